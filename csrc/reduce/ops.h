@@ -1,0 +1,37 @@
+// THE op table. A new op is one row and one overload of combine().
+// Integers wrap modulo 2^bits. min and max propagate NaN. avg is a sum whose last step (kFinal)
+// divides by the number of ranks; for integers the quotient is truncated toward zero.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace pycoll {
+
+#define PYCOLL_FOR_EACH_OP(X) \
+  X(kSum, "sum")              \
+  X(kProd, "prod")            \
+  X(kMin, "min")              \
+  X(kMax, "max")              \
+  X(kAvg, "avg")
+
+enum class Op : uint8_t {
+#define X(id, name) id,
+  PYCOLL_FOR_EACH_OP(X)
+#undef X
+};
+
+#define X(id, name) +1
+inline constexpr int kNumOps = 0 PYCOLL_FOR_EACH_OP(X);
+#undef X
+
+inline constexpr std::string_view op_name(Op op) {
+  constexpr std::string_view names[] = {
+#define X(id, name) name,
+      PYCOLL_FOR_EACH_OP(X)
+#undef X
+  };
+  return names[static_cast<size_t>(op)];
+}
+
+}  // namespace pycoll

@@ -1,0 +1,38 @@
+// reduce_copy: the arithmetic of the one instruction. dsts <- reduce(srcs), in one pass over memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "reduce/dtypes.h"
+#include "reduce/ops.h"
+
+namespace pycoll {
+
+/// Operands of one call. Sources are combined left to right in their order here (the caller gives
+/// absolute rank order): ((s0 . s1) . s2) ..., 16-bit floats in f32 with one rounding at the end.
+/// A destination may be the same memory as a source (exactly, not shifted); no other overlap.
+/// Nothing needs to be aligned.
+struct ReduceCopyArgs {
+  const void* const* srcs;
+  int num_srcs;  // >= 1; with 1 it is a copy (or a division, with divisor > 1)
+  void* const* dsts;
+  int num_dsts;      // >= 1
+  size_t count;      // elements
+  int64_t divisor;   // 1: none. Else the results are divided by it before the rounding (avg, final step)
+  bool streaming;    // dsts[0] is large and will not be read soon: non-temporal stores allowed there
+};
+
+using ReduceCopyFn = void (*)(const ReduceCopyArgs& args);
+
+/// The function for this dtype and op on this CPU, chosen once (AVX-512, AVX2, generic).
+/// PYCOLL_ISA=generic|avx2|avx512 in the environment lowers the choice.
+ReduceCopyFn reduce_copy_fn(DType dtype, Op op);
+
+/// Name of the instruction set in use: "avx512", "avx2" or "generic".
+const char* reduce_copy_isa();
+
+/// dst <- src for any bytes, with the same kernels (streaming as above).
+void copy_bytes(void* dst, const void* src, size_t nbytes, bool streaming);
+
+}  // namespace pycoll

@@ -1,0 +1,18 @@
+// Schedules and programs as stable text, as SQLite's EXPLAIN does for its instruction set.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "schedule/schedule.h"
+#include "schedule/step.h"
+
+namespace pycoll {
+
+/// One line: `send chunk 1 -> rank 2`, `recv-reduce-send chunk 0: rank 3, self -> rank 1`.
+std::string explain_step(const Program& program, const Step& step);
+
+/// The whole program of every rank; the format is kept by golden files.
+std::string explain(const Schedule& schedule, const std::vector<Program>& programs);
+
+}  // namespace pycoll

@@ -1,0 +1,23 @@
+// Lowering: the moves of the world become each rank's program.
+//
+// Moves of one round with the same destination chunks become one step with fan-in; moves of one
+// round with the same source chunks become one step with fan-out (or one multicast slot); a
+// receive and the send that passes its result on are fused when that keeps every link's order.
+#pragma once
+
+#include <vector>
+
+#include "schedule/schedule.h"
+#include "schedule/step.h"
+
+namespace pycoll {
+
+struct LowerOptions {
+  bool fuse = true;       // join a receive with the send that passes its result on
+  bool multicast = true;  // the transport has one-slot-many-readers links
+};
+
+/// One program per rank. Raises UsageError when a rank would have more than kMaxPeers peers.
+std::vector<Program> lower(const Schedule& schedule, const LowerOptions& options = {});
+
+}  // namespace pycoll

@@ -1,0 +1,52 @@
+// The one instruction, dsts <- reduce(srcs), and a rank's program made of it.
+//
+// A step waits until every source link has a full slot and every destination link a free one,
+// combines the sources in absolute rank order (its own rank's chunks stand at its own rank's
+// place), writes every destination, and posts. A program holds no byte sizes and no pointers.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "schedule/move.h"
+
+namespace pycoll {
+
+enum StepFlags : uint8_t {
+  kReadLocal = 1,      // the local chunks are a source
+  kWriteLocal = 2,     // the local chunks are a destination
+  kFinal = 4,          // completes the reduction of these chunks: apply the op's last factor (avg)
+  kMulticastSrc = 8,   // the source links are the peers' multicast rings
+  kMulticastDst = 16,  // write the own multicast ring once; all other ranks read it
+};
+
+/// Most peers that one rank's program may talk to: they are the bits of a 64-bit mask.
+inline constexpr int kMaxPeers = 64;
+
+struct Step {
+  uint64_t src_peers = 0;  // bit i: read the next slot of the link from peers[i]
+  uint64_t dst_peers = 0;  // bit i: write the next slot of the link to peers[i]
+  int32_t first_chunk = 0;
+  int32_t num_chunks = 1;
+  int32_t round = 0;  // of the schedule, for pictures and messages
+  uint8_t flags = 0;
+  uint8_t reserved[3] = {0, 0, 0};
+
+  friend bool operator==(const Step&, const Step&) = default;
+  ChunkRange chunks() const { return {first_chunk, num_chunks}; }
+  bool has(StepFlags flag) const { return (flags & flag) != 0; }
+};
+static_assert(sizeof(Step) == 32);
+
+/// What one rank does, in order, for one tile of the message.
+struct Program {
+  int32_t rank = 0;
+  int32_t num_ranks = 1;
+  int32_t num_chunks = 1;      // a tile is split into so many chunks
+  int32_t max_range = 1;       // longest chunk range of any step of any rank: what a slot must hold
+  std::vector<int32_t> peers;  // ascending absolute ranks; the bits of the masks
+  int32_t self_position = 0;   // number of peers below `rank`: the place of local chunks in the order
+  std::vector<Step> steps;
+};
+
+}  // namespace pycoll
