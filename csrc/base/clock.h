@@ -15,18 +15,29 @@ inline int64_t now_ns() {
 /// A point in time after which waiting is an error.
 class Deadline {
  public:
-  static Deadline after_s(double timeout_s) {
-    return Deadline(now_ns() + static_cast<int64_t>(timeout_s * 1e9), timeout_s);
+  /// Called now and then by who waits, to let a signal (Ctrl-C) in: throws if waiting shall end.
+  using Interrupt = void (*)();
+
+  static Deadline after_s(double timeout_s, Interrupt interrupt = nullptr) {
+    return Deadline(now_ns() + static_cast<int64_t>(timeout_s * 1e9), timeout_s, interrupt);
   }
   bool expired() const { return now_ns() >= at_ns_; }
   int64_t remaining_ns() const { return at_ns_ - now_ns(); }
   /// The timeout this deadline was made from, for messages.
   double timeout_s() const { return timeout_s_; }
+  /// A deadline with the same timeout that starts now.
+  Deadline restarted() const { return after_s(timeout_s_, interrupt_); }
+  /// Throws if a signal asks to stop waiting.
+  void check_interrupt() const {
+    if (interrupt_ != nullptr) interrupt_();
+  }
 
  private:
-  Deadline(int64_t at_ns, double timeout_s) : at_ns_(at_ns), timeout_s_(timeout_s) {}
+  Deadline(int64_t at_ns, double timeout_s, Interrupt interrupt)
+      : at_ns_(at_ns), timeout_s_(timeout_s), interrupt_(interrupt) {}
   int64_t at_ns_;
   double timeout_s_;
+  Interrupt interrupt_;
 };
 
 }  // namespace pycoll

@@ -4,25 +4,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 namespace pycoll {
 
-/// 16-bit floats as their bits; converted to f32 to be combined, rounded to nearest even after.
-struct Half {
-  uint16_t bits;
-};
-struct BFloat16 {
-  uint16_t bits;
-};
-
-#define PYCOLL_FOR_EACH_DTYPE(X)        \
-  X(kF32, "f32", float, float)          \
-  X(kF64, "f64", double, double)        \
-  X(kF16, "f16", Half, float)           \
-  X(kBF16, "bf16", BFloat16, float)     \
-  X(kI32, "i32", int32_t, int32_t)      \
-  X(kI64, "i64", int64_t, int64_t)      \
+// 16-bit floats are stored as their bits: element.h converts them to f32 and rounds them back.
+#define PYCOLL_FOR_EACH_DTYPE(X)    \
+  X(kF32, "f32", float, float)      \
+  X(kF64, "f64", double, double)    \
+  X(kF16, "f16", uint16_t, float)   \
+  X(kBF16, "bf16", uint16_t, float) \
+  X(kI32, "i32", int32_t, int32_t)  \
+  X(kI64, "i64", int64_t, int64_t)  \
   X(kU8, "u8", uint8_t, uint8_t)
 
 enum class DType : uint8_t {
@@ -51,6 +45,14 @@ inline constexpr std::string_view dtype_name(DType dtype) {
 #undef X
   };
   return names[static_cast<size_t>(dtype)];
+}
+
+/// The dtype of this name, or nothing.
+inline constexpr std::optional<DType> find_dtype(std::string_view name) {
+  for (int d = 0; d < kNumDTypes; ++d) {
+    if (dtype_name(static_cast<DType>(d)) == name) return static_cast<DType>(d);
+  }
+  return std::nullopt;
 }
 
 }  // namespace pycoll

@@ -1,9 +1,11 @@
-// THE op table. A new op is one row and one overload of combine().
-// Integers wrap modulo 2^bits. min and max propagate NaN. avg is a sum whose last step (kFinal)
-// divides by the number of ranks; for integers the quotient is truncated toward zero.
+// THE op table. A new op is one row and one Combine in element.h.
+// Integers wrap modulo 2^bits. min and max propagate NaN and order -0 below +0. avg is a sum whose
+// last step (kFinal) divides by the number of ranks; for integers the quotient is truncated toward
+// zero. A float result that is NaN is the canonical quiet NaN.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 namespace pycoll {
@@ -32,6 +34,14 @@ inline constexpr std::string_view op_name(Op op) {
 #undef X
   };
   return names[static_cast<size_t>(op)];
+}
+
+/// The op of this name, or nothing.
+inline constexpr std::optional<Op> find_op(std::string_view name) {
+  for (int o = 0; o < kNumOps; ++o) {
+    if (op_name(static_cast<Op>(o)) == name) return static_cast<Op>(o);
+  }
+  return std::nullopt;
 }
 
 }  // namespace pycoll

@@ -1,4 +1,5 @@
-// reduce_copy: the arithmetic of the one instruction. dsts <- reduce(srcs), in one pass over memory.
+// reduce_copy: the arithmetic of the one instruction. dsts <- reduce(srcs), in one pass over
+// memory.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +18,11 @@ struct ReduceCopyArgs {
   const void* const* srcs;
   int num_srcs;  // >= 1; with 1 it is a copy (or a division, with divisor > 1)
   void* const* dsts;
-  int num_dsts;      // >= 1
-  size_t count;      // elements
-  int64_t divisor;   // 1: none. Else the results are divided by it before the rounding (avg, final step)
-  bool streaming;    // dsts[0] is large and will not be read soon: non-temporal stores allowed there
+  int num_dsts;  // >= 1
+  size_t count;  // elements
+  int64_t
+      divisor;  // 1: none. Else the results are divided by it before the rounding (avg, final step)
+  bool streaming;  // dsts[0] is large and will not be read soon: non-temporal stores allowed there
 };
 
 using ReduceCopyFn = void (*)(const ReduceCopyArgs& args);

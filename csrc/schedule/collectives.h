@@ -8,7 +8,7 @@
 
 namespace pycoll {
 
-enum class Collective : uint8_t { kAllReduce, kBroadcast };
+enum class Collective : uint8_t { kAllReduce, kBroadcast, kBarrier };
 
 /// Where a chunk stands in the world: which rank, which chunk, of how many, with which root.
 struct ChunkAt {

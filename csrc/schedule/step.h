@@ -18,6 +18,7 @@ enum StepFlags : uint8_t {
   kFinal = 4,          // completes the reduction of these chunks: apply the op's last factor (avg)
   kMulticastSrc = 8,   // the source links are the peers' multicast rings
   kMulticastDst = 16,  // write the own multicast ring once; all other ranks read it
+  kReadInput = 32,     // the local source is still the caller's input, not the output (plan.h)
 };
 
 /// Most peers that one rank's program may talk to: they are the bits of a 64-bit mask.

@@ -1,0 +1,146 @@
+"""A job: all ranks of one library, started once, asleep except in their turns."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from peers import Library, PeerError
+
+START_TIMEOUT_S = 60.0
+TURN_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 5.0
+
+
+class Job:
+    """The running ranks of one library, each at the other end of a control connection.
+
+    The connections are Unix sockets with an abstract name: nothing is left on disk. A rank that
+    loses its connection ends, so that killing the driver ends every job.
+    """
+
+    def __init__(self, library: Library, n: int, bench_dir: Path) -> None:
+        self.library, self.n = library, n
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._streams: list[Any] = []
+        self._output = tempfile.TemporaryFile()
+        address = f"pycoll-compare-{secrets.token_hex(8)}"
+        server = socket.socket(socket.AF_UNIX)
+        server.bind("\0" + address)
+        server.listen(n)
+        try:
+            for command, settings in library.commands(n, bench_dir, address):
+                self._processes.append(
+                    subprocess.Popen(
+                        command,
+                        env=os.environ | settings,
+                        stdin=subprocess.DEVNULL,
+                        stdout=self._output,
+                        stderr=self._output,
+                        start_new_session=True,  # Ctrl-C reaches the driver alone, which cleans up.
+                    )
+                )
+            self.hello = self._accept(server)
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            server.close()
+
+    def _accept(self, server: socket.socket) -> list[dict[str, Any]]:
+        """Waits for all ranks and checks that each is a rank of the right library and world."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        server.settimeout(0.1)
+        while len(self._streams) < self.n:
+            with suppress(TimeoutError):
+                connection = server.accept()[0]
+                connection.settimeout(TURN_TIMEOUT_S)
+                self._streams.append(connection.makefile("rw", encoding="utf-8"))
+            if any(process.poll() is not None for process in self._processes):
+                raise self._error("a process ended before all ranks had started")
+            if time.monotonic() > deadline:
+                raise self._error(
+                    f"{len(self._streams)} of {self.n} ranks after {START_TIMEOUT_S} s"
+                )
+        hello = [self._receive(stream) for stream in self._streams]
+        if sorted(rank["rank"] for rank in hello) != list(range(self.n)):
+            raise self._error(f"expected ranks 0..{self.n - 1}, got {[r['rank'] for r in hello]}")
+        for rank in hello:
+            if not rank["version"].startswith(self.library.version_marker):
+                raise self._error(
+                    f"wrong library: expected {self.library.version_marker!r}, got {rank['version']!r}"
+                )
+        return hello
+
+    def _error(self, what: str) -> PeerError:
+        """The error to raise, with the end of what the ranks printed."""
+        time.sleep(0.2)  # A rank that has just failed may still be printing why.
+        self._output.seek(0)
+        printed = self._output.read().decode(errors="replace").strip()[-3000:]
+        return PeerError(f"{self.library.name}, {self.n} ranks: {what}\n{printed}")
+
+    def _receive(self, stream: Any) -> dict[str, Any]:
+        try:
+            line = stream.readline()
+        except OSError as error:
+            raise self._error(f"no answer in {TURN_TIMEOUT_S} s ({error})") from error
+        if not line:
+            raise self._error("a rank ended without an answer")
+        return json.loads(line)
+
+    def _ask(self, **request: Any) -> list[dict[str, Any]]:
+        """Sends one request to every rank and returns their answers."""
+        try:
+            for stream in self._streams:
+                stream.write(json.dumps(request) + "\n")
+                stream.flush()
+        except OSError as error:
+            raise self._error(f"a rank is gone ({error})") from error
+        return [self._receive(stream) for stream in self._streams]
+
+    def check(self, nbytes: int) -> None:
+        """Compares one all_reduce of nbytes with the exact sum, on every rank.
+
+        Raises:
+            PeerError: A rank got a wrong element, or is gone.
+        """
+        for answer in self._ask(do="check", nbytes=nbytes):
+            if answer["wrong"]:
+                raise self._error(f"wrong sum of {nbytes} bytes: {answer['wrong']}")
+
+    def measure(self, nbytes: int, warmup: int, samples: int, block: int) -> list[float]:
+        """Times samples blocks of calls; returns us per call of the slowest rank, per block."""
+        answers = self._ask(do="time", nbytes=nbytes, warmup=warmup, samples=samples, block=block)
+        by_block = zip(*(answer["block_ns"] for answer in answers), strict=True)
+        return [max(ranks_ns) / block / 1e3 for ranks_ns in by_block]
+
+    def stop(self) -> None:
+        """Ends all processes: first by closing the connections, then by signals."""
+        for stream in self._streams:
+            with suppress(OSError):
+                stream.close()
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        ranks = [rank["pid"] for rank in getattr(self, "hello", [])]
+        for process in self._processes:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(1.0)
+                for pid in (-process.pid, *ranks):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                process.wait()
+        self._output.close()

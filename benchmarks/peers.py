@@ -1,0 +1,145 @@
+"""The libraries that compare.py measures: what to install, how to start n ranks, what was set.
+
+Each peer gets a throw-away environment of its own, so that none finds another's shared libraries.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+WORKER = Path(__file__).with_name("worker.py")
+NUM_CORES = len(os.sched_getaffinity(0))
+
+
+class PeerError(RuntimeError):
+    """A peer that cannot be installed or started; the run goes on without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """One library under test.
+
+    Attributes:
+        name: Key on the command line and in the JSON.
+        adapter: Class of worker.py that calls it.
+        packages: What pip installs into its environment; empty for pycoll, which is already here.
+        version_marker: What its version string must start with, or it is not the right library.
+        launcher: Arguments of its mpiexec for n ranks; None where ranks are plain processes.
+        environment: Settings by environment variable, for n ranks.
+        pin: Whether each rank pins itself; False where the launcher does it, or it is slower.
+    """
+
+    name: str
+    adapter: str
+    packages: tuple[str, ...]
+    version_marker: str
+    launcher: Callable[[int], list[str]] | None = None
+    environment: Callable[[int], dict[str, str]] = field(default=lambda n: {})
+    pin: Callable[[int], bool] = field(default=lambda n: False)
+
+    def prefix(self, bench_dir: Path) -> Path:
+        """Where its environment is."""
+        return bench_dir / self.name if self.packages else Path(sys.prefix)
+
+    def commands(self, n: int, bench_dir: Path, address: str) -> list[tuple[list[str], dict]]:
+        """Command lines, each with the variables to add, that start n ranks."""
+        bin_dir = self.prefix(bench_dir) / "bin"
+        pinned = "pin" if self.pin(n) else "free"
+        # -I keeps this folder's modules from hiding the library's own.
+        worker = [str(bin_dir / "python"), "-I", str(WORKER), self.adapter, address, pinned]
+        settings = self.environment(n)
+        if self.launcher:
+            return [([str(bin_dir / "mpiexec"), *self.launcher(n), *worker], settings)]
+        meeting = {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        return [(worker, settings | meeting | {"RANK": str(rank)}) for rank in range(n)]
+
+    def settings(self, n: int) -> dict[str, object]:
+        """What was set for n ranks, for the record."""
+        launcher = " ".join(self.launcher(n)) if self.launcher else "one process per rank"
+        return {
+            "launcher": launcher,
+            "environment": self.environment(n),
+            "pinned_by_worker": self.pin(n),
+        }
+
+
+def free_port() -> str:
+    """A TCP port of this host that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
+def single_threaded(n: int) -> dict[str, str]:
+    """One thread calls MPI; with mpi4py's default, MPI_THREAD_MULTIPLE, it would take locks."""
+    return {"MPI4PY_RC_THREAD_LEVEL": "single"}
+
+
+def mpich_environment(n: int) -> dict[str, str]:
+    """MPICH yields while it waits only with MPI_THREAD_MULTIPLE: a must if ranks share a core."""
+    return single_threaded(n) if n <= NUM_CORES else {"MPI4PY_RC_THREAD_LEVEL": "multiple"}
+
+
+def openmpi_launcher(n: int) -> list[str]:
+    """More ranks than cores must be asked for; Open MPI then yields while it waits."""
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    crowd = ["--oversubscribe"] if n > NUM_CORES else ["--bind-to", "core"]
+    return [*root, *crowd, "-n", str(n)]
+
+
+LIBRARIES = {
+    library.name: library
+    for library in (
+        Library("pycoll", "pycoll", (), "pycoll", pin=lambda n: True),
+        Library(
+            "openmpi",
+            "mpi",
+            ("openmpi>=5,<6", "mpi4py>=4.1,<5", "numpy"),
+            "Open MPI v5",
+            launcher=openmpi_launcher,
+            environment=single_threaded,
+        ),
+        Library(
+            "mpich",
+            "mpi",
+            ("mpich>=5,<6", "mpi4py>=4.1,<5", "numpy"),
+            "MPICH Version:      5",
+            launcher=lambda n: ["-bind-to", "core", "-n", str(n)],
+            environment=mpich_environment,
+        ),
+        Library(
+            "impi",
+            "mpi",
+            ("impi-rt", "mpi4py>=4.1,<5", "numpy"),
+            "Intel(R) MPI Library",
+            launcher=lambda n: ["-n", str(n)],
+            environment=lambda n: single_threaded(n) | {"I_MPI_FABRICS": "shm"},
+        ),
+        Library("gloo", "gloo", ("torch==2.13.0", "numpy"), "gloo"),
+    )
+}
+
+
+def install(library: Library, bench_dir: Path) -> None:
+    """Makes the library's environment, unless it is there already.
+
+    Raises:
+        PeerError: pip failed; the message holds the end of its output.
+    """
+    prefix = library.prefix(bench_dir)
+    receipt = prefix / "installed.txt"
+    wanted = "\n".join(library.packages)
+    if receipt.exists() and receipt.read_text() == wanted:
+        return
+    venv.create(prefix, clear=True, with_pip=True)
+    pip = [str(prefix / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-input"]
+    done = subprocess.run([*pip, *library.packages], capture_output=True, text=True)
+    if done.returncode:
+        raise PeerError(f"pip install {' '.join(library.packages)} failed:\n{done.stderr[-2000:]}")
+    receipt.write_text(wanted)

@@ -1,0 +1,20 @@
+// Naive ring: the whole message travels round the ring to be reduced, and round again as result.
+//
+// Cost: 2(n-1)(alpha + beta N) + (n-1) gamma N. One rank works at a time; it is what the chunked
+// ring is compared with.
+// Source: folklore; analysed as the starting point of Patarasuk & Yuan, JPDC 69 (2009).
+#include "algorithms/registry.h"
+
+namespace pycoll {
+
+Schedule ring_naive_all_reduce(int num_ranks, int root) {
+  const int n = num_ranks;
+  ScheduleBuilder builder(Collective::kAllReduce, "ring_naive", n, /*num_chunks=*/1, root);
+  for (int round = 0; round < n - 1; ++round) {
+    builder.reduce(round, {0}, round, round + 1);
+    builder.copy(n - 1 + round, {0}, (n - 1 + round) % n, round);
+  }
+  return builder.build();
+}
+
+}  // namespace pycoll

@@ -1,0 +1,173 @@
+#include "bindings/array.h"
+
+#include <pybind11/numpy.h>
+
+#include <string>
+
+#include "base/error.h"
+#include "bindings/dlpack.h"
+
+namespace pycoll {
+namespace py = pybind11;
+
+namespace {
+
+enum class Kind : char { kFloat = 'f', kBrainFloat = 'b', kInt = 'i', kUInt = 'u', kOther = '?' };
+
+struct DTypeRow {
+  DType dtype;
+  Kind kind;
+  size_t size;
+};
+
+// How array libraries describe each dtype.
+constexpr DTypeRow kRows[] = {
+    {DType::kF32, Kind::kFloat, 4}, {DType::kF64, Kind::kFloat, 8},
+    {DType::kF16, Kind::kFloat, 2}, {DType::kBF16, Kind::kBrainFloat, 2},
+    {DType::kI32, Kind::kInt, 4},   {DType::kI64, Kind::kInt, 8},
+    {DType::kU8, Kind::kUInt, 1},
+};
+static_assert(sizeof(kRows) / sizeof(kRows[0]) == kNumDTypes);
+
+DType find_dtype(Kind kind, size_t size, const char* what, const std::string& spelled) {
+  std::string known;
+  for (const DTypeRow& row : kRows) {
+    if (row.kind == kind && row.size == size) return row.dtype;
+    known += (known.empty() ? "" : ", ") + std::string(dtype_name(row.dtype));
+  }
+  throw UsageError(std::string(what) + " has dtype " + spelled + ", which pycoll cannot reduce: expected one of " +
+                   known);
+}
+
+Kind kind_of_format(char format) {
+  switch (format) {
+    case 'e':
+    case 'f':
+    case 'd':
+      return Kind::kFloat;
+    case 'b':
+    case 'h':
+    case 'i':
+    case 'l':
+    case 'q':
+    case 'n':
+      return Kind::kInt;
+    case 'B':
+    case 'H':
+    case 'I':
+    case 'L':
+    case 'Q':
+    case 'N':
+      return Kind::kUInt;
+    default:
+      return Kind::kOther;
+  }
+}
+
+[[noreturn]] void refuse(const char* what, const std::string& why) {
+  throw UsageError(std::string(what) + " " + why);
+}
+
+constexpr const char* kNotContiguous =
+    "is not contiguous: pass a contiguous copy (numpy.ascontiguousarray(x), x.contiguous())";
+constexpr const char* kReadOnly = "is read-only: pass a writable array, or a result array as out=";
+
+}  // namespace
+
+ArrayView::ArrayView(PyObject* object, const char* what, bool writable) {
+  if (view_numpy(object, what, writable) || view_buffer(object, what, writable) ||
+      view_dlpack(object, what, writable)) {
+    return;
+  }
+  refuse(what, "is a " + std::string(Py_TYPE(object)->tp_name) +
+                   ": expected an array with the buffer protocol or DLPack (NumPy, torch, ...)");
+}
+
+void ArrayView::Release::operator()(Py_buffer* buffer) const {
+  PyBuffer_Release(buffer);
+  delete buffer;
+}
+
+void ArrayView::Release::operator()(DLManagedTensor* tensor) const {
+  if (tensor->deleter != nullptr) tensor->deleter(tensor);
+}
+
+void ArrayView::set_shape(const char* what, int num_dims_in, const int64_t* dims) {
+  if (num_dims_in > 64) refuse(what, "has more than 64 dimensions");
+  // Records keep six dimensions; the rest are folded into the sixth.
+  num_dims = num_dims_in < 6 ? num_dims_in : 6;
+  for (int i = 0; i < num_dims_in; ++i) {
+    count *= dims[i];
+    if (i < 6) {
+      shape[i] = dims[i];
+    } else {
+      shape[5] *= dims[i];
+    }
+  }
+}
+
+bool ArrayView::view_numpy(PyObject* object, const char* what, bool writable) {
+  const py::handle handle(object);
+  if (!py::isinstance<py::array>(handle)) return false;
+  const auto array = py::reinterpret_borrow<py::array>(handle);
+  const py::dtype descr = array.dtype();
+  const char kind = descr.kind();
+  if (descr.byteorder() == '>') refuse(what, "is big-endian: pass a copy in native byte order");
+  dtype = find_dtype(kind == 'f' || kind == 'i' || kind == 'u' ? static_cast<Kind>(kind) : Kind::kOther,
+                     static_cast<size_t>(descr.itemsize()), what, py::str(descr).cast<std::string>());
+  if ((array.flags() & py::array::c_style) == 0) refuse(what, kNotContiguous);
+  if (writable && !array.writeable()) refuse(what, kReadOnly);
+  data = const_cast<void*>(array.data());
+  set_shape(what, static_cast<int>(array.ndim()), reinterpret_cast<const int64_t*>(array.shape()));
+  return true;
+}
+
+bool ArrayView::view_buffer(PyObject* object, const char* what, bool writable) {
+  if (!PyObject_CheckBuffer(object)) return false;
+  auto view = std::make_unique<Py_buffer>();
+  if (PyObject_GetBuffer(object, view.get(), PyBUF_FORMAT | PyBUF_STRIDES) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  buffer_.reset(view.release());
+  if (!PyBuffer_IsContiguous(buffer_.get(), 'C')) refuse(what, kNotContiguous);
+  if (writable && buffer_->readonly != 0) refuse(what, kReadOnly);
+  const std::string format = buffer_->format == nullptr ? "B" : buffer_->format;
+  const bool native = format.size() == 1 || (format.size() == 2 && (format[0] == '@' || format[0] == '=' || format[0] == '<'));
+  dtype = find_dtype(native ? kind_of_format(format.back()) : Kind::kOther,
+                     static_cast<size_t>(buffer_->itemsize), what, "'" + format + "'");
+  data = buffer_->buf;
+  set_shape(what, buffer_->ndim, reinterpret_cast<const int64_t*>(buffer_->shape));
+  return true;
+}
+
+bool ArrayView::view_dlpack(PyObject* object, const char* what, bool writable) {
+  const py::handle handle(object);
+  if (!py::hasattr(handle, "__dlpack__")) return false;
+  const auto device = handle.attr("__dlpack_device__")().cast<std::pair<int, int>>();
+  if (device.first != 1 && device.first != 3) {
+    refuse(what, "is not in host memory: this build of pycoll reduces host arrays only");
+  }
+  const py::object capsule = handle.attr("__dlpack__")();
+  auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
+  if (managed == nullptr) throw py::error_already_set();
+  PyCapsule_SetName(capsule.ptr(), "used_dltensor");
+  dlpack_.reset(managed);
+  (void)writable;  // the unversioned exchange cannot say that memory is read-only
+  const DLTensor& tensor = managed->dl_tensor;
+  int64_t expected = 1;
+  for (int i = tensor.ndim - 1; i >= 0 && tensor.strides != nullptr; --i) {
+    if (tensor.shape[i] > 1 && tensor.strides[i] != expected) refuse(what, kNotContiguous);
+    expected *= tensor.shape[i];
+  }
+  const Kind kinds[] = {Kind::kInt, Kind::kUInt, Kind::kFloat, Kind::kOther, Kind::kBrainFloat};
+  dtype = find_dtype(tensor.dtype.code < 5 && tensor.dtype.lanes == 1 ? kinds[tensor.dtype.code] : Kind::kOther,
+                     tensor.dtype.bits / 8u, what,
+                     "with DLPack code " + std::to_string(tensor.dtype.code) + ", " +
+                         std::to_string(tensor.dtype.bits) + " bits");
+  data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
+  set_shape(what, tensor.ndim, tensor.shape);
+  return true;
+}
+
+}  // namespace pycoll

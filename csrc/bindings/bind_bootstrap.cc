@@ -1,0 +1,146 @@
+// The submodule `pycoll._core.bootstrap`: how ranks find each other. Every call releases the GIL.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "bindings/bind.h"
+#include "bindings/interrupt.h"
+#include "bootstrap/local_group.h"
+#include "bootstrap/process_info.h"
+#include "bootstrap/rendezvous.h"
+#include "bootstrap/tcp_store.h"
+#include "bootstrap/tcp_store_server.h"
+
+namespace pycoll {
+namespace {
+
+namespace py = pybind11;
+using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+
+py::bytes get(Store& store, const std::string& key, double timeout_s) {
+  std::string value;
+  {
+    const py::gil_scoped_release release;
+    value = store.get(key, interruptible_deadline(timeout_s));
+  }
+  return py::bytes(value);
+}
+
+void bind_store(py::module_& m) {
+  py::class_<TcpStore>(m, "TcpStore", "A store on rank 0's TcpStoreServer.")
+      .def(py::init([](const std::string& address, int port, const std::string& token, int rank,
+                       double timeout_s) {
+             return std::make_unique<TcpStore>(address, port, token, rank,
+                                               interruptible_deadline(timeout_s));
+           }),
+           py::arg("address"), py::arg("port"), py::arg("token"), py::arg("rank"),
+           py::arg("timeout_s"), ReleaseGil())
+      .def("set", &TcpStore::set, py::arg("key"), py::arg("value"), ReleaseGil())
+      .def(
+          "get",
+          [](TcpStore& self, const std::string& key, double timeout_s) {
+            return get(self, key, timeout_s);
+          },
+          py::arg("key"), py::arg("timeout_s"))
+      .def("add", &TcpStore::add, py::arg("key"), py::arg("delta"), ReleaseGil());
+
+  py::class_<TcpStoreServer>(m, "TcpStoreServer", "Serves the stores of a session on one thread.")
+      .def(py::init<const std::string&, int, std::string>(), py::arg("address"), py::arg("port"),
+           py::arg("token"), ReleaseGil())
+      .def_property_readonly("port", &TcpStoreServer::port)
+      .def("stop", &TcpStoreServer::stop, py::arg("linger_s") = 0.0, ReleaseGil());
+}
+
+void bind_local_group(py::module_& m) {
+  py::class_<LocalGroup>(m, "LocalGroup", "Shared memory and the processes of a host's ranks.")
+      .def_property_readonly("memory_fd", [](const LocalGroup& self) { return self.memory.get(); })
+      .def_property_readonly("pidfds",
+                             [](const LocalGroup& self) {
+                               std::vector<int> fds;
+                               for (const Fd& pidfd : self.pidfds) fds.push_back(pidfd.get());
+                               return fds;
+                             })
+      .def_readonly("pids", &LocalGroup::pids)
+      .def("close", [](LocalGroup& self) { self = LocalGroup(); });
+
+  m.def(
+      "form_local_group",
+      [](const std::string& name, int rank, int num_ranks, size_t shared_bytes,
+         const std::string& token, double timeout_s) {
+        return form_local_group(name, rank, num_ranks, shared_bytes, token,
+                                interruptible_deadline(timeout_s));
+      },
+      py::arg("name"), py::arg("rank"), py::arg("num_ranks"), py::arg("shared_bytes"),
+      py::arg("token"), py::arg("timeout_s"), ReleaseGil());
+}
+
+Store& open_store(Session& session) {
+  if (!session.store) throw UsageError("the session is closed");
+  return *session.store;
+}
+
+void bind_session(py::module_& m) {
+  py::class_<LaunchEnv>(m, "LaunchEnv", "Who this process is among the ranks.")
+      .def(py::init([](int rank, int num_ranks, std::string master_addr, int master_port,
+                       std::string token) {
+             return LaunchEnv{rank, num_ranks, std::move(master_addr), master_port,
+                              std::move(token)};
+           }),
+           py::arg("rank"), py::arg("num_ranks"), py::arg("master_addr"), py::arg("master_port"),
+           py::arg("token"))
+      .def_readonly("rank", &LaunchEnv::rank)
+      .def_readonly("num_ranks", &LaunchEnv::num_ranks)
+      .def_readonly("master_addr", &LaunchEnv::master_addr)
+      .def_readonly("master_port", &LaunchEnv::master_port)
+      .def_readonly("token", &LaunchEnv::token);
+  m.def("read_launch_env", &read_launch_env);
+
+  py::class_<Session>(m, "Session", "The ranks that have found each other, and their store.")
+      .def_readonly("rank", &Session::rank)
+      .def_readonly("num_ranks", &Session::num_ranks)
+      .def_readonly("token", &Session::token)
+      .def_readonly("name", &Session::name)
+      .def(
+          "set",
+          [](Session& self, const std::string& key, const std::string& value) {
+            open_store(self).set(key, value);
+          },
+          py::arg("key"), py::arg("value"), ReleaseGil())
+      .def(
+          "get",
+          [](Session& self, const std::string& key, double timeout_s) {
+            return get(open_store(self), key, timeout_s);
+          },
+          py::arg("key"), py::arg("timeout_s"))
+      .def(
+          "close",
+          [](Session& self) {
+            self.store.reset();
+            self.server.reset();
+          },
+          ReleaseGil());
+  m.def(
+      "join",
+      [](const LaunchEnv& env, double timeout_s) {
+        return join(env, interruptible_deadline(timeout_s));
+      },
+      py::arg("env"), py::arg("timeout_s"), ReleaseGil());
+}
+
+}  // namespace
+
+void bind_bootstrap(py::module_& m) {
+  py::module_ bootstrap = m.def_submodule("bootstrap", "How ranks find each other.");
+  bind_store(bootstrap);
+  bind_local_group(bootstrap);
+  bind_session(bootstrap);
+  bootstrap.def("process_ended", &process_ended, py::arg("pidfd"));
+  bootstrap.def("exit_signal", &exit_signal, py::arg("pidfd"));
+  bootstrap.def("host_id", &host_id);
+}
+
+}  // namespace pycoll

@@ -1,0 +1,54 @@
+#include "bindings/errors.h"
+
+#include "base/error.h"
+
+namespace pycoll {
+namespace py = pybind11;
+
+namespace {
+
+void set_error(const char* name, const std::exception& error) {
+  const py::object type = py::module_::import("pycoll.errors").attr(name);
+  PyErr_SetString(type.ptr(), error.what());
+}
+
+}  // namespace
+
+void set_python_error(std::exception_ptr error) {
+  try {
+    std::rethrow_exception(std::move(error));
+  } catch (const PeerDiedError& e) {
+    const py::object type = py::module_::import("pycoll.errors").attr("PeerDiedError");
+    const py::object value = type(e.what(), py::arg("rank") = e.rank(), py::arg("signal") = e.signal());
+    PyErr_SetObject(type.ptr(), value.ptr());
+  } catch (const CollectiveMismatchError& e) {
+    set_error("CollectiveMismatchError", e);
+  } catch (const TimeoutError& e) {
+    set_error("TimeoutError", e);
+  } catch (const AbortedError& e) {
+    set_error("AbortedError", e);
+  } catch (const UsageError& e) {
+    set_error("UsageError", e);
+  } catch (const SystemError& e) {
+    set_error("SystemError", e);
+  } catch (const Error& e) {
+    set_error("Error", e);
+  } catch (py::error_already_set& e) {
+    e.restore();
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+  }
+}
+
+void register_errors(py::module_&) {
+  py::register_local_exception_translator([](std::exception_ptr error) {
+    if (!error) return;
+    try {
+      std::rethrow_exception(error);
+    } catch (const Error&) {
+      set_python_error(error);
+    }
+  });
+}
+
+}  // namespace pycoll

@@ -1,0 +1,32 @@
+// The Python module pycoll._core: what each layer binds, in one place.
+#include <pybind11/pybind11.h>
+
+#include "bindings/bind.h"
+#include "bindings/errors.h"
+#include "reduce/reduce_copy.h"
+#include "topology/topology.h"
+
+namespace py = pybind11;
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "pycoll's core: schedules, proofs, transports and the executor";
+  pycoll::register_errors(m);
+  pycoll::bind_schedule(m);
+  pycoll::bind_reduce(m);
+  pycoll::bind_bootstrap(m);
+  pycoll::bind_communicator(m);
+  m.def(
+      "build_info",
+      [] {
+        py::dict facts;
+        facts["compiler"] = PYCOLL_COMPILER;
+        facts["build_type"] = PYCOLL_BUILD_TYPE;
+        facts["isa"] = pycoll::reduce_copy_isa();
+        facts["cores"] = pycoll::num_usable_cores();
+        facts["transports"] = py::make_tuple("local", "shm");
+        facts["cuda"] = false;
+        facts["mpi"] = false;
+        return facts;
+      },
+      "What this build of the core has in it.");
+}

@@ -1,0 +1,31 @@
+// How the ranks of a session find each other: through a store that rank 0 serves.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+#include "bootstrap/launch_env.h"
+#include "bootstrap/store.h"
+#include "bootstrap/tcp_store_server.h"
+
+namespace pycoll {
+
+/// Ends with its owner: after rank 0's Session is gone, the others' store calls raise
+/// PeerDiedError.
+struct Session {
+  int rank = 0;
+  int num_ranks = 1;
+  std::string token;
+  std::string name;  // unique: different for every session that ever was; names local groups
+  // The store is declared after the server, so that it leaves before the server stops.
+  std::unique_ptr<TcpStoreServer> server;  // rank 0 only
+  std::unique_ptr<Store> store;
+};
+
+/// Waits until all ranks have joined. The outcome is the same on every rank that came: a session;
+/// TimeoutError, naming the ranks that did not come before the first deadline to pass; or
+/// UsageError, where ranks disagree about the world size or are not all on one host.
+Session join(const LaunchEnv& env, const Deadline& deadline);
+
+}  // namespace pycoll

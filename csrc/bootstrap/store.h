@@ -1,0 +1,27 @@
+// The key-value store through which ranks find each other: small values, set once, read by many.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/clock.h"
+
+namespace pycoll {
+
+/// Calls on one Store are served one after the other: a rank's threads use one Store each.
+class Store {
+ public:
+  virtual ~Store() = default;
+
+  /// Sets `key` to `value` (any bytes), and wakes whoever waits for it.
+  virtual void set(const std::string& key, const std::string& value) = 0;
+
+  /// Waits until some rank has set `key`. Raises TimeoutError, naming the key, at the deadline.
+  virtual std::string get(const std::string& key, const Deadline& deadline) = 0;
+
+  /// Adds `delta` to the decimal number at `key` (absent: 0) and returns the sum. A `delta` of 0
+  /// asks without waiting. Raises UsageError when the value is not a number.
+  virtual int64_t add(const std::string& key, int64_t delta) = 0;
+};
+
+}  // namespace pycoll

@@ -1,0 +1,30 @@
+#include "bootstrap/token.h"
+
+#include <sys/random.h>
+
+#include "base/error.h"
+
+namespace pycoll {
+
+bool same_token(std::string_view own, std::string_view offered) {
+  // volatile: the compiler may not stop at the first difference.
+  volatile unsigned char difference = own.size() == offered.size() ? 0 : 1;
+  for (size_t i = 0; i < offered.size(); ++i) {
+    const char expected = i < own.size() ? own[i] : '\0';
+    difference = difference | static_cast<unsigned char>(expected ^ offered[i]);
+  }
+  return difference == 0;
+}
+
+std::string random_hex() {
+  unsigned char bytes[16];
+  if (::getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes)) throw_system_error("getrandom");
+  std::string hex;
+  for (const unsigned char byte : bytes) {
+    hex += "0123456789abcdef"[byte >> 4];
+    hex += "0123456789abcdef"[byte & 15];
+  }
+  return hex;
+}
+
+}  // namespace pycoll

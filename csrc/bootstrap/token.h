@@ -1,0 +1,16 @@
+// The session token: who knows it belongs to the session. It keeps other jobs and passers-by out;
+// it travels unencrypted, so it is no defence against someone who reads the network's traffic.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace pycoll {
+
+/// Compares in a time that does not tell where the two differ.
+bool same_token(std::string_view own, std::string_view offered);
+
+/// 128 random bits as 32 hexadecimal digits.
+std::string random_hex();
+
+}  // namespace pycoll

@@ -1,0 +1,195 @@
+#include "comm/communicator.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "executor/describe.h"
+
+namespace pycoll {
+namespace {
+
+// Every so many calls of a plan, one is timed for explain().
+constexpr int64_t kTimedEvery = 16;
+// From this size on, results are written past the caches.
+constexpr int64_t kStreamingBytes = int64_t{64} << 20;
+
+CallRecord record_of(const Call& call, uint64_t sequence) {
+  CallRecord record;
+  record.sequence = sequence;
+  record.collective = static_cast<uint8_t>(call.collective);
+  record.dtype = static_cast<uint8_t>(call.dtype);
+  record.op = static_cast<uint8_t>(call.op);
+  record.num_dims = static_cast<uint8_t>(call.num_dims);
+  record.root = call.root;
+  record.count = call.count;
+  std::copy_n(call.shape, 6, record.shape);
+  call.algorithm.copy(record.algorithm, sizeof(record.algorithm) - 1);
+  return record;
+}
+
+}  // namespace
+
+Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_s)
+    : transport_(std::move(transport)),
+      segment_(transport_->segment()),
+      rank_(transport_->rank()),
+      num_ranks_(transport_->num_ranks()),
+      timeout_s_(timeout_s),
+      planner_(shared_memory_topology(num_ranks_, num_usable_cores()), rank_,
+               segment_.layout().num_slots),
+      waiter_(*transport_),
+      host_(segment_, waiter_, num_ranks_),
+      simple_links_(segment_, rank_, ProtocolKind::kSimple),
+      ll_links_(segment_, rank_, ProtocolKind::kLL) {
+  if (num_ranks_ > kMaxPeers) {
+    throw UsageError("a communicator on one host has at most " + std::to_string(kMaxPeers) +
+                     " ranks, asked for " + std::to_string(num_ranks_));
+  }
+  store_release(segment_.control(rank_).state, 1);
+}
+
+Communicator::~Communicator() { close(); }
+
+void Communicator::close() {
+  if (closed_) return;
+  closed_ = true;
+  store_release(segment_.control(rank_).state, 2);
+  if (progress_ != nullptr && progress_->num_pending() != 0) {
+    segment_.fail({.code = FailureCode::kAborted,
+                   .reporter = static_cast<uint16_t>(rank_),
+                   .culprit = static_cast<uint16_t>(rank_)});
+  }
+  segment_.ring_all_bells();
+  progress_.reset();
+}
+
+void Communicator::check_open() const {
+  if (closed_) throw UsageError("this communicator is closed: make a new one with pycoll.init()");
+}
+
+void Communicator::run(const Call& call) {
+  check_open();
+  if (progress_ != nullptr && progress_->num_pending() != 0) {
+    call.on_slow();
+    Call queued = call;
+    queued.on_slow = {};
+    const auto work = progress_->submit([this, &queued] { execute(queued); });
+    while (!work->wait(1.0)) {
+    }
+    return;
+  }
+  execute(call);
+}
+
+std::shared_ptr<Work> Communicator::start(const Call& call, std::shared_ptr<void> keep_alive) {
+  check_open();
+  if (progress_ == nullptr) progress_ = std::make_unique<ProgressThread>();
+  return progress_->submit(
+      [this, call, algorithm = std::string(call.algorithm), keep = std::move(keep_alive)] {
+        Call own = call;
+        own.algorithm = algorithm;
+        own.on_slow = {};
+        execute(own);
+      });
+}
+
+void Communicator::execute(const Call& call) {
+  std::unique_lock lock(run_mutex_, std::try_to_lock);
+  OnSlow on_slow = call.on_slow;
+  if (!lock.owns_lock()) {
+    on_slow();
+    on_slow = {};
+    lock.lock();
+  }
+  const CallRecord record = record_of(call, ++sequence_);
+  const uint32_t digest = record.digest();
+  segment_.publish(rank_, record);
+  waiter_.begin(sequence_, digest, timeout_s_, on_slow);
+  if (load_acquire(segment_.failure_word()) != 0) waiter_.raise_failure(describe_operation(record));
+
+  const size_t element_size = dtype_size(call.dtype);
+  const int64_t nbytes = call.count * static_cast<int64_t>(element_size);
+  if (num_ranks_ == 1 || nbytes == 0) {
+    if (call.output != call.input) copy_bytes(call.output, call.input, static_cast<size_t>(nbytes), false);
+    return;
+  }
+  PlannedCall& planned = planner_.find(call.collective, nbytes, call.root, call.algorithm);
+  const Program& program = planned.plan.program;
+  const bool timed = planned.num_calls++ % kTimedEvery == kTimedEvery - 1;
+  const int64_t start = timed ? now_ns() : 0;
+
+  HostArithmetic arithmetic;
+  arithmetic.element_size = element_size;
+  arithmetic.reduce_copy = reduce_copy_fn(call.dtype, call.op);
+  arithmetic.divisor = call.op == Op::kAvg ? num_ranks_ : 1;
+  arithmetic.streaming = call.output != call.input && nbytes >= kStreamingBytes;
+
+  Message message;
+  message.input = static_cast<const std::byte*>(call.input);
+  message.output = static_cast<std::byte*>(call.output);
+  message.count = call.count;
+  if (planned.plan.copy_input && call.output != call.input) {
+    copy_bytes(call.output, call.input, static_cast<size_t>(nbytes), false);
+  }
+  bool ok;
+  if (planned.protocol == ProtocolKind::kLL) {
+    host_.begin(ll_links_, arithmetic);
+    message.tile_count = tile_count(
+        program, LowLatency::payload_bytes<HostThread>(ll_links_.slot_bytes), element_size);
+    ok = interpret<LowLatency>(host_, program, message);
+  } else {
+    host_.begin(simple_links_, arithmetic);
+    message.tile_count =
+        tile_count(program, static_cast<int64_t>(simple_links_.slot_bytes), element_size);
+    ok = interpret<Simple>(host_, program, message);
+  }
+  if (!ok) waiter_.raise_failure(describe_operation(record));
+  if (timed) {
+    const double took_s = static_cast<double>(now_ns() - start) * 1e-9;
+    planned.measured_s += (took_s - planned.measured_s) / (planned.measured_s == 0 ? 1 : 8);
+  }
+}
+
+void Communicator::barrier() {
+  uint8_t token = 0;
+  Call call;
+  call.collective = Collective::kBarrier;
+  call.input = call.output = &token;
+  call.count = 1;
+  call.dtype = DType::kU8;
+  call.op = Op::kMax;
+  run(call);
+}
+
+std::unique_ptr<Communicator> Communicator::split(int color, int key) {
+  // Everyone's color and key by a sum in which each rank fills in its own two places.
+  std::vector<int64_t> all(static_cast<size_t>(2 * num_ranks_), 0);
+  all[static_cast<size_t>(2 * rank_)] = color;
+  all[static_cast<size_t>(2 * rank_ + 1)] = key;
+  Call call;
+  call.input = call.output = all.data();
+  call.count = 2 * num_ranks_;
+  call.dtype = DType::kI64;
+  run(call);
+
+  const int split = num_splits_++;
+  if (color < 0) return nullptr;
+  std::vector<int> members;
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    if (all[static_cast<size_t>(2 * rank)] == color) members.push_back(rank);
+  }
+  std::stable_sort(members.begin(), members.end(), [&all](int a, int b) {
+    return all[static_cast<size_t>(2 * a + 1)] < all[static_cast<size_t>(2 * b + 1)];
+  });
+  const std::string id = std::to_string(split) + "-" + std::to_string(color);
+  return std::make_unique<Communicator>(
+      transport_->make_subgroup(members, id, Deadline::after_s(timeout_s_)), timeout_s_);
+}
+
+std::string Communicator::explain(Collective collective, int64_t nbytes, int root) {
+  const std::lock_guard lock(run_mutex_);
+  return planner_.explain(collective, nbytes, root, transport_->name());
+}
+
+}  // namespace pycoll

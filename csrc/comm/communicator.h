@@ -1,0 +1,92 @@
+// A communicator: the ranks that take part, their transport, and the plans for what they do.
+#pragma once
+
+#include <array>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/planner.h"
+#include "comm/progress.h"
+#include "executor/host.h"
+#include "transport/transport.h"
+
+namespace pycoll {
+
+/// One call of a collective by this rank.
+struct Call {
+  Collective collective = Collective::kAllReduce;
+  const void* input = nullptr;
+  void* output = nullptr;  // may be `input`
+  int64_t count = 0;       // elements
+  DType dtype = DType::kF32;
+  Op op = Op::kSum;
+  int root = 0;
+  int num_dims = 0;
+  int64_t shape[6] = {};
+  std::string_view algorithm;  // "", "ring" or "ring/ll"
+  OnSlow on_slow;              // of a blocking call
+};
+
+class Communicator {
+ public:
+  Communicator(std::unique_ptr<Transport> transport, double timeout_s);
+  ~Communicator();  // as close()
+
+  int rank() const { return rank_; }
+  int size() const { return num_ranks_; }
+  double timeout_s() const { return timeout_s_; }
+  std::string_view transport_name() const { return transport_->name(); }
+  bool closed() const { return closed_; }
+
+  /// Runs the operation on the caller's thread, after any that are queued.
+  /// Raises the typed error that ended it; the communicator is broken then.
+  void run(const Call& call);
+  /// Queues the operation. `keep_alive` is let go when it is over.
+  std::shared_ptr<Work> start(const Call& call, std::shared_ptr<void> keep_alive);
+  void barrier();
+
+  /// The ranks with this rank's color, ordered by key, then rank. Collective. Null when color < 0.
+  std::unique_ptr<Communicator> split(int color, int key);
+
+  /// Leaves: peers that still wait for this rank are told. Never waits for a peer.
+  void close();
+
+  /// Makes an algorithm written elsewhere known under its name. Proved when first used.
+  void add_schedule(const Schedule& schedule) { planner_.add_schedule(schedule); }
+  bool knows_algorithm(Collective collective, std::string_view name) const {
+    return planner_.knows(collective, name);
+  }
+  /// Which algorithm, protocol and transport, at which predicted and measured time, and why.
+  std::string explain(Collective collective, int64_t nbytes, int root);
+
+  Ledger ledger() const { return host_.ledger(); }
+  /// Called about every 20 ms of a slow wait of run(); true ends it (Ctrl-C).
+  void set_interrupted(std::function<bool()> f) { waiter_.interrupted = std::move(f); }
+
+ private:
+  void execute(const Call& call);
+  void check_open() const;
+
+  std::unique_ptr<Transport> transport_;
+  Segment& segment_;
+  int rank_;
+  int num_ranks_;
+  double timeout_s_;
+  Planner planner_;
+  Waiter waiter_;
+  HostThread host_;
+  Links simple_links_;
+  Links ll_links_;
+  uint64_t sequence_ = 0;
+  int num_splits_ = 0;
+  bool closed_ = false;
+  std::mutex run_mutex_;  // one operation at a time
+  std::unique_ptr<ProgressThread> progress_;
+};
+
+}  // namespace pycoll

@@ -1,0 +1,15 @@
+// The world's communicator, from what the launcher put into the environment.
+#pragma once
+
+#include <memory>
+
+#include "comm/communicator.h"
+
+namespace pycoll {
+
+/// Joins the ranks that the environment names (bootstrap/launch_env.h). Collective over them.
+/// Raises UsageError for an environment that makes no sense, TimeoutError naming the ranks that did
+/// not come within `timeout_s`, which is also the deadline of every later operation.
+std::unique_ptr<Communicator> init_from_environment(double timeout_s);
+
+}  // namespace pycoll

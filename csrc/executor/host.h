@@ -1,0 +1,149 @@
+// HostThread: the Target that runs a program on one host thread, with SIMD arithmetic.
+#pragma once
+
+#include <cstring>
+#include <memory>
+
+#include "executor/protocol.h"
+#include "plan/plan.h"
+#include "reduce/reduce_copy.h"
+
+namespace pycoll {
+
+/// What one rank has sent since its communicator was made.
+struct Ledger {
+  int64_t sent_bytes = 0;     // payload; a multicast slot counts once per reader
+  int64_t sent_messages = 0;  // slots posted, counted alike
+};
+
+/// A line of the host's ll: one cache line, so that bytes and flag come with one flight.
+struct alignas(64) HostLine {
+  std::byte payload[56];
+  uint64_t flag;  // sequence number << 24 | low 24 bits of the mark
+};
+static_assert(sizeof(HostLine) == 64);
+
+/// The arithmetic of one operation.
+struct HostArithmetic {
+  ReduceCopyFn reduce_copy = nullptr;
+  size_t element_size = 1;
+  int64_t divisor = 1;  // of kFinal steps
+  bool streaming = false;
+};
+
+class HostThread {
+ public:
+  class LineBatch;
+
+  HostThread(Segment& segment, Waiter& waiter, int num_ranks);
+
+  void begin(Links& links, const HostArithmetic& arithmetic) {
+    links_ = &links;
+    arithmetic_ = arithmetic;
+  }
+
+  Links& links() { return *links_; }
+  size_t element_size() const { return arithmetic_.element_size; }
+  uint32_t digest() const { return waiter_.digest(); }
+  bool mismatch(int peer) { return waiter_.mismatch(peer); }
+  static constexpr bool is_leader() { return true; }
+  static constexpr int num_threads() { return 1; }
+  static constexpr int thread_index() { return 0; }
+  static constexpr void sync() {}
+  static constexpr bool agree(bool ready) { return ready; }
+  template <class Ready>
+  bool spin_until(Ready&& ready, const WaitSite& site) {
+    return waiter_.spin_until(std::forward<Ready>(ready), site);
+  }
+
+  /// The bulk arithmetic of a `simple` step, from slots and local chunks to slots and local chunks.
+  void reduce_copy(const Program& program, const StepOperands& operands);
+  /// Accounts for a step that is done and wakes the ranks that it may have unblocked.
+  void posted(const Program& program, const StepOperands& operands) {
+    const Step& step = *operands.step;
+    const int num_readers = std::popcount(step.dst_peers);
+    ledger_.sent_messages += num_readers;
+    ledger_.sent_bytes +=
+        num_readers * operands.count * static_cast<int64_t>(arithmetic_.element_size);
+    for_each_peer(program, step.src_peers | step.dst_peers, [this](int peer) {
+      segment_.ring_bell(peer);
+      return true;
+    });
+  }
+  const Ledger& ledger() const { return ledger_; }
+
+ private:
+  Segment& segment_;
+  Waiter& waiter_;
+  Links* links_ = nullptr;
+  HostArithmetic arithmetic_;
+  Ledger ledger_;
+  std::unique_ptr<std::byte[]> staging_;  // one batch per source and one for the result
+};
+
+/// Up to 64 lines of each source, unpacked into staging memory that stays in L1.
+class HostThread::LineBatch {
+ public:
+  static constexpr int64_t kLineBytes = sizeof(HostLine);
+  static constexpr int64_t kLinePayloadBytes = sizeof(HostLine::payload);
+  static constexpr int64_t kPayloadBytes = 64 * kLinePayloadBytes;
+
+  LineBatch(HostThread& target, const StepOperands& operands, int64_t at, int64_t num_bytes)
+      : target_(target), operands_(operands), at_(at), num_bytes_(num_bytes) {}
+
+  /// Waits for the lines one after another: they come in address order.
+  bool add_lines(RecvEnd& link, int peer) {
+    const auto* line =
+        reinterpret_cast<const HostLine*>(link.slot()) + at_ / kLinePayloadBytes;
+    const uint64_t sequence = link.sequence() & kSequenceMask;
+    const WaitSite site{peer, operands_.index, operands_.step->first_chunk};
+    std::byte* to = staging(num_srcs_);
+    srcs_[num_srcs_++] = to;
+    for (int64_t done = 0; done < num_bytes_; done += kLinePayloadBytes, ++line) {
+      const uint64_t* flag = &line->flag;
+      if (!target_.spin_until([=] { return load_acquire(*flag) >> 24 == sequence; }, site)) {
+        return false;
+      }
+      if ((load_relaxed(*flag) & 0xffffff) != (target_.digest() & 0xffffff)) {
+        return target_.mismatch(peer);
+      }
+      std::memcpy(to + done, line->payload, kLinePayloadBytes);
+    }
+    return true;
+  }
+  void add_local() { srcs_[num_srcs_++] = operands_.local_src + at_; }
+
+  void finish();
+
+  void write_lines(SendEnd& link) const {
+    auto* line = reinterpret_cast<HostLine*>(link.slot()) + at_ / kLinePayloadBytes;
+    const uint64_t flag =
+        (link.sequence() & kSequenceMask) << 24 | (target_.digest() & 0xffffff);
+    for (int64_t done = 0; done < num_bytes_; done += kLinePayloadBytes, ++line) {
+      const int64_t left = num_bytes_ - done;
+      if (left >= kLinePayloadBytes) {
+        std::memcpy(line->payload, result_ + done, kLinePayloadBytes);
+      } else {
+        std::memcpy(line->payload, result_ + done, static_cast<size_t>(left));
+      }
+      store_release(line->flag, flag);
+    }
+  }
+
+ private:
+  static constexpr uint64_t kSequenceMask = (uint64_t{1} << 40) - 1;
+
+  std::byte* staging(int index) const {
+    return target_.staging_.get() + static_cast<int64_t>(index) * kPayloadBytes;
+  }
+
+  HostThread& target_;
+  const StepOperands& operands_;
+  int64_t at_;
+  int64_t num_bytes_;
+  const void* srcs_[kMaxPeers + 1];
+  int num_srcs_ = 0;
+  const std::byte* result_ = nullptr;
+};
+
+}  // namespace pycoll

@@ -1,0 +1,19 @@
+#include "executor/links.h"
+
+namespace pycoll {
+
+Links::Links(const Segment& segment, int rank, ProtocolKind protocol)
+    : slot_bytes(segment.layout().slot_bytes[static_cast<int>(protocol)]) {
+  const int n = segment.num_ranks();
+  for (int peer = 0; peer < n; ++peer) {
+    send.emplace_back(segment.ring(protocol, rank, peer));
+    recv.emplace_back(segment.ring(protocol, peer, rank), 0);
+    // A multicast ring is the link of a rank to itself, with one head per other rank.
+    RingMemory ring = segment.ring(protocol, peer, peer);
+    ring.num_heads = n - 1;
+    if (peer == rank) send_multicast = SendEnd(ring);
+    recv_multicast.emplace_back(ring, rank < peer ? rank : rank - 1);
+  }
+}
+
+}  // namespace pycoll

@@ -1,0 +1,171 @@
+// Protocols: how the bytes of a step and their flags travel. Each runs on every Target.
+#pragma once
+
+#include <bit>
+
+#include "base/macros.h"
+#include "executor/interpret.h"
+#include "executor/links.h"
+#include "executor/wait.h"
+
+namespace pycoll {
+
+// --- What a step's masks mean -------------------------------------------------------------------
+
+/// Calls visit(peer rank) for each bit of `mask`, ascending; stops when it returns false.
+template <class Visit>
+PYCOLL_HD bool for_each_peer(const Program& program, uint64_t mask, Visit&& visit) {
+  for (; mask != 0; mask &= mask - 1) {
+    if (!visit(program.peers[static_cast<size_t>(std::countr_zero(mask))])) return false;
+  }
+  return true;
+}
+
+PYCOLL_HD inline RecvEnd& source_link(Links& links, const Step& step, int peer) {
+  const auto index = static_cast<size_t>(peer);
+  return step.has(kMulticastSrc) ? links.recv_multicast[index] : links.recv[index];
+}
+
+/// Calls visit(link, peer rank) for each ring that the step writes: one per destination, or the
+/// multicast ring once (with the lowest destination as the peer, for messages).
+template <class Visit>
+PYCOLL_HD bool for_each_destination(const Program& program, Links& links, const Step& step,
+                                    Visit&& visit) {
+  if (step.dst_peers != 0 && step.has(kMulticastDst)) {
+    return visit(links.send_multicast,
+                 program.peers[static_cast<size_t>(std::countr_zero(step.dst_peers))]);
+  }
+  return for_each_peer(program, step.dst_peers, [&](int peer) {
+    return visit(links.send[static_cast<size_t>(peer)], peer);
+  });
+}
+
+/// Sources in absolute rank order: on_link(link, peer) for each link, on_local() at the own place.
+template <class OnLink, class OnLocal>
+PYCOLL_HD bool for_each_source(const Program& program, Links& links, const StepOperands& operands,
+                               OnLink&& on_link, OnLocal&& on_local) {
+  const Step& step = *operands.step;
+  const uint64_t below = program.self_position >= 64
+                             ? ~uint64_t{0}
+                             : (uint64_t{1} << program.self_position) - 1;
+  const auto visit = [&](int peer) { return on_link(source_link(links, step, peer), peer); };
+  if (!for_each_peer(program, step.src_peers & below, visit)) return false;
+  if (operands.local_src != nullptr) on_local();
+  return for_each_peer(program, step.src_peers & ~below, visit);
+}
+
+template <class Target>
+PYCOLL_HD bool wait_for_credits(Target& target, const Program& program,
+                                const StepOperands& operands) {
+  return for_each_destination(
+      program, target.links(), *operands.step, [&](SendEnd& link, int peer) {
+        return target.spin_until(
+            [&link] { return link.has_free_slot(); },
+            {peer, operands.index, operands.step->first_chunk, /*for_credit=*/true});
+      });
+}
+
+// --- simple: bulk bytes, then one flag -----------------------------------------------------------
+
+struct Simple {
+  template <class Target>
+  PYCOLL_HD static bool run(Target& target, const Program& program, const StepOperands& operands) {
+    bool ready = true;
+    if (target.is_leader()) {
+      ready = wait_for_sources(target, program, operands) &&
+              wait_for_credits(target, program, operands);
+    }
+    if (!target.agree(ready)) return false;
+    target.reduce_copy(program, operands);
+    target.sync();  // every thread's bytes are written, and read, before the leader says so
+    if (target.is_leader()) finish(target, program, operands);
+    return true;
+  }
+
+ private:
+  template <class Target>
+  PYCOLL_HD static bool wait_for_sources(Target& target, const Program& program,
+                                         const StepOperands& operands) {
+    const Step& step = *operands.step;
+    return for_each_peer(program, step.src_peers, [&](int peer) {
+      RecvEnd& link = source_link(target.links(), step, peer);
+      if (!target.spin_until([&link] { return link.has_full_slot(); },
+                             {peer, operands.index, step.first_chunk})) {
+        return false;
+      }
+      return link.mark() == target.digest() || target.mismatch(peer);
+    });
+  }
+
+  template <class Target>
+  PYCOLL_HD static void finish(Target& target, const Program& program,
+                               const StepOperands& operands) {
+    const Step& step = *operands.step;
+    for_each_destination(program, target.links(), step, [&](SendEnd& link, int) {
+      link.post(target.digest());
+      return true;
+    });
+    for_each_peer(program, step.src_peers, [&](int peer) {
+      source_link(target.links(), step, peer).release();
+      return true;
+    });
+    target.posted(program, operands);
+  }
+};
+
+// --- ll: the flag travels inside the line ----------------------------------------------------------
+
+/// Low latency. A slot is an array of the Target's lines; each carries its own flag, the message's
+/// sequence number, so a reader needs one flight of one line and no flag apart. A thread works
+/// through batches of lines on its own; only credits need the leader.
+struct LowLatency {
+  template <class Target>
+  PYCOLL_HD static bool run(Target& target, const Program& program, const StepOperands& operands) {
+    const Step& step = *operands.step;
+    Links& links = target.links();
+    bool ready = true;
+    if (target.is_leader()) ready = wait_for_credits(target, program, operands);
+    if (!target.agree(ready)) return false;
+
+    using Batch = typename Target::LineBatch;
+    const int64_t num_bytes = operands.count * static_cast<int64_t>(target.element_size());
+    const int64_t stride = Batch::kPayloadBytes * target.num_threads();
+    for (int64_t at = Batch::kPayloadBytes * target.thread_index(); at < num_bytes && ready;
+         at += stride) {
+      const int64_t left = num_bytes - at;
+      Batch batch(target, operands, at, left < Batch::kPayloadBytes ? left : Batch::kPayloadBytes);
+      ready = for_each_source(
+          program, links, operands,
+          [&](RecvEnd& link, int peer) { return batch.add_lines(link, peer); },
+          [&] { batch.add_local(); });
+      if (!ready) break;
+      batch.finish();
+      for_each_destination(program, links, step, [&](SendEnd& link, int) {
+        batch.write_lines(link);
+        return true;
+      });
+    }
+    if (!target.agree(ready)) return false;
+    if (target.is_leader()) {
+      for_each_destination(program, links, step, [&](SendEnd& link, int) {
+        link.post_in_band();
+        return true;
+      });
+      for_each_peer(program, step.src_peers, [&](int peer) {
+        source_link(links, step, peer).release();
+        return true;
+      });
+      target.posted(program, operands);
+    }
+    return true;
+  }
+
+  /// Bytes of a message that fit a slot of `slot_bytes`.
+  template <class Target>
+  static int64_t payload_bytes(size_t slot_bytes) {
+    using Batch = typename Target::LineBatch;
+    return static_cast<int64_t>(slot_bytes / Batch::kLineBytes) * Batch::kLinePayloadBytes;
+  }
+};
+
+}  // namespace pycoll

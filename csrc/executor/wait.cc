@@ -1,0 +1,204 @@
+#include "executor/wait.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+
+#include "base/error.h"
+#include "executor/describe.h"
+#include "topology/topology.h"
+
+namespace pycoll {
+namespace {
+
+constexpr int64_t kTroublePeriodNs = 500'000;    // between two looks for trouble
+constexpr int64_t kInterruptPeriodNs = 20'000'000;
+constexpr int64_t kNapNs = 1'000'000;  // bounds what a missed wake-up costs
+
+std::string seconds(double s) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%g s", s);
+  return text;
+}
+
+}  // namespace
+
+Waiter::Waiter(Transport& transport)
+    : transport_(transport),
+      segment_(transport.segment()),
+      rank_(transport.rank()) {
+  const bool oversubscribed = transport.num_ranks() > num_usable_cores();
+  num_spins_ = oversubscribed ? 20 : 2000;
+  spin_ns_ = oversubscribed ? 0 : 100'000;
+  yield_ns_ = 1'000'000;
+}
+
+bool Waiter::wait_slowly(bool (*ready)(void*), void* context, const WaitSite& site) {
+  if (!slow_) {
+    // The first slow wait of an operation: the clock starts here, so that a quick one never asks.
+    slow_ = true;
+    deadline_ = Deadline::after_s(timeout_s_);
+    on_slow_();
+  }
+  const int64_t start = now_ns();
+  int64_t next_look = start + kTroublePeriodNs;
+  int64_t next_interrupt = start + kInterruptPeriodNs;
+  for (;;) {
+    if (ready(context)) return true;
+    const int64_t now = now_ns();
+    if (now >= next_look || load_acquire(segment_.failure_word()) != 0) {
+      if (look_for_trouble(ready, context, site)) {
+        // What was posted before the trouble began is still good.
+        if (ready(context)) return true;
+        site_ = site;
+        return false;
+      }
+      next_look = now + kTroublePeriodNs;
+    }
+    if (now >= next_interrupt && interrupted) {
+      if (interrupted()) {
+        site_ = site;
+        segment_.fail({.code = FailureCode::kAborted,
+                       .reporter = static_cast<uint16_t>(rank_),
+                       .culprit = static_cast<uint16_t>(rank_)});
+        return false;
+      }
+      next_interrupt = now_ns() + kInterruptPeriodNs;
+    }
+    if (now - start < spin_ns_) {
+      for (int i = 0; i < 16 && !ready(context); ++i) cpu_pause();
+    } else if (now - start < yield_ns_) {
+      ::sched_yield();
+    } else {
+      nap(ready, context);
+    }
+  }
+}
+
+bool Waiter::look_for_trouble(bool (*ready)(void*), void* context, const WaitSite& site) {
+  if (load_acquire(segment_.failure_word()) != 0) return true;
+  Failure failure;
+  failure.reporter = static_cast<uint16_t>(rank_);
+  // A rank that made another call may never send what is waited for.
+  for (int rank = 0; rank < segment_.num_ranks(); ++rank) {
+    CallRecord record;
+    if (rank == rank_ || !segment_.read_record(rank, sequence_, &record)) continue;
+    if (record.digest() == digest_) continue;
+    mismatch(rank);
+    return true;
+  }
+  if (const std::optional<int> signal = transport_.ended_by(site.peer)) {
+    if (ready(context)) return false;
+    failure.code = FailureCode::kPeerDied;
+    failure.culprit = static_cast<uint16_t>(site.peer);
+    failure.signal = static_cast<uint8_t>(*signal);
+  } else if (load_acquire(segment_.control(site.peer).state) == 2) {
+    if (ready(context)) return false;
+    failure.code = FailureCode::kPeerLeft;
+    failure.culprit = static_cast<uint16_t>(site.peer);
+  } else if (deadline_.expired()) {
+    failure.code = FailureCode::kTimeout;
+    failure.culprit = static_cast<uint16_t>(site.peer);
+    // The rank that never came is the one to name, not the neighbour that waits for it too.
+    for (int rank = 0; rank < segment_.num_ranks(); ++rank) {
+      if (load_acquire(segment_.control(rank).sequence) < sequence_) {
+        failure.culprit = static_cast<uint16_t>(rank);
+        break;
+      }
+    }
+  } else {
+    return false;
+  }
+  segment_.fail(failure);
+  return true;
+}
+
+void Waiter::nap(bool (*ready)(void*), void* context) {
+  RankControl& control = segment_.control(rank_);
+  const std::atomic_ref<uint32_t> asleep(control.asleep);
+  const std::atomic_ref<uint32_t> bell(control.bell);
+  const uint32_t heard = bell.load(std::memory_order_acquire);
+  asleep.store(1, std::memory_order_seq_cst);
+  if (!ready(context) && load_acquire(segment_.failure_word()) == 0) {
+    const timespec length{0, kNapNs};
+    ::syscall(SYS_futex, &control.bell, FUTEX_WAIT, heard, &length, nullptr, 0);
+  }
+  asleep.store(0, std::memory_order_relaxed);
+}
+
+bool Waiter::mismatch(int peer) {
+  segment_.fail({.code = FailureCode::kMismatch,
+                 .reporter = static_cast<uint16_t>(rank_),
+                 .culprit = static_cast<uint16_t>(peer)});
+  return false;
+}
+
+void Waiter::check_alive(const std::string& what) const {
+  if (load_acquire(segment_.failure_word()) != 0) raise_failure(what);
+}
+
+std::string Waiter::describe_missing() const {
+  std::string ranks;
+  int num_missing = 0;
+  for (int rank = 0; rank < segment_.num_ranks(); ++rank) {
+    if (load_acquire(segment_.control(rank).sequence) >= sequence_) continue;
+    ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+    ++num_missing;
+  }
+  if (num_missing == 0) return "every rank has entered it";
+  return (num_missing == 1 ? "rank " : "ranks ") + ranks +
+         (num_missing == 1 ? " has not entered it" : " have not entered it");
+}
+
+void Waiter::raise_failure(const std::string& what) const {
+  const Failure failure = Failure::unpack(load_acquire(segment_.failure_word()));
+  const int n = segment_.num_ranks();
+  const std::string me = what + ": rank " + std::to_string(rank_) + " of " + std::to_string(n);
+  const std::string culprit = "rank " + std::to_string(failure.culprit);
+  switch (failure.code) {
+    case FailureCode::kTimeout:
+      if (failure.reporter != rank_ && !deadline_.expired()) {
+        throw AbortedError(me + " stops, since rank " + std::to_string(failure.reporter) +
+                           " timed out waiting for " + culprit);
+      }
+      throw TimeoutError(me + " waited " + seconds(deadline_.timeout_s()) +
+                         (site_.for_credit ? " for a free slot to rank " : " for rank ") +
+                         std::to_string(site_.peer) + " (chunk " + std::to_string(site_.chunk) +
+                         ", step " + std::to_string(site_.step) + "); " + describe_missing());
+    case FailureCode::kPeerDied: {
+      std::string how = failure.signal == 0
+                            ? std::string(" ended")
+                            : std::string(" was ended by signal ") +
+                                  std::to_string(failure.signal) + " (" +
+                                  ::strsignal(failure.signal) + ")";
+      throw PeerDiedError(me + " cannot go on: the process of " + culprit + how, failure.culprit,
+                          failure.signal);
+    }
+    case FailureCode::kPeerLeft:
+      throw PeerDiedError(me + " cannot go on: " + culprit + " closed its communicator",
+                          failure.culprit, 0);
+    case FailureCode::kMismatch: {
+      CallRecord reporters;
+      CallRecord culprits;
+      std::string text = what + ": ranks " + std::to_string(failure.reporter) + " and " +
+                         std::to_string(failure.culprit) + " made different calls";
+      const uint64_t sequence = load_acquire(segment_.control(failure.reporter).sequence);
+      if (segment_.read_record(failure.reporter, sequence, &reporters) &&
+          segment_.read_record(failure.culprit, sequence, &culprits)) {
+        text += ": rank " + std::to_string(failure.reporter) + " " + describe_call(reporters) +
+                ", rank " + std::to_string(failure.culprit) + " " + describe_call(culprits);
+      }
+      throw CollectiveMismatchError(text);
+    }
+    default:
+      throw AbortedError(me + " stops: rank " + std::to_string(failure.reporter) +
+                         " broke this communicator (interrupted, or an earlier error); make a new "
+                         "one");
+  }
+}
+
+}  // namespace pycoll

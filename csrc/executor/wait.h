@@ -1,0 +1,102 @@
+// The one way to wait: spin_until(condition), with an abort word, a deadline and dead peers in view.
+//
+// The fast path spins. The slow path goes from spinning to yielding to naps on the rank's bell, and
+// every few hundred microseconds looks for what could make the wait endless: a failure that another
+// rank announced, a peer whose process ended, a peer that made a different call, Ctrl-C, and the
+// deadline. Waiting ranks that outnumber the cores skip the spinning: the core is what they wait for.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "base/clock.h"
+#include "transport/transport.h"
+
+namespace pycoll {
+
+inline void cpu_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// What is waited for, for messages.
+struct WaitSite {
+  int peer = 0;             // rank that must act
+  int step = 0;             // of the program
+  int chunk = 0;            // first chunk of the step
+  bool for_credit = false;  // a free slot, rather than a full one
+};
+
+/// Called when an operation's wait turns slow, at most once: where the caller gives up a lock that
+/// it kept for the quick case (Python's GIL).
+struct OnSlow {
+  void (*function)(void*) = nullptr;
+  void* context = nullptr;
+  void operator()() const {
+    if (function != nullptr) function(context);
+  }
+};
+
+class Waiter {
+ public:
+  explicit Waiter(Transport& transport);
+
+  /// Called once per operation. `digest` is of this rank's own record of operation `sequence`.
+  void begin(uint64_t sequence, uint32_t digest, double timeout_s, const OnSlow& on_slow) {
+    sequence_ = sequence;
+    digest_ = digest;
+    timeout_s_ = timeout_s;
+    on_slow_ = on_slow;
+    slow_ = false;
+  }
+  uint32_t digest() const { return digest_; }
+
+  /// True when `ready()` came true; false when it never will: then raise_failure() says why.
+  template <class Ready>
+  bool spin_until(Ready&& ready, const WaitSite& site) {
+    for (int i = 0; i < num_spins_; ++i) {
+      if (ready()) return true;
+      cpu_pause();
+    }
+    using Callable = std::remove_reference_t<Ready>;
+    return wait_slowly([](void* f) { return (*static_cast<Callable*>(f))(); },
+                       const_cast<void*>(static_cast<const void*>(&ready)), site);
+  }
+
+  /// A message came whose mark says that `peer` made another call. Always false.
+  bool mismatch(int peer);
+
+  /// Raises the typed error for the failure that broke the communicator. `what` begins the
+  /// message: `all_reduce #412`.
+  [[noreturn]] void raise_failure(const std::string& what) const;
+  /// Raises when the communicator is already broken.
+  void check_alive(const std::string& what) const;
+
+  /// Called about every 20 ms of a slow wait; returning true ends the wait (Ctrl-C).
+  std::function<bool()> interrupted;
+
+ private:
+  bool wait_slowly(bool (*ready)(void*), void* context, const WaitSite& site);
+  bool look_for_trouble(bool (*ready)(void*), void* context, const WaitSite& site);
+  void nap(bool (*ready)(void*), void* context);
+  std::string describe_missing() const;
+
+  Transport& transport_;
+  Segment& segment_;
+  int rank_;
+  int num_spins_;
+  int64_t spin_ns_;
+  int64_t yield_ns_;
+  uint64_t sequence_ = 0;
+  uint32_t digest_ = 0;
+  double timeout_s_ = 0;
+  OnSlow on_slow_;
+  bool slow_ = false;  // this operation had a slow wait
+  Deadline deadline_ = Deadline::after_s(0);  // of this operation, once it is slow
+  WaitSite site_;  // of the wait that failed here
+};
+
+}  // namespace pycoll

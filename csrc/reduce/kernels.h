@@ -1,0 +1,167 @@
+// The reduce_copy kernels, compiled once per instruction set: a file defines PYCOLL_VECTOR_BYTES,
+// selects its target and includes this. Everything has internal linkage, so that no instruction
+// set's code is linked in for another's.
+#pragma once
+
+#include "reduce/kernel_table.h"
+#include "reduce/vector_memory.h"
+#include "reduce/vector_traits.h"
+
+namespace pycoll {
+namespace {
+
+/// Several destinations, or a streaming one, are written block by block: the result of a block is
+/// made once, in L1, and copied out from there.
+constexpr size_t kBlockBytes = 8192;
+
+using ByteVector = Vector<uint8_t, kVectorBytes>;
+
+/// Bytes to go before dst is aligned to a vector.
+inline size_t misalignment(const char* dst, size_t alignment) {
+  return -reinterpret_cast<uintptr_t>(dst) % alignment;
+}
+
+/// First and last vector unaligned and overlapping the aligned middle; exact for dst == src too.
+template <bool streaming>
+[[gnu::noinline]] void copy(char* dst, const char* src, size_t nbytes) {
+  if (nbytes < kVectorBytes) {
+    const Partial part(nbytes);
+    return part.store(dst, part.load<ByteVector>(src));
+  }
+  const Whole whole;
+  const ByteVector first = whole.load<ByteVector>(src);
+  const ByteVector last = whole.load<ByteVector>(src + nbytes - kVectorBytes);
+  size_t i = misalignment(dst, kVectorBytes);
+  if (i != 0) whole.store(dst, first);
+#pragma GCC unroll 4
+  for (; i + kVectorBytes <= nbytes; i += kVectorBytes) {
+    const ByteVector v = whole.load<ByteVector>(src + i);
+    if constexpr (streaming) {
+      store_streaming(dst + i, v);
+    } else {
+      whole.store(dst + i, v);
+    }
+  }
+  if (i != nbytes) whole.store(dst + nbytes - kVectorBytes, last);
+}
+
+template <DType dtype, Op op>
+struct Reduce {
+  using Traits = VectorTraits<dtype>;
+  using Storage = typename Traits::Storage;
+  using Acc = typename Traits::Acc;
+  static constexpr size_t kNumLanes = kVectorBytes / sizeof(Acc);
+  using StorageLanes = Vector<Storage, kNumLanes>;
+  using AccLanes = Vector<Acc, kNumLanes>;
+
+  /// num_vectors adjacent vectors of every source, kept in registers: one pass for any fan-in.
+  template <int num_vectors, class Access>
+  [[gnu::always_inline]] static void step(const ReduceCopyArgs& args, size_t begin, char* out,
+                                          Access access) {
+    const size_t offset = begin * sizeof(Storage);
+    AccLanes acc[num_vectors];
+    const auto load = [&](int src_idx, int v) {
+      const char* src = static_cast<const char*>(args.srcs[src_idx]) + offset;
+      return Traits::load(access.template load<StorageLanes>(src + v * sizeof(StorageLanes)));
+    };
+#pragma GCC unroll 8
+    for (int v = 0; v < num_vectors; ++v) acc[v] = load(0, v);
+    for (int k = 1; k < args.num_srcs; ++k) {
+#pragma GCC unroll 8
+      for (int v = 0; v < num_vectors; ++v) acc[v] = Combine<op>::apply(acc[v], load(k, v));
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < num_vectors; ++v) {
+      if constexpr (kFloating<Acc>) acc[v] = finish(acc[v], args.divisor);
+      access.store(out + v * sizeof(StorageLanes), Traits::store(acc[v]));
+    }
+  }
+
+  /// out <- elements [begin, begin + count) of the result.
+  static void reduce(const ReduceCopyArgs& args, size_t begin, size_t count, char* out) {
+    size_t i = 0;
+    const auto part = [&](size_t num) {
+      step<1>(args, begin + i, out + i * sizeof(Storage), Partial(num * sizeof(Storage)));
+      i += num;
+    };
+    if (count >= 4 * kNumLanes) {
+      const size_t head = misalignment(out, sizeof(StorageLanes)) / sizeof(Storage);
+      if (head != 0) part(head);
+      for (; i + 4 * kNumLanes <= count; i += 4 * kNumLanes) {
+        step<4>(args, begin + i, out + i * sizeof(Storage), Whole{});
+      }
+    }
+    for (; i + kNumLanes <= count; i += kNumLanes) {
+      step<1>(args, begin + i, out + i * sizeof(Storage), Whole{});
+    }
+    if (i < count) part(count - i);
+    if constexpr (!kFloating<Acc>) {
+      if (args.divisor != 1) divide_all(out, count, args.divisor);
+    }
+  }
+
+  /// Integers are divided after they are stored: they are their own accumulators.
+  static void divide_all(char* out, size_t count, int64_t divisor) {
+    for (size_t i = 0; i < count; ++i) {
+      Storage x;
+      __builtin_memcpy(&x, out + i * sizeof(Storage), sizeof(Storage));
+      x = finish(x, divisor);
+      __builtin_memcpy(out + i * sizeof(Storage), &x, sizeof(Storage));
+    }
+  }
+
+  static void run(const ReduceCopyArgs& caller_args) {
+    const ReduceCopyArgs args = caller_args;  // a local one, which no store can change
+    constexpr size_t kBlock = kBlockBytes / sizeof(Storage);
+    const bool is_copy = args.num_srcs == 1 && args.divisor == 1;
+    alignas(64) char buffer[kBlockBytes];
+    for (size_t begin = 0; begin < args.count; begin += kBlock) {
+      const size_t count = args.count - begin < kBlock ? args.count - begin : kBlock;
+      const size_t offset = begin * sizeof(Storage);
+      const size_t nbytes = count * sizeof(Storage);
+      char* const first = static_cast<char*>(args.dsts[0]) + offset;
+      const char* result;
+      if (is_copy) {
+        result = static_cast<const char*>(args.srcs[0]) + offset;
+      } else {
+        char* const out = args.streaming ? buffer : first;
+        reduce(args, begin, count, out);
+        result = out;
+      }
+      if (result != first) {
+        args.streaming ? copy<true>(first, result, nbytes) : copy<false>(first, result, nbytes);
+      }
+      for (int d = 1; d < args.num_dsts; ++d) {
+        copy<false>(static_cast<char*>(args.dsts[d]) + offset, result, nbytes);
+      }
+    }
+    if (args.streaming) streaming_fence();
+  }
+};
+
+void copy_bytes_kernel(void* dst, const void* src, size_t nbytes, bool streaming) {
+  if (streaming) {
+    copy<true>(static_cast<char*>(dst), static_cast<const char*>(src), nbytes);
+    streaming_fence();
+  } else {
+    copy<false>(static_cast<char*>(dst), static_cast<const char*>(src), nbytes);
+  }
+}
+
+/// avg combines as sum does: one kernel serves both.
+constexpr Op kernel_op(Op op) { return op == Op::kAvg ? Op::kSum : op; }
+
+template <DType dtype, Op op>
+constexpr ReduceCopyFn kKernel = Reduce<dtype, kernel_op(op)>::run;
+
+template <size_t... i>
+constexpr KernelTable make_kernel_table(std::index_sequence<i...>) {
+  return {{kKernel<static_cast<DType>(i / kNumOps), static_cast<Op>(i % kNumOps)>...},
+          copy_bytes_kernel};
+}
+
+constexpr KernelTable kKernels =
+    make_kernel_table(std::make_index_sequence<size_t{kNumDTypes} * kNumOps>());
+
+}  // namespace
+}  // namespace pycoll

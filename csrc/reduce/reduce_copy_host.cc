@@ -1,0 +1,67 @@
+// Chooses the instruction set once, at the first use.
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+#include "reduce/kernel_table.h"
+#include "reduce/reduce_copy.h"
+
+namespace pycoll {
+namespace {
+
+struct Isa {
+  const char* name;
+  bool supported;
+  const KernelTable& (*kernels)();
+};
+
+/// The best that this CPU has, at or below PYCOLL_ISA.
+Isa choose_isa() {
+  const Isa best_first[] = {
+#ifdef PYCOLL_X86
+      {"avx512",
+       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"),
+       kernels_avx512},
+      {"avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"), kernels_avx2},
+#endif
+      {"generic", true, kernels_generic},
+  };
+  const char* const limit = std::getenv("PYCOLL_ISA");
+  bool allowed = limit == nullptr || *limit == '\0';
+  for (const Isa& isa : best_first) {
+    allowed = allowed || std::string_view(limit) == isa.name;
+    if (allowed && isa.supported) return isa;
+  }
+  throw UsageError("PYCOLL_ISA=" + std::string(limit) +
+                   ": not an instruction set of this build; use avx512, avx2 or generic");
+}
+
+struct Chosen {
+  const char* name;
+  const KernelTable* kernels;
+};
+
+const Chosen& chosen() {
+  static const Chosen choice = [] {
+    const Isa isa = choose_isa();
+    return Chosen{isa.name, &isa.kernels()};
+  }();
+  return choice;
+}
+
+}  // namespace
+
+ReduceCopyFn reduce_copy_fn(DType dtype, Op op) {
+  return chosen()
+      .kernels->reduce_copy[static_cast<size_t>(dtype) * kNumOps + static_cast<size_t>(op)];
+}
+
+const char* reduce_copy_isa() { return chosen().name; }
+
+void copy_bytes(void* dst, const void* src, size_t nbytes, bool streaming) {
+  chosen().kernels->copy_bytes(dst, src, nbytes, streaming);
+}
+
+}  // namespace pycoll

@@ -1,0 +1,378 @@
+#include "schedule/verify.h"
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <tuple>
+
+#include "schedule/explain.h"
+
+namespace pycoll {
+namespace {
+
+/// Why the programs are wrong; caught in verify().
+struct Refuted {
+  std::string why;
+};
+
+using Value = int32_t;
+constexpr Value kUndefined = -1;
+
+/// Reduction expressions, each stored once: equal expressions are equal numbers, and equal
+/// expressions give equal bits.
+class Expressions {
+ public:
+  explicit Expressions(int num_ranks) : num_ranks_(num_ranks) {}
+
+  /// What `rank` brings to `chunk`.
+  Value start(int rank, int chunk) {
+    Node node{std::vector<bool>(num_ranks_), 1, false};
+    node.contributors[rank] = true;
+    return intern({0, rank, chunk}, std::move(node));
+  }
+
+  /// `operands` combined in their order; nothing when a rank's start value is in two of them.
+  std::optional<Value> combine(const std::vector<Value>& operands, bool final) {
+    if (operands.size() == 1 && !final) return operands[0];
+    Node node{std::vector<bool>(num_ranks_), 0, final};
+    std::vector<int32_t> key = {final ? 2 : 1};
+    for (Value operand : operands) {
+      key.push_back(operand);
+      for (int rank = 0; rank < num_ranks_; ++rank) {
+        if (!nodes_[operand].contributors[rank]) continue;
+        if (node.contributors[rank]) return std::nullopt;
+        node.contributors[rank] = true;
+        ++node.num_contributors;
+      }
+    }
+    return intern(key, std::move(node));
+  }
+
+  bool is_full(Value value) const { return nodes_[value].num_contributors == num_ranks_; }
+  bool is_final(Value value) const { return nodes_[value].final; }
+
+  /// `rank 2`: the first rank that is missing.
+  std::string missing(Value value) const {
+    int rank = 0;
+    while (rank < num_ranks_ && nodes_[value].contributors[rank]) ++rank;
+    return "rank " + std::to_string(rank);
+  }
+
+ private:
+  struct Node {
+    std::vector<bool> contributors;
+    int num_contributors;
+    bool final;  // the op's last factor is applied
+  };
+
+  Value intern(const std::vector<int32_t>& key, Node node) {
+    const auto [at, is_new] = ids_.try_emplace(key, static_cast<Value>(nodes_.size()));
+    if (is_new) nodes_.push_back(std::move(node));
+    return at->second;
+  }
+
+  const int num_ranks_;
+  std::vector<Node> nodes_;
+  std::map<std::vector<int32_t>, Value> ids_;
+};
+
+std::string place_text(const Program& program, size_t step_idx) {
+  const Step& step = program.steps[step_idx];
+  return "rank " + std::to_string(program.rank) + ", step " + std::to_string(step_idx) +
+         " (round " + std::to_string(step.round) + ", " + explain_step(program, step) + ")";
+}
+
+std::string chunks_text(const ChunkRange& chunks) {
+  return "chunks [" + std::to_string(chunks.first) + ", " + std::to_string(chunks.end()) + ")";
+}
+
+void check_header(const Schedule& schedule, const Program& program, int rank) {
+  const auto require = [&](bool holds, const char* what) {
+    if (!holds) throw Refuted{"the program of rank " + std::to_string(rank) + " has " + what};
+  };
+  require(program.rank == rank, "another rank's number");
+  require(program.num_ranks == schedule.num_ranks, "another number of ranks");
+  require(program.num_chunks == schedule.num_chunks, "another number of chunks");
+  require(program.peers.size() <= kMaxPeers, "too many peers");
+  int32_t num_below = 0;
+  for (size_t i = 0; i < program.peers.size(); ++i) {
+    const int32_t peer = program.peers[i];
+    require(peer >= 0 && peer < schedule.num_ranks && peer != rank, "a peer that is no other rank");
+    require(i == 0 || program.peers[i - 1] < peer, "peers that do not ascend");
+    if (peer < rank) ++num_below;
+  }
+  require(program.self_position == num_below, "a wrong place for its own chunks among its peers");
+}
+
+void check_step(const Program& program, size_t step_idx) {
+  const Step& step = program.steps[step_idx];
+  const auto require = [&](bool holds, const char* what) {
+    if (!holds) {
+      throw Refuted{"rank " + std::to_string(program.rank) + ", step " + std::to_string(step_idx) +
+                    " " + what};
+    }
+  };
+  constexpr int kAllFlags = kReadLocal | kWriteLocal | kFinal | kMulticastSrc | kMulticastDst;
+  const size_t num_peers = program.peers.size();
+  const uint64_t all_peers = num_peers == 64 ? ~uint64_t{0} : (uint64_t{1} << num_peers) - 1;
+  require((step.flags & ~kAllFlags) == 0, "has unknown flags");
+  require(step.first_chunk >= 0 && step.num_chunks >= 1 &&
+              step.num_chunks <= program.num_chunks - step.first_chunk,
+          "names chunks that do not exist");
+  require(step.num_chunks <= program.max_range, "names more chunks than a slot holds");
+  require(((step.src_peers | step.dst_peers) & ~all_peers) == 0, "names a peer that is not there");
+  require(step.src_peers != 0 || step.has(kReadLocal), "has no source");
+  require(step.dst_peers != 0 || step.has(kWriteLocal), "has no destination");
+  require(step.src_peers != 0 || !step.has(kMulticastSrc), "reads the multicast ring of nobody");
+  require(!step.has(kMulticastDst) || (step.dst_peers == all_peers &&
+                                       num_peers + 1 == static_cast<size_t>(program.num_ranks)),
+          "writes its multicast ring without all ranks as destinations");
+}
+
+/// Executes the programs, one tile, on symbolic values.
+class Machine {
+ public:
+  Machine(const Schedule& schedule, const std::vector<Program>& programs, int slots)
+      : schedule_(schedule),
+        programs_(programs),
+        slots_(static_cast<size_t>(slots)),
+        expressions_(schedule.num_ranks),
+        next_step_(programs.size()) {
+    for (int rank = 0; rank < schedule.num_ranks; ++rank) {
+      std::vector<Value>& chunks = local_.emplace_back(schedule.num_chunks, kUndefined);
+      for (int chunk = 0; chunk < schedule.num_chunks; ++chunk) {
+        if (info(schedule.collective).starts_with_value(at(rank, chunk))) {
+          chunks[chunk] = expressions_.start(rank, chunk);
+        }
+      }
+    }
+  }
+
+  void run() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (const Program& program : programs_) {
+        while (next_step(program) < program.steps.size() && !wait_of(program)) {
+          execute(program);
+          ++next_step_[program.rank];
+          moved = true;
+        }
+      }
+    }
+    for (const Program& program : programs_) {
+      if (next_step(program) < program.steps.size()) throw Refuted{deadlock_text(program)};
+    }
+    check_links_empty();
+    check_goal();
+  }
+
+ private:
+  struct Message {
+    ChunkRange chunks;
+    std::vector<Value> values;
+  };
+  /// Each reader of a multicast ring has a queue here. A slot of the ring is free when the slowest
+  /// reader is done, so the writer needs room in all of them.
+  using Link = std::tuple<bool, int32_t, int32_t>;  // is a multicast ring, writer, reader
+  struct Wait {
+    int32_t peer;
+    bool for_free_slot;  // else for a full one
+  };
+
+  ChunkAt at(int rank, int chunk) const {
+    return {rank, chunk, schedule_.num_ranks, schedule_.num_chunks, schedule_.root};
+  }
+  size_t next_step(const Program& program) const { return next_step_[program.rank]; }
+  std::string here(const Program& program) const { return place_text(program, next_step(program)); }
+  std::deque<Message>& link_from(const Program& program, const Step& step, int32_t peer) {
+    return links_[{step.has(kMulticastSrc), peer, program.rank}];
+  }
+  std::deque<Message>& link_to(const Program& program, const Step& step, int32_t peer) {
+    return links_[{step.has(kMulticastDst), program.rank, peer}];
+  }
+
+  /// What the next step still waits for, if anything.
+  std::optional<Wait> wait_of(const Program& program) {
+    const Step& step = program.steps[next_step(program)];
+    for (size_t i = 0; i < program.peers.size(); ++i) {
+      const int32_t peer = program.peers[i];
+      if ((step.src_peers >> i & 1) != 0 && link_from(program, step, peer).empty()) {
+        return Wait{peer, false};
+      }
+      if ((step.dst_peers >> i & 1) != 0 && link_to(program, step, peer).size() >= slots_) {
+        return Wait{peer, true};
+      }
+    }
+    return std::nullopt;
+  }
+
+  void execute(const Program& program) {
+    const Step& step = program.steps[next_step(program)];
+    std::vector<std::vector<Value>> sources;  // in the order in which they are combined
+    for (size_t i = 0; i <= program.peers.size(); ++i) {
+      if (static_cast<size_t>(program.self_position) == i && step.has(kReadLocal)) {
+        const auto first = local_[program.rank].begin() + step.first_chunk;
+        sources.emplace_back(first, first + step.num_chunks);
+      }
+      if (i < program.peers.size() && (step.src_peers >> i & 1) != 0) {
+        sources.push_back(receive(program, step, program.peers[i]));
+      }
+    }
+    Message message{step.chunks(), {}};
+    for (int32_t i = 0; i < step.num_chunks; ++i) {
+      message.values.push_back(combine(program, step, sources, i));
+    }
+    if (step.has(kWriteLocal)) {
+      std::copy(message.values.begin(), message.values.end(),
+                local_[program.rank].begin() + step.first_chunk);
+    }
+    for (size_t i = 0; i < program.peers.size(); ++i) {
+      if ((step.dst_peers >> i & 1) != 0) {
+        link_to(program, step, program.peers[i]).push_back(message);
+      }
+    }
+  }
+
+  std::vector<Value> receive(const Program& program, const Step& step, int32_t peer) {
+    std::deque<Message>& link = link_from(program, step, peer);
+    Message message = std::move(link.front());
+    link.pop_front();
+    if (message.chunks != step.chunks()) {
+      throw Refuted{here(program) + " expects " + chunks_text(step.chunks()) + " from rank " +
+                    std::to_string(peer) + ", but the link's next message holds " +
+                    chunks_text(message.chunks)};
+    }
+    return std::move(message.values);
+  }
+
+  /// The value of the step's i-th chunk.
+  Value combine(const Program& program, const Step& step,
+                const std::vector<std::vector<Value>>& sources, int32_t i) {
+    const std::string chunk = "chunk " + std::to_string(step.first_chunk + i);
+    std::vector<Value> operands;
+    for (const std::vector<Value>& source : sources) {
+      if (source[i] == kUndefined) {
+        throw Refuted{here(program) + " reads " + chunk + " before it has a value"};
+      }
+      operands.push_back(source[i]);
+    }
+    const bool final = step.has(kFinal);
+    if (final && operands.size() == 1 && expressions_.is_final(operands[0])) {
+      throw Refuted{here(program) + " applies the operator's last factor to " + chunk +
+                    " a second time"};
+    }
+    const std::optional<Value> value = expressions_.combine(operands, final);
+    if (!value) {
+      throw Refuted{here(program) + " counts a contribution to " + chunk + " twice"};
+    }
+    if (final && !expressions_.is_full(*value)) {
+      throw Refuted{here(program) + " is marked as the end of the reduction of " + chunk +
+                    ", but " + expressions_.missing(*value) + " has not contributed"};
+    }
+    return *value;
+  }
+
+  /// Follows the waits from one rank until they close or end at a rank that has finished.
+  std::string deadlock_text(const Program& first) {
+    std::string text = "deadlock: ";
+    std::vector<bool> seen(programs_.size());
+    const Program* program = &first;
+    while (!seen[program->rank]) {
+      seen[program->rank] = true;
+      if (next_step(*program) == program->steps.size()) {
+        return text + ", which has finished";
+      }
+      const Wait wait = *wait_of(*program);
+      text += (program == &first ? "" : "; ") + here(*program) + " waits for " +
+              (wait.for_free_slot ? "a free slot to rank " : "a message from rank ") +
+              std::to_string(wait.peer);
+      program = &programs_[wait.peer];
+    }
+    return text;
+  }
+
+  void check_links_empty() const {
+    for (const auto& [key, link] : links_) {
+      if (link.empty()) continue;
+      const auto [is_ring, src, dst] = key;
+      throw Refuted{"rank " + std::to_string(dst) + " never reads " +
+                    chunks_text(link.front().chunks) + " that rank " + std::to_string(src) +
+                    " sends to it"};
+    }
+  }
+
+  void check_goal() {
+    for (int chunk = 0; chunk < schedule_.num_chunks; ++chunk) {
+      Value reduced = kUndefined;  // of the ranks before
+      for (int rank = 0; rank < schedule_.num_ranks; ++rank) {
+        const Goal goal = info(schedule_.collective).goal(at(rank, chunk));
+        if (goal == Goal::kAny) continue;
+        const Value value = local_[rank][chunk];
+        const std::string where =
+            "rank " + std::to_string(rank) + ", chunk " + std::to_string(chunk) + ", at the end: ";
+        if (value == kUndefined) throw Refuted{where + "no value has arrived"};
+        if (goal == Goal::kRoots && value != expressions_.start(schedule_.root, chunk)) {
+          throw Refuted{where + "the value is not the root's"};
+        }
+        if (goal != Goal::kReduced) continue;
+        if (!expressions_.is_full(value)) {
+          throw Refuted{where + expressions_.missing(value) + " has not contributed"};
+        }
+        // The reduction of a single rank's value is that value: nothing is left to apply.
+        if (schedule_.num_ranks > 1 && !expressions_.is_final(value)) {
+          throw Refuted{where + "the operator's last factor has not been applied"};
+        }
+        if (reduced != kUndefined && value != reduced) {
+          throw Refuted{where + "the reduction was done in another order than on the ranks before"};
+        }
+        reduced = value;
+      }
+    }
+  }
+
+  const Schedule& schedule_;
+  const std::vector<Program>& programs_;
+  const size_t slots_;
+  Expressions expressions_;
+  std::vector<size_t> next_step_;
+  std::vector<std::vector<Value>> local_;  // [rank][chunk]
+  std::map<Link, std::deque<Message>> links_;
+};
+
+}  // namespace
+
+Proof verify(const Schedule& schedule, const std::vector<Program>& programs, int slots) {
+  Proof proof;
+  proof.slots = slots;
+  try {
+    if (slots < 1) throw Refuted{"a link needs at least one slot"};
+    if (programs.size() != static_cast<size_t>(schedule.num_ranks)) {
+      throw Refuted{"there are " + std::to_string(programs.size()) + " programs"};
+    }
+    for (int rank = 0; rank < schedule.num_ranks; ++rank) {
+      check_header(schedule, programs[rank], rank);
+      for (size_t i = 0; i < programs[rank].steps.size(); ++i) check_step(programs[rank], i);
+    }
+    Machine(schedule, programs, slots).run();
+    proof.ok = true;
+  } catch (const Refuted& refuted) {
+    proof.error = std::string(info(schedule.collective).name) + " " + schedule.algorithm + ", " +
+                  std::to_string(schedule.num_ranks) + " ranks, " + std::to_string(slots) +
+                  (slots == 1 ? " slot: " : " slots: ") + refuted.why;
+  }
+  return proof;
+}
+
+int min_safe_slots(const Schedule& schedule, const std::vector<Program>& programs, int max_slots,
+                   std::string* error) {
+  const Proof with_most = verify(schedule, programs, max_slots);
+  if (!with_most.ok) {
+    if (error != nullptr) *error = with_most.error;
+    return 0;
+  }
+  int slots = 1;
+  while (!verify(schedule, programs, slots).ok) ++slots;
+  return slots;
+}
+
+}  // namespace pycoll

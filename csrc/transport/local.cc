@@ -1,0 +1,79 @@
+// Ranks as threads of one process: tests, notebooks, several ranks on one device.
+//
+// A world is made once and handed to every thread. Sub-worlds are found through their parent, by
+// id: the first member that asks makes one.
+#include <map>
+#include <mutex>
+
+#include "transport/mapping.h"
+#include "transport/transport.h"
+
+namespace pycoll {
+
+class LocalWorld {
+ public:
+  explicit LocalWorld(int num_ranks)
+      : num_ranks_(num_ranks), mapping_(-1, SegmentLayout::for_ranks(num_ranks).total_bytes) {}
+
+  int num_ranks() const { return num_ranks_; }
+  std::byte* base() const { return mapping_.base(); }
+
+  std::shared_ptr<LocalWorld> child(const std::string& id, int num_ranks) {
+    const std::lock_guard lock(mutex_);
+    Child& child = children_[id];
+    if (child.world == nullptr) child = {std::make_shared<LocalWorld>(num_ranks), num_ranks};
+    std::shared_ptr<LocalWorld> world = child.world;
+    if (--child.missing == 0) children_.erase(id);  // each member now holds it
+    return world;
+  }
+
+ private:
+  struct Child {
+    std::shared_ptr<LocalWorld> world;
+    int missing = 0;
+  };
+
+  int num_ranks_;
+  Mapping mapping_;
+  std::mutex mutex_;
+  std::map<std::string, Child> children_;
+};
+
+namespace {
+
+class LocalTransport final : public Transport {
+ public:
+  LocalTransport(std::shared_ptr<LocalWorld> world, int rank)
+      : world_(std::move(world)), rank_(rank), segment_(world_->base(), world_->num_ranks()) {}
+
+  std::string_view name() const override { return "local"; }
+  int rank() const override { return rank_; }
+  int num_ranks() const override { return world_->num_ranks(); }
+  Segment& segment() override { return segment_; }
+  // A thread cannot end without its process; one that leaves says so in its RankControl.
+  std::optional<int> ended_by(int) override { return std::nullopt; }
+
+  std::unique_ptr<Transport> make_subgroup(std::span<const int> members, const std::string& id,
+                                           const Deadline&) override {
+    int rank = 0;
+    while (members[rank] != rank_) ++rank;
+    return make_local_transport(world_->child(id, static_cast<int>(members.size())), rank);
+  }
+
+ private:
+  std::shared_ptr<LocalWorld> world_;
+  int rank_;
+  Segment segment_;
+};
+
+}  // namespace
+
+std::shared_ptr<LocalWorld> make_local_world(int num_ranks) {
+  return std::make_shared<LocalWorld>(num_ranks);
+}
+
+std::unique_ptr<Transport> make_local_transport(std::shared_ptr<LocalWorld> world, int rank) {
+  return std::make_unique<LocalTransport>(std::move(world), rank);
+}
+
+}  // namespace pycoll

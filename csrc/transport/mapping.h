@@ -1,0 +1,38 @@
+// One owner per memory mapping.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <utility>
+
+#include "base/error.h"
+
+namespace pycoll {
+
+class Mapping {
+ public:
+  Mapping() = default;
+  /// Maps `bytes` of `fd` shared, or anonymous memory when fd is -1. Raises SystemError.
+  Mapping(int fd, size_t bytes) : bytes_(bytes) {
+    const int flags = fd < 0 ? MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE
+                             : MAP_SHARED | MAP_NORESERVE;
+    void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+    if (base == MAP_FAILED) throw_system_error("mmap of a communicator's shared memory");
+    base_ = static_cast<std::byte*>(base);
+  }
+  Mapping(Mapping&& other) noexcept
+      : base_(std::exchange(other.base_, nullptr)), bytes_(other.bytes_) {}
+  Mapping& operator=(Mapping&&) = delete;
+  ~Mapping() {
+    if (base_ != nullptr) ::munmap(base_, bytes_);
+  }
+
+  std::byte* base() const { return base_; }
+
+ private:
+  std::byte* base_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace pycoll

@@ -1,0 +1,124 @@
+// Every acquire and release of the project, and the two ends of a ring of slots built on them.
+//
+// A ring carries messages from one writer to one reader (a link) or to all other ranks (multicast).
+// Invariants, argued in docs/memory_model.md:
+//   - the writer alone advances `tail`; reader i alone advances `heads[i]`; both only grow;
+//   - slot k % num_slots is written only when every head has passed k - num_slots (a credit);
+//   - bytes written before `tail` is released are read only after `tail` is acquired, and bytes
+//     read before a head is released are overwritten only after that head is acquired.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace pycoll {
+
+// Two lines: the adjacent-line prefetcher of x86 pairs them, so one flag must own both.
+inline constexpr size_t kFlagBytes = 128;
+inline constexpr int kMaxSlots = 8;
+
+inline uint64_t load_acquire(const uint64_t& word) {
+  return std::atomic_ref<uint64_t>(const_cast<uint64_t&>(word)).load(std::memory_order_acquire);
+}
+inline uint64_t load_relaxed(const uint64_t& word) {
+  return std::atomic_ref<uint64_t>(const_cast<uint64_t&>(word)).load(std::memory_order_relaxed);
+}
+inline void store_release(uint64_t& word, uint64_t value) {
+  std::atomic_ref<uint64_t>(word).store(value, std::memory_order_release);
+}
+inline void store_relaxed(uint64_t& word, uint64_t value) {
+  std::atomic_ref<uint64_t>(word).store(value, std::memory_order_relaxed);
+}
+/// True when `word` was 0 and is now `value`; acquires what the winner released otherwise.
+inline bool claim(uint64_t& word, uint64_t value) {
+  uint64_t expected = 0;
+  return std::atomic_ref<uint64_t>(word).compare_exchange_strong(expected, value,
+                                                                 std::memory_order_acq_rel);
+}
+
+/// One flag on its own lines. `marks` lies on the first of them: a reader that polls `value` gets
+/// the mark of the slot (a digest of the writer's call) with the same cache-line flight.
+struct alignas(kFlagBytes) FlagLine {
+  uint64_t value = 0;
+  uint32_t marks[kMaxSlots] = {};
+};
+static_assert(sizeof(FlagLine) == kFlagBytes);
+
+/// Where a ring lives in shared memory.
+struct RingMemory {
+  std::byte* slots = nullptr;
+  size_t slot_bytes = 0;
+  int num_slots = 0;
+  FlagLine* tail = nullptr;   // one
+  FlagLine* heads = nullptr;  // one per reader
+  int num_heads = 1;
+};
+
+/// The writer's end. Private to the writing rank.
+class SendEnd {
+ public:
+  SendEnd() = default;
+  explicit SendEnd(const RingMemory& memory) : memory_(memory) {}
+
+  /// A credit: pairs with RecvEnd::release, so that the readers' loads are over.
+  bool has_free_slot() {
+    if (posted_ - released_ < static_cast<uint64_t>(memory_.num_slots)) return true;
+    uint64_t slowest = posted_;
+    for (int i = 0; i < memory_.num_heads; ++i) {
+      const uint64_t head = load_acquire(memory_.heads[i].value);
+      if (head < slowest) slowest = head;
+    }
+    released_ = slowest;
+    return posted_ - released_ < static_cast<uint64_t>(memory_.num_slots);
+  }
+  std::byte* slot() const { return memory_.slots + index() * memory_.slot_bytes; }
+  /// Sequence number of the message now being written: 1, 2, ...
+  uint64_t sequence() const { return posted_ + 1; }
+  /// Makes the slot's bytes and its mark visible: pairs with RecvEnd::has_full_slot.
+  void post(uint32_t mark) {
+    std::atomic_ref<uint32_t>(memory_.tail->marks[index()])
+        .store(mark, std::memory_order_relaxed);
+    store_release(memory_.tail->value, ++posted_);
+  }
+  /// The bytes carried their own flags (ll): nothing to make visible.
+  void post_in_band() { ++posted_; }
+
+ private:
+  size_t index() const { return posted_ % static_cast<uint64_t>(memory_.num_slots); }
+
+  RingMemory memory_;
+  uint64_t posted_ = 0;
+  uint64_t released_ = 0;  // slowest head when last looked at
+};
+
+/// A reader's end. Private to the reading rank.
+class RecvEnd {
+ public:
+  RecvEnd() = default;
+  RecvEnd(const RingMemory& memory, int reader) : memory_(memory), reader_(reader) {}
+
+  /// Pairs with SendEnd::post.
+  bool has_full_slot() {
+    if (seen_ > released_) return true;
+    seen_ = load_acquire(memory_.tail->value);
+    return seen_ > released_;
+  }
+  const std::byte* slot() const { return memory_.slots + index() * memory_.slot_bytes; }
+  uint64_t sequence() const { return released_ + 1; }
+  uint32_t mark() const {
+    return std::atomic_ref<uint32_t>(memory_.tail->marks[index()]).load(std::memory_order_relaxed);
+  }
+  /// Gives the slot back: pairs with SendEnd::has_free_slot.
+  void release() { store_release(memory_.heads[reader_].value, ++released_); }
+
+ private:
+  size_t index() const { return released_ % static_cast<uint64_t>(memory_.num_slots); }
+
+  RingMemory memory_;
+  int reader_ = 0;
+  uint64_t released_ = 0;
+  uint64_t seen_ = 0;  // tail when last looked at
+};
+
+}  // namespace pycoll

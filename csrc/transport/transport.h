@@ -1,0 +1,43 @@
+// What memory or wire the links of a communicator are. One file per transport.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/clock.h"
+#include "transport/segment.h"
+
+namespace pycoll {
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual std::string_view name() const = 0;
+  virtual int rank() const = 0;
+  virtual int num_ranks() const = 0;
+  /// Shared with all peers; valid as long as the transport lives.
+  virtual Segment& segment() = 0;
+  /// The signal that ended the process of `peer`, 0 when it ended in a way that is not known,
+  /// nothing while it lives. Called by slow waits only: may make system calls.
+  virtual std::optional<int> ended_by(int peer) = 0;
+  /// A transport among `members` (ranks of this one, in their new order), all of which call this
+  /// with the same `id`, unique in the life of this transport.
+  virtual std::unique_ptr<Transport> make_subgroup(std::span<const int> members,
+                                                   const std::string& id,
+                                                   const Deadline& deadline) = 0;
+};
+
+/// Ranks as threads of one process. Every thread passes the same world.
+class LocalWorld;
+std::shared_ptr<LocalWorld> make_local_world(int num_ranks);
+std::unique_ptr<Transport> make_local_transport(std::shared_ptr<LocalWorld> world, int rank);
+
+/// Ranks as processes of one host: a memfd that the first rank makes and passes over a Unix socket.
+/// `name` is unique on the host, `token` shared by the ranks and nobody else.
+std::unique_ptr<Transport> make_shm_transport(const std::string& name, int rank, int num_ranks,
+                                              const std::string& token, const Deadline& deadline);
+
+}  // namespace pycoll

@@ -1,0 +1,41 @@
+"""pycoll: collectives written once as data; proved, simulated, drawn and executed.
+
+    comm = pycoll.init()
+    comm.all_reduce(x)
+"""
+
+from __future__ import annotations
+
+from pycoll import schedule
+from pycoll.communicator import Communicator, Work, init
+from pycoll.errors import (
+    AbortedError,
+    CollectiveMismatchError,
+    CudaError,
+    Error,
+    MpiError,
+    PeerDiedError,
+    SystemError,
+    TimeoutError,
+    UsageError,
+)
+from pycoll.launch import run_ranks
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AbortedError",
+    "CollectiveMismatchError",
+    "Communicator",
+    "CudaError",
+    "Error",
+    "MpiError",
+    "PeerDiedError",
+    "SystemError",
+    "TimeoutError",
+    "UsageError",
+    "Work",
+    "init",
+    "run_ranks",
+    "schedule",
+]

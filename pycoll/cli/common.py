@@ -1,0 +1,106 @@
+"""What the commands share: errors as one line, algorithms by name, tables, a user's modules."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from pycoll.errors import Error, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+FAILED = 1  # exit status: asked correctly, but not proved, not equal, or failed
+USAGE = 2  # exit status: asked wrongly
+
+CollectiveArgument = Annotated[
+    str, typer.Argument(help="What it computes, such as all_reduce or broadcast.")
+]
+AlgorithmsOption = Annotated[
+    str,
+    typer.Option("--algorithm", "-a", help="A name, a list such as ring,tree, or all."),
+]
+ModulesOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--module",
+        "-m",
+        help="A Python file that registers algorithms. May be given several times.",
+    ),
+]
+
+
+class ErrorsAsLines(TyperGroup):
+    """Shows an error that the user can act on as one line without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Error as error:
+            typer.echo(f"pycoll: {error}", err=True)
+            raise typer.Exit(USAGE if isinstance(error, UsageError) else FAILED) from None
+
+
+def load_modules(paths: list[Path] | None) -> None:
+    """Imports Python files for what they register.
+
+    Raises:
+        UsageError: a file is not there, or raises.
+    """
+    for path in paths or ():
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None or not path.is_file():
+            raise UsageError(f"--module {path}: expected a Python file that exists")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, module)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            raise UsageError(f"--module {path}: {type(error).__name__}: {error}") from error
+
+
+def choose_algorithms(collective: str, wanted: str) -> list[str]:
+    """Names of algorithms: all of a collective, or those of a list.
+
+    Raises:
+        UsageError: no such collective or algorithm.
+    """
+    from pycoll import schedule
+
+    known = schedule.algorithms(collective)
+    chosen = known if wanted == "all" else [name.strip() for name in wanted.split(",")]
+    for name in chosen:
+        schedule.info(collective, name)
+    return chosen
+
+
+def busbw_factor(collective: str, n: int) -> float:
+    """What turns a collective's algbw into busbw, as nccl-tests defines it."""
+    from pycoll import _core
+
+    return next(row.busbw_factor(n) for row in _core.collectives() if row.name == collective)
+
+
+def console(*, err: bool = False) -> Console:
+    """A rich Console; what is piped is never wrapped."""
+    from rich.console import Console
+
+    made = Console(stderr=err, highlight=False)
+    return made if made.is_terminal else Console(stderr=err, highlight=False, width=250)
+
+
+def new_table(*headers: str, title: str | None = None) -> Table:
+    """A table whose first column is names and whose others are numbers."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1))
+    for i, header in enumerate(headers):
+        table.add_column(header, justify="left" if i == 0 else "right", no_wrap=True)
+    return table

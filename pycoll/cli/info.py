@@ -1,0 +1,65 @@
+"""`pycoll info`: what this installation has in it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from typing import Annotated, Any
+
+import typer
+
+EPILOG = """[bold]Examples[/bold]
+
+  pycoll info
+
+  pycoll info --json
+"""
+
+
+def info(
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+) -> None:
+    """Show the version, how the core was built, and what is found on this machine."""
+    facts = _facts()
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        typer.echo(f"{name:<{width}}  {_text(value)}")
+
+
+def _facts() -> dict[str, Any]:
+    from pycoll import _core, schedule
+
+    facts: dict[str, Any] = {
+        "pycoll": _version("pycoll") or "not installed, run from its source",
+        "library": _core.__file__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+    }
+    facts |= {f"core: {name}": value for name, value in _core.build_info().items()}
+    for package in ("numpy", "torch", "matplotlib"):
+        facts[package] = _version(package) or "not installed"
+    for row in _core.collectives():
+        if names := schedule.algorithms(row.name):
+            facts[f"algorithms: {row.name}"] = names
+    return facts
+
+
+def _version(package: str) -> str | None:
+    """Of an installed package, without importing it."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

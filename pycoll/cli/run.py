@@ -1,0 +1,234 @@
+"""`pycoll run`: a script on n ranks of this host. No rank outlives the command."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pycoll.processes import RankProcess, World
+
+EPILOG = """[bold]Examples[/bold]
+
+  pycoll run -n 4 train.py --epochs 3
+
+  pycoll run -n 2 -m my_package.train
+
+  pycoll run -n 4 --no-prefix train.py
+"""
+
+CONTEXT = {"allow_interspersed_args": False}  # what follows the script is the script's
+
+
+def run(
+    command: Annotated[
+        list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.")
+    ],
+    n: Annotated[int, typer.Option("-n", help="Number of ranks.", min=1)] = 2,
+    module: Annotated[
+        bool, typer.Option("-m", help="SCRIPT is a module, as for `python -m`.")
+    ] = False,
+    prefix: Annotated[
+        bool, typer.Option("--prefix/--no-prefix", help="Start each line of output with [rank].")
+    ] = True,
+    grace: Annotated[
+        float,
+        typer.Option(
+            help="Seconds that the other ranks get after the first failure, and again between "
+            "SIGTERM and SIGKILL.",
+            min=0.0,
+        ),
+    ] = 5.0,
+) -> None:
+    """Run a Python script on n local ranks; exit with the status of the first that fails.
+
+    Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and PYCOLL_TOKEN in its
+    environment, which is what `pycoll.init()` reads.
+    """
+    from pycoll.processes import World
+
+    extra = {}
+    if n > 1 and "OMP_NUM_THREADS" not in os.environ:
+        extra["OMP_NUM_THREADS"] = "1"
+        typer.echo(
+            f"pycoll run: OMP_NUM_THREADS=1 for each of {n} ranks; set it to choose otherwise",
+            err=True,
+        )
+    argv = [sys.executable, *(["-m"] if module else []), *command]
+    raise typer.Exit(_Launch(argv, World(n), extra, prefix, grace).run())
+
+_PIPE_BYTES = 1 << 16  # what a pipe holds
+
+
+class _Ended(BaseException):
+    """A signal asks the command itself to end."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+@dataclass(slots=True)
+class _Output:
+    """One stream of one rank, passed on by whole lines."""
+
+    pipe: int
+    to: int
+    label: bytes
+    rest: bytes = b""
+
+    def forward(self) -> bool:
+        """Passes on what has come; False at the end."""
+        try:
+            part = os.read(self.pipe, _PIPE_BYTES)
+        except BlockingIOError:
+            return True
+        *lines, self.rest = (self.rest + part).split(b"\n")
+        self._write(lines)
+        return bool(part)
+
+    def finish(self) -> None:
+        """Passes on what is left, whole line or not."""
+        self.forward()
+        self._write([self.rest] if self.rest else [])
+        os.close(self.pipe)
+
+    def _write(self, lines: list[bytes]) -> None:
+        data = b"".join(self.label + line + b"\n" for line in lines)
+        while data:
+            data = data[os.write(self.to, data) :]
+
+
+class _Launch:
+    def __init__(
+        self, argv: list[str], world: World, extra: dict[str, str], prefix: bool, grace_s: float
+    ) -> None:
+        self._argv = argv
+        self._world = world
+        self._extra = extra
+        self._prefix = prefix
+        self._grace_s = grace_s
+        self._processes: list[RankProcess] = []
+        self._outputs: list[_Output] = []
+
+    def run(self) -> int:
+        """Starts all ranks, waits for them, and returns the command's exit status."""
+        from pycoll.processes import end_all
+
+        with _signals_raise():
+            try:
+                for rank in range(self._world.size):
+                    self._start(rank)
+                return self._watch()
+            except _Ended as ended:
+                name = signal.Signals(ended.signum).name
+                typer.echo(f"pycoll run: {name}: ending all ranks", err=True)
+                return 128 + ended.signum
+            finally:
+                with _signals_ignored():
+                    end_all(self._processes, self._grace_s)
+                    for output in self._outputs:
+                        output.finish()
+
+    def _start(self, rank: int) -> None:
+        from pycoll.processes import RankProcess
+
+        label = f"[{rank}] ".encode()
+        write_ends = []
+        for to in (1, 2) if self._prefix else ():
+            read_end, write_end = os.pipe()
+            os.set_blocking(read_end, False)
+            self._outputs.append(_Output(read_end, to, label))
+            write_ends.append(write_end)
+        RankProcess.start(rank, lambda: self._rank_main(rank, write_ends), into=self._processes)
+        for write_end in write_ends:
+            os.close(write_end)
+
+    def _rank_main(self, rank: int, write_ends: list[int]) -> NoReturn:
+        """Becomes the script, in the child."""
+        for to, write_end in enumerate(write_ends, start=1):
+            os.dup2(write_end, to)
+        # A group that is not the terminal's would be stopped when it reads from it.
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        environment = {**os.environ, **self._world.environment(rank), **self._extra}
+        if write_ends:
+            environment.setdefault("PYTHONUNBUFFERED", "1")
+        os.execve(self._argv[0], self._argv, environment)
+
+    def _watch(self) -> int:
+        """Passes output on until all ranks have ended, or the grace after a failure is over."""
+        from pycoll.processes import describe_exit
+
+        failed = 0
+        deadline: float | None = None
+        running = len(self._processes)
+        with selectors.DefaultSelector() as selector:
+            for output in self._outputs:
+                selector.register(output.pipe, selectors.EVENT_READ, output)
+            for process in self._processes:
+                selector.register(process.pidfd, selectors.EVENT_READ, process)
+            while running:
+                wait_s = None if deadline is None else deadline - time.monotonic()
+                if wait_s is not None and wait_s <= 0:
+                    typer.echo(
+                        f"pycoll run: ending {running} ranks that still run {self._grace_s:g} s "
+                        "after the first failure",
+                        err=True,
+                    )
+                    break
+                for key, _ in selector.select(wait_s):
+                    if isinstance(key.data, _Output):
+                        if not key.data.forward():
+                            selector.unregister(key.fd)
+                        continue
+                    selector.unregister(key.fd)
+                    running -= 1
+                    status = key.data.exit_status()
+                    if status and not failed:
+                        failed = status if status > 0 else 128 - status
+                        deadline = time.monotonic() + self._grace_s
+                        typer.echo(
+                            f"pycoll run: rank {key.data.rank} of {self._world.size} "
+                            f"{describe_exit(status)}",
+                            err=True,
+                        )
+        return failed
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    def handler(signum: int, frame: FrameType | None) -> None:
+        raise _Ended(signum)
+
+    with _handling(handler):
+        yield
+
+
+@contextmanager
+def _signals_ignored() -> Iterator[None]:
+    with _handling(signal.SIG_IGN):
+        yield
+
+
+@contextmanager
+def _handling(handler: object) -> Iterator[None]:
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(signum, handler) for signum in signals]  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for signum, old in zip(signals, before, strict=True):
+            signal.signal(signum, old)
+

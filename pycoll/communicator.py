@@ -1,0 +1,235 @@
+"""Communicators: the ranks that take part, and the collectives that they run.
+
+`all_reduce` and `broadcast` come from the C++ class as they are; their signatures stand here for
+readers and type checkers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+
+from pycoll import _core
+from pycoll.errors import TimeoutError, UsageError
+
+_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+class Work:
+    """A handle on a collective that was started with `async_op=True`.
+
+    The arrays of the call must not be read or written until it is done.
+    """
+
+    def __init__(self, core: _core.Work, result: Any, timeout_s: float) -> None:
+        self._core = core
+        self._result = result
+        self._timeout_s = timeout_s
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """Waits until the collective is over.
+
+        Args:
+            timeout_s: How long to wait here, seconds. None: as long as the collective itself may
+                take, which is the communicator's timeout.
+
+        Returns:
+            The result array of the call.
+
+        Raises:
+            TimeoutError: The collective is still running after `timeout_s`; it goes on.
+            Error: What ended the collective.
+        """
+        while not self._core.wait(1.0 if timeout_s is None else timeout_s):
+            if timeout_s is not None:
+                raise TimeoutError(f"the collective is still running after {timeout_s:g} s")
+        return self._result
+
+    def done(self) -> bool:
+        """True when it is over, well or not."""
+        return self._core.done()
+
+    def exception(self) -> BaseException | None:
+        """What ended it, None while it runs and after success."""
+        return self._core.exception()
+
+
+class Communicator(_core.Communicator):
+    """The ranks that take part in collectives. Made by `init`, `split` and `run_ranks`.
+
+    A communicator is used by one thread at a time. After an error it is broken: every further call
+    raises, and a new one can be made. It is also a context manager that closes it.
+    """
+
+    def __init__(self, core: _core.Communicator) -> None:
+        super().__init__(core)
+        _open.add(self)
+
+    @property
+    def host_rank(self) -> int:
+        """This rank's place among the ranks of its host."""
+        return self.rank  # links between hosts are not built yet: all ranks are on one
+
+    if TYPE_CHECKING:
+
+        def all_reduce(
+            self,
+            x: Any,
+            op: str = "sum",
+            out: Any = None,
+            *,
+            algorithm: str | None = None,
+            async_op: bool = False,
+        ) -> Any:
+            """Reduces `x` over all ranks; every rank gets the same bits.
+
+            Args:
+                x: Contiguous host array of any shape, alike on all ranks; f32 f64 f16 bf16 i32 i64
+                    or u8. Anything with the buffer protocol or DLPack; never copied.
+                op: sum, prod, min, max or avg. 16-bit floats are combined in f32; integers wrap,
+                    and their avg is truncated toward zero.
+                out: Array for the result, like `x`. None: in place.
+                algorithm: Name of an algorithm, "ring", or of an algorithm and a protocol,
+                    "ring/ll". None: the one that the simulation predicts to be fastest.
+                async_op: Return a `Work` at once.
+
+            Returns:
+                The array that holds the result, or a `Work`.
+
+            Raises:
+                UsageError: `x` or `out` is no such array; unknown op or algorithm.
+                CollectiveMismatchError: The ranks' calls differ.
+                PeerDiedError: A rank's process ended or a rank closed the communicator.
+                TimeoutError: A rank did not come or did not move on in time.
+
+            Cost: see `pycoll show ALGORITHM` and `explain`.
+            """
+
+        def broadcast(
+            self, x: Any, root: int = 0, *, algorithm: str | None = None, async_op: bool = False
+        ) -> Any:
+            """Gives every rank the root's `x`, in place.
+
+            Args:
+                x: Contiguous writable host array, alike in shape and dtype on all ranks.
+                root: The rank whose values all get.
+                algorithm: As for `all_reduce`.
+                async_op: Return a `Work` at once.
+
+            Returns:
+                `x`, or a `Work`.
+
+            Raises:
+                As `all_reduce`.
+
+            Cost: binomial: ceil(log2 n) (alpha + N beta).
+            """
+
+    def split(self, color: int, key: int = 0) -> Communicator | None:
+        """Makes a communicator of the ranks with the same color. Collective.
+
+        Args:
+            color: Which part this rank goes to; negative: none.
+            key: Orders the ranks within a part; ties by rank.
+
+        Returns:
+            The part's communicator, None for a negative color.
+
+        Raises:
+            As `all_reduce`; TimeoutError when a member does not come.
+
+        Cost: one small all-reduce and one exchange of memory handles.
+        """
+        core = self._split(color, key)
+        return None if core is None else Communicator(core)
+
+    def explain(self, collective: str, nbytes: int, dtype: Any = None, *, root: int = 0) -> str:
+        """Says which algorithm, protocol and transport a call gets, and why.
+
+        Args:
+            collective: "all_reduce" or "broadcast".
+            nbytes: Size of the message; or, with `dtype`, the number of elements' bytes all the
+                same. Bytes.
+            dtype: Does not change the choice; accepted so that calls read like the collective's.
+            root: Of a rooted collective.
+
+        Returns:
+            A few lines: the choice, its proof, measured and predicted times of all candidates.
+
+        Raises:
+            UsageError: Unknown collective.
+        """
+        return self._explain(collective, nbytes, root)
+
+    def _add_algorithm(self, collective: str, name: str, root: int) -> None:
+        """The core met a name that it does not know: one registered in Python, or nobody's."""
+        from pycoll import schedule
+
+        self._add_schedule(schedule.build(collective, name, n=self.size, root=root).core)
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else self.transport
+        return f"<pycoll.Communicator rank {self.rank} of {self.size}, {state}>"
+
+
+def init(timeout_s: float = 60.0) -> Communicator:
+    """Joins the ranks of this job.
+
+    Who takes part is read from the environment: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+    (`pycoll run`, torchrun), or mpiexec's or SLURM's variables. With none of them there is one rank.
+
+    Args:
+        timeout_s: Deadline of joining and of every later operation, seconds.
+
+    Returns:
+        The communicator of all ranks.
+
+    Raises:
+        UsageError: The environment makes no sense, or the ranks are on several hosts.
+        TimeoutError: Some rank did not come; the message names it.
+    """
+    if not timeout_s > 0:
+        raise UsageError(f"timeout_s is {timeout_s!r}, expected a number of seconds above 0")
+    return Communicator(_core.init_from_environment(float(timeout_s)))
+
+
+def local_communicators(n: int, timeout_s: float = 60.0) -> list[Communicator]:
+    """Communicators for `n` ranks that are threads of this process, one for each thread.
+
+    Args:
+        n: Number of ranks.
+        timeout_s: Deadline of every operation, seconds.
+
+    Returns:
+        The ranks' communicators in rank order.
+
+    Raises:
+        UsageError: `n` is not in 1..64.
+    """
+    if not 1 <= n <= 64:
+        raise UsageError(f"n is {n}, expected 1..64 ranks")
+    world = _core.make_local_world(n)
+    return [Communicator(_core.init_local(world, rank, float(timeout_s))) for rank in range(n)]
+
+
+@atexit.register
+def _close_all() -> None:
+    for comm in list(_open):
+        comm.close()
+
+
+__all__ = ["Communicator", "Work", "init", "local_communicators"]

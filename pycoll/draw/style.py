@@ -1,0 +1,91 @@
+"""Colours, and the one place that touches matplotlib's set-up: figures without global state."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from pycoll.errors import UsageError
+
+INK, MUTED, GRID, SHADE, PAPER = "#222222", "#5f6368", "#c9ccd1", "#f5f6f8", "#ffffff"
+
+# Paul Tol's "muted" scheme (https://personal.sron.nl/~pault/), told apart with any colour vision.
+_MUTED_SCHEME = (
+    "#332288", "#44aa99", "#cc6677", "#117733", "#88ccee", "#882255", "#999933", "#aa4499",
+)  # fmt: skip
+_MAX_PIXELS = 20_000
+
+
+def matplotlib_module() -> Any:
+    """Imports matplotlib, or says how to get it."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise UsageError(
+            "pictures need matplotlib, which is not installed: `pip install 'pycoll[draw]'`, "
+            'or draw as text with format="text"'
+        ) from error
+    return matplotlib
+
+
+def chunk_colors(num_chunks: int) -> list[str]:
+    """One colour per chunk: told apart up to 8, in a perceptually even order beyond."""
+    if num_chunks <= len(_MUTED_SCHEME):
+        return list(_MUTED_SCHEME[:num_chunks])
+    matplotlib = matplotlib_module()
+    even = matplotlib.colormaps["viridis"]
+    return [matplotlib.colors.to_hex(even(0.92 * c / (num_chunks - 1))) for c in range(num_chunks)]
+
+
+def tint(color: str) -> str:
+    """The colour mixed with five parts of white."""
+    parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{(part + 5 * 255) // 6:02x}" for part in parts)
+
+
+def new_figure(width: float, height: float) -> tuple[Any, Any]:
+    """A figure and axes that cover it, in inches, with y downward."""
+    matplotlib_module()
+    from matplotlib.figure import Figure
+
+    fig = Figure(figsize=(width, height), facecolor=PAPER)
+    ax = fig.add_axes((0, 0, 1, 1))
+    ax.set_xlim(0, width)
+    ax.set_ylim(height, 0)
+    ax.set_axis_off()
+    return fig, ax
+
+
+def render(fig: Any, format: str) -> bytes:
+    """The figure as SVG or PNG; the same figure always gives the same bytes of SVG.
+
+    Args:
+        fig: a matplotlib Figure.
+        format: `svg` or `png`.
+
+    Returns:
+        The file's content.
+    """
+    matplotlib = matplotlib_module()
+    out = io.BytesIO()
+    options: dict[str, Any] = {}
+    if format == "svg":
+        options["metadata"] = {"Date": None, "Creator": "pycoll"}
+    else:
+        options["dpi"] = min(150.0, _MAX_PIXELS / max(fig.get_size_inches()))
+    with matplotlib.rc_context({"svg.hashsalt": "pycoll", "svg.fonttype": "path"}):
+        fig.savefig(out, format=format, **options)
+    return out.getvalue()
+
+
+def image_format(path: str | Path | None, format: str | None, known: tuple[str, ...]) -> str:
+    """The format that a caller asks for, by name or by the file's ending."""
+    chosen = format or (Path(path).suffix.lstrip(".").lower() if path is not None else "text")
+    chosen = {"txt": "text"}.get(chosen, chosen)
+    if chosen not in known:
+        raise UsageError(
+            f"cannot draw as {chosen!r}: expected one of {', '.join(known)}, "
+            "given as format= or as the ending of the path"
+        )
+    return chosen

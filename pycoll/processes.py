@@ -1,0 +1,186 @@
+"""Ranks as child processes that never outlive the process that started them.
+
+Every rank leads a process group of its own, so that Ctrl-C in a terminal reaches only the parent,
+and so that ending a rank also ends what that rank has started. A rank that has exited is left
+unreaped until its group has been signalled: until then its id cannot belong to anybody else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG = 1
+_ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What the ranks of one launch share: how they find each other, and nobody else.
+
+    The port is free when it is chosen; rank 0 binds it again.
+    """
+
+    size: int
+    port: int = field(default_factory=lambda: _free_port())
+    token: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    def environment(self, rank: int) -> Mapping[str, str]:
+        """The environment variables that `pycoll.init` of this rank reads."""
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(self.size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self.port),
+            "PYCOLL_TOKEN": self.token,
+        }
+
+
+@dataclass(slots=True)
+class RankProcess:
+    """A child process; `pidfd` becomes readable when it exits."""
+
+    rank: int
+    pid: int
+    pidfd: int
+    reaped: bool = False
+
+    @classmethod
+    def start(cls, rank: int, body: Callable[[], int], into: list[RankProcess]) -> None:
+        """Forks a child that runs `body` and exits with the status it returns.
+
+        A fork, not a fresh interpreter, so that the body may be a closure or a function of a
+        notebook. The child ends with `os._exit`: what the parent registered with `atexit` is the
+        parent's.
+
+        Args:
+            rank: which rank it is.
+            body: what the child runs.
+            into: the child is appended to it before a KeyboardInterrupt can come in between, so
+                that whoever ends the processes of the list misses none.
+        """
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 warns when a process with threads forks. See run_ranks for what the
+                # child does about it.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+            if pid == 0:
+                _run_child(body, parent, before)
+            with suppress(OSError):  # the child does it too: whoever comes first
+                os.setpgid(pid, pid)
+            into.append(cls(rank, pid, os.pidfd_open(pid)))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def exit_status(self) -> int | None:
+        """None while it runs; its exit status, or minus the signal that killed it."""
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        info = os.waitid(os.P_PID, self.pid, flags)
+        if info is None:
+            return None
+        return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+
+    def send(self, signum: int) -> None:
+        """Signals the rank and all that it has started."""
+        if not self.reaped:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signum)
+
+    def reap(self) -> None:
+        """Forgets an exited rank, after asking what it has left behind to end."""
+        if not self.reaped:
+            self.send(signal.SIGTERM)
+            os.waitid(os.P_PID, self.pid, os.WEXITED)
+            self.reaped = True
+            os.close(self.pidfd)
+
+
+def end_all(processes: Iterable[RankProcess], grace_s: float) -> None:
+    """Ends ranks and all that they have started; returns when none is left.
+
+    Args:
+        processes: the ranks; those already reaped are left alone.
+        grace_s: seconds between SIGTERM and SIGKILL; 0 kills at once.
+    """
+    left = [p for p in processes if not p.reaped]
+    try:
+        if grace_s > 0:
+            for process in left:
+                process.send(signal.SIGTERM)
+            deadline = time.monotonic() + grace_s
+            while time.monotonic() < deadline and any(p.exit_status() is None for p in left):
+                time.sleep(_POLL_S)
+    finally:
+        for process in left:
+            if process.exit_status() != 0:  # what a success leaves behind gets reap's SIGTERM
+                process.send(signal.SIGKILL)
+        for process in left:
+            process.reap()
+
+
+def describe_exit(status: int) -> str:
+    """`exited with status 3`, or `was killed by SIGKILL`."""
+    if status >= 0:
+        return f"exited with status {status}"
+    return f"was killed by {signal_name(-status)}"
+
+
+def signal_name(signum: int) -> str:
+    """`SIGKILL`, or `signal 35` for one without a name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def _run_child(body: Callable[[], int], parent: int, sigmask: set[signal.Signals]) -> NoReturn:
+    status = 1
+    try:
+        with suppress(OSError):
+            os.setpgid(0, 0)
+        _die_with(parent)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, sigmask)
+        status = body()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _die_with(parent: int) -> None:
+    """Asks the kernel to kill this process when its parent is gone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # it went before the kernel knew
+        os._exit(1)
+
+
+def _free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

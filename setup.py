@@ -1,0 +1,42 @@
+"""Builds the one extension, `pycoll._core`, with CMake."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+
+
+class CMakeBuild(build_ext):
+    """Configures once, builds incrementally, and says what it built."""
+
+    def build_extension(self, ext: Extension) -> None:
+        import pybind11
+
+        destination = Path(self.get_ext_fullpath(ext.name)).resolve().parent
+        build = Path(os.environ.get("PYCOLL_BUILD_DIR", Path(self.build_temp) / "cmake")).resolve()
+        build.mkdir(parents=True, exist_ok=True)
+        configure = [
+            "cmake",
+            "-S",
+            str(ROOT),
+            "-B",
+            str(build),
+            "-G",
+            "Ninja",
+            f"-DCMAKE_BUILD_TYPE={os.environ.get('PYCOLL_BUILD_TYPE', 'Release')}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            f"-DPYCOLL_OUTPUT_DIR={destination}",
+        ]
+        subprocess.run(configure, check=True, stdout=None if self.verbose else subprocess.DEVNULL)
+        jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
+        subprocess.run(["cmake", "--build", str(build), "-j", jobs, "-t", "_core"], check=True)
+        print((build / "built.txt").read_text(), end="", flush=True)
+
+
+setup(ext_modules=[Extension("pycoll._core", sources=[])], cmdclass={"build_ext": CMakeBuild})

@@ -1,0 +1,354 @@
+"""The store: what it keeps, whom it serves, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pycoll import errors
+from pycoll._core import bootstrap
+
+from .conftest import Ranks
+
+pytestmark = pytest.mark.ranks
+
+
+def connect(
+    server: bootstrap.TcpStoreServer, rank: int = 0, token: str = "secret", timeout_s: float = 5
+) -> bootstrap.TcpStore:
+    return bootstrap.TcpStore("127.0.0.1", server.port, token, rank, timeout_s)
+
+
+def in_thread(fn: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """Starts `fn`; the list holds its result, or the exception, once the thread has ended."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(fn())
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, results
+
+
+@pytest.mark.parametrize("value", [b"", b"x", bytes(range(256)), os.urandom(5_000_000)])
+def test_get_after_set_returns_the_bytes(server: bootstrap.TcpStoreServer, value: bytes) -> None:
+    writer, reader = connect(server, 0), connect(server, 1)
+    writer.set("key", b"old")
+    writer.set("key", value)
+    assert reader.get("key", 5) == value
+
+
+def test_get_before_set_waits_for_it(server: bootstrap.TcpStoreServer) -> None:
+    writer, readers = connect(server), [connect(server, rank) for rank in range(1, 9)]
+    waiting = [in_thread(lambda store=store: store.get("late", 5)) for store in readers]
+    time.sleep(0.1)
+    assert all(results == [] for _, results in waiting)
+    writer.set("late", b"now")
+    for thread, results in waiting:
+        thread.join()
+        assert results == [b"now"]
+
+
+def test_get_of_a_key_never_set_names_it_and_leaves_the_store_usable(
+    server: bootstrap.TcpStoreServer,
+) -> None:
+    store, other = connect(server, 3), connect(server, 4)
+    with pytest.raises(errors.TimeoutError, match=r"rank 3 waited 0.1 s for get 'absent'"):
+        store.get("absent", 0.1)
+    other.set("absent", b"too late")
+    other.set("present", b"yes")
+    assert store.get("present", 5) == b"yes"
+    assert store.get("absent", 5) == b"too late"
+
+
+def test_add_from_many_ranks_counts_every_one(server: bootstrap.TcpStoreServer) -> None:
+    stores = [connect(server, rank) for rank in range(8)]
+    seen: list[int] = []
+
+    def count(store: bootstrap.TcpStore) -> None:
+        seen.extend(store.add("count", 1) for _ in range(50))
+
+    threads = [threading.Thread(target=count, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == list(range(1, 401))
+    assert stores[0].add("count", -400) == 0
+    assert stores[0].get("count", 5) == b"0"
+
+
+def test_add_of_zero_asks_without_setting(server: bootstrap.TcpStoreServer) -> None:
+    store = connect(server)
+    assert store.add("asked", 0) == 0
+    with pytest.raises(errors.TimeoutError):
+        store.get("asked", 0.05)
+
+
+@pytest.mark.parametrize("value", [b"ten", b"", b"1x", b"9223372036854775807"])
+def test_add_to_what_cannot_be_added_to_is_refused(
+    server: bootstrap.TcpStoreServer, value: bytes
+) -> None:
+    store = connect(server)
+    store.set("word", value)
+    with pytest.raises(errors.UsageError, match="'word' is not a number, or the sum too large"):
+        store.add("word", 1)
+    assert store.get("word", 5) == value
+
+
+def test_set_of_too_many_bytes_is_refused(server: bootstrap.TcpStoreServer) -> None:
+    store = connect(server)
+    with pytest.raises(errors.UsageError, match="takes 16777216 at most"):
+        store.set("big", b"x" * (16 << 20))
+    store.set("small", b"x")
+    assert store.get("small", 5) == b"x"
+
+
+def test_connect_before_the_server_is_there_waits_for_it(port: int) -> None:
+    thread, results = in_thread(lambda: bootstrap.TcpStore("127.0.0.1", port, "t", 1, 10))
+    time.sleep(0.3)
+    server = bootstrap.TcpStoreServer("127.0.0.1", port, "t")
+    thread.join()
+    results[0].set("key", b"value")
+    server.stop()
+
+
+def test_connect_without_a_server_says_what_to_do(port: int) -> None:
+    text = (
+        rf"rank 3 could not reach the store at 127.0.0.1:{port} within 0.2 s "
+        r"\(Connection refused\): start rank 0, or set MASTER_ADDR and MASTER_PORT"
+    )
+    with pytest.raises(errors.TimeoutError, match=text):
+        bootstrap.TcpStore("127.0.0.1", port, "t", 3, 0.2)
+
+
+def test_connect_to_another_service_says_so(port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)) as other:
+
+        def greet() -> None:
+            connection, _ = other.accept()
+            connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+            time.sleep(0.5)
+            connection.close()
+
+        thread, _ = in_thread(greet)
+        with pytest.raises(errors.TimeoutError, match="not a pycoll store|did not answer"):
+            bootstrap.TcpStore("127.0.0.1", port, "t", 1, 0.3)
+        thread.join()
+
+
+@pytest.mark.parametrize("token", ["", "secre", "secreT", "secret ", "x" * 5000])
+def test_connect_with_another_token_is_refused_and_disturbs_nobody(
+    server: bootstrap.TcpStoreServer, token: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    member = connect(server)
+    expected = errors.UsageError if len(token) < 4096 else errors.TimeoutError
+    with pytest.raises(expected, match="PYCOLL_TOKEN|closed the connection"):
+        connect(server, 1, token, timeout_s=0.3)
+    member.set("key", b"value")
+    assert connect(server, 1).get("key", 5) == b"value"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_server_under_garbage_serves_on(server: bootstrap.TcpStoreServer) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    noise = random.Random(seed)
+    member = connect(server)
+    hello = b"\x00\x01\x00\x00\x00" + struct.pack("<I", 14) + b"pycoll store 1"
+    messages = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff" * 64,
+        struct.pack("<I", 0),
+        struct.pack("<I", 5) + b"\x01\x00\x00\x00\x00",
+        struct.pack("<I", len(hello)) + hello,  # ends where the token should be
+        struct.pack("<I", len(hello) + 4) + hello + struct.pack("<I", 0xFFFFFFFF),
+        *(struct.pack("<I", 40) + noise.randbytes(40) for _ in range(50)),
+    ]
+    for message in messages:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as stranger:
+            stranger.sendall(message)
+            try:
+                assert stranger.recv(100) == b"", message
+            except ConnectionResetError:
+                pass
+    member.set("key", b"value")
+    assert connect(server, 1).get("key", 5) == b"value"
+
+
+def test_member_that_sends_garbage_is_cut_off_alone(server: bootstrap.TcpStoreServer) -> None:
+    member = connect(server)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as broken:
+        body = b"\x00\x01\x00\x00\x00" + struct.pack("<I", 14) + b"pycoll store 1"
+        body += struct.pack("<I", 6) + b"secret" + struct.pack("<i", 7)
+        broken.sendall(struct.pack("<I", len(body)) + body)
+        assert b"pycoll store 1" in broken.recv(100)
+        broken.sendall(struct.pack("<I", 9) + b"\x02\x02\x00\x00\x00" + struct.pack("<I", 99))
+        assert broken.recv(100) == b""
+    member.set("key", b"value")
+    assert member.get("key", 5) == b"value"
+
+
+def test_server_with_hundreds_of_silent_connections_serves_on(
+    server: bootstrap.TcpStoreServer,
+) -> None:
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(300)]
+    member = connect(server)
+    member.set("key", b"value")
+    assert member.get("key", 5) == b"value"
+    silent[0].settimeout(5)
+    assert silent[0].recv(1) == b""  # the oldest gave way
+    for connection in silent:
+        connection.close()
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "::ffff:0.0.0.0"])
+def test_server_on_every_interface_is_refused(address: str) -> None:
+    with pytest.raises(errors.UsageError, match="does not listen on every interface"):
+        bootstrap.TcpStoreServer(address, 0, "t")
+
+
+def test_server_listens_on_its_address_only(server: bootstrap.TcpStoreServer) -> None:
+    with open("/proc/net/tcp") as tcp:
+        listening = [line.split()[1] for line in tcp if line.split()[3] == "0A"]
+    suffix = f":{server.port:04X}"
+    assert [one for one in listening if one.endswith(suffix)] == ["0100007F" + suffix]
+
+
+def test_server_on_an_address_of_another_host_says_so() -> None:
+    with pytest.raises(errors.SystemError, match="MASTER_ADDR must be an address of rank 0's host"):
+        bootstrap.TcpStoreServer("192.0.2.1", 0, "t")
+
+
+def test_server_on_ipv6_serves() -> None:
+    try:
+        server = bootstrap.TcpStoreServer("::1", 0, "t")
+    except errors.SystemError:
+        pytest.skip("this machine has no IPv6")
+    store = bootstrap.TcpStore("::1", server.port, "t", 0, 5)
+    store.set("key", b"value")
+    assert store.get("key", 5) == b"value"
+    server.stop()
+
+
+def test_server_restarted_on_its_port_takes_over(port: int) -> None:
+    for _ in range(5):
+        server = bootstrap.TcpStoreServer("127.0.0.1", port, "t")
+        store = bootstrap.TcpStore("127.0.0.1", port, "t", 0, 5)
+        assert store.add("fresh", 1) == 1
+        server.stop()  # before its client has left: the port stays in TIME_WAIT
+
+
+def test_server_on_a_port_in_use_says_so(server: bootstrap.TcpStoreServer) -> None:
+    with pytest.raises(errors.SystemError, match=f"127.0.0.1:{server.port}: Address already in"):
+        bootstrap.TcpStoreServer("127.0.0.1", server.port, "t")
+
+
+def test_second_join_of_a_rank_waits_for_the_next_session(port: int) -> None:
+    old = bootstrap.TcpStoreServer("127.0.0.1", port, "t")
+    first = bootstrap.TcpStore("127.0.0.1", port, "t", 1, 5)
+    first.set("session", b"old")
+    with pytest.raises(errors.TimeoutError, match="rank 1 has joined that session before"):
+        bootstrap.TcpStore("127.0.0.1", port, "t", 1, 0.2)
+    thread, results = in_thread(lambda: bootstrap.TcpStore("127.0.0.1", port, "t", 1, 10))
+    time.sleep(0.2)
+    old.stop()
+    new = bootstrap.TcpStoreServer("127.0.0.1", port, "t")
+    thread.join()
+    results[0].set("session", b"new")
+    assert results[0].get("session", 5) == b"new"
+    new.stop()
+
+
+def test_get_when_the_server_process_is_killed_raises_at_once(ranks: Ranks, port: int) -> None:
+    def serve() -> None:
+        server = bootstrap.TcpStoreServer("127.0.0.1", port, "t")
+        time.sleep(60)
+        server.stop()
+
+    pid = ranks.start(serve)
+    store = bootstrap.TcpStore("127.0.0.1", port, "t", 1, 10)
+    thread, results = in_thread(lambda: store.get("never", 30))
+    time.sleep(0.1)
+    killed_at = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    thread.join()
+    assert time.monotonic() - killed_at < 1
+    assert isinstance(results[0], errors.PeerDiedError)
+    assert results[0].rank == 0
+    assert "get 'never'" in str(results[0])
+    with pytest.raises(errors.PeerDiedError):
+        store.set("key", b"value")
+
+
+def test_stop_while_a_get_waits_raises_in_it_and_does_not_hang(
+    server: bootstrap.TcpStoreServer,
+) -> None:
+    store = connect(server, 1)
+    thread, results = in_thread(lambda: store.get("never", 30))
+    time.sleep(0.1)
+    start = time.monotonic()
+    server.stop()
+    server.stop()
+    assert time.monotonic() - start < 1
+    thread.join()
+    assert isinstance(results[0], errors.PeerDiedError)
+
+
+def test_stop_with_linger_serves_until_all_have_left(server: bootstrap.TcpStoreServer) -> None:
+    store = connect(server, 1)
+    store.set("key", b"value")
+    thread, _ = in_thread(lambda: server.stop(30))
+    time.sleep(0.1)
+    assert store.get("key", 5) == b"value"
+    with pytest.raises(errors.TimeoutError):
+        connect(server, 2, timeout_s=0.2)
+    assert thread.is_alive()
+    del store
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_stop_with_linger_ends_although_a_client_stays(server: bootstrap.TcpStoreServer) -> None:
+    store = connect(server, 1)
+    start = time.monotonic()
+    server.stop(0.3)
+    assert 0.3 <= time.monotonic() - start < 2
+    with pytest.raises(errors.PeerDiedError):
+        store.get("key", 5)
+
+
+def test_ctrl_c_ends_a_get(ranks: Ranks, server: bootstrap.TcpStoreServer) -> None:
+    def wait() -> None:
+        store = connect(server, 1)
+        store.set("waiting", b"")
+        store.get("never", 30)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def wait_with_handler() -> None:
+        signal.signal(signal.SIGINT, lambda *_: interrupt())
+        wait()
+
+    pid = ranks.start(wait_with_handler)
+    connect(server, 0).get("waiting", 10)
+    time.sleep(0.1)
+    os.kill(pid, signal.SIGINT)
+    outcome = ranks.outcome(pid)
+    assert outcome.error == "KeyboardInterrupt"
+    assert outcome.seconds < 5
+    assert outcome.num_fds_leaked == 0
