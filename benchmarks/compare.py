@@ -44,6 +44,8 @@ BLOCK_US, MAX_CALLS = 100.0, 50
 TURN_US, WARMUP_US = 200_000.0, 2_000.0
 
 console = Console(highlight=False)
+if not console.is_terminal:
+    console = Console(highlight=False, width=140)  # A log: do not fold the tables.
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
@@ -66,7 +68,7 @@ def parse_size(text: str) -> int:
 def turn_plan(call_us: float, quick: bool) -> tuple[int, int, int]:
     """Warm-up calls, samples and calls per sample of one turn, for calls of about call_us."""
     block = round(min(max(BLOCK_US / call_us, 1), MAX_CALLS))
-    fewest, most = (5, 10) if quick else (4, 20)
+    fewest, most = (7, 10) if quick else (4, 20)
     samples = round(min(max(TURN_US / (call_us * block), fewest), most))
     warmup = round(min(max(WARMUP_US / call_us, 1), 2 * MAX_CALLS))
     return warmup, samples, block
@@ -79,12 +81,12 @@ def measure_size(
     plans: dict[str, tuple[int, int, int]] = {}
     samples_us: dict[str, list[float]] = {name: [] for name in jobs}
     # The first pass checks the sums and finds out how long a call takes; the others measure.
-    for round_idx in range(1 + (4 if quick else 8)):
+    for round_idx in range(1 + (3 if quick else 8)):
         for name in random.sample(list(jobs), len(jobs)):
             try:
                 if round_idx == 0:
                     jobs[name].check(nbytes)
-                    trial_us = jobs[name].measure(nbytes, warmup=3, samples=5, block=1)
+                    trial_us = jobs[name].measure(nbytes, warmup=1, samples=3, block=1)
                     plans[name] = turn_plan(statistics.median(trial_us), quick)
                 else:
                     samples_us[name] += jobs[name].measure(nbytes, *plans[name])
@@ -172,6 +174,12 @@ def main(
 
     started_at = datetime.datetime.now(datetime.timezone.utc)
     start_s = time.monotonic()
+    before = machine()
+    if before["load_average_1m"] > 0.5:
+        console.print(
+            f"[yellow]load average is {before['load_average_1m']:.1f}:[/] other processes "
+            "are busy, so times are rough, above all with more ranks than cores"
+        )
     failures: dict[str, str] = {}
     prepare([name for name in names if LIBRARIES[name].packages], failures)
     floor: Floor | None = None
@@ -200,7 +208,7 @@ def main(
         "started_at": started_at.isoformat(timespec="seconds"),
         "took_s": round(time.monotonic() - start_s, 1),
         "quick": quick,
-        "machine": machine(),
+        "machine": before,
         "floor": floor and {"flight_us": floor.flight_us, "read_gb_per_s": floor.read_gb_per_s},
         "libraries": used,
         "failures": failures,
@@ -215,7 +223,7 @@ def main(
     except ImportError:
         console.print("[yellow]no plot:[/] matplotlib is missing; pip install matplotlib")
     console.print(f"record: {json_path} ({report['took_s']} s)")
-    if "pycoll" in failures:
+    if "pycoll" in failures or len(failures) == len(names):
         raise typer.Exit(1)
 
 

@@ -32,7 +32,7 @@ class Job:
         self.library, self.n = library, n
         self._processes: list[subprocess.Popen[bytes]] = []
         self._streams: list[Any] = []
-        self._output = tempfile.TemporaryFile()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed in stop)
         address = f"pycoll-compare-{secrets.token_hex(8)}"
         server = socket.socket(socket.AF_UNIX)
         server.bind("\0" + address)
@@ -77,7 +77,8 @@ class Job:
         for rank in hello:
             if not rank["version"].startswith(self.library.version_marker):
                 raise self._error(
-                    f"wrong library: expected {self.library.version_marker!r}, got {rank['version']!r}"
+                    f"wrong library: expected {self.library.version_marker!r}, "
+                    f"got {rank['version']!r}"
                 )
         return hello
 

@@ -52,8 +52,9 @@ class Library:
         """Command lines, each with the variables to add, that start n ranks."""
         bin_dir = self.prefix(bench_dir) / "bin"
         pinned = "pin" if self.pin(n) else "free"
-        # -I keeps this folder's modules from hiding the library's own.
-        worker = [str(bin_dir / "python"), "-I", str(WORKER), self.adapter, address, pinned]
+        # -I keeps a peer from modules of this folder and of PYTHONPATH; pycoll may be on the latter.
+        alone = ["-I"] if self.packages else []
+        worker = [str(bin_dir / "python"), *alone, str(WORKER), self.adapter, address, pinned]
         settings = self.environment(n)
         if self.launcher:
             return [([str(bin_dir / "mpiexec"), *self.launcher(n), *worker], settings)]
@@ -87,10 +88,16 @@ def mpich_environment(n: int) -> dict[str, str]:
 
 
 def openmpi_launcher(n: int) -> list[str]:
-    """More ranks than cores must be asked for; Open MPI then yields while it waits."""
+    """One core per rank; more ranks than cores must be asked for, and then yield to wait."""
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    crowd = ["--oversubscribe"] if n > NUM_CORES else ["--bind-to", "core"]
-    return [*root, *crowd, "-n", str(n)]
+    spread = ["--map-by", "core", "--bind-to", "core"]
+    crowd = ["--map-by", "core:OVERSUBSCRIBE", "--bind-to", "core:overload-allowed"]
+    return [*root, *(spread if n <= NUM_CORES else crowd), "-n", str(n)]
+
+
+def mpich_launcher(n: int) -> list[str]:
+    """One core per rank; with more ranks than cores, unbound ones were measured to be faster."""
+    return [*(["-bind-to", "core"] if n <= NUM_CORES else []), "-n", str(n)]
 
 
 LIBRARIES = {
@@ -110,7 +117,7 @@ LIBRARIES = {
             "mpi",
             ("mpich>=5,<6", "mpi4py>=4.1,<5", "numpy"),
             "MPICH Version:      5",
-            launcher=lambda n: ["-bind-to", "core", "-n", str(n)],
+            launcher=mpich_launcher,
             environment=mpich_environment,
         ),
         Library(

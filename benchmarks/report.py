@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from floor import Floor
 from rich.table import Table
@@ -42,23 +43,17 @@ Timings = dict[int, dict[str, Timing]]  # By message size in bytes, then library
 class Goal:
     """A promise: at these sizes and ranks, the peer takes at least `factor` times pycoll's time."""
 
+    what: str
     peer: str  # A library's name, or "best": the fastest peer at each size.
     factor: float
-    min_nbytes: int
-    max_nbytes: int
+    sizes: range  # In bytes.
     ranks: tuple[int, ...]
-
-    def __str__(self) -> str:
-        peer = "the best peer" if self.peer == "best" else self.peer
-        span = f"{size_name(self.min_nbytes)} to {size_name(self.max_nbytes)}"
-        ranks = " and ".join(map(str, self.ranks))
-        return f"at least {self.factor:g}x the speed of {peer}, {span}, {ranks} ranks"
 
 
 GOALS = (
-    Goal("best", 0.8, 4, 4 * KIB, (2, 4)),
-    Goal("best", 1.0, 16 * MIB, 64 * MIB, (2,)),
-    Goal("gloo", 20.0, 4, 64 * KIB - 1, (2, 4)),
+    Goal("4 B to 4 KiB: >= 0.8x the best peer", "best", 0.8, range(4, 4 * KIB + 1), (2, 4)),
+    Goal(">= 16 MiB: >= 1x the best peer", "best", 1.0, range(16 * MIB, 1 << 40), (2,)),
+    Goal("below 64 KiB: >= 20x gloo", "gloo", 20.0, range(4, 64 * KIB), (2, 4)),
 )
 
 
@@ -72,7 +67,7 @@ def size_name(nbytes: int) -> str:
 
 def time_name(us: float) -> str:
     """A time in us, to three digits."""
-    return f"{us:.3g}" if us < 100 else f"{us:.0f}"
+    return f"{us:.3g}" if us < 100 else f"{us:,.0f}"
 
 
 def best_peer(row: dict[str, Timing]) -> str | None:
@@ -99,8 +94,8 @@ def table(n: int, timings: Timings, libraries: list[str], floor: Floor | None) -
     first = "pycoll" if "pycoll" in shown else "best peer"
     result = Table(title=f"all_reduce, f32 sum, {n} ranks: median us of the slowest rank")
     for heading in ("size", *shown, "best peer", "best/pycoll", "gloo/pycoll", "floor"):
-        result.add_column(heading, justify="right")
-    result.add_column(f"floor/{first}", justify="right")
+        result.add_column(heading, justify="right", no_wrap=True)
+    result.add_column(f"floor/{first}", justify="right", no_wrap=True)
     columns: list[list[float | None]] = []
     for nbytes, row in sorted(timings.items()):
         best = best_peer(row)
@@ -125,7 +120,7 @@ def ratio_name(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
-def verdicts(results: dict[int, Timings]) -> list[dict[str, object]]:
+def verdicts(results: dict[int, Timings]) -> list[dict[str, Any]]:
     """Each goal at each number of ranks: whether it was met, and where it is nearest to failing."""
     found = []
     for goal in GOALS:
@@ -134,9 +129,9 @@ def verdicts(results: dict[int, Timings]) -> list[dict[str, object]]:
             for nbytes, row in results.get(n, {}).items():
                 peer = best_peer(row) if goal.peer == "best" else goal.peer
                 value = ratio(row, peer)
-                if goal.min_nbytes <= nbytes <= goal.max_nbytes and value is not None:
+                if nbytes in goal.sizes and value is not None:
                     ratios[nbytes] = value
-            entry: dict[str, object] = {"goal": str(goal), "ranks": n, "met": None}
+            entry: dict[str, Any] = {"goal": goal.what, "ranks": n, "met": None}
             if ratios:
                 worst = min(ratios, key=ratios.__getitem__)
                 missed = [size_name(b) for b, r in sorted(ratios.items()) if r < goal.factor]
@@ -146,19 +141,19 @@ def verdicts(results: dict[int, Timings]) -> list[dict[str, object]]:
     return found
 
 
-def verdict_line(entry: dict[str, object]) -> str:
+def verdict_line(entry: dict[str, Any]) -> str:
     """One verdict as a line of rich markup."""
-    what = f"{entry['ranks']} ranks: {entry['goal']}"
+    what = f"{entry['ranks']} ranks, speed at {entry['goal']}"
     if entry["met"] is None:
         return f"[yellow]not measured[/]  {what}"
-    mark = "[green]met[/]   " if entry["met"] else "[red]missed[/]"
-    at = size_name(int(str(entry["worst_nbytes"])))
-    where = f"; missed at {', '.join(map(str, entry['missed_at']))}" if entry["missed_at"] else ""  # type: ignore[call-overload]
-    return f"{mark}  {what} (lowest: {ratio_name(float(str(entry['worst'])))}x at {at}{where})"
+    mark = "[green]met   [/]" if entry["met"] else "[red]missed[/]"
+    lowest = f"lowest {ratio_name(entry['worst'])}x at {size_name(entry['worst_nbytes'])}"
+    missed = f"; missed at {', '.join(entry['missed_at'])}" if entry["missed_at"] else ""
+    return f"{mark}  {what} ({lowest}{missed})"
 
 
-def machine() -> dict[str, object]:
-    """What the figures depend on: processor, cores, kernel, Python and the commit measured."""
+def machine() -> dict[str, Any]:
+    """What the figures depend on; ask before any rank runs, or the load is one's own."""
     model = platform.processor()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -172,6 +167,7 @@ def machine() -> dict[str, object]:
         "uncommitted_changes": bool(changed.stdout.strip()),
         "cpu": model,
         "cores": len(os.sched_getaffinity(0)),
+        "load_average_1m": os.getloadavg()[0],
         "kernel": platform.release(),
         "python": platform.python_version(),
     }

@@ -119,7 +119,7 @@ def time_blocks(call: Call, warmup: int, samples: int, block: int) -> list[int]:
 def serve(library: Any, control: socket.socket) -> None:
     """Answers one JSON line per request until the driver closes the connection."""
     stream = control.makefile("rw", encoding="utf-8")
-    nbytes, call = -1, None
+    nbytes, call = -1, lambda: None
 
     def reply(message: dict[str, Any]) -> None:
         stream.write(json.dumps(message) + "\n")
@@ -130,7 +130,10 @@ def serve(library: Any, control: socket.socket) -> None:
     for line in stream:
         request = json.loads(line)
         if request["nbytes"] != nbytes:
-            nbytes, call = request["nbytes"], None  # Frees the last size's arrays before the next.
+            nbytes, call = (
+                request["nbytes"],
+                lambda: None,
+            )  # Frees the last size's arrays before the next.
             # Zeros, because in-place sums of anything else would grow to infinity.
             call, _ = library.prepare(np.zeros(nbytes // 4, np.float32))
         if request["do"] == "check":

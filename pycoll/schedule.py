@@ -25,6 +25,8 @@ from typing import Any
 
 from pycoll import _core
 from pycoll.errors import UsageError
+from pycoll.move import Move, copy, reduce
+from pycoll.simulation import Event, Simulation
 
 __all__ = [
     "AlgorithmInfo",
@@ -43,34 +45,13 @@ __all__ = [
 ]
 
 Cost = float | Sequence[Sequence[float]] | Callable[[int, int], float]
-Generator = Callable[[int, int], Iterable["Move"]]
+Generator = Callable[[int, int], Iterable[Move]]
 
 _MOST_SLOTS = 64
 
 
 class ScheduleError(UsageError):
     """A schedule was not proved to reach its collective's goal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """One event of a collective, with both of its ends.
-
-    All moves of one round are simultaneous: every source is read as it was when the round began.
-
-    Args:
-        round: when, counted from 0.
-        kind: `copy` replaces dst's chunks, `reduce` combines them with src's.
-        chunks: (first, count); the same chunks at both ends.
-        src: rank that is read.
-        dst: rank that is written.
-    """
-
-    round: int
-    kind: str
-    chunks: tuple[int, int]
-    src: int
-    dst: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,56 +65,6 @@ class Proof:
 
     slots: int
     num_steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that takes time in a simulation.
-
-    Args:
-        kind: `transfer` from rank to peer, or `reduce` at rank (peer is -1).
-        rank: where; the sender of a transfer.
-        peer: the receiver of a transfer.
-        step: index into the rank's program.
-        tile: index of the message's tile.
-        chunks: (first, count).
-        nbytes: of the chunks.
-        start_s: seconds.
-        end_s: seconds.
-    """
-
-    kind: str
-    rank: int
-    peer: int
-    step: int
-    tile: int
-    chunks: tuple[int, int]
-    nbytes: int
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Simulation:
-    """The simulated course of one collective.
-
-    Args:
-        time_s: until the last rank is done, seconds.
-        rank_time_s: until each rank is done, seconds.
-        sent_bytes: per rank; what several peers read from one slot counts once per reader.
-        events: by ascending start.
-    """
-
-    time_s: float
-    rank_time_s: tuple[float, ...]
-    sent_bytes: tuple[int, ...]
-    events: tuple[Event, ...]
-
-    def draw(self, path: str | Path | None = None, **options: Any) -> Any:
-        """Draws the timeline; see pycoll.draw.draw_simulation."""
-        from pycoll.draw import draw_simulation
-
-        return draw_simulation(self, path, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,26 +284,6 @@ class Schedule:
         if isinstance(cost, (int, float)):
             return [float(cost)] * self.n**2
         return [float(value) for row in cost for value in row]
-
-
-def copy(round: int, chunks: int | tuple[int, int], src: int, dst: int) -> Move:
-    """A move that replaces dst's chunks by src's.
-
-    Args:
-        round: when, counted from 0.
-        chunks: one chunk, or (first, count).
-        src: rank that is read.
-        dst: rank that is written.
-
-    Returns:
-        The move.
-    """
-    return Move(round, "copy", (chunks, 1) if isinstance(chunks, int) else chunks, src, dst)
-
-
-def reduce(round: int, chunks: int | tuple[int, int], src: int, dst: int) -> Move:
-    """A move that combines src's chunks into dst's; arguments as in copy()."""
-    return Move(round, "reduce", (chunks, 1) if isinstance(chunks, int) else chunks, src, dst)
 
 
 def register(

@@ -1,10 +1,10 @@
 // Halving and doubling: reduce-scatter by recursive halving, all-gather by recursive doubling.
 //
-// Cost: 2 ceil(lg n) alpha + 2(n-1)/n beta N + (n-1)/n gamma N. Each rank sends 2(n-1)/n of the
-// message, for every n: for medium messages.
-// Source: n a power of two: R. Rabenseifner, "Optimization of collective reduction operations",
-// ICCS 2004. Other n: J. L. Traeff, "Optimal, non-pipelined reduce-scatter and allreduce
-// algorithms", arXiv:2410.14234 (2024).
+// Cost: 2 ceil(lg n) alpha + 2(n-1)/n beta N + (n-1)/n gamma N; where n is not a power of two, up
+// to twice the alphas, as a range that wraps around is two messages. Each rank sends 2(n-1)/n of
+// the message, for every n: for medium messages. Source: n a power of two: R. Rabenseifner,
+// "Optimization of collective reduction operations", ICCS 2004. Other n: J. L. Traeff, "Optimal,
+// non-pipelined reduce-scatter and allreduce algorithms", arXiv:2410.14234 (2024).
 #include <bit>
 #include <vector>
 

@@ -29,15 +29,28 @@ constexpr DTypeRow kRows[] = {
 };
 static_assert(sizeof(kRows) / sizeof(kRows[0]) == kNumDTypes);
 
-DType find_dtype(Kind kind, size_t size, const char* what, const std::string& spelled) {
+const DType* find_dtype(Kind kind, size_t size) {
+  for (const DTypeRow& row : kRows) {
+    if (row.kind == kind && row.size == size) return &row.dtype;
+  }
+  return nullptr;
+}
+
+[[noreturn]] void refuse(const char* what, const std::string& why) {
+  throw UsageError(std::string(what) + " " + why);
+}
+
+[[noreturn]] void refuse_dtype(const char* what, const std::string& spelled) {
   std::string known;
   for (const DTypeRow& row : kRows) {
-    if (row.kind == kind && row.size == size) return row.dtype;
     known += (known.empty() ? "" : ", ") + std::string(dtype_name(row.dtype));
   }
-  throw UsageError(std::string(what) + " has dtype " + spelled + ", which pycoll cannot reduce: expected one of " +
-                   known);
+  refuse(what, "has dtype " + spelled + ", which pycoll cannot reduce: expected one of " + known);
 }
+
+constexpr const char* kNotContiguous =
+    "is not contiguous: pass a contiguous copy (numpy.ascontiguousarray(x), x.contiguous())";
+constexpr const char* kReadOnly = "is read-only: pass a writable array, or a result array as out=";
 
 Kind kind_of_format(char format) {
   switch (format) {
@@ -64,13 +77,27 @@ Kind kind_of_format(char format) {
   }
 }
 
-[[noreturn]] void refuse(const char* what, const std::string& why) {
-  throw UsageError(std::string(what) + " " + why);
+const DType* dtype_of_numpy(int type_num) {
+  using api = py::detail::npy_api;
+  switch (type_num) {
+    case api::NPY_FLOAT_:
+      return find_dtype(Kind::kFloat, 4);
+    case api::NPY_DOUBLE_:
+      return find_dtype(Kind::kFloat, 8);
+    case 23:  // NPY_HALF
+      return find_dtype(Kind::kFloat, 2);
+    case api::NPY_INT_:
+      return find_dtype(Kind::kInt, sizeof(int));
+    case api::NPY_LONG_:
+      return find_dtype(Kind::kInt, sizeof(long));
+    case api::NPY_LONGLONG_:
+      return find_dtype(Kind::kInt, sizeof(long long));
+    case api::NPY_UBYTE_:
+      return find_dtype(Kind::kUInt, 1);
+    default:
+      return nullptr;
+  }
 }
-
-constexpr const char* kNotContiguous =
-    "is not contiguous: pass a contiguous copy (numpy.ascontiguousarray(x), x.contiguous())";
-constexpr const char* kReadOnly = "is read-only: pass a writable array, or a result array as out=";
 
 }  // namespace
 
@@ -107,18 +134,22 @@ void ArrayView::set_shape(const char* what, int num_dims_in, const int64_t* dims
 }
 
 bool ArrayView::view_numpy(PyObject* object, const char* what, bool writable) {
-  const py::handle handle(object);
-  if (!py::isinstance<py::array>(handle)) return false;
-  const auto array = py::reinterpret_borrow<py::array>(handle);
-  const py::dtype descr = array.dtype();
-  const char kind = descr.kind();
-  if (descr.byteorder() == '>') refuse(what, "is big-endian: pass a copy in native byte order");
-  dtype = find_dtype(kind == 'f' || kind == 'i' || kind == 'u' ? static_cast<Kind>(kind) : Kind::kOther,
-                     static_cast<size_t>(descr.itemsize()), what, py::str(descr).cast<std::string>());
-  if ((array.flags() & py::array::c_style) == 0) refuse(what, kNotContiguous);
-  if (writable && !array.writeable()) refuse(what, kReadOnly);
-  data = const_cast<void*>(array.data());
-  set_shape(what, static_cast<int>(array.ndim()), reinterpret_cast<const int64_t*>(array.shape()));
+  // Field by field: this is on the path of a four-byte message, where py::array's conveniences cost
+  // more than the message.
+  if (!py::detail::npy_api::get().PyArray_Check_(object)) return false;
+  const auto* array = py::detail::array_proxy(object);
+  const auto* descr = py::detail::array_descriptor1_proxy(array->descr);
+  if (descr->byteorder == '>') refuse(what, "is big-endian: pass a copy in native byte order");
+  const DType* found = dtype_of_numpy(descr->type_num);
+  if (found == nullptr) refuse_dtype(what, py::str(py::handle(array->descr)).cast<std::string>());
+  if ((array->flags & py::array::c_style) == 0) refuse(what, kNotContiguous);
+  if (writable && (array->flags & py::detail::npy_api::NPY_ARRAY_WRITEABLE_) == 0) {
+    refuse(what, kReadOnly);
+  }
+  dtype = *found;
+  data = array->data;
+  static_assert(sizeof(*array->dimensions) == sizeof(int64_t));
+  set_shape(what, array->nd, reinterpret_cast<const int64_t*>(array->dimensions));
   return true;
 }
 
@@ -134,8 +165,10 @@ bool ArrayView::view_buffer(PyObject* object, const char* what, bool writable) {
   if (writable && buffer_->readonly != 0) refuse(what, kReadOnly);
   const std::string format = buffer_->format == nullptr ? "B" : buffer_->format;
   const bool native = format.size() == 1 || (format.size() == 2 && (format[0] == '@' || format[0] == '=' || format[0] == '<'));
-  dtype = find_dtype(native ? kind_of_format(format.back()) : Kind::kOther,
-                     static_cast<size_t>(buffer_->itemsize), what, "'" + format + "'");
+  const DType* found = find_dtype(native ? kind_of_format(format.back()) : Kind::kOther,
+                                  static_cast<size_t>(buffer_->itemsize));
+  if (found == nullptr) refuse_dtype(what, "'" + format + "'");
+  dtype = *found;
   data = buffer_->buf;
   set_shape(what, buffer_->ndim, reinterpret_cast<const int64_t*>(buffer_->shape));
   return true;
@@ -161,10 +194,11 @@ bool ArrayView::view_dlpack(PyObject* object, const char* what, bool writable) {
     expected *= tensor.shape[i];
   }
   const Kind kinds[] = {Kind::kInt, Kind::kUInt, Kind::kFloat, Kind::kOther, Kind::kBrainFloat};
-  dtype = find_dtype(tensor.dtype.code < 5 && tensor.dtype.lanes == 1 ? kinds[tensor.dtype.code] : Kind::kOther,
-                     tensor.dtype.bits / 8u, what,
-                     "with DLPack code " + std::to_string(tensor.dtype.code) + ", " +
-                         std::to_string(tensor.dtype.bits) + " bits");
+  const bool known = tensor.dtype.code < std::size(kinds) && tensor.dtype.lanes == 1;
+  const DType* found =
+      find_dtype(known ? kinds[tensor.dtype.code] : Kind::kOther, tensor.dtype.bits / 8u);
+  if (found == nullptr) refuse_dtype(what, py::str(handle.attr("dtype")).cast<std::string>());
+  dtype = *found;
   data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   set_shape(what, tensor.ndim, tensor.shape);
   return true;

@@ -13,6 +13,7 @@
 #include "bootstrap/local_group_messages.h"
 #include "bootstrap/packet_socket.h"
 #include "bootstrap/process_info.h"
+#include "bootstrap/token.h"
 
 namespace pycoll {
 namespace {
@@ -43,7 +44,6 @@ void send_hello(int socket, int rank, int num_ranks, size_t shared_bytes, const 
   hello.number(static_cast<uint8_t>(GroupPacket::kHello)).text(token);
   hello.number(static_cast<int32_t>(rank)).number(static_cast<int32_t>(num_ranks));
   hello.number(static_cast<uint64_t>(shared_bytes));
-  if (hello.bytes().size() > kMaxPacketBytes) throw UsageError("the session token is too long");
   const Fd own_pidfd = open_own_pidfd();
   while (!send_packet(socket, hello.bytes(), {own_pidfd.get()})) {
     if (errno == EPIPE || errno == ECONNRESET) throw leader_is_gone();
@@ -118,6 +118,7 @@ LocalGroup form_local_group(const std::string& name, int rank, int num_ranks, si
                      std::to_string(num_ranks) + " ranks: they are 0 to " +
                      std::to_string(num_ranks - 1));
   }
+  check_token(token);
   const std::string socket_name = "pycoll-" + name;
   if (rank != 0) return follow(socket_name, rank, num_ranks, shared_bytes, token, deadline);
   return LocalGroupLeader(socket_name, num_ranks, shared_bytes, token).form(deadline);

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/socket.h"
 #include "bootstrap/joining.h"
+#include "bootstrap/token.h"
 
 namespace pycoll {
 namespace {
@@ -50,6 +51,7 @@ Fd connect_to(const SocketAddress& address, const Deadline& deadline) {
 TcpStore::TcpStore(const std::string& address, int port, const std::string& token, int rank,
                    const Deadline& deadline)
     : rank_(rank), where_(join_host_port(address, port)), deadline_(deadline) {
+  check_token(token);
   // Rank 0 is often milliseconds away at first, and seconds if it has to be started by hand.
   for (int pause = 5; !try_to_join(address, port, token, deadline);
        pause = std::min(2 * pause, 200)) {
@@ -108,7 +110,8 @@ bool TcpStore::greet(const std::string& token, const Deadline& deadline) {
   } catch (const PeerDiedError&) {
     obstacle_ = "who listens there closed the connection";
   } catch (const TimeoutError&) {
-    obstacle_ = "who listens there did not answer";
+    // The deadline cut off this attempt; what kept an earlier one from working says more.
+    if (obstacle_.empty()) obstacle_ = "who listens there did not answer";
   } catch (const MalformedMessage&) {
     obstacle_ = "what listens there is not a pycoll store";
   }

@@ -85,6 +85,7 @@ struct TcpStoreServer::Connection {
 
 TcpStoreServer::TcpStoreServer(const std::string& address, int port, std::string token)
     : token_(std::move(token)), stop_at_ns_(kNever) {
+  check_token(token_);
   listen_on(address, port);
   wake_ = Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_) throw_system_error("eventfd");

@@ -6,6 +6,12 @@
 
 namespace pycoll {
 
+void check_token(std::string_view token) {
+  if (token.size() <= kMaxTokenBytes) return;
+  throw UsageError("the session token (PYCOLL_TOKEN) has " + std::to_string(token.size()) +
+                   " bytes; it may have " + std::to_string(kMaxTokenBytes));
+}
+
 bool same_token(std::string_view own, std::string_view offered) {
   // volatile: the compiler may not stop at the first difference.
   volatile unsigned char difference = own.size() == offered.size() ? 0 : 1;

@@ -2,10 +2,16 @@
 // it travels unencrypted, so it is no defence against someone who reads the network's traffic.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
 namespace pycoll {
+
+inline constexpr size_t kMaxTokenBytes = 1024;
+
+/// Raises UsageError for a token that no hello could carry.
+void check_token(std::string_view token);
 
 /// Compares in a time that does not tell where the two differ.
 bool same_token(std::string_view own, std::string_view offered);

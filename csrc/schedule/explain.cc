@@ -11,6 +11,11 @@ std::string chunks_text(const ChunkRange& chunks) {
   return "chunks " + std::to_string(chunks.first) + ".." + std::to_string(last);
 }
 
+/// `1 step`, `2 steps`.
+std::string count_text(size_t count, const char* what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
 void append(std::string& list, const char* separator, const std::string& item) {
   if (!list.empty()) list += separator;
   list += item;
@@ -56,13 +61,13 @@ std::string explain_step(const Program& program, const Step& step) {
 std::string explain(const Schedule& schedule, const std::vector<Program>& programs) {
   const CollectiveInfo& row = info(schedule.collective);
   std::string text = std::string(row.name) + " " + schedule.algorithm + ": " +
-                     std::to_string(schedule.num_ranks) + " ranks, " +
-                     std::to_string(schedule.num_chunks) + " chunks, ";
+                     count_text(static_cast<size_t>(schedule.num_ranks), "rank") + ", " +
+                     count_text(static_cast<size_t>(schedule.num_chunks), "chunk") + ", ";
   if (row.has_root) text += "root " + std::to_string(schedule.root) + ", ";
-  text += std::to_string(schedule.moves.size()) + " moves\n";
+  text += count_text(schedule.moves.size(), "move") + "\n";
   for (const Program& program : programs) {
-    text += "\nrank " + std::to_string(program.rank) + ": " + std::to_string(program.steps.size()) +
-            " steps\n";
+    text += "\nrank " + std::to_string(program.rank) + ": " +
+            count_text(program.steps.size(), "step") + "\n";
     for (size_t i = 0; i < program.steps.size(); ++i) {
       char place[48];
       std::snprintf(place, sizeof place, "%4zu  round %-3d ", i, program.steps[i].round);

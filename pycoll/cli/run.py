@@ -68,6 +68,7 @@ def run(
     argv = [sys.executable, *(["-m"] if module else []), *command]
     raise typer.Exit(_Launch(argv, World(n), extra, prefix, grace).run())
 
+
 _PIPE_BYTES = 1 << 16  # what a pipe holds
 
 
@@ -231,4 +232,3 @@ def _handling(handler: object) -> Iterator[None]:
     finally:
         for signum, old in zip(signals, before, strict=True):
             signal.signal(signum, old)
-

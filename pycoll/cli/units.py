@@ -91,4 +91,8 @@ def format_seconds(time_s: float) -> str:
 
 def format_rate(bytes_per_second: float) -> str:
     """`3.21 GB/s`; units of 1000, as network and memory rates are given."""
-    return f"{bytes_per_second / 1e9:.3g} GB/s"
+    for unit in ("B/s", "kB/s", "MB/s", "GB/s"):
+        if bytes_per_second < 1000 or unit == "GB/s":
+            break
+        bytes_per_second /= 1000
+    return f"{bytes_per_second:.3g} {unit}"

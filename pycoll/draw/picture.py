@@ -45,6 +45,11 @@ class Flow:
     def last_rank(self) -> int:
         return max(self.srcs + self.dsts)
 
+    @property
+    def hops(self) -> int:
+        """Lifelines from the first rank to the last."""
+        return self.last_rank - self.first_rank
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -143,7 +148,8 @@ def _arrows(moves: Sequence[MoveLike], n: int, ring: bool) -> list[Flow]:
     """One flow per move, with those marked that go around the ring."""
     distances = {(m.dst - m.src) % n for m in moves}
     # A cyclic shift by half the ranks is an exchange of pairs, which needs no ring to be read.
-    cyclic = len(distances) == 1 and len(moves) == n and 2 * max(distances) != n
+    everybody = len({m.src for m in moves}) == n
+    cyclic = everybody and len(distances) == 1 and 2 * max(distances) != n
     flows = []
     for m in moves:
         shift = 0

@@ -9,6 +9,8 @@ from typing import Any
 from pycoll.errors import UsageError
 
 INK, MUTED, GRID, SHADE, PAPER = "#222222", "#5f6368", "#c9ccd1", "#f5f6f8", "#ffffff"
+MARGIN = 0.30  # inches
+CELL_HEIGHT = 0.24
 
 # Paul Tol's "muted" scheme (https://personal.sron.nl/~pault/), told apart with any colour vision.
 _MUTED_SCHEME = (
@@ -42,19 +44,6 @@ def tint(color: str) -> str:
     """The colour mixed with five parts of white."""
     parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{(part + 5 * 255) // 6:02x}" for part in parts)
-
-
-def new_figure(width: float, height: float) -> tuple[Any, Any]:
-    """A figure and axes that cover it, in inches, with y downward."""
-    matplotlib_module()
-    from matplotlib.figure import Figure
-
-    fig = Figure(figsize=(width, height), facecolor=PAPER)
-    ax = fig.add_axes((0, 0, 1, 1))
-    ax.set_xlim(0, width)
-    ax.set_ylim(height, 0)
-    ax.set_axis_off()
-    return fig, ax
 
 
 def render(fig: Any, format: str) -> bytes:

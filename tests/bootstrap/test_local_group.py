@@ -1,0 +1,325 @@
+"""What the ranks of one host hand each other, and how they learn that one is missing."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import mmap
+import os
+import random
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pycoll import errors
+from pycoll._core import bootstrap
+
+from .conftest import Ranks, num_open_fds
+
+pytestmark = pytest.mark.ranks
+
+NBYTES = 1 << 16
+F_GET_SEALS = 1034
+F_SEAL_SHRINK_AND_GROW = 2 | 4
+PEER_UID = 65534
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return f"{os.getpid()}-{abs(hash(request.node.name)):x}"
+
+
+def form(
+    name: str, rank: int, num_ranks: int, timeout_s: float = 10, **other: Any
+) -> bootstrap.LocalGroup:
+    arguments = {"shared_bytes": NBYTES, "token": "secret", **other}
+    return bootstrap.form_local_group(name, rank, num_ranks, timeout_s=timeout_s, **arguments)
+
+
+def share(group: bootstrap.LocalGroup, rank: int, num_ranks: int) -> bytes:
+    """Writes this rank's byte and waits until it sees everyone's."""
+    deadline = time.monotonic() + 10
+    with mmap.mmap(group.memory_fd, NBYTES) as memory:
+        memory[rank] = rank + 1
+        while 0 in memory[:num_ranks]:
+            assert time.monotonic() < deadline, memory[:num_ranks]
+            time.sleep(0.001)
+        return memory[:num_ranks]
+
+
+def form_and_share(name: str, rank: int, num_ranks: int, delay_s: float = 0) -> dict[str, Any]:
+    time.sleep(delay_s)
+    group = form(name, rank, num_ranks)
+    facts = {
+        "bytes": share(group, rank, num_ranks),
+        "pids": list(group.pids),
+        "pid": os.getpid(),
+        "num_pidfds": len(group.pidfds),
+        "pidfds": [_pid_of(fd) for fd in group.pidfds],
+        "inheritable": [os.get_inheritable(fd) for fd in (group.memory_fd, *group.pidfds)],
+        "link": os.readlink(f"/proc/self/fd/{group.memory_fd}"),
+    }
+    group.close()
+    return facts
+
+
+def _pid_of(pidfd: int) -> int:
+    with open(f"/proc/self/fdinfo/{pidfd}") as info:
+        return next(int(line.split()[1]) for line in info if line.startswith("Pid:"))
+
+
+def wait_until_listening(name: str) -> None:
+    deadline = time.monotonic() + 10
+    while True:
+        with open("/proc/net/unix") as sockets:
+            if f"@pycoll-{name}\n" in sockets.read():
+                return
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("num_ranks", range(1, 9))
+def test_group_of_all_ranks_shares_memory_and_pidfds(
+    ranks: Ranks, name: str, num_ranks: int
+) -> None:
+    outcomes = ranks.run(lambda rank: form_and_share(name, rank, num_ranks), range(num_ranks))
+    assert [outcome.text for outcome in outcomes] == [""] * num_ranks
+    pids = [outcome.value["pid"] for outcome in outcomes]
+    for outcome in outcomes:
+        assert outcome.value["bytes"] == bytes(range(1, num_ranks + 1))
+        assert outcome.value["pids"] == pids
+        # A rank that has ended and was reaped reads as -1.
+        assert all(
+            seen in (pid, -1) for seen, pid in zip(outcome.value["pidfds"], pids, strict=True)
+        )
+        assert not any(outcome.value["inheritable"])
+        assert outcome.value["link"].startswith("/memfd:")  # so not in /dev/shm
+        assert outcome.num_fds_leaked == 0
+    with open("/proc/net/unix") as sockets:
+        assert f"@pycoll-{name}" not in sockets.read()
+
+
+def test_group_of_64_ranks_forms(ranks: Ranks, name: str) -> None:
+    outcomes = ranks.run(lambda rank: form_and_share(name, rank, 64), range(64))
+    assert [outcome.text for outcome in outcomes] == [""] * 64
+    assert all(outcome.value["bytes"] == bytes(range(1, 65)) for outcome in outcomes)
+    assert all(outcome.value["num_pidfds"] == 64 for outcome in outcomes)
+
+
+def test_groups_that_join_in_random_order_form(ranks: Ranks, name: str) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    choose = random.Random(seed)
+    for round_idx in range(50):
+        num_ranks = choose.randrange(2, 9)
+        order = choose.sample(range(num_ranks), num_ranks)
+        delays = [choose.choice([0, 0, 0.001, 0.01]) for _ in order]
+        outcomes = ranks.run(
+            lambda rank, n=num_ranks, delays=delays, i=round_idx: form_and_share(
+                f"{name}-{i}", rank, n, delays[rank]
+            ),
+            order,
+        )
+        assert [outcome.text for outcome in outcomes] == [""] * num_ranks
+        assert all(outcome.value["bytes"] == bytes(range(1, num_ranks + 1)) for outcome in outcomes)
+        assert all(outcome.num_fds_leaked == 0 for outcome in outcomes)
+
+
+def test_memory_of_a_group_can_neither_shrink_nor_grow(name: str) -> None:
+    group = form(name, 0, 1)
+    seals = fcntl.fcntl(group.memory_fd, F_GET_SEALS)
+    assert seals & F_SEAL_SHRINK_AND_GROW == F_SEAL_SHRINK_AND_GROW
+    for nbytes in (0, NBYTES - 1, NBYTES + 1):
+        with pytest.raises(PermissionError):
+            os.ftruncate(group.memory_fd, nbytes)
+    assert os.fstat(group.memory_fd).st_size == NBYTES
+    group.close()
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "present", "text"),
+    [
+        (4, [0, 1, 3], "rank 2 of 4 did not join within 0.3 s"),
+        (8, [3, 0, 7, 1, 4, 6], "ranks 2, 5 of 8 did not join within 0.3 s"),
+        (3, [0], "ranks 1, 2 of 3 did not join within 0.3 s"),
+        (3, [1, 2], "rank 0 of 3 did not join within 0.3 s"),
+    ],
+)
+def test_missing_ranks_are_named_on_every_rank_that_came(
+    ranks: Ranks, name: str, num_ranks: int, present: list[int], text: str
+) -> None:
+    outcomes = ranks.run(lambda rank: form(name, rank, num_ranks, 0.3), present)
+    for outcome in outcomes:
+        assert outcome.error == "TimeoutError"
+        assert outcome.text.startswith(text + ":")
+        assert outcome.num_fds_leaked == 0
+
+
+def test_first_deadline_to_pass_ends_the_joining_for_all(ranks: Ranks, name: str) -> None:
+    timeouts = {0: 30.0, 1: 30.0, 2: 0.3}
+    outcomes = ranks.run(lambda rank: form(name, rank, 4, timeouts[rank]), range(3))
+    for outcome in outcomes:
+        assert outcome.error == "TimeoutError"
+        assert outcome.text.startswith("rank 3 of 4 did not join within 0.3 s")
+        assert outcome.seconds < 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_rank_killed_while_it_joins_is_named_on_every_other(
+    ranks: Ranks, name: str, number: signal.Signals
+) -> None:
+    pids = [ranks.start(lambda rank=rank: form(name, rank, 4, 30)) for rank in range(3)]
+    wait_until_listening(name)
+    time.sleep(0.3)  # rank 3 never comes
+    os.kill(pids[2], number)
+    for pid in pids[:2]:
+        outcome = ranks.outcome(pid)
+        assert (outcome.error, outcome.rank, outcome.signal) == ("PeerDiedError", 2, number)
+        assert f"rank 2 (process {pids[2]}) ended" in outcome.text
+        assert outcome.seconds < 5
+        assert outcome.num_fds_leaked == 0
+
+
+def test_leader_killed_while_it_joins_is_named_on_every_other(ranks: Ranks, name: str) -> None:
+    pids = [ranks.start(lambda rank=rank: form(name, rank, 4, 30)) for rank in range(3)]
+    wait_until_listening(name)
+    time.sleep(0.3)
+    os.kill(pids[0], signal.SIGKILL)
+    for pid in pids[1:]:
+        outcome = ranks.outcome(pid)
+        assert (outcome.error, outcome.rank) == ("PeerDiedError", 0)
+        assert outcome.seconds < 5
+        assert outcome.num_fds_leaked == 0
+
+
+def test_late_leader_is_waited_for(ranks: Ranks, name: str) -> None:
+    delays = {0: 0.5, 1: 0.0, 2: 0.0}
+    outcomes = ranks.run(lambda rank: form_and_share(name, rank, 3, delays[rank]), range(3))
+    assert [outcome.text for outcome in outcomes] == [""] * 3
+
+
+@pytest.mark.parametrize(
+    ("rank", "num_ranks", "other", "text"),
+    [
+        (1, 3, {"token": "guess"}, "session token is not the leader's"),
+        (1, 3, {"shared_bytes": NBYTES + 1}, f"expects {NBYTES + 1} bytes of shared memory"),
+        (1, 4, {}, "it expects 4 ranks, the leader 3"),
+        (3, 4, {"shared_bytes": 1}, "it expects 4 ranks, the leader 3"),
+    ],
+)
+def test_rank_that_does_not_fit_is_refused_and_disturbs_nobody(
+    ranks: Ranks, name: str, rank: int, num_ranks: int, other: dict[str, Any], text: str
+) -> None:
+    leader = ranks.start(lambda: form_and_share(name, 0, 3))
+    with pytest.raises(errors.UsageError, match=f"rank {rank} cannot join.*{text}"):
+        form(name, rank, num_ranks, **other)
+    rest = ranks.run(lambda rank: form_and_share(name, rank, 3), [1, 2])
+    assert [outcome.text for outcome in (ranks.outcome(leader), *rest)] == [""] * 3
+
+
+def test_second_process_with_the_same_rank_is_refused(ranks: Ranks, name: str) -> None:
+    leader = ranks.start(lambda: form_and_share(name, 0, 3))
+    first = ranks.start(lambda: form_and_share(name, 1, 3))
+    time.sleep(0.3)
+    with pytest.raises(errors.UsageError, match="another process has joined as this rank"):
+        form(name, 1, 3)
+    last = ranks.start(lambda: form_and_share(name, 2, 3))
+    assert [ranks.outcome(pid).text for pid in (leader, first, last)] == [""] * 3
+
+
+def _connect(name: str) -> socket.socket:
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stranger.connect(f"\0pycoll-{name}")
+    return stranger
+
+
+def _send_garbage(stranger: socket.socket) -> None:
+    for message in (b"", b"\x00", b"\x00\xff\xff\xff\xff", b"\x02" * 300, os.urandom(5000)):
+        try:
+            stranger.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+
+def _send_many_fds(stranger: socket.socket) -> None:
+    with open("/dev/null") as null:
+        fds = array.array("i", [null.fileno()] * 100)
+        stranger.sendmsg([b"\x00"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+
+
+@pytest.mark.parametrize("act", [_send_garbage, _send_many_fds, lambda stranger: None])
+def test_strangers_are_dropped_without_harm(
+    ranks: Ranks, name: str, act: Callable[[socket.socket], None]
+) -> None:
+    leader = ranks.start(lambda: form_and_share(name, 0, 2))
+    wait_until_listening(name)
+    strangers = []
+    for _ in range(200):  # more than are kept
+        stranger = _connect(name)
+        act(stranger)
+        strangers.append(stranger)
+    last = ranks.start(lambda: form_and_share(name, 1, 2))
+    for pid in (last, leader):
+        outcome = ranks.outcome(pid)
+        assert outcome.text == ""
+        assert outcome.num_fds_leaked == 0
+    for stranger in strangers:
+        stranger.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_another_user_can_neither_join_nor_lead(ranks: Ranks, name: str) -> None:
+    def join_as_other_user() -> None:
+        os.setresuid(PEER_UID, PEER_UID, PEER_UID)
+        form(name, 1, 2, 0.5)
+
+    leader = ranks.start(lambda: form_and_share(name, 0, 2))
+    wait_until_listening(name)
+    assert ranks.outcome(ranks.start(join_as_other_user)).error == "TimeoutError"
+    last = ranks.start(lambda: form_and_share(name, 1, 2))
+    assert [ranks.outcome(pid).text for pid in (last, leader)] == ["", ""]
+
+    def lead_as_other_user() -> None:
+        os.setresuid(PEER_UID, PEER_UID, PEER_UID)
+        form(name, 0, 2, 2)
+
+    leader = ranks.start(lead_as_other_user)
+    wait_until_listening(name)
+    with pytest.raises(errors.TimeoutError, match="rank 0 of 2 did not join"):
+        form(name, 1, 2, 0.5)
+
+
+def test_rank_without_room_for_descriptors_says_so(ranks: Ranks, name: str) -> None:
+    def join_with_few_descriptors() -> None:
+        limit = num_open_fds() + 4
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        form(name, 1, 8)
+
+    full = ranks.start(join_with_few_descriptors)
+    rest = [ranks.start(lambda r=rank: form(name, r, 8).close()) for rank in (0, *range(2, 8))]
+    outcome = ranks.outcome(full)
+    assert outcome.error == "SystemError"
+    assert "too many open files? (see ulimit -n)" in outcome.text
+    assert outcome.num_fds_leaked == 0
+    assert [ranks.outcome(pid).text for pid in rest] == [""] * 7
+
+
+@pytest.mark.parametrize(
+    ("rank", "num_ranks", "text"),
+    [
+        (0, 0, "1 to 64 ranks, not 0"),
+        (0, 65, "not 65"),
+        (4, 4, "rank 4 is not"),
+        (-1, 4, "rank -1"),
+    ],
+)
+def test_impossible_rank_or_size_is_refused(
+    name: str, rank: int, num_ranks: int, text: str
+) -> None:
+    with pytest.raises(errors.UsageError, match=text):
+        form(name, rank, num_ranks)

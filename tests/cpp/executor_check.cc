@@ -1,0 +1,186 @@
+// Runs every all-reduce algorithm with both protocols on both targets, ranks as threads, and
+// compares with an oracle. Built plain and under sanitizers; `executor_check host|block [n ...]`.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "algorithms/registry.h"
+#include "executor/host.h"
+#include "executor/thread_block.h"
+#include "plan/plan.h"
+
+namespace pycoll {
+namespace {
+
+constexpr int kNumThreadsOfBlock = 3;
+constexpr double kTimeoutS = 60;
+constexpr int kNumRepeats = 3;  // slots wrap, and nothing is left over between operations
+
+std::atomic<int> num_failures{0};
+
+void expect(bool good, const std::string& what) {
+  if (good) return;
+  if (num_failures.fetch_add(1) < 10) std::fprintf(stderr, "FAILED: %s\n", what.c_str());
+}
+
+// Small integers: their sums and products of two are exact in every dtype here.
+template <DType dtype>
+typename DTypeTraits<dtype>::Storage value(int rank, int64_t i) {
+  using Traits = DTypeTraits<dtype>;
+  return Traits::store(static_cast<typename Traits::Acc>((rank * 7 + i) % 5 + 1));
+}
+
+template <DType dtype, Op op>
+typename DTypeTraits<dtype>::Storage oracle(int num_ranks, int64_t i) {
+  using Traits = DTypeTraits<dtype>;
+  auto acc = Traits::load(value<dtype>(0, i));
+  for (int rank = 1; rank < num_ranks; ++rank) {
+    acc = Combine<op>::apply(acc, Traits::load(value<dtype>(rank, i)));
+  }
+  return Traits::store(finish(acc, op == Op::kAvg ? num_ranks : 1));
+}
+
+struct Case {
+  const AlgorithmInfo* algorithm;
+  ProtocolKind protocol;
+  bool block;
+  int num_ranks;
+  int64_t count;
+};
+
+template <class Protocol, DType dtype, Op op>
+bool run_host(Segment& segment, Waiter& waiter, Links& links, const Plan& plan, Message message,
+              int num_ranks) {
+  HostThread host(segment, waiter, num_ranks);
+  HostArithmetic arithmetic;
+  arithmetic.element_size = dtype_size(dtype);
+  arithmetic.reduce_copy = reduce_copy_fn(dtype, op);
+  arithmetic.divisor = op == Op::kAvg ? num_ranks : 1;
+  host.begin(links, arithmetic);
+  return interpret<Protocol>(host, plan.program, message);
+}
+
+template <class Protocol, DType dtype, Op op>
+bool run_block(Transport& transport, uint64_t sequence, Links& links, const Plan& plan,
+               const Message& message, int num_ranks) {
+  BlockState block(links, kNumThreadsOfBlock);
+  std::atomic<bool> ok{true};
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kNumThreadsOfBlock; ++thread) {
+    threads.emplace_back([&, thread] {
+      Waiter waiter(transport);
+      waiter.begin(sequence, 1, kTimeoutS, {});
+      ThreadBlock<dtype, op> target(block, transport.segment(), waiter, thread,
+                                    op == Op::kAvg ? num_ranks : 1);
+      if (!interpret<Protocol>(target, plan.program, message)) ok = false;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return ok;
+}
+
+template <class Protocol, DType dtype, Op op>
+void run_rank(const Case& c, std::shared_ptr<LocalWorld> world, int rank) {
+  using Storage = typename DTypeTraits<dtype>::Storage;
+  const auto transport = make_local_transport(std::move(world), rank);
+  Links links(transport->segment(), rank, c.protocol);
+  const Plan plan = make_plan(c.algorithm->generate(c.num_ranks, 0), rank,
+                              transport->segment().layout().num_slots, true);
+  int64_t payload = static_cast<int64_t>(links.slot_bytes);
+  if (c.protocol == ProtocolKind::kLL) {
+    payload = c.block ? LowLatency::payload_bytes<ThreadBlock<dtype, op>>(links.slot_bytes)
+                      : LowLatency::payload_bytes<HostThread>(links.slot_bytes);
+  }
+  // Small slots, so that a small message has many tiles.
+  payload = payload < 448 ? payload : 448;
+  const std::string name = std::string(c.algorithm->name) + "/" + protocol_name(c.protocol) +
+                           (c.block ? " block" : " host") + " " +
+                           std::string(dtype_name(dtype)) + " " + std::string(op_name(op)) +
+                           " n=" + std::to_string(c.num_ranks) +
+                           " count=" + std::to_string(c.count);
+  std::vector<Storage> input(static_cast<size_t>(c.count));
+  std::vector<Storage> output(static_cast<size_t>(c.count) + 1);
+  Waiter waiter(*transport);
+  for (int repeat = 1; repeat <= kNumRepeats; ++repeat) {
+    for (int64_t i = 0; i < c.count; ++i) input[static_cast<size_t>(i)] = value<dtype>(rank, i);
+    Message message;
+    message.input = reinterpret_cast<const std::byte*>(input.data());
+    message.output = reinterpret_cast<std::byte*>(output.data());
+    message.count = c.count;
+    message.tile_count = tile_count(plan.program, payload, sizeof(Storage));
+    if (plan.copy_input || c.num_ranks == 1) {
+      std::memcpy(output.data(), input.data(), input.size() * sizeof(Storage));
+    }
+    waiter.begin(static_cast<uint64_t>(repeat), 1, kTimeoutS, {});
+    const bool ok =
+        c.block ? run_block<Protocol, dtype, op>(*transport, static_cast<uint64_t>(repeat), links,
+                                                 plan, message, c.num_ranks)
+                : run_host<Protocol, dtype, op>(transport->segment(), waiter, links, plan, message,
+                                                c.num_ranks);
+    expect(ok, name + " did not end");
+    if (!ok) return;
+    for (int64_t i = 0; i < c.count; ++i) {
+      const Storage expected = oracle<dtype, op>(c.num_ranks, i);
+      const bool same =
+          std::memcmp(&expected, &output[static_cast<size_t>(i)], sizeof(Storage)) == 0;
+      expect(same, name + " element " + std::to_string(i) + " on rank " + std::to_string(rank));
+      if (!same) return;
+    }
+  }
+}
+
+template <DType dtype, Op op>
+void run_case(const Case& c) {
+  const auto world = make_local_world(c.num_ranks);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < c.num_ranks; ++rank) {
+    ranks.emplace_back([&c, world, rank] {
+      if (c.protocol == ProtocolKind::kLL) {
+        run_rank<LowLatency, dtype, op>(c, world, rank);
+      } else {
+        run_rank<Simple, dtype, op>(c, world, rank);
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
+int check(bool block, const std::vector<int>& worlds) {
+  int num_cases = 0;
+  for (const int num_ranks : worlds) {
+    for (const AlgorithmInfo& algorithm : algorithms()) {
+      if (algorithm.collective != Collective::kAllReduce) continue;
+      for (const ProtocolKind protocol : {ProtocolKind::kSimple, ProtocolKind::kLL}) {
+        for (const int64_t count : {int64_t{1}, int64_t{num_ranks + 1}, int64_t{1031}}) {
+          const Case c{&algorithm, protocol, block, num_ranks, count};
+          run_case<DType::kF32, Op::kSum>(c);
+          run_case<DType::kBF16, Op::kAvg>(c);
+          run_case<DType::kI64, Op::kMax>(c);
+          run_case<DType::kU8, Op::kSum>(c);
+          num_cases += 4;
+        }
+      }
+    }
+  }
+  std::printf("%d cases on %s, %d failures\n", num_cases, block ? "ThreadBlock" : "HostThread",
+              num_failures.load());
+  return num_failures.load() == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace pycoll
+
+int main(int argc, char** argv) {
+  const std::string target = argc > 1 ? argv[1] : "";
+  std::vector<int> worlds;
+  for (int i = 2; i < argc; ++i) worlds.push_back(std::atoi(argv[i]));
+  if (worlds.empty()) worlds = {1, 2, 3, 4};
+  if (target != "host" && target != "block") {
+    std::fprintf(stderr, "usage: executor_check host|block [ranks ...]\n");
+    return 2;
+  }
+  return pycoll::check(target == "block", worlds);
+}

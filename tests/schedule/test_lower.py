@@ -1,0 +1,151 @@
+"""From moves to programs: fan-in, fan-out, fusion, dead writes, the final step."""
+
+from collections import Counter
+
+import pytest
+
+from pycoll import _core, schedule
+
+pytestmark = pytest.mark.pure
+
+
+def lowered(moves, n, num_chunks=1, collective="all_reduce", multicast_moves=True, **options):
+    core = _core.schedule_from_moves(collective, "test", n, num_chunks, 0, moves, multicast_moves)
+    return core.programs(**options)
+
+
+def kind_of(step):
+    return (
+        "recv" * bool(step.src_peers)
+        + "-reduce" * bool(step.src_peers and step.read_local)
+        + "-copy" * bool(step.src_peers and step.dst_peers and step.write_local)
+        + ("-send" if step.src_peers else "send") * bool(step.dst_peers)
+    )
+
+
+@pytest.mark.parametrize("n", range(2, 18))
+def test_ring_lowers_to_2n_minus_1_steps(n):
+    expected = Counter(
+        {
+            "send": 1,
+            "recv-reduce-send": n - 2,
+            "recv-reduce-copy-send": 1,
+            "recv-copy-send": n - 2,
+            "recv": 1,
+        }
+    )
+    for program in schedule.build("all_reduce", "ring", n).programs():
+        assert len(program.steps) == 2 * n - 1
+        assert Counter(kind_of(step) for step in program.steps) == +expected
+
+
+def test_ring_without_fusion_has_a_step_per_send_and_receive():
+    for program in schedule.build("all_reduce", "ring", 5).programs(fuse=False):
+        assert len(program.steps) == 4 * 4
+
+
+def test_moves_with_one_destination_become_fan_in_in_rank_order():
+    programs = lowered([(0, "reduce", 0, 1, src, 2) for src in (4, 0, 3, 1)], n=5)
+    (step,) = programs[2].steps
+    assert step.src_peers == [0, 1, 3, 4]
+    assert programs[2].peers == [0, 1, 3, 4]
+    assert programs[2].self_position == 2
+    assert step.read_local and step.write_local and step.final
+
+
+def test_moves_with_one_source_become_fan_out():
+    programs = lowered([(0, "reduce", 0, 1, 0, dst) for dst in (1, 2)], n=4)
+    (step,) = programs[0].steps
+    assert step.dst_peers == [1, 2]
+    assert not step.multicast_dst
+
+
+def test_fan_out_to_all_becomes_one_multicast_slot():
+    moves = [(0, "copy", 0, 1, 0, dst) for dst in (1, 2, 3)]
+    programs = lowered(moves, n=4, collective="broadcast")
+    (step,) = programs[0].steps
+    assert step.multicast_dst and step.dst_peers == [1, 2, 3]
+    assert all(program.steps[0].multicast_src for program in programs[1:])
+    (step,) = lowered(moves, n=4, collective="broadcast", multicast=False)[0].steps
+    assert not step.multicast_dst and step.dst_peers == [1, 2, 3]
+
+
+def test_fan_out_to_all_beside_another_send_stays_unicast():
+    moves = [(0, "reduce", 0, 1, 0, dst) for dst in (1, 2, 3)] + [(0, "reduce", 1, 1, 1, 2)]
+    programs = lowered(moves, n=4, num_chunks=2)
+    assert not any(s.multicast_dst or s.multicast_src for p in programs for s in p.steps)
+
+
+def test_schedule_without_multicast_sends_to_next_ranks_first():
+    for program in schedule.build("all_reduce", "all_to_all", 5).programs():
+        sends = [step.dst_peers for step in program.steps if step.dst_peers]
+        assert sends == [[(program.rank + k) % 5] for k in range(1, 5)]
+
+
+def test_two_ranks_need_no_multicast():
+    programs = schedule.build("all_reduce", "one_shot", 2).programs()
+    assert not any(s.multicast_dst or s.multicast_src for p in programs for s in p.steps)
+
+
+def test_send_is_not_fused_past_a_change_of_its_chunks():
+    moves = [(0, "copy", 0, 1, 0, 1), (1, "copy", 0, 1, 2, 1), (2, "copy", 0, 1, 1, 3)]
+    steps = lowered(moves, n=4)[1].steps
+    assert [(s.src_peers, s.dst_peers) for s in steps] == [([0], []), ([2], [3])]
+
+
+def test_send_is_not_fused_past_a_message_on_the_same_link():
+    # Chunk 1 arrives last but chunk 0 must still be first on the link from rank 1 to rank 2.
+    moves = [(0, "copy", 1, 1, 0, 1), (1, "copy", 0, 1, 1, 2), (1, "copy", 1, 1, 1, 2)]
+    steps = lowered(moves, n=3, num_chunks=2)[1].steps
+    assert [(s.src_peers, s.dst_peers, s.first_chunk) for s in steps] == [
+        ([0], [], 1),
+        ([], [2], 0),
+        ([], [2], 1),
+    ]
+
+
+def test_sends_of_one_round_precede_its_receives():
+    # Both ranks pass on what they had before the round.
+    moves = [(0, "reduce", 0, 1, 0, 1), (0, "reduce", 0, 1, 1, 0)]
+    for program in lowered(moves, n=2):
+        assert [bool(step.dst_peers) for step in program.steps] == [True, False]
+
+
+def test_local_write_that_is_overwritten_unread_is_dropped():
+    programs = schedule.build("all_reduce", "ring", 4).programs()
+    for program in programs:
+        forwarding = [s for s in program.steps if s.src_peers and s.dst_peers and not s.write_local]
+        assert len(forwarding) == 2
+
+
+def test_every_chunk_of_every_rank_is_final_once():
+    for name in schedule.algorithms("all_reduce"):
+        for n in (2, 3, 4, 7):
+            s = schedule.build("all_reduce", name, n)
+            for fuse in (False, True):
+                final = Counter(
+                    chunk
+                    for program in s.programs(fuse=fuse)
+                    for step in program.steps
+                    if step.final
+                    for chunk in range(step.first_chunk, step.first_chunk + step.num_chunks)
+                )
+                times = n if name in ("one_shot", "all_to_all") else 1
+                assert final == {chunk: times for chunk in range(s.num_chunks)}
+
+
+def test_partly_completed_range_is_refused():
+    moves = [(0, "reduce", 0, 1, 0, 1), (1, "reduce", 0, 2, 2, 1)]
+    with pytest.raises(schedule.UsageError, match="separate moves"):
+        lowered(moves, n=3, num_chunks=2)
+
+
+def test_more_than_64_peers_are_refused():
+    schedule.build("all_reduce", "star", 65).verify()
+    with pytest.raises(schedule.UsageError, match="65 peers; at most 64"):
+        schedule.build("all_reduce", "star", 66).programs()
+
+
+def test_max_range_is_over_all_ranks():
+    programs = lowered([(0, "copy", 0, 3, 0, 1), (1, "copy", 3, 1, 2, 1)], n=3, num_chunks=4)
+    assert [program.max_range for program in programs] == [3, 3, 3]

@@ -1,0 +1,164 @@
+"""Schedules written in Python: the builder's refusals, and algorithms end to end."""
+
+import random
+
+import pytest
+from program_oracle import check_programs
+
+from pycoll import _core, schedule
+from pycoll.errors import Error, UsageError
+from pycoll.schedule import Move, copy, reduce
+
+pytestmark = pytest.mark.pure
+
+
+@pytest.fixture(autouse=True)
+def _forget_registered():
+    before = dict(schedule._registered)
+    yield
+    schedule._registered.clear()
+    schedule._registered.update(before)
+
+
+def register_chain(name="chain", num_chunks=2):
+    """A reduction down the ranks and a copy up again, chunk by chunk."""
+
+    @schedule.register("all_reduce", name, num_chunks=num_chunks, cost="slow", source="here")
+    def chain(n, root):
+        for chunk in range(2):
+            for i in range(n - 1):
+                yield reduce(chunk + i, chunk, src=n - 1 - i, dst=n - 2 - i)
+                yield copy(chunk + n - 1 + i, (chunk, 1), src=i, dst=i + 1)
+
+
+@pytest.mark.parametrize("n", range(1, 18))
+def test_registered_algorithm_is_built_proved_and_simulated(n):
+    register_chain()
+    s = schedule.build("all_reduce", "chain", n)
+    assert (s.collective, s.algorithm, s.n, s.num_chunks) == ("all_reduce", "chain", n, 2)
+    assert len(s.moves) == 4 * (n - 1)
+    slots = s.min_slots()
+    assert s.verify(slots).slots == slots
+    check_programs(s, s.programs(), slots, random.Random(n))
+    nbytes = 64
+    sent = s.simulate(nbytes, 1e-6, 1e-9).sent_bytes
+    assert sum(sent) == 2 * (n - 1) * nbytes
+    assert s.explain().startswith(f"all_reduce chain: {n} rank{'s' * (n > 1)}, 2 chunks, ")
+
+
+def test_registered_algorithm_is_listed_and_described():
+    register_chain()
+    assert schedule.algorithms("all_reduce")[-1] == "chain"
+    assert "chain" not in schedule.algorithms("broadcast")
+    assert schedule.info("all_reduce", "chain").cost == "slow"
+
+
+def test_num_chunks_may_depend_on_n():
+    register_chain(num_chunks=lambda n: n + 2)
+    with pytest.raises(schedule.ScheduleError, match="has not contributed"):
+        schedule.build("all_reduce", "chain", 3)
+    register_chain(num_chunks=lambda n: 2)
+    assert schedule.build("all_reduce", "chain", 3).num_chunks == 2
+
+
+def test_wrong_algorithm_is_refused_when_built():
+    @schedule.register("all_reduce", "forgetful")
+    def forgetful(n, root):
+        for rank in range(1, n):
+            yield reduce(0, 0, rank, 0)
+
+    schedule.build("all_reduce", "forgetful", 1)
+    with pytest.raises(schedule.ScheduleError, match="rank 1, chunk 0, at the end"):
+        schedule.build("all_reduce", "forgetful", 3)
+    assert issubclass(schedule.ScheduleError, UsageError)
+    assert issubclass(UsageError, Error) and issubclass(UsageError, ValueError)
+
+
+def test_moves_of_built_in_algorithms_make_the_same_programs():
+    for row in _core.algorithms():
+        s = schedule.build(row.collective, row.name, 5)
+        moves = [(m.round, m.kind, *m.chunks, m.src, m.dst) for m in s.moves]
+        again = schedule.Schedule(
+            _core.schedule_from_moves(
+                row.collective, row.name, 5, s.num_chunks, 0, moves, s.core.multicast
+            )
+        )
+        assert again.explain() == s.explain()
+        assert again.moves == s.moves
+
+
+def test_helpers_make_moves():
+    assert copy(1, 2, src=3, dst=4) == Move(1, "copy", (2, 1), 3, 4)
+    assert reduce(1, (2, 5), src=3, dst=4) == Move(1, "reduce", (2, 5), 3, 4)
+
+
+def test_registered_name_may_not_hide_a_built_in_one():
+    with pytest.raises(UsageError, match="built-in algorithm called 'ring'"):
+        register_chain(name="ring")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("all_reduce", "rong", 4), "no algorithm called 'rong': expected one of ring, halving"),
+        (("all_reducing", "ring", 4), "no collective is called 'all_reducing': .* all_reduce"),
+        (("all_reduce", "ring", 0), "expected at least 1 rank, got 0"),
+        (("all_reduce", "ring", -3), "expected at least 1 rank, got -3"),
+        (("all_reduce", "ring", 4, 1), "expected a root from 0 to 0, got 1"),
+        (("broadcast", "star", 4, 4), "expected a root from 0 to 3, got 4"),
+        (("broadcast", "star", 4, -1), "expected a root from 0 to 3, got -1"),
+    ],
+)
+@pytest.mark.parametrize("every", [False, True])
+def test_build_of_something_unknown_is_refused(arguments, message, every):
+    names = [arguments[1]]
+    if every and arguments[1] in ("ring", "star"):
+        names = schedule.algorithms(arguments[0]) if "all_reducing" not in arguments else names
+    for name in names:
+        with pytest.raises(UsageError, match=message):
+            schedule.build(arguments[0], name, *arguments[2:])
+
+
+@pytest.mark.parametrize(
+    ("moves", "message"),
+    [
+        ([(-1, "copy", 0, 1, 0, 1)], "rounds are counted from 0"),
+        ([(0, "copy", 0, 1, 0, 3)], "there is no such rank"),
+        ([(0, "copy", 0, 1, -1, 1)], "there is no such rank"),
+        ([(0, "copy", 0, 1, 1, 1)], "two different ranks"),
+        ([(0, "copy", 3, 2, 0, 1)], "there are no such chunks"),
+        ([(0, "copy", -1, 1, 0, 1)], "there are no such chunks"),
+        ([(0, "copy", 0, 0, 0, 1)], "there are no such chunks"),
+        ([(0, "copy", 2**31 - 1, 2**31 - 1, 0, 1)], "there are no such chunks"),
+        ([(0, "swap", 0, 1, 0, 1)], "kind is 'copy' or 'reduce', got 'swap'"),
+        ([(0, "copy", 0, 1, 0, 2), (0, "copy", 0, 1, 1, 2)], "one of them copies"),
+        ([(0, "copy", 0, 1, 0, 2), (0, "reduce", 0, 1, 1, 2)], "one of them copies"),
+        ([(0, "reduce", 0, 1, 0, 2), (0, "reduce", 0, 1, 0, 2)], "the same move twice"),
+        ([(0, "reduce", 0, 2, 0, 2), (0, "reduce", 1, 1, 1, 2)], "overlap"),
+        ([(0, "copy", 0, 4, 0, 2), (0, "copy", 1, 1, 0, 2), (0, "copy", 3, 1, 1, 2)], "overlap"),
+    ],
+)
+def test_moves_without_a_meaning_are_refused(moves, message):
+    with pytest.raises(UsageError, match=message):
+        _core.schedule_from_moves("all_reduce", "test", 3, 4, 0, moves)
+
+
+def test_refusal_names_the_move():
+    moves = [(2, "reduce", 0, 2, 0, 2), (2, "reduce", 1, 1, 1, 2)]
+    with pytest.raises(UsageError) as caught:
+        _core.schedule_from_moves("all_reduce", "test", 3, 4, 0, moves)
+    assert str(caught.value) == (
+        "all_reduce test, round 2: reduce chunk 1 from rank 1 to rank 2 meets "
+        "round 2: reduce chunks 0..1 from rank 0 to rank 2: "
+        "their chunks overlap without being the same"
+    )
+
+
+def test_reduction_without_an_operator_is_refused():
+    with pytest.raises(UsageError, match="no operator to reduce with"):
+        _core.schedule_from_moves("broadcast", "test", 2, 1, 0, [(0, "reduce", 0, 1, 0, 1)])
+
+
+def test_disjoint_ranges_may_reach_one_rank_in_one_round():
+    moves = [(0, "copy", 0, 2, 0, 2), (0, "copy", 2, 1, 1, 2), (0, "reduce", 3, 1, 0, 2)]
+    assert len(_core.schedule_from_moves("all_reduce", "test", 3, 4, 0, moves).moves) == 3

@@ -1,0 +1,182 @@
+"""What the proof refuses, and the words it finds for it."""
+
+import pytest
+
+from pycoll import _core, schedule
+
+pytestmark = pytest.mark.pure
+
+
+def proof_of(moves, n=2, num_chunks=1, slots=8, collective="all_reduce", root=0):
+    core = _core.schedule_from_moves(collective, "test", n, num_chunks, root, moves)
+    return _core.verify_programs(core, core.programs(), slots)
+
+
+def refusal(*args, **kwargs):
+    proof = proof_of(*args, **kwargs)
+    assert not proof.ok
+    return proof.error
+
+
+def with_step(programs, rank, step_idx, **changes):
+    """The programs with one step of one rank changed."""
+    steps = programs[rank].steps
+    steps[step_idx] = steps[step_idx].replace(**changes)
+    return [p.with_steps(steps) if p.rank == rank else p for p in programs]
+
+
+def test_exchange_of_two_ranks_is_proved():
+    assert proof_of([(0, "reduce", 0, 1, 0, 1), (0, "reduce", 0, 1, 1, 0)]).ok
+
+
+def test_missing_contribution_is_named():
+    error = refusal([(0, "reduce", 0, 1, 0, 1)])
+    assert error == (
+        "all_reduce test, 2 ranks, 8 slots: rank 0, chunk 0, at the end: rank 1 has not contributed"
+    )
+
+
+def test_double_count_is_refused():
+    moves = [(0, "reduce", 0, 1, 0, 1), (1, "reduce", 0, 1, 0, 1), (2, "copy", 0, 1, 1, 0)]
+    assert "counts a contribution to chunk 0 twice" in refusal(moves)
+
+
+def test_different_order_of_reduction_is_refused():
+    moves = [
+        (0, "reduce", 0, 1, 1, 0),
+        (0, "reduce", 0, 1, 2, 0),  # 0 + 1 + 2, rounded once
+        (0, "reduce", 0, 1, 0, 1),
+        (1, "reduce", 0, 1, 2, 1),  # (0 + 1) + 2, rounded twice
+        (2, "copy", 0, 1, 0, 2),
+    ]
+    assert "rank 1, chunk 0, at the end: the reduction was done in another order" in refusal(
+        moves, n=3
+    )
+    moves[3] = (2, "copy", 0, 1, 0, 1)
+    assert proof_of(moves, n=3).ok
+
+
+def test_reading_an_undefined_chunk_is_refused():
+    error = refusal([(0, "copy", 0, 1, 1, 2)], n=3, collective="broadcast")
+    assert "rank 1, step 0 (round 0, send chunk 0 -> rank 2) reads chunk 0 before" in error
+
+
+def test_rank_that_a_broadcast_misses_is_named():
+    error = refusal([(0, "copy", 0, 1, 0, 1)], n=3, collective="broadcast")
+    assert "rank 2, chunk 0, at the end: no value has arrived" in error
+
+
+def test_value_of_another_rank_is_not_the_roots():
+    moves = [(0, "copy", 0, 1, 0, 1)]
+    assert proof_of(moves, collective="broadcast").ok
+    assert not proof_of(moves, collective="broadcast", root=1).ok
+
+
+def test_deadlock_names_the_circle_of_waits():
+    s = schedule.build("all_reduce", "ring", 3)
+    with pytest.raises(schedule.ScheduleError) as caught:
+        s.verify(slots=1)
+    assert str(caught.value) == (
+        "all_reduce ring, 3 ranks, 1 slot: deadlock: "
+        "rank 0, step 1 (round 0, recv-reduce-send chunk 1: self, rank 2 -> rank 1) "
+        "waits for a free slot to rank 1; "
+        "rank 1, step 1 (round 0, recv-reduce-send chunk 2: rank 0, self -> rank 2) "
+        "waits for a free slot to rank 2; "
+        "rank 2, step 1 (round 0, recv-reduce-send chunk 0: rank 1, self -> rank 0) "
+        "waits for a free slot to rank 0"
+    )
+
+
+def test_wait_for_a_finished_rank_is_a_deadlock():
+    s = schedule.build("all_reduce", "star", 3)
+    programs = s.programs()
+    programs[1] = programs[1].with_steps(programs[1].steps[1:])
+    error = _core.verify_programs(s.core, programs, 8).error
+    assert "deadlock" in error and "waits for a message from rank 1" in error
+
+
+def test_unread_message_is_refused():
+    s = schedule.build("all_reduce", "star", 3)
+    programs = s.programs()
+    programs[2] = programs[2].with_steps(programs[2].steps[:1])
+    error = _core.verify_programs(s.core, programs, 8).error
+    assert "rank 2 never reads chunks [0, 1) that rank 0 sends to it" in error
+
+
+def test_ends_that_disagree_on_chunks_are_refused():
+    s = schedule.build("all_reduce", "ring", 4)
+    programs = with_step(s.programs(), rank=0, step_idx=0, first_chunk=2)
+    error = _core.verify_programs(s.core, programs, 8).error
+    assert "expects chunks [3, 4) from rank 0, but the link's next message holds" in error
+
+
+def test_final_flag_is_proved_to_apply_once():
+    s = schedule.build("all_reduce", "star", 3)
+    final = next(i for i, step in enumerate(s.programs()[0].steps) if step.final)
+    flags = s.programs()[0].steps[final].flags
+    error = _core.verify_programs(
+        s.core, with_step(s.programs(), 0, final, flags=flags & ~4), 8
+    ).error
+    assert "the operator's last factor has not been applied" in error
+    receive = s.programs()[1].steps[-1]
+    error = _core.verify_programs(
+        s.core, with_step(s.programs(), 1, -1, flags=receive.flags | 4), 8
+    ).error
+    assert "a second time" in error
+    error = _core.verify_programs(s.core, with_step(s.programs(), 1, 0, flags=1 | 4), 8).error
+    assert "marked as the end of the reduction of chunk 0, but rank 0 has not" in error
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"flags": 1 | 128}, "unknown flags"),
+        ({"first_chunk": -1}, "chunks that do not exist"),
+        ({"first_chunk": 2**31 - 1}, "chunks that do not exist"),
+        ({"num_chunks": 0}, "chunks that do not exist"),
+        ({"num_chunks": 2**31 - 1}, "chunks that do not exist"),
+        ({"num_chunks": 2, "first_chunk": 0}, "more chunks than a slot holds"),
+        ({"dst_mask": 1 << 63}, "a peer that is not there"),
+        ({"src_mask": 1 << 9}, "a peer that is not there"),
+        ({"flags": 0}, "has no source"),
+        ({"dst_mask": 0}, "has no destination"),
+        ({"flags": 1 | 8}, "ring of nobody"),
+        ({"flags": 1 | 16}, "without all ranks"),
+    ],
+)
+def test_malformed_step_is_refused(changes, message):
+    s = schedule.build("all_reduce", "ring", 4)
+    programs = with_step(s.programs(), rank=2, step_idx=0, **changes)
+    proof = _core.verify_programs(s.core, programs, 8)
+    assert not proof.ok
+    assert "rank 2, step 0 " in proof.error and message in proof.error
+
+
+def test_program_of_another_schedule_is_refused():
+    s = schedule.build("all_reduce", "ring", 4)
+    programs = s.programs()
+    assert "3 programs" in _core.verify_programs(s.core, programs[:3], 8).error
+    swapped = [programs[1], programs[0], *programs[2:]]
+    assert "another rank's number" in _core.verify_programs(s.core, swapped, 8).error
+    other = schedule.build("all_reduce", "star", 4).programs()
+    assert "another number of chunks" in _core.verify_programs(s.core, other, 8).error
+
+
+def test_no_slots_are_refused():
+    with pytest.raises(schedule.ScheduleError, match="at least one slot"):
+        schedule.build("all_reduce", "ring", 4).verify(slots=0)
+    with pytest.raises(schedule.ScheduleError, match="deadlock"):
+        schedule.build("all_reduce", "ring", 4).min_slots(max_slots=1)
+
+
+def test_multicast_slot_is_busy_until_its_last_reader_is_done():
+    moves = [(chunk, "copy", chunk, 1, 0, dst) for chunk in (0, 1) for dst in (1, 2)]
+    moves.append((2, "copy", 2, 1, 2, 1))
+    core = _core.schedule_from_moves("all_reduce", "test", 3, 3, 0, moves)
+    programs = core.programs()
+    # Rank 1 reads the ring only after a message that rank 2 sends when it has read it twice.
+    steps = programs[1].steps
+    programs[1] = programs[1].with_steps([steps[2], steps[0], steps[1]])
+    with_one_slot = _core.verify_programs(core, programs, 1).error
+    assert "deadlock" in with_one_slot and "waits for a free slot to rank 1" in with_one_slot
+    assert "has not contributed" in _core.verify_programs(core, programs, 2).error
