@@ -19,8 +19,10 @@ namespace {
 
 constexpr size_t kMinTile = size_t{4} << 10;
 constexpr size_t kMaxTile = size_t{64} << 20;
-constexpr int kFlightsPerSample = 2000;
-constexpr int kFlightSamples = 31;
+constexpr int kFlightsPerSample = 200;
+constexpr int kFlightSamples = 100;
+constexpr int kPlaces =
+    16;  // A line's home in the shared cache, hence its flight, depends on its address.
 
 // Each flag has a cache line (and the neighbour that is prefetched with it) to itself.
 struct Flags {
@@ -51,15 +53,17 @@ void wait_for(const std::atomic<uint64_t>& flag, uint64_t value) {
   }
 }
 
+// The value that a tenth of the samples do not exceed: a floor is what the cores can do when
+// nothing else runs, but not the luckiest sample.
 template <typename T>
-T median(std::vector<T> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
+T fastest_tenth(std::vector<T> values) {
+  const auto at = values.begin() + values.size() / 10;
+  std::nth_element(values.begin(), at, values.end());
+  return *at;
 }
 
 // One-way time of a cache line in ns: half of a round trip.
-double flight_ns(int first_core, int second_core) {
-  Flags flags;
+double flight_ns(int first_core, int second_core, Flags& flags) {
   constexpr uint64_t kTrips = uint64_t{kFlightsPerSample} * kFlightSamples;
   std::thread echo([&] {
     pin_to(second_core);
@@ -80,7 +84,7 @@ double flight_ns(int first_core, int second_core) {
     samples.push_back(double(now_ns() - start_ns) / kFlightsPerSample / 2);
   }
   echo.join();
-  return median(samples);
+  return fastest_tenth(samples);
 }
 
 // Sums 64-bit words: the cheapest use of a word, which the compiler turns into wide loads.
@@ -118,7 +122,7 @@ double read_gb_per_s(int writer_core, int reader_core, std::vector<uint64_t>& ti
     wait_for(flags.pong, sample);
   }
   reader.join();
-  return double(num_bytes) / double(median(read_ns));
+  return double(num_bytes) / double(fastest_tenth(read_ns));
 }
 
 }  // namespace
@@ -131,7 +135,12 @@ int main(int argc, char** argv) {
   const int first_core = std::atoi(argv[1]);
   const int second_core = std::atoi(argv[2]);
   std::vector<uint64_t> tile(kMaxTile / sizeof(uint64_t));
-  std::printf("{\"flight_ns\": %.1f, \"read_gb_per_s\": {", flight_ns(first_core, second_core));
+  std::vector<Flags> places(kPlaces);
+  double best_flight_ns = flight_ns(first_core, second_core, places[0]);
+  for (int i = 1; i < kPlaces; ++i) {
+    best_flight_ns = std::min(best_flight_ns, flight_ns(first_core, second_core, places[i]));
+  }
+  std::printf("{\"flight_ns\": %.1f, \"read_gb_per_s\": {", best_flight_ns);
   for (size_t num_bytes = kMinTile; num_bytes <= kMaxTile; num_bytes *= 4) {
     std::printf("%s\"%zu\": %.2f", num_bytes == kMinTile ? "" : ", ", num_bytes,
                 read_gb_per_s(first_core, second_core, tile, num_bytes));

@@ -8,6 +8,7 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -19,6 +20,12 @@ from peers import Library, PeerError
 START_TIMEOUT_S = 60.0
 TURN_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 5.0
+# In a process group of its own, so that Ctrl-C reaches the driver alone, which cleans up. Not in
+# a session of its own: Linux shares the processor out among sessions (autogroups), and a yield of
+# one rank would not let a rank of another session run.
+OWN_GROUP: dict[str, Any] = (
+    {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
+)
 
 
 class Job:
@@ -46,7 +53,7 @@ class Job:
                         stdin=subprocess.DEVNULL,
                         stdout=self._output,
                         stderr=self._output,
-                        start_new_session=True,  # Ctrl-C reaches the driver alone, which cleans up.
+                        **OWN_GROUP,
                     )
                 )
             self.hello = self._accept(server)

@@ -31,7 +31,7 @@ class Library:
         adapter: Class of worker.py that calls it.
         packages: What pip installs into its environment; empty for pycoll, which is already here.
         version_marker: What its version string must start with, or it is not the right library.
-        launcher: Arguments of its mpiexec for n ranks; None where ranks are plain processes.
+        launcher: The command of its bin folder that starts n ranks; None for plain processes.
         environment: Settings by environment variable, for n ranks.
         pin: Whether each rank pins itself; False where the launcher does it, or it is slower.
     """
@@ -52,12 +52,13 @@ class Library:
         """Command lines, each with the variables to add, that start n ranks."""
         bin_dir = self.prefix(bench_dir) / "bin"
         pinned = "pin" if self.pin(n) else "free"
-        # -I keeps a peer from modules of this folder and of PYTHONPATH; pycoll may be on the latter.
+        # -I hides this folder and PYTHONPATH from a peer; pycoll may be found through the latter.
         alone = ["-I"] if self.packages else []
         worker = [str(bin_dir / "python"), *alone, str(WORKER), self.adapter, address, pinned]
         settings = self.environment(n)
         if self.launcher:
-            return [([str(bin_dir / "mpiexec"), *self.launcher(n), *worker], settings)]
+            program, *arguments = self.launcher(n)
+            return [([str(bin_dir / program), *arguments, *worker], settings)]
         meeting = {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
         return [(worker, settings | meeting | {"RANK": str(rank)}) for rank in range(n)]
 
@@ -92,12 +93,18 @@ def openmpi_launcher(n: int) -> list[str]:
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     spread = ["--map-by", "core", "--bind-to", "core"]
     crowd = ["--map-by", "core:OVERSUBSCRIBE", "--bind-to", "core:overload-allowed"]
-    return [*root, *(spread if n <= NUM_CORES else crowd), "-n", str(n)]
+    return ["mpiexec", *root, *(spread if n <= NUM_CORES else crowd), "-n", str(n)]
 
 
 def mpich_launcher(n: int) -> list[str]:
-    """One core per rank; with more ranks than cores, unbound ones were measured to be faster."""
-    return [*(["-bind-to", "core"] if n <= NUM_CORES else []), "-n", str(n)]
+    """One core per rank; not by Hydra if ranks share a core.
+
+    Hydra gives each rank a session, and Linux shares a core out among sessions (autogroups): a
+    rank that yields does not let the other run, and every call takes milliseconds.
+    """
+    if n <= NUM_CORES:
+        return ["mpiexec.hydra", "-bind-to", "core", "-n", str(n)]
+    return ["mpiexec.gforker", "-n", str(n)]
 
 
 LIBRARIES = {
@@ -119,13 +126,14 @@ LIBRARIES = {
             "MPICH Version:      5",
             launcher=mpich_launcher,
             environment=mpich_environment,
+            pin=lambda n: n > NUM_CORES,
         ),
         Library(
             "impi",
             "mpi",
             ("impi-rt", "mpi4py>=4.1,<5", "numpy"),
             "Intel(R) MPI Library",
-            launcher=lambda n: ["-n", str(n)],
+            launcher=lambda n: ["mpiexec", "-n", str(n)],
             environment=lambda n: single_threaded(n) | {"I_MPI_FABRICS": "shm"},
         ),
         Library("gloo", "gloo", ("torch==2.13.0", "numpy"), "gloo"),

@@ -103,7 +103,7 @@ const DType* dtype_of_numpy(int type_num) {
 
 ArrayView::ArrayView(PyObject* object, const char* what, bool writable) {
   if (view_numpy(object, what, writable) || view_buffer(object, what, writable) ||
-      view_dlpack(object, what, writable)) {
+      view_dlpack_table(object, what) || view_dlpack(object, what)) {
     return;
   }
   refuse(what, "is a " + std::string(Py_TYPE(object)->tp_name) +
@@ -174,33 +174,52 @@ bool ArrayView::view_buffer(PyObject* object, const char* what, bool writable) {
   return true;
 }
 
-bool ArrayView::view_dlpack(PyObject* object, const char* what, bool writable) {
-  const py::handle handle(object);
-  if (!py::hasattr(handle, "__dlpack__")) return false;
-  const auto device = handle.attr("__dlpack_device__")().cast<std::pair<int, int>>();
-  if (device.first != 1 && device.first != 3) {
+void ArrayView::set_tensor(const char* what, py::handle object, const DLTensor& tensor) {
+  constexpr int32_t kHost = 1;
+  constexpr int32_t kPinnedHost = 3;
+  if (tensor.device.device_type != kHost && tensor.device.device_type != kPinnedHost) {
     refuse(what, "is not in host memory: this build of pycoll reduces host arrays only");
   }
-  const py::object capsule = handle.attr("__dlpack__")();
-  auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
-  if (managed == nullptr) throw py::error_already_set();
-  PyCapsule_SetName(capsule.ptr(), "used_dltensor");
-  dlpack_.reset(managed);
-  (void)writable;  // the unversioned exchange cannot say that memory is read-only
-  const DLTensor& tensor = managed->dl_tensor;
   int64_t expected = 1;
   for (int i = tensor.ndim - 1; i >= 0 && tensor.strides != nullptr; --i) {
     if (tensor.shape[i] > 1 && tensor.strides[i] != expected) refuse(what, kNotContiguous);
     expected *= tensor.shape[i];
   }
-  const Kind kinds[] = {Kind::kInt, Kind::kUInt, Kind::kFloat, Kind::kOther, Kind::kBrainFloat};
-  const bool known = tensor.dtype.code < std::size(kinds) && tensor.dtype.lanes == 1;
+  constexpr Kind kKinds[] = {Kind::kInt, Kind::kUInt, Kind::kFloat, Kind::kOther,
+                             Kind::kBrainFloat};
+  const bool known = tensor.dtype.code < std::size(kKinds) && tensor.dtype.lanes == 1;
   const DType* found =
-      find_dtype(known ? kinds[tensor.dtype.code] : Kind::kOther, tensor.dtype.bits / 8u);
-  if (found == nullptr) refuse_dtype(what, py::str(handle.attr("dtype")).cast<std::string>());
+      find_dtype(known ? kKinds[tensor.dtype.code] : Kind::kOther, tensor.dtype.bits / 8u);
+  if (found == nullptr) refuse_dtype(what, py::str(object.attr("dtype")).cast<std::string>());
   dtype = *found;
   data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   set_shape(what, tensor.ndim, tensor.shape);
+}
+
+bool ArrayView::view_dlpack_table(PyObject* object, const char* what) {
+  const py::handle type(reinterpret_cast<PyObject*>(Py_TYPE(object)));
+  const auto capsule = py::getattr(type, "__dlpack_c_exchange_api__", py::none());
+  if (capsule.is_none()) return false;
+  const auto* table = static_cast<const DLPackExchangeAPI*>(
+      PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  if (table == nullptr) throw py::error_already_set();
+  if (table->header.major != 1 || table->tensor_from_object == nullptr) return false;
+  DLTensor tensor{};
+  if (table->tensor_from_object(object, &tensor) != 0) throw py::error_already_set();
+  object_ = py::reinterpret_borrow<py::object>(object);
+  set_tensor(what, object, tensor);
+  return true;
+}
+
+bool ArrayView::view_dlpack(PyObject* object, const char* what) {
+  const py::handle handle(object);
+  if (!py::hasattr(handle, "__dlpack__")) return false;
+  const py::object capsule = handle.attr("__dlpack__")();
+  auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
+  if (managed == nullptr) throw py::error_already_set();
+  PyCapsule_SetName(capsule.ptr(), "used_dltensor");
+  dlpack_.reset(managed);
+  set_tensor(what, handle, managed->dl_tensor);
   return true;
 }
 

@@ -8,6 +8,7 @@
 #include "reduce/dtypes.h"
 
 struct DLManagedTensor;
+struct DLTensor;
 
 namespace pycoll {
 
@@ -28,13 +29,16 @@ class ArrayView {
  private:
   bool view_numpy(PyObject* object, const char* what, bool writable);
   bool view_buffer(PyObject* object, const char* what, bool writable);
-  bool view_dlpack(PyObject* object, const char* what, bool writable);
+  bool view_dlpack_table(PyObject* object, const char* what);
+  bool view_dlpack(PyObject* object, const char* what);
+  void set_tensor(const char* what, pybind11::handle object, const DLTensor& tensor);
   void set_shape(const char* what, int num_dims, const int64_t* dims);
 
   struct Release {
     void operator()(Py_buffer* buffer) const;
     void operator()(DLManagedTensor* tensor) const;
   };
+  pybind11::object object_;  // of a view that its exporter does not count
   std::unique_ptr<Py_buffer, Release> buffer_;
   std::unique_ptr<DLManagedTensor, Release> dlpack_;
 };

@@ -1,5 +1,6 @@
-// The DLPack structures that this project reads, as fixed by the DLPack specification (version 0.8
-// and later; https://dmlc.github.io/dlpack). Only the unversioned exchange is used.
+// The DLPack structures that this project reads, as fixed by the DLPack specification
+// (https://dmlc.github.io/dlpack): the unversioned capsule, and version 1's C exchange table, which
+// gives a view of a tensor without a call into Python.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +32,21 @@ struct DLManagedTensor {
   DLTensor dl_tensor;
   void* manager_ctx;
   void (*deleter)(DLManagedTensor* self);
+};
+
+/// Found as `type(x).__dlpack_c_exchange_api__`, a capsule named "dlpack_exchange_api".
+struct DLPackExchangeAPI {
+  struct Header {
+    uint32_t major;
+    uint32_t minor;
+    Header* previous;
+  } header;
+  void* allocate;
+  void* managed_from_object;
+  void* managed_to_object;
+  /// A view that is valid as long as `object` lives and is not resized. May be null.
+  int (*tensor_from_object)(void* object, DLTensor* out);
+  void* current_stream;
 };
 
 }  // extern "C"

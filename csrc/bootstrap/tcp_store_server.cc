@@ -52,7 +52,7 @@ struct TcpStoreServer::Connection {
   bool closing = false;  // close once `out` is sent
   std::string in;
   std::string out;
-  std::optional<Wait> wait;  // the get that is not answered yet: at most one
+  std::optional<Wait> wait;  // the last get, while it is not answered
 
   void reply(StoreFrame kind, uint32_t number, std::string_view text) {
     out += store_frame(kind, number, WireWriter().text(text));
@@ -242,7 +242,6 @@ void TcpStoreServer::handle_request(Connection& connection, const std::string& f
   const auto kind = static_cast<StoreFrame>(reader.number<uint8_t>());
   const uint32_t number = reader.number<uint32_t>();
   const std::string key(reader.text());
-  connection.wait.reset();  // a new request tells that the client gave up on the get before
   if (kind == StoreFrame::kSet) {
     const std::string value(reader.text());
     reader.expect_end();

@@ -13,7 +13,8 @@ namespace pycoll {
 /// Operands of one call. Sources are combined left to right in their order here (the caller gives
 /// absolute rank order): ((s0 . s1) . s2) ..., 16-bit floats in f32 with one rounding at the end.
 /// A destination may be the same memory as a source (exactly, not shifted); no other overlap.
-/// Nothing needs to be aligned.
+/// Nothing needs to be aligned. A copy keeps every bit; a NaN that was computed is the canonical
+/// one.
 struct ReduceCopyArgs {
   const void* const* srcs;
   int num_srcs;  // >= 1; with 1 it is a copy (or a division, with divisor > 1)

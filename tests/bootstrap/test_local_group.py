@@ -10,8 +10,10 @@ import random
 import resource
 import signal
 import socket
+import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -26,7 +28,8 @@ pytestmark = pytest.mark.ranks
 NBYTES = 1 << 16
 F_GET_SEALS = 1034
 F_SEAL_SHRINK_AND_GROW = 2 | 4
-PEER_UID = 65534
+OTHER_UID = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 
 
 @pytest.fixture
@@ -77,8 +80,10 @@ def wait_until_listening(name: str) -> None:
     deadline = time.monotonic() + 10
     while True:
         with open("/proc/net/unix") as sockets:
-            if f"@pycoll-{name}\n" in sockets.read():
-                return
+            for line in sockets:
+                flags, path = line.split()[3], line.split()[-1]
+                if path == f"@pycoll-{name}" and flags == "00010000":  # it accepts connections
+                    return
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
@@ -263,6 +268,9 @@ def test_strangers_are_dropped_without_harm(
         stranger = _connect(name)
         act(stranger)
         strangers.append(stranger)
+    strangers[0].settimeout(5)
+    with suppress(ConnectionResetError):
+        assert strangers[0].recv(100) == b""  # the oldest gave way, at the latest
     last = ranks.start(lambda: form_and_share(name, 1, 2))
     for pid in (last, leader):
         outcome = ranks.outcome(pid)
@@ -272,20 +280,45 @@ def test_strangers_are_dropped_without_harm(
         stranger.close()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
-def test_another_user_can_neither_join_nor_lead(ranks: Ranks, name: str) -> None:
-    def join_as_other_user() -> None:
-        os.setresuid(PEER_UID, PEER_UID, PEER_UID)
-        form(name, 1, 2, 0.5)
+@as_root
+def test_another_user_who_knows_the_token_cannot_join(ranks: Ranks, name: str) -> None:
+    def join_as_other_user() -> bytes:
+        os.setresuid(OTHER_UID, OTHER_UID, OTHER_UID)
+        token = b"secret"
+        hello = struct.pack("<BI", 0, len(token)) + token + struct.pack("<iiQ", 1, 2, NBYTES)
+        pidfd = os.pidfd_open(os.getpid())
+        with _connect(name) as stranger, suppress(BrokenPipeError, ConnectionResetError):
+            stranger.settimeout(5)
+            socket.send_fds(stranger, [hello], [pidfd])
+            return stranger.recv(1000)
+        return b""
 
     leader = ranks.start(lambda: form_and_share(name, 0, 2))
     wait_until_listening(name)
-    assert ranks.outcome(ranks.start(join_as_other_user)).error == "TimeoutError"
+    assert ranks.outcome(ranks.start(join_as_other_user)).value == b""
     last = ranks.start(lambda: form_and_share(name, 1, 2))
     assert [ranks.outcome(pid).text for pid in (last, leader)] == ["", ""]
 
+
+def test_leader_that_fails_before_it_reads_a_hello_is_understood(ranks: Ranks, name: str) -> None:
+    text = b"ranks 2, 3 of 4 did not join within 1 s"
+    failure = struct.pack("<BBI", 3, 0, len(text)) + text + struct.pack("<ii", 0, 0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"\0pycoll-{name}")
+        listener.listen()
+        pid = ranks.start(lambda: form(name, 1, 4))
+        connection, _ = listener.accept()
+        time.sleep(0.2)  # until the hello is there: closing over it resets the connection
+        connection.send(failure)
+        connection.close()
+    outcome = ranks.outcome(pid)
+    assert (outcome.error, outcome.text.encode()) == ("TimeoutError", text)
+
+
+@as_root
+def test_another_user_cannot_lead(ranks: Ranks, name: str) -> None:
     def lead_as_other_user() -> None:
-        os.setresuid(PEER_UID, PEER_UID, PEER_UID)
+        os.setresuid(OTHER_UID, OTHER_UID, OTHER_UID)
         form(name, 0, 2, 2)
 
     leader = ranks.start(lead_as_other_user)

@@ -1,0 +1,73 @@
+# make demo: sets everything up and runs the main job.   make test: sets everything up and tests.
+# make bench: compares with gloo and MPI.   make lint, make test-slow, make clean.
+#
+# PYTHON chooses the interpreter of the venv. Nothing is installed outside .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# torch from PyPI without CUDA: this very version has a CPU build there.
+TORCH := torch==2.13.0
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# With the venv's own cmake and ninja, into one build folder, so that only the first one compiles.
+INSTALL := PATH="$(abspath $(BIN)):$$PATH" PYCOLL_BUILD_DIR=build/cmake $(PIP) --no-build-isolation
+
+.PHONY: demo test test-slow bench gpu-check lint format clean build
+
+demo: $(VENV)/demo build
+	$(BIN)/python examples/demo.py --out out
+
+test: $(VENV)/test build
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(VENV)/test build
+	$(BIN)/python -m pytest -m slow
+
+bench: $(VENV)/demo build
+	$(BIN)/python benchmarks/compare.py
+
+lint: $(VENV)/lint
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md docs csrc pycoll tests benchmarks examples
+	git ls-files '*.h' '*.cc' | xargs $(BIN)/clang-format --dry-run --Werror
+
+format: $(VENV)/lint
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+	git ls-files '*.h' '*.cc' | xargs $(BIN)/clang-format -i
+
+clean:
+	rm -rf build .venv .bench out pycoll/_core*.so *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- set-up, each step once -----------------------------------------------------------------------
+
+# The editable install configures CMake in build/cmake; later builds are incremental.
+build: $(VENV)/installed
+	@PATH="$(abspath $(BIN)):$$PATH" PYCOLL_BUILD_DIR=build/cmake \
+	  $(BIN)/python setup.py --quiet build_ext --inplace
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian, apt install python3-venv"; exit 1; }
+
+$(VENV)/installed: pyproject.toml setup.py | $(VENV)/bin/python
+	@echo "Setting up $(VENV) and building pycoll (1 to 3 minutes) ..."
+	$(PIP) "setuptools>=77" "pybind11>=2.13" "cmake>=3.24" ninja
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/demo: $(VENV)/installed
+	@echo "Installing torch (CPU build), scikit-learn and matplotlib ..."
+	$(PIP) $(TORCH)
+	$(INSTALL) -e ".[demo]"
+	@touch $@
+
+$(VENV)/test: $(VENV)/demo
+	@echo "Installing the test tools ..."
+	$(INSTALL) -e ".[demo,test]"
+	@touch $@
+
+$(VENV)/lint: $(VENV)/installed
+	$(INSTALL) -e ".[lint]"
+	@touch $@

@@ -1,0 +1,311 @@
+"""run_ranks: results in rank order, errors with their rank, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pycoll
+from pycoll import PeerDiedError, UsageError, run_ranks
+from pycoll.launch import RankError
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(60)]
+
+ROOT = Path(pycoll.__file__).parents[1]
+both = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+
+
+class TwoArguments(Exception):
+    """Cannot be unpickled: it is made of one argument more than it keeps."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first)
+        self.second = second
+
+
+def children() -> set[int]:
+    task = Path("/proc/self/task")
+    return {int(pid) for t in task.iterdir() for pid in (t / "children").read_text().split()}
+
+
+def num_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def nothing_left():
+    """Fails the test when it leaves a process or a file descriptor."""
+    run_ranks(lambda comm: None, 1)  # whatever is opened once and for all
+    processes, fds = children(), num_fds()
+    yield
+    assert children() == processes
+    assert num_fds() == fds
+
+
+@both
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_run_ranks_returns_results_in_rank_order(threads, n):
+    assert run_ranks(lambda comm: (comm.rank, comm.size), n, threads=threads) == [
+        (rank, n) for rank in range(n)
+    ]
+
+
+@both
+def test_run_ranks_passes_arguments_and_closures(threads):
+    offset = random.randrange(1000)
+
+    def add(comm, first, *, second):
+        return comm.rank + first + second + offset
+
+    assert run_ranks(add, 3, 10, second=100, threads=threads) == [
+        rank + 110 + offset for rank in range(3)
+    ]
+
+
+@both
+def test_run_ranks_communicators_reach_each_other(threads):
+    def total(comm):
+        x = np.full(1000, comm.rank + 1, np.float64)
+        comm.all_reduce(x)
+        return x
+
+    for x in run_ranks(total, 4, threads=threads):
+        np.testing.assert_array_equal(x, 10.0)
+
+
+def test_run_ranks_processes_are_processes_and_threads_are_threads():
+    pids = run_ranks(lambda comm: os.getpid(), 3)
+    assert len({os.getpid(), *pids}) == 4
+    places = run_ranks(lambda comm: (os.getpid(), threading.current_thread()), 3, threads=True)
+    assert {pid for pid, _ in places} == {os.getpid()}
+    assert len({thread for _, thread in places}) == 3
+
+
+def test_run_ranks_results_of_100_megabytes_arrive_whole(nothing_left):
+    count = 100_000_000
+    results = run_ranks(lambda comm: np.full(count, comm.rank + 1, np.uint8), 2)
+    for rank, x in enumerate(results):
+        assert x.size == count
+        assert (x == rank + 1).all()
+
+
+@both
+def test_run_ranks_error_keeps_its_type_and_tells_the_rank(threads, nothing_left):
+    def fail(comm):
+        if comm.rank == 1:
+            raise KeyError("the lost key")
+        comm.barrier()
+
+    with pytest.raises(KeyError, match="the lost key") as caught:
+        run_ranks(fail, 3, threads=threads)
+    cause = caught.value.__cause__
+    assert isinstance(cause, RankError)
+    assert "rank 1 of 3" in str(cause)
+    assert 'raise KeyError("the lost key")' in str(cause)
+
+
+@both
+def test_run_ranks_error_of_the_first_rank_wins_over_echoes(threads):
+    def fail(comm):
+        if comm.rank == 2:
+            time.sleep(0.1)
+            raise ZeroDivisionError("root cause")
+        comm.all_reduce(np.ones(10))
+
+    with pytest.raises(ZeroDivisionError, match="root cause"):
+        run_ranks(fail, 3, threads=threads)
+
+
+@both
+def test_run_ranks_return_errors_puts_them_in_place(threads):
+    def fail(comm):
+        if comm.rank % 2:
+            raise ValueError(f"rank {comm.rank} is odd")
+        return comm.rank
+
+    results = run_ranks(fail, 4, threads=threads, return_errors=True)
+    assert [results[0], results[2]] == [0, 2]
+    assert [str(error) for error in results[1::2]] == ["rank 1 is odd", "rank 3 is odd"]
+
+
+def test_run_ranks_error_that_cannot_be_pickled_becomes_an_error_that_names_it():
+    def fail(comm):
+        raise TwoArguments("one", "two")
+
+    with pytest.raises(pycoll.Error, match="rank 0 of 1 raised TwoArguments: one"):
+        run_ranks(fail, 1)
+
+
+def test_run_ranks_result_that_cannot_be_pickled_is_an_error_of_the_rank():
+    with pytest.raises(Exception, match="pickle") as caught:
+        run_ranks(lambda comm: lambda: None, 2)
+    assert "rank" in str(caught.value.__cause__)
+
+
+@both
+def test_run_ranks_sys_exit_in_a_rank_does_not_end_the_caller(threads):
+    with pytest.raises(pycoll.Error, match="rank 0 of 1 raised SystemExit: 3"):
+        run_ranks(lambda comm: sys.exit(3), 1, threads=threads)
+
+
+def test_run_ranks_rank_that_exits_early_is_named():
+    with pytest.raises(pycoll.Error, match="rank 0 of 1 exited with status 4"):
+        run_ranks(lambda comm: os._exit(4), 1)
+
+
+def test_run_ranks_rank_killed_raises_peer_died_with_rank_and_signal(nothing_left):
+    def die(comm):
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.barrier()
+
+    with pytest.raises(PeerDiedError, match="rank 1 of 3 was killed by SIGKILL") as caught:
+        run_ranks(die, 3)
+    assert (caught.value.rank, caught.value.signal) == (1, signal.SIGKILL)
+
+
+def test_run_ranks_rank_killed_is_reported_by_the_survivors():
+    def die(comm):
+        if comm.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.barrier()
+
+    errors = run_ranks(die, 3, return_errors=True)
+    assert [type(error) for error in errors] == [PeerDiedError] * 3
+    assert [error.rank for error in errors] == [0, 0, 0]
+
+
+def test_run_ranks_rank_that_hangs_after_a_failure_is_ended(monkeypatch, nothing_left):
+    monkeypatch.setattr("pycoll.launch._GRACE_S", 0.3)
+
+    def fail_or_hang(comm):
+        if comm.rank == 0:
+            raise ValueError("first")
+        time.sleep(1000)
+
+    start = time.monotonic()
+    with pytest.raises(ValueError, match="first"):
+        run_ranks(fail_or_hang, 3)
+    assert time.monotonic() - start < 30
+
+
+def test_run_ranks_what_a_killed_rank_started_is_ended_too(tmp_path: Path):
+    def start_and_fail(comm):
+        sleeper = subprocess.Popen(["sleep", "1000"])
+        (tmp_path / "pid").write_text(str(sleeper.pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(PeerDiedError):
+        run_ranks(start_and_fail, 1)
+    wait_until_gone([int((tmp_path / "pid").read_text())])
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_run_ranks_without_ranks_is_refused(n):
+    with pytest.raises(UsageError, match=f"got n={n}"):
+        run_ranks(lambda comm: None, n)
+
+
+def test_run_ranks_leaves_random_numbers_of_the_caller_alone():
+    random.seed(7)
+    expected = random.Random(7).random()
+    run_ranks(lambda comm: random.random(), 2)
+    assert random.random() == expected
+
+
+def test_run_ranks_does_not_write_buffered_output_twice():
+    script = """
+        import sys, pycoll
+        print("once", end="")
+        pycoll.run_ranks(lambda comm: print("rank"), 2)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.count("once") == 1
+    assert done.stdout.count("rank") == 2
+
+
+@both
+def test_run_ranks_ctrl_c_leaves_no_process(threads, tmp_path: Path):
+    script = f"""
+        import os, time, pathlib, pycoll
+
+        def wait(comm):
+            comm.barrier()
+            pathlib.Path({str(tmp_path)!r}, f"rank{{comm.rank}}").write_text(str(os.getpid()))
+            time.sleep(1000)
+
+        try:
+            pycoll.run_ranks(wait, 3, threads={threads})
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    pids = wait_for_pids(tmp_path, 3)
+    parent.send_signal(signal.SIGINT)
+    out, _ = parent.communicate(timeout=30)
+    assert out == "interrupted\n"
+    assert parent.returncode == 0
+    wait_until_gone(pids)
+
+
+def test_run_ranks_killed_caller_leaves_no_process(tmp_path: Path):
+    script = f"""
+        import os, time, pathlib, pycoll
+
+        def wait(comm):
+            pathlib.Path({str(tmp_path)!r}, f"rank{{comm.rank}}").write_text(str(os.getpid()))
+            time.sleep(1000)
+
+        pycoll.run_ranks(wait, 3)
+    """
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT)
+    pids = wait_for_pids(tmp_path, 3)
+    parent.kill()
+    parent.wait()
+    wait_until_gone(pids)
+
+
+def wait_for_pids(folder: Path, count: int) -> list[int]:
+    """Waits until so many ranks have written their process ids."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        texts = [path.read_text() for path in folder.glob("rank*")]
+        if len(texts) == count and all(texts):
+            return [int(text) for text in texts]
+        time.sleep(0.02)
+    raise AssertionError(f"the ranks did not start: {list(folder.iterdir())}")
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """Fails when a process still runs after 5 s; a zombie that nobody has reaped yet is gone."""
+    deadline = time.monotonic() + 5
+    while running := [pid for pid in pids if _runs(pid)]:
+        assert time.monotonic() < deadline, f"still running: {running}"
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
