@@ -152,7 +152,7 @@ def signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
-def _run_child(body: Callable[[], int], parent: int, sigmask: set[signal.Signals]) -> NoReturn:
+def _run_child(body: Callable[[], int], parent: int, sigmask: set[int]) -> NoReturn:
     status = 1
     try:
         with suppress(OSError):

@@ -163,9 +163,9 @@ def test_svg_has_a_mark_for_every_flow(monkeypatch):
     heads = []
     draw_head = figure.draw_head
 
-    def record(canvas, start, end, color, kind):
+    def record(canvas, start, end, color, kind, size):
         heads.append((end, color, kind))
-        draw_head(canvas, start, end, color, kind)
+        draw_head(canvas, start, end, color, kind, size)
 
     monkeypatch.setattr(figure, "draw_head", record)
     for algorithm in ("ring", "two_shot", "star"):

@@ -97,8 +97,8 @@ def simulate(
             str(num_steps),
         )
     console().print(table)
-    for name, error in refused:
-        typer.echo(f"pycoll: {name}: {error}", err=True)
+    for name, why in refused:
+        typer.echo(f"pycoll: {name}: {why}", err=True)
     if not results:
         raise UsageError("no algorithm could be simulated")
     if out is not None:

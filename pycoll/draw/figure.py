@@ -58,7 +58,7 @@ class _Drawing:
         neighbours = _NEIGHBOUR if wraps else 0.0
         self._left = MARGIN + _NAMES + neighbours + self._stub
         self._right = self._left + n * self._pitch
-        width = max(self._right + self._stub + neighbours + MARGIN, 6.4)
+        width = max(self._right + self._stub + neighbours + MARGIN, _caption_width(picture))
 
         self._rows = [_pack(step.flows) if step.bundled else [] for step in picture.rounds]
         self._bands = [
@@ -216,7 +216,8 @@ class _Drawing:
         draw_source(self._canvas, at, self._color(flow))
 
     def _head(self, flow: Flow, start: Point, end: Point) -> None:
-        draw_head(self._canvas, start, end, self._color(flow), flow.kind)
+        size = HEAD * (1 + 0.1 * (min(flow.chunks[1], _MAX_LINES) - 1))
+        draw_head(self._canvas, start, end, self._color(flow), flow.kind, size)
 
     def _chunk_label(self, flow: Flow, x: float, y: float) -> None:
         if self._picture.num_chunks == 1:
@@ -227,6 +228,10 @@ class _Drawing:
             x - w / 2, y - h / 2, w, h, fill=self._color(flow), edge=PAPER, line_width=0.8, z=5.5
         )
         self._canvas.text(x, y, label, 6.5, PAPER, bold=True, align="center")
+
+
+def _caption_width(picture: Picture) -> float:
+    return 2 * MARGIN + 0.073 * len(picture.caption)
 
 
 def _pack(flows: tuple[Flow, ...]) -> list[list[Flow]]:

@@ -11,7 +11,7 @@ from pycoll.draw.picture import Picture
 from pycoll.draw.style import CELL_HEIGHT, INK, MARGIN, MUTED, PAPER, tint
 
 _ROW = 0.36
-_CHARACTER = 0.068  # of a note, on average
+_CHARACTER = 0.065  # of a note, on average
 _BETWEEN = 0.25
 _SWATCH = 0.20
 _MAX_CHUNKS = 16  # more are not listed

@@ -35,17 +35,19 @@ def draw_source(canvas: Canvas, at: Point, color: str) -> None:
     canvas.circle(at, 0.032, fill=color, z=4)
 
 
-def draw_head(canvas: Canvas, start: Point, end: Point, color: str, kind: str) -> None:
+def draw_head(
+    canvas: Canvas, start: Point, end: Point, color: str, kind: str, size: float = HEAD
+) -> None:
     """A circled plus where values are combined, a hollow arrowhead where they are replaced."""
     x, y = end
     if kind == "reduce":
-        arm = 0.6 * HEAD
-        canvas.circle(end, HEAD, fill=PAPER, edge=color, line_width=1.2, z=5)
+        arm = 0.6 * size
+        canvas.circle(end, size, fill=PAPER, edge=color, line_width=1.2, z=5)
         canvas.line((x - arm, y), (x + arm, y), color, 1.2, z=5.2)
         canvas.line((x, y - arm), (x, y + arm), color, 1.2, z=5.2)
         return
     dx, dy = x - start[0], y - start[1]
-    scale = 2.2 * HEAD / max((dx * dx + dy * dy) ** 0.5, 1e-9)
+    scale = 2.2 * size / max((dx * dx + dy * dy) ** 0.5, 1e-9)
     dx, dy = dx * scale, dy * scale
     tip = x + 0.2 * dx, y + 0.2 * dy
     base = tip[0] - dx, tip[1] - dy

@@ -159,7 +159,7 @@ def _arrows(moves: Sequence[MoveLike], n: int, ring: bool) -> list[Flow]:
                 shift = 1
             elif not forward and m.dst > m.src:
                 shift = -1
-        flows.append(Flow(m.kind, tuple(m.chunks), (m.src,), (m.dst,), shift))
+        flows.append(Flow(m.kind, m.chunks, (m.src,), (m.dst,), shift))
     return flows
 
 
@@ -168,8 +168,8 @@ def _bundle(moves: Sequence[MoveLike]) -> list[Flow]:
     by_src: dict[tuple, list[int]] = defaultdict(list)
     by_dst: dict[tuple, list[int]] = defaultdict(list)
     for m in moves:
-        by_src[m.kind, tuple(m.chunks), m.src].append(m.dst)
-        by_dst[m.kind, tuple(m.chunks), m.dst].append(m.src)
+        by_src[m.kind, m.chunks, m.src].append(m.dst)
+        by_dst[m.kind, m.chunks, m.dst].append(m.src)
     if len(by_src) <= len(by_dst):
         flows = [Flow(k, c, (r,), tuple(sorted(d))) for (k, c, r), d in by_src.items()]
         return sorted(flows, key=lambda f: (f.srcs, f.chunks))

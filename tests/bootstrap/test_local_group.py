@@ -149,16 +149,16 @@ def test_memory_of_a_group_can_neither_shrink_nor_grow(name: str) -> None:
 @pytest.mark.parametrize(
     ("num_ranks", "present", "text"),
     [
-        (4, [0, 1, 3], "rank 2 of 4 did not join within 0.3 s"),
-        (8, [3, 0, 7, 1, 4, 6], "ranks 2, 5 of 8 did not join within 0.3 s"),
-        (3, [0], "ranks 1, 2 of 3 did not join within 0.3 s"),
-        (3, [1, 2], "rank 0 of 3 did not join within 0.3 s"),
+        (4, [0, 1, 3], "rank 2 of 4 did not join within 0.7 s"),
+        (8, [3, 0, 7, 1, 4, 6], "ranks 2, 5 of 8 did not join within 0.7 s"),
+        (3, [0], "ranks 1, 2 of 3 did not join within 0.7 s"),
+        (3, [1, 2], "rank 0 of 3 did not join within 0.7 s"),
     ],
 )
 def test_missing_ranks_are_named_on_every_rank_that_came(
     ranks: Ranks, name: str, num_ranks: int, present: list[int], text: str
 ) -> None:
-    outcomes = ranks.run(lambda rank: form(name, rank, num_ranks, 0.3), present)
+    outcomes = ranks.run(lambda rank: form(name, rank, num_ranks, 0.7), present)
     for outcome in outcomes:
         assert outcome.error == "TimeoutError"
         assert outcome.text.startswith(text + ":")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 
+import numpy as np
 import pytest
 from comm_cases import both
 
@@ -40,8 +41,6 @@ def test_barrier_nobody_leaves_before_the_last_has_entered(n, threads):
 
 @both
 def test_barrier_between_other_collectives_keeps_their_order(threads):
-    import numpy as np
-
     def mixed(comm: pycoll.Communicator) -> None:
         for i in range(50):
             x = np.full(7, comm.rank + i)
