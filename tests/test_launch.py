@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import wait_for_pids, wait_until_gone
 
 import pycoll
 from pycoll import PeerDiedError, UsageError, run_ranks
@@ -282,30 +283,3 @@ def test_run_ranks_killed_caller_leaves_no_process(tmp_path: Path):
     parent.kill()
     parent.wait()
     wait_until_gone(pids)
-
-
-def wait_for_pids(folder: Path, count: int) -> list[int]:
-    """Waits until so many ranks have written their process ids."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        texts = [path.read_text() for path in folder.glob("rank*")]
-        if len(texts) == count and all(texts):
-            return [int(text) for text in texts]
-        time.sleep(0.02)
-    raise AssertionError(f"the ranks did not start: {list(folder.iterdir())}")
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    """Fails when a process still runs after 5 s; a zombie that nobody has reaped yet is gone."""
-    deadline = time.monotonic() + 5
-    while running := [pid for pid in pids if _runs(pid)]:
-        assert time.monotonic() < deadline, f"still running: {running}"
-        time.sleep(0.02)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"

@@ -52,6 +52,14 @@ constexpr const char* kNotContiguous =
     "is not contiguous: pass a contiguous copy (numpy.ascontiguousarray(x), x.contiguous())";
 constexpr const char* kReadOnly = "is read-only: pass a writable array, or a result array as out=";
 
+/// The exporter of a DLPack view said no: its reason, as ours. Ctrl-C stays what it is.
+[[noreturn]] void refuse_dlpack(const char* what, py::handle object, py::error_already_set& error) {
+  if (!error.matches(PyExc_Exception)) throw error;
+  refuse(what, "is a " + std::string(Py_TYPE(object.ptr())->tp_name) +
+                   " that cannot be passed on through DLPack: " +
+                   py::str(error.value()).cast<std::string>());
+}
+
 Kind kind_of_format(char format) {
   switch (format) {
     case 'e':
@@ -205,7 +213,10 @@ bool ArrayView::view_dlpack_table(PyObject* object, const char* what) {
   if (table == nullptr) throw py::error_already_set();
   if (table->header.major != 1 || table->tensor_from_object == nullptr) return false;
   DLTensor tensor{};
-  if (table->tensor_from_object(object, &tensor) != 0) throw py::error_already_set();
+  if (table->tensor_from_object(object, &tensor) != 0) {
+    py::error_already_set error;
+    refuse_dlpack(what, object, error);
+  }
   object_ = py::reinterpret_borrow<py::object>(object);
   set_tensor(what, object, tensor);
   return true;
@@ -213,8 +224,13 @@ bool ArrayView::view_dlpack_table(PyObject* object, const char* what) {
 
 bool ArrayView::view_dlpack(PyObject* object, const char* what) {
   const py::handle handle(object);
-  if (!py::hasattr(handle, "__dlpack__")) return false;
-  const py::object capsule = handle.attr("__dlpack__")();
+  if (PyType_Check(object) || !py::hasattr(handle, "__dlpack__")) return false;
+  py::object capsule;
+  try {
+    capsule = handle.attr("__dlpack__")();
+  } catch (py::error_already_set& error) {
+    refuse_dlpack(what, handle, error);
+  }
   auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
   if (managed == nullptr) throw py::error_already_set();
   PyCapsule_SetName(capsule.ptr(), "used_dltensor");

@@ -10,6 +10,7 @@
 #include "bindings/array.h"
 #include "bindings/bind.h"
 #include "bindings/errors.h"
+#include "bindings/interrupt.h"
 #include "comm/init.h"
 #include "schedule/schedule.h"
 
@@ -44,6 +45,15 @@ class LazyGilRelease {
 
 /// What Python's Communicator holds.
 struct CommunicatorObject {
+  CommunicatorObject() = default;
+  CommunicatorObject(CommunicatorObject&&) = default;
+  ~CommunicatorObject() {
+    if (comm == nullptr) return;
+    // Closing waits for the progress thread, which takes the GIL to let go of its arrays.
+    const py::gil_scoped_release gil;
+    comm.reset();
+  }
+
   std::unique_ptr<Communicator> comm;
   bool ranks_are_threads = false;
 };
@@ -104,13 +114,28 @@ std::array<PyObject*, N> parse(const char* function, const std::array<const char
       throw UsageError(std::string(function) + " has no argument '" +
                        std::string(text_of(keyword, "a keyword")) + "'");
     }
-    values[static_cast<size_t>(found - names.begin())] = args[num_args + i];
+    PyObject*& value = values[static_cast<size_t>(found - names.begin())];
+    if (value != nullptr) {
+      throw UsageError(std::string(function) + " got its argument '" + *found + "' twice");
+    }
+    value = args[num_args + i];
   }
   for (PyObject*& value : values) {
     if (value == Py_None) value = nullptr;
   }
   if (values[0] == nullptr) throw UsageError(std::string(function) + " needs an array x");
   return values;
+}
+
+/// A step may write a part of `out` before it reads that part of `x`, unless they are the same.
+void check_overlap(const ArrayView& x, const ArrayView& out) {
+  if (x.data == out.data) return;
+  const auto nbytes = static_cast<uintptr_t>(x.count) * dtype_size(x.dtype);
+  const auto first = reinterpret_cast<uintptr_t>(x.data);
+  const auto second = reinterpret_cast<uintptr_t>(out.data);
+  if ((first < second ? second - first : first - second) < nbytes) {
+    throw UsageError("out overlaps x in part: pass out=x or an array of its own");
+  }
 }
 
 void set_array(Call& call, const ArrayView& view) {
@@ -164,13 +189,13 @@ CommunicatorObject& object_of(PyObject* self) {
   return py::handle(self).cast<CommunicatorObject&>();
 }
 
-/// Runs `body` and turns what it throws into a Python error. Ctrl-C wins over what it caused.
+/// Runs `body` and turns what it throws into a Python error.
 template <class Body>
 PyObject* guarded(Body&& body) {
   try {
     return body();
   } catch (...) {
-    if (PyErr_Occurred() == nullptr) set_python_error(std::current_exception());
+    set_python_error(std::current_exception());
     return nullptr;
   }
 }
@@ -199,6 +224,7 @@ PyObject* all_reduce(PyObject* self, PyObject* const* args, Py_ssize_t num_args,
                          std::to_string(input.count) + " of " +
                          std::string(dtype_name(input.dtype)) + ": they must be alike");
       }
+      check_overlap(input, output);
       call.output = output.data;
     }
     return run_or_start(self, object, call, async, views, out != nullptr ? out : x);
@@ -215,11 +241,11 @@ PyObject* broadcast(PyObject* self, PyObject* const* args, Py_ssize_t num_args,
     Call call;
     call.collective = Collective::kBroadcast;
     if (root != nullptr) {
-      const long value = PyLong_AsLong(root);
-      if (value == -1 && PyErr_Occurred() != nullptr) return nullptr;
-      if (value < 0 || value >= object.comm->size()) {
-        throw UsageError("root is " + std::to_string(value) + ", expected a rank in 0.." +
-                         std::to_string(object.comm->size() - 1));
+      const Py_ssize_t value = PyNumber_AsSsize_t(root, nullptr);  // clips what is too large
+      if (PyErr_Occurred() != nullptr || value < 0 || value >= object.comm->size()) {
+        PyErr_Clear();
+        throw UsageError("root is " + py::repr(root).cast<std::string>() +
+                         ", expected a rank in 0.." + std::to_string(object.comm->size() - 1));
       }
       call.root = static_cast<int>(value);
     }
@@ -277,15 +303,20 @@ void bind_communicator(py::module_& m) {
              std::unique_ptr<Communicator> part;
              {
                const py::gil_scoped_release gil;
-               part = o.comm->split(color, key);
+               part = o.comm->split(color, key, run_signal_handlers);
              }
              if (part == nullptr) return std::nullopt;
              return wrap(std::move(part));
            })
       .def("_add_schedule",
-           [](CommunicatorObject& o, const Schedule& s) { o.comm->add_schedule(s); })
+           [](CommunicatorObject& o, const Schedule& s) {
+             const py::gil_scoped_release gil;
+             o.comm->add_schedule(s);
+           })
       .def("_explain",
            [](CommunicatorObject& o, const std::string& collective, int64_t nbytes, int root) {
+             // A running operation may hold the lock and need the GIL to look for Ctrl-C.
+             const py::gil_scoped_release gil;
              return o.comm->explain(collective_from_name(collective), nbytes, root);
            })
       .def_property_readonly("ledger", [](const CommunicatorObject& o) {
@@ -307,7 +338,7 @@ void bind_communicator(py::module_& m) {
     std::unique_ptr<Communicator> comm;
     {
       const py::gil_scoped_release gil;
-      comm = init_from_environment(timeout_s);
+      comm = init_from_environment(timeout_s, run_signal_handlers);
     }
     return wrap(std::move(comm));
   });

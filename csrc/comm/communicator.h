@@ -1,7 +1,10 @@
 // A communicator: the ranks that take part, their transport, and the plans for what they do.
 #pragma once
 
+#include <sys/types.h>
+
 #include <array>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -51,13 +54,15 @@ class Communicator {
   void barrier();
 
   /// The ranks with this rank's color, ordered by key, then rank. Collective. Null when color < 0.
-  std::unique_ptr<Communicator> split(int color, int key);
+  /// `interrupt` lets a signal into the wait for the other members.
+  std::unique_ptr<Communicator> split(int color, int key, Deadline::Interrupt interrupt = nullptr);
 
-  /// Leaves: peers that still wait for this rank are told. Never waits for a peer.
+  /// Leaves: peers that still wait for this rank are told. Never waits for a peer. In a process
+  /// forked off the rank's own it does nothing: the rank is still there.
   void close();
 
   /// Makes an algorithm written elsewhere known under its name. Proved when first used.
-  void add_schedule(const Schedule& schedule) { planner_.add_schedule(schedule); }
+  void add_schedule(const Schedule& schedule);
   bool knows_algorithm(Collective collective, std::string_view name) const {
     return planner_.knows(collective, name);
   }
@@ -71,6 +76,8 @@ class Communicator {
  private:
   void execute(const Call& call);
   void check_open() const;
+  bool in_own_process() const;
+  void wait_for(const Work& work);
 
   std::unique_ptr<Transport> transport_;
   Segment& segment_;
@@ -84,7 +91,8 @@ class Communicator {
   Links ll_links_;
   uint64_t sequence_ = 0;
   int num_splits_ = 0;
-  bool closed_ = false;
+  std::atomic<bool> closed_ = false;
+  pid_t pid_;
   std::mutex run_mutex_;  // one operation at a time
   std::unique_ptr<ProgressThread> progress_;
 };

@@ -4,8 +4,9 @@
 
 namespace pycoll {
 
-std::unique_ptr<Communicator> init_from_environment(double timeout_s) {
-  const Deadline deadline = Deadline::after_s(timeout_s);
+std::unique_ptr<Communicator> init_from_environment(double timeout_s,
+                                                    Deadline::Interrupt interrupt) {
+  const Deadline deadline = Deadline::after_s(timeout_s, interrupt);
   const LaunchEnv env = read_launch_env();
   if (env.num_ranks == 1) {
     return std::make_unique<Communicator>(make_local_transport(make_local_world(1), 0), timeout_s);

@@ -321,7 +321,7 @@ def test_another_user_cannot_lead(ranks: Ranks, name: str) -> None:
         os.setresuid(OTHER_UID, OTHER_UID, OTHER_UID)
         form(name, 0, 2, 2)
 
-    leader = ranks.start(lead_as_other_user)
+    ranks.start(lead_as_other_user)
     wait_until_listening(name)
     with pytest.raises(errors.TimeoutError, match="rank 0 of 2 did not join"):
         form(name, 1, 2, 0.5)

@@ -1,0 +1,33 @@
+"""Waits for processes that tests start to come, and to be gone."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+
+def wait_for_pids(folder: Path, count: int) -> list[int]:
+    """Waits until so many ranks have written their process ids."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        texts = [path.read_text() for path in folder.glob("rank*")]
+        if len(texts) == count and all(texts):
+            return [int(text) for text in texts]
+        time.sleep(0.02)
+    raise AssertionError(f"the ranks did not start: {list(folder.iterdir())}")
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """Fails when a process still runs after 5 s; a zombie that nobody has reaped yet is gone."""
+    deadline = time.monotonic() + 5
+    while running := [pid for pid in pids if _runs(pid)]:
+        assert time.monotonic() < deadline, f"still running: {running}"
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
