@@ -7,14 +7,16 @@ readers and type checkers.
 from __future__ import annotations
 
 import atexit
+import os
+import time
 import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-
 from pycoll import _core
 from pycoll.errors import TimeoutError, UsageError
 
+_SLICE_S = 0.05
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
@@ -24,10 +26,9 @@ class Work:
     The arrays of the call must not be read or written until it is done.
     """
 
-    def __init__(self, core: _core.Work, result: Any, timeout_s: float) -> None:
+    def __init__(self, core: _core.Work, result: Any) -> None:
         self._core = core
         self._result = result
-        self._timeout_s = timeout_s
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Waits until the collective is over.
@@ -43,10 +44,14 @@ class Work:
             TimeoutError: The collective is still running after `timeout_s`; it goes on.
             Error: What ended the collective.
         """
-        while not self._core.wait(1.0 if timeout_s is None else timeout_s):
-            if timeout_s is not None:
+        # In slices: between them Python looks for signals, so that Ctrl-C ends the wait.
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = _SLICE_S if end is None else max(0.0, end - time.monotonic())
+            if self._core.wait(min(left_s, _SLICE_S)):
+                return self._result
+            if end is not None and left_s <= _SLICE_S:
                 raise TimeoutError(f"the collective is still running after {timeout_s:g} s")
-        return self._result
 
     def done(self) -> bool:
         """True when it is over, well or not."""
@@ -230,6 +235,15 @@ def local_communicators(n: int, timeout_s: float = 60.0) -> list[Communicator]:
 def _close_all() -> None:
     for comm in list(_open):
         comm.close()
+
+
+def _disown_all() -> None:
+    """In a forked process: the communicators are the parent's, whose ranks live on."""
+    for comm in list(_open):
+        comm._disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
 
 
 __all__ = ["Communicator", "Work", "init", "local_communicators"]

@@ -153,6 +153,7 @@ class _Processes:
             return self._collect()
         finally:
             end_all(self._processes, grace_s=0)
+            self._world.close()
             for inbox in self._inboxes:
                 os.close(inbox.fd)
 

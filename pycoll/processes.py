@@ -30,12 +30,17 @@ _POLL_S = 0.01
 class World:
     """What the ranks of one launch share: how they find each other, and nobody else.
 
-    The port is free when it is chosen; rank 0 binds it again.
+    A socket that is bound but does not listen keeps the port from others until `close`; rank 0 can
+    still listen there, because both set SO_REUSEADDR.
     """
 
     size: int
-    port: int = field(default_factory=lambda: _free_port())
+    reservation: socket.socket = field(default_factory=lambda: _reserve_port())
     token: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    def close(self) -> None:
+        """Gives the port back."""
+        self.reservation.close()
 
     def environment(self, rank: int) -> Mapping[str, str]:
         """The environment variables that `pycoll.init` of this rank reads."""
@@ -45,7 +50,7 @@ class World:
             "LOCAL_RANK": str(rank),
             "LOCAL_WORLD_SIZE": str(self.size),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self.port),
+            "MASTER_PORT": str(self.reservation.getsockname()[1]),
             "PYCOLL_TOKEN": self.token,
         }
 
@@ -180,7 +185,8 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def _reserve_port() -> socket.socket:
+    reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reservation.bind(("127.0.0.1", 0))
+    return reservation

@@ -55,9 +55,10 @@ constexpr const char* kReadOnly = "is read-only: pass a writable array, or a res
 /// The exporter of a DLPack view said no: its reason, as ours. Ctrl-C stays what it is.
 [[noreturn]] void refuse_dlpack(const char* what, py::handle object, py::error_already_set& error) {
   if (!error.matches(PyExc_Exception)) throw error;
-  refuse(what, "is a " + std::string(Py_TYPE(object.ptr())->tp_name) +
-                   " that cannot be passed on through DLPack: " +
-                   py::str(error.value()).cast<std::string>());
+  const auto reason = py::str(error.value()).cast<std::string>();
+  refuse(what,
+         "is a " + std::string(Py_TYPE(object.ptr())->tp_name) +
+             " that cannot be passed on through DLPack: " + reason.substr(0, reason.find('\n')));
 }
 
 Kind kind_of_format(char format) {
@@ -154,6 +155,7 @@ bool ArrayView::view_numpy(PyObject* object, const char* what, bool writable) {
   if (writable && (array->flags & py::detail::npy_api::NPY_ARRAY_WRITEABLE_) == 0) {
     refuse(what, kReadOnly);
   }
+  object_ = py::reinterpret_borrow<py::object>(object);
   dtype = *found;
   data = array->data;
   static_assert(sizeof(*array->dimensions) == sizeof(int64_t));
@@ -172,7 +174,9 @@ bool ArrayView::view_buffer(PyObject* object, const char* what, bool writable) {
   if (!PyBuffer_IsContiguous(buffer_.get(), 'C')) refuse(what, kNotContiguous);
   if (writable && buffer_->readonly != 0) refuse(what, kReadOnly);
   const std::string format = buffer_->format == nullptr ? "B" : buffer_->format;
-  const bool native = format.size() == 1 || (format.size() == 2 && (format[0] == '@' || format[0] == '=' || format[0] == '<'));
+  const bool native =
+      format.size() == 1 ||
+      (format.size() == 2 && (format[0] == '@' || format[0] == '=' || format[0] == '<'));
   const DType* found = find_dtype(native ? kind_of_format(format.back()) : Kind::kOther,
                                   static_cast<size_t>(buffer_->itemsize));
   if (found == nullptr) refuse_dtype(what, "'" + format + "'");

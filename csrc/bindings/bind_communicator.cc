@@ -74,11 +74,10 @@ CommunicatorObject wrap(std::unique_ptr<Communicator> comm) {
 }
 
 Op op_from_name(std::string_view name) {
+  if (const std::optional<Op> op = find_op(name)) return *op;
   std::string known;
   for (int i = 0; i < kNumOps; ++i) {
-    const auto op = static_cast<Op>(i);
-    if (op_name(op) == name) return op;
-    known += (i == 0 ? "" : ", ") + std::string(op_name(op));
+    known += (i == 0 ? "" : ", ") + std::string(op_name(static_cast<Op>(i)));
   }
   throw UsageError("unknown op '" + std::string(name) + "': expected one of " + known);
 }
@@ -171,7 +170,7 @@ PyObject* run_or_start(PyObject* self, CommunicatorObject& object, Call call, bo
     py::object kept_result = py::reinterpret_borrow<py::object>(result);
     auto work = object.comm->start(call, keep_alive(std::move(views)));
     return py::module_::import("pycoll.communicator")
-        .attr("Work")(py::cast(work), kept_result, object.comm->timeout_s())
+        .attr("Work")(py::cast(work), kept_result)
         .release()
         .ptr();
   }
@@ -286,8 +285,8 @@ void bind_communicator(py::module_& m) {
       .def_property_readonly("closed", [](const CommunicatorObject& o) { return o.comm->closed(); })
       .def_property_readonly("timeout_s",
                              [](const CommunicatorObject& o) { return o.comm->timeout_s(); })
-      .def_property_readonly(
-          "transport", [](const CommunicatorObject& o) { return o.comm->transport_name(); })
+      .def_property_readonly("transport",
+                             [](const CommunicatorObject& o) { return o.comm->transport_name(); })
       .def("barrier",
            [](CommunicatorObject& o) {
              const py::gil_scoped_release gil;
@@ -298,6 +297,7 @@ void bind_communicator(py::module_& m) {
              const py::gil_scoped_release gil;
              o.comm->close();
            })
+      .def("_disown", [](CommunicatorObject& o) { o.comm->disown(); })
       .def("_split",
            [](CommunicatorObject& o, int color, int key) -> std::optional<CommunicatorObject> {
              std::unique_ptr<Communicator> part;

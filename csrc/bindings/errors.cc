@@ -21,7 +21,8 @@ void set_python_error(std::exception_ptr error) {
     std::rethrow_exception(std::move(error));
   } catch (const PeerDiedError& e) {
     const py::object type = py::module_::import("pycoll.errors").attr("PeerDiedError");
-    const py::object value = type(e.what(), py::arg("rank") = e.rank(), py::arg("signal") = e.signal());
+    const py::object value =
+        type(e.what(), py::arg("rank") = e.rank(), py::arg("signal") = e.signal());
     PyErr_SetObject(type.ptr(), value.ptr());
   } catch (const CollectiveMismatchError& e) {
     set_error("CollectiveMismatchError", e);

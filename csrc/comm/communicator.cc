@@ -11,8 +11,9 @@ namespace {
 
 // Every so many calls of a plan, one is timed for explain().
 constexpr int64_t kTimedEvery = 16;
-// From this size on, results are written past the caches.
-constexpr int64_t kStreamingBytes = int64_t{64} << 20;
+// From this size on, results are written past the caches: no line of the output is read before it
+// is overwritten. Below, the caches hold enough of it to win.
+constexpr int64_t kStreamingBytes = int64_t{32} << 20;
 
 CallRecord record_of(const Call& call, uint64_t sequence) {
   CallRecord record;
@@ -55,13 +56,14 @@ void Communicator::close() {
   if (closed_) return;
   closed_ = true;
   store_release(segment_.control(rank_).state, 2);
-  if (progress_ != nullptr && progress_->num_pending() != 0) {
-    segment_.fail({.code = FailureCode::kAborted,
-                   .reporter = static_cast<uint16_t>(rank_),
-                   .culprit = static_cast<uint16_t>(rank_)});
-  }
+  if (progress_ != nullptr && progress_->num_pending() != 0) fail_aborted();
   segment_.ring_all_bells();
   progress_.reset();
+}
+
+void Communicator::disown() {
+  closed_ = true;
+  (void)progress_.release();  // its thread does not exist here, and cannot be joined
 }
 
 void Communicator::check_open() const {
@@ -75,11 +77,23 @@ void Communicator::run(const Call& call) {
     Call queued = call;
     queued.on_slow = {};
     const auto work = progress_->submit([this, &queued] { execute(queued); });
-    while (!work->wait(1.0)) {
-    }
+    wait_interruptibly(*work);
     return;
   }
   execute(call);
+}
+
+void Communicator::wait_interruptibly(const Work& work) {
+  while (!work.wait(0.05)) {
+    // The progress thread cannot see Ctrl-C. What it runs ends soon after this.
+    if (waiter_.interrupted && waiter_.interrupted()) fail_aborted();
+  }
+}
+
+void Communicator::fail_aborted() {
+  segment_.fail({.code = FailureCode::kAborted,
+                 .reporter = static_cast<uint16_t>(rank_),
+                 .culprit = static_cast<uint16_t>(rank_)});
 }
 
 std::shared_ptr<Work> Communicator::start(const Call& call, std::shared_ptr<void> keep_alive) {
@@ -102,19 +116,23 @@ void Communicator::execute(const Call& call) {
     on_slow = {};
     lock.lock();
   }
-  const CallRecord record = record_of(call, ++sequence_);
-  const uint32_t digest = record.digest();
-  segment_.publish(rank_, record);
-  waiter_.begin(sequence_, digest, timeout_s_, on_slow);
-  if (load_acquire(segment_.failure_word()) != 0) waiter_.raise_failure(describe_operation(record));
-
   const size_t element_size = dtype_size(call.dtype);
   const int64_t nbytes = call.count * static_cast<int64_t>(element_size);
+  // First, since it may refuse the call: one that the peers must not see has no number.
+  PlannedCall& planned = planner_.find(call.collective, nbytes, call.root, call.algorithm);
+  const CallRecord record = record_of(call, sequence_ + 1);
+  waiter_.begin(record.sequence, record.digest(), timeout_s_, on_slow);
+  // A broken communicator publishes nothing more: its last records say what broke it.
+  if (load_acquire(segment_.failure_word()) != 0) waiter_.raise_failure(describe_operation(record));
+  segment_.publish(rank_, record);
+  sequence_ = record.sequence;
+
   if (num_ranks_ == 1 || nbytes == 0) {
-    if (call.output != call.input) copy_bytes(call.output, call.input, static_cast<size_t>(nbytes), false);
+    if (call.output != call.input)
+      copy_bytes(call.output, call.input, static_cast<size_t>(nbytes), false);
+    if (!waiter_.peers_agree()) waiter_.raise_failure(describe_operation(record));
     return;
   }
-  PlannedCall& planned = planner_.find(call.collective, nbytes, call.root, call.algorithm);
   const Program& program = planned.plan.program;
   const bool timed = planned.num_calls++ % kTimedEvery == kTimedEvery - 1;
   const int64_t start = timed ? now_ns() : 0;
@@ -144,6 +162,8 @@ void Communicator::execute(const Call& call) {
         tile_count(program, static_cast<int64_t>(simple_links_.slot_bytes), element_size);
     ok = interpret<Simple>(host_, program, message);
   }
+  // A root waits for nobody, so no message and no wait has told it of a mismatch.
+  if (call.root == rank_ && info(call.collective).has_root) ok = ok && waiter_.peers_agree();
   if (!ok) waiter_.raise_failure(describe_operation(record));
   if (timed) {
     const double took_s = static_cast<double>(now_ns() - start) * 1e-9;
@@ -162,7 +182,8 @@ void Communicator::barrier() {
   run(call);
 }
 
-std::unique_ptr<Communicator> Communicator::split(int color, int key) {
+std::unique_ptr<Communicator> Communicator::split(int color, int key,
+                                                  Deadline::Interrupt interrupt) {
   // Everyone's color and key by a sum in which each rank fills in its own two places.
   std::vector<int64_t> all(static_cast<size_t>(2 * num_ranks_), 0);
   all[static_cast<size_t>(2 * rank_)] = color;
@@ -184,7 +205,12 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   });
   const std::string id = std::to_string(split) + "-" + std::to_string(color);
   return std::make_unique<Communicator>(
-      transport_->make_subgroup(members, id, Deadline::after_s(timeout_s_)), timeout_s_);
+      transport_->make_subgroup(members, id, Deadline::after_s(timeout_s_, interrupt)), timeout_s_);
+}
+
+void Communicator::add_schedule(const Schedule& schedule) {
+  const std::lock_guard lock(run_mutex_);
+  planner_.add_schedule(schedule);
 }
 
 std::string Communicator::explain(Collective collective, int64_t nbytes, int root) {

@@ -1,8 +1,6 @@
 // A communicator: the ranks that take part, their transport, and the plans for what they do.
 #pragma once
 
-#include <sys/types.h>
-
 #include <array>
 #include <atomic>
 #include <map>
@@ -57,9 +55,11 @@ class Communicator {
   /// `interrupt` lets a signal into the wait for the other members.
   std::unique_ptr<Communicator> split(int color, int key, Deadline::Interrupt interrupt = nullptr);
 
-  /// Leaves: peers that still wait for this rank are told. Never waits for a peer. In a process
-  /// forked off the rank's own it does nothing: the rank is still there.
+  /// Leaves: peers that still wait for this rank are told. Never waits for a peer.
   void close();
+  /// In a process forked off this rank's: closes without a word to the peers, for whom the rank is
+  /// still there.
+  void disown();
 
   /// Makes an algorithm written elsewhere known under its name. Proved when first used.
   void add_schedule(const Schedule& schedule);
@@ -76,8 +76,8 @@ class Communicator {
  private:
   void execute(const Call& call);
   void check_open() const;
-  bool in_own_process() const;
-  void wait_for(const Work& work);
+  void wait_interruptibly(const Work& work);
+  void fail_aborted();
 
   std::unique_ptr<Transport> transport_;
   Segment& segment_;
@@ -92,7 +92,6 @@ class Communicator {
   uint64_t sequence_ = 0;
   int num_splits_ = 0;
   std::atomic<bool> closed_ = false;
-  pid_t pid_;
   std::mutex run_mutex_;  // one operation at a time
   std::unique_ptr<ProgressThread> progress_;
 };

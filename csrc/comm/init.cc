@@ -9,13 +9,14 @@ std::unique_ptr<Communicator> init_from_environment(double timeout_s,
   const Deadline deadline = Deadline::after_s(timeout_s, interrupt);
   const LaunchEnv env = read_launch_env();
   if (env.num_ranks == 1) {
-    return std::make_unique<Communicator>(make_local_transport(make_local_world(1), 0), timeout_s);
+    return std::make_unique<Communicator>(make_local_transport(make_local_world(1), 0),
+                                          deadline.timeout_s());
   }
   // The store has done its work once the ranks share memory: splits meet at sockets of their own.
   const Session session = join(env, deadline);
   return std::make_unique<Communicator>(
       make_shm_transport(session.name, env.rank, env.num_ranks, session.token, deadline),
-      timeout_s);
+      deadline.timeout_s());
 }
 
 }  // namespace pycoll

@@ -9,7 +9,9 @@ namespace pycoll {
 
 /// Joins the ranks that the environment names (bootstrap/launch_env.h). Collective over them.
 /// Raises UsageError for an environment that makes no sense, TimeoutError naming the ranks that did
-/// not come within `timeout_s`, which is also the deadline of every later operation.
-std::unique_ptr<Communicator> init_from_environment(double timeout_s);
+/// not come before the deadline, whose timeout is also that of every later operation. `interrupt`
+/// lets a signal into the wait.
+std::unique_ptr<Communicator> init_from_environment(double timeout_s,
+                                                    Deadline::Interrupt interrupt = nullptr);
 
 }  // namespace pycoll

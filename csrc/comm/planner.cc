@@ -46,8 +46,8 @@ PlannedCall& Planner::find(Collective collective, int64_t nbytes, int root,
   collective = schedule_of(collective);
   if (!algorithm.empty()) return named(collective, algorithm, root, nbytes);
   if (root != 0) return choose(collective, nbytes, root);
-  PlannedCall*& slot = chosen_[static_cast<size_t>(collective)]
-                              [static_cast<size_t>(size_class(nbytes))];
+  PlannedCall*& slot =
+      chosen_[static_cast<size_t>(collective)][static_cast<size_t>(size_class(nbytes))];
   if (slot == nullptr) slot = &choose(collective, nbytes, root);
   return *slot;
 }
@@ -56,10 +56,10 @@ PlannedCall& Planner::named(Collective collective, std::string_view algorithm, i
                             int64_t nbytes) {
   const size_t slash = algorithm.find('/');
   const std::string_view name = algorithm.substr(0, slash);
-  const ProtocolKind protocol =
-      slash != std::string_view::npos ? protocol_from(algorithm.substr(slash + 1))
-      : nbytes <= kLowLatencyBytes    ? ProtocolKind::kLL
-                                      : ProtocolKind::kSimple;
+  const ProtocolKind protocol = slash != std::string_view::npos
+                                    ? protocol_from(algorithm.substr(slash + 1))
+                                : nbytes <= kLowLatencyBytes ? ProtocolKind::kLL
+                                                             : ProtocolKind::kSimple;
   std::string key = own_key(collective, name) + "/" + protocol_name(protocol) + "/" +
                     std::to_string(root) + "/" + std::to_string(size_class(nbytes));
   if (const auto found = plans_.find(key); found != plans_.end()) return found->second;
@@ -111,16 +111,17 @@ std::string Planner::explain(Collective collective, int64_t nbytes, int root,
   const std::vector<Candidate> candidates =
       rank_candidates(schedule_of(collective), nbytes, root, topology_);
   std::string text = std::string(info(collective).name) + " of " + std::to_string(nbytes) +
-                     " bytes on " + std::to_string(topology_.num_ranks) + " ranks: " +
-                     planned.plan.algorithm + "/" + protocol_name(planned.protocol) + " over " +
-                     std::string(transport) + "\n";
+                     " bytes on " + std::to_string(topology_.num_ranks) +
+                     " ranks: " + planned.plan.algorithm + "/" + protocol_name(planned.protocol) +
+                     " over " + std::string(transport) + "\n";
   text += "  proved: safe with " + std::to_string(planned.plan.min_slots) + " slots, links have " +
           std::to_string(num_slots_) + "\n";
-  text += "  measured: " +
-          (planned.measured_s > 0 ? microseconds(planned.measured_s) + " (mean of " +
-                                        std::to_string(planned.num_calls) + " calls of this size class)"
-                                  : std::string("not yet")) +
-          "\n  predicted by simulation, the fastest first:\n";
+  text +=
+      "  measured: " +
+      (planned.measured_s > 0 ? microseconds(planned.measured_s) + " (mean of " +
+                                    std::to_string(planned.num_calls) + " calls of this size class)"
+                              : std::string("not yet")) +
+      "\n  predicted by simulation, the fastest first:\n";
   for (const Candidate& candidate : candidates) {
     char line[96];
     std::snprintf(line, sizeof(line), "    %-18s %-7s %12s\n", candidate.algorithm.c_str(),

@@ -1,4 +1,5 @@
-// Finds the plan of a call: an array index when pycoll chooses, a map look-up for a named algorithm.
+// Finds the plan of a call: an array index when pycoll chooses, a map look-up for a named
+// algorithm.
 #pragma once
 
 #include <array>
@@ -31,8 +32,7 @@ class Planner {
 
   void add_schedule(const Schedule& schedule);
   bool knows(Collective collective, std::string_view name) const;
-  std::string explain(Collective collective, int64_t nbytes, int root,
-                      std::string_view transport);
+  std::string explain(Collective collective, int64_t nbytes, int root, std::string_view transport);
 
  private:
   // Messages of one size class, [2^(k-1), 2^k) bytes, share a plan.

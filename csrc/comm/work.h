@@ -11,7 +11,8 @@ class Work {
  public:
   /// True when it is over, well or not.
   bool done() const;
-  /// Waits at most `timeout_s`. False when it is still running then. Rethrows the operation's error.
+  /// Waits at most `timeout_s`. False when it is still running then. Rethrows the operation's
+  /// error.
   bool wait(double timeout_s) const;
   /// The operation's error once it is over, else null.
   std::exception_ptr error() const;

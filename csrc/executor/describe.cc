@@ -16,7 +16,8 @@ std::string describe_call(const CallRecord& record) {
   if (row.id == Collective::kBarrier) return "barrier()";
   std::string text = std::string(row.name) + "(shape (";
   for (int i = 0; i < record.num_dims; ++i) {
-    text += std::to_string(record.shape[i]) + (record.num_dims == 1 || i + 1 < record.num_dims ? "," : "");
+    text += std::to_string(record.shape[i]) +
+            (record.num_dims == 1 || i + 1 < record.num_dims ? "," : "");
     if (i + 1 < record.num_dims) text += " ";
   }
   text += "), dtype " + std::string(dtype_name(static_cast<DType>(record.dtype)));

@@ -44,10 +44,9 @@ void HostThread::LineBatch::finish() {
     return;
   }
   void* out = local != nullptr ? local : staging(num_srcs_);
-  target_.arithmetic_.reduce_copy({srcs_, num_srcs_, &out, 1,
-                                   static_cast<size_t>(num_bytes_) / element_size,
-                                   operands_.step->has(kFinal) ? target_.arithmetic_.divisor : 1,
-                                   false});
+  target_.arithmetic_.reduce_copy(
+      {srcs_, num_srcs_, &out, 1, static_cast<size_t>(num_bytes_) / element_size,
+       operands_.step->has(kFinal) ? target_.arithmetic_.divisor : 1, false});
   result_ = static_cast<const std::byte*>(out);
 }
 

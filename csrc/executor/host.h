@@ -93,8 +93,7 @@ class HostThread::LineBatch {
 
   /// Waits for the lines one after another: they come in address order.
   bool add_lines(RecvEnd& link, int peer) {
-    const auto* line =
-        reinterpret_cast<const HostLine*>(link.slot()) + at_ / kLinePayloadBytes;
+    const auto* line = reinterpret_cast<const HostLine*>(link.slot()) + at_ / kLinePayloadBytes;
     const uint64_t sequence = link.sequence() & kSequenceMask;
     const WaitSite site{peer, operands_.index, operands_.step->first_chunk};
     std::byte* to = staging(num_srcs_);
@@ -117,8 +116,7 @@ class HostThread::LineBatch {
 
   void write_lines(SendEnd& link) const {
     auto* line = reinterpret_cast<HostLine*>(link.slot()) + at_ / kLinePayloadBytes;
-    const uint64_t flag =
-        (link.sequence() & kSequenceMask) << 24 | (target_.digest() & 0xffffff);
+    const uint64_t flag = (link.sequence() & kSequenceMask) << 24 | (target_.digest() & 0xffffff);
     for (int64_t done = 0; done < num_bytes_; done += kLinePayloadBytes, ++line) {
       const int64_t left = num_bytes_ - done;
       if (left >= kLinePayloadBytes) {

@@ -2,10 +2,10 @@
 // is the Target, how bytes and flags travel is the Protocol.
 //
 // A Target is HostThread (host.h), ThreadBlock (thread_block.h) or CudaBlock. It gives:
-//   Links& links(), element_size(), is_leader(), sync(), agree(bool), spin_until(ready, site), digest(),
-//   and the arithmetic that its protocols call.
-// A Protocol is Simple or LowLatency (protocol.h): bool run(target, program, operands), false when a
-// wait failed, which ends the program; the caller then raises what the waiter knows.
+//   Links& links(), element_size(), is_leader(), sync(), agree(bool), spin_until(ready, site),
+//   digest(), and the arithmetic that its protocols call.
+// A Protocol is Simple or LowLatency (protocol.h): bool run(target, program, operands), false when
+// a wait failed, which ends the program; the caller then raises what the waiter knows.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +27,10 @@ struct Message {
 /// One step of one tile, with the tile's clipping done.
 struct StepOperands {
   const Step* step = nullptr;
-  int index = 0;                        // of the step in its program
+  int index = 0;                         // of the step in its program
   const std::byte* local_src = nullptr;  // null: the local chunks are no source
   std::byte* local_dst = nullptr;        // null: the local chunks are no destination
-  int64_t count = 0;                    // elements
+  int64_t count = 0;                     // elements
 };
 
 template <class Protocol, class Target>

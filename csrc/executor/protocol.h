@@ -45,9 +45,8 @@ template <class OnLink, class OnLocal>
 PYCOLL_HD bool for_each_source(const Program& program, Links& links, const StepOperands& operands,
                                OnLink&& on_link, OnLocal&& on_local) {
   const Step& step = *operands.step;
-  const uint64_t below = program.self_position >= 64
-                             ? ~uint64_t{0}
-                             : (uint64_t{1} << program.self_position) - 1;
+  const uint64_t below =
+      program.self_position >= 64 ? ~uint64_t{0} : (uint64_t{1} << program.self_position) - 1;
   const auto visit = [&](int peer) { return on_link(source_link(links, step, peer), peer); };
   if (!for_each_peer(program, step.src_peers & below, visit)) return false;
   if (operands.local_src != nullptr) on_local();
@@ -103,6 +102,7 @@ struct Simple {
     const Step& step = *operands.step;
     for_each_destination(program, target.links(), step, [&](SendEnd& link, int) {
       link.post(target.digest());
+      link.warm_next(operands.count * static_cast<int64_t>(target.element_size()));
       return true;
     });
     for_each_peer(program, step.src_peers, [&](int peer) {
@@ -113,7 +113,8 @@ struct Simple {
   }
 };
 
-// --- ll: the flag travels inside the line ----------------------------------------------------------
+// --- ll: the flag travels inside the line
+// ----------------------------------------------------------
 
 /// Low latency. A slot is an array of the Target's lines; each carries its own flag, the message's
 /// sequence number, so a reader needs one flight of one line and no flag apart. A thread works
@@ -149,6 +150,8 @@ struct LowLatency {
     if (target.is_leader()) {
       for_each_destination(program, links, step, [&](SendEnd& link, int) {
         link.post_in_band();
+        link.warm_next((num_bytes + Batch::kLinePayloadBytes - 1) / Batch::kLinePayloadBytes *
+                       Batch::kLineBytes);
         return true;
       });
       for_each_peer(program, step.src_peers, [&](int peer) {

@@ -1,6 +1,6 @@
 // ThreadBlock: the Target that acts as one CUDA block made of host threads, with __syncthreads as a
-// barrier. It exists so that the control flow of the CUDA kernel runs, under ThreadSanitizer too, on
-// machines without a GPU: who waits, who posts, what is read between which barriers.
+// barrier. It exists so that the control flow of the CUDA kernel runs, under ThreadSanitizer too,
+// on machines without a GPU: who waits, who posts, what is read between which barriers.
 #pragma once
 
 #include <pthread.h>

@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstring>
 
@@ -15,7 +16,7 @@
 namespace pycoll {
 namespace {
 
-constexpr int64_t kTroublePeriodNs = 500'000;    // between two looks for trouble
+constexpr int64_t kTroublePeriodNs = 500'000;  // between two looks for trouble
 constexpr int64_t kInterruptPeriodNs = 20'000'000;
 constexpr int64_t kNapNs = 1'000'000;  // bounds what a missed wake-up costs
 
@@ -28,13 +29,12 @@ std::string seconds(double s) {
 }  // namespace
 
 Waiter::Waiter(Transport& transport)
-    : transport_(transport),
-      segment_(transport.segment()),
-      rank_(transport.rank()) {
+    : transport_(transport), segment_(transport.segment()), rank_(transport.rank()) {
   const bool oversubscribed = transport.num_ranks() > num_usable_cores();
-  num_spins_ = oversubscribed ? 20 : 2000;
-  spin_ns_ = oversubscribed ? 0 : 100'000;
-  yield_ns_ = 1'000'000;
+  // Yielding to nobody costs a fraction of a microsecond, so spinning is for the shortest waits
+  // only: two ranks that the scheduler put on one core must not wait out each other's spinning.
+  num_spins_ = oversubscribed ? 20 : 500;
+  yield_ns_ = oversubscribed ? 200'000 : 1'000'000;
 }
 
 bool Waiter::wait_slowly(bool (*ready)(void*), void* context, const WaitSite& site) {
@@ -69,9 +69,7 @@ bool Waiter::wait_slowly(bool (*ready)(void*), void* context, const WaitSite& si
       }
       next_interrupt = now_ns() + kInterruptPeriodNs;
     }
-    if (now - start < spin_ns_) {
-      for (int i = 0; i < 16 && !ready(context); ++i) cpu_pause();
-    } else if (now - start < yield_ns_) {
+    if (now - start < yield_ns_) {
       ::sched_yield();
     } else {
       nap(ready, context);
@@ -84,13 +82,7 @@ bool Waiter::look_for_trouble(bool (*ready)(void*), void* context, const WaitSit
   Failure failure;
   failure.reporter = static_cast<uint16_t>(rank_);
   // A rank that made another call may never send what is waited for.
-  for (int rank = 0; rank < segment_.num_ranks(); ++rank) {
-    CallRecord record;
-    if (rank == rank_ || !segment_.read_record(rank, sequence_, &record)) continue;
-    if (record.digest() == digest_) continue;
-    mismatch(rank);
-    return true;
-  }
+  if (!peers_agree()) return true;
   if (const std::optional<int> signal = transport_.ended_by(site.peer)) {
     if (ready(context)) return false;
     failure.code = FailureCode::kPeerDied;
@@ -137,8 +129,13 @@ bool Waiter::mismatch(int peer) {
   return false;
 }
 
-void Waiter::check_alive(const std::string& what) const {
-  if (load_acquire(segment_.failure_word()) != 0) raise_failure(what);
+bool Waiter::peers_agree() {
+  for (int rank = 0; rank < segment_.num_ranks(); ++rank) {
+    CallRecord record;
+    if (rank == rank_ || !segment_.read_record(rank, sequence_, &record)) continue;
+    if (record.digest() != digest_) return mismatch(rank);
+  }
+  return true;
 }
 
 std::string Waiter::describe_missing() const {
@@ -154,6 +151,26 @@ std::string Waiter::describe_missing() const {
          (num_missing == 1 ? " has not entered it" : " have not entered it");
 }
 
+std::string Waiter::describe_mismatch(const Failure& failure) const {
+  const std::string reporter = "rank " + std::to_string(failure.reporter);
+  const std::string culprit = "rank " + std::to_string(failure.culprit);
+  // The oldest difference is the mistake; a rank that waited for nobody may have passed it by.
+  const uint64_t newest = std::min(load_acquire(segment_.control(failure.reporter).sequence),
+                                   load_acquire(segment_.control(failure.culprit).sequence));
+  const uint64_t oldest = newest < Segment::kNumRecords ? 1 : newest - Segment::kNumRecords + 1;
+  for (uint64_t sequence = oldest; sequence <= newest; ++sequence) {
+    CallRecord reporters;
+    CallRecord culprits;
+    if (segment_.read_record(failure.reporter, sequence, &reporters) &&
+        segment_.read_record(failure.culprit, sequence, &culprits) &&
+        reporters.digest() != culprits.digest()) {
+      return "as operation #" + std::to_string(sequence) + ", " + reporter + " called " +
+             describe_call(reporters) + " and " + culprit + " called " + describe_call(culprits);
+    }
+  }
+  return reporter + " and " + culprit + " made different calls";
+}
+
 void Waiter::raise_failure(const std::string& what) const {
   const Failure failure = Failure::unpack(load_acquire(segment_.failure_word()));
   const int n = segment_.num_ranks();
@@ -161,43 +178,35 @@ void Waiter::raise_failure(const std::string& what) const {
   const std::string culprit = "rank " + std::to_string(failure.culprit);
   switch (failure.code) {
     case FailureCode::kTimeout:
-      if (failure.reporter != rank_ && !deadline_.expired()) {
-        throw AbortedError(me + " stops, since rank " + std::to_string(failure.reporter) +
-                           " timed out waiting for " + culprit);
+      if (!slow_ || failure.culprit == rank_) {
+        throw AbortedError(me + " cannot go on: rank " + std::to_string(failure.reporter) +
+                           " timed out waiting for " + culprit + "; make a new communicator");
       }
-      throw TimeoutError(me + " waited " + seconds(deadline_.timeout_s()) +
+      throw TimeoutError(me +
+                         (failure.reporter == rank_
+                              ? " waited " + seconds(timeout_s_)
+                              : " gives up with rank " + std::to_string(failure.reporter) +
+                                    ", which waited " + seconds(timeout_s_) + ", its wait") +
                          (site_.for_credit ? " for a free slot to rank " : " for rank ") +
                          std::to_string(site_.peer) + " (chunk " + std::to_string(site_.chunk) +
                          ", step " + std::to_string(site_.step) + "); " + describe_missing());
     case FailureCode::kPeerDied: {
-      std::string how = failure.signal == 0
-                            ? std::string(" ended")
-                            : std::string(" was ended by signal ") +
-                                  std::to_string(failure.signal) + " (" +
-                                  ::strsignal(failure.signal) + ")";
+      std::string how = failure.signal == 0 ? std::string(" ended")
+                                            : std::string(" was ended by signal ") +
+                                                  std::to_string(failure.signal) + " (" +
+                                                  ::strsignal(failure.signal) + ")";
       throw PeerDiedError(me + " cannot go on: the process of " + culprit + how, failure.culprit,
                           failure.signal);
     }
     case FailureCode::kPeerLeft:
       throw PeerDiedError(me + " cannot go on: " + culprit + " closed its communicator",
                           failure.culprit, 0);
-    case FailureCode::kMismatch: {
-      CallRecord reporters;
-      CallRecord culprits;
-      std::string text = what + ": ranks " + std::to_string(failure.reporter) + " and " +
-                         std::to_string(failure.culprit) + " made different calls";
-      const uint64_t sequence = load_acquire(segment_.control(failure.reporter).sequence);
-      if (segment_.read_record(failure.reporter, sequence, &reporters) &&
-          segment_.read_record(failure.culprit, sequence, &culprits)) {
-        text += ": rank " + std::to_string(failure.reporter) + " " + describe_call(reporters) +
-                ", rank " + std::to_string(failure.culprit) + " " + describe_call(culprits);
-      }
-      throw CollectiveMismatchError(text);
-    }
+    case FailureCode::kMismatch:
+      throw CollectiveMismatchError(me + " cannot go on: " + describe_mismatch(failure));
     default:
-      throw AbortedError(me + " stops: rank " + std::to_string(failure.reporter) +
-                         " broke this communicator (interrupted, or an earlier error); make a new "
-                         "one");
+      throw AbortedError(me + " cannot go on: rank " + std::to_string(failure.reporter) +
+                         " gave this communicator up (interrupted, or closed with operations "
+                         "pending); make a new one");
   }
 }
 

@@ -1,9 +1,11 @@
-// The one way to wait: spin_until(condition), with an abort word, a deadline and dead peers in view.
+// The one way to wait: spin_until(condition), with an abort word, a deadline and dead peers in
+// view.
 //
 // The fast path spins. The slow path goes from spinning to yielding to naps on the rank's bell, and
 // every few hundred microseconds looks for what could make the wait endless: a failure that another
 // rank announced, a peer whose process ended, a peer that made a different call, Ctrl-C, and the
-// deadline. Waiting ranks that outnumber the cores skip the spinning: the core is what they wait for.
+// deadline. Waiting ranks that outnumber the cores skip the spinning: the core is what they wait
+// for.
 #pragma once
 
 #include <functional>
@@ -68,12 +70,12 @@ class Waiter {
 
   /// A message came whose mark says that `peer` made another call. Always false.
   bool mismatch(int peer);
+  /// False when a rank that has entered this operation made another call than this one.
+  bool peers_agree();
 
   /// Raises the typed error for the failure that broke the communicator. `what` begins the
   /// message: `all_reduce #412`.
   [[noreturn]] void raise_failure(const std::string& what) const;
-  /// Raises when the communicator is already broken.
-  void check_alive(const std::string& what) const;
 
   /// Called about every 20 ms of a slow wait; returning true ends the wait (Ctrl-C).
   std::function<bool()> interrupted;
@@ -83,20 +85,20 @@ class Waiter {
   bool look_for_trouble(bool (*ready)(void*), void* context, const WaitSite& site);
   void nap(bool (*ready)(void*), void* context);
   std::string describe_missing() const;
+  std::string describe_mismatch(const Failure& failure) const;
 
   Transport& transport_;
   Segment& segment_;
   int rank_;
   int num_spins_;
-  int64_t spin_ns_;
   int64_t yield_ns_;
   uint64_t sequence_ = 0;
   uint32_t digest_ = 0;
   double timeout_s_ = 0;
   OnSlow on_slow_;
-  bool slow_ = false;  // this operation had a slow wait
+  bool slow_ = false;                         // this operation had a slow wait
   Deadline deadline_ = Deadline::after_s(0);  // of this operation, once it is slow
-  WaitSite site_;  // of the wait that failed here
+  WaitSite site_;                             // of the wait that failed here
 };
 
 }  // namespace pycoll

@@ -10,7 +10,8 @@ namespace pycoll {
 namespace {
 
 // A local source is the caller's input until this rank writes those chunks. When a range is written
-// in part, or a chunk that the goal needs is never written, the input is copied to the output first.
+// in part, or a chunk that the goal needs is never written, the input is copied to the output
+// first.
 bool mark_input_reads(const Schedule& schedule, Program& program) {
   std::vector<bool> written(static_cast<size_t>(program.num_chunks), false);
   for (Step& step : program.steps) {

@@ -17,7 +17,7 @@ bool is_candidate(std::string_view name) {
 }
 
 constexpr int64_t kMaxLowLatencyBytes = 64 << 10;
-constexpr int64_t kTileBytesPerChunk = 64 << 10;
+constexpr int64_t kSlotBytes = 128 << 10;
 
 }  // namespace
 
@@ -32,19 +32,19 @@ std::vector<Candidate> rank_candidates(Collective collective, int64_t nbytes, in
       const LinkCost cost = low_latency ? topology.ll : topology.simple;
       SimulateOptions options;
       // A long message is so many equal tiles: four of them show the steady state.
-      options.tile_bytes = kTileBytesPerChunk * programs.front().num_chunks /
-                           std::max(programs.front().max_range, 1);
+      options.tile_bytes =
+          kSlotBytes * programs.front().num_chunks / std::max(programs.front().max_range, 1);
       options.nbytes = std::min(nbytes, 4 * options.tile_bytes);
       options.cost = [&cost](int, int) { return cost; };
-      const double scale =
-          options.nbytes == 0 ? 1.0 : static_cast<double>(nbytes) / static_cast<double>(options.nbytes);
+      const double scale = options.nbytes == 0
+                               ? 1.0
+                               : static_cast<double>(nbytes) / static_cast<double>(options.nbytes);
       candidates.push_back(
           {std::string(row.name), low_latency, simulate(programs, options).time_s * scale});
     }
   }
-  std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
-    return a.predicted_s < b.predicted_s;
-  });
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const auto& a, const auto& b) { return a.predicted_s < b.predicted_s; });
   return candidates;
 }
 

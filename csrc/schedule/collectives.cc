@@ -18,9 +18,6 @@ constexpr CollectiveInfo kCollectives[] = {
      reduced_everywhere, [](int n) { return 2.0 * (n - 1) / n; }},
     {Collective::kBroadcast, "broadcast", /*has_op=*/false, /*has_root=*/true, at_root,
      roots_everywhere, [](int) { return 1.0; }},
-    // The all-reduce of one byte that nobody looks at: it runs on all_reduce's algorithms.
-    {Collective::kBarrier, "barrier", /*has_op=*/false, /*has_root=*/false, everywhere,
-     reduced_everywhere, [](int) { return 1.0; }},
     // Nobody leaves before all have come. It runs as the all-reduce of a byte that nobody looks at.
     {Collective::kBarrier, "barrier", /*has_op=*/false, /*has_root=*/false, everywhere,
      reduced_everywhere, [](int) { return 0.0; }},

@@ -28,8 +28,8 @@ enum class Goal : uint8_t {
 struct CollectiveInfo {
   Collective id;
   std::string_view name;
-  bool has_op;    // takes a reduction operator
-  bool has_root;  // takes a root
+  bool has_op;                                   // takes a reduction operator
+  bool has_root;                                 // takes a root
   bool (*starts_with_value)(const ChunkAt& at);  // else the chunk is undefined at the start
   Goal (*goal)(const ChunkAt& at);
   double (*busbw_factor)(int num_ranks);  // as in nccl-tests' PERFORMANCE.md

@@ -21,8 +21,8 @@ struct LinkCost {
 };
 
 struct SimulateOptions {
-  int64_t nbytes = 0;       // of the message
-  int64_t tile_bytes = 0;   // 0: the whole message is one tile
+  int64_t nbytes = 0;      // of the message
+  int64_t tile_bytes = 0;  // 0: the whole message is one tile
   int slots = 8;
   std::function<LinkCost(int src, int dst)> cost;
 };
@@ -30,9 +30,9 @@ struct SimulateOptions {
 struct Event {
   enum class Kind : uint8_t { kTransfer, kReduce };
   Kind kind;
-  int32_t rank;     // kTransfer: the sender; kReduce: where
-  int32_t peer;     // kTransfer: the receiver; kReduce: -1
-  int32_t step;     // index into the rank's program
+  int32_t rank;  // kTransfer: the sender; kReduce: where
+  int32_t peer;  // kTransfer: the receiver; kReduce: -1
+  int32_t step;  // index into the rank's program
   int32_t tile;
   ChunkRange chunks;
   int64_t nbytes;
@@ -41,10 +41,10 @@ struct Event {
 };
 
 struct Simulation {
-  double time_s = 0;                 // until the last rank is done
-  std::vector<double> rank_time_s;   // until each rank is done
-  std::vector<int64_t> sent_bytes;   // per rank; a multicast slot counts once per reader
-  std::vector<Event> events;         // ascending start_s
+  double time_s = 0;                // until the last rank is done
+  std::vector<double> rank_time_s;  // until each rank is done
+  std::vector<int64_t> sent_bytes;  // per rank; a multicast slot counts once per reader
+  std::vector<Event> events;        // ascending start_s
 };
 
 Simulation simulate(const std::vector<Program>& programs, const SimulateOptions& options);

@@ -46,7 +46,8 @@ struct Program {
   int32_t num_chunks = 1;      // a tile is split into so many chunks
   int32_t max_range = 1;       // longest chunk range of any step of any rank: what a slot must hold
   std::vector<int32_t> peers;  // ascending absolute ranks; the bits of the masks
-  int32_t self_position = 0;   // number of peers below `rank`: the place of local chunks in the order
+  int32_t self_position =
+      0;  // number of peers below `rank`: the place of local chunks in the order
   std::vector<Step> steps;
 };
 

@@ -18,8 +18,8 @@ struct Topology {
 /// Cores that this process may run on.
 int num_usable_cores();
 
-/// Ranks that share one host's memory. The constants are the medians of benchmarks/floor.cc on
-/// server cores of 2023; the order of the candidates depends on their ratios only.
+/// Ranks that share one host's memory. The constants were measured on server cores of 2023; the
+/// order of the candidates depends on their ratios only.
 Topology shared_memory_topology(int num_ranks, int num_cores);
 
 }  // namespace pycoll

@@ -61,15 +61,14 @@ SegmentLayout SegmentLayout::for_ranks(int num_ranks) {
   const auto n = static_cast<size_t>(num_ranks);
   // Slots that stay in a core's L2 together with the user's tile; smaller for large worlds, whose
   // rings are n squared.
-  layout.slot_bytes[static_cast<int>(ProtocolKind::kSimple)] = n <= 16 ? 64 << 10 : 16 << 10;
+  layout.slot_bytes[static_cast<int>(ProtocolKind::kSimple)] = n <= 16 ? 128 << 10 : 32 << 10;
   layout.slot_bytes[static_cast<int>(ProtocolKind::kLL)] = n <= 16 ? 8 << 10 : 4 << 10;
   layout.controls = kPage;
   layout.records = layout.controls + round_up(n * sizeof(RankControl), kPage);
-  layout.flags =
-      layout.records + round_up(n * Segment::kNumRecords * sizeof(CallRecord), kPage);
-  layout.slots = layout.flags + round_up(kNumProtocols * n * n * flag_lines_per_ring(num_ranks) *
-                                             sizeof(FlagLine),
-                                         kPage);
+  layout.flags = layout.records + round_up(n * Segment::kNumRecords * sizeof(CallRecord), kPage);
+  layout.slots =
+      layout.flags +
+      round_up(kNumProtocols * n * n * flag_lines_per_ring(num_ranks) * sizeof(FlagLine), kPage);
   layout.total_bytes = layout.slots;
   for (size_t bytes : layout.slot_bytes) {
     layout.total_bytes += n * n * static_cast<size_t>(layout.num_slots) * bytes;
@@ -102,8 +101,9 @@ RingMemory Segment::ring(ProtocolKind protocol, int src, int dst) const {
 
 void Segment::publish(int rank, const CallRecord& record) const {
   auto* records = reinterpret_cast<uint64_t*>(base_ + layout_.records);
-  uint64_t* to = records + (static_cast<size_t>(rank) * kNumRecords +
-                            record.sequence % kNumRecords) * kRecordWords;
+  uint64_t* to =
+      records +
+      (static_cast<size_t>(rank) * kNumRecords + record.sequence % kNumRecords) * kRecordWords;
   uint64_t words[kRecordWords];
   std::memcpy(words, &record, sizeof(record));
   // Word 0 is the sequence number: cleared first, so that a reader never takes a half-written

@@ -48,8 +48,8 @@ struct Failure {
 
 /// One rank's public state, on lines of its own.
 struct alignas(kFlagBytes) RankControl {
-  uint64_t state = 0;     // 0: not there yet, 1: there, 2: left
-  uint64_t sequence = 0;  // newest record
+  uint64_t state = 0;                     // 0: not there yet, 1: there, 2: left
+  uint64_t sequence = 0;                  // newest record
   alignas(kFlagBytes) uint32_t bell = 0;  // futex word
   uint32_t asleep = 0;
 };

@@ -17,8 +17,7 @@ class ShmTransport final : public Transport {
         token_(std::move(token)),
         rank_(rank),
         group_(form_local_group(name_, rank, num_ranks,
-                                SegmentLayout::for_ranks(num_ranks).total_bytes, token_,
-                                deadline)),
+                                SegmentLayout::for_ranks(num_ranks).total_bytes, token_, deadline)),
         mapping_(group_.memory.get(), SegmentLayout::for_ranks(num_ranks).total_bytes),
         segment_(mapping_.base(), num_ranks) {
     group_.memory.reset();  // the mapping keeps the memory alive

@@ -37,6 +37,14 @@ inline bool claim(uint64_t& word, uint64_t value) {
                                                                  std::memory_order_acq_rel);
 }
 
+inline void prefetch_for_write(const void* line) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
+#else
+  __builtin_prefetch(line, 1);
+#endif
+}
+
 /// One flag on its own lines. `marks` lies on the first of them: a reader that polls `value` gets
 /// the mark of the slot (a digest of the writer's call) with the same cache-line flight.
 struct alignas(kFlagBytes) FlagLine {
@@ -77,14 +85,21 @@ class SendEnd {
   uint64_t sequence() const { return posted_ + 1; }
   /// Makes the slot's bytes and its mark visible: pairs with RecvEnd::has_full_slot.
   void post(uint32_t mark) {
-    std::atomic_ref<uint32_t>(memory_.tail->marks[index()])
-        .store(mark, std::memory_order_relaxed);
+    std::atomic_ref<uint32_t>(memory_.tail->marks[index()]).store(mark, std::memory_order_relaxed);
     store_release(memory_.tail->value, ++posted_);
   }
   /// The bytes carried their own flags (ll): nothing to make visible.
   void post_in_band() { ++posted_; }
+  /// Asks for ownership of the next slot's first lines, which its last reader still shares, while
+  /// this rank waits for something else. A hint: nothing depends on it.
+  void warm_next(int64_t nbytes) const {
+    const int64_t wanted = nbytes < kMaxWarmBytes ? nbytes : kMaxWarmBytes;
+    for (int64_t at = 0; at < wanted; at += 64) prefetch_for_write(slot() + at);
+  }
 
  private:
+  static constexpr int64_t kMaxWarmBytes = 16384;
+
   size_t index() const { return posted_ % static_cast<uint64_t>(memory_.num_slots); }
 
   RingMemory memory_;

@@ -139,6 +139,7 @@ class _Launch:
             finally:
                 with _signals_ignored():
                     end_all(self._processes, self._grace_s)
+                    self._world.close()
                     for output in self._outputs:
                         output.finish()
 

@@ -220,7 +220,7 @@ def test_tensor_that_cannot_be_used_raises_usage_error(single):
         (torch.ones(4, dtype=torch.int16), "dtype torch.int16"),
         (torch.ones(4, dtype=torch.complex64), "dtype torch.complex64"),
         (torch.ones(4, device="meta"), "meta|host memory"),
-        (torch.ones(4).to_sparse(), "sparse|dense|strided"),
+        (torch.ones(4).to_sparse(), "DLPack.*storage"),
     ]:
         with pytest.raises(UsageError, match=text):
             single.all_reduce(tensor)
@@ -263,7 +263,7 @@ def test_arguments_that_make_no_sense_raise_usage_error(single):
         (lambda: single.all_reduce(), "needs an array x"),
         (lambda: single.broadcast(x, root=1), r"root is 1, expected a rank in 0\.\.0"),
         (lambda: single.broadcast(x, root=-1), "root is -1"),
-        (lambda: single.broadcast(x, root="0"), "root is a str"),
+        (lambda: single.broadcast(x, root="0"), "root is '0', expected a rank"),
         (lambda: single.broadcast(x, root=1 << 80), "root"),
         (lambda: single.explain("all_red", 8), "all_red"),
     ]:

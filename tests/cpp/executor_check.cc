@@ -97,9 +97,8 @@ void run_rank(const Case& c, std::shared_ptr<LocalWorld> world, int rank) {
   // Small slots, so that a small message has many tiles.
   payload = payload < 448 ? payload : 448;
   const std::string name = std::string(c.algorithm->name) + "/" + protocol_name(c.protocol) +
-                           (c.block ? " block" : " host") + " " +
-                           std::string(dtype_name(dtype)) + " " + std::string(op_name(op)) +
-                           " n=" + std::to_string(c.num_ranks) +
+                           (c.block ? " block" : " host") + " " + std::string(dtype_name(dtype)) +
+                           " " + std::string(op_name(op)) + " n=" + std::to_string(c.num_ranks) +
                            " count=" + std::to_string(c.count);
   std::vector<Storage> input(static_cast<size_t>(c.count));
   std::vector<Storage> output(static_cast<size_t>(c.count) + 1);
@@ -115,11 +114,11 @@ void run_rank(const Case& c, std::shared_ptr<LocalWorld> world, int rank) {
       std::memcpy(output.data(), input.data(), input.size() * sizeof(Storage));
     }
     waiter.begin(static_cast<uint64_t>(repeat), 1, kTimeoutS, {});
-    const bool ok =
-        c.block ? run_block<Protocol, dtype, op>(*transport, static_cast<uint64_t>(repeat), links,
-                                                 plan, message, c.num_ranks)
-                : run_host<Protocol, dtype, op>(transport->segment(), waiter, links, plan, message,
-                                                c.num_ranks);
+    const bool ok = c.block
+                        ? run_block<Protocol, dtype, op>(*transport, static_cast<uint64_t>(repeat),
+                                                         links, plan, message, c.num_ranks)
+                        : run_host<Protocol, dtype, op>(transport->segment(), waiter, links, plan,
+                                                        message, c.num_ranks);
     expect(ok, name + " did not end");
     if (!ok) return;
     for (int64_t i = 0; i < c.count; ++i) {

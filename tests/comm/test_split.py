@@ -1,0 +1,140 @@
+"""split: who ends up with whom, in which order, and what is given back afterwards."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from comm_cases import both
+
+import pycoll
+from pycoll import CollectiveMismatchError, TimeoutError, UsageError, run_ranks
+
+pytestmark = pytest.mark.ranks
+
+
+def members(comm: pycoll.Communicator, part: pycoll.Communicator) -> list[int]:
+    """World ranks of the part's members, in the part's order."""
+    ranks = np.zeros(part.size, np.int64)
+    ranks[part.rank] = comm.rank
+    part.all_reduce(ranks)
+    return ranks.tolist()
+
+
+@both
+def test_split_groups_by_color_and_orders_by_key(threads):
+    def work(comm: pycoll.Communicator) -> None:
+        even_odd = comm.split(comm.rank % 2)
+        assert members(comm, even_odd) == [r for r in range(5) if r % 2 == comm.rank % 2]
+        assert even_odd.rank == comm.rank // 2
+        backwards = comm.split(7, key=-comm.rank)
+        assert members(comm, backwards) == [4, 3, 2, 1, 0]
+        ties = comm.split(0, key=1 if comm.rank < 2 else 0)
+        assert members(comm, ties) == [2, 3, 4, 0, 1]
+        alone = comm.split(comm.rank)
+        assert (alone.rank, alone.size) == (0, 1)
+        assert members(comm, alone) == [comm.rank]
+        assert alone.transport == comm.transport
+        comm.barrier()
+
+    run_ranks(work, 5, threads=threads)
+
+
+@both
+def test_split_negative_color_gets_none(threads):
+    def work(comm: pycoll.Communicator) -> None:
+        part = comm.split(0 if comm.rank in (0, 2) else -1)
+        assert (part is None) == (comm.rank in (1, 3))
+        if part is not None:
+            assert members(comm, part) == [0, 2]
+        assert comm.split(-1) is None
+        comm.barrier()
+
+    run_ranks(work, 4, threads=threads)
+
+
+@both
+def test_split_nests_and_the_parts_work_side_by_side(threads):
+    def work(comm: pycoll.Communicator) -> None:
+        half = comm.split(comm.rank // 2)
+        single = half.split(half.rank)
+        everyone = comm.split(0)
+        for i in range(10):
+            x = np.full(1000, comm.rank + i, np.float64)
+            half.all_reduce(x)
+            comm.all_reduce(x)
+            everyone.all_reduce(x, "max")
+            single.all_reduce(x)
+            assert (x == 6 + 4 * i).all()
+        half.close()
+        everyone.split(0).barrier()  # the part of a part outlives its siblings
+
+    run_ranks(work, 4, threads=threads)
+
+
+@both
+def test_split_error_of_one_part_leaves_the_others_alone(threads):
+    def work(comm: pycoll.Communicator) -> None:
+        part = comm.split(comm.rank // 2)
+        if comm.rank < 2:
+            with pytest.raises(CollectiveMismatchError):
+                part.all_reduce(np.ones(1 + comm.rank))
+        else:
+            part.all_reduce(np.ones(1))
+        comm.barrier()
+        comm.split(0).barrier()  # a broken part can be replaced
+
+    run_ranks(work, 4, threads=threads, timeout_s=10)
+
+
+def count_resources() -> tuple[int, int]:
+    """Open descriptors and shared mappings of this process."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    shared = [line for line in maps if line.split()[1].endswith("s")]
+    return len(os.listdir("/proc/self/fd")), len(shared)
+
+
+@both
+def test_split_100_times_and_closed_gives_everything_back(threads):
+    def work(comm: pycoll.Communicator) -> tuple[tuple[int, int], tuple[int, int]]:
+        comm.split(0).close()  # whatever is made once and for all
+        comm.barrier()
+        before = count_resources()
+        comm.barrier()
+        for i in range(100):
+            with comm.split(comm.rank % (1 + i % 3), key=i) as part:
+                x = np.ones(100)
+                part.all_reduce(x)
+                assert (x == part.size).all()
+            del part
+        comm.barrier()
+        return before, count_resources()
+
+    for before, after in run_ranks(work, 3, threads=threads):
+        assert after == before
+
+
+@both
+def test_split_member_that_does_not_come_is_a_timeout(threads):
+    def work(comm: pycoll.Communicator) -> None:
+        if comm.rank == 1:
+            time.sleep(1.0)
+            return
+        with pytest.raises(TimeoutError, match="rank 1 has not entered it"):
+            comm.split(0)
+
+    run_ranks(work, 3, threads=threads, timeout_s=0.4)
+
+
+@both
+def test_split_wants_whole_numbers(threads):
+    def work(comm: pycoll.Communicator) -> None:
+        for color in ("red", 1.5, None, 1 << 40):
+            with pytest.raises((UsageError, TypeError)):
+                comm.split(color)
+        comm.barrier()
+
+    run_ranks(work, 2, threads=threads)
