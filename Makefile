@@ -53,21 +53,21 @@ $(VENV)/bin/python:
 
 $(VENV)/installed: pyproject.toml setup.py | $(VENV)/bin/python
 	@echo "Setting up $(VENV) and building pycoll (1 to 3 minutes) ..."
-	$(PIP) "setuptools>=77" "pybind11>=2.13" "cmake>=3.24" ninja
-	$(INSTALL) -e .
+	@$(PIP) "setuptools>=77" "pybind11>=2.13" "cmake>=3.24" ninja
+	@$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/demo: $(VENV)/installed
 	@echo "Installing torch (CPU build), scikit-learn and matplotlib ..."
-	$(PIP) $(TORCH)
-	$(INSTALL) -e ".[demo]"
+	@$(PIP) $(TORCH)
+	@$(INSTALL) -e ".[demo]"
 	@touch $@
 
 $(VENV)/test: $(VENV)/demo
 	@echo "Installing the test tools ..."
-	$(INSTALL) -e ".[demo,test]"
+	@$(INSTALL) -e ".[demo,test]"
 	@touch $@
 
 $(VENV)/lint: $(VENV)/installed
-	$(INSTALL) -e ".[lint]"
+	@$(INSTALL) -e ".[lint]"
 	@touch $@

@@ -161,7 +161,7 @@ def main(
     """Trains on real data with every all-reduce algorithm and checks each against one process."""
     console = Console()
     if not console.is_terminal:
-        console = Console(width=116)
+        console = Console(width=120)
     if ranks < 1 or BATCH % ranks:
         console.print(f"[red]--ranks is {ranks}: expected a divisor of {BATCH}, the batch size")
         raise typer.Exit(2)

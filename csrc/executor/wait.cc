@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <algorithm>
 #include <csignal>
 #include <cstring>
 
@@ -18,6 +19,9 @@ namespace {
 
 constexpr int64_t kTroublePeriodNs = 500'000;  // between two looks for trouble
 constexpr int64_t kInterruptPeriodNs = 20'000'000;
+constexpr int kMinSpins = 20;                 // under a microsecond
+constexpr int kMaxSpins = 500;                // some 20 us
+constexpr int64_t kSwitchNs = 1'500;          // a yield that took longer was a switch
 constexpr int64_t kNapNs = 1'000'000;  // bounds what a missed wake-up costs
 
 std::string seconds(double s) {
@@ -31,9 +35,8 @@ std::string seconds(double s) {
 Waiter::Waiter(Transport& transport)
     : transport_(transport), segment_(transport.segment()), rank_(transport.rank()) {
   const bool oversubscribed = transport.num_ranks() > num_usable_cores();
-  // Yielding to nobody costs a fraction of a microsecond, so spinning is for the shortest waits
-  // only: two ranks that the scheduler put on one core must not wait out each other's spinning.
-  num_spins_ = oversubscribed ? 20 : 500;
+  max_spins_ = oversubscribed ? kMinSpins : kMaxSpins;
+  num_spins_ = max_spins_;
   yield_ns_ = oversubscribed ? 200'000 : 1'000'000;
 }
 
@@ -70,7 +73,7 @@ bool Waiter::wait_slowly(bool (*ready)(void*), void* context, const WaitSite& si
       next_interrupt = now_ns() + kInterruptPeriodNs;
     }
     if (now - start < yield_ns_) {
-      ::sched_yield();
+      yield(now);
     } else {
       nap(ready, context);
     }
@@ -107,6 +110,17 @@ bool Waiter::look_for_trouble(bool (*ready)(void*), void* context, const WaitSit
   }
   segment_.fail(failure);
   return true;
+}
+
+// A yield that comes back at once found nobody else who wants this core: spinning is free. One that
+// takes longer let somebody run, perhaps the very peer that is waited for: spin less from now on.
+void Waiter::yield(int64_t now) {
+  ::sched_yield();
+  if (now_ns() - now < kSwitchNs) {
+    num_spins_ = std::min(num_spins_ * 2, max_spins_);
+  } else {
+    num_spins_ = std::max(num_spins_ / 2, kMinSpins);
+  }
 }
 
 void Waiter::nap(bool (*ready)(void*), void* context) {

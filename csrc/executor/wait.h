@@ -83,6 +83,7 @@ class Waiter {
  private:
   bool wait_slowly(bool (*ready)(void*), void* context, const WaitSite& site);
   bool look_for_trouble(bool (*ready)(void*), void* context, const WaitSite& site);
+  void yield(int64_t now);
   void nap(bool (*ready)(void*), void* context);
   std::string describe_missing() const;
   std::string describe_mismatch(const Failure& failure) const;
@@ -90,7 +91,8 @@ class Waiter {
   Transport& transport_;
   Segment& segment_;
   int rank_;
-  int num_spins_;
+  int max_spins_;
+  int num_spins_;  // adapts to whether this rank has its core for itself
   int64_t yield_ns_;
   uint64_t sequence_ = 0;
   uint32_t digest_ = 0;

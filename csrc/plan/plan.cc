@@ -61,7 +61,10 @@ Plan make_plan(const Schedule& schedule, int rank, int num_slots, bool multicast
 int64_t tile_count(const Program& program, int64_t slot_payload_bytes, size_t element_size) {
   // A range of k of C chunks of a tile of t elements has at most ceil(k * t / C) elements.
   const int64_t slot_count = slot_payload_bytes / static_cast<int64_t>(element_size);
-  return slot_count * program.num_chunks / std::max(program.max_range, 1);
+  // Chunks of equal length where possible: then every rank sends what the formulas say.
+  const int64_t chunk_count = slot_count / std::max(program.max_range, 1);
+  if (chunk_count > 0) return chunk_count * program.num_chunks;
+  return slot_count * program.num_chunks / program.max_range;
 }
 
 }  // namespace pycoll

@@ -78,4 +78,4 @@ def tile_count(algorithm: str, n: int, itemsize: int, payload_bytes: int) -> int
     """Elements of one tile: the longest range of chunks of any step fills a slot."""
     built = schedule.build("all_reduce", algorithm, n)
     longest = max((step.num_chunks for p in built.programs() for step in p.steps), default=1)
-    return payload_bytes // itemsize * built.num_chunks // longest
+    return payload_bytes // itemsize // longest * built.num_chunks

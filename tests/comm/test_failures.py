@@ -1,0 +1,355 @@
+"""Ranks that die, stop, stay away or leave: the others are told who, in time, and nothing is left."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from comm_cases import both
+
+import pycoll
+from pycoll import AbortedError, Error, PeerDiedError, TimeoutError, UsageError, run_ranks
+
+pytestmark = pytest.mark.ranks
+
+ROOT = Path(pycoll.__file__).parents[1]
+
+
+def litter() -> tuple[set[str], set[str], set[int]]:
+    """Entries of this user in /dev/shm and /tmp, and this process's children."""
+    own = []
+    for folder in ("/dev/shm", tempfile.gettempdir()):
+        with os.scandir(folder) as entries:
+            own.append({e.name for e in entries if e.stat(follow_symlinks=False).st_uid == os.getuid()})
+    tasks = Path("/proc/self/task").iterdir()
+    children = {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+    return own[0], own[1], children
+
+
+def is_ours(name: str) -> bool:
+    return "pycoll" in name.lower()
+
+
+# --- a rank is killed ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 1000, 100_000, 4_000_000])
+@pytest.mark.parametrize("victim", [0, 2, 3])
+def test_killed_rank_raises_peer_died_on_the_others_within_a_second(victim, count, tmp_path):
+    before = litter()
+    clock = tmp_path / "killed"
+
+    def work(comm: pycoll.Communicator) -> tuple[float, int, int, str]:
+        x = np.ones(count, np.float32)
+        try:
+            for i in range(1_000_000):
+                if comm.rank == victim and i == 20:
+                    clock.write_text(repr(time.monotonic()))
+                    os.kill(os.getpid(), signal.SIGKILL)
+                comm.all_reduce(x, "max")
+        except PeerDiedError as error:
+            noticed_s = time.monotonic()
+            with pytest.raises(Error):  # broken for good, and says so at once
+                comm.barrier()
+            assert time.monotonic() - noticed_s < 0.5
+            return noticed_s, error.rank, error.signal, str(error)
+        raise AssertionError("the loop ended")
+
+    outcomes = run_ranks(work, 4, return_errors=True, timeout_s=20)
+    killed_s = float(clock.read_text())
+    slowest_s = 0.0
+    for rank, outcome in enumerate(outcomes):
+        if rank == victim:
+            assert isinstance(outcome, PeerDiedError)  # of run_ranks, who saw it end
+            continue
+        assert not isinstance(outcome, Exception), outcome
+        noticed_s, culprit, signum, text = outcome
+        assert (culprit, signum) == (victim, signal.SIGKILL), text
+        assert f"the process of rank {victim} was ended by signal 9" in text
+        slowest_s = max(slowest_s, noticed_s - killed_s)
+    print(f"\nkill -9 of rank {victim}, {count} elements: noticed in {slowest_s * 1e3:.1f} ms")
+    assert slowest_s < 1.0
+    after = litter()
+    assert after[2] == before[2]
+    assert not [name for name in (after[0] - before[0]) | (after[1] - before[1]) if is_ours(name)]
+
+
+def test_killed_rank_in_the_middle_of_async_work_ends_it():
+    def work(comm: pycoll.Communicator) -> str:
+        if comm.rank == 1:
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        handles = [comm.all_reduce(np.ones(1000), async_op=True) for _ in range(10)]
+        for handle in handles:
+            with pytest.raises(PeerDiedError):
+                handle.wait()
+        return str(handles[0].exception())
+
+    outcomes = run_ranks(work, 3, return_errors=True, timeout_s=20)
+    assert "rank 1 was ended by signal 9" in outcomes[0]
+    assert "rank 1 was ended by signal 9" in outcomes[2]
+
+
+def test_new_communicator_can_be_made_after_a_rank_died():
+    def work(comm: pycoll.Communicator) -> None:
+        if comm.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerDiedError):
+            comm.barrier()
+
+    run_ranks(work, 3, return_errors=True)
+    assert run_ranks(lambda comm: comm.all_reduce(np.ones(3)).tolist(), 3) == [[3.0] * 3] * 3
+
+
+# --- a rank stays away, stops or leaves ----------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("count", [1, 300_000])
+def test_rank_that_never_comes_is_named_by_all_in_time(threads, count):
+    def work(comm: pycoll.Communicator) -> None:
+        x = np.ones(count)
+        comm.all_reduce(x)
+        if comm.rank == 2:
+            time.sleep(1.2)
+            with pytest.raises(AbortedError, match="timed out waiting for rank 2"):
+                comm.all_reduce(x)
+            return
+        start = time.monotonic()
+        with pytest.raises(TimeoutError) as caught:
+            comm.all_reduce(x)
+        assert isinstance(caught.value, builtins.TimeoutError)
+        assert 0.3 < time.monotonic() - start < 1.1
+        text = str(caught.value)
+        assert f"all_reduce #2: rank {comm.rank} of 4" in text
+        assert "waited 0.4 s" in text
+        assert "rank 2 has not entered it" in text
+        start = time.monotonic()
+        with pytest.raises(AbortedError, match="timed out"):
+            comm.all_reduce(x)
+        assert time.monotonic() - start < 0.2
+
+    run_ranks(work, 4, threads=threads, timeout_s=0.4)
+
+
+@both
+def test_rank_that_closes_early_raises_peer_died_on_who_needs_it(threads):
+    def work(comm: pycoll.Communicator) -> None:
+        comm.all_reduce(np.ones(10))
+        if comm.rank == 1:
+            comm.close()
+            return
+        start = time.monotonic()
+        with pytest.raises(PeerDiedError, match="rank 1 closed its communicator") as caught:
+            comm.all_reduce(np.ones(10))
+        assert (caught.value.rank, caught.value.signal) == (1, 0)
+        assert time.monotonic() - start < 1
+
+    run_ranks(work, 3, threads=threads, timeout_s=20)
+
+
+@both
+def test_rank_that_closes_after_its_part_leaves_the_result_to_the_others(threads):
+    def work(comm: pycoll.Communicator) -> None:
+        for _ in range(20):
+            part = comm.split(0)
+            x = np.full(5, comm.rank)
+            part.broadcast(x, root=1)  # the root need not wait for anybody
+            part.close()
+            assert (x == 1).all()
+
+    run_ranks(work, 3, threads=threads)
+
+
+def test_stopped_rank_is_a_timeout():
+    def work(comm: pycoll.Communicator) -> str:
+        pids = np.zeros(comm.size, np.int64)
+        pids[comm.rank] = os.getpid()
+        comm.all_reduce(pids)
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return "went on"
+        with pytest.raises(TimeoutError) as caught:
+            for _ in range(100):
+                comm.all_reduce(np.ones(1000))
+        time.sleep(0.2)
+        os.kill(int(pids[1]), signal.SIGCONT)
+        return str(caught.value)
+
+    texts = run_ranks(work, 3, timeout_s=0.4)
+    assert texts[1] == "went on"
+    assert "rank 1 has not entered it" in texts[0]
+    assert "rank 1 has not entered it" in texts[2]
+
+
+def test_rank_that_never_comes_to_init_is_named():
+    script = """
+        import os, sys, time
+        import pycoll
+        start = time.monotonic()
+        try:
+            pycoll.init(timeout_s=0.7)
+        except pycoll.TimeoutError as error:
+            print(f"{time.monotonic() - start:.2f} {error}")
+    """
+    from pycoll.processes import World
+
+    world = World(3)
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            env={**os.environ, "PYTHONPATH": str(ROOT), **world.environment(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 2)
+    ]
+    for process in started:
+        text, _ = process.communicate(timeout=30)
+        assert process.returncode == 0
+        took_s, _, message = text.partition(" ")
+        assert 0.5 < float(took_s) < 5
+        assert "rank 1" in message
+
+
+# --- forks and threads of the user's own --------------------------------------------------------------
+
+
+@both
+def test_forked_process_that_exits_does_not_take_the_rank_with_it(threads):
+    def work(comm: pycoll.Communicator) -> None:
+        comm.all_reduce(np.ones(10), async_op=True).wait()
+        if comm.rank == 0:
+            child = os.fork()
+            if child == 0:
+                try:
+                    with pytest.raises(UsageError):
+                        comm.barrier()  # two processes cannot be one rank
+                    comm.close()
+                finally:
+                    os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        x = np.ones(10)
+        comm.all_reduce(x)
+        comm.all_reduce(x, async_op=True).wait()
+        assert (x == 4).all()
+
+    run_ranks(work, 2, threads=threads, timeout_s=10)
+
+
+# --- Ctrl-C -----------------------------------------------------------------------------------------
+
+
+BLOCKING = {
+    "all_reduce": "comm.all_reduce(x)",
+    "large_all_reduce": "comm.all_reduce(np.ones(500_000))",
+    "barrier": "comm.barrier()",
+    "broadcast": "comm.broadcast(x, root=1)",
+    "split": "comm.split(0)",
+    "work": "comm.all_reduce(x, async_op=True).wait()",
+    "behind_work": "comm.all_reduce(x, async_op=True); comm.all_reduce(x)",
+}
+
+
+@pytest.mark.parametrize("name", BLOCKING)
+def test_ctrl_c_in_a_blocked_rank_raises_keyboard_interrupt_promptly(name, tmp_path):
+    """Rank 1 never comes; rank 0 waits, and is interrupted."""
+    script = f"""
+        import os, pathlib, sys, time
+        import numpy as np
+        import pycoll
+
+        def work(comm):
+            comm.barrier()
+            x = np.ones(10)
+            if comm.rank == 1:
+                time.sleep(1000)
+            pathlib.Path({str(tmp_path)!r}, "pid").write_text(str(os.getpid()))
+            try:
+                {BLOCKING[name]}
+            except KeyboardInterrupt:
+                pathlib.Path({str(tmp_path)!r}, "interrupted").write_text(str(time.monotonic()))
+                raise
+
+        try:
+            pycoll.run_ranks(work, 2, timeout_s=30)
+        except KeyboardInterrupt:
+            print("KeyboardInterrupt")
+        except pycoll.Error as error:
+            print(error)
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(0.3)  # until it is well inside
+        sent_s = time.monotonic()
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGINT)
+        out, _ = parent.communicate(timeout=20)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert "raised KeyboardInterrupt" in out
+    took_s = float((tmp_path / "interrupted").read_text()) - sent_s
+    print(f"\nCtrl-C in {name}: {took_s * 1e3:.0f} ms")
+    assert took_s < 0.5
+
+
+@both
+def test_ctrl_c_in_the_caller_of_run_ranks_leaves_no_process(threads, tmp_path):
+    script = f"""
+        import os, pathlib, time
+        import numpy as np
+        import pycoll
+
+        def work(comm):
+            comm.barrier()
+            pathlib.Path({str(tmp_path)!r}, f"rank{{comm.rank}}").write_text(str(os.getpid()))
+            while True:
+                comm.all_reduce(np.ones(1000))
+
+        try:
+            pycoll.run_ranks(work, 3, threads={threads})
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 20
+        while len([p for p in tmp_path.glob("rank*") if p.read_text()]) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        pids = [int(path.read_text()) for path in tmp_path.glob("rank*")]
+        time.sleep(0.2)
+        parent.send_signal(signal.SIGINT)
+        out, _ = parent.communicate(timeout=20)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert out == "interrupted\n"
+    assert parent.returncode == 0
+    deadline = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline, f"some of {pids} still run"
+        time.sleep(0.02)

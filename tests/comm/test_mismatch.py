@@ -1,0 +1,163 @@
+"""Ranks whose calls differ: an error on every rank that names both ranks and both calls, at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from comm_cases import both
+
+import pycoll
+from pycoll import CollectiveMismatchError, UsageError, run_ranks
+
+pytestmark = pytest.mark.ranks
+
+F32 = np.float32
+Call = Callable[[pycoll.Communicator, int], object]
+
+# What most ranks call and what one calls instead, for a message of so many elements, and what the
+# message must say about each.
+MISTAKES: dict[str, tuple[Call, Call, str, str]] = {
+    "count": (
+        lambda comm, count: comm.all_reduce(np.ones(count, F32)),
+        lambda comm, count: comm.all_reduce(np.ones(count + 1, F32)),
+        "shape ({count},)",
+        "shape ({more},)",
+    ),
+    "empty": (
+        lambda comm, count: comm.all_reduce(np.ones(count, F32)),
+        lambda comm, count: comm.all_reduce(np.ones(0, F32)),
+        "shape ({count},)",
+        "shape (0,)",
+    ),
+    "shape": (
+        lambda comm, count: comm.all_reduce(np.ones((count, 2), F32)),
+        lambda comm, count: comm.all_reduce(np.ones((2, count), F32)),
+        "shape ({count}, 2)",
+        "shape (2, {count})",
+    ),
+    "dtype": (
+        lambda comm, count: comm.all_reduce(np.ones(count, F32)),
+        lambda comm, count: comm.all_reduce(np.ones(count, np.int32)),
+        "dtype f32",
+        "dtype i32",
+    ),
+    "op": (
+        lambda comm, count: comm.all_reduce(np.ones(count, F32), "sum"),
+        lambda comm, count: comm.all_reduce(np.ones(count, F32), "max"),
+        "op sum",
+        "op max",
+    ),
+    "collective": (
+        lambda comm, count: comm.all_reduce(np.ones(count, F32)),
+        lambda comm, count: comm.barrier(),
+        "all_reduce(shape ({count},), dtype f32",
+        "barrier()",
+    ),
+    "other_collective": (
+        lambda comm, count: comm.all_reduce(np.ones(count, F32)),
+        lambda comm, count: comm.broadcast(np.ones(count, F32), root=1),
+        "all_reduce(shape ({count},), dtype f32",
+        "broadcast(shape ({count},), dtype f32, root 1",
+    ),
+    "root": (
+        lambda comm, count: comm.broadcast(np.ones(count, F32), root=0),
+        lambda comm, count: comm.broadcast(np.ones(count, F32), root=1),
+        "root 0",
+        "root 1",
+    ),
+    "algorithm": (
+        lambda comm, count: comm.all_reduce(np.ones(count, F32), algorithm="ring"),
+        lambda comm, count: comm.all_reduce(np.ones(count, F32), algorithm="star"),
+        "algorithm ring",
+        "algorithm star",
+    ),
+    "protocol": (
+        lambda comm, count: comm.all_reduce(np.ones(count, F32), algorithm="ring/ll"),
+        lambda comm, count: comm.all_reduce(np.ones(count, F32), algorithm="ring/simple"),
+        "algorithm ring/ll",
+        "algorithm ring/simple",
+    ),
+}
+
+
+def make_mistakes(comm: pycoll.Communicator) -> dict[str, tuple[list[str], float]]:
+    """Each mistake in a communicator of its own. Returns the messages, and how long they took."""
+    found = {}
+    for name, (right, wrong, _, _) in MISTAKES.items():
+        for count in (3, 40_000, 600_000):
+            for odd_one_out in {1, comm.size - 1}:
+                part = comm.split(0)
+                part.all_reduce(np.ones(count, F32))  # all is well so far, and plans are made
+                comm.barrier()
+                start = time.monotonic()
+                texts = []
+                for _ in range(2):  # in that call, or in the next where it waits for nobody
+                    try:
+                        (wrong if comm.rank == odd_one_out else right)(part, count)
+                    except CollectiveMismatchError as error:
+                        texts.append(str(error))
+                took_s = time.monotonic() - start
+                with pytest.raises(CollectiveMismatchError):  # broken for good
+                    part.barrier()
+                found[f"{name} {count} {odd_one_out}"] = (texts, took_s)
+                part.close()
+    comm.barrier()
+    return found
+
+
+@both
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_mismatch_raises_on_every_rank_and_names_both_calls(n, threads):
+    outcomes = run_ranks(make_mistakes, n, threads=threads, timeout_s=20)
+    for case in outcomes[0]:
+        name, count, odd_one_out = case.split()
+        right, wrong = (
+            text.format(count=count, more=int(count) + 1) for text in MISTAKES[name][2:]
+        )
+        num_at_once = 0
+        for rank, outcome in enumerate(outcomes):
+            texts, took_s = outcome[case]
+            assert texts, f"{case}: rank {rank} of {n} noticed nothing"
+            num_at_once += len(texts) == 2
+            for text in texts:
+                assert f"rank {odd_one_out} called" in text, (case, text)
+                assert right in text, (case, text)
+                assert wrong in text, (case, text)
+                assert "operation #2" in text, (case, text)
+            assert took_s < 0.9, f"{case}: rank {rank} took {took_s:.3f} s"
+        # Only who waits for nobody may learn of it later: a root, and a rank with nothing to send.
+        assert num_at_once >= (n if name not in ("root", "empty", "other_collective") else 1), case
+    slowest_s = max(took_s for outcome in outcomes for _, took_s in outcome.values())
+    print(f"\nslowest mismatch of {n} ranks: {slowest_s * 1e3:.1f} ms")
+
+
+@both
+def test_mismatch_of_the_order_of_two_calls_is_named(threads):
+    def work(comm: pycoll.Communicator) -> None:
+        x = np.ones(5)
+        calls = [lambda: comm.all_reduce(x), lambda: comm.barrier()]
+        for call in calls if comm.rank != 2 else calls[::-1]:
+            call()
+
+    with pytest.raises(CollectiveMismatchError, match=r"barrier\(\)") as caught:
+        run_ranks(work, 3, threads=threads, timeout_s=10)
+    assert "rank 2 called barrier()" in str(caught.value)
+    assert "all_reduce(shape (5,), dtype f64, op sum)" in str(caught.value)
+
+
+@both
+def test_mismatch_with_one_call_too_many_is_seen_or_times_out(threads):
+    """A rank that calls once more than the others meets their next call."""
+
+    def work(comm: pycoll.Communicator) -> None:
+        comm.all_reduce(np.ones(5))
+        if comm.rank == 0:
+            comm.all_reduce(np.ones(5))
+        comm.broadcast(np.ones(7))
+
+    with pytest.raises(CollectiveMismatchError, match="operation #2") as caught:
+        run_ranks(work, 3, threads=threads, timeout_s=10)
+    assert not isinstance(caught.value, UsageError)

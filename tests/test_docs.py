@@ -1,0 +1,112 @@
+"""What the documents show is what happens: examples run, tables and links are true."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pycoll import _core, schedule
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+# ```python runnable, and the ```text output that may follow it
+EXAMPLE = re.compile(r"```python runnable\n(.*?)```\n(?:```text output\n(.*?)```)?", re.DOTALL)
+EXAMPLES = [
+    pytest.param(code, output, id=f"{path.name}-{i}")
+    for path in DOCUMENTS
+    for i, (code, output) in enumerate(EXAMPLE.findall(path.read_text()))
+]
+
+
+def relative_to_root(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("code", "output"), EXAMPLES)
+def test_example_prints_what_the_document_says(code, output, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.pure
+def test_there_are_examples():
+    assert {param.id for param in EXAMPLES} == {"README.md-0", "schedule.md-0"}
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("path", DOCUMENTS, ids=relative_to_root)
+def test_links_lead_somewhere(path):
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)", text):
+        if "://" not in target:
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("path", DOCUMENTS, ids=relative_to_root)
+def test_named_files_exist(path):
+    """`csrc/...`, `pycoll/...`, `tests/...`: a path in backticks is a path of the repository."""
+    folders = "csrc|pycoll|tests|benchmarks|examples|docs"
+    for name in re.findall(rf"`((?:{folders})/[\w./*-]+)`", path.read_text()):
+        assert list(ROOT.glob(name.rstrip("/"))), f"{path.name} names {name}"
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("path", DOCUMENTS, ids=relative_to_root)
+def test_golden_excerpts_are_golden(path):
+    excerpts = re.findall(r"```text golden (\S+)\n(.*?)```", path.read_text(), re.DOTALL)
+    for name, text in excerpts:
+        assert text in (ROOT / "tests" / "schedule" / "golden" / name).read_text()
+
+
+@pytest.mark.pure
+def test_table_of_algorithms_is_the_registry():
+    """Rows, the numbers for 8 ranks, and sources."""
+    rows = {
+        cells[0]: cells[1:]
+        for line in README.splitlines()
+        if line.startswith("| `")
+        and len(cells := [cell.strip(" `") for cell in line.strip("|").split("|")]) == 6
+    }
+    builtin = [row.name for row in _core.algorithms() if row.collective == "all_reduce"]
+    assert list(rows) == builtin
+    n = 8
+    for name, (_, num_steps, _, sent, source) in rows.items():
+        row = schedule.info("all_reduce", name)
+        fractions = [row.sent_fraction(n, rank) for rank in range(n)]
+        ends = sorted({f"{end:g}" for end in (min(fractions), max(fractions))})
+        assert num_steps == str(schedule.build("all_reduce", name, n).num_steps), name
+        assert sent == " .. ".join(ends), name
+        assert source == row.source, name
+
+
+@pytest.mark.pure
+def test_picture_in_the_readme_is_current(tmp_path):
+    """docs/images/ring.svg shows what `pycoll show ring -n 4 -o docs/images/ring.svg` draws."""
+    pytest.importorskip("matplotlib")
+    schedule.build("all_reduce", "ring", 4).draw(tmp_path / "ring.svg")
+    words = [
+        re.findall(r"<!-- (.*?) -->", path.read_text())
+        for path in (tmp_path / "ring.svg", ROOT / "docs" / "images" / "ring.svg")
+    ]
+    assert words[0] and words[0] == words[1]
