@@ -1,17 +1,18 @@
 """Communicators: the ranks that take part, and the collectives that they run.
 
-`all_reduce` and `broadcast` come from the C++ class as they are; their signatures stand here for
-readers and type checkers.
+`all_reduce` and `broadcast` come from the C++ class as they are (csrc/bindings): at four bytes a
+Python function around them would cost a quarter of the call. `help(Communicator)` shows them.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pycoll import _core
 from pycoll.errors import TimeoutError, UsageError
@@ -78,61 +79,6 @@ class Communicator(_core.Communicator):
         """This rank's place among the ranks of its host."""
         return self.rank  # links between hosts are not built yet: all ranks are on one
 
-    if TYPE_CHECKING:
-
-        def all_reduce(
-            self,
-            x: Any,
-            op: str = "sum",
-            out: Any = None,
-            *,
-            algorithm: str | None = None,
-            async_op: bool = False,
-        ) -> Any:
-            """Reduces `x` over all ranks; every rank gets the same bits.
-
-            Args:
-                x: Contiguous host array of any shape, alike on all ranks; f32 f64 f16 bf16 i32 i64
-                    or u8. Anything with the buffer protocol or DLPack; never copied.
-                op: sum, prod, min, max or avg. 16-bit floats are combined in f32; integers wrap,
-                    and their avg is truncated toward zero.
-                out: Array for the result, like `x`. None: in place.
-                algorithm: Name of an algorithm, "ring", or of an algorithm and a protocol,
-                    "ring/ll". None: the one that the simulation predicts to be fastest.
-                async_op: Return a `Work` at once.
-
-            Returns:
-                The array that holds the result, or a `Work`.
-
-            Raises:
-                UsageError: `x` or `out` is no such array; unknown op or algorithm.
-                CollectiveMismatchError: The ranks' calls differ.
-                PeerDiedError: A rank's process ended or a rank closed the communicator.
-                TimeoutError: A rank did not come or did not move on in time.
-
-            Cost: see `pycoll show ALGORITHM` and `explain`.
-            """
-
-        def broadcast(
-            self, x: Any, root: int = 0, *, algorithm: str | None = None, async_op: bool = False
-        ) -> Any:
-            """Gives every rank the root's `x`, in place.
-
-            Args:
-                x: Contiguous writable host array, alike in shape and dtype on all ranks.
-                root: The rank whose values all get.
-                algorithm: As for `all_reduce`.
-                async_op: Return a `Work` at once.
-
-            Returns:
-                `x`, or a `Work`.
-
-            Raises:
-                As `all_reduce`.
-
-            Cost: binomial: ceil(log2 n) (alpha + N beta).
-            """
-
     def split(self, color: int, key: int = 0) -> Communicator | None:
         """Makes a communicator of the ranks with the same color. Collective.
 
@@ -195,7 +141,7 @@ def init(timeout_s: float = 60.0) -> Communicator:
     """Joins the ranks of this job.
 
     Who takes part is read from the environment: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
-    (`pycoll run`, torchrun), or mpiexec's or SLURM's variables. With none of them there is one rank.
+    (`pycoll run`, torchrun), or mpiexec's or SLURM's variables. With none there is one rank.
 
     Args:
         timeout_s: Deadline of joining and of every later operation, seconds.
@@ -233,8 +179,13 @@ def local_communicators(n: int, timeout_s: float = 60.0) -> list[Communicator]:
 
 @atexit.register
 def _close_all() -> None:
-    for comm in list(_open):
+    left_open = [comm for comm in _open if not comm.closed]
+    for comm in left_open:
         comm.close()
+    if left_open and threading.active_count() > 1:
+        # Threads that this has freed come back from the core now: later, while the interpreter
+        # ends, they would abort it.
+        time.sleep(_SLICE_S)
 
 
 def _disown_all() -> None:

@@ -1,4 +1,4 @@
-"""The errors that pycoll raises. A message says what failed, what was expected, what came, where."""
+"""The errors that pycoll raises. A message says what failed, what was expected, and where."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class UsageError(Error, ValueError):
     """The caller asked for something that cannot be done."""
 
 
-class SystemError(Error, OSError):  # noqa: A001  (the public name)
+class SystemError(Error, OSError):
     """The operating system refused something."""
 
 
@@ -25,7 +25,7 @@ class MpiError(Error):
     """MPI refused something."""
 
 
-class TimeoutError(Error, builtins.TimeoutError):  # noqa: A001  (the public name)
+class TimeoutError(Error, builtins.TimeoutError):
     """A peer did not come, or did not move on, before the deadline."""
 
 

@@ -19,6 +19,7 @@ from pycoll.errors import AbortedError, Error, PeerDiedError, UsageError
 from pycoll.processes import RankProcess, World, describe_exit, end_all
 
 _GRACE_S = 5.0  # after the first failure, for the other ranks to report theirs
+_LEAVE_S = 0.5  # for rank threads to notice that their communicators are closed
 _DEFAULT_TIMEOUT_S = 60.0
 
 
@@ -321,6 +322,11 @@ class _Threads:
         except BaseException:
             for comm in comms:
                 comm.close()
+            # A thread that comes back from the core while the interpreter ends would abort it.
+            deadline = time.monotonic() + _LEAVE_S
+            for thread in ranks:
+                if thread.is_alive():
+                    thread.join(max(0.0, deadline - time.monotonic()))
             raise
         return outcomes
 

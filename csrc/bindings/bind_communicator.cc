@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "bindings/array.h"
 #include "bindings/bind.h"
+#include "bindings/communicator_docs.h"
 #include "bindings/errors.h"
 #include "bindings/interrupt.h"
 #include "comm/init.h"
@@ -259,9 +260,9 @@ PyObject* broadcast(PyObject* self, PyObject* const* args, Py_ssize_t num_args,
 
 PyMethodDef kMethods[] = {
     {"all_reduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(all_reduce)),
-     METH_FASTCALL | METH_KEYWORDS, nullptr},
+     METH_FASTCALL | METH_KEYWORDS, kAllReduceDoc},
     {"broadcast", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(broadcast)),
-     METH_FASTCALL | METH_KEYWORDS, nullptr},
+     METH_FASTCALL | METH_KEYWORDS, kBroadcastDoc},
 };
 
 }  // namespace

@@ -86,15 +86,15 @@ bool Waiter::look_for_trouble(bool (*ready)(void*), void* context, const WaitSit
   failure.reporter = static_cast<uint16_t>(rank_);
   // A rank that made another call may never send what is waited for.
   if (!peers_agree()) return true;
-  if (const std::optional<int> signal = transport_.ended_by(site.peer)) {
+  if (load_acquire(segment_.control(site.peer).state) == 2) {
+    if (ready(context)) return false;
+    failure.code = FailureCode::kPeerLeft;
+    failure.culprit = static_cast<uint16_t>(site.peer);
+  } else if (const std::optional<int> signal = transport_.ended_by(site.peer)) {
     if (ready(context)) return false;
     failure.code = FailureCode::kPeerDied;
     failure.culprit = static_cast<uint16_t>(site.peer);
     failure.signal = static_cast<uint8_t>(*signal);
-  } else if (load_acquire(segment_.control(site.peer).state) == 2) {
-    if (ready(context)) return false;
-    failure.code = FailureCode::kPeerLeft;
-    failure.culprit = static_cast<uint16_t>(site.peer);
   } else if (deadline_.expired()) {
     failure.code = FailureCode::kTimeout;
     failure.culprit = static_cast<uint16_t>(site.peer);

@@ -1,0 +1,60 @@
+"""The type stubs of the C++ module say what the module has."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import pycoll
+from pycoll import _core
+
+pytestmark = pytest.mark.pure
+
+STUBS = ast.parse((Path(pycoll.__file__).parent / "_core.pyi").read_text())
+
+
+def _names(body: list[ast.stmt]) -> set[str]:
+    names = {n.name for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+    for node in body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return names
+
+
+def _public(thing: object) -> set[str]:
+    return {name for name in vars(thing) if not name.startswith("__")}
+
+
+def test_stubs_module_names_match() -> None:
+    hidden = {name for name in _public(_core) if name.startswith("_")}
+    assert _names(STUBS.body) - hidden == _public(_core) - hidden
+
+
+def test_stubs_classes_have_the_same_members() -> None:
+    for node in STUBS.body:
+        if isinstance(node, ast.ClassDef):
+            stubbed = {name for name in _names(node.body) if not name.startswith("__")}
+            actual = {
+                name for name in _public(getattr(_core, node.name)) if "pybind11" not in name
+            }
+            assert stubbed == actual, node.name
+
+
+@pytest.mark.parametrize("method", ["all_reduce", "broadcast"])
+def test_stubs_signatures_match_the_docstrings(method: str) -> None:
+    communicator = next(
+        n for n in STUBS.body if isinstance(n, ast.ClassDef) and n.name == "Communicator"
+    )
+    stub = next(
+        n for n in communicator.body if isinstance(n, ast.FunctionDef) and n.name == method
+    )
+    signature = inspect.signature(getattr(pycoll.Communicator, method))
+    arguments = [a.arg for a in [*stub.args.args, *stub.args.kwonlyargs]]
+    assert arguments == list(signature.parameters)
+    defaults = [ast.literal_eval(d) for d in [*stub.args.defaults, *stub.args.kw_defaults] if d]
+    assert defaults == [
+        p.default for p in signature.parameters.values() if p.default is not p.empty
+    ]
