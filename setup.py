@@ -1,6 +1,7 @@
 """Builds the one extension, `pycoll._core`, with CMake."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,8 @@ class CMakeBuild(build_ext):
             str(build),
             "-G",
             "Ninja",
+            # Named, because a build folder may outlive the isolated environment it was made in.
+            f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja')}",
             f"-DCMAKE_BUILD_TYPE={os.environ.get('PYCOLL_BUILD_TYPE', 'Release')}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",

@@ -110,3 +110,11 @@ def test_picture_in_the_readme_is_current(tmp_path):
         for path in (tmp_path / "ring.svg", ROOT / "docs" / "images" / "ring.svg")
     ]
     assert words[0] and words[0] == words[1]
+
+
+@pytest.mark.pure
+def test_pre_commit_pins_are_those_of_make_lint():
+    pin = re.compile(r'"([\w-]+==[\w.]+)"')
+    extra = (ROOT / "pyproject.toml").read_text().partition("lint = [")[2].partition("\n]")[0]
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    assert set(pin.findall(extra)) == set(pin.findall(hooks)) != set()

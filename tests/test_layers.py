@@ -1,0 +1,126 @@
+"""The layers of docs and design, kept by a test: who may include whom, and how files look."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pycoll
+
+pytestmark = pytest.mark.pure
+
+ROOT = Path(__file__).resolve().parents[1]
+CSRC = ROOT / "csrc"
+MAX_LINES = 400
+
+# What each folder is built on. It may include these, and what these are built on.
+LAYERS: dict[str, set[str]] = {
+    "base": set(),
+    "schedule": {"base"},
+    "reduce": {"base"},
+    "topology": {"schedule"},
+    "algorithms": {"topology", "schedule"},
+    "plan": {"algorithms", "topology", "schedule", "reduce"},
+    "bootstrap": {"base"},
+    "transport": {"bootstrap"},
+    "executor": {"transport", "plan", "reduce", "schedule"},
+    "comm": {"executor", "plan"},
+    "bindings": {"comm"},
+}
+
+
+def below(folder: str) -> set[str]:
+    """The folder and all that it stands on."""
+    return {folder}.union(*(below(layer) for layer in LAYERS[folder]))
+
+
+def sources(folder: Path, *suffixes: str) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix in suffixes)
+
+
+def includes(path: Path) -> list[str]:
+    return re.findall(r'^\s*#\s*include\s+[<"]([^>"]+)[>"]', path.read_text(), re.MULTILINE)
+
+
+CXX_FILES = sources(CSRC, ".h", ".cc", ".cuh", ".cu")
+PYTHON_FILES = sources(ROOT / "pycoll", ".py")
+name = lambda path: str(path.relative_to(ROOT))  # noqa: E731
+
+
+def test_every_folder_of_csrc_has_its_place():
+    folders = {path.parent.relative_to(CSRC).as_posix() for path in CXX_FILES}
+    assert folders == set(LAYERS)
+
+
+@pytest.mark.parametrize("path", CXX_FILES, ids=name)
+def test_includes_go_down_the_layers_only(path):
+    allowed = below(path.parent.name)
+    for included in includes(path):
+        folder = included.split("/")[0]
+        if folder in LAYERS:
+            assert folder in allowed, f"{name(path)} includes {included}"
+            assert (CSRC / included).is_file()
+
+
+@pytest.mark.parametrize("folder", ["schedule", "algorithms", "reduce", "plan"])
+def test_pure_layers_see_no_threads_clocks_or_input_and_output(folder):
+    impure = re.compile(
+        r"^(thread|mutex|shared_mutex|condition_variable|future|atomic|stop_token|semaphore|latch|"
+        r"barrier|chrono|iostream|fstream|pthread\.h|unistd\.h|fcntl\.h|poll\.h|signal\.h|"
+        r"(sys|netinet|arpa|linux)/.*|cuda.*|mpi\.h|base/(socket|fd|clock)\.h)$"
+    )
+    for path in sources(CSRC / folder, ".h", ".cc"):
+        found = [included for included in includes(path) if impure.match(included)]
+        assert not found, f"{name(path)} includes {found}"
+
+
+def test_only_the_bindings_know_python():
+    for path in CXX_FILES:
+        if path.parent.name != "bindings":
+            known = [i for i in includes(path) if i.startswith(("pybind11", "Python.h"))]
+            assert not known, f"{name(path)} includes {known}"
+
+
+def test_acquire_and_release_stand_in_few_files():
+    """slot.h is where orders are argued; the rest is flags of one process, each listed here."""
+    allowed = {"transport/slot.h", "transport/segment.cc", "executor/wait.cc", "comm/progress.cc"}
+    allowed |= {"comm/progress.h", "executor/thread_block.h"}
+    ordered = {
+        path.relative_to(CSRC).as_posix()
+        for path in CXX_FILES
+        if re.search(r"memory_order_\w+", path.read_text())
+    }
+    assert ordered <= allowed, f"explain the order in slot.h: {ordered - allowed}"
+
+
+def test_import_of_pycoll_imports_no_torch_and_no_matplotlib():
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; import pycoll; "
+            "print([m for m in ('torch', 'matplotlib', 'sklearn', 'rich') if m in sys.modules])",
+        ],
+        cwd=Path(pycoll.__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("path", CXX_FILES + PYTHON_FILES, ids=name)
+def test_files_hold_one_concept(path):
+    num_lines = len(path.read_text().splitlines())
+    assert num_lines < MAX_LINES, f"{name(path)} has {num_lines} lines: it holds two concepts"
+    assert re.fullmatch(r"_{0,2}[a-z][a-z0-9_]*", path.stem), f"{name(path)} is not snake_case"
+
+
+@pytest.mark.parametrize("path", [p for p in CXX_FILES if p.suffix == ".h"], ids=name)
+def test_headers_are_included_once(path):
+    assert "#pragma once" in path.read_text()

@@ -1,0 +1,112 @@
+"""Where a communicator's memory is: in nobody's file system, and no larger than what is used."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pycoll
+from pycoll import UsageError, run_ranks
+from pycoll.communicator import local_communicators
+
+pytestmark = pytest.mark.ranks
+
+both = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+
+
+def memfd_mappings() -> list[tuple[str, int, int]]:
+    """Name, size and resident bytes of this process's mappings of shared communicator memory."""
+    found = []
+    entry: list[str] = []
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            entry = line.split(maxsplit=5)
+        elif line.startswith("Size:"):
+            size = int(line.split()[1]) << 10
+        elif line.startswith("Rss:") and entry[1].endswith("s"):
+            found.append((entry[5] if len(entry) > 5 else "", size, int(line.split()[1]) << 10))
+    return [row for row in found if row[0].startswith("/memfd:")]
+
+
+def open_memfds() -> list[str]:
+    targets = []
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the descriptor of the listing itself
+            targets.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return [target for target in targets if "memfd" in target]
+
+
+@both
+def test_memory_is_in_no_file_system(threads):
+    before = {folder: set(os.listdir(folder)) for folder in ("/dev/shm", tempfile.gettempdir())}
+
+    def work(comm: pycoll.Communicator) -> tuple[str, list[str], list[str]]:
+        comm.all_reduce(np.ones(100_000))
+        new = [
+            name
+            for folder, names in before.items()
+            for name in set(os.listdir(folder)) - names
+            if "pycoll" in name
+        ]
+        comm.barrier()
+        return comm.transport, new, open_memfds()
+
+    # The mapping alone keeps the memory: its descriptor is closed.
+    expected = ("local" if threads else "shm", [], [])
+    assert run_ranks(work, 3, threads=threads) == [expected] * 3
+
+
+def test_memory_of_processes_is_one_memfd_mapping():
+    def work(comm: pycoll.Communicator) -> list[tuple[str, int, int]]:
+        comm.all_reduce(np.ones(1000))
+        return memfd_mappings()
+
+    mappings = run_ranks(work, 3)
+    assert [len(of_rank) for of_rank in mappings] == [1, 1, 1]
+    name, size, _ = mappings[0][0]
+    assert name.startswith("/memfd:pycoll")
+    assert {of_rank[0][1] for of_rank in mappings} == {size}
+
+
+def test_memory_that_no_message_needs_is_not_backed():
+    def work(comm: pycoll.Communicator) -> tuple[int, int]:
+        for _ in range(100):
+            comm.all_reduce(np.ones(1, np.float32), algorithm="ring/ll")
+        comm.barrier()
+        (_, size, resident) = memfd_mappings()[0]
+        return size, resident
+
+    for size, resident in run_ranks(work, 8):
+        assert resident < size / 8
+        assert resident < 8 << 20
+
+
+@both
+@pytest.mark.parametrize("n", [16, 17])
+def test_worlds_on_both_sides_of_the_smaller_slots_work(n, threads):
+    def work(comm: pycoll.Communicator) -> None:
+        for algorithm in ("ring/ll", "ring/simple", "one_shot/ll", "halving_doubling/simple", None):
+            for count in (1, n + 1, 30_011):
+                x = np.full(count, comm.rank)
+                comm.all_reduce(x, algorithm=algorithm)
+                assert (x == n * (n - 1) // 2).all()
+
+    run_ranks(work, n, threads=threads)
+
+
+def test_64_ranks_work_and_65_are_refused():
+    def work(comm: pycoll.Communicator) -> None:
+        x = np.full(100, comm.rank)
+        comm.all_reduce(x, "max", algorithm="ring")
+        assert (x == 63).all()
+
+    run_ranks(work, 64, threads=True)
+    for n in (0, 65):
+        with pytest.raises(UsageError, match=rf"n is {n}, expected 1\.\.64"):
+            local_communicators(n)
