@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+# Of MPI jobs that may run at the same time.
+OTHERS = ("sm_segment.", "mpich_shm_", "Intel_MPI_", "psm2_shm.")
 
-def shared_memory_of_this_user() -> set[str]:
-    with os.scandir("/dev/shm") as entries:
-        return {entry.name for entry in entries if entry.stat().st_uid == os.getuid()}
+
+def shared_memory_files() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(OTHERS)}
 
 
 def child_processes() -> dict[int, str]:
@@ -26,13 +28,13 @@ def child_processes() -> dict[int, str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left_at_the_end() -> Iterator[None]:
-    """No process, and no file in /dev/shm of pycoll or of what it was compared with."""
-    shared_memory, children = shared_memory_of_this_user(), child_processes()
+    """No process, and no file in /dev/shm of ours."""
+    files, children = shared_memory_files(), child_processes()
     yield
     deadline = time.monotonic() + 5
     while child_processes().keys() - children.keys() and time.monotonic() < deadline:
         time.sleep(0.05)
     left = {pid: line for pid, line in child_processes().items() if pid not in children}
     assert not left, f"processes are left: {left}"
-    new_files = shared_memory_of_this_user() - shared_memory
+    new_files = shared_memory_files() - files
     assert not new_files, f"files are left in /dev/shm: {new_files}"

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <algorithm>
 #include <csignal>
 #include <cstring>
 
@@ -19,9 +18,9 @@ namespace {
 
 constexpr int64_t kTroublePeriodNs = 500'000;  // between two looks for trouble
 constexpr int64_t kInterruptPeriodNs = 20'000'000;
-constexpr int kMinSpins = 20;                 // under a microsecond
-constexpr int kMaxSpins = 500;                // some 20 us
-constexpr int64_t kSwitchNs = 1'500;          // a yield that took longer was a switch
+constexpr int kMinSpins = 20;          // under a microsecond
+constexpr int kMaxSpins = 500;         // some 20 us
+constexpr int64_t kSwitchNs = 1'500;   // a yield that took longer was a switch
 constexpr int64_t kNapNs = 1'000'000;  // bounds what a missed wake-up costs
 
 std::string seconds(double s) {

@@ -164,9 +164,6 @@ def test_all_reduce_torch_tensors_work(threads):
     run_ranks(work, 2, threads=threads)
 
 
-# --- what is refused ------------------------------------------------------------------------------
-
-
 def _read_only() -> np.ndarray:
     x = np.ones(4)
     x.flags.writeable = False

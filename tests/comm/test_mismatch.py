@@ -1,4 +1,4 @@
-"""Ranks whose calls differ: an error on every rank that names both ranks and both calls, at once."""
+"""Ranks whose calls differ: at once an error on every rank, naming both ranks and both calls."""
 
 from __future__ import annotations
 

@@ -1,0 +1,135 @@
+// Drives communicators whose ranks are threads: blocking and queued calls, splits, and every way in
+// which a communicator breaks while others use it. Built plain and under sanitizers.
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/communicator.h"
+
+namespace pycoll {
+namespace {
+
+constexpr double kTimeoutS = 60;
+constexpr int kNumRepeats = 20;
+
+std::atomic<int> num_failures{0};
+
+void expect(bool good, const std::string& what) {
+  if (good) return;
+  if (num_failures.fetch_add(1) < 10) std::fprintf(stderr, "FAILED: %s\n", what.c_str());
+}
+
+Call all_reduce_of(std::vector<int64_t>& x) {
+  Call call;
+  call.input = call.output = x.data();
+  call.count = static_cast<int64_t>(x.size());
+  call.dtype = DType::kI64;
+  call.num_dims = 1;
+  call.shape[0] = call.count;
+  return call;
+}
+
+using RankMain = std::function<void(Communicator&)>;
+
+void on_ranks(int num_ranks, double timeout_s, const RankMain& rank_main) {
+  const auto world = make_local_world(num_ranks);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    ranks.emplace_back([&, rank] {
+      Communicator comm(make_local_transport(world, rank), timeout_s);
+      rank_main(comm);
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
+template <class ExpectedError>
+void expect_error(const char* what, const std::function<void()>& call) {
+  try {
+    call();
+    expect(false, std::string(what) + " raised nothing");
+  } catch (const ExpectedError&) {
+  } catch (const std::exception& error) {
+    expect(false, std::string(what) + " raised: " + error.what());
+  }
+}
+
+void use_communicator(Communicator& comm) {
+  const int n = comm.size();
+  for (int repeat = 0; repeat < kNumRepeats; ++repeat) {
+    for (const size_t count : {0, 1, 1000, 30'000}) {
+      std::vector<int64_t> first(count, comm.rank());
+      std::vector<int64_t> second(count, 1);
+      const auto work = comm.start(all_reduce_of(first), nullptr);
+      comm.run(all_reduce_of(second));
+      while (!work->wait(1)) {
+      }
+      expect(count == 0 || first.back() == n * (n - 1) / 2, "a queued all_reduce");
+      expect(count == 0 || second.back() == n, "an all_reduce behind it");
+    }
+    comm.barrier();
+    if (repeat % 5 == 0) {
+      const auto part = comm.split(comm.rank() % 2, -comm.rank());
+      std::vector<int64_t> x(10, 1);
+      part->run(all_reduce_of(x));
+      expect(x[0] == part->size(), "an all_reduce of a part");
+      expect(!comm.explain(Collective::kAllReduce, 80, 0).empty(), "explain");
+    }
+  }
+}
+
+void mismatch(Communicator& comm) {
+  std::vector<int64_t> x(comm.rank() == 1 ? 7 : 5, 1);
+  expect_error<CollectiveMismatchError>("another count", [&] { comm.run(all_reduce_of(x)); });
+  expect_error<CollectiveMismatchError>("the next call", [&] { comm.barrier(); });
+}
+
+void leave(Communicator& comm) {
+  if (comm.rank() == 1) return comm.close();
+  expect_error<PeerDiedError>("a barrier without rank 1", [&] { comm.barrier(); });
+}
+
+void stay_away(Communicator& comm) {
+  if (comm.rank() == 1) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    return;
+  }
+  expect_error<TimeoutError>("a barrier that rank 1 does not enter", [&] { comm.barrier(); });
+}
+
+void close_with_pending_work(Communicator& comm) {
+  if (comm.rank() == 1) return;
+  std::vector<int64_t> x(100, 1);
+  std::vector<std::shared_ptr<Work>> works;
+  for (int i = 0; i < 5; ++i) works.push_back(comm.start(all_reduce_of(x), nullptr));
+  comm.close();
+  for (const auto& work : works) {
+    expect_error<Error>("work that was pending at close", [&] { work->wait(0); });
+  }
+}
+
+void check() {
+  for (const int n : {1, 2, 3, 4}) on_ranks(n, kTimeoutS, use_communicator);
+  for (const int n : {2, 3, 4}) {
+    for (int repeat = 0; repeat < kNumRepeats; ++repeat) {
+      on_ranks(n, kTimeoutS, mismatch);
+      on_ranks(n, kTimeoutS, leave);
+      on_ranks(n, kTimeoutS, close_with_pending_work);
+    }
+    on_ranks(n, 0.1, stay_away);
+  }
+  std::printf("communicators, %d failures\n", num_failures.load());
+}
+
+}  // namespace
+}  // namespace pycoll
+
+int main() {
+  pycoll::check();
+  return pycoll::num_failures.load() == 0 ? 0 : 1;
+}
