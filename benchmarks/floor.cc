@@ -1,7 +1,7 @@
 // What no all_reduce between two cores can beat, measured: how long one cache line takes from core
 // to core, and how fast a core reads what the other has just written.
 //
-// Two threads, each pinned to its core, hand buffers to and fro. Usage: floor CORE CORE; prints
+// Two threads, each pinned to its core, hand buffers back and forth. Usage: floor CORE CORE; prints
 // JSON.
 #include <pthread.h>
 #include <sched.h>

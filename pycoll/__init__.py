@@ -1,7 +1,7 @@
 """pycoll: collectives written once as data; proved, simulated, drawn and executed.
 
-    comm = pycoll.init()
-    comm.all_reduce(x)
+comm = pycoll.init()
+comm.all_reduce(x)
 """
 
 from __future__ import annotations

@@ -37,9 +37,7 @@ def test_stubs_classes_have_the_same_members() -> None:
     for node in STUBS.body:
         if isinstance(node, ast.ClassDef):
             stubbed = {name for name in _names(node.body) if not name.startswith("__")}
-            actual = {
-                name for name in _public(getattr(_core, node.name)) if "pybind11" not in name
-            }
+            actual = {name for name in _public(getattr(_core, node.name)) if "pybind11" not in name}
             assert stubbed == actual, node.name
 
 
@@ -48,9 +46,7 @@ def test_stubs_signatures_match_the_docstrings(method: str) -> None:
     communicator = next(
         n for n in STUBS.body if isinstance(n, ast.ClassDef) and n.name == "Communicator"
     )
-    stub = next(
-        n for n in communicator.body if isinstance(n, ast.FunctionDef) and n.name == method
-    )
+    stub = next(n for n in communicator.body if isinstance(n, ast.FunctionDef) and n.name == method)
     signature = inspect.signature(getattr(pycoll.Communicator, method))
     arguments = [a.arg for a in [*stub.args.args, *stub.args.kwonlyargs]]
     assert arguments == list(signature.parameters)

@@ -9,7 +9,7 @@ namespace pycoll {
 
 /// `all_reduce #412`.
 std::string describe_operation(const CallRecord& record);
-/// `all_reduce(float array of shape (3, 4), dtype f32, op sum)`, as the record's rank called it.
+/// `all_reduce(shape (3, 4), dtype f32, op sum)`, as the record's rank called it.
 std::string describe_call(const CallRecord& record);
 
 }  // namespace pycoll

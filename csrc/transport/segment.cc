@@ -108,8 +108,7 @@ void Segment::publish(int rank, const CallRecord& record) const {
   std::memcpy(words, &record, sizeof(record));
   // Word 0 is the sequence number: cleared first, so that a reader never takes a half-written
   // record for a whole one (it reads the number before and after).
-  store_relaxed(to[0], 0);
-  std::atomic_ref<uint64_t>(to[0]).store(0, std::memory_order_release);
+  store_release(to[0], 0);
   for (size_t i = 1; i < kRecordWords; ++i) store_release(to[i], words[i]);
   store_release(to[0], words[0]);
   store_release(control(rank).sequence, record.sequence);

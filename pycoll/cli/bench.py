@@ -134,12 +134,15 @@ def _cases(collective: str, algorithm: str, sizes: str, dtype: str) -> list[_Cas
         raise UsageError(
             f"bench: expected --dtype to be one of {', '.join(_DTYPES)}, got {dtype!r}"
         )
-    names: list[str | None] = [None]
-    if algorithm == "all":
-        names = list(choose_algorithms(collective, "all"))
-    elif algorithm != "auto":
-        names = list(algorithm.split(","))
-        choose_algorithms(collective, ",".join(name.partition("/")[0] for name in names if name))
+    names: list[str | None] = []
+    for name in algorithm.split(","):
+        if name == "auto":
+            names.append(None)
+        elif name == "all":
+            names += choose_algorithms(collective, "all")
+        else:
+            choose_algorithms(collective, name.partition("/")[0])
+            names.append(name)
     return [_Case(collective, name, size, dtype) for size in parse_sizes(sizes) for name in names]
 
 
