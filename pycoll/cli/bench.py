@@ -150,6 +150,10 @@ def _measure(
     comm: Communicator, cases: list[_Case], iterations: int, warmup: int, show_progress: bool
 ) -> list[_Sample]:
     """Runs on every rank."""
+    # New processes begin on their parent's core; one that wakes up is put on an idle one.
+    for _ in range(20):
+        time.sleep(0.005)
+        comm.barrier()
     samples = []
     for i, case in enumerate(cases):
         if show_progress and comm.rank == 0:
