@@ -12,6 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/prefetch.h"
+
 namespace pycoll {
 
 // Two lines: the adjacent-line prefetcher of x86 pairs them, so one flag must own both.
@@ -35,14 +37,6 @@ inline bool claim(uint64_t& word, uint64_t value) {
   uint64_t expected = 0;
   return std::atomic_ref<uint64_t>(word).compare_exchange_strong(expected, value,
                                                                  std::memory_order_acq_rel);
-}
-
-inline void prefetch_for_write(const void* line) {
-#if defined(__x86_64__)
-  asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
-#else
-  __builtin_prefetch(line, 1);
-#endif
 }
 
 /// One flag on its own lines. `marks` lies on the first of them: a reader that polls `value` gets
