@@ -118,3 +118,19 @@ def test_pre_commit_pins_are_those_of_make_lint():
     extra = (ROOT / "pyproject.toml").read_text().partition("lint = [")[2].partition("\n]")[0]
     hooks = (ROOT / ".pre-commit-config.yaml").read_text()
     assert set(pin.findall(extra)) == set(pin.findall(hooks)) != set()
+
+
+def test_benchmark_tables_are_those_of_the_record() -> None:
+    record = max((ROOT / "benchmarks" / "results").glob("compare-*.json"))
+    printed = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "markdown.py", record],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert printed.strip() in (ROOT / "docs" / "benchmarks.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    shown = readme.split("<!-- benchmark table: make bench -->")[1].split("<!-- end of")[0]
+    rows = [line for line in shown.splitlines() if line.startswith("|")]
+    assert len(rows) > 10
+    assert set(rows) <= set(printed.splitlines())
