@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # With the venv's own cmake and ninja, into one build folder, so that only the first one compiles.
 INSTALL := PATH="$(abspath $(BIN)):$$PATH" PYCOLL_BUILD_DIR=build/cmake $(PIP) --no-build-isolation
 
-.PHONY: demo test test-slow bench gpu-check lint format clean build
+.PHONY: demo test test-slow bench lint format clean build
 
 demo: $(VENV)/demo build
 	$(BIN)/python examples/demo.py --out out
