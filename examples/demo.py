@@ -25,7 +25,7 @@ from rich.table import Table
 
 import pycoll
 
-HIDDEN = 30  # 64*30+30 + 30*10+10 = 2260 parameters: chunks of equal size for 4 ranks
+HIDDEN = 30  # 64*30+30 + 30*10+10 = 2260 parameters
 BATCH = 96  # of all ranks together
 LEARNING_RATE = 0.2
 MOMENTUM = 0.9
@@ -41,7 +41,8 @@ class Run:
     losses: list[float]  # of the whole batch, per step
     weights: np.ndarray  # (num_parameters,) float64
     accuracy: float  # on samples that were not trained on
-    sent_bytes: int  # by this rank, in gradient all-reduces
+    gradient_bytes: int  # of one all-reduce
+    sent_bytes: int  # by this rank, in all gradient all-reduces
     all_reduce_us: float  # median of the gradient's all-reduce alone, after training
 
 
@@ -68,9 +69,11 @@ def train(
     model = torch.nn.Sequential(
         torch.nn.Linear(64, HIDDEN), torch.nn.Tanh(), torch.nn.Linear(HIDDEN, 10)
     ).double()
-    # One flat buffer for all gradients: one all-reduce a step.
+    # One flat buffer for all gradients: one all-reduce a step. Padded, so that chunks are of equal
+    # size and the bytes sent are exactly the formula's.
     parameters = list(model.parameters())
-    gradient = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
+    num_parameters = sum(p.numel() for p in parameters)
+    gradient = torch.zeros(num_parameters + -num_parameters % comm.size, dtype=torch.float64)
     velocity = torch.zeros_like(gradient)
     start = 0
     for p in parameters:
@@ -104,7 +107,7 @@ def train(
     accuracy = (model(test_x).argmax(1) == test_y).double().mean().item()
     weights = torch.nn.utils.parameters_to_vector(parameters).detach().numpy()
     took_s = median_s(comm, gradient.zero_().numpy(), algorithm)
-    return Run(list(mean_losses), weights, accuracy, sent, took_s * 1e6)
+    return Run(list(mean_losses), weights, accuracy, gradient.nbytes, sent, took_s * 1e6)
 
 
 def median_s(comm: pycoll.Communicator, x: np.ndarray, algorithm: str | None) -> float:
@@ -176,7 +179,7 @@ def main(
     results = pycoll.run_ranks(train_with_all, ranks, algorithms, epochs, num_steps)
     alpha, beta = results[0][1]
 
-    nbytes = single.weights.nbytes
+    nbytes = results[0][0][algorithms[0]].gradient_bytes
     table = Table(title=f"all_reduce of a {nbytes:,}-byte gradient, {ranks} ranks")
     table.add_column("algorithm", no_wrap=True)
     for heading in (
