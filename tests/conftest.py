@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import child_pids
 
 # Of MPI jobs that may run at the same time.
 OTHERS = ("sm_segment.", "mpich_shm_", "Intel_MPI_", "psm2_shm.")
@@ -20,9 +22,9 @@ def shared_memory_files() -> set[str]:
 def child_processes() -> dict[int, str]:
     """Running or waiting to be reaped: either way somebody forgot them."""
     children = {}
-    for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            children[int(pid)] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    for pid in child_pids():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            children[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     return children
 
 

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
+
+
+def child_pids() -> set[int]:
+    """Children of this process that run or wait to be reaped."""
+    pids: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        # A thread may end between the listing and the look.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            pids.update(int(pid) for pid in (task / "children").read_text().split())
+    return pids
 
 
 def wait_for_pids(folder: Path, count: int) -> list[int]:

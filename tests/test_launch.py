@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import wait_for_pids, wait_until_gone
+from processes import child_pids, wait_for_pids, wait_until_gone
 
 import pycoll
 from pycoll import PeerDiedError, UsageError, run_ranks
@@ -34,11 +34,6 @@ class TwoArguments(Exception):
         self.second = second
 
 
-def children() -> set[int]:
-    task = Path("/proc/self/task")
-    return {int(pid) for t in task.iterdir() for pid in (t / "children").read_text().split()}
-
-
 def num_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -47,9 +42,9 @@ def num_fds() -> int:
 def nothing_left():
     """Fails the test when it leaves a process or a file descriptor."""
     run_ranks(lambda comm: None, 1)  # whatever is opened once and for all
-    processes, fds = children(), num_fds()
+    processes, fds = child_pids(), num_fds()
     yield
-    assert children() == processes
+    assert child_pids() == processes
     assert num_fds() == fds
 
 

@@ -155,12 +155,12 @@ void Communicator::execute(const Call& call) {
     host_.begin(ll_links_, arithmetic);
     message.tile_count = tile_count(
         program, LowLatency::payload_bytes<HostThread>(ll_links_.slot_bytes), element_size);
-    ok = interpret<LowLatency>(host_, program, message);
+    ok = interpret<LowLatency>(host_, program.view(), message);
   } else {
     host_.begin(simple_links_, arithmetic);
     message.tile_count =
         tile_count(program, static_cast<int64_t>(simple_links_.slot_bytes), element_size);
-    ok = interpret<Simple>(host_, program, message);
+    ok = interpret<Simple>(host_, program.view(), message);
   }
   // A root waits for nobody, so no message and no wait has told it of a mismatch.
   if (call.root == rank_ && info(call.collective).has_root) ok = ok && waiter_.peers_agree();

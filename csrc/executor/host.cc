@@ -8,7 +8,7 @@ HostThread::HostThread(Segment& segment, Waiter& waiter, int num_ranks)
       staging_(new std::byte[static_cast<size_t>(num_ranks + 1) *
                              static_cast<size_t>(LineBatch::kPayloadBytes)]) {}
 
-void HostThread::reduce_copy(const Program& program, const StepOperands& operands) {
+void HostThread::reduce_copy(const ProgramView& program, const StepOperands& operands) {
   const void* srcs[kMaxPeers + 1];
   void* dsts[kMaxPeers + 1];
   int num_srcs = 0;

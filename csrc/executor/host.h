@@ -57,9 +57,9 @@ class HostThread {
   }
 
   /// The bulk arithmetic of a `simple` step, from slots and local chunks to slots and local chunks.
-  void reduce_copy(const Program& program, const StepOperands& operands);
+  void reduce_copy(const ProgramView& program, const StepOperands& operands);
   /// Accounts for a step that is done and wakes the ranks that it may have unblocked.
-  void posted(const Program& program, const StepOperands& operands) {
+  void posted(const ProgramView& program, const StepOperands& operands) {
     const Step& step = *operands.step;
     const int num_readers = std::popcount(step.dst_peers);
     ledger_.sent_messages += num_readers;

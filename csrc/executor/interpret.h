@@ -34,14 +34,13 @@ struct StepOperands {
 };
 
 template <class Protocol, class Target>
-PYCOLL_HD bool interpret(Target& target, const Program& program, const Message& message) {
+PYCOLL_HD bool interpret(Target& target, const ProgramView& program, const Message& message) {
   const auto element_size = static_cast<int64_t>(target.element_size());
   for (int64_t done = 0; done < message.count; done += message.tile_count) {
     const int64_t left = message.count - done;
     const int64_t tile = left < message.tile_count ? left : message.tile_count;
-    const int num_steps = static_cast<int>(program.steps.size());
-    for (int i = 0; i < num_steps; ++i) {
-      const Step& step = program.steps[static_cast<size_t>(i)];
+    for (int i = 0; i < program.num_steps; ++i) {
+      const Step& step = program.steps[i];
       const int64_t first = chunk_start(tile, program.num_chunks, step.first_chunk);
       const int64_t last =
           chunk_start(tile, program.num_chunks, step.first_chunk + step.num_chunks);

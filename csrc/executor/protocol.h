@@ -11,17 +11,19 @@
 namespace pycoll {
 
 // --- What a step's masks mean -------------------------------------------------------------------
+//
+// `links` is the Target's: Links (links.h) on a host, the same members in device memory on a GPU.
 
 /// Calls visit(peer rank) for each bit of `mask`, ascending; stops when it returns false.
 template <class Visit>
-PYCOLL_HD bool for_each_peer(const Program& program, uint64_t mask, Visit&& visit) {
+PYCOLL_HD bool for_each_peer(const ProgramView& program, uint64_t mask, Visit&& visit) {
   for (; mask != 0; mask &= mask - 1) {
-    if (!visit(program.peers[static_cast<size_t>(std::countr_zero(mask))])) return false;
+    if (!visit(program.peers[std::countr_zero(mask)])) return false;
   }
   return true;
 }
 
-PYCOLL_HD inline RecvEnd& source_link(Links& links, const Step& step, int peer) {
+PYCOLL_HD inline auto& source_link(auto& links, const Step& step, int peer) {
   const auto index = static_cast<size_t>(peer);
   return step.has(kMulticastSrc) ? links.recv_multicast[index] : links.recv[index];
 }
@@ -29,11 +31,10 @@ PYCOLL_HD inline RecvEnd& source_link(Links& links, const Step& step, int peer) 
 /// Calls visit(link, peer rank) for each ring that the step writes: one per destination, or the
 /// multicast ring once (with the lowest destination as the peer, for messages).
 template <class Visit>
-PYCOLL_HD bool for_each_destination(const Program& program, Links& links, const Step& step,
+PYCOLL_HD bool for_each_destination(const ProgramView& program, auto& links, const Step& step,
                                     Visit&& visit) {
   if (step.dst_peers != 0 && step.has(kMulticastDst)) {
-    return visit(links.send_multicast,
-                 program.peers[static_cast<size_t>(std::countr_zero(step.dst_peers))]);
+    return visit(links.send_multicast, program.peers[std::countr_zero(step.dst_peers)]);
   }
   return for_each_peer(program, step.dst_peers, [&](int peer) {
     return visit(links.send[static_cast<size_t>(peer)], peer);
@@ -42,8 +43,8 @@ PYCOLL_HD bool for_each_destination(const Program& program, Links& links, const 
 
 /// Sources in absolute rank order: on_link(link, peer) for each link, on_local() at the own place.
 template <class OnLink, class OnLocal>
-PYCOLL_HD bool for_each_source(const Program& program, Links& links, const StepOperands& operands,
-                               OnLink&& on_link, OnLocal&& on_local) {
+PYCOLL_HD bool for_each_source(const ProgramView& program, auto& links,
+                               const StepOperands& operands, OnLink&& on_link, OnLocal&& on_local) {
   const Step& step = *operands.step;
   const uint64_t below =
       program.self_position >= 64 ? ~uint64_t{0} : (uint64_t{1} << program.self_position) - 1;
@@ -54,21 +55,21 @@ PYCOLL_HD bool for_each_source(const Program& program, Links& links, const StepO
 }
 
 template <class Target>
-PYCOLL_HD bool wait_for_credits(Target& target, const Program& program,
+PYCOLL_HD bool wait_for_credits(Target& target, const ProgramView& program,
                                 const StepOperands& operands) {
-  return for_each_destination(
-      program, target.links(), *operands.step, [&](SendEnd& link, int peer) {
-        return target.spin_until(
-            [&link] { return link.has_free_slot(); },
-            {peer, operands.index, operands.step->first_chunk, /*for_credit=*/true});
-      });
+  return for_each_destination(program, target.links(), *operands.step, [&](auto& link, int peer) {
+    return target.spin_until(
+        [&link] { return link.has_free_slot(); },
+        {peer, operands.index, operands.step->first_chunk, /*for_credit=*/true});
+  });
 }
 
 // --- simple: bulk bytes, then one flag -----------------------------------------------------------
 
 struct Simple {
   template <class Target>
-  PYCOLL_HD static bool run(Target& target, const Program& program, const StepOperands& operands) {
+  PYCOLL_HD static bool run(Target& target, const ProgramView& program,
+                            const StepOperands& operands) {
     bool ready = true;
     if (target.is_leader()) {
       ready = wait_for_sources(target, program, operands) &&
@@ -83,11 +84,11 @@ struct Simple {
 
  private:
   template <class Target>
-  PYCOLL_HD static bool wait_for_sources(Target& target, const Program& program,
+  PYCOLL_HD static bool wait_for_sources(Target& target, const ProgramView& program,
                                          const StepOperands& operands) {
     const Step& step = *operands.step;
     return for_each_peer(program, step.src_peers, [&](int peer) {
-      RecvEnd& link = source_link(target.links(), step, peer);
+      auto& link = source_link(target.links(), step, peer);
       if (!target.spin_until([&link] { return link.has_full_slot(); },
                              {peer, operands.index, step.first_chunk})) {
         return false;
@@ -97,10 +98,10 @@ struct Simple {
   }
 
   template <class Target>
-  PYCOLL_HD static void finish(Target& target, const Program& program,
+  PYCOLL_HD static void finish(Target& target, const ProgramView& program,
                                const StepOperands& operands) {
     const Step& step = *operands.step;
-    for_each_destination(program, target.links(), step, [&](SendEnd& link, int) {
+    for_each_destination(program, target.links(), step, [&](auto& link, int) {
       link.post(target.digest());
       link.warm_next(operands.count * static_cast<int64_t>(target.element_size()));
       return true;
@@ -121,9 +122,10 @@ struct Simple {
 /// through batches of lines on its own; only credits need the leader.
 struct LowLatency {
   template <class Target>
-  PYCOLL_HD static bool run(Target& target, const Program& program, const StepOperands& operands) {
+  PYCOLL_HD static bool run(Target& target, const ProgramView& program,
+                            const StepOperands& operands) {
     const Step& step = *operands.step;
-    Links& links = target.links();
+    auto& links = target.links();
     bool ready = true;
     if (target.is_leader()) ready = wait_for_credits(target, program, operands);
     if (!target.agree(ready)) return false;
@@ -137,18 +139,18 @@ struct LowLatency {
       Batch batch(target, operands, at, left < Batch::kPayloadBytes ? left : Batch::kPayloadBytes);
       ready = for_each_source(
           program, links, operands,
-          [&](RecvEnd& link, int peer) { return batch.add_lines(link, peer); },
+          [&](auto& link, int peer) { return batch.add_lines(link, peer); },
           [&] { batch.add_local(); });
       if (!ready) break;
       batch.finish();
-      for_each_destination(program, links, step, [&](SendEnd& link, int) {
+      for_each_destination(program, links, step, [&](auto& link, int) {
         batch.write_lines(link);
         return true;
       });
     }
     if (!target.agree(ready)) return false;
     if (target.is_leader()) {
-      for_each_destination(program, links, step, [&](SendEnd& link, int) {
+      for_each_destination(program, links, step, [&](auto& link, int) {
         link.post_in_band();
         link.warm_next((num_bytes + Batch::kLinePayloadBytes - 1) / Batch::kLinePayloadBytes *
                        Batch::kLineBytes);

@@ -72,8 +72,8 @@ class ThreadBlock {
     return waiter_.spin_until(std::forward<Ready>(ready), site);
   }
 
-  void reduce_copy(const Program& program, const StepOperands& operands);
-  void posted(const Program& program, const StepOperands& operands) {
+  void reduce_copy(const ProgramView& program, const StepOperands& operands);
+  void posted(const ProgramView& program, const StepOperands& operands) {
     for_each_peer(program, operands.step->src_peers | operands.step->dst_peers, [this](int peer) {
       segment_.ring_bell(peer);
       return true;
@@ -185,7 +185,7 @@ class ThreadBlock<dtype, op>::LineBatch {
 };
 
 template <DType dtype, Op op>
-void ThreadBlock<dtype, op>::reduce_copy(const Program& program, const StepOperands& operands) {
+void ThreadBlock<dtype, op>::reduce_copy(const ProgramView& program, const StepOperands& operands) {
   const auto load = [](const std::byte* from, int64_t i) {
     Storage element;
     std::memcpy(&element, from + i * static_cast<int64_t>(sizeof(Storage)), sizeof(Storage));

@@ -39,6 +39,16 @@ struct Step {
 };
 static_assert(sizeof(Step) == 32);
 
+/// What executes reads of a program: pointers only, so that it can travel into a kernel's
+/// arguments.
+struct ProgramView {
+  const Step* steps = nullptr;
+  int32_t num_steps = 0;
+  const int32_t* peers = nullptr;
+  int32_t self_position = 0;
+  int32_t num_chunks = 1;
+};
+
 /// What one rank does, in order, for one tile of the message.
 struct Program {
   int32_t rank = 0;
@@ -49,6 +59,12 @@ struct Program {
   int32_t self_position =
       0;  // number of peers below `rank`: the place of local chunks in the order
   std::vector<Step> steps;
+
+  /// Valid as long as the program lives and is not changed.
+  ProgramView view() const {
+    return {steps.data(), static_cast<int32_t>(steps.size()), peers.data(), self_position,
+            num_chunks};
+  }
 };
 
 }  // namespace pycoll

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from comm_cases import both
+from processes import child_pids
 
 import pycoll
 from pycoll import AbortedError, Error, PeerDiedError, TimeoutError, UsageError, run_ranks
@@ -29,9 +30,7 @@ def litter() -> tuple[set[str], set[int]]:
     """What bears our name in /dev/shm and in the folder for temporary files; child processes."""
     folders = ("/dev/shm", tempfile.gettempdir())
     files = {name for folder in folders for name in os.listdir(folder) if "pycoll" in name.lower()}
-    tasks = Path("/proc/self/task").iterdir()
-    children = {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
-    return files, children
+    return files, child_pids()
 
 
 @pytest.mark.parametrize("count", [1, 1000, 100_000, 4_000_000])

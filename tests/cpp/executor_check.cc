@@ -60,7 +60,7 @@ bool run_host(Segment& segment, Waiter& waiter, Links& links, const Plan& plan, 
   arithmetic.reduce_copy = reduce_copy_fn(dtype, op);
   arithmetic.divisor = op == Op::kAvg ? num_ranks : 1;
   host.begin(links, arithmetic);
-  return interpret<Protocol>(host, plan.program, message);
+  return interpret<Protocol>(host, plan.program.view(), message);
 }
 
 template <class Protocol, DType dtype, Op op>
@@ -75,7 +75,7 @@ bool run_block(Transport& transport, uint64_t sequence, Links& links, const Plan
       waiter.begin(sequence, 1, kTimeoutS, {});
       ThreadBlock<dtype, op> target(block, transport.segment(), waiter, thread,
                                     op == Op::kAvg ? num_ranks : 1);
-      if (!interpret<Protocol>(target, plan.program, message)) ok = false;
+      if (!interpret<Protocol>(target, plan.program.view(), message)) ok = false;
     });
   }
   for (std::thread& thread : threads) thread.join();
