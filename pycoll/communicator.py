@@ -102,9 +102,8 @@ class Communicator(_core.Communicator):
 
         Args:
             collective: "all_reduce" or "broadcast".
-            nbytes: Size of the message; or, with `dtype`, the number of elements' bytes all the
-                same. Bytes.
-            dtype: Does not change the choice; accepted so that calls read like the collective's.
+            nbytes: Size of the message, bytes.
+            dtype: Of its elements. Today no choice depends on it.
             root: Of a rooted collective.
 
         Returns:

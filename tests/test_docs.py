@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import pycoll
 from pycoll import _core, schedule
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -134,3 +136,17 @@ def test_benchmark_tables_are_those_of_the_record() -> None:
     rows = [line for line in shown.splitlines() if line.startswith("|")]
     assert len(rows) > 10
     assert set(rows) <= set(printed.splitlines())
+
+
+def test_readme_errors_read_as_real_ones() -> None:
+    def mismatch(comm: pycoll.Communicator) -> None:
+        comm.all_reduce(np.zeros(4 if comm.rank == 2 else 3, dtype=np.float32))
+
+    def without_digits(text: str) -> str:
+        return re.sub(r"\d+", "#", text)
+
+    readme = without_digits((ROOT / "README.md").read_text())
+    errors = pycoll.run_ranks(mismatch, 4, threads=True, return_errors=True)
+    assert len(errors) == 4
+    for error in errors:
+        assert without_digits(f"CollectiveMismatchError: {error}") in readme
