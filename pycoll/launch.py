@@ -65,7 +65,7 @@ def run_ranks(
     if n < 1:
         raise UsageError(f"run_ranks: expected n >= 1 ranks, got n={n}")
     run = _Threads if threads else _Processes
-    outcomes = run(fn, args, kwargs, n, timeout_s, return_errors).outcomes()
+    outcomes = run(lambda comm: fn(comm, *args, **kwargs), n, timeout_s, return_errors).outcomes()
     failures = [outcome for outcome in outcomes if isinstance(outcome, _Failure)]
     if failures and not return_errors:
         raise _root_cause(failures).error
@@ -131,14 +131,12 @@ class _Inbox:
 class _Processes:
     def __init__(
         self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        call: Callable[[Any], Any],
         n: int,
         timeout_s: float | None,
         return_errors: bool,
     ) -> None:
-        self._call = lambda comm: fn(comm, *args, **kwargs)
+        self._call = call
         self._timeout_s = timeout_s
         # With return_errors everybody is to report: as long as it takes to find out alone.
         patience_s = _DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
@@ -285,14 +283,12 @@ def _stand_in(error: BaseException, name: str) -> Error:
 class _Threads:
     def __init__(
         self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        call: Callable[[Any], Any],
         n: int,
         timeout_s: float | None,
         return_errors: bool,
     ) -> None:
-        self._call = lambda comm: fn(comm, *args, **kwargs)
+        self._call = call
         self._n = n
         self._timeout_s = timeout_s
 

@@ -1,12 +1,9 @@
 // A communicator: the ranks that take part, their transport, and the plans for what they do.
 #pragma once
 
-#include <array>
 #include <atomic>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>

@@ -50,7 +50,6 @@ Plan make_plan(const Schedule& schedule, int rank, int num_slots, bool multicast
   plan.algorithm = schedule.algorithm;
   plan.program = std::move(programs[static_cast<size_t>(rank)]);
   plan.min_slots = min_slots;
-  plan.num_rounds = schedule.moves.empty() ? 0 : schedule.moves.back().round + 1;
   plan.copy_input = mark_input_reads(schedule, plan.program);
   if (plan.copy_input) {
     for (Step& step : plan.program.steps) step.flags &= static_cast<uint8_t>(~kReadInput);

@@ -15,9 +15,8 @@ namespace pycoll {
 struct Plan {
   Collective collective = Collective::kAllReduce;
   std::string algorithm;
-  Program program;    // of this rank
-  int min_slots = 0;  // proved; the transport's links have at least as many
-  int num_rounds = 0;
+  Program program;          // of this rank
+  int min_slots = 0;        // proved; the transport's links have at least as many
   bool copy_input = false;  // the output must start as a copy of the input
 };
 
