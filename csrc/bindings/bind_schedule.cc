@@ -235,8 +235,7 @@ void bind_schedule(py::module_& m) {
       .def(
           "starts_with_value",
           [](const Schedule& s, int rank, int chunk) {
-            return info(s.collective)
-                .starts_with_value({rank, chunk, s.num_ranks, s.num_chunks, s.root});
+            return info(s.collective).starts_with_value(s.block_at(rank, chunk));
           },
           py::arg("rank"), py::arg("chunk"))
       .def(

@@ -37,7 +37,6 @@ class Planner {
  private:
   // Messages of one size class, [2^(k-1), 2^k) bytes, share a plan.
   static constexpr int kNumSizeClasses = 64;
-  static constexpr int kNumCollectives = 8;
 
   PlannedCall& named(Collective collective, std::string_view algorithm, int root, int64_t nbytes);
   PlannedCall& choose(Collective collective, int64_t nbytes, int root);

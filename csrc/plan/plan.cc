@@ -25,8 +25,9 @@ bool mark_input_reads(const Schedule& schedule, Program& program) {
     if (step.has(kWriteLocal)) std::fill(begin, end, true);
   }
   for (int chunk = 0; chunk < program.num_chunks; ++chunk) {
-    const ChunkAt at{program.rank, chunk, program.num_ranks, program.num_chunks, schedule.root};
-    if (!written[static_cast<size_t>(chunk)] && info(schedule.collective).goal(at) != Goal::kAny) {
+    const BlockAt at = schedule.block_at(program.rank, chunk);
+    if (!written[static_cast<size_t>(chunk)] &&
+        info(schedule.collective).goal(at).kind != Goal::Kind::kAny) {
       return true;
     }
   }

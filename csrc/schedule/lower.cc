@@ -75,8 +75,7 @@ class Contributions {
     counts_.assign(num_ranks_, std::vector<int32_t>(schedule.num_chunks));
     for (int rank = 0; rank < num_ranks_; ++rank) {
       for (int chunk = 0; chunk < schedule.num_chunks; ++chunk) {
-        counts_[rank][chunk] = row.starts_with_value(
-            {rank, chunk, schedule.num_ranks, schedule.num_chunks, schedule.root});
+        counts_[rank][chunk] = row.starts_with_value(schedule.block_at(rank, chunk));
       }
     }
   }
@@ -232,9 +231,8 @@ void fuse(Program& program) {
 void drop_dead_writes(const Schedule& schedule, Program& program) {
   std::vector<bool> is_read(program.num_chunks);
   for (int chunk = 0; chunk < program.num_chunks; ++chunk) {
-    is_read[chunk] = info(schedule.collective)
-                         .goal({program.rank, chunk, program.num_ranks, program.num_chunks,
-                                schedule.root}) != Goal::kAny;
+    is_read[chunk] = info(schedule.collective).goal(schedule.block_at(program.rank, chunk)).kind !=
+                     Goal::Kind::kAny;
   }
   for (auto step = program.steps.rbegin(); step != program.steps.rend(); ++step) {
     const auto first = is_read.begin() + step->first_chunk;

@@ -20,6 +20,15 @@ struct Schedule {
   // readers. Algorithms that are defined by n-1 separate messages say false.
   bool multicast = true;
   std::vector<Move> moves;  // ascending rounds
+
+  /// Chunks of one block.
+  int32_t pieces_per_block() const {
+    return num_chunks / num_blocks(info(collective).blocks, num_ranks);
+  }
+  /// Where the block of `chunk` stands.
+  BlockAt block_at(int rank, int chunk) const {
+    return {rank, chunk / pieces_per_block(), num_ranks, root};
+  }
 };
 
 /// Collects moves and refuses those that no execution could give a meaning to.

@@ -179,9 +179,7 @@ class Machine {
     bool for_free_slot;  // else for a full one
   };
 
-  ChunkAt at(int rank, int chunk) const {
-    return {rank, chunk, schedule_.num_ranks, schedule_.num_chunks, schedule_.root};
-  }
+  BlockAt at(int rank, int chunk) const { return schedule_.block_at(rank, chunk); }
   size_t next_step(const Program& program) const { return next_step_[program.rank]; }
   std::string here(const Program& program) const { return place_text(program, next_step(program)); }
   std::deque<Message>& link_from(const Program& program, const Step& step, int32_t peer) {
@@ -306,15 +304,15 @@ class Machine {
       Value reduced = kUndefined;  // of the ranks before
       for (int rank = 0; rank < schedule_.num_ranks; ++rank) {
         const Goal goal = info(schedule_.collective).goal(at(rank, chunk));
-        if (goal == Goal::kAny) continue;
+        if (goal.kind == Goal::Kind::kAny) continue;
         const Value value = local_[rank][chunk];
         const std::string where =
             "rank " + std::to_string(rank) + ", chunk " + std::to_string(chunk) + ", at the end: ";
         if (value == kUndefined) throw Refuted{where + "no value has arrived"};
-        if (goal == Goal::kRoots && value != expressions_.start(schedule_.root, chunk)) {
-          throw Refuted{where + "the value is not the root's"};
+        if (goal.kind == Goal::Kind::kStart && value != expressions_.start(goal.source, chunk)) {
+          throw Refuted{where + "the value is not rank " + std::to_string(goal.source) + "'s"};
         }
-        if (goal != Goal::kReduced) continue;
+        if (goal.kind != Goal::Kind::kReduced) continue;
         if (!expressions_.is_full(value)) {
           throw Refuted{where + expressions_.missing(value) + " has not contributed"};
         }
