@@ -152,11 +152,37 @@ class Work:
     def wait(self, timeout_s: float) -> bool: ...
 
 class Communicator:
+    def all_gather(
+        self,
+        x: typing.Any,
+        out: typing.Any = None,
+        *,
+        counts: collections.abc.Sequence[int] | None = None,
+        algorithm: str | None = None,
+        async_op: bool = False,
+    ) -> typing.Any: ...
     def all_reduce(
         self,
         x: typing.Any,
-        op: str = "sum",
+        op: typing.Any = "sum",
         out: typing.Any = None,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        deterministic: bool | None = None,
+    ) -> typing.Any: ...
+    def all_to_all(
+        self,
+        x: typing.Any,
+        out: typing.Any = None,
+        send_counts: collections.abc.Sequence[int] | None = None,
+        recv_counts: collections.abc.Sequence[int] | None = None,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+    ) -> typing.Any: ...
+    def barrier(
+        self,
         *,
         algorithm: str | None = None,
         async_op: bool = False,
@@ -169,13 +195,81 @@ class Communicator:
         algorithm: str | None = None,
         async_op: bool = False,
     ) -> typing.Any: ...
+    def exscan(
+        self,
+        x: typing.Any,
+        op: typing.Any = "sum",
+        out: typing.Any = None,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        deterministic: bool | None = None,
+    ) -> typing.Any: ...
+    def gather(
+        self,
+        x: typing.Any,
+        root: int = 0,
+        out: typing.Any = None,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+    ) -> typing.Any: ...
+    def neighbor_exchange(
+        self,
+        x: typing.Any,
+        out: typing.Any = None,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+    ) -> typing.Any: ...
+    def reduce(
+        self,
+        x: typing.Any,
+        root: int = 0,
+        op: typing.Any = "sum",
+        out: typing.Any = None,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        deterministic: bool | None = None,
+    ) -> typing.Any: ...
+    def reduce_scatter(
+        self,
+        x: typing.Any,
+        op: typing.Any = "sum",
+        out: typing.Any = None,
+        *,
+        counts: collections.abc.Sequence[int] | None = None,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        deterministic: bool | None = None,
+    ) -> typing.Any: ...
+    def scan(
+        self,
+        x: typing.Any,
+        op: typing.Any = "sum",
+        out: typing.Any = None,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+        deterministic: bool | None = None,
+    ) -> typing.Any: ...
+    def scatter(
+        self,
+        x: typing.Any,
+        root: int = 0,
+        out: typing.Any = None,
+        *,
+        algorithm: str | None = None,
+        async_op: bool = False,
+    ) -> typing.Any: ...
     def __init__(self, arg0: Communicator) -> None: ...
     def _add_schedule(self, arg0: Schedule) -> None: ...
     def _disown(self) -> None: ...
     def _explain(self, arg0: str, arg1: int, arg2: int) -> str: ...
     def _split(self, arg0: int, arg1: int) -> Communicator | None: ...
-    def barrier(self) -> None: ...
     def close(self) -> None: ...
+    deterministic: bool
     @property
     def closed(self) -> bool: ...
     @property

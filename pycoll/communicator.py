@@ -1,7 +1,8 @@
 """Communicators: the ranks that take part, and the collectives that they run.
 
-`all_reduce` and `broadcast` come from the C++ class as they are (csrc/bindings): at four bytes a
-Python function around them would cost a quarter of the call. `help(Communicator)` shows them.
+The collectives come from the C++ class as they are (csrc/bindings/bind_collectives.cc): at four
+bytes a Python function around them would cost a quarter of the call. `help(Communicator)` shows
+them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import os
 import threading
 import time
 import weakref
+import zlib
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -68,6 +71,9 @@ class Communicator(_core.Communicator):
 
     A communicator is used by one thread at a time. After an error it is broken: every further call
     raises, and a new one can be made. It is also a context manager that closes it.
+
+    Its attribute `deterministic` is what the collectives' argument of that name is by default; the
+    communicators that `split` and `group` make take it over. Alike on all ranks.
     """
 
     def __init__(self, core: _core.Communicator) -> None:
@@ -96,6 +102,43 @@ class Communicator(_core.Communicator):
         """
         core = self._split(color, key)
         return None if core is None else Communicator(core)
+
+    def group(self, ranks: Sequence[int]) -> Communicator | None:
+        """Makes a communicator of some of the ranks. Collective over all ranks of this one.
+
+        Args:
+            ranks: The members, alike on all ranks; their order here is that of their new ranks.
+
+        Returns:
+            The members' communicator, None on a rank that is not among them.
+
+        Raises:
+            UsageError: `ranks` is empty, names a rank twice or one that is not there, or differs
+                between the ranks.
+            Others: As `split`.
+
+        Cost: as `split`.
+        """
+        members = list(ranks)
+        strangers = [rank for rank in members if rank not in range(self.size)]
+        if strangers or not members or len(set(members)) < len(members):
+            raise UsageError(
+                f"group: ranks are {members}, expected at least one rank of 0..{self.size - 1}, "
+                "none of them twice"
+            )
+        # Ranks that were given different lists must not meet.
+        color = zlib.crc32(repr([int(rank) for rank in members]).encode()) >> 1
+        if self.rank not in members:
+            return self.split(-1)
+        part = self.split(color, members.index(self.rank))
+        assert part is not None
+        if part.size != len(members):
+            part.close()
+            raise UsageError(
+                f"group: ranks are {members} on rank {self.rank}, and not on all of them: "
+                f"{part.size} of {len(members)} came"
+            )
+        return part
 
     def explain(self, collective: str, nbytes: int, dtype: Any = None, *, root: int = 0) -> str:
         """Says which algorithm, protocol and transport a call gets, and why.
@@ -136,7 +179,7 @@ class Communicator(_core.Communicator):
         return f"<pycoll.Communicator rank {self.rank} of {self.size}, {state}>"
 
 
-def init(timeout_s: float = 60.0) -> Communicator:
+def init(timeout_s: float = 60.0, deterministic: bool = False) -> Communicator:
     """Joins the ranks of this job.
 
     Who takes part is read from the environment: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
@@ -144,6 +187,9 @@ def init(timeout_s: float = 60.0) -> Communicator:
 
     Args:
         timeout_s: Deadline of joining and of every later operation, seconds.
+        deterministic: Reduce in such a way that the bits of a result depend on the values and
+            their order of ranks alone: not on algorithm, message size, chunking or placement.
+            A call can say otherwise. Alike on all ranks.
 
     Returns:
         The communicator of all ranks.
@@ -154,7 +200,9 @@ def init(timeout_s: float = 60.0) -> Communicator:
     """
     if not timeout_s > 0:
         raise UsageError(f"timeout_s is {timeout_s!r}, expected a number of seconds above 0")
-    return Communicator(_core.init_from_environment(float(timeout_s)))
+    comm = Communicator(_core.init_from_environment(float(timeout_s)))
+    comm.deterministic = bool(deterministic)
+    return comm
 
 
 def local_communicators(n: int, timeout_s: float = 60.0) -> list[Communicator]:

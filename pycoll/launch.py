@@ -98,7 +98,7 @@ def _root_cause(failures: list[_Failure]) -> _Failure:
     return min(failures, key=lambda failure: (failure.echo, failure.time_s))
 
 
-def _init_options(timeout_s: float | None) -> dict[str, float]:
+def _init_options(timeout_s: float | None) -> dict[str, Any]:
     return {} if timeout_s is None else {"timeout_s": timeout_s}
 
 

@@ -41,7 +41,7 @@ def test_stubs_classes_have_the_same_members() -> None:
             assert stubbed == actual, node.name
 
 
-@pytest.mark.parametrize("method", ["all_reduce", "broadcast"])
+@pytest.mark.parametrize("method", [row.name for row in _core.collectives()])
 def test_stubs_signatures_match_the_docstrings(method: str) -> None:
     communicator = next(
         n for n in STUBS.body if isinstance(n, ast.ClassDef) and n.name == "Communicator"
@@ -50,6 +50,8 @@ def test_stubs_signatures_match_the_docstrings(method: str) -> None:
     signature = inspect.signature(getattr(pycoll.Communicator, method))
     arguments = [a.arg for a in [*stub.args.args, *stub.args.kwonlyargs]]
     assert arguments == list(signature.parameters)
+    by_keyword = [p.name for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    assert [a.arg for a in stub.args.kwonlyargs] == by_keyword
     defaults = [ast.literal_eval(d) for d in [*stub.args.defaults, *stub.args.kw_defaults] if d]
     assert defaults == [
         p.default for p in signature.parameters.values() if p.default is not p.empty

@@ -106,7 +106,7 @@ def definition(place: Place, read: Read) -> str:
 
 def calls(body: str, place: Place) -> bool:
     """`name(`, `name<...>(`, `name{` or `name view(`: a call, or a value that is made."""
-    return re.search(rf"\b{place.name}\s*(?:<[^;()]*>)?\s*[({{]", body) is not None
+    return re.search(rf"\b{place.name}\s*(?:<[^;()]*>)?(?:\s+\w+)?\s*[({{]", body) is not None
 
 
 def check(tour: str, read: Read) -> None:

@@ -226,7 +226,7 @@ def test_tensor_that_cannot_be_used_raises_usage_error(single):
 def test_out_that_does_not_fit_raises_usage_error(single):
     x = np.ones(4)
     for out, text in [
-        (np.ones(5), "out has 5 elements of f64, x has 4 of f64"),
+        (np.ones(5), "out has 5 elements of f64, expected 4 of f64"),
         (np.ones(4, np.float32), "out has 4 elements of f32"),
         (_read_only(), "out is read-only"),
         (np.ones(8)[::2], "out is not contiguous"),

@@ -1,0 +1,33 @@
+// Gives Python's lock up around a call of the core, if and when that pays.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "executor/wait.h"
+
+namespace pycoll {
+
+/// Gives the GIL up at once or when told so, and takes it back at the end.
+class LazyGilRelease {
+ public:
+  explicit LazyGilRelease(bool at_once) {
+    if (at_once) release();
+  }
+  ~LazyGilRelease() {
+    if (state_ != nullptr) PyEval_RestoreThread(state_);
+  }
+  LazyGilRelease(const LazyGilRelease&) = delete;
+  LazyGilRelease& operator=(const LazyGilRelease&) = delete;
+
+  void release() {
+    if (state_ == nullptr) state_ = PyEval_SaveThread();
+  }
+  OnSlow on_slow() {
+    return {[](void* self) { static_cast<LazyGilRelease*>(self)->release(); }, this};
+  }
+
+ private:
+  PyThreadState* state_ = nullptr;
+};
+
+}  // namespace pycoll

@@ -1,0 +1,60 @@
+#include "bindings/invocation.h"
+
+#include <memory>
+#include <utility>
+
+#include "bindings/gil.h"
+#include "schedule/collectives.h"
+
+namespace pycoll {
+namespace py = pybind11;
+
+namespace {
+
+// Below this size a call keeps the GIL until a wait turns slow; giving it up and taking it back
+// would cost as much as the message.
+constexpr int64_t kKeepGilBytes = 32 << 10;
+
+/// An algorithm that the core does not know may have been registered in Python: the method
+/// _add_algorithm of the communicator builds it, or raises UsageError.
+void know_algorithm(PyObject* self, Communicator& comm, const Call& call) {
+  if (call.algorithm.empty()) return;
+  const std::string_view name = call.algorithm.substr(0, call.algorithm.find('/'));
+  if (comm.knows_algorithm(call.collective, name)) return;
+  py::handle(self).attr("_add_algorithm")(info(call.collective).name, name, call.root);
+}
+
+/// What an asynchronous call must keep until it is over. Freed under the GIL, on any thread.
+std::shared_ptr<void> keep_alive(Operands operands) {
+  return {new Operands(std::move(operands)), [](void* kept) {
+            const py::gil_scoped_acquire gil;
+            delete static_cast<Operands*>(kept);
+          }};
+}
+
+PyObject* start(Invocation& in) {
+  auto work = in.object.comm->start(in.call, keep_alive(std::move(in.operands)));
+  py::object result = in.result ? std::move(in.result) : py::none();
+  return py::module_::import("pycoll.communicator")
+      .attr("Work")(py::cast(std::move(work)), std::move(result))
+      .release()
+      .ptr();
+}
+
+}  // namespace
+
+void run_here(CommunicatorObject& object, Call call, int64_t nbytes) {
+  LazyGilRelease gil(object.ranks_are_threads || nbytes > kKeepGilBytes);
+  call.on_slow = gil.on_slow();
+  object.comm->run(call);
+}
+
+PyObject* run_or_start(Invocation& in) {
+  know_algorithm(in.self, *in.object.comm, in.call);
+  PyObject* async_op = in.args[Arg::kAsyncOp];
+  if (async_op != nullptr && truth_of(async_op)) return start(in);
+  run_here(in.object, in.call, in.nbytes);
+  return in.result ? in.result.release().ptr() : py::none().release().ptr();
+}
+
+}  // namespace pycoll
