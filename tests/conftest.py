@@ -29,6 +29,15 @@ def child_processes() -> dict[int, str]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_table_and_no_rules_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Selection as built in, and no test writes into a home directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYCOLL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("PYCOLL_ALGO", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def nothing_is_left_at_the_end() -> Iterator[None]:
     """No process, and no file in /dev/shm of ours."""
     files, children = shared_memory_files(), child_processes()

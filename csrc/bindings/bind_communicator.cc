@@ -94,8 +94,7 @@ void bind_communicator(py::module_& m) {
   bind_collectives(type);
 
   py::class_<LocalWorldObject>(m, "LocalWorld");
-  m.def("make_local_world",
-        [](int num_ranks) { return LocalWorldObject{make_local_world(num_ranks)}; });
+  m.def("make_local_world", [](int num_ranks) { return LocalWorldObject{make_world(num_ranks)}; });
   m.def("init_from_environment", [](double timeout_s) {
     std::unique_ptr<Communicator> comm;
     {

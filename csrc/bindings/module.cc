@@ -3,8 +3,8 @@
 
 #include "bindings/bind.h"
 #include "bindings/errors.h"
+#include "bootstrap/process_info.h"
 #include "reduce/reduce_copy.h"
-#include "topology/topology.h"
 
 namespace py = pybind11;
 
@@ -22,7 +22,8 @@ PYBIND11_MODULE(_core, m) {
         facts["compiler"] = PYCOLL_COMPILER;
         facts["build_type"] = PYCOLL_BUILD_TYPE;
         facts["isa"] = pycoll::reduce_copy_isa();
-        facts["cores"] = pycoll::num_usable_cores();
+        constexpr pid_t kThisThread = 0;
+        facts["cores"] = pycoll::num_usable_cores({&kThisThread, 1});
         facts["transports"] = py::make_tuple("local", "shm");
         facts["cuda"] = false;
         facts["mpi"] = false;

@@ -108,7 +108,8 @@ LocalGroup follow(const std::string& socket_name, int rank, int num_ranks, size_
 }  // namespace
 
 LocalGroup form_local_group(const std::string& name, int rank, int num_ranks, size_t shared_bytes,
-                            const std::string& token, const Deadline& deadline) {
+                            const std::string& token, const Deadline& deadline,
+                            const PrepareMemory& prepare) {
   if (num_ranks < 1 || num_ranks > kMaxLocalRanks) {
     throw UsageError("a local group has 1 to " + std::to_string(kMaxLocalRanks) + " ranks, not " +
                      std::to_string(num_ranks));
@@ -121,7 +122,7 @@ LocalGroup form_local_group(const std::string& name, int rank, int num_ranks, si
   check_token(token);
   const std::string socket_name = "pycoll-" + name;
   if (rank != 0) return follow(socket_name, rank, num_ranks, shared_bytes, token, deadline);
-  return LocalGroupLeader(socket_name, num_ranks, shared_bytes, token).form(deadline);
+  return LocalGroupLeader(socket_name, num_ranks, shared_bytes, token).form(deadline, prepare);
 }
 
 }  // namespace pycoll

@@ -9,6 +9,8 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,14 +27,20 @@ struct LocalGroup {
   std::vector<pid_t> pids;  // as the leader sees them
 };
 
+/// What the leader writes into the memory when all have come, before anyone else has it. Gets the
+/// memfd and the processes of all ranks; may raise SystemError.
+using PrepareMemory = std::function<void(int memory, std::span<const pid_t> pids)>;
+
 /// Every rank of the group calls this with the same `name`, `num_ranks`, `shared_bytes` and
 /// `token`.
 ///
 /// Raises on every rank that came: TimeoutError naming the ranks that did not come before the first
 /// deadline to pass, PeerDiedError naming a rank whose process ended while it waited here. A rank
 /// whose arguments differ from the leader's raises UsageError, and counts as one that did not come.
-/// A rank that dies after the last one came is not noticed here: its pidfd tells.
+/// A rank that dies after the last one came is not noticed here: its pidfd tells. `prepare` is
+/// called on rank 0 only.
 LocalGroup form_local_group(const std::string& name, int rank, int num_ranks, size_t shared_bytes,
-                            const std::string& token, const Deadline& deadline);
+                            const std::string& token, const Deadline& deadline,
+                            const PrepareMemory& prepare = {});
 
 }  // namespace pycoll

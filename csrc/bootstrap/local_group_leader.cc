@@ -50,9 +50,10 @@ LocalGroupLeader::LocalGroupLeader(const std::string& socket_name, int num_ranks
   joiners_[0].pid = ::getpid();
 }
 
-LocalGroup LocalGroupLeader::form(const Deadline& deadline) {
+LocalGroup LocalGroupLeader::form(const Deadline& deadline, const PrepareMemory& prepare) {
   try {
     gather(deadline);
+    if (prepare) prepare(memory_.get(), pids());
     return welcome_all(deadline);
   } catch (const SystemError& error) {
     fail({.kind = GroupFailure::Kind::kSystem, .text = std::string("rank 0: ") + error.what()});
@@ -150,6 +151,12 @@ void LocalGroupLeader::hear_joiner(int rank) {
   fail(death_of(rank));
 }
 
+std::vector<pid_t> LocalGroupLeader::pids() const {
+  std::vector<pid_t> pids;
+  for (const Joiner& joiner : joiners_) pids.push_back(joiner.pid);
+  return pids;
+}
+
 LocalGroup LocalGroupLeader::welcome_all(const Deadline& deadline) {
   static_assert(1 + kMaxLocalRanks <= kMaxPacketFds, "memory and pidfds fit into one packet");
   static_assert(kMaxLocalRanks * sizeof(int32_t) + 1 <= kMaxPacketBytes);
@@ -176,10 +183,8 @@ LocalGroup LocalGroupLeader::welcome_all(const Deadline& deadline) {
   }
   LocalGroup group;
   group.memory = std::move(memory_);
-  for (Joiner& joiner : joiners_) {
-    group.pidfds.push_back(std::move(joiner.pidfd));
-    group.pids.push_back(joiner.pid);
-  }
+  group.pids = pids();
+  for (Joiner& joiner : joiners_) group.pidfds.push_back(std::move(joiner.pidfd));
   return group;
 }
 

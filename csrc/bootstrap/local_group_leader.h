@@ -21,7 +21,7 @@ class LocalGroupLeader {
                    const std::string& token);
 
   /// Waits for everyone, and tells everyone the outcome.
-  LocalGroup form(const Deadline& deadline);
+  LocalGroup form(const Deadline& deadline, const PrepareMemory& prepare);
 
  private:
   struct Joiner {
@@ -40,6 +40,7 @@ class LocalGroupLeader {
   void hear_hello(Stranger stranger);
   /// A joiner has nothing to say but that it gives up, or that it died.
   void hear_joiner(int rank);
+  std::vector<pid_t> pids() const;
   LocalGroup welcome_all(const Deadline& deadline);
   std::vector<int> missing_ranks() const;
   GroupFailure timeout_after(double timeout_s) const;

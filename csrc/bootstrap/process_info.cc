@@ -1,6 +1,7 @@
 #include "bootstrap/process_info.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
@@ -8,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <fstream>
 #include <optional>
@@ -85,6 +87,17 @@ int exit_signal(int pidfd) {
   std::optional<int> status = wait_status_of_zombie(pidfd);
   if (!status) status = wait_status_of_reaped(pidfd);
   return status && WIFSIGNALED(*status) ? WTERMSIG(*status) : 0;
+}
+
+int num_usable_cores(std::span<const pid_t> pids) {
+  cpu_set_t usable;
+  CPU_ZERO(&usable);
+  for (const pid_t pid : pids) {
+    cpu_set_t own;
+    CPU_ZERO(&own);
+    if (::sched_getaffinity(pid, sizeof(own), &own) == 0) CPU_OR(&usable, &usable, &own);
+  }
+  return std::max(1, CPU_COUNT(&usable));
 }
 
 std::string host_id() {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "comm/settings.h"
 #include "executor/describe.h"
 
 namespace pycoll {
@@ -31,13 +32,16 @@ CallRecord record_of(const Call& call, uint64_t sequence) {
 
 }  // namespace
 
-Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_s)
+Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_s,
+                           std::shared_ptr<const SelectionInputs> inputs)
     : transport_(std::move(transport)),
       segment_(transport_->segment()),
       rank_(transport_->rank()),
       num_ranks_(transport_->num_ranks()),
       timeout_s_(timeout_s),
-      planner_(shared_memory_topology(num_ranks_, num_usable_cores()), rank_,
+      inputs_(inputs != nullptr ? std::move(inputs)
+                                : Settings::from_bytes(segment_.settings_text()).parse()),
+      planner_(Selector(shared_memory_topology(num_ranks_, segment_.num_cores()), inputs_), rank_,
                segment_.layout().num_slots),
       waiter_(*transport_),
       host_(segment_, waiter_, num_ranks_),
@@ -205,7 +209,8 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key,
   });
   const std::string id = std::to_string(split) + "-" + std::to_string(color);
   return std::make_unique<Communicator>(
-      transport_->make_subgroup(members, id, Deadline::after_s(timeout_s_, interrupt)), timeout_s_);
+      transport_->make_subgroup(members, id, Deadline::after_s(timeout_s_, interrupt)), timeout_s_,
+      inputs_);
 }
 
 void Communicator::add_schedule(const Schedule& schedule) {

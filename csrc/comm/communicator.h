@@ -41,7 +41,10 @@ struct Call {
 
 class Communicator {
  public:
-  Communicator(std::unique_ptr<Transport> transport, double timeout_s);
+  /// `inputs`: of selection, alike on all ranks; null: those that the transport's maker shared.
+  /// Raises UsageError, on all ranks, when its rules cannot be read.
+  Communicator(std::unique_ptr<Transport> transport, double timeout_s,
+               std::shared_ptr<const SelectionInputs> inputs = nullptr);
   ~Communicator();  // as close()
 
   int rank() const { return rank_; }
@@ -90,6 +93,7 @@ class Communicator {
   int rank_;
   int num_ranks_;
   double timeout_s_;
+  std::shared_ptr<const SelectionInputs> inputs_;  // shared with all that split from this one
   Planner planner_;
   Waiter waiter_;
   HostThread host_;

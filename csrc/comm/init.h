@@ -1,4 +1,4 @@
-// The world's communicator, from what the launcher put into the environment.
+// The world's communicator, from what the launcher put into the environment, or of threads.
 #pragma once
 
 #include <memory>
@@ -13,5 +13,8 @@ namespace pycoll {
 /// lets a signal into the wait.
 std::unique_ptr<Communicator> init_from_environment(double timeout_s,
                                                     Deadline::Interrupt interrupt = nullptr);
+
+/// A world of ranks that are threads of this process, with the settings of its environment.
+std::shared_ptr<LocalWorld> make_world(int num_ranks);
 
 }  // namespace pycoll

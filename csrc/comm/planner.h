@@ -7,10 +7,10 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "plan/plan.h"
 #include "plan/select.h"
-#include "transport/segment.h"
 
 namespace pycoll {
 
@@ -24,7 +24,7 @@ struct PlannedCall {
 
 class Planner {
  public:
-  Planner(const Topology& topology, int rank, int num_slots);
+  Planner(Selector selector, int rank, int num_slots);
 
   /// The plan for a message of `nbytes`. `algorithm` is "", "NAME" or "NAME/PROTOCOL".
   /// Raises UsageError for unknown names and for schedules that are not proved.
@@ -39,13 +39,20 @@ class Planner {
   static constexpr int kNumSizeClasses = 64;
 
   PlannedCall& named(Collective collective, std::string_view algorithm, int root, int64_t nbytes);
+  PlannedCall& plan_of(Collective collective, std::string_view name, ProtocolKind protocol,
+                       int root, int64_t nbytes);
   PlannedCall& choose(Collective collective, int64_t nbytes, int root);
+  Choice choice_for(Collective collective, int64_t nbytes) const;
   Schedule generate(Collective collective, std::string_view name, int root) const;
 
-  Topology topology_;
+  using SizeClasses = std::array<PlannedCall*, kNumSizeClasses>;
+
+  Selector selector_;
+  int num_ranks_;
   int rank_;
   int num_slots_;
-  std::array<std::array<PlannedCall*, kNumSizeClasses>, kNumCollectives> chosen_{};  // root 0
+  // What was chosen, by collective, then root, then size class.
+  std::array<std::vector<SizeClasses>, kNumCollectives> chosen_;
   std::map<std::string, PlannedCall> plans_;       // by collective/algorithm/protocol/root/class
   std::map<std::string, Schedule> own_schedules_;  // by collective/algorithm
 };

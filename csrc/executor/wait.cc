@@ -11,7 +11,6 @@
 
 #include "base/error.h"
 #include "executor/describe.h"
-#include "topology/topology.h"
 
 namespace pycoll {
 namespace {
@@ -33,7 +32,7 @@ std::string seconds(double s) {
 
 Waiter::Waiter(Transport& transport)
     : transport_(transport), segment_(transport.segment()), rank_(transport.rank()) {
-  const bool oversubscribed = transport.num_ranks() > num_usable_cores();
+  const bool oversubscribed = transport.num_ranks() > segment_.num_cores();
   max_spins_ = oversubscribed ? kMinSpins : kMaxSpins;
   num_spins_ = max_spins_;
   yield_ns_ = oversubscribed ? 200'000 : 1'000'000;

@@ -1,15 +1,6 @@
 #include "topology/topology.h"
 
-#include <sched.h>
-
 namespace pycoll {
-
-int num_usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  return CPU_COUNT(&set);
-}
 
 Topology shared_memory_topology(int num_ranks, int num_cores) {
   Topology topology;
@@ -19,8 +10,8 @@ Topology shared_memory_topology(int num_ranks, int num_cores) {
   // at 4 KiB). Oversubscribed, a message also waits for the scheduler, and ranks share the cores.
   const bool crowded = topology.oversubscribed();
   const double share = crowded ? 1.4 : 1.0;
-  topology.simple = {crowded ? 4.0e-6 : 0.62e-6, share / 5.9e9, share / 60e9};
-  topology.ll = {crowded ? 3.8e-6 : 0.50e-6, share / 2.0e9, share / 60e9};
+  topology.cost(ProtocolKind::kSimple) = {crowded ? 4.0e-6 : 0.62e-6, share / 5.9e9, share / 60e9};
+  topology.cost(ProtocolKind::kLL) = {crowded ? 3.8e-6 : 0.50e-6, share / 2.0e9, share / 60e9};
   return topology;
 }
 

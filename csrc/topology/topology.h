@@ -1,6 +1,9 @@
 // The machine as the planner sees it: how many ranks and cores, and what a message costs on a link.
 #pragma once
 
+#include <array>
+
+#include "base/protocol.h"
 #include "schedule/simulate.h"
 
 namespace pycoll {
@@ -8,18 +11,17 @@ namespace pycoll {
 struct Topology {
   int num_ranks = 1;
   int num_cores = 1;
-  LinkCost simple;  // per message of the `simple` protocol
-  LinkCost ll;      // per message of the `ll` protocol
+  std::array<LinkCost, kNumProtocols> costs{};  // per message of a protocol
+
+  const LinkCost& cost(ProtocolKind protocol) const { return costs[static_cast<size_t>(protocol)]; }
+  LinkCost& cost(ProtocolKind protocol) { return costs[static_cast<size_t>(protocol)]; }
 
   /// More ranks than cores: a rank that waits takes the core of one that works.
   bool oversubscribed() const { return num_ranks > num_cores; }
 };
 
-/// Cores that this process may run on.
-int num_usable_cores();
-
-/// Ranks that share one host's memory. The constants were measured on server cores of 2023; the
-/// order of the candidates depends on their ratios only.
+/// Ranks that share one host's memory, with constants that were measured on server cores of 2023:
+/// the order of the candidates depends on their ratios only. `pycoll tune` fits a machine's own.
 Topology shared_memory_topology(int num_ranks, int num_cores);
 
 }  // namespace pycoll

@@ -2,9 +2,11 @@
 //
 // A world is made once and handed to every thread. Sub-worlds are found through their parent, by
 // id: the first member that asks makes one.
+#include <cstring>
 #include <map>
 #include <mutex>
 
+#include "bootstrap/process_info.h"
 #include "transport/mapping.h"
 #include "transport/transport.h"
 
@@ -12,8 +14,15 @@ namespace pycoll {
 
 class LocalWorld {
  public:
-  explicit LocalWorld(int num_ranks)
-      : num_ranks_(num_ranks), mapping_(-1, SegmentLayout::for_ranks(num_ranks).total_bytes) {}
+  explicit LocalWorld(int num_ranks, std::string_view text = {})
+      : num_ranks_(num_ranks), mapping_(-1, SegmentLayout::for_ranks(num_ranks).total_bytes) {
+    constexpr pid_t kThisThread = 0;
+    const SegmentSettings settings = {num_usable_cores({&kThisThread, 1}),
+                                      static_cast<uint32_t>(text.size())};
+    std::byte* to = mapping_.base() + SegmentLayout::for_ranks(num_ranks).settings;
+    std::memcpy(to, &settings, sizeof(settings));
+    text.copy(reinterpret_cast<char*>(to + sizeof(settings)), text.size());
+  }
 
   int num_ranks() const { return num_ranks_; }
   std::byte* base() const { return mapping_.base(); }
@@ -68,8 +77,8 @@ class LocalTransport final : public Transport {
 
 }  // namespace
 
-std::shared_ptr<LocalWorld> make_local_world(int num_ranks) {
-  return std::make_shared<LocalWorld>(num_ranks);
+std::shared_ptr<LocalWorld> make_local_world(int num_ranks, std::string_view settings) {
+  return std::make_shared<LocalWorld>(num_ranks, settings);
 }
 
 std::unique_ptr<Transport> make_local_transport(std::shared_ptr<LocalWorld> world, int rank) {

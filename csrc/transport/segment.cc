@@ -22,10 +22,6 @@ size_t flag_lines_per_ring(int num_ranks) { return 1 + static_cast<size_t>(num_r
 
 }  // namespace
 
-const char* protocol_name(ProtocolKind protocol) {
-  return protocol == ProtocolKind::kSimple ? "simple" : "ll";
-}
-
 uint32_t CallRecord::digest() const {
   // FNV-1a over what must agree. `algorithm` is in: ranks that ask for different ones would wait
   // for each other forever.
@@ -73,11 +69,22 @@ SegmentLayout SegmentLayout::for_ranks(int num_ranks) {
   for (size_t bytes : layout.slot_bytes) {
     layout.total_bytes += n * n * static_cast<size_t>(layout.num_slots) * bytes;
   }
+  layout.settings = layout.total_bytes;
+  layout.total_bytes += Segment::kSettingsBytes;
   return layout;
 }
 
 RankControl& Segment::control(int rank) const {
   return reinterpret_cast<RankControl*>(base_ + layout_.controls)[rank];
+}
+
+int Segment::num_cores() const {
+  return reinterpret_cast<const SegmentSettings*>(base_ + layout_.settings)->num_cores;
+}
+
+std::string_view Segment::settings_text() const {
+  const auto* settings = reinterpret_cast<const SegmentSettings*>(base_ + layout_.settings);
+  return {reinterpret_cast<const char*>(settings + 1), settings->text_bytes};
 }
 
 RingMemory Segment::ring(ProtocolKind protocol, int src, int dst) const {

@@ -8,15 +8,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
+#include "base/protocol.h"
 #include "transport/slot.h"
 
 namespace pycoll {
-
-enum class ProtocolKind : uint8_t { kSimple, kLL };
-inline constexpr int kNumProtocols = 2;
-const char* protocol_name(ProtocolKind protocol);
 
 /// What one rank said when it entered an operation; read by others when something is wrong.
 struct CallRecord {
@@ -54,6 +52,13 @@ struct alignas(kFlagBytes) RankControl {
   uint32_t asleep = 0;
 };
 
+/// What the maker of the memory decides for all ranks before any of them sees it, so that all
+/// choose alike. Text follows, which comm/settings.h reads.
+struct SegmentSettings {
+  int32_t num_cores = 0;  // that the ranks may use, together
+  uint32_t text_bytes = 0;
+};
+
 struct SegmentLayout {
   static SegmentLayout for_ranks(int num_ranks);
 
@@ -67,12 +72,15 @@ struct SegmentLayout {
   size_t records = 0;
   size_t flags = 0;
   size_t slots = 0;
+  size_t settings = 0;
 };
 
 /// A view of the mapping; owns nothing.
 class Segment {
  public:
   static constexpr int kNumRecords = 32;  // per rank
+  static constexpr size_t kSettingsBytes = size_t{1} << 20;
+  static constexpr size_t kMaxSettingsText = kSettingsBytes - sizeof(SegmentSettings);
 
   Segment(std::byte* base, int num_ranks)
       : base_(base), layout_(SegmentLayout::for_ranks(num_ranks)) {}
@@ -82,6 +90,8 @@ class Segment {
 
   uint64_t& failure_word() const { return *reinterpret_cast<uint64_t*>(base_); }
   RankControl& control(int rank) const;
+  int num_cores() const;
+  std::string_view settings_text() const;
 
   /// Link from src to dst, or src's multicast ring when dst == src.
   RingMemory ring(ProtocolKind protocol, int src, int dst) const;

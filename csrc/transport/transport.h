@@ -30,14 +30,17 @@ class Transport {
                                                    const Deadline& deadline) = 0;
 };
 
-/// Ranks as threads of one process. Every thread passes the same world.
+/// Ranks as threads of one process. Every thread passes the same world. `settings`: for
+/// Segment::settings_text.
 class LocalWorld;
-std::shared_ptr<LocalWorld> make_local_world(int num_ranks);
+std::shared_ptr<LocalWorld> make_local_world(int num_ranks, std::string_view settings = {});
 std::unique_ptr<Transport> make_local_transport(std::shared_ptr<LocalWorld> world, int rank);
 
 /// Ranks as processes of one host: a memfd that the first rank makes and passes over a Unix socket.
-/// `name` is unique on the host, `token` shared by the ranks and nobody else.
+/// `name` is unique on the host, `token` shared by the ranks and nobody else. The first rank's
+/// `settings` are those of all.
 std::unique_ptr<Transport> make_shm_transport(const std::string& name, int rank, int num_ranks,
-                                              const std::string& token, const Deadline& deadline);
+                                              const std::string& token, const Deadline& deadline,
+                                              std::string_view settings = {});
 
 }  // namespace pycoll

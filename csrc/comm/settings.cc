@@ -1,0 +1,100 @@
+#include "comm/settings.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/error.h"
+#include "base/version.h"
+#include "comm/machine.h"
+#include "transport/segment.h"
+
+namespace pycoll {
+namespace {
+
+// With each text goes its length; the lengths stand in one line before the texts.
+constexpr size_t kHeaderBytes = 64;
+
+std::string table_or_why_not(const std::string& text, const std::string& path, std::string& note) {
+  const std::string again = "; `pycoll tune` makes a new one";
+  try {
+    const TuningTable table = TuningTable::parse(text);
+    if (table.version != kVersion) {
+      note = "ignored, " + path + " is of pycoll " + table.version + ", this is " +
+             std::string(kVersion) + again;
+    } else if (table.machine != machine_fingerprint()) {
+      note = "ignored, " + path + " was measured on another machine (" + table.machine +
+             "), this is (" + machine_fingerprint() + ")" + again;
+    } else {
+      note = path;
+      return text;
+    }
+  } catch (const UsageError& error) {
+    note = "ignored, " + path + " is damaged, " + error.what() + again;
+  }
+  return {};
+}
+
+}  // namespace
+
+Settings Settings::read() {
+  Settings settings;
+  if (const char* rules = std::getenv(kRulesVariable)) settings.rules = rules;
+  const std::string path = tuning_table_path();
+  if (path.empty()) {
+    settings.table_note = "none, neither PYCOLL_CACHE_DIR, XDG_CACHE_HOME nor HOME is set";
+  } else {
+    std::string text;
+    // Room for the rules and the notes too.
+    const size_t room = Segment::kMaxSettingsText - 3 * 4096;
+    const int error = read_file(path, room + 1, text);
+    if (error == ENOENT) {
+      settings.table_note = "none, `pycoll tune` makes " + path;
+    } else if (error != 0) {
+      settings.table_note = "ignored, cannot read " + path + ": " + std::strerror(error);
+    } else if (text.size() > room) {
+      settings.table_note =
+          "ignored, " + path + " is longer than " + std::to_string(room) + " bytes";
+    } else {
+      settings.table = table_or_why_not(text, path, settings.table_note);
+    }
+  }
+  // Nobody's rules are as long; should they be, they are shown to be wrong and not cut in half.
+  if (settings.rules.size() > 4096) settings.rules = "too long: more than 4096 characters";
+  settings.table_note.resize(std::min<size_t>(settings.table_note.size(), 4096));
+  return settings;
+}
+
+std::string Settings::to_bytes() const {
+  char header[kHeaderBytes] = {};
+  std::snprintf(header, sizeof(header), "%zu %zu %zu", rules.size(), table.size(),
+                table_note.size());
+  return std::string(header, sizeof(header)) + rules + table + table_note;
+}
+
+Settings Settings::from_bytes(std::string_view bytes) {
+  Settings settings;
+  size_t sizes[3] = {};
+  if (bytes.size() < kHeaderBytes ||
+      std::sscanf(bytes.data(), "%zu %zu %zu", &sizes[0], &sizes[1], &sizes[2]) != 3 ||
+      bytes.size() - kHeaderBytes != sizes[0] + sizes[1] + sizes[2]) {
+    return settings;  // a world that was made without settings
+  }
+  bytes.remove_prefix(kHeaderBytes);
+  settings.rules = bytes.substr(0, sizes[0]);
+  settings.table = bytes.substr(sizes[0], sizes[1]);
+  settings.table_note = bytes.substr(sizes[0] + sizes[1]);
+  return settings;
+}
+
+std::shared_ptr<const SelectionInputs> Settings::parse() const {
+  auto inputs = std::make_shared<SelectionInputs>();
+  inputs->rules = Rules::parse(rules, kRulesVariable);
+  if (!table.empty()) inputs->table = TuningTable::parse(table);
+  inputs->table_note = table_note;
+  return inputs;
+}
+
+}  // namespace pycoll

@@ -1,0 +1,220 @@
+"""Who decides which algorithm and protocol a message gets: PYCOLL_ALGO, the table, simulation."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from comm_cases import PROTOCOLS, both, builtin_algorithms
+
+import pycoll
+from pycoll import UsageError, run_ranks
+
+pytestmark = pytest.mark.ranks
+
+
+def choice_in(explanation: str) -> str:
+    """`ring/simple`, from the first line."""
+    return explanation.splitlines()[0].rpartition(": ")[2].partition(" over ")[0]
+
+
+def choices(monkeypatch, rules: str, asked: list[tuple[str, int]], n: int = 2) -> list[str]:
+    monkeypatch.setenv("PYCOLL_ALGO", rules)
+
+    def ask(comm: pycoll.Communicator) -> list[str]:
+        return [choice_in(comm.explain(collective, nbytes)) for collective, nbytes in asked]
+
+    first, *others = run_ranks(ask, n, threads=True)
+    assert all(other == first for other in others)
+    return first
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast"])
+def test_rule_names_any_algorithm_and_protocol(monkeypatch, collective, protocol):
+    for name in builtin_algorithms(collective):
+        got = choices(monkeypatch, f"{collective}:{name}/{protocol}", [(collective, 64)], n=3)
+        assert got == [f"{name}/{protocol}"]
+
+
+def test_rule_without_a_collective_continues_the_one_before(monkeypatch):
+    rules = "broadcast:star/ll;all_reduce:one_shot/ll:0-64k; ring/simple : 64K - max ;"
+    asked = [
+        ("all_reduce", 65535),
+        ("all_reduce", 65536),
+        ("all_reduce", 1 << 40),
+        ("broadcast", 9),
+    ]
+    assert choices(monkeypatch, rules, asked) == [
+        "one_shot/ll",
+        "ring/simple",
+        "ring/simple",
+        "star/ll",
+    ]
+
+
+@pytest.mark.parametrize(("last", "nbytes"), [("100", 100), ("3k", 3072), ("2M", 2 << 20)])
+def test_rule_ends_at_its_byte(monkeypatch, last, nbytes):
+    """Also where that is within a size class, whose messages share a plan otherwise."""
+    rules = f"all_reduce:tree/ll:0-{last};star/simple"
+    asked = [("all_reduce", size) for size in (nbytes - 1, nbytes, nbytes - 1, nbytes + 1)]
+    assert choices(monkeypatch, rules, asked) == [
+        "tree/ll",
+        "star/simple",
+        "tree/ll",
+        "star/simple",
+    ]
+
+
+def test_first_of_several_rules_decides(monkeypatch):
+    rules = "all_reduce:tree/ll:8-16;star/simple:0-max;ring/simple:0-max"
+    asked = [("all_reduce", nbytes) for nbytes in (7, 8, 16)]
+    assert choices(monkeypatch, rules, asked) == ["star/simple", "tree/ll", "star/simple"]
+
+
+def test_rule_may_leave_the_protocol_or_the_algorithm_open(monkeypatch):
+    asked = [("all_reduce", 8), ("all_reduce", 8 << 20)]
+    assert [choice.split("/")[0] for choice in choices(monkeypatch, "all_reduce:tree", asked)] == [
+        "tree",
+        "tree",
+    ]
+    open_algorithm = choices(monkeypatch, "all_reduce:auto/simple", asked)
+    assert [choice.split("/")[1] for choice in open_algorithm] == ["simple", "simple"]
+    assert choices(monkeypatch, "all_reduce:auto", asked) == choices(monkeypatch, "", asked)
+
+
+def test_rule_leaves_other_collectives_and_sizes_alone(monkeypatch):
+    asked = [("all_reduce", 4096), ("broadcast", 64)]
+    untouched = choices(monkeypatch, "", asked)
+    assert choices(monkeypatch, "all_reduce:star/simple:0-4096;scan:auto:5-6", asked) == untouched
+
+
+def test_algorithm_of_the_call_beats_the_rule(monkeypatch):
+    """Both send alike, but star's root sends n - 1 copies."""
+    monkeypatch.setenv("PYCOLL_ALGO", "all_reduce:star/simple")
+
+    def work(comm: pycoll.Communicator) -> list[int]:
+        sent = []
+        for algorithm in (None, "one_shot/simple"):
+            before = comm.ledger["sent_bytes"]
+            comm.all_reduce(np.ones(4), algorithm=algorithm)
+            sent.append(comm.ledger["sent_bytes"] - before)
+        return sent
+
+    assert run_ranks(work, 3, threads=True) == [[64, 64], [32, 64], [32, 64]]
+
+
+@both
+def test_rules_give_right_results(monkeypatch, threads):
+    monkeypatch.setenv("PYCOLL_ALGO", "all_reduce:tree/ll:0-100;ring/simple:100-5k;star:5k-max")
+
+    def work(comm: pycoll.Communicator) -> None:
+        for count in (0, 1, 12, 13, 100, 639, 640, 641, 5000):
+            x = np.full(count, comm.rank + 1.0)
+            comm.all_reduce(x)
+            assert (x == 6).all()
+            comm.barrier()
+
+    run_ranks(work, 3, threads=threads)
+
+
+WRONG = {
+    "ring": ("must name its collective", "^~~~", 0),
+    ";all_reduce:ring": ("a rule is empty", "^", 0),
+    "all_reduce:ring;;ring": ("a rule is empty", "^", 16),
+    "al_reduce:ring": ("no collective has this name; expected one of all_reduce,", "^~", 0),
+    "barrier:ring": ("give all_reduce a rule", "^~~~~~~", 0),
+    "all_reduce:rong": (
+        "has no built-in algorithm of this name; expected one of auto, ring",
+        "^",
+        11,
+    ),
+    "broadcast:ring": ("broadcast has no built-in algorithm", "^~~~", 10),
+    "all_reduce:": ("has no built-in algorithm", "^", 11),
+    "all_reduce:ring/lll": ("no protocol has this name; expected one of simple, ll", "^~~", 16),
+    "all_reduce:ring/": ("no protocol has this name", "^", 16),
+    "all_reduce:ring/ll/ll": ("expected ALGORITHM or ALGORITHM/PROTOCOL", "^~", 19),
+    "all_reduce:ring:64k": ("expected a range such as 0-64k", "^~~", 16),
+    "all_reduce:ring:64k-": ("expected a size in bytes", "^", 20),
+    "all_reduce:ring:-64k": ("expected a range such as 0-64k", "^~~~", 16),
+    "all_reduce:ring:1-2-3": ("expected a range", "^~~~~", 16),
+    "all_reduce:ring:1.5k-2k": ("expected a size in bytes", "^~~~", 16),
+    "all_reduce:ring:max-5": ("expected a range such as 0-64k", "^~~~~", 16),
+    "all_reduce:ring:0-64t": ("expected a size in bytes", "^~~", 18),
+    "all_reduce:ring:5-5": ("holds no size", "^~~", 16),
+    "all_reduce:ring:64k-1k": ("holds no size", "^~~~~~", 16),
+    "all_reduce:ring:0-9999999999g": ("too large", "^~~~~~~~~~~", 18),
+    "all_reduce:ring:0-99999999999999999999": ("too large", "^~~~", 18),
+    "all_reduce:ring:0-4k tree": ("expected a size in bytes", "^~~~~~~", 18),
+    "all_reduce:ring:tree:0-4k": ("expected a range such as 0-64k here, or ';'", "^~~~", 16),
+    "all_reduce ring": ("must name its collective", "^~~", 0),
+    "x" * 5000: ("too long", "^~", 0),
+}
+
+
+@pytest.mark.parametrize("rules", WRONG, ids=lambda rules: rules[:30])
+def test_wrong_rules_are_refused_at_init_and_the_piece_is_shown(monkeypatch, rules):
+    why, marks, column = WRONG[rules]
+    monkeypatch.setenv("PYCOLL_ALGO", rules)
+    with pytest.raises(UsageError) as error:
+        run_ranks(lambda comm: None, 2, threads=True)
+    first, shown, marked = str(error.value).splitlines()
+    assert first.startswith("PYCOLL_ALGO: ")
+    if len(rules) < 5000:
+        assert why in first
+        assert shown == "  " + rules
+    assert marked.startswith("  " + " " * column + marks)
+
+
+def test_wrong_rules_of_rank_0_are_refused_on_every_rank(monkeypatch):
+    """Rank 0's environment counts: whatever the others say."""
+    errors = _with_rules_of_each_rank(
+        monkeypatch, ["all_reduce:rong", "all_reduce:ring", None], lambda comm: None
+    )
+    assert len(errors) == 3
+    for error in errors:
+        assert isinstance(error, UsageError)
+        assert "rong" in str(error)
+
+
+def test_rules_of_rank_0_are_those_of_all_ranks(monkeypatch):
+    def work(comm: pycoll.Communicator) -> str:
+        x = np.ones(16)
+        comm.all_reduce(x)
+        assert (x == comm.size).all()
+        part = comm.split(comm.rank % 2)
+        part.all_reduce(x)
+        return choice_in(comm.explain("all_reduce", 128)), choice_in(
+            part.explain("all_reduce", 128)
+        )
+
+    rules = ["all_reduce:tree/ll", "all_reduce:ring/simple", None, "all_reduce:rong"]
+    got = _with_rules_of_each_rank(monkeypatch, rules, work)
+    assert got == [("tree/ll", "tree/ll")] * 4
+
+
+def _with_rules_of_each_rank(monkeypatch, rules: list[str | None], work) -> list:
+    """Ranks as processes, each with a PYCOLL_ALGO of its own."""
+    original = pycoll.init
+
+    def init(**options):
+        own = rules[int(os.environ["RANK"])]
+        os.environ.pop("PYCOLL_ALGO", None)
+        if own is not None:
+            os.environ["PYCOLL_ALGO"] = own
+        return original(**options)
+
+    monkeypatch.setattr(pycoll, "init", init)
+    return run_ranks(work, len(rules), timeout_s=20, return_errors=True)
+
+
+def test_explain_says_that_a_rule_decided(monkeypatch):
+    monkeypatch.setenv("PYCOLL_ALGO", "all_reduce:tree:0-64k")
+
+    def ask(comm: pycoll.Communicator) -> list[str]:
+        return [comm.explain("all_reduce", nbytes).splitlines()[1] for nbytes in (64, 1 << 20)]
+
+    by_rule, by_simulation = run_ranks(ask, 2, threads=True)[0]
+    assert "by the rule 'all_reduce:tree:0-64k' of PYCOLL_ALGO" in by_rule
+    assert by_simulation == "  chosen by simulation"
