@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <unistd.h>
 
 #include "executor/wait.h"
 
@@ -14,7 +15,14 @@ class LazyGilRelease {
     if (at_once) release();
   }
   ~LazyGilRelease() {
-    if (state_ != nullptr) PyEval_RestoreThread(state_);
+    if (state_ == nullptr) return;
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (...) {
+      // The interpreter has ended meanwhile, and Python unwinds this thread (pthread_exit). What is
+      // further up needs the GIL; the thread sleeps until the process is gone, as from 3.14 on.
+      while (true) pause();
+    }
   }
   LazyGilRelease(const LazyGilRelease&) = delete;
   LazyGilRelease& operator=(const LazyGilRelease&) = delete;
