@@ -26,6 +26,7 @@ from typing import Any
 from pycoll import _core
 from pycoll.errors import UsageError
 from pycoll.move import Move, copy, reduce
+from pycoll.proof import Proof, ScheduleError
 from pycoll.simulation import Event, Simulation
 
 __all__ = [
@@ -48,23 +49,6 @@ Cost = float | Sequence[Sequence[float]] | Callable[[int, int], float]
 Generator = Callable[[int, int], Iterable[Move]]
 
 _MOST_SLOTS = 64
-
-
-class ScheduleError(UsageError):
-    """A schedule was not proved to reach its collective's goal."""
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """What was proved: the goal is reached, in one order on all ranks, without a deadlock.
-
-    Args:
-        slots: of each link, as assumed.
-        num_steps: of the longest program of a rank.
-    """
-
-    slots: int
-    num_steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +131,15 @@ class Schedule:
         """Whether the rank has a value in that chunk before the first round."""
         return self._core.starts_with_value(rank, chunk)
 
-    def programs(self, *, fuse: bool = True, multicast: bool = True) -> list[Any]:
+    def programs(
+        self, *, fuse: bool = True, multicast: bool = True, join_blocks: bool = True
+    ) -> list[Any]:
         """Lowers the moves to what each rank executes.
 
         Args:
             fuse: join a receive with the send that passes its result on.
             multicast: links exist in which one slot has many readers.
+            join_blocks: a message may hold chunks of several blocks.
 
         Returns:
             One program per rank, with .rank, .peers and .steps; a step has .src_peers and
@@ -164,17 +151,25 @@ class Schedule:
 
         Cost: proportional to the moves; the square of a rank's steps with `fuse`.
         """
-        return self._core.programs(fuse, multicast)
+        return self._core.programs(fuse, multicast, join_blocks)
 
     lower = programs
 
-    def verify(self, slots: int = 8, *, fuse: bool = True, multicast: bool = True) -> Proof:
+    def verify(
+        self,
+        slots: int = 8,
+        *,
+        fuse: bool = True,
+        multicast: bool = True,
+        join_blocks: bool = True,
+    ) -> Proof:
         """Executes the lowered programs on symbolic values, under a real number of slots.
 
         Args:
             slots: messages that a link holds until they are read.
             fuse: as in programs().
             multicast: as in programs().
+            join_blocks: as in programs().
 
         Returns:
             The proof.
@@ -184,14 +179,19 @@ class Schedule:
 
         Cost: steps times ranks times chunks; milliseconds for 16 ranks.
         """
-        programs = self.programs(fuse=fuse, multicast=multicast)
+        programs = self.programs(fuse=fuse, multicast=multicast, join_blocks=join_blocks)
         proof = _core.verify_programs(self._core, programs, slots)
         if not proof.ok:
             raise ScheduleError(proof.error)
-        return Proof(slots, max(len(program.steps) for program in programs))
+        return Proof(slots, max(len(program.steps) for program in programs), proof.order)
 
     def min_slots(
-        self, max_slots: int = _MOST_SLOTS, *, fuse: bool = True, multicast: bool = True
+        self,
+        max_slots: int = _MOST_SLOTS,
+        *,
+        fuse: bool = True,
+        multicast: bool = True,
+        join_blocks: bool = True,
     ) -> int:
         """The smallest number of slots for which the proof holds.
 
@@ -199,6 +199,7 @@ class Schedule:
             max_slots: give up beyond it.
             fuse: as in programs().
             multicast: as in programs().
+            join_blocks: as in programs().
 
         Returns:
             A number of slots, at least 1.
@@ -208,7 +209,7 @@ class Schedule:
 
         Cost: that of verify(), once per slot count up to the result and once for max_slots.
         """
-        programs = self.programs(fuse=fuse, multicast=multicast)
+        programs = self.programs(fuse=fuse, multicast=multicast, join_blocks=join_blocks)
         slots, error = _core.min_safe_slots(self._core, programs, max_slots)
         if slots == 0:
             raise ScheduleError(error)
@@ -230,12 +231,13 @@ class Schedule:
         receiver's receiving port. Combining takes gamma per byte of each further source.
 
         Args:
-            nbytes: size of the message.
+            nbytes: size of the message: the larger one of what a rank brings and what it gets.
             alpha: latency, seconds: one number, n x n numbers [src][dst], or f(src, dst).
             beta: inverse bandwidth, seconds per byte, likewise.
             gamma: inverse rate of reduction at dst, seconds per byte, likewise.
             slots: messages that a link holds until they are read.
-            tile_bytes: the message is cut into tiles of this size; None is one tile.
+            tile_bytes: the message, or each of its blocks, is cut into tiles of this size; None is
+                one tile.
 
         Returns:
             Times, bytes sent and all events.

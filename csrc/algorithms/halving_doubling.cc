@@ -1,70 +1,89 @@
 // Halving and doubling: reduce-scatter by recursive halving, all-gather by recursive doubling.
 //
-// Cost: 2 ceil(lg n) alpha + 2(n-1)/n beta N + (n-1)/n gamma N; where n is not a power of two, up
-// to twice the alphas, as a range that wraps around is two messages. Each rank sends 2(n-1)/n of
-// the message, for every n: for medium messages. Source: n a power of two: R. Rabenseifner,
+// Cost: reduce_scatter ceil(lg n) alpha + (n-1)/n (beta + gamma) N, all_gather the same without
+// gamma, all_reduce the sum of both; where n is not a power of two, up to twice the alphas, as a
+// range that wraps around is two messages. Each rank sends (n-1)/n of the message in each half, the
+// least possible, for every n: for medium messages. Source: n a power of two: R. Rabenseifner,
 // "Optimization of collective reduction operations", ICCS 2004. Other n: J. L. Traeff, "Optimal,
 // non-pipelined reduce-scatter and allreduce algorithms", arXiv:2410.14234 (2024).
 #include <bit>
 #include <vector>
 
+#include "algorithms/binomial.h"
+#include "algorithms/halving.h"
 #include "algorithms/registry.h"
 
 namespace pycoll {
 namespace {
 
-/// Partners differ in one bit, so both hold the same contiguous chunks; each gives the other
-/// the half that the other keeps.
-void add_butterfly(ScheduleBuilder& builder, int n) {
-  const int num_rounds = std::bit_width(static_cast<unsigned>(n)) - 1;
-  for (int round = 0; round < num_rounds; ++round) {
-    const int distance = n >> (round + 1);
-    for (int rank = 0; rank < n; ++rank) {
-      const int partner = rank ^ distance;
-      const int partners_half = partner & ~(distance - 1);
-      const int own_half = rank & ~(distance - 1);
-      builder.reduce(round, {partners_half, distance}, rank, partner);
-      builder.copy(2 * num_rounds - 1 - round, {own_half, distance}, rank, partner);
-    }
-  }
-}
-
-/// Chunks [first, first + count) modulo n: one range, or two when they wrap around.
-std::vector<ChunkRange> wrapped(int first, int count, int n) {
-  first %= n;
-  if (first + count <= n) return {{first, count}};
-  return {{first, n - first}, {0, first + count - n}};
-}
-
-/// Each rank halves the number of chunks it still collects, counted upwards from its own, by
-/// giving the upper half to the rank that they begin with. The all-gather goes the way back.
-void add_circulant(ScheduleBuilder& builder, int n) {
-  std::vector<int> skips = {n};  // n, ceil(n/2), ceil(n/4), ..., 1
-  while (skips.back() > 1) skips.push_back((skips.back() + 1) / 2);
-  const int num_rounds = static_cast<int>(skips.size()) - 1;
-  for (int round = 0; round < num_rounds; ++round) {
-    const int kept = skips[round + 1];
-    const int given = skips[round] - kept;
-    for (int rank = 0; rank < n; ++rank) {
-      const int to = (rank + kept) % n;
-      for (const ChunkRange& chunks : wrapped(to, given, n)) {
-        builder.reduce(round, chunks, rank, to);
-        builder.copy(2 * num_rounds - 1 - round, chunks, to, rank);
+/// Calls visit(round, chunks, giver, taker) for every message of a reduce-scatter.
+template <typename Visit>
+void for_each_halving(int n, Visit visit) {
+  const int num_rounds = num_halving_rounds(n);
+  if (std::has_single_bit(static_cast<unsigned>(n))) {
+    // Partners differ in one bit, so both hold the same contiguous chunks; each gives the other
+    // the half that the other keeps.
+    for (int round = 0; round < num_rounds; ++round) {
+      const int distance = n >> (round + 1);
+      for (int rank = 0; rank < n; ++rank) {
+        const int partner = rank ^ distance;
+        visit(round, ChunkRange{partner & ~(distance - 1), distance}, rank, partner);
       }
     }
+    return;
+  }
+  // Each rank halves the number of chunks it still collects, counted upwards from its own, by
+  // giving the upper half to the rank that they begin with.
+  int collected = n;  // n, ceil(n/2), ceil(n/4), ..., 1
+  for (int round = 0; round < num_rounds; ++round) {
+    const int kept = (collected + 1) / 2;
+    for (int rank = 0; rank < n; ++rank) {
+      const int to = (rank + kept) % n;
+      for (const ChunkRange& chunks : wrapped(to, collected - kept, n)) {
+        visit(round, chunks, rank, to);
+      }
+    }
+    collected = kept;
   }
 }
 
 }  // namespace
 
+int num_halving_rounds(int num_ranks) { return num_binomial_rounds(num_ranks); }
+
+void add_halving(ScheduleBuilder& builder, int n, int first_round, int root) {
+  for_each_halving(n, [&](int round, ChunkRange chunks, int giver, int taker) {
+    builder.reduce(first_round + round, chunks, (root + giver) % n, (root + taker) % n);
+  });
+}
+
+void add_doubling(ScheduleBuilder& builder, int n, int first_round) {
+  const int last_round = first_round + num_halving_rounds(n) - 1;
+  // The way back: who took chunks to reduce them returns them complete.
+  for_each_halving(n, [&](int round, ChunkRange chunks, int giver, int taker) {
+    builder.copy(last_round - round, chunks, taker, giver);
+  });
+}
+
 Schedule halving_doubling_all_reduce(int num_ranks, int root) {
-  ScheduleBuilder builder(Collective::kAllReduce, "halving_doubling", num_ranks,
-                          /*num_chunks=*/num_ranks, root);
-  if (std::has_single_bit(static_cast<unsigned>(num_ranks))) {
-    add_butterfly(builder, num_ranks);
-  } else {
-    add_circulant(builder, num_ranks);
-  }
+  const int n = num_ranks;
+  ScheduleBuilder builder(Collective::kAllReduce, "halving_doubling", n, /*num_chunks=*/n, root);
+  add_halving(builder, n, /*first_round=*/0);
+  add_doubling(builder, n, num_halving_rounds(n));
+  return builder.build();
+}
+
+Schedule halving_reduce_scatter(int num_ranks, int root) {
+  const int n = num_ranks;
+  ScheduleBuilder builder(Collective::kReduceScatter, "halving", n, /*num_chunks=*/n, root);
+  add_halving(builder, n, /*first_round=*/0);
+  return builder.build();
+}
+
+Schedule recursive_doubling_all_gather(int num_ranks, int root) {
+  const int n = num_ranks;
+  ScheduleBuilder builder(Collective::kAllGather, "recursive_doubling", n, /*num_chunks=*/n, root);
+  add_doubling(builder, n, /*first_round=*/0);
   return builder.build();
 }
 

@@ -1,7 +1,9 @@
-// Two shots: all pairs exchange directly. Rank c reduces chunk c from all, then shows it to all.
+// Two shots: all pairs exchange directly. Rank c reduces chunk c from all, then shows it to all, or
+// to the root of a reduce.
 //
-// Cost: 2(n-1)(alpha + beta N/n) + (n-1) gamma N/n. Each rank sends 2(n-1)/n of the message, the
-// least possible, in two rounds: where every pair of ranks has a link of its own.
+// Cost: all_reduce 2(n-1)(alpha + beta N/n) + (n-1) gamma N/n, reduce the same. Each rank sends
+// 2(n-1)/n of the message in an all_reduce, the least possible, in two rounds: where every pair of
+// ranks has a link of its own.
 // Source: the "two-shot" all-reduce of FasterTransformer and MSCCL++'s all-pairs (2023).
 #include "algorithms/registry.h"
 
@@ -16,6 +18,18 @@ Schedule two_shot_all_reduce(int num_ranks, int root) {
       builder.reduce(0, {owner}, peer, owner);
       builder.copy(1, {owner}, owner, peer);
     }
+  }
+  return builder.build();
+}
+
+Schedule two_shot_reduce(int num_ranks, int root) {
+  ScheduleBuilder builder(Collective::kReduce, "two_shot", num_ranks, /*num_chunks=*/num_ranks,
+                          root);
+  for (int owner = 0; owner < num_ranks; ++owner) {
+    for (int peer = 0; peer < num_ranks; ++peer) {
+      if (peer != owner) builder.reduce(0, {owner}, peer, owner);
+    }
+    if (owner != root) builder.copy(1, {owner}, owner, root);
   }
   return builder.build();
 }

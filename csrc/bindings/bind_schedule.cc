@@ -66,6 +66,26 @@ Schedule schedule_from_moves(const std::string& collective, const std::string& n
   return builder.build();
 }
 
+const char* order_name(Order order) {
+  if (order == Order::kFlat) return "flat";
+  return order == Order::kLeftFold ? "left_fold" : "other";
+}
+
+const char* goal_name(Goal::Kind kind) {
+  switch (kind) {
+    case Goal::Kind::kStart:
+      return "start";
+    case Goal::Kind::kReduced:
+      return "reduced";
+    case Goal::Kind::kPrefix:
+      return "prefix";
+    case Goal::Kind::kPrefixBefore:
+      return "prefix_before";
+    default:
+      return "any";
+  }
+}
+
 std::pair<int, std::string> min_slots(const Schedule& schedule,
                                       const std::vector<Program>& programs, int max_slots) {
   std::string error;
@@ -134,6 +154,8 @@ void bind_values(py::module_& m) {
       .def_readonly("rank", &Program::rank)
       .def_readonly("num_ranks", &Program::num_ranks)
       .def_readonly("num_chunks", &Program::num_chunks)
+      .def_readonly("num_blocks", &Program::num_blocks)
+      .def_readonly("blocks_per_message", &Program::blocks_per_message)
       .def_readonly("max_range", &Program::max_range)
       .def_readonly("peers", &Program::peers)
       .def_readonly("self_position", &Program::self_position)
@@ -157,6 +179,7 @@ void bind_values(py::module_& m) {
   py::class_<Proof>(m, "Proof")
       .def_readonly("ok", &Proof::ok)
       .def_readonly("error", &Proof::error)
+      .def_property_readonly("order", [](const Proof& proof) { return order_name(proof.order); })
       .def_readonly("slots", &Proof::slots);
 
   py::class_<Event>(m, "Event")
@@ -204,6 +227,12 @@ void bind_tables(py::module_& m) {
       .def_readonly("has_op", &CollectiveInfo::has_op)
       .def_readonly("has_root", &CollectiveInfo::has_root)
       .def(
+          "num_blocks", [](const CollectiveInfo& row, int n) { return num_blocks(row.blocks, n); },
+          py::arg("n"))
+      .def(
+          "blocks_per_message",
+          [](const CollectiveInfo& row, int n) { return row.blocks_per_message(n); }, py::arg("n"))
+      .def(
           "busbw_factor", [](const CollectiveInfo& row, int n) { return row.busbw_factor(n); },
           py::arg("n"));
   m.def("collectives",
@@ -239,9 +268,18 @@ void bind_schedule(py::module_& m) {
           },
           py::arg("rank"), py::arg("chunk"))
       .def(
+          "goal",
+          [](const Schedule& s, int rank, int chunk) {
+            const Goal goal = info(s.collective).goal(s.block_at(rank, chunk));
+            return std::pair(goal_name(goal.kind), goal.source);
+          },
+          py::arg("rank"), py::arg("chunk"), "(kind, rank whose start value it is).")
+      .def(
           "programs",
-          [](const Schedule& s, bool fuse, bool multicast) { return lower(s, {fuse, multicast}); },
-          py::arg("fuse") = true, py::arg("multicast") = true);
+          [](const Schedule& s, bool fuse, bool multicast, bool join_blocks) {
+            return lower(s, {fuse, multicast, join_blocks});
+          },
+          py::arg("fuse") = true, py::arg("multicast") = true, py::arg("join_blocks") = true);
 
   m.def("build_schedule", &build_schedule, py::arg("collective"), py::arg("algorithm"),
         py::arg("n"), py::arg("root") = 0);

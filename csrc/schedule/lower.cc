@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "schedule/split.h"
 
 namespace pycoll {
 namespace {
@@ -70,7 +71,10 @@ void spread_over_destinations(std::vector<Send>& sends, int num_ranks) {
 class Contributions {
  public:
   explicit Contributions(const Schedule& schedule)
-      : schedule_(schedule), num_ranks_(schedule.num_ranks) {
+      : schedule_(schedule),
+        num_ranks_(schedule.num_ranks),
+        has_final_(schedule.has_reduced_goal()) {
+    if (!has_final_) return;
     const CollectiveInfo& row = info(schedule.collective);
     counts_.assign(num_ranks_, std::vector<int32_t>(schedule.num_chunks));
     for (int rank = 0; rank < num_ranks_; ++rank) {
@@ -82,6 +86,7 @@ class Contributions {
 
   /// Applies one round; tells for each receive whether it completes the reduction of its chunks.
   std::vector<bool> advance(std::span<const Receive> receives, int round) {
+    if (!has_final_) return std::vector<bool>(receives.size(), false);
     std::vector<bool> completes;
     std::vector<std::vector<int32_t>> results;  // stored below: sources are read as they were
     for (const Receive& receive : receives) {
@@ -113,10 +118,12 @@ class Contributions {
  private:
   const Schedule& schedule_;
   const int32_t num_ranks_;
+  const bool has_final_;
   std::vector<std::vector<int32_t>> counts_;  // [rank][chunk]
 };
 
 std::vector<Program> make_programs(const Schedule& schedule) {
+  const CollectiveInfo& row = info(schedule.collective);
   std::vector<Program> programs(schedule.num_ranks);
   int32_t max_range = 1;
   for (const Move& move : schedule.moves) {
@@ -129,6 +136,8 @@ std::vector<Program> make_programs(const Schedule& schedule) {
     program.rank = rank;
     program.num_ranks = schedule.num_ranks;
     program.num_chunks = schedule.num_chunks;
+    program.num_blocks = num_blocks(row.blocks, schedule.num_ranks);
+    program.blocks_per_message = row.blocks_per_message(schedule.num_ranks);
     program.max_range = max_range;
     std::vector<int32_t>& peers = program.peers;
     std::sort(peers.begin(), peers.end());
@@ -249,7 +258,9 @@ void drop_dead_writes(const Schedule& schedule, Program& program) {
 
 }  // namespace
 
-std::vector<Program> lower(const Schedule& schedule, const LowerOptions& options) {
+std::vector<Program> lower(const Schedule& whole, const LowerOptions& options) {
+  std::vector<int32_t> rounds;  // of `whole`, for each round of `schedule`
+  const Schedule schedule = options.join_blocks ? whole : split_at_blocks(whole, rounds);
   std::vector<Program> programs = make_programs(schedule);
   Contributions contributions(schedule);
   const std::span<const Move> moves(schedule.moves);
@@ -262,6 +273,8 @@ std::vector<Program> lower(const Schedule& schedule, const LowerOptions& options
   for (Program& program : programs) {
     if (options.fuse) fuse(program);
     drop_dead_writes(schedule, program);
+    if (options.join_blocks) continue;
+    for (Step& step : program.steps) step.round = rounds[step.round];
   }
   return programs;
 }

@@ -15,6 +15,9 @@ namespace pycoll {
 struct LowerOptions {
   bool fuse = true;       // join a receive with the send that passes its result on
   bool multicast = true;  // the transport has one-slot-many-readers links
+  // A message may hold chunks of several blocks. Else every move is cut at the borders of blocks
+  // first, for messages of which one block fills a slot.
+  bool join_blocks = true;
 };
 
 /// One program per rank. Raises UsageError when a rank would have more than kMaxPeers peers.

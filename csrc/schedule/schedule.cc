@@ -69,6 +69,11 @@ ScheduleBuilder::ScheduleBuilder(Collective collective, std::string algorithm, i
     throw UsageError(title(schedule_) + ": expected at least 1 chunk, got " +
                      std::to_string(num_chunks));
   }
+  const int blocks = num_blocks(info(collective).blocks, num_ranks);
+  if (num_chunks % blocks != 0) {
+    throw UsageError(title(schedule_) + ": expected a multiple of its " + std::to_string(blocks) +
+                     " blocks as number of chunks, got " + std::to_string(num_chunks));
+  }
   const int num_roots = info(collective).has_root ? num_ranks : 1;
   if (root < 0 || root >= num_roots) {
     throw UsageError(title(schedule_) + ": expected a root from 0 to " +

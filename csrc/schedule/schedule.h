@@ -29,12 +29,21 @@ struct Schedule {
   BlockAt block_at(int rank, int chunk) const {
     return {rank, chunk / pieces_per_block(), num_ranks, root};
   }
+  /// Whether some rank ends with the reduction of all ranks' values: only then does the operator's
+  /// last factor apply.
+  bool has_reduced_goal() const {
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      if (info(collective).goal(block_at(rank, 0)).kind == Goal::Kind::kReduced) return true;
+    }
+    return false;
+  }
 };
 
 /// Collects moves and refuses those that no execution could give a meaning to.
 class ScheduleBuilder {
  public:
-  /// Raises UsageError when num_ranks or num_chunks is below 1 or root is not a rank.
+  /// Raises UsageError when num_ranks is below 1, num_chunks is no multiple of the collective's
+  /// number of blocks, or root is not a rank.
   ScheduleBuilder(Collective collective, std::string algorithm, int num_ranks, int num_chunks,
                   int root = 0);
 

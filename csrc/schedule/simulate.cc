@@ -26,8 +26,10 @@ class Simulator {
           std::to_string(options.nbytes) + ", tile_bytes " + std::to_string(options.tile_bytes) +
           ", slots " + std::to_string(options.slots));
     }
-    tile_bytes_ = options.tile_bytes > 0 ? options.tile_bytes : options.nbytes;
-    num_tiles_ = tile_bytes_ > 0 ? (options.nbytes + tile_bytes_ - 1) / tile_bytes_ : 0;
+    const int64_t num_parts = programs.empty() ? 1 : programs[0].blocks_per_message;
+    block_bytes_ = (options.nbytes + num_parts - 1) / num_parts;
+    tile_bytes_ = options.tile_bytes > 0 ? options.tile_bytes : block_bytes_;
+    num_tiles_ = tile_bytes_ > 0 ? (block_bytes_ + tile_bytes_ - 1) / tile_bytes_ : 0;
     simulation_.rank_time_s.resize(programs.size());
     simulation_.sent_bytes.resize(programs.size());
   }
@@ -90,10 +92,12 @@ class Simulator {
 
   int64_t bytes_of(int rank, const Step& step) const {
     const int64_t tile = ranks_[rank].tile;
-    const int64_t in_tile = std::min(tile_bytes_, options_.nbytes - tile * tile_bytes_);
-    const int32_t num_chunks = programs_[rank].num_chunks;
-    return chunk_start(in_tile, num_chunks, step.chunks().end()) -
-           chunk_start(in_tile, num_chunks, step.first_chunk);
+    const int64_t in_tile = std::min(tile_bytes_, block_bytes_ - tile * tile_bytes_);
+    const int32_t pieces = programs_[rank].num_chunks / programs_[rank].num_blocks;
+    const auto start = [&](int32_t chunk) {
+      return chunk / pieces * in_tile + chunk_start(in_tile, pieces, chunk % pieces);
+    };
+    return start(step.chunks().end()) - start(step.first_chunk);
   }
 
   void meet_at(int rank, double time_s) { agenda_.push({time_s, num_appointments_++, rank}); }
@@ -191,7 +195,8 @@ class Simulator {
 
   const std::vector<Program>& programs_;
   const SimulateOptions& options_;
-  int64_t tile_bytes_ = 0;
+  int64_t block_bytes_ = 0;
+  int64_t tile_bytes_ = 0;  // of every block
   int64_t num_tiles_ = 0;
   int64_t num_appointments_ = 0;
   std::vector<RankState> ranks_;

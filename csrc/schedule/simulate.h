@@ -21,8 +21,8 @@ struct LinkCost {
 };
 
 struct SimulateOptions {
-  int64_t nbytes = 0;      // of the message
-  int64_t tile_bytes = 0;  // 0: the whole message is one tile
+  int64_t nbytes = 0;      // of the message; its blocks are rounded up to whole bytes
+  int64_t tile_bytes = 0;  // of every block that one run of the program moves; 0: all at once
   int slots = 8;
   std::function<LinkCost(int src, int dst)> cost;
 };
@@ -49,8 +49,9 @@ struct Simulation {
 
 Simulation simulate(const std::vector<Program>& programs, const SimulateOptions& options);
 
-/// Bytes [first, second) of chunk range `chunks` within a tile of `count` elements. The one place
-/// where a tile is cut into chunks: chunk c starts at element floor(c * count / num_chunks).
+/// Where a piece begins in a block's tile of `count` elements, which is cut into `num_chunks`
+/// pieces. The one place where a tile is cut: piece c starts at element floor(c * count /
+/// num_chunks).
 inline int64_t chunk_start(int64_t count, int32_t num_chunks, int64_t chunk) {
   return static_cast<int64_t>(static_cast<__int128>(chunk) * count / num_chunks);
 }

@@ -53,7 +53,10 @@ struct ProgramView {
 struct Program {
   int32_t rank = 0;
   int32_t num_ranks = 1;
-  int32_t num_chunks = 1;      // a tile is split into so many chunks
+  int32_t num_chunks = 1;  // of all blocks together; chunk c is a piece of block
+                           // c / (num_chunks / num_blocks)
+  int32_t num_blocks = 1;  // in the whole world
+  int32_t blocks_per_message = 1;
   int32_t max_range = 1;       // longest chunk range of any step of any rank: what a slot must hold
   std::vector<int32_t> peers;  // ascending absolute ranks; the bits of the masks
   int32_t self_position =

@@ -1,11 +1,13 @@
 #include "schedule/verify.h"
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <optional>
 #include <tuple>
 
 #include "schedule/explain.h"
+#include "schedule/expressions.h"
 
 namespace pycoll {
 namespace {
@@ -13,67 +15,6 @@ namespace {
 /// Why the programs are wrong; caught in verify().
 struct Refuted {
   std::string why;
-};
-
-using Value = int32_t;
-constexpr Value kUndefined = -1;
-
-/// Reduction expressions, each stored once: equal expressions are equal numbers, and equal
-/// expressions give equal bits.
-class Expressions {
- public:
-  explicit Expressions(int num_ranks) : num_ranks_(num_ranks) {}
-
-  /// What `rank` brings to `chunk`.
-  Value start(int rank, int chunk) {
-    Node node{std::vector<bool>(num_ranks_), 1, false};
-    node.contributors[rank] = true;
-    return intern({0, rank, chunk}, std::move(node));
-  }
-
-  /// `operands` combined in their order; nothing when a rank's start value is in two of them.
-  std::optional<Value> combine(const std::vector<Value>& operands, bool final) {
-    if (operands.size() == 1 && !final) return operands[0];
-    Node node{std::vector<bool>(num_ranks_), 0, final};
-    std::vector<int32_t> key = {final ? 2 : 1};
-    for (Value operand : operands) {
-      key.push_back(operand);
-      for (int rank = 0; rank < num_ranks_; ++rank) {
-        if (!nodes_[operand].contributors[rank]) continue;
-        if (node.contributors[rank]) return std::nullopt;
-        node.contributors[rank] = true;
-        ++node.num_contributors;
-      }
-    }
-    return intern(key, std::move(node));
-  }
-
-  bool is_full(Value value) const { return nodes_[value].num_contributors == num_ranks_; }
-  bool is_final(Value value) const { return nodes_[value].final; }
-
-  /// `rank 2`: the first rank that is missing.
-  std::string missing(Value value) const {
-    int rank = 0;
-    while (rank < num_ranks_ && nodes_[value].contributors[rank]) ++rank;
-    return "rank " + std::to_string(rank);
-  }
-
- private:
-  struct Node {
-    std::vector<bool> contributors;
-    int num_contributors;
-    bool final;  // the op's last factor is applied
-  };
-
-  Value intern(const std::vector<int32_t>& key, Node node) {
-    const auto [at, is_new] = ids_.try_emplace(key, static_cast<Value>(nodes_.size()));
-    if (is_new) nodes_.push_back(std::move(node));
-    return at->second;
-  }
-
-  const int num_ranks_;
-  std::vector<Node> nodes_;
-  std::map<std::vector<int32_t>, Value> ids_;
 };
 
 std::string place_text(const Program& program, size_t step_idx) {
@@ -136,7 +77,7 @@ class Machine {
       : schedule_(schedule),
         programs_(programs),
         slots_(static_cast<size_t>(slots)),
-        expressions_(schedule.num_ranks),
+        expressions_(schedule.num_ranks, schedule.num_chunks),
         next_step_(programs.size()) {
     for (int rank = 0; rank < schedule.num_ranks; ++rank) {
       std::vector<Value>& chunks = local_.emplace_back(schedule.num_chunks, kUndefined);
@@ -148,7 +89,8 @@ class Machine {
     }
   }
 
-  void run() {
+  /// Returns the least canonical order of all reductions.
+  Order run() {
     for (bool moved = true; moved;) {
       moved = false;
       for (const Program& program : programs_) {
@@ -164,6 +106,7 @@ class Machine {
     }
     check_links_empty();
     check_goal();
+    return order_;
   }
 
  private:
@@ -263,9 +206,14 @@ class Machine {
     if (!value) {
       throw Refuted{here(program) + " counts a contribution to " + chunk + " twice"};
     }
-    if (final && !expressions_.is_full(*value)) {
+    if (!final) return *value;
+    if (!has_final_) {
+      throw Refuted{here(program) + " applies the operator's last factor to " + chunk +
+                    ", but this collective asks for no reduction of all ranks' values"};
+    }
+    if (const int rank = expressions_.first_missing(*value, schedule_.num_ranks); rank != -1) {
       throw Refuted{here(program) + " is marked as the end of the reduction of " + chunk +
-                    ", but " + expressions_.missing(*value) + " has not contributed"};
+                    ", but rank " + std::to_string(rank) + " has not contributed"};
     }
     return *value;
   }
@@ -306,31 +254,48 @@ class Machine {
         const Goal goal = info(schedule_.collective).goal(at(rank, chunk));
         if (goal.kind == Goal::Kind::kAny) continue;
         const Value value = local_[rank][chunk];
-        const std::string where =
-            "rank " + std::to_string(rank) + ", chunk " + std::to_string(chunk) + ", at the end: ";
-        if (value == kUndefined) throw Refuted{where + "no value has arrived"};
-        if (goal.kind == Goal::Kind::kStart && value != expressions_.start(goal.source, chunk)) {
-          throw Refuted{where + "the value is not rank " + std::to_string(goal.source) + "'s"};
+        const auto require = [&](bool holds, const std::string& otherwise) {
+          if (holds) return;
+          throw Refuted{"rank " + std::to_string(rank) + ", chunk " + std::to_string(chunk) +
+                        ", at the end: " + otherwise};
+        };
+        require(value != kUndefined, "no value has arrived");
+        if (goal.kind == Goal::Kind::kStart) {
+          if (value == expressions_.start(goal.source, chunk)) continue;
+          require(false, "the value is not rank " + std::to_string(goal.source) + "'s");
         }
+        check_contributors(goal, rank, value, require);
+        order_ = std::max(order_, expressions_.order(value));
         if (goal.kind != Goal::Kind::kReduced) continue;
-        if (!expressions_.is_full(value)) {
-          throw Refuted{where + expressions_.missing(value) + " has not contributed"};
-        }
         // The reduction of a single rank's value is that value: nothing is left to apply.
-        if (schedule_.num_ranks > 1 && !expressions_.is_final(value)) {
-          throw Refuted{where + "the operator's last factor has not been applied"};
-        }
-        if (reduced != kUndefined && value != reduced) {
-          throw Refuted{where + "the reduction was done in another order than on the ranks before"};
-        }
+        require(schedule_.num_ranks == 1 || expressions_.is_final(value),
+                "the operator's last factor has not been applied");
+        require(reduced == kUndefined || value == reduced,
+                "the reduction was done in another order than on the ranks before");
         reduced = value;
       }
+    }
+  }
+
+  template <typename Require>
+  void check_contributors(const Goal& goal, int rank, Value value, const Require& require) const {
+    int count = schedule_.num_ranks;
+    if (goal.kind == Goal::Kind::kPrefix) count = rank + 1;
+    if (goal.kind == Goal::Kind::kPrefixBefore) count = rank;
+    const int missing = expressions_.first_missing(value, count);
+    if (missing != -1) require(false, "rank " + std::to_string(missing) + " has not contributed");
+    const int beyond = expressions_.first_beyond(value, count);
+    if (beyond != -1) {
+      require(false, "rank " + std::to_string(beyond) + " has contributed, but only ranks 0 to " +
+                         std::to_string(count - 1) + " may");
     }
   }
 
   const Schedule& schedule_;
   const std::vector<Program>& programs_;
   const size_t slots_;
+  const bool has_final_ = schedule_.has_reduced_goal();
+  Order order_ = Order::kFlat;
   Expressions expressions_;
   std::vector<size_t> next_step_;
   std::vector<std::vector<Value>> local_;  // [rank][chunk]
@@ -351,7 +316,7 @@ Proof verify(const Schedule& schedule, const std::vector<Program>& programs, int
       check_header(schedule, programs[rank], rank);
       for (size_t i = 0; i < programs[rank].steps.size(); ++i) check_step(programs[rank], i);
     }
-    Machine(schedule, programs, slots).run();
+    proof.order = Machine(schedule, programs, slots).run();
     proof.ok = true;
   } catch (const Refuted& refuted) {
     proof.error = std::string(info(schedule.collective).name) + " " + schedule.algorithm + ", " +

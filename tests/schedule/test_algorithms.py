@@ -14,13 +14,17 @@ ALGORITHMS = [(row.collective, row.name) for row in _core.algorithms()]
 ALPHA, BETA, GAMMA = 3e-6, 2e-9, 5e-10  # seconds, seconds per byte
 
 
+COLLECTIVES = {row.name: row for row in _core.collectives()}
+
+
 def roots_of(collective, n):
-    return range(n) if collective == "broadcast" else [0]
+    return range(n) if COLLECTIVES[collective].has_root else [0]
 
 
 def message_bytes(s):
     """A size that the chunks split evenly."""
-    return 96 * s.num_chunks
+    row = COLLECTIVES[s.collective]
+    return 96 * s.num_chunks // row.num_blocks(s.n) * row.blocks_per_message(s.n)
 
 
 @pytest.mark.parametrize(("collective", "name"), ALGORITHMS)
@@ -54,7 +58,7 @@ def test_algorithm_computes_the_collective_in_random_order(collective, name, n):
 @pytest.mark.parametrize(("collective", "name"), ALGORITHMS)
 @pytest.mark.parametrize("n", [31, 63, 64])
 def test_algorithm_is_proved_for_many_ranks(collective, name, n):
-    schedule.build(collective, name, n, root=n - 1 if collective == "broadcast" else 0).verify()
+    schedule.build(collective, name, n, root=roots_of(collective, n)[-1]).verify()
 
 
 @pytest.mark.parametrize(("collective", "name"), ALGORITHMS)

@@ -20,7 +20,7 @@ def _forget_registered():
     schedule._registered.update(before)
 
 
-def register_chain(name="chain", num_chunks=2):
+def register_chain(name="up_down", num_chunks=2):
     """A reduction down the ranks and a copy up again, chunk by chunk."""
 
     @schedule.register("all_reduce", name, num_chunks=num_chunks, cost="slow", source="here")
@@ -34,8 +34,8 @@ def register_chain(name="chain", num_chunks=2):
 @pytest.mark.parametrize("n", range(1, 18))
 def test_registered_algorithm_is_built_proved_and_simulated(n):
     register_chain()
-    s = schedule.build("all_reduce", "chain", n)
-    assert (s.collective, s.algorithm, s.n, s.num_chunks) == ("all_reduce", "chain", n, 2)
+    s = schedule.build("all_reduce", "up_down", n)
+    assert (s.collective, s.algorithm, s.n, s.num_chunks) == ("all_reduce", "up_down", n, 2)
     assert len(s.moves) == 4 * (n - 1)
     slots = s.min_slots()
     assert s.verify(slots).slots == slots
@@ -43,22 +43,22 @@ def test_registered_algorithm_is_built_proved_and_simulated(n):
     nbytes = 64
     sent = s.simulate(nbytes, 1e-6, 1e-9).sent_bytes
     assert sum(sent) == 2 * (n - 1) * nbytes
-    assert s.explain().startswith(f"all_reduce chain: {n} rank{'s' * (n > 1)}, 2 chunks, ")
+    assert s.explain().startswith(f"all_reduce up_down: {n} rank{'s' * (n > 1)}, 2 chunks, ")
 
 
 def test_registered_algorithm_is_listed_and_described():
     register_chain()
-    assert schedule.algorithms("all_reduce")[-1] == "chain"
-    assert "chain" not in schedule.algorithms("broadcast")
-    assert schedule.info("all_reduce", "chain").cost == "slow"
+    assert schedule.algorithms("all_reduce")[-1] == "up_down"
+    assert "up_down" not in schedule.algorithms("broadcast")
+    assert schedule.info("all_reduce", "up_down").cost == "slow"
 
 
 def test_num_chunks_may_depend_on_n():
     register_chain(num_chunks=lambda n: n + 2)
     with pytest.raises(schedule.ScheduleError, match="has not contributed"):
-        schedule.build("all_reduce", "chain", 3)
+        schedule.build("all_reduce", "up_down", 3)
     register_chain(num_chunks=lambda n: 2)
-    assert schedule.build("all_reduce", "chain", 3).num_chunks == 2
+    assert schedule.build("all_reduce", "up_down", 3).num_chunks == 2
 
 
 def test_wrong_algorithm_is_refused_when_built():

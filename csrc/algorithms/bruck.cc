@@ -1,0 +1,59 @@
+// Bruck: in ceil(lg n) rounds, each rank talks to the ranks at distances 1, 2, 4, ...
+//
+// Cost: all_gather ceil(lg n) alpha + (n-1)/n beta N (up to twice the alphas, as a run of blocks
+// that passes rank n-1 is two messages). all_to_all about n/2 lg n (beta N/n) in ceil(lg n) rounds:
+// a block for the rank d places on travels once for each bit of d. Blocks that are not neighbours
+// are messages of their own, so it saves no alphas here, as packing would; it needs only
+// ceil(lg n) links a direction where pairwise needs n-1, so it serves more than 65 ranks.
+// Source: J. Bruck, C.-T. Ho, S. Kipnis, E. Upfal, D. Weathersby, "Efficient algorithms for
+// all-to-all communications in multiport message-passing systems", IEEE TPDS 8 (1997).
+#include <algorithm>
+
+#include "algorithms/binomial.h"
+#include "algorithms/registry.h"
+
+namespace pycoll {
+
+Schedule bruck_all_gather(int num_ranks, int root) {
+  const int n = num_ranks;
+  ScheduleBuilder builder(Collective::kAllGather, "bruck", n, /*num_chunks=*/n, root);
+  for (int round = 0; round < num_binomial_rounds(n); ++round) {
+    const int held = 1 << round;  // blocks rank, rank + 1, ...
+    for (int rank = 0; rank < n; ++rank) {
+      for (const ChunkRange& blocks : wrapped(rank, std::min(held, n - held), n)) {
+        builder.copy(round, blocks, rank, (rank - held + n) % n);
+      }
+    }
+  }
+  return builder.build();
+}
+
+Schedule bruck_all_to_all(int num_ranks, int root) {
+  const int n = num_ranks;
+  ScheduleBuilder builder(Collective::kAllToAll, "bruck", n, /*num_chunks=*/n * n, root);
+  // The highest bit of the way first: then the blocks that a rank passes on together were those of
+  // one source for neighbouring destinations. Each such run has a round of its own, so that one
+  // slot a link is enough.
+  int round = 0;
+  for (int bit = num_binomial_rounds(n) - 1; bit >= 0; --bit) {
+    const int hop = 1 << bit;
+    for (int way_so_far = 0; way_so_far + hop < n; way_so_far += 2 * hop) {
+      const int way = way_so_far + hop;  // of the run's first block, from its source
+      const int count = std::min(hop, n - way);
+      bool wraps = false;
+      for (int src = 0; src < n; ++src) {
+        const int from = (src + way_so_far) % n;
+        const auto runs = wrapped(src + way, count, n);
+        for (size_t i = 0; i < runs.size(); ++i) {
+          const ChunkRange blocks{src * n + runs[i].first, runs[i].count};
+          builder.copy(round + static_cast<int>(i), blocks, from, (from + hop) % n);
+        }
+        wraps |= runs.size() == 2;
+      }
+      round += wraps ? 2 : 1;
+    }
+  }
+  return builder.build();
+}
+
+}  // namespace pycoll

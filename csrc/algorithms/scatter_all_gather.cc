@@ -1,0 +1,33 @@
+// Broadcast as a binomial scatter followed by an all-gather around a ring.
+//
+// Cost: (ceil(lg n) + n-1) alpha + 2(n-1)/n beta N. No rank sends more than about twice the
+// message, where binomial's root sends ceil(lg n) times it: for large messages. A rank is not sent
+// again what the scatter has left with it.
+// Source: M. Barnett, L. Shuler, R. van de Geijn et al., "Interprocessor collective communication
+// library (InterCom)", SHPCC 1994.
+#include "algorithms/binomial.h"
+#include "algorithms/registry.h"
+
+namespace pycoll {
+
+Schedule scatter_all_gather_broadcast(int num_ranks, int root) {
+  const int n = num_ranks;
+  ScheduleBuilder builder(Collective::kBroadcast, "scatter_all_gather", n, /*num_chunks=*/n, root);
+  // Chunk p is the one that place p, p ranks after the root, passes to the ring first.
+  for_each_subtree_edge(n, [&](int round, int parent, int child) {
+    builder.copy(round, {child, subtree_size(n, child)}, (root + parent) % n, (root + child) % n);
+  });
+  const int num_rounds = num_binomial_rounds(n);
+  for (int round = 0; round < n - 1; ++round) {
+    for (int place = 0; place < n; ++place) {
+      const int next = (place + 1) % n;
+      const int chunk = (place - round + n) % n;
+      const bool next_has_it = next <= chunk && chunk < next + subtree_size(n, next);
+      if (next_has_it) continue;
+      builder.copy(num_rounds + round, {chunk}, (root + place) % n, (root + next) % n);
+    }
+  }
+  return builder.build();
+}
+
+}  // namespace pycoll
