@@ -1,5 +1,5 @@
 # make demo: sets everything up and runs the main job.   make test: sets everything up and tests.
-# make bench: compares with gloo and MPI.   make lint, make test-slow, make clean.
+# make bench: compares with gloo, DeepSpeed and MPI.   make lint, make test-slow, make clean.
 #
 # PYTHON chooses the interpreter of the venv. Nothing is installed outside .venv.
 PYTHON ?= python3
@@ -23,6 +23,7 @@ test-slow: $(VENV)/test build
 	$(BIN)/python -m pytest -m slow
 
 bench: $(VENV)/demo build
+	@$(PIP) ml_dtypes  # bf16 for NumPy
 	$(BIN)/python benchmarks/compare.py
 
 lint: $(VENV)/lint

@@ -1,12 +1,13 @@
-"""The floor: the time that no all_reduce of one host can beat, from what floor.cc measures.
+"""The floor: the time that no collective of one host can beat, from what floor.cc measures.
 
-With c = min(ranks, cores) cores at work, each core must read at least 2(c-1)/c of the message from
-other cores (the all_reduce bound of Patarasuk and Yuan, 2009, with the ranks of one core taken as
-one), and nothing can be done before one cache line has flown from core to core:
+Every input must be read and every output written, by however many cores there are, and nothing can
+be done before one cache line has flown from core to core:
 
-    floor = max(flight, 2(c-1)/c * nbytes / rate)
+    floor = flight + time in which both cores, at once, read and write the bytes that must be
 
-Writing, adding, and switching between the ranks of one core are taken as free.
+The time is measured, not computed from a bandwidth: floor.cc runs the innermost loop of each
+collective on both cores, over memory that both reach without a copy, as often as the benchmark
+does. Waiting, synchronising more than once, calling, and switching between ranks are free.
 """
 
 from __future__ import annotations
@@ -16,8 +17,19 @@ import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 SOURCE = Path(__file__).with_name("floor.cc")
+
+# The loop of each collective, and how many bytes of each of its operands all cores together pass
+# over, in messages of n ranks. In all: read inputs plus written outputs, each once.
+LOOPS = {
+    "all_reduce": ("2to2", lambda n: n / 2),  # n messages read two at a time, n written
+    "reduce_scatter": ("2to1", lambda n: n / 2),  # n read, one written
+    "all_gather": ("1to2", lambda n: n / 2),  # one read, n written
+    "all_to_all": ("1to1", lambda n: n),  # n read, n written
+    "broadcast": ("1to1", lambda n: n - 1),  # the root has it already; n - 1 written
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +38,42 @@ class Floor:
 
     Attributes:
         flight_us: One-way time of a cache line from core to core.
-        read_gb_per_s: By tile size in bytes, the rate at which a core reads a tile that the other
-            has just written.
-        cores: How many cores the ranks may use.
+        both_cores_us: By loop ("2to2": two sources, two destinations), then by the bytes of each
+            operand that a core passes over: the time until both cores are done.
     """
 
     flight_us: float
-    read_gb_per_s: dict[int, float]
-    cores: int
+    both_cores_us: dict[str, dict[int, float]]
 
-    def rate_gb_per_s(self, nbytes: int) -> float:
-        """The best rate for a message of nbytes, which may travel in smaller tiles."""
-        smallest = min(self.read_gb_per_s)
-        return max(r for tile, r in self.read_gb_per_s.items() if tile <= max(nbytes, smallest))
+    def us(self, collective: str, n: int, nbytes: int) -> float:
+        """The floor of a message of nbytes among n ranks."""
+        loop, messages = LOOPS[collective]
+        return self.flight_us + between(self.both_cores_us[loop], messages(n) * nbytes / 2)
 
-    def all_reduce_us(self, n: int, nbytes: int) -> float:
-        """The floor of an all_reduce of nbytes among n ranks."""
-        busy = min(n, self.cores)
-        must_read = 2 * (busy - 1) / busy * nbytes
-        return max(self.flight_us, must_read / self.rate_gb_per_s(nbytes) / 1e3)
+    def as_record(self) -> dict[str, Any]:
+        """For the JSON file."""
+        return {"flight_us": self.flight_us, "both_cores_us": self.both_cores_us}
+
+    @staticmethod
+    def of_record(record: dict[str, Any]) -> Floor:
+        """From the JSON file."""
+        loops = record["both_cores_us"].items()
+        return Floor(
+            record["flight_us"],
+            {loop: {int(k): us for k, us in times.items()} for loop, times in loops},
+        )
+
+
+def between(times_us: dict[int, float], nbytes: float) -> float:
+    """The time at nbytes: linear between measured sizes; beyond them, at the nearest one's rate."""
+    sizes = sorted(times_us)
+    if nbytes <= sizes[0]:
+        return times_us[sizes[0]] * nbytes / sizes[0]
+    for low, high in zip(sizes, sizes[1:], strict=False):
+        if nbytes <= high:
+            share = (nbytes - low) / (high - low)
+            return times_us[low] + share * (times_us[high] - times_us[low])
+    return times_us[sizes[-1]] * nbytes / sizes[-1]
 
 
 def measure_floor(bench_dir: Path) -> Floor:
@@ -71,5 +100,4 @@ def measure_floor(bench_dir: Path) -> Floor:
             raise RuntimeError(f"{' '.join(command)} failed: {error}\n{stderr}") from error
         printed = done.stdout
     measured = json.loads(printed)
-    rates = {int(tile): rate for tile, rate in measured["read_gb_per_s"].items()}
-    return Floor(measured["flight_ns"] / 1e3, rates, len(cores))
+    return Floor.of_record(measured | {"flight_us": measured["flight_ns"] / 1e3})

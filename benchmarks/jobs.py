@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import secrets
@@ -17,7 +18,7 @@ from typing import Any
 
 from peers import Library, PeerError
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 TURN_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 5.0
 # In a process group of its own, so that Ctrl-C reaches the driver alone, which cleans up. Not in
@@ -26,6 +27,10 @@ STOP_TIMEOUT_S = 5.0
 OWN_GROUP: dict[str, Any] = (
     {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
 )
+
+
+class UnsupportedError(Exception):
+    """The library has no such collective or dtype: no failure, it is left out of that part."""
 
 
 class Job:
@@ -40,12 +45,14 @@ class Job:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._streams: list[Any] = []
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  (closed in stop)
+        self._litter = ""
         address = f"pycoll-compare-{secrets.token_hex(8)}"
         server = socket.socket(socket.AF_UNIX)
         server.bind("\0" + address)
         server.listen(n)
         try:
             for command, settings in library.commands(n, bench_dir, address):
+                self._litter = library.litter.format_map(settings)
                 self._processes.append(
                     subprocess.Popen(
                         command,
@@ -79,6 +86,9 @@ class Job:
                     f"{len(self._streams)} of {self.n} ranks after {START_TIMEOUT_S} s"
                 )
         hello = [self._receive(stream) for stream in self._streams]
+        for rank in hello:
+            if "unsupported" in rank:
+                raise UnsupportedError(rank["unsupported"])
         if sorted(rank["rank"] for rank in hello) != list(range(self.n)):
             raise self._error(f"expected ranks 0..{self.n - 1}, got {[r['rank'] for r in hello]}")
         for rank in hello:
@@ -115,19 +125,30 @@ class Job:
             raise self._error(f"a rank is gone ({error})") from error
         return [self._receive(stream) for stream in self._streams]
 
-    def check(self, nbytes: int) -> None:
-        """Compares one all_reduce of nbytes with the exact sum, on every rank.
+    def prepare(self, collective: str, dtype: str, nbytes: int) -> None:
+        """Makes every rank's buffers for a message.
+
+        Raises:
+            UnsupportedError: The library cannot do that.
+            PeerError: A rank is gone.
+        """
+        for answer in self._ask(do="prepare", collective=collective, dtype=dtype, nbytes=nbytes):
+            if "unsupported" in answer:
+                raise UnsupportedError(answer["unsupported"])
+
+    def check(self) -> None:
+        """Compares one call with the exact result, on every rank.
 
         Raises:
             PeerError: A rank got a wrong element, or is gone.
         """
-        for answer in self._ask(do="check", nbytes=nbytes):
+        for answer in self._ask(do="check"):
             if answer["wrong"]:
-                raise self._error(f"wrong sum of {nbytes} bytes: {answer['wrong']}")
+                raise self._error(f"wrong result: {answer['wrong']}")
 
-    def measure(self, nbytes: int, warmup: int, samples: int, block: int) -> list[float]:
+    def measure(self, warmup: int, samples: int, block: int) -> list[float]:
         """Times samples blocks of calls; returns us per call of the slowest rank, per block."""
-        answers = self._ask(do="time", nbytes=nbytes, warmup=warmup, samples=samples, block=block)
+        answers = self._ask(do="time", warmup=warmup, samples=samples, block=block)
         by_block = zip(*(answer["block_ns"] for answer in answers), strict=True)
         return [max(ranks_ns) / block / 1e3 for ranks_ns in by_block]
 
@@ -151,4 +172,7 @@ class Job:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 process.wait()
+        for path in glob.glob(self._litter):
+            with suppress(OSError):
+                os.unlink(path)
         self._output.close()

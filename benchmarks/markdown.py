@@ -5,57 +5,61 @@ python benchmarks/markdown.py benchmarks/results/compare-2026-11-21.json
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from floor import Floor
-
-LIBRARIES = {
-    "pycoll": "pycoll",
-    "openmpi": "Open MPI",
-    "mpich": "MPICH",
-    "impi": "Intel MPI",
-    "gloo": "gloo",
-}
-
-
-def size_name(nbytes: int) -> str:
-    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes // unit} {name}"
-    return f"{nbytes} B"
-
-
-def number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+from plot import ordered
+from record import Case, Record, Rows
+from report import (
+    MOVERS,
+    MPIS,
+    OURS,
+    TITLES,
+    Summary,
+    of_floor,
+    ratio,
+    ratio_name,
+    shown_libraries,
+    size_name,
+    time_name,
+)
 
 
-def table(record: dict[str, Any], ranks: int) -> str:
-    """Median time of the slowest rank in microseconds, as a Markdown table."""
-    names = [name for name in LIBRARIES if name in record["libraries"][str(ranks)]]
-    rates = {int(nbytes): rate for nbytes, rate in record["floor"]["read_gb_per_s"].items()}
-    floor = Floor(record["floor"]["flight_us"], rates, record["machine"]["cores"])
-    head = [f"{ranks} ranks", *(LIBRARIES[name] for name in names)]
-    head += ["best / pycoll", "floor / pycoll"]
+def table(case: Case, rows: Rows) -> str:
+    """Median time of the slowest rank in microseconds, as a Markdown table with its summary."""
+    names = shown_libraries(rows)
+    ours = [name for name in OURS if name in names]
+    head = [f"{case.n} ranks", *(TITLES[name] for name in names)]
+    head += [f"best / {TITLES[name]}" for name in ours]
+    head += [f"floor / {TITLES[name]}" for name in ours]
     lines = ["| " + " | ".join(head) + " |", "|" + "---:|" * len(head)]
-    for nbytes, by_library in record["timings"][str(ranks)].items():
-        medians = {name: by_library[name]["median_us"] for name in names}
-        best = min(us for name, us in medians.items() if name != "pycoll")
-        row = [size_name(int(nbytes)), *(number(medians[name]) for name in names)]
-        row.append(f"{best / medians['pycoll']:.2f}")
-        row.append(f"{floor.all_reduce_us(ranks, int(nbytes)) / medians['pycoll']:.2f}")
-        lines.append("| " + " | ".join(row) + " |")
+    for nbytes, row in sorted(rows.items()):
+        cells = [size_name(nbytes)]
+        cells += [time_name(row.timings[k].median_us) if k in row.timings else "-" for k in names]
+        cells += [ratio_name(ratio(row, name)) for name in ours]
+        cells += [ratio_name(of_floor(row, name)) for name in ours]
+        lines.append("| " + " | ".join(cells) + " |")
+    for name in ours:
+        summary = Summary.of(rows, name)
+        if summary.ratios:
+            lines += ["", f"Best peer / {TITLES[name]}: {summary.line()}."]
+        of_mpi = Summary.of(rows, name, MPIS)
+        if case.collective in MOVERS and of_mpi.ratios != summary.ratios and of_mpi.ratios:
+            lines += ["", f"Best MPI / {TITLES[name]}: {of_mpi.line()}."]
     return "\n".join(lines)
 
 
 def main(
     record: Annotated[Path, typer.Argument(help="A JSON file that compare.py wrote.")],
 ) -> None:
-    """Prints one table per number of ranks."""
-    data = json.loads(record.read_text())
-    print("\n\n".join(table(data, int(ranks)) for ranks in data["timings"]))
+    """Prints one table per collective, dtype and number of ranks."""
+    cases = Record.load(record).rows
+    heading = ""
+    for case in ordered(cases):
+        if heading != (heading := f"### {case.collective}, {case.dtype}\n"):
+            print(heading)
+        print(table(case, cases[case]) + "\n")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,9 @@ class Library:
         launcher: The command of its bin folder that starts n ranks; None for plain processes.
         environment: Settings by environment variable, for n ranks.
         pin: Whether each rank pins itself; False where the launcher does it, or it is slower.
+        build: Python code that is run once after pip, to compile what is compiled at first use.
+        litter: What it leaves behind if it dies while starting, as a pattern of paths in which
+            its own variables may stand.
     """
 
     name: str
@@ -43,6 +46,8 @@ class Library:
     launcher: Callable[[int], list[str]] | None = None
     environment: Callable[[int], dict[str, str]] = field(default=lambda n: {})
     pin: Callable[[int], bool] = field(default=lambda n: False)
+    build: str = ""
+    litter: str = ""
 
     def prefix(self, bench_dir: Path) -> Path:
         """Where its environment is."""
@@ -55,12 +60,20 @@ class Library:
         # -I hides this folder and PYTHONPATH from a peer; pycoll may be found through the latter.
         alone = ["-I"] if self.packages else []
         worker = [str(bin_dir / "python"), *alone, str(WORKER), self.adapter, address, pinned]
-        settings = self.environment(n)
+        settings = self.environment(n) | self.paths(bench_dir)
         if self.launcher:
             program, *arguments = self.launcher(n)
             return [([str(bin_dir / program), *arguments, *worker], settings)]
         meeting = {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
         return [(worker, settings | meeting | {"RANK": str(rank)}) for rank in range(n)]
+
+    def paths(self, bench_dir: Path) -> dict[str, str]:
+        """Variables that keep what torch compiles, and the tools it compiles with, in prefix."""
+        if not self.packages:
+            return {}
+        prefix = self.prefix(bench_dir)
+        path = f"{prefix / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        return {"PATH": path, "TORCH_EXTENSIONS_DIR": str(prefix / "extensions")}
 
     def settings(self, n: int) -> dict[str, object]:
         """What was set for n ranks, for the record."""
@@ -107,10 +120,17 @@ def mpich_launcher(n: int) -> list[str]:
     return ["mpiexec.gforker", "-n", str(n)]
 
 
+def deepspeed_environment(n: int) -> dict[str, str]:
+    """LOCAL_SIZE turns its shared memory on; more threads than cores would be in the way."""
+    threads = str(max(1, NUM_CORES // n))
+    return {"LOCAL_SIZE": str(n), "OMP_NUM_THREADS": threads, "DS_ACCELERATOR": "cpu"}
+
+
 LIBRARIES = {
     library.name: library
     for library in (
         Library("pycoll", "pycoll", (), "pycoll", pin=lambda n: True),
+        Library("pycoll_empty", "pycoll_empty", (), "pycoll", pin=lambda n: True),
         Library(
             "openmpi",
             "mpi",
@@ -137,6 +157,17 @@ LIBRARIES = {
             environment=lambda n: single_threaded(n) | {"I_MPI_FABRICS": "shm"},
         ),
         Library("gloo", "gloo", ("torch==2.13.0", "numpy"), "gloo"),
+        Library(
+            "deepspeed",
+            "deepspeed",
+            ("deepspeed==0.19.8", "torch==2.13.0", "numpy", "ninja", "setuptools"),
+            "DeepSpeed 0.19",
+            environment=deepspeed_environment,
+            pin=lambda n: n <= NUM_CORES,
+            build="from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as Builder\n"
+            "Builder().load()",
+            litter="/dev/shm/deepspeed_allreduce_buffer_*_{MASTER_ADDR}_{MASTER_PORT}_*",
+        ),
     )
 }
 
@@ -157,4 +188,10 @@ def install(library: Library, bench_dir: Path) -> None:
     done = subprocess.run([*pip, *library.packages], capture_output=True, text=True)
     if done.returncode:
         raise PeerError(f"pip install {' '.join(library.packages)} failed:\n{done.stderr[-2000:]}")
+    if library.build:
+        command = [str(prefix / "bin" / "python"), "-I", "-c", library.build]
+        settings = os.environ | library.environment(1) | library.paths(bench_dir)
+        done = subprocess.run(command, capture_output=True, text=True, env=settings)
+        if done.returncode:
+            raise PeerError(f"compiling {library.name} failed:\n{done.stderr[-2000:]}")
     receipt.write_text(wanted)

@@ -1,60 +1,31 @@
-"""What compare.py shows: tables, verdicts, the JSON record and the plot."""
+"""What a comparison says: names, ratios, verdicts, and the tables of the terminal."""
 
 from __future__ import annotations
 
-import math
-import os
-import platform
 import statistics
-import subprocess
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from floor import Floor
+from record import Case, Row, Rows, Timing
 from rich.table import Table
 
 KIB, MIB = 1 << 10, 1 << 20
 
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Time of one all_reduce by the slowest rank, over all samples of all rounds, in us."""
-
-    median_us: float
-    min_us: float
-    p99_us: float
-    num_samples: int
-    calls_per_sample: int
-
-    @staticmethod
-    def of(samples_us: list[float], calls_per_sample: int) -> Timing:
-        """Sums up samples; p99 is the smallest sample that 99 % of them do not exceed."""
-        ordered = sorted(samples_us)
-        p99 = ordered[math.ceil(0.99 * len(ordered)) - 1]
-        return Timing(statistics.median(ordered), ordered[0], p99, len(ordered), calls_per_sample)
-
-
-Timings = dict[int, dict[str, Timing]]  # By message size in bytes, then library name.
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """A promise: at these sizes and ranks, the peer takes at least `factor` times pycoll's time."""
-
-    what: str
-    peer: str  # A library's name, or "best": the fastest peer at each size.
-    factor: float
-    sizes: range  # In bytes.
-    ranks: tuple[int, ...]
-
-
-GOALS = (
-    Goal("4 B to 4 KiB: >= 0.8x the best peer", "best", 0.8, range(4, 4 * KIB + 1), (2, 4)),
-    Goal(">= 16 MiB: >= 1x the best peer", "best", 1.0, range(16 * MIB, 1 << 40), (2,)),
-    Goal("below 64 KiB: >= 20x gloo", "gloo", 20.0, range(4, 64 * KIB), (2, 4)),
-)
+# In the order of the columns. The first two are this library, the rest its peers.
+TITLES = {
+    "pycoll": "pycoll",
+    "pycoll_empty": "pycoll, comm.empty",
+    "openmpi": "Open MPI",
+    "mpich": "MPICH",
+    "impi": "Intel MPI",
+    "gloo": "gloo",
+    "deepspeed": "DeepSpeed",
+}
+OURS = ("pycoll", "pycoll_empty")
+PEERS = tuple(name for name in TITLES if name not in OURS)
+MPIS = ("openmpi", "mpich", "impi")
+MOVERS = ("reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
 
 def size_name(nbytes: int) -> str:
@@ -70,17 +41,29 @@ def time_name(us: float) -> str:
     return f"{us:.3g}" if us < 100 else f"{us:,.0f}"
 
 
-def best_peer(row: dict[str, Timing]) -> str | None:
-    """The fastest library that is not pycoll."""
-    peers = {name: timing.median_us for name, timing in row.items() if name != "pycoll"}
-    return min(peers, key=peers.__getitem__) if peers else None
+def ratio_name(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
-def ratio(row: dict[str, Timing], peer: str | None) -> float | None:
-    """How many times pycoll's time the peer takes; above 1, pycoll is faster."""
-    if peer in row and "pycoll" in row:
-        return row[peer].median_us / row["pycoll"].median_us
-    return None
+def best_peer(timings: dict[str, Timing], peers: Iterable[str] = PEERS) -> str | None:
+    """The fastest of the peers at one size."""
+    medians = {name: timings[name].median_us for name in peers if name in timings}
+    return min(medians, key=medians.__getitem__) if medians else None
+
+
+def ratio(row: Row, ours: str, peers: Iterable[str] = PEERS) -> float | None:
+    """How many times our time the fastest peer takes; above 1, we are faster."""
+    best = best_peer(row.timings, peers)
+    if best is None or ours not in row.timings:
+        return None
+    return row.timings[best].median_us / row.timings[ours].median_us
+
+
+def of_floor(row: Row, ours: str) -> float | None:
+    """Our speed as a share of what the machine can do."""
+    if row.floor_us is None or ours not in row.timings:
+        return None
+    return row.floor_us / row.timings[ours].median_us
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:
@@ -88,144 +71,149 @@ def geometric_mean(values: Iterable[float | None]) -> float | None:
     return statistics.geometric_mean(known) if known else None
 
 
-def table(n: int, timings: Timings, libraries: list[str], floor: Floor | None) -> Table:
-    """One row per size: medians in us, the best peer, and the ratios."""
-    shown = [name for name in libraries if any(name in row for row in timings.values())]
-    first = "pycoll" if "pycoll" in shown else "best peer"
-    result = Table(title=f"all_reduce, f32 sum, {n} ranks: median us of the slowest rank")
-    for heading in ("size", *shown, "best peer", "best/pycoll", "gloo/pycoll", "floor"):
-        result.add_column(heading, justify="right", no_wrap=True)
-    result.add_column(f"floor/{first}", justify="right", no_wrap=True)
-    columns: list[list[float | None]] = []
-    for nbytes, row in sorted(timings.items()):
-        best = best_peer(row)
-        floor_us = floor.all_reduce_us(n, nbytes) if floor else None
-        reference = row.get("pycoll") or (row[best] if best else None)
-        of_floor = floor_us / reference.median_us if floor_us and reference else None
-        columns.append([ratio(row, best), ratio(row, "gloo"), of_floor])
-        cells = [time_name(row[name].median_us) if name in row else "-" for name in shown]
-        result.add_row(
-            size_name(nbytes), *cells, best or "-", ratio_name(columns[-1][0]),
-            ratio_name(columns[-1][1]), time_name(floor_us) if floor_us else "-",
-            ratio_name(columns[-1][2]),
-        )  # fmt: skip
-    means = [ratio_name(geometric_mean(column)) for column in zip(*columns, strict=True)]
-    result.add_section()
-    blank = [""] * len(shown)
-    result.add_row("geometric mean", *blank, "", means[0], means[1], "", means[2])
-    return result
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Ratios of one case: by size, their geometric mean, and where they are lowest."""
+
+    ratios: dict[int, float]
+
+    @staticmethod
+    def of(rows: Rows, ours: str, peers: Iterable[str] = PEERS) -> Summary:
+        found = {nbytes: ratio(row, ours, peers) for nbytes, row in sorted(rows.items())}
+        return Summary({nbytes: value for nbytes, value in found.items() if value is not None})
+
+    @property
+    def mean(self) -> float | None:
+        return geometric_mean(self.ratios.values())
+
+    @property
+    def worst_nbytes(self) -> int:
+        return min(self.ratios, key=self.ratios.__getitem__)
+
+    def line(self) -> str:
+        """The summary in words."""
+        worst = self.worst_nbytes
+        return (
+            f"geometric mean {ratio_name(self.mean)}, "
+            f"lowest {ratio_name(self.ratios[worst])} at {size_name(worst)}"
+        )
 
 
-def ratio_name(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}" if value < 10 else f"{value:.0f}"
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A promise about the ratio to the best peer, or about the share of the floor.
+
+    Attributes:
+        what: In words.
+        collectives, ranks, dtypes: Where it holds.
+        least: The ratio, at every size from `from_nbytes` to `to_nbytes`; or their mean.
+        peers: Against whom; empty: the floor.
+        mean: Whether `least` is for the geometric mean.
+    """
+
+    what: str
+    least: float
+    collectives: tuple[str, ...] = ("all_reduce",)
+    dtypes: tuple[str, ...] = ("f32", "bf16")
+    ranks: tuple[int, ...] = (2,)
+    from_nbytes: int = 1
+    to_nbytes: int = 1 << 62
+    peers: tuple[str, ...] = PEERS
+    mean: bool = False
+    sizes: tuple[int, ...] = ()  # only these
+
+    def holds_for(self, case: Case) -> bool:
+        return (
+            case.collective in self.collectives
+            and case.dtype in self.dtypes
+            and case.n in self.ranks
+        )
 
 
-def verdicts(results: dict[int, Timings]) -> list[dict[str, Any]]:
-    """Each goal at each number of ranks: whether it was met, and where it is nearest to failing."""
-    found = []
-    for goal in GOALS:
-        for n in goal.ranks:
-            ratios = {}
-            for nbytes, row in results.get(n, {}).items():
-                peer = best_peer(row) if goal.peer == "best" else goal.peer
-                value = ratio(row, peer)
-                if nbytes in goal.sizes and value is not None:
-                    ratios[nbytes] = value
-            entry: dict[str, Any] = {"goal": goal.what, "ranks": n, "met": None}
-            if ratios:
-                worst = min(ratios, key=ratios.__getitem__)
-                missed = [size_name(b) for b, r in sorted(ratios.items()) if r < goal.factor]
-                entry |= {"met": not missed, "worst": ratios[worst], "worst_nbytes": worst}
-                entry["missed_at"] = missed
-            found.append(entry)
-    return found
+GOALS = (
+    Goal("never slower than the best peer", 1.0),
+    Goal("geometric mean of best peer / pycoll", 1.5, mean=True),
+    Goal("from 16 MiB, best peer / pycoll", 2.5, from_nbytes=16 * MIB),
+    Goal("never slower than the best peer", 1.0, ranks=(4, 8), to_nbytes=64 * MIB),
+    Goal("never slower than the best MPI", 1.0, MOVERS, ("f32",), peers=MPIS),
+    Goal("geometric mean of best MPI / pycoll", 1.3, MOVERS, ("f32",), peers=MPIS, mean=True),
+    Goal("share of the floor", 0.6, peers=(), dtypes=("f32",), sizes=(MIB, 64 * MIB)),
+)
+
+
+def verdicts(cases: dict[Case, Rows]) -> list[dict[str, Any]]:
+    """Each goal in each case, for each of our series: met or not, and where it is nearest to it."""
+    return [
+        entry
+        for case, rows in sorted(cases.items())
+        for goal in GOALS
+        if goal.holds_for(case)
+        for ours in OURS
+        for entry in judged(goal, case, rows, ours)
+    ]
+
+
+def judged(goal: Goal, case: Case, rows: Rows, ours: str) -> Iterator[dict[str, Any]]:
+    ratios = {}
+    for nbytes, row in sorted(rows.items()):
+        value = ratio(row, ours, goal.peers) if goal.peers else of_floor(row, ours)
+        wanted = goal.from_nbytes <= nbytes <= goal.to_nbytes
+        if value is not None and wanted and (not goal.sizes or nbytes in goal.sizes):
+            ratios[nbytes] = value
+    if not ratios:
+        return
+    summary = Summary(ratios)
+    worst = summary.worst_nbytes
+    entry: dict[str, Any] = {"case": str(case), "series": ours, "goal": goal.what}
+    entry["least"] = goal.least
+    entry |= {"mean": summary.mean, "worst": ratios[worst], "worst_nbytes": worst}
+    entry["missed_at"] = [nbytes for nbytes, value in ratios.items() if value < goal.least]
+    entry["met"] = summary.mean >= goal.least if goal.mean else not entry["missed_at"]
+    entry["of_mean"] = goal.mean
+    yield entry
 
 
 def verdict_line(entry: dict[str, Any]) -> str:
     """One verdict as a line of rich markup."""
-    what = f"{entry['ranks']} ranks, speed at {entry['goal']}"
-    if entry["met"] is None:
-        return f"[yellow]not measured[/]  {what}"
     mark = "[green]met   [/]" if entry["met"] else "[red]missed[/]"
-    lowest = f"lowest {ratio_name(entry['worst'])}x at {size_name(entry['worst_nbytes'])}"
-    missed = f"; missed at {', '.join(entry['missed_at'])}" if entry["missed_at"] else ""
-    return f"{mark}  {what} ({lowest}{missed})"
+    found = f"lowest {ratio_name(entry['worst'])} at {size_name(entry['worst_nbytes'])}"
+    if entry["of_mean"]:
+        found = f"{ratio_name(entry['mean'])}; {found}"
+    elif entry["missed_at"]:
+        found += f"; missed at {', '.join(map(size_name, entry['missed_at']))}"
+    collective, dtype, n = entry["case"].split()
+    what = f"{collective} {dtype}, {n} ranks, {TITLES[entry['series']]}"
+    return f"{mark}  {what}: {entry['goal']} >= {entry['least']:g} ({found})"
 
 
-def machine() -> dict[str, Any]:
-    """What the figures depend on; ask before any rank runs, or the load is one's own."""
-    model = platform.processor()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    git = ["git", "-C", str(Path(__file__).parent)]
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
-    changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True)
-    return {
-        "commit": commit.stdout.strip() or None,
-        "uncommitted_changes": bool(changed.stdout.strip()),
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "load_average_1m": os.getloadavg()[0],
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-    }
+def shown_libraries(rows: Rows) -> list[str]:
+    """Those that took part in a case, in the order of the columns."""
+    return [name for name in TITLES if any(name in row.timings for row in rows.values())]
 
 
-def record(results: dict[int, Timings]) -> dict[str, object]:
-    """All timings, keyed by ranks, size in bytes and library, for the JSON file."""
-    return {
-        str(n): {
-            str(nbytes): {name: asdict(timing) for name, timing in row.items()}
-            for nbytes, row in timings.items()
-        }
-        for n, timings in results.items()
-    }
-
-
-def plot(
-    results: dict[int, Timings], libraries: list[str], floor: Floor | None, path: Path
-) -> None:
-    """Draws time against size, one panel per number of ranks; the format follows the file name.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import FuncFormatter
-
-    figure, panels = pyplot.subplots(
-        1, len(results), figsize=(6.5 * len(results), 5), sharey=True, squeeze=False
-    )
-    for panel, (n, timings) in zip(panels[0], results.items(), strict=True):
-        sizes = sorted(timings)
-        for name in libraries:
-            points = [(b, timings[b][name].median_us) for b in sizes if name in timings[b]]
-            if points:
-                bold = name == "pycoll"
-                panel.plot(
-                    *zip(*points, strict=True),
-                    label=name,
-                    marker="o",
-                    markersize=5 if bold else 3,
-                    linewidth=2.5 if bold else 1.3,
-                    color="black" if bold else None,
-                    zorder=3 if bold else 2,
-                )
-        if floor:
-            floors_us = [floor.all_reduce_us(n, b) for b in sizes]
-            panel.plot(sizes, floors_us, label="floor", color="grey", linestyle="--")
-        panel.set(xscale="log", yscale="log", title=f"{n} ranks", xlabel="message")
-        panel.set_xscale("log", base=2)
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda nbytes, _: size_name(int(nbytes))))
-        panel.tick_params(axis="x", labelrotation=45)
-        panel.grid(alpha=0.3)
-    panels[0][0].set_ylabel("all_reduce, f32 sum: median us of the slowest rank")
-    panels[0][0].legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+def table(case: Case, rows: Rows) -> Table:
+    """One line per size: medians in us, ratios, share of the floor."""
+    shown = shown_libraries(rows)
+    ours = [name for name in OURS if name in shown]
+    title = f"{case.collective}, {case.dtype}, {case.n} ranks: median us of the slowest rank"
+    result = Table(title=title)
+    headings = ["size", *(TITLES[name] for name in shown), "best peer"]
+    headings += [f"best / {TITLES[name]}" for name in ours]
+    headings += ["floor", *(f"floor / {TITLES[name]}" for name in ours)]
+    for heading in headings:
+        result.add_column(heading, justify="right", overflow="fold")
+    for nbytes, row in sorted(rows.items()):
+        times = [time_name(row.timings[k].median_us) if k in row.timings else "-" for k in shown]
+        result.add_row(
+            size_name(nbytes),
+            *times,
+            TITLES.get(best_peer(row.timings) or "", "-"),
+            *(ratio_name(ratio(row, name)) for name in ours),
+            time_name(row.floor_us) if row.floor_us else "-",
+            *(ratio_name(of_floor(row, name)) for name in ours),
+        )
+    result.add_section()
+    means = [ratio_name(Summary.of(rows, name).mean) for name in ours]
+    shares = [ratio_name(geometric_mean(of_floor(r, k) for r in rows.values())) for k in ours]
+    result.add_row("geometric mean", *[""] * (len(shown) + 1), *means, "", *shares)
+    return result

@@ -1,0 +1,102 @@
+"""Draws time against size, one panel per case, from a record of compare.py.
+
+python benchmarks/plot.py benchmarks/results/compare-2026-11-21.json -o docs/images/compare.svg
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from record import Case, Record, Rows
+from report import TITLES, shown_libraries, size_name
+
+COLUMNS = 3
+# Ours are black; the peers' colours differ also for those who see no red or green.
+STYLES: dict[str, dict[str, Any]] = {
+    "pycoll": {"color": "black", "linewidth": 2.4, "marker": "o", "zorder": 4},
+    "pycoll_empty": {"color": "black", "linewidth": 2, "marker": "s", "ls": ":", "zorder": 4},
+    "openmpi": {"color": "#0072b2", "marker": "^"},
+    "mpich": {"color": "#56b4e9", "marker": "v"},
+    "impi": {"color": "#d55e00", "marker": "D"},
+    "gloo": {"color": "#009e73", "marker": "P"},
+    "deepspeed": {"color": "#cc79a7", "marker": "X"},
+}
+
+
+def ordered(cases: dict[Case, Rows]) -> list[Case]:
+    """all_reduce first, f32 before bf16, few ranks before many: as they come in the record."""
+    return sorted(cases, key=lambda case: (case.collective != "all_reduce", case.dtype != "f32"))
+
+
+def draw_case(panel: Any, case: Case, rows: Rows) -> None:
+    """Median times as lines, the floor dashed."""
+    sizes = sorted(rows)
+    for name in shown_libraries(rows):
+        timings = [(b, rows[b].timings[name]) for b in sizes if name in rows[b].timings]
+        style = {"linewidth": 1.3, "zorder": 3, "label": TITLES[name]} | STYLES[name]
+        medians = [timing.median_us for _, timing in timings]
+        panel.plot([nbytes for nbytes, _ in timings], medians, markersize=4, **style)
+    floors = [(b, rows[b].floor_us) for b in sizes if rows[b].floor_us]
+    if floors:
+        panel.plot(*zip(*floors, strict=True), label="floor", color="grey", ls="--", zorder=2)
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    panel.set_title(f"{case.collective}, {case.dtype}, {case.n} ranks")
+    panel.set_xticks([4**k for k in range(1, 15) if k % 2 == 1 and 4**k <= max(sizes) * 2])
+    panel.xaxis.set_major_formatter(lambda nbytes, _: size_name(int(nbytes)))
+    panel.tick_params(axis="x", labelrotation=35)
+    panel.grid(alpha=0.3)
+
+
+def plot(cases: dict[Case, Rows], path: Path) -> None:
+    """Draws all cases; the format follows the file name.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "pycoll"  # The same picture is the same file.
+    from matplotlib import pyplot
+
+    columns = min(COLUMNS, len(cases))
+    lines = -(-len(cases) // columns)
+    figure, panels = pyplot.subplots(
+        lines, columns, figsize=(5.2 * columns, 4.2 * lines + 0.6), squeeze=False
+    )
+    for panel, case in zip(panels.flat, ordered(cases), strict=False):
+        draw_case(panel, case, cases[case])
+    for row in panels:
+        row[0].set_ylabel("median us of the slowest rank")
+    spare = panels.flat[len(cases) :]
+    for panel in spare:
+        panel.set_axis_off()
+    labels: dict[str, Any] = {}
+    for panel in panels.flat:
+        labels |= {
+            label: line for line, label in zip(*panel.get_legend_handles_labels(), strict=True)
+        }
+    order = [name for name in (*TITLES.values(), "floor") if name in labels]
+    handles = [labels[name] for name in order]
+    if len(spare):
+        spare[0].legend(handles, order, loc="center", fontsize=12, frameon=False)
+    else:
+        panels.flat[0].legend(handles, order, loc="upper left", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pyplot.close(figure)
+
+
+def main(
+    record: Annotated[Path, typer.Argument(help="A JSON file that compare.py wrote.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help=".svg or .png")],
+) -> None:
+    """Draws the picture of a record."""
+    plot(Record.load(record).rows, out)
+
+
+if __name__ == "__main__":
+    typer.run(main)
