@@ -109,8 +109,10 @@ class Job:
     def _receive(self, stream: Any) -> dict[str, Any]:
         try:
             line = stream.readline()
+        except TimeoutError as error:
+            raise self._error(f"no answer in {TURN_TIMEOUT_S} s") from error
         except OSError as error:
-            raise self._error(f"no answer in {TURN_TIMEOUT_S} s ({error})") from error
+            raise self._error(f"a rank is gone ({error})") from error
         if not line:
             raise self._error("a rank ended without an answer")
         return json.loads(line)
