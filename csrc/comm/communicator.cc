@@ -1,11 +1,12 @@
 #include "comm/communicator.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
 #include "comm/settings.h"
-#include "executor/describe.h"
 
 namespace pycoll {
 namespace {
@@ -15,20 +16,6 @@ constexpr int64_t kTimedEvery = 16;
 // From this size on, results are written past the caches: no line of the output is read before it
 // is overwritten. Below, the caches hold enough of it to win.
 constexpr int64_t kStreamingBytes = int64_t{32} << 20;
-
-CallRecord record_of(const Call& call, uint64_t sequence) {
-  CallRecord record;
-  record.sequence = sequence;
-  record.collective = static_cast<uint8_t>(call.collective);
-  record.dtype = static_cast<uint8_t>(call.dtype);
-  record.op = static_cast<uint8_t>(call.op);
-  record.num_dims = static_cast<uint8_t>(call.num_dims);
-  record.root = call.root;
-  record.count = call.count;
-  std::copy_n(call.shape, 6, record.shape);
-  call.algorithm.copy(record.algorithm, sizeof(record.algorithm) - 1);
-  return record;
-}
 
 }  // namespace
 
@@ -44,6 +31,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_
       planner_(Selector(shared_memory_topology(num_ranks_, segment_.num_cores()), inputs_), rank_,
                segment_.layout().num_slots),
       waiter_(*transport_),
+      recorder_(segment_, rank_),
       host_(segment_, waiter_, num_ranks_),
       simple_links_(segment_, rank_, ProtocolKind::kSimple),
       ll_links_(segment_, rank_, ProtocolKind::kLL) {
@@ -51,6 +39,9 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_
     throw UsageError("a communicator on one host has at most " + std::to_string(kMaxPeers) +
                      " ranks, asked for " + std::to_string(num_ranks_));
   }
+  segment_.introduce(transport_->group_name());
+  store_release(segment_.control(rank_).pid, static_cast<uint64_t>(::getpid()));
+  store_release(segment_.control(rank_).thread_id, static_cast<uint64_t>(::gettid()));
   store_release(segment_.control(rank_).state, 1);
 }
 
@@ -100,6 +91,11 @@ void Communicator::fail_aborted() {
                  .culprit = static_cast<uint16_t>(rank_)});
 }
 
+void Communicator::raise_failure() {
+  recorder_.fail();
+  waiter_.raise_failure(recorder_.current());
+}
+
 std::shared_ptr<Work> Communicator::start(const Call& call, std::shared_ptr<void> keep_alive) {
   check_open();
   if (progress_ == nullptr) progress_ = std::make_unique<ProgressThread>();
@@ -124,17 +120,18 @@ void Communicator::execute(const Call& call) {
   const int64_t nbytes = call.count * static_cast<int64_t>(element_size);
   // First, since it may refuse the call: one that the peers must not see has no number.
   PlannedCall& planned = planner_.find(call.collective, nbytes, call.root, call.algorithm);
-  const CallRecord record = record_of(call, sequence_ + 1);
-  waiter_.begin(record.sequence, record.digest(), timeout_s_, on_slow);
+  const CallRecord& record = recorder_.prepare(call, sequence_ + 1, planned);
+  waiter_.begin(record.sequence, record.digest, timeout_s_, on_slow);
   // A broken communicator publishes nothing more: its last records say what broke it.
-  if (load_acquire(segment_.failure_word()) != 0) waiter_.raise_failure(describe_operation(record));
-  segment_.publish(rank_, record);
+  if (load_acquire(segment_.failure_word()) != 0) waiter_.raise_failure(record);
+  recorder_.publish();
   sequence_ = record.sequence;
 
   if (num_ranks_ == 1 || nbytes == 0) {
     if (call.output != call.input)
       copy_bytes(call.output, call.input, static_cast<size_t>(nbytes), false);
-    if (!waiter_.peers_agree()) waiter_.raise_failure(describe_operation(record));
+    if (!waiter_.peers_agree()) raise_failure();
+    recorder_.finish();
     return;
   }
   const Program& program = planned.plan.program;
@@ -166,9 +163,10 @@ void Communicator::execute(const Call& call) {
         tile_count(program, static_cast<int64_t>(simple_links_.slot_bytes), element_size);
     ok = interpret<Simple>(host_, program.view(), message);
   }
-  // A root waits for nobody, so no message and no wait has told it of a mismatch.
-  if (call.root == rank_ && info(call.collective).has_root) ok = ok && waiter_.peers_agree();
-  if (!ok) waiter_.raise_failure(describe_operation(record));
+  // No message and no wait need have told such a rank of a mismatch.
+  if (ok && Recorder::may_leave_early(call, rank_, num_ranks_)) ok = waiter_.peers_agree();
+  if (!ok) raise_failure();
+  recorder_.finish();
   if (timed) {
     const double took_s = static_cast<double>(now_ns() - start) * 1e-9;
     planned.measured_s += (took_s - planned.measured_s) / (planned.measured_s == 0 ? 1 : 8);

@@ -10,6 +10,7 @@
 
 #include "comm/planner.h"
 #include "comm/progress.h"
+#include "comm/recorder.h"
 #include "executor/host.h"
 #include "transport/transport.h"
 
@@ -36,6 +37,7 @@ struct Call {
   const int64_t* recv_counts = nullptr;
   bool deterministic = false;  // only schedules whose bits do not depend on anything but the values
   std::string_view algorithm;  // "", "ring" or "ring/ll"
+  uint16_t site = 0;           // Recorder::name_id of the user's file and line; 0: not known
   OnSlow on_slow;              // of a blocking call
 };
 
@@ -78,6 +80,8 @@ class Communicator {
   /// Which algorithm, protocol and transport, at which predicted and measured time, and why.
   std::string explain(Collective collective, int64_t nbytes, int root);
 
+  const Segment& segment() const { return segment_; }
+  Recorder& recorder() { return recorder_; }
   Ledger ledger() const { return host_.ledger(); }
   /// Called about every 20 ms of a slow wait of run(); true ends it (Ctrl-C).
   void set_interrupted(std::function<bool()> f) { waiter_.interrupted = std::move(f); }
@@ -87,6 +91,7 @@ class Communicator {
   void check_open() const;
   void wait_interruptibly(const Work& work);
   void fail_aborted();
+  [[noreturn]] void raise_failure();
 
   std::unique_ptr<Transport> transport_;
   Segment& segment_;
@@ -96,6 +101,7 @@ class Communicator {
   std::shared_ptr<const SelectionInputs> inputs_;  // shared with all that split from this one
   Planner planner_;
   Waiter waiter_;
+  Recorder recorder_;
   HostThread host_;
   Links simple_links_;
   Links ll_links_;

@@ -18,6 +18,8 @@ namespace pycoll {
 struct PlannedCall {
   Plan plan;
   ProtocolKind protocol = ProtocolKind::kSimple;
+  uint16_t name_id = 0;    // of algorithm/protocol in this rank's records; 0: not written yet
+  uint32_t name_hash = 0;  // the same for all ranks
   int64_t num_calls = 0;
   double measured_s = 0;  // running mean of the timed calls, 0 when there was none
 };

@@ -1,4 +1,4 @@
-// Calls and records as text, for errors that name both sides.
+// Calls, records and what a rank last did as text, for errors that name both sides.
 #pragma once
 
 #include <string>
@@ -9,7 +9,15 @@ namespace pycoll {
 
 /// `all_reduce #412`.
 std::string describe_operation(const CallRecord& record);
-/// `all_reduce(shape (3, 4), dtype f32, op sum)`, as the record's rank called it.
-std::string describe_call(const CallRecord& record);
+/// `all_reduce(shape (3, 4), dtype f32, op sum) at train.py:12 in step`, as `rank` called it.
+std::string describe_call(const Segment& segment, int rank, const CallRecord& record);
+/// `rank 0 called all_reduce(...) and rank 2 called broadcast(...)`, with what their calls have
+/// decided where the calls themselves look alike.
+std::string describe_difference(const Segment& segment, int first_rank, const CallRecord& first,
+                                int second_rank, const CallRecord& second);
+/// What `rank` did last, and how long ago: `it finished all_reduce #3 ... 1.2 s ago`.
+std::string describe_last(const Segment& segment, int rank);
+/// `0.4 s`.
+std::string describe_seconds(double s);
 
 }  // namespace pycoll

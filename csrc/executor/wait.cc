@@ -22,12 +22,6 @@ constexpr int kMaxSpins = 500;         // some 20 us
 constexpr int64_t kSwitchNs = 1'500;   // a yield that took longer was a switch
 constexpr int64_t kNapNs = 1'000'000;  // bounds what a missed wake-up costs
 
-std::string seconds(double s) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%g s", s);
-  return text;
-}
-
 }  // namespace
 
 Waiter::Waiter(Transport& transport)
@@ -142,48 +136,80 @@ bool Waiter::mismatch(int peer) {
 }
 
 bool Waiter::peers_agree() {
+  fence_before_look();
   for (int rank = 0; rank < segment_.num_ranks(); ++rank) {
-    CallRecord record;
-    if (rank == rank_ || !segment_.read_record(rank, sequence_, &record)) continue;
-    if (record.digest() != digest_) return mismatch(rank);
+    if (rank == rank_) continue;
+    const uint32_t digest = segment_.records(rank).read_digest(sequence_);
+    if (digest != 0 && digest != digest_) return mismatch(rank);
   }
   return true;
+}
+
+bool Waiter::counts_differ(int peer, int64_t peer_sends, int64_t expected) {
+  segment_.records(rank_).write_counts(sequence_, peer_sends, expected);
+  segment_.fail({.code = FailureCode::kCounts,
+                 .reporter = static_cast<uint16_t>(rank_),
+                 .culprit = static_cast<uint16_t>(peer)});
+  return false;
 }
 
 std::string Waiter::describe_missing() const {
   std::string ranks;
   int num_missing = 0;
+  int last_missing = 0;
   for (int rank = 0; rank < segment_.num_ranks(); ++rank) {
     if (load_acquire(segment_.control(rank).sequence) >= sequence_) continue;
     ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
     ++num_missing;
+    last_missing = rank;
   }
   if (num_missing == 0) return "every rank has entered it";
-  return (num_missing == 1 ? "rank " : "ranks ") + ranks +
-         (num_missing == 1 ? " has not entered it" : " have not entered it");
+  if (num_missing > 1) return "ranks " + ranks + " have not entered it";
+  return "rank " + ranks + " has not entered it: " + describe_last(segment_, last_missing);
 }
 
 std::string Waiter::describe_mismatch(const Failure& failure) const {
-  const std::string reporter = "rank " + std::to_string(failure.reporter);
-  const std::string culprit = "rank " + std::to_string(failure.culprit);
   // The oldest difference is the mistake; a rank that waited for nobody may have passed it by.
   const uint64_t newest = std::min(load_acquire(segment_.control(failure.reporter).sequence),
                                    load_acquire(segment_.control(failure.culprit).sequence));
-  const uint64_t oldest = newest < Segment::kNumRecords ? 1 : newest - Segment::kNumRecords + 1;
+  const uint64_t oldest =
+      newest < RecordRing::kNumRecords ? 1 : newest - RecordRing::kNumRecords + 1;
   for (uint64_t sequence = oldest; sequence <= newest; ++sequence) {
     CallRecord reporters;
     CallRecord culprits;
-    if (segment_.read_record(failure.reporter, sequence, &reporters) &&
-        segment_.read_record(failure.culprit, sequence, &culprits) &&
-        reporters.digest() != culprits.digest()) {
-      return "as operation #" + std::to_string(sequence) + ", " + reporter + " called " +
-             describe_call(reporters) + " and " + culprit + " called " + describe_call(culprits);
+    if (segment_.records(failure.reporter).read(sequence, &reporters) &&
+        segment_.records(failure.culprit).read(sequence, &culprits) &&
+        reporters.digest != culprits.digest) {
+      return "as operation #" + std::to_string(sequence) + ", " +
+             describe_difference(segment_, failure.reporter, reporters, failure.culprit, culprits);
     }
   }
-  return reporter + " and " + culprit + " made different calls";
+  return "rank " + std::to_string(failure.reporter) + " and rank " +
+         std::to_string(failure.culprit) + " made different calls";
 }
 
-void Waiter::raise_failure(const std::string& what) const {
+std::string Waiter::describe_counts(const Failure& failure) const {
+  const std::string reporter = "rank " + std::to_string(failure.reporter);
+  const std::string culprit = "rank " + std::to_string(failure.culprit);
+  const uint64_t sequence = load_acquire(segment_.control(failure.reporter).sequence);
+  CallRecord reporters;
+  CallRecord culprits;
+  if (!segment_.records(failure.reporter).read(sequence, &reporters) ||
+      !segment_.records(failure.culprit).read(sequence, &culprits)) {
+    return culprit + " and " + reporter + " disagree about how much one sends the other";
+  }
+  return "as operation #" + std::to_string(sequence) + ", " + culprit + " sends " +
+         std::to_string(reporters.peer_sends) + " elements to " + reporter + ", which expects " +
+         std::to_string(reporters.expected) + ": " + culprit + " called " +
+         describe_call(segment_, failure.culprit, culprits) + " and " + reporter + " called " +
+         describe_call(segment_, failure.reporter, reporters);
+}
+
+void Waiter::raise_failure(const CallRecord& record) const {
+  raise_failure(describe_operation(record), describe_call(segment_, rank_, record));
+}
+
+void Waiter::raise_failure(const std::string& what, const std::string& call) const {
   const Failure failure = Failure::unpack(load_acquire(segment_.failure_word()));
   const int n = segment_.num_ranks();
   const std::string me = what + ": rank " + std::to_string(rank_) + " of " + std::to_string(n);
@@ -196,25 +222,31 @@ void Waiter::raise_failure(const std::string& what) const {
       }
       throw TimeoutError(me +
                          (failure.reporter == rank_
-                              ? " waited " + seconds(timeout_s_)
+                              ? " waited " + describe_seconds(timeout_s_)
                               : " gives up with rank " + std::to_string(failure.reporter) +
-                                    ", which waited " + seconds(timeout_s_) + ", its wait") +
+                                    ", which waited " + describe_seconds(timeout_s_) +
+                                    ", its wait") +
                          (site_.for_credit ? " for a free slot to rank " : " for rank ") +
                          std::to_string(site_.peer) + " (chunk " + std::to_string(site_.chunk) +
-                         ", step " + std::to_string(site_.step) + "); " + describe_missing());
+                         ", step " + std::to_string(site_.step) + ")" +
+                         (call.empty() ? "" : " in " + call) + "; " + describe_missing());
     case FailureCode::kPeerDied: {
       std::string how = failure.signal == 0 ? std::string(" ended")
                                             : std::string(" was ended by signal ") +
                                                   std::to_string(failure.signal) + " (" +
                                                   ::strsignal(failure.signal) + ")";
-      throw PeerDiedError(me + " cannot go on: the process of " + culprit + how, failure.culprit,
-                          failure.signal);
+      throw PeerDiedError(me + " cannot go on: the process of " + culprit + how + "; " +
+                              describe_last(segment_, failure.culprit),
+                          failure.culprit, failure.signal);
     }
     case FailureCode::kPeerLeft:
-      throw PeerDiedError(me + " cannot go on: " + culprit + " closed its communicator",
+      throw PeerDiedError(me + " cannot go on: " + culprit + " closed its communicator; " +
+                              describe_last(segment_, failure.culprit),
                           failure.culprit, 0);
     case FailureCode::kMismatch:
       throw CollectiveMismatchError(me + " cannot go on: " + describe_mismatch(failure));
+    case FailureCode::kCounts:
+      throw CollectiveMismatchError(me + " cannot go on: " + describe_counts(failure));
     default:
       throw AbortedError(me + " cannot go on: rank " + std::to_string(failure.reporter) +
                          " gave this communicator up (interrupted, or closed with operations "

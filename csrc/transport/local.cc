@@ -2,6 +2,8 @@
 //
 // A world is made once and handed to every thread. Sub-worlds are found through their parent, by
 // id: the first member that asks makes one.
+#include <unistd.h>
+
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -14,8 +16,15 @@ namespace pycoll {
 
 class LocalWorld {
  public:
-  explicit LocalWorld(int num_ranks, std::string_view text = {})
-      : num_ranks_(num_ranks), mapping_(-1, SegmentLayout::for_ranks(num_ranks).total_bytes) {
+  LocalWorld(int num_ranks, std::string name, std::string_view text = {})
+      : num_ranks_(num_ranks),
+        name_(std::move(name)),
+        mapping_(-1, SegmentLayout::for_ranks(num_ranks).total_bytes) {
+    // A world of its own: no other of this host has this name at the same time.
+    if (name_.empty()) {
+      name_ = "threads-" + std::to_string(::getpid()) + "-" +
+              std::to_string(reinterpret_cast<uintptr_t>(mapping_.base()) >> 12);
+    }
     constexpr pid_t kThisThread = 0;
     const SegmentSettings settings = {num_usable_cores({&kThisThread, 1}),
                                       static_cast<uint32_t>(text.size())};
@@ -25,12 +34,15 @@ class LocalWorld {
   }
 
   int num_ranks() const { return num_ranks_; }
+  const std::string& name() const { return name_; }
   std::byte* base() const { return mapping_.base(); }
 
   std::shared_ptr<LocalWorld> child(const std::string& id, int num_ranks) {
     const std::lock_guard lock(mutex_);
     Child& child = children_[id];
-    if (child.world == nullptr) child = {std::make_shared<LocalWorld>(num_ranks), num_ranks};
+    if (child.world == nullptr) {
+      child = {std::make_shared<LocalWorld>(num_ranks, name_ + "." + id), num_ranks};
+    }
     std::shared_ptr<LocalWorld> world = child.world;
     if (--child.missing == 0) children_.erase(id);  // each member now holds it
     return world;
@@ -43,6 +55,7 @@ class LocalWorld {
   };
 
   int num_ranks_;
+  std::string name_;
   Mapping mapping_;
   std::mutex mutex_;
   std::map<std::string, Child> children_;
@@ -56,6 +69,7 @@ class LocalTransport final : public Transport {
       : world_(std::move(world)), rank_(rank), segment_(world_->base(), world_->num_ranks()) {}
 
   std::string_view name() const override { return "local"; }
+  std::string group_name() const override { return world_->name(); }
   int rank() const override { return rank_; }
   int num_ranks() const override { return world_->num_ranks(); }
   Segment& segment() override { return segment_; }
@@ -78,7 +92,7 @@ class LocalTransport final : public Transport {
 }  // namespace
 
 std::shared_ptr<LocalWorld> make_local_world(int num_ranks, std::string_view settings) {
-  return std::make_shared<LocalWorld>(num_ranks, settings);
+  return std::make_shared<LocalWorld>(num_ranks, "", settings);
 }
 
 std::unique_ptr<Transport> make_local_transport(std::shared_ptr<LocalWorld> world, int rank) {

@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstring>
 
@@ -11,8 +12,7 @@ namespace pycoll {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kRecordWords = sizeof(CallRecord) / sizeof(uint64_t);
-static_assert(sizeof(CallRecord) % sizeof(uint64_t) == 0);
+static_assert(sizeof(SegmentHeader) <= kPage);
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -21,25 +21,6 @@ size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * 
 size_t flag_lines_per_ring(int num_ranks) { return 1 + static_cast<size_t>(num_ranks); }
 
 }  // namespace
-
-uint32_t CallRecord::digest() const {
-  // FNV-1a over what must agree. `algorithm` is in: ranks that ask for different ones would wait
-  // for each other forever.
-  uint64_t hash = 1469598103934665603ull;
-  const auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * 1099511628211ull; };
-  mix(sequence);
-  mix(collective | (dtype << 8) | (op << 16) | (static_cast<uint64_t>(num_dims) << 24));
-  mix(static_cast<uint64_t>(root));
-  mix(static_cast<uint64_t>(count));
-  for (int i = 0; i < num_dims && i < 6; ++i) mix(static_cast<uint64_t>(shape[i]));
-  if (algorithm[0] != 0) {
-    uint64_t words[sizeof(algorithm) / 8];
-    std::memcpy(words, algorithm, sizeof(algorithm));
-    for (uint64_t word : words) mix(word);
-  }
-  const auto folded = static_cast<uint32_t>(hash ^ (hash >> 32));
-  return folded == 0 ? 1 : folded;
-}
 
 uint64_t Failure::pack() const {
   return static_cast<uint64_t>(code) | static_cast<uint64_t>(signal) << 8 |
@@ -61,7 +42,8 @@ SegmentLayout SegmentLayout::for_ranks(int num_ranks) {
   layout.slot_bytes[static_cast<int>(ProtocolKind::kLL)] = n <= 16 ? 8 << 10 : 4 << 10;
   layout.controls = kPage;
   layout.records = layout.controls + round_up(n * sizeof(RankControl), kPage);
-  layout.flags = layout.records + round_up(n * Segment::kNumRecords * sizeof(CallRecord), kPage);
+  layout.names = layout.records + n * RecordRing::kBytes;
+  layout.flags = layout.names + n * NameTable::kBytes;
   layout.slots =
       layout.flags +
       round_up(kNumProtocols * n * n * flag_lines_per_ring(num_ranks) * sizeof(FlagLine), kPage);
@@ -106,32 +88,38 @@ RingMemory Segment::ring(ProtocolKind protocol, int src, int dst) const {
   return memory;
 }
 
-void Segment::publish(int rank, const CallRecord& record) const {
-  auto* records = reinterpret_cast<uint64_t*>(base_ + layout_.records);
-  uint64_t* to =
-      records +
-      (static_cast<size_t>(rank) * kNumRecords + record.sequence % kNumRecords) * kRecordWords;
-  uint64_t words[kRecordWords];
-  std::memcpy(words, &record, sizeof(record));
-  // Word 0 is the sequence number: cleared first, so that a reader never takes a half-written
-  // record for a whole one (it reads the number before and after).
-  store_release(to[0], 0);
-  for (size_t i = 1; i < kRecordWords; ++i) store_release(to[i], words[i]);
-  store_release(to[0], words[0]);
-  store_release(control(rank).sequence, record.sequence);
+RecordRing Segment::records(int rank) const {
+  return RecordRing(base_ + layout_.records + static_cast<size_t>(rank) * RecordRing::kBytes);
 }
 
-bool Segment::read_record(int rank, uint64_t sequence, CallRecord* record) const {
-  auto* records = reinterpret_cast<uint64_t*>(base_ + layout_.records);
-  const uint64_t* from =
-      records + (static_cast<size_t>(rank) * kNumRecords + sequence % kNumRecords) * kRecordWords;
-  uint64_t words[kRecordWords];
-  words[0] = load_acquire(from[0]);
-  if (words[0] != sequence) return false;
-  for (size_t i = 1; i < kRecordWords; ++i) words[i] = load_acquire(from[i]);
-  if (load_acquire(from[0]) != sequence) return false;
-  std::memcpy(record, words, sizeof(words));
-  return true;
+NameTable Segment::names(int rank) const {
+  return NameTable(base_ + layout_.names + static_cast<size_t>(rank) * NameTable::kBytes);
+}
+
+void Segment::introduce(std::string_view name) const {
+  SegmentHeader& to = header();
+  // Every rank writes the same.
+  store_relaxed(to.version, SegmentHeader::kVersion);
+  store_relaxed(to.num_ranks, static_cast<uint64_t>(num_ranks()));
+  store_relaxed(to.total_bytes, layout_.total_bytes);
+  if (claim(to.name_claim, 1)) {
+    const size_t size = std::min(name.size(), SegmentHeader::kMaxName);
+    std::memcpy(to.name, name.data(), size);
+    store_release(to.name_size, size);
+  }
+  if (claim(to.tick_claim, 1)) {
+    const TickMoment now = TickMoment::now(has_steady_counter());
+    store_relaxed(to.tick_ticks, now.ticks);
+    store_release(to.tick_ns, static_cast<uint64_t>(now.ns));
+  }
+  store_release(to.magic, SegmentHeader::kMagic);
+}
+
+TickScale Segment::tick_scale() const {
+  const TickMoment now = TickMoment::now(has_steady_counter());
+  const auto ns = static_cast<int64_t>(load_acquire(header().tick_ns));
+  if (ns == 0) return {now, now};
+  return {{load_relaxed(header().tick_ticks), ns}, now};
 }
 
 void Segment::ring_bell(int rank) const {

@@ -1,9 +1,9 @@
 // The memory that the ranks of one communicator share, and where everything lies in it.
 //
-// One mapping serves all ranks: a control block, one record ring per rank, and for every ordered
-// pair of ranks one link per protocol, plus one multicast ring per rank and protocol. The memory
-// starts as zeros, which is a valid empty state, so nobody has to initialise it. Pages that no
-// schedule touches are never backed.
+// One mapping serves all ranks: a header, a control block, one ring of records and one table of
+// names per rank, and for every ordered pair of ranks one link per protocol, plus one multicast
+// ring per rank and protocol. The memory starts as zeros, which is a valid empty state, so nobody
+// has to initialise it. Pages that nothing touches are never backed.
 #pragma once
 
 #include <cstddef>
@@ -12,27 +12,21 @@
 #include <vector>
 
 #include "base/protocol.h"
+#include "base/ticks.h"
+#include "transport/records.h"
 #include "transport/slot.h"
 
 namespace pycoll {
 
-/// What one rank said when it entered an operation; read by others when something is wrong.
-struct CallRecord {
-  uint64_t sequence = 0;  // of the operation in its communicator: 1, 2, ...
-  uint8_t collective = 0;
-  uint8_t dtype = 0;
-  uint8_t op = 0;
-  uint8_t num_dims = 0;
-  int32_t root = 0;
-  int64_t count = 0;
-  int64_t shape[6] = {};
-  char algorithm[24] = {};  // as asked for by the caller; empty: pycoll's choice
-
-  /// What must agree between ranks, as 32 bits that are never 0.
-  uint32_t digest() const;
+enum class FailureCode : uint8_t {
+  kNone,
+  kTimeout,
+  kPeerDied,
+  kPeerLeft,
+  kMismatch,
+  kCounts,
+  kAborted
 };
-
-enum class FailureCode : uint8_t { kNone, kTimeout, kPeerDied, kPeerLeft, kMismatch, kAborted };
 
 /// Why a communicator broke. Packed into one word that the first rank to notice claims.
 struct Failure {
@@ -44,10 +38,35 @@ struct Failure {
   static Failure unpack(uint64_t word);
 };
 
+/// What the first page begins with: enough for a reader of another version to say that it is one.
+struct SegmentHeader {
+  static constexpr uint64_t kMagic = 0x6c6c6f63'79702121;  // "!!pycoll"
+  static constexpr uint64_t kVersion = 2;                  // of all that lies in the segment
+  static constexpr size_t kMaxName = 512;
+
+  uint64_t magic = 0;
+  uint64_t version = 0;
+  uint64_t num_ranks = 0;
+  uint64_t total_bytes = 0;
+  // A moment on both clocks, from which readers turn ticks into time. `tick_claim` picks its
+  // writer.
+  uint64_t tick_claim = 0;
+  uint64_t tick_ticks = 0;
+  uint64_t tick_ns = 0;  // last: not 0 when the moment is there
+  uint64_t name_claim = 0;
+  uint64_t name_size = 0;
+  char name[kMaxName] = {};  // of the group: that of the job, then how it was split
+  alignas(kFlagBytes) uint64_t failure = 0;
+};
+
 /// One rank's public state, on lines of its own.
 struct alignas(kFlagBytes) RankControl {
   uint64_t state = 0;                     // 0: not there yet, 1: there, 2: left
   uint64_t sequence = 0;                  // newest record
+  uint64_t pid = 0;                       // as the rank itself sees it
+  uint64_t thread_id = 0;                 // of the thread that made the communicator
+  uint64_t stack_signal = 0;              // makes the process write its stacks; 0: none does
+  uint64_t stack_fd = 0;                  // of the process: where it writes them
   alignas(kFlagBytes) uint32_t bell = 0;  // futex word
   uint32_t asleep = 0;
 };
@@ -70,6 +89,7 @@ struct SegmentLayout {
   // Byte offsets from the start of the mapping.
   size_t controls = 0;
   size_t records = 0;
+  size_t names = 0;
   size_t flags = 0;
   size_t slots = 0;
   size_t settings = 0;
@@ -78,7 +98,6 @@ struct SegmentLayout {
 /// A view of the mapping; owns nothing.
 class Segment {
  public:
-  static constexpr int kNumRecords = 32;  // per rank
   static constexpr size_t kSettingsBytes = size_t{1} << 20;
   static constexpr size_t kMaxSettingsText = kSettingsBytes - sizeof(SegmentSettings);
 
@@ -88,7 +107,8 @@ class Segment {
   const SegmentLayout& layout() const { return layout_; }
   int num_ranks() const { return layout_.num_ranks; }
 
-  uint64_t& failure_word() const { return *reinterpret_cast<uint64_t*>(base_); }
+  SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
+  uint64_t& failure_word() const { return header().failure; }
   RankControl& control(int rank) const;
   int num_cores() const;
   std::string_view settings_text() const;
@@ -96,11 +116,19 @@ class Segment {
   /// Link from src to dst, or src's multicast ring when dst == src.
   RingMemory ring(ProtocolKind protocol, int src, int dst) const;
 
+  RecordRing records(int rank) const;
+  NameTable names(int rank) const;
+
+  /// Says what this memory is, and whose. Every rank calls it before anything else, with one name.
+  void introduce(std::string_view name) const;
+  /// From ticks of the records to nanoseconds of CLOCK_MONOTONIC.
+  TickScale tick_scale() const;
+
   /// Writes the record of `rank` and its sequence number. One writer per rank.
-  void publish(int rank, const CallRecord& record) const;
-  /// Copies the record that `rank` published for `sequence`. False when it has not entered that
-  /// operation yet, or is so far ahead that the record was reused.
-  bool read_record(int rank, uint64_t sequence, CallRecord* record) const;
+  void publish(int rank, const CallRecord& record) const {
+    records(rank).write(record);
+    store_release(control(rank).sequence, record.sequence);
+  }
 
   /// Wakes `rank` if it sleeps.
   void ring_bell(int rank) const;

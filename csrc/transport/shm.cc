@@ -40,6 +40,7 @@ class ShmTransport final : public Transport {
   }
 
   std::string_view name() const override { return "shm"; }
+  std::string group_name() const override { return name_; }
   int rank() const override { return rank_; }
   int num_ranks() const override { return segment_.num_ranks(); }
   Segment& segment() override { return segment_; }

@@ -32,6 +32,18 @@ inline void store_release(uint64_t& word, uint64_t value) {
 inline void store_relaxed(uint64_t& word, uint64_t value) {
   std::atomic_ref<uint64_t>(word).store(value, std::memory_order_relaxed);
 }
+/// Between this rank's record of a call and its look at the others' (Waiter::peers_agree): of two
+/// ranks that do both, at least one sees the other's record. Pairs with the same call there.
+inline void fence_before_look() {
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wtsan"  // all it orders is atomic, so no report depends on it
+#endif
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+}
 /// True when `word` was 0 and is now `value`; acquires what the winner released otherwise.
 inline bool claim(uint64_t& word, uint64_t value) {
   uint64_t expected = 0;

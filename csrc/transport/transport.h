@@ -16,6 +16,8 @@ class Transport {
  public:
   virtual ~Transport() = default;
   virtual std::string_view name() const = 0;
+  /// Of the group, on this host: that of the job, and how it was split. Alike on all its ranks.
+  virtual std::string group_name() const = 0;
   virtual int rank() const = 0;
   virtual int num_ranks() const = 0;
   /// Shared with all peers; valid as long as the transport lives.
