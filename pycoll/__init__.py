@@ -7,6 +7,7 @@ comm.all_reduce(x)
 from __future__ import annotations
 
 from pycoll import schedule
+from pycoll._core import ANY_SOURCE
 from pycoll.communicator import Communicator, Work, init
 from pycoll.errors import (
     AbortedError,
@@ -24,6 +25,7 @@ from pycoll.launch import run_ranks
 __version__ = "0.1.0"
 
 __all__ = [
+    "ANY_SOURCE",
     "AbortedError",
     "CollectiveMismatchError",
     "Communicator",

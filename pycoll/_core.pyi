@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 import typing
 
+ANY_SOURCE: int
 bootstrap: typing.Any
 
 class Step:
@@ -165,7 +166,33 @@ class Work:
     def exception(self) -> typing.Any: ...
     def wait(self, timeout_s: float) -> bool: ...
 
+class MessageWork:
+    def done(self) -> bool: ...
+    def exception(self) -> typing.Any: ...
+    def wait(self, timeout_s: float) -> bool: ...
+    @property
+    def finished(self) -> bool: ...
+    @property
+    def source(self) -> int | None: ...
+
 class Communicator:
+    def send(
+        self,
+        x: typing.Any,
+        peer: int,
+        tag: int = 0,
+        *,
+        async_op: bool = False,
+    ) -> typing.Any: ...
+    def recv(
+        self,
+        x: typing.Any,
+        peer: int | None = None,
+        tag: int = 0,
+        *,
+        async_op: bool = False,
+    ) -> typing.Any: ...
+    def recv_any(self, x: typing.Any, tag: int = 0) -> int: ...
     def all_gather(
         self,
         x: typing.Any,

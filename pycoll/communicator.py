@@ -25,28 +25,28 @@ _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
 class Work:
-    """A handle on a collective that was started with `async_op=True`.
+    """A handle on an operation that was started with `async_op=True`.
 
     The arrays of the call must not be read or written until it is done.
     """
 
-    def __init__(self, core: _core.Work, result: Any) -> None:
+    def __init__(self, core: _core.Work | _core.MessageWork, result: Any) -> None:
         self._core = core
         self._result = result
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """Waits until the collective is over.
+        """Waits until the operation is over.
 
         Args:
-            timeout_s: How long to wait here, seconds. None: as long as the collective itself may
+            timeout_s: How long to wait here, seconds. None: as long as the operation itself may
                 take, which is the communicator's timeout.
 
         Returns:
             The result array of the call.
 
         Raises:
-            TimeoutError: The collective is still running after `timeout_s`; it goes on.
-            Error: What ended the collective.
+            TimeoutError: The operation is still running after `timeout_s`; it goes on.
+            Error: What ended the operation.
         """
         # In slices: between them Python looks for signals, so that Ctrl-C ends the wait.
         end = None if timeout_s is None else time.monotonic() + timeout_s
@@ -55,7 +55,7 @@ class Work:
             if self._core.wait(min(left_s, _SLICE_S)):
                 return self._result
             if end is not None and left_s <= _SLICE_S:
-                raise TimeoutError(f"the collective is still running after {timeout_s:g} s")
+                raise TimeoutError(f"the operation is still running after {timeout_s:g} s")
 
     def done(self) -> bool:
         """True when it is over, well or not."""
@@ -64,6 +64,11 @@ class Work:
     def exception(self) -> BaseException | None:
         """What ended it, None while it runs and after success."""
         return self._core.exception()
+
+    @property
+    def source(self) -> int | None:
+        """Of a receive that is over: the rank whose message it got. Else None."""
+        return self._core.source if isinstance(self._core, _core.MessageWork) else None
 
 
 class Communicator(_core.Communicator):

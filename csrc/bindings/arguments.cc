@@ -13,8 +13,8 @@ namespace {
 
 // In the order of the enumerators.
 constexpr std::string_view kArgNames[] = {
-    "x",           "op",          "root",      "out",      "counts",
-    "send_counts", "recv_counts", "algorithm", "async_op", "deterministic",
+    "x",           "op",        "root",     "out",           "counts", "send_counts",
+    "recv_counts", "algorithm", "async_op", "deterministic", "peer",   "tag",
 };
 static_assert(std::size(kArgNames) == kNumArgs);
 

@@ -25,8 +25,10 @@ enum class Arg : uint8_t {
   kAlgorithm,
   kAsyncOp,
   kDeterministic,
+  kPeer,
+  kTag,
 };
-inline constexpr size_t kNumArgs = 10;
+inline constexpr size_t kNumArgs = 12;
 
 /// What a method is called and takes: first the arguments that may be given by position.
 struct Signature {

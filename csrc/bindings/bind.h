@@ -12,5 +12,7 @@ void bind_communicator(pybind11::module_& m);
 
 /// Adds the collectives to the class that bind_communicator makes.
 void bind_collectives(pybind11::handle communicator_type);
+/// Adds send and recv to it.
+void bind_point_to_point(pybind11::module_& m, pybind11::handle communicator_type);
 
 }  // namespace pycoll

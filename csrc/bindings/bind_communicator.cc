@@ -92,6 +92,7 @@ void bind_communicator(py::module_& m) {
         return result;
       });
   bind_collectives(type);
+  bind_point_to_point(m, type);
 
   py::class_<LocalWorldObject>(m, "LocalWorld");
   m.def("make_local_world", [](int num_ranks) { return LocalWorldObject{make_world(num_ranks)}; });

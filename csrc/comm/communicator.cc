@@ -52,17 +52,24 @@ void Communicator::close() {
   closed_ = true;
   store_release(segment_.control(rank_).state, 2);
   if (progress_ != nullptr && progress_->num_pending() != 0) fail_aborted();
+  if (messages_ != nullptr) messages_->close();
   segment_.ring_all_bells();
   progress_.reset();
 }
 
 void Communicator::disown() {
   closed_ = true;
+  if (messages_ != nullptr) messages_->disown();
   (void)progress_.release();  // its thread does not exist here, and cannot be joined
 }
 
 void Communicator::check_open() const {
   if (closed_) throw UsageError("this communicator is closed: make a new one with pycoll.init()");
+}
+
+void Communicator::open_messages() {
+  check_open();
+  messages_ = std::make_unique<PointToPoint>(*transport_, timeout_s_, waiter_.interrupted);
 }
 
 void Communicator::run(const Call& call) {

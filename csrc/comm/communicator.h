@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/planner.h"
+#include "comm/point_to_point.h"
 #include "comm/progress.h"
 #include "comm/recorder.h"
 #include "executor/host.h"
@@ -62,6 +63,15 @@ class Communicator {
   std::shared_ptr<Work> start(const Call& call, std::shared_ptr<void> keep_alive);
   void barrier();
 
+  /// Sends and receives. The communicator is open.
+  PointToPoint& messages() {
+    if (messages_ == nullptr || closed_) open_messages();
+    return *messages_;
+  }
+
+  /// Those of an operation that was started: also after close().
+  PointToPoint& opened_messages() { return *messages_; }
+
   /// The ranks with this rank's color, ordered by key, then rank. Collective. Null when color < 0.
   /// `interrupt` lets a signal into the wait for the other members.
   std::unique_ptr<Communicator> split(int color, int key, Deadline::Interrupt interrupt = nullptr);
@@ -92,6 +102,7 @@ class Communicator {
   void wait_interruptibly(const Work& work);
   void fail_aborted();
   [[noreturn]] void raise_failure();
+  void open_messages();
 
   std::unique_ptr<Transport> transport_;
   Segment& segment_;
@@ -110,6 +121,7 @@ class Communicator {
   std::atomic<bool> closed_ = false;
   std::mutex run_mutex_;  // one operation at a time
   std::unique_ptr<ProgressThread> progress_;
+  std::unique_ptr<PointToPoint> messages_;  // once there are any
 };
 
 }  // namespace pycoll

@@ -101,4 +101,15 @@ std::string describe_seconds(double s) {
   return text;
 }
 
+std::string describe_message_mismatch(const MessageMismatch& mismatch, int receiver) {
+  const auto array = [](uint64_t nbytes, uint8_t dtype_number) {
+    const auto dtype = static_cast<DType>(dtype_number);
+    return std::to_string(nbytes / dtype_size(dtype)) + " " + std::string(dtype_name(dtype));
+  };
+  return "rank " + std::to_string(mismatch.source) + " sent " +
+         array(mismatch.sent_bytes, mismatch.sent_dtype) + " with tag " +
+         std::to_string(mismatch.tag) + " to rank " + std::to_string(receiver) +
+         ", whose receive expects " + array(mismatch.expected_bytes, mismatch.expected_dtype);
+}
+
 }  // namespace pycoll

@@ -20,4 +20,7 @@ std::string describe_last(const Segment& segment, int rank);
 /// `0.4 s`.
 std::string describe_seconds(double s);
 
+/// "rank 1 sent 5 f32 with tag 7 and rank 0 receives 4 f32 with it"
+std::string describe_message_mismatch(const MessageMismatch& mismatch, int receiver);
+
 }  // namespace pycoll

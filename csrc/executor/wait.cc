@@ -74,6 +74,7 @@ bool Waiter::wait_slowly(bool (*ready)(void*), void* context, const WaitSite& si
 
 bool Waiter::look_for_trouble(bool (*ready)(void*), void* context, const WaitSite& site) {
   if (load_acquire(segment_.failure_word()) != 0) return true;
+  if (site.look != nullptr) return site.look(site.look_context);
   Failure failure;
   failure.reporter = static_cast<uint16_t>(rank_);
   // A rank that made another call may never send what is waited for.
@@ -120,12 +121,13 @@ void Waiter::nap(bool (*ready)(void*), void* context) {
   const std::atomic_ref<uint32_t> asleep(control.asleep);
   const std::atomic_ref<uint32_t> bell(control.bell);
   const uint32_t heard = bell.load(std::memory_order_acquire);
-  asleep.store(1, std::memory_order_seq_cst);
+  // Counts: a collective and a message may be waited for at once.
+  asleep.fetch_add(1, std::memory_order_seq_cst);
   if (!ready(context) && load_acquire(segment_.failure_word()) == 0) {
     const timespec length{0, kNapNs};
     ::syscall(SYS_futex, &control.bell, FUTEX_WAIT, heard, &length, nullptr, 0);
   }
-  asleep.store(0, std::memory_order_relaxed);
+  asleep.fetch_sub(1, std::memory_order_relaxed);
 }
 
 bool Waiter::mismatch(int peer) {
@@ -247,6 +249,10 @@ void Waiter::raise_failure(const std::string& what, const std::string& call) con
       throw CollectiveMismatchError(me + " cannot go on: " + describe_mismatch(failure));
     case FailureCode::kCounts:
       throw CollectiveMismatchError(me + " cannot go on: " + describe_counts(failure));
+    case FailureCode::kMessageMismatch:
+      throw CollectiveMismatchError(
+          me + " cannot go on: " +
+          describe_message_mismatch(segment_.message_mismatch(failure.reporter), failure.reporter));
     default:
       throw AbortedError(me + " cannot go on: rank " + std::to_string(failure.reporter) +
                          " gave this communicator up (interrupted, or closed with operations "

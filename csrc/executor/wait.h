@@ -30,6 +30,10 @@ struct WaitSite {
   int step = 0;             // of the program
   int chunk = 0;            // first chunk of the step
   bool for_credit = false;  // a free slot, rather than a full one
+  // Looks for what could make this wait endless, instead of the look for a collective's peer; true
+  // ends the wait.
+  bool (*look)(const void* context) = nullptr;
+  const void* look_context = nullptr;
 };
 
 /// Called when an operation's wait turns slow, at most once: where the caller gives up a lock that

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
+#include <ctime>
 
 namespace pycoll {
 namespace {
@@ -53,6 +54,10 @@ SegmentLayout SegmentLayout::for_ranks(int num_ranks) {
   }
   layout.settings = layout.total_bytes;
   layout.total_bytes += Segment::kSettingsBytes;
+  layout.message_ends = layout.total_bytes;
+  layout.mailboxes = layout.message_ends +
+                     round_up(n * (sizeof(PeerMemoryAddress) + sizeof(MessageMismatch)), kPage);
+  layout.total_bytes = layout.mailboxes + MailboxLayout::total_bytes(num_ranks);
   return layout;
 }
 
@@ -131,8 +136,29 @@ void Segment::ring_bell(int rank) const {
   ::syscall(SYS_futex, &control.bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
+void Segment::ring_message_bell(int rank) const {
+  ring_bell(rank);
+  RankControl& control = this->control(rank);
+  if (std::atomic_ref<uint32_t>(control.message_asleep).load(std::memory_order_relaxed) == 0) {
+    return;
+  }
+  std::atomic_ref<uint32_t>(control.message_bell).fetch_add(1, std::memory_order_release);
+  ::syscall(SYS_futex, &control.message_bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void Segment::nap_for_message(int rank, bool listens) const {
+  RankControl& control = this->control(rank);
+  const std::atomic_ref<uint32_t> asleep(control.message_asleep);
+  const uint32_t heard =
+      std::atomic_ref<uint32_t>(control.message_bell).load(std::memory_order_acquire);
+  const timespec length{0, 1'000'000};
+  if (listens) asleep.store(1, std::memory_order_seq_cst);
+  ::syscall(SYS_futex, &control.message_bell, FUTEX_WAIT, heard, &length, nullptr, 0);
+  if (listens) asleep.store(0, std::memory_order_relaxed);
+}
+
 void Segment::ring_all_bells() const {
-  for (int rank = 0; rank < num_ranks(); ++rank) ring_bell(rank);
+  for (int rank = 0; rank < num_ranks(); ++rank) ring_message_bell(rank);
 }
 
 void Segment::fail(const Failure& failure) const {

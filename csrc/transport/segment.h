@@ -14,6 +14,8 @@
 #include "base/protocol.h"
 #include "base/ticks.h"
 #include "transport/records.h"
+#include "transport/mailbox.h"
+#include "transport/peer_memory.h"
 #include "transport/slot.h"
 
 namespace pycoll {
@@ -25,7 +27,8 @@ enum class FailureCode : uint8_t {
   kPeerLeft,
   kMismatch,
   kCounts,
-  kAborted
+  kAborted,
+  kMessageMismatch,  // a receive of another size or dtype than was sent
 };
 
 /// Why a communicator broke. Packed into one word that the first rank to notice claims.
@@ -59,6 +62,17 @@ struct SegmentHeader {
   alignas(kFlagBytes) uint64_t failure = 0;
 };
 
+/// A message that did not fit its receive. Written by the receiver before it breaks the
+/// communicator.
+struct MessageMismatch {
+  int32_t source = 0;
+  int32_t tag = 0;
+  uint64_t sent_bytes = 0;
+  uint64_t expected_bytes = 0;
+  uint8_t sent_dtype = 0;
+  uint8_t expected_dtype = 0;
+};
+
 /// One rank's public state, on lines of its own.
 struct alignas(kFlagBytes) RankControl {
   uint64_t state = 0;                     // 0: not there yet, 1: there, 2: left
@@ -69,6 +83,8 @@ struct alignas(kFlagBytes) RankControl {
   uint64_t stack_fd = 0;                  // of the process: where it writes them
   alignas(kFlagBytes) uint32_t bell = 0;  // futex word
   uint32_t asleep = 0;
+  uint32_t message_bell = 0;  // the same for the thread that progresses asynchronous messages
+  uint32_t message_asleep = 0;
 };
 
 /// What the maker of the memory decides for all ranks before any of them sees it, so that all
@@ -93,6 +109,8 @@ struct SegmentLayout {
   size_t flags = 0;
   size_t slots = 0;
   size_t settings = 0;
+  size_t message_ends = 0;  // per rank: PeerMemoryAddress, MessageMismatch
+  size_t mailboxes = 0;
 };
 
 /// A view of the mapping; owns nothing.
@@ -123,6 +141,16 @@ class Segment {
   void introduce(std::string_view name) const;
   /// From ticks of the records to nanoseconds of CLOCK_MONOTONIC.
   TickScale tick_scale() const;
+  /// The messages from src to dst (transport/mailbox.h).
+  MailboxMemory mailbox(int src, int dst) const {
+    return MailboxLayout::at(base_ + layout_.mailboxes, num_ranks(), src, dst);
+  }
+  PeerMemoryAddress* peer_memory_addresses() const {
+    return reinterpret_cast<PeerMemoryAddress*>(base_ + layout_.message_ends);
+  }
+  MessageMismatch& message_mismatch(int rank) const {
+    return reinterpret_cast<MessageMismatch*>(peer_memory_addresses() + num_ranks())[rank];
+  }
 
   /// Writes the record of `rank` and its sequence number. One writer per rank.
   void publish(int rank, const CallRecord& record) const {
@@ -132,6 +160,10 @@ class Segment {
 
   /// Wakes `rank` if it sleeps.
   void ring_bell(int rank) const;
+  /// The same for a message, which the thread for asynchronous ones may wait for.
+  void ring_message_bell(int rank) const;
+  /// Sleeps for at most a millisecond, or, if it `listens`, until the bell for messages is rung.
+  void nap_for_message(int rank, bool listens) const;
   void ring_all_bells() const;
   /// Breaks the communicator with this failure, unless it is already broken.
   void fail(const Failure& failure) const;

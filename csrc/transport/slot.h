@@ -44,6 +44,11 @@ inline void fence_before_look() {
 #pragma GCC diagnostic pop
 #endif
 }
+/// Nothing after this is done before the store is seen by all: where two ranks each store one word
+/// and then load the other's, and at least one of them must see the other's store.
+inline void store_then_fence(uint64_t& word, uint64_t value) {
+  std::atomic_ref<uint64_t>(word).exchange(value, std::memory_order_seq_cst);
+}
 /// True when `word` was 0 and is now `value`; acquires what the winner released otherwise.
 inline bool claim(uint64_t& word, uint64_t value) {
   uint64_t expected = 0;

@@ -1,0 +1,188 @@
+// send and recv for Python: plain C functions, as the collectives are (bind_collectives.cc).
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "bindings/arguments.h"
+#include "bindings/array.h"
+#include "bindings/bind.h"
+#include "bindings/communicator_object.h"
+#include "bindings/gil.h"
+#include "bindings/invocation.h"
+#include "bindings/message_docs.h"
+
+namespace pycoll {
+namespace py = pybind11;
+
+namespace {
+
+using enum Arg;
+
+// Up to this size a call keeps the GIL until a wait turns slow.
+constexpr size_t kKeepGilBytes = 32 << 10;
+
+constexpr Signature kSend{"send", {kX, kPeer, kTag}, {kAsyncOp}};
+constexpr Signature kRecv{"recv", {kX, kPeer, kTag}, {kAsyncOp}};
+constexpr Signature kRecvAny{"recv_any", {kX, kTag}, {}};
+
+/// What Python's Work holds of a message.
+struct MessageWork {
+  std::shared_ptr<MessageOp> op;
+  py::object communicator;  // which moves it on
+};
+
+int32_t tag_of(PyObject* object) {
+  const Py_ssize_t value = PyNumber_AsSsize_t(object, nullptr);  // clips what is too large
+  if (PyErr_Occurred() != nullptr || value < 0 || value > INT32_MAX) {
+    PyErr_Clear();
+    throw UsageError("tag is " + py::repr(object).cast<std::string>() + ", expected an int in 0.." +
+                     std::to_string(INT32_MAX));
+  }
+  return static_cast<int32_t>(value);
+}
+
+bool is_any_source(PyObject* peer) {
+  if (peer == nullptr) return true;
+  return PyLong_Check(peer) != 0 && PyLong_AsLong(peer) == kAnySource &&
+         PyErr_Occurred() == nullptr;
+}
+
+void set_message(MessageOp& op, const ArrayView& x, const Arguments& args) {
+  op.dtype = x.dtype;
+  op.data = static_cast<std::byte*>(x.data);
+  op.nbytes = static_cast<size_t>(x.count) * dtype_size(x.dtype);
+  if (PyObject* tag = args[kTag]) op.tag = tag_of(tag);
+}
+
+ArrayView view_of(const Arguments& args, const char* function, bool writable) {
+  if (args[kX] == nullptr) throw UsageError(std::string(function) + " needs an array x");
+  return ArrayView(args[kX], "x", writable);
+}
+
+void run_here(CommunicatorObject& object, MessageOp& op) {
+  PointToPoint& messages = object.comm->messages();
+  LazyGilRelease gil(object.ranks_are_threads || op.nbytes > kKeepGilBytes);
+  messages.run(op, gil.on_slow());
+}
+
+PyObject* start(PyObject* self, CommunicatorObject& object, const MessageOp& call, ArrayView&& x,
+                PyObject* result) {
+  auto op = std::make_shared<MessageOp>(call);
+  op->keep_alive = {new ArrayView(std::move(x)), [](void* kept) {
+                      const py::gil_scoped_acquire gil;
+                      delete static_cast<ArrayView*>(kept);
+                    }};
+  {
+    // The thread that moves messages may hold the engine for as long as a large copy takes.
+    const py::gil_scoped_release gil;
+    object.comm->messages().start(op);
+  }
+  MessageWork work{std::move(op), py::reinterpret_borrow<py::object>(self)};
+  return py::module_::import("pycoll.communicator")
+      .attr("Work")(py::cast(std::move(work)), py::reinterpret_borrow<py::object>(result))
+      .release()
+      .ptr();
+}
+
+PyObject* send(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObject* keywords) {
+  return guarded([&]() -> PyObject* {
+    const Arguments arguments(kSend, args, num_args, keywords);
+    CommunicatorObject& object = object_of(self);
+    ArrayView x = view_of(arguments, "send", false);
+    if (arguments[kPeer] == nullptr) throw UsageError("send needs a peer");
+    MessageOp op;
+    op.is_send = true;
+    op.peer = rank_of(arguments[kPeer], "peer", object.comm->size());
+    set_message(op, x, arguments);
+    PyObject* async_op = arguments[kAsyncOp];
+    if (async_op != nullptr && truth_of(async_op)) {
+      return start(self, object, op, std::move(x), Py_None);
+    }
+    run_here(object, op);
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* recv(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObject* keywords) {
+  return guarded([&]() -> PyObject* {
+    const Arguments arguments(kRecv, args, num_args, keywords);
+    CommunicatorObject& object = object_of(self);
+    ArrayView x = view_of(arguments, "recv", true);
+    MessageOp op;
+    PyObject* peer = arguments[kPeer];
+    op.peer = is_any_source(peer) ? kAnySource : rank_of(peer, "peer", object.comm->size());
+    set_message(op, x, arguments);
+    PyObject* async_op = arguments[kAsyncOp];
+    if (async_op != nullptr && truth_of(async_op)) {
+      return start(self, object, op, std::move(x), arguments[kX]);
+    }
+    run_here(object, op);
+    return Py_NewRef(arguments[kX]);
+  });
+}
+
+PyObject* recv_any(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObject* keywords) {
+  return guarded([&]() -> PyObject* {
+    const Arguments arguments(kRecvAny, args, num_args, keywords);
+    CommunicatorObject& object = object_of(self);
+    const ArrayView x = view_of(arguments, "recv_any", true);
+    MessageOp op;
+    op.peer = kAnySource;
+    set_message(op, x, arguments);
+    run_here(object, op);
+    return PyLong_FromLong(op.source);
+  });
+}
+
+PyMethodDef kMethods[] = {
+    {"send", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(send)),
+     METH_FASTCALL | METH_KEYWORDS, kSendDoc},
+    {"recv", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(recv)),
+     METH_FASTCALL | METH_KEYWORDS, kRecvDoc},
+    {"recv_any", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(recv_any)),
+     METH_FASTCALL | METH_KEYWORDS, kRecvAnyDoc},
+};
+
+PointToPoint& messages_of(const MessageWork& work) {
+  return object_of(work.communicator.ptr()).comm->opened_messages();
+}
+
+}  // namespace
+
+void bind_point_to_point(py::module_& m, py::handle communicator_type) {
+  m.attr("ANY_SOURCE") = kAnySource;
+  py::class_<MessageWork>(m, "MessageWork")
+      .def("done",
+           [](const MessageWork& work) {
+             const py::gil_scoped_release gil;
+             return messages_of(work).test(*work.op);
+           })
+      .def(
+          "wait",
+          [](const MessageWork& work, double timeout_s) {
+            const py::gil_scoped_release gil;
+            return messages_of(work).wait(*work.op, timeout_s);
+          },
+          py::arg("timeout_s"))
+      .def_property_readonly("finished", [](const MessageWork& work) { return work.op->is_over(); })
+      .def("exception",
+           [](const MessageWork& work) -> py::object {
+             if (!work.op->is_over() || !work.op->error) return py::none();
+             set_python_error(work.op->error);
+             return py::error_already_set().value();
+           })
+      .def_property_readonly("source", [](const MessageWork& work) -> std::optional<int> {
+        if (!work.op->is_over() || work.op->source == kAnySource) return std::nullopt;
+        return work.op->source;
+      });
+  for (PyMethodDef& method : kMethods) {
+    py::setattr(communicator_type, method.ml_name,
+                py::reinterpret_steal<py::object>(PyDescr_NewMethod(
+                    reinterpret_cast<PyTypeObject*>(communicator_type.ptr()), &method)));
+  }
+}
+
+}  // namespace pycoll

@@ -1,0 +1,73 @@
+// Sends and receives between two ranks of a communicator: who waits for them, and what ends a wait.
+//
+// They are apart from the collectives: another sequence, other memory. A blocking call runs on the
+// caller's thread. Asynchronous ones are moved on by every thread that waits for a message, and by
+// a thread of their own while nobody does. The lock is held while messages are moved, never while
+// waiting; before the first asynchronous operation there is nobody to lock out.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <thread>
+
+#include "comm/message_engine.h"
+#include "comm/message_thread.h"
+#include "executor/wait.h"
+
+namespace pycoll {
+
+class PointToPoint {
+ public:
+  PointToPoint(Transport& transport, double timeout_s, std::function<bool()> interrupted);
+  ~PointToPoint() { close(); }
+
+  /// Runs the operation. Raises what ended it; the communicator is broken then.
+  void run(MessageOp& op, const OnSlow& on_slow);
+  /// Starts it; `op` keeps its arrays.
+  void start(const std::shared_ptr<MessageOp>& op);
+  /// Waits at most `timeout_s`; false when it is still going on then. Raises what ended it.
+  bool wait(MessageOp& op, double timeout_s);
+  /// True when it is over, well or not.
+  bool test(MessageOp& op);
+
+  /// Ends what is pending, by breaking the communicator.
+  void close();
+  /// In a forked process: the thread does not exist here.
+  void disown() { thread_.disown(); }
+
+ private:
+  static constexpr int64_t kLookPeriodNs = 500'000;
+
+  class Lock;
+  class Waiting;
+
+  bool step(MessageOp& op);
+  bool look_for_trouble();
+  bool find_failure(MessageOp& op, int64_t now, const std::vector<Failure>& ends,
+                    Failure* failure) const;
+  std::vector<Failure> find_ended_peers();
+  MessageThread::Progress progress_alone();
+  void end_all();
+  void finalize(std::vector<std::shared_ptr<MessageOp>> finished);
+  void check_unbroken(const MessageOp& op) const;
+  std::exception_ptr error_of(const MessageOp& op) const;
+  void raise_timeout(const MessageOp& op, const Failure& failure) const;
+  void wait_until_over(Waiter& waiter, MessageOp& op, int64_t end_ns);
+
+  Transport& transport_;
+  Segment& segment_;
+  int rank_;
+  double timeout_s_;
+  Waiter run_waiter_;
+  std::mutex wait_mutex_;  // of wait_waiter_: a Work may be waited for on any thread
+  Waiter wait_waiter_;
+  std::mutex mutex_;  // of engine_, once there is a thread
+  MessageEngine engine_;
+  std::atomic<bool> has_thread_{false};
+  std::atomic<int> num_waiting_{0};  // threads in a wait: they move everything on
+  std::atomic<bool> closed_{false};
+  int64_t next_look_ns_ = 0;  // of the thread
+  MessageThread thread_;      // last: it uses the others
+};
+
+}  // namespace pycoll
