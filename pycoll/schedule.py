@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pycoll import _core
+from pycoll.algorithm_info import AlgorithmInfo
 from pycoll.errors import UsageError
 from pycoll.move import Move, copy, reduce
 from pycoll.proof import Proof, ScheduleError
@@ -49,26 +50,6 @@ Cost = float | Sequence[Sequence[float]] | Callable[[int, int], float]
 Generator = Callable[[int, int], Iterable[Move]]
 
 _MOST_SLOTS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class AlgorithmInfo:
-    """A row of the table of algorithms.
-
-    Args:
-        collective: what it does.
-        name: for build() and for `algorithm=`.
-        cost: time of n ranks and N bytes in alpha, beta, gamma.
-        source: where it was published.
-        sent_fraction: f(n, rank, root=0), what a rank sends in units of the message; None for
-            registered algorithms.
-    """
-
-    collective: str
-    name: str
-    cost: str
-    source: str
-    sent_fraction: Callable[..., float] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +88,13 @@ class Schedule:
 
     @property
     def num_chunks(self) -> int:
-        """Chunks into which the message is split."""
+        """Chunks of all blocks together; chunk c is a piece of block c // (chunks of a block)."""
         return self._core.num_chunks
+
+    @property
+    def chunks_per_message(self) -> int:
+        """Chunks that the size of a message counts: of what a rank brings, or gets if more."""
+        return self._core.chunks_per_message
 
     @property
     def root(self) -> int:
@@ -130,6 +116,15 @@ class Schedule:
     def starts_with_value(self, rank: int, chunk: int) -> bool:
         """Whether the rank has a value in that chunk before the first round."""
         return self._core.starts_with_value(rank, chunk)
+
+    def goal(self, rank: int, chunk: int) -> tuple[str, int]:
+        """What the rank must hold in that chunk at the end.
+
+        Returns:
+            `any` (nobody will look), `start` with the rank whose start value it is, `reduced` (of
+            all ranks), `prefix` (of ranks up to this one) or `prefix_before` (of those below it).
+        """
+        return self._core.goal(rank, chunk)
 
     def programs(
         self, *, fuse: bool = True, multicast: bool = True, join_blocks: bool = True
@@ -301,7 +296,9 @@ def register(
     Args:
         collective: such as `all_reduce`.
         name: of the algorithm. Registering a name again replaces it; built-in names are taken.
-        num_chunks: into which the message is split: a number, or a function of n.
+        num_chunks: of all blocks together, a multiple of their number: a number, or a function of
+            n. Blocks are numbered as in csrc/schedule/collectives.h: all_gather has n, all_to_all
+            n * n (block s * n + d goes from s to d), all_reduce one.
         cost: time of n ranks and N bytes in alpha, beta, gamma.
         source: where the algorithm was published.
 

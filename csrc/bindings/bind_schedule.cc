@@ -251,6 +251,11 @@ void bind_schedule(py::module_& m) {
       .def_readonly("algorithm", &Schedule::algorithm)
       .def_readonly("n", &Schedule::num_ranks)
       .def_readonly("num_chunks", &Schedule::num_chunks)
+      .def_property_readonly("chunks_per_message",
+                             [](const Schedule& s) {
+                               return s.pieces_per_block() *
+                                      info(s.collective).blocks_per_message(s.num_ranks);
+                             })
       .def_readonly("root", &Schedule::root)
       .def_readonly("multicast", &Schedule::multicast)
       .def_property_readonly("moves",

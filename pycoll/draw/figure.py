@@ -51,6 +51,7 @@ class _Drawing:
         self._picture = picture
         n, chunks = picture.num_ranks, picture.num_chunks
         self._colors = chunk_colors(chunks)
+        self._notes: list[tuple[bool, float]] = []  # beside the picture: on its left, y
         self._cell = min(0.20, max(0.05, 1.9 / chunks))
         self._pitch = max(1.15, chunks * self._cell + 0.38)
         wraps = any(flow.shift for step in picture.rounds for flow in step.flows)
@@ -91,6 +92,8 @@ class _Drawing:
             y += band
             self._strip(y, step.held, step.changed)
             y += CELL_HEIGHT
+        if not self._picture.wants_everything:
+            self._underline_wanted(y)
         self._legend.draw(self._canvas, self._bottom)
         return self._canvas.figure()
 
@@ -138,12 +141,20 @@ class _Drawing:
             left = self._lifeline(rank) - self._picture.num_chunks * w / 2
             for chunk, count in enumerate(row):
                 x, color = left + chunk * w, self._colors[chunk]
-                filled = h * count / self._picture.full[chunk]
+                filled = h * min(1.0, count / self._picture.full[rank][chunk])
                 canvas.box(x, y, w, h - filled, fill=tint(color) if count else PAPER, z=6)
                 canvas.box(x, y + h - filled, w, filled, fill=color, z=6)
                 canvas.box(x, y, w, h, edge=MUTED, line_width=0.5, z=7)
                 if (rank, chunk) in changed:
                     canvas.box(x, y, w, h, edge=INK, line_width=1.5, z=8)
+
+    def _underline_wanted(self, y: float) -> None:
+        for rank, row in enumerate(self._picture.wanted):
+            left = self._lifeline(rank) - self._picture.num_chunks * self._cell / 2
+            for chunk, is_wanted in enumerate(row):
+                if is_wanted:
+                    x = left + (chunk + 0.1) * self._cell
+                    self._canvas.box(x, y + 0.035, 0.8 * self._cell, 0.045, fill=INK, z=6)
 
     # What moves.
 
@@ -174,7 +185,11 @@ class _Drawing:
         for x, note in ((seam_out, f"to {flow.dsts[0]}"), (seam_in, f"from {flow.srcs[0]}")):
             on_left = x < self._left
             align, out = ("right", -0.05) if on_left else ("left", 0.05)
-            self._canvas.text(x + out, y, note, 7.5, MUTED, align=align)
+            note_y = y
+            while any(at == on_left and abs(other - note_y) < 0.12 for at, other in self._notes):
+                note_y += 0.13
+            self._notes.append((on_left, note_y))
+            self._canvas.text(x + out, note_y, note, 7.5, MUTED, align=align)
         self._chunk_label(flow, (x0 + seam_out) / 2, (y0 + y) / 2)
         return seam_in, y
 

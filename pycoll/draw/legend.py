@@ -60,13 +60,15 @@ class Legend:
             entries.append(_Entry(pitch * picture.num_chunks + 0.04, "chunk", self._chunks))
         kinds = {flow.kind for step in picture.rounds for flow in step.flows}
         entries += [_Entry(0.58, _NOTES[k], self._flow(k)) for k in _NOTES if k in kinds]
-        full = max(picture.full)
+        full = max(map(max, picture.full))
         if full > 1:
             note = f"1 of {full} contributions"
             entries.append(_Entry(0.28, note, self._cell(1 / full)))
         entries.append(_Entry(0.28, "complete", self._cell(1.0)))
         if kinds:
             entries.append(_Entry(0.28, "written in this round", self._written))
+        if not picture.wants_everything:
+            entries.append(_Entry(0.28, "asked for at the end", self._wanted))
         return entries
 
     def _chunks(self, canvas: Canvas, x: float, y: float) -> None:
@@ -92,6 +94,9 @@ class Legend:
             canvas.box(x, top, _SWATCH, CELL_HEIGHT, edge=MUTED, line_width=0.5, z=5)
 
         return draw
+
+    def _wanted(self, canvas: Canvas, x: float, y: float) -> None:
+        canvas.box(x, y - 0.02, _SWATCH, 0.045, fill=INK, z=5)
 
     def _written(self, canvas: Canvas, x: float, y: float) -> None:
         canvas.box(x, y - CELL_HEIGHT / 2, _SWATCH, CELL_HEIGHT, edge=INK, line_width=1.5, z=5)

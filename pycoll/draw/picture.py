@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 Chunks = tuple[int, int]  # first, count
+_NUMBERING = {
+    "all_to_all": " (s n + d goes from rank s to rank d)",
+    "neighbor_exchange": " (2 s goes from rank s to its left, 2 s + 1 to its right)",
+}
 
 
 class MoveLike(Protocol):
@@ -68,9 +72,15 @@ class Picture:
     caption: str
     num_ranks: int
     num_chunks: int
-    full: tuple[int, ...]  # per chunk: the number of contributions that completes it
+    full: tuple[tuple[int, ...], ...]  # [rank][chunk], the contributions that complete it
+    wanted: tuple[tuple[bool, ...], ...]  # [rank][chunk], whether the rank asks for it at the end
     start: tuple[tuple[int, ...], ...]  # as Round.held, before the first round
     rounds: tuple[Round, ...]
+
+    @property
+    def wants_everything(self) -> bool:
+        """Whether every rank asks for every chunk, so that nothing needs to be marked."""
+        return all(all(row) for row in self.wanted)
 
 
 def make_picture(schedule: Any, title: str | None = None) -> Picture:
@@ -90,7 +100,16 @@ def make_picture(schedule: Any, title: str | None = None) -> Picture:
 
     ring = n > 2 and all((m.dst - m.src) % n in (1, n - 1) for m in schedule.moves)
     contributions = _start_contributions(schedule)
-    full = tuple(sum(bool(contributions[r][c]) for r in range(n)) or 1 for c in range(num_chunks))
+    goals = [[schedule.goal(r, c)[0] for c in range(num_chunks)] for r in range(n)]
+    starting = [sum(bool(contributions[r][c]) for r in range(n)) or 1 for c in range(num_chunks)]
+    prefixes = {"prefix": 1, "prefix_before": 0}  # beyond the ranks below
+    full = tuple(
+        tuple(
+            max(1, r + prefixes[goal]) if goal in prefixes else count
+            for goal, count in zip(goals[r], starting, strict=True)
+        )
+        for r in range(n)
+    )
     start = _count(contributions)
     rounds = []
     for idx in sorted(moves_of_round):
@@ -105,6 +124,7 @@ def make_picture(schedule: Any, title: str | None = None) -> Picture:
         num_ranks=n,
         num_chunks=num_chunks,
         full=full,
+        wanted=tuple(tuple(goal != "any" for goal in row) for row in goals),
         start=start,
         rounds=tuple(rounds),
     )
@@ -181,11 +201,11 @@ def _caption(schedule: Any, num_rounds: int) -> str:
     sent = [0] * schedule.n
     for move in schedule.moves:
         sent[move.src] += move.chunks[1]
-    least, most = (count / schedule.num_chunks for count in (min(sent), max(sent)))
+    least, most = (count / schedule.chunks_per_message for count in (min(sent), max(sent)))
     return ", ".join(
         (
             _plural(num_rounds, "round"),
-            _plural(schedule.num_chunks, "chunk"),
+            _plural(schedule.num_chunks, "chunk") + _NUMBERING.get(schedule.collective, ""),
             f"sent per rank: {_span(least, most)} x the message",
             f"longest program after lowering: {_plural(schedule.num_steps, 'step')}",
         )

@@ -63,6 +63,8 @@ def draw_text(picture: Picture, *, ascii_only: bool = False) -> str:
             name = f"round {step.idx}" if i == 0 else ""
             lines.append(f"{name:<{_LEFT}}{''.join(row)}".rstrip())
         lines.append(canvas.strip("", step.held))
+    if not picture.wants_everything and picture.num_chunks <= _MAX_CELLS:
+        lines.append(canvas.wanted())
     lines += ["", _legend(picture, glyphs)]
     return "\n".join(lines) + "\n"
 
@@ -94,11 +96,16 @@ class _Canvas:
     def strip(self, name: str, held: tuple[tuple[int, ...], ...]) -> str:
         full = self._picture.full
         if self._picture.num_chunks > _MAX_CELLS:
-            return self._centered(name, [f"{100 * sum(h) // sum(full)}%" for h in held])
+            rows = zip(held, full, strict=True)
+            return self._centered(name, [f"{100 * sum(h) // sum(f)}%" for h, f in rows])
         cell = self._glyphs.cell
         return self._centered(
-            name, ["".join(cell(h, f) for h, f in zip(row, full, strict=True)) for row in held]
+            name, ["".join(map(cell, *rows)) for rows in zip(held, full, strict=True)]
         )
+
+    def wanted(self) -> str:
+        wanted = self._picture.wanted
+        return self._centered("", ["".join(" ^"[is_wanted] for is_wanted in row) for row in wanted])
 
     def place(self, flow: Flow, rows: list[list[str]]) -> None:
         """Writes a flow into the first row where it touches no other one."""
@@ -161,8 +168,9 @@ def _legend(picture: Picture, g: _Glyphs) -> str:
     if any(flow.shift for step in picture.rounds for flow in step.flows):
         parts.append("a line that leaves on one side enters on the other")
     if picture.num_chunks <= _MAX_CELLS:
-        full = max(picture.full)
+        full = max(map(max, picture.full))
         partial = f"{g.cell(1, full)} 1 of {full} contributions, " if full > 1 else ""
         none, complete = g.cell(0, full), g.cell(full, full)
-        parts.append(f"a cell per chunk: {none} nothing yet, {partial}{complete} complete")
+        asked = "" if picture.wants_everything else ", ^ asked for at the end"
+        parts.append(f"a cell per chunk: {none} nothing yet, {partial}{complete} complete{asked}")
     return "\n".join(parts)
