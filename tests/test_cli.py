@@ -12,7 +12,7 @@ import pytest
 from command_line import environment, invoke, run
 
 import pycoll
-from pycoll import UsageError, schedule
+from pycoll import UsageError, _core, schedule
 from pycoll.cli.units import (
     format_nbytes,
     format_rate,
@@ -120,11 +120,54 @@ def test_show_root_of_a_broadcast_is_drawn():
 def test_verify_prints_the_smallest_safe_slot_counts():
     lines = invoke("verify", "all_reduce", "-n", "1:5,8", "--slots", "1:8").splitlines()
     rows = {cells(line)[0]: cells(line)[1:] for line in lines if line.startswith("  ")}
-    assert rows["algorithm"] == ["n=1", "n=2", "n=3", "n=4", "n=5", "n=8"]
+    assert rows["algorithm"] == ["n=1", "n=2", "n=3", "n=4", "n=5", "n=8", "order"]
     for name in schedule.algorithms("all_reduce"):
         smallest = [schedule.build("all_reduce", name, n).min_slots(8) for n in (1, 2, 3, 4, 5, 8)]
-        assert [int(cell) for cell in rows[name]] == smallest
+        assert [int(cell) for cell in rows[name][:-1]] == smallest
+        assert rows[name][-1] == schedule.build("all_reduce", name, 8).verify().order
     assert f"{6 * len(schedule.algorithms('all_reduce'))} of " in lines[-1]
+
+
+def test_verify_every_collective_and_every_root_is_proved():
+    text = invoke("verify", "every", "-n", "1:4", "--root", "all")
+    titles = re.findall(r"^(\w+): smallest", text, re.MULTILINE)
+    having = [row.name for row in _core.collectives() if schedule.algorithms(row.name)]
+    assert titles == having and len(having) == 11
+    total = 4 * sum(len(schedule.algorithms(name)) for name in having)
+    assert text.splitlines()[-1] == f"{total} of {total} proved"
+
+
+def test_verify_root_that_is_no_rank_is_not_proved():
+    assert "0 of 1 proved" in invoke(
+        "verify", "gather", "-n", "2", "-a", "star", "--root", "5", status=1
+    )
+    assert "expected the number of a rank" in invoke("verify", "gather", "--root", "x", status=2)
+
+
+def test_show_takes_a_collective_and_its_algorithm():
+    text = invoke("show", "all_to_all", "pairwise", "-n", "3", "--format", "ascii")
+    assert text == schedule.build("all_to_all", "pairwise", 3).draw(format="ascii")
+    assert invoke("show", "pairwise", "-n", "3", "--format", "ascii") == text
+    assert invoke("show", "pairwise", "-c", "all_to_all", "-n", "3", "--format", "ascii") == text
+
+
+def test_show_says_which_collectives_share_an_algorithm():
+    assert "an algorithm of all_gather, all_to_all" in invoke("show", "bruck", status=2)
+    assert "name one of its algorithms, chain, rec" in invoke("show", "scan", status=2)
+    assert "broadcast has no algorithm called 'ring'" in invoke(
+        "show", "broadcast", "ring", status=2
+    )
+    assert "expected an algorithm, or" in invoke("show", "scan", "chain", "-c", "exscan", status=2)
+
+
+@pytest.mark.parametrize("collective", [row.name for row in _core.collectives()])
+def test_simulate_takes_every_collective(collective):
+    if not schedule.algorithms(collective):
+        assert "has no algorithm" in invoke("simulate", collective, status=2)
+        return
+    lines = invoke("simulate", collective, "-n", "4").splitlines()
+    names = {cells(line)[0] for line in lines if line.startswith("  ")}
+    assert names >= set(schedule.algorithms(collective))
 
 
 def test_verify_too_few_slots_is_status_1_and_says_why():

@@ -102,6 +102,53 @@ def test_table_of_algorithms_is_the_registry():
         assert source == row.source, name
 
 
+def algorithms_table() -> str:
+    """The table of docs/schedule.md, from the registry, for 8 ranks."""
+    n = 8
+    lines = ["| collective | algorithm | time of N bytes | steps | slots | sent | order | source |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for row in _core.algorithms():
+        s = schedule.build(row.collective, row.name, n)
+        fractions = [row.sent_fraction(n, rank) for rank in range(n)]
+        sent = " .. ".join(sorted({f"{end:g}" for end in (min(fractions), max(fractions))}))
+        slots = s.min_slots()
+        has_op = next(c.has_op for c in _core.collectives() if c.name == row.collective)
+        order = f"`{s.verify(slots).order}`" if has_op else ""
+        cells = [f"`{row.collective}`", f"`{row.name}`", row.cost, str(s.num_steps), str(slots)]
+        lines.append(f"| {' | '.join([*cells, sent, order, row.source])} |")
+    return "\n".join(lines)
+
+
+@pytest.mark.pure
+def test_table_of_all_algorithms_is_the_registry():
+    """PYCOLL_UPDATE_GOLDEN=1 writes it anew, so that a change is read in the diff."""
+    path = ROOT / "docs" / "schedule.md"
+    marks = re.compile(r"(<!-- algorithms: .*? -->\n)(.*?)(<!-- /algorithms -->)", re.DOTALL)
+    expected = algorithms_table() + "\n"
+    if os.environ.get("PYCOLL_UPDATE_GOLDEN"):
+        path.write_text(marks.sub(lambda m: m[1] + expected + m[3], path.read_text()))
+    (found,) = marks.findall(path.read_text())
+    assert found[1] == expected
+
+
+@pytest.mark.pure
+def test_table_of_collectives_is_the_cores():
+    text = (ROOT / "docs" / "schedule.md").read_text()
+    table = text.partition("## Collectives")[2].partition("\n## ")[0]
+    rows = {}
+    for line in table.splitlines():
+        if line.startswith("| `"):
+            name, blocks, per_message, _, _, factor = (c.strip(" `") for c in line[1:-1].split("|"))
+            rows[name] = blocks, per_message, factor
+    assert list(rows) == [row.name for row in _core.collectives()]
+    n = 6
+    numbers = {"n": n, "n²": n * n, "2n": 2 * n, "(n-1)/n": (n - 1) / n}
+    numbers |= {"0": 0, "1": 1, "2": 2, "2(n-1)/n": 2 * (n - 1) / n}
+    for row in _core.collectives():
+        expected = [row.num_blocks(n), row.blocks_per_message(n), row.busbw_factor(n)]
+        assert [numbers[cell] for cell in rows[row.name]] == pytest.approx(expected), row.name
+
+
 @pytest.mark.pure
 def test_picture_in_the_readme_is_current(tmp_path):
     """docs/images/ring.svg shows what `pycoll show ring -n 4 -o docs/images/ring.svg` draws."""

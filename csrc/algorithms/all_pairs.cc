@@ -2,10 +2,10 @@
 //
 // Cost: reduce_scatter (n-1)(alpha + beta N/n + gamma N/n), where each owner reduces its block from
 // all in one step. all_gather (n-1)(alpha + beta N/n), or one slot that all others read.
-// all_to_all (n-1)(alpha + beta N/n). scan: (n-1)(alpha + beta N + gamma N), and exscan once more
-// alpha + beta N, as every rank first takes its neighbour's value. Every reduction is one step in
-// the order of ranks: rounded once, by all algorithms of this name alike.
-// Source: the "all-pairs" kernels of MSCCL++ (2023); for scan, folklore.
+// all_to_all (n-1)(alpha + beta N/n). scan (n-1)(alpha + beta N + gamma N); exscan the same with
+// one gamma N less, as every rank first takes its neighbour's value. Every reduction is one step in
+// the order of ranks, so these algorithms round once, and alike. Source: the "all-pairs" kernels of
+// MSCCL++ (2023); for scan, folklore.
 #include "algorithms/registry.h"
 
 namespace pycoll {

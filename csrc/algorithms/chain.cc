@@ -2,8 +2,8 @@
 //
 // Cost: (n-1)(alpha + beta N) for one tile, and alpha + beta T for each further tile of T bytes, as
 // the tiles follow one another down the chain: broadcast to few ranks of large messages. scan adds
-// gamma N a rank; exscan begins with one more message, as every rank first takes its neighbour's
-// value. Reductions are left folds: ((r0 + r1) + r2) + ...
+// gamma N a rank; in exscan every rank sends two messages, as it first takes its neighbour's value.
+// Reductions are left folds: ((r0 + r1) + r2) + ...
 // Source: folklore; analysed in J. Pjesivac-Grbovic et al., "Performance analysis of MPI collective
 // operations", Cluster Computing 10 (2007).
 #include "algorithms/registry.h"

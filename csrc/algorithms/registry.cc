@@ -86,7 +86,7 @@ constexpr AlgorithmInfo kAlgorithms[] = {
      "Hillis & Steele 1986", recursive_doubling_scan, sent::doubling_scan},
     {Collective::kScan, "all_pairs", "(n-1)(alpha + beta N + gamma N)", "folklore", all_pairs_scan,
      sent::all_pairs_scan},
-    {Collective::kExscan, "chain", "n(alpha + beta N) + (n-2) gamma N, pipelined by tiles",
+    {Collective::kExscan, "chain", "(n-1)(alpha + beta N) + (n-2) gamma N, pipelined by tiles",
      "Pjesivac-Grbovic et al. 2007", chain_exscan, sent::chain_exscan},
     {Collective::kExscan, "recursive_doubling",
      "(ceil(lg (n-1)) + 1)(alpha + beta N) + ceil(lg (n-1)) gamma N", "Hillis & Steele 1986",

@@ -55,9 +55,7 @@ Goal from_side_src(const BlockAt& at) {
 }
 int side_input(const BlockAt& at) { return at_side_src(at) ? at.block % 2 : kNoBlock; }
 // What the left neighbour sent to its right comes first.
-int side_output(const BlockAt& at) {
-  return at.rank == side_dst(at) ? 1 - at.block % 2 : kNoBlock;
-}
+int side_output(const BlockAt& at) { return at.rank == side_dst(at) ? 1 - at.block % 2 : kNoBlock; }
 
 int one(int) { return 1; }
 int two(int) { return 2; }
@@ -84,8 +82,8 @@ constexpr CollectiveInfo kCollectives[] = {
      at_owner, owners_everywhere, own_block, same_block, as_many_as_ranks, others_share},
     {Collective::kReduce, "reduce", /*has_op=*/true, /*has_root=*/true, Blocks::kOne, everywhere,
      reduced_at_root, first_block, first_block_at_root, one, all_of_it},
-    {Collective::kGather, "gather", /*has_op=*/false, /*has_root=*/true, Blocks::kPerRank,
-     at_owner, owners_at_root, own_block, same_block_at_root, as_many_as_ranks, others_share},
+    {Collective::kGather, "gather", /*has_op=*/false, /*has_root=*/true, Blocks::kPerRank, at_owner,
+     owners_at_root, own_block, same_block_at_root, as_many_as_ranks, others_share},
     {Collective::kScatter, "scatter", /*has_op=*/false, /*has_root=*/true, Blocks::kPerRank,
      at_root, roots_at_owner, same_block_at_root, own_block, as_many_as_ranks, others_share},
     {Collective::kAllToAll, "all_to_all", /*has_op=*/false, /*has_root=*/false, Blocks::kPerPair,

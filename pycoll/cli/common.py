@@ -74,6 +74,8 @@ def choose_algorithms(collective: str, wanted: str) -> list[str]:
     from pycoll import schedule
 
     known = schedule.algorithms(collective)
+    if not known:
+        raise UsageError(f"{collective} has no algorithm of its own: it runs on all_reduce's")
     chosen = known if wanted == "all" else [name.strip() for name in wanted.split(",")]
     for name in chosen:
         schedule.info(collective, name)

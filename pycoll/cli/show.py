@@ -8,25 +8,37 @@ from typing import Annotated
 import typer
 
 from pycoll.cli.common import ModulesOption, load_modules
+from pycoll.errors import UsageError
 
 EPILOG = """[bold]Examples[/bold]
 
   pycoll show ring -n 8 -o ring.svg
 
-  pycoll show halving_doubling -n 4
+  pycoll show all_to_all pairwise -n 4
 
-  pycoll show ring -n 4 --programs
+  pycoll show broadcast binomial -n 8 --root 3 -o broadcast.png
 
-  pycoll show binomial --collective broadcast -n 8 -o broadcast.png
+  pycoll show reduce_scatter ring -n 4 --programs
 """
 
 
 def show(
-    algorithm: Annotated[str, typer.Argument(help="Its name; `pycoll info` lists them.")],
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[COLLECTIVE] ALGORITHM", help="`pycoll info` lists them.", show_default=False
+        ),
+    ],
     n: Annotated[int, typer.Option("-n", help="Number of ranks.", min=1)] = 4,
     collective: Annotated[
-        str, typer.Option("--collective", "-c", help="What it computes.")
-    ] = "all_reduce",
+        str | None,
+        typer.Option(
+            "--collective",
+            "-c",
+            help="Default: all_reduce, or else the only one with that algorithm.",
+            show_default=False,
+        ),
+    ] = None,
     root: Annotated[int, typer.Option(help="Of collectives that have one.", min=0)] = 0,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write: .svg, .png or .txt.")
@@ -46,7 +58,7 @@ def show(
     from pycoll import schedule
     from pycoll.draw import draw_schedule
 
-    built = schedule.build(collective, algorithm, n, root=root)
+    built = schedule.build(*_resolve(what, collective), n, root=root)
     if programs:
         typer.echo(built.explain().rstrip("\n"))
     if out is not None:
@@ -56,3 +68,37 @@ def show(
         shown = format if out is None and format else "text"
         picture = draw_schedule(built, title=title, format=shown)
         typer.echo(picture, nl=False)
+
+
+def _resolve(what: list[str], collective: str | None) -> tuple[str, str]:
+    """The collective and the algorithm that the words name.
+
+    Raises:
+        UsageError: there are not one or two words, or one that does not say which collective.
+    """
+    from pycoll import _core, schedule
+
+    if len(what) > 2 or (len(what) == 2 and collective not in (None, what[0])):
+        raise UsageError(
+            f"expected an algorithm, or a collective and its algorithm, got {' '.join(what)!r}"
+            + (f" and --collective {collective}" if collective else "")
+        )
+    if len(what) == 2:
+        return what[0], what[1]
+    if collective is not None:
+        return collective, what[0]
+    if (
+        what[0] in (row.name for row in _core.collectives())
+        and what[0] not in schedule.algorithms()
+    ):
+        names = ", ".join(schedule.algorithms(what[0])) or "those of all_reduce"
+        raise UsageError(f"{what[0]} is a collective: name one of its algorithms, {names}")
+    having = [row.name for row in _core.collectives() if what[0] in schedule.algorithms(row.name)]
+    if "all_reduce" in having or not having:
+        return "all_reduce", what[0]
+    if len(having) > 1:
+        raise UsageError(
+            f"{what[0]} is an algorithm of {', '.join(having)}: name one, as in "
+            f"`pycoll show {having[0]} {what[0]}`"
+        )
+    return having[0], what[0]

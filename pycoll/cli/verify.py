@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from pycoll.cli.common import (
     FAILED,
     AlgorithmsOption,
-    CollectiveArgument,
     ModulesOption,
     choose_algorithms,
     console,
@@ -18,71 +17,125 @@ from pycoll.cli.common import (
     new_table,
 )
 from pycoll.cli.units import parse_integers
+from pycoll.errors import UsageError
 
 EPILOG = """[bold]Examples[/bold]
 
   pycoll verify all_reduce --algorithm all -n 1:17 --slots 1:8
 
-  pycoll verify broadcast -n 2,4,8
+  pycoll verify broadcast -n 2,4,8 --root all
+
+  pycoll verify every -n 1:8
 
   pycoll verify all_reduce --algorithm mine --module my_algos.py
 """
 
 
+_ORDERS = ("flat", "left_fold", "other")  # the most canonical first
+
+
 @dataclass(frozen=True, slots=True)
 class _Result:
     slots: int | None  # None: not proved
+    order: str = "flat"
     reason: str = ""
 
 
 def verify(
-    collective: CollectiveArgument = "all_reduce",
+    collective: Annotated[
+        str, typer.Argument(help="What it computes, such as all_reduce or scan; or every.")
+    ] = "all_reduce",
     algorithm: AlgorithmsOption = "all",
     n: Annotated[str, typer.Option("-n", help="Ranks: 8, 2,4,8 or 1:17.")] = "1:17",
     slots: Annotated[
         str, typer.Option("--slots", help="Slots per link to try, in the same form as -n.")
     ] = "1:8",
-    root: Annotated[int, typer.Option(help="Of collectives that have one.", min=0)] = 0,
+    root: Annotated[
+        str, typer.Option(help="Of collectives that have one: a rank, or all of them.")
+    ] = "0",
     module: ModulesOption = None,
 ) -> None:
     """Prove lowered schedules: the smallest slot count that is safe. Exit status 1 if one is not.
 
     Proved is that the goal is reached with one order of reduction on all ranks, that no
-    contribution is lost or counted twice, that links stay in order, and that nothing deadlocks.
+    contribution is lost or counted twice, that links stay in order, and that nothing deadlocks;
+    with several blocks, whether a message may hold more than one of them or not. The last column
+    says how reductions are bracketed: flat, left_fold or other.
     """
     load_modules(module)
-    names = choose_algorithms(collective, algorithm)
-    ranks = parse_integers(n, "rank counts")
-    counts = parse_integers(slots, "slot counts")
+    from pycoll import _core, schedule
 
+    counts = parse_integers(slots, "slot counts")
+    ranks = parse_integers(n, "rank counts")
+    chosen = [collective]
+    if collective == "every":
+        chosen = [row.name for row in _core.collectives() if schedule.algorithms(row.name)]
+    num_cases = 0
+    failed: dict[tuple[str, str, int], _Result] = {}
+    for name in chosen:
+        results = _prove(name, choose_algorithms(name, algorithm), ranks, root, counts)
+        _print_table(name, ranks, slots, results)
+        num_cases += len(results)
+        failed |= {(name, *key): r for key, r in results.items() if r.slots is None}
+    for (name, algorithm, count), result in failed.items():
+        what = algorithm if len(chosen) == 1 else f"{name} {algorithm}"
+        typer.echo(f"not proved: {what}, n={count}: {result.reason}")
+    typer.echo(f"{num_cases - len(failed)} of {num_cases} proved")
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def _prove(
+    collective: str, names: list[str], ranks: list[int], root: str, counts: list[int]
+) -> dict[tuple[str, int], _Result]:
     from rich.progress import Progress
 
-    results: dict[tuple[str, int], _Result] = {}
+    results = {}
     shown = console(err=True)
     with Progress(console=shown, transient=True, disable=not shown.is_terminal) as progress:
         task = progress.add_task("proving", total=len(names) * len(ranks))
         for name in names:
             for count in ranks:
-                progress.update(task, description=f"proving {name}, n={count}")
-                results[name, count] = _smallest_safe(collective, name, count, root, counts)
+                progress.update(task, description=f"proving {collective} {name}, n={count}")
+                roots = _roots(collective, root, count)
+                found = [_smallest_safe(collective, name, count, r, counts) for r in roots]
+                results[name, count] = max(
+                    found, key=lambda r: (r.slots is None, r.slots, _ORDERS.index(r.order))
+                )
                 progress.advance(task)
+    return results
 
+
+def _collective(name: str) -> Any:
+    from pycoll import _core
+
+    return next(row for row in _core.collectives() if row.name == name)
+
+
+def _roots(collective: str, root: str, n: int) -> list[int]:
+    if root == "all":
+        return list(range(n if _collective(collective).has_root else 1))
+    if not root.isdecimal():
+        raise UsageError(f"--root {root}: expected the number of a rank, or all")
+    return [int(root)]
+
+
+def _print_table(
+    collective: str, ranks: list[int], slots: str, results: dict[tuple[str, int], _Result]
+) -> None:
+    has_op = _collective(collective).has_op
     table = new_table(
         "algorithm",
         *(f"n={count}" for count in ranks),
+        *(["order"] if has_op else []),
         title=f"{collective}: smallest slot count proved safe, of {slots}",
     )
-    for name in names:
-        cells = (results[name, count].slots for count in ranks)
-        table.add_row(name, *("no" if cell is None else str(cell) for cell in cells))
+    for name in dict.fromkeys(name for name, _ in results):
+        row = [results[name, count] for count in ranks]
+        cells = ("no" if result.slots is None else str(result.slots) for result in row)
+        order = max((result.order for result in row), key=_ORDERS.index)
+        table.add_row(name, *cells, *([order] if has_op else []))
     console().print(table)
-
-    failed = {key: result for key, result in results.items() if result.slots is None}
-    for (name, count), result in failed.items():
-        typer.echo(f"not proved: {name}, n={count}: {result.reason}")
-    typer.echo(f"{len(results) - len(failed)} of {len(results)} proved")
-    if failed:
-        raise typer.Exit(FAILED)
 
 
 def _smallest_safe(
@@ -90,16 +143,17 @@ def _smallest_safe(
 ) -> _Result:
     """Tries slot counts in ascending order; the reason is that of the last one."""
     from pycoll import schedule
-    from pycoll.errors import UsageError
 
     reason = ""
     try:
         built = schedule.build(collective, algorithm, n, root=root)
     except UsageError as error:
-        return _Result(None, str(error))
+        return _Result(None, reason=str(error))
     for slots in counts:
         try:
-            return _Result(built.verify(slots=slots).slots)
+            built.verify(slots=slots, join_blocks=False)
+            proof = built.verify(slots=slots)
+            return _Result(proof.slots, proof.order)
         except schedule.ScheduleError as error:
             reason = str(error)
-    return _Result(None, reason)
+    return _Result(None, reason=reason)

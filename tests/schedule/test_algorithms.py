@@ -1,7 +1,9 @@
 """Every algorithm of the table, for many world sizes."""
 
+import itertools
 import math
 import random
+import time
 
 import pytest
 from program_oracle import check_programs
@@ -27,20 +29,31 @@ def message_bytes(s):
     return 96 * s.num_chunks // row.num_blocks(s.n) * row.blocks_per_message(s.n)
 
 
+def lowerings_of(s):
+    """All options; whether a message may hold several blocks matters only where some does."""
+    joins = any(
+        first // pieces != (first + count - 1) // pieces
+        for pieces in [s.num_chunks // COLLECTIVES[s.collective].num_blocks(s.n)]
+        for first, count in (move.chunks for move in s.moves)
+    )
+    for fuse, multicast in itertools.product((False, True), repeat=2):
+        for join_blocks in (True, False) if joins else (True,):
+            yield {"fuse": fuse, "multicast": multicast, "join_blocks": join_blocks}
+
+
 @pytest.mark.parametrize(("collective", "name"), ALGORITHMS)
 @pytest.mark.parametrize("n", range(1, 18))
 def test_algorithm_is_proved_with_8_slots_in_every_lowering(collective, name, n):
     for root in roots_of(collective, n):
         s = schedule.build(collective, name, n, root)
-        for fuse in (False, True):
-            for multicast in (False, True):
-                fewest = s.min_slots(8, fuse=fuse, multicast=multicast)
-                for slots in range(1, 9):
-                    if slots >= fewest:
-                        s.verify(slots, fuse=fuse, multicast=multicast)
-                    else:
-                        with pytest.raises(schedule.ScheduleError, match="deadlock"):
-                            s.verify(slots, fuse=fuse, multicast=multicast)
+        for lowering in lowerings_of(s):
+            fewest = s.min_slots(8, **lowering)
+            for slots in {fewest - 1, fewest, fewest + 1, 8} - {0}:
+                if slots >= fewest:
+                    s.verify(slots, **lowering)
+                else:
+                    with pytest.raises(schedule.ScheduleError, match="deadlock"):
+                        s.verify(slots, **lowering)
 
 
 @pytest.mark.parametrize(("collective", "name"), ALGORITHMS)
@@ -49,10 +62,10 @@ def test_algorithm_computes_the_collective_in_random_order(collective, name, n):
     seed = n
     for root in {0, n // 2} & set(roots_of(collective, n)):
         s = schedule.build(collective, name, n, root)
-        for multicast in (False, True):
-            slots = s.min_slots(multicast=multicast)
-            programs = s.programs(multicast=multicast)
-            check_programs(s, programs, slots, random.Random(seed))
+        for multicast, join_blocks in itertools.product((False, True), repeat=2):
+            lowering = {"multicast": multicast, "join_blocks": join_blocks}
+            programs = s.programs(**lowering)
+            check_programs(s, programs, s.min_slots(**lowering), random.Random(seed))
 
 
 @pytest.mark.parametrize(("collective", "name"), ALGORITHMS)
@@ -79,36 +92,86 @@ def test_sent_bytes_equal_the_closed_form(collective, name, n):
         )
 
 
-def textbook_time_s(name, n, nbytes):
+def textbook_time_s(collective, name, n, nbytes):
     rounds = math.ceil(math.log2(n))
     message_s = ALPHA + BETA * nbytes
     chunk_s = ALPHA + BETA * nbytes / n
     reduce_s = GAMMA * nbytes
+    others = (n - 1) / n
+    halving_s = rounds * ALPHA + others * BETA * nbytes
+    all_pairs_s = (n - 1) * chunk_s
     return {
-        "ring": 2 * (n - 1) * chunk_s + (n - 1) * reduce_s / n,
-        "halving_doubling": 2 * rounds * ALPHA
-        + 2 * (n - 1) / n * BETA * nbytes
-        + (n - 1) / n * reduce_s,
-        "one_shot": (n - 1) * (message_s + reduce_s),
-        "two_shot": 2 * (n - 1) * chunk_s + (n - 1) * reduce_s / n,
-        "reduce_broadcast": 2 * rounds * message_s + rounds * reduce_s,
-        "all_to_all": (n - 1) * (message_s + reduce_s),
-        "ring_naive": 2 * (n - 1) * message_s + (n - 1) * reduce_s,
-        "star": 2 * (n - 1) * message_s + (n - 1) * reduce_s,
-    }[name]
+        "all_reduce": {
+            "ring": 2 * all_pairs_s + others * reduce_s,
+            "halving_doubling": 2 * halving_s + others * reduce_s,
+            "one_shot": (n - 1) * (message_s + reduce_s),
+            "two_shot": 2 * all_pairs_s + others * reduce_s,
+            "reduce_broadcast": 2 * rounds * message_s + rounds * reduce_s,
+            "all_to_all": (n - 1) * (message_s + reduce_s),
+            "ring_naive": 2 * (n - 1) * message_s + (n - 1) * reduce_s,
+            "star": 2 * (n - 1) * message_s + (n - 1) * reduce_s,
+        },
+        "reduce_scatter": {
+            "ring": all_pairs_s + others * reduce_s,
+            "halving": halving_s + others * reduce_s,
+            "all_pairs": all_pairs_s + others * reduce_s,
+        },
+        "all_gather": {
+            "ring": all_pairs_s,
+            "recursive_doubling": halving_s,
+            "all_pairs": all_pairs_s,
+        },
+        "broadcast": {
+            "binomial": rounds * message_s,
+            "star": (n - 1) * message_s,
+            "chain": (n - 1) * message_s,
+        },
+        "reduce": {
+            "binomial": rounds * (message_s + reduce_s),
+            "star": (n - 1) * (message_s + reduce_s),
+        },
+        "gather": {"binomial": halving_s, "star": all_pairs_s},
+        "scatter": {"binomial": halving_s, "star": all_pairs_s},
+        "all_to_all": {"pairwise": all_pairs_s, "all_pairs": all_pairs_s},
+        "scan": {"chain": (n - 1) * (message_s + reduce_s)},
+        "exscan": {"chain": (n - 1) * message_s + (n - 2) * reduce_s},
+        "neighbor_exchange": {"direct": 2 * ALPHA + BETA * nbytes},
+    }[collective][name]
 
 
-ANY_N = ["ring", "one_shot", "two_shot", "all_to_all", "ring_naive", "star"]
-CASES = [(name, n) for name in ANY_N for n in range(2, 18)]
-CASES += [(name, n) for name in ("halving_doubling", "reduce_broadcast") for n in (2, 4, 8, 16)]
+POWERS_OF_TWO = {
+    "halving_doubling",
+    "reduce_broadcast",
+    "halving",
+    "recursive_doubling",
+    "binomial",
+}
+NO_FORMULA = {
+    ("all_reduce", "tree"),
+    ("all_gather", "bruck"),  # messages that wrap around are two
+    ("broadcast", "scatter_all_gather"),  # the halves overlap
+    ("reduce", "two_shot"),
+    ("reduce", "reduce_scatter_gather"),
+    ("all_to_all", "bruck"),
+    ("scan", "recursive_doubling"),
+    ("scan", "all_pairs"),
+    ("exscan", "recursive_doubling"),
+    ("exscan", "all_pairs"),
+}
+CASES = [
+    (collective, name, n)
+    for collective, name in ALGORITHMS
+    if (collective, name) not in NO_FORMULA
+    for n in ((2, 4, 8, 16) if name in POWERS_OF_TWO else range(2, 18))
+]
 
 
-@pytest.mark.parametrize(("name", "n"), CASES)
-def test_simulated_time_equals_the_textbook_formula(name, n):
-    s = schedule.build("all_reduce", name, n)
+@pytest.mark.parametrize(("collective", "name", "n"), CASES)
+def test_simulated_time_equals_the_textbook_formula(collective, name, n):
+    s = schedule.build(collective, name, n)
     nbytes = message_bytes(s)
     simulated_s = s.simulate(nbytes, ALPHA, BETA, GAMMA).time_s
-    assert simulated_s == pytest.approx(textbook_time_s(name, n, nbytes), rel=1e-12)
+    assert simulated_s == pytest.approx(textbook_time_s(collective, name, n, nbytes), rel=1e-12)
 
 
 @pytest.mark.parametrize("n", [3, 5, 6, 7, 12, 13, 17])
@@ -153,3 +216,58 @@ def test_min_slots_of_known_algorithms():
     assert fewest("two_shot", 4) == 1
     assert fewest("two_shot", 4, multicast=False) == 2
     assert fewest("halving_doubling", 16) == 2
+
+
+@pytest.mark.parametrize(("collective", "name"), ALGORITHMS)
+@pytest.mark.parametrize("n", [2, 3, 5, 8, 9, 17, 64])
+def test_one_block_a_message_is_proved_with_2_slots_and_sends_the_same_bytes(collective, name, n):
+    s = schedule.build(collective, name, n)
+    pieces = s.num_chunks // COLLECTIVES[collective].num_blocks(n)
+    programs = s.programs(join_blocks=False)
+    assert s.min_slots(2, join_blocks=False) <= 2
+    for program in programs:
+        assert program.max_range <= pieces
+        for step in program.steps:
+            last = step.first_chunk + step.num_chunks - 1
+            assert step.first_chunk // pieces == last // pieces
+    joined = [sum(len(t.dst_peers) * t.num_chunks for t in p.steps) for p in s.programs()]
+    split = [sum(len(t.dst_peers) * t.num_chunks for t in p.steps) for p in programs]
+    assert joined == split
+
+
+ORDERS = {
+    "flat": {"one_shot", "two_shot", "all_to_all", "star", "all_pairs"},
+    "left_fold": {"ring_naive", "chain"},
+}
+
+
+@pytest.mark.parametrize(("collective", "name"), ALGORITHMS)
+def test_order_of_reduction_is_what_the_name_promises(collective, name):
+    has_op = COLLECTIVES[collective].has_op
+    for n in (4, 8, 11):
+        for root in roots_of(collective, n):
+            order = schedule.build(collective, name, n, root).verify().order
+            if not has_op:
+                assert order == "flat"
+            else:
+                expected = [o for o, names in ORDERS.items() if name in names] or ["other"]
+                # A tree over rank 0 may happen to be a left fold.
+                assert order in (expected if name != "binomial" else ("other", "left_fold"))
+
+
+@pytest.mark.parametrize("collective", [row.name for row in _core.collectives() if row.has_op])
+def test_every_reducing_collective_has_a_flat_algorithm(collective):
+    orders = [
+        schedule.build(collective, name, 5).verify().order
+        for name in schedule.algorithms(collective)
+    ]
+    assert "flat" in orders
+
+
+@pytest.mark.parametrize("name", [n for c, n in ALGORITHMS if c == "all_to_all"])
+def test_planning_of_64_ranks_takes_less_than_half_a_second(name):
+    began_s = time.process_time()
+    s = schedule.build("all_to_all", name, 64)
+    s.programs()
+    s.min_slots(8)
+    assert time.process_time() - began_s < 0.5

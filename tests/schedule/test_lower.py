@@ -149,3 +149,37 @@ def test_more_than_64_peers_are_refused():
 def test_max_range_is_over_all_ranks():
     programs = lowered([(0, "copy", 0, 3, 0, 1), (1, "copy", 3, 1, 2, 1)], n=3, num_chunks=4)
     assert [program.max_range for program in programs] == [3, 3, 3]
+
+
+def test_split_round_still_reads_what_was_there_when_it_began():
+    """Rank 1 sends blocks 0 and 1 in the round in which it receives block 1."""
+    moves = [
+        (0, "reduce", 1, 1, 2, 1),
+        (0, "reduce", 0, 2, 1, 0),  # of block 1, only the start values of ranks 0 and 1
+        (0, "reduce", 2, 1, 0, 2),
+        (0, "reduce", 2, 1, 1, 2),
+        (1, "reduce", 1, 1, 0, 2),
+        (1, "reduce", 0, 1, 2, 0),
+        (2, "copy", 1, 1, 2, 1),
+    ]
+    core = _core.schedule_from_moves("reduce_scatter", "test", 3, 3, 0, moves)
+    for join_blocks in (True, False):
+        programs = core.programs(True, True, join_blocks)
+        assert _core.verify_programs(core, programs, 2).error == ""
+        assert {step.round for program in programs for step in program.steps} == {0, 1, 2}
+    assert [program.max_range for program in core.programs(True, True, False)] == [1, 1, 1]
+    assert [program.max_range for program in core.programs()] == [2, 2, 2]
+
+
+def test_split_keeps_pieces_of_one_block_together():
+    moves = [(0, "copy", 1, 4, 0, 1)]  # of 3 pieces a block: two, and two
+    core = _core.schedule_from_moves("scatter", "test", 2, 6, 0, moves)
+    steps = core.programs(True, True, False)[0].steps
+    assert [(step.first_chunk, step.num_chunks) for step in steps] == [(1, 2), (3, 2)]
+
+
+def test_split_takes_the_blocks_of_a_round_one_after_another():
+    """So that one slot is enough, where all blocks at once would need eight."""
+    programs = schedule.build("reduce_scatter", "halving", 16).programs(join_blocks=False)
+    kinds = ["send" if step.dst_peers else "recv" for step in programs[0].steps[:16]]
+    assert kinds == ["send", "recv"] * 8

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.pure
 SEED = int(os.environ.get("PYCOLL_TEST_SEED", "20240817"))
 ALGORITHMS = [(row.collective, row.name) for row in _core.algorithms()]
 SIZES = (2, 3, 4, 5, 6, 8)
-MUTATIONS_EACH = 42  # of moves, and as many of programs, per algorithm and size
+MUTATIONS_EACH = 24  # of moves, and as many of programs, per algorithm and size
 TOTAL = 2 * MUTATIONS_EACH * len(SIZES) * len(ALGORITHMS)
 
 
@@ -111,7 +111,7 @@ def test_mutated_moves_are_refused_or_right(collective, name):
                 mutant = _core.schedule_from_moves(
                     collective, name, n, core.num_chunks, 0, moves, core.multicast
                 )
-                programs = mutant.programs(rng.random() < 0.8, rng.random() < 0.8)
+                programs = mutant.programs(*(rng.random() < 0.8 for _ in range(3)))
             except schedule.UsageError:
                 refused[fault] += 1
                 continue
@@ -129,7 +129,7 @@ def test_mutated_programs_are_refused_or_right(collective, name):
         rng = random.Random(seed)
         s = schedule.build(collective, name, n)
         for i in range(MUTATIONS_EACH):
-            options = {"fuse": rng.random() < 0.8, "multicast": rng.random() < 0.8}
+            options = {key: rng.random() < 0.8 for key in ("fuse", "multicast", "join_blocks")}
             slots = s.min_slots(**options) + rng.randrange(3)
             fault, programs = mutate_programs(s.programs(**options), n, s.num_chunks, rng)
             ok = judge(s.core, programs, slots, rng, f"seed {seed}, programs {i}, {fault}")

@@ -162,3 +162,55 @@ def test_reduction_without_an_operator_is_refused():
 def test_disjoint_ranges_may_reach_one_rank_in_one_round():
     moves = [(0, "copy", 0, 2, 0, 2), (0, "copy", 2, 1, 1, 2), (0, "reduce", 3, 1, 0, 2)]
     assert len(_core.schedule_from_moves("all_reduce", "test", 3, 4, 0, moves).moves) == 3
+
+
+def test_registered_algorithms_of_several_blocks_are_proved_and_simulated():
+    @schedule.register("all_to_all", "halves", num_chunks=lambda n: 2 * n * n)
+    def halves(n, root):
+        """The upper half of every block travels in the opposite order of rounds."""
+        for src in range(n):
+            for way in range(1, n):
+                dst = (src + way) % n
+                yield copy(way, 2 * (src * n + dst), src, dst)
+                yield copy(n - way, 2 * (src * n + dst) + 1, src, dst)
+
+    @schedule.register("scan", "two_step")
+    def two_step(n, root):
+        """Even ranks add up by a chain; odd ones take from their left neighbour."""
+        for rank in range(0, n - 1, 2):
+            yield reduce(0, 0, rank, rank + 1)
+        for i, rank in enumerate(range(1, n - 1, 2)):
+            yield reduce(1 + i, 0, rank, rank + 1)
+            if rank + 2 < n:
+                yield reduce(1 + i, 0, rank, rank + 2)
+
+    @schedule.register("gather", "down", num_chunks=lambda n: n)
+    def down(n, root):
+        for rank in range(n):
+            if rank != root:
+                yield copy(0, rank, rank, root)
+
+    for n in range(1, 9):
+        for collective, name in (
+            ("all_to_all", "halves"),
+            ("scan", "two_step"),
+            ("gather", "down"),
+        ):
+            for root in range(n if collective == "gather" else 1):
+                s = schedule.build(collective, name, n, root)
+                slots = s.min_slots()
+                for join_blocks in (True, False):
+                    programs = s.programs(join_blocks=join_blocks)
+                    check_programs(s, programs, slots, random.Random(n))
+    sent = schedule.build("all_to_all", "halves", 4).simulate(64, 1e-6, 1e-9).sent_bytes
+    assert list(sent) == [48] * 4
+    assert schedule.build("scan", "two_step", 5).verify().order == "other"
+
+
+def test_registered_number_of_chunks_must_fit_the_blocks():
+    @schedule.register("all_gather", "thirds", num_chunks=3)
+    def thirds(n, root):
+        yield from ()
+
+    with pytest.raises(UsageError, match="a multiple of its 4 blocks as number of chunks, got 3"):
+        schedule.build("all_gather", "thirds", 4)

@@ -72,6 +72,82 @@ def test_value_of_another_rank_is_not_the_roots():
     assert not proof_of(moves, collective="broadcast", root=1).ok
 
 
+def test_prefix_that_misses_a_rank_or_has_one_too_many_is_refused():
+    chain = [(0, "reduce", 0, 1, 0, 1), (1, "reduce", 0, 1, 1, 2)]
+    assert proof_of(chain, n=3, collective="scan").ok
+    assert "rank 1, chunk 0, at the end: rank 0 has not contributed" in refusal(
+        chain[1:], n=3, collective="scan"
+    )
+    backwards = [*chain, (2, "copy", 0, 1, 2, 1)]
+    assert (
+        "rank 1, chunk 0, at the end: rank 2 has contributed, but only ranks 0 to 1 may"
+        in refusal(backwards, n=3, collective="scan")
+    )
+
+
+def test_prefix_before_leaves_the_own_rank_out():
+    shift = [(0, "copy", 0, 1, 0, 1), (0, "copy", 0, 1, 1, 2)]
+    assert proof_of([*shift, (1, "reduce", 0, 1, 1, 2)], n=3, collective="exscan").ok
+    error = refusal(shift[1:], n=3, collective="exscan")
+    assert "rank 1, chunk 0, at the end: rank 0 has not contributed" in error
+    error = refusal([(0, "reduce", 0, 1, 0, 1)], n=2, collective="exscan")
+    assert "rank 1 has contributed, but only ranks 0 to 0 may" in error
+
+
+def test_last_factor_is_refused_in_a_scan():
+    s = schedule.build("scan", "chain", 3)
+    assert not any(step.final for program in s.programs() for step in program.steps)
+    flags = s.programs()[2].steps[-1].flags
+    programs = with_step(s.programs(), rank=2, step_idx=-1, flags=flags | 4)
+    error = _core.verify_programs(s.core, programs, 8).error
+    assert "asks for no reduction of all ranks' values" in error
+
+
+def test_block_that_ends_at_another_rank_is_missed():
+    error = refusal([(0, "copy", 1, 1, 0, 1)], collective="all_to_all", num_chunks=4)
+    assert "rank 0, chunk 2, at the end: no value has arrived" in error
+    error = refusal(
+        [(0, "copy", 0, 1, 0, 1), (1, "copy", 0, 1, 1, 0)], collective="scatter", num_chunks=2
+    )
+    assert "rank 1, chunk 1, at the end: no value has arrived" in error
+
+
+@pytest.mark.parametrize(
+    ("moves", "order"),
+    [
+        ([(0, "reduce", 0, 1, 1, 0), (0, "reduce", 0, 1, 2, 0), (0, "reduce", 0, 1, 3, 0)], "flat"),
+        ([(i, "reduce", 0, 1, i + 1, 0) for i in range(3)], "left_fold"),
+        # (r0 + r1) + r2 + r3: the second step goes on where the first one stopped.
+        (
+            [(0, "reduce", 0, 1, 1, 0), (1, "reduce", 0, 1, 2, 0), (1, "reduce", 0, 1, 3, 0)],
+            "left_fold",
+        ),
+        # r0 + (r1 + r2) + r3, (r0 + r2) + r1 + r3, and (r0 + r1) + (r2 + r3)
+        (
+            [(0, "reduce", 0, 1, 2, 1), (1, "reduce", 0, 1, 1, 0), (1, "reduce", 0, 1, 3, 0)],
+            "other",
+        ),
+        (
+            [(0, "reduce", 0, 1, 2, 0), (1, "reduce", 0, 1, 1, 0), (1, "reduce", 0, 1, 3, 0)],
+            "other",
+        ),
+        (
+            [(0, "reduce", 0, 1, 1, 0), (0, "reduce", 0, 1, 3, 2), (1, "reduce", 0, 1, 2, 0)],
+            "other",
+        ),
+    ],
+)
+def test_order_of_reduction_is_told(moves, order):
+    proof = proof_of(moves, n=4, collective="reduce")
+    assert proof.ok and proof.order == order
+
+
+def test_order_is_that_of_the_least_canonical_chunk():
+    fan_in = [(0, "reduce", 0, 1, 1, 0), (0, "reduce", 0, 1, 2, 0)]
+    chain = [(0, "reduce", 1, 1, 1, 0), (1, "reduce", 1, 1, 2, 0)]
+    assert proof_of([*fan_in, *chain], n=3, num_chunks=2, collective="reduce").order == "left_fold"
+
+
 def test_deadlock_names_the_circle_of_waits():
     s = schedule.build("all_reduce", "ring", 3)
     with pytest.raises(schedule.ScheduleError) as caught:
@@ -160,6 +236,14 @@ def test_program_of_another_schedule_is_refused():
     assert "another rank's number" in _core.verify_programs(s.core, swapped, 8).error
     other = schedule.build("all_reduce", "star", 4).programs()
     assert "another number of chunks" in _core.verify_programs(s.core, other, 8).error
+
+
+def test_chunks_that_do_not_divide_into_blocks_are_refused():
+    for collective, blocks in (("all_gather", 3), ("all_to_all", 9), ("neighbor_exchange", 6)):
+        with pytest.raises(
+            schedule.UsageError, match=f"a multiple of its {blocks} blocks .* got 5"
+        ):
+            _core.schedule_from_moves(collective, "test", 3, 5, 0, [])
 
 
 def test_no_slots_are_refused():
