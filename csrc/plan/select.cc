@@ -11,15 +11,20 @@ namespace {
 
 constexpr int64_t kSlotBytes = 128 << 10;
 
-/// A long message is so many equal tiles: four of them show the steady state.
+/// A long message is so many equal tiles of its blocks: four of them show the steady state.
 struct Sample {
-  int64_t tile_bytes;
+  int32_t pieces;      // chunks of a block
+  int64_t tile_bytes;  // of every block
   int64_t nbytes;
+  int64_t num_tiles;
   double scale;
 
   Sample(const Program& program, int64_t message_nbytes)
-      : tile_bytes(kSlotBytes * program.num_chunks / std::max(program.max_range, 1)),
-        nbytes(std::min(message_nbytes, 4 * tile_bytes)),
+      : pieces(program.num_chunks / program.num_blocks),
+        tile_bytes(kSlotBytes * pieces / std::max(program.max_range, 1)),
+        nbytes(std::min(message_nbytes, 4 * tile_bytes * program.blocks_per_message)),
+        num_tiles(std::max<int64_t>(1, (nbytes + tile_bytes * program.blocks_per_message - 1) /
+                                           (tile_bytes * program.blocks_per_message))),
         scale(nbytes == 0 ? 1.0 : static_cast<double>(message_nbytes) / nbytes) {}
 };
 
@@ -36,10 +41,9 @@ double simulated_s(const std::vector<Program>& programs, int64_t nbytes, const L
 double least_possible_s(const std::vector<Program>& programs, int64_t nbytes,
                         const LinkCost& cost) {
   const Sample sample(programs.front(), nbytes);
-  const double num_tiles =
-      static_cast<double>((sample.nbytes + sample.tile_bytes - 1) / sample.tile_bytes);
-  const double chunk_nbytes =
-      static_cast<double>(sample.nbytes) / programs.front().num_chunks / std::max(num_tiles, 1.0);
+  const Program& first = programs.front();
+  const double chunk_nbytes = static_cast<double>(sample.nbytes) / first.blocks_per_message /
+                              sample.pieces / static_cast<double>(sample.num_tiles);
   double longest_s = 0;
   for (const Program& program : programs) {
     double rank_s = 0;
@@ -50,7 +54,19 @@ double least_possible_s(const std::vector<Program>& programs, int64_t nbytes,
     longest_s = std::max(longest_s, rank_s);
   }
   // A chunk may be cut to a byte less than its share.
-  return 0.99 * longest_s * num_tiles * sample.scale;
+  return 0.99 * longest_s * static_cast<double>(sample.num_tiles) * sample.scale;
+}
+
+/// As a plan does: messages hold several blocks where these fit one slot together.
+std::vector<Program> lower_for(const Schedule& schedule, int64_t nbytes) {
+  std::vector<Program> programs = lower(schedule);
+  const Program& first = programs.front();
+  const Sample sample(first, nbytes);
+  const bool joins = first.max_range > sample.pieces;
+  if (joins && nbytes > sample.tile_bytes * first.blocks_per_message) {
+    return lower(schedule, {.join_blocks = false});
+  }
+  return programs;
 }
 
 std::string size_text(int64_t nbytes) {
@@ -153,7 +169,8 @@ std::vector<Candidate> Selector::simulate_all(Collective collective, int64_t nby
                                  : row.name != wanted.algorithm) {
       continue;
     }
-    const std::vector<Program> programs = lower(row.generate(topology_.num_ranks, /*root=*/0));
+    const std::vector<Program> programs =
+        lower_for(row.generate(topology_.num_ranks, /*root=*/0), nbytes);
     for (const ProtocolKind protocol : protocols()) {
       if (wanted.protocol && *wanted.protocol != protocol) continue;
       const bool too_long = protocol == ProtocolKind::kLL && nbytes > kMaxLowLatencyBytes;
