@@ -329,6 +329,76 @@ class Communicator:
 class LocalWorld:
     pass
 
+class TunedCost:
+    def __init__(
+        self,
+        num_ranks: int,
+        num_cores: int,
+        date: str,
+        protocol: str,
+        alpha_s: float,
+        beta_s_per_byte: float,
+        gamma_s_per_byte: float,
+    ) -> None: ...
+    @property
+    def alpha_s(self) -> float: ...
+    @property
+    def beta_s_per_byte(self) -> float: ...
+    @property
+    def date(self) -> str: ...
+    @property
+    def gamma_s_per_byte(self) -> float: ...
+    @property
+    def num_cores(self) -> int: ...
+    @property
+    def num_ranks(self) -> int: ...
+    @property
+    def protocol(self) -> str: ...
+
+class TunedSize:
+    def __init__(
+        self,
+        collective: str,
+        num_ranks: int,
+        num_cores: int,
+        nbytes: int,
+        date: str,
+        times: collections.abc.Mapping[str, float],
+    ) -> None: ...
+    @property
+    def collective(self) -> str: ...
+    @property
+    def date(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def num_cores(self) -> int: ...
+    @property
+    def num_ranks(self) -> int: ...
+    @property
+    def times(self) -> dict[str, float]: ...
+
+class TuningTable:
+    """
+    A table of this version and machine, or one that was parsed.
+    """
+    def __init__(
+        self,
+        costs: collections.abc.Sequence[TunedCost],
+        sizes: collections.abc.Sequence[TunedSize],
+    ) -> None: ...
+    @staticmethod
+    def parse(text: str) -> TuningTable: ...
+    def to_text(self) -> str: ...
+    @property
+    def costs(self) -> list[TunedCost]: ...
+    @property
+    def machine(self) -> str: ...
+    @property
+    def sizes(self) -> list[TunedSize]: ...
+    @property
+    def version(self) -> str: ...
+
 def _copy_bytes(dst: typing.Any, src: typing.Any, streaming: bool = False) -> None:
     """
     dst <- src, byte for byte.
@@ -354,13 +424,20 @@ def build_info() -> dict:
     What this build of the core has in it.
     """
 
+def builtin_cost(protocol: str, n: int, cores: int) -> tuple[float, float, float]:
+    """
+    alpha, beta and gamma.
+    """
+
 def build_schedule(collective: str, algorithm: str, n: int, root: int = 0) -> Schedule: ...
+def choices(collective: str, nbytes: int) -> list[str]: ...
 def collectives() -> list[CollectiveInfo]: ...
 def explain_programs(schedule: Schedule, programs: collections.abc.Sequence[Program]) -> str: ...
 def explain_step(program: Program, step: Step) -> str: ...
 def init_from_environment(arg0: float) -> Communicator: ...
 def init_local(arg0: LocalWorld, arg1: int, arg2: float) -> Communicator: ...
 def make_local_world(arg0: int) -> LocalWorld: ...
+def machine_fingerprint() -> str: ...
 def min_safe_slots(
     schedule: Schedule, programs: collections.abc.Sequence[Program], max_slots: int
 ) -> tuple[int, str]:
@@ -368,6 +445,13 @@ def min_safe_slots(
     (smallest proved count or 0, why max_slots does not do).
     """
 
+def predict(
+    cases: collections.abc.Sequence[tuple[str, str, int]],
+    n: int,
+    alpha: float,
+    beta: float,
+    gamma: float,
+) -> list[float]: ...
 def reduce_copy_isa() -> str:
     """
     The instruction set in use: avx512, avx2 or generic.
@@ -391,6 +475,24 @@ def simulate_programs(
     beta: collections.abc.Sequence[float],
     gamma: collections.abc.Sequence[float],
 ) -> Simulation: ...
+def time_calls(
+    comm: Communicator,
+    collective: str,
+    x: typing.Any,
+    out: typing.Any,
+    algorithm: str,
+    num_calls: int,
+) -> float:
+    """
+    Seconds per call on this rank; x and out hold a message each.
+    """
+
+def tuning_table_note() -> str:
+    """
+    Where the measured table is from, or why there is none.
+    """
+
+def tuning_table_path() -> str: ...
 def verify_programs(
     schedule: Schedule, programs: collections.abc.Sequence[Program], slots: int
 ) -> Proof: ...

@@ -15,6 +15,7 @@ PYBIND11_MODULE(_core, m) {
   pycoll::bind_reduce(m);
   pycoll::bind_bootstrap(m);
   pycoll::bind_communicator(m);
+  pycoll::bind_tuning(m);
   m.def(
       "build_info",
       [] {

@@ -28,15 +28,6 @@ struct Sample {
         scale(nbytes == 0 ? 1.0 : static_cast<double>(message_nbytes) / nbytes) {}
 };
 
-double simulated_s(const std::vector<Program>& programs, int64_t nbytes, const LinkCost& cost) {
-  const Sample sample(programs.front(), nbytes);
-  SimulateOptions options;
-  options.tile_bytes = sample.tile_bytes;
-  options.nbytes = sample.nbytes;
-  options.cost = [&cost](int, int) { return cost; };
-  return simulate(programs, options).time_s * sample.scale;
-}
-
 /// No simulation ends sooner: a rank makes its transfers one after another.
 double least_possible_s(const std::vector<Program>& programs, int64_t nbytes,
                         const LinkCost& cost) {
@@ -87,6 +78,12 @@ bool is_candidate(Collective collective, std::string_view algorithm) {
     if (algorithm == taught) return false;
   }
   return true;
+}
+
+bool is_candidate(ProtocolKind protocol, int64_t nbytes) {
+  // ll carries 7 bytes in 8, and copies them once more.
+  constexpr int64_t kMaxLowLatencyBytes = 64 << 10;
+  return protocol != ProtocolKind::kLL || nbytes <= kMaxLowLatencyBytes;
 }
 
 Selector::Selector(Topology topology, std::shared_ptr<const SelectionInputs> inputs)
@@ -173,8 +170,7 @@ std::vector<Candidate> Selector::simulate_all(Collective collective, int64_t nby
         lower_for(row.generate(topology_.num_ranks, /*root=*/0), nbytes);
     for (const ProtocolKind protocol : protocols()) {
       if (wanted.protocol && *wanted.protocol != protocol) continue;
-      const bool too_long = protocol == ProtocolKind::kLL && nbytes > kMaxLowLatencyBytes;
-      if (too_long && !wanted.protocol) continue;
+      if (!wanted.protocol && !is_candidate(protocol, nbytes)) continue;
       const LinkCost& cost = topology_.cost(protocol);
       if (best_only && least_possible_s(programs, nbytes, cost) > best_s) continue;
       const double predicted_s = simulated_s(programs, nbytes, cost);
@@ -207,10 +203,13 @@ std::string Selector::describe_sources() const {
   return text;
 }
 
-double predict_s(Collective collective, std::string_view algorithm, int num_ranks, int64_t nbytes,
-                 const LinkCost& cost) {
-  return simulated_s(lower(find_algorithm(collective, algorithm).generate(num_ranks, 0)), nbytes,
-                     cost);
+double simulated_s(const std::vector<Program>& programs, int64_t nbytes, const LinkCost& cost) {
+  const Sample sample(programs.front(), nbytes);
+  SimulateOptions options;
+  options.tile_bytes = sample.tile_bytes;
+  options.nbytes = sample.nbytes;
+  options.cost = [&cost](int, int) { return cost; };
+  return simulate(programs, options).time_s * sample.scale;
 }
 
 }  // namespace pycoll

@@ -26,8 +26,8 @@ struct Candidate {
 
 /// The textbook's slow algorithms are there to be compared with, not to be chosen.
 bool is_candidate(Collective collective, std::string_view algorithm);
-/// ll carries 7 bytes in 8 and unpacks them: above this it is never worth a try.
-inline constexpr int64_t kMaxLowLatencyBytes = 64 << 10;
+/// Whether messages of `nbytes` may be worth a try.
+bool is_candidate(ProtocolKind protocol, int64_t nbytes);
 
 /// What is fixed for a communicator before its first call, alike on all ranks.
 struct SelectionInputs {
@@ -80,8 +80,7 @@ class Selector {
   std::string fitted_;  // protocols whose costs are the table's
 };
 
-/// Time of `algorithm` under the costs of one protocol.
-double predict_s(Collective collective, std::string_view algorithm, int num_ranks, int64_t nbytes,
-                 const LinkCost& cost);
+/// Time of a message of `nbytes` under the costs of one protocol.
+double simulated_s(const std::vector<Program>& programs, int64_t nbytes, const LinkCost& cost);
 
 }  // namespace pycoll

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from pycoll.cli import bench, info, run, show, simulate, verify
+from pycoll.cli import bench, info, run, show, simulate, tune, verify
 from pycoll.cli.common import ErrorsAsLines
 
 __all__ = ["app", "main"]
@@ -25,6 +25,7 @@ app.command(epilog=verify.EPILOG)(verify.verify)
 app.command(epilog=simulate.EPILOG)(simulate.simulate)
 app.command(epilog=run.EPILOG, context_settings=run.CONTEXT)(run.run)
 app.command(epilog=bench.EPILOG)(bench.bench)
+app.command(epilog=tune.EPILOG)(tune.tune)
 app.command(epilog=info.EPILOG)(info.info)
 
 

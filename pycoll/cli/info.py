@@ -42,6 +42,7 @@ def _facts() -> dict[str, Any]:
         "machine": platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
     }
+    facts["tuning table"] = _core.tuning_table_note()
     facts |= {f"core: {name}": value for name, value in _core.build_info().items()}
     for package in ("numpy", "torch", "matplotlib"):
         facts[package] = _version(package) or "not installed"
