@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -61,23 +60,24 @@ class Measured:
     nbytes: int
     rounds_s: Mapping[str, list[float]]
 
-    def medians(self) -> dict[str, float]:
-        """Seconds per call of each choice, the fastest first."""
-        medians = {choice: statistics.median(times) for choice, times in self.rounds_s.items()}
-        return dict(sorted(medians.items(), key=lambda item: item[1]))
+    def times_s(self) -> dict[str, float]:
+        """Seconds per call of each choice, the fastest first.
 
-    def ratio(self, choice: str, other: str) -> float:
-        """How many times longer `choice` takes than `other`: the median over rounds.
-
-        Both are compared within a round, so that what slows the machine down for a while slows
-        both.
+        The lower quartile of the rounds: what disturbs a round only ever makes it longer, and may
+        disturb more than half of them.
         """
-        pairs = zip(self.rounds_s[choice], self.rounds_s[other], strict=False)
-        return statistics.median(a / b for a, b in pairs)
+        times = {choice: lower_quartile(rounds) for choice, rounds in self.rounds_s.items()}
+        return dict(sorted(times.items(), key=lambda item: item[1]))
 
-    def behind(self, choice: str) -> tuple[float, float, float]:
-        """How many times longer `choice` takes than the best of all, and that one's name."""
-        return max((self.ratio(choice, other), other) for other in self.rounds_s)
+    def behind(self, choice: str) -> float:
+        """How many times longer `choice` takes than the best of all."""
+        times = self.times_s()
+        return times[choice] / min(times.values())
+
+
+def lower_quartile(values: list[float]) -> float:
+    """A quarter of the values, or one, is not above it."""
+    return sorted(values)[(len(values) - 1) // 4]
 
 
 def spread_ranks(comm: Communicator) -> None:
@@ -180,7 +180,7 @@ def fit_costs(
     for size in measured:
         if size.nbytes > max_nbytes:
             continue
-        for choice, time_s in size.medians().items():
+        for choice, time_s in size.times_s().items():
             algorithm, protocol = choice.split("/")
             points.setdefault(protocol, []).append(
                 (size.collective, algorithm, size.nbytes, time_s)

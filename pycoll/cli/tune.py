@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ class _Size:
     @property
     def ratio(self) -> float:
         assert self.chosen is not None
-        return self.measured.behind(self.chosen)[0]
+        return self.measured.behind(self.chosen)
 
 
 def tune(
@@ -228,7 +229,7 @@ def _save(num_ranks: int, found: list[_Size]) -> None:
     measured = [size.measured for size in found]
     costs = tuning.fit_costs(measured, num_ranks, cores, date)
     rows = [
-        _core.TunedSize(m.collective, num_ranks, cores, m.nbytes, date, m.medians())
+        _core.TunedSize(m.collective, num_ranks, cores, m.nbytes, date, m.times_s())
         for m in measured
     ]
     tuning.save(costs, rows)
@@ -239,18 +240,18 @@ def _print_table(shown: list[_Size], checked: bool) -> None:
     groups: dict[tuple[str, int], list[_Size]] = {}
     for size in shown:
         groups.setdefault((size.measured.collective, size.num_ranks), []).append(size)
-    headers = ("size", "chosen", "median", "best measured", "median", "chosen / best")
+    headers = ("size", "chosen", "time", "best measured", "time", "chosen / best")
     for (collective, n), sizes in groups.items():
         table = new_table(*headers, title=f"{collective}, {n} ranks, f32")
         for size in sizes:
-            medians = size.measured.medians()
-            ratio, other = size.measured.behind(size.chosen or "")
+            times = size.measured.times_s()
+            best, ratio = next(iter(times)), size.ratio
             table.add_row(
                 format_nbytes(size.measured.nbytes),
                 size.chosen,
-                format_seconds(medians[size.chosen or ""]),
-                other,
-                format_seconds(medians[other]),
+                format_seconds(times[size.chosen or ""]),
+                best,
+                format_seconds(times[best]),
                 f"{ratio:.2f}" + ("  <" if checked and ratio > _CLOSE else ""),
             )
         out.print(table)
@@ -277,7 +278,7 @@ def _print_json(shown: list[_Size], checked: bool) -> None:
             "nbytes": size.measured.nbytes,
             "chosen": size.chosen,
             "ratio": size.ratio,
-            "medians_s": size.measured.medians(),
+            "times_s": size.measured.times_s(),
         }
         for size in shown
     ]
@@ -300,12 +301,12 @@ def _picture(shown: list[_Size], picture_format: str) -> bytes:
     for ax, ((collective, n), sizes) in zip(axes, groups.items(), strict=False):
         choices = sorted({choice for size in sizes for choice in size.measured.rounds_s})
         x = [size.measured.nbytes for size in sizes]
-        medians = [size.measured.medians() for size in sizes]
+        times = [size.measured.times_s() for size in sizes]
         for choice in choices:
-            points = [(b, m[choice] * 1e6) for b, m in zip(x, medians, strict=True) if choice in m]
-            ax.plot(*zip(*points, strict=True), color="0.8", linewidth=0.8)
-        best = [min(m.values()) * 1e6 for m in medians]
-        chosen = [m[size.chosen or ""] * 1e6 for m, size in zip(medians, sizes, strict=True)]
+            y = [t[choice] * 1e6 if choice in t else math.nan for t in times]
+            ax.plot(x, y, color="0.8", linewidth=0.8)
+        best = [min(t.values()) * 1e6 for t in times]
+        chosen = [t[size.chosen or ""] * 1e6 for t, size in zip(times, sizes, strict=True)]
         ax.plot([], [], color="0.8", label="all candidates")
         ax.plot(x, chosen, "-", color="C0", linewidth=2, label="chosen")
         ax.plot(x, best, "o", color="C1", markersize=5, markerfacecolor="none", label="best")
