@@ -297,7 +297,7 @@ def _picture(shown: list[_Size], picture_format: str) -> bytes:
     num_columns = min(3, len(groups))
     num_rows = -(-len(groups) // num_columns)
     fig = Figure(figsize=(5.2 * num_columns, 3.9 * num_rows), layout="constrained")
-    axes = fig.subplots(num_rows, num_columns, squeeze=False).flat
+    axes = list(fig.subplots(num_rows, num_columns, squeeze=False).flat)
     for ax, ((collective, n), sizes) in zip(axes, groups.items(), strict=False):
         choices = sorted({choice for size in sizes for choice in size.measured.rounds_s})
         x = [size.measured.nbytes for size in sizes]
@@ -317,6 +317,6 @@ def _picture(shown: list[_Size], picture_format: str) -> bytes:
         ax.set_ylabel("time, us")
         ax.grid(True, which="major", alpha=0.3)
         ax.legend(fontsize="small")
-    for ax in list(axes)[len(groups) :]:
+    for ax in axes[len(groups) :]:
         ax.set_axis_off()
     return render(fig, picture_format)
