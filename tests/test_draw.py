@@ -14,7 +14,7 @@ import pytest
 
 from pycoll import UsageError, _core, schedule
 from pycoll.draw import draw_schedule, draw_simulation
-from pycoll.draw.picture import Picture, make_picture
+from pycoll.draw.picture import FOREIGN, Picture, make_picture
 
 pytestmark = pytest.mark.pure
 
@@ -97,6 +97,30 @@ def test_picture_moves_of_a_round_read_what_was_there_before_it():
     )
     (step,) = make_picture(chain).rounds
     assert step.held == ((1,), (2,), (2,))
+
+
+def test_picture_exscan_counts_what_is_asked_for():
+    picture = make_picture(build("chain", 4, "exscan"))
+    assert picture.start == ((FOREIGN,),) * 4
+    assert [step.held for step in picture.rounds] == [
+        ((FOREIGN,), (1,), (1,), (1,)),
+        ((FOREIGN,), (1,), (2,), (1,)),
+        ((FOREIGN,), (1,), (2,), (3,)),
+    ]
+    assert picture.full == ((1,), (1,), (2,), (3,))
+
+
+def test_picture_scan_is_complete_with_the_ranks_below():
+    picture = make_picture(build("chain", 3, "scan"))
+    assert picture.start == ((1,),) * 3 and picture.full == ((1,), (2,), (3,))
+
+
+def test_text_underlines_what_is_asked_for():
+    lines = draw_schedule(build("ring", 3, "reduce_scatter"), format="ascii").splitlines()
+    assert lines[-5].split() == ["^"] * 3 and "^ asked for at the end" in lines[-1]
+    end, asked = lines[-6], lines[-5]
+    assert [end[i] for i, mark in enumerate(asked) if mark == "^"] == ["#"] * 3
+    assert "asked for" not in draw_schedule(build("ring", 3), format="ascii")
 
 
 @pytest.mark.parametrize("n", [3, 4, 8])

@@ -141,7 +141,7 @@ class _Drawing:
             left = self._lifeline(rank) - self._picture.num_chunks * w / 2
             for chunk, count in enumerate(row):
                 x, color = left + chunk * w, self._colors[chunk]
-                filled = h * min(1.0, count / self._picture.full[rank][chunk])
+                filled = h * max(0, count) / self._picture.full[rank][chunk]
                 canvas.box(x, y, w, h - filled, fill=tint(color) if count else PAPER, z=6)
                 canvas.box(x, y + h - filled, w, filled, fill=color, z=6)
                 canvas.box(x, y, w, h, edge=MUTED, line_width=0.5, z=7)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pycoll.draw.canvas import Canvas
 from pycoll.draw.marks import draw_head, draw_ribbon, draw_source
-from pycoll.draw.picture import Picture
+from pycoll.draw.picture import FOREIGN, Picture
 from pycoll.draw.style import CELL_HEIGHT, INK, MARGIN, MUTED, PAPER, tint
 
 _ROW = 0.36
@@ -65,6 +65,8 @@ class Legend:
             note = f"1 of {full} contributions"
             entries.append(_Entry(0.28, note, self._cell(1 / full)))
         entries.append(_Entry(0.28, "complete", self._cell(1.0)))
+        if any(FOREIGN in row for row in picture.start):
+            entries.append(_Entry(0.28, "a value for others", self._cell(0.0)))
         if kinds:
             entries.append(_Entry(0.28, "written in this round", self._written))
         if not picture.wants_everything:

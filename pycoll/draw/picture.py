@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 Chunks = tuple[int, int]  # first, count
+FOREIGN = -1  # of a cell whose value holds nothing of what its rank asks for, as in an exscan
 _NUMBERING = {
     "all_to_all": " (s n + d goes from rank s to rank d)",
     "neighbor_exchange": " (2 s goes from rank s to its left, 2 s + 1 to its right)",
@@ -62,7 +63,7 @@ class Round:
     idx: int
     flows: tuple[Flow, ...]
     bundled: bool  # too many moves for single arrows: draw a rail per flow
-    held: tuple[tuple[int, ...], ...]  # [rank][chunk], number of contributions
+    held: tuple[tuple[int, ...], ...]  # [rank][chunk], number of contributions; or FOREIGN
     changed: frozenset[tuple[int, int]]  # (rank, chunk) written in this round
 
 
@@ -102,22 +103,25 @@ def make_picture(schedule: Any, title: str | None = None) -> Picture:
     contributions = _start_contributions(schedule)
     goals = [[schedule.goal(r, c)[0] for c in range(num_chunks)] for r in range(n)]
     starting = [sum(bool(contributions[r][c]) for r in range(n)) or 1 for c in range(num_chunks)]
-    prefixes = {"prefix": 1, "prefix_before": 0}  # beyond the ranks below
+    counting = [[-1] * num_chunks for _ in range(n)]  # bit masks of the ranks that count
+    if schedule.collective in ("scan", "exscan"):
+        own = schedule.collective == "scan"
+        counting = [[(1 << (r + own)) - 1] * num_chunks for r in range(n)]
     full = tuple(
         tuple(
-            max(1, r + prefixes[goal]) if goal in prefixes else count
-            for goal, count in zip(goals[r], starting, strict=True)
+            max(1, mask.bit_count()) if mask != -1 else count
+            for mask, count in zip(row, starting, strict=True)
         )
-        for r in range(n)
+        for row in counting
     )
-    start = _count(contributions)
+    start = _count(contributions, counting)
     rounds = []
     for idx in sorted(moves_of_round):
         moves = moves_of_round[idx]
         changed = _apply(moves, contributions)
         bundled = len(moves) > 2 * n
         flows = _bundle(moves) if bundled else _arrows(moves, n, ring)
-        rounds.append(Round(idx, tuple(flows), bundled, _count(contributions), changed))
+        rounds.append(Round(idx, tuple(flows), bundled, _count(contributions, counting), changed))
     return Picture(
         title=title or f"{schedule.algorithm} {schedule.collective}, {_plural(n, 'rank')}",
         caption=_caption(schedule, len(rounds)),
@@ -144,8 +148,13 @@ def _start_contributions(schedule: Any) -> list[list[int]]:
     ]
 
 
-def _count(contributions: list[list[int]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(mask.bit_count() for mask in row) for row in contributions)
+def _count(
+    contributions: list[list[int]], counting: list[list[int]]
+) -> tuple[tuple[int, ...], ...]:
+    def held(mask: int, counts: int) -> int:
+        return (mask & counts).bit_count() or (FOREIGN if mask else 0)
+
+    return tuple(tuple(map(held, *rows)) for rows in zip(contributions, counting, strict=True))
 
 
 def _apply(moves: Sequence[MoveLike], contributions: list[list[int]]) -> frozenset[tuple[int, int]]:

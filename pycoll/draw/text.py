@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pycoll.draw.picture import Flow, Picture, chunk_label
+from pycoll.draw.picture import FOREIGN, Flow, Picture, chunk_label
 
 _MAX_CELLS = 24  # wider strips become a percentage
 _STUB = 5  # characters of a flow that leaves or enters the picture
@@ -28,6 +28,8 @@ class _Glyphs:
     levels: str | None  # from little to complete; None: digits
 
     def cell(self, held: int, full: int) -> str:
+        if held == FOREIGN:
+            return "-"
         if held == 0:
             return "·" if self.levels else "."
         if held >= full:
@@ -172,5 +174,7 @@ def _legend(picture: Picture, g: _Glyphs) -> str:
         partial = f"{g.cell(1, full)} 1 of {full} contributions, " if full > 1 else ""
         none, complete = g.cell(0, full), g.cell(full, full)
         asked = "" if picture.wants_everything else ", ^ asked for at the end"
+        if any(FOREIGN in row for row in picture.start):
+            asked = ", - a value for others" + asked
         parts.append(f"a cell per chunk: {none} nothing yet, {partial}{complete} complete{asked}")
     return "\n".join(parts)
