@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from pycoll import _core
+from pycoll.coalesce import Coalesced
 from pycoll.errors import TimeoutError, UsageError
 
 _SLICE_S = 0.05
@@ -89,6 +90,27 @@ class Communicator(_core.Communicator):
     def host_rank(self) -> int:
         """This rank's place among the ranks of its host."""
         return self.rank  # links between hosts are not built yet: all ranks are on one
+
+    def coalesce(self) -> Coalesced:
+        """Launches several operations as one: `with comm.coalesce(): ...`.
+
+        Within the context, collectives, sends and receives are noted, and return the arrays in
+        which their results will be; at its end all are run. Messages are all posted before anything
+        is waited for, so that no order of sends and receives deadlocks. Small all_reduces that
+        follow each other are packed into one where no bit of a result depends on it. An error
+        within the context drops the group: nothing was sent. A context within another one adds to
+        it. All ranks must group their collectives alike.
+
+        Returns:
+            The context manager.
+
+        Raises:
+            UsageError: `async_op` or `recv_any` within it.
+            Error: At its end, what ended an operation of the group.
+
+        Cost: one launch, and one message for each pack of small all_reduces.
+        """
+        return Coalesced(self)
 
     def split(self, color: int, key: int = 0) -> Communicator | None:
         """Makes a communicator of the ranks with the same color. Collective.

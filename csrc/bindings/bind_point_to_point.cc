@@ -68,13 +68,17 @@ void run_here(CommunicatorObject& object, MessageOp& op) {
   messages.run(op, gil.on_slow());
 }
 
+std::shared_ptr<void> keep_alive(ArrayView&& x) {
+  return {new ArrayView(std::move(x)), [](void* kept) {
+            const py::gil_scoped_acquire gil;
+            delete static_cast<ArrayView*>(kept);
+          }};
+}
+
 PyObject* start(PyObject* self, CommunicatorObject& object, const MessageOp& call, ArrayView&& x,
                 PyObject* result) {
   auto op = std::make_shared<MessageOp>(call);
-  op->keep_alive = {new ArrayView(std::move(x)), [](void* kept) {
-                      const py::gil_scoped_acquire gil;
-                      delete static_cast<ArrayView*>(kept);
-                    }};
+  op->keep_alive = keep_alive(std::move(x));
   {
     // The thread that moves messages may hold the engine for as long as a large copy takes.
     const py::gil_scoped_release gil;
@@ -87,6 +91,20 @@ PyObject* start(PyObject* self, CommunicatorObject& object, const MessageOp& cal
       .ptr();
 }
 
+/// Runs the operation, starts it, or puts it into the group that is being coalesced.
+PyObject* run_or_start(PyObject* self, CommunicatorObject& object, MessageOp& op, ArrayView&& x,
+                       PyObject* async_op, PyObject* result) {
+  if (object.batch != nullptr) {
+    refuse_async_in_batch(async_op);
+    object.batch->add(op, keep_alive(std::move(x)));
+  } else if (async_op != nullptr && truth_of(async_op)) {
+    return start(self, object, op, std::move(x), result);
+  } else {
+    run_here(object, op);
+  }
+  return Py_NewRef(result);
+}
+
 PyObject* send(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObject* keywords) {
   return guarded([&]() -> PyObject* {
     const Arguments arguments(kSend, args, num_args, keywords);
@@ -97,12 +115,7 @@ PyObject* send(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObj
     op.is_send = true;
     op.peer = rank_of(arguments[kPeer], "peer", object.comm->size());
     set_message(op, x, arguments);
-    PyObject* async_op = arguments[kAsyncOp];
-    if (async_op != nullptr && truth_of(async_op)) {
-      return start(self, object, op, std::move(x), Py_None);
-    }
-    run_here(object, op);
-    Py_RETURN_NONE;
+    return run_or_start(self, object, op, std::move(x), arguments[kAsyncOp], Py_None);
   });
 }
 
@@ -115,12 +128,7 @@ PyObject* recv(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObj
     PyObject* peer = arguments[kPeer];
     op.peer = is_any_source(peer) ? kAnySource : rank_of(peer, "peer", object.comm->size());
     set_message(op, x, arguments);
-    PyObject* async_op = arguments[kAsyncOp];
-    if (async_op != nullptr && truth_of(async_op)) {
-      return start(self, object, op, std::move(x), arguments[kX]);
-    }
-    run_here(object, op);
-    return Py_NewRef(arguments[kX]);
+    return run_or_start(self, object, op, std::move(x), arguments[kAsyncOp], arguments[kX]);
   });
 }
 
@@ -128,6 +136,9 @@ PyObject* recv_any(PyObject* self, PyObject* const* args, Py_ssize_t num_args, P
   return guarded([&]() -> PyObject* {
     const Arguments arguments(kRecvAny, args, num_args, keywords);
     CommunicatorObject& object = object_of(self);
+    if (object.batch != nullptr) {
+      throw UsageError("recv_any within coalesce(): its source is not known before the end");
+    }
     const ArrayView x = view_of(arguments, "recv_any", true);
     MessageOp op;
     op.peer = kAnySource;
@@ -177,6 +188,18 @@ void bind_point_to_point(py::module_& m, py::handle communicator_type) {
       .def_property_readonly("source", [](const MessageWork& work) -> std::optional<int> {
         if (!work.op->is_over() || work.op->source == kAnySource) return std::nullopt;
         return work.op->source;
+      });
+  py::class_<CommunicatorObject> type(py::reinterpret_borrow<py::object>(communicator_type));
+  type.def_property_readonly("_is_coalescing",
+                             [](const CommunicatorObject& o) { return o.batch != nullptr; })
+      .def("_begin_batch", [](CommunicatorObject& o) { o.batch = std::make_unique<Batch>(); })
+      .def("_drop_batch", [](CommunicatorObject& o) { o.batch.reset(); })
+      .def("_run_batch", [](CommunicatorObject& o) {
+        // Whatever comes of it, the group is over.
+        const std::unique_ptr<Batch> batch = std::move(o.batch);
+        const bool large = batch->nbytes() > static_cast<int64_t>(kKeepGilBytes);
+        LazyGilRelease gil(o.ranks_are_threads || large);
+        batch->run(*o.comm, gil.on_slow());
       });
   for (PyMethodDef& method : kMethods) {
     py::setattr(communicator_type, method.ml_name,

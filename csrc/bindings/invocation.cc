@@ -3,6 +3,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/error.h"
 #include "bindings/gil.h"
 #include "schedule/collectives.h"
 
@@ -49,9 +50,19 @@ void run_here(CommunicatorObject& object, Call call, int64_t nbytes) {
   object.comm->run(call);
 }
 
+void refuse_async_in_batch(PyObject* async_op) {
+  if (async_op == nullptr || !truth_of(async_op)) return;
+  throw UsageError("async_op within coalesce(): all operations of the group end with it");
+}
+
 PyObject* run_or_start(Invocation& in) {
   know_algorithm(in.self, *in.object.comm, in.call);
   PyObject* async_op = in.args[Arg::kAsyncOp];
+  if (in.object.batch != nullptr) [[unlikely]] {
+    refuse_async_in_batch(async_op);
+    in.object.batch->add(in.call, keep_alive(std::move(in.operands)));
+    return in.result ? in.result.release().ptr() : py::none().release().ptr();
+  }
   if (async_op != nullptr && truth_of(async_op)) return start(in);
   run_here(in.object, in.call, in.nbytes);
   return in.result ? in.result.release().ptr() : py::none().release().ptr();

@@ -38,6 +38,9 @@ struct Invocation {
 /// Returns a new reference.
 PyObject* run_or_start(Invocation& in);
 
+/// Raises UsageError for an asynchronous operation of a coalesced group.
+void refuse_async_in_batch(PyObject* async_op);
+
 /// Runs `call` on this thread; keeps the GIL for as long as that pays.
 void run_here(CommunicatorObject& object, Call call, int64_t nbytes);
 

@@ -86,6 +86,27 @@ void PointToPoint::start(const std::shared_ptr<MessageOp>& op) {
   thread_.wake();
 }
 
+void PointToPoint::post_all(const std::vector<std::shared_ptr<MessageOp>>& ops, bool alone) {
+  for (const std::shared_ptr<MessageOp>& op : ops) {
+    check_unbroken(*op);
+    if (alone) {
+      start(op);
+    } else {
+      const Lock lock(*this);
+      engine_.post(op.get());
+    }
+  }
+}
+
+void PointToPoint::wait_for_all(const std::vector<std::shared_ptr<MessageOp>>& ops,
+                                const OnSlow& on_slow) {
+  run_waiter_.begin(0, 0, timeout_s_, on_slow);
+  for (const std::shared_ptr<MessageOp>& op : ops) {
+    wait_until_over(run_waiter_, *op, INT64_MAX);
+    if (op->error) std::rethrow_exception(op->error);
+  }
+}
+
 bool PointToPoint::wait(MessageOp& op, double timeout_s) {
   if (!op.is_over()) {
     const int64_t end_ns = now_ns() + static_cast<int64_t>(timeout_s * 1e9);
@@ -235,6 +256,17 @@ void PointToPoint::end_all() {
   engine_.fail_all([this](const MessageOp& op) { return error_of(op); });
 }
 
+void PointToPoint::abandon() {
+  bool pending;
+  {
+    const Lock lock(*this);
+    pending = engine_.has_pending();
+  }
+  if (!pending) return;
+  fail_aborted();
+  end_all();
+}
+
 void PointToPoint::close() {
   if (closed_.exchange(true)) return;
   bool pending = num_waiting_ != 0;
@@ -242,13 +274,15 @@ void PointToPoint::close() {
     const Lock lock(*this);
     pending = pending || engine_.has_pending();
   }
-  if (pending) {
-    segment_.fail({.code = FailureCode::kAborted,
-                   .reporter = static_cast<uint16_t>(rank_),
-                   .culprit = static_cast<uint16_t>(rank_)});
-  }
+  if (pending) fail_aborted();
   thread_.stop();
   if (pending && num_waiting_ == 0) end_all();
+}
+
+void PointToPoint::fail_aborted() {
+  segment_.fail({.code = FailureCode::kAborted,
+                 .reporter = static_cast<uint16_t>(rank_),
+                 .culprit = static_cast<uint16_t>(rank_)});
 }
 
 std::exception_ptr PointToPoint::error_of(const MessageOp& op) const {

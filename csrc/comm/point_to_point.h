@@ -30,7 +30,14 @@ class PointToPoint {
   /// True when it is over, well or not.
   bool test(MessageOp& op);
 
-  /// Ends what is pending, by breaking the communicator.
+  /// Starts all before anything is waited for. `alone`: they go on while this thread does something
+  /// else than wait for them.
+  void post_all(const std::vector<std::shared_ptr<MessageOp>>& ops, bool alone);
+  void wait_for_all(const std::vector<std::shared_ptr<MessageOp>>& ops, const OnSlow& on_slow);
+
+  /// Ends what is pending, if anything is, by breaking the communicator.
+  void abandon();
+  /// The same, and forever.
   void close();
   /// In a forked process: the thread does not exist here.
   void disown() { thread_.disown(); }
@@ -48,6 +55,7 @@ class PointToPoint {
   std::vector<Failure> find_ended_peers();
   MessageThread::Progress progress_alone();
   void end_all();
+  void fail_aborted();
   void finalize(std::vector<std::shared_ptr<MessageOp>> finished);
   void check_unbroken(const MessageOp& op) const;
   std::exception_ptr error_of(const MessageOp& op) const;
