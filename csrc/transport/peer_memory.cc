@@ -35,7 +35,7 @@ bool read_process(uint64_t pid, void* dst, uint64_t address, size_t nbytes) {
 PeerMemory::PeerMemory(PeerMemoryAddress* addresses, int rank, int num_ranks, bool same_process)
     : addresses_(addresses),
       same_process_(same_process),
-      reach_(static_cast<size_t>(num_ranks), same_process ? Reach::kYes : Reach::kUnknown) {
+      reach_(static_cast<size_t>(num_ranks), same_process ? Reach::kAllowed : Reach::kUnknown) {
   // A pid may mean another process in the reader's namespace: the token tells.
   if (::getrandom(&token_, sizeof(token_), 0) != sizeof(token_)) {
     token_ = reinterpret_cast<uint64_t>(this);
@@ -47,11 +47,12 @@ PeerMemory::PeerMemory(PeerMemoryAddress* addresses, int rank, int num_ranks, bo
 PeerMemory::Reach PeerMemory::probe(int peer) const {
   // For tests of the way around, and for systems where the call exists and is slow.
   const char* setting = std::getenv("PYCOLL_PEER_MEMORY");
-  if (setting != nullptr && std::strcmp(setting, "0") == 0) return Reach::kNo;
+  if (setting != nullptr && std::strcmp(setting, "0") == 0) return Reach::kRefused;
   const PeerMemoryAddress& theirs = addresses_[peer];
   uint64_t token = 0;
-  if (!read_process(theirs.pid, &token, theirs.token_address, sizeof(token))) return Reach::kNo;
-  return token == theirs.token ? Reach::kYes : Reach::kNo;
+  if (!read_process(theirs.pid, &token, theirs.token_address, sizeof(token)))
+    return Reach::kRefused;
+  return token == theirs.token ? Reach::kAllowed : Reach::kRefused;
 }
 
 bool PeerMemory::read(int peer, void* dst, uint64_t address, size_t nbytes) {
@@ -61,7 +62,7 @@ bool PeerMemory::read(int peer, void* dst, uint64_t address, size_t nbytes) {
   }
   Reach& reach = reach_[static_cast<size_t>(peer)];
   if (reach == Reach::kUnknown) reach = probe(peer);
-  return reach == Reach::kYes && read_process(addresses_[peer].pid, dst, address, nbytes);
+  return reach == Reach::kAllowed && read_process(addresses_[peer].pid, dst, address, nbytes);
 }
 
 }  // namespace pycoll

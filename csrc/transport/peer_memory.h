@@ -25,7 +25,7 @@ class PeerMemory {
   bool read(int peer, void* dst, uint64_t address, size_t nbytes);
 
  private:
-  enum class Reach : uint8_t { kUnknown, kYes, kNo };
+  enum class Reach : uint8_t { kUnknown, kAllowed, kRefused };
   Reach probe(int peer) const;
 
   PeerMemoryAddress* addresses_;
