@@ -334,6 +334,13 @@ class Communicator:
 class LocalWorld:
     pass
 
+class Predictor:
+    """
+    Simulates the same messages under several costs.
+    """
+    def __init__(self, cases: collections.abc.Sequence[tuple[str, str, int]], n: int) -> None: ...
+    def times(self, alpha: float, beta: float, gamma: float) -> list[float]: ...
+
 class TunedCost:
     def __init__(
         self,
@@ -450,13 +457,6 @@ def min_safe_slots(
     (smallest proved count or 0, why max_slots does not do).
     """
 
-def predict(
-    cases: collections.abc.Sequence[tuple[str, str, int]],
-    n: int,
-    alpha: float,
-    beta: float,
-    gamma: float,
-) -> list[float]: ...
 def reduce_copy_isa() -> str:
     """
     The instruction set in use: avx512, avx2 or generic.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import random
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pycoll.communicator import Communicator
 
 _MAX_CALLS = 2000  # of one batch
+_FIT_STEPS = 2000
 _FEW_ROUNDS = 5  # after them, candidates that are far behind get no more
 
 
@@ -161,7 +163,7 @@ def fit_costs(
 ) -> list[_core.TunedCost]:
     """Finds for each protocol the alpha, beta and gamma whose simulated times are nearest.
 
-    Nearest is the smallest mean of |log(simulated / measured)|: a factor counts alike at every
+    Nearest is the smallest mean of about |log(simulated / measured)|: a factor counts alike at every
     size, and one odd measurement counts little.
 
     Args:
@@ -194,30 +196,29 @@ def fit_costs(
 def _fit(
     protocol: str, rows: list[tuple[str, str, int, float]], n: int, cores: int
 ) -> tuple[float, float, float]:
-    cases = [row[:3] for row in rows]
+    predictor = _core.Predictor([row[:3] for row in rows], n)
 
     def error(costs: tuple[float, float, float]) -> float:
-        simulated = _core.predict(cases, n, costs[0], costs[1], costs[2])
-        return sum(
-            abs(math.log(max(s, 1e-12) / row[3])) for s, row in zip(simulated, rows, strict=True)
-        )
+        simulated = predictor.times(*costs)
+        off = (math.log(max(s, 1e-12) / row[3]) for s, row in zip(simulated, rows, strict=True))
+        return sum(math.hypot(x, 0.1) for x in off)  # smooth near 0, where abs has a kink
 
+    # Random steps (a 1+1 evolution strategy): beta and gamma may nearly stand for each other, and
+    # steps along the axes end in such a valley. The seed makes the result repeatable.
+    rng = random.Random(0)
     best = _core.builtin_cost(protocol, n, cores)
     best_error = error(best)
-    factor = 2.0
-    while factor > 1.02:
-        before = best_error
-        for i in range(3):
-            for f in (factor, 1 / factor):
-                tried = (
-                    best[0] * (f if i == 0 else 1),
-                    best[1] * (f if i == 1 else 1),
-                    best[2] * (f if i == 2 else 1),
-                )
-                if (tried_error := error(tried)) < best_error:
-                    best, best_error = tried, tried_error
-        if best_error > before * 0.999:
-            factor = math.sqrt(factor)
+    for step in range(_FIT_STEPS):
+        if step % 250 == 0:
+            stride = 1.0
+        alpha, beta, gamma = (c * math.exp(stride * rng.gauss(0, 1)) for c in best)
+        tried_error = error((alpha, beta, gamma))
+        if tried_error < best_error:
+            best, best_error = (alpha, beta, gamma), tried_error
+            stride *= 1.5
+        else:
+            stride *= 0.92
+        stride = max(stride, 0.01)
     return best
 
 

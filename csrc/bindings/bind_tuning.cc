@@ -13,7 +13,6 @@
 #include "comm/machine.h"
 #include "comm/settings.h"
 #include "comm/timer.h"
-#include "schedule/lower.h"
 
 namespace py = pybind11;
 
@@ -47,21 +46,33 @@ std::vector<std::string> choices(const std::string& collective, int64_t nbytes) 
   return found;
 }
 
-/// Simulated times of messages: collective, algorithm, nbytes.
-std::vector<double> predict(const std::vector<std::tuple<std::string, std::string, int64_t>>& cases,
-                            int num_ranks, double alpha, double beta, double gamma) {
-  std::map<std::pair<std::string, std::string>, std::vector<Program>> programs;
-  std::vector<double> times;
-  for (const auto& [collective, algorithm, nbytes] : cases) {
-    std::vector<Program>& lowered = programs[{collective, algorithm}];
-    if (lowered.empty()) {
-      lowered =
-          lower(find_algorithm(collective_from_name(collective), algorithm).generate(num_ranks, 0));
+/// Simulates the same messages under one set of costs after another.
+class Predictor {
+ public:
+  /// `cases`: collective, algorithm, nbytes.
+  Predictor(const std::vector<std::tuple<std::string, std::string, int64_t>>& cases,
+            int num_ranks) {
+    for (const auto& [collective, algorithm, nbytes] : cases) {
+      const AlgorithmInfo& row = find_algorithm(collective_from_name(collective), algorithm);
+      messages_.push_back({lower_for(row.generate(num_ranks, 0), nbytes), nbytes});
     }
-    times.push_back(simulated_s(lowered, nbytes, {alpha, beta, gamma}));
   }
-  return times;
-}
+
+  std::vector<double> times(double alpha, double beta, double gamma) const {
+    std::vector<double> times;
+    for (const Message& message : messages_) {
+      times.push_back(simulated_s(message.programs, message.nbytes, {alpha, beta, gamma}));
+    }
+    return times;
+  }
+
+ private:
+  struct Message {
+    std::vector<Program> programs;
+    int64_t nbytes;
+  };
+  std::vector<Message> messages_;
+};
 
 }  // namespace
 
@@ -127,8 +138,10 @@ void bind_tuning(py::module_& m) {
       "tuning_table_note", [] { return Settings::read().table_note; },
       "Where the measured table is from, or why there is none.");
   m.def("choices", &choices, py::arg("collective"), py::arg("nbytes"));
-  m.def("predict", &predict, py::arg("cases"), py::arg("n"), py::arg("alpha"), py::arg("beta"),
-        py::arg("gamma"));
+  py::class_<Predictor>(m, "Predictor", "Simulates the same messages under several costs.")
+      .def(py::init<const std::vector<std::tuple<std::string, std::string, int64_t>>&, int>(),
+           py::arg("cases"), py::arg("n"))
+      .def("times", &Predictor::times, py::arg("alpha"), py::arg("beta"), py::arg("gamma"));
   m.def(
       "builtin_cost",
       [](const std::string& protocol, int num_ranks, int num_cores) {

@@ -48,18 +48,6 @@ double least_possible_s(const std::vector<Program>& programs, int64_t nbytes,
   return 0.99 * longest_s * static_cast<double>(sample.num_tiles) * sample.scale;
 }
 
-/// As a plan does: messages hold several blocks where these fit one slot together.
-std::vector<Program> lower_for(const Schedule& schedule, int64_t nbytes) {
-  std::vector<Program> programs = lower(schedule);
-  const Program& first = programs.front();
-  const Sample sample(first, nbytes);
-  const bool joins = first.max_range > sample.pieces;
-  if (joins && nbytes > sample.tile_bytes * first.blocks_per_message) {
-    return lower(schedule, {.join_blocks = false});
-  }
-  return programs;
-}
-
 std::string size_text(int64_t nbytes) {
   constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB"};
   size_t unit = 0;
@@ -201,6 +189,17 @@ std::string Selector::describe_sources() const {
   text +=
       "  costs of the simulation: " + (fitted_.empty() ? "built in" : "fitted, " + fitted_) + "\n";
   return text;
+}
+
+std::vector<Program> lower_for(const Schedule& schedule, int64_t nbytes) {
+  std::vector<Program> programs = lower(schedule);
+  const Program& first = programs.front();
+  const Sample sample(first, nbytes);
+  const bool joins = first.max_range > sample.pieces;
+  if (joins && nbytes > sample.tile_bytes * first.blocks_per_message) {
+    return lower(schedule, {.join_blocks = false});
+  }
+  return programs;
 }
 
 double simulated_s(const std::vector<Program>& programs, int64_t nbytes, const LinkCost& cost) {

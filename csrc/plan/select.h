@@ -80,6 +80,8 @@ class Selector {
   std::string fitted_;  // protocols whose costs are the table's
 };
 
+/// As a plan does: messages hold several blocks where these fit one slot together.
+std::vector<Program> lower_for(const Schedule& schedule, int64_t nbytes);
 /// Time of a message of `nbytes` under the costs of one protocol.
 double simulated_s(const std::vector<Program>& programs, int64_t nbytes, const LinkCost& cost);
 

@@ -1,0 +1,473 @@
+"""The measured table: its text, its file, who may use it, and the command that makes it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+import pycoll
+from pycoll import SystemError, UsageError, _core, run_ranks, tuning
+from pycoll.cli import app
+
+DATE = "2026-11-21T14:30:00Z"
+CORES = _core.build_info()["cores"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("PYCOLL_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def size(collective="all_reduce", ranks=2, cores=CORES, nbytes=4096, date=DATE, **times):
+    named = {name.replace("__", "/"): time_s for name, time_s in times.items()}
+    return _core.TunedSize(collective, ranks, cores, nbytes, date, named)
+
+
+def cost(protocol="simple", ranks=2, cores=CORES, alpha=1e-6, beta=1e-10, gamma=1e-11):
+    return _core.TunedCost(ranks, cores, DATE, protocol, alpha, beta, gamma)
+
+
+def as_rows(table: _core.TuningTable) -> list:
+    costs = [(c.num_ranks, c.protocol, c.alpha_s, c.beta_s_per_byte) for c in table.costs]
+    return costs + [
+        (s.collective, s.num_ranks, s.num_cores, s.nbytes, s.date, s.times) for s in table.sizes
+    ]
+
+
+def explained(n: int = 2, nbytes: int = 4096, collective: str = "all_reduce") -> str:
+    texts = run_ranks(lambda comm: comm.explain(collective, nbytes), n, threads=True)
+    assert len(set(texts)) == 1
+    return texts[0]
+
+
+def choice(**asked) -> str:
+    return explained(**asked).splitlines()[0].rpartition(": ")[2].partition(" over ")[0]
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+# The text.
+
+
+@pytest.mark.pure
+def test_table_to_text_and_back_is_the_same():
+    sizes = [
+        size(ring__simple=1.25e-5, one_shot__ll=3e-7),
+        size("broadcast", 8, 3, 1 << 40, x__y=9),
+    ]
+    table = _core.TuningTable([cost(), cost("ll", 4)], sizes)
+    again = _core.TuningTable.parse(table.to_text())
+    assert as_rows(again) == as_rows(table)
+    assert again.to_text() == table.to_text()
+    assert (again.version, again.machine) == (pycoll.__version__, _core.machine_fingerprint())
+
+
+@pytest.mark.pure
+def test_table_cut_off_anywhere_is_refused():
+    text = _core.TuningTable([cost()], [size(ring__simple=1e-5)]).to_text()
+    for length in range(len(text)):
+        with pytest.raises(UsageError, match="line [0-9]+: "):
+            _core.TuningTable.parse(text[:length])
+
+
+@pytest.mark.pure
+def test_table_with_any_byte_changed_is_refused():
+    text = _core.TuningTable([cost()], [size(ring__simple=1e-5, tree__ll=2e-5)]).to_text()
+    for at in range(len(text)):
+        for new in ("#", "7", " ", "\n"):
+            if text[at] != new:
+                with pytest.raises(UsageError, match="line [0-9]+: "):
+                    _core.TuningTable.parse(text[:at] + new + text[at + 1 :])
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize(
+    "line",
+    [
+        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z",
+        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z ring/simple",
+        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z ring=1e-5",
+        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z ring/simple/x=1e-5",
+        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z ring/simple=nan",
+        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z ring/simple=-1e-5",
+        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z ring/simple=0",
+        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z ring/simple=1e-5 ",
+        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z  ring/simple=1e-5",
+        "time all_reduce 2 2 4096 yesterday ring/simple=1e-5",
+        "time all_reduce 0 2 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
+        "time all_reduce 2 -2 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
+        "time all_reduce 2 2 99999999999999999999 2026-11-21T14:30:00Z ring/simple=1e-5",
+        "time All-Reduce 2 2 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
+        "cost 2 2 2026-11-21T14:30:00Z simple 1 2",
+        "cost 2 2 2026-11-21T14:30:00Z simple 1 2 inf",
+        "cost 2 2 2026-11-21T14:30:00Z simple 1 2 3 4",
+        "size 2",
+        "",
+    ],
+)
+def test_line_that_is_wrong_is_refused_and_named(line):
+    """Whatever wrote it: the line is looked at before the digest."""
+    head = _core.TuningTable([], []).to_text().rpartition("end ")[0]
+    with pytest.raises(UsageError, match="line 4: "):
+        _core.TuningTable.parse(f"{head}{line}\nend 0123456789abcdef\n")
+
+
+@pytest.mark.pure
+def test_core_and_package_are_of_one_version():
+    project = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    assert f'version = "{pycoll.__version__}"' in project
+    assert _core.TuningTable([], []).version == pycoll.__version__
+
+
+# The file.
+
+
+@pytest.mark.pure
+def test_saved_rows_are_loaded_again_and_replace_older_ones(cache):
+    assert tuning.load()[1].startswith("none, ")
+    file = tuning.save([cost()], [size(ring__simple=1e-5), size(nbytes=64, tree__ll=1e-6)])
+    assert file.parent == cache
+    tuning.save([cost(alpha=2e-6)], [size(star__simple=1e-7)])
+    table, note = tuning.load()
+    assert note == str(file)
+    assert [c.alpha_s for c in table.costs] == [2e-6]
+    assert [(s.nbytes, list(s.times)) for s in table.sizes] == [
+        (64, ["tree/ll"]),
+        (4096, ["star/simple"]),
+    ]
+    assert not list(cache.glob("*.??????*.tmp")) and len(list(cache.iterdir())) == 2  # and a lock
+
+
+def _save_from_a_process(number: int) -> None:
+    for turn in range(5):
+        tuning.save(
+            [], [size(ranks=2 + number, nbytes=4 << turn, ring__simple=1e-5 * (1 + number))]
+        )
+
+
+@pytest.mark.pure
+def test_eight_processes_that_save_at_once_lose_nothing():
+    processes = [
+        multiprocessing.get_context("fork").Process(target=_save_from_a_process, args=(number,))
+        for number in range(8)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    table, _ = tuning.load()
+    expected = [(2 + number, 4 << turn) for number in range(8) for turn in range(5)]
+    assert [(s.num_ranks, s.nbytes) for s in table.sizes] == expected
+
+
+@pytest.mark.pure
+def test_folder_that_cannot_be_made_is_an_error_of_save(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PYCOLL_CACHE_DIR", str(tmp_path / "file" / "folder"))
+    with pytest.raises(SystemError, match="cannot write the table"):
+        tuning.save([], [size(ring__simple=1e-5)])
+
+
+@pytest.mark.pure
+def test_table_is_kept_where_the_environment_says(tmp_path, monkeypatch):
+    name = tuning.path().name
+    monkeypatch.delenv("PYCOLL_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert tuning.path() == tmp_path / "xdg" / "pycoll" / name
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert tuning.path() == tmp_path / "home" / ".cache" / "pycoll" / name
+    monkeypatch.delenv("HOME")
+    with pytest.raises(UsageError, match="PYCOLL_CACHE_DIR"):
+        tuning.path()
+
+
+# Who uses it.
+
+
+@pytest.mark.ranks
+def test_fastest_of_the_table_is_chosen_and_explained(cache):
+    tuning.save([], [size(star__simple=2e-6, tree__ll=1e-6, ring__simple=3e-6)])
+    text = explained()
+    assert choice() == "tree/ll"
+    assert f"chosen by the measurement of {DATE} at 4 KiB" in text
+    assert f"table: {tuning.path()}" in text
+    assert [line.split()[-2:] for line in text.splitlines() if line.startswith("    tree ")] != []
+    assert "1 us" in next(line for line in text.splitlines() if line.split()[:2] == ["tree", "ll"])
+
+
+@pytest.mark.ranks
+def test_rule_beats_the_table_and_may_lean_on_it(monkeypatch):
+    tuning.save([], [size(star__simple=2e-6, star__ll=3e-6, tree__ll=1e-6)])
+    monkeypatch.setenv("PYCOLL_ALGO", "all_reduce:ring/simple")
+    assert choice() == "ring/simple"
+    monkeypatch.setenv("PYCOLL_ALGO", "all_reduce:star")
+    assert choice() == "star/simple"
+    assert f"leaves open by the measurement of {DATE}" in explained()
+    monkeypatch.setenv("PYCOLL_ALGO", "all_reduce:auto/simple")
+    assert choice() == "star/simple"
+
+
+@pytest.mark.ranks
+def test_between_two_measured_sizes_the_nearer_one_counts_more():
+    slow_start = {"tree__ll": 1e-6, "star__simple": 8e-6}
+    slow_end = {"tree__ll": 8e-6, "star__simple": 1e-6}
+    tuning.save([], [size(nbytes=1024, **slow_start), size(nbytes=1 << 16, **slow_end)])
+    wanted = {4: "tree/ll", 1024: "tree/ll", 2048: "tree/ll", 4096: "tree/ll"}
+    wanted |= {1 << 14: "star/simple", 1 << 16: "star/simple", 1 << 30: "star/simple"}
+    assert {nbytes: choice(nbytes=nbytes) for nbytes in wanted} == wanted
+
+
+@pytest.mark.ranks
+def test_table_of_other_ranks_collectives_or_cores_is_not_used():
+    untouched = choice()
+    other = "tree__ll" if untouched != "tree/ll" else "star__ll"
+    tuning.save(
+        [],
+        [
+            size(ranks=3, **{other: 1e-9}),
+            size("broadcast", **{other: 1e-9}),
+            size(cores=CORES + 1, **{other: 1e-9}),
+        ],
+    )
+    assert choice() == untouched
+    assert choice(n=3) == other.replace("__", "/")
+
+
+@pytest.mark.ranks
+def test_names_that_this_build_lacks_and_slow_textbook_algorithms_are_not_chosen():
+    tuning.save(
+        [], [size(unheard_of__simple=1e-9, ring__lll=1e-9, ring_naive__ll=1e-9, tree__ll=1)]
+    )
+    assert choice() == "tree/ll"
+
+
+@pytest.mark.ranks
+def test_fitted_costs_of_the_table_are_those_of_the_simulation():
+    tuning.save([cost("simple", alpha=5e-4)], [])
+    text = explained()
+    assert f"fitted, simple on {DATE} with 2 ranks" in text
+    assert text.splitlines()[0].rpartition(": ")[2].startswith("one_shot/ll")
+    # Other numbers of ranks: of the nearest that share cores, or not, alike.
+    assert ("simulation: fitted" in explained(n=3)) == (CORES >= 3)
+
+
+def _damage(how: str) -> str:
+    """Spoils this machine's table; returns what is said of it."""
+    file = tuning.save([], [size(tree__ll=1e-9)])
+    text = file.read_text()
+    if how == "torn":
+        file.write_text(text[: len(text) // 2])
+        return "is damaged, line "
+    if how == "changed":
+        file.write_text(text.replace("tree/ll", "star/ll"))
+        return "the digest is not that of the lines before"
+    if how == "noise":
+        file.write_bytes(bytes(range(256)) * 64)
+        return "is damaged, line 1: expected 'pycoll-tuning 1'"
+    if how == "empty":
+        file.write_bytes(b"")
+        return "is damaged, line 1: "
+    if how == "huge":
+        file.write_bytes(b"#" * (2 << 20))
+        return "is longer than"
+    if how == "folder":
+        file.unlink()
+        file.mkdir()
+        return "cannot read"
+    if how == "pipe":
+        file.unlink()
+        os.mkfifo(file)
+        return "cannot read"
+    old, new = {
+        "stale": ("pycoll 0.1.0", "pycoll 0.0.9"),
+        "foreign": ("machine ", "machine VAX-11 "),
+        "newer format": ("pycoll-tuning 1", "pycoll-tuning 2"),
+    }[how]
+    body = text.replace(old, new, 1).rpartition("end ")[0]
+    file.write_text(f"{body}end {_digest(body)}\n")
+    return {
+        "stale": "is of pycoll 0.0.9, this is",
+        "foreign": "was measured on another machine (VAX-11 ",
+        "newer format": "is damaged, line 1: expected 'pycoll-tuning 1'",
+    }[how]
+
+
+def _digest(body: str) -> str:
+    value = 1469598103934665603
+    for byte in body.encode():
+        value = (value ^ byte) * 1099511628211 % (1 << 64)
+    return f"{value:016x}"
+
+
+DAMAGES = ["torn", "changed", "noise", "empty", "huge", "folder", "pipe"]
+DAMAGES += ["stale", "foreign", "newer format"]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("how", DAMAGES)
+def test_table_that_cannot_be_used_is_ignored_with_the_reason(how):
+    untouched = choice()
+    said = _damage(how)
+    text = explained()
+    assert choice() == untouched != "tree/ll"
+    assert "table: ignored, " in text and said in text
+    result = invoke("info")
+    assert result.exit_code == 0 and said in result.stdout
+    if how not in ("folder", "pipe"):
+        tuning.save([], [size(tree__ll=1e-9)])  # and is replaced by the next one
+        assert choice() == "tree/ll"
+
+
+@pytest.mark.ranks
+def test_table_of_rank_0_counts_for_all_ranks_and_splits(tmp_path, monkeypatch):
+    original = pycoll.init
+
+    def init(**options):
+        os.environ["PYCOLL_CACHE_DIR"] = str(tmp_path / f"of rank {os.environ['RANK']}")
+        algorithm = ["tree__ll", "star__simple", "ring__simple"][int(os.environ["RANK"])]
+        tuning.save([], [size(ranks=n, **{algorithm: 1e-9}) for n in (2, 3)])
+        return original(**options)
+
+    monkeypatch.setattr(pycoll, "init", init)
+
+    def work(comm: pycoll.Communicator) -> list[str]:
+        x = np.ones(16)
+        comm.all_reduce(x)
+        part = comm.split(0 if comm.rank else 1)
+        part.all_reduce(x)
+        return [c.explain("all_reduce", 4096).splitlines()[0] for c in (comm, part)]
+
+    for rank, (whole, part) in enumerate(run_ranks(work, 3, timeout_s=20)):
+        assert ": tree/ll over" in whole
+        assert rank == 0 or ": tree/ll over" in part
+
+
+@pytest.mark.ranks
+def test_ranks_that_are_pinned_apart_count_all_their_cores():
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("needs two cores")
+    original = pycoll.init
+
+    def init(**options):
+        os.sched_setaffinity(0, {cores[int(os.environ["RANK"])]})
+        return original(**options)
+
+    def work(comm: pycoll.Communicator) -> str:
+        return comm.explain("all_reduce", 4096)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pycoll, "init", init)
+        pinned = run_ranks(work, 2)
+    assert pinned == run_ranks(work, 2)
+
+
+# The measurement.
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+def test_measure_times_every_choice_alike_on_all_ranks(threads):
+    def work(comm: pycoll.Communicator) -> tuple:
+        effort = tuning.Effort(rounds=6, batch_s=1e-5)
+        found = [tuning.measure(comm, name, 256, effort) for name in ("all_reduce", "all_gather")]
+        return [(m.collective, m.nbytes, m.rounds_s) for m in found]
+
+    first, second = run_ranks(work, 2, threads=threads)
+    assert first == second
+    for collective, nbytes, rounds_s in first:
+        assert set(rounds_s) == set(_core.choices(collective, nbytes))
+        assert all(len(times) in (5, 6) and min(times) > 0 for times in rounds_s.values())
+
+
+@pytest.mark.pure
+def test_lower_quartile_and_ratio_pass_over_disturbed_rounds():
+    measured = tuning.Measured(
+        "all_reduce", 4, {"a/ll": [9, 1, 8, 7, 1.5], "b/ll": [2, 2, 2, 2, 2]}
+    )
+    assert measured.times_s() == {"a/ll": 1.5, "b/ll": 2}
+    assert measured.behind("a/ll") == 1
+    assert measured.behind("b/ll") == pytest.approx(4 / 3)
+
+
+@pytest.mark.pure
+def test_fit_finds_the_costs_that_the_times_were_made_with():
+    true = {"simple": (3e-7, 5e-11, 2e-11), "ll": (1e-7, 3e-10, 1e-11)}
+    sizes = []
+    for nbytes in (4, 1024, 16384, 65536, 1 << 20):
+        times = {}
+        for name in ("one_shot", "ring", "tree", "star"):
+            for protocol, costs in true.items():
+                predictor = _core.Predictor([("all_reduce", name, nbytes)], 2)
+                times[f"{name}/{protocol}"] = predictor.times(*costs)
+        sizes.append(tuning.Measured("all_reduce", nbytes, times))
+    for row in tuning.fit_costs(sizes, 2, 2, DATE):
+        fitted = (row.alpha_s, row.beta_s_per_byte, row.gamma_s_per_byte)
+        for measured in sizes:
+            for choice, (time_s,) in measured.rounds_s.items():
+                name, protocol = choice.split("/")
+                if protocol == row.protocol:
+                    predictor = _core.Predictor([("all_reduce", name, measured.nbytes)], 2)
+                    assert predictor.times(*fitted) == [pytest.approx(time_s, rel=0.1)]
+
+
+# The command.
+
+
+@pytest.mark.ranks
+def test_tune_writes_a_table_that_is_used(cache, tmp_path):
+    picture = tmp_path / "chosen.svg"
+    result = invoke(
+        "tune", "-n", "2", "-c", "all_reduce,broadcast", "--min", "64", "--max", "4K", "--rounds",
+        "3", "--json", "--plot", picture,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["rows"]
+    assert {(row["collective"], row["nbytes"]) for row in rows} == {
+        (name, nbytes) for name in ("all_reduce", "broadcast") for nbytes in (64, 256, 1024, 4096)
+    }
+    table, note = tuning.load()
+    assert note == str(tuning.path())
+    assert {c.protocol for c in table.costs} >= {"simple", "ll"}
+    for row in rows:
+        assert row["ratio"] == 1  # the fastest measured is what is chosen
+        assert choice(nbytes=row["nbytes"], collective=row["collective"]) == row["chosen"]
+    assert picture.read_text().startswith("<?xml")
+    assert stat.S_IMODE(tuning.path().stat().st_mode) & 0o600
+
+
+@pytest.mark.ranks
+def test_tune_check_only_writes_nothing_and_tells_by_its_status(cache):
+    result = invoke("tune", "-c", "scan", "--max", "64", "--rounds", "3", "--check-only")
+    assert result.exit_code in (0, 1), result.output
+    assert "worst choice" in result.stdout
+    assert not cache.exists()
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["-n", "1"], "expected -n 2 or more"),
+        (["-c", "barrier"], "expected --collectives of all_reduce"),
+        (["-c", "nope"], "expected --collectives of all_reduce"),
+        (["--max", "much"], "is no size"),
+        (["--plot", "x.bmp"], "svg"),
+    ],
+)
+def test_tune_asked_wrongly_says_what_it_expects(arguments, why):
+    result = invoke("tune", *arguments)
+    assert result.exit_code == 2
+    assert why in result.output
