@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import threading
 import time
@@ -20,6 +21,7 @@ from typing import Any
 from pycoll import _core
 from pycoll.coalesce import Coalesced
 from pycoll.errors import TimeoutError, UsageError
+from pycoll.memory import array_over, item_size
 
 _SLICE_S = 0.05
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -166,6 +168,31 @@ class Communicator(_core.Communicator):
                 f"{part.size} of {len(members)} came"
             )
         return part
+    def empty(self, shape: int | Sequence[int], dtype: Any) -> Any:
+        """Makes an array in memory that the other ranks reach directly: zeros, at first.
+
+        A collective whose arrays all come from here, on all ranks, moves the bytes once, from
+        where they are to where they go. Other arrays work too, through one copy more. Not
+        collective: each rank makes its own.
+
+        Args:
+            shape: Of the array.
+            dtype: A NumPy dtype, a torch dtype, or a name such as "f32" or "bf16".
+
+        Returns:
+            A NumPy array, or a torch tensor for a torch dtype. It may outlive the communicator; its
+            memory is freed with it. A process forked later shares it instead of getting a copy.
+
+        Raises:
+            UsageError: No such dtype, or a negative size.
+            SystemError: The system has no memory left.
+
+        Cost: the system clears its pages once.
+        """
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        if any(size < 0 for size in sizes):
+            raise UsageError(f"shape is {shape}, expected sizes of 0 or more")
+        return array_over(self._allocate(math.prod(sizes) * item_size(dtype)), sizes, dtype)
 
     def explain(self, collective: str, nbytes: int, dtype: Any = None, *, root: int = 0) -> str:
         """Says which algorithm, protocol and transport a call gets, and why.

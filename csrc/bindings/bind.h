@@ -10,6 +10,7 @@ void bind_reduce(pybind11::module_& m);
 void bind_bootstrap(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);
 void bind_tuning(pybind11::module_& m);
+void bind_memory(pybind11::module_& m);
 
 /// Adds the collectives to the class that bind_communicator makes.
 void bind_collectives(pybind11::handle communicator_type);

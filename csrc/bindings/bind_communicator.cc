@@ -60,6 +60,8 @@ void bind_communicator(py::module_& m) {
              const py::gil_scoped_release gil;
              o.comm->close();
            })
+      .def("_allocate",
+           [](CommunicatorObject& o, size_t nbytes) { return o.comm->allocate(nbytes); })
       .def("_disown", [](CommunicatorObject& o) { o.comm->disown(); })
       .def("_split",
            [](CommunicatorObject& o, int color, int key) -> std::optional<CommunicatorObject> {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "base/error.h"
 #include "comm/settings.h"
@@ -13,9 +14,15 @@ namespace {
 
 // Every so many calls of a plan, one is timed for explain().
 constexpr int64_t kTimedEvery = 16;
-// From this size on, results are written past the caches: no line of the output is read before it
-// is overwritten. Below, the caches hold enough of it to win.
-constexpr int64_t kStreamingBytes = int64_t{32} << 20;
+
+std::array<int64_t, kNumProtocols> slot_payloads(const SegmentLayout& layout) {
+  std::array<int64_t, kNumProtocols> payloads;
+  payloads[static_cast<size_t>(ProtocolKind::kSimple)] = static_cast<int64_t>(
+      layout.slot_bytes[static_cast<size_t>(ProtocolKind::kSimple)]);
+  payloads[static_cast<size_t>(ProtocolKind::kLL)] = LowLatency::payload_bytes<HostThread>(
+      layout.slot_bytes[static_cast<size_t>(ProtocolKind::kLL)]);
+  return payloads;
+}
 
 }  // namespace
 
@@ -29,12 +36,10 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_
       inputs_(inputs != nullptr ? std::move(inputs)
                                 : Settings::from_bytes(segment_.settings_text()).parse()),
       planner_(Selector(shared_memory_topology(num_ranks_, segment_.num_cores()), inputs_), rank_,
-               segment_.layout().num_slots),
+               segment_.layout().num_slots, slot_payloads(segment_.layout())),
       waiter_(*transport_),
       recorder_(segment_, rank_),
-      host_(segment_, waiter_, num_ranks_),
-      simple_links_(segment_, rank_, ProtocolKind::kSimple),
-      ll_links_(segment_, rank_, ProtocolKind::kLL) {
+      runner_(*transport_, waiter_) {
   if (num_ranks_ > kMaxPeers) {
     throw UsageError("a communicator on one host has at most " + std::to_string(kMaxPeers) +
                      " ranks, asked for " + std::to_string(num_ranks_));
@@ -123,10 +128,12 @@ void Communicator::execute(const Call& call) {
     on_slow = {};
     lock.lock();
   }
-  const size_t element_size = dtype_size(call.dtype);
-  const int64_t nbytes = call.count * static_cast<int64_t>(element_size);
-  // First, since it may refuse the call: one that the peers must not see has no number.
-  PlannedCall& planned = planner_.find(call.collective, nbytes, call.root, call.algorithm);
+  const int64_t nbytes = message_bytes(call);
+  // First, since they may refuse the call: one that the peers must not see has no number.
+  const DirectPlan* direct = runner_.find_direct(call, nbytes);
+  PlannedCall& planned =
+      planner_.find({call.collective, nbytes, call.root, direct == nullptr ? call.algorithm : "",
+                     call.block_counts != nullptr || call.send_counts != nullptr});
   const CallRecord& record = recorder_.prepare(call, sequence_ + 1, planned);
   waiter_.begin(record.sequence, record.digest, timeout_s_, on_slow);
   // A broken communicator publishes nothing more: its last records say what broke it.
@@ -134,42 +141,16 @@ void Communicator::execute(const Call& call) {
   recorder_.publish();
   sequence_ = record.sequence;
 
-  if (num_ranks_ == 1 || nbytes == 0) {
-    if (call.output != call.input)
-      copy_bytes(call.output, call.input, static_cast<size_t>(nbytes), false);
+  if (nbytes == 0) {
     if (!waiter_.peers_agree()) raise_failure();
     recorder_.finish();
     return;
   }
-  const Program& program = planned.plan.program;
   const bool timed = planned.num_calls++ % kTimedEvery == kTimedEvery - 1;
   const int64_t start = timed ? now_ns() : 0;
-
-  HostArithmetic arithmetic;
-  arithmetic.element_size = element_size;
-  arithmetic.reduce_copy = reduce_copy_fn(call.dtype, call.op);
-  arithmetic.divisor = call.op == Op::kAvg ? num_ranks_ : 1;
-  arithmetic.streaming = call.output != call.input && nbytes >= kStreamingBytes;
-
-  Message message;
-  message.input = static_cast<const std::byte*>(call.input);
-  message.output = static_cast<std::byte*>(call.output);
-  message.count = call.count;
-  if (planned.plan.copy_input && call.output != call.input) {
-    copy_bytes(call.output, call.input, static_cast<size_t>(nbytes), false);
-  }
-  bool ok;
-  if (planned.protocol == ProtocolKind::kLL) {
-    host_.begin(ll_links_, arithmetic);
-    message.tile_count = tile_count(
-        program, LowLatency::payload_bytes<HostThread>(ll_links_.slot_bytes), element_size);
-    ok = interpret<LowLatency>(host_, program.view(), message);
-  } else {
-    host_.begin(simple_links_, arithmetic);
-    message.tile_count =
-        tile_count(program, static_cast<int64_t>(simple_links_.slot_bytes), element_size);
-    ok = interpret<Simple>(host_, program.view(), message);
-  }
+  std::optional<bool> done;
+  if (direct != nullptr) done = runner_.run_direct(call, nbytes, *direct);
+  bool ok = done ? *done : runner_.run_slots(call, nbytes, planned);
   // No message and no wait need have told such a rank of a mismatch.
   if (ok && Recorder::may_leave_early(call, rank_, num_ranks_)) ok = waiter_.peers_agree();
   if (!ok) raise_failure();
@@ -178,6 +159,15 @@ void Communicator::execute(const Call& call) {
     const double took_s = static_cast<double>(now_ns() - start) * 1e-9;
     planned.measured_s += (took_s - planned.measured_s) / (planned.measured_s == 0 ? 1 : 8);
   }
+}
+
+int64_t Communicator::message_bytes(const Call& call) const {
+  const auto element_size = static_cast<int64_t>(dtype_size(call.dtype));
+  if (call.block_counts != nullptr) {
+    return element_size *
+           std::accumulate(call.block_counts, call.block_counts + num_ranks_, int64_t{0});
+  }
+  return call.count * element_size * info(call.collective).blocks_per_message(num_ranks_);
 }
 
 void Communicator::barrier() {

@@ -8,39 +8,15 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/planner.h"
+#include "comm/call.h"
+#include "comm/memory.h"
 #include "comm/point_to_point.h"
 #include "comm/progress.h"
 #include "comm/recorder.h"
-#include "executor/host.h"
+#include "comm/runner.h"
 #include "transport/transport.h"
 
 namespace pycoll {
-
-/// One call of a collective by this rank. The buffers hold the blocks that the collective's row
-/// (schedule/collectives.h) gives this rank: `input` may be null where it brings none, `output`
-/// where it gets none.
-struct Call {
-  Collective collective = Collective::kAllReduce;
-  const void* input = nullptr;
-  void* output = nullptr;  // may be `input`, or hold it at its place (all_gather: output + rank)
-  int64_t count = 0;       // elements of one block
-  DType dtype = DType::kF32;
-  Op op = Op::kSum;
-  int root = 0;
-  int num_dims = 0;
-  int64_t shape[6] = {};
-  // Elements of each rank's block where they differ (all_gather, reduce_scatter): alike on all
-  // ranks, one per rank. `count` is unused then.
-  const int64_t* block_counts = nullptr;
-  // all_to_all with counts: elements to and from each rank. Both or none.
-  const int64_t* send_counts = nullptr;
-  const int64_t* recv_counts = nullptr;
-  bool deterministic = false;  // only schedules whose bits do not depend on anything but the values
-  std::string_view algorithm;  // "", "ring" or "ring/ll"
-  uint16_t site = 0;           // Recorder::name_id of the user's file and line; 0: not known
-  OnSlow on_slow;              // of a blocking call
-};
 
 class Communicator {
  public:
@@ -72,6 +48,9 @@ class Communicator {
   /// Those of an operation that was started: also after close().
   PointToPoint& opened_messages() { return *messages_; }
 
+  /// Memory that peers reach without a copy, zeroed. Not collective.
+  SharedMemory allocate(size_t nbytes) { return {*transport_, nbytes}; }
+
   /// The ranks with this rank's color, ordered by key, then rank. Collective. Null when color < 0.
   /// `interrupt` lets a signal into the wait for the other members.
   std::unique_ptr<Communicator> split(int color, int key, Deadline::Interrupt interrupt = nullptr);
@@ -92,12 +71,13 @@ class Communicator {
 
   const Segment& segment() const { return segment_; }
   Recorder& recorder() { return recorder_; }
-  Ledger ledger() const { return host_.ledger(); }
+  Ledger ledger() const { return runner_.ledger(); }
   /// Called about every 20 ms of a slow wait of run(); true ends it (Ctrl-C).
   void set_interrupted(std::function<bool()> f) { waiter_.interrupted = std::move(f); }
 
  private:
   void execute(const Call& call);
+  int64_t message_bytes(const Call& call) const;
   void check_open() const;
   void wait_interruptibly(const Work& work);
   void fail_aborted();
@@ -113,9 +93,7 @@ class Communicator {
   Planner planner_;
   Waiter waiter_;
   Recorder recorder_;
-  HostThread host_;
-  Links simple_links_;
-  Links ll_links_;
+  Runner runner_;
   uint64_t sequence_ = 0;
   int num_splits_ = 0;
   std::atomic<bool> closed_ = false;

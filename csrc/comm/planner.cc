@@ -41,56 +41,84 @@ ProtocolKind default_protocol(int64_t nbytes) {
 
 }  // namespace
 
-Planner::Planner(Selector selector, int rank, int num_slots)
+Planner::Planner(Selector selector, int rank, int num_slots,
+                 std::array<int64_t, kNumProtocols> slot_payloads)
     : selector_(std::move(selector)),
       num_ranks_(selector_.topology().num_ranks),
       rank_(rank),
-      num_slots_(num_slots) {}
+      num_slots_(num_slots),
+      slot_payloads_(slot_payloads) {}
 
-PlannedCall& Planner::find(Collective collective, int64_t nbytes, int root,
-                           std::string_view algorithm) {
-  collective = schedule_of(collective);
-  if (!algorithm.empty()) return named(collective, algorithm, root, nbytes);
+PlannedCall& Planner::find(const PlanKey& wanted) {
+  if (!wanted.algorithm.empty()) return named(wanted);
+  if (wanted.uneven) return choose(wanted);
+  const Collective collective = schedule_of(wanted.collective);
+  const auto root = static_cast<size_t>(wanted.root);
   std::vector<SizeClasses>& by_root = chosen_[static_cast<size_t>(collective)];
-  const auto class_idx = static_cast<size_t>(size_class(nbytes));
-  if (static_cast<size_t>(root) < by_root.size()) {
-    PlannedCall* chosen = by_root[static_cast<size_t>(root)][class_idx];
+  const auto class_idx = static_cast<size_t>(size_class(wanted.nbytes));
+  if (root < by_root.size()) {
+    PlannedCall* chosen = by_root[root][class_idx];
     if (chosen != nullptr) return *chosen;
   } else {
-    by_root.resize(static_cast<size_t>(root) + 1);
+    by_root.resize(root + 1);
   }
-  PlannedCall& chosen = choose(collective, nbytes, root);
+  PlannedCall& chosen = choose(wanted);
   // A rule that begins or ends within the class is looked up for every message.
-  const int64_t first = first_of_class(nbytes);
-  if (selector_.may_share(collective, first, 2 * first - 1)) {
-    by_root[static_cast<size_t>(root)][class_idx] = &chosen;
-  }
+  const int64_t first = first_of_class(wanted.nbytes);
+  if (selector_.may_share(collective, first, 2 * first - 1)) by_root[root][class_idx] = &chosen;
   return chosen;
 }
 
-PlannedCall& Planner::named(Collective collective, std::string_view algorithm, int root,
-                            int64_t nbytes) {
-  const size_t slash = algorithm.find('/');
+PlannedCall& Planner::named(const PlanKey& wanted) {
+  const size_t slash = wanted.algorithm.find('/');
   const ProtocolKind protocol = slash == std::string_view::npos
-                                    ? default_protocol(nbytes)
-                                    : protocol_from_name(algorithm.substr(slash + 1));
-  return plan_of(collective, algorithm.substr(0, slash), protocol, root, nbytes);
+                                    ? default_protocol(wanted.nbytes)
+                                    : protocol_from_name(wanted.algorithm.substr(slash + 1));
+  return plan_of(wanted, wanted.algorithm.substr(0, slash), protocol);
 }
 
-PlannedCall& Planner::plan_of(Collective collective, std::string_view name, ProtocolKind protocol,
-                              int root, int64_t nbytes) {
-  std::string key = own_key(collective, name) + "/" + protocol_name(protocol) + "/" +
-                    std::to_string(root) + "/" + std::to_string(size_class(nbytes));
+PlannedCall& Planner::plan_of(const PlanKey& wanted, std::string_view name,
+                              ProtocolKind protocol) {
+  std::string key = own_key(wanted.collective, name) + "/" + protocol_name(protocol) + "/" +
+                    std::to_string(wanted.root) + "/" +
+                    (wanted.uneven ? "uneven" : std::to_string(size_class(wanted.nbytes)));
   if (const auto found = plans_.find(key); found != plans_.end()) return found->second;
   PlannedCall planned;
-  planned.plan = make_plan(generate(collective, name, root), rank_, num_slots_, true);
+  planned.plan = make(wanted, name, protocol);
   planned.protocol = protocol;
   return plans_.emplace(std::move(key), std::move(planned)).first->second;
 }
 
-PlannedCall& Planner::choose(Collective collective, int64_t nbytes, int root) {
-  const Choice choice = choice_for(collective, nbytes);
-  return plan_of(collective, choice.algorithm, choice.protocol, root, nbytes);
+Plan Planner::make(const PlanKey& wanted, std::string_view name, ProtocolKind protocol) const {
+  const Schedule schedule = generate(schedule_of(wanted.collective), name, wanted.root);
+  PlanOptions options{.num_slots = num_slots_, .join_blocks = !wanted.uneven};
+  Plan plan = make_plan(schedule, rank_, options);
+  if (plan.spans_blocks) {
+    // A tile of such a plan holds whole blocks: the largest ones of this size class must fit.
+    constexpr int64_t kLargestElement = 16;
+    const int64_t largest_block =
+        2 * first_of_class(wanted.nbytes) / info(wanted.collective).blocks_per_message(num_ranks_);
+    const int64_t payload = slot_payloads_[static_cast<size_t>(protocol)];
+    if (tile_count(plan, payload, kLargestElement) * kLargestElement < largest_block) {
+      options.join_blocks = false;
+      plan = make_plan(schedule, rank_, options);
+    }
+  }
+  if (wanted.uneven && wanted.collective == Collective::kAllToAll &&
+      !plan.placement.scratch.empty()) {
+    throw UsageError("all_to_all algorithm " + std::string(name) +
+                     " passes blocks on through ranks that do not know their sizes: with counts, "
+                     "use pairwise");
+  }
+  return plan;
+}
+
+PlannedCall& Planner::choose(const PlanKey& wanted) {
+  if (wanted.uneven && wanted.collective == Collective::kAllToAll) {
+    return plan_of(wanted, "pairwise", default_protocol(wanted.nbytes));
+  }
+  const Choice choice = choice_for(schedule_of(wanted.collective), wanted.nbytes);
+  return plan_of(wanted, choice.algorithm, choice.protocol);
 }
 
 Choice Planner::choice_for(Collective collective, int64_t nbytes) const {
@@ -132,7 +160,7 @@ bool Planner::knows(Collective collective, std::string_view name) const {
 
 std::string Planner::explain(Collective collective, int64_t nbytes, int root,
                              std::string_view transport) {
-  const PlannedCall& planned = find(collective, nbytes, root, "");
+  const PlannedCall& planned = find({collective, nbytes, root, "", false});
   const Topology& topology = selector_.topology();
   std::string text = std::string(info(collective).name) + " of " + std::to_string(nbytes) +
                      " bytes on " + std::to_string(num_ranks_) +

@@ -24,13 +24,24 @@ struct PlannedCall {
   double measured_s = 0;  // running mean of the timed calls, 0 when there was none
 };
 
+/// What a plan depends on.
+struct PlanKey {
+  Collective collective = Collective::kAllReduce;
+  int64_t nbytes = 0;  // of the message
+  int root = 0;
+  std::string_view algorithm;  // "", "NAME" or "NAME/PROTOCOL"
+  bool uneven = false;         // its blocks differ in size
+};
+
 class Planner {
  public:
-  Planner(Selector selector, int rank, int num_slots);
+  /// `slot_payloads` are the bytes that a slot holds, by protocol.
+  Planner(Selector selector, int rank, int num_slots,
+          std::array<int64_t, kNumProtocols> slot_payloads);
 
-  /// The plan for a message of `nbytes`. `algorithm` is "", "NAME" or "NAME/PROTOCOL".
-  /// Raises UsageError for unknown names and for schedules that are not proved.
-  PlannedCall& find(Collective collective, int64_t nbytes, int root, std::string_view algorithm);
+  /// Raises UsageError for unknown names, for schedules that are not proved, and for those that
+  /// cannot do with uneven blocks.
+  PlannedCall& find(const PlanKey& wanted);
 
   void add_schedule(const Schedule& schedule);
   bool knows(Collective collective, std::string_view name) const;
@@ -40,10 +51,10 @@ class Planner {
   // Messages of one size class, [2^(k-1), 2^k) bytes, share a plan.
   static constexpr int kNumSizeClasses = 64;
 
-  PlannedCall& named(Collective collective, std::string_view algorithm, int root, int64_t nbytes);
-  PlannedCall& plan_of(Collective collective, std::string_view name, ProtocolKind protocol,
-                       int root, int64_t nbytes);
-  PlannedCall& choose(Collective collective, int64_t nbytes, int root);
+  PlannedCall& named(const PlanKey& wanted);
+  PlannedCall& plan_of(const PlanKey& wanted, std::string_view name, ProtocolKind protocol);
+  PlannedCall& choose(const PlanKey& wanted);
+  Plan make(const PlanKey& wanted, std::string_view name, ProtocolKind protocol) const;
   Choice choice_for(Collective collective, int64_t nbytes) const;
   Schedule generate(Collective collective, std::string_view name, int root) const;
 
@@ -53,6 +64,7 @@ class Planner {
   int num_ranks_;
   int rank_;
   int num_slots_;
+  std::array<int64_t, kNumProtocols> slot_payloads_;
   // What was chosen, by collective, then root, then size class.
   std::array<std::vector<SizeClasses>, kNumCollectives> chosen_;
   std::map<std::string, PlannedCall> plans_;       // by collective/algorithm/protocol/root/class

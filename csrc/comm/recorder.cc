@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "comm/communicator.h"
+#include "comm/call.h"
 
 namespace pycoll {
 

@@ -1,5 +1,12 @@
 #include "executor/host.h"
 
+#include <cerrno>
+#include <string>
+
+#include "base/error.h"
+#include "executor/direct.h"
+#include "transport/process_memory.h"
+
 namespace pycoll {
 
 HostThread::HostThread(Segment& segment, Waiter& waiter, int num_ranks)
@@ -25,6 +32,11 @@ void HostThread::reduce_copy(const ProgramView& program, const StepOperands& ope
     dsts[num_dsts++] = link.slot();
     return true;
   });
+  combine(srcs, num_srcs, dsts, num_dsts, operands);
+}
+
+void HostThread::combine(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
+                         const StepOperands& operands) {
   const size_t count = static_cast<size_t>(operands.count);
   const bool streaming = arithmetic_.streaming && operands.local_dst != nullptr;
   if (num_srcs == 1 && num_dsts == 1) {
@@ -33,6 +45,80 @@ void HostThread::reduce_copy(const ProgramView& program, const StepOperands& ope
   }
   arithmetic_.reduce_copy({srcs, num_srcs, dsts, num_dsts, count,
                            operands.step->has(kFinal) ? arithmetic_.divisor : 1, streaming});
+}
+
+void HostThread::begin(const Entrance& entrance, const Message& message,
+                       const HostArithmetic& arithmetic) {
+  entrance_ = &entrance;
+  message_ = &message;
+  arithmetic_ = arithmetic;
+  if (entrance.reach() == Reach::kProcess && stages_ == nullptr) {
+    stages_.reset(new std::byte[(entrance.peers().size() + 1) * Direct::kStageBytes]);
+  }
+}
+
+std::byte* HostThread::stage(int index) {
+  return stages_.get() + static_cast<int64_t>(index) * Direct::kStageBytes;
+}
+
+bool HostThread::combine_in_place(const ProgramView& program, const StepOperands& operands) {
+  const Step& step = *operands.step;
+  const StepPlace& place = program.places[operands.index];
+  const auto element_size = static_cast<int64_t>(arithmetic_.element_size);
+  const auto nbytes = static_cast<size_t>(operands.count * element_size);
+  const auto offset = [&](BufferKind buffer, int32_t index) {
+    return static_cast<uint64_t>((message_->start_of(buffer, index) + operands.offset) *
+                                 element_size);
+  };
+  const bool mapped = entrance_->reach() == Reach::kMapped;
+  const void* srcs[kMaxPeers + 1];
+  void* dsts[kMaxPeers + 1];
+  int num_srcs = 0;
+  int num_dsts = 0;
+  if (operands.local_dst != nullptr) dsts[num_dsts++] = operands.local_dst;
+  const bool only_takes = !mapped && operands.local_src == nullptr &&
+                          operands.local_dst != nullptr && std::has_single_bit(step.src_peers);
+  const bool came = visit_sources(
+      program, operands,
+      [&](int peer) {
+        const PeerBuffers& buffers = entrance_->peers()[static_cast<size_t>(peer)];
+        const uint64_t at = buffers.input + offset(BufferKind::kInput, place.peer_src_index);
+        if (mapped) {
+          srcs[num_srcs++] = reinterpret_cast<const void*>(at);
+          return true;
+        }
+        std::byte* to = only_takes ? operands.local_dst : stage(num_srcs);
+        srcs[num_srcs++] = to;
+        return read_process(buffers.pid, at, to, nbytes) || process_memory_failed(peer, operands);
+      },
+      [&] { srcs[num_srcs++] = operands.local_src; });
+  if (!came) return false;
+  if (mapped) {
+    for_each_peer(program, step.dst_peers, [&](int peer) {
+      const PeerBuffers& buffers = entrance_->peers()[static_cast<size_t>(peer)];
+      const uint64_t at = buffers.output + offset(BufferKind::kOutput, place.peer_dst_index);
+      dsts[num_dsts++] = reinterpret_cast<void*>(at);
+      return true;
+    });
+    combine(srcs, num_srcs, dsts, num_dsts, operands);
+    return true;
+  }
+  if (num_dsts == 0) dsts[num_dsts++] = stage(num_srcs);
+  if (!only_takes) combine(srcs, num_srcs, dsts, num_dsts, operands);
+  return for_each_peer(program, step.dst_peers, [&](int peer) {
+    const PeerBuffers& buffers = entrance_->peers()[static_cast<size_t>(peer)];
+    const uint64_t at = buffers.output + offset(BufferKind::kOutput, place.peer_dst_index);
+    return write_process(buffers.pid, at, dsts[0], nbytes) || process_memory_failed(peer, operands);
+  });
+}
+
+bool HostThread::process_memory_failed(int peer, const StepOperands& operands) {
+  // A process that is gone is found out about by a wait for it, which never ends well.
+  if (errno == ESRCH) {
+    return waiter_.spin_until([] { return false; },
+                              {peer, operands.index, operands.step->first_chunk});
+  }
+  throw_system_error("access to the memory of rank " + std::to_string(peer) + "'s process");
 }
 
 void HostThread::LineBatch::finish() {

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <memory>
 
+#include "executor/entrance.h"
 #include "executor/protocol.h"
-#include "plan/plan.h"
 #include "reduce/reduce_copy.h"
 
 namespace pycoll {
@@ -41,6 +41,8 @@ class HostThread {
     links_ = &links;
     arithmetic_ = arithmetic;
   }
+  /// For the protocol direct, on what the entrance told.
+  void begin(const Entrance& entrance, const Message& message, const HostArithmetic& arithmetic);
 
   Links& links() { return *links_; }
   size_t element_size() const { return arithmetic_.element_size; }
@@ -70,13 +72,29 @@ class HostThread {
       return true;
     });
   }
+  /// A step of the protocol direct: reads the peers' inputs and writes their outputs. False when a
+  /// peer's memory was gone.
+  bool combine_in_place(const ProgramView& program, const StepOperands& operands);
+  /// Accounts for bytes that peers took, or were given, without a message.
+  void count_sent(int64_t nbytes, int64_t num_messages) {
+    ledger_.sent_bytes += nbytes;
+    ledger_.sent_messages += num_messages;
+  }
   const Ledger& ledger() const { return ledger_; }
 
  private:
   Segment& segment_;
   Waiter& waiter_;
+  void combine(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
+               const StepOperands& operands);
+  std::byte* stage(int index);
+  bool process_memory_failed(int peer, const StepOperands& operands);
+
   Links* links_ = nullptr;
+  const Entrance* entrance_ = nullptr;
+  const Message* message_ = nullptr;
   HostArithmetic arithmetic_;
+  std::unique_ptr<std::byte[]> stages_;  // what was read from other processes, one per source
   Ledger ledger_;
   std::unique_ptr<std::byte[]> staging_;  // one batch per source and one for the result
 };

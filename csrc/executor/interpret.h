@@ -4,8 +4,9 @@
 // A Target is HostThread (host.h), ThreadBlock (thread_block.h) or CudaBlock. It gives:
 //   Links& links(), element_size(), is_leader(), sync(), agree(bool), spin_until(ready, site),
 //   digest(), and the arithmetic that its protocols call.
-// A Protocol is Simple or LowLatency (protocol.h): bool run(target, program, operands), false when
-// a wait failed, which ends the program; the caller then raises what the waiter knows.
+// A Protocol is Simple, LowLatency (protocol.h) or Direct (direct.h): bool run(target, program,
+// operands), false when a wait failed, which ends the program; the caller then raises what the
+// waiter knows.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +17,23 @@
 
 namespace pycoll {
 
-/// The caller's message. `input` and `output` may be the same memory.
+/// The blocks of one call. All have `count` elements, or each its own number.
 struct Message {
-  const std::byte* input = nullptr;
-  std::byte* output = nullptr;
-  int64_t count = 0;       // elements
-  int64_t tile_count = 0;  // elements of one tile
+  std::byte* buffers[kNumBuffers] = {};  // by BufferKind; the input is never written
+  int64_t count = 0;                     // elements of a block; of the largest one
+  int64_t tile_count = 0;                // elements of a block in one tile
+  // Where blocks differ: elements of each block, by its number in the world, and the element at
+  // which each block of the input and the output starts, by its index there. Else null.
+  const int64_t* block_counts = nullptr;
+  const int64_t* starts[kNumBuffers] = {};
+
+  PYCOLL_HD int64_t count_of(int32_t block) const {
+    return block_counts == nullptr ? count : block_counts[block];
+  }
+  PYCOLL_HD int64_t start_of(BufferKind buffer, int32_t index) const {
+    const int64_t* table = starts[static_cast<int>(buffer)];
+    return table == nullptr ? index * count : table[index];
+  }
 };
 
 /// One step of one tile, with the tile's clipping done.
@@ -30,30 +42,49 @@ struct StepOperands {
   int index = 0;                         // of the step in its program
   const std::byte* local_src = nullptr;  // null: the local chunks are no source
   std::byte* local_dst = nullptr;        // null: the local chunks are no destination
+  int64_t offset = 0;                    // elements from the start of the range's first block
   int64_t count = 0;                     // elements
 };
+
+/// Elements [first, first + count) of a block that pieces of it are, in a tile of so many elements.
+struct PieceRange {
+  int64_t first;
+  int64_t count;
+};
+PYCOLL_HD inline PieceRange piece_range(int64_t tile, int32_t num_pieces, int32_t first_piece,
+                                        int32_t num) {
+  const int64_t first = chunk_start(tile, num_pieces, first_piece);
+  return {first, chunk_start(tile, num_pieces, first_piece + num) - first};
+}
 
 template <class Protocol, class Target>
 PYCOLL_HD bool interpret(Target& target, const ProgramView& program, const Message& message) {
   const auto element_size = static_cast<int64_t>(target.element_size());
   for (int64_t done = 0; done < message.count; done += message.tile_count) {
-    const int64_t left = message.count - done;
-    const int64_t tile = left < message.tile_count ? left : message.tile_count;
     for (int i = 0; i < program.num_steps; ++i) {
       const Step& step = program.steps[i];
-      const int64_t first = chunk_start(tile, program.num_chunks, step.first_chunk);
-      const int64_t last =
-          chunk_start(tile, program.num_chunks, step.first_chunk + step.num_chunks);
-      if (first == last) continue;  // both ends of every link skip it alike
-      const int64_t offset = (done + first) * element_size;
+      const StepPlace& place = program.places[i];
+      const int64_t left = message.count_of(place.block) - done;
+      if (left <= 0) continue;
+      const int64_t tile = left < message.tile_count ? left : message.tile_count;
+      const PieceRange range =
+          piece_range(tile, program.num_pieces, place.first_piece, step.num_chunks);
+      if (range.count == 0) continue;  // both ends of every link skip it alike
       StepOperands operands;
       operands.step = &step;
       operands.index = i;
-      operands.count = last - first;
-      if (step.has(kReadLocal)) {
-        operands.local_src = (step.has(kReadInput) ? message.input : message.output) + offset;
+      operands.offset = done + range.first;
+      operands.count = range.count;
+      const auto address = [&](BufferKind buffer, int32_t index) {
+        return message.buffers[static_cast<int>(buffer)] +
+               (message.start_of(buffer, index) + operands.offset) * element_size;
+      };
+      if (step.has(kReadLocal)) operands.local_src = address(place.src, place.src_index);
+      if (step.has(kWriteLocal)) operands.local_dst = address(place.dst, place.dst_index);
+      if (step.src_peers == 0 && operands.local_src == operands.local_dst) {
+        operands.local_dst = nullptr;  // it is there already
+        if (step.dst_peers == 0) continue;
       }
-      if (step.has(kWriteLocal)) operands.local_dst = message.output + offset;
       if (!Protocol::run(target, program, operands)) return false;
     }
   }

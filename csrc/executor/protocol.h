@@ -41,17 +41,25 @@ PYCOLL_HD bool for_each_destination(const ProgramView& program, auto& links, con
   });
 }
 
-/// Sources in absolute rank order: on_link(link, peer) for each link, on_local() at the own place.
-template <class OnLink, class OnLocal>
-PYCOLL_HD bool for_each_source(const ProgramView& program, auto& links,
-                               const StepOperands& operands, OnLink&& on_link, OnLocal&& on_local) {
+/// Sources in absolute rank order: on_peer(peer) for each peer, on_local() at the own place.
+template <class OnPeer, class OnLocal>
+PYCOLL_HD bool visit_sources(const ProgramView& program, const StepOperands& operands,
+                             OnPeer&& on_peer, OnLocal&& on_local) {
   const Step& step = *operands.step;
   const uint64_t below =
       program.self_position >= 64 ? ~uint64_t{0} : (uint64_t{1} << program.self_position) - 1;
-  const auto visit = [&](int peer) { return on_link(source_link(links, step, peer), peer); };
-  if (!for_each_peer(program, step.src_peers & below, visit)) return false;
+  if (!for_each_peer(program, step.src_peers & below, on_peer)) return false;
   if (operands.local_src != nullptr) on_local();
-  return for_each_peer(program, step.src_peers & ~below, visit);
+  return for_each_peer(program, step.src_peers & ~below, on_peer);
+}
+
+/// The same with each peer's link: on_link(link, peer).
+template <class OnLink, class OnLocal>
+PYCOLL_HD bool for_each_source(const ProgramView& program, auto& links,
+                               const StepOperands& operands, OnLink&& on_link, OnLocal&& on_local) {
+  return visit_sources(
+      program, operands,
+      [&](int peer) { return on_link(source_link(links, *operands.step, peer), peer); }, on_local);
 }
 
 template <class Target>

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/place.h"
 #include "schedule/schedule.h"
 #include "schedule/step.h"
 
@@ -15,16 +16,31 @@ namespace pycoll {
 struct Plan {
   Collective collective = Collective::kAllReduce;
   std::string algorithm;
-  Program program;          // of this rank
-  int min_slots = 0;        // proved; the transport's links have at least as many
-  bool copy_input = false;  // the output must start as a copy of the input
+  Program program;            // of this rank
+  Placement placement;        // of its local chunks
+  int min_slots = 0;          // proved; the transport's links have at least as many
+  bool spans_blocks = false;  // a range of some rank holds several blocks: a message is one tile
+
+  /// Valid as long as the plan lives and is not changed.
+  ProgramView view() const {
+    return {
+        program.steps.data(), placement.steps.data(), static_cast<int32_t>(program.steps.size()),
+        placement.num_pieces, program.peers.data(),   program.self_position};
+  }
 };
 
-/// Lowers and proves `schedule` for links of `num_slots` slots.
-/// Raises UsageError when no proof is found: such a schedule is never run.
-Plan make_plan(const Schedule& schedule, int rank, int num_slots, bool multicast);
+struct PlanOptions {
+  int num_slots = 8;        // of the transport's links
+  bool multicast = true;    // it has one-slot-many-readers links
+  bool join_blocks = true;  // a range may span blocks: for messages of one tile
+};
 
-/// Elements of one tile, so that the longest chunk range of any step fits a slot's payload.
-int64_t tile_count(const Program& program, int64_t slot_payload_bytes, size_t element_size);
+/// Lowers, proves and places `schedule`.
+/// Raises UsageError when no proof is found: such a schedule is never run.
+Plan make_plan(const Schedule& schedule, int rank, const PlanOptions& options);
+
+/// Elements of one block in one tile, so that the longest chunk range of any step fits a slot's
+/// payload.
+int64_t tile_count(const Plan& plan, int64_t slot_payload_bytes, size_t element_size);
 
 }  // namespace pycoll

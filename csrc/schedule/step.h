@@ -18,7 +18,6 @@ enum StepFlags : uint8_t {
   kFinal = 4,          // completes the reduction of these chunks: apply the op's last factor (avg)
   kMulticastSrc = 8,   // the source links are the peers' multicast rings
   kMulticastDst = 16,  // write the own multicast ring once; all other ranks read it
-  kReadInput = 32,     // the local source is still the caller's input, not the output (plan.h)
 };
 
 /// Most peers that one rank's program may talk to: they are the bits of a 64-bit mask.
@@ -39,14 +38,33 @@ struct Step {
 };
 static_assert(sizeof(Step) == 32);
 
+/// The buffers of a rank: the caller's two, and memory of the library.
+enum class BufferKind : uint8_t { kInput, kOutput, kScratch };
+inline constexpr int kNumBuffers = 3;
+
+/// Where a step's local chunks lie (plan/place.h). An index counts blocks.
+struct StepPlace {
+  int32_t block = 0;        // the first one of the range, by its number in the world
+  int32_t first_piece = 0;  // of the range in that block
+  int32_t src_index = 0;    // with kReadLocal
+  int32_t dst_index = 0;    // with kWriteLocal
+  // Programs on the ranks' own buffers (plan/direct.h): where all src_peers have it in their input,
+  // and all dst_peers want it in their output.
+  int32_t peer_src_index = 0;
+  int32_t peer_dst_index = 0;
+  BufferKind src = BufferKind::kInput;
+  BufferKind dst = BufferKind::kOutput;
+};
+
 /// What executes reads of a program: pointers only, so that it can travel into a kernel's
 /// arguments.
 struct ProgramView {
   const Step* steps = nullptr;
+  const StepPlace* places = nullptr;  // as many
   int32_t num_steps = 0;
+  int32_t num_pieces = 1;  // chunks of a block
   const int32_t* peers = nullptr;
   int32_t self_position = 0;
-  int32_t num_chunks = 1;
 };
 
 /// What one rank does, in order, for one tile of the message.
@@ -62,12 +80,6 @@ struct Program {
   int32_t self_position =
       0;  // number of peers below `rank`: the place of local chunks in the order
   std::vector<Step> steps;
-
-  /// Valid as long as the program lives and is not changed.
-  ProgramView view() const {
-    return {steps.data(), static_cast<int32_t>(steps.size()), peers.data(), self_position,
-            num_chunks};
-  }
 };
 
 }  // namespace pycoll

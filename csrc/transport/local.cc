@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <unistd.h>
+
 #include <map>
 #include <mutex>
 
@@ -73,6 +75,9 @@ class LocalTransport final : public Transport {
   int rank() const override { return rank_; }
   int num_ranks() const override { return world_->num_ranks(); }
   Segment& segment() override { return segment_; }
+  std::shared_ptr<SharedHeap> heap() override { return nullptr; }
+  bool shares_address_space() const override { return true; }
+  pid_t pid(int) const override { return ::getpid(); }
   // A thread cannot end without its process; one that leaves says so in its RankControl.
   std::optional<int> ended_by(int) override { return std::nullopt; }
 

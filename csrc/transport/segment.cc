@@ -44,7 +44,8 @@ SegmentLayout SegmentLayout::for_ranks(int num_ranks) {
   layout.controls = kPage;
   layout.records = layout.controls + round_up(n * sizeof(RankControl), kPage);
   layout.names = layout.records + n * RecordRing::kBytes;
-  layout.flags = layout.names + n * NameTable::kBytes;
+  layout.entrances = layout.names + n * NameTable::kBytes;
+  layout.flags = layout.entrances + round_up(n * sizeof(EntranceMemory), kPage);
   layout.slots =
       layout.flags +
       round_up(kNumProtocols * n * n * flag_lines_per_ring(num_ranks) * sizeof(FlagLine), kPage);
@@ -72,6 +73,10 @@ int Segment::num_cores() const {
 std::string_view Segment::settings_text() const {
   const auto* settings = reinterpret_cast<const SegmentSettings*>(base_ + layout_.settings);
   return {reinterpret_cast<const char*>(settings + 1), settings->text_bytes};
+}
+
+EntranceMemory& Segment::entrance(int rank) const {
+  return reinterpret_cast<EntranceMemory*>(base_ + layout_.entrances)[rank];
 }
 
 RingMemory Segment::ring(ProtocolKind protocol, int src, int dst) const {

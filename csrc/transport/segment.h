@@ -16,6 +16,7 @@
 #include "transport/records.h"
 #include "transport/mailbox.h"
 #include "transport/peer_memory.h"
+#include "transport/entrance.h"
 #include "transport/slot.h"
 
 namespace pycoll {
@@ -106,6 +107,7 @@ struct SegmentLayout {
   size_t controls = 0;
   size_t records = 0;
   size_t names = 0;
+  size_t entrances = 0;
   size_t flags = 0;
   size_t slots = 0;
   size_t settings = 0;
@@ -130,6 +132,7 @@ class Segment {
   RankControl& control(int rank) const;
   int num_cores() const;
   std::string_view settings_text() const;
+  EntranceMemory& entrance(int rank) const;
 
   /// Link from src to dst, or src's multicast ring when dst == src.
   RingMemory ring(ProtocolKind protocol, int src, int dst) const;

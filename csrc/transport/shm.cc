@@ -23,19 +23,24 @@ void write_settings(int memory, std::span<const pid_t> pids, size_t offset, std:
 
 class ShmTransport final : public Transport {
  public:
+  /// `parent` is the transport that this one is a part of, if any: its heap serves both.
   ShmTransport(std::string name, int rank, int num_ranks, std::string token,
-               const Deadline& deadline, std::string_view settings)
+               const Deadline& deadline, std::string_view settings, ShmTransport* parent)
       : name_(std::move(name)),
         token_(std::move(token)),
         rank_(rank),
         group_(form_local_group(
-            name_, rank, num_ranks, SegmentLayout::for_ranks(num_ranks).total_bytes, token_,
+            name_, rank, num_ranks, total_bytes(num_ranks, /*with_heap=*/parent == nullptr), token_,
             deadline,
             [&](int memory, std::span<const pid_t> pids) {
               write_settings(memory, pids, SegmentLayout::for_ranks(num_ranks).settings, settings);
             })),
-        mapping_(group_.memory.get(), SegmentLayout::for_ranks(num_ranks).total_bytes),
-        segment_(mapping_.base(), num_ranks) {
+        mapping_(group_.memory.get(), total_bytes(num_ranks, /*with_heap=*/false)),
+        segment_(mapping_.base(), num_ranks),
+        heap_(parent != nullptr
+                  ? parent->heap_
+                  : SharedHeap::map(group_.memory, total_bytes(num_ranks, /*with_heap=*/false),
+                                    rank, num_ranks)) {
     group_.memory.reset();  // the mapping keeps the memory alive
   }
 
@@ -44,6 +49,9 @@ class ShmTransport final : public Transport {
   int rank() const override { return rank_; }
   int num_ranks() const override { return segment_.num_ranks(); }
   Segment& segment() override { return segment_; }
+  std::shared_ptr<SharedHeap> heap() override { return heap_; }
+  bool shares_address_space() const override { return false; }
+  pid_t pid(int peer) const override { return group_.pids[static_cast<size_t>(peer)]; }
 
   std::optional<int> ended_by(int peer) override {
     const int pidfd = group_.pidfds[static_cast<size_t>(peer)].get();
@@ -55,17 +63,27 @@ class ShmTransport final : public Transport {
                                            const Deadline& deadline) override {
     int rank = 0;
     while (members[rank] != rank_) ++rank;
-    return make_shm_transport(name_ + "." + id, rank, static_cast<int>(members.size()), token_,
-                              deadline);
+    return std::make_unique<ShmTransport>(name_ + "." + id, rank, static_cast<int>(members.size()),
+                                          token_, deadline, "", this);
   }
 
  private:
+  /// The segment, then the heap, which begins at a large page.
+  static size_t total_bytes(int num_ranks, bool with_heap) {
+    constexpr size_t kLargePage = size_t{2} << 20;
+    const size_t segment = SegmentLayout::for_ranks(num_ranks).total_bytes;
+    const size_t heap_at = (segment + kLargePage - 1) / kLargePage * kLargePage;
+    const auto num_areas = static_cast<size_t>(with_heap ? num_ranks : 0);
+    return heap_at + num_areas * SharedHeap::area_bytes(num_ranks);
+  }
+
   std::string name_;
   std::string token_;
   int rank_;
   LocalGroup group_;
   Mapping mapping_;
   Segment segment_;
+  std::shared_ptr<SharedHeap> heap_;
 };
 
 }  // namespace
@@ -73,7 +91,7 @@ class ShmTransport final : public Transport {
 std::unique_ptr<Transport> make_shm_transport(const std::string& name, int rank, int num_ranks,
                                               const std::string& token, const Deadline& deadline,
                                               std::string_view settings) {
-  return std::make_unique<ShmTransport>(name, rank, num_ranks, token, deadline, settings);
+  return std::make_unique<ShmTransport>(name, rank, num_ranks, token, deadline, settings, nullptr);
 }
 
 }  // namespace pycoll

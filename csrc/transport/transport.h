@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/clock.h"
+#include "transport/heap.h"
 #include "transport/segment.h"
 
 namespace pycoll {
@@ -22,6 +23,13 @@ class Transport {
   virtual int num_ranks() const = 0;
   /// Shared with all peers; valid as long as the transport lives.
   virtual Segment& segment() = 0;
+  /// Memory that all ranks reach; null where there is none. Shared with the groups made from this
+  /// transport, and alive as long as somebody uses it.
+  virtual std::shared_ptr<SharedHeap> heap() = 0;
+  /// Ranks are threads: an address means the same to all.
+  virtual bool shares_address_space() const = 0;
+  /// The process of `peer`, as this process may call it; 0 when it has no number here.
+  virtual pid_t pid(int peer) const = 0;
   /// The signal that ended the process of `peer`, 0 when it ended in a way that is not known,
   /// nothing while it lives. Called by slow waits only: may make system calls.
   virtual std::optional<int> ended_by(int peer) = 0;

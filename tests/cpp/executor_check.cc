@@ -60,7 +60,7 @@ bool run_host(Segment& segment, Waiter& waiter, Links& links, const Plan& plan, 
   arithmetic.reduce_copy = reduce_copy_fn(dtype, op);
   arithmetic.divisor = op == Op::kAvg ? num_ranks : 1;
   host.begin(links, arithmetic);
-  return interpret<Protocol>(host, plan.program.view(), message);
+  return interpret<Protocol>(host, plan.view(), message);
 }
 
 template <class Protocol, DType dtype, Op op>
@@ -75,7 +75,7 @@ bool run_block(Transport& transport, uint64_t sequence, Links& links, const Plan
       waiter.begin(sequence, 1, kTimeoutS, {});
       ThreadBlock<dtype, op> target(block, transport.segment(), waiter, thread,
                                     op == Op::kAvg ? num_ranks : 1);
-      if (!interpret<Protocol>(target, plan.program.view(), message)) ok = false;
+      if (!interpret<Protocol>(target, plan.view(), message)) ok = false;
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -88,7 +88,7 @@ void run_rank(const Case& c, std::shared_ptr<LocalWorld> world, int rank) {
   const auto transport = make_local_transport(std::move(world), rank);
   Links links(transport->segment(), rank, c.protocol);
   const Plan plan = make_plan(c.algorithm->generate(c.num_ranks, 0), rank,
-                              transport->segment().layout().num_slots, true);
+                              {.num_slots = transport->segment().layout().num_slots});
   int64_t payload = static_cast<int64_t>(links.slot_bytes);
   if (c.protocol == ProtocolKind::kLL) {
     payload = c.block ? LowLatency::payload_bytes<ThreadBlock<dtype, op>>(links.slot_bytes)
@@ -106,11 +106,13 @@ void run_rank(const Case& c, std::shared_ptr<LocalWorld> world, int rank) {
   for (int repeat = 1; repeat <= kNumRepeats; ++repeat) {
     for (int64_t i = 0; i < c.count; ++i) input[static_cast<size_t>(i)] = value<dtype>(rank, i);
     Message message;
-    message.input = reinterpret_cast<const std::byte*>(input.data());
-    message.output = reinterpret_cast<std::byte*>(output.data());
+    message.buffers[static_cast<int>(BufferKind::kInput)] =
+        reinterpret_cast<std::byte*>(input.data());
+    message.buffers[static_cast<int>(BufferKind::kOutput)] =
+        reinterpret_cast<std::byte*>(output.data());
     message.count = c.count;
-    message.tile_count = tile_count(plan.program, payload, sizeof(Storage));
-    if (plan.copy_input || c.num_ranks == 1) {
+    message.tile_count = tile_count(plan, payload, sizeof(Storage));
+    if (!plan.placement.before.empty()) {
       std::memcpy(output.data(), input.data(), input.size() * sizeof(Storage));
     }
     waiter.begin(static_cast<uint64_t>(repeat), 1, kTimeoutS, {});

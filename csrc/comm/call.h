@@ -1,0 +1,39 @@
+// One call of a collective, as the bindings hand it to the core.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "executor/wait.h"
+#include "reduce/dtypes.h"
+#include "reduce/ops.h"
+#include "schedule/collectives.h"
+
+namespace pycoll {
+
+/// One call of a collective by this rank. The buffers hold the blocks that the collective's row
+/// (schedule/collectives.h) gives this rank: `input` may be null where it brings none, `output`
+/// where it gets none.
+struct Call {
+  Collective collective = Collective::kAllReduce;
+  const void* input = nullptr;
+  void* output = nullptr;  // may be `input`, or hold it at its place (all_gather: output + rank)
+  int64_t count = 0;       // elements of one block
+  DType dtype = DType::kF32;
+  Op op = Op::kSum;
+  int root = 0;
+  int num_dims = 0;
+  int64_t shape[6] = {};
+  // Elements of each rank's block where they differ (all_gather, reduce_scatter): alike on all
+  // ranks, one per rank. `count` is unused then.
+  const int64_t* block_counts = nullptr;
+  // all_to_all with counts: elements to and from each rank. Both or none.
+  const int64_t* send_counts = nullptr;
+  const int64_t* recv_counts = nullptr;
+  bool deterministic = false;  // only schedules whose bits do not depend on anything but the values
+  std::string_view algorithm;  // "", "ring" or "ring/ll"
+  uint16_t site = 0;           // Recorder::name_id of the user's file and line; 0: not known
+  OnSlow on_slow;              // of a blocking call
+};
+
+}  // namespace pycoll

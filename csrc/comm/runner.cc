@@ -1,0 +1,224 @@
+#include "comm/runner.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "algorithms/registry.h"
+#include "base/error.h"
+#include "executor/direct.h"
+
+namespace pycoll {
+namespace {
+
+// From this size on, results are written past the caches: no line of the output is read before it
+// is overwritten. Below, the caches hold enough of it to win.
+constexpr int64_t kStreamingBytes = int64_t{32} << 20;
+// From this size on, ranks first tell each other where their buffers are, which costs a flight.
+constexpr int64_t kEntranceBytes = 16 << 10;
+// From this size on, the kernel's copy from process to process beats two copies through a slot.
+constexpr int64_t kProcessBytes = 512 << 10;
+
+constexpr std::string_view kDirectSuffix = "/direct";
+
+bool names_direct(std::string_view algorithm) { return algorithm.ends_with(kDirectSuffix); }
+
+/// Blocks of one buffer, counted by the table of collectives.
+int64_t count_blocks(const Call& call, int rank, int num_ranks,
+                     int (*index_of)(const BlockAt& at)) {
+  const CollectiveInfo& row = info(call.collective);
+  int64_t total = 0;
+  for (int block = 0; block < num_blocks(row.blocks, num_ranks); ++block) {
+    if (index_of({rank, block, num_ranks, call.root}) == kNoBlock) continue;
+    total += call.block_counts != nullptr ? call.block_counts[block] : call.count;
+  }
+  return total;
+}
+
+}  // namespace
+
+int64_t input_count(const Call& call, int rank, int num_ranks) {
+  if (call.send_counts != nullptr) {
+    return std::accumulate(call.send_counts, call.send_counts + num_ranks, int64_t{0});
+  }
+  return count_blocks(call, rank, num_ranks, info(call.collective).input_block);
+}
+
+int64_t output_count(const Call& call, int rank, int num_ranks) {
+  if (call.recv_counts != nullptr) {
+    return std::accumulate(call.recv_counts, call.recv_counts + num_ranks, int64_t{0});
+  }
+  return count_blocks(call, rank, num_ranks, info(call.collective).output_block);
+}
+
+Runner::Runner(Transport& transport, Waiter& waiter)
+    : transport_(transport),
+      rank_(transport.rank()),
+      num_ranks_(transport.num_ranks()),
+      host_(transport.segment(), waiter, num_ranks_),
+      simple_links_(transport.segment(), rank_, ProtocolKind::kSimple),
+      ll_links_(transport.segment(), rank_, ProtocolKind::kLL),
+      entrance_(transport, waiter) {}
+
+const DirectPlan* Runner::find_direct(const Call& call, int64_t nbytes) {
+  const bool named = names_direct(call.algorithm);
+  if (num_ranks_ == 1 || call.send_counts != nullptr || call.collective == Collective::kBarrier) {
+    return nullptr;
+  }
+  if (!named && (nbytes < kEntranceBytes || !call.algorithm.empty())) return nullptr;
+  const std::string_view name =
+      named ? call.algorithm.substr(0, call.algorithm.size() - kDirectSuffix.size()) : "";
+  const std::string key = std::string(info(call.collective).name) + "/" +
+                          std::to_string(call.root) + "/" + std::string(name);
+  auto found = direct_plans_.find(key);
+  if (found == direct_plans_.end()) {
+    std::optional<DirectPlan> best;
+    for (const AlgorithmInfo& row : algorithms()) {
+      if (row.collective != call.collective || (named && row.name != name)) continue;
+      std::optional<DirectPlan> plan = make_direct_plan(row.generate(num_ranks_, call.root), rank_);
+      if (plan && (!best || plan->busiest_blocks < best->busiest_blocks)) best = std::move(plan);
+    }
+    found = direct_plans_.emplace(key, std::move(best)).first;
+  }
+  if (found->second) return &*found->second;
+  if (named) {
+    throw UsageError(std::string(info(call.collective).name) + " algorithm " + std::string(name) +
+                     " cannot run without slots: some bytes of it are neither read where they "
+                     "start nor written where they end");
+  }
+  return nullptr;
+}
+
+std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const DirectPlan& direct) {
+  const auto element_size = static_cast<int64_t>(dtype_size(call.dtype));
+  const auto bytes_of = [&](int64_t count) { return static_cast<size_t>(count * element_size); };
+  if (!entrance_.enter({call.input, bytes_of(input_count(call, rank_, num_ranks_))},
+                       {call.output, bytes_of(output_count(call, rank_, num_ranks_))})) {
+    return false;
+  }
+  const bool named = names_direct(call.algorithm);
+  const Reach reach = entrance_.reach();
+  const bool in_place = entrance_.in_place() && !direct.in_place_allowed;
+  if (reach == Reach::kNone || in_place ||
+      (reach == Reach::kProcess && nbytes < kProcessBytes && !named)) {
+    if (!named) return std::nullopt;
+    throw UsageError(std::string(info(call.collective).name) + ": algorithm " +
+                     std::string(call.algorithm) +
+                     (in_place ? " cannot work in place: give it an out"
+                               : ": the ranks cannot all reach each other's arrays: make them with "
+                                 "comm.empty()"));
+  }
+  Message message = message_of(call, direct.plan);
+  message.tile_count = message.count;
+  if (reach == Reach::kProcess && info(call.collective).has_op) {
+    message.tile_count = std::max<int64_t>(
+        tile_count(direct.plan, Direct::kStageBytes, static_cast<size_t>(element_size)), 1);
+  }
+  host_.begin(entrance_, message, arithmetic_of(call, nbytes));
+  copy_blocks(message, direct.plan.placement.before, static_cast<size_t>(element_size));
+  if (message.count != 0 && !interpret<Direct>(host_, direct.plan.view(), message)) return false;
+  account(message, direct);
+  return entrance_.leave();
+}
+
+bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {
+  Message message = message_of(call, planned.plan);
+  const HostArithmetic arithmetic = arithmetic_of(call, nbytes);
+  copy_blocks(message, planned.plan.placement.before, arithmetic.element_size);
+  bool ok;
+  if (planned.protocol == ProtocolKind::kLL) {
+    host_.begin(ll_links_, arithmetic);
+    message.tile_count =
+        tile_count(planned.plan, LowLatency::payload_bytes<HostThread>(ll_links_.slot_bytes),
+                   arithmetic.element_size);
+    ok = interpret<LowLatency>(host_, planned.plan.view(), message);
+  } else {
+    host_.begin(simple_links_, arithmetic);
+    message.tile_count = tile_count(planned.plan, static_cast<int64_t>(simple_links_.slot_bytes),
+                                    arithmetic.element_size);
+    ok = interpret<Simple>(host_, planned.plan.view(), message);
+  }
+  if (ok) copy_blocks(message, planned.plan.placement.after, arithmetic.element_size);
+  return ok;
+}
+
+Message Runner::message_of(const Call& call, const Plan& plan) {
+  Message message;
+  message.count = call.count;
+  if (call.block_counts != nullptr || call.send_counts != nullptr) set_block_counts(call, message);
+  const size_t needed =
+      plan.placement.scratch.size() * static_cast<size_t>(message.count) * dtype_size(call.dtype);
+  if (needed > scratch_bytes_) {
+    scratch_.reset(new std::byte[needed]);
+    scratch_bytes_ = needed;
+  }
+  message.buffers[static_cast<int>(BufferKind::kInput)] =
+      const_cast<std::byte*>(static_cast<const std::byte*>(call.input));
+  message.buffers[static_cast<int>(BufferKind::kOutput)] = static_cast<std::byte*>(call.output);
+  message.buffers[static_cast<int>(BufferKind::kScratch)] = scratch_.get();
+  return message;
+}
+
+void Runner::set_block_counts(const Call& call, Message& message) {
+  const auto n = static_cast<size_t>(num_ranks_);
+  const auto prefix_sums = [](const int64_t* counts, size_t num, std::vector<int64_t>& sums) {
+    sums.assign(num, 0);
+    std::partial_sum(counts, counts + num - 1, sums.begin() + 1);
+    return sums.data();
+  };
+  const int64_t*& input_starts = message.starts[static_cast<int>(BufferKind::kInput)];
+  const int64_t*& output_starts = message.starts[static_cast<int>(BufferKind::kOutput)];
+  if (call.block_counts != nullptr) {
+    block_counts_.assign(call.block_counts, call.block_counts + n);
+    const int64_t* starts = prefix_sums(call.block_counts, n, starts_);
+    (call.collective == Collective::kReduceScatter ? input_starts : output_starts) = starts;
+  } else {
+    const auto r = static_cast<size_t>(rank_);
+    block_counts_.assign(n * n, 0);  // a rank's program names the pairs that it is in
+    for (size_t peer = 0; peer < n; ++peer) {
+      block_counts_[r * n + peer] = call.send_counts[peer];
+      block_counts_[peer * n + r] = call.recv_counts[peer];
+    }
+    input_starts = prefix_sums(call.send_counts, n, starts_);
+    output_starts = prefix_sums(call.recv_counts, n, more_starts_);
+  }
+  message.block_counts = block_counts_.data();
+  message.count = *std::max_element(block_counts_.begin(), block_counts_.end());
+}
+
+void Runner::copy_blocks(const Message& message, const std::vector<BlockCopy>& copies,
+                         size_t size) {
+  const auto element_size = static_cast<int64_t>(size);
+  for (const BlockCopy& copy : copies) {
+    const auto address = [&](BufferKind buffer, int32_t index) {
+      return message.buffers[static_cast<int>(buffer)] +
+             message.start_of(buffer, index) * element_size;
+    };
+    const std::byte* from = address(copy.from, copy.from_index);
+    std::byte* to = address(copy.to, copy.to_index);
+    if (from == to) continue;
+    copy_bytes(to, from, static_cast<size_t>(message.count_of(copy.block) * element_size), false);
+  }
+}
+
+HostArithmetic Runner::arithmetic_of(const Call& call, int64_t nbytes) const {
+  HostArithmetic arithmetic;
+  arithmetic.element_size = dtype_size(call.dtype);
+  arithmetic.reduce_copy = reduce_copy_fn(call.dtype, call.op);
+  arithmetic.divisor = call.op == Op::kAvg ? num_ranks_ : 1;
+  arithmetic.streaming = call.output != call.input && nbytes >= kStreamingBytes;
+  return arithmetic;
+}
+
+void Runner::account(const Message& message, const DirectPlan& direct) {
+  for (const Given& given : direct.given) {
+    const int64_t count =
+        piece_range(message.count_of(given.block), direct.plan.placement.num_pieces,
+                    given.first_piece, given.num_pieces)
+            .count;
+    if (count == 0) continue;
+    host_.count_sent(given.num_peers * count * static_cast<int64_t>(host_.element_size()),
+                     given.num_peers);
+  }
+}
+
+}  // namespace pycoll

@@ -1,0 +1,60 @@
+// Runs one operation of a rank: the call's buffers become the message of a program, and the program
+// is interpreted through slots, or directly on the ranks' own buffers.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/call.h"
+#include "comm/planner.h"
+#include "executor/host.h"
+#include "plan/direct.h"
+#include "transport/transport.h"
+
+namespace pycoll {
+
+class Runner {
+ public:
+  Runner(Transport& transport, Waiter& waiter);
+
+  /// The direct plan that a call of `nbytes` may run with, if the ranks' buffers allow it. Null:
+  /// none. Raises UsageError when `algorithm` names the protocol direct and has no such plan.
+  const DirectPlan* find_direct(const Call& call, int64_t nbytes);
+  /// Tries to run directly. Nothing when the buffers do not allow it: then it goes through slots.
+  std::optional<bool> run_direct(const Call& call, int64_t nbytes, const DirectPlan& direct);
+  /// Runs through slots. Both return false when a wait failed: the waiter knows why.
+  bool run_slots(const Call& call, int64_t nbytes, PlannedCall& planned);
+
+  const Ledger& ledger() const { return host_.ledger(); }
+
+ private:
+  Message message_of(const Call& call, const Plan& plan);
+  void set_block_counts(const Call& call, Message& message);
+  static void copy_blocks(const Message& message, const std::vector<BlockCopy>& copies,
+                          size_t element_size);
+  HostArithmetic arithmetic_of(const Call& call, int64_t nbytes) const;
+  void account(const Message& message, const DirectPlan& direct);
+
+  Transport& transport_;
+  int rank_;
+  int num_ranks_;
+  HostThread host_;
+  Links simple_links_;
+  Links ll_links_;
+  Entrance entrance_;
+  std::unique_ptr<std::byte[]> scratch_;  // grows to what the largest call needed
+  size_t scratch_bytes_ = 0;
+  std::vector<int64_t> block_counts_;  // of a call whose blocks differ
+  std::vector<int64_t> starts_;
+  std::vector<int64_t> more_starts_;
+  std::map<std::string, std::optional<DirectPlan>, std::less<>> direct_plans_;
+};
+
+/// Elements that the call's input and output hold on this rank.
+int64_t input_count(const Call& call, int rank, int num_ranks);
+int64_t output_count(const Call& call, int rank, int num_ranks);
+
+}  // namespace pycoll

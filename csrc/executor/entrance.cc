@@ -1,0 +1,119 @@
+#include "executor/entrance.h"
+
+#include "transport/process_memory.h"
+
+namespace pycoll {
+namespace {
+
+// What peers read to find out that they may.
+const uint64_t kProbeWord = kProbeValue;
+
+}  // namespace
+
+Entrance::Entrance(Transport& transport, Waiter& waiter)
+    : transport_(transport),
+      segment_(transport.segment()),
+      waiter_(waiter),
+      heap_(transport.heap()),
+      rank_(transport.rank()),
+      num_ranks_(transport.num_ranks()),
+      peers_(static_cast<size_t>(num_ranks_)),
+      probes_(static_cast<size_t>(num_ranks_)) {}
+
+bool Entrance::in_heap(const Buffer& buffer) const {
+  return buffer.nbytes == 0 || (heap_ != nullptr && heap_->contains(buffer.data, buffer.nbytes));
+}
+
+uint64_t Entrance::say(const Buffer& buffer) const {
+  if (buffer.nbytes != 0 && !transport_.shares_address_space() && in_heap(buffer)) {
+    return heap_->offset_of(buffer.data);
+  }
+  return reinterpret_cast<uint64_t>(buffer.data);
+}
+
+bool Entrance::enter(const Buffer& input, const Buffer& output) {
+  ++number_;
+  const size_t parity = number_ % 2;
+  EntranceLine& own = segment_.entrance(rank_).entered[parity];
+  const bool threads = transport_.shares_address_space();
+  own.input = say(input);
+  own.output = say(output);
+  own.probe = reinterpret_cast<uint64_t>(&kProbeWord);
+  own.digest = waiter_.digest();
+  own.flags = (threads || in_heap(input) ? kInputInHeap : 0u) |
+              (threads || in_heap(output) ? kOutputInHeap : 0u) |
+              (input.data == output.data ? kInPlace : 0u) |
+              (reads_processes_ ? kReadsProcesses : 0u) |
+              (!threads && heap_ == nullptr ? kNoHeap : 0u);
+  store_release(own.number, number_);
+  ring_bells();
+
+  uint32_t all = ~0u;
+  uint32_t any = 0;
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    const EntranceLine& line = segment_.entrance(rank).entered[parity];
+    if (!waiter_.spin_until([&] { return load_acquire(line.number) >= number_; }, {rank, 0, 0})) {
+      return false;
+    }
+    if (line.digest != waiter_.digest()) return waiter_.mismatch(rank);
+    all &= line.flags;
+    any |= line.flags;
+    const auto r = static_cast<size_t>(rank);
+    peers_[r] = {line.input, line.output, transport_.pid(rank)};
+    probes_[r] = line.probe;
+  }
+  in_place_ = (any & kInPlace) != 0;
+  constexpr uint32_t kInHeap = kInputInHeap | kOutputInHeap;
+  if ((all & kInHeap) == kInHeap && (any & kNoHeap) == 0) {
+    reach_ = Reach::kMapped;
+    for (PeerBuffers& peer : peers_) {
+      if (threads) continue;
+      peer.input = reinterpret_cast<uint64_t>(heap_->at(peer.input));
+      peer.output = reinterpret_cast<uint64_t>(heap_->at(peer.output));
+    }
+  } else if ((any & kInHeap) == 0 && (all & kReadsProcesses) != 0) {
+    reach_ = Reach::kProcess;
+  } else {
+    reach_ = Reach::kNone;
+  }
+  if (!probed_) {
+    probed_ = true;
+    reads_processes_ = can_use_processes();
+  }
+  return true;
+}
+
+bool Entrance::can_use_processes() const {
+  if (transport_.shares_address_space()) return false;
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    const auto r = static_cast<size_t>(rank);
+    uint64_t word = 0;
+    if (rank == rank_) continue;
+    if (peers_[r].pid <= 0 || !read_process(peers_[r].pid, probes_[r], &word, sizeof(word)) ||
+        word != kProbeValue) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Entrance::leave() {
+  store_release(segment_.entrance(rank_).done.value, number_);
+  ring_bells();
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    const uint64_t& done = segment_.entrance(rank).done.value;
+    if (!waiter_.spin_until([&] { return load_acquire(done) >= number_; },
+                            {rank, 0, 0, /*for_credit=*/false})) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void Entrance::ring_bells() {
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    if (rank != rank_) segment_.ring_bell(rank);
+  }
+}
+
+}  // namespace pycoll

@@ -1,0 +1,70 @@
+// Entering and leaving an operation in which ranks use each other's buffers.
+//
+// At the entrance every rank says where its buffers are and learns where all others' are; all see
+// the same, so all come to the same decision about how to go on. At the exit every rank says that
+// it is done with the others' buffers; nobody's buffers go back to the caller before.
+#pragma once
+
+#include <vector>
+
+#include "executor/wait.h"
+#include "transport/transport.h"
+
+namespace pycoll {
+
+/// How the ranks of an operation can reach each other's buffers.
+enum class Reach : uint8_t {
+  kNone,     // some cannot: bytes go through slots
+  kMapped,   // by plain loads and stores
+  kProcess,  // by the kernel, from process to process
+};
+
+/// A peer's buffers: pointers here when the reach is kMapped, addresses there when it is kProcess.
+struct PeerBuffers {
+  uint64_t input = 0;
+  uint64_t output = 0;
+  pid_t pid = 0;
+};
+
+class Entrance {
+ public:
+  Entrance(Transport& transport, Waiter& waiter);
+
+  struct Buffer {
+    const void* data;
+    size_t nbytes;  // 0: the rank has none
+  };
+  /// Tells the peers about both buffers and waits for theirs. False when a wait failed.
+  bool enter(const Buffer& input, const Buffer& output);
+  /// Of the last entrance; the same on all ranks.
+  Reach reach() const { return reach_; }
+  /// Some rank's input and output are the same memory.
+  bool in_place() const { return in_place_; }
+  /// By rank; of the last entrance.
+  const std::vector<PeerBuffers>& peers() const { return peers_; }
+
+  /// Says that this rank is done and waits until all others are. False when a wait failed.
+  bool leave();
+
+ private:
+  bool in_heap(const Buffer& buffer) const;
+  uint64_t say(const Buffer& buffer) const;
+  bool can_use_processes() const;
+  void ring_bells();
+
+  Transport& transport_;
+  Segment& segment_;
+  Waiter& waiter_;
+  std::shared_ptr<SharedHeap> heap_;
+  int rank_;
+  int num_ranks_;
+  uint64_t number_ = 0;  // of the last entrance
+  bool probed_ = false;
+  bool reads_processes_ = false;
+  Reach reach_ = Reach::kNone;
+  bool in_place_ = false;
+  std::vector<PeerBuffers> peers_;
+  std::vector<uint64_t> probes_;  // by rank: the address of kProbeValue in its process
+};
+
+}  // namespace pycoll

@@ -1,0 +1,41 @@
+// What ranks tell each other when they enter an operation on each other's buffers, and when they
+// are done with them. One flight of one cache line each.
+//
+// Entrances are numbered alike on all ranks. A rank that has seen everyone's entrance k-1 knows
+// that all are done reading entrance k-2, so two lines per rank suffice.
+#pragma once
+
+#include <cstdint>
+
+#include "transport/slot.h"
+
+namespace pycoll {
+
+enum EntranceFlags : uint32_t {
+  kInputInHeap = 1,     // `input` is an offset into the shared heap, else an address
+  kOutputInHeap = 2,    // likewise
+  kInPlace = 4,         // both are the same memory
+  kReadsProcesses = 8,  // this rank has read and written the memory of all peers' processes
+  kNoHeap = 16,         // this rank cannot reach the heap
+};
+
+struct alignas(kFlagBytes) EntranceLine {
+  uint64_t number = 0;  // written last
+  uint64_t input = 0;
+  uint64_t output = 0;
+  uint64_t probe = 0;  // address of kProbeValue in this rank's process
+  uint32_t digest = 0;
+  uint32_t flags = 0;
+};
+static_assert(sizeof(EntranceLine) == kFlagBytes);
+
+/// One rank's lines.
+struct EntranceMemory {
+  EntranceLine entered[2];  // by number % 2
+  FlagLine done;            // number of the last entrance that this rank has left
+};
+
+/// What the word at EntranceLine::probe holds.
+inline constexpr uint64_t kProbeValue = 0x70796c6c6f63'2025;
+
+}  // namespace pycoll

@@ -1,0 +1,15 @@
+// Another process's memory, read and written by the kernel: one copy, without a slot between.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace pycoll {
+
+/// False with errno set when the system refuses or the process is gone.
+bool read_process(pid_t pid, uint64_t address, void* to, size_t nbytes);
+bool write_process(pid_t pid, uint64_t address, const void* from, size_t nbytes);
+
+}  // namespace pycoll

@@ -1,0 +1,75 @@
+"""Arrays in memory that the ranks of a host reach without a copy: what `Communicator.empty` makes."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pycoll import _core
+from pycoll.errors import UsageError
+
+# Names of pycoll's dtypes that NumPy spells otherwise; those after them need ml_dtypes.
+_NUMPY_NAMES = {
+    "u8": "uint8", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "f16": "float16",
+    "f32": "float32", "f64": "float64", "c64": "complex64", "c128": "complex128",
+}  # fmt: skip
+_ML_NAMES = {"bf16": "bfloat16", "f8_e4m3": "float8_e4m3fn", "f8_e5m2": "float8_e5m2"}
+
+
+def array_over(memory: _core.SharedMemory, shape: Sequence[int], dtype: Any) -> Any:
+    """An array of that shape and dtype over the start of `memory`, which it keeps alive.
+
+    Args:
+        memory: Of at least as many bytes.
+        shape: Of the array.
+        dtype: As in `Communicator.empty`.
+
+    Returns:
+        A torch tensor for a torch dtype, else a NumPy array.
+    """
+    count = math.prod(shape)
+    if _is_torch(dtype):
+        import torch
+
+        if count == 0:
+            return torch.empty(tuple(shape), dtype=dtype)
+        return torch.frombuffer(memory, dtype=dtype, count=count).reshape(tuple(shape))
+    return np.frombuffer(memory, numpy_dtype(dtype), count).reshape(tuple(shape))
+
+
+def item_size(dtype: Any) -> int:
+    """Bytes of one element."""
+    return dtype.itemsize if _is_torch(dtype) else numpy_dtype(dtype).itemsize
+
+
+def numpy_dtype(dtype: Any) -> np.dtype:
+    """The NumPy dtype that `dtype` means: a NumPy dtype, or the name of one or of one of pycoll's.
+
+    Raises:
+        UsageError: There is none, or it needs the package ml_dtypes, which is not installed.
+    """
+    name = dtype if isinstance(dtype, str) else None
+    if name in _ML_NAMES or name in _ML_NAMES.values():
+        try:
+            ml_dtypes = importlib.import_module("ml_dtypes")
+        except ImportError:
+            raise UsageError(
+                f"NumPy has no dtype {name}: pass a torch dtype, or `pip install ml_dtypes`"
+            ) from None
+        return np.dtype(getattr(ml_dtypes, _ML_NAMES.get(name, name)))
+    try:
+        return np.dtype(_NUMPY_NAMES.get(name, dtype) if name is not None else dtype)
+    except TypeError:
+        raise UsageError(
+            f"dtype is {dtype!r}, expected a NumPy or torch dtype, or a name such as 'f32'"
+        ) from None
+
+
+def _is_torch(dtype: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(dtype, torch.dtype)
