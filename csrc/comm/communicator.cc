@@ -17,8 +17,8 @@ constexpr int64_t kTimedEvery = 16;
 
 std::array<int64_t, kNumProtocols> slot_payloads(const SegmentLayout& layout) {
   std::array<int64_t, kNumProtocols> payloads;
-  payloads[static_cast<size_t>(ProtocolKind::kSimple)] = static_cast<int64_t>(
-      layout.slot_bytes[static_cast<size_t>(ProtocolKind::kSimple)]);
+  payloads[static_cast<size_t>(ProtocolKind::kSimple)] =
+      static_cast<int64_t>(layout.slot_bytes[static_cast<size_t>(ProtocolKind::kSimple)]);
   payloads[static_cast<size_t>(ProtocolKind::kLL)] = LowLatency::payload_bytes<HostThread>(
       layout.slot_bytes[static_cast<size_t>(ProtocolKind::kLL)]);
   return payloads;

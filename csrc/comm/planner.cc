@@ -77,8 +77,7 @@ PlannedCall& Planner::named(const PlanKey& wanted) {
   return plan_of(wanted, wanted.algorithm.substr(0, slash), protocol);
 }
 
-PlannedCall& Planner::plan_of(const PlanKey& wanted, std::string_view name,
-                              ProtocolKind protocol) {
+PlannedCall& Planner::plan_of(const PlanKey& wanted, std::string_view name, ProtocolKind protocol) {
   std::string key = own_key(wanted.collective, name) + "/" + protocol_name(protocol) + "/" +
                     std::to_string(wanted.root) + "/" +
                     (wanted.uneven ? "uneven" : std::to_string(size_class(wanted.nbytes)));

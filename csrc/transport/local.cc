@@ -5,8 +5,6 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <unistd.h>
-
 #include <map>
 #include <mutex>
 

@@ -13,10 +13,10 @@
 
 #include "base/protocol.h"
 #include "base/ticks.h"
-#include "transport/records.h"
+#include "transport/entrance.h"
 #include "transport/mailbox.h"
 #include "transport/peer_memory.h"
-#include "transport/entrance.h"
+#include "transport/records.h"
 #include "transport/slot.h"
 
 namespace pycoll {
