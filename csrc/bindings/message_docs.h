@@ -27,7 +27,7 @@ Raises:
     PeerDiedError: The peer's process ended, or it closed the communicator.
     TimeoutError: Nobody received in time.
 
-Cost: alpha + N beta; up to 16 KiB the peer need not be there.)";
+Cost: alpha + N beta; up to 64 KiB the peer need not be there.)";
 
 inline constexpr const char* kRecvDoc =
     R"(recv($self, x, peer=None, tag=0, *, async_op=False)

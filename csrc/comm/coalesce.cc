@@ -105,12 +105,14 @@ void Batch::run_fused(Communicator& comm, size_t first, size_t end, const OnSlow
   fused.count = 0;
   fused.num_dims = 0;
   std::fill_n(fused.shape, 6, 0);
-  packed_.resize(static_cast<size_t>(kMaxFusedBytes));
+  if (packed_ == nullptr) {
+    packed_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(kMaxFusedBytes));
+  }
   size_t at = 0;
   for (size_t i = first; i < end; ++i) {
     const Call& call = calls_[i].call;
     const auto nbytes = static_cast<size_t>(bytes_of(call));
-    if (nbytes != 0) std::memcpy(packed_.data() + at, call.input, nbytes);
+    if (nbytes != 0) std::memcpy(packed_.get() + at, call.input, nbytes);
     at += nbytes;
     fused.count += call.count;
     // What must agree between ranks: the counts of the parts, folded where they are many.
@@ -118,13 +120,13 @@ void Batch::run_fused(Communicator& comm, size_t first, size_t end, const OnSlow
     fused.shape[dim] = dim < 5 ? call.count : fused.shape[dim] * 31 + call.count;
     fused.num_dims = static_cast<int>(dim) + 1;
   }
-  fused.input = fused.output = packed_.data();
+  fused.input = fused.output = packed_.get();
   comm.run(fused);
   at = 0;
   for (size_t i = first; i < end; ++i) {
     const Call& call = calls_[i].call;
     const auto nbytes = static_cast<size_t>(bytes_of(call));
-    if (nbytes != 0) std::memcpy(call.output, packed_.data() + at, nbytes);
+    if (nbytes != 0) std::memcpy(call.output, packed_.get() + at, nbytes);
     at += nbytes;
   }
 }

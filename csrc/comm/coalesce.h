@@ -38,7 +38,7 @@ class Batch {
   std::vector<QueuedCall> calls_;
   std::vector<std::shared_ptr<MessageOp>> messages_;
   std::vector<std::shared_ptr<void>> keep_alive_;
-  std::vector<std::byte> packed_;
+  std::unique_ptr<std::byte[]> packed_;  // small all_reduces behind each other
   int64_t nbytes_ = 0;
 };
 

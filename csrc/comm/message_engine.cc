@@ -11,7 +11,9 @@ namespace {
 
 // Up to this size a message is copied into the mailbox and out of it; above, it is cheaper to make
 // the sender wait and to copy once.
-constexpr size_t kEagerBytes = 16 << 10;
+constexpr size_t kEagerBytes = 64 << 10;
+// Of a message that goes in parts: several fit the mailbox, so that both ranks copy at once.
+constexpr size_t kPartBytes = 16 << 10;
 // libc's copy starts faster, the project's own one is faster where libc's is slow.
 constexpr size_t kShortCopyBytes = 2 << 10;
 // Messages taken at one look, so that a flood from one rank does not keep the others waiting.
@@ -135,7 +137,7 @@ void MessageEngine::flush(Outbox& out, int peer) {
 void MessageEngine::flush_stream(Outbox& out, int peer) {
   MessageOp* op = out.streams.front();
   while (op->moved < op->nbytes) {
-    const size_t part = std::min(op->nbytes - op->moved, out.writer.max_body_bytes());
+    const size_t part = std::min(op->nbytes - op->moved, kPartBytes);
     MessageHeader* header = out.writer.reserve(part);
     if (header == nullptr) return;
     header->kind = MessageKind::kPart;

@@ -5,7 +5,7 @@ namespace {
 
 constexpr size_t kPage = 4096;
 
-uint32_t num_lines(int num_ranks) { return num_ranks <= 16 ? 1024 : 512; }
+uint32_t num_lines(int num_ranks) { return num_ranks <= 16 ? 4096 : 1024; }
 
 // The lines start on a page of their own: the reader's state shares no page with them, so that a
 // mailbox costs one page for it and then only the lines that messages have touched.

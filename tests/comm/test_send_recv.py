@@ -14,7 +14,7 @@ from pycoll import UsageError, run_ranks
 
 pytestmark = pytest.mark.ranks
 
-EAGER_BYTES = 16 << 10
+EAGER_BYTES = 64 << 10
 SIZES = [0, 1, 40, 41, 1000, EAGER_BYTES - 1, EAGER_BYTES, EAGER_BYTES + 1, 100_000, 3_000_001]
 
 
@@ -66,7 +66,7 @@ def test_recv_tags_in_another_order_than_sent_match(nbytes, threads, way):
 @both
 def test_send_same_tag_keeps_the_order_of_mixed_sizes(threads, way):
     def work(comm: pycoll.Communicator) -> None:
-        sizes = [int(s) for s in np.random.default_rng(1).integers(0, 60_000, 60)]
+        sizes = [int(s) for s in np.random.default_rng(1).integers(0, 160_000, 60)]
         if comm.rank == 0:
             for i, nbytes in enumerate(sizes):
                 comm.send(payload(0, i, nbytes), 1)
@@ -101,12 +101,12 @@ def test_recv_any_source_gets_every_message_once(threads, way):
         n = comm.size
         if comm.rank != 0:
             for i in range(num_each):
-                comm.send(payload(comm.rank, i, 10 if i % 7 else 30_000), 0, i % 7 and 1)
+                comm.send(payload(comm.rank, i, 10 if i % 7 else 90_000), 0, i % 7 and 1)
             return
         next_one = {(rank, tag): 0 for rank in range(1, n) for tag in (0, 1)}
         indices = {tag: [i for i in range(num_each) if (i % 7 and 1) == tag] for tag in (0, 1)}
         for tag in (1, 0):
-            y = np.empty(10 if tag else 30_000, np.uint8)
+            y = np.empty(10 if tag else 90_000, np.uint8)
             for i in range(len(indices[tag]) * (n - 1)):
                 if i % 3 == 0:
                     handle = comm.recv(y, pycoll.ANY_SOURCE, tag, async_op=True)
