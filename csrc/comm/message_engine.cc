@@ -14,6 +14,9 @@ namespace {
 constexpr size_t kEagerBytes = 64 << 10;
 // Of a message that goes in parts: several fit the mailbox, so that both ranks copy at once.
 constexpr size_t kPartBytes = 16 << 10;
+// Up to this size parts through the caches beat a copy from the sender's memory, whose pages the
+// kernel must look up one by one; if both ranks run, and the sender waits for nothing else.
+constexpr size_t kMaxBytesInParts = 4 << 20;
 // libc's copy starts faster, the project's own one is faster where libc's is slow.
 constexpr size_t kShortCopyBytes = 2 << 10;
 // Messages taken at one look, so that a flood from one rank does not keep the others waiting.
@@ -40,6 +43,7 @@ MessageEngine::MessageEngine(Transport& transport)
       num_ranks_(transport.num_ranks()),
       peer_memory_(segment_.peer_memory_addresses(), rank_, num_ranks_,
                    transport.name() == "local"),
+      parts_are_fast_(transport.name() != "local" && num_ranks_ <= segment_.num_cores()),
       outboxes_(static_cast<size_t>(num_ranks_)) {
   for (int peer = 0; peer < num_ranks_; ++peer) {
     inboxes_.emplace_back(segment_.mailbox(peer, rank_));
@@ -235,7 +239,7 @@ void MessageEngine::receive_announced(int source, const MessageHeader& header) {
   const auto dtype = static_cast<DType>(header.dtype);
   if (MessageOp* op = queue_.match(source, header.tag)) {
     if (fits(op, source, dtype, header.nbytes)) {
-      pull(op, source, header.ref.send_id, header.ref.address);
+      pull(op, source, header.ref.send_id, header.ref.address, header.blocking != 0);
     }
     return;
   }
@@ -267,7 +271,9 @@ void MessageEngine::receive_part(const MessageHeader& header) {
 
 void MessageEngine::accept(MessageOp* op, Unexpected& message) {
   if (!fits(op, message.source, message.dtype, message.nbytes)) return;
-  if (message.announced) return pull(op, message.source, message.send_id, message.address);
+  if (message.announced) {
+    return pull(op, message.source, message.send_id, message.address, message.blocking);
+  }
   if (message.arriving != nullptr && message.arriving->state != MessageOp::State::kOver) {
     // Its buffer must outlive the message: the operation that arrives keeps both.
     message.arriving->then = op;
@@ -302,10 +308,12 @@ bool MessageEngine::fits(MessageOp* op, int source, DType dtype, uint64_t nbytes
   return false;
 }
 
-void MessageEngine::pull(MessageOp* op, int source, uint64_t send_id, uint64_t address) {
+void MessageEngine::pull(MessageOp* op, int source, uint64_t send_id, uint64_t address,
+                         bool sender_waits) {
   bool taken = op->nbytes == 0;
+  const bool prefer_parts = sender_waits && parts_are_fast_ && op->nbytes <= kMaxBytesInParts;
   MailboxReader& inbox = inboxes_[static_cast<size_t>(source)];
-  if (!taken && inbox.begin_taking(segment_.failure_word())) {
+  if (!taken && !prefer_parts && inbox.begin_taking(segment_.failure_word())) {
     taken = peer_memory_.read(source, op->data, address, op->nbytes);
     inbox.end_taking();
   }
@@ -336,7 +344,7 @@ void MessageEngine::buffer_announced(int source) {
     message.arriving->tag = message.tag;
     message.arriving->data = message.bytes.get();
     message.arriving->nbytes = message.nbytes;
-    pull(message.arriving.get(), message.source, message.send_id, message.address);
+    pull(message.arriving.get(), message.source, message.send_id, message.address, true);
   });
 }
 

@@ -73,13 +73,14 @@ class MessageEngine {
   void receive_part(const MessageHeader& header);
   void accept(MessageOp* op, Unexpected& message);
   bool fits(MessageOp* op, int source, DType dtype, uint64_t nbytes);
-  void pull(MessageOp* op, int source, uint64_t send_id, uint64_t address);
+  void pull(MessageOp* op, int source, uint64_t send_id, uint64_t address, bool sender_waits);
   void finish(MessageOp* op);
 
   Segment& segment_;
   int rank_;
   int num_ranks_;
   PeerMemory peer_memory_;
+  bool parts_are_fast_;
   std::vector<MailboxReader> inboxes_;
   std::vector<Outbox> outboxes_;
   MessageQueue queue_;
