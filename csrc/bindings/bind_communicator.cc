@@ -28,6 +28,7 @@ CommunicatorObject wrap(std::unique_ptr<Communicator> comm) {
     return PyErr_CheckSignals() != 0;
   });
   object.comm = std::move(comm);
+  object.sites = std::make_unique<CallSites>();
   return object;
 }
 
@@ -95,6 +96,7 @@ void bind_communicator(py::module_& m) {
       });
   bind_collectives(type);
   bind_point_to_point(m, type);
+  bind_records(m, type);
 
   py::class_<LocalWorldObject>(m, "LocalWorld");
   m.def("make_local_world", [](int num_ranks) { return LocalWorldObject{make_world(num_ranks)}; });

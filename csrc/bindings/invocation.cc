@@ -57,6 +57,7 @@ void refuse_async_in_batch(PyObject* async_op) {
 
 PyObject* run_or_start(Invocation& in) {
   know_algorithm(in.self, *in.object.comm, in.call);
+  in.call.site = in.object.sites->here(in.object.comm->recorder());
   PyObject* async_op = in.args[Arg::kAsyncOp];
   if (in.object.batch != nullptr) [[unlikely]] {
     refuse_async_in_batch(async_op);

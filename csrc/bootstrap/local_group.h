@@ -31,6 +31,9 @@ struct LocalGroup {
 /// memfd and the processes of all ranks; may raise SystemError.
 using PrepareMemory = std::function<void(int memory, std::span<const pid_t> pids)>;
 
+/// A memfd of so many zeros that can neither shrink nor grow. Raises SystemError.
+Fd create_shared_memory(size_t nbytes);
+
 /// Every rank of the group calls this with the same `name`, `num_ranks`, `shared_bytes` and
 /// `token`.
 ///

@@ -21,6 +21,8 @@ namespace {
 constexpr size_t kMaxStrangers = 2 * kMaxLocalRanks;
 constexpr int64_t kInterruptCheckNs = 200'000'000;
 
+}  // namespace
+
 Fd create_shared_memory(size_t nbytes) {
   // MFD_NOEXEC_SEAL (Linux 6.3; older kernels reject it): some systems allow no other memfd.
   constexpr unsigned kNoexecSeal = 8;
@@ -35,8 +37,6 @@ Fd create_shared_memory(size_t nbytes) {
   }
   return memory;
 }
-
-}  // namespace
 
 LocalGroupLeader::LocalGroupLeader(const std::string& socket_name, int num_ranks,
                                    size_t shared_bytes, const std::string& token)

@@ -137,7 +137,10 @@ void Communicator::execute(const Call& call) {
   const CallRecord& record = recorder_.prepare(call, sequence_ + 1, planned);
   waiter_.begin(record.sequence, record.digest, timeout_s_, on_slow);
   // A broken communicator publishes nothing more: its last records say what broke it.
-  if (load_acquire(segment_.failure_word()) != 0) waiter_.raise_failure(record);
+  if (load_acquire(segment_.failure_word()) != 0) {
+    recorder_.refuse();
+    waiter_.raise_failure(record);
+  }
   recorder_.publish();
   sequence_ = record.sequence;
 

@@ -54,6 +54,10 @@ const CallRecord& Recorder::prepare(const Call& call, uint64_t sequence, Planned
 
 void Recorder::fail() {
   ring_.finish(current_.sequence, read_ticks(steady_counter_) | CallRecord::kFailed);
+  refuse();
+}
+
+void Recorder::refuse() {
   if (!on_failure_) return;
   const std::function<void()> call_once = std::move(on_failure_);
   on_failure_ = nullptr;

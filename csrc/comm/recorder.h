@@ -30,6 +30,8 @@ class Recorder {
   }
   /// The operation ended with an error, which is about to be raised.
   void fail();
+  /// The same for one that nobody has seen yet: an earlier one broke the communicator.
+  void refuse();
   /// A rank that may leave an operation before others have entered it compares its call with those
   /// of the ranks that have (Waiter::peers_agree). True for such a rank.
   static bool may_leave_early(const Call& call, int rank, int num_ranks);

@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 
+#include "bootstrap/local_group.h"
 #include "bootstrap/process_info.h"
 #include "transport/mapping.h"
 #include "transport/transport.h"
@@ -19,7 +20,8 @@ class LocalWorld {
   LocalWorld(int num_ranks, std::string name, std::string_view text = {})
       : num_ranks_(num_ranks),
         name_(std::move(name)),
-        mapping_(-1, SegmentLayout::for_ranks(num_ranks).total_bytes) {
+        memory_(create_shared_memory(SegmentLayout::for_ranks(num_ranks).total_bytes)),
+        mapping_(memory_.get(), SegmentLayout::for_ranks(num_ranks).total_bytes) {
     // A world of its own: no other of this host has this name at the same time.
     if (name_.empty()) {
       name_ = "threads-" + std::to_string(::getpid()) + "-" +
@@ -56,6 +58,7 @@ class LocalWorld {
 
   int num_ranks_;
   std::string name_;
+  Fd memory_;  // threads need none, but `pycoll doctor` finds the mapping by it
   Mapping mapping_;
   std::mutex mutex_;
   std::map<std::string, Child> children_;

@@ -14,10 +14,10 @@ class Mapping {
  public:
   Mapping() = default;
   /// Maps `bytes` of `fd` shared, or anonymous memory when fd is -1. Raises SystemError.
-  Mapping(int fd, size_t bytes) : bytes_(bytes) {
+  Mapping(int fd, size_t bytes, int protection = PROT_READ | PROT_WRITE) : bytes_(bytes) {
     const int flags =
         fd < 0 ? MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED | MAP_NORESERVE;
-    void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+    void* base = ::mmap(nullptr, bytes, protection, flags, fd, 0);
     if (base == MAP_FAILED) throw_system_error("mmap of a communicator's shared memory");
     base_ = static_cast<std::byte*>(base);
   }

@@ -40,9 +40,7 @@ class ShmTransport final : public Transport {
         heap_(parent != nullptr
                   ? parent->heap_
                   : SharedHeap::map(group_.memory, total_bytes(num_ranks, /*with_heap=*/false),
-                                    rank, num_ranks)) {
-    group_.memory.reset();  // the mapping keeps the memory alive
-  }
+                                    rank, num_ranks)) {}
 
   std::string_view name() const override { return "shm"; }
   std::string group_name() const override { return name_; }
@@ -80,7 +78,7 @@ class ShmTransport final : public Transport {
   std::string name_;
   std::string token_;
   int rank_;
-  LocalGroup group_;
+  LocalGroup group_;  // its descriptor of the memory is how `pycoll doctor` finds it
   Mapping mapping_;
   Segment segment_;
   std::shared_ptr<SharedHeap> heap_;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from pycoll.cli import bench, info, run, show, simulate, tune, verify
+from pycoll.cli import bench, doctor, info, run, show, simulate, trace, tune, verify
 from pycoll.cli.common import ErrorsAsLines
 
 __all__ = ["app", "main"]
@@ -27,6 +27,8 @@ app.command(epilog=run.EPILOG, context_settings=run.CONTEXT)(run.run)
 app.command(epilog=bench.EPILOG)(bench.bench)
 app.command(epilog=tune.EPILOG)(tune.tune)
 app.command(epilog=info.EPILOG)(info.info)
+app.command(epilog=doctor.EPILOG)(doctor.doctor)
+app.command(epilog=trace.EPILOG)(trace.trace)
 
 
 def main() -> None:

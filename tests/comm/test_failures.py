@@ -197,12 +197,12 @@ def test_rank_that_never_comes_to_init_is_named():
         )
         for rank in (0, 2)
     ]
-    for process in started:
-        text, _ = process.communicate(timeout=30)
-        assert process.returncode == 0
-        took_s, _, message = text.partition(" ")
-        assert 0.5 < float(took_s) < 5
-        assert "rank 1" in message
+    texts = [process.communicate(timeout=30)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    took_s = [float(text.partition(" ")[0]) for text in texts]
+    # The first deadline counts: on a busy machine the other rank starts later, and waits less.
+    assert 0.5 < max(took_s) < 5
+    assert all("rank 1" in text.partition(" ")[2] for text in texts)
 
 
 @both

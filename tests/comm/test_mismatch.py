@@ -164,3 +164,80 @@ def test_mismatch_with_one_call_too_many_is_seen_or_times_out(threads):
     with pytest.raises(CollectiveMismatchError, match="operation #2") as caught:
         run_ranks(work, 3, threads=threads, timeout_s=10)
     assert not isinstance(caught.value, UsageError)
+
+
+# Calls from which some rank, or every rank, may return before the others have come.
+LEAVE_EARLY: dict[str, Call] = {
+    "empty": lambda comm, root: comm.all_reduce(np.ones(0, F32)),
+    "broadcast": lambda comm, root: comm.broadcast(np.ones(3, F32), root=root),
+    "reduce": lambda comm, root: comm.reduce(np.ones(3, F32), root=root),
+    "gather": lambda comm, root: comm.gather(np.ones(3, F32), root=root),
+    "scan": lambda comm, root: comm.scan(np.ones(3, F32)),
+    "neighbor_exchange": lambda comm, root: comm.neighbor_exchange(np.ones((2, 3), F32)),
+}
+
+
+def mix_early_leavers(comm: pycoll.Communicator) -> dict[tuple[str, str, int, int], list[str]]:
+    """Every two of them, with roots of which each may leave, in a communicator of their own."""
+    found = {}
+    for first, call_first in LEAVE_EARLY.items():
+        for second, call_second in LEAVE_EARLY.items():
+            for odd in range(comm.size):
+                roots = (odd, (odd + 1) % comm.size)
+                if first == second and first not in ("broadcast", "reduce", "gather"):
+                    continue
+                for root_of_odd, root in (roots, roots[::-1]):
+                    part = comm.split(0)
+                    texts = []
+                    is_odd = comm.rank == odd
+                    for call in (call_first if is_odd else call_second, lambda c, _: c.barrier()):
+                        try:
+                            call(part, root_of_odd if is_odd else root)
+                        except CollectiveMismatchError as error:
+                            texts.append(str(error))
+                    found[first, second, odd, root] = texts
+                    part.close()
+    return found
+
+
+@both
+@pytest.mark.parametrize("n", [2, 3])
+def test_mismatch_of_calls_that_wait_for_nobody_is_raised_in_the_next_call_at_the_latest(
+    n, threads
+):
+    outcomes = run_ranks(mix_early_leavers, n, threads=threads, timeout_s=20)
+    for case in outcomes[0]:
+        for rank, outcome in enumerate(outcomes):
+            texts = outcome[case]
+            assert texts, f"{case}: rank {rank} of {n} noticed nothing"
+            for text in texts:
+                assert "as operation #1, " in text, (case, text)
+                assert "test_mismatch.py:" in text, (case, text)
+
+
+@both
+def test_skipped_call_raises_on_every_rank_where_the_next_one_differs(threads):
+    def work(comm: pycoll.Communicator) -> str:
+        comm.barrier()
+        with pytest.raises(CollectiveMismatchError) as caught:
+            if comm.rank != 1:
+                comm.all_reduce(np.ones(5))
+            comm.broadcast(np.ones(7))
+            comm.barrier()
+        return str(caught.value)
+
+    for text in run_ranks(work, 3, threads=threads, timeout_s=10):
+        assert "as operation #2" in text and "rank 1 called broadcast(shape (7,)" in text
+
+
+@both
+def test_calls_that_agree_raise_no_false_alarm(threads):
+    """Early leavers run ahead of each other; sizes, roots and collectives change all the time."""
+
+    def work(comm: pycoll.Communicator) -> None:
+        calls = list(LEAVE_EARLY.values()) + [barrier]
+        rng = np.random.default_rng(7)  # alike on all ranks
+        for _ in range(2000):
+            calls[rng.integers(len(calls))](comm, int(rng.integers(comm.size)))
+
+    run_ranks(work, 3, threads=threads, timeout_s=20)

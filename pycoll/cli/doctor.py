@@ -1,0 +1,205 @@
+"""`pycoll doctor`: which rank is late, and where it is."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pycoll.cli.common import console, new_table
+from pycoll.errors import UsageError
+
+if TYPE_CHECKING:
+    from pycoll.jobs import Group, Rank, Scan
+
+EPILOG = """[bold]Examples[/bold]
+
+  pycoll doctor                     # the jobs of this host
+
+  pycoll doctor 4711                # the job of a process: who is late, and its Python stack
+
+  pycoll doctor 4711 --stacks       # the stacks of all ranks
+
+  pycoll doctor 4711 --dump /tmp/f  # the flight records of all ranks, for `pycoll trace`
+"""
+
+
+def doctor(
+    target: Annotated[
+        str | None, typer.Argument(help="A process id, or the beginning of a job's name.")
+    ] = None,
+    stacks: Annotated[
+        bool, typer.Option("--stacks", help="Of all ranks, not only late ones.")
+    ] = False,
+    patience_s: Annotated[
+        float, typer.Option("--late", help="Seconds in one operation before others count as late.")
+    ] = 1.0,
+    dump: Annotated[
+        Path | None, typer.Option("--dump", help="Write all flight records into this folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+) -> None:
+    """Show what every rank of a running job does, who is late, and the late rank's Python stack.
+
+    The processes need not cooperate: their records are read from the memory that the ranks share.
+    Only for a stack, a process is sent a signal that pycoll has a handler for.
+    """
+    from pycoll import jobs
+
+    found = jobs.scan()
+    groups = found.groups if target is None else _choose(found, target)
+    if dump is not None:
+        _dump(groups, dump)
+    asked: dict[int | None, Rank] = {}
+    for group in groups if target is not None else ():
+        late = group.late(patience_s)
+        for rank in group.ranks if stacks else late:
+            if rank.pid in asked:  # it has other ranks, or other communicators
+                known = asked[rank.pid]
+                rank.stack, rank.why_no_stack = known.stack, known.why_no_stack
+            else:
+                jobs.take_stack(rank)
+                asked[rank.pid] = rank
+    if as_json:
+        typer.echo(json.dumps([_as_dict(group, patience_s) for group in groups], indent=2))
+    elif target is None:
+        _list(found, patience_s)
+    else:
+        shown: set[int | None] = set()
+        for group in groups:
+            _show(group, patience_s, shown)
+
+
+def _choose(found: Scan, target: str) -> list[Group]:
+    """The groups of the job that a pid, or a name, belongs to."""
+    if target.isdecimal() and Path(f"/proc/{target}").is_dir():
+        pid = int(target)
+        jobs = {group.job for group in found.groups if pid in group.pids}
+        if not jobs:
+            raise UsageError(_why_not(pid))
+    else:
+        jobs = {group.job for group in found.groups if group.job.startswith(target)}
+        if len(jobs) > 1:
+            raise UsageError(f"{target} may be {', '.join(sorted(jobs))}: give more of the name")
+        if not jobs:
+            what = f"no process {target}, and no job" if target.isdecimal() else "no job"
+            raise UsageError(f"there is {what} that begins with {target}: see pycoll doctor")
+    return [group for group in found.groups if group.job in jobs]
+
+
+def _why_not(pid: int) -> str:
+    try:
+        os.listdir(f"/proc/{pid}/fd")
+    except PermissionError:
+        owner = os.stat(f"/proc/{pid}").st_uid
+        return (
+            f"process {pid} belongs to user {owner}, and this is user {os.getuid()}: "
+            "run pycoll doctor as that user, or as root"
+        )
+    return f"process {pid} has no communicator of pycoll; pycoll doctor lists those that have"
+
+
+def _dump(groups: list[Group], folder: Path) -> None:
+    from pycoll import flight
+
+    for group in groups:
+        for path in flight.write(group.view, range(group.size), folder):
+            typer.echo(f"wrote {path}", err=True)
+
+
+def _as_dict(group: Group, patience_s: float) -> dict[str, Any]:
+    late = group.late(patience_s)
+    return {
+        "job": group.job,
+        "group": group.name,
+        "size": group.size,
+        "now_ns": group.now_ns,
+        "failure": group.failure,
+        "late": [rank.rank for rank in late],
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "pid": rank.pid,
+                "state": rank.state,
+                "late": rank in late,
+                "last": rank.last,
+                "stack": rank.stack,
+                "why_no_stack": rank.why_no_stack,
+            }
+            for rank in group.ranks
+        ],
+    }
+
+
+def _list(found: Scan, patience_s: float) -> None:
+    for text in found.unreadable:
+        typer.echo(f"pycoll doctor: {text}", err=True)
+    if not found.groups:
+        hidden = f"; {found.num_hidden} processes belong to others" if found.num_hidden else ""
+        typer.echo(f"no process here has a communicator of pycoll{hidden}")
+        return
+    table = new_table("job", "communicators", "ranks", "pids", "state")
+    for job in sorted({group.job for group in found.groups}):
+        groups = [group for group in found.groups if group.job == job]
+        pids = sorted({pid for group in groups for pid in group.pids})
+        late = sorted({rank.rank for group in groups for rank in group.late(patience_s)})
+        broken = any(group.failure for group in groups)
+        verdict = "broken" if broken else f"late: {_list_of(late)}" if late else "nobody is late"
+        table.add_row(
+            job,
+            str(len(groups)),
+            str(max(group.size for group in groups)),
+            _list_of(pids),
+            verdict,
+        )
+    console().print(table)
+    typer.echo("pycoll doctor PID, or the beginning of a job's name, says more")
+
+
+def _show(group: Group, patience_s: float, shown: set[int | None]) -> None:
+    late = group.late(patience_s)
+    out = console()
+    table = new_table("rank", "pid", "state", "last operation", "called at", title=group.name)
+    table.columns[3].justify = table.columns[4].justify = "left"
+    for rank in group.ranks:
+        table.add_row(
+            str(rank.rank),
+            "-" if rank.pid is None else str(rank.pid),
+            rank.state + (", LATE" if rank in late else ""),
+            _operation(rank, group.now_ns),
+            (rank.last or {}).get("site") or "-",
+        )
+    out.print(table)
+    if group.failure:
+        kind, culprit, reporter = (group.failure[key] for key in ("kind", "culprit", "reporter"))
+        typer.echo(f"broken: {kind}, about rank {culprit}, noticed by rank {reporter}")
+    if late:
+        typer.echo(f"late: rank {_list_of(rank.rank for rank in late)}")
+    elif not group.failure:
+        typer.echo("nobody is late")
+    for rank in group.ranks:
+        if rank.pid in shown:
+            continue
+        if rank.stack:
+            shown.add(rank.pid)
+            typer.echo(f"\nPython stacks of rank {rank.rank} (process {rank.pid}):\n{rank.stack}")
+        elif rank.why_no_stack:
+            typer.echo(f"no Python stack of rank {rank.rank}: {rank.why_no_stack}")
+
+
+def _operation(rank: Rank, now_ns: int) -> str:
+    if (last := rank.last) is None:
+        return "none yet"
+    running = last["finished_ns"] is None
+    moment = last["entered_ns"] if running else last["finished_ns"]
+    seconds = max(0.0, (now_ns - moment) / 1e9)
+    verb = "in" if running else "failed in" if last["failed"] else "finished"
+    when = f"for {seconds:.3g} s" if running else f"{seconds:.3g} s ago"
+    return f"{verb} #{last['sequence']} {last['collective']}{last['shape']} {last['dtype']}, {when}"
+
+
+def _list_of(numbers: Any) -> str:
+    return ", ".join(map(str, numbers))

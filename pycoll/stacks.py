@@ -1,0 +1,87 @@
+"""The Python stacks of a process that hangs, for `pycoll doctor`.
+
+Each process with a communicator asks Python's faulthandler to write the stacks of all its threads
+into a memfd when a real-time signal comes. The handler runs at once, also while the main thread is
+stuck in C, and takes no lock. A signal that something else in the process handles is left alone.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from pycoll.errors import UsageError
+
+VARIABLE = "PYCOLL_DOCTOR_SIGNAL"
+MEMFD_NAME = "pycoll-stacks"
+_OFF = ("", "0", "off", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class StackWriter:
+    """What makes this process write its stacks, and where to."""
+
+    pid: int
+    signum: int
+    fd: int
+
+
+_writer: StackWriter | None = None
+
+
+def signal_from_text(text: str, variable: str) -> int | None:
+    """`SIGUSR2`, `USR2`, `SIGRTMIN+7` or a number; None when it is off.
+
+    Raises:
+        UsageError: there is no such signal.
+    """
+    name = text.strip().upper()
+    if name.lower() in _OFF:
+        return None
+    if name.isdecimal():
+        number = int(name)
+    else:
+        base, _, more = name.removeprefix("SIG").partition("+")
+        try:
+            number = int(signal.Signals[f"SIG{base}"]) + int(more or 0)
+        except (KeyError, ValueError):
+            number = 0
+    if not 0 < number < signal.NSIG or number in (signal.SIGKILL, signal.SIGSTOP):
+        raise UsageError(f"{variable}={text}: expected a signal such as SIGUSR2, or off")
+    return number
+
+
+def is_handled(pid: int | str, signum: int) -> bool:
+    """Whether a process catches or ignores a signal: else the signal may end it."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, mask = line.partition(":")
+        if name in ("SigCgt", "SigIgn") and int(mask, 16) >> (signum - 1) & 1:
+            return True
+    return False
+
+
+def install() -> StackWriter | None:
+    """Makes this process write its stacks on a signal. Once for each process.
+
+    Returns:
+        How; None where that is turned off, or the signal is somebody else's.
+    """
+    global _writer
+    if _writer is not None and _writer.pid == os.getpid():
+        return _writer
+    default = "SIGRTMIN+7"
+    signum = signal_from_text(os.environ.get(VARIABLE, default), VARIABLE)
+    inherited = _writer is not None and _writer.signum == signum  # of the process that forked us
+    if signum is None or (not inherited and is_handled("self", signum)):
+        return None
+    fd = os.memfd_create(MEMFD_NAME, os.MFD_CLOEXEC)
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # who reads it may empty it
+    faulthandler.register(signum, file=fd, all_threads=True, chain=False)
+    if inherited and _writer is not None:
+        os.close(_writer.fd)
+    _writer = StackWriter(os.getpid(), signum, fd)
+    return _writer
