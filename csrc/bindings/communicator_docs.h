@@ -242,7 +242,7 @@ Gives rank r the reduction of the `x` of ranks 0 to r.
 
 Args:
     x: As for `all_reduce`.
-    op: As for `all_reduce`; avg divides by the number of all ranks.
+    op: As for `all_reduce`, but avg.
     out: As for `all_reduce`.
     algorithm: As for `all_reduce`.
     async_op: As for `all_reduce`.

@@ -130,6 +130,15 @@ void like_x(Invocation& in) {
   if (output.data != x.data) check_apart(in, ", or out=x");
 }
 
+void prefix(Invocation& in) {
+  if (in.call.op == Op::kAvg) {
+    throw UsageError(name_of(in) +
+                     " has no op avg: each rank's result is of another number of ranks; divide a "
+                     "sum by the number that is meant");
+  }
+  like_x(in);
+}
+
 void in_place(Invocation& in) {
   const ArrayView& x = view_x(in, true);
   in.call.count = x.count;
@@ -301,9 +310,10 @@ void barrier(Invocation& in) {
 void set_operands(Invocation& in) {
   switch (in.call.collective) {
     case Collective::kAllReduce:
+      return like_x(in);
     case Collective::kScan:
     case Collective::kExscan:
-      return like_x(in);
+      return prefix(in);
     case Collective::kBroadcast:
       return in_place(in);
     case Collective::kBarrier:

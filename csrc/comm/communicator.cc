@@ -7,6 +7,8 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "comm/counts.h"
+#include "comm/determinism.h"
 #include "comm/settings.h"
 
 namespace pycoll {
@@ -14,6 +16,8 @@ namespace {
 
 // Every so many calls of a plan, one is timed for explain().
 constexpr int64_t kTimedEvery = 16;
+// An all_to_all with counts is planned as if its message were of this size.
+constexpr int64_t kUnevenBytes = int64_t{1} << 20;
 
 std::array<int64_t, kNumProtocols> slot_payloads(const SegmentLayout& layout) {
   std::array<int64_t, kNumProtocols> payloads;
@@ -128,12 +132,33 @@ void Communicator::execute(const Call& call) {
     on_slow = {};
     lock.lock();
   }
+  if (call.send_counts != nullptr) agree_on_counts(call, on_slow);
+  perform(call, on_slow);
+}
+
+void Communicator::agree_on_counts(const Call& call, const OnSlow& on_slow) {
+  const std::vector<int64_t> mine = counts_row(call.send_counts, call.recv_counts, num_ranks_);
+  std::vector<int64_t> all(mine.size() * static_cast<size_t>(num_ranks_));
+  Call gather;
+  gather.collective = Collective::kAllGather;
+  gather.input = mine.data();
+  gather.output = all.data();
+  gather.count = static_cast<int64_t>(mine.size());
+  gather.dtype = DType::kI64;
+  gather.num_dims = 1;
+  gather.shape[0] = gather.count;
+  gather.site = call.site;
+  perform(gather, on_slow);
+  check_counts(all, num_ranks_);
+}
+
+void Communicator::perform(const Call& call, const OnSlow& on_slow) {
   const int64_t nbytes = message_bytes(call);
   // First, since they may refuse the call: one that the peers must not see has no number.
   const DirectPlan* direct = runner_.find_direct(call, nbytes);
-  PlannedCall& planned =
-      planner_.find({call.collective, nbytes, call.root, direct == nullptr ? call.algorithm : "",
-                     call.block_counts != nullptr || call.send_counts != nullptr});
+  PlannedCall& planned = planner_.find(
+      {call.collective, nbytes, call.root, direct == nullptr ? call.algorithm : "",
+       call.block_counts != nullptr || call.send_counts != nullptr, order_needed(call)});
   const CallRecord& record = recorder_.prepare(call, sequence_ + 1, planned);
   waiter_.begin(record.sequence, record.digest, timeout_s_, on_slow);
   // A broken communicator publishes nothing more: its last records say what broke it.
@@ -170,6 +195,8 @@ int64_t Communicator::message_bytes(const Call& call) const {
     return element_size *
            std::accumulate(call.block_counts, call.block_counts + num_ranks_, int64_t{0});
   }
+  // How much there is, each rank knows only of itself; the plan must be alike.
+  if (call.send_counts != nullptr) return kUnevenBytes;
   return call.count * element_size * info(call.collective).blocks_per_message(num_ranks_);
 }
 

@@ -77,6 +77,8 @@ class Communicator {
 
  private:
   void execute(const Call& call);
+  void perform(const Call& call, const OnSlow& on_slow);
+  void agree_on_counts(const Call& call, const OnSlow& on_slow);
   int64_t message_bytes(const Call& call) const;
   void check_open() const;
   void wait_interruptibly(const Work& work);

@@ -54,7 +54,8 @@ PlannedCall& Planner::find(const PlanKey& wanted) {
   if (wanted.uneven) return choose(wanted);
   const Collective collective = schedule_of(wanted.collective);
   const auto root = static_cast<size_t>(wanted.root);
-  std::vector<SizeClasses>& by_root = chosen_[static_cast<size_t>(collective)];
+  std::vector<SizeClasses>& by_root =
+      chosen_[static_cast<size_t>(wanted.order)][static_cast<size_t>(collective)];
   const auto class_idx = static_cast<size_t>(size_class(wanted.nbytes));
   if (root < by_root.size()) {
     PlannedCall* chosen = by_root[root][class_idx];
@@ -74,7 +75,24 @@ PlannedCall& Planner::named(const PlanKey& wanted) {
   const ProtocolKind protocol = slash == std::string_view::npos
                                     ? default_protocol(wanted.nbytes)
                                     : protocol_from_name(wanted.algorithm.substr(slash + 1));
-  return plan_of(wanted, wanted.algorithm.substr(0, slash), protocol);
+  PlannedCall& planned = plan_of(wanted, wanted.algorithm.substr(0, slash), protocol);
+  if (planned.plan.order > wanted.order) {
+    throw UsageError(own_key(wanted.collective, planned.plan.algorithm) +
+                     " is not deterministic for this dtype and op: it does not reduce from rank 0 "
+                     "on in one go; of those built in, these do: " +
+                     names_in_order(wanted));
+  }
+  return planned;
+}
+
+std::string Planner::names_in_order(const PlanKey& wanted) {
+  std::string names;
+  for (const AlgorithmInfo& row : algorithms()) {
+    if (row.collective != schedule_of(wanted.collective)) continue;
+    if (plan_of(wanted, row.name, ProtocolKind::kSimple).plan.order > wanted.order) continue;
+    names += (names.empty() ? "" : ", ") + std::string(row.name);
+  }
+  return names;
 }
 
 PlannedCall& Planner::plan_of(const PlanKey& wanted, std::string_view name, ProtocolKind protocol) {
@@ -116,8 +134,16 @@ PlannedCall& Planner::choose(const PlanKey& wanted) {
   if (wanted.uneven && wanted.collective == Collective::kAllToAll) {
     return plan_of(wanted, "pairwise", default_protocol(wanted.nbytes));
   }
-  const Choice choice = choice_for(schedule_of(wanted.collective), wanted.nbytes);
-  return plan_of(wanted, choice.algorithm, choice.protocol);
+  const Collective collective = schedule_of(wanted.collective);
+  const Choice choice = choice_for(collective, wanted.nbytes);
+  PlannedCall& planned = plan_of(wanted, choice.algorithm, choice.protocol);
+  if (planned.plan.order <= wanted.order) return planned;
+  for (const Candidate& next : selector_.candidates(collective, first_of_class(wanted.nbytes))) {
+    PlannedCall& other = plan_of(wanted, next.algorithm, next.protocol);
+    if (other.plan.order <= wanted.order) return other;
+  }
+  throw UsageError("no algorithm of " + std::string(info(collective).name) +
+                   " is deterministic for this dtype and op");
 }
 
 Choice Planner::choice_for(Collective collective, int64_t nbytes) const {

@@ -29,8 +29,9 @@ struct PlanKey {
   Collective collective = Collective::kAllReduce;
   int64_t nbytes = 0;  // of the message
   int root = 0;
-  std::string_view algorithm;  // "", "NAME" or "NAME/PROTOCOL"
-  bool uneven = false;         // its blocks differ in size
+  std::string_view algorithm;   // "", "NAME" or "NAME/PROTOCOL"
+  bool uneven = false;          // its blocks differ in size
+  Order order = Order::kOther;  // the least canonical one that will do
 };
 
 class Planner {
@@ -40,7 +41,7 @@ class Planner {
           std::array<int64_t, kNumProtocols> slot_payloads);
 
   /// Raises UsageError for unknown names, for schedules that are not proved, and for those that
-  /// cannot do with uneven blocks.
+  /// cannot do with uneven blocks, or do not reduce in the order that is wanted.
   PlannedCall& find(const PlanKey& wanted);
 
   void add_schedule(const Schedule& schedule);
@@ -54,6 +55,7 @@ class Planner {
   PlannedCall& named(const PlanKey& wanted);
   PlannedCall& plan_of(const PlanKey& wanted, std::string_view name, ProtocolKind protocol);
   PlannedCall& choose(const PlanKey& wanted);
+  std::string names_in_order(const PlanKey& wanted);
   Plan make(const PlanKey& wanted, std::string_view name, ProtocolKind protocol) const;
   Choice choice_for(Collective collective, int64_t nbytes) const;
   Schedule generate(Collective collective, std::string_view name, int root) const;
@@ -65,8 +67,9 @@ class Planner {
   int rank_;
   int num_slots_;
   std::array<int64_t, kNumProtocols> slot_payloads_;
-  // What was chosen, by collective, then root, then size class.
-  std::array<std::vector<SizeClasses>, kNumCollectives> chosen_;
+  // What was chosen, by order, collective, root, and size class.
+  static constexpr int kNumOrders = static_cast<int>(Order::kOther) + 1;
+  std::array<std::array<std::vector<SizeClasses>, kNumCollectives>, kNumOrders> chosen_;
   std::map<std::string, PlannedCall> plans_;       // by collective/algorithm/protocol/root/class
   std::map<std::string, Schedule> own_schedules_;  // by collective/algorithm
 };

@@ -5,6 +5,7 @@
 
 #include "algorithms/registry.h"
 #include "base/error.h"
+#include "comm/determinism.h"
 #include "executor/direct.h"
 
 namespace pycoll {
@@ -79,7 +80,10 @@ const DirectPlan* Runner::find_direct(const Call& call, int64_t nbytes) {
     }
     found = direct_plans_.emplace(key, std::move(best)).first;
   }
-  if (found->second) return &*found->second;
+  if (found->second && found->second->plan.order <= order_needed(call)) return &*found->second;
+  if (named && found->second) {
+    throw UsageError(std::string(call.algorithm) + " is not deterministic for this dtype and op");
+  }
   if (named) {
     throw UsageError(std::string(info(call.collective).name) + " algorithm " + std::string(name) +
                      " cannot run without slots: some bytes of it are neither read where they "

@@ -23,6 +23,7 @@ class DirectPlanner {
         programs_(lower(schedule, {.multicast = false, .join_blocks = false})) {
     const Proof proof = verify(schedule, programs_, kManySlots);
     if (!proof.ok) throw UsageError(proof.error);
+    order_ = proof.order;
   }
 
   /// Finds out which messages are pulls, and which pushes.
@@ -59,6 +60,7 @@ class DirectPlanner {
     Plan& plan = direct.plan;
     plan.collective = schedule_.collective;
     plan.algorithm = schedule_.algorithm;
+    plan.order = order_;
     plan.program = programs_[static_cast<size_t>(rank)];
     plan.program.steps = kept_steps(rank);
     std::optional<Placement> placement =
@@ -222,6 +224,7 @@ class DirectPlanner {
   const Schedule& schedule_;
   const CollectiveInfo& row_;
   std::vector<Program> programs_;
+  Order order_ = Order::kOther;
   // By rank and step: the destinations whose message is a pull, and a push.
   std::vector<std::vector<uint64_t>> pulled_;
   std::vector<std::vector<uint64_t>> pushed_;

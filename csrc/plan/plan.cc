@@ -35,7 +35,8 @@ Plan make_plan(const Schedule& schedule, int rank, const PlanOptions& options) {
       return make_plan(schedule, rank, {options.num_slots, options.multicast, false});
   }
   std::string error;
-  const int min_slots = min_safe_slots(schedule, programs, options.num_slots, &error);
+  Order order = Order::kOther;
+  const int min_slots = min_safe_slots(schedule, programs, options.num_slots, &error, &order);
   if (min_slots == 0) {
     throw UsageError(std::string(info(schedule.collective).name) + " algorithm " +
                      schedule.algorithm + " for " + std::to_string(schedule.num_ranks) +
@@ -47,6 +48,7 @@ Plan make_plan(const Schedule& schedule, int rank, const PlanOptions& options) {
   plan.algorithm = schedule.algorithm;
   plan.program = std::move(programs[static_cast<size_t>(rank)]);
   plan.min_slots = min_slots;
+  plan.order = order;
   plan.spans_blocks = spans_blocks;
   plan.placement = *place_chunks(schedule, plan.program);
   return plan;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/place.h"
+#include "schedule/expressions.h"
 #include "schedule/schedule.h"
 #include "schedule/step.h"
 
@@ -16,10 +17,11 @@ namespace pycoll {
 struct Plan {
   Collective collective = Collective::kAllReduce;
   std::string algorithm;
-  Program program;            // of this rank
-  Placement placement;        // of its local chunks
-  int min_slots = 0;          // proved; the transport's links have at least as many
-  bool spans_blocks = false;  // a range of some rank holds several blocks: a message is one tile
+  Program program;              // of this rank
+  Placement placement;          // of its local chunks
+  int min_slots = 0;            // proved; the transport's links have at least as many
+  Order order = Order::kOther;  // proved, of its reductions
+  bool spans_blocks = false;    // a range of some rank holds several blocks: a message is one tile
 
   /// Valid as long as the plan lives and is not changed.
   ProgramView view() const {

@@ -327,12 +327,13 @@ Proof verify(const Schedule& schedule, const std::vector<Program>& programs, int
 }
 
 int min_safe_slots(const Schedule& schedule, const std::vector<Program>& programs, int max_slots,
-                   std::string* error) {
+                   std::string* error, Order* order) {
   const Proof with_most = verify(schedule, programs, max_slots);
   if (!with_most.ok) {
     if (error != nullptr) *error = with_most.error;
     return 0;
   }
+  if (order != nullptr) *order = with_most.order;
   int slots = 1;
   while (!verify(schedule, programs, slots).ok) ++slots;
   return slots;

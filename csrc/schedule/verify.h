@@ -28,8 +28,9 @@ struct Proof {
 Proof verify(const Schedule& schedule, const std::vector<Program>& programs, int slots);
 
 /// The smallest slot count in [1, max_slots] for which verify() holds, or 0 with no such count;
-/// then `error` (when given) tells why max_slots does not do.
+/// then `error` (when given) tells why max_slots does not do. `order` (when given) gets the
+/// proof's.
 int min_safe_slots(const Schedule& schedule, const std::vector<Program>& programs, int max_slots,
-                   std::string* error = nullptr);
+                   std::string* error = nullptr, Order* order = nullptr);
 
 }  // namespace pycoll

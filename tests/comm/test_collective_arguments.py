@@ -212,6 +212,8 @@ REFUSED: dict[str, tuple[Callable[[Comm], object], str]] = {
     ),
     "broadcast_read_only": (lambda c: c.broadcast(read_only(3)), "x is read-only"),
     "scan_read_only_in_place": (lambda c: c.scan(read_only(3)), "x is read-only"),
+    "scan_avg": (lambda c: c.scan(np.ones(3), "avg"), "scan has no op avg"),
+    "exscan_avg": (lambda c: c.exscan(np.ones(3), "avg"), "exscan has no op avg"),
     "reduce_read_only_in_place_at_root": (lambda c: c.reduce(read_only(3), 1), "x is read-only"),
     "unknown_algorithm": (lambda c: c.all_gather(np.ones(3), algorithm="best"), "best"),
     "unknown_protocol": (lambda c: c.all_reduce(np.ones(3), algorithm="ring/udp"), "udp"),

@@ -1,0 +1,175 @@
+"""deterministic=True: bits that nothing but the values and the order of their ranks decides.
+
+They are those of one sum from rank 0 on in the accumulator's type (f32 for 16-bit floats), rounded
+once: whatever the algorithm, the protocol, the size of the message and the collective.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from collective_oracles import INFO, ORACLES, arguments
+from comm_cases import PROTOCOLS, builtin_algorithms
+
+import pycoll
+from pycoll import CollectiveMismatchError, UsageError, run_ranks
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+
+Comm = pycoll.Communicator
+REDUCING = [name for name in ORACLES if INFO[name].has_op]
+COUNT = 3000 * 2 * 3 * 4  # elements: blocks for every n, and more than a slot
+
+
+@functools.cache
+def hard_to_add(n: int, count: int, dtype: type) -> np.ndarray:
+    """Values of every size, whose sum depends on the order of the additions."""
+    rng = np.random.default_rng(n)
+    scale = 2.0 ** rng.integers(-8, 8, (n, count))
+    return (rng.normal(size=(n, count)) * scale).astype(dtype)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def canonical(values: np.ndarray, op: str) -> np.ndarray:
+    total = values[0].astype(np.float32)
+    for value in values[1:]:
+        value = value.astype(np.float32)
+        total = {"sum": total + value, "avg": total + value, "prod": total * value}[op]
+    if op == "avg":
+        total /= np.float32(len(values))
+    return total.astype(values.dtype)
+
+
+def expected(name: str, values: np.ndarray, rank: int, op: str) -> np.ndarray | None:
+    n = len(values)
+    if name == "reduce_scatter":
+        return canonical(values, op).reshape(n, -1)[rank]
+    if name == "reduce":
+        return canonical(values, op) if rank == 1 else None
+    if name == "scan":
+        return canonical(values[: rank + 1], op)
+    if name == "exscan":
+        return canonical(values[:rank], op) if rank > 0 else None
+    return canonical(values, op)
+
+
+def call(comm: Comm, name: str, x: Any, op: str = "sum", **options: Any) -> Any:
+    """Out of place, so that x can be used again."""
+    like = x[: len(x) // comm.size] if name == "reduce_scatter" else x
+    return getattr(comm, name)(x, out=np.zeros_like(like), **arguments(name, 1, op), **options)
+
+
+def is_refused(comm: Comm, name: str, algorithm: str) -> bool:
+    """Whether the algorithm says that it cannot be deterministic: on all ranks alike."""
+    x = np.ones(comm.size, np.float16)
+    try:
+        call(comm, name, x, algorithm=algorithm, deterministic=True)
+    except UsageError as error:
+        assert "deterministic" in str(error), error
+        return True
+    return False
+
+
+def every_choice(comm: Comm, dtype: type) -> dict[str, list[str]]:
+    n, rank = comm.size, comm.rank
+    allowed: dict[str, list[str]] = {}
+    for name in REDUCING:
+        allowed[name] = [a for a in builtin_algorithms(name) if not is_refused(comm, name, a)]
+        for op in ("sum", "prod", "avg") if name not in ("scan", "exscan") else ("sum", "prod"):
+            for count in (n, 7 * n, COUNT):
+                values = hard_to_add(n, COUNT, dtype)[:, :count]
+                right = expected(name, values, rank, op)
+                for algorithm in [None, *(f"{a}/{p}" for a in allowed[name] for p in PROTOCOLS)]:
+                    x = values[rank].copy()
+                    result = call(comm, name, x, op, algorithm=algorithm, deterministic=True)
+                    if right is not None:
+                        assert result.tobytes() == right.tobytes(), (name, op, count, algorithm)
+    return allowed
+
+
+@pytest.mark.parametrize(
+    ("n", "dtype", "threads"),
+    [
+        (2, np.float32, False),
+        (3, np.float32, True),
+        (3, np.float16, True),
+        (4, np.float32, True),
+        (5, np.float16, False),
+        (8, np.float32, True),
+    ],
+)
+def test_deterministic_bits_are_the_same_for_every_algorithm_protocol_and_size(n, dtype, threads):
+    with np.errstate(over="ignore", invalid="ignore"):
+        for allowed in run_ranks(every_choice, n, dtype, threads=threads):
+            assert all(allowed.values()), (
+                f"no deterministic algorithm of some collective: {allowed}"
+            )
+
+
+def test_deterministic_is_refused_by_algorithms_that_cannot():
+    def work(comm: Comm) -> list[str]:
+        return [a for a in builtin_algorithms("all_reduce") if is_refused(comm, "all_reduce", a)]
+
+    first, *others = run_ranks(work, 5, threads=True)
+    assert "ring" in first, "each block's sum starts at another rank"
+    assert all(other == first for other in others)
+
+
+def test_deterministic_of_the_communicator_is_the_default_of_its_calls():
+    def work(comm: Comm) -> None:
+        x = np.ones(10, np.float16)
+        comm.all_reduce(x, algorithm="ring")
+        comm.deterministic = True
+        with pytest.raises(UsageError, match="deterministic"):
+            comm.all_reduce(x, algorithm="ring")
+        comm.all_reduce(x, algorithm="ring", deterministic=False)
+        comm.all_gather(x, algorithm="ring")  # moves bits and adds none
+        comm.barrier()
+
+    run_ranks(work, 4, threads=True)
+
+
+def test_deterministic_bits_do_not_depend_on_how_a_message_is_cut():
+    def work(comm: Comm) -> None:
+        comm.deterministic = True
+        values = hard_to_add(comm.size, 90_000, np.float32)
+        whole = comm.all_reduce(values[comm.rank].copy())
+        parts = values[comm.rank].copy()
+        for begin, end in [(0, 1), (1, 100), (100, 5000), (5000, 70_001), (70_001, 90_000)]:
+            comm.all_reduce(parts[begin:end])
+        assert parts.tobytes() == whole.tobytes()
+
+    run_ranks(work, 5, threads=True)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("n", [3, 5])
+def test_deterministic_bf16_is_rounded_once(n):
+    torch = pytest.importorskip("torch", reason="bf16 needs torch")
+
+    def work(comm: Comm) -> None:
+        for count in (1, 1000, 100_000):
+            values = torch.from_numpy(hard_to_add(n, count, np.float32)).bfloat16()
+            right = torch.from_numpy(canonical(values.float().numpy(), "sum")).bfloat16()
+            for algorithm in [None, *builtin_algorithms("all_reduce")]:
+                x = values[comm.rank].clone()
+                try:
+                    comm.all_reduce(x, algorithm=algorithm, deterministic=True)
+                except UsageError:
+                    assert algorithm is not None
+                    continue
+                assert torch.equal(x.view(torch.int16), right.view(torch.int16)), algorithm
+
+    run_ranks(work, n, threads=True)
+
+
+def test_deterministic_on_some_ranks_only_is_a_mismatch():
+    def work(comm: Comm) -> None:
+        comm.all_reduce(np.ones(100), deterministic=comm.rank == 1)
+        comm.barrier()
+
+    with pytest.raises(CollectiveMismatchError, match="deterministic"):
+        run_ranks(work, 3, threads=True, timeout_s=10)
