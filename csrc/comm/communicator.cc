@@ -155,7 +155,9 @@ void Communicator::agree_on_counts(const Call& call, const OnSlow& on_slow) {
 void Communicator::perform(const Call& call, const OnSlow& on_slow) {
   const int64_t nbytes = message_bytes(call);
   // First, since they may refuse the call: one that the peers must not see has no number.
-  const DirectPlan* direct = runner_.find_direct(call, nbytes);
+  const DirectPlan* direct = inputs_->rules.find(call.collective, nbytes) != nullptr
+                                 ? nullptr  // the user's rule decides
+                                 : runner_.find_direct(call, nbytes);
   PlannedCall& planned = planner_.find(
       {call.collective, nbytes, call.root, direct == nullptr ? call.algorithm : "",
        call.block_counts != nullptr || call.send_counts != nullptr, order_needed(call)});
@@ -245,7 +247,11 @@ void Communicator::add_schedule(const Schedule& schedule) {
 
 std::string Communicator::explain(Collective collective, int64_t nbytes, int root) {
   const std::lock_guard lock(run_mutex_);
-  return planner_.explain(collective, nbytes, root, transport_->name());
+  Call call;
+  call.collective = collective;
+  call.root = root;
+  return planner_.explain(collective, nbytes, root, transport_->name()) +
+         runner_.explain_direct(call, nbytes);
 }
 
 }  // namespace pycoll

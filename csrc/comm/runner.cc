@@ -66,30 +66,52 @@ const DirectPlan* Runner::find_direct(const Call& call, int64_t nbytes) {
     return nullptr;
   }
   if (!named && (nbytes < kEntranceBytes || !call.algorithm.empty())) return nullptr;
-  const std::string_view name =
-      named ? call.algorithm.substr(0, call.algorithm.size() - kDirectSuffix.size()) : "";
-  const std::string key = std::string(info(call.collective).name) + "/" +
-                          std::to_string(call.root) + "/" + std::string(name);
+  // Without a name this is on the way of every large call: no string is made.
+  const DirectKey key{call.collective, call.root, call.deterministic,
+                      named ? std::string(call.algorithm) : std::string()};
   auto found = direct_plans_.find(key);
   if (found == direct_plans_.end()) {
-    std::optional<DirectPlan> best;
-    for (const AlgorithmInfo& row : algorithms()) {
-      if (row.collective != call.collective || (named && row.name != name)) continue;
-      std::optional<DirectPlan> plan = make_direct_plan(row.generate(num_ranks_, call.root), rank_);
-      if (plan && (!best || plan->busiest_blocks < best->busiest_blocks)) best = std::move(plan);
-    }
-    found = direct_plans_.emplace(key, std::move(best)).first;
+    found = direct_plans_.emplace(key, make_best(call)).first;
   }
   if (found->second && found->second->plan.order <= order_needed(call)) return &*found->second;
   if (named && found->second) {
     throw UsageError(std::string(call.algorithm) + " is not deterministic for this dtype and op");
   }
   if (named) {
-    throw UsageError(std::string(info(call.collective).name) + " algorithm " + std::string(name) +
+    throw UsageError(std::string(info(call.collective).name) + " algorithm " +
+                     std::string(call.algorithm) +
                      " cannot run without slots: some bytes of it are neither read where they "
                      "start nor written where they end");
   }
   return nullptr;
+}
+
+std::string Runner::explain_direct(const Call& call, int64_t nbytes) {
+  const DirectPlan* direct = find_direct(call, nbytes);
+  if (direct == nullptr) return "";
+  std::string text = "  without slots, by " + direct->plan.algorithm +
+                     "/direct, instead: when all arrays are from comm.empty()";
+  if (!direct->in_place_allowed) text += " and x is not out";
+  if (transport_.shares_address_space()) {
+    text += ", or any others: the ranks are threads";
+  } else if (nbytes >= kProcessBytes) {
+    text += ", or all are not and the system lets processes read each other";
+  }
+  return text + "\n";
+}
+
+std::optional<DirectPlan> Runner::make_best(const Call& call) const {
+  const bool named = names_direct(call.algorithm);
+  const std::string_view name =
+      named ? call.algorithm.substr(0, call.algorithm.size() - kDirectSuffix.size()) : "";
+  std::optional<DirectPlan> best;
+  for (const AlgorithmInfo& row : algorithms()) {
+    if (row.collective != call.collective || (named && row.name != name)) continue;
+    std::optional<DirectPlan> plan = make_direct_plan(row.generate(num_ranks_, call.root), rank_);
+    if (!plan || (call.deterministic && plan->plan.order != Order::kFlat)) continue;
+    if (!best || plan->busiest_blocks < best->busiest_blocks) best = std::move(plan);
+  }
+  return best;
 }
 
 std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const DirectPlan& direct) {

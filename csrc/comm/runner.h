@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "comm/call.h"
@@ -23,6 +24,8 @@ class Runner {
   /// The direct plan that a call of `nbytes` may run with, if the ranks' buffers allow it. Null:
   /// none. Raises UsageError when `algorithm` names the protocol direct and has no such plan.
   const DirectPlan* find_direct(const Call& call, int64_t nbytes);
+  /// When a call of `nbytes` runs directly, as a line for people; nothing when it never does.
+  std::string explain_direct(const Call& call, int64_t nbytes);
   /// Tries to run directly. Nothing when the buffers do not allow it: then it goes through slots.
   std::optional<bool> run_direct(const Call& call, int64_t nbytes, const DirectPlan& direct);
   /// Runs through slots. Both return false when a wait failed: the waiter knows why.
@@ -31,6 +34,10 @@ class Runner {
   const Ledger& ledger() const { return host_.ledger(); }
 
  private:
+  // Collective, root, whether it must be deterministic, and "NAME/direct" or nothing.
+  using DirectKey = std::tuple<Collective, int, bool, std::string>;
+
+  std::optional<DirectPlan> make_best(const Call& call) const;
   Message message_of(const Call& call, const Plan& plan);
   void set_block_counts(const Call& call, Message& message);
   static void copy_blocks(const Message& message, const std::vector<BlockCopy>& copies,
@@ -50,7 +57,7 @@ class Runner {
   std::vector<int64_t> block_counts_;  // of a call whose blocks differ
   std::vector<int64_t> starts_;
   std::vector<int64_t> more_starts_;
-  std::map<std::string, std::optional<DirectPlan>, std::less<>> direct_plans_;
+  std::map<DirectKey, std::optional<DirectPlan>> direct_plans_;
 };
 
 /// Elements that the call's input and output hold on this rank.
