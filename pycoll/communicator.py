@@ -201,13 +201,15 @@ class Communicator(_core.Communicator):
         """Says which algorithm, protocol and transport a call gets, and why.
 
         Args:
-            collective: "all_reduce" or "broadcast".
+            collective: Its name, such as "all_reduce".
             nbytes: Size of the message, bytes.
             dtype: Of its elements. Today no choice depends on it.
             root: Of a rooted collective.
 
         Returns:
-            A few lines: the choice, its proof, measured and predicted times of all candidates.
+            A few lines. First the choice; then who made it (a rule of PYCOLL_ALGO, the table of
+            `pycoll tune` with its date, or simulation), its proof, what this communicator's calls
+            took, and of all candidates the predicted time and the table's. docs/selection.md.
 
         Raises:
             UsageError: Unknown collective.

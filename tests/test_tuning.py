@@ -410,7 +410,7 @@ def test_fit_finds_the_costs_that_the_times_were_made_with():
         times = {}
         for name in ("one_shot", "ring", "tree", "star"):
             for protocol, costs in true.items():
-                predictor = _core.Predictor([("all_reduce", name, nbytes)], 2)
+                predictor = _core.Predictor([("all_reduce", name, nbytes)], 2, 2)
                 times[f"{name}/{protocol}"] = predictor.times(*costs)
         sizes.append(tuning.Measured("all_reduce", nbytes, times))
     for row in tuning.fit_costs(sizes, 2, 2, DATE):
@@ -419,7 +419,7 @@ def test_fit_finds_the_costs_that_the_times_were_made_with():
             for choice, (time_s,) in measured.rounds_s.items():
                 name, protocol = choice.split("/")
                 if protocol == row.protocol:
-                    predictor = _core.Predictor([("all_reduce", name, measured.nbytes)], 2)
+                    predictor = _core.Predictor([("all_reduce", name, measured.nbytes)], 2, 2)
                     assert predictor.times(*fitted) == [pytest.approx(time_s, rel=0.1)]
 
 

@@ -13,6 +13,7 @@
 #include "comm/machine.h"
 #include "comm/settings.h"
 #include "comm/timer.h"
+#include "plan/estimate.h"
 
 namespace py = pybind11;
 
@@ -50,8 +51,9 @@ std::vector<std::string> choices(const std::string& collective, int64_t nbytes) 
 class Predictor {
  public:
   /// `cases`: collective, algorithm, nbytes.
-  Predictor(const std::vector<std::tuple<std::string, std::string, int64_t>>& cases,
-            int num_ranks) {
+  Predictor(const std::vector<std::tuple<std::string, std::string, int64_t>>& cases, int num_ranks,
+            int num_cores)
+      : num_cores_(num_cores) {
     for (const auto& [collective, algorithm, nbytes] : cases) {
       const AlgorithmInfo& row = find_algorithm(collective_from_name(collective), algorithm);
       messages_.push_back({lower_for(row.generate(num_ranks, 0), nbytes), nbytes});
@@ -61,7 +63,8 @@ class Predictor {
   std::vector<double> times(double alpha, double beta, double gamma) const {
     std::vector<double> times;
     for (const Message& message : messages_) {
-      times.push_back(simulated_s(message.programs, message.nbytes, {alpha, beta, gamma}));
+      times.push_back(
+          estimate_s(message.programs, message.nbytes, {alpha, beta, gamma}, num_cores_));
     }
     return times;
   }
@@ -71,6 +74,7 @@ class Predictor {
     std::vector<Program> programs;
     int64_t nbytes;
   };
+  int num_cores_;
   std::vector<Message> messages_;
 };
 
@@ -139,8 +143,8 @@ void bind_tuning(py::module_& m) {
       "Where the measured table is from, or why there is none.");
   m.def("choices", &choices, py::arg("collective"), py::arg("nbytes"));
   py::class_<Predictor>(m, "Predictor", "Simulates the same messages under several costs.")
-      .def(py::init<const std::vector<std::tuple<std::string, std::string, int64_t>>&, int>(),
-           py::arg("cases"), py::arg("n"))
+      .def(py::init<const std::vector<std::tuple<std::string, std::string, int64_t>>&, int, int>(),
+           py::arg("cases"), py::arg("n"), py::arg("cores"))
       .def("times", &Predictor::times, py::arg("alpha"), py::arg("beta"), py::arg("gamma"));
   m.def(
       "builtin_cost",

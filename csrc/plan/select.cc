@@ -1,52 +1,12 @@
 #include "plan/select.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "algorithms/registry.h"
-#include "schedule/lower.h"
+#include "plan/estimate.h"
 
 namespace pycoll {
 namespace {
-
-constexpr int64_t kSlotBytes = 128 << 10;
-
-/// A long message is so many equal tiles of its blocks: four of them show the steady state.
-struct Sample {
-  int32_t pieces;      // chunks of a block
-  int64_t tile_bytes;  // of every block
-  int64_t nbytes;
-  int64_t num_tiles;
-  double scale;
-
-  Sample(const Program& program, int64_t message_nbytes)
-      : pieces(program.num_chunks / program.num_blocks),
-        tile_bytes(kSlotBytes * pieces / std::max(program.max_range, 1)),
-        nbytes(std::min(message_nbytes, 4 * tile_bytes * program.blocks_per_message)),
-        num_tiles(std::max<int64_t>(1, (nbytes + tile_bytes * program.blocks_per_message - 1) /
-                                           (tile_bytes * program.blocks_per_message))),
-        scale(nbytes == 0 ? 1.0 : static_cast<double>(message_nbytes) / nbytes) {}
-};
-
-/// No simulation ends sooner: a rank makes its transfers one after another.
-double least_possible_s(const std::vector<Program>& programs, int64_t nbytes,
-                        const LinkCost& cost) {
-  const Sample sample(programs.front(), nbytes);
-  const Program& first = programs.front();
-  const double chunk_nbytes = static_cast<double>(sample.nbytes) / first.blocks_per_message /
-                              sample.pieces / static_cast<double>(sample.num_tiles);
-  double longest_s = 0;
-  for (const Program& program : programs) {
-    double rank_s = 0;
-    for (const Step& step : program.steps) {
-      rank_s += std::popcount(step.dst_peers) *
-                (cost.alpha_s + cost.beta_s_per_byte * chunk_nbytes * step.num_chunks);
-    }
-    longest_s = std::max(longest_s, rank_s);
-  }
-  // A chunk may be cut to a byte less than its share.
-  return 0.99 * longest_s * static_cast<double>(sample.num_tiles) * sample.scale;
-}
 
 std::string size_text(int64_t nbytes) {
   constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB"};
@@ -135,8 +95,7 @@ bool Selector::choose_by_table(Collective collective, int64_t nbytes, const Want
 
 void Selector::choose_by_simulation(Collective collective, int64_t nbytes, const Wanted& wanted,
                                     Choice& choice) const {
-  const std::vector<Candidate> candidates =
-      simulate_all(collective, nbytes, wanted, /*best_only=*/true);
+  const std::vector<Candidate> candidates = simulate_all(collective, nbytes, wanted);
   if (!candidates.empty()) {
     choice.algorithm = candidates.front().algorithm;
     choice.protocol = candidates.front().protocol;
@@ -145,9 +104,8 @@ void Selector::choose_by_simulation(Collective collective, int64_t nbytes, const
 }
 
 std::vector<Candidate> Selector::simulate_all(Collective collective, int64_t nbytes,
-                                              const Wanted& wanted, bool best_only) const {
+                                              const Wanted& wanted) const {
   std::vector<Candidate> candidates;
-  double best_s = 1e300;
   for (const AlgorithmInfo& row : algorithms()) {
     if (row.collective != collective) continue;
     if (wanted.algorithm.empty() ? !is_candidate(collective, row.name)
@@ -159,10 +117,8 @@ std::vector<Candidate> Selector::simulate_all(Collective collective, int64_t nby
     for (const ProtocolKind protocol : protocols()) {
       if (wanted.protocol && *wanted.protocol != protocol) continue;
       if (!wanted.protocol && !is_candidate(protocol, nbytes)) continue;
-      const LinkCost& cost = topology_.cost(protocol);
-      if (best_only && least_possible_s(programs, nbytes, cost) > best_s) continue;
-      const double predicted_s = simulated_s(programs, nbytes, cost);
-      best_s = std::min(best_s, predicted_s);
+      const double predicted_s =
+          estimate_s(programs, nbytes, topology_.cost(protocol), topology_.num_cores);
       candidates.push_back({std::string(row.name), protocol, predicted_s});
     }
   }
@@ -172,7 +128,7 @@ std::vector<Candidate> Selector::simulate_all(Collective collective, int64_t nby
 }
 
 std::vector<Candidate> Selector::candidates(Collective collective, int64_t nbytes) const {
-  std::vector<Candidate> found = simulate_all(collective, nbytes, {}, /*best_only=*/false);
+  std::vector<Candidate> found = simulate_all(collective, nbytes, {});
   const TunedAnswer answer =
       inputs_->table.at(info(collective).name, topology_.num_ranks, topology_.num_cores, nbytes);
   for (Candidate& candidate : found) {
@@ -189,26 +145,6 @@ std::string Selector::describe_sources() const {
   text +=
       "  costs of the simulation: " + (fitted_.empty() ? "built in" : "fitted, " + fitted_) + "\n";
   return text;
-}
-
-std::vector<Program> lower_for(const Schedule& schedule, int64_t nbytes) {
-  std::vector<Program> programs = lower(schedule);
-  const Program& first = programs.front();
-  const Sample sample(first, nbytes);
-  const bool joins = first.max_range > sample.pieces;
-  if (joins && nbytes > sample.tile_bytes * first.blocks_per_message) {
-    return lower(schedule, {.join_blocks = false});
-  }
-  return programs;
-}
-
-double simulated_s(const std::vector<Program>& programs, int64_t nbytes, const LinkCost& cost) {
-  const Sample sample(programs.front(), nbytes);
-  SimulateOptions options;
-  options.tile_bytes = sample.tile_bytes;
-  options.nbytes = sample.nbytes;
-  options.cost = [&cost](int, int) { return cost; };
-  return simulate(programs, options).time_s * sample.scale;
 }
 
 }  // namespace pycoll

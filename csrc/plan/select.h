@@ -71,18 +71,12 @@ class Selector {
                        Choice& choice) const;
   void choose_by_simulation(Collective collective, int64_t nbytes, const Wanted& wanted,
                             Choice& choice) const;
-  /// With `best_only`, candidates that cannot be the fastest are left out.
-  std::vector<Candidate> simulate_all(Collective collective, int64_t nbytes, const Wanted& wanted,
-                                      bool best_only) const;
+  std::vector<Candidate> simulate_all(Collective collective, int64_t nbytes,
+                                      const Wanted& wanted) const;
 
   Topology topology_;
   std::shared_ptr<const SelectionInputs> inputs_;
   std::string fitted_;  // protocols whose costs are the table's
 };
-
-/// As a plan does: messages hold several blocks where these fit one slot together.
-std::vector<Program> lower_for(const Schedule& schedule, int64_t nbytes);
-/// Time of a message of `nbytes` under the costs of one protocol.
-double simulated_s(const std::vector<Program>& programs, int64_t nbytes, const LinkCost& cost);
 
 }  // namespace pycoll

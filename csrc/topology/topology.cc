@@ -1,17 +1,24 @@
 #include "topology/topology.h"
 
+#include <algorithm>
+
 namespace pycoll {
 
 Topology shared_memory_topology(int num_ranks, int num_cores) {
   Topology topology;
   topology.num_ranks = num_ranks;
   topology.num_cores = num_cores;
-  // Fitted to one_shot on 2 ranks (simple: 0.77 us at 4 B, 11.8 us at 64 KiB; ll: 0.63 us, 2.6 us
-  // at 4 KiB). Oversubscribed, a message also waits for the scheduler, and ranks share the cores.
-  const bool crowded = topology.oversubscribed();
-  const double share = crowded ? 1.4 : 1.0;
-  topology.cost(ProtocolKind::kSimple) = {crowded ? 4.0e-6 : 0.62e-6, share / 5.9e9, share / 60e9};
-  topology.cost(ProtocolKind::kLL) = {crowded ? 3.8e-6 : 0.50e-6, share / 2.0e9, share / 60e9};
+  // Fitted to all_reduce and broadcast of 4 B to 4 MiB with 2, 4 and 8 ranks on 2 cores. A crowded
+  // core's alpha is a turn of the scheduler, and grows with the ranks that want it.
+  if (topology.oversubscribed()) {
+    const double ranks_per_core = static_cast<double>(num_ranks) / num_cores;
+    const double alpha_s = 0.45e-6 * ranks_per_core * std::min(ranks_per_core / 2, 2.0);
+    topology.cost(ProtocolKind::kSimple) = {1.03 * alpha_s, 120e-12, 15e-12};
+    topology.cost(ProtocolKind::kLL) = {alpha_s, 300e-12, 15e-12};
+  } else {
+    topology.cost(ProtocolKind::kSimple) = {80e-9, 21e-12, 47e-12};
+    topology.cost(ProtocolKind::kLL) = {45e-9, 100e-12, 1e-12};
+  }
   return topology;
 }
 

@@ -1,0 +1,171 @@
+#include "plan/estimate.h"
+
+#include <algorithm>
+#include <bit>
+#include <deque>
+
+#include "schedule/lower.h"
+
+namespace pycoll {
+namespace {
+
+constexpr int64_t kSlotBytes = 128 << 10;
+// To find, check and post one slot, on server cores of 2023.
+constexpr double kSlotS = 40e-9;
+constexpr double kSpareWork = 0.25;
+
+/// A long message is so many equal tiles: four of them show the steady state.
+struct Sample {
+  int64_t pieces;      // chunks of a block
+  int64_t tile_bytes;  // of a block
+  int64_t nbytes;
+  int64_t num_tiles;
+  double scale;
+
+  Sample(const Program& program, int64_t message_nbytes)
+      : pieces(program.num_chunks / program.num_blocks),
+        tile_bytes(kSlotBytes * pieces / std::max(program.max_range, 1)),
+        nbytes(std::min(message_nbytes, 4 * tile_bytes * program.blocks_per_message)),
+        num_tiles(std::max<int64_t>(1, (nbytes + tile_bytes * program.blocks_per_message - 1) /
+                                           (tile_bytes * program.blocks_per_message))),
+        scale(nbytes == 0 ? 1.0 : static_cast<double>(message_nbytes) / nbytes) {}
+};
+
+/// Walks all programs at once, each rank as far as what it reads has been written.
+class Walk {
+ public:
+  Walk(const std::vector<Program>& programs, double chunk_nbytes, int64_t num_tiles,
+       const LinkCost& cost)
+      : programs_(programs),
+        chunk_nbytes_(chunk_nbytes),
+        num_tiles_(num_tiles),
+        cost_(cost),
+        n_(programs.size()),
+        ranks_(n_),
+        links_(n_ * n_),
+        is_due_(n_, true) {
+    for (size_t rank = 0; rank < n_; ++rank) due_.push_back(rank);
+    while (!due_.empty()) {
+      const size_t rank = due_.front();
+      due_.pop_front();
+      is_due_[rank] = false;
+      advance(rank);
+    }
+  }
+
+  double longest_s() const {
+    double longest_s = 0;
+    for (const RankState& rank : ranks_) longest_s = std::max(longest_s, rank.free_s);
+    return longest_s;
+  }
+  double work_s() const { return work_s_; }
+
+ private:
+  struct RankState {
+    int64_t tile = 0;
+    size_t step = 0;
+    double free_s = 0;
+  };
+  // When each message can be read; multicast messages have an entry for every reader.
+  struct Link {
+    std::deque<double> messages[2];
+  };
+
+  std::deque<double>& messages(size_t src, size_t dst, bool multicast) {
+    return links_[src * n_ + dst].messages[multicast ? 1 : 0];
+  }
+
+  template <class Visit>
+  void for_each_peer(size_t rank, uint64_t mask, Visit&& visit) {
+    for (; mask != 0; mask &= mask - 1) {
+      visit(static_cast<size_t>(programs_[rank].peers[std::countr_zero(mask)]));
+    }
+  }
+
+  void advance(size_t rank) {
+    RankState& state = ranks_[rank];
+    const std::vector<Step>& steps = programs_[rank].steps;
+    while (state.tile < num_tiles_ && !steps.empty()) {
+      const Step& step = steps[state.step];
+      bool ready = true;
+      double start_s = state.free_s;
+      for_each_peer(rank, step.src_peers, [&](size_t src) {
+        const auto& queue = messages(src, rank, step.has(kMulticastSrc));
+        if (queue.empty()) {
+          ready = false;
+        } else {
+          start_s = std::max(start_s, queue.front());
+        }
+      });
+      if (!ready) return;
+      take(rank, step, start_s);
+      if (++state.step == steps.size()) {
+        state.step = 0;
+        ++state.tile;
+      }
+    }
+  }
+
+  void take(size_t rank, const Step& step, double start_s) {
+    const double nbytes = chunk_nbytes_ * step.num_chunks;
+    const int num_links = std::popcount(step.src_peers);
+    const int num_srcs = num_links + (step.has(kReadLocal) ? 1 : 0);
+    const int num_dsts = std::popcount(step.dst_peers);
+    const int num_writes = step.has(kMulticastDst) ? std::min(num_dsts, 1) : num_dsts;
+    const double busy_s = (num_links + num_writes) * kSlotS +
+                          nbytes * ((num_links + num_writes) * cost_.beta_s_per_byte / 2 +
+                                    std::max(0, num_srcs - 1) * cost_.gamma_s_per_byte);
+    work_s_ += busy_s + (num_links > 0 ? cost_.alpha_s : 0);
+    const double end_s = start_s + busy_s;
+    ranks_[rank].free_s = end_s;
+    for_each_peer(rank, step.src_peers,
+                  [&](size_t src) { messages(src, rank, step.has(kMulticastSrc)).pop_front(); });
+    for_each_peer(rank, step.dst_peers, [&](size_t dst) {
+      messages(rank, dst, step.has(kMulticastDst)).push_back(end_s + cost_.alpha_s);
+      if (!is_due_[dst]) {
+        is_due_[dst] = true;
+        due_.push_back(dst);
+      }
+    });
+  }
+
+  const std::vector<Program>& programs_;
+  const double chunk_nbytes_;
+  const int64_t num_tiles_;
+  const LinkCost& cost_;
+  const size_t n_;
+  std::vector<RankState> ranks_;
+  std::vector<Link> links_;  // by writer, then reader
+  std::vector<bool> is_due_;
+  std::deque<size_t> due_;
+  double work_s_ = 0;
+};
+
+}  // namespace
+
+std::vector<Program> lower_for(const Schedule& schedule, int64_t nbytes) {
+  std::vector<Program> programs = lower(schedule);
+  const Program& first = programs.front();
+  const Sample sample(first, nbytes);
+  const bool joins = first.max_range > sample.pieces;
+  if (joins && nbytes > sample.tile_bytes * first.blocks_per_message) {
+    return lower(schedule, {.join_blocks = false});
+  }
+  return programs;
+}
+
+double estimate_s(const std::vector<Program>& programs, int64_t nbytes, const LinkCost& cost,
+                  int num_cores) {
+  const Program& first = programs.front();
+  const Sample sample(first, nbytes);
+  const double chunk_nbytes = static_cast<double>(sample.nbytes) / first.blocks_per_message /
+                              static_cast<double>(sample.pieces * sample.num_tiles);
+  const Walk walk(programs, chunk_nbytes, sample.num_tiles, cost);
+  const int num_ranks = static_cast<int>(programs.size());
+  // Work beside the longest chain delays the next call: it counts a little even with enough cores.
+  const double work_s =
+      num_ranks > num_cores ? walk.work_s() / num_cores : kSpareWork * walk.work_s() / num_ranks;
+  return (walk.longest_s() + work_s) * sample.scale;
+}
+
+}  // namespace pycoll
