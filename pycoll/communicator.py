@@ -171,6 +171,7 @@ class Communicator(_core.Communicator):
                 f"{part.size} of {len(members)} came"
             )
         return part
+
     def empty(self, shape: int | Sequence[int], dtype: Any) -> Any:
         """Makes an array in memory that the other ranks reach directly: zeros, at first.
 

@@ -163,8 +163,8 @@ def fit_costs(
 ) -> list[_core.TunedCost]:
     """Finds for each protocol the alpha, beta and gamma whose simulated times are nearest.
 
-    Nearest is the smallest mean of about |log(simulated / measured)|: a factor counts alike at every
-    size, and one odd measurement counts little.
+    Nearest is the smallest mean of about |log(simulated / measured)|: a factor counts alike at
+    every size, and one odd measurement counts little.
 
     Args:
         measured: Of one number of ranks.

@@ -135,7 +135,7 @@ PlannedCall& Planner::choose(const PlanKey& wanted) {
     return plan_of(wanted, "pairwise", default_protocol(wanted.nbytes));
   }
   const Collective collective = schedule_of(wanted.collective);
-  const Choice choice = choice_for(collective, wanted.nbytes);
+  const Choice& choice = choice_for(collective, wanted.nbytes);
   PlannedCall& planned = plan_of(wanted, choice.algorithm, choice.protocol);
   if (planned.plan.order <= wanted.order) return planned;
   for (const Candidate& next : selector_.candidates(collective, first_of_class(wanted.nbytes))) {
@@ -146,12 +146,16 @@ PlannedCall& Planner::choose(const PlanKey& wanted) {
                    " is deterministic for this dtype and op");
 }
 
-Choice Planner::choice_for(Collective collective, int64_t nbytes) const {
+const Choice& Planner::choice_for(Collective collective, int64_t nbytes) {
   // Every message of a class gets the same answer, except where a rule tells them apart: that of
   // its smallest, a power of two, since messages often are.
   const int64_t first = first_of_class(nbytes);
-  return selector_.choose(collective,
-                          selector_.may_share(collective, first, 2 * first - 1) ? first : nbytes);
+  const bool shared = selector_.may_share(collective, first, 2 * first - 1);
+  Choice& choice = choices_[{collective, size_class(nbytes)}];
+  if (!shared || choice.algorithm.empty()) {
+    choice = selector_.choose(collective, shared ? first : nbytes);
+  }
+  return choice;
 }
 
 Schedule Planner::generate(Collective collective, std::string_view name, int root) const {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "plan/plan.h"
@@ -57,7 +58,7 @@ class Planner {
   PlannedCall& choose(const PlanKey& wanted);
   std::string names_in_order(const PlanKey& wanted);
   Plan make(const PlanKey& wanted, std::string_view name, ProtocolKind protocol) const;
-  Choice choice_for(Collective collective, int64_t nbytes) const;
+  const Choice& choice_for(Collective collective, int64_t nbytes);
   Schedule generate(Collective collective, std::string_view name, int root) const;
 
   using SizeClasses = std::array<PlannedCall*, kNumSizeClasses>;
@@ -70,6 +71,7 @@ class Planner {
   // What was chosen, by order, collective, root, and size class.
   static constexpr int kNumOrders = static_cast<int>(Order::kOther) + 1;
   std::array<std::array<std::vector<SizeClasses>, kNumCollectives>, kNumOrders> chosen_;
+  std::map<std::pair<Collective, int>, Choice> choices_;  // by collective and size class
   std::map<std::string, PlannedCall> plans_;       // by collective/algorithm/protocol/root/class
   std::map<std::string, Schedule> own_schedules_;  // by collective/algorithm
 };

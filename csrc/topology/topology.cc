@@ -16,8 +16,8 @@ Topology shared_memory_topology(int num_ranks, int num_cores) {
     topology.cost(ProtocolKind::kSimple) = {1.03 * alpha_s, 120e-12, 15e-12};
     topology.cost(ProtocolKind::kLL) = {alpha_s, 300e-12, 15e-12};
   } else {
-    topology.cost(ProtocolKind::kSimple) = {80e-9, 21e-12, 47e-12};
-    topology.cost(ProtocolKind::kLL) = {45e-9, 100e-12, 1e-12};
+    topology.cost(ProtocolKind::kSimple) = {50e-9, 18e-12, 38e-12};
+    topology.cost(ProtocolKind::kLL) = {25e-9, 80e-12, 2e-12};
   }
   return topology;
 }
