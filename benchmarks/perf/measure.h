@@ -1,0 +1,38 @@
+// One row: a message of one size, out of place and in place, timed and checked.
+#pragma once
+
+#include <optional>
+
+#include "comm/communicator.h"
+#include "perf/options.h"
+#include "perf/pattern.h"
+
+namespace pycoll::perf {
+
+/// Times of one call by the slowest rank, in us. The mean is what nccl-tests prints.
+struct Figures {
+  double mean_us = 0;
+  double median_us = 0;
+  double min_us = 0;
+  std::optional<int64_t> num_wrong;  // on all ranks; nothing: not checked
+};
+
+/// One size of one dtype and op.
+struct RowPlan {
+  const CollectiveInfo& collective;
+  DType dtype;
+  Op op;
+  int64_t count;  // elements of a block
+
+  int64_t block_bytes() const { return count * static_cast<int64_t>(dtype_size(dtype)); }
+  int64_t message_bytes(int num_ranks) const {
+    return block_bytes() * collective.blocks_per_message(num_ranks);
+  }
+};
+
+/// Collective. Nothing where the collective has no such form: in place, the input lies where its
+/// blocks will be in the output.
+std::optional<Figures> measure(Communicator& comm, const Options& options, const RowPlan& plan,
+                               bool in_place);
+
+}  // namespace pycoll::perf

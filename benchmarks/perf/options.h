@@ -1,0 +1,45 @@
+// The command line of the perf binaries: the flags of nccl-tests, where they mean something here.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reduce/dtypes.h"
+#include "reduce/ops.h"
+#include "schedule/collectives.h"
+
+namespace pycoll::perf {
+
+enum class RanksAre { kProcesses, kThreads, kLaunched };
+
+struct Options {
+  int64_t min_bytes = int64_t{32} << 20;
+  int64_t max_bytes = int64_t{32} << 20;
+  int64_t step_bytes = int64_t{1} << 20;  // used when step_factor is 0
+  int step_factor = 0;
+  int iters = 20;
+  int warmup_iters = 5;
+  bool check = true;
+  bool blocking = true;
+  bool registered = false;
+  bool pinned = true;
+  std::vector<Op> ops = {Op::kSum};
+  std::vector<DType> dtypes = {DType::kF32};
+  int root = 0;
+  RanksAre ranks_are = RanksAre::kProcesses;
+  int num_ranks = 2;
+  double timeout_s = 60;
+  std::string algorithm;
+  std::string json_path;
+};
+
+/// Sizes from min_bytes to max_bytes.
+std::vector<int64_t> sizes(const Options& options);
+
+/// Reads the flags. Exits with help (status 0), or raises UsageError that names the flag.
+/// Ranks are those of the launcher where its environment names some (bootstrap/launch_env.h).
+Options parse_options(const CollectiveInfo& collective, int argc, char** argv);
+
+}  // namespace pycoll::perf
