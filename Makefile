@@ -1,5 +1,6 @@
 # make demo: sets everything up and runs the main job.   make test: sets everything up and tests.
-# make bench: compares with gloo, DeepSpeed and MPI.   make lint, make test-slow, make clean.
+# make bench: compares with gloo, DeepSpeed and MPI.   make benchmarks: builds the C++ programs.
+# make lint, make test-slow, make clean.
 #
 # PYTHON chooses the interpreter of the venv. Nothing is installed outside .venv.
 PYTHON ?= python3
@@ -11,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # With the venv's own cmake and ninja, into one build folder, so that only the first one compiles.
 INSTALL := PATH="$(abspath $(BIN)):$$PATH" PYCOLL_BUILD_DIR=build/cmake $(PIP) --no-build-isolation
 
-.PHONY: demo test test-slow bench lint format clean build
+.PHONY: demo test test-slow bench benchmarks lint format clean build
 
 demo: $(VENV)/demo build
 	$(BIN)/python examples/demo.py --out out
@@ -25,6 +26,11 @@ test-slow: $(VENV)/test build
 bench: $(VENV)/demo build
 	@$(PIP) ml_dtypes  # bf16 for NumPy
 	$(BIN)/python benchmarks/compare.py
+
+# all_reduce_perf and its like, into build/cmake/benchmarks.
+benchmarks: build
+	@PATH="$(abspath $(BIN)):$$PATH" cmake -DPYCOLL_BENCHMARKS=ON build/cmake > /dev/null
+	@PATH="$(abspath $(BIN)):$$PATH" cmake --build build/cmake --target benchmarks
 
 lint: $(VENV)/lint
 	$(BIN)/python -m ruff check .
