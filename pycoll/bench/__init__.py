@@ -1,0 +1,1 @@
+"""What `pycoll bench` does: cases, measuring on ranks, a record that grows, pictures of it."""
