@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -23,8 +24,8 @@ class Buffer {
  public:
   Buffer(Communicator& comm, size_t nbytes, bool registered) {
     if (registered) {
-      memory_ = registered_memory(comm, nbytes);
-      data_ = memory_.get();
+      const auto memory = std::make_shared<SharedMemory>(comm.allocate(nbytes));
+      memory_ = {memory, memory->data()};
     } else {
       // In huge pages where the system gives them on request, as NumPy asks for large arrays.
       const size_t rounded = (std::max<size_t>(nbytes, 1) + kHugePage - 1) / kHugePage * kHugePage;
@@ -32,42 +33,30 @@ class Buffer {
       if (pages == nullptr) throw SystemError("no memory for a message");
       madvise(pages, rounded, MADV_HUGEPAGE);
       memory_ = std::shared_ptr<std::byte>(static_cast<std::byte*>(pages), std::free);
-      data_ = memory_.get();
     }
+    data_ = memory_.get();
     std::memset(data_, 0, nbytes);
   }
 
   std::byte* data() const { return data_; }
 
  private:
-  template <class C>
-  static std::shared_ptr<std::byte> registered_memory(C& comm, size_t nbytes) {
-    if constexpr (requires { comm.allocate(nbytes); }) {
-      using Memory = decltype(comm.allocate(nbytes));
-      const auto memory = std::make_shared<Memory>(comm.allocate(nbytes));
-      return {memory, memory->data()};
-    } else {
-      throw UsageError("-R 1: this build has no registered memory");
-    }
-  }
-
   std::shared_ptr<std::byte> memory_;
   std::byte* data_;
 };
 
-/// Where the input begins in the output, in blocks; nothing where it is no part of it.
-std::optional<int> place_of_input(const CollectiveInfo& collective, int rank, int num_ranks,
-                                  int root) {
-  if (collective.blocks == Blocks::kPerPair || collective.blocks == Blocks::kTwoPerRank) return {};
-  for (int r = 0; r < num_ranks; ++r) {
-    const int num_in = num_input_blocks(collective, r, num_ranks, root);
-    const int num_out = num_output_blocks(collective, r, num_ranks, root);
-    if (num_in > num_out && num_out > 0) return {};
+/// How many blocks the output begins behind the input in one buffer; nothing where the collective
+/// has no form in place.
+std::optional<int> place_of_output(const CollectiveInfo& collective, int rank, int num_ranks,
+                                   int root) {
+  for (const Collective apart : {Collective::kGather, Collective::kScatter, Collective::kAllToAll,
+                                 Collective::kNeighborExchange}) {
+    if (collective.id == apart) return {};
   }
   for (int block = 0; block < num_blocks(collective.blocks, num_ranks); ++block) {
     const BlockAt at{rank, block, num_ranks, root};
     const int in = collective.input_block(at), out = collective.output_block(at);
-    if (in != kNoBlock && out != kNoBlock) return out - in;
+    if (in != kNoBlock && out != kNoBlock) return in - out;
   }
   return 0;
 }
@@ -105,7 +94,7 @@ std::optional<Figures> measure(Communicator& comm, const Options& options, const
   const int rank = comm.rank(), n = comm.size();
   const int num_in = num_input_blocks(collective, rank, n, options.root);
   const int num_out = num_output_blocks(collective, rank, n, options.root);
-  const auto place = place_of_input(collective, rank, n, options.root);
+  const auto place = place_of_output(collective, rank, n, options.root);
   if (in_place && !place) return {};
 
   const auto block_bytes = static_cast<size_t>(plan.block_bytes());
@@ -113,8 +102,10 @@ std::optional<Figures> measure(Communicator& comm, const Options& options, const
                      options.registered);
   std::optional<Buffer> second;
   if (!in_place) second.emplace(comm, block_bytes * num_out, options.registered);
-  std::byte* const output = in_place ? first.data() : second->data();
-  std::byte* const input = in_place ? first.data() + *place * block_bytes : first.data();
+  std::byte* input = first.data();
+  std::byte* output = in_place ? first.data() : second->data();
+  if (in_place)
+    (*place > 0 ? output : input) += static_cast<size_t>(std::abs(*place)) * block_bytes;
 
   Call call;
   call.collective = collective.id;

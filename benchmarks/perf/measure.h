@@ -30,8 +30,8 @@ struct RowPlan {
   }
 };
 
-/// Collective. Nothing where the collective has no such form: in place, the input lies where its
-/// blocks will be in the output.
+/// Collective. Nothing where the collective has no such form: in place, the smaller one of input
+/// and output lies where its blocks are in the larger one.
 std::optional<Figures> measure(Communicator& comm, const Options& options, const RowPlan& plan,
                                bool in_place);
 

@@ -18,7 +18,7 @@ from measure import QUICK, Turn, measure_row
 from oracle import COLLECTIVES, DTYPES, Message, encode, wrong_elements
 from peers import LIBRARIES, PeerError
 from record import Case, Record, RecordError, Row, Timing
-from report import MIB, Summary, table, verdicts
+from report import MIB, OURS, Summary, table, verdicts
 from rich.progress import Progress
 
 pure = pytest.mark.pure
@@ -231,13 +231,14 @@ def test_run_stopped_in_the_middle_measures_the_rest_when_started_again(tmp_path
 
 @pytest.mark.ranks
 @pytest.mark.timeout(60)
-def test_job_of_pycoll_checks_and_times_what_it_has(monkeypatch):
+@pytest.mark.parametrize("name", OURS)
+def test_job_of_pycoll_checks_and_times_what_it_has(name, monkeypatch):
     root = str(Path(__file__).parents[2])
     monkeypatch.setenv("PYTHONPATH", root)
-    library = replace(LIBRARIES["pycoll"], pin=lambda n: False)
+    library = replace(LIBRARIES[name], pin=lambda n: False)
     job = Job(library, 2, Path(sys.prefix))
     try:
-        for collective in ("all_reduce", "broadcast"):
+        for collective in COLLECTIVES:
             for dtype in DTYPES:
                 try:
                     job.prepare(collective, dtype, 4096)

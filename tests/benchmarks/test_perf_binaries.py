@@ -18,8 +18,6 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(420)]
 
 ROOT = Path(__file__).resolve().parents[2]
 COLLECTIVES = [row.name for row in _core.collectives()]
-# Bound, but not yet carried out by the core.
-NOT_YET = {"reduce_scatter", "all_gather", "gather", "scatter", "all_to_all", "neighbor_exchange"}
 LAUNCHERS = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_ID")
 
 
@@ -63,7 +61,7 @@ def test_programs_one_for_each_collective(binaries):
 
 
 @pytest.mark.parametrize("ranks", [("-r", "2"), ("-t", "3")], ids=["processes", "threads"])
-@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name not in NOT_YET])
+@pytest.mark.parametrize("collective", COLLECTIVES)
 def test_perf_every_collective_is_right_at_small_sizes(binaries, tmp_path, collective, ranks):
     record = tmp_path / "perf.json"
     flags = (
