@@ -1,6 +1,7 @@
 #include "comm/runner.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "algorithms/registry.h"
@@ -14,10 +15,19 @@ namespace {
 // From this size on, results are written past the caches: no line of the output is read before it
 // is overwritten. Below, the caches hold enough of it to win.
 constexpr int64_t kStreamingBytes = int64_t{32} << 20;
+// The same without slots, where every output is written by whoever has the result.
+constexpr int64_t kDirectStreamingBytes = int64_t{6} << 20;
 // From this size on, ranks first tell each other where their buffers are, which costs a flight.
 constexpr int64_t kEntranceBytes = 16 << 10;
-// From this size on, the kernel's copy from process to process beats two copies through a slot.
-constexpr int64_t kProcessBytes = 512 << 10;
+
+/// From this size on, the kernel's copy from process to process beats two copies through a slot.
+/// An all_reduce, which needs it twice for every byte that it combines, is always faster by slots.
+int64_t process_bytes(Collective collective) {
+  const CollectiveInfo& row = info(collective);
+  if (!row.has_op) return int64_t{64} << 10;
+  return collective == Collective::kReduceScatter ? int64_t{1} << 20
+                                                  : std::numeric_limits<int64_t>::max();
+}
 
 constexpr std::string_view kDirectSuffix = "/direct";
 
@@ -94,7 +104,7 @@ std::string Runner::explain_direct(const Call& call, int64_t nbytes) {
   if (!direct->in_place_allowed) text += " and x is not out";
   if (transport_.shares_address_space()) {
     text += ", or any others: the ranks are threads";
-  } else if (nbytes >= kProcessBytes) {
+  } else if (nbytes >= process_bytes(call.collective)) {
     text += ", or all are not and the system lets processes read each other";
   }
   return text + "\n";
@@ -125,7 +135,7 @@ std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const D
   const Reach reach = entrance_.reach();
   const bool in_place = entrance_.in_place() && !direct.in_place_allowed;
   if (reach == Reach::kNone || in_place ||
-      (reach == Reach::kProcess && nbytes < kProcessBytes && !named)) {
+      (reach == Reach::kProcess && nbytes < process_bytes(call.collective) && !named)) {
     if (!named) return std::nullopt;
     throw UsageError(std::string(info(call.collective).name) + ": algorithm " +
                      std::string(call.algorithm) +
@@ -139,7 +149,7 @@ std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const D
     message.tile_count = std::max<int64_t>(
         tile_count(direct.plan, Direct::kStageBytes, static_cast<size_t>(element_size)), 1);
   }
-  host_.begin(entrance_, message, arithmetic_of(call, nbytes));
+  host_.begin(entrance_, message, arithmetic_of(call, nbytes, kDirectStreamingBytes));
   copy_blocks(message, direct.plan.placement.before, static_cast<size_t>(element_size));
   if (message.count != 0 && !interpret<Direct>(host_, direct.plan.view(), message)) return false;
   account(message, direct);
@@ -148,7 +158,7 @@ std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const D
 
 bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {
   Message message = message_of(call, planned.plan);
-  const HostArithmetic arithmetic = arithmetic_of(call, nbytes);
+  const HostArithmetic arithmetic = arithmetic_of(call, nbytes, kStreamingBytes);
   copy_blocks(message, planned.plan.placement.before, arithmetic.element_size);
   bool ok;
   if (planned.protocol == ProtocolKind::kLL) {
@@ -226,12 +236,13 @@ void Runner::copy_blocks(const Message& message, const std::vector<BlockCopy>& c
   }
 }
 
-HostArithmetic Runner::arithmetic_of(const Call& call, int64_t nbytes) const {
+HostArithmetic Runner::arithmetic_of(const Call& call, int64_t nbytes,
+                                     int64_t streaming_bytes) const {
   HostArithmetic arithmetic;
   arithmetic.element_size = dtype_size(call.dtype);
   arithmetic.reduce_copy = reduce_copy_fn(call.dtype, call.op);
   arithmetic.divisor = call.op == Op::kAvg ? num_ranks_ : 1;
-  arithmetic.streaming = call.output != call.input && nbytes >= kStreamingBytes;
+  arithmetic.streaming = call.output != call.input && nbytes >= streaming_bytes;
   return arithmetic;
 }
 

@@ -42,7 +42,7 @@ class Runner {
   void set_block_counts(const Call& call, Message& message);
   static void copy_blocks(const Message& message, const std::vector<BlockCopy>& copies,
                           size_t element_size);
-  HostArithmetic arithmetic_of(const Call& call, int64_t nbytes) const;
+  HostArithmetic arithmetic_of(const Call& call, int64_t nbytes, int64_t streaming_bytes) const;
   void account(const Message& message, const DirectPlan& direct);
 
   Transport& transport_;

@@ -21,7 +21,12 @@ Entrance::Entrance(Transport& transport, Waiter& waiter)
       probes_(static_cast<size_t>(num_ranks_)) {}
 
 bool Entrance::in_heap(const Buffer& buffer) const {
-  return buffer.nbytes == 0 || (heap_ != nullptr && heap_->contains(buffer.data, buffer.nbytes));
+  return heap_ != nullptr && heap_->contains(buffer.data, buffer.nbytes);
+}
+
+uint32_t Entrance::flags_of(const Buffer& buffer) const {
+  if (buffer.nbytes == 0) return kMappedBuffers | kProcessBuffers;
+  return transport_.shares_address_space() || in_heap(buffer) ? kMappedBuffers : kProcessBuffers;
 }
 
 uint64_t Entrance::say(const Buffer& buffer) const {
@@ -40,9 +45,7 @@ bool Entrance::enter(const Buffer& input, const Buffer& output) {
   own.output = say(output);
   own.probe = reinterpret_cast<uint64_t>(&kProbeWord);
   own.digest = waiter_.digest();
-  own.flags = (threads || in_heap(input) ? kInputInHeap : 0u) |
-              (threads || in_heap(output) ? kOutputInHeap : 0u) |
-              (input.data == output.data ? kInPlace : 0u) |
+  own.flags = (flags_of(input) & flags_of(output)) | (input.data == output.data ? kInPlace : 0u) |
               (reads_processes_ ? kReadsProcesses : 0u) |
               (!threads && heap_ == nullptr ? kNoHeap : 0u);
   store_release(own.number, number_);
@@ -62,23 +65,24 @@ bool Entrance::enter(const Buffer& input, const Buffer& output) {
     peers_[r] = {line.input, line.output, transport_.pid(rank)};
     probes_[r] = line.probe;
   }
+  if (!probed_) {
+    // The first time, the ranks find out what the system allows, and enter again knowing it.
+    probed_ = true;
+    reads_processes_ = can_use_processes();
+    return enter(input, output);
+  }
   in_place_ = (any & kInPlace) != 0;
-  constexpr uint32_t kInHeap = kInputInHeap | kOutputInHeap;
-  if ((all & kInHeap) == kInHeap && (any & kNoHeap) == 0) {
+  if ((all & kMappedBuffers) != 0 && (any & kNoHeap) == 0) {
     reach_ = Reach::kMapped;
     for (PeerBuffers& peer : peers_) {
       if (threads) continue;
       peer.input = reinterpret_cast<uint64_t>(heap_->at(peer.input));
       peer.output = reinterpret_cast<uint64_t>(heap_->at(peer.output));
     }
-  } else if ((any & kInHeap) == 0 && (all & kReadsProcesses) != 0) {
+  } else if ((all & kProcessBuffers) != 0 && (all & kReadsProcesses) != 0) {
     reach_ = Reach::kProcess;
   } else {
     reach_ = Reach::kNone;
-  }
-  if (!probed_) {
-    probed_ = true;
-    reads_processes_ = can_use_processes();
   }
   return true;
 }

@@ -48,6 +48,7 @@ class Entrance {
 
  private:
   bool in_heap(const Buffer& buffer) const;
+  uint32_t flags_of(const Buffer& buffer) const;
   uint64_t say(const Buffer& buffer) const;
   bool can_use_processes() const;
   void ring_bells();

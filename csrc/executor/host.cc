@@ -1,5 +1,6 @@
 #include "executor/host.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 
@@ -57,6 +58,34 @@ void HostThread::begin(const Entrance& entrance, const Message& message,
   }
 }
 
+void HostThread::combine_past_caches(const void* const* srcs, int num_srcs, void* const* dsts,
+                                     int num_dsts, const StepOperands& operands) {
+  // Each block's result is made once, in L1, and written out from there to every destination.
+  constexpr int64_t kBlockBytes = 8192;
+  alignas(64) std::byte result[kBlockBytes];
+  const auto element_size = static_cast<int64_t>(arithmetic_.element_size);
+  const int64_t block_count = kBlockBytes / element_size;
+  for (int64_t at = 0; at < operands.count; at += block_count) {
+    StepOperands block = operands;
+    block.count = std::min(block_count, operands.count - at);
+    const void* from[kMaxPeers + 1];
+    for (int i = 0; i < num_srcs; ++i) {
+      from[i] = static_cast<const std::byte*>(srcs[i]) + at * element_size;
+    }
+    const void* made = from[0];
+    if (num_srcs > 1) {
+      void* const out = result;
+      arithmetic_.reduce_copy({from, num_srcs, &out, 1, static_cast<size_t>(block.count),
+                               operands.step->has(kFinal) ? arithmetic_.divisor : 1, false});
+      made = result;
+    }
+    for (int i = 0; i < num_dsts; ++i) {
+      copy_bytes(static_cast<std::byte*>(dsts[i]) + at * element_size, made,
+                 static_cast<size_t>(block.count * element_size), true);
+    }
+  }
+}
+
 std::byte* HostThread::stage(int index) {
   return stages_.get() + static_cast<int64_t>(index) * Direct::kStageBytes;
 }
@@ -100,7 +129,11 @@ bool HostThread::combine_in_place(const ProgramView& program, const StepOperands
       dsts[num_dsts++] = reinterpret_cast<void*>(at);
       return true;
     });
-    combine(srcs, num_srcs, dsts, num_dsts, operands);
+    if (arithmetic_.streaming) {
+      combine_past_caches(srcs, num_srcs, dsts, num_dsts, operands);
+    } else {
+      combine(srcs, num_srcs, dsts, num_dsts, operands);
+    }
     return true;
   }
   if (num_dsts == 0) dsts[num_dsts++] = stage(num_srcs);

@@ -87,6 +87,8 @@ class HostThread {
   Waiter& waiter_;
   void combine(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
                const StepOperands& operands);
+  void combine_past_caches(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
+                           const StepOperands& operands);
   std::byte* stage(int index);
   bool process_memory_failed(int peer, const StepOperands& operands);
 

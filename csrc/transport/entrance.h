@@ -12,16 +12,16 @@
 namespace pycoll {
 
 enum EntranceFlags : uint32_t {
-  kInputInHeap = 1,     // `input` is an offset into the shared heap, else an address
-  kOutputInHeap = 2,    // likewise
-  kInPlace = 4,         // both are the same memory
-  kReadsProcesses = 8,  // this rank has read and written the memory of all peers' processes
+  kMappedBuffers = 1,   // no buffer of the rank is elsewhere than in memory that all ranks map
+  kProcessBuffers = 2,  // no buffer of the rank is in such memory
+  kInPlace = 4,         // input and output are the same memory
+  kReadsProcesses = 8,  // this rank has read the memory of all peers' processes
   kNoHeap = 16,         // this rank cannot reach the heap
 };
 
 struct alignas(kFlagBytes) EntranceLine {
   uint64_t number = 0;  // written last
-  uint64_t input = 0;
+  uint64_t input = 0;   // an offset into the heap with kMappedBuffers, else an address
   uint64_t output = 0;
   uint64_t probe = 0;  // address of kProbeValue in this rank's process
   uint32_t digest = 0;
