@@ -65,10 +65,10 @@ void HostThread::combine_past_caches(const void* const* srcs, int num_srcs, void
   alignas(64) std::byte result[kBlockBytes];
   const auto element_size = static_cast<int64_t>(arithmetic_.element_size);
   const int64_t block_count = kBlockBytes / element_size;
+  const void* from[kMaxPeers + 1] = {};
   for (int64_t at = 0; at < operands.count; at += block_count) {
     StepOperands block = operands;
     block.count = std::min(block_count, operands.count - at);
-    const void* from[kMaxPeers + 1];
     for (int i = 0; i < num_srcs; ++i) {
       from[i] = static_cast<const std::byte*>(srcs[i]) + at * element_size;
     }
