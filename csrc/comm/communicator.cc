@@ -149,7 +149,7 @@ void Communicator::agree_on_counts(const Call& call, const OnSlow& on_slow) {
   gather.shape[0] = gather.count;
   gather.site = call.site;
   perform(gather, on_slow);
-  check_counts(all, num_ranks_);
+  check_counts(all, segment_, sequence_);
 }
 
 void Communicator::perform(const Call& call, const OnSlow& on_slow) {
@@ -180,6 +180,7 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
   const int64_t start = timed ? now_ns() : 0;
   std::optional<bool> done;
   if (direct != nullptr) done = runner_.run_direct(call, nbytes, *direct);
+  if (done) recorder_.runs(direct->plan, "direct");
   bool ok = done ? *done : runner_.run_slots(call, nbytes, planned);
   // No message and no wait need have told such a rank of a mismatch.
   if (ok && Recorder::may_leave_early(call, rank_, num_ranks_)) ok = waiter_.peers_agree();

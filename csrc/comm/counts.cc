@@ -3,6 +3,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "executor/describe.h"
 
 namespace pycoll {
 
@@ -13,8 +14,11 @@ std::vector<int64_t> counts_row(const int64_t* send_counts, const int64_t* recv_
   return row;
 }
 
-void check_counts(std::span<const int64_t> rows, int num_ranks) {
-  const auto n = static_cast<size_t>(num_ranks);
+void check_counts(std::span<const int64_t> rows, const Segment& segment, uint64_t sequence) {
+  const auto n = static_cast<size_t>(segment.num_ranks());
+  const auto place = [&](size_t rank) {
+    return describe_place(segment, static_cast<int>(rank), sequence);
+  };
   for (size_t src = 0; src < n; ++src) {
     for (size_t dst = 0; dst < n; ++dst) {
       const int64_t sent = rows[2 * n * src + dst];
@@ -25,7 +29,8 @@ void check_counts(std::span<const int64_t> rows, int num_ranks) {
           std::to_string(sent) + " elements to rank " + std::to_string(dst) + ", which expects " +
           std::to_string(expected) + " from it: send_counts[" + std::to_string(dst) + "] on rank " +
           std::to_string(src) + " and recv_counts[" + std::to_string(src) + "] on rank " +
-          std::to_string(dst) + " must be alike");
+          std::to_string(dst) + " must be alike; rank " + std::to_string(src) + " called it" +
+          place(src) + " and rank " + std::to_string(dst) + place(dst));
     }
   }
 }

@@ -5,6 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "transport/segment.h"
+
 namespace pycoll {
 
 /// What a rank tells the others: its send counts, then its recv counts. 2n numbers.
@@ -12,7 +14,8 @@ std::vector<int64_t> counts_row(const int64_t* send_counts, const int64_t* recv_
                                 int num_ranks);
 
 /// Raises CollectiveMismatchError, on all ranks alike, when some rank sends another number of
-/// elements than its peer expects. `rows` are the rows of all ranks, one behind the other.
-void check_counts(std::span<const int64_t> rows, int num_ranks);
+/// elements than its peer expects. `rows` are the rows of all ranks, one behind the other, which
+/// operation `sequence` of `segment` has brought.
+void check_counts(std::span<const int64_t> rows, const Segment& segment, uint64_t sequence);
 
 }  // namespace pycoll

@@ -52,6 +52,11 @@ const CallRecord& Recorder::prepare(const Call& call, uint64_t sequence, Planned
   return record;
 }
 
+void Recorder::name_run(const Plan& plan, std::string_view protocol) {
+  last_run_ = &plan;
+  last_run_id_ = name_id(plan.algorithm + "/" + std::string(protocol));
+}
+
 void Recorder::fail() {
   ring_.finish(current_.sequence, read_ticks(steady_counter_) | CallRecord::kFailed);
   refuse();

@@ -22,6 +22,12 @@ class Recorder {
   /// The record of a call that is about to begin. Nobody sees it before publish().
   const CallRecord& prepare(const Call& call, uint64_t sequence, PlannedCall& planned);
   void publish() const { segment_.publish(rank_, current_); }
+  /// What runs instead of what was chosen: the ranks' buffers, which the call shows, allow it.
+  void runs(const Plan& plan, std::string_view protocol) {
+    if (&plan != last_run_) name_run(plan, protocol);
+    current_.chosen = last_run_id_;
+    ring_.rewrite_chosen(current_);
+  }
   /// The operation is over.
   void finish() {
     ring_.finish(current_.sequence, read_ticks(steady_counter_));
@@ -45,6 +51,8 @@ class Recorder {
   void set_on_failure(std::function<void()> f) { on_failure_ = std::move(f); }
 
  private:
+  void name_run(const Plan& plan, std::string_view protocol);
+
   const Segment& segment_;
   const RecordRing ring_;
   const NameTable names_;
@@ -54,6 +62,8 @@ class Recorder {
   std::string last_asked_;  // most calls ask for what the last one asked for
   uint16_t last_asked_id_ = 0;
   uint32_t last_asked_hash_ = 0;
+  const Plan* last_run_ = nullptr;
+  uint16_t last_run_id_ = 0;
   std::function<void()> on_failure_;
   std::mutex mutex_;  // of the two below
   std::unordered_map<std::string, uint16_t> ids_;

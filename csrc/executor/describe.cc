@@ -56,6 +56,12 @@ std::string describe_call(const Segment& segment, int rank, const CallRecord& re
          (site.empty() ? "" : " at " + std::string(site));
 }
 
+std::string describe_place(const Segment& segment, int rank, uint64_t sequence) {
+  CallRecord record;
+  if (!segment.records(rank).read(sequence, &record) || record.site == 0) return "";
+  return " at " + std::string(segment.names(rank).read(record.site));
+}
+
 std::string describe_difference(const Segment& segment, int first_rank, const CallRecord& first,
                                 int second_rank, const CallRecord& second) {
   std::string of_first;

@@ -11,6 +11,8 @@ namespace pycoll {
 std::string describe_operation(const CallRecord& record);
 /// `all_reduce(shape (3, 4), dtype f32, op sum) at train.py:12 in step`, as `rank` called it.
 std::string describe_call(const Segment& segment, int rank, const CallRecord& record);
+/// ` at train.py:12 in step`: where `rank` called that operation; empty when it is not known.
+std::string describe_place(const Segment& segment, int rank, uint64_t sequence);
 /// `rank 0 called all_reduce(...) and rank 2 called broadcast(...)`, with what their calls have
 /// decided where the calls themselves look alike.
 std::string describe_difference(const Segment& segment, int first_rank, const CallRecord& first,

@@ -147,14 +147,6 @@ bool Waiter::peers_agree() {
   return true;
 }
 
-bool Waiter::counts_differ(int peer, int64_t peer_sends, int64_t expected) {
-  segment_.records(rank_).write_counts(sequence_, peer_sends, expected);
-  segment_.fail({.code = FailureCode::kCounts,
-                 .reporter = static_cast<uint16_t>(rank_),
-                 .culprit = static_cast<uint16_t>(peer)});
-  return false;
-}
-
 std::string Waiter::describe_missing() const {
   std::string ranks;
   int num_missing = 0;
@@ -188,23 +180,6 @@ std::string Waiter::describe_mismatch(const Failure& failure) const {
   }
   return "rank " + std::to_string(failure.reporter) + " and rank " +
          std::to_string(failure.culprit) + " made different calls";
-}
-
-std::string Waiter::describe_counts(const Failure& failure) const {
-  const std::string reporter = "rank " + std::to_string(failure.reporter);
-  const std::string culprit = "rank " + std::to_string(failure.culprit);
-  const uint64_t sequence = load_acquire(segment_.control(failure.reporter).sequence);
-  CallRecord reporters;
-  CallRecord culprits;
-  if (!segment_.records(failure.reporter).read(sequence, &reporters) ||
-      !segment_.records(failure.culprit).read(sequence, &culprits)) {
-    return culprit + " and " + reporter + " disagree about how much one sends the other";
-  }
-  return "as operation #" + std::to_string(sequence) + ", " + culprit + " sends " +
-         std::to_string(reporters.peer_sends) + " elements to " + reporter + ", which expects " +
-         std::to_string(reporters.expected) + ": " + culprit + " called " +
-         describe_call(segment_, failure.culprit, culprits) + " and " + reporter + " called " +
-         describe_call(segment_, failure.reporter, reporters);
 }
 
 void Waiter::raise_failure(const CallRecord& record) const {
@@ -247,8 +222,6 @@ void Waiter::raise_failure(const std::string& what, const std::string& call) con
                           failure.culprit, 0);
     case FailureCode::kMismatch:
       throw CollectiveMismatchError(me + " cannot go on: " + describe_mismatch(failure));
-    case FailureCode::kCounts:
-      throw CollectiveMismatchError(me + " cannot go on: " + describe_counts(failure));
     case FailureCode::kMessageMismatch:
       throw CollectiveMismatchError(
           me + " cannot go on: " +

@@ -77,8 +77,6 @@ class Waiter {
   /// False when a rank that has entered this operation made another call than this one. Of two
   /// ranks that published different calls and then asked, at least one is told.
   bool peers_agree();
-  /// all_to_all with counts: `peer` sends this rank another count than it expects. Always false.
-  bool counts_differ(int peer, int64_t peer_sends, int64_t expected);
 
   /// Raises the typed error for the failure that broke the communicator. `what` begins the
   /// message: `all_reduce #412`. `call` says more about this rank's call where that helps.
@@ -96,7 +94,6 @@ class Waiter {
   void nap(bool (*ready)(void*), void* context);
   std::string describe_missing() const;
   std::string describe_mismatch(const Failure& failure) const;
-  std::string describe_counts(const Failure& failure) const;
 
   Transport& transport_;
   Segment& segment_;

@@ -63,12 +63,12 @@ void RecordRing::write(const CallRecord& record) const {
   store_release(to[0], words[0]);
 }
 
-void RecordRing::write_counts(uint64_t sequence, int64_t peer_sends, int64_t expected) const {
-  uint64_t* to = at(sequence);
-  store_release(to[offsetof(CallRecord, peer_sends) / sizeof(uint64_t)],
-                static_cast<uint64_t>(peer_sends));
-  store_release(to[offsetof(CallRecord, expected) / sizeof(uint64_t)],
-                static_cast<uint64_t>(expected));
+void RecordRing::rewrite_chosen(const CallRecord& record) const {
+  constexpr size_t kWord = offsetof(CallRecord, chosen) / sizeof(uint64_t);
+  uint64_t word;
+  std::memcpy(&word, reinterpret_cast<const std::byte*>(&record) + kWord * sizeof(word),
+              sizeof(word));
+  store_release(at(record.sequence)[kWord], word);
 }
 
 bool RecordRing::read(uint64_t sequence, CallRecord* record) const {

@@ -37,10 +37,7 @@ struct CallRecord {
   uint32_t chosen_hash = 0;
   int64_t count = 0;
   int64_t shape[6] = {};
-  // all_to_all with counts, of a rank that found two counts that disagree: what the peer sends it,
-  // and what it expects.
-  int64_t peer_sends = 0;
-  int64_t expected = 0;
+  uint64_t spare[2] = {};  // two whole cache lines
 
   /// Computes `digest` from the other fields.
   uint32_t compute_digest() const;
@@ -69,8 +66,8 @@ class RecordRing {
   void finish(uint64_t sequence, uint64_t ticks) const {
     store_release(at(sequence)[kFinishedWord], ticks);
   }
-  /// Sets what the record says about counts that disagree.
-  void write_counts(uint64_t sequence, int64_t peer_sends, int64_t expected) const;
+  /// Says that another algorithm runs than the record has said.
+  void rewrite_chosen(const CallRecord& record) const;
   /// Copies the record of `sequence`. False when it is not written yet, or was replaced.
   bool read(uint64_t sequence, CallRecord* record) const;
   /// The digest of the record alone, 0 when it is not there.

@@ -27,7 +27,6 @@ enum class FailureCode : uint8_t {
   kPeerDied,
   kPeerLeft,
   kMismatch,
-  kCounts,
   kAborted,
   kMessageMismatch,  // a receive of another size or dtype than was sent
 };

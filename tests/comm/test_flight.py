@@ -208,3 +208,14 @@ def test_skew_table_counts_who_came_last():
     assert row["operations"] == 2
     assert row["max_skew_us"] == 3.0
     assert row["last"] == {0: 1, 1: 1}
+
+
+@both
+def test_record_says_that_an_operation_ran_directly(threads):
+    def work(comm: pycoll.Communicator) -> str:
+        x = comm.empty((100_000,), "f32")
+        x[:] = 1
+        comm.all_reduce(x, algorithm="two_shot/direct")
+        return comm.flight_record()[-1]["algorithm"]
+
+    assert run_ranks(work, 2, threads=threads) == ["two_shot/direct"] * 2

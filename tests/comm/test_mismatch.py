@@ -241,3 +241,16 @@ def test_calls_that_agree_raise_no_false_alarm(threads):
             calls[rng.integers(len(calls))](comm, int(rng.integers(comm.size)))
 
     run_ranks(work, 3, threads=threads, timeout_s=20)
+
+
+@both
+def test_split_sizes_that_differ_name_both_ranks_and_places(threads):
+    def work(comm: pycoll.Communicator) -> str:
+        send, recv = {0: ([1, 2], [1, 3]), 1: ([3, 4], [5, 4])}[comm.rank]  # 0 sends 2, 1 expects 5
+        with pytest.raises(CollectiveMismatchError) as caught:
+            comm.all_to_all(np.ones(sum(send)), send_counts=send, recv_counts=recv)
+        return str(caught.value)
+
+    for text in run_ranks(work, 2, threads=threads, timeout_s=10):
+        assert "rank 0 of 2 sends 2 elements to rank 1, which expects 5" in text
+        assert text.count("test_mismatch.py:") == 2
