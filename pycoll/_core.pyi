@@ -355,7 +355,9 @@ class Predictor:
     """
     Simulates the same messages under several costs.
     """
-    def __init__(self, cases: collections.abc.Sequence[tuple[str, str, int]], n: int) -> None: ...
+    def __init__(
+        self, cases: collections.abc.Sequence[tuple[str, str, int]], n: int, cores: int
+    ) -> None: ...
     def times(self, alpha: float, beta: float, gamma: float) -> list[float]: ...
 
 class TunedCost:

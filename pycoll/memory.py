@@ -1,4 +1,4 @@
-"""Arrays in memory that the ranks of a host reach without a copy: what `Communicator.empty` makes."""
+"""Arrays in memory that the ranks of a host reach without a copy, for `Communicator.empty`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def array_over(memory: _core.SharedMemory, shape: Sequence[int], dtype: Any) -> 
         if count == 0:
             return torch.empty(tuple(shape), dtype=dtype)
         return torch.frombuffer(memory, dtype=dtype, count=count).reshape(tuple(shape))
-    return np.frombuffer(memory, numpy_dtype(dtype), count).reshape(tuple(shape))
+    return np.frombuffer(memoryview(memory), numpy_dtype(dtype), count).reshape(tuple(shape))
 
 
 def item_size(dtype: Any) -> int:
@@ -53,7 +53,7 @@ def numpy_dtype(dtype: Any) -> np.dtype:
     Raises:
         UsageError: There is none, or it needs the package ml_dtypes, which is not installed.
     """
-    name = dtype if isinstance(dtype, str) else None
+    name = dtype if isinstance(dtype, str) else ""
     if name in _ML_NAMES or name in _ML_NAMES.values():
         try:
             ml_dtypes = importlib.import_module("ml_dtypes")
@@ -63,7 +63,7 @@ def numpy_dtype(dtype: Any) -> np.dtype:
             ) from None
         return np.dtype(getattr(ml_dtypes, _ML_NAMES.get(name, name)))
     try:
-        return np.dtype(_NUMPY_NAMES.get(name, dtype) if name is not None else dtype)
+        return np.dtype(_NUMPY_NAMES.get(name, dtype) if name else dtype)
     except TypeError:
         raise UsageError(
             f"dtype is {dtype!r}, expected a NumPy or torch dtype, or a name such as 'f32'"
