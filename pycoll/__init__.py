@@ -21,6 +21,7 @@ from pycoll.errors import (
     UsageError,
 )
 from pycoll.launch import run_ranks
+from pycoll.ops import premul
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,7 @@ __all__ = [
     "UsageError",
     "Work",
     "init",
+    "premul",
     "run_ranks",
     "schedule",
 ]

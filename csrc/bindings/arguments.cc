@@ -1,10 +1,10 @@
 #include "bindings/arguments.h"
 
 #include <algorithm>
-#include <optional>
 #include <string>
 
 #include "base/error.h"
+#include "bindings/op_argument.h"
 
 namespace pycoll {
 namespace py = pybind11;
@@ -113,16 +113,9 @@ std::vector<int64_t> counts_of(PyObject* object, const char* what, int num_ranks
 }
 
 void set_op(Call& call, PyObject* op) {
-  const std::string_view name = text_of(op, "op");
-  const std::optional<Op> found = find_op(name);
-  if (!found) {
-    std::string known;
-    for (int i = 0; i < kNumOps; ++i) {
-      known += (i == 0 ? "" : ", ") + std::string(op_name(static_cast<Op>(i)));
-    }
-    throw UsageError("unknown op '" + std::string(name) + "': expected one of " + known);
-  }
-  call.op = *found;
+  const OpArgument argument = op_argument(op);
+  call.op = argument.op;
+  call.factor = argument.factor;
 }
 
 }  // namespace pycoll

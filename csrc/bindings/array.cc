@@ -3,49 +3,18 @@
 #include <pybind11/numpy.h>
 
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
-#include "bindings/dlpack.h"
+#include "bindings/array_dtypes.h"
 
 namespace pycoll {
 namespace py = pybind11;
 
 namespace {
 
-enum class Kind : char { kFloat = 'f', kBrainFloat = 'b', kInt = 'i', kUInt = 'u', kOther = '?' };
-
-struct DTypeRow {
-  DType dtype;
-  Kind kind;
-  size_t size;
-};
-
-// How array libraries describe each dtype.
-constexpr DTypeRow kRows[] = {
-    {DType::kF32, Kind::kFloat, 4}, {DType::kF64, Kind::kFloat, 8},
-    {DType::kF16, Kind::kFloat, 2}, {DType::kBF16, Kind::kBrainFloat, 2},
-    {DType::kI32, Kind::kInt, 4},   {DType::kI64, Kind::kInt, 8},
-    {DType::kU8, Kind::kUInt, 1},
-};
-static_assert(sizeof(kRows) / sizeof(kRows[0]) == kNumDTypes);
-
-const DType* find_dtype(Kind kind, size_t size) {
-  for (const DTypeRow& row : kRows) {
-    if (row.kind == kind && row.size == size) return &row.dtype;
-  }
-  return nullptr;
-}
-
 [[noreturn]] void refuse(const char* what, const std::string& why) {
   throw UsageError(std::string(what) + " " + why);
-}
-
-[[noreturn]] void refuse_dtype(const char* what, const std::string& spelled) {
-  std::string known;
-  for (const DTypeRow& row : kRows) {
-    known += (known.empty() ? "" : ", ") + std::string(dtype_name(row.dtype));
-  }
-  refuse(what, "has dtype " + spelled + ", which pycoll cannot reduce: expected one of " + known);
 }
 
 constexpr const char* kNotContiguous =
@@ -56,56 +25,22 @@ constexpr const char* kReadOnly = "is read-only: pass a writable array, or a res
 [[noreturn]] void refuse_dlpack(const char* what, py::handle object, py::error_already_set& error) {
   if (!error.matches(PyExc_Exception)) throw error;
   const auto reason = py::str(error.value()).cast<std::string>();
+  // What a library has no DLPack type for, it can still show as bytes, to be copied.
+  const bool about_dtype = reason.find("type") != reason.npos;
   refuse(what,
          "is a " + std::string(Py_TYPE(object.ptr())->tp_name) +
-             " that cannot be passed on through DLPack: " + reason.substr(0, reason.find('\n')));
+             " that cannot be passed on through DLPack: " + reason.substr(0, reason.find('\n')) +
+             (about_dtype ? " (pass its bytes: x.view(torch.uint8))" : ""));
 }
 
-Kind kind_of_format(char format) {
-  switch (format) {
-    case 'e':
-    case 'f':
-    case 'd':
-      return Kind::kFloat;
-    case 'b':
-    case 'h':
-    case 'i':
-    case 'l':
-    case 'q':
-    case 'n':
-      return Kind::kInt;
-    case 'B':
-    case 'H':
-    case 'I':
-    case 'L':
-    case 'Q':
-    case 'N':
-      return Kind::kUInt;
-    default:
-      return Kind::kOther;
+/// A buffer's format with the names of fields (":name:") left out holds 'O' for a Python object.
+bool has_objects(std::string_view format) {
+  bool in_name = false;
+  for (const char c : format) {
+    if (c == ':') in_name = !in_name;
+    if (c == 'O' && !in_name) return true;
   }
-}
-
-const DType* dtype_of_numpy(int type_num) {
-  using api = py::detail::npy_api;
-  switch (type_num) {
-    case api::NPY_FLOAT_:
-      return find_dtype(Kind::kFloat, 4);
-    case api::NPY_DOUBLE_:
-      return find_dtype(Kind::kFloat, 8);
-    case 23:  // NPY_HALF
-      return find_dtype(Kind::kFloat, 2);
-    case api::NPY_INT_:
-      return find_dtype(Kind::kInt, sizeof(int));
-    case api::NPY_LONG_:
-      return find_dtype(Kind::kInt, sizeof(long));
-    case api::NPY_LONGLONG_:
-      return find_dtype(Kind::kInt, sizeof(long long));
-    case api::NPY_UBYTE_:
-      return find_dtype(Kind::kUInt, 1);
-    default:
-      return nullptr;
-  }
+  return false;
 }
 
 }  // namespace
@@ -128,6 +63,28 @@ void ArrayView::Release::operator()(DLManagedTensor* tensor) const {
   if (tensor->deleter != nullptr) tensor->deleter(tensor);
 }
 
+std::string ArrayView::dtype_text() const {
+  if (dtype != DType::kOpaque) return std::string(dtype_name(dtype));
+  return py::str(described_).cast<std::string>();
+}
+
+void ArrayView::refuse_reduction(const char* what, Op op) const {
+  if (dtype != DType::kOpaque) check_op(dtype, op);
+  const std::string text = dtype_text();
+  // As NumPy and the struct module spell it.
+  const bool is_big_endian = text.starts_with('>') || text.starts_with("'>");
+  refuse(what, "has dtype " + text + (is_big_endian ? " (big-endian)" : "") +
+                   ", which pycoll can copy but not reduce: expected one of " + dtype_names() +
+                   (is_big_endian ? " in native byte order" : ""));
+}
+
+void ArrayView::set_opaque(const char* what, py::object described, size_t size) {
+  dtype = DType::kOpaque;
+  element_size = size;
+  described_ = std::move(described);
+  if (size == 0) refuse(what, "has dtype " + dtype_text() + ", whose elements have no bytes");
+}
+
 void ArrayView::set_shape(const char* what, int num_dims_in, const int64_t* dims) {
   if (num_dims_in > 64) refuse(what, "has more than 64 dimensions");
   // Records keep six dimensions; the rest are folded into the sixth.
@@ -148,15 +105,25 @@ bool ArrayView::view_numpy(PyObject* object, const char* what, bool writable) {
   if (!py::detail::npy_api::get().PyArray_Check_(object)) return false;
   const auto* array = py::detail::array_proxy(object);
   const auto* descr = py::detail::array_descriptor1_proxy(array->descr);
-  if (descr->byteorder == '>') refuse(what, "is big-endian: pass a copy in native byte order");
-  const DType* found = dtype_of_numpy(descr->type_num);
-  if (found == nullptr) refuse_dtype(what, py::str(py::handle(array->descr)).cast<std::string>());
+  DType found = dtype_of_numpy(descr->type_num);
+  if (found == DType::kOpaque) {
+    found = dtype_of_scalar_type(reinterpret_cast<PyTypeObject*>(descr->typeobj)->tp_name);
+  }
+  if (found == DType::kOpaque || descr->byteorder == '>') {
+    const auto described = py::reinterpret_borrow<py::object>(array->descr);
+    if (described.attr("hasobject").cast<bool>()) {
+      refuse(what, "has dtype " + py::str(described).cast<std::string>() +
+                       ", whose elements are references into this process");
+    }
+    set_opaque(what, described, described.attr("itemsize").cast<size_t>());
+  } else {
+    set_dtype(found);
+  }
   if ((array->flags & py::array::c_style) == 0) refuse(what, kNotContiguous);
   if (writable && (array->flags & py::detail::npy_api::NPY_ARRAY_WRITEABLE_) == 0) {
     refuse(what, kReadOnly);
   }
   object_ = py::reinterpret_borrow<py::object>(object);
-  dtype = *found;
   data = array->data;
   static_assert(sizeof(*array->dimensions) == sizeof(int64_t));
   set_shape(what, array->nd, reinterpret_cast<const int64_t*>(array->dimensions));
@@ -174,13 +141,15 @@ bool ArrayView::view_buffer(PyObject* object, const char* what, bool writable) {
   if (!PyBuffer_IsContiguous(buffer_.get(), 'C')) refuse(what, kNotContiguous);
   if (writable && buffer_->readonly != 0) refuse(what, kReadOnly);
   const std::string format = buffer_->format == nullptr ? "B" : buffer_->format;
-  const bool native =
-      format.size() == 1 ||
-      (format.size() == 2 && (format[0] == '@' || format[0] == '=' || format[0] == '<'));
-  const DType* found = find_dtype(native ? kind_of_format(format.back()) : Kind::kOther,
-                                  static_cast<size_t>(buffer_->itemsize));
-  if (found == nullptr) refuse_dtype(what, "'" + format + "'");
-  dtype = *found;
+  const auto size = static_cast<size_t>(buffer_->itemsize);
+  const DType found = dtype_of_format(format, size);
+  if (found != DType::kOpaque) {
+    set_dtype(found);
+  } else if (has_objects(format)) {
+    refuse(what, "has elements of format '" + format + "': references into this process");
+  } else {
+    set_opaque(what, py::str("'" + format + "'"), size);
+  }
   data = buffer_->buf;
   set_shape(what, buffer_->ndim, reinterpret_cast<const int64_t*>(buffer_->shape));
   return true;
@@ -197,13 +166,12 @@ void ArrayView::set_tensor(const char* what, py::handle object, const DLTensor& 
     if (tensor.shape[i] > 1 && tensor.strides[i] != expected) refuse(what, kNotContiguous);
     expected *= tensor.shape[i];
   }
-  constexpr Kind kKinds[] = {Kind::kInt, Kind::kUInt, Kind::kFloat, Kind::kOther,
-                             Kind::kBrainFloat};
-  const bool known = tensor.dtype.code < std::size(kKinds) && tensor.dtype.lanes == 1;
-  const DType* found =
-      find_dtype(known ? kKinds[tensor.dtype.code] : Kind::kOther, tensor.dtype.bits / 8u);
-  if (found == nullptr) refuse_dtype(what, py::str(object.attr("dtype")).cast<std::string>());
-  dtype = *found;
+  const DType found = dtype_of_dlpack(tensor.dtype);
+  if (found == DType::kOpaque) {
+    set_opaque(what, object.attr("dtype"), size_of_dlpack(tensor.dtype));
+  } else {
+    set_dtype(found);
+  }
   data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
   set_shape(what, tensor.ndim, tensor.shape);
 }

@@ -4,8 +4,9 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <string>
 
-#include "reduce/dtypes.h"
+#include "reduce/cells.h"
 
 struct DLManagedTensor;
 struct DLTensor;
@@ -13,32 +14,53 @@ struct DLTensor;
 namespace pycoll {
 
 /// A borrowed view of a contiguous host array; keeps its exporter's memory alive while it lives.
+/// Elements may be of any type of fixed size. A type that is not in the dtype table is kOpaque: it
+/// can be copied, and not reduced.
 class ArrayView {
  public:
   /// NumPy arrays, the buffer protocol, then DLPack. `what` names the argument in messages.
   /// Raises UsageError when `object` is none of these, is not contiguous, is not in host memory,
-  /// has a dtype that pycoll lacks, or is read-only while `writable`.
+  /// holds Python objects, or is read-only while `writable`.
   ArrayView(PyObject* object, const char* what, bool writable);
 
   void* data = nullptr;
   int64_t count = 1;  // elements
-  DType dtype = DType::kF32;
+  DType dtype = DType::kOpaque;
+  size_t element_size = 0;  // bytes, of opaque elements too
   int num_dims = 0;
   int64_t shape[6] = {};
+
+  int64_t nbytes() const { return count * static_cast<int64_t>(element_size); }
+  /// As the core names it ("f32"); an opaque one as its library does ("datetime64[ns]").
+  std::string dtype_text() const;
+  bool same_elements(const ArrayView& other) const {
+    return dtype == other.dtype && element_size == other.element_size;
+  }
+  /// Raises UsageError that says why, unless the elements can be reduced with `op`.
+  void check_reducible(const char* what, Op op) const {
+    if (!supported(dtype, op)) refuse_reduction(what, op);
+  }
 
  private:
   bool view_numpy(PyObject* object, const char* what, bool writable);
   bool view_buffer(PyObject* object, const char* what, bool writable);
   bool view_dlpack_table(PyObject* object, const char* what);
   bool view_dlpack(PyObject* object, const char* what);
+  void set_dtype(DType found) {
+    dtype = found;
+    element_size = dtype_size(found);
+  }
+  void set_opaque(const char* what, pybind11::object described, size_t size);
   void set_tensor(const char* what, pybind11::handle object, const DLTensor& tensor);
   void set_shape(const char* what, int num_dims, const int64_t* dims);
+  [[noreturn]] void refuse_reduction(const char* what, Op op) const;
 
   struct Release {
     void operator()(Py_buffer* buffer) const;
     void operator()(DLManagedTensor* tensor) const;
   };
-  pybind11::object object_;  // of a view that its exporter does not count
+  pybind11::object object_;     // of a view that its exporter does not count
+  pybind11::object described_;  // the dtype of opaque elements, as its library has it
   std::unique_ptr<Py_buffer, Release> buffer_;
   std::unique_ptr<DLManagedTensor, Release> dlpack_;
 };

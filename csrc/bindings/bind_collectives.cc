@@ -77,6 +77,7 @@ PyObject* collective(PyObject* self, PyObject* const* args, Py_ssize_t num_args,
       in.call.deterministic = given != nullptr ? truth_of(given) : in.object.deterministic;
     }
     set_operands(in);
+    if constexpr (kMethod.signature.takes(kOp)) in.operands.x->check_reducible("x", in.call.op);
     return run_or_start(in);
   });
 }

@@ -12,8 +12,20 @@ struct DLDevice {
   int32_t device_id;
 };
 
+/// The codes that name a row of the dtype table.
+enum DLDataTypeCode : uint8_t {
+  kDLInt = 0,
+  kDLUInt = 1,
+  kDLFloat = 2,
+  kDLBfloat = 4,
+  kDLComplex = 5,
+  kDLBool = 6,
+  kDLFloat8_e4m3fn = 10,
+  kDLFloat8_e5m2 = 12,
+};
+
 struct DLDataType {
-  uint8_t code;  // 0 int, 1 uint, 2 float, 4 bfloat
+  uint8_t code;  // DLDataTypeCode
   uint8_t bits;
   uint16_t lanes;
 };

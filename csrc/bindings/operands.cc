@@ -18,10 +18,6 @@ using Counts = std::vector<int64_t>;
 
 std::string name_of(const Invocation& in) { return std::string(info(in.call.collective).name); }
 
-int64_t nbytes_of(const ArrayView& view) {
-  return view.count * static_cast<int64_t>(dtype_size(view.dtype));
-}
-
 int64_t sum(const Counts& counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
@@ -33,13 +29,18 @@ Counts times(Counts counts, int64_t factor) {
 
 const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
 
+void set_dtype(Call& call, const ArrayView& view) {
+  call.dtype = view.dtype;
+  call.element_size = view.element_size;
+}
+
 const ArrayView& view_x(Invocation& in, bool writable) {
   PyObject* x = in.args[Arg::kX];
   if (x == nullptr) throw UsageError(name_of(in) + " needs an array x");
   in.operands.x = ArrayView(x, "x", writable);
   in.call.input = in.operands.x->data;
-  in.call.dtype = in.operands.x->dtype;
-  in.nbytes = nbytes_of(*in.operands.x);
+  set_dtype(in.call, *in.operands.x);
+  in.nbytes = in.operands.x->nbytes();
   return *in.operands.x;
 }
 
@@ -94,13 +95,12 @@ const ArrayView& view_out(Invocation& in, int64_t count, int64_t rows) {
       out != nullptr ? py::reinterpret_borrow<py::object>(out) : new_array(in.args[Arg::kX], rows);
   in.operands.out = ArrayView(in.result.ptr(), "out", true);
   const ArrayView& view = *in.operands.out;
-  if (view.count != count || view.dtype != in.call.dtype) {
-    throw UsageError("out has " + std::to_string(view.count) + " elements of " +
-                     std::string(dtype_name(view.dtype)) + ", expected " + std::to_string(count) +
-                     " of " + std::string(dtype_name(in.call.dtype)));
+  if (view.count != count || !view.same_elements(*in.operands.x)) {
+    throw UsageError("out has " + std::to_string(view.count) + " elements of " + view.dtype_text() +
+                     ", expected " + std::to_string(count) + " of " + in.operands.x->dtype_text());
   }
   in.call.output = view.data;
-  in.nbytes = std::max(in.nbytes, nbytes_of(view));
+  in.nbytes = std::max(in.nbytes, view.nbytes());
   return view;
 }
 
@@ -108,8 +108,8 @@ const ArrayView& view_out(Invocation& in, int64_t count, int64_t rows) {
 void check_apart(const Invocation& in, const char* advice = "") {
   const ArrayView& x = *in.operands.x;
   const ArrayView& out = *in.operands.out;
-  if (std::less<>()(bytes(x.data), bytes(out.data) + nbytes_of(out)) &&
-      std::less<>()(bytes(out.data), bytes(x.data) + nbytes_of(x))) {
+  if (std::less<>()(bytes(x.data), bytes(out.data) + out.nbytes()) &&
+      std::less<>()(bytes(out.data), bytes(x.data) + x.nbytes())) {
     throw UsageError("out overlaps x: pass an array of its own" + std::string(advice));
   }
 }
@@ -174,7 +174,7 @@ void reduce_scatter(Invocation& in) {
     in.call.count = rows * row_count(x);
   }
   const ArrayView& out = view_out(in, rows * row_count(x), rows);
-  const auto offset = rows_before * row_count(x) * static_cast<int64_t>(dtype_size(x.dtype));
+  const auto offset = rows_before * row_count(x) * static_cast<int64_t>(x.element_size);
   if (out.data != bytes(x.data) + offset) check_apart(in, ", or this rank's block of x");
 }
 
@@ -206,7 +206,7 @@ void all_gather(Invocation& in) {
     set_shape(in.call, x);
   }
   const ArrayView& out = view_out(in, total_rows * row_count(x), total_rows);
-  const auto offset = rows_before * row_count(x) * static_cast<int64_t>(dtype_size(x.dtype));
+  const auto offset = rows_before * row_count(x) * static_cast<int64_t>(x.element_size);
   if (bytes(out.data) + offset != x.data) check_apart(in, ", or one whose block of this rank is x");
 }
 
@@ -237,10 +237,10 @@ void scatter(Invocation& in) {
   } else {
     in.result = py::reinterpret_borrow<py::object>(in.args[Arg::kOut]);
     const ArrayView& out = in.operands.out.emplace(in.result.ptr(), "out", true);
-    in.call.dtype = out.dtype;
+    set_dtype(in.call, out);
     in.call.count = out.count;
     in.call.output = out.data;
-    in.nbytes = nbytes_of(out);
+    in.nbytes = out.nbytes();
   }
   // The root's x and the others' out may be alike in nothing but this.
   set_shape(in.call, in.call.count);

@@ -1,6 +1,7 @@
 // One call of a collective, as the bindings hand it to the core.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -20,7 +21,9 @@ struct Call {
   void* output = nullptr;  // may be `input`, or hold it at its place (all_gather: output + rank)
   int64_t count = 0;       // elements of one block
   DType dtype = DType::kF32;
+  size_t element_size = 0;  // bytes, of kOpaque elements; else 0 or dtype_size(dtype)
   Op op = Op::kSum;
+  double factor = 1;  // premul: what `input` is multiplied by
   int root = 0;
   int num_dims = 0;
   int64_t shape[6] = {};

@@ -10,6 +10,7 @@
 #include "comm/counts.h"
 #include "comm/determinism.h"
 #include "comm/settings.h"
+#include "reduce/cells.h"
 
 namespace pycoll {
 namespace {
@@ -26,6 +27,14 @@ std::array<int64_t, kNumProtocols> slot_payloads(const SegmentLayout& layout) {
   payloads[static_cast<size_t>(ProtocolKind::kLL)] = LowLatency::payload_bytes<HostThread>(
       layout.slot_bytes[static_cast<size_t>(ProtocolKind::kLL)]);
   return payloads;
+}
+
+/// Raises UsageError for what cannot be reduced, before a rank says anything to the others.
+void check_reduction(const Call& call) {
+  if (!supported(call.dtype, call.op) && info(call.collective).has_op) {
+    check_op(call.dtype, call.op);
+  }
+  if (call.op == Op::kPremul) check_premul_factor(call.dtype, call.factor);
 }
 
 }  // namespace
@@ -132,6 +141,7 @@ void Communicator::execute(const Call& call) {
     on_slow = {};
     lock.lock();
   }
+  check_reduction(call);
   if (call.send_counts != nullptr) agree_on_counts(call, on_slow);
   perform(call, on_slow);
 }
@@ -153,11 +163,13 @@ void Communicator::agree_on_counts(const Call& call, const OnSlow& on_slow) {
 }
 
 void Communicator::perform(const Call& call, const OnSlow& on_slow) {
-  const int64_t nbytes = message_bytes(call);
+  const Call& plain =
+      PlainCall::is_plain(call) ? call : plain_call_.prepare(call, rank_, num_ranks_);
+  const int64_t nbytes = message_bytes(plain);
   // First, since they may refuse the call: one that the peers must not see has no number.
   const DirectPlan* direct = inputs_->rules.find(call.collective, nbytes) != nullptr
                                  ? nullptr  // the user's rule decides
-                                 : runner_.find_direct(call, nbytes);
+                                 : runner_.find_direct(plain, nbytes);
   PlannedCall& planned = planner_.find(
       {call.collective, nbytes, call.root, direct == nullptr ? call.algorithm : "",
        call.block_counts != nullptr || call.send_counts != nullptr, order_needed(call)});
@@ -178,10 +190,11 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
   }
   const bool timed = planned.num_calls++ % kTimedEvery == kTimedEvery - 1;
   const int64_t start = timed ? now_ns() : 0;
+  if (&plain != &call) plain_call_.scale_input(call);
   std::optional<bool> done;
-  if (direct != nullptr) done = runner_.run_direct(call, nbytes, *direct);
+  if (direct != nullptr) done = runner_.run_direct(plain, nbytes, *direct);
   if (done) recorder_.runs(direct->plan, "direct");
-  bool ok = done ? *done : runner_.run_slots(call, nbytes, planned);
+  bool ok = done ? *done : runner_.run_slots(plain, nbytes, planned);
   // No message and no wait need have told such a rank of a mismatch.
   if (ok && Recorder::may_leave_early(call, rank_, num_ranks_)) ok = waiter_.peers_agree();
   if (!ok) raise_failure();

@@ -10,6 +10,7 @@
 
 #include "comm/call.h"
 #include "comm/memory.h"
+#include "comm/plain_call.h"
 #include "comm/point_to_point.h"
 #include "comm/progress.h"
 #include "comm/recorder.h"
@@ -96,6 +97,7 @@ class Communicator {
   Waiter waiter_;
   Recorder recorder_;
   Runner runner_;
+  PlainCall plain_call_;
   uint64_t sequence_ = 0;
   int num_splits_ = 0;
   std::atomic<bool> closed_ = false;

@@ -37,16 +37,18 @@ const CallRecord& Recorder::prepare(const Call& call, uint64_t sequence, Planned
       (call.deterministic ? CallRecord::kDeterministic : 0) |
       (has_counts ? CallRecord::kHasCounts : 0) |
       (call.collective == Collective::kScatter ? CallRecord::kShapesMayDiffer : 0));
-  record.element_size = static_cast<uint8_t>(dtype_size(call.dtype));
+  const bool opaque = call.dtype == DType::kOpaque;
+  const size_t element_size = opaque ? call.element_size : dtype_size(call.dtype);
+  record.element_size = static_cast<uint16_t>(std::min<size_t>(element_size, 0xffff));
   record.site = call.site;
-  record.root = call.root;
+  record.root = static_cast<int16_t>(call.root);
   record.asked = last_asked_id_;
   record.asked_hash = last_asked_hash_;
   record.chosen = planned.name_id;
   record.chosen_hash = planned.name_hash;
   record.counts_hash =
       call.block_counts != nullptr ? hash_counts(call.block_counts, segment_.num_ranks()) : 0;
-  record.count = call.count;
+  record.count = opaque ? call.count * static_cast<int64_t>(element_size) : call.count;
   std::copy_n(call.shape, 6, record.shape);
   record.digest = record.compute_digest();
   return record;

@@ -29,6 +29,9 @@ std::string arguments_of(const Segment& segment, int rank, const CallRecord& rec
   if (row.id == Collective::kBarrier) return "";
   std::string text = "shape " + describe_shape(record) + ", dtype " +
                      std::string(dtype_name(static_cast<DType>(record.dtype)));
+  if (static_cast<DType>(record.dtype) == DType::kOpaque) {
+    text += " of " + std::to_string(record.element_size) + " bytes";
+  }
   if (row.has_op) text += ", op " + std::string(op_name(static_cast<Op>(record.op)));
   if (row.has_root) text += ", root " + std::to_string(record.root);
   if ((record.flags & CallRecord::kHasCounts) != 0) text += ", with counts";

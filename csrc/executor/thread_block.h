@@ -101,7 +101,7 @@ class ElementSum {
       bits_ = source;
     } else {
       if (num_srcs_ == 1) acc_ = Traits::load(bits_);
-      acc_ = Combine<op>::apply(acc_, Traits::load(source));
+      acc_ = Combine<combining_op(dtype, op)>::apply(acc_, Traits::load(source));
     }
     ++num_srcs_;
   }
@@ -117,14 +117,17 @@ class ElementSum {
 };
 
 /// A line of the block's ll: two 8-byte words, each half data and half flag, because 8 bytes are
-/// what a GPU stores and loads as one. The batch of a thread is one line.
+/// what a GPU stores and loads as one. The batch of a thread is one line, or as many as hold one
+/// element.
 template <DType dtype, Op op>
 class ThreadBlock<dtype, op>::LineBatch {
  public:
   static constexpr int64_t kLineBytes = 16;
   static constexpr int64_t kLinePayloadBytes = 8;
-  static constexpr int64_t kPayloadBytes = kLinePayloadBytes;
+  static constexpr int kNumLines = sizeof(Storage) > kLinePayloadBytes ? 2 : 1;
+  static constexpr int64_t kPayloadBytes = kNumLines * kLinePayloadBytes;
   static constexpr int kNumElements = kPayloadBytes / sizeof(Storage);
+  static_assert(kNumElements * sizeof(Storage) == kPayloadBytes);
 
   LineBatch(ThreadBlock& target, const StepOperands& operands, int64_t at, int64_t num_bytes)
       : target_(target),
@@ -135,21 +138,25 @@ class ThreadBlock<dtype, op>::LineBatch {
   bool add_lines(RecvEnd& link, int peer) {
     const auto* words = reinterpret_cast<const uint64_t*>(link.slot() + at_ * 2);
     const uint64_t flag = static_cast<uint32_t>(link.sequence());
-    uint64_t loaded[2];
-    const bool came = target_.spin_until(
-        [&] {
-          loaded[0] = load_relaxed(words[0]);
-          loaded[1] = load_relaxed(words[1]);
-          return loaded[0] >> 32 == flag && loaded[1] >> 32 == flag;
-        },
-        {peer, operands_.index, operands_.step->first_chunk});
-    if (!came) return false;
-    add((loaded[0] & 0xffffffff) | loaded[1] << 32);
+    uint64_t payload[kNumLines];
+    for (int line = 0; line < kNumLines; ++line) {
+      uint64_t loaded[2];
+      const bool came = target_.spin_until(
+          [&] {
+            loaded[0] = load_relaxed(words[2 * line]);
+            loaded[1] = load_relaxed(words[2 * line + 1]);
+            return loaded[0] >> 32 == flag && loaded[1] >> 32 == flag;
+          },
+          {peer, operands_.index, operands_.step->first_chunk});
+      if (!came) return false;
+      payload[line] = (loaded[0] & 0xffffffff) | loaded[1] << 32;
+    }
+    add(payload);
     return true;
   }
   void add_local() {
-    uint64_t payload = 0;
-    std::memcpy(&payload, operands_.local_src + at_, num_elements_ * sizeof(Storage));
+    uint64_t payload[kNumLines] = {};
+    std::memcpy(payload, operands_.local_src + at_, num_elements_ * sizeof(Storage));
     add(payload);
   }
   void finish() {
@@ -157,7 +164,7 @@ class ThreadBlock<dtype, op>::LineBatch {
     for (int i = 0; i < num_elements_; ++i) {
       elements[i] = sums_[i].result(operands_.step->has(kFinal) ? target_.divisor_ : 1);
     }
-    std::memcpy(&result_, elements, sizeof(result_));
+    std::memcpy(result_, elements, sizeof(result_));
     if (operands_.local_dst != nullptr) {
       std::memcpy(operands_.local_dst + at_, elements, num_elements_ * sizeof(Storage));
     }
@@ -165,14 +172,16 @@ class ThreadBlock<dtype, op>::LineBatch {
   void write_lines(SendEnd& link) const {
     auto* words = reinterpret_cast<uint64_t*>(link.slot() + at_ * 2);
     const uint64_t flag = static_cast<uint64_t>(static_cast<uint32_t>(link.sequence())) << 32;
-    store_relaxed(words[0], flag | (result_ & 0xffffffff));
-    store_relaxed(words[1], flag | result_ >> 32);
+    for (int line = 0; line < kNumLines; ++line) {
+      store_relaxed(words[2 * line], flag | (result_[line] & 0xffffffff));
+      store_relaxed(words[2 * line + 1], flag | result_[line] >> 32);
+    }
   }
 
  private:
-  void add(uint64_t payload) {
+  void add(const uint64_t* payload) {
     Storage elements[kNumElements];
-    std::memcpy(elements, &payload, sizeof(elements));
+    std::memcpy(elements, payload, sizeof(elements));
     for (int i = 0; i < num_elements_; ++i) sums_[i].add(elements[i]);
   }
 
@@ -181,7 +190,7 @@ class ThreadBlock<dtype, op>::LineBatch {
   int64_t at_;
   int num_elements_;
   ElementSum<dtype, op> sums_[kNumElements];
-  uint64_t result_ = 0;
+  uint64_t result_[kNumLines] = {};
 };
 
 template <DType dtype, Op op>

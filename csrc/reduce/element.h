@@ -2,7 +2,7 @@
 // Every target (SIMD host, ThreadBlock, CUDA) uses these functions, so that their bits agree.
 //
 //   Acc a = DTypeTraits<d>::load(s0[i]);
-//   a = Combine<op>::apply(a, DTypeTraits<d>::load(s1[i]));
+//   a = Combine<combining_op(d, op)>::apply(a, DTypeTraits<d>::load(s1[i]));
 //   dst[i] = DTypeTraits<d>::store(finish(a, divisor));
 #pragma once
 
@@ -11,97 +11,10 @@
 #include <type_traits>
 #include <utility>
 
-#include "reduce/dtypes.h"
-#include "reduce/lanes.h"
-#include "reduce/ops.h"
+#include "reduce/cells.h"
+#include "reduce/conversion.h"
 
 namespace pycoll {
-
-/// Conversion between a dtype's storage and its accumulator; the identity but for 16-bit floats.
-/// store() takes what finish() returned: a NaN is the canonical one.
-template <DType dtype>
-struct Conversion {
-  template <class L>
-  static PYCOLL_LANE_FN L load(L x) {
-    return x;
-  }
-  template <class L>
-  static PYCOLL_LANE_FN L store(L x) {
-    return x;
-  }
-};
-
-template <>
-struct Conversion<DType::kBF16> {
-  template <class L>
-  static PYCOLL_LANE_FN WithLane<float, L> load(L bits) {
-    return bits_as<WithLane<float, L>>(convert_lanes<uint32_t>(bits) << 16);
-  }
-  template <class F>
-  static PYCOLL_LANE_FN WithLane<uint16_t, F> store(F x) {
-    return convert_lanes<uint16_t>(round(x));
-  }
-  /// To nearest even: adds just under half of the last place kept, and one more if that is odd.
-  template <class F>
-  static PYCOLL_LANE_FN Bits<F> round(F x) {
-    const Bits<F> bits = bits_as<Bits<F>>(x);
-    return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  }
-};
-
-/// Never computes with an f32 subnormal, so that flush-to-zero modes do not change the result.
-template <>
-struct Conversion<DType::kF16> {
-  template <class L>
-  static PYCOLL_LANE_FN WithLane<float, L> load(L half) {
-    using F = WithLane<float, L>;
-    using U = WithLane<uint32_t, L>;
-    const U sign = (convert_lanes<uint32_t>(half) & 0x8000u) << 16;
-    const U shifted = (convert_lanes<uint32_t>(half) & 0x7fffu) << 13;
-    const U normal = shifted + ((127u - 15u) << 23);
-    const U inf_or_nan = shifted + ((255u - 31u) << 23);
-    // 0.5 + mantissa * 2^-24 is exact: taking the 0.5 away leaves a subnormal's value.
-    const F half_plus = bits_as<F>((shifted >> 13) + kHalfBits);
-    const U subnormal = bits_as<U>(half_plus - 0.5f);
-    const U finite = shifted < kF16MinNormal ? subnormal : normal;
-    return bits_as<F>((shifted < kF16Inf ? finite : inf_or_nan) | sign);
-  }
-
-  template <class F>
-  static PYCOLL_LANE_FN WithLane<uint16_t, F> store(F x) {
-    using U = Bits<F>;
-    const U bits = bits_as<U>(x);
-    const U sign = (bits >> 16) & 0x8000u;
-    const U magnitude = bits & 0x7fffffffu;
-    // The exponent's bias changes by 112; then as for bf16, to nearest even.
-    const U normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-    // The last place of 0.5 is 2^-24, that of a subnormal f16: the addition rounds.
-    const U subnormal = bits_as<U>(bits_as<F>(magnitude) + 0.5f) - kHalfBits;
-    const U finite = magnitude < kF32MinNormalF16 ? subnormal : normal;
-    // An overflowing finite value is infinite; a NaN keeps its quiet bit.
-    const U special = magnitude > kF32Inf ? U{} + 0x7e00u : U{} + 0x7c00u;
-    return convert_lanes<uint16_t>((magnitude < kF32Overflow ? finite : special) | sign);
-  }
-
- private:
-  static constexpr uint32_t kHalfBits = 0x3f000000;                 // 0.5f
-  static constexpr uint32_t kF16MinNormal = 1u << 23;               // shifted to f32's place
-  static constexpr uint32_t kF16Inf = 31u << 23;                    // shifted to f32's place
-  static constexpr uint32_t kF32MinNormalF16 = (127u - 14u) << 23;  // 2^-14
-  static constexpr uint32_t kF32Overflow = (127u + 16u) << 23;      // 2^16
-  static constexpr uint32_t kF32Inf = 255u << 23;
-};
-
-template <DType dtype>
-struct DTypeTraits;
-#define X(id, name, type, acc)                                   \
-  template <>                                                    \
-  struct DTypeTraits<DType::id> : public Conversion<DType::id> { \
-    using Storage = type;                                        \
-    using Acc = acc;                                             \
-  };
-PYCOLL_FOR_EACH_DTYPE(X)
-#undef X
 
 /// Lanes whose + and * wrap: unsigned and at least as wide as int for integers, A itself for
 /// floats.
@@ -121,7 +34,8 @@ struct WrappingOf<A> {
 template <class A>
 using Wrapping = typename WrappingOf<A>::Type;
 
-/// How an op combines two accumulators, left operand first.
+/// How an op combines two accumulators, left operand first. avg and premul have none of their own:
+/// combining_op() (cells.h) says which one serves a dtype and op.
 template <Op op>
 struct Combine;
 
@@ -131,16 +45,22 @@ struct Combine<Op::kSum> {
   static PYCOLL_LANE_FN A apply(A a, A b) {
     return A(Wrapping<A>(a) + Wrapping<A>(b));
   }
+  template <class T>
+  static PYCOLL_LANE_FN Complex<T> apply(Complex<T> a, Complex<T> b) {
+    return {a.re + b.re, a.im + b.im};
+  }
 };
-
-template <>
-struct Combine<Op::kAvg> : Combine<Op::kSum> {};
 
 template <>
 struct Combine<Op::kProd> {
   template <class A>
   static PYCOLL_LANE_FN A apply(A a, A b) {
     return A(Wrapping<A>(a) * Wrapping<A>(b));
+  }
+  /// Four products, each rounded: what an infinite part gives is not mended.
+  template <class T>
+  static PYCOLL_LANE_FN Complex<T> apply(Complex<T> a, Complex<T> b) {
+    return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
   }
 };
 
@@ -171,6 +91,30 @@ struct Combine<Op::kMax> {
   }
 };
 
+template <>
+struct Combine<Op::kBand> {
+  template <class A>
+  static PYCOLL_LANE_FN A apply(A a, A b) {
+    return A(a & b);
+  }
+};
+
+template <>
+struct Combine<Op::kBor> {
+  template <class A>
+  static PYCOLL_LANE_FN A apply(A a, A b) {
+    return A(a | b);
+  }
+};
+
+template <>
+struct Combine<Op::kBxor> {
+  template <class A>
+  static PYCOLL_LANE_FN A apply(A a, A b) {
+    return A(a ^ b);
+  }
+};
+
 /// Divides by `divisor` (1: does nothing). Integers truncate toward zero; scalars only.
 template <class A>
 PYCOLL_LANE_FN A divide(A acc, int64_t divisor) {
@@ -180,8 +124,10 @@ PYCOLL_LANE_FN A divide(A acc, int64_t divisor) {
   } else if constexpr (sizeof(A) <= 4) {
     // Exact: f64 holds both, and a rounded quotient of theirs never reaches the next integer.
     return static_cast<A>(static_cast<double>(acc) / static_cast<double>(divisor));
+  } else if constexpr (std::is_unsigned_v<A>) {
+    return static_cast<A>(acc / static_cast<uint64_t>(divisor));
   } else {
-    return static_cast<A>(static_cast<int64_t>(acc) / divisor);
+    return static_cast<A>(acc / divisor);
   }
 }
 
@@ -200,6 +146,10 @@ PYCOLL_LANE_FN A canonical(A acc) {
 template <class A>
 PYCOLL_LANE_FN A finish(A acc, int64_t divisor) {
   return canonical(divide(acc, divisor));
+}
+template <class T>
+PYCOLL_LANE_FN Complex<T> finish(Complex<T> acc, int64_t divisor) {
+  return {finish(acc.re, divisor), finish(acc.im, divisor)};
 }
 
 }  // namespace pycoll

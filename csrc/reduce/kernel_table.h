@@ -12,7 +12,8 @@
 namespace pycoll {
 
 struct KernelTable {
-  ReduceCopyFn reduce_copy[kNumDTypes * kNumOps];  // [dtype * kNumOps + op]
+  ReduceCopyFn reduce_copy[kNumDTypes * kNumOps];  // [dtype * kNumOps + op], null: no such cell
+  ScaleFn scale[kNumDTypes];                       // null: cannot be scaled
   void (*copy_bytes)(void* dst, const void* src, size_t nbytes, bool streaming);
 };
 

@@ -54,7 +54,8 @@ template <bool streaming>
   if (i != nbytes) whole.store(dst + nbytes - kVectorBytes, last);
 }
 
-template <DType dtype, Op op>
+/// One kernel: elements of `lanes_per_element` lanes of `dtype`, combined by Combiner.
+template <DType dtype, class Combiner, size_t lanes_per_element = 1>
 struct Reduce {
   using Traits = VectorTraits<dtype>;
   using Storage = typename Traits::Storage;
@@ -78,7 +79,7 @@ struct Reduce {
     for (int v = 0; v < num_vectors; ++v) acc[v] = load(0, v);
     for (int k = 1; k < args.num_srcs; ++k) {
 #pragma GCC unroll 8
-      for (int v = 0; v < num_vectors; ++v) acc[v] = Combine<op>::apply(acc[v], load(k, v));
+      for (int v = 0; v < num_vectors; ++v) acc[v] = Combiner::apply(acc[v], load(k, v));
     }
 #pragma GCC unroll 8
     for (int v = 0; v < num_vectors; ++v) {
@@ -88,7 +89,7 @@ struct Reduce {
     }
   }
 
-  /// out <- elements [begin, begin + count) of the result.
+  /// out <- lanes [begin, begin + count) of the result.
   static void reduce(const ReduceCopyArgs& args, size_t begin, size_t count, char* out) {
     size_t i = 0;
     const auto part = [&](size_t num) {
@@ -96,7 +97,8 @@ struct Reduce {
       i += num;
     };
     if (count >= 4 * kNumLanes) {
-      const size_t head = misalignment(out, sizeof(StorageLanes)) / sizeof(Storage);
+      const size_t head = misalignment(out, sizeof(StorageLanes)) /
+                          (lanes_per_element * sizeof(Storage)) * lanes_per_element;
       if (head != 0) part(head);
       const size_t ahead = prefetch_distance(count * sizeof(Storage));
       for (; i + 4 * kNumLanes <= count; i += 4 * kNumLanes) {
@@ -123,7 +125,8 @@ struct Reduce {
   }
 
   static void run(const ReduceCopyArgs& caller_args) {
-    const ReduceCopyArgs args = caller_args;  // a local one, which no store can change
+    ReduceCopyArgs args = caller_args;  // a local one, which no store can change
+    args.count *= lanes_per_element;
     constexpr size_t kBlock = kBlockBytes / sizeof(Storage);
     const bool is_copy = args.num_srcs == 1 && args.divisor == 1;
     alignas(64) char buffer[kBlockBytes];
@@ -160,20 +163,115 @@ void copy_bytes_kernel(void* dst, const void* src, size_t nbytes, bool streaming
   }
 }
 
-/// avg combines as sum does: one kernel serves both.
-constexpr Op kernel_op(Op op) { return op == Op::kAvg ? Op::kSum : op; }
+/// dst[i] <- src[i] * factor.
+template <DType dtype>
+struct Scale {
+  using Traits = VectorTraits<dtype>;
+  using Storage = typename Traits::Storage;
+  using Acc = typename Traits::Acc;
+  static constexpr size_t kNumLanes = kVectorBytes / sizeof(Acc);
+  using StorageLanes = Vector<Storage, kNumLanes>;
+  using AccLanes = Vector<Acc, kNumLanes>;
+
+  /// Modulo 2^bits for integers: a negative factor is right for the unsigned lanes, too.
+  static Acc factor_of(double factor) {
+    if constexpr (kFloating<Acc>) return static_cast<Acc>(factor);
+    return static_cast<Acc>(factor < 0 ? static_cast<uint64_t>(static_cast<int64_t>(factor))
+                                       : static_cast<uint64_t>(factor));
+  }
+
+  static void run(void* dst, const void* src, size_t count, double factor) {
+    const AccLanes factors = factor_of(factor) - AccLanes{};  // minus: -0 stays
+    const auto step = [&](size_t begin, auto access) {
+      const size_t offset = begin * sizeof(Storage);
+      const AccLanes x =
+          Traits::load(access.template load<StorageLanes>(static_cast<const char*>(src) + offset));
+      const AccLanes product = canonical(Combine<Op::kProd>::apply(x, factors));
+      access.store(static_cast<char*>(dst) + offset, Traits::store(product));
+    };
+    size_t i = 0;
+    for (; i + kNumLanes <= count; i += kNumLanes) step(i, Whole{});
+    if (i < count) step(i, Partial((count - i) * sizeof(Storage)));
+  }
+};
+
+// --- Which kernel serves which cell --------------------------------------------------------------
+//
+// Cells whose bits agree share a kernel: compile time and size go with the number of kernels.
+
+/// `fn` on elements that are several lanes of what it is made for.
+template <ReduceCopyFn fn, size_t lanes_per_element>
+void reduce_lanes(const ReduceCopyArgs& args) {
+  ReduceCopyArgs of_lanes = args;
+  of_lanes.count *= lanes_per_element;
+  fn(of_lanes);
+}
+template <ScaleFn fn, size_t lanes_per_element>
+void scale_lanes(void* dst, const void* src, size_t count, double factor) {
+  fn(dst, src, count * lanes_per_element, factor);
+}
+
+/// The dtype of the two lanes of a complex element.
+template <DType dtype>
+constexpr DType kPartOf = dtype == DType::kC128 ? DType::kF64 : DType::kF32;
+
+/// Signed integers multiply as unsigned ones do.
+constexpr DType unsigned_of(DType dtype) {
+  switch (dtype) {
+    case DType::kI8:
+      return DType::kU8;
+    case DType::kI16:
+      return DType::kU16;
+    case DType::kI32:
+      return DType::kU32;
+    case DType::kI64:
+      return DType::kU64;
+    default:
+      return dtype;
+  }
+}
 
 template <DType dtype, Op op>
-constexpr ReduceCopyFn kKernel = Reduce<dtype, kernel_op(op)>::run;
+constexpr ReduceCopyFn kernel() {
+  constexpr Op combining = combining_op(dtype, op);
+  using Combiner = Combine<combining>;
+  if constexpr (!supported(dtype, op)) {
+    return nullptr;
+  } else if constexpr (dtype_kind(dtype) == DTypeKind::kComplex) {
+    constexpr DType part = kPartOf<dtype>;
+    if constexpr (combining == Op::kProd) return Reduce<part, PairProduct, 2>::run;
+    return reduce_lanes<Reduce<part, Combiner>::run, 2>;
+  } else if constexpr (is_bitwise(combining) && dtype != DType::kBool) {
+    return reduce_lanes<Reduce<DType::kU8, Combiner>::run, dtype_size(dtype)>;
+  } else if constexpr (combining == Op::kProd) {
+    return Reduce<unsigned_of(dtype), Combiner>::run;
+  } else {
+    return Reduce<dtype, Combiner>::run;
+  }
+}
 
-template <size_t... i>
-constexpr KernelTable make_kernel_table(std::index_sequence<i...>) {
-  return {{kKernel<static_cast<DType>(i / kNumOps), static_cast<Op>(i % kNumOps)>...},
+template <DType dtype>
+constexpr ScaleFn scale_kernel() {
+  if constexpr (!supported(dtype, Op::kPremul)) {
+    return nullptr;
+  } else if constexpr (dtype_kind(dtype) == DTypeKind::kComplex) {
+    return scale_lanes<Scale<kPartOf<dtype>>::run, 2>;
+  } else {
+    return Scale<unsigned_of(dtype)>::run;
+  }
+}
+
+template <size_t... cell, size_t... dtype>
+constexpr KernelTable make_kernel_table(std::index_sequence<cell...>,
+                                        std::index_sequence<dtype...>) {
+  return {{kernel<static_cast<DType>(cell / kNumOps), static_cast<Op>(cell % kNumOps)>()...},
+          {scale_kernel<static_cast<DType>(dtype)>()...},
           copy_bytes_kernel};
 }
 
 constexpr KernelTable kKernels =
-    make_kernel_table(std::make_index_sequence<size_t{kNumDTypes} * kNumOps>());
+    make_kernel_table(std::make_index_sequence<size_t{kNumDTypes} * kNumOps>(),
+                      std::make_index_sequence<kNumDTypes>());
 
 }  // namespace
 }  // namespace pycoll

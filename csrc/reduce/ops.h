@@ -1,7 +1,8 @@
 // THE op table. A new op is one row and one Combine in element.h.
 // Integers wrap modulo 2^bits. min and max propagate NaN and order -0 below +0. avg is a sum whose
 // last step (kFinal) divides by the number of ranks; for integers the quotient is truncated toward
-// zero. A float result that is NaN is the canonical quiet NaN.
+// zero. A float result that is NaN is the canonical quiet NaN. premul is a sum of inputs that each
+// rank has multiplied by a factor of its own (scale_fn, reduce_copy.h) before anything is sent.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,11 @@ namespace pycoll {
   X(kProd, "prod")            \
   X(kMin, "min")              \
   X(kMax, "max")              \
-  X(kAvg, "avg")
+  X(kAvg, "avg")              \
+  X(kBand, "band")            \
+  X(kBor, "bor")              \
+  X(kBxor, "bxor")            \
+  X(kPremul, "premul")
 
 enum class Op : uint8_t {
 #define X(id, name) id,

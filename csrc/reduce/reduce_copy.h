@@ -11,7 +11,8 @@
 namespace pycoll {
 
 /// Operands of one call. Sources are combined left to right in their order here (the caller gives
-/// absolute rank order): ((s0 . s1) . s2) ..., 16-bit floats in f32 with one rounding at the end.
+/// absolute rank order): ((s0 . s1) . s2) ..., 16- and 8-bit floats in f32 with one rounding at the
+/// end.
 /// A destination may be the same memory as a source (exactly, not shifted); no other overlap.
 /// Nothing needs to be aligned. A copy keeps every bit; a NaN that was computed is the canonical
 /// one.
@@ -30,7 +31,16 @@ using ReduceCopyFn = void (*)(const ReduceCopyArgs& args);
 
 /// The function for this dtype and op on this CPU, chosen once (AVX-512, AVX2, generic).
 /// PYCOLL_ISA=generic|avx2|avx512 in the environment lowers the choice.
+/// Raises UsageError when the op does not go with the dtype (cells.h).
 ReduceCopyFn reduce_copy_fn(DType dtype, Op op);
+
+/// dst[i] <- src[i] * factor, in the accumulator type and rounded once. dst may be src, exactly.
+using ScaleFn = void (*)(void* dst, const void* src, size_t count, double factor);
+
+/// The first half of premul on this CPU, for a factor that check_premul_factor() accepts. Complex
+/// elements are multiplied by a real factor; integers wrap.
+/// Raises UsageError when the dtype cannot be scaled.
+ScaleFn scale_fn(DType dtype);
 
 /// Name of the instruction set in use: "avx512", "avx2" or "generic".
 const char* reduce_copy_isa();

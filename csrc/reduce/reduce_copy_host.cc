@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "reduce/cells.h"
 #include "reduce/kernel_table.h"
 #include "reduce/reduce_copy.h"
 
@@ -54,8 +55,14 @@ const Chosen& chosen() {
 }  // namespace
 
 ReduceCopyFn reduce_copy_fn(DType dtype, Op op) {
+  if (!supported(dtype, op)) check_op(dtype, op);
   return chosen()
       .kernels->reduce_copy[static_cast<size_t>(dtype) * kNumOps + static_cast<size_t>(op)];
+}
+
+ScaleFn scale_fn(DType dtype) {
+  if (!supported(dtype, Op::kPremul)) check_op(dtype, Op::kPremul);
+  return chosen().kernels->scale[static_cast<size_t>(dtype)];
 }
 
 const char* reduce_copy_isa() { return chosen().name; }

@@ -26,16 +26,17 @@ struct CallRecord {
   uint8_t op = 0;
   uint8_t num_dims = 0;
   uint8_t flags = 0;
-  uint8_t element_size = 0;  // bytes
-  uint16_t site = 0;         // the user's file and line
-  uint32_t digest = 0;       // of what must agree between ranks; never 0
-  int32_t root = 0;          // of a rooted collective
-  uint16_t asked = 0;        // the algorithm that the caller asked for; 0: pycoll's choice
-  uint16_t chosen = 0;       // algorithm/protocol that runs
-  uint32_t counts_hash = 0;  // of the ranks' block sizes, where they differ
+  uint8_t unused = 0;
+  uint16_t site = 0;          // the user's file and line
+  uint32_t digest = 0;        // of what must agree between ranks; never 0
+  uint16_t element_size = 0;  // bytes; 65535: or more
+  int16_t root = 0;           // of a rooted collective
+  uint16_t asked = 0;         // the algorithm that the caller asked for; 0: pycoll's choice
+  uint16_t chosen = 0;        // algorithm/protocol that runs
+  uint32_t counts_hash = 0;   // of the ranks' block sizes, where they differ
   uint32_t asked_hash = 0;
   uint32_t chosen_hash = 0;
-  int64_t count = 0;
+  int64_t count = 0;  // elements of a block; bytes, of a dtype that is not in the table
   int64_t shape[6] = {};
   uint64_t spare[2] = {};  // two whole cache lines
 

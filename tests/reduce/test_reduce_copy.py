@@ -12,104 +12,34 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from reduce_oracle import (
+    CELLS,
+    DTYPES,
+    FLOATS,
+    KIND,
+    OPS,
+    STORAGE,
+    Array,
+    oracle,
+    random_values,
+    scaled,
+)
 
 from pycoll import _core
 
 pytestmark = pytest.mark.pure
 
-Array = NDArray[np.generic]
-
-DTYPES: list[str] = _core._reduce_dtypes()
-OPS: list[str] = _core._reduce_ops()
+NAN = {
+    "f32": 0x7FC00000,
+    "f64": 0x7FF8 << 48,
+    "f16": 0x7E00,
+    "bf16": 0x7FC0,
+    "f8_e4m3": 0x7F,
+    "f8_e5m2": 0x7E,
+}
+INFINITY = {"f32": 0x7F800000, "f64": 0x7FF << 52, "f16": 0x7C00, "bf16": 0x7F80, "f8_e5m2": 0x7C}
 COUNTS = [0, 1, 3, 15, 16, 17, 63, 64, 65, 1000, 4099]
 GUARD = 0xA5
-
-# Storage type; bf16 is its bits. A dtype that the core gains needs a row here.
-STORAGE = {
-    "f32": np.float32,
-    "f64": np.float64,
-    "f16": np.float16,
-    "bf16": np.uint16,
-    "i32": np.int32,
-    "i64": np.int64,
-    "u8": np.uint8,
-}
-FLOATS = ("f32", "f64", "f16", "bf16")
-
-
-def bf16_to_f32(bits: Array) -> Array:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def f32_to_bf16(x: Array) -> Array:
-    """The nearer of the two neighbours of x, compared in f64; of two as near, the even one."""
-    below = x.view(np.uint32) & np.uint32(0xFFFF0000)
-    above = below + np.uint32(0x10000)
-    # The neighbour above the largest finite value is where 2^128 would be, stored as infinity.
-    near, far = below.view(np.float32).astype(np.float64), above.view(np.float32)
-    far = np.where(np.isfinite(far), far.astype(np.float64), np.copysign(2.0**128, near))
-    to_near, to_far = np.abs(x - near), np.abs(far - x)
-    odd = (below >> 16) & 1 == 1
-    bits = np.where((to_far < to_near) | ((to_far == to_near) & odd), above, below)
-    bits = np.where(np.isinf(x), x.view(np.uint32), bits)
-    return np.where(np.isnan(x), 0x7FC0, bits >> 16).astype(np.uint16)
-
-
-def combine(op: str, a: Array, b: Array) -> Array:
-    if op in ("sum", "avg"):
-        return a + b
-    if op == "prod":
-        return a * b
-    first_wins = np.signbit(a) if op == "min" else ~np.signbit(a)
-    extreme = np.minimum(a, b) if op == "min" else np.maximum(a, b)
-    return np.where(a == b, np.where(first_wins, a, b), extreme)
-
-
-def oracle(srcs: Sequence[Array], dtype: str, op: str, divisor: int = 1) -> Array:
-    """((s0 op s1) op s2) ..., divided, 16-bit floats in f32; NaNs are canonical.
-
-    Args:
-        srcs: Operands, shape (count,), of the storage type of `dtype`.
-        dtype: Name of the dtype.
-        op: Name of the op.
-        divisor: What the results are divided by.
-
-    Returns:
-        The result, shape (count,), of the storage type.
-    """
-    if len(srcs) == 1 and divisor == 1:
-        return srcs[0].copy()
-    with np.errstate(all="ignore"):
-        widened = [
-            bf16_to_f32(s) if dtype == "bf16" else s.astype(np.float32) if dtype == "f16" else s
-            for s in srcs
-        ]
-        acc = widened[0]
-        for source in widened[1:]:
-            acc = combine(op, acc, source)
-        if divisor != 1 and dtype in FLOATS:
-            acc = acc / acc.dtype.type(divisor)
-        elif divisor != 1:
-            wide = acc.astype(np.int64)
-            toward_zero = wide // divisor + ((wide % divisor != 0) & (wide < 0))
-            acc = toward_zero.astype(acc.dtype)
-        if dtype in FLOATS:
-            acc = np.where(np.isnan(acc), acc.dtype.type(np.nan), acc)
-        if dtype == "bf16":
-            return f32_to_bf16(acc)
-        return acc.astype(STORAGE[dtype])
-
-
-def random_values(rng: np.random.Generator, dtype: str, count: int) -> Array:
-    """Any bits (infinities, NaNs, subnormals) in one half, values near 1 in the other."""
-    storage = np.dtype(STORAGE[dtype])
-    any_bits = np.frombuffer(rng.bytes(count * storage.itemsize), storage)
-    if dtype not in FLOATS:
-        return any_bits
-    near_one = rng.normal(size=count).astype(np.float32)
-    near_one_stored = f32_to_bf16(near_one) if dtype == "bf16" else near_one.astype(storage)
-    return np.where(rng.random(count) < 0.5, any_bits, near_one_stored)
 
 
 class Operand:
@@ -159,8 +89,7 @@ def assert_same_bits(got: Array, expected: Array, context: str) -> None:
     np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8), err_msg=context)
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype, op", CELLS)
 def test_reduce_copy_any_operands_equals_oracle(dtype: str, op: str) -> None:
     rng = np.random.default_rng([DTYPES.index(dtype), OPS.index(op)])
     for count in COUNTS:
@@ -189,7 +118,7 @@ def test_reduce_copy_streaming_equals_oracle(dtype: str, num_dsts: int) -> None:
 
 
 @pytest.mark.parametrize("divisor", [2, 3, 7, 255, 256, 1000])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [d for d, op in CELLS if op == "avg"])
 def test_reduce_copy_divisor_divides_before_rounding(dtype: str, divisor: int) -> None:
     rng = np.random.default_rng(divisor)
     srcs = [random_values(rng, dtype, 3001) for _ in range(3)]
@@ -220,13 +149,15 @@ def test_reduce_copy_destination_is_a_source_equals_oracle(dtype: str, streaming
                     assert all(operand.guards_are_whole() for operand in operands)
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_reduce_copy_every_16_bit_float_survives_the_round_trip(dtype: str) -> None:
-    every = np.arange(65536, dtype=np.uint16)
-    minus_zero = np.full_like(every, 0x8000)
-    got = run([every, minus_zero], dtype, "sum").view(np.uint16)
-    exponent, nan = (0x7C00, 0x7E00) if dtype == "f16" else (0x7F80, 0x7FC0)
-    expected = np.where((every & 0x7FFF) > exponent, nan, every)
+@pytest.mark.parametrize("dtype", [d for d in FLOATS if np.dtype(STORAGE[d]).itemsize <= 2])
+def test_reduce_copy_every_small_float_survives_the_round_trip(dtype: str) -> None:
+    uint = np.dtype(f"u{np.dtype(STORAGE[dtype]).itemsize}")
+    sign = 1 << (8 * uint.itemsize - 1)
+    every = np.arange(2 * sign).astype(uint)
+    minus_zero = np.full_like(every, sign)
+    got = run([every, minus_zero], dtype, "sum").view(uint)
+    largest, nan = INFINITY.get(dtype, 0x7E), NAN[dtype]
+    expected = np.where((every & (sign - 1)) > largest, nan, every)
     np.testing.assert_array_equal(got, expected)
 
 
@@ -241,18 +172,51 @@ def test_reduce_copy_signed_zeros_are_ordered(dtype: str) -> None:
         np.testing.assert_array_equal(got.view(uint), np.array(expected, uint), err_msg=op)
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype, op", [(d, op) for d, op in CELLS if d in FLOATS])
 def test_reduce_copy_nan_of_any_payload_becomes_the_canonical_one(dtype: str, op: str) -> None:
     uint = np.dtype(f"u{np.dtype(STORAGE[dtype]).itemsize}")
-    nan = {"f32": 0x7FC00000, "f64": 0x7FF8 << 48, "f16": 0x7E00, "bf16": 0x7FC0}[dtype]
-    infinity = {"f32": 0x7F800000, "f64": 0x7FF << 52, "f16": 0x7C00, "bf16": 0x7F80}[dtype]
+    nan, infinity = NAN[dtype], INFINITY.get(dtype, 0x7E)  # f8_e4m3: the largest value
     minus = 1 << (8 * uint.itemsize - 1)
     nans = np.array([nan, nan | minus, infinity | 1, infinity | 1 | minus, nan | 3], uint)
     others = np.array([0, minus, infinity, infinity | minus, nan | 5], uint)
     for a, b in ((nans, others), (others, nans)):
         got = run([a.view(STORAGE[dtype]), b.view(STORAGE[dtype])], dtype, op)
         np.testing.assert_array_equal(got.view(uint), np.full(len(nans), nan, uint))
+
+
+def test_reduce_copy_bools_of_other_bytes_become_zero_or_one() -> None:
+    """Any byte but 0 is true; what was computed is 0 or 1."""
+    values = np.arange(256).astype(np.uint8)
+    for op in (op for d, op in CELLS if d == "bool"):
+        for other in (0, 1, 2, 128):
+            srcs = [values, np.full_like(values, other), values[::-1].copy()]
+            got = run(srcs, "bool", op)
+            assert_same_bits(got, oracle(srcs, "bool", op), f"{op=} {other=}")
+            assert got.max() <= 1
+
+
+def run_scale(values: Array, dtype: str, factor: float, offset: int = 0) -> Array:
+    source, target = Operand(values, offset), Operand(np.zeros_like(values), 3 * offset % 64)
+    _core._scale(target.bytes, source.bytes, dtype, factor)
+    assert target.guards_are_whole()
+    np.testing.assert_array_equal(source.bytes, values.view(np.uint8))
+    _core._scale(source.bytes, source.bytes, dtype, factor)  # in place
+    np.testing.assert_array_equal(source.bytes, target.bytes)
+    assert source.guards_are_whole()
+    return target.bytes.copy().view(STORAGE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [d for d, op in CELLS if op == "premul"])
+def test_scale_equals_oracle(dtype: str) -> None:
+    rng = np.random.default_rng(13)
+    whole, any_number = [0, 1, 3, 127], [0.5, -1.0, 1 / 3, -0.0, 1e30, float("inf")]
+    negative = [-1, -7, -128] if not dtype.startswith("u") else [255]
+    factors = whole + (any_number if KIND[dtype] in ("float", "complex") else negative)
+    for count in COUNTS:
+        for factor in factors:
+            values = random_values(rng, dtype, count)
+            got = run_scale(values, dtype, factor, int(rng.integers(0, 64)))
+            assert_same_bits(got, scaled(values, dtype, factor), f"{count=} {factor=}")
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -281,8 +245,10 @@ def digest() -> str:
         rng = np.random.default_rng(3)
         for count in (*range(1, 70), 1000):
             srcs = [random_values(rng, dtype, count) for _ in range(5)]
-            for op in OPS:
+            for op in (op for d, op in CELLS if d == dtype):
                 sha.update(run(srcs, dtype, op, 5 if op == "avg" else 1).tobytes())
+                if op == "premul":
+                    sha.update(run_scale(srcs[0], dtype, 3).tobytes())
     return sha.hexdigest()
 
 

@@ -1,0 +1,52 @@
+#include "comm/plain_call.h"
+
+#include "comm/runner.h"
+#include "reduce/reduce_copy.h"
+
+namespace pycoll {
+
+const Call& PlainCall::prepare(const Call& call, int rank, int num_ranks) {
+  plain_ = call;
+  if (call.dtype == DType::kOpaque) count_bytes(num_ranks);
+  if (call.op == Op::kPremul) find_room(call, rank, num_ranks);
+  return plain_;
+}
+
+void PlainCall::count_bytes(int num_ranks) {
+  const auto size = static_cast<int64_t>(plain_.element_size);
+  const auto in_bytes = [&](const int64_t*& counts, std::vector<int64_t>& own) {
+    if (counts == nullptr) return;
+    own.assign(counts, counts + num_ranks);
+    for (int64_t& count : own) count *= size;
+    counts = own.data();
+  };
+  plain_.dtype = DType::kU8;
+  plain_.count *= size;
+  in_bytes(plain_.block_counts, block_counts_);
+  in_bytes(plain_.send_counts, send_counts_);
+  in_bytes(plain_.recv_counts, recv_counts_);
+}
+
+void PlainCall::find_room(const Call& call, int rank, int num_ranks) {
+  plain_.op = Op::kSum;
+  scaled_count_ = input_count(call, rank, num_ranks);
+  // In place the caller's array is to be overwritten anyway; so is an output like the input.
+  if (call.input == call.output || call.collective == Collective::kAllReduce) {
+    scaled_ = call.output;
+  } else {
+    const size_t needed = static_cast<size_t>(scaled_count_) * dtype_size(call.dtype);
+    if (needed > room_bytes_) {
+      room_.reset(new std::byte[needed]);
+      room_bytes_ = needed;
+    }
+    scaled_ = room_.get();
+  }
+  plain_.input = scaled_;
+}
+
+void PlainCall::scale_input(const Call& call) const {
+  if (call.op != Op::kPremul) return;
+  scale_fn(call.dtype)(scaled_, call.input, static_cast<size_t>(scaled_count_), call.factor);
+}
+
+}  // namespace pycoll

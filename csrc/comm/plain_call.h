@@ -1,0 +1,39 @@
+// What the Runner runs in place of a call whose elements or op it does not know: opaque elements
+// are bytes to it, and premul is a sum of scaled inputs.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/call.h"
+
+namespace pycoll {
+
+class PlainCall {
+ public:
+  static bool is_plain(const Call& call) {
+    return call.dtype != DType::kOpaque && call.op != Op::kPremul;
+  }
+
+  /// A plain call with the same effect, once scale_input() has been called. It lives until the next
+  /// one is prepared.
+  const Call& prepare(const Call& call, int rank, int num_ranks);
+  /// The first half of premul; nothing for other calls. Afterwards, so that a call that is refused
+  /// in between leaves its arrays as they were.
+  void scale_input(const Call& call) const;
+
+ private:
+  void count_bytes(int num_ranks);
+  void find_room(const Call& call, int rank, int num_ranks);
+
+  Call plain_;
+  std::vector<int64_t> block_counts_;
+  std::vector<int64_t> send_counts_;
+  std::vector<int64_t> recv_counts_;
+  int64_t scaled_count_ = 0;
+  void* scaled_ = nullptr;
+  std::unique_ptr<std::byte[]> room_;  // kept, so that the next call allocates nothing
+  size_t room_bytes_ = 0;
+};
+
+}  // namespace pycoll

@@ -1,0 +1,144 @@
+// Between what is stored of an element and what is computed with: load() and store(), for scalars
+// and for vectors of them.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "reduce/dtypes.h"
+#include "reduce/lanes.h"
+
+namespace pycoll {
+
+/// Conversion between a dtype's storage and its accumulator; the identity but for small
+/// floats and bools.
+/// store() takes what finish() returned: a NaN is the canonical one.
+template <DType dtype>
+struct Conversion {
+  template <class L>
+  static PYCOLL_LANE_FN L load(L x) {
+    return x;
+  }
+  template <class L>
+  static PYCOLL_LANE_FN L store(L x) {
+    return x;
+  }
+};
+
+template <>
+struct Conversion<DType::kBF16> {
+  template <class L>
+  static PYCOLL_LANE_FN WithLane<float, L> load(L bits) {
+    return bits_as<WithLane<float, L>>(convert_lanes<uint32_t>(bits) << 16);
+  }
+  template <class F>
+  static PYCOLL_LANE_FN WithLane<uint16_t, F> store(F x) {
+    return convert_lanes<uint16_t>(round(x));
+  }
+  /// To nearest even: adds just under half of the last place kept, and one more if that is odd.
+  template <class F>
+  static PYCOLL_LANE_FN Bits<F> round(F x) {
+    const Bits<F> bits = bits_as<Bits<F>>(x);
+    return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  }
+};
+
+/// Floats of 8 or 16 bits with subnormals; the exponent's highest value means infinity and NaN or,
+/// without infinities, an ordinary one but for the code of all ones, which is NaN.
+/// Never computes with an f32 subnormal, so that flush-to-zero modes do not change the result.
+template <Scalar Stored, uint32_t mantissa_bits, uint32_t bias, bool has_infinity>
+struct SmallFloat {
+  template <class L>
+  static PYCOLL_LANE_FN WithLane<float, L> load(L stored) {
+    using F = WithLane<float, L>;
+    using U = WithLane<uint32_t, L>;
+    const U bits = convert_lanes<uint32_t>(stored);
+    const U sign = (bits & kSign) << kSignShift;
+    const U shifted = (bits & kAllOnes) << kShift;
+    const U normal = shifted + ((127u - bias) << 23);
+    // kUnit + a multiple of its last place is exact: taking kUnit away leaves a subnormal's value.
+    const F unit_plus = bits_as<F>((shifted >> kShift) + kUnitBits);
+    const U subnormal = bits_as<U>(unit_plus - kUnit);
+    const U finite = shifted < kMinNormal ? subnormal : normal;
+    const U special = has_infinity ? shifted + ((255u << 23) - kInf) : U{} + 0x7fc00000u;
+    return bits_as<F>((shifted < kFirstSpecial ? finite : special) | sign);
+  }
+
+  template <class F>
+  static PYCOLL_LANE_FN WithLane<Stored, F> store(F x) {
+    return convert_lanes<Stored>(round(x));
+  }
+  /// The code of the nearest value, of two as near the even one, in 32 bits.
+  template <class F>
+  static PYCOLL_LANE_FN Bits<F> round(F x) {
+    using U = Bits<F>;
+    const U bits = bits_as<U>(x);
+    const U sign = (bits >> kSignShift) & kSign;
+    const U magnitude = bits & 0x7fffffffu;
+    // The exponent's bias changes; then as for bf16, to nearest even.
+    const U normal = (magnitude - ((127u - bias) << 23) + ((1u << (kShift - 1)) - 1u) +
+                      ((magnitude >> kShift) & 1u)) >>
+                     kShift;
+    // The last place of kUnit is that of a subnormal: the addition rounds.
+    const U subnormal = bits_as<U>(bits_as<F>(magnitude) + kUnit) - kUnitBits;
+    const U finite = magnitude < kF32MinNormal ? subnormal : normal;
+    // An overflowing finite value is infinite, or NaN where there is no infinity (decision 0010).
+    const U nan = U{} + (has_infinity ? kInfCode | kInfCode >> 1 : kAllOnes);
+    const U special = magnitude > kF32Inf ? nan : U{} + (has_infinity ? kInfCode : kAllOnes);
+    return (magnitude < kF32Overflow ? finite : special) | sign;
+  }
+
+ private:
+  static constexpr uint32_t kShift = 23 - mantissa_bits;
+  static constexpr uint32_t kSign = 1u << (8 * sizeof(Stored) - 1);
+  static constexpr uint32_t kSignShift = 32 - 8 * sizeof(Stored);
+  static constexpr uint32_t kAllOnes = kSign - 1;
+  static constexpr uint32_t kInfCode = kAllOnes >> mantissa_bits << mantissa_bits;
+  // The f32 whose last place is the smallest subnormal.
+  static constexpr uint32_t kUnitBits = (127 + 24 - bias - mantissa_bits) << 23;
+  static constexpr float kUnit = __builtin_bit_cast(float, kUnitBits);
+  // Codes shifted to f32's place.
+  static constexpr uint32_t kMinNormal = 1u << 23;
+  static constexpr uint32_t kInf = kInfCode << kShift;
+  static constexpr uint32_t kFirstSpecial = has_infinity ? kInf : kAllOnes << kShift;
+  // Values as the bits of an f32.
+  static constexpr uint32_t kF32MinNormal = (127 + 1 - bias) << 23;
+  static constexpr uint32_t kF32Inf = 255u << 23;
+  static constexpr uint32_t kLargest = ((kAllOnes - 1) << kShift) + ((127 - bias) << 23);
+  static constexpr uint32_t kF32Overflow =
+      has_infinity ? (127 + 1 + bias) << 23 : kLargest + (1u << (kShift - 1)) + 1;
+};
+
+template <>
+struct Conversion<DType::kF16> : SmallFloat<uint16_t, 10, 15, true> {};
+template <>
+struct Conversion<DType::kF8E4M3> : SmallFloat<uint8_t, 3, 7, false> {};
+template <>
+struct Conversion<DType::kF8E5M2> : SmallFloat<uint8_t, 2, 15, true> {};
+
+/// Every byte but 0 is true; what is computed is 0 or 1.
+template <>
+struct Conversion<DType::kBool> {
+  template <class L>
+  static PYCOLL_LANE_FN L load(L x) {
+    const L one = L(L{} + 1);
+    return x > one ? one : x;
+  }
+  template <class L>
+  static PYCOLL_LANE_FN L store(L x) {
+    return x;
+  }
+};
+
+template <DType dtype>
+struct DTypeTraits;
+#define X(id, name, kind, type, acc)                             \
+  template <>                                                    \
+  struct DTypeTraits<DType::id> : public Conversion<DType::id> { \
+    using Storage = type;                                        \
+    using Acc = acc;                                             \
+  };
+PYCOLL_FOR_EACH_DTYPE(X)
+#undef X
+
+}  // namespace pycoll
