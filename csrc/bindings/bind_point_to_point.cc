@@ -53,7 +53,7 @@ bool is_any_source(PyObject* peer) {
 void set_message(MessageOp& op, const ArrayView& x, const Arguments& args) {
   op.dtype = x.dtype;
   op.data = static_cast<std::byte*>(x.data);
-  op.nbytes = static_cast<size_t>(x.count) * dtype_size(x.dtype);
+  op.nbytes = static_cast<size_t>(x.nbytes());
   if (PyObject* tag = args[kTag]) op.tag = tag_of(tag);
 }
 

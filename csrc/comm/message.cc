@@ -1,11 +1,13 @@
 #include "comm/message.h"
 
+#include "reduce/cells.h"
+
 namespace pycoll {
 
 std::string describe(const MessageOp& op) {
   std::string text = op.is_send ? "send(" : "recv(";
-  text += std::to_string(op.count()) + " " + std::string(dtype_name(op.dtype)) + ", tag " +
-          std::to_string(op.tag) + (op.is_send ? ", to " : ", from ");
+  text += elements_text(op.dtype, op.nbytes) + ", tag " + std::to_string(op.tag) +
+          (op.is_send ? ", to " : ", from ");
   return text + (op.peer == kAnySource ? "any rank" : "rank " + std::to_string(op.peer)) + ")";
 }
 

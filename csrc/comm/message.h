@@ -46,7 +46,6 @@ struct MessageOp {
   uint64_t over = 0;  // 1 at its end; released after all that is above
 
   bool is_over() const { return load_acquire(over) != 0; }
-  int64_t count() const { return static_cast<int64_t>(nbytes / dtype_size(dtype)); }
 };
 
 /// `recv(10 f32, tag 7, from rank 2)`: how messages name it.

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "reduce/dtypes.h"
+#include "reduce/cells.h"
 #include "reduce/ops.h"
 #include "schedule/collectives.h"
 
@@ -113,7 +113,7 @@ std::string describe_seconds(double s) {
 std::string describe_message_mismatch(const MessageMismatch& mismatch, int receiver) {
   const auto array = [](uint64_t nbytes, uint8_t dtype_number) {
     const auto dtype = static_cast<DType>(dtype_number);
-    return std::to_string(nbytes / dtype_size(dtype)) + " " + std::string(dtype_name(dtype));
+    return elements_text(dtype, nbytes);
   };
   return "rank " + std::to_string(mismatch.source) + " sent " +
          array(mismatch.sent_bytes, mismatch.sent_dtype) + " with tag " +

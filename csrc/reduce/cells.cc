@@ -68,6 +68,11 @@ void check_premul_factor(DType dtype, double factor) {
                    std::string(dtype_name(dtype)) + " holds, got " + text);
 }
 
+std::string elements_text(DType dtype, uint64_t nbytes) {
+  if (dtype == DType::kOpaque) return std::to_string(nbytes) + " opaque bytes";
+  return std::to_string(nbytes / dtype_size(dtype)) + " " + std::string(dtype_name(dtype));
+}
+
 std::string dtype_names() { return names(kNumDTypes, dtype_name); }
 std::string op_names() { return names(kNumOps, op_name); }
 

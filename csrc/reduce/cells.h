@@ -52,6 +52,9 @@ void check_op(DType dtype, Op op);
 /// need a whole number that the dtype holds.
 void check_premul_factor(DType dtype, double factor);
 
+/// "10 f32": so many bytes of this dtype, for messages.
+std::string elements_text(DType dtype, uint64_t nbytes);
+
 /// The names of all rows, with commas between, for messages.
 std::string dtype_names();
 std::string op_names();
