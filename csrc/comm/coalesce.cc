@@ -11,7 +11,7 @@ constexpr int64_t kMaxFusedBytes = 64 << 10;
 constexpr size_t kMaxFusedCalls = 256;
 
 int64_t bytes_of(const Call& call) {
-  return call.count * static_cast<int64_t>(dtype_size(call.dtype));
+  return call.count * static_cast<int64_t>(std::max(call.element_size, dtype_size(call.dtype)));
 }
 
 bool overlap(const void* first, int64_t first_bytes, const void* second, int64_t second_bytes) {
@@ -30,7 +30,7 @@ bool is_order_free(const Call& call, int num_ranks) {
 
 bool alike(const Call& a, const Call& b) {
   return a.collective == b.collective && a.dtype == b.dtype && a.op == b.op &&
-         a.deterministic == b.deterministic;
+         a.factor == b.factor && a.deterministic == b.deterministic;
 }
 
 }  // namespace
