@@ -38,7 +38,7 @@ typename DTypeTraits<dtype>::Storage oracle(int num_ranks, int64_t i) {
   using Traits = DTypeTraits<dtype>;
   auto acc = Traits::load(value<dtype>(0, i));
   for (int rank = 1; rank < num_ranks; ++rank) {
-    acc = Combine<op>::apply(acc, Traits::load(value<dtype>(rank, i)));
+    acc = Combine<combining_op(dtype, op)>::apply(acc, Traits::load(value<dtype>(rank, i)));
   }
   return Traits::store(finish(acc, op == Op::kAvg ? num_ranks : 1));
 }
@@ -161,7 +161,8 @@ int check(bool block, const std::vector<int>& worlds) {
           run_case<DType::kBF16, Op::kAvg>(c);
           run_case<DType::kI64, Op::kMax>(c);
           run_case<DType::kU8, Op::kSum>(c);
-          num_cases += 4;
+          run_case<DType::kC128, Op::kSum>(c);  // an element as large as two lines of a block
+          num_cases += 5;
         }
       }
     }
