@@ -60,7 +60,7 @@ struct SmallFloat {
     const F unit_plus = bits_as<F>((shifted >> kShift) + kUnitBits);
     const U subnormal = bits_as<U>(unit_plus - kUnit);
     const U finite = shifted < kMinNormal ? subnormal : normal;
-    const U special = has_infinity ? shifted + ((255u << 23) - kInf) : U{} + 0x7fc00000u;
+    const U special = has_infinity ? shifted + ((255u << 23) - kInfinity) : U{} + 0x7fc00000u;
     return bits_as<F>((shifted < kFirstSpecial ? finite : special) | sign);
   }
 
@@ -83,8 +83,9 @@ struct SmallFloat {
     const U subnormal = bits_as<U>(bits_as<F>(magnitude) + kUnit) - kUnitBits;
     const U finite = magnitude < kF32MinNormal ? subnormal : normal;
     // An overflowing finite value is infinite, or NaN where there is no infinity (decision 0010).
-    const U nan = U{} + (has_infinity ? kInfCode | kInfCode >> 1 : kAllOnes);
-    const U special = magnitude > kF32Inf ? nan : U{} + (has_infinity ? kInfCode : kAllOnes);
+    const U nan = U{} + (has_infinity ? kInfinityCode | kInfinityCode >> 1 : kAllOnes);
+    const U special =
+        magnitude > kF32Infinity ? nan : U{} + (has_infinity ? kInfinityCode : kAllOnes);
     return (magnitude < kF32Overflow ? finite : special) | sign;
   }
 
@@ -93,17 +94,17 @@ struct SmallFloat {
   static constexpr uint32_t kSign = 1u << (8 * sizeof(Stored) - 1);
   static constexpr uint32_t kSignShift = 32 - 8 * sizeof(Stored);
   static constexpr uint32_t kAllOnes = kSign - 1;
-  static constexpr uint32_t kInfCode = kAllOnes >> mantissa_bits << mantissa_bits;
+  static constexpr uint32_t kInfinityCode = kAllOnes >> mantissa_bits << mantissa_bits;
   // The f32 whose last place is the smallest subnormal.
   static constexpr uint32_t kUnitBits = (127 + 24 - bias - mantissa_bits) << 23;
   static constexpr float kUnit = __builtin_bit_cast(float, kUnitBits);
   // Codes shifted to f32's place.
   static constexpr uint32_t kMinNormal = 1u << 23;
-  static constexpr uint32_t kInf = kInfCode << kShift;
-  static constexpr uint32_t kFirstSpecial = has_infinity ? kInf : kAllOnes << kShift;
+  static constexpr uint32_t kInfinity = kInfinityCode << kShift;
+  static constexpr uint32_t kFirstSpecial = has_infinity ? kInfinity : kAllOnes << kShift;
   // Values as the bits of an f32.
   static constexpr uint32_t kF32MinNormal = (127 + 1 - bias) << 23;
-  static constexpr uint32_t kF32Inf = 255u << 23;
+  static constexpr uint32_t kF32Infinity = 255u << 23;
   static constexpr uint32_t kLargest = ((kAllOnes - 1) << kShift) + ((127 - bias) << 23);
   static constexpr uint32_t kF32Overflow =
       has_infinity ? (127 + 1 + bias) << 23 : kLargest + (1u << (kShift - 1)) + 1;
