@@ -122,7 +122,8 @@ def test_impossible_cell_raises_before_the_peers_notice() -> None:
                 for op in [op for op in OPS if (dtype, op) not in CELLS]:
                     given = pycoll.premul(2) if op == "premul" else op
                     if comm.rank == 1:
-                        with pytest.raises(UsageError, match=f"op {op} .*dtype {dtype}: |has no op avg"):
+                        text = f"op {op} .*dtype {dtype}: |has no op avg"
+                        with pytest.raises(UsageError, match=text):
                             getattr(comm, name)(x, op=given)
         with pytest.raises(UsageError, match=r"premul needs a factor: .*premul\(0.5\)"):
             comm.all_reduce(np.ones(3), op="premul")
