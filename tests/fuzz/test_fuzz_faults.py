@@ -1,0 +1,69 @@
+"""Ranks that fail or call the wrong thing: the right error on every other rank, in time."""
+
+from __future__ import annotations
+
+import sys
+
+import faults
+import mistakes
+import pytest
+from driving import MINUTES, drive, drive_for_minutes, num_examples
+from hypothesis import strategies as st
+
+from pycoll import run_ranks
+
+pytestmark = pytest.mark.ranks
+
+MISMATCH_S = 2.0  # loose, for a machine with more ranks than cores; the campaign reports times
+
+
+def check_fault(fault: faults.Fault) -> None:
+    outcome = faults.run(fault)
+    if outcome.complaint:
+        print(f"\nfuzz: {fault}: {outcome.complaint}\n{outcome.seen}", file=sys.stderr)
+    assert not outcome.complaint, (fault, outcome.complaint)
+
+
+Mistakes = tuple[int, bool, tuple[mistakes.Mistake, ...]]
+
+
+def several_mistakes() -> st.SearchStrategy[Mistakes]:
+    some = st.lists(mistakes.mistakes(), min_size=5, max_size=20).map(tuple)
+    return st.tuples(st.integers(2, 5), st.booleans(), some)
+
+
+def check_mistakes(case: Mistakes) -> None:
+    n, threads, made = case
+    outcomes = run_ranks(
+        lambda comm: [mistakes.make(comm, m) for m in made], n, threads=threads, timeout_s=20
+    )
+    for idx, mistake in enumerate(made):
+        seen = [outcome[idx] for outcome in outcomes]
+        complaint = mistakes.complaint(mistake, seen)
+        assert not complaint, (n, threads, mistake, complaint)
+        assert mistakes.took_s(seen) < MISMATCH_S, (n, threads, mistake, seen)
+
+
+def warm_up() -> None:
+    """What is opened once and for all."""
+    for threads in (False, True):
+        run_ranks(lambda comm: comm.barrier(), 2, threads=threads)
+
+
+@pytest.mark.timeout(300)
+def test_fuzz_ranks_that_fail_are_named_by_all_others_in_time() -> None:
+    warm_up()
+    drive(check_fault, faults.faults(), num_examples(25))
+
+
+@pytest.mark.timeout(300)
+def test_fuzz_calls_that_differ_raise_mismatch_on_every_rank() -> None:
+    drive(check_mistakes, several_mistakes(), num_examples(15))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(int(60 * MINUTES) + 600)
+def test_fuzz_faults_of_a_night_are_named_in_time() -> None:
+    warm_up()
+    assert drive_for_minutes(check_fault, faults.faults(), share=0.2) > 0
+    assert drive_for_minutes(check_mistakes, several_mistakes(), share=0.1) > 0
