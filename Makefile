@@ -12,7 +12,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # With the venv's own cmake and ninja, into one build folder, so that only the first one compiles.
 INSTALL := PATH="$(abspath $(BIN)):$$PATH" PYCOLL_BUILD_DIR=build/cmake $(PIP) --no-build-isolation
 
-.PHONY: demo test test-slow bench benchmarks lint format clean build
+FUZZ_MINUTES ?= 10
+
+.PHONY: demo test test-slow fuzz bench benchmarks lint format clean build
 
 demo: $(VENV)/demo build
 	$(BIN)/python examples/demo.py --out out
@@ -22,6 +24,9 @@ test: $(VENV)/test build
 
 test-slow: $(VENV)/test build
 	$(BIN)/python -m pytest -m slow
+
+fuzz: $(VENV)/test build
+	PYCOLL_FUZZ_MINUTES=$(FUZZ_MINUTES) $(BIN)/python -m pytest -m slow -s tests/fuzz
 
 bench: $(VENV)/demo build
 	@$(PIP) ml_dtypes  # bf16 for NumPy

@@ -302,8 +302,12 @@ void PointToPoint::raise_timeout(const MessageOp& op, const Failure& failure) co
   std::snprintf(seconds, sizeof(seconds), "%g s", timeout_s_);
   const bool here = failure.reporter == rank_ && op.deadline_ns != 0 && now_ns() >= op.deadline_ns;
   if (!here) {
+    // A receive from anyone waits for nobody in particular: its own rank stands for that.
+    const std::string whom = failure.culprit == failure.reporter
+                                 ? ""
+                                 : " waiting for rank " + std::to_string(failure.culprit);
     throw AbortedError(me + " cannot go on: rank " + std::to_string(failure.reporter) +
-                       " timed out; make a new communicator");
+                       " timed out" + whom + "; make a new communicator");
   }
   std::string why;
   switch (op.state) {

@@ -1,3 +1,4 @@
+# ruff: noqa: E402  -- the path comes first
 """Campaigns: many faults of one kind, counted and timed. `campaign.py --help` shows how.
 
 What the fuzz tests do at random for a while, this does a given number of times for each kind, so
@@ -224,9 +225,7 @@ def quiet(
 def resources_of_this_process() -> dict[str, int]:
     """What a communicator takes: resident and mapped bytes, mappings, descriptors, threads."""
     maps = Path("/proc/self/smaps_rollup").read_text().split()
-    status = dict(
-        line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines()
-    )
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
         "resident KiB": int(maps[maps.index("Rss:") + 1]),
         "mapped KiB": int(status["VmSize"].split()[0]),
@@ -285,16 +284,17 @@ def splits(
     for threads in (False, True):
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("splits", total=count)
-            report = (lambda done: progress.update(task, completed=done)) if threads else id
-            outcomes = run_ranks(
-                use_splits, ranks, count, report, threads=threads, timeout_s=60
-            )  # fmt: skip
+
+            def report(done: int, progress: Progress = progress, task: Any = task) -> None:
+                progress.update(task, completed=done)
+
+            outcomes = run_ranks(use_splits, ranks, count, report, threads=threads, timeout_s=60)
         kind = "threads" if threads else "processes"
         for rank, found in enumerate(outcomes[:1] if threads else outcomes):
             before, after = found[0], found[-1]
             row: dict[str, Any] = {"kind": kind, "rank": rank, "splits": count}
             for what in before:
-                row[what] = f"{before[what]} -> {after[what]}"
+                row[what] = f"{before[what]} {after[what] - before[what]:+}"
                 slack = slack_kib * (ranks if threads else 1) if "KiB" in what else 0
                 if after[what] > before[what] + slack:
                     failures.append(f"{kind}, rank {rank}: {what} {row[what]}")

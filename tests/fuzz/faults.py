@@ -1,4 +1,4 @@
-"""A rank fails at a random point of a random program: what it does, and what the others must see."""
+"""A rank fails at a random point of a random program: what all others must see."""
 
 from __future__ import annotations
 
@@ -219,7 +219,10 @@ def judge(fault: Fault, outcomes: list[Seen | Exception], fault_s: float) -> tup
         if fault.kind in ("stop", "too_late"):
             deadline_s += SHORT_S
             # Who sees another rank's timeout before its own passes that on.
-            right = seen.error in ("TimeoutError", "AbortedError") and f"rank {victim}" in seen.text
+            # A limit: of a rank that stops within an operation, its neighbours' wait is told.
+            named = (f"rank {victim}", "every rank has entered it", "timed out waiting for")
+            right = seen.error in ("TimeoutError", "AbortedError")
+            right = right and any(name in seen.text for name in named)
             num_timeouts += seen.error == "TimeoutError"
         else:
             signum = signal.SIGKILL if fault.kind == "kill" else 0
@@ -242,8 +245,6 @@ def resources() -> tuple[set[str], set[int], int]:
 
 def left_over(before: tuple[set[str], set[int], int]) -> str:
     gc.collect()  # communicators in the cycles of tracebacks
-    files, pids, num_fds = (
-        now - then for now, then in zip(resources(), before, strict=True)
-    )
+    files, pids, num_fds = (now - then for now, then in zip(resources(), before, strict=True))
     left = {"files": files, "processes": pids, "descriptors": num_fds}
     return "".join(f"left behind: {what} {some}; " for what, some in left.items() if some)

@@ -25,14 +25,13 @@ DTYPES = {
     name: dtype
     for name, dtype in {
         "f16": np.float16, "f32": np.float32, "f64": np.float64, "c64": np.complex64,
-        "c128": np.complex128, "u8": np.uint8, "i8": np.int8, "i16": np.int16, "i32": np.int32,
-        "i64": np.int64,
+        "c128": np.complex128, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
+        "u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64,
     }.items()
-    if name in _core._reduce_dtypes()
+    if name in [row[0] for row in _core.dtypes()]
 }  # fmt: skip
 OPS = [op for op in ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
-       if op in _core._reduce_ops()]  # fmt: skip
-BITWISE = ("band", "bor", "bxor")
+       if op in _core.ops()]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -133,9 +132,10 @@ def collectives(draw: st.DrawFn, coalesced: bool = False) -> Collective:
         if algorithm.endswith("/direct"):
             memory, out = "shared", "own"  # of all ranks, or it has no way
     dtype = draw(st.sampled_from(list(DTYPES)))
-    ops = [op for op in OPS if not (op in BITWISE and dtype[0] in "fc")
-           and not (op in ("min", "max") and dtype[0] == "c")
-           and not (op == "avg" and name in ("scan", "exscan"))]  # fmt: skip
+    prefix = name in ("scan", "exscan")
+    ops = [
+        op for op in OPS if _core.why_unsupported(dtype, op) == "" and not (prefix and op == "avg")
+    ]
     counts = (
         name in ("all_gather", "reduce_scatter", "all_to_all")
         and algorithm is None

@@ -130,9 +130,7 @@ class Runner:
             assert isinstance(op, Collective)
             yield self.collective(comm, op)
 
-    def collective(
-        self, comm: pycoll.Communicator, op: Collective
-    ) -> tuple[Any, Check, object]:
+    def collective(self, comm: pycoll.Communicator, op: Collective) -> tuple[Any, Check, object]:
         n, rank, root = comm.size, comm.rank, op.root % comm.size
         given = dict(arguments(op.name, root, op.op))
         if op.algorithm is not None:
@@ -301,9 +299,7 @@ def counts_of(op: Collective, n: int) -> list[int]:
     return [rows * ((op.seed + 3 * rank) % 4) // 2 for rank in range(n)]
 
 
-def with_counts(
-    op: Collective, n: int, rank: int
-) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+def with_counts(op: Collective, n: int, rank: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Input, result and the counts to pass, of blocks that differ in size."""
     counts = counts_of(op, n)
     ends = np.cumsum(counts)
