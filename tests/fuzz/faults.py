@@ -222,7 +222,9 @@ def judge(fault: Fault, outcomes: list[Seen | Exception], fault_s: float) -> tup
             # A limit: of a rank that stops within an operation, its neighbours' wait is told.
             named = (f"rank {victim}", "every rank has entered it", "timed out waiting for")
             right = seen.error in ("TimeoutError", "AbortedError")
-            right = right and any(name in seen.text for name in named)
+            # A message names whom it is for, who may be late because of another.
+            is_message = seen.text.startswith(("send(", "recv("))
+            right = right and (is_message or any(name in seen.text for name in named))
             num_timeouts += seen.error == "TimeoutError"
         else:
             signum = signal.SIGKILL if fault.kind == "kill" else 0
