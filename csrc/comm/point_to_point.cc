@@ -135,7 +135,8 @@ void PointToPoint::wait_until_over(Waiter& waiter, MessageOp& op, int64_t end_ns
   const Waiting waiting(*this);
   const auto look = [this, end_ns] { return now_ns() >= end_ns || look_for_trouble(); };
   using Look = decltype(look);
-  const WaitSite site{.look = [](const void* f) { return (*static_cast<const Look*>(f))(); },
+  const WaitSite site{.peer = op.peer,
+                      .look = [](const void* f) { return (*static_cast<const Look*>(f))(); },
                       .look_context = &look};
   const auto ready = [this, &op] { return step(op); };
   if (waiter.spin_until(ready, site)) return;

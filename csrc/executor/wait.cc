@@ -33,6 +33,12 @@ Waiter::Waiter(Transport& transport)
 }
 
 bool Waiter::wait_slowly(bool (*ready)(void*), void* context, const WaitSite& site) {
+  const bool is_ready = wait_in_view(ready, context, site);
+  store_relaxed(segment_.control(rank_).waits_for, 0);
+  return is_ready;
+}
+
+bool Waiter::wait_in_view(bool (*ready)(void*), void* context, const WaitSite& site) {
   if (!slow_) {
     // The first slow wait of an operation: the clock starts here, so that a quick one never asks.
     slow_ = true;
@@ -53,6 +59,11 @@ bool Waiter::wait_slowly(bool (*ready)(void*), void* context, const WaitSite& si
         return false;
       }
       next_look = now + kTroublePeriodNs;
+      // Not in view: a message from anyone, and one to this very rank.
+      if (site.peer >= 0 && site.peer < segment_.num_ranks() && site.peer != rank_) {
+        store_relaxed(segment_.control(rank_).looked_ns, static_cast<uint64_t>(now));
+        store_relaxed(segment_.control(rank_).waits_for, static_cast<uint64_t>(site.peer) + 1);
+      }
     }
     if (now >= next_interrupt && interrupted) {
       if (interrupted()) {
@@ -90,14 +101,16 @@ bool Waiter::look_for_trouble(bool (*ready)(void*), void* context, const WaitSit
     failure.signal = static_cast<uint8_t>(*signal);
   } else if (deadline_.expired()) {
     failure.code = FailureCode::kTimeout;
-    failure.culprit = static_cast<uint16_t>(site.peer);
-    // The rank that never came is the one to name, not the neighbour that waits for it too.
+    // The rank that never came is the one to name, not the neighbour that waits for it too; nor one
+    // that did not come because a third one holds it up elsewhere.
+    int late = site.peer;
     for (int rank = 0; rank < segment_.num_ranks(); ++rank) {
       if (load_acquire(segment_.control(rank).sequence) < sequence_) {
-        failure.culprit = static_cast<uint16_t>(rank);
+        late = rank;
         break;
       }
     }
+    failure.culprit = static_cast<uint16_t>(find_culprit(late));
   } else {
     return false;
   }
@@ -147,7 +160,20 @@ bool Waiter::peers_agree() {
   return true;
 }
 
-std::string Waiter::describe_missing() const {
+// A rank that has not looked for half the timeout is stopped, whatever it waited for before.
+int Waiter::find_culprit(int peer) const {
+  const int64_t fresh_ns = now_ns() - static_cast<int64_t>(timeout_s_ * 0.5e9);
+  int last = peer;
+  for (int i = 0; i < segment_.num_ranks(); ++i) {
+    RankControl& control = segment_.control(last);
+    const uint64_t next = load_relaxed(control.waits_for);
+    if (next == 0 || static_cast<int64_t>(load_relaxed(control.looked_ns)) < fresh_ns) return last;
+    last = static_cast<int>(next) - 1;
+  }
+  return peer;  // a circle: nobody in particular
+}
+
+std::string Waiter::describe_missing(int culprit) const {
   std::string ranks;
   int num_missing = 0;
   int last_missing = 0;
@@ -157,8 +183,13 @@ std::string Waiter::describe_missing() const {
     ++num_missing;
     last_missing = rank;
   }
-  if (num_missing == 0) return "every rank has entered it";
-  if (num_missing > 1) return "ranks " + ranks + " have not entered it";
+  if (num_missing == 0) {
+    return "every rank has entered it, and rank " + std::to_string(culprit) + " holds it up";
+  }
+  if (num_missing > 1) {
+    return "ranks " + ranks + " have not entered it, rank " + std::to_string(culprit) +
+           " holds them up";
+  }
   return "rank " + ranks + " has not entered it: " + describe_last(segment_, last_missing);
 }
 
@@ -197,16 +228,16 @@ void Waiter::raise_failure(const std::string& what, const std::string& call) con
         throw AbortedError(me + " cannot go on: rank " + std::to_string(failure.reporter) +
                            " timed out waiting for " + culprit + "; make a new communicator");
       }
-      throw TimeoutError(me +
-                         (failure.reporter == rank_
-                              ? " waited " + describe_seconds(timeout_s_)
-                              : " gives up with rank " + std::to_string(failure.reporter) +
-                                    ", which waited " + describe_seconds(timeout_s_) +
-                                    ", its wait") +
-                         (site_.for_credit ? " for a free slot to rank " : " for rank ") +
-                         std::to_string(site_.peer) + " (chunk " + std::to_string(site_.chunk) +
-                         ", step " + std::to_string(site_.step) + ")" +
-                         (call.empty() ? "" : " in " + call) + "; " + describe_missing());
+      throw TimeoutError(
+          me +
+          (failure.reporter == rank_
+               ? " waited " + describe_seconds(timeout_s_)
+               : " gives up with rank " + std::to_string(failure.reporter) + ", which waited " +
+                     describe_seconds(timeout_s_) + ", its wait") +
+          (site_.for_credit ? " for a free slot to rank " : " for rank ") +
+          std::to_string(site_.peer) + " (chunk " + std::to_string(site_.chunk) + ", step " +
+          std::to_string(site_.step) + ")" + (call.empty() ? "" : " in " + call) + "; " +
+          describe_missing(failure.culprit));
     case FailureCode::kPeerDied: {
       std::string how = failure.signal == 0 ? std::string(" ended")
                                             : std::string(" was ended by signal ") +

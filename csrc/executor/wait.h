@@ -89,10 +89,13 @@ class Waiter {
 
  private:
   bool wait_slowly(bool (*ready)(void*), void* context, const WaitSite& site);
+  bool wait_in_view(bool (*ready)(void*), void* context, const WaitSite& site);
   bool look_for_trouble(bool (*ready)(void*), void* context, const WaitSite& site);
   void yield(int64_t now);
   void nap(bool (*ready)(void*), void* context);
-  std::string describe_missing() const;
+  /// Who holds up `peer`, that holds up this rank: follows who waits for whom.
+  int find_culprit(int peer) const;
+  std::string describe_missing(int culprit) const;
   std::string describe_mismatch(const Failure& failure) const;
 
   Transport& transport_;

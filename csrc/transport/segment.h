@@ -44,7 +44,7 @@ struct Failure {
 /// What the first page begins with: enough for a reader of another version to say that it is one.
 struct SegmentHeader {
   static constexpr uint64_t kMagic = 0x6c6c6f63'79702121;  // "!!pycoll"
-  static constexpr uint64_t kVersion = 2;                  // of all that lies in the segment
+  static constexpr uint64_t kVersion = 3;                  // of all that lies in the segment
   static constexpr size_t kMaxName = 512;
 
   uint64_t magic = 0;
@@ -85,6 +85,10 @@ struct alignas(kFlagBytes) RankControl {
   uint32_t asleep = 0;
   uint32_t message_bell = 0;  // the same for the thread that progresses asynchronous messages
   uint32_t message_asleep = 0;
+  // Of a slow wait: the rank that must act, plus 1, and when it last looked for
+  // trouble. Who stops for good does not look.
+  uint64_t waits_for = 0;
+  uint64_t looked_ns = 0;
 };
 
 /// What the maker of the memory decides for all ranks before any of them sees it, so that all

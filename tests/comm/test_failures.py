@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -175,6 +176,34 @@ def test_stopped_rank_is_a_timeout():
     assert texts[1] == "went on"
     assert "rank 1 has not entered it" in texts[0]
     assert "rank 1 has not entered it" in texts[2]
+
+
+def test_rank_stopped_within_an_operation_is_named_by_those_who_wait_for_its_neighbours():
+    """It has entered; some ranks wait for others, which wait for it."""
+
+    def stop_soon(pid: int) -> None:
+        time.sleep(0.03)
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(1.2)
+        os.kill(pid, signal.SIGCONT)
+
+    def work(comm: pycoll.Communicator) -> str:
+        x = np.ones(4_000_000, np.float32)
+        comm.barrier()
+        if comm.rank == 2 and (child := os.fork()) == 0:
+            stop_soon(os.getppid())
+            os._exit(0)
+        with pytest.raises((TimeoutError, AbortedError)) as caught:
+            for _ in range(100_000):
+                comm.all_reduce(x, "max", algorithm="ring")
+        if comm.rank == 2:
+            os.waitpid(child, 0)
+        return str(caught.value)
+
+    texts = run_ranks(work, 5, timeout_s=0.4)
+    for rank in (0, 1, 3, 4):
+        assert re.search("rank 2 (holds it up|has not entered)|waiting for rank 2", texts[rank])
+    assert "waiting for rank 2" in texts[2]
 
 
 def test_rank_that_never_comes_to_init_is_named():

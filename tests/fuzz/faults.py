@@ -219,13 +219,13 @@ def judge(fault: Fault, outcomes: list[Seen | Exception], fault_s: float) -> tup
         if fault.kind in ("stop", "too_late"):
             deadline_s += SHORT_S
             # Who sees another rank's timeout before its own passes that on.
-            # A limit: of a rank that stops within an operation, its neighbours' wait is told.
-            named = (f"rank {victim}", "every rank has entered it", "timed out waiting for")
             right = seen.error in ("TimeoutError", "AbortedError")
             # A message names whom it is for, who may be late because of another.
             is_message = seen.text.startswith(("send(", "recv("))
-            right = right and (is_message or any(name in seen.text for name in named))
-            num_timeouts += seen.error == "TimeoutError"
+            right = right and (is_message or f"rank {victim}" in seen.text)
+            # Or a message of this rank that had begun before timed out, and this call goes with it.
+            in_another = f"rank {rank} timed out waiting for" in seen.text
+            num_timeouts += seen.error == "TimeoutError" or in_another
         else:
             signum = signal.SIGKILL if fault.kind == "kill" else 0
             right = (seen.error, seen.rank, seen.signal) == ("PeerDiedError", victim, signum)
