@@ -88,7 +88,7 @@ bool Entrance::enter(const Buffer& input, const Buffer& output) {
 }
 
 bool Entrance::can_use_processes() const {
-  if (transport_.shares_address_space()) return false;
+  if (transport_.shares_address_space() || !process_memory_enabled()) return false;
   for (int rank = 0; rank < num_ranks_; ++rank) {
     const auto r = static_cast<size_t>(rank);
     uint64_t word = 0;

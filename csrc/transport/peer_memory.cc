@@ -1,36 +1,13 @@
 #include "transport/peer_memory.h"
 
 #include <sys/random.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstdlib>
 #include <cstring>
 
+#include "transport/process_memory.h"
+
 namespace pycoll {
-namespace {
-
-// The kernel pins pages in small batches whatever is asked for; shorter calls let a killed or
-// interrupted rank end.
-constexpr size_t kMaxReadBytes = size_t{64} << 20;
-
-bool read_process(uint64_t pid, void* dst, uint64_t address, size_t nbytes) {
-  auto* to = static_cast<std::byte*>(dst);
-  while (nbytes != 0) {
-    const size_t wanted = std::min(nbytes, kMaxReadBytes);
-    const iovec local{to, wanted};
-    const iovec remote{reinterpret_cast<void*>(address), wanted};
-    const ssize_t got = ::process_vm_readv(static_cast<pid_t>(pid), &local, 1, &remote, 1, 0);
-    if (got <= 0) return false;
-    to += got;
-    address += static_cast<uint64_t>(got);
-    nbytes -= static_cast<size_t>(got);
-  }
-  return true;
-}
-
-}  // namespace
 
 PeerMemory::PeerMemory(PeerMemoryAddress* addresses, int rank, int num_ranks, bool same_process)
     : addresses_(addresses),
@@ -45,12 +22,10 @@ PeerMemory::PeerMemory(PeerMemoryAddress* addresses, int rank, int num_ranks, bo
 }
 
 PeerMemory::Reach PeerMemory::probe(int peer) const {
-  // For tests of the way around, and for systems where the call exists and is slow.
-  const char* setting = std::getenv("PYCOLL_PEER_MEMORY");
-  if (setting != nullptr && std::strcmp(setting, "0") == 0) return Reach::kRefused;
+  if (!process_memory_enabled()) return Reach::kRefused;
   const PeerMemoryAddress& theirs = addresses_[peer];
   uint64_t token = 0;
-  if (!read_process(theirs.pid, &token, theirs.token_address, sizeof(token)))
+  if (!read_process(static_cast<pid_t>(theirs.pid), theirs.token_address, &token, sizeof(token)))
     return Reach::kRefused;
   return token == theirs.token ? Reach::kAllowed : Reach::kRefused;
 }
@@ -62,7 +37,8 @@ bool PeerMemory::read(int peer, void* dst, uint64_t address, size_t nbytes) {
   }
   Reach& reach = reach_[static_cast<size_t>(peer)];
   if (reach == Reach::kUnknown) reach = probe(peer);
-  return reach == Reach::kAllowed && read_process(addresses_[peer].pid, dst, address, nbytes);
+  return reach == Reach::kAllowed &&
+         read_process(static_cast<pid_t>(addresses_[peer].pid), address, dst, nbytes);
 }
 
 }  // namespace pycoll

@@ -2,17 +2,25 @@
 
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
+#include <cstring>
 
 namespace pycoll {
 namespace {
+
+// The kernel pins pages in small batches whatever is asked for; shorter calls let a killed or
+// interrupted rank end.
+constexpr size_t kMaxBytes = size_t{64} << 20;
 
 template <class Transfer>
 bool transfer_all(uint64_t remote_address, void* local, size_t nbytes, Transfer&& transfer) {
   auto* at = static_cast<char*>(local);
   while (nbytes != 0) {
-    const iovec here{at, nbytes};
-    const iovec there{reinterpret_cast<void*>(remote_address), nbytes};
+    const size_t wanted = std::min(nbytes, kMaxBytes);
+    const iovec here{at, wanted};
+    const iovec there{reinterpret_cast<void*>(remote_address), wanted};
     const ssize_t done = transfer(&here, &there);
     if (done <= 0) {
       if (done < 0 && errno == EINTR) continue;
@@ -27,6 +35,11 @@ bool transfer_all(uint64_t remote_address, void* local, size_t nbytes, Transfer&
 }
 
 }  // namespace
+
+bool process_memory_enabled() {
+  const char* setting = std::getenv("PYCOLL_PEER_MEMORY");
+  return setting == nullptr || std::strcmp(setting, "0") != 0;
+}
 
 bool read_process(pid_t pid, uint64_t address, void* to, size_t nbytes) {
   return transfer_all(address, to, nbytes, [pid](const iovec* here, const iovec* there) {
