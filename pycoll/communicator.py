@@ -198,6 +198,44 @@ class Communicator(_core.Communicator):
             raise UsageError(f"shape is {shape}, expected sizes of 0 or more")
         return array_over(self._allocate(math.prod(sizes) * item_size(dtype)), sizes, dtype)
 
+    def register(self, x: Any) -> Any:
+        """Lets the other ranks reach `x` directly, as if it came from `empty`.
+
+        The array stays where it is, under the same addresses; its pages move into memory that the
+        ranks share. Views of it count as registered, too. Not collective; but only when all ranks'
+        arrays are registered or from `empty`, bytes move without a copy more. Nothing happens
+        where there is nothing to gain: an array of `empty`, or ranks that are threads.
+
+        Args:
+            x: Contiguous, writable host array of any shape and dtype. It is kept alive until
+                `unregister`, or until this communicator closes. No other thread may write it
+                during this call. A process forked later shares it instead of getting a copy.
+
+        Returns:
+            `x`.
+
+        Raises:
+            UsageError: `x` is no such array, lies in a mapped file or in memory that is shared
+                already, or overlaps a registered array in part.
+            SystemError: The system has no memory left.
+
+        Cost: one copy of `x`. Each collective copies the two pages that `x` shares with others.
+        """
+        self._register(x)
+        return x
+
+    def unregister(self, x: Any) -> None:
+        """Takes back one `register`, after the operations that are queued; copies `x` once.
+
+        Args:
+            x: An array that starts where a registered one does.
+
+        Raises:
+            UsageError: It is not registered here. Not raised where `register` does nothing.
+        """
+        if not self._unregister(x):
+            raise UsageError("x is not registered with this communicator")
+
     def explain(self, collective: str, nbytes: int, dtype: Any = None, *, root: int = 0) -> str:
         """Says which algorithm, protocol and transport a call gets, and why.
 

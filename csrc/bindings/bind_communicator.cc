@@ -4,9 +4,11 @@
 
 #include <optional>
 
+#include "bindings/array.h"
 #include "bindings/bind.h"
 #include "bindings/communicator_object.h"
 #include "bindings/errors.h"
+#include "bindings/gil.h"
 #include "bindings/interrupt.h"
 #include "comm/init.h"
 #include "schedule/schedule.h"
@@ -30,6 +32,21 @@ CommunicatorObject wrap(std::unique_ptr<Communicator> comm) {
   object.comm = std::move(comm);
   object.sites = std::make_unique<CallSites>();
   return object;
+}
+
+void register_array(CommunicatorObject& o, const py::object& x) {
+  ArrayView view(x.ptr(), "x", /*writable=*/true);
+  auto* data = static_cast<std::byte*>(view.data);
+  const auto nbytes = static_cast<size_t>(view.nbytes());
+  std::shared_ptr<void> kept = keep_alive(std::move(view));
+  const py::gil_scoped_release gil;
+  o.comm->register_array(data, nbytes, std::move(kept));
+}
+
+bool unregister_array(CommunicatorObject& o, const py::object& x) {
+  const ArrayView view(x.ptr(), "x", /*writable=*/false);
+  const py::gil_scoped_release gil;
+  return o.comm->unregister_array(static_cast<std::byte*>(view.data));
 }
 
 }  // namespace
@@ -63,6 +80,8 @@ void bind_communicator(py::module_& m) {
            })
       .def("_allocate",
            [](CommunicatorObject& o, size_t nbytes) { return o.comm->allocate(nbytes); })
+      .def("_register", register_array)
+      .def("_unregister", unregister_array)
       .def("_disown", [](CommunicatorObject& o) { o.comm->disown(); })
       .def("_split",
            [](CommunicatorObject& o, int color, int key) -> std::optional<CommunicatorObject> {

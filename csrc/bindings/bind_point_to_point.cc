@@ -68,13 +68,6 @@ void run_here(CommunicatorObject& object, MessageOp& op) {
   messages.run(op, gil.on_slow());
 }
 
-std::shared_ptr<void> keep_alive(ArrayView&& x) {
-  return {new ArrayView(std::move(x)), [](void* kept) {
-            const py::gil_scoped_acquire gil;
-            delete static_cast<ArrayView*>(kept);
-          }};
-}
-
 PyObject* start(PyObject* self, CommunicatorObject& object, const MessageOp& call, ArrayView&& x,
                 PyObject* result) {
   auto op = std::make_shared<MessageOp>(call);

@@ -4,6 +4,9 @@
 #include <pybind11/pybind11.h>
 #include <unistd.h>
 
+#include <memory>
+#include <utility>
+
 #include "executor/wait.h"
 
 namespace pycoll {
@@ -37,5 +40,14 @@ class LazyGilRelease {
  private:
   PyThreadState* state_ = nullptr;
 };
+
+/// What must live until something is over that may end on any thread. Freed under the GIL.
+template <class Kept>
+std::shared_ptr<void> keep_alive(Kept kept) {
+  return {new Kept(std::move(kept)), [](void* pointer) {
+            const pybind11::gil_scoped_acquire gil;
+            delete static_cast<Kept*>(pointer);
+          }};
+}
 
 }  // namespace pycoll

@@ -25,14 +25,6 @@ void know_algorithm(PyObject* self, Communicator& comm, const Call& call) {
   py::handle(self).attr("_add_algorithm")(info(call.collective).name, name, call.root);
 }
 
-/// What an asynchronous call must keep until it is over. Freed under the GIL, on any thread.
-std::shared_ptr<void> keep_alive(Operands operands) {
-  return {new Operands(std::move(operands)), [](void* kept) {
-            const py::gil_scoped_acquire gil;
-            delete static_cast<Operands*>(kept);
-          }};
-}
-
 PyObject* start(Invocation& in) {
   auto work = in.object.comm->start(in.call, keep_alive(std::move(in.operands)));
   py::object result = in.result ? std::move(in.result) : py::none();

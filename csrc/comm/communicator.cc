@@ -73,6 +73,8 @@ void Communicator::close() {
   if (messages_ != nullptr) messages_->close();
   segment_.ring_all_bells();
   progress_.reset();
+  for (std::byte* data : registered_) transport_->heap()->registered().remove(data);
+  registered_.clear();
 }
 
 void Communicator::disown() {
@@ -88,6 +90,38 @@ void Communicator::check_open() const {
 void Communicator::open_messages() {
   check_open();
   messages_ = std::make_unique<PointToPoint>(*transport_, timeout_s_, waiter_.interrupted);
+}
+
+void Communicator::register_array(std::byte* data, size_t nbytes,
+                                  std::shared_ptr<void> keep_alive) {
+  check_open();
+  const std::shared_ptr<SharedHeap> heap = transport_->heap();
+  if (heap == nullptr || heap->contains(data, nbytes)) return;
+  after_queued([&] {
+    heap->registered().add(*heap, data, nbytes, std::move(keep_alive));
+    registered_.push_back(data);
+  });
+}
+
+bool Communicator::unregister_array(std::byte* data) {
+  check_open();
+  const std::shared_ptr<SharedHeap> heap = transport_->heap();
+  if (heap == nullptr || heap->contains(data, 0)) return true;
+  const auto found = std::find(registered_.begin(), registered_.end(), data);
+  if (found == registered_.end()) return false;
+  after_queued([&] { heap->registered().remove(data); });
+  registered_.erase(found);
+  return true;
+}
+
+void Communicator::after_queued(const std::function<void()>& action) {
+  if (progress_ != nullptr && progress_->num_pending() != 0) {
+    const auto work = progress_->submit(action);
+    wait_interruptibly(*work);
+    return;
+  }
+  const std::lock_guard lock(run_mutex_);
+  action();
 }
 
 void Communicator::run(const Call& call) {

@@ -51,6 +51,13 @@ class Communicator {
 
   /// Memory that peers reach without a copy, zeroed. Not collective.
   SharedMemory allocate(size_t nbytes) { return {*transport_, nbytes}; }
+  /// Lets peers reach an array of the caller without a copy; `keep_alive` is held until the array
+  /// is unregistered, or the communicator closes. Not collective. Nothing happens where there is no
+  /// shared heap, or for what lies in it. Raises UsageError for memory that cannot move, or that
+  /// overlaps another registered array in part.
+  void register_array(std::byte* data, size_t nbytes, std::shared_ptr<void> keep_alive);
+  /// Once for each time it was registered; after what is queued. False when it was not.
+  bool unregister_array(std::byte* data);
 
   /// The ranks with this rank's color, ordered by key, then rank. Collective. Null when color < 0.
   /// `interrupt` lets a signal into the wait for the other members.
@@ -86,6 +93,7 @@ class Communicator {
   void fail_aborted();
   [[noreturn]] void raise_failure();
   void open_messages();
+  void after_queued(const std::function<void()>& action);
 
   std::unique_ptr<Transport> transport_;
   Segment& segment_;
@@ -104,6 +112,7 @@ class Communicator {
   std::mutex run_mutex_;  // one operation at a time
   std::unique_ptr<ProgressThread> progress_;
   std::unique_ptr<PointToPoint> messages_;  // once there are any
+  std::vector<std::byte*> registered_;      // one for each register_array()
 };
 
 }  // namespace pycoll

@@ -68,6 +68,7 @@ Runner::Runner(Transport& transport, Waiter& waiter)
       host_(transport.segment(), waiter, num_ranks_),
       simple_links_(transport.segment(), rank_, ProtocolKind::kSimple),
       ll_links_(transport.segment(), rank_, ProtocolKind::kLL),
+      heap_(transport.heap()),
       entrance_(transport, waiter) {}
 
 const DirectPlan* Runner::find_direct(const Call& call, int64_t nbytes) {
@@ -124,13 +125,25 @@ std::optional<DirectPlan> Runner::make_best(const Call& call) const {
   return best;
 }
 
+Runner::Reachable Runner::reachable(const void* data, int64_t count, DType dtype) const {
+  auto* bytes = static_cast<std::byte*>(const_cast<void*>(data));
+  Reachable buffer{nullptr, bytes, bytes, static_cast<size_t>(count) * dtype_size(dtype)};
+  if (heap_ != nullptr && buffer.nbytes != 0) {
+    buffer.array = heap_->registered().find(data, buffer.nbytes);
+  }
+  if (buffer.array != nullptr) {
+    buffer.mapped = buffer.array->in_heap(bytes);
+    buffer.array->copy_edges_in(bytes, buffer.nbytes);
+  }
+  return buffer;
+}
+
 std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const DirectPlan& direct) {
   const auto element_size = static_cast<int64_t>(dtype_size(call.dtype));
-  const auto bytes_of = [&](int64_t count) { return static_cast<size_t>(count * element_size); };
-  if (!entrance_.enter({call.input, bytes_of(input_count(call, rank_, num_ranks_))},
-                       {call.output, bytes_of(output_count(call, rank_, num_ranks_))})) {
-    return false;
-  }
+  const Reachable input = reachable(call.input, input_count(call, rank_, num_ranks_), call.dtype);
+  const Reachable output =
+      reachable(call.output, output_count(call, rank_, num_ranks_), call.dtype);
+  if (!entrance_.enter({input.mapped, input.nbytes}, {output.mapped, output.nbytes})) return false;
   const bool named = names_direct(call.algorithm);
   const Reach reach = entrance_.reach();
   const bool in_place = entrance_.in_place() && !direct.in_place_allowed;
@@ -144,6 +157,8 @@ std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const D
                                  "comm.empty()"));
   }
   Message message = message_of(call, direct.plan);
+  message.buffers[static_cast<int>(BufferKind::kInput)] = input.mapped;
+  message.buffers[static_cast<int>(BufferKind::kOutput)] = output.mapped;
   message.tile_count = message.count;
   if (reach == Reach::kProcess && info(call.collective).has_op) {
     message.tile_count = std::max<int64_t>(
@@ -153,7 +168,9 @@ std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const D
   copy_blocks(message, direct.plan.placement.before, static_cast<size_t>(element_size));
   if (message.count != 0 && !interpret<Direct>(host_, direct.plan.view(), message)) return false;
   account(message, direct);
-  return entrance_.leave();
+  if (!entrance_.leave()) return false;
+  if (output.array != nullptr) output.array->copy_edges_out(output.data, output.nbytes);
+  return true;
 }
 
 bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {

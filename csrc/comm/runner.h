@@ -37,6 +37,15 @@ class Runner {
   // Collective, root, whether it must be deterministic, and "NAME/direct" or nothing.
   using DirectKey = std::tuple<Collective, int, bool, std::string>;
 
+  /// A buffer of a call as peers reach it: in the heap, where a registered array has its bytes.
+  struct Reachable {
+    const RegisteredArray* array;
+    std::byte* data;    // of the caller
+    std::byte* mapped;  // the same bytes, or `data`
+    size_t nbytes;
+  };
+  Reachable reachable(const void* data, int64_t count, DType dtype) const;
+
   std::optional<DirectPlan> make_best(const Call& call) const;
   Message message_of(const Call& call, const Plan& plan);
   void set_block_counts(const Call& call, Message& message);
@@ -51,6 +60,7 @@ class Runner {
   HostThread host_;
   Links simple_links_;
   Links ll_links_;
+  std::shared_ptr<SharedHeap> heap_;  // null: none
   Entrance entrance_;
   std::unique_ptr<std::byte[]> scratch_;  // grows to what the largest call needed
   size_t scratch_bytes_ = 0;

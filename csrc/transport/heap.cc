@@ -90,6 +90,12 @@ void SharedHeap::free(std::byte* memory) {
   taken_.erase(found);
 }
 
+bool SharedHeap::map_at(std::byte* place, std::byte* memory, size_t nbytes) {
+  const size_t file_at = file_offset_ + static_cast<size_t>(memory - base_);
+  return ::mmap(place, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory_.get(),
+                static_cast<off_t>(file_at)) != MAP_FAILED;
+}
+
 size_t SharedHeap::allocated_bytes() const {
   const std::lock_guard lock(mutex_);
   size_t total = 0;

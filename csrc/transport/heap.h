@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "base/fd.h"
+#include "transport/registered.h"
 
 namespace pycoll {
 
@@ -33,6 +34,12 @@ class SharedHeap {
   /// Zeroed, page-aligned memory of the own area. Raises SystemError when there is none.
   std::byte* allocate(size_t nbytes);
   void free(std::byte* memory);
+
+  /// Maps `nbytes` of the heap at `place`, in place of what is there; both start a page. False,
+  /// with errno, when the system refuses.
+  bool map_at(std::byte* place, std::byte* memory, size_t nbytes);
+  /// Of this process, by whichever communicator.
+  RegisteredArrays& registered() { return registered_; }
 
   /// Whether [p, p + nbytes) lies in the own area.
   bool contains(const void* p, size_t nbytes) const {
@@ -59,6 +66,7 @@ class SharedHeap {
   std::byte* own_;
   mutable std::mutex mutex_;
   std::map<std::byte*, size_t> taken_;  // by address
+  RegisteredArrays registered_;         // last: it gives its regions back
 };
 
 }  // namespace pycoll

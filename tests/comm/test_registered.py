@@ -1,0 +1,248 @@
+"""Arrays of the caller that peers reach directly: Communicator.register."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from comm_cases import both
+
+import pycoll
+from pycoll import UsageError, run_ranks
+
+pytestmark = pytest.mark.ranks
+
+PAGE = mmap.PAGESIZE
+
+
+def array_at(offset: int, count: int, dtype: Any = np.float32) -> np.ndarray:
+    """An array that starts `offset` bytes after a page does, in memory of its own."""
+    nbytes = count * np.dtype(dtype).itemsize
+    memory = np.zeros(nbytes + 3 * PAGE, np.uint8)
+    start = -memory.ctypes.data % PAGE + offset
+    return memory[start : start + nbytes].view(dtype)
+
+
+def shared_pages(x: np.ndarray) -> int:
+    """Bytes of `x` that lie in pages shared with other processes."""
+    begin, end, total = x.ctypes.data, x.ctypes.data + x.nbytes, 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        area, rights = line.split()[:2]
+        low, high = (int(text, 16) for text in area.split("-"))
+        if rights.endswith("s"):
+            total += max(0, min(end, high) - max(begin, low))
+    return total
+
+
+@pytest.mark.parametrize("offset", [0, 16, 100, PAGE - 4])
+@pytest.mark.parametrize("count", [4 * PAGE // 4, 4 * PAGE // 4 + 7, 30_000, 100_001])
+def test_all_reduce_registered_at_any_offset_is_direct_and_right(offset, count):
+    def work(comm: pycoll.Communicator) -> None:
+        x = comm.register(array_at(offset, count))
+        out = comm.register(array_at(offset + 4 * comm.rank, count))
+        for step in range(3):  # each with other values on the pages' edges
+            x[:] = np.arange(count) % 97 + step + comm.rank
+            expected = sum(np.arange(count) % 97 + step + rank for rank in range(comm.size))
+            comm.all_reduce(x, out=out)
+            np.testing.assert_array_equal(out, expected)
+            comm.all_reduce(x)
+            np.testing.assert_array_equal(x, expected)
+        if x.nbytes >= 16 << 10:
+            assert all(r["algorithm"].endswith("/direct") for r in comm.flight_record()[-6:])
+
+    run_ranks(work, 2)
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "all_to_all", "broadcast"])
+def test_collective_registered_on_three_ranks_matches_plain(collective):
+    def work(comm: pycoll.Communicator) -> None:
+        n, count = comm.size, 12_345
+        big = collective in ("reduce_scatter", "all_to_all")
+        x = array_at(12, count * (n if big else 1))
+        x[:] = np.random.default_rng(comm.rank).integers(0, 50, x.size)
+        plain = x.copy()
+        comm.register(x)
+        if collective == "broadcast":
+            comm.broadcast(plain, root=1)
+            comm.broadcast(x, root=1)
+            np.testing.assert_array_equal(x, plain)
+            return
+        outs = {"all_gather": count * n, "reduce_scatter": count, "all_to_all": count * n}
+        out = comm.register(array_at(500, outs[collective]))
+        expected = np.zeros_like(out)
+        getattr(comm, collective)(plain, out=expected)
+        getattr(comm, collective)(x, out=out)
+        np.testing.assert_array_equal(out, expected)
+        assert comm.flight_record()[-1]["algorithm"].endswith("/direct")
+
+    run_ranks(work, 3)
+
+
+def test_views_of_registered_array_count_as_registered():
+    def work(comm: pycoll.Communicator) -> None:
+        x = comm.register(array_at(8, 200_000))
+        x[:] = 0
+        part = x[50_001:150_002]
+        part[:] = comm.rank + 1
+        comm.all_reduce(part)
+        assert (part == 3).all() and x[50_000] == 0 and x[150_002] == 0
+        assert comm.flight_record()[-1]["algorithm"].endswith("/direct")
+
+    run_ranks(work, 2)
+
+
+def test_bytes_around_registered_array_stay():
+    def work(comm: pycoll.Communicator) -> None:
+        whole = np.full(100_000, 7, np.uint8)
+        x = comm.register(whole[1000:60_000])
+        x[:] = 1
+        whole[:1000] = 8  # while it is registered
+        comm.all_reduce(x)
+        comm.unregister(x)
+        assert (whole[:1000] == 8).all() and (whole[60_000:] == 7).all() and (x == 2).all()
+
+    run_ranks(work, 2)
+
+
+def test_unregister_moves_the_array_back_with_its_values():
+    def work(comm: pycoll.Communicator) -> None:
+        x = array_at(16, 100_000)
+        address = x.ctypes.data
+        x[:] = np.arange(x.size)
+        assert shared_pages(x) == 0
+        comm.register(x)
+        comm.register(x[10:20])  # counted: it lies within
+        assert shared_pages(x) > x.nbytes - 2 * PAGE
+        comm.unregister(x[10:20])
+        assert shared_pages(x) > 0
+        comm.unregister(x)
+        assert shared_pages(x) == 0 and x.ctypes.data == address
+        np.testing.assert_array_equal(x, np.arange(x.size))
+        comm.all_reduce(x)  # through slots now
+        np.testing.assert_array_equal(x, np.arange(x.size) * 2)
+
+    run_ranks(work, 2)
+
+
+def test_close_unregisters_and_lets_the_array_go():
+    def work(comm: pycoll.Communicator) -> None:
+        class Array(np.ndarray):  # can be referred to weakly
+            pass
+
+        x = array_at(0, 50_000).view(Array)
+        gone = weakref.ref(x)
+        comm.register(x)
+        view = x.view(np.ndarray)[:]
+        del x
+        gc.collect()
+        assert shared_pages(view) > 0
+        comm.close()
+        assert shared_pages(view) == 0
+        del view
+        gc.collect()
+        assert gone() is None
+
+    run_ranks(work, 2)
+
+
+def test_registered_with_world_serves_a_part_of_it():
+    def work(comm: pycoll.Communicator) -> None:
+        x = comm.register(array_at(0, 50_000))
+        x[:] = 1
+        part = comm.split(0, key=-comm.rank)
+        assert part is not None
+        part.all_reduce(x)
+        assert part.flight_record()[-1]["algorithm"].endswith("/direct")
+        assert (x == 2).all()
+
+    run_ranks(work, 2)
+
+
+def test_unregister_waits_for_what_is_queued():
+    def work(comm: pycoll.Communicator) -> None:
+        x = comm.register(array_at(4, 500_000))
+        x[:] = 1
+        works = [comm.all_reduce(x, async_op=True) for _ in range(5)]
+        comm.unregister(x)
+        assert all(w.done() for w in works)
+        assert (x == 2**5).all()
+
+    run_ranks(work, 2)
+
+
+def test_register_torch_tensor_and_empty_and_threads_do_nothing_wrong():
+    torch = pytest.importorskip("torch")
+
+    def work(comm: pycoll.Communicator) -> None:
+        x = comm.register(torch.full((100_000,), float(comm.rank)))
+        assert isinstance(x, torch.Tensor)
+        comm.all_reduce(x)
+        assert bool((x == 1).all())
+        comm.unregister(x)
+        from_heap = comm.empty(100, "f32")
+        assert comm.register(from_heap) is from_heap
+        comm.unregister(from_heap)
+
+    run_ranks(work, 2)
+    run_ranks(work, 2, threads=True)
+
+
+@both
+def test_register_what_is_no_writable_array_raises(threads):
+    def work(comm: pycoll.Communicator) -> None:
+        x = np.zeros(10_000)
+        x.flags.writeable = False
+        with pytest.raises(UsageError, match="read-only"):
+            comm.register(x)
+        with pytest.raises(UsageError, match="contiguous"):
+            comm.register(np.zeros((100, 100))[:, ::2])
+
+    run_ranks(work, 2, threads=threads)
+
+
+def test_register_memory_that_cannot_move_raises_and_leaves_it(tmp_path):
+    def work(comm: pycoll.Communicator) -> None:
+        path = tmp_path / f"file{comm.rank}"
+        path.write_bytes(b"\1" * 10 * PAGE)
+        mapped = np.memmap(path, np.uint8, "r+")
+        with pytest.raises(UsageError, match="file"):
+            comm.register(mapped)
+        assert (mapped == 1).all()
+        shared = np.frombuffer(mmap.mmap(-1, 10 * PAGE), np.uint8)
+        with pytest.raises(UsageError, match="cannot be registered"):
+            comm.register(shared)
+        x = array_at(0, 10_000)
+        comm.register(x[:5000])
+        with pytest.raises(UsageError, match="overlaps"):
+            comm.register(x[2500:7500])
+        with pytest.raises(UsageError, match="overlaps"):
+            comm.register(x)
+        with pytest.raises(UsageError, match="not registered"):
+            comm.unregister(x[7000:])
+        comm.all_reduce(x)
+
+    run_ranks(work, 2)
+
+
+def test_register_thousand_times_leaves_nothing():
+    def work(comm: pycoll.Communicator) -> None:
+        def maps() -> int:
+            return len(Path("/proc/self/maps").read_text().splitlines())
+
+        x = array_at(40, 60_000)
+        references = sys.getrefcount(x)
+        for step in range(1000):
+            comm.register(x)
+            comm.unregister(x)
+            if step == 10:
+                before = maps()
+        assert maps() <= before + 2
+        assert sys.getrefcount(x) == references
+
+    run_ranks(work, 2)
