@@ -100,7 +100,10 @@ def scan() -> Scan:
             continue
     for path, pids in holders.values():
         try:
-            found.groups.append(_group(_core.SegmentView(path), pids))
+            group = _group(_core.SegmentView(path), pids)
+            # Closed by all: only arrays of comm.empty() keep the memory.
+            if any(rank.state != "left" for rank in group.ranks):
+                found.groups.append(group)
         except UsageError as error:
             # Just made, and not used yet, is no news; another version is.
             if "another version" in str(error):

@@ -49,6 +49,22 @@ def work(comm):
     time.sleep(100)
 """
 
+CLOSED = """
+def work(comm):
+    comm.empty(10, "f32")
+    kept = []
+    for _ in range(3):
+        with comm.split(0) as part:
+            part.barrier()
+            kept.append((part, comm.empty(10, "f32")))
+    part = comm.split(0)
+    part.barrier()
+    if comm.rank == 1:
+        part.close()
+    ready(comm)
+    time.sleep(100)
+"""
+
 STUCK_IN_C = """
 def work(comm):
     ready(comm)
@@ -164,6 +180,15 @@ def test_doctor_finds_nobody_late_in_a_healthy_job(tmp_path):
         # Stacks on demand, and none where it is turned off.
         (group,) = diagnose(pids[0], "--stacks")
         assert all("in work" in rank["stack"] for rank in group["ranks"])
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_doctor_shows_nothing_of_what_all_ranks_have_closed(tmp_path, threads):
+    with job(CLOSED, tmp_path, threads=threads) as pids:
+        groups = diagnose(pids[0])
+        assert [group["group"].partition(".")[2] for group in groups] == ["", "3-0"]
+        assert [rank["state"] for rank in groups[1]["ranks"]] == ["running", "left"]
+        assert groups[1]["late"] == []
 
 
 def test_doctor_signals_nobody_where_stacks_are_off(tmp_path):

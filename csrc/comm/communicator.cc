@@ -50,9 +50,10 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_
                                 : Settings::from_bytes(segment_.settings_text()).parse()),
       planner_(Selector(shared_memory_topology(num_ranks_, segment_.num_cores()), inputs_), rank_,
                segment_.layout().num_slots, slot_payloads(segment_.layout())),
+      peer_memory_(*transport_),
       waiter_(*transport_),
       recorder_(segment_, rank_),
-      runner_(*transport_, waiter_) {
+      runner_(*transport_, waiter_, peer_memory_) {
   if (num_ranks_ > kMaxPeers) {
     throw UsageError("a communicator on one host has at most " + std::to_string(kMaxPeers) +
                      " ranks, asked for " + std::to_string(num_ranks_));
@@ -75,6 +76,11 @@ void Communicator::close() {
   progress_.reset();
   for (std::byte* data : registered_) transport_->heap()->registered().remove(data);
   registered_.clear();
+  // Other threads may be within an operation: then the memory goes with this object.
+  const std::unique_lock lock(run_mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || (messages_ != nullptr && messages_->is_waiting())) return;
+  released_ = true;
+  transport_->release();
 }
 
 void Communicator::disown() {
@@ -83,13 +89,14 @@ void Communicator::disown() {
   (void)progress_.release();  // its thread does not exist here, and cannot be joined
 }
 
-void Communicator::check_open() const {
-  if (closed_) throw UsageError("this communicator is closed: make a new one with pycoll.init()");
+void Communicator::raise_closed() {
+  throw UsageError("this communicator is closed: make a new one with pycoll.init()");
 }
 
 void Communicator::open_messages() {
   check_open();
-  messages_ = std::make_unique<PointToPoint>(*transport_, timeout_s_, waiter_.interrupted);
+  messages_ =
+      std::make_unique<PointToPoint>(*transport_, peer_memory_, timeout_s_, waiter_.interrupted);
 }
 
 void Communicator::register_array(std::byte* data, size_t nbytes,
@@ -175,6 +182,7 @@ void Communicator::execute(const Call& call) {
     on_slow = {};
     lock.lock();
   }
+  if (released_) raise_closed();  // meanwhile
   check_reduction(call);
   if (call.send_counts != nullptr) agree_on_counts(call, on_slow);
   perform(call, on_slow);

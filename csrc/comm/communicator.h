@@ -32,6 +32,11 @@ class Communicator {
   double timeout_s() const { return timeout_s_; }
   std::string_view transport_name() const { return transport_->name(); }
   bool closed() const { return closed_; }
+  /// Raises UsageError when it is closed.
+  void check_open() const {
+    if (closed_) [[unlikely]]
+      raise_closed();
+  }
 
   /// Runs the operation on the caller's thread, after any that are queued.
   /// Raises the typed error that ended it; the communicator is broken then.
@@ -50,7 +55,10 @@ class Communicator {
   PointToPoint& opened_messages() { return *messages_; }
 
   /// Memory that peers reach without a copy, zeroed. Not collective.
-  SharedMemory allocate(size_t nbytes) { return {*transport_, nbytes}; }
+  SharedMemory allocate(size_t nbytes) {
+    check_open();
+    return {*transport_, nbytes};
+  }
   /// Lets peers reach an array of the caller without a copy; `keep_alive` is held until the array
   /// is unregistered, or the communicator closes. Not collective. Nothing happens where there is no
   /// shared heap, or for what lies in it. Raises UsageError for memory that cannot move, or that
@@ -63,7 +71,8 @@ class Communicator {
   /// `interrupt` lets a signal into the wait for the other members.
   std::unique_ptr<Communicator> split(int color, int key, Deadline::Interrupt interrupt = nullptr);
 
-  /// Leaves: peers that still wait for this rank are told. Never waits for a peer.
+  /// Leaves: peers that still wait for this rank are told. Never waits for a peer. Gives memory and
+  /// descriptors back, at once if no other thread is within an operation.
   void close();
   /// In a process forked off this rank's: closes without a word to the peers, for whom the rank is
   /// still there.
@@ -77,8 +86,17 @@ class Communicator {
   /// Which algorithm, protocol and transport, at which predicted and measured time, and why.
   std::string explain(Collective collective, int64_t nbytes, int root);
 
-  const Segment& segment() const { return segment_; }
-  Recorder& recorder() { return recorder_; }
+  /// What the ranks share. Both raise UsageError when close() has given that back.
+  const Segment& segment() const {
+    if (released_) [[unlikely]]
+      raise_closed();
+    return segment_;
+  }
+  Recorder& recorder() {
+    if (released_) [[unlikely]]
+      raise_closed();
+    return recorder_;
+  }
   Ledger ledger() const { return runner_.ledger(); }
   /// Called about every 20 ms of a slow wait of run(); true ends it (Ctrl-C).
   void set_interrupted(std::function<bool()> f) { waiter_.interrupted = std::move(f); }
@@ -88,10 +106,10 @@ class Communicator {
   void perform(const Call& call, const OnSlow& on_slow);
   void agree_on_counts(const Call& call, const OnSlow& on_slow);
   int64_t message_bytes(const Call& call) const;
-  void check_open() const;
   void wait_interruptibly(const Work& work);
   void fail_aborted();
   [[noreturn]] void raise_failure();
+  [[noreturn]] static void raise_closed();
   void open_messages();
   void after_queued(const std::function<void()>& action);
 
@@ -102,6 +120,7 @@ class Communicator {
   double timeout_s_;
   std::shared_ptr<const SelectionInputs> inputs_;  // shared with all that split from this one
   Planner planner_;
+  PeerMemory peer_memory_;
   Waiter waiter_;
   Recorder recorder_;
   Runner runner_;
@@ -109,7 +128,8 @@ class Communicator {
   uint64_t sequence_ = 0;
   int num_splits_ = 0;
   std::atomic<bool> closed_ = false;
-  std::mutex run_mutex_;  // one operation at a time
+  std::atomic<bool> released_ = false;  // closed, and the memory is gone
+  std::mutex run_mutex_;                // one operation at a time
   std::unique_ptr<ProgressThread> progress_;
   std::unique_ptr<PointToPoint> messages_;  // once there are any
   std::vector<std::byte*> registered_;      // one for each register_array()

@@ -37,12 +37,11 @@ const std::byte* eager_bytes(const MessageHeader& header) {
 
 }  // namespace
 
-MessageEngine::MessageEngine(Transport& transport)
+MessageEngine::MessageEngine(Transport& transport, PeerMemory& peer_memory)
     : segment_(transport.segment()),
       rank_(transport.rank()),
       num_ranks_(transport.num_ranks()),
-      peer_memory_(segment_.peer_memory_addresses(), rank_, num_ranks_,
-                   transport.name() == "local"),
+      peer_memory_(peer_memory),
       parts_are_fast_(transport.name() != "local" && num_ranks_ <= segment_.num_cores()),
       outboxes_(static_cast<size_t>(num_ranks_)) {
   for (int peer = 0; peer < num_ranks_; ++peer) {

@@ -17,7 +17,7 @@ namespace pycoll {
 
 class MessageEngine {
  public:
-  explicit MessageEngine(Transport& transport);
+  MessageEngine(Transport& transport, PeerMemory& peer_memory);
 
   /// Starts an operation; it may be over on return.
   void post(MessageOp* op) { op->is_send ? post_send(op) : post_recv(op); }
@@ -79,7 +79,7 @@ class MessageEngine {
   Segment& segment_;
   int rank_;
   int num_ranks_;
-  PeerMemory peer_memory_;
+  PeerMemory& peer_memory_;
   bool parts_are_fast_;
   std::vector<MailboxReader> inboxes_;
   std::vector<Outbox> outboxes_;

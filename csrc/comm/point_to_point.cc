@@ -41,7 +41,7 @@ class PointToPoint::Waiting {
   PointToPoint& owner_;
 };
 
-PointToPoint::PointToPoint(Transport& transport, double timeout_s,
+PointToPoint::PointToPoint(Transport& transport, PeerMemory& peer_memory, double timeout_s,
                            std::function<bool()> interrupted)
     : transport_(transport),
       segment_(transport.segment()),
@@ -49,7 +49,7 @@ PointToPoint::PointToPoint(Transport& transport, double timeout_s,
       timeout_s_(timeout_s),
       run_waiter_(transport),
       wait_waiter_(transport),
-      engine_(transport),
+      engine_(transport, peer_memory),
       thread_(segment_, rank_, [this] { return progress_alone(); }) {
   run_waiter_.interrupted = std::move(interrupted);
 }

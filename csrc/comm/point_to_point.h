@@ -18,7 +18,8 @@ namespace pycoll {
 
 class PointToPoint {
  public:
-  PointToPoint(Transport& transport, double timeout_s, std::function<bool()> interrupted);
+  PointToPoint(Transport& transport, PeerMemory& peer_memory, double timeout_s,
+               std::function<bool()> interrupted);
   ~PointToPoint() { close(); }
 
   /// Runs the operation. Raises what ended it; the communicator is broken then.
@@ -39,6 +40,8 @@ class PointToPoint {
   void abandon();
   /// The same, and forever.
   void close();
+  /// True while some thread waits for a message.
+  bool is_waiting() const { return num_waiting_ != 0; }
   /// In a forked process: the thread does not exist here.
   void disown() { thread_.disown(); }
 

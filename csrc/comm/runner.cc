@@ -61,15 +61,15 @@ int64_t output_count(const Call& call, int rank, int num_ranks) {
   return count_blocks(call, rank, num_ranks, info(call.collective).output_block);
 }
 
-Runner::Runner(Transport& transport, Waiter& waiter)
+Runner::Runner(Transport& transport, Waiter& waiter, PeerMemory& peer_memory)
     : transport_(transport),
       rank_(transport.rank()),
       num_ranks_(transport.num_ranks()),
       host_(transport.segment(), waiter, num_ranks_),
       simple_links_(transport.segment(), rank_, ProtocolKind::kSimple),
       ll_links_(transport.segment(), rank_, ProtocolKind::kLL),
-      heap_(transport.heap()),
-      entrance_(transport, waiter) {}
+      heap_(transport.heap().get()),
+      entrance_(transport, waiter, peer_memory) {}
 
 const DirectPlan* Runner::find_direct(const Call& call, int64_t nbytes) {
   const bool named = names_direct(call.algorithm);

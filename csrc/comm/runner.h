@@ -19,7 +19,7 @@ namespace pycoll {
 
 class Runner {
  public:
-  Runner(Transport& transport, Waiter& waiter);
+  Runner(Transport& transport, Waiter& waiter, PeerMemory& peer_memory);
 
   /// The direct plan that a call of `nbytes` may run with, if the ranks' buffers allow it. Null:
   /// none. Raises UsageError when `algorithm` names the protocol direct and has no such plan.
@@ -60,7 +60,7 @@ class Runner {
   HostThread host_;
   Links simple_links_;
   Links ll_links_;
-  std::shared_ptr<SharedHeap> heap_;  // null: none
+  SharedHeap* heap_;  // the transport keeps it; null: none
   Entrance entrance_;
   std::unique_ptr<std::byte[]> scratch_;  // grows to what the largest call needed
   size_t scratch_bytes_ = 0;

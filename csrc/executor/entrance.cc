@@ -1,24 +1,16 @@
 #include "executor/entrance.h"
 
-#include "transport/process_memory.h"
-
 namespace pycoll {
-namespace {
 
-// What peers read to find out that they may.
-const uint64_t kProbeWord = kProbeValue;
-
-}  // namespace
-
-Entrance::Entrance(Transport& transport, Waiter& waiter)
+Entrance::Entrance(Transport& transport, Waiter& waiter, PeerMemory& peer_memory)
     : transport_(transport),
       segment_(transport.segment()),
       waiter_(waiter),
-      heap_(transport.heap()),
+      peer_memory_(peer_memory),
+      heap_(transport.heap().get()),
       rank_(transport.rank()),
       num_ranks_(transport.num_ranks()),
-      peers_(static_cast<size_t>(num_ranks_)),
-      probes_(static_cast<size_t>(num_ranks_)) {}
+      peers_(static_cast<size_t>(num_ranks_)) {}
 
 bool Entrance::in_heap(const Buffer& buffer) const {
   return heap_ != nullptr && heap_->contains(buffer.data, buffer.nbytes);
@@ -43,7 +35,6 @@ bool Entrance::enter(const Buffer& input, const Buffer& output) {
   const bool threads = transport_.shares_address_space();
   own.input = say(input);
   own.output = say(output);
-  own.probe = reinterpret_cast<uint64_t>(&kProbeWord);
   own.digest = waiter_.digest();
   own.flags = (flags_of(input) & flags_of(output)) | (input.data == output.data ? kInPlace : 0u) |
               (reads_processes_ ? kReadsProcesses : 0u) |
@@ -61,9 +52,7 @@ bool Entrance::enter(const Buffer& input, const Buffer& output) {
     if (line.digest != waiter_.digest()) return waiter_.mismatch(rank);
     all &= line.flags;
     any |= line.flags;
-    const auto r = static_cast<size_t>(rank);
-    peers_[r] = {line.input, line.output, transport_.pid(rank)};
-    probes_[r] = line.probe;
+    peers_[static_cast<size_t>(rank)] = {line.input, line.output, transport_.pid(rank)};
   }
   if (!probed_) {
     // The first time, the ranks find out what the system allows, and enter again knowing it.
@@ -87,16 +76,10 @@ bool Entrance::enter(const Buffer& input, const Buffer& output) {
   return true;
 }
 
-bool Entrance::can_use_processes() const {
-  if (transport_.shares_address_space() || !process_memory_enabled()) return false;
+bool Entrance::can_use_processes() {
+  if (transport_.shares_address_space()) return false;
   for (int rank = 0; rank < num_ranks_; ++rank) {
-    const auto r = static_cast<size_t>(rank);
-    uint64_t word = 0;
-    if (rank == rank_) continue;
-    if (peers_[r].pid <= 0 || !read_process(peers_[r].pid, probes_[r], &word, sizeof(word)) ||
-        word != kProbeValue) {
-      return false;
-    }
+    if (rank != rank_ && !peer_memory_.reaches(rank)) return false;
   }
   return true;
 }

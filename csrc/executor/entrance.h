@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "executor/wait.h"
+#include "transport/peer_memory.h"
 #include "transport/transport.h"
 
 namespace pycoll {
@@ -28,7 +29,7 @@ struct PeerBuffers {
 
 class Entrance {
  public:
-  Entrance(Transport& transport, Waiter& waiter);
+  Entrance(Transport& transport, Waiter& waiter, PeerMemory& peer_memory);
 
   struct Buffer {
     const void* data;
@@ -50,13 +51,14 @@ class Entrance {
   bool in_heap(const Buffer& buffer) const;
   uint32_t flags_of(const Buffer& buffer) const;
   uint64_t say(const Buffer& buffer) const;
-  bool can_use_processes() const;
+  bool can_use_processes();
   void ring_bells();
 
   Transport& transport_;
   Segment& segment_;
   Waiter& waiter_;
-  std::shared_ptr<SharedHeap> heap_;
+  PeerMemory& peer_memory_;
+  SharedHeap* heap_;  // the transport keeps it
   int rank_;
   int num_ranks_;
   uint64_t number_ = 0;  // of the last entrance
@@ -65,7 +67,6 @@ class Entrance {
   Reach reach_ = Reach::kNone;
   bool in_place_ = false;
   std::vector<PeerBuffers> peers_;
-  std::vector<uint64_t> probes_;  // by rank: the address of kProbeValue in its process
 };
 
 }  // namespace pycoll

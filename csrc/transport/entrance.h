@@ -23,7 +23,6 @@ struct alignas(kFlagBytes) EntranceLine {
   uint64_t number = 0;  // written last
   uint64_t input = 0;   // an offset into the heap with kMappedBuffers, else an address
   uint64_t output = 0;
-  uint64_t probe = 0;  // address of kProbeValue in this rank's process
   uint32_t digest = 0;
   uint32_t flags = 0;
 };
@@ -34,8 +33,5 @@ struct EntranceMemory {
   EntranceLine entered[2];  // by number % 2
   FlagLine done;            // number of the last entrance that this rank has left
 };
-
-/// What the word at EntranceLine::probe holds.
-inline constexpr uint64_t kProbeValue = 0x70796c6c6f63'2025;
 
 }  // namespace pycoll

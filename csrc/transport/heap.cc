@@ -49,6 +49,7 @@ std::shared_ptr<SharedHeap> SharedHeap::map(const Fd& memory, size_t file_offset
 SharedHeap::SharedHeap(Fd memory, size_t file_offset, std::byte* base, size_t area_bytes, int rank,
                        int num_ranks)
     : memory_(std::move(memory)),
+      pid_(::getpid()),
       file_offset_(file_offset),
       base_(base),
       area_bytes_(area_bytes),
@@ -81,6 +82,7 @@ std::byte* SharedHeap::allocate(size_t nbytes) {
 }
 
 void SharedHeap::free(std::byte* memory) {
+  if (::getpid() != pid_) return;
   const std::lock_guard lock(mutex_);
   const auto found = taken_.find(memory);
   if (found == taken_.end()) return;

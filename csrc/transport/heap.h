@@ -6,6 +6,8 @@
 // freed. Ranks that are threads share an address space: there every pointer is reachable.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -59,6 +61,7 @@ class SharedHeap {
              int num_ranks);
 
   Fd memory_;
+  pid_t pid_;  // a process forked later shares the memory, which is not its to free
   size_t file_offset_;
   std::byte* base_;
   size_t area_bytes_;

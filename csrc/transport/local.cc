@@ -4,6 +4,7 @@
 // id: the first member that asks makes one.
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -19,6 +20,7 @@ class LocalWorld {
  public:
   LocalWorld(int num_ranks, std::string name, std::string_view text = {})
       : num_ranks_(num_ranks),
+        num_users_(num_ranks),
         name_(std::move(name)),
         memory_(create_shared_memory(SegmentLayout::for_ranks(num_ranks).total_bytes)),
         mapping_(memory_.get(), SegmentLayout::for_ranks(num_ranks).total_bytes) {
@@ -39,6 +41,12 @@ class LocalWorld {
   const std::string& name() const { return name_; }
   std::byte* base() const { return mapping_.base(); }
 
+  /// One of the ranks, which all do this at most once, no longer uses the memory.
+  void leave() {
+    if (--num_users_ != 0 || !mapping_.release()) return;
+    memory_.reset();
+  }
+
   std::shared_ptr<LocalWorld> child(const std::string& id, int num_ranks) {
     const std::lock_guard lock(mutex_);
     Child& child = children_[id];
@@ -57,6 +65,7 @@ class LocalWorld {
   };
 
   int num_ranks_;
+  std::atomic<int> num_users_;
   std::string name_;
   Fd memory_;  // threads need none, but `pycoll doctor` finds the mapping by it
   Mapping mapping_;
@@ -88,6 +97,8 @@ class LocalTransport final : public Transport {
     while (members[rank] != rank_) ++rank;
     return make_local_transport(world_->child(id, static_cast<int>(members.size())), rank);
   }
+
+  void release() override { world_->leave(); }
 
  private:
   std::shared_ptr<LocalWorld> world_;

@@ -30,6 +30,14 @@ class Mapping {
 
   std::byte* base() const { return base_; }
 
+  /// Gives the memory back and keeps its address: zeros that nobody shares are there from now on,
+  /// so that a late look hurts nobody. False when the system refuses; then nothing has changed.
+  bool release() {
+    if (base_ == nullptr) return true;
+    return ::mmap(base_, bytes_, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
+  }
+
  private:
   std::byte* base_ = nullptr;
   size_t bytes_ = 0;

@@ -1,44 +1,53 @@
 #include "transport/peer_memory.h"
 
 #include <sys/random.h>
-#include <unistd.h>
 
 #include <cstring>
 
 #include "transport/process_memory.h"
+#include "transport/transport.h"
 
 namespace pycoll {
 
-PeerMemory::PeerMemory(PeerMemoryAddress* addresses, int rank, int num_ranks, bool same_process)
-    : addresses_(addresses),
-      same_process_(same_process),
-      reach_(static_cast<size_t>(num_ranks), same_process ? Reach::kAllowed : Reach::kUnknown) {
-  // A pid may mean another process in the reader's namespace: the token tells.
+PeerMemory::PeerMemory(Transport& transport)
+    : transport_(transport),
+      addresses_(transport.segment().peer_memory_addresses()),
+      reach_(static_cast<size_t>(transport.num_ranks())) {
+  // A pid may mean another process in the reader's namespace, or by now: a constant could be there
+  // as well, the token cannot.
   if (::getrandom(&token_, sizeof(token_), 0) != sizeof(token_)) {
     token_ = reinterpret_cast<uint64_t>(this);
   }
-  addresses_[rank] = {static_cast<uint64_t>(::getpid()), reinterpret_cast<uint64_t>(&token_),
-                      token_};
+  transport.segment().peer_memory_addresses()[transport.rank()] = {
+      reinterpret_cast<uint64_t>(&token_), token_};
 }
 
 PeerMemory::Reach PeerMemory::probe(int peer) const {
-  if (!process_memory_enabled()) return Reach::kRefused;
+  const pid_t pid = transport_.pid(peer);
+  if (!process_memory_enabled() || pid <= 0) return Reach::kRefused;
   const PeerMemoryAddress& theirs = addresses_[peer];
   uint64_t token = 0;
-  if (!read_process(static_cast<pid_t>(theirs.pid), theirs.token_address, &token, sizeof(token)))
-    return Reach::kRefused;
+  if (!read_process(pid, theirs.token_address, &token, sizeof(token))) return Reach::kRefused;
   return token == theirs.token ? Reach::kAllowed : Reach::kRefused;
 }
 
+bool PeerMemory::reaches(int peer) {
+  if (transport_.shares_address_space()) return true;
+  std::atomic<Reach>& reach = reach_[static_cast<size_t>(peer)];
+  Reach known = reach;
+  if (known == Reach::kUnknown) {
+    known = probe(peer);
+    reach = known;
+  }
+  return known == Reach::kAllowed;
+}
+
 bool PeerMemory::read(int peer, void* dst, uint64_t address, size_t nbytes) {
-  if (same_process_) {
+  if (transport_.shares_address_space()) {
     std::memcpy(dst, reinterpret_cast<const void*>(address), nbytes);
     return true;
   }
-  Reach& reach = reach_[static_cast<size_t>(peer)];
-  if (reach == Reach::kUnknown) reach = probe(peer);
-  return reach == Reach::kAllowed &&
-         read_process(static_cast<pid_t>(addresses_[peer].pid), address, dst, nbytes);
+  return reaches(peer) && read_process(transport_.pid(peer), address, dst, nbytes);
 }
 
 }  // namespace pycoll

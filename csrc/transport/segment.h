@@ -44,7 +44,7 @@ struct Failure {
 /// What the first page begins with: enough for a reader of another version to say that it is one.
 struct SegmentHeader {
   static constexpr uint64_t kMagic = 0x6c6c6f63'79702121;  // "!!pycoll"
-  static constexpr uint64_t kVersion = 3;                  // of all that lies in the segment
+  static constexpr uint64_t kVersion = 4;                  // of all that lies in the segment
   static constexpr size_t kMaxName = 512;
 
   uint64_t magic = 0;

@@ -65,6 +65,13 @@ class ShmTransport final : public Transport {
                                           token_, deadline, "", this);
   }
 
+  void release() override {
+    mapping_.release();
+    heap_.reset();
+    group_.memory.reset();
+    group_.pidfds.clear();
+  }
+
  private:
   /// The segment, then the heap, which begins at a large page.
   static size_t total_bytes(int num_ranks, bool with_heap) {

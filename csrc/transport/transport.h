@@ -38,6 +38,10 @@ class Transport {
   virtual std::unique_ptr<Transport> make_subgroup(std::span<const int> members,
                                                    const std::string& id,
                                                    const Deadline& deadline) = 0;
+  /// This rank has left, and none of its threads is within an operation: gives back the memory, as
+  /// soon as no other rank of this process uses it, and the descriptors. What heap() gave lives on
+  /// as long as somebody has it. Only name(), rank() and num_ranks() may be asked from now on.
+  virtual void release() = 0;
 };
 
 /// Ranks as threads of one process. Every thread passes the same world. `settings`: for

@@ -90,33 +90,83 @@ def test_split_error_of_one_part_leaves_the_others_alone(threads):
     run_ranks(work, 4, threads=threads, timeout_s=10)
 
 
-def count_resources(comm: pycoll.Communicator) -> tuple[int, int]:
-    """Open descriptors and shared mappings of this process, one rank at a time: counting opens."""
-    found = (0, 0)
+def count_resources(comm: pycoll.Communicator) -> dict[str, int]:
+    """What this process has, counted by one rank at a time: counting opens files."""
+    found: dict[str, int] = {}
     for turn in range(comm.size):
         comm.barrier()
         if turn == comm.rank:
             maps = Path("/proc/self/maps").read_text().splitlines()
-            shared = [line for line in maps if line.split()[1].endswith("s")]
-            found = len(os.listdir("/proc/self/fd")), len(shared)
+            rollup = Path("/proc/self/smaps_rollup").read_text().split()
+            found = {
+                "descriptors": len(os.listdir("/proc/self/fd")),
+                "shared mappings": sum(line.split()[1].endswith("s") for line in maps),
+                "resident KiB": int(rollup[rollup.index("Rss:") + 1]),
+            }
     comm.barrier()
     return found
 
 
+def use_part(comm: pycoll.Communicator, i: int) -> pycoll.Communicator:
+    """Splits, uses the part for everything that takes memory or descriptors, and closes it."""
+    with comm.split(comm.rank % (1 + i % 3), key=i) as part:
+        x = part.empty(5000, np.float64) if i % 2 else np.empty(5000)
+        x[:] = 1
+        part.all_reduce(x)
+        assert (x == part.size).all()
+        if i % 3 == 0:
+            part.send(x, part.size - 1 - part.rank, async_op=i % 2 == 0)
+            part.recv(x, part.size - 1 - part.rank)
+        if i % 5 == 0:
+            part.barrier(async_op=True).wait()
+    return part
+
+
+# Of what a rank keeps: its allocator's free memory, which it has for all of its ranks when they are
+# threads, and a page table for the addresses that it has used.
+SLACK_KIB = 2048
+
+
 @both
-def test_split_100_times_and_closed_gives_everything_back(threads):
-    def work(comm: pycoll.Communicator) -> tuple[tuple[int, int], tuple[int, int]]:
-        comm.split(0).close()  # whatever is made once and for all
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_split_used_and_closed_gives_everything_back(threads, count):
+    def work(comm: pycoll.Communicator) -> tuple[dict[str, int], dict[str, int]]:
+        for i in range(40):  # whatever is made once and for all
+            use_part(comm, i)
         before = count_resources(comm)
-        for i in range(100):
-            with comm.split(comm.rank % (1 + i % 3), key=i) as part:
-                x = np.ones(100)
-                part.all_reduce(x)
-                assert (x == part.size).all()
-            del part
+        for i in range(count):
+            use_part(comm, i)
         return before, count_resources(comm)
 
     for before, after in run_ranks(work, 3, threads=threads):
+        assert after.pop("resident KiB") <= before.pop("resident KiB") + SLACK_KIB
+        assert after == before
+
+
+@both
+def test_close_gives_memory_and_descriptors_back_at_once(threads):
+    """And not when the object goes."""
+
+    def work(comm: pycoll.Communicator) -> tuple[dict[str, int], dict[str, int]]:
+        for i in range(40):
+            use_part(comm, i)
+        before = count_resources(comm)
+        parts = [use_part(comm, i) for i in range(20)]
+        comm.barrier()
+        after = count_resources(comm)
+        for part in parts:
+            assert part.closed and part.rank < part.size and "closed" in repr(part)
+            for late in (part.flight_record, part.stragglers, part.barrier):
+                with pytest.raises(UsageError, match="closed"):
+                    late()
+            with pytest.raises(UsageError, match="closed"):
+                part.empty(1, np.uint8)
+            part.close()
+        return before, after
+
+    for before, after in run_ranks(work, 3, threads=threads):
+        # Objects of Python and plans live on, 100 KiB each; slots and mailboxes would be more.
+        assert after.pop("resident KiB") <= before.pop("resident KiB") + SLACK_KIB + 20 * 3 * 200
         assert after == before
 
 

@@ -97,6 +97,10 @@ def test_communicator_check_is_right_and_clean(tree):
     assert_clean(check(tree, "communicator_check"))
 
 
+def test_peer_memory_check_tells_peers_from_strangers(tree):
+    assert_clean(check(tree, "peer_memory_check"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["host", "block"])
 def test_executor_check_on_more_ranks_is_right_and_clean(tree, target):

@@ -115,3 +115,17 @@ def test_64_ranks_work_and_65_are_refused():
     for n in (0, 65):
         with pytest.raises(UsageError, match=rf"n is {n}, expected 1\.\.64"):
             local_communicators(n)
+
+
+def test_forked_process_that_lets_go_of_an_array_does_not_free_it():
+    def work(comm: pycoll.Communicator) -> float:
+        x = comm.empty(1000, np.float32)
+        x[:] = 5
+        child = os.fork()
+        if child == 0:
+            del x
+            os._exit(0)
+        os.waitpid(child, 0)
+        return float(x[0])
+
+    assert run_ranks(work, 2) == [5.0, 5.0]
