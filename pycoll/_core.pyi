@@ -7,6 +7,7 @@ import typing
 
 ANY_SOURCE: int
 bootstrap: typing.Any
+capi: typing.Any
 
 class Step:
     def replace(

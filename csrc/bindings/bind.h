@@ -11,6 +11,8 @@ void bind_bootstrap(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);
 void bind_tuning(pybind11::module_& m);
 void bind_memory(pybind11::module_& m);
+/// The table of functions for other libraries (capi/pycoll.h).
+void bind_capi(pybind11::module_& m);
 void bind_records(pybind11::module_& m, pybind11::handle communicator_type);
 
 /// Adds the collectives to the class that bind_communicator makes.

@@ -115,6 +115,11 @@ void wait_until_known(Store& store, const LaunchEnv& env, const Deadline& deadli
 
 }  // namespace
 
+std::string meet(Store& store, const LaunchEnv& env, const Deadline& deadline) {
+  arrive(store, env, deadline);
+  return wait_for_verdict(store, env, deadline).name();
+}
+
 Session join(const LaunchEnv& env, const Deadline& deadline) {
   Session session;
   session.rank = env.rank;

@@ -28,4 +28,9 @@ struct Session {
 /// UsageError, where ranks disagree about the world size or are not all on one host.
 Session join(const LaunchEnv& env, const Deadline& deadline);
 
+/// The same through a store that others keep, such as another library's: the ranks' keys begin with
+/// join/, so each group that ever meets there needs a Store with a prefix of its own. Returns the
+/// session's name. Of `env` only the rank and the number of ranks count.
+std::string meet(Store& store, const LaunchEnv& env, const Deadline& deadline);
+
 }  // namespace pycoll

@@ -35,6 +35,8 @@ struct Call {
   const int64_t* recv_counts = nullptr;
   bool deterministic = false;  // only schedules whose bits do not depend on anything but the values
   std::string_view algorithm;  // "", "ring" or "ring/ll"
+  bool shapes_may_differ = false;  // ranks compare counts, and the shape is only for messages
+  double timeout_s = 0;            // 0: the communicator's
   uint16_t site = 0;           // Recorder::name_id of the user's file and line; 0: not known
   OnSlow on_slow;              // of a blocking call
 };

@@ -133,7 +133,7 @@ void Communicator::after_queued(const std::function<void()>& action) {
 
 void Communicator::run(const Call& call) {
   check_open();
-  if (progress_ != nullptr && progress_->num_pending() != 0) {
+  if (progress_ != nullptr && progress_->num_pending() != 0 && !is_progress_thread()) {
     call.on_slow();
     Call queued = call;
     queued.on_slow = {};
@@ -174,6 +174,12 @@ std::shared_ptr<Work> Communicator::start(const Call& call, std::shared_ptr<void
       });
 }
 
+void Communicator::enqueue(std::function<void()> operations) {
+  check_open();
+  if (progress_ == nullptr) progress_ = std::make_unique<ProgressThread>();
+  progress_->submit(std::move(operations));
+}
+
 void Communicator::execute(const Call& call) {
   std::unique_lock lock(run_mutex_, std::try_to_lock);
   OnSlow on_slow = call.on_slow;
@@ -200,6 +206,7 @@ void Communicator::agree_on_counts(const Call& call, const OnSlow& on_slow) {
   gather.num_dims = 1;
   gather.shape[0] = gather.count;
   gather.site = call.site;
+  gather.timeout_s = call.timeout_s;
   perform(gather, on_slow);
   check_counts(all, segment_, sequence_);
 }
@@ -216,7 +223,8 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
       {call.collective, nbytes, call.root, direct == nullptr ? call.algorithm : "",
        call.block_counts != nullptr || call.send_counts != nullptr, order_needed(call)});
   const CallRecord& record = recorder_.prepare(call, sequence_ + 1, planned);
-  waiter_.begin(record.sequence, record.digest, timeout_s_, on_slow);
+  waiter_.begin(record.sequence, record.digest, call.timeout_s > 0 ? call.timeout_s : timeout_s_,
+                on_slow);
   // A broken communicator publishes nothing more: its last records say what broke it.
   if (load_acquire(segment_.failure_word()) != 0) {
     recorder_.refuse();

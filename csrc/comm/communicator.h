@@ -30,6 +30,8 @@ class Communicator {
   int rank() const { return rank_; }
   int size() const { return num_ranks_; }
   double timeout_s() const { return timeout_s_; }
+  /// Of collectives from now on, and of sends and receives if there were none yet.
+  void set_timeout_s(double timeout_s) { timeout_s_ = timeout_s; }
   std::string_view transport_name() const { return transport_->name(); }
   bool closed() const { return closed_; }
   /// Raises UsageError when it is closed.
@@ -43,6 +45,11 @@ class Communicator {
   void run(const Call& call);
   /// Queues the operation. `keep_alive` is let go when it is over.
   std::shared_ptr<Work> start(const Call& call, std::shared_ptr<void> keep_alive);
+  /// Queues a function that runs operations of this communicator, and raises nothing.
+  void enqueue(std::function<void()> operations);
+  /// True for what a queued operation calls: it may run operations, and must not wait for queued
+  /// ones.
+  bool is_progress_thread() const { return progress_ != nullptr && progress_->is_this_thread(); }
   void barrier();
 
   /// Sends and receives. The communicator is open.
@@ -71,6 +78,9 @@ class Communicator {
   /// `interrupt` lets a signal into the wait for the other members.
   std::unique_ptr<Communicator> split(int color, int key, Deadline::Interrupt interrupt = nullptr);
 
+  /// Ends what is going on, on all ranks, with AbortedError, and breaks the communicator. Any
+  /// thread.
+  void abort() { fail_aborted(); }
   /// Leaves: peers that still wait for this rank are told. Never waits for a peer. Gives memory and
   /// descriptors back, at once if no other thread is within an operation.
   void close();

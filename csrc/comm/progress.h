@@ -19,6 +19,8 @@ class ProgressThread {
   ~ProgressThread();  // finishes what is queued: break the communicator first to end it early
 
   std::shared_ptr<Work> submit(std::function<void()> operation);
+  /// True for what a queued operation calls.
+  bool is_this_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
   /// Operations that are queued or running.
   int num_pending() const { return num_pending_.load(std::memory_order_acquire); }
 

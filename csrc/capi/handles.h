@@ -1,0 +1,34 @@
+// What the opaque pointers of pycoll.h point to.
+#pragma once
+
+#include <unistd.h>
+
+#include <memory>
+#include <mutex>
+
+#include "capi/pycoll.h"
+#include "comm/communicator.h"
+
+namespace pycoll {
+
+/// A communicator with what its users' threads need beside it.
+struct SharedCommunicator {
+  std::unique_ptr<Communicator> comm;
+  pid_t pid = ::getpid();  // a forked process is not the rank
+  std::mutex starting;     // of asynchronous operations: their order, and the threads behind them
+};
+
+}  // namespace pycoll
+
+struct pycoll_comm {
+  std::shared_ptr<pycoll::SharedCommunicator> shared;
+};
+
+struct pycoll_handle {
+  std::shared_ptr<pycoll::SharedCommunicator> shared;
+  std::shared_ptr<pycoll::MessageOp> op;
+};
+
+struct pycoll_memory {
+  pycoll::SharedMemory memory;
+};

@@ -1,0 +1,72 @@
+#include "capi/open.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+#include "bootstrap/rendezvous.h"
+#include "bootstrap/token.h"
+#include "capi/guard.h"
+#include "comm/init.h"
+#include "comm/settings.h"
+
+namespace pycoll {
+namespace {
+
+class ForeignStore : public Store {
+ public:
+  explicit ForeignStore(const pycoll_store& store) : store_(store) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    pycoll_error error;
+    check(store_.set(store_.context, key.c_str(), value.data(), value.size(), &error), error);
+  }
+
+  std::string get(const std::string& key, const Deadline& deadline) override {
+    pycoll_error error;
+    std::string value;
+    const auto take = [](void* taker, const void* data, size_t nbytes) {
+      static_cast<std::string*>(taker)->assign(static_cast<const char*>(data), nbytes);
+    };
+    const double left_s = std::max(0.0, static_cast<double>(deadline.remaining_ns()) * 1e-9);
+    check(store_.get(store_.context, key.c_str(), left_s, take, &value, &error), error);
+    return value;
+  }
+
+  int64_t add(const std::string& key, int64_t delta) override {
+    pycoll_error error;
+    int64_t sum = 0;
+    check(store_.add(store_.context, key.c_str(), delta, &sum, &error), error);
+    return sum;
+  }
+
+ private:
+  static void check(int code, const pycoll_error& error) {
+    if (code != PYCOLL_OK) raise_described(error);
+  }
+
+  pycoll_store store_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> open_through(const pycoll_store& store, int rank, int num_ranks,
+                                           double timeout_s) {
+  const Deadline deadline = Deadline::after_s(timeout_s);
+  if (num_ranks == 1) {
+    return std::make_unique<Communicator>(make_local_transport(make_world(1), 0), timeout_s);
+  }
+  ForeignStore keys(store);
+  LaunchEnv who;
+  who.rank = rank;
+  who.num_ranks = num_ranks;
+  // Before the meeting: then all ranks find it at once.
+  if (rank == 0) keys.set("token", random_hex());
+  const std::string name = meet(keys, who, deadline);
+  const std::string token = keys.get("token", deadline);
+  const std::string settings = rank == 0 ? Settings::read().to_bytes() : std::string();
+  return std::make_unique<Communicator>(
+      make_shm_transport(name, rank, num_ranks, token, deadline, settings), timeout_s);
+}
+
+}  // namespace pycoll

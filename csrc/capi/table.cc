@@ -1,0 +1,158 @@
+#include "capi/table.h"
+
+#include <unistd.h>
+
+#include <memory>
+#include <vector>
+
+#include "base/error.h"
+#include "base/version.h"
+#include "capi/calls.h"
+#include "capi/guard.h"
+#include "capi/handles.h"
+#include "capi/messages.h"
+#include "capi/open.h"
+#include "comm/coalesce.h"
+#include "reduce/cells.h"
+
+namespace pycoll {
+namespace {
+
+int open_communicator(const pycoll_store* store, int rank, int num_ranks, double timeout_s,
+                      pycoll_comm** comm, pycoll_error* error) {
+  return guarded_call(error, [&] {
+    auto shared = std::make_shared<SharedCommunicator>();
+    shared->comm = open_through(*store, rank, num_ranks, timeout_s);
+    *comm = new pycoll_comm{std::move(shared)};
+    return static_cast<int>(PYCOLL_OK);
+  });
+}
+
+void close_communicator(pycoll_comm* comm) {
+  Communicator& communicator = *comm->shared->comm;
+  if (comm->shared->pid == ::getpid()) {
+    communicator.close();
+  } else {
+    communicator.disown();
+  }
+}
+
+void release_communicator(pycoll_comm* comm) {
+  close_communicator(comm);
+  delete comm;
+}
+
+int health(pycoll_comm* comm) {
+  const Segment& segment = comm->shared->comm->segment();
+  switch (Failure::unpack(load_acquire(segment.failure_word())).code) {
+    case FailureCode::kNone:
+      return PYCOLL_OK;
+    case FailureCode::kTimeout:
+      return PYCOLL_TIMEOUT_ERROR;
+    case FailureCode::kPeerDied:
+    case FailureCode::kPeerLeft:
+      return PYCOLL_PEER_DIED_ERROR;
+    case FailureCode::kMismatch:
+    case FailureCode::kMessageMismatch:
+      return PYCOLL_MISMATCH_ERROR;
+    case FailureCode::kAborted:
+      break;
+  }
+  return PYCOLL_ABORTED_ERROR;
+}
+
+int run(pycoll_comm* comm, const pycoll_call* calls, size_t num_calls, pycoll_error* error) {
+  return guarded_call(error, [&] {
+    Communicator& communicator = *comm->shared->comm;
+    if (num_calls == 1) {
+      communicator.run(call_of(*calls));
+    } else {
+      Batch batch;
+      for (size_t i = 0; i < num_calls; ++i) batch.add(call_of(calls[i]), nullptr);
+      batch.run(communicator, {});
+    }
+    return static_cast<int>(PYCOLL_OK);
+  });
+}
+
+/// Runs on the progress thread.
+void run_kept(Communicator& communicator, const std::vector<KeptCall>& calls, pycoll_done done,
+              void* context) {
+  pycoll_error error;
+  const int code = guarded_call(&error, [&] {
+    if (calls.size() == 1) {
+      communicator.run(calls[0].call());
+    } else {
+      Batch batch;
+      for (const KeptCall& call : calls) batch.add(call.call(), nullptr);
+      batch.run(communicator, {});
+    }
+    return static_cast<int>(PYCOLL_OK);
+  });
+  done(context, code == PYCOLL_OK ? nullptr : &error);
+}
+
+int start(pycoll_comm* comm, const pycoll_call* calls, size_t num_calls, pycoll_done done,
+          void* context, pycoll_error* error) {
+  return guarded_call(error, [&] {
+    Communicator& communicator = *comm->shared->comm;
+    std::vector<KeptCall> kept;
+    kept.reserve(num_calls);
+    for (size_t i = 0; i < num_calls; ++i) kept.emplace_back(calls[i], communicator.size());
+    if (communicator.is_progress_thread()) {
+      run_kept(communicator, kept, done, context);
+      return static_cast<int>(PYCOLL_OK);
+    }
+    const std::lock_guard lock(comm->shared->starting);
+    communicator.enqueue([&communicator, kept = std::move(kept), done, context] {
+      run_kept(communicator, kept, done, context);
+    });
+    return static_cast<int>(PYCOLL_OK);
+  });
+}
+
+int allocate(pycoll_comm* comm, size_t nbytes, pycoll_memory** memory, void** data,
+             pycoll_error* error) {
+  return guarded_call(error, [&] {
+    *memory = new pycoll_memory{comm->shared->comm->allocate(nbytes)};
+    *data = (*memory)->memory.data();
+    return static_cast<int>(PYCOLL_OK);
+  });
+}
+
+constexpr pycoll_api kTable = {
+    .version = PYCOLL_CAPI_VERSION,
+    .size = sizeof(pycoll_api),
+    .core_version = kVersion.data(),  // of a literal: ends with a zero
+    .open = open_communicator,
+    .close = close_communicator,
+    .release = release_communicator,
+    .set_timeout_s = [](pycoll_comm* comm,
+                        double timeout_s) { comm->shared->comm->set_timeout_s(timeout_s); },
+    .set_interrupted =
+        [](pycoll_comm* comm, int (*interrupted)(void)) {
+          comm->shared->comm->set_interrupted([interrupted] { return interrupted() != 0; });
+        },
+    .abort = [](pycoll_comm* comm) { comm->shared->comm->abort(); },
+    .health = health,
+    .run = run,
+    .start = start,
+    .start_message = start_message,
+    .wait_message = wait_message,
+    .message_source = [](pycoll_handle* handle) { return handle->op->source; },
+    .release_message = [](pycoll_handle* handle) { delete handle; },
+    .allocate = allocate,
+    .free = [](pycoll_memory* memory) { delete memory; },
+    .reduces =
+        [](int dtype, int op) {
+          return dtype < kNumDTypes && supported(static_cast<DType>(dtype), static_cast<Op>(op))
+                     ? 1
+                     : 0;
+        },
+};
+
+}  // namespace
+
+const pycoll_api* capi_table() { return &kTable; }
+
+}  // namespace pycoll

@@ -1,0 +1,44 @@
+// The core as the shim sees it: the C table, and one owner per communicator.
+#pragma once
+
+#include <string>
+
+#include "capi/pycoll.h"
+
+namespace pycoll::torch_backend {
+
+/// The table that `pycoll._core` hands out. Raises where it is another version. Set once, when the
+/// module is loaded (module.cc).
+const pycoll_api& core();
+void set_core(const pycoll_api* api);
+
+/// Raises what a function of the table has returned: ValueError for a wrong call, else
+/// torch.distributed.DistBackendError, with the core's text.
+[[noreturn]] void raise_core_error(int code, const pycoll_error& error);
+inline void check(int code, const pycoll_error& error) {
+  if (code != PYCOLL_OK) [[unlikely]]
+    raise_core_error(code, error);
+}
+/// Runs Python's signal handlers on the main thread: what they raise (Ctrl-C) is raised here.
+void raise_signals();
+/// The same for the core: not 0 when a handler raised. The error waits to be raised.
+int interrupted();
+
+/// A communicator of the core.
+class Comm {
+ public:
+  Comm() = default;
+  explicit Comm(pycoll_comm* comm) : comm_(comm) {}
+  ~Comm() {
+    if (comm_ != nullptr) core().release(comm_);
+  }
+  Comm(const Comm&) = delete;
+  Comm& operator=(const Comm&) = delete;
+
+  pycoll_comm* get() const { return comm_; }
+
+ private:
+  pycoll_comm* comm_ = nullptr;
+};
+
+}  // namespace pycoll::torch_backend

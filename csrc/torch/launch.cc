@@ -1,0 +1,89 @@
+// Where every operation passes on its way to the core.
+#include <ATen/record_function.h>
+#include <unistd.h>
+
+#include "torch/backend.h"
+#include "torch/message_work.h"
+
+namespace pycoll::torch_backend {
+
+const at::Tensor& only(const Tensors& tensors, const char* what) {
+  TORCH_CHECK_VALUE(tensors.size() == 1, what, " takes one tensor per rank, got ", tensors.size());
+  return tensors[0];
+}
+
+template <class WorkType>
+c10::intrusive_ptr<WorkType> PycollBackend::make_work(Operation operation, bool is_message) {
+  const uint64_t sequence = is_message ? ++message_sequence_ : ++sequence_;
+  std::optional<Tensors> inputs;
+  const char* title = nullptr;
+  if (at::hasCallbacks()) [[unlikely]] {  // somebody profiles
+    title = operation.title;
+    inputs.emplace(operation.kept.begin(), operation.kept.end());
+  }
+  auto work = c10::make_intrusive<WorkType>(rank_, std::move(operation), sequence, title, inputs);
+  if (onCompletionHook_) [[unlikely]] {
+    work->on_completion = [hook = onCompletionHook_, sequence](PycollWork& of) {
+      hook(
+          std::make_shared<c10d::WorkInfo>(of.operation().type, sequence, of.started, of.finished,
+                                           std::chrono::duration<float>(of.finished - of.started)));
+    };
+  }
+  return work;
+}
+
+WorkPtr PycollBackend::launch(Operation operation, bool async) {
+  if (options_->deterministic) {
+    for (pycoll_call& call : operation.calls) call.deterministic = 1;
+  }
+  if (group_) [[unlikely]] {
+    group_->push_back(make_work<PycollWork>(std::move(operation), false));
+    return group_->back();
+  }
+  return async ? start(std::move(operation)) : run(std::move(operation));
+}
+
+WorkPtr PycollBackend::run(Operation operation) {
+  auto work = make_work<PycollWork>(std::move(operation), false);
+  const auto& calls = work->operation().calls;
+  pycoll_error error;
+  const int code = core().run(comm_.get(), calls.data(), calls.size(), &error);
+  work->complete(code == PYCOLL_OK ? nullptr : &error);
+  if (code != PYCOLL_OK) [[unlikely]]
+    raise_core_error(code, error);
+  return work;
+}
+
+WorkPtr PycollBackend::start(Operation operation) {
+  auto work = make_work<PycollWork>(std::move(operation), false);
+  const auto& calls = work->operation().calls;
+  work->pending = pending_;
+  pending_->begin();
+  pycoll_error error;
+  void* const lent = PycollWork::lend(work);
+  const int code =
+      core().start(comm_.get(), calls.data(), calls.size(), PycollWork::done, lent, &error);
+  if (code != PYCOLL_OK) {
+    PycollWork::done(lent, &error);
+    raise_core_error(code, error);
+  }
+  return work;
+}
+
+WorkPtr PycollBackend::start_message(Operation operation, pycoll_message message) {
+  auto work = make_work<MessageWork>(std::move(operation), true);
+  work->pending = pending_;
+  pending_->begin();
+  pycoll_error error;
+  void* const lent = PycollWork::lend(work);
+  const int code =
+      core().start_message(comm_.get(), &message, PycollWork::done, lent, &work->handle, &error);
+  if (code != PYCOLL_OK) {
+    PycollWork::done(lent, &error);
+    raise_core_error(code, error);
+  }
+  if (group_) group_->push_back(work);
+  return work;
+}
+
+}  // namespace pycoll::torch_backend

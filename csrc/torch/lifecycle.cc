@@ -1,0 +1,129 @@
+// A group's life: how it is made, divided, watched and left.
+#include <pybind11/pybind11.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "torch/backend.h"
+
+namespace pycoll::torch_backend {
+
+namespace py = pybind11;
+
+PycollBackend::PycollBackend(StorePtr store, int rank, int num_ranks,
+                             c10::intrusive_ptr<BackendOptions> options)
+    : Backend(rank, num_ranks),
+      store_(std::move(store)),
+      options_(std::move(options)),
+      comm_(open_comm(store_, rank, num_ranks, options_->timeout)),
+      pid_(::getpid()) {
+  init();
+}
+
+PycollBackend::~PycollBackend() {
+  // Python may hold its lock here, which an operation that ends may need to let go of a tensor.
+  const bool has_gil = Py_IsInitialized() != 0 && PyGILState_Check() != 0;
+  std::optional<py::gil_scoped_release> release;
+  if (has_gil) release.emplace();
+  shutdown();
+}
+
+void PycollBackend::shutdown() {
+  // What is still going on ends by itself, at its deadline at the latest.
+  if (pid_ == ::getpid()) pending_->wait();
+  allocator_->close();
+  core().close(comm_.get());
+}
+
+void PycollBackend::abort() { core().abort(comm_.get()); }
+
+void PycollBackend::setTimeout(std::chrono::milliseconds timeout) {
+  options_->timeout = timeout;
+  core().set_timeout_s(comm_.get(), std::chrono::duration<double>(timeout).count());
+}
+
+c10d::ErrorType PycollBackend::getError() {
+  switch (core().health(comm_.get())) {
+    case PYCOLL_OK:
+      return c10d::ErrorType::SUCCESS;
+    case PYCOLL_TIMEOUT_ERROR:
+      return c10d::ErrorType::TIMEOUT;
+    case PYCOLL_PEER_DIED_ERROR:
+      return c10d::ErrorType::REMOTE_ERROR;
+    default:
+      return c10d::ErrorType::COMM_ERROR;
+  }
+}
+
+c10::intrusive_ptr<c10d::Backend> PycollBackend::split(
+    const StorePtr& store, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  const auto own = std::find(ranks.begin(), ranks.end(), rank_);
+  if (own == ranks.end()) return nullptr;  // and nothing to do: the members need nobody else
+  return merge(store, opts, static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()));
+}
+
+c10::intrusive_ptr<c10d::Backend> PycollBackend::merge(
+    const StorePtr& store, const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank,
+    const int& size) {
+  auto options = c10::make_intrusive<BackendOptions>(*options_);
+  if (opts) {
+    options->timeout = opts->timeout;
+    if (const auto* own = dynamic_cast<const BackendOptions*>(opts.get())) {
+      options->deterministic = own->deterministic;
+    }
+  }
+  return c10::make_intrusive<PycollBackend>(store, rank, size, std::move(options));
+}
+
+void PycollBackend::registerOnCompletionHook(
+    std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
+  TORCH_CHECK(!onCompletionHook_, "pycoll: this process group has an onCompletion hook already");
+  onCompletionHook_ = std::move(hook);
+}
+
+void PycollBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  // Through the store, not the core: it names everyone who is missing, and the group stays good.
+  const auto timeout = opts.timeout.count() > 0 ? opts.timeout : options_->timeout;
+  const std::string prefix = "pycoll/monitored/" + std::to_string(num_monitored_++) + "/";
+  const std::string verdict = prefix + "verdict";
+  const std::string ms = std::to_string(timeout.count()) + " ms";
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  const auto left = [end] {
+    return std::max(std::chrono::milliseconds(0),
+                    std::chrono::duration_cast<std::chrono::milliseconds>(
+                        end - std::chrono::steady_clock::now()));
+  };
+  const auto fail = [](const std::string& text) { C10_THROW_ERROR(DistBackendError, text); };
+  if (rank_ != 0) {
+    store_->set(prefix + std::to_string(rank_), "");
+    // Rank 0 takes as long to find out, and then says so.
+    constexpr std::chrono::milliseconds kLastWord(2000);
+    const bool told = wait_for_key(*store_, verdict, left() + kLastWord);
+    if (told && store_->get_to_str(verdict).empty()) return;
+    fail("Rank " + std::to_string(rank_) + " successfully reached monitoredBarrier, but " +
+         (told ? "other ranks did not: " + store_->get_to_str(verdict)
+               : "rank 0 did not within " + ms + ". Please check rank 0 logs for faulty rank."));
+  }
+  std::vector<int> missing;
+  for (int rank = 1; rank < size_; ++rank) {
+    if (wait_for_key(*store_, prefix + std::to_string(rank), left())) continue;
+    missing.push_back(rank);
+    if (!wait_all_ranks) break;
+  }
+  std::string text;
+  if (!missing.empty()) {
+    text = missing.size() == 1 ? "Rank " : "Ranks ";
+    text += c10::Join(", ", missing) + " failed to pass monitoredBarrier in " + ms;
+  }
+  store_->set(verdict, text);
+  if (!text.empty()) fail(text);
+}
+
+at::Tensor PycollBackend::allocateTensor(long size, at::TensorOptions options) {
+  TORCH_CHECK_VALUE(options.device().is_cpu(), "pycoll allocates CPU tensors, asked for one on ",
+                    options.device());
+  return allocator_->allocate(size, c10::typeMetaToScalarType(options.dtype()));
+}
+
+}  // namespace pycoll::torch_backend

@@ -1,0 +1,70 @@
+// One operation on its way from torch's call to the core: the core's calls, the tensors behind
+// them, and what is copied where afterwards.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <chrono>
+#include <memory>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+#include "torch/allocator.h"
+#include "torch/dtypes.h"
+
+namespace pycoll::torch_backend {
+
+struct Operation {
+  Operation(c10d::OpType type, const char* title, std::chrono::milliseconds timeout)
+      : type(type), title(title), timeout(timeout) {}
+
+  /// Adds a call whose elements are those of `tensor`, whose shape goes into error messages. The
+  /// reference is good until the next one is added.
+  pycoll_call& add(pycoll_collective collective, const at::Tensor& tensor);
+  pycoll_call& add(pycoll_collective collective);
+  void set_reduction(pycoll_call& call, const c10d::ReduceOp& op, at::ScalarType scalar_type) {
+    const Reduction reduction = reduction_of(op, scalar_type, title);
+    call.op = reduction.op;
+    call.factor = reduction.factor;
+  }
+
+  /// The three give a tensor whose memory the core can read, write or do both with, which is
+  /// `tensor` itself where that is contiguous. Else results are copied back in finish(). Raise
+  /// for a tensor that cannot be passed at all: of another device, or sparse.
+  at::Tensor input(const at::Tensor& tensor);
+  at::Tensor output(const at::Tensor& tensor);
+  at::Tensor in_out(const at::Tensor& tensor);
+
+  /// A copy of what may be overwritten before it is read.
+  at::Tensor copy_of(const at::Tensor& tensor);
+  /// Memory of the operation's own. From the shared heap, where that pays.
+  at::Tensor scratch(int64_t numel, at::ScalarType scalar_type, SharedAllocator& allocator);
+  /// `target.copy_(source)` in finish(). Of the same number of elements.
+  void copy_after(const at::Tensor& target, const at::Tensor& source) {
+    copies.emplace_back(target, source);
+  }
+  /// Counts that live as long as the operation.
+  std::vector<int64_t>& keep_counts(std::vector<int64_t> of_ranks);
+
+  /// What is left to do once the core is done. On any thread, without the GIL.
+  void finish();
+
+  c10d::OpType type;
+  const char* title;  // "pycoll:all_reduce": in profiles and messages
+  std::chrono::milliseconds timeout;
+  c10::SmallVector<pycoll_call, 1> calls;
+  c10::SmallVector<at::Tensor, 4> kept;
+  std::vector<at::Tensor> outputs;                        // what Work::result() says
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
+  std::vector<std::unique_ptr<std::vector<int64_t>>> counts;
+};
+
+/// Raises for a tensor that is not on the CPU, or not strided.
+void check_tensor(const at::Tensor& tensor, const char* what);
+/// Whether two contiguous tensors share memory.
+bool overlap(const at::Tensor& a, const at::Tensor& b);
+/// Copies elements, also between threads of the core. The two have as many.
+void copy_elements(const at::Tensor& to, const at::Tensor& from);
+
+}  // namespace pycoll::torch_backend

@@ -1,0 +1,17 @@
+// What init_process_group(pg_options=) may say.
+#pragma once
+
+#include <chrono>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+namespace pycoll::torch_backend {
+
+struct BackendOptions : c10d::Backend::Options {
+  explicit BackendOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
+      : c10d::Backend::Options("pycoll", timeout) {}
+
+  // Bits of results depend on the values and their order of ranks alone. Alike on all ranks.
+  bool deterministic = false;
+};
+
+}  // namespace pycoll::torch_backend

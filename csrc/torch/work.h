@@ -1,0 +1,96 @@
+// torch's handle on an operation of ours.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+#include "torch/operation.h"
+
+namespace pycoll::torch_backend {
+
+/// What the works of a backend share with it, and may outlive it.
+class Pending {
+ public:
+  void begin();
+  void end();
+  /// Waits until nothing is going on.
+  void wait();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable idle_;
+  int num_pending_ = 0;
+};
+
+class PycollWork : public c10d::Work {
+ public:
+  /// `title`: of the profiler's event; null when nobody profiles.
+  PycollWork(int rank, Operation operation, uint64_t sequence, const char* title,
+             const std::optional<std::vector<at::Tensor>>& inputs);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void synchronize() override { wait(kNoTimeout); }
+  void abort() override;
+  std::vector<at::Tensor> result() override { return operation_.outputs; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  uint64_t getSequencenumber() const override { return sequence_; }
+  float getDuration() const override;
+
+  Operation& operation() { return operation_; }
+
+  /// The operation is over. Finishes it, and tells everyone. Once, on any thread.
+  void complete(const pycoll_error* error);
+  /// For pycoll_done: takes over the reference that `work` stands for.
+  static void done(void* work, const pycoll_error* error);
+  /// A reference for done().
+  static void* lend(const c10::intrusive_ptr<PycollWork>& work) {
+    return c10::intrusive_ptr<PycollWork>(work).release();
+  }
+
+  /// Called in complete(), before anyone is told.
+  std::function<void(PycollWork&)> on_completion;
+  std::shared_ptr<Pending> pending;  // null: not counted there
+  std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point finished;
+
+ protected:
+  /// Waits at most so long; false when it still goes on. The default waits for complete().
+  virtual bool wait_for(std::chrono::milliseconds timeout);
+
+ private:
+  void mark(c10::ivalue::Future& future, bool with_value) const;
+
+  Operation operation_;
+  const uint64_t sequence_;
+  bool over_ = false;  // futures made from now on are marked by who makes them
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  c10::intrusive_ptr<c10::ivalue::Future> result_future_;
+};
+
+/// Waits until `is_over` says so, `timeout` has passed (0: never), or a signal came.
+template <class WaitSlice>
+bool wait_in_slices(std::chrono::milliseconds timeout, WaitSlice&& wait_slice) {
+  constexpr std::chrono::milliseconds kSlice(50);
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  for (;;) {
+    auto slice = kSlice;
+    if (timeout.count() > 0) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+          end - std::chrono::steady_clock::now());
+      if (left.count() <= 0) return wait_slice(std::chrono::milliseconds(0));
+      slice = std::min(slice, left);
+    }
+    if (wait_slice(slice)) return true;
+    raise_signals();
+  }
+}
+
+}  // namespace pycoll::torch_backend

@@ -1,0 +1,62 @@
+"""pycoll as a backend of torch.distributed: `dist.init_process_group("pycoll")`.
+
+Importing this registers the backend, and builds its extension module for the torch that is there
+if nobody has yet. Scripts need not import it: torch finds the backend by itself (_pycoll_torch.py).
+"""
+
+from __future__ import annotations
+
+import datetime
+
+import torch.distributed as dist
+
+import _pycoll_torch
+from pycoll.torch import shim
+
+__all__ = ["Options", "set_timeout"]
+
+_pycoll_torch.register()
+Options = shim.load().Options
+
+
+def make_backend(
+    given: dist._DistributedBackendOptions,  # type: ignore[name-defined]
+    options: object | None,
+) -> dist.Backend:
+    """What torch calls to make a group's backend.
+
+    Args:
+        given: Store, ranks and timeout of the group.
+        options: An `Options`, or None.
+
+    Raises:
+        DistBackendError: A rank did not come.
+        ValueError: The ranks cannot be on one communicator, or `options` is something else.
+    """
+    if options is not None and not isinstance(options, Options):
+        raise ValueError(
+            f"pg_options is a {type(options).__name__}, expected a pycoll.torch.Options"
+        )
+    timeout_s = given.timeout.total_seconds()
+    return shim.load().make_backend(
+        given.store,
+        given.group_rank,
+        given.group_size,
+        timeout_s,
+        str(given.group_id),
+        list(given.global_ranks_in_group),
+        options,
+    )
+
+
+def set_timeout(timeout: datetime.timedelta, group: dist.ProcessGroup | None = None) -> None:
+    """Sets the deadline of a group's operations from now on. (torch's own function for that knows
+    NCCL and Gloo alone.)
+
+    Args:
+        timeout: How long an operation may take.
+        group: The process group; None: the default one.
+    """
+    group = group or dist.group.WORLD
+    assert group is not None
+    group._set_default_timeout(timeout)

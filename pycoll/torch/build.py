@@ -1,0 +1,180 @@
+"""Builds the shim, the one extension module that knows torch's C++: for the torch that is there.
+
+setup.py uses this file before pycoll can be imported, so it imports nothing of it; nor torch, whose
+folder says what must be known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_FLAGS = (
+    *("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    *("-Wno-unused-parameter", "-DTORCH_EXTENSION_NAME=_shim", "-D_GLIBCXX_USE_CXX11_ABI=1"),
+)
+_LIBRARIES = ("-ltorch_python", "-ltorch_cpu", "-lc10")
+
+
+@dataclass(frozen=True, slots=True)
+class Torch:
+    """A torch installation."""
+
+    folder: Path
+    version: str
+
+    @staticmethod
+    def find() -> Torch | None:
+        """The one that `import torch` would import, without importing it."""
+        spec = importlib.util.find_spec("torch")
+        if spec is None or not spec.submodule_search_locations:
+            return None
+        folder = Path(spec.submodule_search_locations[0])
+        try:
+            facts = (folder / "version.py").read_text()
+        except OSError:
+            return None
+        # Nightly builds share a version number: the commit tells them apart.
+        found = re.findall(r"^(?:__version__|git_version)[^=]*= *['\"](.*)['\"]", facts, re.M)
+        return Torch(folder, " ".join(found))
+
+
+def source_folder() -> Path:
+    """Where the sources of the shim are: in the package, or beside it in a checkout."""
+    here = Path(__file__).resolve().parent
+    shipped = here / "csrc"
+    return shipped if shipped.is_dir() else here.parents[1] / "csrc"
+
+
+def source_files(folder: Path) -> list[Path]:
+    """All that the shim is made of."""
+    return [folder / "capi" / "pycoll.h", *sorted((folder / "torch").glob("*.[ch]*"))]
+
+
+def file_name(torch: Torch, sources: Path) -> str:
+    """The name of the shim for this Python, this torch and these sources, and no others."""
+    key = hashlib.sha256(repr((torch.version, _FLAGS, sysconfig.get_config_var("SOABI"))).encode())
+    for path in source_files(sources):
+        key.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return f"_shim.{key.hexdigest()[:16]}.so"
+
+
+def cache_folder() -> Path:
+    """Where a shim is kept that did not come with the package: beside the measured tables."""
+    if given := os.environ.get("PYCOLL_CACHE_DIR"):
+        return Path(given)
+    if given := os.environ.get("XDG_CACHE_HOME"):
+        return Path(given) / "pycoll"
+    return Path.home() / ".cache" / "pycoll"
+
+
+def find(torch: Torch) -> Path | None:
+    """The shim for this torch, where there is one: in the package, or in the cache."""
+    name = file_name(torch, source_folder())
+    for folder in (Path(__file__).resolve().parent, cache_folder()):
+        if (folder / name).is_file():
+            return folder / name
+    return None
+
+
+def find_or_build(torch: Torch) -> Path:
+    """The shim for this torch; built into the cache if there is none.
+
+    Returns:
+        The file of the extension module.
+
+    Raises:
+        RuntimeError: There is no compiler, it failed, or the cache cannot be written.
+
+    Cost: about half a minute, once; of several ranks one builds, and the others wait for it.
+    """
+    found = find(torch)
+    if found is not None:
+        return found
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _lock(folder / "shim.lock"):
+            return find(torch) or build(torch, source_folder(), folder)
+    except OSError as error:
+        raise RuntimeError(
+            f"pycoll: cannot keep the torch backend in {folder}: {error}; set PYCOLL_CACHE_DIR to "
+            "a folder that can be written"
+        ) from error
+
+
+def build(torch: Torch, sources: Path, into: Path) -> Path:
+    """Compiles the shim.
+
+    Args:
+        torch: For which torch.
+        sources: The folder csrc.
+        into: Where the module goes.
+
+    Returns:
+        Its file.
+
+    Raises:
+        RuntimeError: There is no compiler, or it failed: what it said.
+    """
+    target = into / file_name(torch, sources)
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise RuntimeError(
+            "pycoll: no C++ compiler to build the torch backend with: install g++ 12 or later, or "
+            "set CXX"
+        )
+    print(
+        f"pycoll: building the backend for torch {torch.version.split()[0]} (once, about a minute)",
+        file=sys.stderr,
+        flush=True,
+    )
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=into, prefix="shim-") as work:
+        # In one piece: torch's headers take longer than all that is ours.
+        unity = Path(work) / "shim.cc"
+        files = sorted((sources / "torch").glob("*.cc"))
+        unity.write_text("".join(f'#include "torch/{path.name}"\n' for path in files))
+        made = Path(work) / target.name
+        include = torch.folder / "include"
+        command = [
+            *compiler.split(),
+            *_FLAGS,
+            f"-I{sources}",
+            *("-isystem", str(include)),
+            *("-isystem", str(include / "torch" / "csrc" / "api" / "include")),
+            *("-isystem", sysconfig.get_paths()["include"]),
+            str(unity),
+            *("-o", str(made)),
+            f"-L{torch.folder / 'lib'}",
+            *_LIBRARIES,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(
+                f"pycoll: building the torch backend failed:\n{' '.join(command)}\n{done.stderr}"
+            )
+        os.replace(made, target)  # whoever looks meanwhile finds nothing, or all of it
+    print(f"pycoll: built {target} in {time.monotonic() - began:.0f} s", file=sys.stderr)
+    return target
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Held by one process at a time; a killed one holds nothing."""
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

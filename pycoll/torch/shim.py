@@ -1,0 +1,47 @@
+"""The extension module between torch and the core, found or built when it is first needed."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from importlib.machinery import ExtensionFileLoader
+from types import ModuleType
+
+from pycoll.torch.build import Torch, find, find_or_build
+
+_NAME = "pycoll.torch._shim"
+
+
+@functools.cache
+def load() -> ModuleType:
+    """The module.
+
+    Raises:
+        ImportError: There is no torch.
+        RuntimeError: It is not there and cannot be built.
+
+    Cost: a millisecond if it is there; about half a minute to build it, once per torch version.
+    """
+    torch = Torch.find()
+    if torch is None:
+        raise ImportError("pycoll.torch needs torch: pip install torch")
+    path = str(find_or_build(torch))
+    spec = importlib.util.spec_from_file_location(_NAME, loader=ExtensionFileLoader(_NAME, path))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_NAME] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def state() -> str:
+    """One line for people: whether the backend is there for the torch that is there."""
+    torch = Torch.find()
+    if torch is None:
+        return "no torch found"
+    version = torch.version.split()[0]
+    path = find(torch)
+    if path is None:
+        return f"not built for torch {version} yet: `import pycoll.torch` builds it"
+    return f"built for torch {version}: {path}"
