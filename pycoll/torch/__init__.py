@@ -7,7 +7,9 @@ if nobody has yet. Scripts need not import it: torch finds the backend by itself
 from __future__ import annotations
 
 import datetime
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 import _pycoll_torch
@@ -50,8 +52,7 @@ def make_backend(
 
 
 def set_timeout(timeout: datetime.timedelta, group: dist.ProcessGroup | None = None) -> None:
-    """Sets the deadline of a group's operations from now on. (torch's own function for that knows
-    NCCL and Gloo alone.)
+    """Sets the deadline of a group's operations from now on, on every torch that there is.
 
     Args:
         timeout: How long an operation may take.
@@ -59,4 +60,5 @@ def set_timeout(timeout: datetime.timedelta, group: dist.ProcessGroup | None = N
     """
     group = group or dist.group.WORLD
     assert group is not None
-    group._set_default_timeout(timeout)
+    backend: Any = group._get_backend(torch.device("cpu"))
+    (getattr(backend, "set_timeout", None) or backend._set_default_timeout)(timeout)
