@@ -43,6 +43,7 @@ void release_communicator(pycoll_comm* comm) {
 }
 
 int health(pycoll_comm* comm) {
+  if (comm->shared->comm->closed()) return PYCOLL_ABORTED_ERROR;
   const Segment& segment = comm->shared->comm->segment();
   switch (Failure::unpack(load_acquire(segment.failure_word())).code) {
     case FailureCode::kNone:
@@ -133,7 +134,10 @@ constexpr pycoll_api kTable = {
         [](pycoll_comm* comm, int (*interrupted)(void)) {
           comm->shared->comm->set_interrupted([interrupted] { return interrupted() != 0; });
         },
-    .abort = [](pycoll_comm* comm) { comm->shared->comm->abort(); },
+    .abort =
+        [](pycoll_comm* comm) {
+          if (!comm->shared->comm->closed()) comm->shared->comm->abort();
+        },
     .health = health,
     .run = run,
     .start = start,

@@ -56,6 +56,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           py::arg("memo"));
 
   py::class_<PycollBackend, c10d::Backend, c10::intrusive_ptr<PycollBackend>>(m, "Backend")
+      .def_property_readonly(
+          "options",
+          [](PycollBackend& self) {
+            return c10::static_intrusive_pointer_cast<BackendOptions>(self.getBackendOptions());
+          })
       .def(
           "perform_nocolor_split", [](PycollBackend&, const py::object&) {},
           "Who is in no part of a split has nothing to do.");
