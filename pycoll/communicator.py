@@ -273,6 +273,24 @@ class Communicator(_core.Communicator):
         ranks = range(self.size) if all_ranks else [self.rank]
         return [record for rank in ranks for record in self._records(rank)]
 
+    def message_record(self, *, all_ranks: bool = False) -> list[dict[str, Any]]:
+        """What this rank, or every rank, sent and received last: at most 1,024 messages of each.
+
+        Args:
+            all_ranks: Of all ranks of this communicator instead of this one.
+
+        Returns:
+            Dicts, the oldest first, rank after rank: `rank`, `number` (among the rank's messages),
+            `kind` ("send" or "recv"), `peer` (None: any source), `source` (of a receive:
+            who sends, None while that is open), `tag`, `dtype`, `count`, `nbytes`, `blocking`, `site` (the caller's
+            file and line), `entered_ns` and `finished_ns` (of CLOCK_MONOTONIC; None while it goes
+            on; of a short message that ends as it begins they are equal), and `failed`.
+
+        Cost: about a microsecond per record; other ranks are not disturbed.
+        """
+        ranks = range(self.size) if all_ranks else [self.rank]
+        return [message for rank in ranks for message in self._messages(rank)]
+
     def stragglers(self) -> list[dict[str, Any]]:
         """Who comes last: how far apart the ranks entered the operations that are on record.
 

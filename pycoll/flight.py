@@ -43,6 +43,7 @@ class Source(Protocol):
     def group(self) -> dict[str, Any]: ...
     def ranks(self) -> list[dict[str, Any]]: ...
     def records(self, rank: int, at_most: int = ...) -> list[dict[str, Any]]: ...
+    def messages(self, rank: int, at_most: int = ...) -> list[dict[str, Any]]: ...
 
 
 class CommunicatorSource:
@@ -52,6 +53,7 @@ class CommunicatorSource:
         self.group = comm._group
         self.ranks = comm._ranks
         self.records = comm._records
+        self.messages = comm._messages
 
 
 def flight_of(source: Source, rank: int, timeout_s: float | None = None) -> dict[str, Any]:
@@ -71,15 +73,23 @@ def flight_of(source: Source, rank: int, timeout_s: float | None = None) -> dict
     to_unix_ns = time.time_ns() - group["now_ns"]
 
     def entries(of: int, at_most: int) -> list[dict[str, Any]]:
-        records = source.records(of, at_most)
-        return [_entry(record, group, to_unix_ns, timeout_s) for record in records]
+        found = [*source.records(of, at_most), *source.messages(of, at_most)]
+        found.sort(key=lambda record: record["entered_ns"])
+        made: list[dict[str, Any]] = []
+        sequence = 0
+        for record in found:
+            sequence = record.get("sequence", sequence)
+            made.append(_entry(record, len(made), sequence, group, to_unix_ns, timeout_s))
+        return made
 
     config = {"name": name, "desc": "pycoll", "ranks": str(list(range(size)))}
     own = entries(rank, 1024)
-    done = [entry["collective_seq_id"] for entry in own if entry["state"] == "completed"]
+    collectives = [entry for entry in own if not entry["is_p2p"]]
+    done = [entry["collective_seq_id"] for entry in collectives if entry["state"] == "completed"]
+    newest = collectives[-1]["collective_seq_id"] if collectives else 0
     status = {
-        "last_enqueued_collective": own[-1]["collective_seq_id"] if own else 0,
-        "last_started_collective": own[-1]["collective_seq_id"] if own else 0,
+        "last_enqueued_collective": newest,
+        "last_started_collective": newest,
         "last_completed_collective": done[-1] if done else 0,
     }
     peers = {str(of): entries(of, _NUM_OF_PEERS) for of in range(size) if of != rank}
@@ -133,21 +143,35 @@ def frame_of(site: str | None) -> list[dict[str, Any]]:
 
 
 def _entry(
-    record: dict[str, Any], group: dict[str, Any], to_unix_ns: int, timeout_s: float | None
+    record: dict[str, Any],
+    record_id: int,
+    sequence: int,
+    group: dict[str, Any],
+    to_unix_ns: int,
+    timeout_s: float | None,
 ) -> dict[str, Any]:
+    """Of a collective, or of a message, which comes after the collective of this sequence."""
     finished_ns = record["finished_ns"]
     is_done = finished_ns is not None and not record["failed"]
-    inputs, outputs = _sizes(record, group["size"])
+    is_message = "tag" in record
+    if is_message:
+        name = message_name(record)
+        inputs = outputs = [record["count"]]
+        keys = ["kind", "peer", "source", "tag", "nbytes", "blocking", "site", "failed"]
+    else:
+        name = record["collective"]
+        inputs, outputs = _sizes(record, group["size"])
+        keys = ["op", "root", "nbytes", "asked", "algorithm", "site", "failed", "digest"]
     dtype = _TORCH_DTYPES.get(record["dtype"], record["dtype"])
     entered = record["entered_ns"] + to_unix_ns
     return {
-        "record_id": record["sequence"] - 1,
+        "record_id": record_id,
         "pg_id": 0,
         "process_group": [group["name"], "pycoll"],
-        "collective_seq_id": record["sequence"],
-        "p2p_seq_id": 0,
-        "op_id": record["sequence"],
-        "profiling_name": f"pycoll:{record['collective']}",
+        "collective_seq_id": sequence,
+        "p2p_seq_id": record.get("number", 0),
+        "op_id": record.get("number", sequence),
+        "profiling_name": f"pycoll:{name}",
         "time_created_ns": entered,
         "duration_ms": (finished_ns - record["entered_ns"]) / 1e6 if is_done else None,
         "input_sizes": [inputs],
@@ -159,14 +183,19 @@ def _entry(
         "time_discovered_completed_ns": finished_ns + to_unix_ns if is_done else None,
         "retired": is_done,
         "timeout_ms": None if timeout_s is None else round(timeout_s * 1e3),
-        "is_p2p": False,
+        "is_p2p": is_message,
         "frames": frame_of(record["site"]),
-        "pycoll": {
-            key: record[key]
-            for key in ("op", "root", "nbytes", "asked", "algorithm", "site", "failed", "digest")
-        }
+        "pycoll": {key: record[key] for key in keys}
         | {"ended_ns": None if finished_ns is None else finished_ns + to_unix_ns},
     }
+
+
+def message_name(record: dict[str, Any]) -> str:
+    """`send 0->1` or `recv 1<-0`, as torch names them; `recv 1<-any` until a message has come."""
+    if record["kind"] == "send":
+        return f"send {record['rank']}->{record['peer']}"
+    source = record["peer"] if record["source"] is None else record["source"]
+    return f"recv {record['rank']}<-{'any' if source is None else source}"
 
 
 def _sizes(record: dict[str, Any], size: int) -> tuple[list[int], list[int]]:

@@ -32,10 +32,23 @@ class Rank:
     rank: int
     pid: int | None  # None: its process is not there, or not ours to see
     state: str  # absent, running, waiting, left, dead, stopped
-    last: dict[str, Any] | None  # its newest record
+    last: dict[str, Any] | None  # its newest record of a collective
+    messages: list[dict[str, Any]]  # its newest record of a message, and those that go on
     control: dict[str, Any]
     stack: str | None = None
     why_no_stack: str | None = None
+
+    @property
+    def pending(self) -> list[dict[str, Any]]:
+        """Messages that go on, the oldest first."""
+        return [message for message in self.messages if message["finished_ns"] is None]
+
+    @property
+    def newest(self) -> dict[str, Any] | None:
+        """What it waits in, else what it did last: a record of a collective or of a message."""
+        found = [*([self.last] if self.last else []), *self.messages]
+        waits = [record for record in found if _is_waited_for(record)]
+        return max(waits or found, key=lambda record: record["entered_ns"], default=None)
 
 
 @dataclass(slots=True)
@@ -66,15 +79,30 @@ class Group:
             for rank in self.ranks
             if rank.state == "waiting"
             and rank.last is not None
+            and rank.last["finished_ns"] is None
             and self.now_ns - rank.last["entered_ns"] > patience_s * 1e9
         ]
-        if not waiting:
-            return []
-        newest = max(waiting)
         here = [rank for rank in self.ranks if rank.state != "left"]
+        if not waiting:
+            return self._awaited(patience_s, here)
+        newest = max(waiting)
         return [rank for rank in here if rank.control["sequence"] < newest] or [
             rank for rank in here if rank.state in ("stopped", "dead")
         ]
+
+    def _awaited(self, patience_s: float, here: list[Rank]) -> list[Rank]:
+        """Whose messages others wait for, and who is in no operation itself."""
+        awaited = {
+            message["peer"]
+            for rank in self.ranks
+            for message in rank.pending
+            if message["blocking"] and self.now_ns - message["entered_ns"] > patience_s * 1e9
+        }
+        return [rank for rank in here if rank.rank in awaited and rank.state != "waiting"]
+
+
+def _is_waited_for(record: dict[str, Any]) -> bool:
+    return record["finished_ns"] is None and record.get("blocking", True)
 
 
 @dataclass(slots=True)
@@ -181,11 +209,15 @@ def _group(view: _core.SegmentView, pids: list[int]) -> Group:
         pid = by_own_pid.get(control["pid"])
         records = view.records(control["rank"], 1)
         last = records[-1] if records else None
-        ranks.append(Rank(control["rank"], pid, _state(control, pid, last), last, control))
+        messages = view.messages(control["rank"])
+        messages = [m for m in messages if m["finished_ns"] is None or m is messages[-1]]
+        waits = any(_is_waited_for(record) for record in [*records, *messages])
+        state = _state(control, pid, waits)
+        ranks.append(Rank(control["rank"], pid, state, last, messages, control))
     return Group(facts["name"], facts["size"], facts["now_ns"], facts["failure"], ranks, view)
 
 
-def _state(control: dict[str, Any], pid: int | None, last: dict[str, Any] | None) -> str:
+def _state(control: dict[str, Any], pid: int | None, waits: bool) -> str:
     if control["state"] != "here":
         return str(control["state"])
     code = _process_state(pid)
@@ -193,7 +225,7 @@ def _state(control: dict[str, Any], pid: int | None, last: dict[str, Any] | None
         return "dead"
     if code in "Tt":
         return "stopped"
-    return "waiting" if last is not None and last["finished_ns"] is None else "running"
+    return "waiting" if waits else "running"
 
 
 def _process_state(pid: int | None) -> str:

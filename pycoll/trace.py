@@ -19,7 +19,7 @@ Flights = dict[str, dict[int, list[Entry]]]  # by group, then rank: entries, the
 # What torch's analysis knows; it stops at anything else.
 _FR_TRACE = {
     *("broadcast", "reduce", "all_gather", "all_reduce", "reduce_scatter", "gather"),
-    *("scatter", "all_to_all", "barrier"),
+    *("scatter", "all_to_all", "barrier", "send", "recv"),
 }
 
 
@@ -64,13 +64,18 @@ def summary(ranks: dict[int, list[Entry]]) -> list[dict[str, Any]]:
     operations: dict[int, dict[int, tuple[str, int]]] = {}
     for rank, entries in ranks.items():
         for entry in entries:
+            if entry["is_p2p"]:
+                continue
             operation = operations.setdefault(entry["collective_seq_id"], {})
             operation[rank] = (_name(entry), entry["time_created_ns"])
     return flight.skew_table([o for o in operations.values() if len(o) == len(ranks)])
 
 
 def chrome_trace(flights: Flights) -> dict[str, Any]:
-    """All operations as Trace Event JSON: a process for each group, a track for each rank.
+    """All operations as Trace Event JSON: a process for each group, tracks for each rank.
+
+    Collectives are on a rank's first track, messages for which it waits on its second one, and
+    asynchronous messages on tracks that come and go.
 
     An arrow leads from the rank that came last to each that waited for it, and a counter shows the
     skew.
@@ -88,21 +93,15 @@ def chrome_trace(flights: Flights) -> dict[str, Any]:
         operations: dict[int, list[tuple[int, Entry]]] = {}
         for rank, entries in ranks.items():
             events.append(_named("thread_name", pid, rank, f"rank {rank}"))
+            if any(entry["is_p2p"] for entry in entries):
+                track = _message_track(rank)
+                events.append(_named("thread_name", pid, track, f"rank {rank}, messages"))
             for entry in entries:
-                operations.setdefault(entry["collective_seq_id"], []).append((rank, entry))
+                if not entry["is_p2p"]:
+                    operations.setdefault(entry["collective_seq_id"], []).append((rank, entry))
                 entered = entry["time_created_ns"]
-                events.append(
-                    {
-                        "ph": "X",
-                        "name": _name(entry),
-                        "cat": "collective",
-                        "pid": pid,
-                        "tid": rank,
-                        "ts": at_us(entered),
-                        "dur": ((_end(entry) or end) - entered) / 1e3,
-                        "args": _arguments(entry),
-                    }
-                )
+                ended = max(entered, _end(entry) or end)
+                events += _slice(pid, rank, entry, at_us(entered), at_us(ended))
         for sequence, taken in sorted(operations.items()):
             if len(taken) < 2 or len({_name(entry) for _, entry in taken}) > 1:
                 continue
@@ -125,8 +124,8 @@ def write_pickles(flights: Flights, folder: Path) -> Counter[str]:
         if "." in group:
             continue  # a part numbers its ranks anew, and fr_trace expects those of the world
         for rank, entries in ranks.items():
-            kept = [copy.deepcopy(entry) for entry in entries if _name(entry) in _FR_TRACE]
-            left_out.update(_name(entry) for entry in entries if _name(entry) not in _FR_TRACE)
+            kept = [copy.deepcopy(entry) for entry in entries if _fr_trace_knows(entry)]
+            left_out.update(_kind(entry) for entry in entries if not _fr_trace_knows(entry))
             for i, entry in enumerate(kept):
                 entry["profiling_name"] = f"gloo:{_name(entry)}"
                 entry["process_group"] = (group, "pycoll")
@@ -144,6 +143,26 @@ def write_pickles(flights: Flights, folder: Path) -> Counter[str]:
     for rank, dump in dumps.items():
         (folder / f"rank_{rank}").write_bytes(pickle.dumps(dump))
     return left_out
+
+
+def _slice(pid: int, rank: int, entry: Entry, start: float, end: float) -> list[dict[str, Any]]:
+    """The events of one operation."""
+    event: dict[str, Any] = {
+        "name": _name(entry),
+        "cat": "message" if entry["is_p2p"] else "collective",
+        "pid": pid,
+        "tid": _message_track(rank) if entry["is_p2p"] else rank,
+        "ts": start,
+        "args": _arguments(entry),
+    }
+    if not entry["is_p2p"] or entry["pycoll"]["blocking"]:
+        return [event | {"ph": "X", "dur": end - start}]
+    event["id"] = f"{pid}.{rank}.{entry['p2p_seq_id']}"  # they overlap: no slices of one track
+    return [event | {"ph": "b"}, event | {"ph": "e", "ts": end}]
+
+
+def _message_track(rank: int) -> int:
+    return 1000 + rank
 
 
 def _arrival(
@@ -172,6 +191,16 @@ def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 
 def _arguments(entry: Entry) -> dict[str, Any]:
     more = entry["pycoll"]
+    if entry["is_p2p"]:
+        return {
+            "number": entry["p2p_seq_id"],
+            "peer": more["peer"] if more["source"] is None else more["source"],
+            "tag": more["tag"],
+            "bytes": more["nbytes"],
+            "dtype": entry["input_dtypes"][0],
+            "site": more["site"],
+            "state": "failed" if more["failed"] else entry["state"],
+        }
     return {
         "seq": entry["collective_seq_id"],
         "bytes": more["nbytes"],
@@ -187,9 +216,18 @@ def _name(entry: Entry) -> str:
     return str(entry["profiling_name"]).partition(":")[2]
 
 
+def _kind(entry: Entry) -> str:
+    """The name of a collective, or `send` or `recv`."""
+    return _name(entry).partition(" ")[0]
+
+
+def _fr_trace_knows(entry: Entry) -> bool:
+    return _kind(entry) in _FR_TRACE and not _name(entry).endswith("<-any")
+
+
 def _end(entry: Entry) -> int | None:
     return entry["pycoll"]["ended_ns"]  # type: ignore[no-any-return]
 
 
 def _newest(entries: list[Entry]) -> int:
-    return max((entry["collective_seq_id"] for entry in entries), default=0)
+    return max((entry["time_created_ns"] for entry in entries), default=0)

@@ -65,6 +65,21 @@ def work(comm):
     time.sleep(100)
 """
 
+MESSAGE = """
+def work(comm):
+    ready(comm)
+    if comm.rank == 1:
+        oversleep()
+    if comm.rank == 0:
+        comm.send(np.ones(100_000), 1, 6, async_op=True)
+        comm.recv(np.ones(7, np.float32), 1, 5)
+    if comm.rank == 2:
+        comm.recv(np.ones(7, np.float32), 0, 5)
+
+def oversleep():
+    time.sleep(100)
+"""
+
 STUCK_IN_C = """
 def work(comm):
     ready(comm)
@@ -180,6 +195,22 @@ def test_doctor_finds_nobody_late_in_a_healthy_job(tmp_path):
         # Stacks on demand, and none where it is turned off.
         (group,) = diagnose(pids[0], "--stacks")
         assert all("in work" in rank["stack"] for rank in group["ranks"])
+
+
+def test_doctor_names_the_rank_whose_message_is_awaited(tmp_path):
+    with job(MESSAGE, tmp_path, n=3) as pids:
+        (group,) = until(pids[0], lambda group: group["late"] == [1])
+        waits, late, behind = group["ranks"]
+        assert [r["state"] for r in group["ranks"]] == ["waiting", "running", "waiting"]
+        assert "in oversleep" in late["stack"]
+        sent, received = waits["messages"]
+        assert (sent["kind"], sent["blocking"], sent["nbytes"]) == ("send", False, 800_000)
+        assert (received["kind"], received["peer"], received["tag"]) == ("recv", 1, 5)
+        assert received["finished_ns"] is None and behind["messages"][0]["peer"] == 0
+        text = " ".join(invoke("doctor", str(pids[0]), "--late", "0.1").split())
+        assert "late: rank 1" in text
+        assert "rank 0 has a pending send(100000 f64, tag 6, to rank 1), for" in text
+        assert "in recv(7 f32" in text
 
 
 @pytest.mark.parametrize("threads", [False, True])

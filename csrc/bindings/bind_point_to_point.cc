@@ -50,7 +50,9 @@ bool is_any_source(PyObject* peer) {
          PyErr_Occurred() == nullptr;
 }
 
-void set_message(MessageOp& op, const ArrayView& x, const Arguments& args) {
+void set_message(CommunicatorObject& object, MessageOp& op, const ArrayView& x,
+                 const Arguments& args) {
+  op.site = object.sites->here(object.comm->recorder());
   op.dtype = x.dtype;
   op.data = static_cast<std::byte*>(x.data);
   op.nbytes = static_cast<size_t>(x.nbytes());
@@ -107,7 +109,7 @@ PyObject* send(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObj
     MessageOp op;
     op.is_send = true;
     op.peer = rank_of(arguments[kPeer], "peer", object.comm->size());
-    set_message(op, x, arguments);
+    set_message(object, op, x, arguments);
     return run_or_start(self, object, op, std::move(x), arguments[kAsyncOp], Py_None);
   });
 }
@@ -120,7 +122,7 @@ PyObject* recv(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObj
     MessageOp op;
     PyObject* peer = arguments[kPeer];
     op.peer = is_any_source(peer) ? kAnySource : rank_of(peer, "peer", object.comm->size());
-    set_message(op, x, arguments);
+    set_message(object, op, x, arguments);
     return run_or_start(self, object, op, std::move(x), arguments[kAsyncOp], arguments[kX]);
   });
 }
@@ -135,7 +137,7 @@ PyObject* recv_any(PyObject* self, PyObject* const* args, Py_ssize_t num_args, P
     const ArrayView x = view_of(arguments, "recv_any", true);
     MessageOp op;
     op.peer = kAnySource;
-    set_message(op, x, arguments);
+    set_message(object, op, x, arguments);
     run_here(object, op);
     return PyLong_FromLong(op.source);
   });

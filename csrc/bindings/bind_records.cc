@@ -13,6 +13,7 @@
 #include "base/fd.h"
 #include "bindings/bind.h"
 #include "bindings/communicator_object.h"
+#include "executor/describe.h"
 #include "reduce/dtypes.h"
 #include "reduce/ops.h"
 #include "schedule/collectives.h"
@@ -48,6 +49,8 @@ py::object failure_of(const Segment& segment) {
   result["reporter"] = failure.reporter;
   result["culprit"] = failure.culprit;
   result["signal"] = failure.signal;
+  const std::string message = describe_failed_message(segment, failure);
+  result["message"] = message.empty() ? py::none() : py::object(py::cast(message));
   return result;
 }
 
@@ -71,6 +74,7 @@ py::list ranks_of(const Segment& segment) {
     row["rank"] = rank;
     row["state"] = kStates[load_acquire(control.state) % 3];
     row["sequence"] = load_acquire(control.sequence);
+    row["message_number"] = load_acquire(control.message_number);
     row["pid"] = load_acquire(control.pid);
     row["thread_id"] = load_acquire(control.thread_id);
     row["stack_signal"] = load_acquire(control.stack_signal);
@@ -119,11 +123,55 @@ py::dict record_as_dict(const Segment& segment, int rank, const CallRecord& reco
   return result;
 }
 
-py::list records_of(const Segment& segment, int rank, uint64_t at_most) {
-  if (rank < 0 || rank >= segment.num_ranks()) {
-    throw UsageError("there is no rank " + std::to_string(rank) + ": they are 0.." +
-                     std::to_string(segment.num_ranks() - 1));
+py::dict message_as_dict(const Segment& segment, int rank, const MessageRecord& record,
+                         const TickScale& scale) {
+  const auto rank_or_none = [](int16_t other) {
+    return other == MessageRecord::kNobody ? py::none() : py::object(py::cast(other));
+  };
+  const auto dtype = static_cast<DType>(record.dtype);
+  py::dict result;
+  result["rank"] = rank;
+  result["number"] = record.number;
+  result["kind"] = record.is_send() ? "send" : "recv";
+  result["peer"] = rank_or_none(record.peer);
+  result["source"] = record.is_send() ? py::none() : rank_or_none(record.source);
+  result["tag"] = record.tag;
+  result["dtype"] = dtype_name(dtype);
+  result["nbytes"] = record.nbytes;
+  result["count"] = dtype == DType::kOpaque ? record.nbytes : record.nbytes / dtype_size(dtype);
+  result["blocking"] = (record.flags & MessageRecord::kBlocking) != 0;
+  result["site"] = name_or_none(segment.names(rank), record.site);
+  result["entered_ns"] = scale.to_ns(record.entered);
+  result["finished_ns"] = record.finished == 0
+                              ? py::none()
+                              : py::object(py::cast(scale.to_ns(record.finished_ticks())));
+  result["failed"] = record.failed();
+  return result;
+}
+
+void check_rank(const Segment& segment, int rank) {
+  if (rank >= 0 && rank < segment.num_ranks()) return;
+  throw UsageError("there is no rank " + std::to_string(rank) + ": they are 0.." +
+                   std::to_string(segment.num_ranks() - 1));
+}
+
+py::list messages_of(const Segment& segment, int rank, uint64_t at_most) {
+  check_rank(segment, rank);
+  const TickScale scale = segment.tick_scale();
+  const uint64_t newest = load_acquire(segment.control(rank).message_number);
+  const uint64_t num = std::min({newest, at_most, uint64_t{MessageRing::kNumRecords}});
+  py::list result;
+  for (uint64_t number = newest - num + 1; number <= newest; ++number) {
+    MessageRecord record;
+    if (segment.messages(rank).read(number, &record) && record.dtype <= kNumDTypes) {
+      result.append(message_as_dict(segment, rank, record, scale));
+    }
   }
+  return result;
+}
+
+py::list records_of(const Segment& segment, int rank, uint64_t at_most) {
+  check_rank(segment, rank);
   const TickScale scale = segment.tick_scale();
   const uint64_t newest = load_acquire(segment.control(rank).sequence);
   const uint64_t num = std::min({newest, at_most, uint64_t{RecordRing::kNumRecords}});
@@ -200,7 +248,13 @@ void bind_records(py::module_& m, py::handle communicator_type) {
           [](const SegmentView& view, int rank, uint64_t at_most) {
             return records_of(view.segment(), rank, at_most);
           },
-          py::arg("rank"), py::arg("at_most") = RecordRing::kNumRecords);
+          py::arg("rank"), py::arg("at_most") = RecordRing::kNumRecords)
+      .def(
+          "messages",
+          [](const SegmentView& view, int rank, uint64_t at_most) {
+            return messages_of(view.segment(), rank, at_most);
+          },
+          py::arg("rank"), py::arg("at_most") = MessageRing::kNumRecords);
 
   auto type = py::reinterpret_borrow<py::class_<CommunicatorObject>>(communicator_type);
   type.def("_group", [](CommunicatorObject& o) { return group_of(o.comm->segment()); })
@@ -211,6 +265,12 @@ void bind_records(py::module_& m, py::handle communicator_type) {
             return records_of(o.comm->segment(), rank, at_most);
           },
           py::arg("rank"), py::arg("at_most") = RecordRing::kNumRecords)
+      .def(
+          "_messages",
+          [](CommunicatorObject& o, int rank, uint64_t at_most) {
+            return messages_of(o.comm->segment(), rank, at_most);
+          },
+          py::arg("rank"), py::arg("at_most") = MessageRing::kNumRecords)
       .def("_set_on_failure",
            [](CommunicatorObject& o, const py::object& function) {
              o.comm->recorder().set_on_failure(under_gil(function));

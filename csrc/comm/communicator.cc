@@ -95,8 +95,8 @@ void Communicator::raise_closed() {
 
 void Communicator::open_messages() {
   check_open();
-  messages_ =
-      std::make_unique<PointToPoint>(*transport_, peer_memory_, timeout_s_, waiter_.interrupted);
+  messages_ = std::make_unique<PointToPoint>(*transport_, peer_memory_, timeout_s_,
+                                             waiter_.interrupted, [this] { recorder_.refuse(); });
 }
 
 void Communicator::register_array(std::byte* data, size_t nbytes,

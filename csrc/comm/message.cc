@@ -1,14 +1,11 @@
 #include "comm/message.h"
 
-#include "reduce/cells.h"
+#include "executor/describe.h"
 
 namespace pycoll {
 
 std::string describe(const MessageOp& op) {
-  std::string text = op.is_send ? "send(" : "recv(";
-  text += elements_text(op.dtype, op.nbytes) + ", tag " + std::to_string(op.tag) +
-          (op.is_send ? ", to " : ", from ");
-  return text + (op.peer == kAnySource ? "any rank" : "rank " + std::to_string(op.peer)) + ")";
+  return describe_message(op.is_send, op.dtype, op.nbytes, op.tag, op.peer);
 }
 
 }  // namespace pycoll

@@ -34,6 +34,8 @@ struct MessageOp {
   std::byte* data = nullptr;  // a send only reads it
   size_t nbytes = 0;
   int source = kAnySource;    // of a receive: whose message it got
+  uint16_t site = 0;          // the user's file and line
+  uint64_t number = 0;        // of its record; 0: it has none
   uint64_t id = 0;            // among the operations of this rank that a peer names
   uint64_t recv_id = 0;       // kStreaming: the receive at the peer
   size_t moved = 0;           // bytes that have gone or come in parts

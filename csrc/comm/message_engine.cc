@@ -42,6 +42,7 @@ MessageEngine::MessageEngine(Transport& transport, PeerMemory& peer_memory)
       rank_(transport.rank()),
       num_ranks_(transport.num_ranks()),
       peer_memory_(peer_memory),
+      recorder_(segment_, rank_),
       parts_are_fast_(transport.name() != "local" && num_ranks_ <= segment_.num_cores()),
       outboxes_(static_cast<size_t>(num_ranks_)) {
   for (int peer = 0; peer < num_ranks_; ++peer) {
@@ -354,6 +355,7 @@ bool MessageEngine::is_being_taken() const {
 
 void MessageEngine::finish(MessageOp* op) {
   op->state = MessageOp::State::kOver;
+  recorder_.end(*op);
   if (op->self != nullptr) {
     finished_.push_back(std::move(op->self));
   } else {

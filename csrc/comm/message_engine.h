@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "comm/message_queue.h"
+#include "comm/message_recorder.h"
 #include "transport/transport.h"
 
 namespace pycoll {
@@ -20,7 +21,11 @@ class MessageEngine {
   MessageEngine(Transport& transport, PeerMemory& peer_memory);
 
   /// Starts an operation; it may be over on return.
-  void post(MessageOp* op) { op->is_send ? post_send(op) : post_recv(op); }
+  void post(MessageOp* op) {
+    recorder_.begin(*op);
+    op->is_send ? post_send(op) : post_recv(op);
+    recorder_.begun();
+  }
   /// Moves on what comes from `source` and from one other rank; from all with kAnySource.
   void progress(int source);
   /// True when every word that others wait for has found room in its mailbox.
@@ -80,6 +85,7 @@ class MessageEngine {
   int rank_;
   int num_ranks_;
   PeerMemory& peer_memory_;
+  MessageRecorder recorder_;
   bool parts_are_fast_;
   std::vector<MailboxReader> inboxes_;
   std::vector<Outbox> outboxes_;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "executor/describe.h"
 
 namespace pycoll {
 
@@ -42,11 +43,12 @@ class PointToPoint::Waiting {
 };
 
 PointToPoint::PointToPoint(Transport& transport, PeerMemory& peer_memory, double timeout_s,
-                           std::function<bool()> interrupted)
+                           std::function<bool()> interrupted, std::function<void()> on_failure)
     : transport_(transport),
       segment_(transport.segment()),
       rank_(transport.rank()),
       timeout_s_(timeout_s),
+      on_failure_(std::move(on_failure)),
       run_waiter_(transport),
       wait_waiter_(transport),
       engine_(transport, peer_memory),
@@ -55,7 +57,12 @@ PointToPoint::PointToPoint(Transport& transport, PeerMemory& peer_memory, double
 }
 
 void PointToPoint::check_unbroken(const MessageOp& op) const {
-  if (load_acquire(segment_.failure_word()) != 0) std::rethrow_exception(error_of(op));
+  if (load_acquire(segment_.failure_word()) != 0) raise(error_of(op));
+}
+
+void PointToPoint::raise(const std::exception_ptr& error) const {
+  on_failure_();
+  std::rethrow_exception(error);
 }
 
 void PointToPoint::run(MessageOp& op, const OnSlow& on_slow) {
@@ -67,7 +74,7 @@ void PointToPoint::run(MessageOp& op, const OnSlow& on_slow) {
   }
   run_waiter_.begin(0, 0, timeout_s_, on_slow);
   wait_until_over(run_waiter_, op, INT64_MAX);
-  if (op.error) std::rethrow_exception(op.error);
+  if (op.error) raise(op.error);
 }
 
 void PointToPoint::start(const std::shared_ptr<MessageOp>& op) {
@@ -103,7 +110,7 @@ void PointToPoint::wait_for_all(const std::vector<std::shared_ptr<MessageOp>>& o
   run_waiter_.begin(0, 0, timeout_s_, on_slow);
   for (const std::shared_ptr<MessageOp>& op : ops) {
     wait_until_over(run_waiter_, *op, INT64_MAX);
-    if (op->error) std::rethrow_exception(op->error);
+    if (op->error) raise(op->error);
   }
 }
 
@@ -119,7 +126,7 @@ bool PointToPoint::wait(MessageOp& op, double timeout_s) {
     }
   }
   if (!op.is_over()) return false;
-  if (op.error) std::rethrow_exception(op.error);
+  if (op.error) raise(op.error);
   return true;
 }
 
@@ -223,12 +230,14 @@ bool PointToPoint::find_failure(MessageOp& op, int64_t now, const std::vector<Fa
     }
     if (anyone) *failure = {};
   }
+  failure->message = Failure::mark_of(op.number);
   if (failure->code != FailureCode::kNone) return true;
   if (now < op.deadline_ns) return false;
   const int culprit = op.peer == kAnySource ? rank_ : op.peer;
   *failure = {.code = FailureCode::kTimeout,
               .reporter = static_cast<uint16_t>(rank_),
-              .culprit = static_cast<uint16_t>(culprit)};
+              .culprit = static_cast<uint16_t>(culprit),
+              .message = Failure::mark_of(op.number)};
   return true;
 }
 
@@ -303,12 +312,14 @@ void PointToPoint::raise_timeout(const MessageOp& op, const Failure& failure) co
   std::snprintf(seconds, sizeof(seconds), "%g s", timeout_s_);
   const bool here = failure.reporter == rank_ && op.deadline_ns != 0 && now_ns() >= op.deadline_ns;
   if (!here) {
+    std::string what = describe_failed_message(segment_, failure);
+    if (what.empty()) what = "rank " + std::to_string(failure.reporter);
     // A receive from anyone waits for nobody in particular: its own rank stands for that.
     const std::string whom = failure.culprit == failure.reporter
                                  ? ""
                                  : " waiting for rank " + std::to_string(failure.culprit);
-    throw AbortedError(me + " cannot go on: rank " + std::to_string(failure.reporter) +
-                       " timed out" + whom + "; make a new communicator");
+    throw AbortedError(me + " cannot go on: " + what + " timed out" + whom +
+                       "; make a new communicator");
   }
   std::string why;
   switch (op.state) {

@@ -18,8 +18,9 @@ namespace pycoll {
 
 class PointToPoint {
  public:
+  /// `interrupted`: as Waiter's. `on_failure`: called before an error is raised, on its thread.
   PointToPoint(Transport& transport, PeerMemory& peer_memory, double timeout_s,
-               std::function<bool()> interrupted);
+               std::function<bool()> interrupted, std::function<void()> on_failure);
   ~PointToPoint() { close(); }
 
   /// Runs the operation. Raises what ended it; the communicator is broken then.
@@ -61,6 +62,7 @@ class PointToPoint {
   void fail_aborted();
   void finalize(std::vector<std::shared_ptr<MessageOp>> finished);
   void check_unbroken(const MessageOp& op) const;
+  [[noreturn]] void raise(const std::exception_ptr& error) const;
   std::exception_ptr error_of(const MessageOp& op) const;
   void raise_timeout(const MessageOp& op, const Failure& failure) const;
   void wait_until_over(Waiter& waiter, MessageOp& op, int64_t end_ns);
@@ -69,6 +71,7 @@ class PointToPoint {
   Segment& segment_;
   int rank_;
   double timeout_s_;
+  std::function<void()> on_failure_;  // before an error is raised
   Waiter run_waiter_;
   std::mutex wait_mutex_;  // of wait_waiter_: a Work may be waited for on any thread
   Waiter wait_waiter_;

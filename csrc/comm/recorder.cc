@@ -67,10 +67,12 @@ void Recorder::fail() {
 }
 
 void Recorder::refuse() {
-  if (!on_failure_) return;
-  const std::function<void()> call_once = std::move(on_failure_);
-  on_failure_ = nullptr;
-  call_once();
+  std::function<void()> call_once;
+  {
+    const std::lock_guard lock(mutex_);
+    std::swap(call_once, on_failure_);
+  }
+  if (call_once) call_once();
 }
 
 bool Recorder::may_leave_early(const Call& call, int rank, int num_ranks) {

@@ -36,7 +36,8 @@ class Recorder {
   }
   /// The operation ended with an error, which is about to be raised.
   void fail();
-  /// The same for one that nobody has seen yet: an earlier one broke the communicator.
+  /// The same for one that nobody has seen yet, since an earlier one broke the communicator, and
+  /// for a message. Any thread.
   void refuse();
   /// A rank that may leave an operation before others have entered it compares its call with those
   /// of the ranks that have (Waiter::peers_agree). True for such a rank.
@@ -64,8 +65,8 @@ class Recorder {
   uint32_t last_asked_hash_ = 0;
   const Plan* last_run_ = nullptr;
   uint16_t last_run_id_ = 0;
+  std::mutex mutex_;  // of the three below
   std::function<void()> on_failure_;
-  std::mutex mutex_;  // of the two below
   std::unordered_map<std::string, uint16_t> ids_;
   uint16_t num_names_ = 0;
 };

@@ -110,6 +110,31 @@ std::string describe_seconds(double s) {
   return text;
 }
 
+std::string describe_message(bool is_send, DType dtype, size_t nbytes, int32_t tag, int peer) {
+  return (is_send ? "send(" : "recv(") + elements_text(dtype, nbytes) + ", tag " +
+         std::to_string(tag) + (is_send ? ", to " : ", from ") +
+         (peer < 0 ? "any rank" : "rank " + std::to_string(peer)) + ")";
+}
+
+std::string describe_failed_message(const Segment& segment, const Failure& failure) {
+  if (failure.message == 0) return "";
+  const uint64_t newest = load_acquire(segment.control(failure.reporter).message_number);
+  for (uint64_t number = newest; number + MessageRing::kNumRecords > newest && number > 0;
+       --number) {
+    MessageRecord record;
+    if (Failure::mark_of(number) != failure.message ||
+        !segment.messages(failure.reporter).read(number, &record)) {
+      continue;
+    }
+    const std::string_view site = segment.names(failure.reporter).read(record.site);
+    return "rank " + std::to_string(failure.reporter) + "'s " +
+           describe_message(record.is_send(), static_cast<DType>(record.dtype), record.nbytes,
+                            record.tag, record.peer) +
+           (site.empty() ? "" : ", called at " + std::string(site) + ",");
+  }
+  return "";
+}
+
 std::string describe_message_mismatch(const MessageMismatch& mismatch, int receiver) {
   const auto array = [](uint64_t nbytes, uint8_t dtype_number) {
     const auto dtype = static_cast<DType>(dtype_number);

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "reduce/dtypes.h"
 #include "transport/segment.h"
 
 namespace pycoll {
@@ -21,6 +22,12 @@ std::string describe_difference(const Segment& segment, int first_rank, const Ca
 std::string describe_last(const Segment& segment, int rank);
 /// `0.4 s`.
 std::string describe_seconds(double s);
+
+/// `send(3 f32, tag 7, to rank 0)`.
+std::string describe_message(bool is_send, DType dtype, size_t nbytes, int32_t tag, int peer);
+/// `rank 1's send(3 f32, tag 7, to rank 0), called at train.py:12 in step,`: the message that met
+/// the failure; empty where it was none.
+std::string describe_failed_message(const Segment& segment, const Failure& failure);
 
 /// "rank 1 sent 5 f32 with tag 7 and rank 0 receives 4 f32 with it"
 std::string describe_message_mismatch(const MessageMismatch& mismatch, int receiver);

@@ -222,8 +222,19 @@ void Waiter::raise_failure(const std::string& what, const std::string& call) con
   const int n = segment_.num_ranks();
   const std::string me = what + ": rank " + std::to_string(rank_) + " of " + std::to_string(n);
   const std::string culprit = "rank " + std::to_string(failure.culprit);
+  std::string message = describe_failed_message(segment_, failure);
+  // The operation that met the failure need not be the one that raises it.
+  const bool is_other = failure.reporter != rank_ || message.find(what) == std::string::npos;
+  const std::string in_message =
+      message.empty() || !is_other ? "" : ", which " + message + " needed";
+  if (message.empty()) message = "rank " + std::to_string(failure.reporter);
   switch (failure.code) {
     case FailureCode::kTimeout:
+      if (failure.message != 0) {
+        throw AbortedError(me + " cannot go on: " + message + " timed out" +
+                           (failure.culprit == failure.reporter ? "" : " waiting for " + culprit) +
+                           "; make a new communicator");
+      }
       if (!slow_ || failure.culprit == rank_) {
         throw AbortedError(me + " cannot go on: rank " + std::to_string(failure.reporter) +
                            " timed out waiting for " + culprit + "; make a new communicator");
@@ -243,13 +254,13 @@ void Waiter::raise_failure(const std::string& what, const std::string& call) con
                                             : std::string(" was ended by signal ") +
                                                   std::to_string(failure.signal) + " (" +
                                                   ::strsignal(failure.signal) + ")";
-      throw PeerDiedError(me + " cannot go on: the process of " + culprit + how + "; " +
-                              describe_last(segment_, failure.culprit),
+      throw PeerDiedError(me + " cannot go on: the process of " + culprit + how + in_message +
+                              "; " + describe_last(segment_, failure.culprit),
                           failure.culprit, failure.signal);
     }
     case FailureCode::kPeerLeft:
-      throw PeerDiedError(me + " cannot go on: " + culprit + " closed its communicator; " +
-                              describe_last(segment_, failure.culprit),
+      throw PeerDiedError(me + " cannot go on: " + culprit + " closed its communicator" +
+                              in_message + "; " + describe_last(segment_, failure.culprit),
                           failure.culprit, 0);
     case FailureCode::kMismatch:
       throw CollectiveMismatchError(me + " cannot go on: " + describe_mismatch(failure));

@@ -25,12 +25,14 @@ size_t flag_lines_per_ring(int num_ranks) { return 1 + static_cast<size_t>(num_r
 
 uint64_t Failure::pack() const {
   return static_cast<uint64_t>(code) | static_cast<uint64_t>(signal) << 8 |
-         static_cast<uint64_t>(reporter) << 16 | static_cast<uint64_t>(culprit) << 32;
+         static_cast<uint64_t>(reporter) << 16 | static_cast<uint64_t>(culprit) << 32 |
+         static_cast<uint64_t>(message) << 48;
 }
 
 Failure Failure::unpack(uint64_t word) {
   return {static_cast<FailureCode>(word & 0xff), static_cast<uint8_t>(word >> 8),
-          static_cast<uint16_t>(word >> 16), static_cast<uint16_t>(word >> 32)};
+          static_cast<uint16_t>(word >> 16), static_cast<uint16_t>(word >> 32),
+          static_cast<uint16_t>(word >> 48)};
 }
 
 SegmentLayout SegmentLayout::for_ranks(int num_ranks) {
@@ -55,7 +57,8 @@ SegmentLayout SegmentLayout::for_ranks(int num_ranks) {
   }
   layout.settings = layout.total_bytes;
   layout.total_bytes += Segment::kSettingsBytes;
-  layout.message_ends = layout.total_bytes;
+  layout.message_records = layout.total_bytes;
+  layout.message_ends = layout.message_records + n * MessageRing::kBytes;
   layout.mailboxes = layout.message_ends +
                      round_up(n * (sizeof(PeerMemoryAddress) + sizeof(MessageMismatch)), kPage);
   layout.total_bytes = layout.mailboxes + MailboxLayout::total_bytes(num_ranks);

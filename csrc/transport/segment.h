@@ -15,6 +15,7 @@
 #include "base/ticks.h"
 #include "transport/entrance.h"
 #include "transport/mailbox.h"
+#include "transport/message_records.h"
 #include "transport/peer_memory.h"
 #include "transport/records.h"
 #include "transport/slot.h"
@@ -37,8 +38,13 @@ struct Failure {
   uint8_t signal = 0;     // kPeerDied
   uint16_t reporter = 0;  // rank that noticed
   uint16_t culprit = 0;   // rank that it is about
+  uint16_t message = 0;   // of the reporter's messages the one that it happened to; 0: none
   uint64_t pack() const;
   static Failure unpack(uint64_t word);
+  /// For `message`, of a message's number.
+  static uint16_t mark_of(uint64_t number) {
+    return static_cast<uint16_t>(number == 0 ? 0 : 1 + number % 0xffff);
+  }
 };
 
 /// What the first page begins with: enough for a reader of another version to say that it is one.
@@ -81,6 +87,7 @@ struct alignas(kFlagBytes) RankControl {
   uint64_t thread_id = 0;                 // of the thread that made the communicator
   uint64_t stack_signal = 0;              // makes the process write its stacks; 0: none does
   uint64_t stack_fd = 0;                  // of the process: where it writes them
+  uint64_t message_number = 0;            // newest record of a message
   alignas(kFlagBytes) uint32_t bell = 0;  // futex word
   uint32_t asleep = 0;
   uint32_t message_bell = 0;  // the same for the thread that progresses asynchronous messages
@@ -114,6 +121,7 @@ struct SegmentLayout {
   size_t flags = 0;
   size_t slots = 0;
   size_t settings = 0;
+  size_t message_records = 0;
   size_t message_ends = 0;  // per rank: PeerMemoryAddress, MessageMismatch
   size_t mailboxes = 0;
 };
@@ -141,6 +149,10 @@ class Segment {
   RingMemory ring(ProtocolKind protocol, int src, int dst) const;
 
   RecordRing records(int rank) const;
+  MessageRing messages(int rank) const {
+    return MessageRing(base_ + layout_.message_records +
+                       static_cast<size_t>(rank) * MessageRing::kBytes);
+  }
   NameTable names(int rank) const;
 
   /// Says what this memory is, and whose. Every rank calls it before anything else, with one name.

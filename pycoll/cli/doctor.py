@@ -126,6 +126,7 @@ def _as_dict(group: Group, patience_s: float) -> dict[str, Any]:
                 "state": rank.state,
                 "late": rank in late,
                 "last": rank.last,
+                "messages": rank.messages,
                 "stack": rank.stack,
                 "why_no_stack": rank.why_no_stack,
             }
@@ -170,12 +171,21 @@ def _show(group: Group, patience_s: float, shown: set[int | None]) -> None:
             "-" if rank.pid is None else str(rank.pid),
             rank.state + (", LATE" if rank in late else ""),
             _operation(rank, group.now_ns),
-            (rank.last or {}).get("site") or "-",
+            (rank.newest or {}).get("site") or "-",
         )
     out.print(table)
     if group.failure:
         kind, culprit, reporter = (group.failure[key] for key in ("kind", "culprit", "reporter"))
-        typer.echo(f"broken: {kind}, about rank {culprit}, noticed by rank {reporter}")
+        message = group.failure["message"]
+        where = f", in {message.rstrip(',')}" if message else ""
+        typer.echo(f"broken: {kind}, about rank {culprit}, noticed by rank {reporter}{where}")
+    for rank in group.ranks:
+        for pending in rank.pending:
+            if pending is not rank.newest:
+                what, for_s = _message(pending), _seconds(group.now_ns - pending["entered_ns"])
+                typer.echo(
+                    f"rank {rank.rank} has a pending {what}, for {for_s}, from {pending['site']}"
+                )
     if late:
         typer.echo(f"late: rank {_list_of(rank.rank for rank in late)}")
     elif not group.failure:
@@ -191,14 +201,27 @@ def _show(group: Group, patience_s: float, shown: set[int | None]) -> None:
 
 
 def _operation(rank: Rank, now_ns: int) -> str:
-    if (last := rank.last) is None:
+    if (last := rank.newest) is None:
         return "none yet"
     running = last["finished_ns"] is None
-    moment = last["entered_ns"] if running else last["finished_ns"]
-    seconds = max(0.0, (now_ns - moment) / 1e9)
+    since = _seconds(now_ns - (last["entered_ns"] if running else last["finished_ns"]))
     verb = "in" if running else "failed in" if last["failed"] else "finished"
-    when = f"for {seconds:.3g} s" if running else f"{seconds:.3g} s ago"
+    when = f"for {since}" if running else f"{since} ago"
+    if "tag" in last:
+        return f"{verb} {_message(last)}, {when}"
     return f"{verb} #{last['sequence']} {last['collective']}{last['shape']} {last['dtype']}, {when}"
+
+
+def _message(record: dict[str, Any]) -> str:
+    """As errors name it."""
+    peer = "any rank" if record["peer"] is None else f"rank {record['peer']}"
+    way = "to" if record["kind"] == "send" else "from"
+    what = f"{record['count']} {record['dtype']}"
+    return f"{record['kind']}({what}, tag {record['tag']}, {way} {peer})"
+
+
+def _seconds(ns: int) -> str:
+    return f"{max(0.0, ns / 1e9):.3g} s"
 
 
 def _list_of(numbers: Any) -> str:
