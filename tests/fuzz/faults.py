@@ -224,7 +224,7 @@ def judge(fault: Fault, outcomes: list[Seen | Exception], fault_s: float) -> tup
             is_message = seen.text.startswith(("send(", "recv("))
             right = right and (is_message or f"rank {victim}" in seen.text)
             # Or a message of this rank that had begun before timed out, and this call goes with it.
-            in_another = f"rank {rank} timed out waiting for" in seen.text
+            in_another = f"rank {rank}'s " in seen.text and " timed out" in seen.text
             num_timeouts += seen.error == "TimeoutError" or in_another
         else:
             signum = signal.SIGKILL if fault.kind == "kill" else 0
