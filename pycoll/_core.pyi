@@ -329,7 +329,7 @@ class Communicator:
     def _register(self, arg0: object) -> None: ...
     def _unregister(self, arg0: object) -> bool: ...
     def _disown(self) -> None: ...
-    def _explain(self, arg0: str, arg1: int, arg2: int) -> str: ...
+    def _explain(self, arg0: str, arg1: int, arg2: int, arg3: bool) -> str: ...
     def _split(self, arg0: int, arg1: int) -> Communicator | None: ...
     def close(self) -> None: ...
     deterministic: bool
@@ -361,7 +361,11 @@ class Predictor:
     Simulates the same messages under several costs.
     """
     def __init__(
-        self, cases: collections.abc.Sequence[tuple[str, str, int]], n: int, cores: int
+        self,
+        cases: collections.abc.Sequence[tuple[str, str, int]],
+        protocol: str,
+        n: int,
+        cores: int,
     ) -> None: ...
     def times(self, alpha: float, beta: float, gamma: float) -> list[float]: ...
 
@@ -370,12 +374,15 @@ class TunedCost:
         self,
         num_ranks: int,
         num_cores: int,
+        arrays: str,
         date: str,
         protocol: str,
         alpha_s: float,
         beta_s_per_byte: float,
         gamma_s_per_byte: float,
     ) -> None: ...
+    @property
+    def arrays(self) -> str: ...
     @property
     def alpha_s(self) -> float: ...
     @property
@@ -397,10 +404,13 @@ class TunedSize:
         collective: str,
         num_ranks: int,
         num_cores: int,
+        arrays: str,
         nbytes: int,
         date: str,
         times: collections.abc.Mapping[str, float],
     ) -> None: ...
+    @property
+    def arrays(self) -> str: ...
     @property
     def collective(self) -> str: ...
     @property
@@ -463,7 +473,7 @@ def build_info() -> dict:
     What this build of the core has in it.
     """
 
-def builtin_cost(protocol: str, n: int, cores: int) -> tuple[float, float, float]:
+def builtin_cost(protocol: str, arrays: str, n: int, cores: int) -> tuple[float, float, float]:
     """
     alpha, beta and gamma.
     """

@@ -236,7 +236,15 @@ class Communicator(_core.Communicator):
         if not self._unregister(x):
             raise UsageError("x is not registered with this communicator")
 
-    def explain(self, collective: str, nbytes: int, dtype: Any = None, *, root: int = 0) -> str:
+    def explain(
+        self,
+        collective: str,
+        nbytes: int,
+        dtype: Any = None,
+        *,
+        root: int = 0,
+        mapped: bool = False,
+    ) -> str:
         """Says which algorithm, protocol and transport a call gets, and why.
 
         Args:
@@ -244,6 +252,8 @@ class Communicator(_core.Communicator):
             nbytes: Size of the message, bytes.
             dtype: Of its elements. Today no choice depends on it.
             root: Of a rooted collective.
+            mapped: All arrays of all ranks are from `empty`, or registered. They always are
+                reached where the ranks are threads.
 
         Returns:
             A few lines. First the choice; then who made it (a rule of PYCOLL_ALGO, the table of
@@ -253,7 +263,7 @@ class Communicator(_core.Communicator):
         Raises:
             UsageError: Unknown collective.
         """
-        return self._explain(collective, nbytes, root)
+        return self._explain(collective, nbytes, root, mapped)
 
     def flight_record(self, *, all_ranks: bool = False) -> list[dict[str, Any]]:
         """What this rank, or every rank, did last: at most 1,024 operations of each.

@@ -147,6 +147,14 @@ def test_bench_every_collective_is_right(collective):
     assert row.split()[-1] == "0" and "/" in row  # no wrong element; the choice is named
 
 
+def test_bench_of_mapped_arrays_measures_the_protocol_direct():
+    args = ("-n", "2", "--mapped", "-a", "auto,two_shot/direct", "--sizes", "1M", *FEW)
+    rows = json.loads(invoke("bench", *args, "--json", "-"))["rows"]
+    assert [row["num_wrong"] for row in rows] == [0, 0]
+    assert rows[0]["chosen"].endswith("/direct")
+    assert rows[1]["chosen"] == "two_shot/direct"
+
+
 def test_bench_wrong_elements_are_status_1(monkeypatch):
     from pycoll.communicator import Communicator
 

@@ -1,59 +1,19 @@
-"""The measured table: its text, its file, who may use it, and the command that makes it."""
+"""The measured table: its text, its file, and who may use it."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
-import stat
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from tuning_tables import CORES, DATE, as_rows, cache, choice, cost, explained, invoke, size
 
 import pycoll
 from pycoll import SystemError, UsageError, _core, run_ranks, tuning
-from pycoll.cli import app
 
-DATE = "2026-11-21T14:30:00Z"
-CORES = _core.build_info()["cores"]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("PYCOLL_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-def size(collective="all_reduce", ranks=2, cores=CORES, nbytes=4096, date=DATE, **times):
-    named = {name.replace("__", "/"): time_s for name, time_s in times.items()}
-    return _core.TunedSize(collective, ranks, cores, nbytes, date, named)
-
-
-def cost(protocol="simple", ranks=2, cores=CORES, alpha=1e-6, beta=1e-10, gamma=1e-11):
-    return _core.TunedCost(ranks, cores, DATE, protocol, alpha, beta, gamma)
-
-
-def as_rows(table: _core.TuningTable) -> list:
-    costs = [(c.num_ranks, c.protocol, c.alpha_s, c.beta_s_per_byte) for c in table.costs]
-    return costs + [
-        (s.collective, s.num_ranks, s.num_cores, s.nbytes, s.date, s.times) for s in table.sizes
-    ]
-
-
-def explained(n: int = 2, nbytes: int = 4096, collective: str = "all_reduce") -> str:
-    texts = run_ranks(lambda comm: comm.explain(collective, nbytes), n, threads=True)
-    assert len(set(texts)) == 1
-    return texts[0]
-
-
-def choice(**asked) -> str:
-    return explained(**asked).splitlines()[0].rpartition(": ")[2].partition(" over ")[0]
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+__all__ = ["cache"]  # a fixture
 
 
 # The text.
@@ -63,9 +23,9 @@ def invoke(*arguments: object) -> Result:
 def test_table_to_text_and_back_is_the_same():
     sizes = [
         size(ring__simple=1.25e-5, one_shot__ll=3e-7),
-        size("broadcast", 8, 3, 1 << 40, x__y=9),
+        size("broadcast", 8, 3, "plain", 1 << 40, x__y=9),
     ]
-    table = _core.TuningTable([cost(), cost("ll", 4)], sizes)
+    table = _core.TuningTable([cost(), cost("ll", 4, arrays="plain")], sizes)
     again = _core.TuningTable.parse(table.to_text())
     assert as_rows(again) == as_rows(table)
     assert again.to_text() == table.to_text()
@@ -94,23 +54,26 @@ def test_table_with_any_byte_changed_is_refused():
 @pytest.mark.parametrize(
     "line",
     [
-        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z",
-        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z ring/simple",
-        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z ring=1e-5",
-        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z ring/simple/x=1e-5",
-        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z ring/simple=nan",
-        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z ring/simple=-1e-5",
-        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z ring/simple=0",
-        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z ring/simple=1e-5 ",
-        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z  ring/simple=1e-5",
-        "time all_reduce 2 2 4096 yesterday ring/simple=1e-5",
-        "time all_reduce 0 2 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
-        "time all_reduce 2 -2 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
-        "time all_reduce 2 2 99999999999999999999 2026-11-21T14:30:00Z ring/simple=1e-5",
-        "time All-Reduce 2 2 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
-        "cost 2 2 2026-11-21T14:30:00Z simple 1 2",
-        "cost 2 2 2026-11-21T14:30:00Z simple 1 2 inf",
-        "cost 2 2 2026-11-21T14:30:00Z simple 1 2 3 4",
+        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z",
+        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple",
+        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring=1e-5",
+        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple/x=1e-5",
+        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=nan",
+        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=-1e-5",
+        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=0",
+        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5 ",
+        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z  ring/simple=1e-5",
+        "time all_reduce 2 2 plain 4096 yesterday ring/simple=1e-5",
+        "time all_reduce 0 2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
+        "time all_reduce 2 -2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
+        "time all_reduce 2 2 plain 99999999999999999999 2026-11-21T14:30:00Z ring/simple=1e-5",
+        "time All-Reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
+        "cost 2 2 mapped 2026-11-21T14:30:00Z simple 1 2",
+        "cost 2 2 mapped 2026-11-21T14:30:00Z simple 1 2 inf",
+        "cost 2 2 mapped 2026-11-21T14:30:00Z simple 1 2 3 4",
+        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
+        "time all_reduce 2 2 both 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
+        "cost 2 2 2026-11-21T14:30:00Z simple 1 2 3",
         "size 2",
         "",
     ],
@@ -230,6 +193,63 @@ def test_between_two_measured_sizes_the_nearer_one_counts_more():
 
 
 @pytest.mark.ranks
+def test_mapped_and_plain_arrays_have_rows_of_their_own():
+    nbytes = 1 << 20
+    rows = {
+        "plain": {"tree__simple": 1e-6, "two_shot__direct": 2e-6},
+        "mapped": {"tree__simple": 2e-6, "two_shot__direct": 1e-6},
+    }
+    tuning.save([], [size(nbytes=nbytes, arrays=arrays, **row) for arrays, row in rows.items()])
+    asked = {"nbytes": nbytes, "threads": False}
+    assert choice(**asked) == "tree/simple"
+    assert choice(**asked, mapped=True) == "two_shot/direct"
+    text = explained(**asked)
+    assert "all ranks are mapped (comm.empty()): two_shot/direct, by the measurement" in text
+    assert "else: tree/simple, through slots" in text
+    assert choice(nbytes=nbytes) == "two_shot/direct"  # threads
+
+
+@pytest.mark.ranks
+def test_table_decides_what_runs_on_plain_and_on_mapped_arrays():
+    plain = {"two_shot__direct": 1e-6, "tree__simple": 2e-6}
+    mapped = {"one_shot__direct": 1e-6, "star__simple": 2e-6}
+    nbytes = 1 << 16
+    tuning.save([], [size(nbytes=nbytes, arrays="plain", **plain), size(nbytes=nbytes, **mapped)])
+
+    def work(comm: pycoll.Communicator) -> list[str]:
+        ran = []
+
+        def run(x, out=None):
+            comm.all_reduce(x, out=out)
+            ran.append(comm.flight_record()[-1]["algorithm"])
+
+        own = [np.ones(nbytes // 4, np.float32) for _ in range(2)]
+        shared = [comm.empty(nbytes // 4, np.float32) for _ in range(2)]
+        run(*own)
+        run(*shared)
+        run(shared[0])  # in place: not by one_shot, whose inputs must last
+        run(own[0], shared[0])
+        return ran
+
+    # Processes may be kept from reading each other's memory.
+    plainly = "two_shot/direct" if _reads_processes() else "tree/simple"
+    for ran in run_ranks(work, 2):
+        assert ran == [plainly, "one_shot/direct", "star/simple", "tree/simple"]
+
+
+def _reads_processes() -> bool:
+    def work(comm: pycoll.Communicator) -> bool:
+        x = np.ones(1 << 14, np.float32)
+        try:
+            comm.all_reduce(x, out=np.ones_like(x), algorithm="two_shot/direct")
+        except UsageError:
+            return False
+        return True
+
+    return all(run_ranks(work, 2))
+
+
+@pytest.mark.ranks
 def test_table_of_other_ranks_collectives_or_cores_is_not_used():
     untouched = choice()
     other = "tree__ll" if untouched != "tree/ll" else "star__ll"
@@ -255,9 +275,9 @@ def test_names_that_this_build_lacks_and_slow_textbook_algorithms_are_not_chosen
 
 @pytest.mark.ranks
 def test_fitted_costs_of_the_table_are_those_of_the_simulation():
-    tuning.save([cost("simple", alpha=5e-4)], [])
+    tuning.save([cost("simple", alpha=5e-4), cost("direct", alpha=5e-4)], [])
     text = explained()
-    assert f"fitted, simple on {DATE} with 2 ranks" in text
+    assert f"fitted, simple of mapped arrays on {DATE} with 2 ranks" in text
     assert text.splitlines()[0].rpartition(": ")[2].startswith("one_shot/ll")
     # Other numbers of ranks: of the nearest that share cores, or not, alike.
     assert ("simulation: fitted" in explained(n=3)) == (CORES >= 3)
@@ -275,7 +295,7 @@ def _damage(how: str) -> str:
         return "the digest is not that of the lines before"
     if how == "noise":
         file.write_bytes(bytes(range(256)) * 64)
-        return "is damaged, line 1: expected 'pycoll-tuning 1'"
+        return "is damaged, line 1: expected 'pycoll-tuning 2'"
     if how == "empty":
         file.write_bytes(b"")
         return "is damaged, line 1: "
@@ -293,14 +313,14 @@ def _damage(how: str) -> str:
     old, new = {
         "stale": ("pycoll 0.1.0", "pycoll 0.0.9"),
         "foreign": ("machine ", "machine VAX-11 "),
-        "newer format": ("pycoll-tuning 1", "pycoll-tuning 2"),
+        "other format": ("pycoll-tuning 2", "pycoll-tuning 1"),
     }[how]
     body = text.replace(old, new, 1).rpartition("end ")[0]
     file.write_text(f"{body}end {_digest(body)}\n")
     return {
         "stale": "is of pycoll 0.0.9, this is",
         "foreign": "was measured on another machine (VAX-11 ",
-        "newer format": "is damaged, line 1: expected 'pycoll-tuning 1'",
+        "other format": "is damaged, line 1: expected 'pycoll-tuning 2'",
     }[how]
 
 
@@ -312,7 +332,7 @@ def _digest(body: str) -> str:
 
 
 DAMAGES = ["torn", "changed", "noise", "empty", "huge", "folder", "pipe"]
-DAMAGES += ["stale", "foreign", "newer format"]
+DAMAGES += ["stale", "foreign", "other format"]
 
 
 @pytest.mark.ranks
@@ -337,7 +357,8 @@ def test_table_of_rank_0_counts_for_all_ranks_and_splits(tmp_path, monkeypatch):
     def init(**options):
         os.environ["PYCOLL_CACHE_DIR"] = str(tmp_path / f"of rank {os.environ['RANK']}")
         algorithm = ["tree__ll", "star__simple", "ring__simple"][int(os.environ["RANK"])]
-        tuning.save([], [size(ranks=n, **{algorithm: 1e-9}) for n in (2, 3)])
+        rows = [size(ranks=n, arrays="plain", **{algorithm: 1e-9}) for n in (2, 3)]
+        tuning.save([], rows)
         return original(**options)
 
     monkeypatch.setattr(pycoll, "init", init)
@@ -372,102 +393,3 @@ def test_ranks_that_are_pinned_apart_count_all_their_cores():
         patch.setattr(pycoll, "init", init)
         pinned = run_ranks(work, 2)
     assert pinned == run_ranks(work, 2)
-
-
-# The measurement.
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
-def test_measure_times_every_choice_alike_on_all_ranks(threads):
-    def work(comm: pycoll.Communicator) -> tuple:
-        effort = tuning.Effort(rounds=6, batch_s=1e-5)
-        found = [tuning.measure(comm, name, 256, effort) for name in ("all_reduce", "all_gather")]
-        return [(m.collective, m.nbytes, m.rounds_s) for m in found]
-
-    first, second = run_ranks(work, 2, threads=threads)
-    assert first == second
-    for collective, nbytes, rounds_s in first:
-        assert set(rounds_s) == set(_core.choices(collective, nbytes))
-        assert all(len(times) in (5, 6) and min(times) > 0 for times in rounds_s.values())
-
-
-@pytest.mark.pure
-def test_lower_quartile_and_ratio_pass_over_disturbed_rounds():
-    measured = tuning.Measured(
-        "all_reduce", 4, {"a/ll": [9, 1, 8, 7, 1.5], "b/ll": [2, 2, 2, 2, 2]}
-    )
-    assert measured.times_s() == {"a/ll": 1.5, "b/ll": 2}
-    assert measured.behind("a/ll") == 1
-    assert measured.behind("b/ll") == pytest.approx(4 / 3)
-
-
-@pytest.mark.pure
-def test_fit_finds_the_costs_that_the_times_were_made_with():
-    true = {"simple": (3e-7, 5e-11, 2e-11), "ll": (1e-7, 3e-10, 1e-11)}
-    sizes = []
-    for nbytes in (4, 1024, 16384, 65536, 1 << 20):
-        times = {}
-        for name in ("one_shot", "ring", "tree", "star"):
-            for protocol, costs in true.items():
-                predictor = _core.Predictor([("all_reduce", name, nbytes)], 2, 2)
-                times[f"{name}/{protocol}"] = predictor.times(*costs)
-        sizes.append(tuning.Measured("all_reduce", nbytes, times))
-    for row in tuning.fit_costs(sizes, 2, 2, DATE):
-        fitted = (row.alpha_s, row.beta_s_per_byte, row.gamma_s_per_byte)
-        for measured in sizes:
-            for choice, (time_s,) in measured.rounds_s.items():
-                name, protocol = choice.split("/")
-                if protocol == row.protocol:
-                    predictor = _core.Predictor([("all_reduce", name, measured.nbytes)], 2, 2)
-                    assert predictor.times(*fitted) == [pytest.approx(time_s, rel=0.1)]
-
-
-# The command.
-
-
-@pytest.mark.ranks
-def test_tune_writes_a_table_that_is_used(cache, tmp_path):
-    picture = tmp_path / "chosen.svg"
-    result = invoke(
-        "tune", "-n", "2", "-c", "all_reduce,broadcast", "--min", "64", "--max", "4K", "--rounds",
-        "3", "--json", "--plot", picture,
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    rows = json.loads(result.stdout)["rows"]
-    assert {(row["collective"], row["nbytes"]) for row in rows} == {
-        (name, nbytes) for name in ("all_reduce", "broadcast") for nbytes in (64, 256, 1024, 4096)
-    }
-    table, note = tuning.load()
-    assert note == str(tuning.path())
-    assert {c.protocol for c in table.costs} >= {"simple", "ll"}
-    for row in rows:
-        assert row["ratio"] == 1  # the fastest measured is what is chosen
-        assert choice(nbytes=row["nbytes"], collective=row["collective"]) == row["chosen"]
-    assert picture.read_text().startswith("<?xml")
-    assert stat.S_IMODE(tuning.path().stat().st_mode) & 0o600
-
-
-@pytest.mark.ranks
-def test_tune_check_only_writes_nothing_and_tells_by_its_status(cache):
-    result = invoke("tune", "-c", "scan", "--max", "64", "--rounds", "3", "--check-only")
-    assert result.exit_code in (0, 1), result.output
-    assert "worst choice" in result.stdout
-    assert not cache.exists()
-
-
-@pytest.mark.pure
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (["-n", "1"], "expected -n 2 or more"),
-        (["-c", "barrier"], "expected --collectives of all_reduce"),
-        (["-c", "nope"], "expected --collectives of all_reduce"),
-        (["--max", "much"], "is no size"),
-        (["--plot", "x.bmp"], "svg"),
-    ],
-)
-def test_tune_asked_wrongly_says_what_it_expects(arguments, why):
-    result = invoke("tune", *arguments)
-    assert result.exit_code == 2
-    assert why in result.output

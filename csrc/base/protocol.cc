@@ -12,8 +12,10 @@ struct Row {
   const char* name;
 };
 // In the order of the enumerators.
-constexpr Row kRows[] = {{ProtocolKind::kSimple, "simple"}, {ProtocolKind::kLL, "ll"}};
-constexpr ProtocolKind kAll[] = {ProtocolKind::kSimple, ProtocolKind::kLL};
+constexpr Row kRows[] = {{ProtocolKind::kSimple, "simple"},
+                         {ProtocolKind::kLL, "ll"},
+                         {ProtocolKind::kDirect, "direct"}};
+constexpr ProtocolKind kAll[] = {ProtocolKind::kSimple, ProtocolKind::kLL, ProtocolKind::kDirect};
 static_assert(std::size(kRows) == kNumProtocols && std::size(kAll) == kNumProtocols);
 
 }  // namespace
@@ -37,6 +39,10 @@ ProtocolKind protocol_from_name(std::string_view name) {
 
 std::span<const ProtocolKind> protocols() { return kAll; }
 
-std::string_view protocol_names() { return "simple, ll"; }
+std::span<const ProtocolKind> slot_protocols() {
+  return std::span(kAll).first<kNumSlotProtocols>();
+}
+
+std::string_view protocol_names() { return "simple, ll, direct"; }
 
 }  // namespace pycoll

@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "base/error.h"
 #include "bindings/array.h"
 #include "bindings/bind.h"
 #include "bindings/communicator_object.h"
@@ -29,6 +30,18 @@ CommunicatorObject wrap(std::unique_ptr<Communicator> comm) {
     const py::gil_scoped_acquire gil;
     return PyErr_CheckSignals() != 0;
   });
+  comm->set_algorithm_source(
+      [num_ranks = comm->size()](Collective collective, std::string_view name, int root) {
+        const py::gil_scoped_acquire gil;
+        const py::object build = py::module_::import("pycoll.schedule").attr("build");
+        try {
+          const py::object built = build(info(collective).name, name, num_ranks, root);
+          return built.attr("core").cast<Schedule>();
+        } catch (py::error_already_set& error) {
+          if (!error.matches(py::module_::import("pycoll.errors").attr("UsageError"))) throw;
+          throw UsageError(py::str(error.value()).cast<std::string>());
+        }
+      });
   object.comm = std::move(comm);
   object.sites = std::make_unique<CallSites>();
   return object;
@@ -101,10 +114,12 @@ void bind_communicator(py::module_& m) {
              o.comm->add_schedule(s);
            })
       .def("_explain",
-           [](CommunicatorObject& o, const std::string& collective, int64_t nbytes, int root) {
+           [](CommunicatorObject& o, const std::string& collective, int64_t nbytes, int root,
+              bool mapped) {
              // A running operation may hold the lock and need the GIL to look for Ctrl-C.
              const py::gil_scoped_release gil;
-             return o.comm->explain(collective_from_name(collective), nbytes, root);
+             return o.comm->explain(collective_from_name(collective), nbytes, root,
+                                    mapped ? Arrays::kMapped : Arrays::kPlain);
            })
       .def_property_readonly("ledger", [](const CommunicatorObject& o) {
         const Ledger ledger = o.comm->ledger();

@@ -32,6 +32,11 @@ double time_calls_of(CommunicatorObject& object, const std::string& collective, 
                     {input.data, output.data, input.count, input.dtype}, algorithm, num_calls);
 }
 
+Arrays arrays_from_name(const std::string& name) {
+  if (const auto found = find_arrays(name)) return *found;
+  throw UsageError("unknown arrays '" + name + "': expected plain or mapped");
+}
+
 /// What may be chosen for messages of `nbytes`: ALGORITHM/PROTOCOL.
 std::vector<std::string> choices(const std::string& collective, int64_t nbytes) {
   const Collective id = collective_from_name(collective);
@@ -50,21 +55,32 @@ std::vector<std::string> choices(const std::string& collective, int64_t nbytes) 
 /// Simulates the same messages under one set of costs after another.
 class Predictor {
  public:
-  /// `cases`: collective, algorithm, nbytes.
-  Predictor(const std::vector<std::tuple<std::string, std::string, int64_t>>& cases, int num_ranks,
-            int num_cores)
+  /// `cases`: collective, algorithm, nbytes; all by one protocol.
+  Predictor(const std::vector<std::tuple<std::string, std::string, int64_t>>& cases,
+            const std::string& protocol, int num_ranks, int num_cores)
       : num_cores_(num_cores) {
+    const bool direct = protocol_from_name(protocol) == ProtocolKind::kDirect;
     for (const auto& [collective, algorithm, nbytes] : cases) {
       const AlgorithmInfo& row = find_algorithm(collective_from_name(collective), algorithm);
-      messages_.push_back({lower_for(row.generate(num_ranks, 0), nbytes), nbytes});
+      const Schedule schedule = row.generate(num_ranks, 0);
+      const int blocks = info(row.collective).blocks_per_message(num_ranks);
+      Message message{{}, {}, nbytes, static_cast<double>(nbytes) / blocks};
+      if (direct) {
+        message.work = direct_work(schedule);
+      } else {
+        message.programs = lower_for(schedule, nbytes);
+      }
+      messages_.push_back(std::move(message));
     }
   }
 
   std::vector<double> times(double alpha, double beta, double gamma) const {
     std::vector<double> times;
     for (const Message& message : messages_) {
-      times.push_back(
-          estimate_s(message.programs, message.nbytes, {alpha, beta, gamma}, num_cores_));
+      const LinkCost cost{alpha, beta, gamma};
+      times.push_back(message.programs.empty()
+                          ? estimate_direct_s(message.work, message.block_nbytes, cost, num_cores_)
+                          : estimate_s(message.programs, message.nbytes, cost, num_cores_));
     }
     return times;
   }
@@ -72,7 +88,9 @@ class Predictor {
  private:
   struct Message {
     std::vector<Program> programs;
+    std::vector<DirectWork> work;
     int64_t nbytes;
+    double block_nbytes;
   };
   int num_cores_;
   std::vector<Message> messages_;
@@ -82,18 +100,20 @@ class Predictor {
 
 void bind_tuning(py::module_& m) {
   py::class_<TunedCost>(m, "TunedCost")
-      .def(py::init([](int num_ranks, int num_cores, std::string date, std::string protocol,
-                       double alpha_s, double beta_s_per_byte, double gamma_s_per_byte) {
-             return TunedCost{num_ranks,
-                              num_cores,
-                              std::move(date),
-                              std::move(protocol),
-                              {alpha_s, beta_s_per_byte, gamma_s_per_byte}};
-           }),
-           py::arg("num_ranks"), py::arg("num_cores"), py::arg("date"), py::arg("protocol"),
-           py::arg("alpha_s"), py::arg("beta_s_per_byte"), py::arg("gamma_s_per_byte"))
+      .def(
+          py::init([](int num_ranks, int num_cores, const std::string& arrays, std::string date,
+                      std::string protocol, double alpha_s, double beta_s_per_byte,
+                      double gamma_s_per_byte) {
+            return TunedCost{
+                num_ranks,       num_cores,           arrays_from_name(arrays),
+                std::move(date), std::move(protocol), {alpha_s, beta_s_per_byte, gamma_s_per_byte}};
+          }),
+          py::arg("num_ranks"), py::arg("num_cores"), py::arg("arrays"), py::arg("date"),
+          py::arg("protocol"), py::arg("alpha_s"), py::arg("beta_s_per_byte"),
+          py::arg("gamma_s_per_byte"))
       .def_readonly("num_ranks", &TunedCost::num_ranks)
       .def_readonly("num_cores", &TunedCost::num_cores)
+      .def_property_readonly("arrays", [](const TunedCost& row) { return arrays_name(row.arrays); })
       .def_readonly("date", &TunedCost::date)
       .def_readonly("protocol", &TunedCost::protocol)
       .def_property_readonly("alpha_s", [](const TunedCost& row) { return row.cost.alpha_s; })
@@ -103,18 +123,21 @@ void bind_tuning(py::module_& m) {
                              [](const TunedCost& row) { return row.cost.gamma_s_per_byte; });
 
   py::class_<TunedSize>(m, "TunedSize")
-      .def(py::init([](std::string collective, int num_ranks, int num_cores, int64_t nbytes,
-                       std::string date, const std::map<std::string, double>& times) {
-             TunedSize row{std::move(collective), num_ranks, num_cores, nbytes,
-                           std::move(date),       {}};
+      .def(py::init([](std::string collective, int num_ranks, int num_cores,
+                       const std::string& arrays, int64_t nbytes, std::string date,
+                       const std::map<std::string, double>& times) {
+             TunedSize row{
+                 std::move(collective), num_ranks, num_cores, arrays_from_name(arrays), nbytes,
+                 std::move(date),       {}};
              for (const auto& [choice, time_s] : times) row.times.push_back({choice, time_s});
              return row;
            }),
-           py::arg("collective"), py::arg("num_ranks"), py::arg("num_cores"), py::arg("nbytes"),
-           py::arg("date"), py::arg("times"))
+           py::arg("collective"), py::arg("num_ranks"), py::arg("num_cores"), py::arg("arrays"),
+           py::arg("nbytes"), py::arg("date"), py::arg("times"))
       .def_readonly("collective", &TunedSize::collective)
       .def_readonly("num_ranks", &TunedSize::num_ranks)
       .def_readonly("num_cores", &TunedSize::num_cores)
+      .def_property_readonly("arrays", [](const TunedSize& row) { return arrays_name(row.arrays); })
       .def_readonly("nbytes", &TunedSize::nbytes)
       .def_readonly("date", &TunedSize::date)
       .def_property_readonly("times", [](const TunedSize& row) {
@@ -143,17 +166,20 @@ void bind_tuning(py::module_& m) {
       "Where the measured table is from, or why there is none.");
   m.def("choices", &choices, py::arg("collective"), py::arg("nbytes"));
   py::class_<Predictor>(m, "Predictor", "Simulates the same messages under several costs.")
-      .def(py::init<const std::vector<std::tuple<std::string, std::string, int64_t>>&, int, int>(),
-           py::arg("cases"), py::arg("n"), py::arg("cores"))
+      .def(py::init<const std::vector<std::tuple<std::string, std::string, int64_t>>&,
+                    const std::string&, int, int>(),
+           py::arg("cases"), py::arg("protocol"), py::arg("n"), py::arg("cores"))
       .def("times", &Predictor::times, py::arg("alpha"), py::arg("beta"), py::arg("gamma"));
   m.def(
       "builtin_cost",
-      [](const std::string& protocol, int num_ranks, int num_cores) {
+      [](const std::string& protocol, const std::string& arrays, int num_ranks, int num_cores) {
         const Topology topology = shared_memory_topology(num_ranks, num_cores);
-        const LinkCost& cost = topology.cost(protocol_from_name(protocol));
+        const LinkCost& cost =
+            topology.cost(arrays_from_name(arrays), protocol_from_name(protocol));
         return std::tuple(cost.alpha_s, cost.beta_s_per_byte, cost.gamma_s_per_byte);
       },
-      py::arg("protocol"), py::arg("n"), py::arg("cores"), "alpha, beta and gamma.");
+      py::arg("protocol"), py::arg("arrays"), py::arg("n"), py::arg("cores"),
+      "alpha, beta and gamma.");
 
   m.def("time_calls", &time_calls_of, py::arg("comm"), py::arg("collective"), py::arg("x"),
         py::arg("out"), py::arg("algorithm"), py::arg("num_calls"),

@@ -21,7 +21,7 @@ constexpr int64_t kKeepGilBytes = 32 << 10;
 void know_algorithm(PyObject* self, Communicator& comm, const Call& call) {
   if (call.algorithm.empty()) return;
   const std::string_view name = call.algorithm.substr(0, call.algorithm.find('/'));
-  if (comm.knows_algorithm(call.collective, name)) return;
+  if (comm.knows_algorithm(call.collective, name, call.root)) return;
   py::handle(self).attr("_add_algorithm")(info(call.collective).name, name, call.root);
 }
 

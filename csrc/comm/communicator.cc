@@ -20,13 +20,16 @@ constexpr int64_t kTimedEvery = 16;
 // An all_to_all with counts is planned as if its message were of this size.
 constexpr int64_t kUnevenBytes = int64_t{1} << 20;
 
-std::array<int64_t, kNumProtocols> slot_payloads(const SegmentLayout& layout) {
-  std::array<int64_t, kNumProtocols> payloads;
-  payloads[static_cast<size_t>(ProtocolKind::kSimple)] =
-      static_cast<int64_t>(layout.slot_bytes[static_cast<size_t>(ProtocolKind::kSimple)]);
-  payloads[static_cast<size_t>(ProtocolKind::kLL)] = LowLatency::payload_bytes<HostThread>(
-      layout.slot_bytes[static_cast<size_t>(ProtocolKind::kLL)]);
-  return payloads;
+PlannerLinks links_of(const Transport& transport, const SegmentLayout& layout) {
+  PlannerLinks links;
+  links.num_slots = layout.num_slots;
+  links.all_mapped = transport.shares_address_space();
+  const auto bytes = [&](ProtocolKind protocol) {
+    return layout.slot_bytes[static_cast<size_t>(protocol)];
+  };
+  links.slot_payloads = {static_cast<int64_t>(bytes(ProtocolKind::kSimple)),
+                         LowLatency::payload_bytes<HostThread>(bytes(ProtocolKind::kLL))};
+  return links;
 }
 
 /// Raises UsageError for what cannot be reduced, before a rank says anything to the others.
@@ -49,7 +52,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_
       inputs_(inputs != nullptr ? std::move(inputs)
                                 : Settings::from_bytes(segment_.settings_text()).parse()),
       planner_(Selector(shared_memory_topology(num_ranks_, segment_.num_cores()), inputs_), rank_,
-               segment_.layout().num_slots, slot_payloads(segment_.layout())),
+               links_of(*transport_, segment_.layout())),
       peer_memory_(*transport_),
       waiter_(*transport_),
       recorder_(segment_, rank_),
@@ -215,14 +218,12 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
   const Call& plain =
       PlainCall::is_plain(call) ? call : plain_call_.prepare(call, rank_, num_ranks_);
   const int64_t nbytes = message_bytes(plain);
-  // First, since they may refuse the call: one that the peers must not see has no number.
-  const DirectPlan* direct = inputs_->rules.find(call.collective, nbytes) != nullptr
-                                 ? nullptr  // the user's rule decides
-                                 : runner_.find_direct(plain, nbytes);
-  PlannedCall& planned = planner_.find(
-      {call.collective, nbytes, call.root, direct == nullptr ? call.algorithm : "",
-       call.block_counts != nullptr || call.send_counts != nullptr, order_needed(call)});
-  const CallRecord& record = recorder_.prepare(call, sequence_ + 1, planned);
+  // First, since it may refuse the call: one that the peers must not see has no number.
+  CallPlan& plan = planner_.find({call.collective, nbytes, call.root, call.algorithm,
+                                  call.block_counts != nullptr || call.send_counts != nullptr,
+                                  order_needed(call)});
+  PlannedCall* planned = plan.slots;
+  const CallRecord& record = recorder_.prepare(call, sequence_ + 1, *planned);
   waiter_.begin(record.sequence, record.digest, call.timeout_s > 0 ? call.timeout_s : timeout_s_,
                 on_slow);
   // A broken communicator publishes nothing more: its last records say what broke it.
@@ -238,20 +239,23 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
     recorder_.finish();
     return;
   }
-  const bool timed = planned.num_calls++ % kTimedEvery == kTimedEvery - 1;
+  const bool timed = plan.num_calls++ % kTimedEvery == kTimedEvery - 1;
   const int64_t start = timed ? now_ns() : 0;
   if (&plain != &call) plain_call_.scale_input(call);
   std::optional<bool> done;
-  if (direct != nullptr) done = runner_.run_direct(plain, nbytes, *direct);
-  if (done) recorder_.runs(direct->plan, "direct");
-  bool ok = done ? *done : runner_.run_slots(plain, nbytes, planned);
+  if (plan.enters && call.collective != Collective::kBarrier) {
+    done = runner_.run_direct(plain, nbytes, plan, planned);
+    if (planned != plan.slots) recorder_.runs(*planned);
+  }
+  bool ok = done ? *done : runner_.run_slots(plain, nbytes, *planned);
   // No message and no wait need have told such a rank of a mismatch.
   if (ok && Recorder::may_leave_early(call, rank_, num_ranks_)) ok = waiter_.peers_agree();
   if (!ok) raise_failure();
   recorder_.finish();
+  ++planned->num_calls;
   if (timed) {
     const double took_s = static_cast<double>(now_ns() - start) * 1e-9;
-    planned.measured_s += (took_s - planned.measured_s) / (planned.measured_s == 0 ? 1 : 8);
+    planned->measured_s += (took_s - planned->measured_s) / (planned->measured_s == 0 ? 1 : 8);
   }
 }
 
@@ -309,13 +313,13 @@ void Communicator::add_schedule(const Schedule& schedule) {
   planner_.add_schedule(schedule);
 }
 
-std::string Communicator::explain(Collective collective, int64_t nbytes, int root) {
+std::string Communicator::explain(Collective collective, int64_t nbytes, int root, Arrays arrays) {
   const std::lock_guard lock(run_mutex_);
-  Call call;
-  call.collective = collective;
-  call.root = root;
-  return planner_.explain(collective, nbytes, root, transport_->name()) +
-         runner_.explain_direct(call, nbytes);
+  PlanKey wanted;
+  wanted.collective = collective;
+  wanted.nbytes = nbytes;
+  wanted.root = root;
+  return planner_.explain(wanted, arrays, transport_->name());
 }
 
 }  // namespace pycoll

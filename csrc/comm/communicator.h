@@ -11,6 +11,7 @@
 #include "comm/call.h"
 #include "comm/memory.h"
 #include "comm/plain_call.h"
+#include "comm/planner.h"
 #include "comm/point_to_point.h"
 #include "comm/progress.h"
 #include "comm/recorder.h"
@@ -90,11 +91,17 @@ class Communicator {
 
   /// Makes an algorithm written elsewhere known under its name. Proved when first used.
   void add_schedule(const Schedule& schedule);
-  bool knows_algorithm(Collective collective, std::string_view name) const {
-    return planner_.knows(collective, name);
+  bool knows_algorithm(Collective collective, std::string_view name, int root) const {
+    return planner_.knows(collective, name, root);
   }
-  /// Which algorithm, protocol and transport, at which predicted and measured time, and why.
-  std::string explain(Collective collective, int64_t nbytes, int root);
+  /// Where algorithms that PYCOLL_ALGO names, and that are not built in, come from. It is called
+  /// within an operation, on the thread that runs it.
+  void set_algorithm_source(AlgorithmSource source) {
+    planner_.set_algorithm_source(std::move(source));
+  }
+  /// Which algorithm, protocol and transport messages in such arrays get, at which predicted and
+  /// measured time, and why.
+  std::string explain(Collective collective, int64_t nbytes, int root, Arrays arrays);
 
   /// What the ranks share. Both raise UsageError when close() has given that back.
   const Segment& segment() const {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdio>
 
 #include "algorithms/registry.h"
 #include "base/error.h"
@@ -22,83 +21,186 @@ int64_t first_of_class(int64_t nbytes) {
   return nbytes == 0 ? 0 : int64_t{1} << (size_class(nbytes) - 1);
 }
 
-std::string own_key(Collective collective, std::string_view name) {
-  return std::string(info(schedule_of(collective)).name) + "/" + std::string(name);
+std::string key_of(Collective collective, std::string_view name, int root) {
+  return std::string(info(schedule_of(collective)).name) + "/" + std::string(name) + "/" +
+         std::to_string(root);
 }
 
-std::string microseconds(double s) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.3g us", s * 1e6);
-  return text;
+bool is_built_in(Collective collective, std::string_view name) {
+  return std::any_of(algorithms().begin(), algorithms().end(), [&](const AlgorithmInfo& row) {
+    return row.collective == schedule_of(collective) && row.name == name;
+  });
 }
 
-// Without a named protocol, a named algorithm takes ll up to here.
-constexpr int64_t kLowLatencyBytes = 8 << 10;
-
-ProtocolKind default_protocol(int64_t nbytes) {
-  return nbytes <= kLowLatencyBytes ? ProtocolKind::kLL : ProtocolKind::kSimple;
+std::string title_of(Collective collective, std::string_view name) {
+  return std::string(info(schedule_of(collective)).name) + " algorithm " + std::string(name);
 }
 
 }  // namespace
 
-Planner::Planner(Selector selector, int rank, int num_slots,
-                 std::array<int64_t, kNumProtocols> slot_payloads)
+Planner::Planner(Selector selector, int rank, const PlannerLinks& links)
     : selector_(std::move(selector)),
       num_ranks_(selector_.topology().num_ranks),
       rank_(rank),
-      num_slots_(num_slots),
-      slot_payloads_(slot_payloads) {}
+      links_(links) {}
 
-PlannedCall& Planner::find(const PlanKey& wanted) {
+CallPlan& Planner::find(const PlanKey& wanted) {
   if (!wanted.algorithm.empty()) return named(wanted);
-  if (wanted.uneven) return choose(wanted);
   const Collective collective = schedule_of(wanted.collective);
   const auto root = static_cast<size_t>(wanted.root);
   std::vector<SizeClasses>& by_root =
-      chosen_[static_cast<size_t>(wanted.order)][static_cast<size_t>(collective)];
-  const auto class_idx = static_cast<size_t>(size_class(wanted.nbytes));
-  if (root < by_root.size()) {
-    PlannedCall* chosen = by_root[root][class_idx];
+      by_class_[static_cast<size_t>(wanted.order)][static_cast<size_t>(collective)];
+  const int class_idx = size_class(wanted.nbytes);
+  if (root < by_root.size() && !wanted.uneven) {
+    CallPlan* chosen = by_root[root][static_cast<size_t>(class_idx)];
     if (chosen != nullptr) return *chosen;
-  } else {
-    by_root.resize(root + 1);
   }
-  PlannedCall& chosen = choose(wanted);
   // A rule that begins or ends within the class is looked up for every message.
   const int64_t first = first_of_class(wanted.nbytes);
-  if (selector_.may_share(collective, first, 2 * first - 1)) by_root[root][class_idx] = &chosen;
-  return chosen;
+  const bool shared = selector_.rules().agree_between(collective, first, 2 * first - 1);
+  const Rule* rule = selector_.rules().find(collective, wanted.nbytes);
+  const ChosenKey key{wanted.order, collective, wanted.root, class_idx, wanted.uneven, rule};
+  auto found = chosen_.find(key);
+  if (found == chosen_.end()) found = chosen_.emplace(key, choose(wanted, rule)).first;
+  if (shared && !wanted.uneven) {
+    if (by_root.size() <= root) by_root.resize(root + 1);
+    by_root[root][static_cast<size_t>(class_idx)] = &found->second;
+  }
+  return found->second;
 }
 
-PlannedCall& Planner::named(const PlanKey& wanted) {
+Ranking Planner::rank_candidates(const PlanKey& wanted, Arrays arrays, const Rule* rule) const {
+  // Every message of a class that has the same rule gets the same answer, whichever comes first:
+  // that of its smallest, a power of two, since messages often are.
+  return selector_.rank(schedule_of(wanted.collective), first_of_class(wanted.nbytes),
+                        links_.all_mapped ? Arrays::kMapped : arrays, rule);
+}
+
+CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
+  CallPlan plan;
+  const bool own_counts = wanted.uneven && wanted.collective == Collective::kAllToAll;
+  const auto fill = [&plan] {
+    for (auto& places : plan.at) std::fill(std::begin(places), std::end(places), plan.slots);
+  };
+  if (own_counts) {
+    plan.slots = &slots_plan(wanted, "pairwise", default_protocol(wanted.nbytes));
+    fill();
+    return plan;
+  }
+  try {
+    const Ranking plain = rank_candidates(wanted, Arrays::kPlain, rule);
+    plan.slots = first_that_can(wanted, plain, /*direct=*/false, /*in_place=*/true);
+    if (plan.slots == nullptr) {
+      throw UsageError("no algorithm of " + std::string(info(wanted.collective).name) +
+                       " is deterministic for this dtype and op");
+    }
+    fill();
+    if (num_ranks_ == 1) return plan;
+    for (const Reach reach : {Reach::kMapped, Reach::kProcess}) {
+      if (reach == Reach::kProcess && links_.all_mapped) continue;
+      const Ranking ranking =
+          reach == Reach::kMapped ? rank_candidates(wanted, Arrays::kMapped, rule) : plain;
+      for (const bool in_place : {false, true}) {
+        PlannedCall* first = first_that_can(wanted, ranking, /*direct=*/true, in_place);
+        plan.at[static_cast<size_t>(reach)][in_place ? 1 : 0] = first;
+        if (first->protocol != ProtocolKind::kDirect) continue;
+        plan.enters = true;
+        plan.uses_processes = plan.uses_processes || reach == Reach::kProcess;
+      }
+    }
+  } catch (const UsageError& error) {
+    if (rule == nullptr) throw;
+    throw UsageError("the rule '" + rule->text + "' of PYCOLL_ALGO: " + error.what());
+  }
+  if (!plan.enters) fill();  // nobody finds out where the arrays are
+  return plan;
+}
+
+PlannedCall* Planner::first_that_can(const PlanKey& wanted, const Ranking& ranking, bool direct,
+                                     bool in_place) {
+  for (const Candidate& candidate : ranking.candidates) {
+    PlannedCall* planned = nullptr;
+    if (candidate.protocol != ProtocolKind::kDirect) {
+      planned = &slots_plan(wanted, candidate.algorithm, candidate.protocol);
+    } else if (direct) {
+      planned = direct_plan(wanted, candidate.algorithm);
+    }
+    if (planned == nullptr || planned->plan.order > wanted.order) continue;
+    if (!in_place || planned->in_place_allowed) return planned;
+  }
+  return nullptr;
+}
+
+CallPlan& Planner::named(const PlanKey& wanted) {
+  const std::tuple key(wanted.order, schedule_of(wanted.collective), wanted.root,
+                       size_class(wanted.nbytes), wanted.uneven, wanted.algorithm);
+  if (last_named_ == named_.end() || key != last_named_->first) {
+    last_named_ = named_.find(key);
+    if (last_named_ == named_.end()) last_named_ = named_.emplace(key, name_plans(wanted)).first;
+  }
+  return last_named_->second;
+}
+
+CallPlan Planner::name_plans(const PlanKey& wanted) {
   const size_t slash = wanted.algorithm.find('/');
+  const std::string_view name = wanted.algorithm.substr(0, slash);
   const ProtocolKind protocol = slash == std::string_view::npos
                                     ? default_protocol(wanted.nbytes)
                                     : protocol_from_name(wanted.algorithm.substr(slash + 1));
-  PlannedCall& planned = plan_of(wanted, wanted.algorithm.substr(0, slash), protocol);
-  if (planned.plan.order > wanted.order) {
-    throw UsageError(own_key(wanted.collective, planned.plan.algorithm) +
+  CallPlan plan;
+  PlannedCall* planned = nullptr;
+  if (protocol != ProtocolKind::kDirect) {
+    planned = &slots_plan(wanted, name, protocol);
+  } else if (wanted.collective == Collective::kBarrier ||
+             (wanted.uneven && wanted.collective == Collective::kAllToAll)) {
+    throw UsageError(std::string(wanted.algorithm) +
+                     ": the protocol direct is for arrays whose parts all ranks know");
+  } else {
+    planned = direct_plan(wanted, name);
+    if (planned == nullptr) {
+      throw UsageError(title_of(wanted.collective, name) + "/direct cannot run without slots on " +
+                       std::to_string(num_ranks_) +
+                       " ranks: some bytes of it are neither read where they start nor written "
+                       "where they end");
+    }
+  }
+  if (planned->plan.order > wanted.order) {
+    throw UsageError(title_of(wanted.collective, name) +
                      " is not deterministic for this dtype and op: it does not reduce from rank 0 "
                      "on in one go; of those built in, these do: " +
                      names_in_order(wanted));
   }
-  return planned;
+  if (protocol != ProtocolKind::kDirect) {
+    plan.slots = planned;
+    for (auto& places : plan.at) std::fill(std::begin(places), std::end(places), planned);
+    return plan;
+  }
+  // Until the ranks have entered, records show what runs else.
+  PlanKey any = wanted;
+  any.algorithm = {};
+  plan.slots = find(any).slots;
+  plan.enters = plan.uses_processes = true;
+  for (const Reach reach : {Reach::kMapped, Reach::kProcess}) {
+    plan.at[static_cast<size_t>(reach)][0] = planned;
+    plan.at[static_cast<size_t>(reach)][1] = planned->in_place_allowed ? planned : nullptr;
+  }
+  return plan;
 }
 
 std::string Planner::names_in_order(const PlanKey& wanted) {
   std::string names;
   for (const AlgorithmInfo& row : algorithms()) {
     if (row.collective != schedule_of(wanted.collective)) continue;
-    if (plan_of(wanted, row.name, ProtocolKind::kSimple).plan.order > wanted.order) continue;
+    if (slots_plan(wanted, row.name, ProtocolKind::kSimple).plan.order > wanted.order) continue;
     names += (names.empty() ? "" : ", ") + std::string(row.name);
   }
   return names;
 }
 
-PlannedCall& Planner::plan_of(const PlanKey& wanted, std::string_view name, ProtocolKind protocol) {
-  std::string key = own_key(wanted.collective, name) + "/" + protocol_name(protocol) + "/" +
-                    std::to_string(wanted.root) + "/" +
-                    (wanted.uneven ? "uneven" : std::to_string(size_class(wanted.nbytes)));
+PlannedCall& Planner::slots_plan(const PlanKey& wanted, std::string_view name,
+                                 ProtocolKind protocol) {
+  std::string key = key_of(wanted.collective, name, wanted.root) + "/" + protocol_name(protocol) +
+                    "/" + (wanted.uneven ? "uneven" : std::to_string(size_class(wanted.nbytes)));
   if (const auto found = plans_.find(key); found != plans_.end()) return found->second;
   PlannedCall planned;
   planned.plan = make(wanted, name, protocol);
@@ -106,16 +208,34 @@ PlannedCall& Planner::plan_of(const PlanKey& wanted, std::string_view name, Prot
   return plans_.emplace(std::move(key), std::move(planned)).first->second;
 }
 
-Plan Planner::make(const PlanKey& wanted, std::string_view name, ProtocolKind protocol) const {
+PlannedCall* Planner::direct_plan(const PlanKey& wanted, std::string_view name) {
+  std::string key = key_of(wanted.collective, name, wanted.root);
+  if (const auto found = direct_plans_.find(key); found != direct_plans_.end()) {
+    return found->second.get();
+  }
+  std::unique_ptr<PlannedCall> planned;
+  std::optional<DirectPlan> direct =
+      make_direct_plan(generate(schedule_of(wanted.collective), name, wanted.root), rank_);
+  if (direct) {
+    planned = std::make_unique<PlannedCall>();
+    planned->plan = std::move(direct->plan);
+    planned->protocol = ProtocolKind::kDirect;
+    planned->given = std::move(direct->given);
+    planned->in_place_allowed = direct->in_place_allowed;
+  }
+  return direct_plans_.emplace(std::move(key), std::move(planned)).first->second.get();
+}
+
+Plan Planner::make(const PlanKey& wanted, std::string_view name, ProtocolKind protocol) {
   const Schedule schedule = generate(schedule_of(wanted.collective), name, wanted.root);
-  PlanOptions options{.num_slots = num_slots_, .join_blocks = !wanted.uneven};
+  PlanOptions options{.num_slots = links_.num_slots, .join_blocks = !wanted.uneven};
   Plan plan = make_plan(schedule, rank_, options);
   if (plan.spans_blocks) {
     // A tile of such a plan holds whole blocks: the largest ones of this size class must fit.
     constexpr int64_t kLargestElement = 16;
     const int64_t largest_block =
         2 * first_of_class(wanted.nbytes) / info(wanted.collective).blocks_per_message(num_ranks_);
-    const int64_t payload = slot_payloads_[static_cast<size_t>(protocol)];
+    const int64_t payload = links_.slot_payloads[static_cast<size_t>(protocol)];
     if (tile_count(plan, payload, kLargestElement) * kLargestElement < largest_block) {
       options.join_blocks = false;
       plan = make_plan(schedule, rank_, options);
@@ -130,44 +250,14 @@ Plan Planner::make(const PlanKey& wanted, std::string_view name, ProtocolKind pr
   return plan;
 }
 
-PlannedCall& Planner::choose(const PlanKey& wanted) {
-  if (wanted.uneven && wanted.collective == Collective::kAllToAll) {
-    return plan_of(wanted, "pairwise", default_protocol(wanted.nbytes));
-  }
-  const Collective collective = schedule_of(wanted.collective);
-  const Choice& choice = choice_for(collective, wanted.nbytes);
-  PlannedCall& planned = plan_of(wanted, choice.algorithm, choice.protocol);
-  if (planned.plan.order <= wanted.order) return planned;
-  for (const Candidate& next : selector_.candidates(collective, first_of_class(wanted.nbytes))) {
-    PlannedCall& other = plan_of(wanted, next.algorithm, next.protocol);
-    if (other.plan.order <= wanted.order) return other;
-  }
-  throw UsageError("no algorithm of " + std::string(info(collective).name) +
-                   " is deterministic for this dtype and op");
-}
-
-const Choice& Planner::choice_for(Collective collective, int64_t nbytes) {
-  // Every message of a class gets the same answer, except where a rule tells them apart: that of
-  // its smallest, a power of two, since messages often are.
-  const int64_t first = first_of_class(nbytes);
-  const bool shared = selector_.may_share(collective, first, 2 * first - 1);
-  Choice& choice = choices_[{collective, size_class(nbytes)}];
-  if (!shared || choice.algorithm.empty()) {
-    choice = selector_.choose(collective, shared ? first : nbytes);
-  }
-  return choice;
-}
-
-Schedule Planner::generate(Collective collective, std::string_view name, int root) const {
-  const auto own = own_schedules_.find(own_key(collective, name));
-  if (own == own_schedules_.end()) {
+Schedule Planner::generate(Collective collective, std::string_view name, int root) {
+  const std::string key = key_of(collective, name, root);
+  if (const auto own = schedules_.find(key); own != schedules_.end()) return own->second;
+  if (is_built_in(collective, name) || !source_) {
     return find_algorithm(collective, name).generate(num_ranks_, root);
   }
-  if (own->second.root != root) {
-    throw UsageError("algorithm " + std::string(name) + " was built for root " +
-                     std::to_string(own->second.root) + ", not " + std::to_string(root));
-  }
-  return own->second;
+  add_schedule(source_(collective, name, root));
+  return schedules_.at(key);
 }
 
 void Planner::add_schedule(const Schedule& schedule) {
@@ -176,48 +266,12 @@ void Planner::add_schedule(const Schedule& schedule) {
                      std::to_string(schedule.num_ranks) + " ranks, this communicator has " +
                      std::to_string(num_ranks_));
   }
-  own_schedules_.insert_or_assign(own_key(schedule.collective, schedule.algorithm), schedule);
+  schedules_.insert_or_assign(key_of(schedule.collective, schedule.algorithm, schedule.root),
+                              schedule);
 }
 
-bool Planner::knows(Collective collective, std::string_view name) const {
-  collective = schedule_of(collective);
-  if (own_schedules_.count(own_key(collective, name)) != 0) return true;
-  return std::any_of(algorithms().begin(), algorithms().end(), [&](const AlgorithmInfo& row) {
-    return row.collective == collective && row.name == name;
-  });
-}
-
-std::string Planner::explain(Collective collective, int64_t nbytes, int root,
-                             std::string_view transport) {
-  const PlannedCall& planned = find({collective, nbytes, root, "", false});
-  const Topology& topology = selector_.topology();
-  std::string text = std::string(info(collective).name) + " of " + std::to_string(nbytes) +
-                     " bytes on " + std::to_string(num_ranks_) +
-                     " ranks: " + planned.plan.algorithm + "/" + protocol_name(planned.protocol) +
-                     " over " + std::string(transport) + "\n";
-  text += "  chosen " + choice_for(schedule_of(collective), nbytes).why + "\n";
-  text += "  proved: safe with " + std::to_string(planned.plan.min_slots) + " slots, links have " +
-          std::to_string(num_slots_) + "\n";
-  text +=
-      "  measured: " +
-      (planned.measured_s > 0 ? microseconds(planned.measured_s) + " (mean of " +
-                                    std::to_string(planned.num_calls) + " calls of this size class)"
-                              : std::string("not yet")) +
-      "\n  predicted by simulation, the fastest first, and measured by `pycoll tune`:\n";
-  for (const Candidate& candidate : selector_.candidates(schedule_of(collective), nbytes)) {
-    char line[128];
-    std::snprintf(line, sizeof(line), "    %-18s %-7s %12s %12s\n", candidate.algorithm.c_str(),
-                  protocol_name(candidate.protocol), microseconds(candidate.predicted_s).c_str(),
-                  candidate.tabled_s > 0 ? microseconds(candidate.tabled_s).c_str() : "-");
-    text += line;
-  }
-  text += selector_.describe_sources();
-  if (topology.oversubscribed()) {
-    text += "  " + std::to_string(num_ranks_) + " ranks share " +
-            std::to_string(topology.num_cores) +
-            " cores: each message is taken to cost a turn of the scheduler\n";
-  }
-  return text;
+bool Planner::knows(Collective collective, std::string_view name, int root) const {
+  return is_built_in(collective, name) || schedules_.count(key_of(collective, name, root)) != 0;
 }
 
 }  // namespace pycoll

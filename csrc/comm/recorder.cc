@@ -14,11 +14,7 @@ Recorder::Recorder(const Segment& segment, int rank)
       steady_counter_(has_steady_counter()) {}
 
 const CallRecord& Recorder::prepare(const Call& call, uint64_t sequence, PlannedCall& planned) {
-  if (planned.name_id == 0) {
-    const std::string name = planned.plan.algorithm + "/" + protocol_name(planned.protocol);
-    planned.name_id = name_id(name);
-    planned.name_hash = hash_text(name);
-  }
+  if (planned.name_id == 0) name_plan(planned);
   if (call.algorithm != last_asked_) {
     last_asked_ = call.algorithm;
     last_asked_id_ = name_id(last_asked_);
@@ -56,9 +52,10 @@ const CallRecord& Recorder::prepare(const Call& call, uint64_t sequence, Planned
   return record;
 }
 
-void Recorder::name_run(const Plan& plan, std::string_view protocol) {
-  last_run_ = &plan;
-  last_run_id_ = name_id(plan.algorithm + "/" + std::string(protocol));
+void Recorder::name_plan(PlannedCall& planned) {
+  const std::string name = planned.plan.algorithm + "/" + protocol_name(planned.protocol);
+  planned.name_id = name_id(name);
+  planned.name_hash = hash_text(name);
 }
 
 void Recorder::fail() {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "comm/planner.h"
+#include "comm/call_plan.h"
 #include "transport/segment.h"
 
 namespace pycoll {
@@ -22,10 +22,10 @@ class Recorder {
   /// The record of a call that is about to begin. Nobody sees it before publish().
   const CallRecord& prepare(const Call& call, uint64_t sequence, PlannedCall& planned);
   void publish() const { segment_.publish(rank_, current_); }
-  /// What runs instead of what was chosen: the ranks' buffers, which the call shows, allow it.
-  void runs(const Plan& plan, std::string_view protocol) {
-    if (&plan != last_run_) name_run(plan, protocol);
-    current_.chosen = last_run_id_;
+  /// What runs instead of what was chosen, now that the ranks know each other's arrays.
+  void runs(PlannedCall& planned) {
+    if (planned.name_id == 0) name_plan(planned);
+    current_.chosen = planned.name_id;
     ring_.rewrite_chosen(current_);
   }
   /// The operation is over.
@@ -52,7 +52,7 @@ class Recorder {
   void set_on_failure(std::function<void()> f) { on_failure_ = std::move(f); }
 
  private:
-  void name_run(const Plan& plan, std::string_view protocol);
+  void name_plan(PlannedCall& planned);
 
   const Segment& segment_;
   const RecordRing ring_;
@@ -63,8 +63,6 @@ class Recorder {
   std::string last_asked_;  // most calls ask for what the last one asked for
   uint16_t last_asked_id_ = 0;
   uint32_t last_asked_hash_ = 0;
-  const Plan* last_run_ = nullptr;
-  uint16_t last_run_id_ = 0;
   std::mutex mutex_;  // of the three below
   std::function<void()> on_failure_;
   std::unordered_map<std::string, uint16_t> ids_;

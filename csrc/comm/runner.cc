@@ -1,12 +1,9 @@
 #include "comm/runner.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 
-#include "algorithms/registry.h"
 #include "base/error.h"
-#include "comm/determinism.h"
 #include "executor/direct.h"
 
 namespace pycoll {
@@ -17,22 +14,6 @@ namespace {
 constexpr int64_t kStreamingBytes = int64_t{32} << 20;
 // The same without slots, where every output is written by whoever has the result.
 constexpr int64_t kDirectStreamingBytes = int64_t{6} << 20;
-// From this size on, ranks first tell each other where their buffers are, which costs a flight.
-constexpr int64_t kEntranceBytes = 16 << 10;
-
-/// From this size on, the kernel's copy from process to process beats two copies through a slot.
-/// An all_reduce, which needs it twice for every byte that it combines, is always faster by slots.
-int64_t process_bytes(Collective collective) {
-  const CollectiveInfo& row = info(collective);
-  if (!row.has_op) return int64_t{64} << 10;
-  return collective == Collective::kReduceScatter ? int64_t{1} << 20
-                                                  : std::numeric_limits<int64_t>::max();
-}
-
-constexpr std::string_view kDirectSuffix = "/direct";
-
-bool names_direct(std::string_view algorithm) { return algorithm.ends_with(kDirectSuffix); }
-
 /// Blocks of one buffer, counted by the table of collectives.
 int64_t count_blocks(const Call& call, int rank, int num_ranks,
                      int (*index_of)(const BlockAt& at)) {
@@ -71,60 +52,6 @@ Runner::Runner(Transport& transport, Waiter& waiter, PeerMemory& peer_memory)
       heap_(transport.heap().get()),
       entrance_(transport, waiter, peer_memory) {}
 
-const DirectPlan* Runner::find_direct(const Call& call, int64_t nbytes) {
-  const bool named = names_direct(call.algorithm);
-  if (num_ranks_ == 1 || call.send_counts != nullptr || call.collective == Collective::kBarrier) {
-    return nullptr;
-  }
-  if (!named && (nbytes < kEntranceBytes || !call.algorithm.empty())) return nullptr;
-  // Without a name this is on the way of every large call: no string is made.
-  const DirectKey key{call.collective, call.root, call.deterministic,
-                      named ? std::string(call.algorithm) : std::string()};
-  auto found = direct_plans_.find(key);
-  if (found == direct_plans_.end()) {
-    found = direct_plans_.emplace(key, make_best(call)).first;
-  }
-  if (found->second && found->second->plan.order <= order_needed(call)) return &*found->second;
-  if (named && found->second) {
-    throw UsageError(std::string(call.algorithm) + " is not deterministic for this dtype and op");
-  }
-  if (named) {
-    throw UsageError(std::string(info(call.collective).name) + " algorithm " +
-                     std::string(call.algorithm) +
-                     " cannot run without slots: some bytes of it are neither read where they "
-                     "start nor written where they end");
-  }
-  return nullptr;
-}
-
-std::string Runner::explain_direct(const Call& call, int64_t nbytes) {
-  const DirectPlan* direct = find_direct(call, nbytes);
-  if (direct == nullptr) return "";
-  std::string text = "  without slots, by " + direct->plan.algorithm +
-                     "/direct, instead: when all arrays are from comm.empty()";
-  if (!direct->in_place_allowed) text += " and x is not out";
-  if (transport_.shares_address_space()) {
-    text += ", or any others: the ranks are threads";
-  } else if (nbytes >= process_bytes(call.collective)) {
-    text += ", or all are not and the system lets processes read each other";
-  }
-  return text + "\n";
-}
-
-std::optional<DirectPlan> Runner::make_best(const Call& call) const {
-  const bool named = names_direct(call.algorithm);
-  const std::string_view name =
-      named ? call.algorithm.substr(0, call.algorithm.size() - kDirectSuffix.size()) : "";
-  std::optional<DirectPlan> best;
-  for (const AlgorithmInfo& row : algorithms()) {
-    if (row.collective != call.collective || (named && row.name != name)) continue;
-    std::optional<DirectPlan> plan = make_direct_plan(row.generate(num_ranks_, call.root), rank_);
-    if (!plan || (call.deterministic && plan->plan.order != Order::kFlat)) continue;
-    if (!best || plan->busiest_blocks < best->busiest_blocks) best = std::move(plan);
-  }
-  return best;
-}
-
 Runner::Reachable Runner::reachable(const void* data, int64_t count, DType dtype) const {
   auto* bytes = static_cast<std::byte*>(const_cast<void*>(data));
   Reachable buffer{nullptr, bytes, bytes, static_cast<size_t>(count) * dtype_size(dtype)};
@@ -138,36 +65,38 @@ Runner::Reachable Runner::reachable(const void* data, int64_t count, DType dtype
   return buffer;
 }
 
-std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const DirectPlan& direct) {
+std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const CallPlan& plan,
+                                       PlannedCall*& planned) {
   const auto element_size = static_cast<int64_t>(dtype_size(call.dtype));
   const Reachable input = reachable(call.input, input_count(call, rank_, num_ranks_), call.dtype);
   const Reachable output =
       reachable(call.output, output_count(call, rank_, num_ranks_), call.dtype);
-  if (!entrance_.enter({input.mapped, input.nbytes}, {output.mapped, output.nbytes})) return false;
-  const bool named = names_direct(call.algorithm);
+  if (!entrance_.enter({input.mapped, input.nbytes}, {output.mapped, output.nbytes},
+                       plan.uses_processes)) {
+    return false;
+  }
   const Reach reach = entrance_.reach();
-  const bool in_place = entrance_.in_place() && !direct.in_place_allowed;
-  if (reach == Reach::kNone || in_place ||
-      (reach == Reach::kProcess && nbytes < process_bytes(call.collective) && !named)) {
-    if (!named) return std::nullopt;
-    throw UsageError(std::string(info(call.collective).name) + ": algorithm " +
-                     std::string(call.algorithm) +
-                     (in_place ? " cannot work in place: give it an out"
+  planned = plan.of(reach, entrance_.in_place());
+  if (planned == nullptr) {
+    throw UsageError(
+        std::string(info(call.collective).name) + ": algorithm " + std::string(call.algorithm) +
+        (reach != Reach::kNone ? " cannot work in place: give it an out"
                                : ": the ranks cannot all reach each other's arrays: make them with "
                                  "comm.empty()"));
   }
-  Message message = message_of(call, direct.plan);
+  if (planned->protocol != ProtocolKind::kDirect) return std::nullopt;
+  Message message = message_of(call, planned->plan);
   message.buffers[static_cast<int>(BufferKind::kInput)] = input.mapped;
   message.buffers[static_cast<int>(BufferKind::kOutput)] = output.mapped;
   message.tile_count = message.count;
   if (reach == Reach::kProcess && info(call.collective).has_op) {
     message.tile_count = std::max<int64_t>(
-        tile_count(direct.plan, Direct::kStageBytes, static_cast<size_t>(element_size)), 1);
+        tile_count(planned->plan, Direct::kStageBytes, static_cast<size_t>(element_size)), 1);
   }
   host_.begin(entrance_, message, arithmetic_of(call, nbytes, kDirectStreamingBytes));
-  copy_blocks(message, direct.plan.placement.before, static_cast<size_t>(element_size));
-  if (message.count != 0 && !interpret<Direct>(host_, direct.plan.view(), message)) return false;
-  account(message, direct);
+  copy_blocks(message, planned->plan.placement.before, static_cast<size_t>(element_size));
+  if (message.count != 0 && !interpret<Direct>(host_, planned->plan.view(), message)) return false;
+  account(message, *planned);
   if (!entrance_.leave()) return false;
   if (output.array != nullptr) output.array->copy_edges_out(output.data, output.nbytes);
   return true;
@@ -263,7 +192,7 @@ HostArithmetic Runner::arithmetic_of(const Call& call, int64_t nbytes,
   return arithmetic;
 }
 
-void Runner::account(const Message& message, const DirectPlan& direct) {
+void Runner::account(const Message& message, const PlannedCall& direct) {
   for (const Given& given : direct.given) {
     const int64_t count =
         piece_range(message.count_of(given.block), direct.plan.placement.num_pieces,

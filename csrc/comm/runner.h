@@ -2,17 +2,13 @@
 // is interpreted through slots, or directly on the ranks' own buffers.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <optional>
-#include <string>
-#include <tuple>
 #include <vector>
 
 #include "comm/call.h"
-#include "comm/planner.h"
+#include "comm/call_plan.h"
 #include "executor/host.h"
-#include "plan/direct.h"
 #include "transport/transport.h"
 
 namespace pycoll {
@@ -21,22 +17,17 @@ class Runner {
  public:
   Runner(Transport& transport, Waiter& waiter, PeerMemory& peer_memory);
 
-  /// The direct plan that a call of `nbytes` may run with, if the ranks' buffers allow it. Null:
-  /// none. Raises UsageError when `algorithm` names the protocol direct and has no such plan.
-  const DirectPlan* find_direct(const Call& call, int64_t nbytes);
-  /// When a call of `nbytes` runs directly, as a line for people; nothing when it never does.
-  std::string explain_direct(const Call& call, int64_t nbytes);
-  /// Tries to run directly. Nothing when the buffers do not allow it: then it goes through slots.
-  std::optional<bool> run_direct(const Call& call, int64_t nbytes, const DirectPlan& direct);
+  /// Tells the ranks where the buffers are, and with that decides on `planned`. Runs it if it is
+  /// direct; nothing when it is to go through slots. Raises UsageError, on all ranks, when the
+  /// buffers do not allow what the call named.
+  std::optional<bool> run_direct(const Call& call, int64_t nbytes, const CallPlan& plan,
+                                 PlannedCall*& planned);
   /// Runs through slots. Both return false when a wait failed: the waiter knows why.
   bool run_slots(const Call& call, int64_t nbytes, PlannedCall& planned);
 
   const Ledger& ledger() const { return host_.ledger(); }
 
  private:
-  // Collective, root, whether it must be deterministic, and "NAME/direct" or nothing.
-  using DirectKey = std::tuple<Collective, int, bool, std::string>;
-
   /// A buffer of a call as peers reach it: in the heap, where a registered array has its bytes.
   struct Reachable {
     const RegisteredArray* array;
@@ -46,13 +37,12 @@ class Runner {
   };
   Reachable reachable(const void* data, int64_t count, DType dtype) const;
 
-  std::optional<DirectPlan> make_best(const Call& call) const;
   Message message_of(const Call& call, const Plan& plan);
   void set_block_counts(const Call& call, Message& message);
   static void copy_blocks(const Message& message, const std::vector<BlockCopy>& copies,
                           size_t element_size);
   HostArithmetic arithmetic_of(const Call& call, int64_t nbytes, int64_t streaming_bytes) const;
-  void account(const Message& message, const DirectPlan& direct);
+  void account(const Message& message, const PlannedCall& direct);
 
   Transport& transport_;
   int rank_;
@@ -67,7 +57,6 @@ class Runner {
   std::vector<int64_t> block_counts_;  // of a call whose blocks differ
   std::vector<int64_t> starts_;
   std::vector<int64_t> more_starts_;
-  std::map<DirectKey, std::optional<DirectPlan>> direct_plans_;
 };
 
 /// Elements that the call's input and output hold on this rank.

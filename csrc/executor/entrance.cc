@@ -28,10 +28,10 @@ uint64_t Entrance::say(const Buffer& buffer) const {
   return reinterpret_cast<uint64_t>(buffer.data);
 }
 
-bool Entrance::enter(const Buffer& input, const Buffer& output) {
+bool Entrance::enter(const Buffer& input, const Buffer& output, bool with_processes) {
   ++number_;
   const size_t parity = number_ % 2;
-  EntranceLine& own = segment_.entrance(rank_).entered[parity];
+  EntranceLine own;
   const bool threads = transport_.shares_address_space();
   own.input = say(input);
   own.output = say(output);
@@ -39,26 +39,38 @@ bool Entrance::enter(const Buffer& input, const Buffer& output) {
   own.flags = (flags_of(input) & flags_of(output)) | (input.data == output.data ? kInPlace : 0u) |
               (reads_processes_ ? kReadsProcesses : 0u) |
               (!threads && heap_ == nullptr ? kNoHeap : 0u);
-  store_release(own.number, number_);
+  own.number = number_;
+  segment_.entrance(rank_).entered[parity].write(own);
   ring_bells();
+  reach_ = Reach::kNone;
+  // Those that do wait see why, or see that this rank has gone on.
+  if (!with_processes && (own.flags & kMappedBuffers) == 0) return true;
 
-  uint32_t all = ~0u;
-  uint32_t any = 0;
+  uint64_t all = ~uint64_t{0};
+  uint64_t any = 0;
+  bool gone_on = false;
   for (int rank = 0; rank < num_ranks_; ++rank) {
     const EntranceLine& line = segment_.entrance(rank).entered[parity];
     if (!waiter_.spin_until([&] { return load_acquire(line.number) >= number_; }, {rank, 0, 0})) {
       return false;
     }
-    if (line.digest != waiter_.digest()) return waiter_.mismatch(rank);
-    all &= line.flags;
-    any |= line.flags;
-    peers_[static_cast<size_t>(rank)] = {line.input, line.output, transport_.pid(rank)};
+    // A rank that has entered a later operation waits for nobody in this one: it went by slots.
+    const EntranceLine seen = line.read();
+    if (seen.number != number_) {
+      gone_on = true;
+      continue;
+    }
+    if (seen.digest != waiter_.digest()) return waiter_.mismatch(rank);
+    all &= seen.flags;
+    any |= seen.flags;
+    peers_[static_cast<size_t>(rank)] = {seen.input, seen.output, transport_.pid(rank)};
   }
-  if (!probed_) {
+  if (gone_on) return true;
+  if (!probed_ && with_processes) {
     // The first time, the ranks find out what the system allows, and enter again knowing it.
     probed_ = true;
     reads_processes_ = can_use_processes();
-    return enter(input, output);
+    return enter(input, output, with_processes);
   }
   in_place_ = (any & kInPlace) != 0;
   if ((all & kMappedBuffers) != 0 && (any & kNoHeap) == 0) {
@@ -68,10 +80,8 @@ bool Entrance::enter(const Buffer& input, const Buffer& output) {
       peer.input = reinterpret_cast<uint64_t>(heap_->at(peer.input));
       peer.output = reinterpret_cast<uint64_t>(heap_->at(peer.output));
     }
-  } else if ((all & kProcessBuffers) != 0 && (all & kReadsProcesses) != 0) {
+  } else if (with_processes && (all & kProcessBuffers) != 0 && (all & kReadsProcesses) != 0) {
     reach_ = Reach::kProcess;
-  } else {
-    reach_ = Reach::kNone;
   }
   return true;
 }

@@ -19,6 +19,7 @@ enum class Reach : uint8_t {
   kMapped,   // by plain loads and stores
   kProcess,  // by the kernel, from process to process
 };
+inline constexpr int kNumReaches = 3;
 
 /// A peer's buffers: pointers here when the reach is kMapped, addresses there when it is kProcess.
 struct PeerBuffers {
@@ -35,8 +36,10 @@ class Entrance {
     const void* data;
     size_t nbytes;  // 0: the rank has none
   };
-  /// Tells the peers about both buffers and waits for theirs. False when a wait failed.
-  bool enter(const Buffer& input, const Buffer& output);
+  /// Tells the peers about both buffers and waits for theirs; a rank does not wait whose buffers
+  /// alone decide that slots it is. `with_processes`: the kernel's way will do, too; alike on all
+  /// ranks. False when a wait failed.
+  bool enter(const Buffer& input, const Buffer& output, bool with_processes);
   /// Of the last entrance; the same on all ranks.
   Reach reach() const { return reach_; }
   /// Some rank's input and output are the same memory.

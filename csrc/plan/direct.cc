@@ -20,8 +20,11 @@ class DirectPlanner {
   explicit DirectPlanner(const Schedule& schedule)
       : schedule_(schedule),
         row_(info(schedule.collective)),
-        programs_(lower(schedule, {.multicast = false, .join_blocks = false})) {
-    const Proof proof = verify(schedule, programs_, kManySlots);
+        programs_(lower(schedule, {.multicast = false, .join_blocks = false})) {}
+
+  /// Raises UsageError when the schedule is wrong.
+  void prove() {
+    const Proof proof = verify(schedule_, programs_, kManySlots);
     if (!proof.ok) throw UsageError(proof.error);
     order_ = proof.order;
   }
@@ -109,18 +112,17 @@ class DirectPlanner {
     return ok;
   }
 
-  double busiest_blocks() const {
-    double most = 0;
-    for (int rank = 0; rank < schedule_.num_ranks; ++rank) {
-      double sum = 0;
-      for (const Step& step : kept_steps(rank)) {
-        const int operands = std::popcount(step.src_peers) + std::popcount(step.dst_peers) +
-                             (step.has(kReadLocal) ? 1 : 0) + (step.has(kWriteLocal) ? 1 : 0);
-        sum += operands * static_cast<double>(step.num_chunks) / schedule_.pieces_per_block();
-      }
-      most = std::max(most, sum);
+  static DirectWork work_of(const Plan& plan) {
+    DirectWork work;
+    for (const Step& step : plan.program.steps) {
+      const int num_remote = std::popcount(step.src_peers) + std::popcount(step.dst_peers);
+      const int num_srcs = std::popcount(step.src_peers) + (step.has(kReadLocal) ? 1 : 0);
+      const double blocks = static_cast<double>(step.num_chunks) / plan.placement.num_pieces;
+      work.num_accesses += num_remote;
+      work.remote += num_remote * blocks;
+      work.combined += std::max(0, num_srcs - 1) * blocks;
     }
-    return most;
+    return work;
   }
 
  private:
@@ -236,6 +238,7 @@ class DirectPlanner {
 
 std::optional<DirectPlan> make_direct_plan(const Schedule& schedule, int rank) {
   DirectPlanner planner(schedule);
+  planner.prove();
   if (!planner.classify()) return std::nullopt;
   std::optional<DirectPlan> mine;
   // All ranks must come to the same answer.
@@ -245,8 +248,19 @@ std::optional<DirectPlan> make_direct_plan(const Schedule& schedule, int rank) {
     if (other == rank) mine = std::move(direct);
   }
   mine->in_place_allowed = planner.in_place_allowed();
-  mine->busiest_blocks = planner.busiest_blocks();
   return mine;
+}
+
+std::vector<DirectWork> direct_work(const Schedule& schedule) {
+  DirectPlanner planner(schedule);
+  if (!planner.classify()) return {};
+  std::vector<DirectWork> work;
+  for (int rank = 0; rank < schedule.num_ranks; ++rank) {
+    const std::optional<DirectPlan> direct = planner.plan_of(rank);
+    if (!direct) return {};
+    work.push_back(DirectPlanner::work_of(direct->plan));
+  }
+  return work;
 }
 
 }  // namespace pycoll

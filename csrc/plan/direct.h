@@ -27,12 +27,20 @@ struct DirectPlan {
   std::vector<Given> given;  // for the ledger
   // No rank reads what another one writes, even where inputs and outputs are the same memory.
   bool in_place_allowed = false;
-  // Blocks that the busiest rank reads or writes: what a choice between schedules goes by.
-  double busiest_blocks = 0;
+};
+
+/// What one rank does in a direct plan, in blocks.
+struct DirectWork {
+  double remote = 0;     // read from peers or written to them
+  double combined = 0;   // sources beyond the first
+  int num_accesses = 0;  // ranges of peers
 };
 
 /// Nothing when some message of the schedule is of neither kind. Raises UsageError when the
 /// schedule is not proved.
 std::optional<DirectPlan> make_direct_plan(const Schedule& schedule, int rank);
+
+/// By rank, without a proof: what a choice between schedules goes by. Empty when there is no plan.
+std::vector<DirectWork> direct_work(const Schedule& schedule);
 
 }  // namespace pycoll

@@ -141,6 +141,11 @@ class Walk {
   double work_s_ = 0;
 };
 
+/// Work beside the longest chain delays the next call: it counts a little even with enough cores.
+double with_work_beside(double longest_s, double work_s, int num_ranks, int num_cores) {
+  return longest_s + (num_ranks > num_cores ? work_s / num_cores : kSpareWork * work_s / num_ranks);
+}
+
 }  // namespace
 
 std::vector<Program> lower_for(const Schedule& schedule, int64_t nbytes) {
@@ -162,10 +167,21 @@ double estimate_s(const std::vector<Program>& programs, int64_t nbytes, const Li
                               static_cast<double>(sample.pieces * sample.num_tiles);
   const Walk walk(programs, chunk_nbytes, sample.num_tiles, cost);
   const int num_ranks = static_cast<int>(programs.size());
-  // Work beside the longest chain delays the next call: it counts a little even with enough cores.
-  const double work_s =
-      num_ranks > num_cores ? walk.work_s() / num_cores : kSpareWork * walk.work_s() / num_ranks;
-  return (walk.longest_s() + work_s) * sample.scale;
+  return with_work_beside(walk.longest_s(), walk.work_s(), num_ranks, num_cores) * sample.scale;
+}
+
+double estimate_direct_s(const std::vector<DirectWork>& work, double block_nbytes,
+                         const LinkCost& cost, int num_cores) {
+  double longest_s = 0;
+  double work_s = 0;
+  for (const DirectWork& rank : work) {
+    const double busy_s =
+        2 * cost.alpha_s + rank.num_accesses * kSlotS +
+        block_nbytes * (rank.remote * cost.beta_s_per_byte + rank.combined * cost.gamma_s_per_byte);
+    longest_s = std::max(longest_s, busy_s);
+    work_s += busy_s;
+  }
+  return with_work_beside(longest_s, work_s, static_cast<int>(work.size()), num_cores);
 }
 
 }  // namespace pycoll

@@ -8,6 +8,9 @@
 // adds to the longest chain of steps. Otherwise a quarter of a rank's mean work is added, since
 // calls follow each other.
 //
+// Without slots (plan/direct.h) a rank is busy for b*beta per b bytes of a peer that it reads or
+// writes, and waits twice, at the entrance and at the exit, for alpha each.
+//
 // schedule/simulate.h is the model of links with ports that pictures and formulas use; there a
 // multicast is as dear as n-1 messages, which memory is not.
 #pragma once
@@ -15,6 +18,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "plan/direct.h"
 #include "schedule/schedule.h"
 #include "schedule/simulate.h"
 #include "schedule/step.h"
@@ -28,5 +32,9 @@ std::vector<Program> lower_for(const Schedule& schedule, int64_t nbytes);
 /// Cost: one visit of every step for each of at most 4 tiles.
 double estimate_s(const std::vector<Program>& programs, int64_t nbytes, const LinkCost& cost,
                   int num_cores);
+
+/// The same without slots. `work`: by rank, of blocks of so many bytes.
+double estimate_direct_s(const std::vector<DirectWork>& work, double block_nbytes,
+                         const LinkCost& cost, int num_cores);
 
 }  // namespace pycoll

@@ -1,13 +1,15 @@
 // PYCOLL_ALGO: the user's rules for which algorithm and protocol a message gets.
 //
 //   rules  = rule { ";" rule } [ ";" ]
-//   rule   = [ collective ":" ] choice [ ":" range ]   without a collective: that of the rule
-//   before choice = ( algorithm | "auto" ) [ "/" protocol ]   auto: pycoll's choice (of that
-//   protocol) range  = size "-" ( size | "max" )                 first <= bytes of the message <
-//   last size   = digits [ "k" | "m" | "g" ]                times 1024, 1024^2, 1024^3
+//   rule   = [ collective ":" ] choice [ ":" range ]
+//   choice = ( algorithm | "auto" ) [ "/" protocol ]
+//   range  = size "-" ( size | "max" )
+//   size   = digits [ "k" | "m" | "g" ]
 //
-// Spaces around words do not matter, nor does the case of k, m and g. Of several rules that match a
-// message the first decides.
+// Without a collective it is that of the rule before; auto is pycoll's choice. A range holds its
+// start and not its end; k, m and g are 1024 and its powers. Spaces around words do not matter, nor
+// does the case of k, m and g. Of several rules that match a message the first decides. An
+// algorithm may be one that is registered in Python, also later: who needs it looks for it.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 #include "plan/select.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "algorithms/registry.h"
 #include "plan/estimate.h"
@@ -18,6 +19,19 @@ std::string size_text(int64_t nbytes) {
   return std::to_string(nbytes) + " " + kUnits[unit];
 }
 
+/// 0: what the rule asks for; 1: its algorithm by another protocol; 2: what it does not ask for.
+int distance_from(const Rule* rule, std::string_view algorithm, ProtocolKind protocol) {
+  if (rule == nullptr) return 0;
+  if (!rule->algorithm.empty() && rule->algorithm != algorithm) return 2;
+  return rule->protocol && *rule->protocol != protocol ? 1 : 0;
+}
+
+bool is_built_in(Collective collective, std::string_view algorithm) {
+  return std::any_of(algorithms().begin(), algorithms().end(), [&](const AlgorithmInfo& row) {
+    return row.collective == collective && row.name == algorithm;
+  });
+}
+
 }  // namespace
 
 bool is_candidate(Collective collective, std::string_view algorithm) {
@@ -29,114 +43,114 @@ bool is_candidate(Collective collective, std::string_view algorithm) {
 }
 
 bool is_candidate(ProtocolKind protocol, int64_t nbytes) {
-  // ll carries 7 bytes in 8, and copies them once more.
+  // ll carries 7 bytes in 8, and copies them once more. direct waits for everyone twice.
   constexpr int64_t kMaxLowLatencyBytes = 64 << 10;
-  return protocol != ProtocolKind::kLL || nbytes <= kMaxLowLatencyBytes;
+  constexpr int64_t kMinDirectBytes = 1 << 10;
+  if (protocol == ProtocolKind::kLL) return nbytes <= kMaxLowLatencyBytes;
+  return protocol != ProtocolKind::kDirect || nbytes >= kMinDirectBytes;
+}
+
+ProtocolKind default_protocol(int64_t nbytes) {
+  constexpr int64_t kLowLatencyBytes = 8 << 10;
+  return nbytes <= kLowLatencyBytes ? ProtocolKind::kLL : ProtocolKind::kSimple;
 }
 
 Selector::Selector(Topology topology, std::shared_ptr<const SelectionInputs> inputs)
     : topology_(std::move(topology)), inputs_(std::move(inputs)) {
-  for (const ProtocolKind protocol : protocols()) {
-    const TunedCost* fitted =
-        inputs_->table.cost(protocol_name(protocol), topology_.num_ranks, topology_.num_cores);
-    if (fitted == nullptr) continue;
-    topology_.cost(protocol) = fitted->cost;
-    fitted_ += (fitted_.empty() ? "" : ", ") + fitted->protocol + " on " + fitted->date + " with " +
-               std::to_string(fitted->num_ranks) + " ranks";
-  }
-}
-
-Choice Selector::choose(Collective collective, int64_t nbytes) const {
-  Choice choice;
-  Wanted wanted;
-  if (const Rule* rule = inputs_->rules.find(collective, nbytes)) {
-    choice.why = "by the rule '" + rule->text + "' of PYCOLL_ALGO";
-    choice.algorithm = rule->algorithm;
-    if (!rule->algorithm.empty() && rule->protocol) {
-      choice.protocol = *rule->protocol;
-      return choice;
+  for (const Arrays arrays : kAllArrays) {
+    for (const ProtocolKind protocol : protocols()) {
+      const TunedCost* fitted = inputs_->table.cost(protocol_name(protocol), topology_.num_ranks,
+                                                    topology_.num_cores, arrays);
+      if (fitted == nullptr) continue;
+      topology_.cost(arrays, protocol) = fitted->cost;
+      fitted_ += (fitted_.empty() ? "" : ", ") + fitted->protocol + " of " + arrays_name(arrays) +
+                 " arrays on " + fitted->date + " with " + std::to_string(fitted->num_ranks) +
+                 " ranks";
     }
-    choice.why += ", and what that leaves open ";
-    wanted = {rule->algorithm, rule->protocol};
   }
-  if (!choose_by_table(collective, nbytes, wanted, choice)) {
-    choose_by_simulation(collective, nbytes, wanted, choice);
-  }
-  return choice;
 }
 
-bool Selector::choose_by_table(Collective collective, int64_t nbytes, const Wanted& wanted,
-                               Choice& choice) const {
-  const TunedAnswer answer =
-      inputs_->table.at(info(collective).name, topology_.num_ranks, topology_.num_cores, nbytes);
-  for (const TunedTime& time : answer.times) {
-    const size_t slash = time.choice.find('/');
-    const std::string_view algorithm = std::string_view(time.choice).substr(0, slash);
-    const auto protocol = find_protocol(std::string_view(time.choice).substr(slash + 1));
-    const bool known = std::any_of(algorithms().begin(), algorithms().end(), [&](const auto& row) {
-      return row.collective == collective && row.name == algorithm;
-    });
-    if (!protocol || !known) continue;
-    if (wanted.algorithm.empty() ? !is_candidate(collective, algorithm)
-                                 : algorithm != wanted.algorithm) {
-      continue;
+Ranking Selector::rank(Collective collective, int64_t nbytes, Arrays arrays,
+                       const Rule* rule) const {
+  Ranking ranking;
+  ranking.candidates = simulate(collective, nbytes, arrays, rule);
+  const std::string source = look_up(collective, nbytes, arrays, ranking.candidates);
+  // Within what the rule leaves open, measured ones come first: simulated times are of another
+  // kind.
+  const auto place = [rule](const Candidate& candidate) {
+    const bool measured = candidate.tabled_s > 0;
+    return std::tuple(distance_from(rule, candidate.algorithm, candidate.protocol), !measured,
+                      measured ? candidate.tabled_s : candidate.predicted_s);
+  };
+  std::stable_sort(ranking.candidates.begin(), ranking.candidates.end(),
+                   [&](const auto& a, const auto& b) { return place(a) < place(b); });
+  const bool measured = !ranking.candidates.empty() && ranking.candidates.front().tabled_s > 0;
+  const std::string by = measured ? source : "by simulation";
+  if (rule == nullptr) {
+    ranking.why = by;
+  } else {
+    ranking.why = "by the rule '" + rule->text + "' of PYCOLL_ALGO";
+    if (rule->algorithm.empty() || !rule->protocol) {
+      ranking.why += ", and what that leaves open " + by;
     }
-    if (wanted.protocol && *wanted.protocol != *protocol) continue;
-    choice.algorithm = algorithm;
-    choice.protocol = *protocol;
-    choice.why += "by the measurement of " + answer.date + " at " + size_text(answer.below_nbytes);
-    if (answer.above_nbytes != answer.below_nbytes) {
-      choice.why += " and " + size_text(answer.above_nbytes);
-    }
-    return true;
   }
-  return false;
+  return ranking;
 }
 
-void Selector::choose_by_simulation(Collective collective, int64_t nbytes, const Wanted& wanted,
-                                    Choice& choice) const {
-  const std::vector<Candidate> candidates = simulate_all(collective, nbytes, wanted);
-  if (!candidates.empty()) {
-    choice.algorithm = candidates.front().algorithm;
-    choice.protocol = candidates.front().protocol;
-  }
-  choice.why += "by simulation";
-}
-
-std::vector<Candidate> Selector::simulate_all(Collective collective, int64_t nbytes,
-                                              const Wanted& wanted) const {
+std::vector<Candidate> Selector::simulate(Collective collective, int64_t nbytes, Arrays arrays,
+                                          const Rule* rule) const {
   std::vector<Candidate> candidates;
   for (const AlgorithmInfo& row : algorithms()) {
     if (row.collective != collective) continue;
-    if (wanted.algorithm.empty() ? !is_candidate(collective, row.name)
-                                 : row.name != wanted.algorithm) {
+    if (!is_candidate(collective, row.name) && (rule == nullptr || row.name != rule->algorithm)) {
       continue;
     }
-    const std::vector<Program> programs =
-        lower_for(row.generate(topology_.num_ranks, /*root=*/0), nbytes);
+    const Schedule schedule = row.generate(topology_.num_ranks, /*root=*/0);
+    std::vector<Program> programs;
     for (const ProtocolKind protocol : protocols()) {
-      if (wanted.protocol && *wanted.protocol != protocol) continue;
-      if (!wanted.protocol && !is_candidate(protocol, nbytes)) continue;
-      const double predicted_s =
-          estimate_s(programs, nbytes, topology_.cost(protocol), topology_.num_cores);
-      candidates.push_back({std::string(row.name), protocol, predicted_s});
+      const bool asked = rule != nullptr && rule->protocol == protocol &&
+                         distance_from(rule, row.name, protocol) == 0;
+      if (!asked && !is_candidate(protocol, nbytes)) continue;
+      const LinkCost& cost = topology_.cost(arrays, protocol);
+      Candidate candidate{std::string(row.name), protocol, 0, 0};
+      if (protocol == ProtocolKind::kDirect) {
+        const std::vector<DirectWork> work = direct_work(schedule);
+        if (work.empty()) continue;
+        const double block_nbytes =
+            static_cast<double>(nbytes) / info(collective).blocks_per_message(topology_.num_ranks);
+        candidate.predicted_s = estimate_direct_s(work, block_nbytes, cost, topology_.num_cores);
+      } else {
+        if (programs.empty()) programs = lower_for(schedule, nbytes);
+        candidate.predicted_s = estimate_s(programs, nbytes, cost, topology_.num_cores);
+      }
+      candidates.push_back(std::move(candidate));
     }
   }
-  std::stable_sort(candidates.begin(), candidates.end(),
-                   [](const auto& a, const auto& b) { return a.predicted_s < b.predicted_s; });
+  // An algorithm that was, or is yet to be, registered in Python.
+  if (rule != nullptr && !rule->algorithm.empty() && !is_built_in(collective, rule->algorithm)) {
+    if (rule->protocol) candidates.push_back({rule->algorithm, *rule->protocol, 0, 0});
+    if (!rule->protocol || *rule->protocol == ProtocolKind::kDirect) {
+      candidates.push_back({rule->algorithm, default_protocol(nbytes), 0, 0});
+    }
+  }
   return candidates;
 }
 
-std::vector<Candidate> Selector::candidates(Collective collective, int64_t nbytes) const {
-  std::vector<Candidate> found = simulate_all(collective, nbytes, {});
-  const TunedAnswer answer =
-      inputs_->table.at(info(collective).name, topology_.num_ranks, topology_.num_cores, nbytes);
-  for (Candidate& candidate : found) {
+std::string Selector::look_up(Collective collective, int64_t nbytes, Arrays arrays,
+                              std::vector<Candidate>& candidates) const {
+  const TunedAnswer answer = inputs_->table.at(info(collective).name, topology_.num_ranks,
+                                               topology_.num_cores, arrays, nbytes);
+  for (Candidate& candidate : candidates) {
     for (const TunedTime& time : answer.times) {
       if (time.choice == candidate.name()) candidate.tabled_s = time.time_s;
     }
   }
-  return found;
+  std::string source =
+      "by the measurement of " + answer.date + " at " + size_text(answer.below_nbytes);
+  if (answer.above_nbytes != answer.below_nbytes) {
+    source += " and " + size_text(answer.above_nbytes);
+  }
+  return source;
 }
 
 std::string Selector::describe_sources() const {

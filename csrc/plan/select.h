@@ -18,7 +18,7 @@ namespace pycoll {
 struct Candidate {
   std::string algorithm;
   ProtocolKind protocol = ProtocolKind::kSimple;
-  double predicted_s = 0;  // by simulation
+  double predicted_s = 0;  // by simulation; 0: not simulated, since its schedule is not known yet
   double tabled_s = 0;     // by the measured table; 0: it does not say
 
   std::string name() const { return algorithm + "/" + protocol_name(protocol); }
@@ -28,6 +28,8 @@ struct Candidate {
 bool is_candidate(Collective collective, std::string_view algorithm);
 /// Whether messages of `nbytes` may be worth a try.
 bool is_candidate(ProtocolKind protocol, int64_t nbytes);
+/// Of a named algorithm without a named protocol.
+ProtocolKind default_protocol(int64_t nbytes);
 
 /// What is fixed for a communicator before its first call, alike on all ranks.
 struct SelectionInputs {
@@ -36,10 +38,11 @@ struct SelectionInputs {
   std::string table_note;  // where the table is from, or why there is none
 };
 
-struct Choice {
-  std::string algorithm;
-  ProtocolKind protocol = ProtocolKind::kSimple;
-  std::string why;  // for people
+/// All that may carry a message, the one first that should. Who takes the first one that can has
+/// the choice: not every one reduces in the order that is wanted, or works on every array.
+struct Ranking {
+  std::vector<Candidate> candidates;
+  std::string why;  // the first one is first, for people
 };
 
 class Selector {
@@ -48,31 +51,20 @@ class Selector {
   Selector(Topology topology, std::shared_ptr<const SelectionInputs> inputs);
 
   const Topology& topology() const { return topology_; }
+  const Rules& rules() const { return inputs_->rules; }
 
-  /// The choice for a message of `nbytes`, which does not depend on its root: all links are alike.
-  Choice choose(Collective collective, int64_t nbytes) const;
-  /// True when all sizes of [first_nbytes, last_nbytes] may share one choice.
-  bool may_share(Collective collective, int64_t first_nbytes, int64_t last_nbytes) const {
-    return inputs_->rules.agree_between(collective, first_nbytes, last_nbytes);
-  }
-  /// All candidates, the fastest by simulation first, with what the table says of each.
-  std::vector<Candidate> candidates(Collective collective, int64_t nbytes) const;
+  /// For messages of `nbytes` in such arrays, by `rule` if it is not null. It does not depend on
+  /// the root: all links are alike.
+  Ranking rank(Collective collective, int64_t nbytes, Arrays arrays, const Rule* rule) const;
   /// Where the costs and the table are from, for explain(): lines that end in '\n'.
   std::string describe_sources() const;
 
  private:
-  // What may be chosen: a rule may name an algorithm, a protocol, or both.
-  struct Wanted {
-    std::string_view algorithm;  // empty: all candidates
-    std::optional<ProtocolKind> protocol;
-  };
-
-  bool choose_by_table(Collective collective, int64_t nbytes, const Wanted& wanted,
-                       Choice& choice) const;
-  void choose_by_simulation(Collective collective, int64_t nbytes, const Wanted& wanted,
-                            Choice& choice) const;
-  std::vector<Candidate> simulate_all(Collective collective, int64_t nbytes,
-                                      const Wanted& wanted) const;
+  std::vector<Candidate> simulate(Collective collective, int64_t nbytes, Arrays arrays,
+                                  const Rule* rule) const;
+  /// Fills in tabled_s; says where that is from.
+  std::string look_up(Collective collective, int64_t nbytes, Arrays arrays,
+                      std::vector<Candidate>& candidates) const;
 
   Topology topology_;
   std::shared_ptr<const SelectionInputs> inputs_;

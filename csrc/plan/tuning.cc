@@ -12,7 +12,7 @@
 namespace pycoll {
 namespace {
 
-constexpr std::string_view kFormat = "pycoll-tuning 1";
+constexpr std::string_view kFormat = "pycoll-tuning 2";
 
 std::string digest_of(std::string_view text) {
   uint64_t hash = 1469598103934665603ull;
@@ -69,6 +69,11 @@ class Reader {
   double seconds_from(std::string_view found, const char* what) const {
     return number<double>(found, what, 0, 1e6);
   }
+  Arrays arrays() {
+    const auto found = find_arrays(word("plain or mapped"));
+    if (!found) fail("expected plain or mapped");
+    return *found;
+  }
   std::string date() {
     constexpr std::string_view kForm = "0000-00-00T00:00:00Z";
     const std::string_view found = word("a date");
@@ -118,6 +123,7 @@ TunedCost read_cost(Reader& reader) {
   TunedCost row;
   row.num_ranks = static_cast<int>(reader.integer("a number of ranks", 1, kMostRanks));
   row.num_cores = static_cast<int>(reader.integer("a number of cores", 1, kMostRanks));
+  row.arrays = reader.arrays();
   row.date = reader.date();
   row.protocol = reader.name("a protocol");
   row.cost.alpha_s = reader.seconds("alpha in seconds");
@@ -132,6 +138,7 @@ TunedSize read_size(Reader& reader) {
   row.collective = reader.name("a collective");
   row.num_ranks = static_cast<int>(reader.integer("a number of ranks", 1, kMostRanks));
   row.num_cores = static_cast<int>(reader.integer("a number of cores", 1, kMostRanks));
+  row.arrays = reader.arrays();
   row.nbytes = reader.integer("a size in bytes", 1, int64_t{1} << 50);
   row.date = reader.date();
   while (reader.line_has_more()) {
@@ -197,13 +204,14 @@ std::string TuningTable::to_text() const {
   std::string text = std::string(kFormat) + "\npycoll " + version + "\nmachine " + machine + "\n";
   for (const TunedCost& row : costs) {
     text += "cost " + std::to_string(row.num_ranks) + " " + std::to_string(row.num_cores) + " " +
-            row.date + " " + row.protocol + " " + number_text(row.cost.alpha_s) + " " +
-            number_text(row.cost.beta_s_per_byte) + " " + number_text(row.cost.gamma_s_per_byte) +
-            "\n";
+            arrays_name(row.arrays) + " " + row.date + " " + row.protocol + " " +
+            number_text(row.cost.alpha_s) + " " + number_text(row.cost.beta_s_per_byte) + " " +
+            number_text(row.cost.gamma_s_per_byte) + "\n";
   }
   for (const TunedSize& row : sizes) {
     text += "time " + row.collective + " " + std::to_string(row.num_ranks) + " " +
-            std::to_string(row.num_cores) + " " + std::to_string(row.nbytes) + " " + row.date;
+            std::to_string(row.num_cores) + " " + arrays_name(row.arrays) + " " +
+            std::to_string(row.nbytes) + " " + row.date;
     std::vector<TunedTime> times = row.times;
     sort_times(times);
     for (const TunedTime& time : times) text += " " + time.choice + "=" + number_text(time.time_s);
@@ -213,11 +221,12 @@ std::string TuningTable::to_text() const {
 }
 
 TunedAnswer TuningTable::at(std::string_view collective, int num_ranks, int num_cores,
-                            int64_t nbytes) const {
+                            Arrays arrays, int64_t nbytes) const {
   const TunedSize* below = nullptr;  // largest that is not above nbytes
   const TunedSize* above = nullptr;  // smallest that is not below
   for (const TunedSize& row : sizes) {
-    if (row.collective != collective || row.num_ranks != num_ranks || row.num_cores != num_cores) {
+    if (row.collective != collective || row.num_ranks != num_ranks || row.num_cores != num_cores ||
+        row.arrays != arrays) {
       continue;
     }
     if (row.nbytes <= nbytes && (below == nullptr || row.nbytes > below->nbytes)) below = &row;
@@ -247,14 +256,17 @@ TunedAnswer TuningTable::at(std::string_view collective, int num_ranks, int num_
   return answer;
 }
 
-const TunedCost* TuningTable::cost(std::string_view protocol, int num_ranks, int num_cores) const {
+const TunedCost* TuningTable::cost(std::string_view protocol, int num_ranks, int num_cores,
+                                   Arrays arrays) const {
   const TunedCost* nearest = nullptr;
   const auto distance = [num_ranks](const TunedCost* row) {
     return std::abs(std::log2(static_cast<double>(row->num_ranks) / num_ranks));
   };
   for (const TunedCost& row : costs) {
     const bool alike = (row.num_ranks > row.num_cores) == (num_ranks > num_cores);
-    if (row.protocol != protocol || row.num_cores != num_cores || !alike) continue;
+    if (row.protocol != protocol || row.num_cores != num_cores || row.arrays != arrays || !alike) {
+      continue;
+    }
     if (nearest == nullptr || distance(&row) < distance(nearest)) nearest = &row;
   }
   return nearest;

@@ -1,14 +1,15 @@
 // The measured table: what `pycoll tune` found on a machine, as lines of text.
 //
-//   pycoll-tuning 1                                the format's version
+//   pycoll-tuning 2                                the format's version
 //   pycoll 0.1.0                                   who measured
 //   machine AMD EPYC 9V74; 2 cores; x86_64         where (comm/machine.h)
-//   cost RANKS CORES DATE PROTOCOL ALPHA_S BETA_S_PER_BYTE GAMMA_S_PER_BYTE
-//   time COLLECTIVE RANKS CORES NBYTES DATE CHOICE=SECONDS ...
+//   cost RANKS CORES ARRAYS DATE PROTOCOL ALPHA_S BETA_S_PER_BYTE GAMMA_S_PER_BYTE
+//   time COLLECTIVE RANKS CORES ARRAYS NBYTES DATE CHOICE=SECONDS ...
 //   end DIGEST                                     FNV-1a of all lines before, 16 hex digits
 //
-// CORES are those that the ranks could use, a CHOICE is ALGORITHM/PROTOCOL, and a date is
-// 2026-11-21T14:30:00Z. Words are separated by one space. The last line tells a whole file from a
+// CORES are those that the ranks could use, ARRAYS where the arrays lay (base/arrays.h: plain or
+// mapped), a CHOICE is ALGORITHM/PROTOCOL, and a date is 2026-11-21T14:30:00Z. One space separates
+// words. The last line tells a whole file from a
 // torn one. Names that this build does not know are kept, and never chosen.
 #pragma once
 
@@ -17,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/arrays.h"
 #include "schedule/simulate.h"
 
 namespace pycoll {
@@ -24,6 +26,7 @@ namespace pycoll {
 struct TunedCost {
   int num_ranks = 0;
   int num_cores = 0;
+  Arrays arrays = Arrays::kPlain;
   std::string date;
   std::string protocol;
   LinkCost cost;
@@ -38,6 +41,7 @@ struct TunedSize {
   std::string collective;
   int num_ranks = 0;
   int num_cores = 0;
+  Arrays arrays = Arrays::kPlain;
   int64_t nbytes = 0;
   std::string date;
   std::vector<TunedTime> times;
@@ -61,12 +65,14 @@ struct TuningTable {
   static TuningTable parse(std::string_view text);
   std::string to_text() const;
 
-  /// Times of the same number of ranks and cores. Between two measured sizes each choice's time
-  /// lies on a straight line in logarithms; beyond the ends the last size stands.
-  TunedAnswer at(std::string_view collective, int num_ranks, int num_cores, int64_t nbytes) const;
+  /// Times of the same number of ranks and cores and such arrays. Between two measured sizes each
+  /// choice's time lies on a straight line in logarithms; beyond the ends the last size stands.
+  TunedAnswer at(std::string_view collective, int num_ranks, int num_cores, Arrays arrays,
+                 int64_t nbytes) const;
   /// Fitted costs of the same number of ranks, else of the nearest number that is oversubscribed,
   /// or not, alike. Null: none.
-  const TunedCost* cost(std::string_view protocol, int num_ranks, int num_cores) const;
+  const TunedCost* cost(std::string_view protocol, int num_ranks, int num_cores,
+                        Arrays arrays) const;
 };
 
 }  // namespace pycoll

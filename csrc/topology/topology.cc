@@ -8,16 +8,30 @@ Topology shared_memory_topology(int num_ranks, int num_cores) {
   Topology topology;
   topology.num_ranks = num_ranks;
   topology.num_cores = num_cores;
-  // Fitted to all_reduce and broadcast of 4 B to 4 MiB with 2, 4 and 8 ranks on 2 cores. A crowded
-  // core's alpha is a turn of the scheduler, and grows with the ranks that want it.
-  if (topology.oversubscribed()) {
-    const double ranks_per_core = static_cast<double>(num_ranks) / num_cores;
-    const double alpha_s = 0.45e-6 * ranks_per_core * std::min(ranks_per_core / 2, 2.0);
-    topology.cost(ProtocolKind::kSimple) = {1.03 * alpha_s, 120e-12, 15e-12};
-    topology.cost(ProtocolKind::kLL) = {alpha_s, 300e-12, 15e-12};
-  } else {
-    topology.cost(ProtocolKind::kSimple) = {50e-9, 18e-12, 38e-12};
-    topology.cost(ProtocolKind::kLL) = {25e-9, 80e-12, 2e-12};
+  // Fitted (pycoll.tuning.fit_costs) to five collectives of 4 KiB to 4 MiB with 2 and 4 ranks on 2
+  // cores. A crowded core's alpha is a turn of the scheduler, and grows with the ranks that want
+  // it.
+  const bool crowded = topology.oversubscribed();
+  const double ranks_per_core = static_cast<double>(num_ranks) / num_cores;
+  const double turn_s = 0.3e-6 * ranks_per_core * std::min(ranks_per_core / 2, 2.0);
+  for (const Arrays arrays : kAllArrays) {
+    LinkCost& simple = topology.cost(arrays, ProtocolKind::kSimple);
+    LinkCost& ll = topology.cost(arrays, ProtocolKind::kLL);
+    LinkCost& direct = topology.cost(arrays, ProtocolKind::kDirect);
+    const bool mapped = arrays == Arrays::kMapped;
+    // Of plain arrays, direct is a call of the kernel for each range that is read or written.
+    if (crowded) {
+      simple = {turn_s, 38e-12, 2e-12};
+      ll = {1.13 * turn_s, 99e-12, 4e-12};
+      direct =
+          mapped ? LinkCost{1.75 * turn_s, 16e-12, 1e-12} : LinkCost{4.8 * turn_s, 68e-12, 13e-12};
+    } else {
+      // Between two states of such machines: cores that are close to each other (simple: 36e-12,
+      // and no plain array is worth a call of the kernel), and far apart (100e-12, and most are).
+      simple = {80e-9, 60e-12, 6e-12};
+      ll = {40e-9, 120e-12, 9e-12};
+      direct = mapped ? LinkCost{90e-9, 9e-12, 13e-12} : LinkCost{800e-9, 55e-12, 40e-12};
+    }
   }
   return topology;
 }

@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "base/arrays.h"
 #include "base/protocol.h"
 #include "schedule/simulate.h"
 
@@ -11,10 +12,15 @@ namespace pycoll {
 struct Topology {
   int num_ranks = 1;
   int num_cores = 1;
-  std::array<LinkCost, kNumProtocols> costs{};  // per message of a protocol
+  // Per message of a protocol, for arrays of each kind. What they mean: plan/estimate.h.
+  std::array<std::array<LinkCost, kNumProtocols>, kNumArrays> costs{};
 
-  const LinkCost& cost(ProtocolKind protocol) const { return costs[static_cast<size_t>(protocol)]; }
-  LinkCost& cost(ProtocolKind protocol) { return costs[static_cast<size_t>(protocol)]; }
+  const LinkCost& cost(Arrays arrays, ProtocolKind protocol) const {
+    return costs[static_cast<size_t>(arrays)][static_cast<size_t>(protocol)];
+  }
+  LinkCost& cost(Arrays arrays, ProtocolKind protocol) {
+    return costs[static_cast<size_t>(arrays)][static_cast<size_t>(protocol)];
+  }
 
   /// More ranks than cores: a rank that waits takes the core of one that works.
   bool oversubscribed() const { return num_ranks > num_cores; }

@@ -1,8 +1,11 @@
 // What ranks tell each other when they enter an operation on each other's buffers, and when they
 // are done with them. One flight of one cache line each.
 //
-// Entrances are numbered alike on all ranks. A rank that has seen everyone's entrance k-1 knows
-// that all are done reading entrance k-2, so two lines per rank suffice.
+// Entrances are numbered alike on all ranks. Where all wait for all, a rank that has seen
+// everyone's entrance k-1 knows that all are done reading entrance k-2, so two lines per rank
+// suffice. A rank whose arrays decide against it goes on without waiting, and may write a later
+// entrance over one that others have yet to read; they see the other number, and that is the same
+// answer.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +23,33 @@ enum EntranceFlags : uint32_t {
 };
 
 struct alignas(kFlagBytes) EntranceLine {
-  uint64_t number = 0;  // written last
+  uint64_t number = 0;  // written first, one too low, and last
   uint64_t input = 0;   // an offset into the heap with kMappedBuffers, else an address
   uint64_t output = 0;
-  uint32_t digest = 0;
-  uint32_t flags = 0;
+  uint64_t digest = 0;
+  uint64_t flags = 0;
+
+  /// Writes `said` here. A reader that meets a word of it, and looks at the number again, sees that
+  /// it has changed: each store releases the one of the number.
+  void write(const EntranceLine& said) {
+    store_relaxed(number, said.number - 1);
+    store_release(input, said.input);
+    store_release(output, said.output);
+    store_release(digest, said.digest);
+    store_release(flags, said.flags);
+    store_release(number, said.number);
+  }
+  /// What is here. Its number is higher than it was before the call where a later entrance was
+  /// written meanwhile.
+  EntranceLine read() const {
+    EntranceLine seen;
+    seen.input = load_acquire(input);
+    seen.output = load_acquire(output);
+    seen.digest = load_acquire(digest);
+    seen.flags = load_acquire(flags);
+    seen.number = load_relaxed(number);
+    return seen;
+  }
 };
 static_assert(sizeof(EntranceLine) == kFlagBytes);
 

@@ -110,7 +110,7 @@ struct SegmentLayout {
 
   int num_ranks = 1;
   int num_slots = kMaxSlots;
-  size_t slot_bytes[kNumProtocols] = {};
+  size_t slot_bytes[kNumSlotProtocols] = {};
   size_t total_bytes = 0;
 
   // Byte offsets from the start of the mapping.

@@ -32,6 +32,7 @@ class Effort:
     iterations: int
     warmup: int
     show_progress: bool
+    mapped: bool = False  # arrays of Communicator.empty
 
 
 def measure(
@@ -74,7 +75,7 @@ def measure(
             from pycoll.bench.peers import PEERS
 
             peers[case.library] = PEERS[case.library](comm)
-        prepare = peers.get(case.library, lambda problem: pycoll_call(comm, problem))
+        prepare = peers.get(case.library, lambda problem: pycoll_call(comm, problem, effort.mapped))
         row = _measure_one(comm, case, prepare, effort)
         measured += 1
         rows.append(row)
@@ -85,11 +86,16 @@ def measure(
     return [row for row in rows if row] if record else []
 
 
-def pycoll_call(comm: Communicator, problem: Problem) -> tuple[Call, np.ndarray]:
+def pycoll_call(
+    comm: Communicator, problem: Problem, mapped: bool = False
+) -> tuple[Call, np.ndarray]:
     """A call of pycoll, ready to run, and the array that will hold its result."""
+    make = comm.empty if mapped else np.zeros
     case, n, rank = problem.case, problem.n, problem.rank
     dtype = numpy_dtype(case.dtype)
-    x = problem.brought(rank).astype(dtype)
+    brought = problem.brought(rank)
+    x = make(brought.shape, dtype)
+    x[...] = brought.astype(dtype)
     num_rows, block = int(x.shape[0]), int(x.shape[1])
     name = case.collective
     algorithm = None if case.algorithm == "auto" else case.algorithm
@@ -99,7 +105,7 @@ def pycoll_call(comm: Communicator, problem: Problem) -> tuple[Call, np.ndarray]
     if name == "broadcast":
         return lambda: method(x, 0, algorithm=algorithm), x
     num_rows = {"reduce_scatter": 1, "scatter": 1, "all_gather": n, "gather": n}.get(name, num_rows)
-    out = np.zeros((num_rows, block), dtype)
+    out = make((num_rows, block), dtype)
     y = out if rank == 0 or name not in ("gather", "reduce") else None
     if name == "reduce":
         return lambda: method(x, 0, case.op, y, algorithm=algorithm), out
@@ -142,7 +148,9 @@ def _measure_one(
     num_wrong = _agree(comm, num_wrong, "sum")
     chosen = case.algorithm
     if case.library == "pycoll" and chosen == "auto":
-        chosen = _chosen(comm.explain(case.collective, problem.nbytes, case.dtype))
+        chosen = _chosen(
+            comm.explain(case.collective, problem.nbytes, case.dtype, mapped=effort.mapped)
+        )
     slowest_s = sorted(times_s.tolist())
     median_s = statistics.median(slowest_s)
     algbw = problem.nbytes / median_s

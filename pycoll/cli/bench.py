@@ -52,6 +52,9 @@ def bench(
         int, typer.Option("--iterations", help="Samples per size, at most.", min=1)
     ] = 100,
     warmup: Annotated[int, typer.Option("--warmup", help="Untimed calls first.", min=0)] = 5,
+    mapped: Annotated[
+        bool, typer.Option("--mapped", help="Arrays of comm.empty, which all ranks map.")
+    ] = False,
     threads: Annotated[
         bool, typer.Option("--threads", help="Ranks are threads of one process.")
     ] = False,
@@ -88,10 +91,12 @@ def bench(
         cases = _with_peers(cases, threads)
     question: dict[str, object] = {"ranks": n, "threads": threads, "iterations": iterations}
     question |= {"warmup": warmup}
+    if mapped:
+        question["arrays"] = "mapped"
     printed = json_path is not None and str(json_path) == "-"
     path = None if printed else json_path
     Record.open(path, question)  # As above: what does not fit is told before ranks start.
-    effort = Effort(iterations, warmup, sys.stderr.isatty())
+    effort = Effort(iterations, warmup, sys.stderr.isatty(), mapped)
     rows = run_ranks(measure, n, cases, effort, path, question, threads=threads)[0]
     if printed:
         typer.echo(Record(None, question, {row.case: row for row in rows}).to_json())

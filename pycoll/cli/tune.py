@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pycoll.cli.common import FAILED, console, new_table
-from pycoll.cli.units import format_nbytes, format_seconds, parse_integers, parse_nbytes
+from pycoll.cli.common import FAILED, console
+from pycoll.cli.tune_report import CLOSE, Size, picture, picture_format_of, print_json, print_table
+from pycoll.cli.units import format_nbytes, parse_integers, parse_nbytes
 from pycoll.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,21 +34,10 @@ of any number of ranks use it; `pycoll info` says so. Delete the file to be with
 """
 
 _TIMEOUT_S = 300.0  # of one operation: 8 ranks on 2 cores need a while for 64 MiB
-_CLOSE = 1.10  # within so much of the best is as good as the best
+_SWEEPS = 3  # over all sizes: a machine has spells
+_AGAIN = 2  # times the effort, for choices that seem slow
 
-
-@dataclass(frozen=True, slots=True)
-class _Size:
-    """One size as it was chosen and measured."""
-
-    num_ranks: int
-    measured: Measured
-    chosen: str | None  # None: not looked at
-
-    @property
-    def ratio(self) -> float:
-        assert self.chosen is not None
-        return self.measured.behind(self.chosen)
+_Asked = tuple[str, str, int]  # collective, arrays, nbytes
 
 
 def tune(
@@ -56,6 +46,9 @@ def tune(
         str,
         typer.Option("--collectives", "-c", help="A list such as all_reduce,broadcast, or all."),
     ] = "all",
+    arrays: Annotated[
+        str, typer.Option("--arrays", help="plain, mapped (of comm.empty), or both.")
+    ] = "both",
     smallest: Annotated[str, typer.Option("--min", help="Smallest message, bytes.")] = "4",
     largest: Annotated[str, typer.Option("--max", help="Largest message, bytes.")] = "64M",
     factor: Annotated[
@@ -78,47 +71,53 @@ def tune(
 ) -> None:
     """Measure every algorithm and protocol on local ranks, and keep a table of the fastest.
 
-    Candidates take turns, so that what disturbs the machine disturbs all. With --check the exit
-    status is 1 when a choice is more than 10 % behind the best one measured.
+    Candidates take turns, so that what disturbs the machine disturbs all. With --check, new ranks
+    time what pycoll does by itself among all candidates; a choice that is more than 10 % behind is
+    measured once more, for longer, and the exit status is 1 when it still is.
     """
     from pycoll import tuning
 
-    effort = tuning.Effort(rounds=7, limit_s=1.0) if quick else tuning.Effort()
+    effort = tuning.Effort(rounds=7, limit_s=0.5) if quick else tuning.Effort()
     if rounds is not None:
         effort = tuning.Effort(rounds=rounds, limit_s=effort.limit_s * rounds / effort.rounds)
     last = min(parse_nbytes(largest), (1 << 20) if quick else 1 << 62)
     names = _collectives(collectives)
-    picture_format = None if plot is None else _picture_format(plot)
+    kinds = tuning.ARRAYS if arrays == "both" else (arrays,)
+    if not set(kinds) <= set(tuning.ARRAYS):
+        raise UsageError(f"tune: expected --arrays plain, mapped or both, got {arrays!r}")
+    picture_format = None if plot is None else picture_format_of(plot)
 
-    shown: list[_Size] = []
+    shown: list[Size] = []
     for num_ranks in parse_integers(n, "numbers of ranks"):
         if num_ranks < 2:
             raise UsageError("tune: expected -n 2 or more ranks: one alone has nothing to choose")
         asked = [
-            (name, nbytes)
+            (name, kind, nbytes)
             for name in names
+            for kind in kinds
             for nbytes in _sizes(name, num_ranks, parse_nbytes(smallest), last, factor)
+            if kind == "plain" or tuning.asks_for_arrays(name, nbytes)
         ]
         if not check_only:
-            found = _on_ranks(num_ranks, asked, effort, "measuring", look=False)
-            _save(num_ranks, found)
+            found = _on_ranks(_measure, num_ranks, asked, effort, "measuring")
+            _save(num_ranks, [size.measured for size in found])
             if not check:
-                shown += _on_ranks(num_ranks, asked, None, "", look=True, known=found)
+                shown += _on_ranks(_look, num_ranks, found, effort, "")
         if check or check_only:
-            shown += _on_ranks(num_ranks, asked, effort, "checking", look=True)
+            shown += _on_ranks(_check, num_ranks, asked, effort, "checking")
 
     checked = check or check_only
     if as_json:
-        _print_json(shown, checked)
+        print_json(shown, checked)
     else:
-        _print_table(shown, checked)
+        print_table(shown, checked)
         note = tuning.load()[1]
         typer.echo(f"table: {note}", err=True)
     if plot is not None:
         assert picture_format is not None
-        plot.write_bytes(_picture(shown, picture_format))
+        plot.write_bytes(picture(shown, picture_format))
         typer.echo(f"wrote {plot}", err=True)
-    if checked and any(size.ratio > _CLOSE for size in shown):
+    if checked and any(size.ratio > CLOSE for size in shown):
         raise typer.Exit(FAILED)
 
 
@@ -147,176 +146,127 @@ def _sizes(collective: str, n: int, first: int, last: int, factor: int) -> Itera
         nbytes *= factor
 
 
-def _picture_format(path: Path) -> str:
-    from pycoll.draw.style import image_format, matplotlib_module
-
-    matplotlib_module()
-    return image_format(path, None, ("svg", "png"))
-
-
 def _on_ranks(
-    num_ranks: int,
-    asked: list[tuple[str, int]],
-    effort: Effort | None,
-    title: str,
-    *,
-    look: bool,
-    known: list[_Size] | None = None,
-) -> list[_Size]:
+    work: Callable[..., list[Size]], num_ranks: int, items: list, effort: Effort, title: str
+) -> list[Size]:
     from pycoll.launch import run_ranks
 
-    title = f"{title} {num_ranks} ranks" if sys.stderr.isatty() and title else ""
+    title = f"{title} {num_ranks} ranks" if title else ""
     ranks = run_ranks(
-        _rank_main, num_ranks, asked, effort, title, look, known, timeout_s=_TIMEOUT_S
+        work, num_ranks, items, effort, title, sys.stderr.isatty(), timeout_s=_TIMEOUT_S
     )
     return ranks[0]
 
 
-def _rank_main(
-    comm: Communicator,
-    asked: list[tuple[str, int]],
-    effort: Effort | None,
-    title: str,
-    look: bool,
-    known: list[_Size] | None,
-) -> list[_Size]:
-    """Runs on every rank; `known` sizes are not measured again."""
+# These run on every rank; rank 0's answer counts.
+
+
+def _measure(
+    comm: Communicator, asked: list[_Asked], effort: Effort, title: str, drawn: bool
+) -> list[Size]:
     from pycoll import tuning
 
     tuning.spread_ranks(comm)
+    found: dict[_Asked, Measured] = {}
+    with _progress(comm, title, drawn, _SWEEPS * len(asked)) as advance:
+        for case in asked * _SWEEPS:
+            collective, arrays, nbytes = case
+            advance(f"{collective}, {arrays} arrays, {format_nbytes(nbytes)}")
+            measured = tuning.measure(comm, collective, nbytes, effort, arrays)
+            found[case] = measured.after(found[case]) if case in found else measured
+    return [Size(comm.size, measured) for measured in found.values()]
+
+
+def _look(
+    comm: Communicator, found: list[Size], effort: Effort, title: str, drawn: bool
+) -> list[Size]:
+    return [Size(comm.size, size.measured, _chosen(comm, size.measured)) for size in found]
+
+
+def _check(
+    comm: Communicator, asked: list[_Asked], effort: Effort, title: str, drawn: bool
+) -> list[Size]:
+    from pycoll import _core, tuning
+
+    tuning.spread_ranks(comm)
     sizes = []
-    with _progress(title if comm.rank == 0 else "", len(asked)) as advance:
-        for i, (collective, nbytes) in enumerate(asked):
-            advance(f"{collective}, {format_nbytes(nbytes)}")
-            if known is not None:
-                measured = known[i].measured
-            else:
-                assert effort is not None
-                measured = tuning.measure(comm, collective, nbytes, effort)
-            chosen = None
-            if look:
-                first_line = comm.explain(collective, measured.nbytes).splitlines()[0]
-                chosen = first_line.rpartition(": ")[2].partition(" over ")[0]
-            sizes.append(_Size(comm.size, measured, chosen))
-    return sizes if comm.rank == 0 else []
+    with _progress(comm, title, drawn, len(asked)) as advance:
+        for collective, arrays, nbytes in asked:
+            advance(f"{collective}, {arrays} arrays, {format_nbytes(nbytes)}")
+            choices = [tuning.AUTO, *_core.choices(collective, nbytes)]
+            measured = tuning.measure(comm, collective, nbytes, effort, arrays, choices)
+            sizes.append(Size(comm.size, measured, _chosen(comm, measured)))
+        # All ranks have the same times, and so agree on what is measured again.
+        for idx, size in enumerate(sizes):
+            if size.first_ratio <= CLOSE:
+                continue
+            # Of many candidates one is always lucky: whether it is the best one, fresh times of
+            # the two tell.
+            first = size.measured
+            what = f"{first.collective}, {first.arrays} arrays, {format_nbytes(first.nbytes)}"
+            advance(f"{what}, again", 0)
+            best = first.best()
+            more = tuning.measure(
+                comm,
+                first.collective,
+                first.nbytes,
+                effort.times(_AGAIN),
+                first.arrays,
+                [tuning.AUTO, best],
+            )
+            sizes[idx] = replace(size, again=(best, more.paired(tuning.AUTO, best)))
+    return sizes
+
+
+def _chosen(comm: Communicator, measured: Measured) -> str:
+    mapped = measured.arrays == "mapped"
+    first_line = comm.explain(measured.collective, measured.nbytes, mapped=mapped).splitlines()[0]
+    return first_line.rpartition(": ")[2].partition(" over ")[0]
 
 
 @contextmanager
-def _progress(title: str, total: int) -> Iterator[Any]:
+def _progress(
+    comm: Communicator, title: str, drawn: bool, total: int
+) -> Iterator[Callable[..., None]]:
     """Calls advance(what comes next); drawn only then, because a thread that draws takes a core."""
-    if not title:
-        yield lambda what: None
+    start_s = time.monotonic()
+    num_begun = 0
+    if comm.rank != 0 or not title:
+        yield lambda what, steps=1: None
+        return
+    if not drawn:
+
+        def say(what: str, steps: int = 1) -> None:
+            nonlocal num_begun
+            num_begun += steps
+            passed_s = time.monotonic() - start_s
+            line = f"{title}, {passed_s:.0f} s: {what} ({num_begun} of {total})"
+            print(line, file=sys.stderr, flush=True)
+
+        yield say
         return
     from rich.progress import Progress
 
     with Progress(console=console(err=True), auto_refresh=False, transient=True) as progress:
         task = progress.add_task(title, total=total)
-        done = -1
 
-        def advance(what: str) -> None:
-            nonlocal done
-            done += 1
+        def advance(what: str, steps: int = 1) -> None:
+            nonlocal num_begun
+            num_begun += steps
+            done = num_begun - 1
             progress.update(task, completed=done, description=f"{title}: {what}", refresh=True)
 
         yield advance
 
 
-def _save(num_ranks: int, found: list[_Size]) -> None:
+def _save(num_ranks: int, found: list[Measured]) -> None:
     from pycoll import _core, tuning
 
     cores = _core.build_info()["cores"]
     date = tuning.today()
-    measured = [size.measured for size in found]
-    costs = tuning.fit_costs(measured, num_ranks, cores, date)
+    costs = tuning.fit_costs(found, num_ranks, cores, date)
     rows = [
-        _core.TunedSize(m.collective, num_ranks, cores, m.nbytes, date, m.times_s())
-        for m in measured
+        _core.TunedSize(m.collective, num_ranks, cores, m.arrays, m.nbytes, date, m.times_s())
+        for m in found
     ]
     tuning.save(costs, rows)
-
-
-def _print_table(shown: list[_Size], checked: bool) -> None:
-    out = console()
-    groups: dict[tuple[str, int], list[_Size]] = {}
-    for size in shown:
-        groups.setdefault((size.measured.collective, size.num_ranks), []).append(size)
-    headers = ("size", "chosen", "time", "best measured", "time", "chosen / best")
-    for (collective, n), sizes in groups.items():
-        table = new_table(*headers, title=f"{collective}, {n} ranks, f32")
-        for size in sizes:
-            times = size.measured.times_s()
-            best, ratio = next(iter(times)), size.ratio
-            table.add_row(
-                format_nbytes(size.measured.nbytes),
-                size.chosen,
-                format_seconds(times[size.chosen or ""]),
-                best,
-                format_seconds(times[best]),
-                f"{ratio:.2f}" + ("  <" if checked and ratio > _CLOSE else ""),
-            )
-        out.print(table)
-    if checked:
-        for (collective, n), sizes in groups.items():
-            worst = max(sizes, key=lambda size: size.ratio)
-            num_close = sum(size.ratio <= _CLOSE for size in sizes)
-            out.print(
-                f"{collective}, {n} ranks: worst choice {worst.ratio:.2f} x the best, at "
-                f"{format_nbytes(worst.measured.nbytes)}; within 10 % at {num_close} of "
-                f"{len(sizes)} sizes"
-            )
-
-
-def _print_json(shown: list[_Size], checked: bool) -> None:
-    import json
-
-    from pycoll import _core
-
-    rows = [
-        {
-            "collective": size.measured.collective,
-            "num_ranks": size.num_ranks,
-            "nbytes": size.measured.nbytes,
-            "chosen": size.chosen,
-            "ratio": size.ratio,
-            "times_s": size.measured.times_s(),
-        }
-        for size in shown
-    ]
-    facts = {"machine": _core.machine_fingerprint(), "measured_again": checked, "rows": rows}
-    typer.echo(json.dumps(facts, indent=2))
-
-
-def _picture(shown: list[_Size], picture_format: str) -> bytes:
-    from matplotlib.figure import Figure
-
-    from pycoll.draw.style import render
-
-    groups: dict[tuple[str, int], list[_Size]] = {}
-    for size in shown:
-        groups.setdefault((size.measured.collective, size.num_ranks), []).append(size)
-    num_columns = min(3, len(groups))
-    num_rows = -(-len(groups) // num_columns)
-    fig = Figure(figsize=(5.2 * num_columns, 3.9 * num_rows), layout="constrained")
-    axes = list(fig.subplots(num_rows, num_columns, squeeze=False).flat)
-    for ax, ((collective, n), sizes) in zip(axes, groups.items(), strict=False):
-        choices = sorted({choice for size in sizes for choice in size.measured.rounds_s})
-        x = [size.measured.nbytes for size in sizes]
-        times = [size.measured.times_s() for size in sizes]
-        for choice in choices:
-            y = [t[choice] * 1e6 if choice in t else math.nan for t in times]
-            ax.plot(x, y, color="0.8", linewidth=0.8)
-        best = [min(t.values()) * 1e6 for t in times]
-        chosen = [t[size.chosen or ""] * 1e6 for t, size in zip(times, sizes, strict=True)]
-        ax.plot([], [], color="0.8", label="all candidates")
-        ax.plot(x, chosen, "-", color="C0", linewidth=2, label="chosen")
-        ax.plot(x, best, "o", color="C1", markersize=5, markerfacecolor="none", label="best")
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
-        ax.set_title(f"{collective}, {n} ranks")
-        ax.set_xlabel("message, bytes")
-        ax.set_ylabel("time, us")
-        ax.grid(True, which="major", alpha=0.3)
-        ax.legend(fontsize="small")
-    for ax in axes[len(groups) :]:
-        ax.set_axis_off()
-    return render(fig, picture_format)

@@ -15,7 +15,7 @@ from collective_oracles import INFO, ORACLES, arguments
 from comm_cases import PROTOCOLS, builtin_algorithms
 
 import pycoll
-from pycoll import CollectiveMismatchError, UsageError, run_ranks
+from pycoll import CollectiveMismatchError, UsageError, _core, run_ranks, tuning
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
@@ -164,6 +164,42 @@ def test_deterministic_bf16_is_rounded_once(n):
                 assert torch.equal(x.view(torch.int16), right.view(torch.int16)), algorithm
 
     run_ranks(work, n, threads=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("by", ["table", "rule"])
+def test_deterministic_bits_do_not_depend_on_who_chooses_what(by, dtype, monkeypatch, tmp_path):
+    """Whatever a measured table or a rule prefers: what runs in its place has the same bits."""
+    monkeypatch.setenv("PYCOLL_CACHE_DIR", str(tmp_path))
+    n, count = 4, 4 * 3000
+    values = hard_to_add(n, count, dtype)
+    nbytes = values[0].nbytes
+    cores = _core.build_info()["cores"]
+
+    def prefer(name: str, choice: str) -> None:
+        if by == "rule":
+            monkeypatch.setenv("PYCOLL_ALGO", f"{name}:{choice}")
+            return
+        row = _core.TunedSize(name, n, cores, "mapped", nbytes, tuning.today(), {choice: 1e-9})
+        tuning.path().unlink(missing_ok=True)
+        tuning.save([], [row])
+
+    def work(comm: Comm, name: str) -> str:
+        right = expected(name, values, comm.rank, "sum")
+        for _ in range(2):
+            result = call(comm, name, values[comm.rank].copy(), deterministic=True)
+            if right is not None:
+                assert result.tobytes() == right.tobytes(), name
+        return comm.flight_record()[-1]["algorithm"]
+
+    for name in REDUCING:
+        ran = {}
+        for choice in _core.choices(name, nbytes):
+            prefer(name, choice)
+            ran[choice] = run_ranks(work, n, name, threads=True)[0]
+        assert any(choice == got for choice, got in ran.items()), "nothing was as preferred"
+        if name == "all_reduce":
+            assert ran["ring/simple"] != "ring/simple", "a ring starts at another rank each time"
 
 
 def test_deterministic_on_some_ranks_only_is_a_mismatch():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 
 import numpy as np
 import pytest
 from comm_cases import PROTOCOLS, both, builtin_algorithms
 
 import pycoll
-from pycoll import UsageError, run_ranks
+from pycoll import UsageError, run_ranks, schedule
 
 pytestmark = pytest.mark.ranks
 
@@ -125,14 +126,13 @@ WRONG = {
     "all_reduce:ring;;ring": ("a rule is empty", "^", 16),
     "al_reduce:ring": ("no collective has this name; expected one of all_reduce,", "^~", 0),
     "barrier:ring": ("give all_reduce a rule", "^~~~~~~", 0),
-    "all_reduce:rong": (
-        "has no built-in algorithm of this name; expected one of auto, ring",
-        "^",
-        11,
+    "all_reduce:": ("expected an algorithm, or auto", "^", 11),
+    "all_reduce:/ll": ("expected an algorithm, or auto", "^", 11),
+    "all_reduce:ring/lll": (
+        "no protocol has this name; expected one of simple, ll, direct",
+        "^~~",
+        16,
     ),
-    "broadcast:ring": ("broadcast has no built-in algorithm", "^~~~", 10),
-    "all_reduce:": ("has no built-in algorithm", "^", 11),
-    "all_reduce:ring/lll": ("no protocol has this name; expected one of simple, ll", "^~~", 16),
     "all_reduce:ring/": ("no protocol has this name", "^", 16),
     "all_reduce:ring/ll/ll": ("expected ALGORITHM or ALGORITHM/PROTOCOL", "^~", 19),
     "all_reduce:ring:64k": ("expected a range such as 0-64k", "^~~", 16),
@@ -170,12 +170,151 @@ def test_wrong_rules_are_refused_at_init_and_the_piece_is_shown(monkeypatch, rul
 def test_wrong_rules_of_rank_0_are_refused_on_every_rank(monkeypatch):
     """Rank 0's environment counts: whatever the others say."""
     errors = _with_rules_of_each_rank(
-        monkeypatch, ["all_reduce:rong", "all_reduce:ring", None], lambda comm: None
+        monkeypatch, ["all_reduce:ring/rong", "all_reduce:ring", None], lambda comm: None
     )
     assert len(errors) == 3
     for error in errors:
         assert isinstance(error, UsageError)
         assert "rong" in str(error)
+
+
+def test_rule_of_an_unknown_algorithm_is_refused_by_the_call_that_needs_it(monkeypatch):
+    monkeypatch.setenv("PYCOLL_ALGO", "all_reduce:rong:64-max;broadcast:ring")
+
+    def work(comm: pycoll.Communicator) -> None:
+        comm.all_reduce(np.ones(2))  # not the rule's size
+        for call in (lambda: comm.all_reduce(np.ones(8)), lambda: comm.explain("all_reduce", 64)):
+            with pytest.raises(UsageError, match="rule 'all_reduce:rong:64-max' of PYCOLL_ALGO"):
+                call()
+        with pytest.raises(UsageError, match="broadcast has no algorithm called 'ring'"):
+            comm.broadcast(np.ones(2))
+        comm.all_reduce(np.ones(2))
+
+    run_ranks(work, 2, threads=True)
+
+
+@pytest.fixture
+def own_algorithm(monkeypatch):
+    """One that is registered after the rules were read."""
+    monkeypatch.setattr(schedule, "_registered", dict(schedule._registered))
+
+    def register(name: str = "late") -> str:
+        @schedule.register("all_reduce", name, num_chunks=1)
+        def star(n: int, root: int):
+            for rank in range(1, n):
+                yield schedule.Move(rank, "reduce", (0, 1), rank, 0)
+            for rank in range(1, n):
+                yield schedule.Move(n + rank, "copy", (0, 1), 0, rank)
+
+        return name
+
+    return register
+
+
+@both
+def test_rule_names_an_algorithm_that_is_registered_later(monkeypatch, own_algorithm, threads):
+    monkeypatch.setenv("PYCOLL_ALGO", "all_reduce:late:64-max;reduce:auto")
+    registered = []
+
+    def work(comm: pycoll.Communicator) -> list[str]:
+        comm.barrier()
+        if comm.rank == 0 or not threads:
+            registered.append(own_algorithm())
+        comm.barrier()
+        ran = []
+        for count in (4, 8, 100_000):
+            x = np.full(count, comm.rank + 1.0)
+            comm.all_reduce(x)
+            assert (x == 3).all()
+            ran.append(comm.flight_record()[-1]["algorithm"].split("/")[0])
+        part = comm.split(0)
+        part.all_reduce(np.ones(8))
+        ran.append(part.flight_record()[-1]["algorithm"].split("/")[0])
+        assert "by the rule 'all_reduce:late:64-max'" in part.explain("all_reduce", 64)
+        return ran
+
+    for first, *others in run_ranks(work, 2, threads=threads):
+        assert first != "late"
+        assert others == ["late"] * 3
+
+
+# The protocol direct.
+
+
+@both
+@pytest.mark.parametrize("n", [2, 3])
+def test_rule_of_direct_runs_where_arrays_allow_it_and_falls_back_elsewhere(
+    monkeypatch, threads, n
+):
+    monkeypatch.setenv("PYCOLL_ALGO", "all_reduce:two_shot/direct:1k-max")
+
+    def work(comm: pycoll.Communicator) -> list[str]:
+        ran = []
+        count = 1024 * comm.size
+        shared = comm.empty(count, np.float32)
+        for x in (np.ones(count, np.float32), shared, np.ones(2, np.float32)):
+            x[:] = comm.rank + 1
+            # Some arrays are mapped and some are not: only slots carry these.
+            out = comm.empty(x.size, np.float32) if x is not shared else shared
+            comm.all_reduce(x, out=out)
+            assert (out == sum(range(1, comm.size + 1))).all()
+            ran.append(comm.flight_record()[-1]["algorithm"])
+        return ran
+
+    for mixed, mapped, small in run_ranks(work, n, threads=threads):
+        assert mapped == "two_shot/direct"
+        assert mixed == "two_shot/direct" if threads else mixed.startswith("two_shot/")
+        assert threads or not mixed.endswith("/direct")
+        assert not small.endswith("/direct")
+
+
+def test_rule_of_direct_that_cannot_do_without_slots_keeps_its_algorithm(monkeypatch):
+    """A ring passes partial sums on: with more than two ranks they have no place but slots."""
+    asked = [("all_reduce", 1 << 16), ("all_reduce", 1 << 20)]
+    got = choices(monkeypatch, "all_reduce:ring/direct:16k-max", asked, n=2)
+    assert got == ["ring/direct"] * 2
+    got = choices(monkeypatch, "all_reduce:ring/direct:16k-max", asked, n=4)
+    assert got == ["ring/simple"] * 2
+    open_algorithm = choices(monkeypatch, "all_reduce:auto/direct", asked, n=4)
+    assert [choice.split("/")[1] for choice in open_algorithm] == ["direct"] * 2
+
+
+def test_named_direct_is_refused_where_it_cannot_run():
+    def work(comm: pycoll.Communicator) -> None:
+        x, out = comm.empty(4096, np.float32), comm.empty(4096, np.float32)
+        with pytest.raises(UsageError, match="ring/direct cannot run without slots on 3 ranks"):
+            comm.all_reduce(x, algorithm="ring/direct")
+        with pytest.raises(UsageError, match="cannot work in place: give it an out"):
+            comm.all_reduce(x, algorithm="one_shot/direct")
+        with pytest.raises(UsageError, match="cannot all reach each other's arrays"):
+            comm.all_reduce(x, out=np.zeros_like(x), algorithm="one_shot/direct")
+        with pytest.raises(UsageError, match="direct is for arrays whose parts all ranks know"):
+            comm.all_to_all(x[:3], send_counts=[1] * 3, algorithm="bruck/direct")
+        x[:] = comm.rank
+        comm.all_reduce(x, out=out, algorithm="one_shot/direct")
+        assert (out == 3).all()
+
+    run_ranks(work, 3)
+
+
+def test_ranks_with_plain_arrays_run_ahead_of_those_that_asked(monkeypatch):
+    """Who has plain arrays waits for nobody at the entrance, and may be two operations ahead."""
+    monkeypatch.setenv("PYCOLL_ALGO", "broadcast:star/direct:1k-max")
+
+    def work(comm: pycoll.Communicator) -> int:
+        plain = np.zeros(1024, np.float32)
+        shared = comm.empty(1024, np.float32)
+        wrong = 0
+        for turn in range(300):
+            x = plain if comm.rank == 0 and turn % 5 != 0 else shared
+            x[:] = turn if comm.rank == 0 else -1
+            if comm.rank != 0 and turn % 7 == 0:
+                time.sleep(0.0005)
+            comm.broadcast(x)
+            wrong += int((x != turn).any())
+        return wrong
+
+    assert run_ranks(work, 3) == [0, 0, 0]
 
 
 def test_rules_of_rank_0_are_those_of_all_ranks(monkeypatch):
@@ -189,7 +328,7 @@ def test_rules_of_rank_0_are_those_of_all_ranks(monkeypatch):
             part.explain("all_reduce", 128)
         )
 
-    rules = ["all_reduce:tree/ll", "all_reduce:ring/simple", None, "all_reduce:rong"]
+    rules = ["all_reduce:tree/ll", "all_reduce:ring/simple", None, "all_reduce:ring/rong"]
     got = _with_rules_of_each_rank(monkeypatch, rules, work)
     assert got == [("tree/ll", "tree/ll")] * 4
 

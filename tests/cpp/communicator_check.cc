@@ -78,7 +78,7 @@ void use_communicator(Communicator& comm) {
       std::vector<int64_t> x(10, 1);
       part->run(all_reduce_of(x));
       expect(x[0] == part->size(), "an all_reduce of a part");
-      expect(!comm.explain(Collective::kAllReduce, 80, 0).empty(), "explain");
+      expect(!comm.explain(Collective::kAllReduce, 80, 0, Arrays::kPlain).empty(), "explain");
     }
   }
 }
