@@ -252,8 +252,7 @@ class Communicator(_core.Communicator):
             nbytes: Size of the message, bytes.
             dtype: Of its elements. Today no choice depends on it.
             root: Of a rooted collective.
-            mapped: All arrays of all ranks are from `empty`, or registered. They always are
-                reached where the ranks are threads.
+            mapped: Of arrays that `empty` made or `register` took, on all ranks.
 
         Returns:
             A few lines. First the choice; then who made it (a rule of PYCOLL_ALGO, the table of
