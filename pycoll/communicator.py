@@ -255,9 +255,7 @@ class Communicator(_core.Communicator):
             mapped: Of arrays that `empty` made or `register` took, on all ranks.
 
         Returns:
-            A few lines. First the choice; then who made it (a rule of PYCOLL_ALGO, the table of
-            `pycoll tune` with its date, or simulation), its proof, what this communicator's calls
-            took, and of all candidates the predicted time and the table's. docs/selection.md.
+            The choice, who made it, and what is known of all candidates: docs/selection.md.
 
         Raises:
             UsageError: Unknown collective.
@@ -290,8 +288,8 @@ class Communicator(_core.Communicator):
 
         Returns:
             Dicts, the oldest first, rank after rank: `rank`, `number` (among the rank's messages),
-            `kind` ("send" or "recv"), `peer` (None: any source), `source` (of a receive:
-            who sends, None while that is open), `tag`, `dtype`, `count`, `nbytes`, `blocking`, `site` (the caller's
+            `kind` ("send" or "recv"), `peer` (None: any source), `source` (of a receive: who sends,
+            or None yet), `tag`, `dtype`, `count`, `nbytes`, `blocking`, `site` (the caller's
             file and line), `entered_ns` and `finished_ns` (of CLOCK_MONOTONIC; None while it goes
             on; of a short message that ends as it begins they are equal), and `failed`.
 
