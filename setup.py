@@ -1,5 +1,6 @@
-"""Builds the one extension, `pycoll._core`, with CMake."""
+"""Builds `pycoll._core` with CMake, and the shim for torch where there is one."""
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -40,6 +41,37 @@ class CMakeBuild(build_ext):
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
         subprocess.run(["cmake", "--build", str(build), "-j", jobs, "-t", "_core"], check=True)
         print((build / "built.txt").read_text(), end="", flush=True)
+        add_torch_backend(destination / "torch")
+
+
+def add_torch_backend(package: Path) -> None:
+    """Into the package: the shim for the torch of this environment, and what a later one needs."""
+    path = ROOT / "pycoll" / "torch" / "build.py"
+    spec = importlib.util.spec_from_file_location("pycoll_torch_build", path)
+    shim = importlib.util.module_from_spec(spec)
+    # dataclasses look their module up.
+    sys.modules[spec.name] = shim
+    spec.loader.exec_module(shim)
+    package.mkdir(parents=True, exist_ok=True)
+    sources = ROOT / "csrc"
+    if package != path.parent:
+        for file in shim.source_files(sources):
+            to = package / "csrc" / file.relative_to(sources)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, to)
+    torch = shim.Torch.find()
+    if torch is None:
+        print("pycoll: no torch here; `import pycoll.torch` will build the backend when there is")
+        return
+    name = shim.file_name(torch, sources)
+    for old in package.glob("_shim.*.so"):
+        if old.name != name:
+            old.unlink()
+    if not (package / name).is_file():
+        try:
+            shim.build(torch, sources, package)
+        except RuntimeError as error:  # the rest of pycoll is good without it
+            print(error, file=sys.stderr)
 
 
 setup(ext_modules=[Extension("pycoll._core", sources=[])], cmdclass={"build_ext": CMakeBuild})

@@ -49,8 +49,8 @@ WorkPtr PycollBackend::run(Operation operation) {
   pycoll_error error;
   const int code = core().run(comm_.get(), calls.data(), calls.size(), &error);
   work->complete(code == PYCOLL_OK ? nullptr : &error);
-  if (code != PYCOLL_OK) [[unlikely]]
-    raise_core_error(code, error);
+  if (!work->isSuccess()) [[unlikely]]
+    std::rethrow_exception(work->exception());
   return work;
 }
 

@@ -90,8 +90,12 @@ def find(torch: Torch) -> Path | None:
     return None
 
 
-def find_or_build(torch: Torch) -> Path:
-    """The shim for this torch; built into the cache if there is none.
+def find_or_build(torch: Torch, folder: Path | None = None) -> Path:
+    """The shim for this torch; built if there is none.
+
+    Args:
+        torch: For which torch.
+        folder: Where to build it; None: in the cache.
 
     Returns:
         The file of the extension module.
@@ -104,10 +108,10 @@ def find_or_build(torch: Torch) -> Path:
     found = find(torch)
     if found is not None:
         return found
-    folder = cache_folder()
+    folder = folder or cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _lock(folder / "shim.lock"):
+        with _lock(folder / "_shim.lock"):
             return find(torch) or build(torch, source_folder(), folder)
     except OSError as error:
         raise RuntimeError(
