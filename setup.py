@@ -46,7 +46,7 @@ class CMakeBuild(build_ext):
 
 def add_torch_backend(package: Path) -> None:
     """Into the package: the shim for the torch of this environment, and what a later one needs."""
-    path = ROOT / "pycoll" / "torch" / "build.py"
+    path = ROOT / "pycoll" / "torch_build.py"
     spec = importlib.util.spec_from_file_location("pycoll_torch_build", path)
     shim = importlib.util.module_from_spec(spec)
     # dataclasses look their module up.
@@ -54,7 +54,7 @@ def add_torch_backend(package: Path) -> None:
     spec.loader.exec_module(shim)
     package.mkdir(parents=True, exist_ok=True)
     sources = ROOT / "csrc"
-    if package != path.parent:
+    if package != shim.package_folder():
         for file in shim.source_files(sources):
             to = package / "csrc" / file.relative_to(sources)
             to.parent.mkdir(parents=True, exist_ok=True)

@@ -89,18 +89,19 @@ class PycollBackend : public c10d::Backend {
   void shutdown() override;
   void registerOnCompletionHook(
       std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
-  void waitForPendingWorks() override { pending_->wait(); }
+  void waitForPendingWorks() override;
   void enableCollectivesTiming() override {}  // works always know their times
 
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
-  /// CPU devices have no index.
-  bool supportsTensorAlloc(c10::DeviceIndex device_idx) override { return device_idx < 0; }
+  /// An index does not say of what: allocateTensor() sees the device, and knows all.
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
 
  private:
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
 
   /// Runs the operation here, or starts it, or adds it to the group that is being coalesced.
   WorkPtr launch(Operation operation, bool async);
+  void close();
   WorkPtr run(Operation operation);
   WorkPtr start(Operation operation);
   void start_group(const std::vector<c10::intrusive_ptr<PycollWork>>& works);

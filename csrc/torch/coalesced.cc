@@ -87,7 +87,7 @@ void PycollBackend::start_group(const std::vector<c10::intrusive_ptr<PycollWork>
   if (calls.empty()) return;
   for (const auto& work : *collectives) {
     work->pending = pending_;
-    pending_->begin();
+    pending_->begin(Pending::kCollective);
   }
   const auto done = [](void* context, const pycoll_error* error) {
     const std::unique_ptr<Collectives> own(static_cast<Collectives*>(context));

@@ -58,7 +58,7 @@ WorkPtr PycollBackend::start(Operation operation) {
   auto work = make_work<PycollWork>(std::move(operation), false);
   const auto& calls = work->operation().calls;
   work->pending = pending_;
-  pending_->begin();
+  pending_->begin(Pending::kCollective);
   pycoll_error error;
   void* const lent = PycollWork::lend(work);
   const int code =
@@ -73,7 +73,8 @@ WorkPtr PycollBackend::start(Operation operation) {
 WorkPtr PycollBackend::start_message(Operation operation, pycoll_message message) {
   auto work = make_work<MessageWork>(std::move(operation), true);
   work->pending = pending_;
-  pending_->begin();
+  work->kind = Pending::kMessage;
+  pending_->begin(Pending::kMessage);
   pycoll_error error;
   void* const lent = PycollWork::lend(work);
   const int code =

@@ -1,4 +1,5 @@
 // A group's life: how it is made, divided, watched and left.
+#include <ATen/ATen.h>
 #include <pybind11/pybind11.h>
 #include <unistd.h>
 
@@ -9,6 +10,13 @@
 namespace pycoll::torch_backend {
 
 namespace py = pybind11;
+
+namespace {
+
+// How long a group that is left waits for what may never end.
+constexpr std::chrono::milliseconds kPatience(5000);
+
+}  // namespace
 
 PycollBackend::PycollBackend(StorePtr store, int rank, int num_ranks,
                              c10::intrusive_ptr<BackendOptions> options)
@@ -25,14 +33,32 @@ PycollBackend::~PycollBackend() {
   const bool has_gil = Py_IsInitialized() != 0 && PyGILState_Check() != 0;
   std::optional<py::gil_scoped_release> release;
   if (has_gil) release.emplace();
-  shutdown();
+  // A rank that ends after an error must not wait for what nobody will answer.
+  if (pid_ == ::getpid()) {
+    pending_->wait(Pending::kCollective, kPatience);
+    pending_->wait(Pending::kMessage, kPatience);
+  }
+  close();
 }
 
 void PycollBackend::shutdown() {
-  // What is still going on ends by itself, at its deadline at the latest.
-  if (pid_ == ::getpid()) pending_->wait();
+  // A collective that is still going on ends by itself, at its deadline at the latest; a message
+  // whose other end is missing is most often one that was forgotten.
+  if (pid_ == ::getpid()) {
+    pending_->wait(Pending::kCollective);
+    pending_->wait(Pending::kMessage, kPatience);
+  }
+  close();
+}
+
+void PycollBackend::close() {
   allocator_->close();
   core().close(comm_.get());
+}
+
+void PycollBackend::waitForPendingWorks() {
+  pending_->wait(Pending::kCollective);
+  pending_->wait(Pending::kMessage);
 }
 
 void PycollBackend::abort() { core().abort(comm_.get()); }
@@ -121,8 +147,7 @@ void PycollBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait
 }
 
 at::Tensor PycollBackend::allocateTensor(long size, at::TensorOptions options) {
-  TORCH_CHECK_VALUE(options.device().is_cpu(), "pycoll allocates CPU tensors, asked for one on ",
-                    options.device());
+  if (!options.device().is_cpu()) return at::empty({size}, options);
   return allocator_->allocate(size, c10::typeMetaToScalarType(options.dtype()));
 }
 

@@ -10,7 +10,7 @@ WorkPtr PycollBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceO
   constexpr const char* kTitle = "pycoll:all_reduce_sparse";
   const at::Tensor& tensor = only(tensors, kTitle);
   TORCH_CHECK_VALUE(tensor.layout() == at::kSparse && tensor.device().is_cpu(), kTitle,
-                    ": expected a sparse COO tensor on the CPU");
+                    ": expected a sparse (coordinate) tensor on the CPU");
   TORCH_CHECK_VALUE(opts.reduceOp == c10d::ReduceOp::SUM, kTitle,
                     ": sparse tensors are reduced with SUM alone");
   const at::NoGradGuard no_grad;

@@ -20,22 +20,27 @@ c10d::WorkResult result_of(const std::exception_ptr& error) {
 
 }  // namespace
 
-void Pending::begin() {
+void Pending::begin(Kind kind) {
   const std::lock_guard lock(mutex_);
-  ++num_pending_;
+  ++num_pending_[kind];
 }
 
-void Pending::end() {
+void Pending::end(Kind kind) {
   {
     const std::lock_guard lock(mutex_);
-    --num_pending_;
+    --num_pending_[kind];
   }
   idle_.notify_all();
 }
 
-void Pending::wait() {
+bool Pending::wait(Kind kind, std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
-  idle_.wait(lock, [this] { return num_pending_ == 0; });
+  return idle_.wait_for(lock, timeout, [this, kind] { return num_pending_[kind] == 0; });
+}
+
+void Pending::wait(Kind kind) {
+  wait_in_slices(kNoTimeout,
+                 [this, kind](std::chrono::milliseconds slice) { return wait(kind, slice); });
 }
 
 PycollWork::PycollWork(int rank, Operation operation, uint64_t sequence, const char* title,
@@ -113,7 +118,7 @@ void PycollWork::complete(const pycoll_error* error) {
     }
   }
   cv_.notify_all();
-  if (pending != nullptr) pending->end();
+  if (pending != nullptr) pending->end(kind);
 }
 
 void PycollWork::done(void* work, const pycoll_error* error) {

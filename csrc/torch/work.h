@@ -13,18 +13,41 @@
 
 namespace pycoll::torch_backend {
 
-/// What the works of a backend share with it, and may outlive it.
+/// Waits until `wait_slice`, which waits as long as it is told, says that it is over. False when
+/// `timeout` (0: none) has passed. Raises what a signal's handler raises.
+template <class WaitSlice>
+bool wait_in_slices(std::chrono::milliseconds timeout, WaitSlice&& wait_slice) {
+  constexpr std::chrono::milliseconds kSlice(50);
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  for (;;) {
+    auto slice = kSlice;
+    if (timeout.count() > 0) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+          end - std::chrono::steady_clock::now());
+      if (left.count() <= 0) return wait_slice(std::chrono::milliseconds(0));
+      slice = std::min(slice, left);
+    }
+    if (wait_slice(slice)) return true;
+    raise_signals();
+  }
+}
+
+/// How many operations of a backend are going on. Its works share it, and may outlive the backend.
 class Pending {
  public:
-  void begin();
-  void end();
-  /// Waits until nothing is going on.
-  void wait();
+  enum Kind { kCollective, kMessage };
+
+  void begin(Kind kind);
+  void end(Kind kind);
+  /// Waits until none of that kind is going on; false when some are after `timeout`.
+  bool wait(Kind kind, std::chrono::milliseconds timeout);
+  /// The same without an end, but for a signal.
+  void wait(Kind kind);
 
  private:
   std::mutex mutex_;
   std::condition_variable idle_;
-  int num_pending_ = 0;
+  int num_pending_[2] = {};
 };
 
 class PycollWork : public c10d::Work {
@@ -58,6 +81,7 @@ class PycollWork : public c10d::Work {
   /// Called in complete(), before anyone is told.
   std::function<void(PycollWork&)> on_completion;
   std::shared_ptr<Pending> pending;  // null: not counted there
+  Pending::Kind kind = Pending::kCollective;
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point finished;
 
@@ -74,23 +98,5 @@ class PycollWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   c10::intrusive_ptr<c10::ivalue::Future> result_future_;
 };
-
-/// Waits until `is_over` says so, `timeout` has passed (0: never), or a signal came.
-template <class WaitSlice>
-bool wait_in_slices(std::chrono::milliseconds timeout, WaitSlice&& wait_slice) {
-  constexpr std::chrono::milliseconds kSlice(50);
-  const auto end = std::chrono::steady_clock::now() + timeout;
-  for (;;) {
-    auto slice = kSlice;
-    if (timeout.count() > 0) {
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-          end - std::chrono::steady_clock::now());
-      if (left.count() <= 0) return wait_slice(std::chrono::milliseconds(0));
-      slice = std::min(slice, left);
-    }
-    if (wait_slice(slice)) return true;
-    raise_signals();
-  }
-}
 
 }  // namespace pycoll::torch_backend

@@ -33,7 +33,7 @@ def info(
 
 
 def _facts() -> dict[str, Any]:
-    from pycoll import _core, schedule
+    from pycoll import _core, schedule, torch_build
 
     facts: dict[str, Any] = {
         "pycoll": _version("pycoll") or "not installed, run from its source",
@@ -46,6 +46,7 @@ def _facts() -> dict[str, Any]:
     facts |= {f"core: {name}": value for name, value in _core.build_info().items()}
     for package in ("numpy", "torch", "matplotlib"):
         facts[package] = _version(package) or "not installed"
+    facts["torch backend"] = torch_build.state()
     for row in _core.collectives():
         if names := schedule.algorithms(row.name):
             facts[f"algorithms: {row.name}"] = names

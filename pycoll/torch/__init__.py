@@ -7,6 +7,7 @@ if nobody has yet. Scripts need not import it: torch finds the backend by itself
 from __future__ import annotations
 
 import datetime
+import os
 from typing import Any
 
 import torch
@@ -39,6 +40,10 @@ def make_backend(
         raise ValueError(
             f"pg_options is a {type(options).__name__}, expected a pycoll.torch.Options"
         )
+    if not torch.backends.cuda.is_built():
+        # DDP asks a backend for the memory of its buckets only if this says so. Where there may be
+        # NCCL groups, too, that is not for us to say.
+        os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     timeout_s = given.timeout.total_seconds()
     return shim.load().make_backend(
         given.store,

@@ -8,7 +8,7 @@ import sys
 from importlib.machinery import ExtensionFileLoader
 from types import ModuleType
 
-from pycoll.torch.build import Torch, find, find_or_build
+from pycoll.torch_build import Torch, find_or_build
 
 _NAME = "pycoll.torch._shim"
 
@@ -33,15 +33,3 @@ def load() -> ModuleType:
     sys.modules[_NAME] = module
     spec.loader.exec_module(module)
     return module
-
-
-def state() -> str:
-    """One line for people: whether the backend is there for the torch that is there."""
-    torch = Torch.find()
-    if torch is None:
-        return "no torch found"
-    version = torch.version.split()[0]
-    path = find(torch)
-    if path is None:
-        return f"not built for torch {version} yet: `import pycoll.torch` builds it"
-    return f"built for torch {version}: {path}"

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
-import pycoll
+from pycoll import torch_build
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def shim_is_built() -> None:
-    # By its file, as setup.py loads it: `import pycoll.torch` would build into the cache.
-    path = Path(pycoll.__file__).parent / "torch" / "build.py"
-    spec = importlib.util.spec_from_file_location("pycoll_torch_build", path)
-    assert spec is not None and spec.loader is not None
-    build = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = build  # dataclasses look their module up
-    spec.loader.exec_module(build)
-    build.find_or_build(build.Torch.find(), path.parent)
-    importlib.import_module("pycoll.torch")
+    # The cache of the tests is a new one each time.
+    found = torch_build.Torch.find()
+    assert found is not None
+    torch_build.find_or_build(found, torch_build.package_folder())
+    import pycoll.torch  # noqa: F401

@@ -147,7 +147,7 @@ def test_group_made_and_destroyed_again_and_again_leaks_nothing(tmp_path, num_cy
 
 
 def test_script_that_destroys_nothing_ends(tmp_path):
-    script = f"""
+    script = """
         import os, torch, torch.distributed as dist, pycoll.torch
         rank = int(os.environ["RANK"])
         dist.init_process_group("pycoll")

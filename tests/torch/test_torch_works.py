@@ -78,7 +78,7 @@ def test_waits_do_not_hold_the_gil():
         thread.join()
         return ticks
 
-    assert min(run_group(work, 2)) > 60
+    assert min(run_group(work, 2)) > 20  # of 200, on a machine that is not busy
 
 
 def test_messages_of_every_kind_arrive():

@@ -52,11 +52,15 @@ class Torch:
         return Torch(folder, " ".join(found))
 
 
+def package_folder() -> Path:
+    """The package pycoll.torch: what came with pycoll is there."""
+    return Path(__file__).resolve().parent / "torch"
+
+
 def source_folder() -> Path:
     """Where the sources of the shim are: in the package, or beside it in a checkout."""
-    here = Path(__file__).resolve().parent
-    shipped = here / "csrc"
-    return shipped if shipped.is_dir() else here.parents[1] / "csrc"
+    shipped = package_folder() / "csrc"
+    return shipped if shipped.is_dir() else package_folder().parents[1] / "csrc"
 
 
 def source_files(folder: Path) -> list[Path]:
@@ -84,10 +88,22 @@ def cache_folder() -> Path:
 def find(torch: Torch) -> Path | None:
     """The shim for this torch, where there is one: in the package, or in the cache."""
     name = file_name(torch, source_folder())
-    for folder in (Path(__file__).resolve().parent, cache_folder()):
+    for folder in (package_folder(), cache_folder()):
         if (folder / name).is_file():
             return folder / name
     return None
+
+
+def state() -> str:
+    """One line for people: whether the backend is there for the torch that is there."""
+    torch = Torch.find()
+    if torch is None:
+        return "no torch found"
+    version = torch.version.split()[0]
+    path = find(torch)
+    if path is None:
+        return f"not built for torch {version} yet: `import pycoll.torch` builds it"
+    return f"built for torch {version}: {path}"
 
 
 def find_or_build(torch: Torch, folder: Path | None = None) -> Path:
