@@ -52,8 +52,7 @@ WorkPtr PycollBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs
 
 WorkPtr PycollBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                        const c10d::ReduceScatterOptions& opts) {
-  Operation operation(OpType::REDUCE_SCATTER_TENSOR_COALESCED, "pycoll:reduce_scatter_tensor",
-                      opts.timeout);
+  Operation operation(OpType::COALESCED, "pycoll:reduce_scatter_tensor", opts.timeout);
   check_pairs(outputs.size(), inputs.size(), operation.title);
   for (size_t i = 0; i < inputs.size(); ++i) {
     add_reduce_scatter(operation, outputs[i], inputs[i], opts.reduceOp);
