@@ -43,6 +43,7 @@ class TwoProcesses final : public Transport {
                                            const Deadline&) override {
     return nullptr;
   }
+  void release() override {}
 
  private:
   Segment& segment_;
