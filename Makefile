@@ -22,7 +22,7 @@ demo: $(VENV)/demo build
 test: $(VENV)/test build
 	$(BIN)/python -m pytest -m "not slow"
 
-test-slow: $(VENV)/test build
+test-slow: $(VENV)/test $(VENV)/frameworks build
 	$(BIN)/python -m pytest -m slow
 
 fuzz: $(VENV)/test build
@@ -78,6 +78,11 @@ $(VENV)/demo: $(VENV)/installed
 $(VENV)/test: $(VENV)/demo
 	@echo "Installing the test tools ..."
 	@$(INSTALL) -e ".[demo,test]"
+	@touch $@
+
+$(VENV)/frameworks: $(VENV)/test
+	@echo "Installing accelerate and Lightning ..."
+	@$(INSTALL) -e ".[frameworks]"
 	@touch $@
 
 $(VENV)/lint: $(VENV)/installed

@@ -57,7 +57,11 @@ WorkPtr PycollBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
   const at::Tensor& tensor = only(tensors, operation.title);
   const bool at_root = rank_ == opts.rootRank;
   const at::Tensor x = at_root ? operation.input(tensor) : operation.output(tensor);
-  if (at_root) operation.outputs.push_back(tensor);
+  if (at_root) {
+    operation.outputs.push_back(tensor);
+  } else {
+    operation.note(tensor);
+  }
   pycoll_call& call = operation.add(PYCOLL_BROADCAST, x);
   call.root = static_cast<int32_t>(opts.rootRank);
   call.input = call.output = x.data_ptr();

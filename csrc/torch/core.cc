@@ -43,7 +43,9 @@ void raise_core_error(int code, const pycoll_error& error) {
     const pybind11::gil_scoped_acquire gil;
     if (PyErr_Occurred() != nullptr) throw pybind11::error_already_set();
   }
-  const std::string text = "pycoll: " + std::string(error.message);
+  // torch's own words for a deadline: programs look for them.
+  const char* const timed_out = code == PYCOLL_TIMEOUT_ERROR ? "Timed out waiting: " : "";
+  const std::string text = "pycoll: " + (timed_out + std::string(error.message));
   if (code == PYCOLL_USAGE_ERROR) C10_THROW_ERROR(ValueError, text);
   C10_THROW_ERROR(DistBackendError, text);
 }

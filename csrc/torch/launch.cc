@@ -1,5 +1,4 @@
 // Where every operation passes on its way to the core.
-#include <ATen/record_function.h>
 #include <unistd.h>
 
 #include "torch/backend.h"
@@ -19,7 +18,7 @@ c10::intrusive_ptr<WorkType> PycollBackend::make_work(Operation operation, bool 
   const char* title = nullptr;
   if (at::hasCallbacks()) [[unlikely]] {  // somebody profiles
     title = operation.title;
-    inputs.emplace(operation.kept.begin(), operation.kept.end());
+    inputs = operation.profiled;
   }
   auto work = c10::make_intrusive<WorkType>(rank_, std::move(operation), sequence, title, inputs);
   if (onCompletionHook_) [[unlikely]] {

@@ -110,7 +110,7 @@ void PycollBackend::registerOnCompletionHook(
 
 void PycollBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   // Through the store, not the core: it names everyone who is missing, and the group stays good.
-  const auto timeout = opts.timeout.count() > 0 ? opts.timeout : options_->timeout;
+  const auto timeout = opts.timeout == c10d::kUnsetTimeout ? options_->timeout : opts.timeout;
   const std::string prefix = "pycoll/monitored/" + std::to_string(num_monitored_++) + "/";
   const std::string verdict = prefix + "verdict";
   const std::string ms = std::to_string(timeout.count()) + " ms";
@@ -127,9 +127,12 @@ void PycollBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait
     constexpr std::chrono::milliseconds kLastWord(2000);
     const bool told = wait_for_key(*store_, verdict, left() + kLastWord);
     if (told && store_->get_to_str(verdict).empty()) return;
-    fail("Rank " + std::to_string(rank_) + " successfully reached monitoredBarrier, but " +
-         (told ? "other ranks did not: " + store_->get_to_str(verdict)
-               : "rank 0 did not within " + ms + ". Please check rank 0 logs for faulty rank."));
+    // These are Gloo's words, up to the colon and the full stop.
+    fail("Rank " + std::to_string(rank_) + " successfully reached monitoredBarrier, but received " +
+         "errors while waiting for send/recv from rank 0" +
+         (told ? ": " + store_->get_to_str(verdict)
+               : ", which did not reach it within " + ms +
+                     ". Please check rank 0 logs for faulty rank."));
   }
   std::vector<int> missing;
   for (int rank = 1; rank < size_; ++rank) {
@@ -138,8 +141,10 @@ void PycollBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait
     if (!wait_all_ranks) break;
   }
   std::string text;
-  if (!missing.empty()) {
-    text = missing.size() == 1 ? "Rank " : "Ranks ";
+  if (!missing.empty() && timeout.count() == 0) {
+    text = "Rank 0 timed out in monitoredBarrier after 0 ms";
+  } else if (!missing.empty()) {
+    text = wait_all_ranks ? "Ranks " : "Rank ";
     text += c10::Join(", ", missing) + " failed to pass monitoredBarrier in " + ms;
   }
   store_->set(verdict, text);

@@ -77,7 +77,11 @@ void check_list(const Tensors& tensors, int num_ranks, const at::Tensor& like, c
 
 at::Tensor flat_input(Operation& operation, const Tensors& tensors, SharedAllocator& allocator) {
   const int64_t numel = total(tensors);
-  if (lie_in_order(tensors)) return operation.input(flat_view(tensors, numel));
+  for (const at::Tensor& tensor : tensors) operation.note(tensor);
+  if (lie_in_order(tensors)) {
+    operation.kept.push_back(flat_view(tensors, numel));
+    return operation.kept.back();
+  }
   at::Tensor flat = operation.scratch(numel, tensors[0].scalar_type(), allocator);
   int64_t at = 0;
   for (const at::Tensor& tensor : tensors) {

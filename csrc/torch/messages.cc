@@ -29,12 +29,14 @@ WorkPtr PycollBackend::recv(Tensors& tensors, int src, int tag) {
   TORCH_CHECK_VALUE(src >= 0, "pycoll:recv: source is ", src, ", expected a rank");
   Operation operation(OpType::RECV, "pycoll:recv", options_->timeout);
   const at::Tensor x = operation.output(only(tensors, operation.title));
+  operation.note(tensors[0]);
   return start_message(std::move(operation), message_of(x, src, tag, false));
 }
 
 WorkPtr PycollBackend::recvAnysource(Tensors& tensors, int tag) {
-  Operation operation(OpType::RECVANYSOURCE, "pycoll:recv_any", options_->timeout);
+  Operation operation(OpType::RECVANYSOURCE, "pycoll:recvAnySource", options_->timeout);
   const at::Tensor x = operation.output(only(tensors, operation.title));
+  operation.note(tensors[0]);
   return start_message(std::move(operation), message_of(x, PYCOLL_ANY_SOURCE, tag, false));
 }
 

@@ -65,6 +65,7 @@ pycoll_call& Operation::add(pycoll_collective collective, const at::Tensor& tens
 
 at::Tensor Operation::input(const at::Tensor& tensor) {
   check_tensor(tensor, title);
+  note(tensor);
   if (is_plain(tensor)) {
     kept.push_back(tensor);
   } else {
@@ -86,7 +87,10 @@ at::Tensor Operation::output(const at::Tensor& tensor) {
 at::Tensor Operation::in_out(const at::Tensor& tensor) {
   check_tensor(tensor, title);
   outputs.push_back(tensor);
-  if (is_plain(tensor)) return tensor;
+  if (is_plain(tensor)) {
+    note(tensor);
+    return tensor;
+  }
   const at::Tensor packed = input(tensor);
   copy_after(tensor, packed);
   return packed;

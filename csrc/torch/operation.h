@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
 #include <c10/util/SmallVector.h>
 
 #include <chrono>
@@ -36,6 +37,12 @@ struct Operation {
   at::Tensor output(const at::Tensor& tensor);
   at::Tensor in_out(const at::Tensor& tensor);
 
+  /// For profiles: a tensor that the caller passed. The three above note those that they read.
+  void note(const at::Tensor& tensor) {
+    if (at::hasCallbacks()) [[unlikely]]
+      profiled.push_back(tensor);
+  }
+
   /// A copy of what may be overwritten before it is read.
   at::Tensor copy_of(const at::Tensor& tensor);
   /// Memory of the operation's own. From the shared heap, where that pays.
@@ -55,6 +62,7 @@ struct Operation {
   std::chrono::milliseconds timeout;
   c10::SmallVector<pycoll_call, 1> calls;
   c10::SmallVector<at::Tensor, 4> kept;
+  std::vector<at::Tensor> profiled;                       // empty when nobody profiles
   std::vector<at::Tensor> outputs;                        // what Work::result() says
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
   std::vector<std::unique_ptr<std::vector<int64_t>>> counts;

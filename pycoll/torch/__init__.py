@@ -14,11 +14,12 @@ import torch
 import torch.distributed as dist
 
 import _pycoll_torch
-from pycoll.torch import shim
+from pycoll.torch import replaced, shim
 
 __all__ = ["Options", "set_timeout"]
 
 _pycoll_torch.register()
+replaced.install()
 Options = shim.load().Options
 
 

@@ -1,0 +1,126 @@
+"""Communication hooks for DistributedDataParallel that send fewer bytes than the gradients have.
+
+`model.register_comm_hook(None, bf16_compress)`, `model.register_comm_hook(Int8State(),
+int8_compress)`. They run with every backend, and leave the same gradients on every rank.
+"""
+
+# No postponed annotations: DistributedDataParallel compares those of a hook with the types.
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# torch 2.13 has a new name for the same, and warns of the old one.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_BLOCK = 256  # elements that share a scale: 1.6 % of the bytes sent
+_LARGEST = 127
+
+
+def bf16_compress(
+    group: dist.ProcessGroup | None, bucket: dist.GradBucket
+) -> torch.futures.Future[Tensor]:
+    """Averages gradients that travel as bfloat16: half the bytes of float32.
+
+    Gradients are divided by the number of ranks before they are rounded, so that the sum stays in
+    range; pycoll adds them in float32 and rounds once more at the end.
+
+    Args:
+        group: whose ranks take part; None: all.
+        bucket: of gradients, of shape [count], of any floating dtype.
+
+    Returns:
+        Future of the averaged bucket in its own dtype.
+
+    Cost: one all_reduce of 2 bytes per element. Error: 2^-8 relative, twice.
+    Source: Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, arXiv:1905.12322.
+    """
+    group = group or dist.group.WORLD
+    gradients = bucket.buffer()
+    sent = (gradients / dist.get_world_size(group)).to(torch.bfloat16)
+    work = dist.all_reduce(sent, group=group, async_op=True)
+    return work.get_future().then(lambda done: gradients.copy_(done.value()[0]))
+
+
+@dataclass(slots=True)
+class Int8State:
+    """What a rank keeps between steps for `int8_compress`: what it has not sent yet.
+
+    Args:
+        group: whose ranks take part; None: all.
+        error_feedback: add what rounding lost to the next step's gradients. Without it small
+            gradients beside large ones never arrive.
+    """
+
+    group: dist.ProcessGroup | None = None
+    error_feedback: bool = True
+    # Per bucket: its parameters, by identity, and what was lost. DDP lays buckets out anew once,
+    # after the first step: what belongs to a bucket that is gone is dropped.
+    _lost: dict[int, tuple[list[int], Tensor]] = field(default_factory=dict)
+
+    def _lost_in(self, bucket: dist.GradBucket) -> Tensor | None:
+        parameters, lost = self._lost.get(bucket.index(), ([], None))
+        return lost if parameters == [id(p) for p in bucket.parameters()] else None
+
+    def _keep(self, bucket: dist.GradBucket, lost: Tensor) -> None:
+        self._lost[bucket.index()] = ([id(p) for p in bucket.parameters()], lost)
+
+
+def int8_compress(state: Int8State, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Averages gradients that travel as int8 with a float32 scale per 256 elements.
+
+    What rounding loses is kept on the rank and added to its next gradients, so that over the steps
+    everything arrives (error feedback). A block with an infinity or a NaN arrives as NaN on all
+    ranks, so that a gradient scaler sees it, and nothing of it is kept.
+
+    Args:
+        state: an Int8State of this rank, one per model.
+        bucket: of gradients, of shape [count], of any floating dtype.
+
+    Returns:
+        Future of the averaged bucket in its own dtype, the same bits on every rank.
+
+    Cost: one all_gather of 1.02 bytes per element and rank: a quarter of what an all_reduce of
+        float32 moves at 2 ranks, half at 4, as much at 8. One more copy of the gradients is kept.
+    Source: Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014; Karimireddy et al.,
+        Error Feedback Fixes SignSGD, arXiv:1901.09847.
+    """
+    group = state.group or dist.group.WORLD
+    gradients = bucket.buffer()
+    lost = state._lost_in(bucket) if state.error_feedback else None
+    wanted = gradients.float() if lost is None else gradients.float() + lost
+    values, scales = _quantise(wanted)
+    if state.error_feedback:
+        missing = wanted - _dequantise(values, scales, wanted.numel())
+        state._keep(bucket, torch.where(missing.isfinite(), missing, 0))
+    sent = torch.cat([scales.view(torch.uint8), values.view(torch.uint8)])
+    size = dist.get_world_size(group)
+    arrived = sent.new_empty(size * sent.numel())
+    work = _all_gather(arrived, sent, group=group, async_op=True)
+
+    def average(_: torch.futures.Future[list[Tensor]]) -> Tensor:
+        total = torch.zeros_like(wanted)
+        for part in arrived.view(size, -1):  # in rank order: the same bits everywhere
+            total += _dequantise(
+                part[scales.numel() * 4 :].view(torch.int8),
+                part[: scales.numel() * 4].view(torch.float32),
+                wanted.numel(),
+            )
+        return gradients.copy_(total / size)
+
+    return work.get_future().then(average)
+
+
+def _quantise(x: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 of whole blocks, padded with zeros, and the float32 scale of each."""
+    num_blocks = -(-x.numel() // _BLOCK)
+    blocks = torch.nn.functional.pad(x, (0, num_blocks * _BLOCK - x.numel())).view(-1, _BLOCK)
+    scales = blocks.abs().amax(1) / _LARGEST
+    scales = torch.where(scales.isfinite(), scales, torch.nan)
+    divisor = torch.where(scales > 0, scales, 1).unsqueeze(1)  # 1 also where it is NaN
+    rounded = (blocks / divisor).nan_to_num(0).round().clamp(-_LARGEST, _LARGEST)
+    return rounded.to(torch.int8).view(-1), scales
+
+
+def _dequantise(values: Tensor, scales: Tensor, count: int) -> Tensor:
+    return (values.view(-1, _BLOCK).float() * scales.unsqueeze(1)).view(-1)[:count]
