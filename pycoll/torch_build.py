@@ -128,6 +128,8 @@ def find_or_build(torch: Torch, folder: Path | None = None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _lock(folder / "_shim.lock"):
+            for left in folder.glob("shim-*"):  # by a builder that was killed
+                shutil.rmtree(left, ignore_errors=True)
             return find(torch) or build(torch, source_folder(), folder)
     except OSError as error:
         raise RuntimeError(
