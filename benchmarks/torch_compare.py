@@ -98,7 +98,7 @@ def measure_ddp(comm: pycoll.Communicator, groups: dict[str, Any], rounds: int) 
     x = torch.randn(1, 2048)
 
     def step(model: torch.nn.Module) -> None:
-        model.zero_grad(set_to_none=False)
+        model.zero_grad()
         model(x).sum().backward()
 
     samples: dict[str, list[float]] = {name: [] for name in models}
