@@ -64,9 +64,13 @@ void HostThread::combine_past_caches(const void* const* srcs, int num_srcs, void
   constexpr int64_t kBlockBytes = 8192;
   alignas(64) std::byte result[kBlockBytes];
   const auto element_size = static_cast<int64_t>(arithmetic_.element_size);
-  const int64_t block_count = kBlockBytes / element_size;
+  // The first one ends where a line of the first destination does: a line that is written past the
+  // caches in part, and in part through them, costs more than ten whole ones.
+  const auto past_line = static_cast<int64_t>(reinterpret_cast<uintptr_t>(dsts[0]) % kFlagBytes);
+  int64_t block_count = (kBlockBytes - past_line) / element_size;
   const void* from[kMaxPeers + 1] = {};
-  for (int64_t at = 0; at < operands.count; at += block_count) {
+  for (int64_t at = 0; at < operands.count;
+       at += block_count, block_count = kBlockBytes / element_size) {
     StepOperands block = operands;
     block.count = std::min(block_count, operands.count - at);
     for (int i = 0; i < num_srcs; ++i) {
