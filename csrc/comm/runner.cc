@@ -14,6 +14,9 @@ namespace {
 constexpr int64_t kStreamingBytes = int64_t{32} << 20;
 // The same without slots, where every output is written by whoever has the result.
 constexpr int64_t kDirectStreamingBytes = int64_t{6} << 20;
+// Below, most of a registered array is edges (transport/registered.h): slots copy no more than
+// they.
+constexpr size_t kMinRegisteredBytes = 16 << 10;
 /// Blocks of one buffer, counted by the table of collectives.
 int64_t count_blocks(const Call& call, int rank, int num_ranks,
                      int (*index_of)(const BlockAt& at)) {
@@ -55,7 +58,7 @@ Runner::Runner(Transport& transport, Waiter& waiter, PeerMemory& peer_memory)
 Runner::Reachable Runner::reachable(const void* data, int64_t count, DType dtype) const {
   auto* bytes = static_cast<std::byte*>(const_cast<void*>(data));
   Reachable buffer{nullptr, bytes, bytes, static_cast<size_t>(count) * dtype_size(dtype)};
-  if (heap_ != nullptr && buffer.nbytes != 0) {
+  if (heap_ != nullptr && buffer.nbytes >= kMinRegisteredBytes) {
     buffer.array = heap_->registered().find(data, buffer.nbytes);
   }
   if (buffer.array != nullptr) {
