@@ -15,8 +15,10 @@ import torch.distributed as dist
 
 import _pycoll_torch
 from pycoll.torch import replaced, shim
+from pycoll.torch.replaced import monitored_barrier
+from pycoll.torch.sync_batch_norm import SyncBatchNorm
 
-__all__ = ["Options", "set_timeout"]
+__all__ = ["Options", "SyncBatchNorm", "monitored_barrier", "set_timeout"]
 
 _pycoll_torch.register()
 replaced.install()

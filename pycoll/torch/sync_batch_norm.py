@@ -121,6 +121,8 @@ class SyncBatchNorm(_BatchNorm):
             module.register_module(name, cls.convert_sync_batchnorm(child, process_group))
         return module
 
+    convert = convert_sync_batchnorm  # torch's name is the long one
+
     @classmethod
     def _taking_over(
         cls, module: _BatchNorm, process_group: dist.ProcessGroup | None
@@ -139,13 +141,6 @@ class SyncBatchNorm(_BatchNorm):
             new.register_buffer(name, buffer)
         new.train(module.training)
         return new
-
-
-def convert(
-    module: torch.nn.Module, process_group: dist.ProcessGroup | None = None
-) -> torch.nn.Module:
-    """`SyncBatchNorm.convert_sync_batchnorm` under a short name."""
-    return SyncBatchNorm.convert_sync_batchnorm(module, process_group)
 
 
 class _Normalise(torch.autograd.Function):

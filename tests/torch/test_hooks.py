@@ -138,3 +138,18 @@ def test_hook_trains_to_the_loss_of_plain_ddp(hook):
 
     for plain, compressed in run_with_group(work, 2):
         assert compressed == pytest.approx(plain, rel=0.02)
+
+
+def test_int8_keeps_nothing_of_a_bucket_whose_parameters_changed():
+    """DDP lays buckets out anew after the first step: the same index, other parameters."""
+    from pycoll.torch.hooks import Int8State
+
+    class Bucket:
+        def __init__(self, parameters: list[torch.Tensor]) -> None:
+            self.parameters = lambda: parameters
+            self.index = lambda: 0
+
+    a, b, state = torch.ones(2), torch.ones(2), Int8State()
+    state._keep(Bucket([a, b]), torch.full((4,), 0.25))
+    assert state._lost_in(Bucket([a, b])).tolist() == [0.25] * 4
+    assert state._lost_in(Bucket([b, a])) is None

@@ -223,3 +223,32 @@ def test_waiting_holds_no_gil():
         return lowest
 
     assert min(run_with_group(work, 2)) > 50
+
+
+@beyond_gloo
+def test_functions_that_torch_keeps_for_gloo_take_groups_of_both():
+    def work() -> tuple[str, float, str]:
+        from torch.distributed.distributed_c10d import _set_pg_timeout
+
+        theirs = dist.new_group(backend="gloo")
+        for group in (None, theirs):
+            dist.monitored_barrier(group)
+            _set_pg_timeout(timedelta(seconds=0.5), group)
+        group = dist.new_group([0])
+        dist.monitored_barrier(group)  # as torch's: nothing, with a warning, where not a member
+        texts, begin = [], time.monotonic()
+        for late in (theirs, None):
+            if dist.get_rank() == 0:
+                with pytest.raises(RuntimeError) as error:
+                    dist.barrier(late)
+                texts.append(str(error.value))
+        seconds = time.monotonic() - begin
+        if dist.get_rank() == 1:
+            time.sleep(2)
+        return " ".join(texts), seconds, dist.monitored_barrier.__doc__ or ""
+
+    (text, seconds, doc), _ = run_with_group(work, 2)
+    assert "Timed out waiting 500ms" in text  # Gloo's
+    assert "pycoll: Timed out waiting" in text
+    assert 1 <= seconds < 1.9
+    assert "wait_all_ranks" in doc

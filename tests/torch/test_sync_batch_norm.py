@@ -132,7 +132,7 @@ def test_all_batches_empty_gives_an_empty_result_and_keeps_statistics():
 
 
 def test_convert_takes_over_parameters_buffers_and_mode():
-    from pycoll.torch.sync_batch_norm import SyncBatchNorm, convert
+    from pycoll.torch.sync_batch_norm import SyncBatchNorm
 
     model = nn.Sequential(
         nn.Conv2d(3, 4, 1),
@@ -142,16 +142,16 @@ def test_convert_takes_over_parameters_buffers_and_mode():
     )
     before = [model[1], model[2][0], model[2][1], model[3]]
     state = copy.deepcopy(model.state_dict())
-    assert convert(model) is model
+    assert SyncBatchNorm.convert(model) is model
     after = [model[1], model[2][0], model[2][1], model[3]]
     for old, new in zip(before, after, strict=True):
         assert type(new) is SyncBatchNorm
         assert (new.weight is old.weight) and (new.running_mean is old.running_mean)
         assert (new.eps, new.momentum, new.training) == (old.eps, old.momentum, old.training)
     assert state.keys() == model.state_dict().keys()
-    again = convert(model)
+    again = SyncBatchNorm.convert(model)
     assert again[1] is after[0]
-    assert type(convert(nn.BatchNorm1d(3))) is SyncBatchNorm
+    assert type(SyncBatchNorm.convert(nn.BatchNorm1d(3))) is SyncBatchNorm
 
 
 def test_without_a_group_it_is_torch_s_own():
@@ -169,7 +169,7 @@ def test_model_with_convolutions_under_ddp_trains_as_one_process():
     def work() -> float:
         from torch.nn.parallel import DistributedDataParallel
 
-        from pycoll.torch.sync_batch_norm import convert
+        from pycoll.torch.sync_batch_norm import SyncBatchNorm
 
         def make() -> nn.Module:
             torch.manual_seed(1)
@@ -180,7 +180,7 @@ def test_model_with_convolutions_under_ddp_trains_as_one_process():
         sizes = [5, 1, 0]
         begin = sum(sizes[: dist.get_rank()])
         mine = slice(begin, begin + sizes[dist.get_rank()])
-        alone, ours = make(), DistributedDataParallel(convert(make()))
+        alone, ours = make(), DistributedDataParallel(SyncBatchNorm.convert(make()))
         random = torch.Generator().manual_seed(5)
         optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (alone, ours)]
         for _ in range(4):

@@ -90,7 +90,7 @@ def in_a_word(outcome: Outcome) -> str:
         return "pass"
     errors = re.findall(r"^(?:\w+\.)*(\w*(?:Error|Exception|Exit)\b.*)$", outcome.reason, re.M)
     reason = errors[-1] if errors else outcome.reason.strip().partition("\n")[0]
-    reason = re.sub(r"/\S+/(?=[\w.]+)|0x[0-9a-f]+", "", reason)
+    reason = re.sub(r"(?<![\w:/])/\S+/(?=[\w.]+)|0x[0-9a-f]+", "", reason)
     return f"{outcome.outcome}: {reason[:120]}"
 
 

@@ -6,7 +6,10 @@ outcomes.jsonl says which. `record_outcomes.py` writes it.
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest")  # torch's tests import it
 
+import tables  # noqa: E402
 from suite_client import WORLD_SIZES, Row, Server, in_a_word, read_table  # noqa: E402
 from suite_server import VIEWS  # noqa: E402
 
@@ -92,3 +96,25 @@ def test_pycoll_passes_all_that_gloo_passes_in_the_table():
     for row in ROWS:
         for n in WORLD_SIZES:
             assert row.passes("pycoll", n) or not row.passes("gloo", n), (row.test, n)
+
+
+@pytest.mark.pure
+def test_tables_of_the_document_are_what_was_recorded():
+    """PYCOLL_UPDATE_GOLDEN=1 writes them anew, so that a change is read in the diff."""
+    text = tables.DOCUMENT.read_text()
+    expected = tables.filled(text, tables.tables(HEAD, ROWS))
+    if os.environ.get("PYCOLL_UPDATE_GOLDEN"):
+        tables.DOCUMENT.write_text(expected)
+    assert tables.DOCUMENT.read_text() == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_features_of_the_document_are_what_pycoll_does():
+    import features
+
+    environment = {**os.environ, "PYCOLL_TEST_BACKEND": "pycoll"}
+    command = [sys.executable, features.__file__, "probe"]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    recorded = json.loads(features.RESULTS.read_text())
+    assert json.loads(done.stdout.splitlines()[-1]) == recorded["pycoll"]

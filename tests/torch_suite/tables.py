@@ -1,0 +1,118 @@
+"""The tables of docs/torch.md, from what was recorded: outcomes.jsonl and features.json."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from suite_client import WORLD_SIZES, Row
+
+HERE = Path(__file__).parent
+DOCUMENT = HERE.parents[1] / "docs" / "torch.md"
+BACKENDS = ("gloo", "pycoll")
+VIEWS = {
+    "gloo": "tests that torch runs for Gloo on a machine without a GPU",
+    "gloo on GPUs": "tests that it runs for Gloo with GPUs (most of DDP), their GPUs being the CPU",
+    "mpi": "tests that it keeps for MPI",
+    "nccl on GPUs": "tests that it keeps for NCCL, their GPUs being the CPU",
+}
+
+
+def markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    header = list(header)
+    lines = [header, ["---", *[":-:"] * (len(header) - 1)], *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def counts(rows: list[Row]) -> str:
+    """Passed tests per view and world size: Gloo, then pycoll."""
+    lines = []
+    for view, text in VIEWS.items():
+        mine = [row for row in rows if row.view == view]
+        cells = [
+            " → ".join(str(sum(row.passes(backend, n) for row in mine)) for backend in BACKENDS)
+            for n in WORLD_SIZES
+        ]
+        lines.append([f"{text} ({len(mine)})", *cells])
+    total = [
+        " → ".join(f"**{sum(row.passes(b, n) for row in rows)}**" for b in BACKENDS)
+        for n in WORLD_SIZES
+    ]
+    lines.append([f"all ({len(rows)})", *total])
+    return markdown(["passed, Gloo → pycoll", *(f"{n} ranks" for n in WORLD_SIZES)], lines)
+
+
+def not_passed(rows: list[Row]) -> str:
+    """Why pycoll does not pass what it does not, the most common reason first."""
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        words = {word for word in row.outcomes["pycoll"].values() if word != "pass"}
+        if len(words) and not any(row.passes("pycoll", n) for n in WORLD_SIZES):
+            reasons.setdefault(sorted(words)[0], []).append(row.test)
+    lines = []
+    for word, tests in sorted(reasons.items(), key=lambda item: -len(item[1])):
+        outcome, _, reason = word.partition(": ")
+        names = f"`{tests[0]}`" if len(tests) == 1 else f"{len(tests)} tests"
+        lines.append(f"- {names}: {'skipped' if outcome == 'skip' else 'fails'}: {reason}\n")
+    return "".join(lines)
+
+
+def words_for(name: str) -> str:
+    return name.replace("_", " ").replace("ddp", "DDP").replace("fsdp2", "FSDP2")
+
+
+def cell(word: str) -> str:
+    return "✓" if word == "works" else f"✗ {word.replace('|', '/')}"
+
+
+def of_dtypes(results: dict[str, Any]) -> str:
+    collectives = list(dict.fromkeys(k.split()[0] for k in results["gloo"]["collectives"]))
+    lines = []
+    for name in collectives:
+        cells = []
+        for backend in BACKENDS:
+            of_dtype = {
+                key.split()[1]: word
+                for key, word in results[backend]["collectives"].items()
+                if key.split()[0] == name
+            }
+            bad = [dtype for dtype, word in of_dtype.items() if word != "works"]
+            cells.append("all" if not bad else f"not {', '.join(bad)}")
+        lines.append([f"`{name}`" if name != "send_and_recv" else "`send`, `recv`", *cells])
+    for collective in ("all_reduce", "reduce_scatter_tensor"):
+        cells = []
+        for backend in BACKENDS:
+            ops = {k.split()[1]: w for k, w in results[backend]["ops"].items() if collective in k}
+            bad = [op for op, word in ops.items() if word != "works"]
+            cells.append("all" if not bad else f"not {', '.join(bad)}")
+        lines.append([f"ops of `{collective}`", *cells])
+    return markdown(["", "Gloo", "pycoll"], lines)
+
+
+def of_features(results: dict[str, Any]) -> str:
+    names = results["gloo"]["rest"]
+    rows = ([words_for(n), *(cell(results[b]["rest"][n]) for b in BACKENDS)] for n in names)
+    return markdown(["", "Gloo", "pycoll"], rows)
+
+
+def tables(head: dict, rows: list[Row]) -> dict[str, str]:
+    """By the name between the marks in the document."""
+    results = json.loads((HERE / "features.json").read_text())
+    return {
+        "dtypes": of_dtypes(results),
+        "features": of_features(results),
+        "suite": counts(rows),
+        "reasons": not_passed(rows),
+    }
+
+
+def filled(text: str, parts: dict[str, str]) -> str:
+    """The document with these tables between its marks."""
+    for name, table in parts.items():
+        mark = rf"(<!-- table {name}: generated -->\n)(.*?)(<!-- end of table -->\n)"
+        text, found = re.subn(mark, lambda m, t=table: m[1] + t + m[3], text, flags=re.DOTALL)
+        assert found == 1, name
+    return text
