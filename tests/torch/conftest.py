@@ -9,9 +9,10 @@ from pycoll import torch_build
 torch = pytest.importorskip("torch", reason="needs torch")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def shim_is_built() -> None:
-    # The cache of the tests is a new one each time.
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # Not in a fixture: building takes longer than a test may, on a busy machine.
+    if session.config.option.collectonly:
+        return
     found = torch_build.Torch.find()
     assert found is not None
     torch_build.find_or_build(found, torch_build.package_folder())
