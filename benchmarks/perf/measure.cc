@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "perf/sendrecv.h"
 
 namespace pycoll::perf {
 namespace {
@@ -50,7 +51,7 @@ class Buffer {
 std::optional<int> place_of_output(const CollectiveInfo& collective, int rank, int num_ranks,
                                    int root) {
   for (const Collective apart : {Collective::kGather, Collective::kScatter, Collective::kAllToAll,
-                                 Collective::kNeighborExchange}) {
+                                 Collective::kNeighborExchange, kSendRecv}) {
     if (collective.id == apart) return {};
   }
   for (int block = 0; block < num_blocks(collective.blocks, num_ranks); ++block) {
@@ -120,8 +121,13 @@ std::optional<Figures> measure(Communicator& comm, const Options& options, const
 
   std::vector<std::shared_ptr<Work>> works;
   works.reserve(static_cast<size_t>(options.iters));
+  std::optional<SendRecv> messages;
+  if (collective.id == kSendRecv) messages.emplace(comm, call);
   const auto calls = [&](int num_calls) {
-    if (collective.id == Collective::kBarrier) {
+    if (messages) {
+      options.blocking ? messages->run(num_calls)
+                       : messages->run_queued(num_calls, options.timeout_s);
+    } else if (collective.id == Collective::kBarrier) {
       for (int i = 0; i < num_calls; ++i) comm.barrier();
     } else if (options.blocking) {
       for (int i = 0; i < num_calls; ++i) comm.run(call);

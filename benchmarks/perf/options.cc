@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "base/error.h"
+#include "perf/sendrecv.h"
 
 namespace pycoll::perf {
 namespace {
@@ -131,11 +132,13 @@ std::vector<Flag> flags(const CollectiveInfo& collective) {
        [](Options& o, Text t) { o.pinned = parse_int(t, 0, 1) != 0; }},
       {"-T", "--timeout", "SECONDS", "of joining and of each call (60)",
        [](Options& o, Text t) { o.timeout_s = parse_int(t, 1, kMost); }},
-      {"-a", "--algorithm", "NAME", "ring, ring/ll, ...; without it pycoll chooses",
-       [](Options& o, Text t) { o.algorithm = t; }},
       {"-J", "--json", "FILE", "the figures, with medians and minima, as JSON",
        [](Options& o, Text t) { o.json_path = t; }},
   };
+  if (collective.id != kSendRecv) {  // a message has no schedule
+    table.push_back({"-a", "--algorithm", "NAME", "ring, ring/ll, ...; without it pycoll chooses",
+                     [](Options& o, Text t) { o.algorithm = t; }});
+  }
   if (collective.has_op) {
     table.push_back({"-o", "--op", "OP", "sum, max, ...; or all (sum)",
                      [](Options& o, Text t) { o.ops = parse_ops(t); }});

@@ -9,6 +9,7 @@
 #include "perf/options.h"
 #include "perf/ranks.h"
 #include "perf/report.h"
+#include "perf/sendrecv.h"
 
 namespace pycoll::perf {
 namespace {
@@ -62,7 +63,7 @@ bool measure_all(Communicator& comm, const Options& options, const CollectiveInf
 
 int run(std::string_view name, int argc, char** argv) {
   try {
-    const CollectiveInfo& collective = info(collective_from_name(name));
+    const CollectiveInfo& collective = row_of(name);
     const Options options = parse_options(collective, argc, argv);
     return run_ranks(options,
                      [&](Communicator& comm) { return measure_all(comm, options, collective); });

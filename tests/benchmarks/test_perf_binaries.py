@@ -17,7 +17,7 @@ from pycoll import _core
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(420)]
 
 ROOT = Path(__file__).resolve().parents[2]
-COLLECTIVES = [row.name for row in _core.collectives()]
+PROGRAMS = [*(row.name for row in _core.collectives()), "sendrecv"]
 LAUNCHERS = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_ID")
 
 
@@ -55,13 +55,13 @@ def rows(out: str) -> list[list[str]]:
     return [line.split() for line in out.splitlines() if line and not line.startswith("#")]
 
 
-def test_programs_one_for_each_collective(binaries):
+def test_programs_one_for_each_collective_and_one_for_messages(binaries):
     built = {path.name.removesuffix("_perf") for path in binaries.glob("*_perf")}
-    assert built == set(COLLECTIVES)
+    assert built == set(PROGRAMS)
 
 
 @pytest.mark.parametrize("ranks", [("-r", "2"), ("-t", "3")], ids=["processes", "threads"])
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("collective", PROGRAMS)
 def test_perf_every_collective_is_right_at_small_sizes(binaries, tmp_path, collective, ranks):
     record = tmp_path / "perf.json"
     flags = (
@@ -119,9 +119,31 @@ def test_perf_all_dtypes_and_ops_are_right_or_say_why_not(binaries):
     assert len(said) >= left, "a cell is missing without a word"
 
 
-def test_perf_queued_calls_are_right(binaries):
-    out, _ = run(binaries / "all_reduce_perf", "-b", "4K", "-e", "4K", "-z", "0", "-t", "2")
+@pytest.mark.parametrize("name", ["all_reduce", "sendrecv"])
+def test_perf_queued_calls_are_right(binaries, name):
+    out, _ = run(binaries / f"{name}_perf", "-b", "4K", "-e", "4K", "-z", "0", "-t", "2")
     assert "0 OK" in out
+
+
+@pytest.mark.parametrize(
+    "flags", [("-t", "1"), ("-r", "2", "-R", "1"), ("-t", "3", "-d", "bf16", "-z", "0")]
+)
+def test_sendrecv_of_eager_and_announced_messages_is_right(binaries, tmp_path, flags):
+    record = tmp_path / "perf.json"
+    sizes = ("-b", "16", "-e", "1M", "-f", "256", "-n", "2", "-w", "1", "-J", str(record))
+    out, err = run(binaries / "sendrecv_perf", *flags, *sizes)
+    assert err == "" and "0 OK" in out
+    data = json.loads(record.read_text())["rows"]
+    assert [row["size"] for row in data] == [16, 4096, 1 << 20]
+    for row in data:
+        assert row["in_place"] is None
+        assert row["out_of_place"]["busbw"] == row["out_of_place"]["algbw"]
+        assert row["out_of_place"]["wrong"] == 0
+
+
+def test_sendrecv_has_no_algorithm(binaries):
+    _, err = run(binaries / "sendrecv_perf", "-a", "ring", status=2)
+    assert "-a" in err
 
 
 @pytest.mark.parametrize(
