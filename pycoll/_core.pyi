@@ -457,6 +457,7 @@ def _reduce_copy(
     op: str,
     divisor: int = 1,
     streaming: bool = False,
+    first_to_peer: int | None = None,
 ) -> None:
     """
     dsts <- reduce(srcs), all contiguous buffers of one size, read as elements of dtype.

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,7 +38,7 @@ DType dtype_from_name(const std::string& name) {
 
 void reduce_copy(const std::vector<py::buffer>& srcs, const std::vector<py::buffer>& dsts,
                  const std::string& dtype_text, const std::string& op_text, int64_t divisor,
-                 bool streaming) {
+                 bool streaming, std::optional<int> first_to_peer) {
   const DType dtype = dtype_from_name(dtype_text);
   const Op op = op_from_name(op_text);
   if (srcs.empty() || dsts.empty() || divisor < 1) {
@@ -58,9 +59,10 @@ void reduce_copy(const std::vector<py::buffer>& srcs, const std::vector<py::buff
     }
     operands.push_back(view.ptr);
   }
-  reduce_copy_fn(
-      dtype, op)({operands.data(), static_cast<int>(srcs.size()), operands.data() + srcs.size(),
-                  static_cast<int>(dsts.size()), nbytes / dtype_size(dtype), divisor, streaming});
+  const auto num_dsts = static_cast<int>(dsts.size());
+  reduce_copy_fn(dtype, op)({operands.data(), static_cast<int>(srcs.size()),
+                             operands.data() + srcs.size(), num_dsts, nbytes / dtype_size(dtype),
+                             divisor, streaming, first_to_peer.value_or(num_dsts)});
 }
 
 /// dst <- src * factor.
@@ -120,6 +122,7 @@ void bind_reduce(py::module_& m) {
         "dst <- src * factor, the first half of premul.");
   m.def("_reduce_copy", &reduce_copy, py::arg("srcs"), py::arg("dsts"), py::arg("dtype"),
         py::arg("op"), py::arg("divisor") = 1, py::arg("streaming") = false,
+        py::arg("first_to_peer") = py::none(),
         "dsts <- reduce(srcs), all contiguous buffers of one size, read as elements of dtype.");
   m.def(
       "_copy_bytes",

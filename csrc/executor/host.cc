@@ -39,13 +39,17 @@ void HostThread::reduce_copy(const ProgramView& program, const StepOperands& ope
 void HostThread::combine(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
                          const StepOperands& operands) {
   const size_t count = static_cast<size_t>(operands.count);
-  const bool streaming = arithmetic_.streaming && operands.local_dst != nullptr;
+  const bool stays = operands.local_dst != nullptr;  // the first destination; the others' do not
+  const bool streaming = arithmetic_.streaming && stays;
   if (num_srcs == 1 && num_dsts == 1) {
-    copy_bytes(dsts[0], srcs[0], count * arithmetic_.element_size, streaming);
+    const size_t nbytes = count * arithmetic_.element_size;
+    stays ? copy_bytes(dsts[0], srcs[0], nbytes, streaming)
+          : copy_to_peer(dsts[0], srcs[0], nbytes);
     return;
   }
   arithmetic_.reduce_copy({srcs, num_srcs, dsts, num_dsts, count,
-                           operands.step->has(kFinal) ? arithmetic_.divisor : 1, streaming});
+                           operands.step->has(kFinal) ? arithmetic_.divisor : 1, streaming,
+                           stays ? 1 : 0});
 }
 
 void HostThread::begin(const Entrance& entrance, const Message& message,

@@ -111,7 +111,7 @@ std::vector<Candidate> Selector::simulate(Collective collective, int64_t nbytes,
       const bool asked = rule != nullptr && rule->protocol == protocol &&
                          distance_from(rule, row.name, protocol) == 0;
       if (!asked && !is_candidate(protocol, nbytes)) continue;
-      const LinkCost& cost = topology_.cost(arrays, protocol);
+      const LinkCost cost = topology_.cost_of(arrays, protocol, nbytes);
       Candidate candidate{std::string(row.name), protocol, 0, 0};
       if (protocol == ProtocolKind::kDirect) {
         const std::vector<DirectWork> work = direct_work(schedule);

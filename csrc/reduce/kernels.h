@@ -4,6 +4,7 @@
 #pragma once
 
 #include "base/prefetch.h"
+#include "reduce/copy_to_peer.h"
 #include "reduce/kernel_table.h"
 #include "reduce/vector_memory.h"
 #include "reduce/vector_traits.h"
@@ -143,15 +144,21 @@ struct Reduce {
       if (is_copy) {
         result = static_cast<const char*>(args.srcs[0]) + offset;
       } else {
-        char* const out = args.streaming ? buffer : first;
+        const bool to_peer = kStringMoves && args.first_to_peer == 0;
+        char* const out = args.streaming || to_peer ? buffer : first;
         reduce(args, begin, count, out);
         result = out;
       }
-      if (result != first) {
-        args.streaming ? copy<true>(first, result, nbytes) : copy<false>(first, result, nbytes);
-      }
-      for (int d = 1; d < args.num_dsts; ++d) {
-        copy<false>(static_cast<char*>(args.dsts[d]) + offset, result, nbytes);
+      for (int d = 0; d < args.num_dsts; ++d) {
+        char* const dst = static_cast<char*>(args.dsts[d]) + offset;
+        if (dst == result) continue;
+        if (d == 0 && args.streaming) {
+          copy<true>(dst, result, nbytes);
+        } else if (kStringMoves && d >= args.first_to_peer && nbytes >= kMinStringMoveBytes) {
+          string_move(dst, result, nbytes);
+        } else {
+          copy<false>(dst, result, nbytes);
+        }
       }
     }
     if (args.streaming) streaming_fence();

@@ -25,6 +25,7 @@ struct ReduceCopyArgs {
   int64_t
       divisor;  // 1: none. Else the results are divided by it before the rounding (avg, final step)
   bool streaming;  // dsts[0] is large and will not be read soon: non-temporal stores allowed there
+  int first_to_peer = num_dsts;  // destinations from here on are read next by another core
 };
 
 using ReduceCopyFn = void (*)(const ReduceCopyArgs& args);
@@ -47,5 +48,7 @@ const char* reduce_copy_isa();
 
 /// dst <- src for any bytes, with the same kernels (streaming as above).
 void copy_bytes(void* dst, const void* src, size_t nbytes, bool streaming);
+/// The same for a dst that another core reads next.
+void copy_to_peer(void* dst, const void* src, size_t nbytes);
 
 }  // namespace pycoll

@@ -1,10 +1,15 @@
 // Chooses the instruction set once, at the first use.
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
+
 #include <cstdlib>
 #include <string>
 #include <string_view>
 
 #include "base/error.h"
 #include "reduce/cells.h"
+#include "reduce/copy_to_peer.h"
 #include "reduce/kernel_table.h"
 #include "reduce/reduce_copy.h"
 
@@ -52,7 +57,19 @@ const Chosen& chosen() {
   return choice;
 }
 
+bool has_string_moves() {
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  constexpr unsigned kFsrm = 1u << 4;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kFsrm) != 0;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
+
+const bool kStringMoves = has_string_moves();
 
 ReduceCopyFn reduce_copy_fn(DType dtype, Op op) {
   if (!supported(dtype, op)) check_op(dtype, op);
@@ -69,6 +86,11 @@ const char* reduce_copy_isa() { return chosen().name; }
 
 void copy_bytes(void* dst, const void* src, size_t nbytes, bool streaming) {
   chosen().kernels->copy_bytes(dst, src, nbytes, streaming);
+}
+
+void copy_to_peer(void* dst, const void* src, size_t nbytes) {
+  if (kStringMoves && nbytes >= kMinStringMoveBytes) return string_move(dst, src, nbytes);
+  copy_bytes(dst, src, nbytes, false);
 }
 
 }  // namespace pycoll

@@ -26,9 +26,9 @@ Topology shared_memory_topology(int num_ranks, int num_cores) {
       direct =
           mapped ? LinkCost{1.75 * turn_s, 16e-12, 1e-12} : LinkCost{4.8 * turn_s, 68e-12, 13e-12};
     } else {
-      // Between two states of such machines: cores that are close to each other (simple: 36e-12,
-      // and no plain array is worth a call of the kernel), and far apart (100e-12, and most are).
-      simple = {80e-9, 60e-12, 6e-12};
+      // Between two states of such machines: cores that share a cache (simple: 36e-12), and cores
+      // that do not (55e-12).
+      simple = {80e-9, 42e-12, 6e-12};
       ll = {40e-9, 120e-12, 9e-12};
       direct = mapped ? LinkCost{90e-9, 9e-12, 13e-12} : LinkCost{800e-9, 55e-12, 40e-12};
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 
 #include "base/arrays.h"
 #include "base/protocol.h"
@@ -21,6 +22,17 @@ struct Topology {
   LinkCost& cost(Arrays arrays, ProtocolKind protocol) {
     return costs[static_cast<size_t>(arrays)][static_cast<size_t>(protocol)];
   }
+
+  /// The same for a message of `nbytes`: a second copy costs more where the first one no longer
+  /// fits into the caches.
+  LinkCost cost_of(Arrays arrays, ProtocolKind protocol, int64_t nbytes) const {
+    LinkCost at = cost(arrays, protocol);
+    if (protocol == ProtocolKind::kSimple && nbytes >= kPastCachesBytes)
+      at.beta_s_per_byte *= kPastCaches;
+    return at;
+  }
+  static constexpr int64_t kPastCachesBytes = int64_t{8} << 20;
+  static constexpr double kPastCaches = 1.5;
 
   /// More ranks than cores: a rank that waits takes the core of one that works.
   bool oversubscribed() const { return num_ranks > num_cores; }

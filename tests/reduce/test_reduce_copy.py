@@ -64,6 +64,7 @@ def run(
     num_dsts: int = 1,
     streaming: bool = False,
     offsets: Sequence[int] = (0,),
+    first_to_peer: int | None = None,
 ) -> Array:
     """reduce_copy, operand i at offsets[i % len] bytes; all dsts must agree, all guards hold."""
     offset = [offsets[i % len(offsets)] for i in range(len(srcs) + num_dsts)]
@@ -77,6 +78,7 @@ def run(
         op,
         divisor,
         streaming,
+        first_to_peer,
     )
     first = to_operands[0].bytes
     for operand in to_operands:
@@ -115,6 +117,25 @@ def test_reduce_copy_streaming_equals_oracle(dtype: str, num_dsts: int) -> None:
                 got = run(srcs[:num_srcs], dtype, "sum", 1, num_dsts, True, offsets)
                 expected = oracle(srcs[:num_srcs], dtype, "sum")
                 assert_same_bits(got, expected, f"{count=} {num_srcs=} {offsets=}")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reduce_copy_to_peers_equals_oracle(dtype: str, streaming: bool) -> None:
+    rng = np.random.default_rng(8)
+    for count in (0, 1, 100, 511, 8193, 70001):
+        srcs = [random_values(rng, dtype, count) for _ in range(3)]
+        for num_srcs in (1, 3):
+            for num_dsts, first_to_peer in ((1, 0), (2, 1), (3, 1), (3, 0)):
+                offsets = rng.integers(0, 64, 5).tolist()
+                streams = streaming and first_to_peer != 0
+                got = run(
+                    srcs[:num_srcs], dtype, "sum", 1, num_dsts, streams, offsets, first_to_peer
+                )
+                expected = oracle(srcs[:num_srcs], dtype, "sum")
+                assert_same_bits(
+                    got, expected, f"{count=} {num_srcs=} {num_dsts=} {first_to_peer=}"
+                )
 
 
 @pytest.mark.parametrize("divisor", [2, 3, 7, 255, 256, 1000])
