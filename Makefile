@@ -50,7 +50,7 @@ format: $(VENV)/lint
 	git ls-files '*.h' '*.cc' | xargs $(BIN)/clang-format -i
 
 clean:
-	rm -rf build .venv .bench out pycoll/_core*.so *.egg-info
+	rm -rf build .venv .bench out pycoll/_core*.so pycoll/torch/_shim.* *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- set-up, each step once -----------------------------------------------------------------------

@@ -5,6 +5,7 @@
 // devices; today it refuses tensors that are not on the CPU.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -119,8 +120,8 @@ class PycollBackend : public c10d::Backend {
   std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
   Comm comm_;
   std::shared_ptr<SharedAllocator> allocator_ = std::make_shared<SharedAllocator>(comm_);
-  uint64_t sequence_ = 0;          // of collectives
-  uint64_t message_sequence_ = 0;  // of sends and receives
+  std::atomic<uint64_t> sequence_ = 0;          // of collectives
+  std::atomic<uint64_t> message_sequence_ = 0;  // of sends and receives
   uint64_t num_monitored_ = 0;
   pid_t pid_;
   uint8_t barrier_token_ = 0;
