@@ -14,14 +14,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import strategies as st
+from joining import joins_late
 from processes import child_pids
 
 import pycoll
 from pycoll import run_ranks
 
 Comm = pycoll.Communicator
-PROCESS_FAULTS = ("kill", "stop", "pause", "exit")
-HARMLESS = ("pause", "late")
+PROCESS_FAULTS = ("kill", "stop", "pause", "exit", "join_late", "join_too_late")
+HARMLESS = ("pause", "late", "join_late")
 FAULTS = (*PROCESS_FAULTS, "leave", "raise", "late", "too_late")
 # How long the others may take to see that a process is gone, on a machine with more ranks than
 # cores; and how long ranks wait for one that does not come.
@@ -68,7 +69,7 @@ def faults() -> st.SearchStrategy[Fault]:
 
 
 def timeout_of(fault: Fault) -> float:
-    return SHORT_S if fault.kind in ("stop", "too_late") else LONG_S
+    return SHORT_S if fault.kind in ("stop", "too_late", "join_too_late") else LONG_S
 
 
 @dataclass(frozen=True)
@@ -179,16 +180,21 @@ def run(fault: Fault) -> Outcome:
     outside = threading.Thread(target=board.signal_from_outside, args=(fault, is_over))
     if fault.kind in ("kill", "stop", "pause"):
         outside.start()
+    joins = contextlib.nullcontext()
+    if fault.kind in ("join_late", "join_too_late"):
+        time_s = 0.1 if fault.kind == "join_late" else STOPPED_S
+        joins = joins_late(fault.victim % fault.n, time_s, board.note)
     try:
-        seen = run_ranks(
-            work,
-            fault.n,
-            fault,
-            board,
-            threads=fault.threads,
-            timeout_s=timeout_of(fault),
-            return_errors=True,
-        )
+        with joins:
+            seen = run_ranks(
+                work,
+                fault.n,
+                fault,
+                board,
+                threads=fault.threads,
+                timeout_s=timeout_of(fault),
+                return_errors=True,
+            )
     finally:
         is_over.set()
         if outside.ident is not None:
@@ -205,6 +211,13 @@ def judge(fault: Fault, outcomes: list[Seen | Exception], fault_s: float) -> tup
     victim = fault.victim % fault.n
     slowest_s, num_timeouts = 0.0, 0
     for rank, seen in enumerate(outcomes):
+        if fault.kind == "join_too_late":
+            if rank == victim:
+                continue
+            # Nobody has a communicator: init itself raises.
+            if not isinstance(seen, pycoll.TimeoutError) or f"rank {victim}" not in str(seen):
+                return 0, f"rank {rank} came out of init with {seen!r}"
+            continue
         if fault.kind in HARMLESS:
             if not isinstance(seen, Seen) or seen.error:
                 return 0, f"rank {rank} raised without a reason: {seen}"

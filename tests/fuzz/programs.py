@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 from collective_oracles import INFO, ORACLES
 from comm_cases import PROTOCOLS, builtin_algorithms
 from hypothesis import strategies as st
+from places import MEMORIES
 
 from pycoll import _core
 
@@ -20,18 +22,19 @@ from pycoll import _core
 EDGES = (16 << 10, 64 << 10, 128 << 10, 512 << 10)
 SMALL = (0, 1, 2, 3, 5, 8, 17, 40, 63, 64, 65, 255, 1000, 4099)
 
-# Those of the core that NumPy has as well: what they give there is the oracle.
+# Those of the core in NumPy, whose answers are the oracle.
 DTYPES = {
     name: dtype
     for name, dtype in {
         "f16": np.float16, "f32": np.float32, "f64": np.float64, "c64": np.complex64,
         "c128": np.complex128, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
         "u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64,
+        "bf16": ml_dtypes.bfloat16, "f8_e4m3": ml_dtypes.float8_e4m3fn,
+        "f8_e5m2": ml_dtypes.float8_e5m2, "bool": np.bool_,
     }.items()
     if name in [row[0] for row in _core.dtypes()]
 }  # fmt: skip
-OPS = [op for op in ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
-       if op in _core.ops()]  # fmt: skip
+OPS = _core.ops()
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,14 @@ class Collective:
     op: str
     root: int
     algorithm: str | None
-    memory: str  # plain; shared: comm.empty; mixed: some ranks'; parents: of the world's comm.empty
+    memory: str  # plain; shared: comm.empty; registered; mixed: any of these; parents: the world's
     out: str  # none; own: an array of its own; within: in place, where the collective can
     counts: bool  # blocks of different sizes, where the collective can
     deterministic: bool
     asynchronous: bool
     comm: int
     seed: int
+    shift: int = 0  # of the arrays, which of places.SHIFTS
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class Messages:
     way: str
     comm: int
     seed: int
+    memory: str = "plain"  # and shift: as a Collective's
+    shift: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,7 @@ class Wait:
 Op = Collective | Barrier | Messages | Coalesce | Split | Close | Delay | Wait
 Program = tuple[Op, ...]
 
+shifts = st.sampled_from([0, 0, 0, 1, 2, 3])
 numbers = st.integers(0, 59)  # a multiple of 1..5: modulo gives every rank alike
 rarely = st.sampled_from([False, False, False, True])
 nbytes = st.one_of(
@@ -122,7 +129,7 @@ nbytes = st.one_of(
 @st.composite
 def collectives(draw: st.DrawFn, coalesced: bool = False) -> Collective:
     name = draw(st.sampled_from(list(ORACLES)))
-    memory = draw(st.sampled_from(["plain", "plain", "shared", "shared", "mixed", "parents"]))
+    memory = draw(st.sampled_from([*MEMORIES, "mixed", "plain"]))
     named = [None, *builtin_algorithms(name)]
     algorithm = draw(st.sampled_from(named))
     out = draw(st.sampled_from(["none", "own", "within"]))
@@ -130,7 +137,8 @@ def collectives(draw: st.DrawFn, coalesced: bool = False) -> Collective:
         protocols = ["", *(f"/{protocol}" for protocol in PROTOCOLS)]
         algorithm += draw(st.sampled_from(protocols if coalesced else [*protocols, "/direct"]))
         if algorithm.endswith("/direct"):
-            memory, out = "shared", "own"  # of all ranks, or it has no way
+            # Of all ranks, or it has no way.
+            memory, out = draw(st.sampled_from(["shared", "registered"])), "own"
     dtype = draw(st.sampled_from(list(DTYPES)))
     prefix = name in ("scan", "exscan")
     ops = [
@@ -155,6 +163,7 @@ def collectives(draw: st.DrawFn, coalesced: bool = False) -> Collective:
         asynchronous=not coalesced and "/direct" not in (algorithm or "") and draw(rarely),
         comm=draw(numbers),
         seed=draw(st.integers(0, 255)),
+        shift=draw(shifts),
     )
 
 
@@ -166,6 +175,8 @@ def messages(coalesced: bool = False) -> st.SearchStrategy[Messages]:
         st.just("async") if coalesced else st.sampled_from(["async", "in_turn", "any"]),
         numbers,
         st.integers(0, 255),
+        st.sampled_from(MEMORIES),
+        shifts,
     )
 
 

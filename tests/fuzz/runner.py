@@ -1,8 +1,4 @@
-"""Runs a program on one rank and checks every result against NumPy.
-
-Input values are small whole numbers, of which every sum and product is exact in its type: a result
-is right to the bit or wrong, whatever the order of the reduction. Only an average is rounded.
-"""
+"""Runs a program on one rank and checks every result against NumPy."""
 
 from __future__ import annotations
 
@@ -13,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from collective_oracles import INFO, ORACLES, arguments
-from comm_cases import reduced
+from answers import PERIOD, compare, counts_of, factor_of, oracle, values_of, with_counts
+from collective_oracles import ORACLES, arguments
+from places import Places
 from programs import (
     DTYPES,
     Barrier,
@@ -32,8 +29,6 @@ from programs import (
 
 import pycoll
 
-PERIOD = 4099  # prime: a block in the wrong place is seen
-BITWISE = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
 Check = Callable[[Any], None]
 
 
@@ -51,6 +46,10 @@ class Runner:
     parts: list[Part]
     pending: list[tuple[Any, Check, object]] = field(default_factory=list)
     num_ops: int = 0
+    places: Places = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.places = Places(self.world)
 
     def run(self, op: Op) -> None:
         """Does this rank's part of an operation."""
@@ -88,6 +87,7 @@ class Runner:
             verify(handle.wait(), check, what)
             assert handle.done() and handle.exception() is None, what
         self.pending.clear()
+        self.places.unregister(keep=3)
 
     def close(self, op: Close) -> None:
         idx = op.comm % len(self.parts)
@@ -125,7 +125,7 @@ class Runner:
             handle = comm.barrier(async_op=True) if op.asynchronous else comm.barrier()
             yield handle, is_none, op
         elif isinstance(op, Messages):
-            yield from exchange(comm, op, self.num_ops)
+            yield from exchange(comm, op, self.num_ops, self.places)
         else:
             assert isinstance(op, Collective)
             yield self.collective(comm, op)
@@ -133,6 +133,8 @@ class Runner:
     def collective(self, comm: pycoll.Communicator, op: Collective) -> tuple[Any, Check, object]:
         n, rank, root = comm.size, comm.rank, op.root % comm.size
         given = dict(arguments(op.name, root, op.op))
+        if op.op == "premul":
+            given["op"] = pycoll.premul(factor_of(op, rank))
         if op.algorithm is not None:
             given["algorithm"] = op.algorithm
         if op.deterministic:
@@ -186,11 +188,7 @@ class Runner:
     def memory(
         self, comm: pycoll.Communicator, op: Collective, shape: Any, dtype: Any
     ) -> np.ndarray:
-        if op.memory == "parents":
-            return self.world.empty(shape, dtype)
-        if op.memory == "shared" or (op.memory == "mixed" and (comm.rank + op.seed) % 2):
-            return comm.empty(shape, dtype)
-        return np.empty(shape, dtype)
+        return self.places.new(comm, op.memory, op.shift, shape, dtype)
 
     def out_of(
         self,
@@ -246,108 +244,31 @@ def is_written(op: Collective, given: dict[str, Any]) -> bool:
     return ORACLES[op.name].in_place and given.get("out") is None
 
 
-def values_of(op: Collective, n: int, shape: tuple[int, ...]) -> np.ndarray:
-    """The inputs of all ranks: exact under the operator, periodic with a prime."""
-    dtype = np.dtype(DTYPES[op.dtype])
-    rng = np.random.default_rng([op.seed, n])
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        base = rng.integers(limits.min, limits.max, (n, PERIOD), dtype, endpoint=True)
-    elif op.op == "prod":
-        base = rng.choice([1, 2, -1], (n, PERIOD)).astype(dtype)
-    else:
-        base = rng.integers(-300, 300, (n, PERIOD)).astype(dtype)
-    count = int(np.prod(shape))
-    return np.stack([np.resize(row, count) for row in base]).reshape(n, *shape)
-
-
-def oracle(op: Collective, values: np.ndarray, rank: int, root: int) -> np.ndarray | None:
-    if op.op in BITWISE and INFO[op.name].has_op:
-        combine = BITWISE[op.op]
-        if op.name in ("scan", "exscan"):
-            end = rank + (op.name == "scan")
-            return combine.reduce(values[:end]) if end else None
-        total = combine.reduce(values)
-        if op.name == "reduce":
-            return total if rank == root else None
-        return total.reshape(len(values), -1)[rank] if op.name == "reduce_scatter" else total
-    if values.dtype.kind == "c" and INFO[op.name].has_op:
-        real, imaginary = (oracle(op, part, rank, root) for part in (values.real, values.imag))
-        return None if real is None else real + 1j * imaginary
-    return ORACLES[op.name].expected(values, rank, root, op.op)
-
-
-def compare(op: Collective, got: Any, expected: np.ndarray) -> None:
-    assert got.shape == expected.shape, f"shape {got.shape}, expected {expected.shape}"
-    dtype = np.dtype(DTYPES[op.dtype])
-    assert got.dtype == dtype, f"dtype {got.dtype}"
-    if op.op == "avg" and dtype.kind in "fc" and INFO[op.name].has_op:
-        right = np.abs(got - expected) <= 4 * np.finfo(dtype).eps * np.abs(expected)
-    else:
-        right = got == expected
-    if not right.all():
-        where = np.argwhere(~right)
-        first = tuple(where[0])
-        raise AssertionError(
-            f"{len(where)} of {got.size} elements differ, the first at {first}: "
-            f"{got[first]}, expected {expected[first]}"
-        )
-
-
-def counts_of(op: Collective, n: int) -> list[int]:
-    rows = op.nbytes // np.dtype(DTYPES[op.dtype]).itemsize
-    return [rows * ((op.seed + 3 * rank) % 4) // 2 for rank in range(n)]
-
-
-def with_counts(op: Collective, n: int, rank: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Input, result and the counts to pass, of blocks that differ in size."""
-    counts = counts_of(op, n)
-    ends = np.cumsum(counts)
-    if op.name == "all_gather":
-        values = [values_of(op, n, (count,))[r] for r, count in enumerate(counts)]
-        return values[rank], np.concatenate(values), {"counts": counts}
-    if op.name == "reduce_scatter":
-        values = values_of(op, n, (sum(counts),))
-        total = oracle_of_sum(op, values)
-        mine = slice(ends[rank] - counts[rank], ends[rank])
-        return values[rank], total[mine], {"counts": counts}
-    # Rank s sends counts[(s + d) % n] rows to rank d.
-    table = [[counts[(s + d) % n] for d in range(n)] for s in range(n)]
-    values = values_of(op, n, (sum(counts),))
-    pieces = []
-    for s in range(n):
-        begin = sum(table[s][:rank])
-        pieces.append(values[s][begin : begin + table[s][rank]])
-    more: dict[str, Any] = {"send_counts": table[rank]}
-    if op.seed % 2:
-        more["recv_counts"] = [table[s][rank] for s in range(n)]
-    return values[rank], np.concatenate(pieces), more
-
-
-def oracle_of_sum(op: Collective, values: np.ndarray) -> np.ndarray:
-    if op.op in BITWISE:
-        return BITWISE[op.op].reduce(values)
-    if values.dtype.kind == "c":
-        return reduced(values.real, op.op) + 1j * reduced(values.imag, op.op)
-    return reduced(values, op.op)
-
-
 def content(op: Messages, idx: int) -> np.ndarray:
     base = np.random.default_rng([op.seed, idx]).integers(0, 256, PERIOD, np.uint8)
     return np.resize(base, op.messages[idx].nbytes)
 
 
 def exchange(
-    comm: pycoll.Communicator, op: Messages, turn: int
+    comm: pycoll.Communicator, op: Messages, turn: int, places: Places
 ) -> Iterator[tuple[Any, Check, object]]:
     """Sends and receives; those of the way "any" ask for any source, and check what came."""
     n, rank = comm.size, comm.rank
     rows = [(i, m.src % n, m.dst % n, m) for i, m in enumerate(op.messages)]
+
+    def place(m: Message) -> np.ndarray:
+        return places.new(comm, op.memory, op.shift, m.nbytes, np.uint8)
+
+    def to_send(idx: int) -> np.ndarray:
+        x = place(op.messages[idx])
+        x[:] = content(op, idx)
+        return x
+
     if op.way == "in_turn":  # one order for all: whoever blocks, the other side comes
         for i, src, dst, m in rows:
-            handle = comm.send(content(op, i), dst, m.tag, async_op=True) if src == rank else None
+            handle = comm.send(to_send(i), dst, m.tag, async_op=True) if src == rank else None
             if dst == rank:
-                got = comm.recv(np.empty(m.nbytes, np.uint8), src, m.tag)
+                got = comm.recv(place(m), src, m.tag)
                 assert got.tobytes() == content(op, i).tobytes(), (op, i)
             if handle is not None and (handle.done() or dst == rank or i % 2):
                 handle.wait()
@@ -363,11 +284,11 @@ def exchange(
 
     for i, src, dst, m in rows:
         if src == rank:
-            yield comm.send(content(op, i), dst, tag(m), **options), is_none, op
+            yield comm.send(to_send(i), dst, tag(m), **options), is_none, op
     for i, src, dst, m in rows:
         if dst != rank:
             continue
-        y = np.empty(m.nbytes, np.uint8)
+        y = place(m)
         if op.way == "any":
             may_be = [content(op, j) for j, _, d, o in rows if d == rank and o.nbytes == m.nbytes]
             comm.recv_any(y, tag(m))
@@ -397,3 +318,4 @@ def run_program(comm: pycoll.Communicator, program: Program) -> None:
     for part in runner.parts[1:]:
         with contextlib.suppress(AttributeError):
             part.comm.close()
+    runner.places.unregister()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import dataclass
 
 import pytest
 from driving import MINUTES, drive, drive_for_minutes, num_examples
 from hypothesis import strategies as st
-from programs import Collective, Program, as_text, programs
+from joining import joins_late
+from programs import Collective, Program, as_text, numbers, programs
 from runner import run_program
 
 from pycoll import run_ranks
@@ -21,24 +23,31 @@ class Case:
     n: int
     threads: bool
     programs: tuple[Program, ...]  # one after another in one world
+    late: int = 0  # the rank that joins, or begins, later than the others, modulo
+    late_ms: int = 0
 
 
 def cases() -> st.SearchStrategy[Case]:
     some = st.lists(programs(at_most=12), min_size=1, max_size=4).map(tuple)
-    return st.builds(Case, st.integers(1, 5), st.booleans(), some)
+    late_ms = st.sampled_from([0, 0, 0, 0, 1, 30])
+    return st.builds(Case, st.integers(1, 5), st.booleans(), some, numbers, late_ms)
 
 
 def check(case: Case) -> None:
     def work(comm) -> None:
+        if case.threads and comm.rank == case.late % comm.size:
+            time.sleep(case.late_ms / 1e3)
         for program in case.programs:
             run_program(comm, program)
 
     try:
-        run_ranks(work, case.n, threads=case.threads, timeout_s=20)
+        with joins_late(case.late % case.n, case.late_ms / 1e3):
+            run_ranks(work, case.n, threads=case.threads, timeout_s=20)
     except BaseException:
         kind = "threads" if case.threads else "processes"
         text = "\n".join(as_text(program) for program in case.programs)
-        print(f"\nfuzz: failed on {case.n} {kind}:\n{text}", file=sys.stderr)
+        late = f", rank {case.late % case.n} {case.late_ms} ms late" if case.late_ms else ""
+        print(f"\nfuzz: failed on {case.n} {kind}{late}:\n{text}", file=sys.stderr)
         raise
 
 
