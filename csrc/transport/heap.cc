@@ -15,6 +15,7 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kLargePage = size_t{2} << 20;
+constexpr int kCollapse = 25;  // MADV_COLLAPSE, for which libc's headers may be too old
 // x86-64 and arm64 give a process 128 TiB; other mappings must fit, too.
 constexpr size_t kMaxTotalBytes = size_t{16} << 40;
 
@@ -38,10 +39,24 @@ std::shared_ptr<SharedHeap> SharedHeap::map(const Fd& memory, size_t file_offset
   if (area == 0) return nullptr;
   Fd own(::fcntl(memory.get(), F_DUPFD_CLOEXEC, 0));
   if (!own) return nullptr;
-  void* base = ::mmap(nullptr, area * static_cast<size_t>(num_ranks), PROT_READ | PROT_WRITE,
-                      MAP_SHARED | MAP_NORESERVE, own.get(), static_cast<off_t>(file_offset));
-  if (base == MAP_FAILED) return nullptr;
-  ::madvise(base, area * static_cast<size_t>(num_ranks), MADV_DONTDUMP);
+  // At a large page, as in the file: then large pages can be mapped as such. What is left over on
+  // both sides goes back.
+  const size_t nbytes = area * static_cast<size_t>(num_ranks);
+  void* reserved = ::mmap(nullptr, nbytes + kLargePage, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return nullptr;
+  auto* const start = static_cast<std::byte*>(reserved);
+  const size_t before = -reinterpret_cast<uintptr_t>(start) % kLargePage;
+  void* base =
+      ::mmap(start + before, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED,
+             own.get(), static_cast<off_t>(file_offset));
+  if (base == MAP_FAILED) {
+    ::munmap(reserved, nbytes + kLargePage);
+    return nullptr;
+  }
+  if (before != 0) ::munmap(start, before);
+  ::munmap(start + before + nbytes, kLargePage - before);
+  ::madvise(base, nbytes, MADV_DONTDUMP);
   return std::shared_ptr<SharedHeap>(new SharedHeap(
       std::move(own), file_offset, static_cast<std::byte*>(base), area, rank, num_ranks));
 }
@@ -77,6 +92,11 @@ std::byte* SharedHeap::allocate(size_t nbytes) {
   const auto file_at = static_cast<off_t>(file_offset_ + static_cast<size_t>(own_ - base_) + start);
   if (::fallocate(memory_.get(), FALLOC_FL_KEEP_SIZE, file_at, static_cast<off_t>(wanted)) != 0) {
     throw_system_error("allocation of " + std::to_string(nbytes) + " bytes of shared memory");
+  }
+  // In large pages, of which a core remembers more; where the system has none left, or is older
+  // than Linux 6.1, small ones do.
+  if (wanted >= kLargePage) {
+    ::madvise(own_ + start, wanted / kLargePage * kLargePage, kCollapse);
   }
   return taken_.emplace(own_ + start, wanted).first->first;
 }

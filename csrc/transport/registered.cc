@@ -16,6 +16,8 @@ namespace pycoll {
 namespace {
 
 constexpr size_t kPage = 4096;
+constexpr size_t kLargePage = size_t{2} << 20;
+constexpr size_t kLargeArray = 4 * kLargePage;
 
 std::byte* page_down(std::byte* p) { return p - reinterpret_cast<uintptr_t>(p) % kPage; }
 std::byte* page_up(std::byte* p) { return page_down(p + (kPage - 1)); }
@@ -56,7 +58,10 @@ RegisteredArray::RegisteredArray(SharedHeap& heap, std::byte* data, size_t nbyte
   std::byte* const pages_end = page_down(data + nbytes);
   pages_bytes_ = pages_end > pages_ ? static_cast<size_t>(pages_end - pages_) : 0;
   if (pages_bytes_ != 0) check_private(pages_, pages_end);
-  const auto into_page = static_cast<size_t>(data - page_down(data));
+  // As far into a page as the array is: of a large array into a large page, so that its owner's
+  // view of it is made of large pages, too.
+  const size_t page = nbytes >= kLargeArray ? kLargePage : kPage;
+  const size_t into_page = reinterpret_cast<uintptr_t>(data) % page;
   region_ = heap.allocate(into_page + nbytes);
   heap_at_ = region_ + into_page;
   std::memcpy(heap_at_, data, nbytes);

@@ -48,9 +48,9 @@ SegmentLayout SegmentLayout::for_ranks(int num_ranks) {
   layout.names = layout.records + n * RecordRing::kBytes;
   layout.entrances = layout.names + n * NameTable::kBytes;
   layout.flags = layout.entrances + round_up(n * sizeof(EntranceMemory), kPage);
-  layout.slots =
-      layout.flags +
-      round_up(kNumSlotProtocols * n * n * flag_lines_per_ring(num_ranks) * sizeof(FlagLine), kPage);
+  layout.slots = layout.flags + round_up(kNumSlotProtocols * n * n *
+                                             flag_lines_per_ring(num_ranks) * sizeof(FlagLine),
+                                         kPage);
   layout.total_bytes = layout.slots;
   for (size_t bytes : layout.slot_bytes) {
     layout.total_bytes += n * n * static_cast<size_t>(layout.num_slots) * bytes;

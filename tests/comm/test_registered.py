@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import mmap
+import os
+import re
 import sys
 import weakref
 from pathlib import Path
@@ -191,6 +193,32 @@ def test_register_torch_tensor_and_empty_and_threads_do_nothing_wrong():
 
     run_ranks(work, 2)
     run_ranks(work, 2, threads=True)
+
+
+def large_bytes() -> int:
+    """Bytes of shared memory that this process has mapped as large pages."""
+    found = re.findall(r"^ShmemPmdMapped: +(\d+) kB", Path("/proc/self/smaps").read_text(), re.M)
+    return sum(map(int, found)) * 1024
+
+
+def test_large_arrays_lie_in_large_pages():
+    switch = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (6, 1):
+        pytest.skip("Linux before 6.1 cannot make large pages of shared memory")
+    if not switch.exists() or "[deny]" in switch.read_text():
+        pytest.skip("this system allows no large pages of shared memory")
+
+    def work(comm: pycoll.Communicator) -> tuple[int, int]:
+        x = np.ones(8 << 20, np.float32)
+        y = comm.empty(8 << 20, "f32")
+        comm.register(x)
+        comm.all_reduce(x, out=y)
+        x[::1024] = 1  # touched by its owner, too
+        assert (y == comm.size).all()
+        return large_bytes(), x.nbytes
+
+    large, nbytes = run_ranks(work, 2)[0]
+    assert large > 2 * nbytes - (8 << 20)
 
 
 @both
