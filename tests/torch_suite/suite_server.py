@@ -67,6 +67,7 @@ def load_suite(backend: str, view: str, world_size: int) -> type:
         # Tests of timeouts exist only with a file; setUp names another one for every test.
         INIT_METHOD=f"file://{folder}/init",
         OMP_NUM_THREADS="1",
+        TORCHINDUCTOR_COMPILE_THREADS="1",  # its pool of processes is none for forks
     )
     import torch
     from torch import distributed
@@ -192,6 +193,7 @@ class Job:
         if self.pid == 0:
             os.setsid()
             end_with_the_parent()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.dup2(self.log.fileno(), 1)
             os.dup2(self.log.fileno(), 2)
             outcome = run_one(suite, name)
@@ -200,16 +202,19 @@ class Job:
             os._exit(0)
         os.close(sender)
 
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
     def finish(self, overdue: bool) -> Outcome:
         """What came of it; ends what still runs of it."""
         if overdue:
-            os.killpg(self.pid, signal.SIGKILL)
+            self.end()
         text = b""
         while not overdue and (part := os.read(self.receiver, 1 << 16)):
             text += part
         os.waitpid(self.pid, 0)
-        with contextlib.suppress(ProcessLookupError):  # ranks that it forgot
-            os.killpg(self.pid, signal.SIGKILL)
+        self.end()  # ranks that it forgot
         os.close(self.receiver)
         size = self.log.seek(0, os.SEEK_END)
         self.log.seek(max(0, size - LOG_BYTES))
@@ -227,8 +232,16 @@ class Job:
 
 def serve(suite: type, num_jobs: int) -> None:
     """Tests in the order of their names, several at a time; results as they come."""
-    names: list[str] = []
     jobs: dict[int, Job] = {}
+    try:
+        _serve(suite, num_jobs, jobs)
+    finally:
+        for job in jobs.values():
+            job.end()
+
+
+def _serve(suite: type, num_jobs: int, jobs: dict[int, Job]) -> None:
+    names: list[str] = []
     selector = selectors.PollSelector()  # standard input may be a file
     selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
     pending, open_input = "", True
@@ -261,7 +274,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--list", action="store_true", help="print the names of the tests")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="torch_suite_") as folder:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the folder goes, too
+    with tempfile.TemporaryDirectory(prefix="torch_suite_", ignore_cleanup_errors=True) as folder:
         tempfile.tempdir = os.environ["TMPDIR"] = folder
         suite = load_suite(args.backend, args.view, args.world_size)
         if args.list:

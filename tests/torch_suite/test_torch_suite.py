@@ -80,6 +80,16 @@ def test_of_torch_passes(key, name, servers, request):
     assert outcome.outcome == "pass", f"{in_a_word(outcome)}\n{outcome.reason}\n{outcome.log}"
 
 
+def test_server_that_is_told_to_end_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    server = Server("gloo", "gloo", 2)
+    server.ask(["test_get_rank", "test_barrier_timeout_global"])
+    assert server.outcome("test_get_rank").outcome == "pass"
+    assert list(tmp_path.iterdir())
+    server.close()
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.pure
 def test_table_holds_each_test_once_and_says_why_what_fails():
     assert len({row.test for row in ROWS}) == len(ROWS) > 200
