@@ -14,6 +14,8 @@ namespace {
 constexpr int64_t kStreamingBytes = int64_t{32} << 20;
 // The same without slots, where every output is written by whoever has the result.
 constexpr int64_t kDirectStreamingBytes = int64_t{6} << 20;
+// A rank's own block, which it copies and nobody reads.
+constexpr int64_t kBlockStreamingBytes = int64_t{8} << 20;
 // Below, most of a registered array is edges (transport/registered.h): slots copy no more than
 // they.
 constexpr size_t kMinRegisteredBytes = 16 << 10;
@@ -181,7 +183,8 @@ void Runner::copy_blocks(const Message& message, const std::vector<BlockCopy>& c
     const std::byte* from = address(copy.from, copy.from_index);
     std::byte* to = address(copy.to, copy.to_index);
     if (from == to) continue;
-    copy_bytes(to, from, static_cast<size_t>(message.count_of(copy.block) * element_size), false);
+    const int64_t nbytes = message.count_of(copy.block) * element_size;
+    copy_bytes(to, from, static_cast<size_t>(nbytes), nbytes >= kBlockStreamingBytes);
   }
 }
 
