@@ -1,4 +1,4 @@
-"""The shim is built once, into the package, before the first test that needs it."""
+"""The shim is built once, into the package, before any test module imports pycoll.torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from pycoll import torch_build
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    # Not in a fixture: building takes longer than a test may, on a busy machine.
-    if session.config.option.collectonly:
-        return
-    found = torch_build.Torch.find()
-    assert found is not None
-    torch_build.find_or_build(found, torch_build.package_folder())
-    import pycoll.torch  # noqa: F401
+# Not in a fixture: building takes longer than a test may, on a busy machine.
+_found = torch_build.Torch.find()
+assert _found is not None
+torch_build.find_or_build(_found, torch_build.package_folder())
