@@ -85,10 +85,10 @@ def cache_folder() -> Path:
     return Path.home() / ".cache" / "pycoll"
 
 
-def find(torch: Torch) -> Path | None:
-    """The shim for this torch, where there is one: in the package, or in the cache."""
+def find(torch: Torch, only: Path | None = None) -> Path | None:
+    """The shim for this torch, where there is one: in the package, or in the cache; or `only`."""
     name = file_name(torch, source_folder())
-    for folder in (package_folder(), cache_folder()):
+    for folder in (only,) if only else (package_folder(), cache_folder()):
         if (folder / name).is_file():
             return folder / name
     return None
@@ -111,7 +111,7 @@ def find_or_build(torch: Torch, folder: Path | None = None) -> Path:
 
     Args:
         torch: For which torch.
-        folder: Where to build it; None: in the cache.
+        folder: Where it shall be; None: wherever it is found, else in the cache.
 
     Returns:
         The file of the extension module.
@@ -121,16 +121,16 @@ def find_or_build(torch: Torch, folder: Path | None = None) -> Path:
 
     Cost: about half a minute, once; of several ranks one builds, and the others wait for it.
     """
-    found = find(torch)
+    found = find(torch, folder)
     if found is not None:
         return found
-    folder = folder or cache_folder()
+    only, folder = folder, folder or cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _lock(folder / "_shim.lock"):
             for left in folder.glob("shim-*"):  # by a builder that was killed
                 shutil.rmtree(left, ignore_errors=True)
-            return find(torch) or build(torch, source_folder(), folder)
+            return find(torch, only) or build(torch, source_folder(), folder)
     except OSError as error:
         raise RuntimeError(
             f"pycoll: cannot keep the torch backend in {folder}: {error}; set PYCOLL_CACHE_DIR to "
