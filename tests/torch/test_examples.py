@@ -12,7 +12,6 @@ import os
 import re
 import runpy
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +21,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")  # of the digits
 
 from group_ranks import BACKEND  # noqa: E402
+from torchrun import torchrun  # noqa: E402
 
 import pycoll  # noqa: E402
 
@@ -85,13 +85,5 @@ def test_example_agrees_with_one_process(command, monkeypatch):
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
 @pytest.mark.parametrize("name", TORCH_EXAMPLES)
 def test_example_runs_under_torchrun(name, num_ranks):
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
-    done = subprocess.run(
-        [*launcher, str(EXAMPLES / f"{name}.py"), "--backend", BACKEND],
-        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    check_output(done.stdout, num_ranks)
+    output = torchrun(num_ranks, EXAMPLES / f"{name}.py", "--backend", BACKEND)
+    check_output(output, num_ranks)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,11 +11,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from group_ranks import BACKEND  # noqa: E402
+from torchrun import torchrun  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks, pytest.mark.slow]
 
 FOLDER = Path(__file__).parent / "frameworks"
-ROOT = FOLDER.parents[2]
 
 
 @pytest.mark.timeout(300)
@@ -31,14 +28,5 @@ def test_framework_trains_as_one_process(framework, num_ranks):
     found = [point.name for point in importlib.metadata.entry_points(group="torch.backends")]
     if BACKEND not in ("gloo", *found):
         pytest.skip("pycoll is not installed, so that torch does not know its name")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [*launcher, str(FOLDER / f"with_{framework}.py"), BACKEND],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"{framework}: 20 steps, " in done.stdout, done.stdout
+    output = torchrun(num_ranks, FOLDER / f"with_{framework}.py", BACKEND)
+    assert f"{framework}: 20 steps, " in output, output
