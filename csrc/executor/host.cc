@@ -144,8 +144,11 @@ bool HostThread::combine_in_place(const ProgramView& program, const StepOperands
     }
     return true;
   }
-  if (num_dsts == 0) dsts[num_dsts++] = stage(num_srcs);
-  if (!only_takes) combine(srcs, num_srcs, dsts, num_dsts, operands);
+  const bool only_gives = num_dsts == 0 && num_srcs == 1 && arithmetic_.divisor == 1;
+  if (num_dsts == 0) {
+    dsts[num_dsts++] = only_gives ? const_cast<void*>(srcs[0]) : stage(num_srcs);
+  }
+  if (!only_takes && !only_gives) combine(srcs, num_srcs, dsts, num_dsts, operands);
   return for_each_peer(program, step.dst_peers, [&](int peer) {
     const PeerBuffers& buffers = entrance_->peers()[static_cast<size_t>(peer)];
     const uint64_t at = buffers.output + offset(BufferKind::kOutput, place.peer_dst_index);

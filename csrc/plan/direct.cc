@@ -32,6 +32,7 @@ class DirectPlanner {
   /// Finds out which messages are pulls, and which pushes.
   bool classify() {
     for (const Program& program : programs_) {
+      num_moved_.push_back(0);
       pulled_.emplace_back(program.steps.size(), 0);
       pushed_.emplace_back(program.steps.size(), 0);
       is_stored_push_.emplace_back(program.steps.size(), false);
@@ -176,16 +177,21 @@ class DirectPlanner {
     const auto j = static_cast<size_t>(receive_idx);
     const Step& send = sender.steps[i];
     const Step& receive = receiver.steps[j];
-    if (send.src_peers == 0 && send.has(kReadLocal) && is_start_value(sender, i)) {
-      pulled_[static_cast<size_t>(src)][i] |= bit_of(sender, dst);
-      return true;
-    }
+    const bool can_pull = send.src_peers == 0 && send.has(kReadLocal) && is_start_value(sender, i);
     const bool only_stores = std::popcount(receive.src_peers) == 1 && receive.dst_peers == 0 &&
                              !receive.has(kReadLocal) && receive.has(kWriteLocal);
-    if (!only_stores || !is_only_store(receiver, j) ||
-        row_.output_block(at(dst, receive)) == kNoBlock) {
-      return false;
+    const bool can_push = only_stores && is_only_store(receiver, j) &&
+                          row_.output_block(at(dst, receive)) != kNoBlock;
+    // Where both ends could, the one with less to move does.
+    int& sender_moves = num_moved_[static_cast<size_t>(src)];
+    int& receiver_moves = num_moved_[static_cast<size_t>(dst)];
+    if (can_pull && (!can_push || receiver_moves <= sender_moves)) {
+      pulled_[static_cast<size_t>(src)][i] |= bit_of(sender, dst);
+      receiver_moves += receive.num_chunks;
+      return true;
     }
+    if (!can_push) return false;
+    sender_moves += send.num_chunks;
     pushed_[static_cast<size_t>(src)][i] |= bit_of(sender, dst);
     is_stored_push_[static_cast<size_t>(dst)][j] = true;
     for_each_chunk(receive, [&](int chunk) {
@@ -229,6 +235,7 @@ class DirectPlanner {
   Order order_ = Order::kOther;
   // By rank and step: the destinations whose message is a pull, and a push.
   std::vector<std::vector<uint64_t>> pulled_;
+  std::vector<int> num_moved_;  // chunks, by rank
   std::vector<std::vector<uint64_t>> pushed_;
   std::vector<std::vector<bool>> is_stored_push_;    // by rank and step of the receiver
   std::vector<std::vector<bool>> written_by_peers_;  // by rank and chunk

@@ -274,3 +274,25 @@ def test_register_thousand_times_leaves_nothing():
         assert sys.getrefcount(x) == references
 
     run_ranks(work, 2)
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_broadcast_that_both_ends_move_is_right(registered):
+    """The root gives one half while the other rank takes the other; larger than any stage."""
+
+    def work(comm: pycoll.Communicator) -> None:
+        for root in range(comm.size):
+            x = np.full(1 << 20, comm.rank, np.float32) + np.arange(1 << 20) % 5
+            if registered:
+                comm.register(x)
+            comm.broadcast(x, root, algorithm="scatter_all_gather/direct")
+            np.testing.assert_array_equal(x, root + np.arange(1 << 20) % 5)
+
+    run_ranks(work, 2)
+
+
+def test_broadcast_of_large_mapped_arrays_is_shared_by_both_ends():
+    def work(comm: pycoll.Communicator) -> str:
+        return comm.explain("broadcast", 16 << 20, mapped=True)
+
+    assert "scatter_all_gather/direct" in run_ranks(work, 2)[0].splitlines()[0]
