@@ -37,8 +37,8 @@ struct Call {
   std::string_view algorithm;  // "", "ring" or "ring/ll"
   bool shapes_may_differ = false;  // ranks compare counts, and the shape is only for messages
   double timeout_s = 0;            // 0: the communicator's
-  uint16_t site = 0;           // Recorder::name_id of the user's file and line; 0: not known
-  OnSlow on_slow;              // of a blocking call
+  uint16_t site = 0;               // Recorder::name_id of the user's file and line; 0: not known
+  OnSlow on_slow;                  // of a blocking call
 };
 
 }  // namespace pycoll

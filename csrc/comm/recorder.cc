@@ -29,12 +29,12 @@ const CallRecord& Recorder::prepare(const Call& call, uint64_t sequence, Planned
   record.op = static_cast<uint8_t>(call.op);
   record.num_dims = static_cast<uint8_t>(call.num_dims);
   // Of a scatter only the root brings an array.
-  record.flags = static_cast<uint8_t>(
-      (call.deterministic ? CallRecord::kDeterministic : 0) |
-      (has_counts ? CallRecord::kHasCounts : 0) |
-      (call.collective == Collective::kScatter || call.shapes_may_differ
-           ? CallRecord::kShapesMayDiffer
-           : 0));
+  record.flags =
+      static_cast<uint8_t>((call.deterministic ? CallRecord::kDeterministic : 0) |
+                           (has_counts ? CallRecord::kHasCounts : 0) |
+                           (call.collective == Collective::kScatter || call.shapes_may_differ
+                                ? CallRecord::kShapesMayDiffer
+                                : 0));
   const bool opaque = call.dtype == DType::kOpaque;
   const size_t element_size = opaque ? call.element_size : dtype_size(call.dtype);
   record.element_size = static_cast<uint16_t>(std::min<size_t>(element_size, 0xffff));

@@ -16,8 +16,9 @@ struct TimedBuffers {
   DType dtype = DType::kF32;
 };
 
-/// Seconds per call on this rank, after a barrier and one or two calls that are not timed. All ranks call
-/// this alike. `algorithm` is "", "NAME" or "NAME/PROTOCOL"; reductions are sums, roots are 0.
+/// Seconds per call on this rank, after a barrier and one or two calls that are not timed. All
+/// ranks call this alike. `algorithm` is "", "NAME" or "NAME/PROTOCOL"; reductions are sums, roots
+/// are 0.
 double time_calls(Communicator& comm, Collective collective, const TimedBuffers& buffers,
                   std::string_view algorithm, int64_t num_calls);
 
