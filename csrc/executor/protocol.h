@@ -65,10 +65,24 @@ PYCOLL_HD bool for_each_source(const ProgramView& program, auto& links,
 template <class Target>
 PYCOLL_HD bool wait_for_credits(Target& target, const ProgramView& program,
                                 const StepOperands& operands) {
-  return for_each_destination(program, target.links(), *operands.step, [&](auto& link, int peer) {
-    return target.spin_until(
-        [&link] { return link.has_free_slot(); },
-        {peer, operands.index, operands.step->first_chunk, /*for_credit=*/true});
+  const Step& step = *operands.step;
+  const auto site = [&](int peer) {
+    return WaitSite{peer, operands.index, step.first_chunk, /*for_credit=*/true};
+  };
+  if (step.dst_peers != 0 && step.has(kMulticastDst)) {
+    auto& link = target.links().send_multicast;
+    if (link.has_free_slot()) return true;
+    // Reader by reader: the one that holds the slot is the one to look after, and to name. All
+    // others are peers here, so this rank's position is its rank.
+    const bool ready = for_each_peer(program, step.dst_peers, [&](int peer) {
+      const int reader = peer < program.self_position ? peer : peer - 1;
+      return target.spin_until([&link, reader] { return link.has_free_slot_of(reader); },
+                               site(peer));
+    });
+    return ready && link.has_free_slot();
+  }
+  return for_each_destination(program, target.links(), step, [&](auto& link, int peer) {
+    return target.spin_until([&link] { return link.has_free_slot(); }, site(peer));
   });
 }
 

@@ -91,6 +91,11 @@ class SendEnd {
     released_ = slowest;
     return posted_ - released_ < static_cast<uint64_t>(memory_.num_slots);
   }
+  /// The same of one reader, whatever the others have read.
+  bool has_free_slot_of(int reader) const {
+    return posted_ - load_acquire(memory_.heads[reader].value) <
+           static_cast<uint64_t>(memory_.num_slots);
+  }
   std::byte* slot() const { return memory_.slots + index() * memory_.slot_bytes; }
   /// Sequence number of the message now being written: 1, 2, ...
   uint64_t sequence() const { return posted_ + 1; }

@@ -56,6 +56,25 @@ def test_fuzz_ranks_that_fail_are_named_by_all_others_in_time() -> None:
     drive(check_fault, faults.faults(), num_examples(23))
 
 
+# A root that waits until all have read a slot waits for the one that does not, not for the first.
+BIG, SMALL = (100, 1_000_000), (1_000_000, 4096)
+ROUND, SCANS = (
+    ("all_gather", "messages", "messages", "broadcast"),
+    ("broadcast", "scan", "broadcast"),
+)
+READERS_THAT_FAIL = [
+    faults.Fault(5, False, "kill", 29, 11, 950, BIG, ROUND, False),
+    faults.Fault(5, False, "stop", 7, 8, 881, SMALL, SCANS, False),
+]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("fault", READERS_THAT_FAIL, ids=["kill", "stop"])
+def test_reader_of_a_slot_with_many_readers_that_fails_is_named(fault) -> None:
+    warm_up()
+    check_fault(fault)
+
+
 @pytest.mark.timeout(300)
 def test_fuzz_calls_that_differ_raise_mismatch_on_every_rank() -> None:
     drive(check_mistakes, several_mistakes(), num_examples(15))
