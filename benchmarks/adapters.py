@@ -178,19 +178,22 @@ class Pycoll:
         return call, x_bits, y_bits
 
 
-class PycollEmpty(Pycoll):
-    """The same, with arrays from comm.empty(): memory that the peers reach."""
+class PycollRegistered(Pycoll):
+    """The same arrays after comm.register(): the peers reach them."""
 
     def __init__(self) -> None:
         super().__init__()
-        if not hasattr(self.comm, "empty"):
-            raise Unsupported("this build has no comm.empty")
+        self.registered: list[np.ndarray] = []
 
     def array(self, count: int, dtype: str) -> tuple[Any, np.ndarray]:
-        array = self.comm.empty(count, numpy_dtype(dtype))
-        bits = array.view(DTYPES[dtype][1])
-        bits[:] = 0
+        array, bits = super().array(count, dtype)
+        self.registered.append(self.comm.register(bits))
         return array, bits
+
+    def prepare(self, message: Message) -> tuple[Call, np.ndarray, np.ndarray]:
+        while self.registered:
+            self.comm.unregister(self.registered.pop())
+        return super().prepare(message)
 
 
 ADAPTERS: dict[str, Callable[[], Any]] = {
@@ -198,5 +201,5 @@ ADAPTERS: dict[str, Callable[[], Any]] = {
     "gloo": Gloo,
     "deepspeed": DeepSpeed,
     "pycoll": Pycoll,
-    "pycoll_empty": PycollEmpty,
+    "pycoll_registered": PycollRegistered,
 }
