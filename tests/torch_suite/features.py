@@ -29,7 +29,7 @@ import torch.distributed as dist  # noqa: E402
 from feature_cells import COLLECTIVES, NUM_RANKS, OPS, op_in, same, short  # noqa: E402
 from torch import nn  # noqa: E402
 
-# --- what the other rows of the table say ----------------------------------------------------------
+# --- what the other rows of the table say ---------------------------------------------------------
 
 
 def tensors_that_are_not_contiguous() -> None:
