@@ -28,6 +28,8 @@ LAYERS: dict[str, set[str]] = {
     "bootstrap": {"base"},
     "transport": {"bootstrap"},
     "executor": {"transport", "plan", "reduce", "schedule"},
+    # The programs on a device, in a library of their own.
+    "kernels": {"executor"},
     "comm": {"executor", "plan"},
     "capi": {"comm"},
     "bindings": {"comm", "capi"},
