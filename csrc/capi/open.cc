@@ -40,6 +40,11 @@ class ForeignStore : public Store {
     return sum;
   }
 
+  void remove(const std::string& key) override {
+    pycoll_error error;
+    store_.remove(store_.context, key.c_str(), &error);  // one that stays does no harm
+  }
+
  private:
   static void check(int code, const pycoll_error& error) {
     if (code != PYCOLL_OK) raise_described(error);
@@ -65,8 +70,14 @@ std::unique_ptr<Communicator> open_through(const pycoll_store& store, int rank, 
   const std::string name = meet(keys, who, deadline);
   const std::string token = keys.get("token", deadline);
   const std::string settings = rank == 0 ? Settings::read().to_bytes() : std::string();
-  return std::make_unique<Communicator>(
-      make_shm_transport(name, rank, num_ranks, token, deadline, settings), timeout_s);
+  auto transport = make_shm_transport(name, rank, num_ranks, token, deadline, settings);
+  // Rank 0 leads the group: it comes here when all others have come to it, behind their last look
+  // at the store.
+  if (rank == 0) {
+    forget_meeting(keys);
+    keys.remove("token");
+  }
+  return std::make_unique<Communicator>(std::move(transport), timeout_s);
 }
 
 }  // namespace pycoll
