@@ -72,7 +72,9 @@ def measure_sizes(
                 "allocate_tensor": lambda own=own: dist.all_reduce(own, group=groups["pycoll"]),
             }
             for name, call in calls.items():
-                num_calls = max(1, (20 if name == "gloo" else 200) * 4096 // max(nbytes, 4096))
+                at_least = 8 if nbytes <= 1 << 20 else 1
+                num_calls = (20 if name == "gloo" else 200) * 4096 // max(nbytes, 4096)
+                num_calls = max(at_least, num_calls)
                 sample = slowest(comm, timed(call, num_calls, comm.barrier))
                 if round_idx >= WARM_UPS:
                     samples.setdefault((nbytes, name), []).append(sample)
