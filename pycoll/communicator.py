@@ -91,11 +91,6 @@ class Communicator(_core.Communicator):
             self._set_stack_writer(writer.signum, writer.fd)
         flight.watch(self)
 
-    @property
-    def host_rank(self) -> int:
-        """This rank's place among the ranks of its host."""
-        return self.rank  # links between hosts are not built yet: all ranks are on one
-
     def coalesce(self) -> Coalesced:
         """Launches several operations as one: `with comm.coalesce(): ...`.
 

@@ -79,6 +79,8 @@ void bind_communicator(py::module_& m) {
   // Python's subclass takes over what the functions below return.
   type.def(py::init([](CommunicatorObject& other) { return std::move(other); }))
       .def_property_readonly("rank", [](const CommunicatorObject& o) { return o.comm->rank(); })
+      .def_property_readonly("host_rank",
+                             [](const CommunicatorObject& o) { return o.comm->host_rank(); })
       .def_property_readonly("size", [](const CommunicatorObject& o) { return o.comm->size(); })
       .def_property_readonly("closed", [](const CommunicatorObject& o) { return o.comm->closed(); })
       .def_readwrite("deterministic", &CommunicatorObject::deterministic)

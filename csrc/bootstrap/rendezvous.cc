@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "bootstrap/joining.h"
-#include "bootstrap/process_info.h"
 #include "bootstrap/tcp_store.h"
 #include "bootstrap/token.h"
 #include "bootstrap/wire.h"
@@ -55,16 +54,10 @@ std::string disagreement(Store& store, const LaunchEnv& env, const Deadline& dea
   const std::string rank_zero = store.get(kRankZeroKey, deadline);
   WireReader reader(rank_zero);
   const int num_ranks = reader.number<int32_t>();
-  const std::string host(reader.text());
-  const std::string own_host = host_id();
   const std::string who = "rank " + std::to_string(env.rank);
   if (num_ranks != env.num_ranks) {
     return who + " was started for a world of " + std::to_string(env.num_ranks) +
            " ranks, rank 0 for one of " + std::to_string(num_ranks);
-  }
-  if (host != own_host) {
-    return "rank 0 runs on host " + host + ", " + who + " on host " + own_host +
-           ": links between hosts are not built in; start all ranks on one host";
   }
   return "";
 }
@@ -72,7 +65,7 @@ std::string disagreement(Store& store, const LaunchEnv& env, const Deadline& dea
 void arrive(Store& store, const LaunchEnv& env, const Deadline& deadline) {
   if (env.rank == 0) {
     WireWriter own;
-    own.number(static_cast<int32_t>(env.num_ranks)).text(host_id());
+    own.number(static_cast<int32_t>(env.num_ranks));
     store.set(kRankZeroKey, own.bytes());
   }
   const std::string problem = disagreement(store, env, deadline);
@@ -117,15 +110,7 @@ void wait_until_known(Store& store, const LaunchEnv& env, const Deadline& deadli
 
 std::string meet(Store& store, const LaunchEnv& env, const Deadline& deadline) {
   arrive(store, env, deadline);
-  const std::string name = wait_for_verdict(store, env, deadline).name();
-  store.remove(arrived_key(env.rank));  // only who has waited in vain would ask
-  return name;
-}
-
-void forget_meeting(Store& store) {
-  for (const char* key : {kRankZeroKey, kNumArrivedKey, kNumVerdictsKey, kVerdictKey}) {
-    store.remove(key);
-  }
+  return wait_for_verdict(store, env, deadline).name();
 }
 
 Session join(const LaunchEnv& env, const Deadline& deadline) {

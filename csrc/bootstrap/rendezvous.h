@@ -25,14 +25,12 @@ struct Session {
 
 /// Waits until all ranks have joined. The outcome is the same on every rank that came: a session;
 /// TimeoutError, naming the ranks that did not come before the first deadline to pass; or
-/// UsageError, where ranks disagree about the world size or are not all on one host.
+/// UsageError, where ranks disagree about the world size.
 Session join(const LaunchEnv& env, const Deadline& deadline);
 
 /// The same through a store that others keep, such as another library's: the ranks' keys begin with
 /// join/, so each group that ever meets there needs a Store with a prefix of its own. Returns the
 /// session's name. Of `env` only the rank and the number of ranks count.
 std::string meet(Store& store, const LaunchEnv& env, const Deadline& deadline);
-/// Removes the keys of a meeting, once no rank looks at them any more. By one rank.
-void forget_meeting(Store& store);
 
 }  // namespace pycoll

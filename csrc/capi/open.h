@@ -9,7 +9,7 @@
 namespace pycoll {
 
 /// Collective over the ranks. Raises TimeoutError naming the ranks that did not come, UsageError
-/// where they disagree about their number or are not on one host, and what the store says.
+/// where they disagree about their number, and what the store says.
 std::unique_ptr<Communicator> open_through(const pycoll_store& store, int rank, int num_ranks,
                                            double timeout_s);
 

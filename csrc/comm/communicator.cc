@@ -11,6 +11,7 @@
 #include "comm/determinism.h"
 #include "comm/settings.h"
 #include "reduce/cells.h"
+#include "transport/pump.h"
 
 namespace pycoll {
 namespace {
@@ -20,10 +21,12 @@ constexpr int64_t kTimedEvery = 16;
 // An all_to_all with counts is planned as if its message were of this size.
 constexpr int64_t kUnevenBytes = int64_t{1} << 20;
 
-PlannerLinks links_of(const Transport& transport, const SegmentLayout& layout) {
+PlannerLinks links_of(const Transport& transport, const Segment& segment) {
   PlannerLinks links;
-  links.num_slots = layout.num_slots;
   links.all_mapped = transport.shares_address_space();
+  links.one_host = segment.pump() == nullptr;
+  const SegmentLayout& layout = segment.layout();
+  links.num_slots = layout.num_slots;
   const auto bytes = [&](ProtocolKind protocol) {
     return layout.slot_bytes[static_cast<size_t>(protocol)];
   };
@@ -48,17 +51,18 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_
       segment_(transport_->segment()),
       rank_(transport_->rank()),
       num_ranks_(transport_->num_ranks()),
+      host_rank_(transport_->host_rank(rank_)),
       timeout_s_(timeout_s),
       inputs_(inputs != nullptr ? std::move(inputs)
                                 : Settings::from_bytes(segment_.settings_text()).parse()),
       planner_(Selector(shared_memory_topology(num_ranks_, segment_.num_cores()), inputs_), rank_,
-               links_of(*transport_, segment_.layout())),
+               links_of(*transport_, segment_)),
       peer_memory_(*transport_),
       waiter_(*transport_),
       recorder_(segment_, rank_),
       runner_(*transport_, waiter_, peer_memory_) {
   if (num_ranks_ > kMaxPeers) {
-    throw UsageError("a communicator on one host has at most " + std::to_string(kMaxPeers) +
+    throw UsageError("a communicator has at most " + std::to_string(kMaxPeers) +
                      " ranks, asked for " + std::to_string(num_ranks_));
   }
   segment_.introduce(transport_->group_name());
@@ -90,6 +94,7 @@ void Communicator::disown() {
   closed_ = true;
   if (messages_ != nullptr) messages_->disown();
   (void)progress_.release();  // its thread does not exist here, and cannot be joined
+  transport_->disown();
 }
 
 void Communicator::raise_closed() {
@@ -122,23 +127,6 @@ bool Communicator::unregister_array(std::byte* data) {
   after_queued([&] { heap->registered().remove(data); });
   registered_.erase(found);
   return true;
-}
-
-void Communicator::adopt_array(std::shared_ptr<AdoptedArray> array) {
-  const std::shared_ptr<SharedHeap> heap = transport_->heap();
-  if (heap == nullptr || closed_) return;
-  if (progress_ != nullptr && progress_->num_pending() != 0 && !is_progress_thread()) {
-    progress_->submit([array = std::move(array), heap] { array->adopt(heap); });
-    return;
-  }
-  // Where another thread is within an operation, it may need this one before it ends.
-  const std::unique_lock lock(run_mutex_, std::try_to_lock);
-  if (lock.owns_lock()) array->adopt(heap);
-}
-
-void Communicator::set_timeout_s(double timeout_s) {
-  timeout_s_ = timeout_s;
-  if (messages_ != nullptr) messages_->set_timeout_s(timeout_s);
 }
 
 void Communicator::after_queued(const std::function<void()>& action) {
@@ -241,8 +229,8 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
                                   order_needed(call)});
   PlannedCall* planned = plan.slots;
   const CallRecord& record = recorder_.prepare(call, sequence_ + 1, *planned);
-  waiter_.begin(record.sequence, record.digest,
-                call.timeout_s > 0 ? call.timeout_s : timeout_s_.load(), on_slow);
+  waiter_.begin(record.sequence, record.digest, call.timeout_s > 0 ? call.timeout_s : timeout_s_,
+                on_slow);
   // A broken communicator publishes nothing more: its last records say what broke it.
   if (load_acquire(segment_.failure_word()) != 0) {
     recorder_.refuse();
@@ -252,6 +240,7 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
   sequence_ = record.sequence;
 
   if (nbytes == 0) {
+    if (Pump* pump = segment_.pump()) pump->ask(-1, sequence_);  // nothing else tells them
     if (!waiter_.peers_agree()) raise_failure();
     recorder_.finish();
     return;
@@ -267,6 +256,8 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
   bool ok = done ? *done : runner_.run_slots(plain, nbytes, *planned);
   // No message and no wait need have told such a rank of a mismatch.
   if (ok && Recorder::may_leave_early(call, rank_, num_ranks_)) ok = waiter_.peers_agree();
+  if (Pump* pump = segment_.pump()) [[unlikely]]
+    pump->leave_rest();
   if (!ok) raise_failure();
   recorder_.finish();
   ++planned->num_calls;

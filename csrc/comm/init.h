@@ -3,9 +3,13 @@
 
 #include <memory>
 
+#include "bootstrap/store.h"
 #include "comm/communicator.h"
 
 namespace pycoll {
+
+/// After how many seconds of silence a rank of another host counts as lost; 0: never.
+inline constexpr const char* kSilenceVariable = "PYCOLL_SILENCE_S";
 
 /// Joins the ranks that the environment names (bootstrap/launch_env.h). Collective over them.
 /// Raises UsageError for an environment that makes no sense, TimeoutError naming the ranks that did
@@ -13,6 +17,13 @@ namespace pycoll {
 /// lets a signal into the wait.
 std::unique_ptr<Communicator> init_from_environment(double timeout_s,
                                                     Deadline::Interrupt interrupt = nullptr);
+
+/// The transport of ranks that have met through `store` (bootstrap/rendezvous.h) as the session
+/// `name`: shared memory on one host, and connections between hosts. Collective over them; when it
+/// returns, no rank needs the store any more.
+std::unique_ptr<Transport> connect_ranks(Store& store, int rank, int num_ranks,
+                                         const std::string& name, const std::string& token,
+                                         const Deadline& deadline);
 
 /// A world of ranks that are threads of this process, with the settings of its environment.
 std::shared_ptr<LocalWorld> make_world(int num_ranks);

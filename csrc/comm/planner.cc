@@ -95,7 +95,7 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
                        " is deterministic for this dtype and op");
     }
     fill();
-    if (num_ranks_ == 1) return plan;
+    if (num_ranks_ == 1 || !links_.one_host) return plan;
     for (const Reach reach : {Reach::kMapped, Reach::kProcess}) {
       if (reach == Reach::kProcess && links_.all_mapped) continue;
       const Ranking ranking =
@@ -151,6 +151,9 @@ CallPlan Planner::name_plans(const PlanKey& wanted) {
   PlannedCall* planned = nullptr;
   if (protocol != ProtocolKind::kDirect) {
     planned = &slots_plan(wanted, name, protocol);
+  } else if (!links_.one_host) {
+    throw UsageError(std::string(wanted.algorithm) +
+                     ": the protocol direct needs all ranks on one host");
   } else if (wanted.collective == Collective::kBarrier ||
              (wanted.uneven && wanted.collective == Collective::kAllToAll)) {
     throw UsageError(std::string(wanted.algorithm) +
@@ -228,7 +231,8 @@ PlannedCall* Planner::direct_plan(const PlanKey& wanted, std::string_view name) 
 
 Plan Planner::make(const PlanKey& wanted, std::string_view name, ProtocolKind protocol) {
   const Schedule schedule = generate(schedule_of(wanted.collective), name, wanted.root);
-  PlanOptions options{.num_slots = links_.num_slots, .join_blocks = !wanted.uneven};
+  PlanOptions options{
+      .num_slots = links_.num_slots, .multicast = links_.one_host, .join_blocks = !wanted.uneven};
   Plan plan = make_plan(schedule, rank_, options);
   if (plan.spans_blocks) {
     // A tile of such a plan holds whole blocks: the largest ones of this size class must fit.

@@ -32,6 +32,7 @@ struct PlannerLinks {
   int num_slots = 0;
   std::array<int64_t, kNumSlotProtocols> slot_payloads{};  // bytes that a slot holds, by protocol
   bool all_mapped = false;  // ranks are threads: they reach each other's arrays wherever they are
+  bool one_host = true;     // else there are no slots with many readers, and nothing is direct
 };
 
 /// Builds an algorithm that the core does not know, for (collective, name, root). Raises UsageError

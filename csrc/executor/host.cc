@@ -7,14 +7,34 @@
 #include "base/error.h"
 #include "executor/direct.h"
 #include "transport/process_memory.h"
+#include "transport/pump.h"
 
 namespace pycoll {
 
 HostThread::HostThread(Segment& segment, Waiter& waiter, int num_ranks)
     : segment_(segment),
+      pump_(segment.pump()),
       waiter_(waiter),
       staging_(new std::byte[static_cast<size_t>(num_ranks + 1) *
                              static_cast<size_t>(LineBatch::kPayloadBytes)]) {}
+
+void HostThread::posted_to_hosts(const ProgramView& program, const StepOperands& operands) {
+  const Step& step = *operands.step;
+  const ProtocolKind protocol = links_->protocol;
+  const int64_t nbytes = operands.count * static_cast<int64_t>(arithmetic_.element_size);
+  for_each_peer(program, step.dst_peers, [&](int peer) {
+    if (pump_->is_remote(peer)) {
+      pump_->posted(protocol, peer, nbytes, waiter_.digest(), waiter_.sequence());
+    } else {
+      segment_.ring_bell(peer);
+    }
+    return true;
+  });
+  for_each_peer(program, step.src_peers, [&](int peer) {
+    pump_->is_remote(peer) ? pump_->released(protocol, peer) : segment_.ring_bell(peer);
+    return true;
+  });
+}
 
 void HostThread::reduce_copy(const ProgramView& program, const StepOperands& operands) {
   const void* srcs[kMaxPeers + 1];

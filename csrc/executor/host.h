@@ -7,6 +7,7 @@
 #include "executor/entrance.h"
 #include "executor/protocol.h"
 #include "reduce/reduce_copy.h"
+#include "transport/line.h"
 
 namespace pycoll {
 
@@ -15,13 +16,6 @@ struct Ledger {
   int64_t sent_bytes = 0;     // payload; a multicast slot counts once per reader
   int64_t sent_messages = 0;  // slots posted, counted alike
 };
-
-/// A line of the host's ll: one cache line, so that bytes and flag come with one flight.
-struct alignas(64) HostLine {
-  std::byte payload[56];
-  uint64_t flag;  // sequence number << 24 | low 24 bits of the mark
-};
-static_assert(sizeof(HostLine) == 64);
 
 /// The arithmetic of one operation.
 struct HostArithmetic {
@@ -67,6 +61,8 @@ class HostThread {
     ledger_.sent_messages += num_readers;
     ledger_.sent_bytes +=
         num_readers * operands.count * static_cast<int64_t>(arithmetic_.element_size);
+    if (pump_ != nullptr) [[unlikely]]
+      return posted_to_hosts(program, operands);
     for_each_peer(program, step.src_peers | step.dst_peers, [this](int peer) {
       segment_.ring_bell(peer);
       return true;
@@ -84,7 +80,9 @@ class HostThread {
 
  private:
   Segment& segment_;
+  Pump* pump_;  // null: all ranks are on this host
   Waiter& waiter_;
+  void posted_to_hosts(const ProgramView& program, const StepOperands& operands);
   void combine(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
                const StepOperands& operands);
   void combine_past_caches(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
@@ -114,7 +112,7 @@ class HostThread::LineBatch {
   /// Waits for the lines one after another: they come in address order.
   bool add_lines(RecvEnd& link, int peer) {
     const auto* line = reinterpret_cast<const HostLine*>(link.slot()) + at_ / kLinePayloadBytes;
-    const uint64_t sequence = link.sequence() & kSequenceMask;
+    const uint64_t sequence = link.sequence() & HostLine::kSequenceMask;
     const WaitSite site{peer, operands_.index, operands_.step->first_chunk};
     std::byte* to = staging(num_srcs_);
     srcs_[num_srcs_++] = to;
@@ -136,7 +134,7 @@ class HostThread::LineBatch {
 
   void write_lines(SendEnd& link) const {
     auto* line = reinterpret_cast<HostLine*>(link.slot()) + at_ / kLinePayloadBytes;
-    const uint64_t flag = (link.sequence() & kSequenceMask) << 24 | (target_.digest() & 0xffffff);
+    const uint64_t flag = HostLine::flag_of(link.sequence(), target_.digest());
     for (int64_t done = 0; done < num_bytes_; done += kLinePayloadBytes, ++line) {
       const int64_t left = num_bytes_ - done;
       if (left >= kLinePayloadBytes) {
@@ -149,8 +147,6 @@ class HostThread::LineBatch {
   }
 
  private:
-  static constexpr uint64_t kSequenceMask = (uint64_t{1} << 40) - 1;
-
   std::byte* staging(int index) const {
     return target_.staging_.get() + static_cast<int64_t>(index) * kPayloadBytes;
   }

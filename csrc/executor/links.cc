@@ -3,7 +3,7 @@
 namespace pycoll {
 
 Links::Links(const Segment& segment, int rank, ProtocolKind protocol)
-    : slot_bytes(segment.layout().slot_bytes[static_cast<int>(protocol)]) {
+    : slot_bytes(segment.layout().slot_bytes[static_cast<int>(protocol)]), protocol(protocol) {
   const int n = segment.num_ranks();
   for (int peer = 0; peer < n; ++peer) {
     send.emplace_back(segment.ring(protocol, rank, peer));

@@ -15,6 +15,7 @@ struct Links {
   SendEnd send_multicast;               // read by all other ranks
   std::vector<RecvEnd> recv_multicast;  // by source rank
   size_t slot_bytes = 0;
+  ProtocolKind protocol;
 };
 
 }  // namespace pycoll

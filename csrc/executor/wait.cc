@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "executor/describe.h"
+#include "transport/pump.h"
 
 namespace pycoll {
 namespace {
@@ -25,7 +26,10 @@ constexpr int64_t kNapNs = 1'000'000;  // bounds what a missed wake-up costs
 }  // namespace
 
 Waiter::Waiter(Transport& transport)
-    : transport_(transport), segment_(transport.segment()), rank_(transport.rank()) {
+    : transport_(transport),
+      segment_(transport.segment()),
+      pump_(segment_.pump()),
+      rank_(transport.rank()) {
   const bool oversubscribed = transport.num_ranks() > segment_.num_cores();
   max_spins_ = oversubscribed ? kMinSpins : kMaxSpins;
   num_spins_ = max_spins_;
@@ -42,6 +46,7 @@ bool Waiter::wait_in_view(bool (*ready)(void*), void* context, const WaitSite& s
   if (!slow_) {
     // The first slow wait of an operation: the clock starts here, so that a quick one never asks.
     slow_ = true;
+    asked_ns_ = 0;
     deadline_ = Deadline::after_s(timeout_s_);
     on_slow_();
   }
@@ -50,6 +55,7 @@ bool Waiter::wait_in_view(bool (*ready)(void*), void* context, const WaitSite& s
   int64_t next_interrupt = start + kInterruptPeriodNs;
   for (;;) {
     if (ready(context)) return true;
+    if (pump_ != nullptr) pump_->poll(site.peer);
     const int64_t now = now_ns();
     if (now >= next_look || load_acquire(segment_.failure_word()) != 0) {
       if (look_for_trouble(ready, context, site)) {
@@ -78,7 +84,7 @@ bool Waiter::wait_in_view(bool (*ready)(void*), void* context, const WaitSite& s
     if (now - start < yield_ns_) {
       yield(now);
     } else {
-      nap(ready, context);
+      nap(ready, context, site.peer);
     }
   }
 }
@@ -90,6 +96,7 @@ bool Waiter::look_for_trouble(bool (*ready)(void*), void* context, const WaitSit
   failure.reporter = static_cast<uint16_t>(rank_);
   // A rank that made another call may never send what is waited for.
   if (!peers_agree()) return true;
+  if (pump_ != nullptr) ask_hosts(site);
   if (load_acquire(segment_.control(site.peer).state) == 2) {
     if (ready(context)) return false;
     failure.code = FailureCode::kPeerLeft;
@@ -129,7 +136,31 @@ void Waiter::yield(int64_t now) {
   }
 }
 
-void Waiter::nap(bool (*ready)(void*), void* context) {
+int Waiter::poll_hosts(int peer) {
+  // A system call, as long as many looks at memory. For a rank of this host it is seldom of use.
+  constexpr int kWorth = 12;
+  if (!pump_->is_remote(peer) && ++num_looks_ % kWorth != 0) return 0;
+  pump_->poll(peer);
+  return kWorth;
+}
+
+void Waiter::ask_hosts(const WaitSite& site) {
+  // The rank whose credits may be late; after a while all, for what else may hold this one up.
+  constexpr int64_t kCreditPeriodNs = 5'000'000;
+  constexpr int64_t kAskPeriodNs = 50'000'000;
+  const int64_t now = now_ns();
+  if (asked_ns_ == 0) asked_ns_ = now;
+  if (site.for_credit && pump_->is_remote(site.peer) && now - credit_asked_ns_ >= kCreditPeriodNs) {
+    credit_asked_ns_ = now;
+    pump_->ask(site.peer, sequence_);
+  }
+  if (now - asked_ns_ < kAskPeriodNs) return;
+  asked_ns_ = now;
+  pump_->ask(-1, sequence_);
+}
+
+void Waiter::nap(bool (*ready)(void*), void* context, int peer) {
+  if (pump_ != nullptr && pump_->is_remote(peer)) return pump_->nap(kNapNs);
   RankControl& control = segment_.control(rank_);
   const std::atomic_ref<uint32_t> asleep(control.asleep);
   const std::atomic_ref<uint32_t> bell(control.bell);
@@ -144,6 +175,11 @@ void Waiter::nap(bool (*ready)(void*), void* context) {
 }
 
 bool Waiter::mismatch(int peer) {
+  // What it called is for the error's text: it has come a long way, so this is worth the wait.
+  constexpr double kFetchSeconds = 1;
+  if (pump_ != nullptr && pump_->is_remote(peer)) {
+    pump_->fetch_record(peer, sequence_, kFetchSeconds);
+  }
   segment_.fail({.code = FailureCode::kMismatch,
                  .reporter = static_cast<uint16_t>(rank_),
                  .culprit = static_cast<uint16_t>(peer)});
@@ -213,6 +249,19 @@ std::string Waiter::describe_mismatch(const Failure& failure) const {
          std::to_string(failure.culprit) + " made different calls";
 }
 
+std::string Waiter::describe_end(int rank, int signal) const {
+  const std::string host = transport_.host_of(rank);
+  const std::string where = host.empty() ? "" : " on host " + host;
+  if (signal == Transport::kConnectionLost) return where + " ended: its connection is gone";
+  if (signal == Transport::kSilent) {
+    return where + " has not been heard of for " + describe_seconds(transport_.silence_s()) +
+           ": its host or the network is down, or it is stopped";
+  }
+  if (signal == 0) return where + " ended";
+  return where + " was ended by signal " + std::to_string(signal) + " (" + ::strsignal(signal) +
+         ")";
+}
+
 void Waiter::raise_failure(const CallRecord& record) const {
   raise_failure(describe_operation(record), describe_call(segment_, rank_, record));
 }
@@ -250,13 +299,11 @@ void Waiter::raise_failure(const std::string& what, const std::string& call) con
           std::to_string(site_.step) + ")" + (call.empty() ? "" : " in " + call) + "; " +
           describe_missing(failure.culprit));
     case FailureCode::kPeerDied: {
-      std::string how = failure.signal == 0 ? std::string(" ended")
-                                            : std::string(" was ended by signal ") +
-                                                  std::to_string(failure.signal) + " (" +
-                                                  ::strsignal(failure.signal) + ")";
-      throw PeerDiedError(me + " cannot go on: the process of " + culprit + how + in_message +
-                              "; " + describe_last(segment_, failure.culprit),
-                          failure.culprit, failure.signal);
+      const bool remote = failure.signal >= Transport::kConnectionLost;
+      throw PeerDiedError(me + " cannot go on: " + (remote ? "" : "the process of ") + culprit +
+                              describe_end(failure.culprit, failure.signal) + in_message + "; " +
+                              describe_last(segment_, failure.culprit),
+                          failure.culprit, remote ? 0 : failure.signal);
     }
     case FailureCode::kPeerLeft:
       throw PeerDiedError(me + " cannot go on: " + culprit + " closed its communicator" +

@@ -59,12 +59,15 @@ class Waiter {
     slow_ = false;
   }
   uint32_t digest() const { return digest_; }
+  uint64_t sequence() const { return sequence_; }
 
   /// True when `ready()` came true; false when it never will: then raise_failure() says why.
   template <class Ready>
   bool spin_until(Ready&& ready, const WaitSite& site) {
     for (int i = 0; i < num_spins_; ++i) {
       if (ready()) return true;
+      if (pump_ != nullptr) [[unlikely]]
+        i += poll_hosts(site.peer);
       cpu_pause();
     }
     using Callable = std::remove_reference_t<Ready>;
@@ -92,7 +95,10 @@ class Waiter {
   bool wait_in_view(bool (*ready)(void*), void* context, const WaitSite& site);
   bool look_for_trouble(bool (*ready)(void*), void* context, const WaitSite& site);
   void yield(int64_t now);
-  void nap(bool (*ready)(void*), void* context);
+  void nap(bool (*ready)(void*), void* context, int peer);
+  int poll_hosts(int peer);
+  void ask_hosts(const WaitSite& site);
+  std::string describe_end(int rank, int signal) const;
   /// Who holds up `peer`, that holds up this rank: follows who waits for whom.
   int find_culprit(int peer) const;
   std::string describe_missing(int culprit) const;
@@ -100,6 +106,7 @@ class Waiter {
 
   Transport& transport_;
   Segment& segment_;
+  Pump* pump_;  // null: all ranks are on this host
   int rank_;
   int max_spins_;
   int num_spins_;  // adapts to whether this rank has its core for itself
@@ -110,7 +117,10 @@ class Waiter {
   OnSlow on_slow_;
   bool slow_ = false;                         // this operation had a slow wait
   Deadline deadline_ = Deadline::after_s(0);  // of this operation, once it is slow
-  WaitSite site_;                             // of the wait that failed here
+  unsigned num_looks_ = 0;
+  int64_t asked_ns_ = 0;  // when remote ranks were last asked what they do
+  int64_t credit_asked_ns_ = 0;
+  WaitSite site_;  // of the wait that failed here
 };
 
 }  // namespace pycoll

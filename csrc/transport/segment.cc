@@ -9,6 +9,8 @@
 #include <cstring>
 #include <ctime>
 
+#include "transport/pump.h"
+
 namespace pycoll {
 namespace {
 
@@ -145,6 +147,8 @@ void Segment::ring_bell(int rank) const {
 }
 
 void Segment::ring_message_bell(int rank) const {
+  if (pump_ != nullptr && pump_->is_remote(rank)) [[unlikely]]
+    return pump_->ring(rank);
   ring_bell(rank);
   RankControl& control = this->control(rank);
   if (std::atomic_ref<uint32_t>(control.message_asleep).load(std::memory_order_relaxed) == 0) {

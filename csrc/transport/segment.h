@@ -126,6 +126,8 @@ struct SegmentLayout {
   size_t mailboxes = 0;
 };
 
+class Pump;
+
 /// A view of the mapping; owns nothing.
 class Segment {
  public:
@@ -143,6 +145,11 @@ class Segment {
   RankControl& control(int rank) const;
   int num_cores() const;
   std::string_view settings_text() const;
+
+  /// Moves what goes to and comes from ranks of other hosts; null: there are none. They have no
+  /// bells here: the pump is told in their stead.
+  Pump* pump() const { return pump_; }
+  void set_pump(Pump* pump) { pump_ = pump; }
   EntranceMemory& entrance(int rank) const;
 
   /// Link from src to dst, or src's multicast ring when dst == src.
@@ -189,6 +196,7 @@ class Segment {
  private:
   std::byte* base_;
   SegmentLayout layout_;
+  Pump* pump_ = nullptr;
 };
 
 }  // namespace pycoll

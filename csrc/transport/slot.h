@@ -64,6 +64,10 @@ struct alignas(kFlagBytes) FlagLine {
 };
 static_assert(sizeof(FlagLine) == kFlagBytes);
 
+inline void set_mark(FlagLine& line, uint64_t index, uint32_t mark) {
+  std::atomic_ref<uint32_t>(line.marks[index]).store(mark, std::memory_order_relaxed);
+}
+
 /// Where a ring lives in shared memory.
 struct RingMemory {
   std::byte* slots = nullptr;
@@ -101,7 +105,7 @@ class SendEnd {
   uint64_t sequence() const { return posted_ + 1; }
   /// Makes the slot's bytes and its mark visible: pairs with RecvEnd::has_full_slot.
   void post(uint32_t mark) {
-    std::atomic_ref<uint32_t>(memory_.tail->marks[index()]).store(mark, std::memory_order_relaxed);
+    set_mark(*memory_.tail, index(), mark);
     store_release(memory_.tail->value, ++posted_);
   }
   /// The bytes carried their own flags (ll): nothing to make visible.

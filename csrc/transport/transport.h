@@ -8,8 +8,10 @@
 #include <string_view>
 
 #include "base/clock.h"
+#include "bootstrap/host_table.h"
 #include "transport/heap.h"
 #include "transport/segment.h"
+#include "transport/wire.h"
 
 namespace pycoll {
 
@@ -31,13 +33,23 @@ class Transport {
   /// The process of `peer`, as this process may call it; 0 when it has no number here.
   virtual pid_t pid(int peer) const = 0;
   /// The signal that ended the process of `peer`, 0 when it ended in a way that is not known,
-  /// nothing while it lives. Called by slow waits only: may make system calls.
+  /// nothing while it lives; kConnectionLost and kSilent for one on another host. Called by slow
+  /// waits only: may make system calls.
+  static constexpr int kConnectionLost = 254;
+  static constexpr int kSilent = 255;
   virtual std::optional<int> ended_by(int peer) = 0;
   /// A transport among `members` (ranks of this one, in their new order), all of which call this
   /// with the same `id`, unique in the life of this transport.
   virtual std::unique_ptr<Transport> make_subgroup(std::span<const int> members,
                                                    const std::string& id,
                                                    const Deadline& deadline) = 0;
+  /// Place of `rank` among the ranks of its host, and what that is called; "" where all share one.
+  virtual int host_rank(int rank) const { return rank; }
+  virtual std::string host_of(int) const { return ""; }
+  /// After how long a rank of another host that says nothing counts as lost; seconds.
+  virtual double silence_s() const { return 0; }
+  /// In a forked process: lets go of what it shares with its parent, without a word to anyone.
+  virtual void disown() {}
   /// This rank has left, and none of its threads is within an operation: gives back the memory, as
   /// soon as no other rank of this process uses it, and the descriptors. What heap() gave lives on
   /// as long as somebody has it. Only name(), rank() and num_ranks() may be asked from now on.
@@ -56,5 +68,17 @@ std::unique_ptr<Transport> make_local_transport(std::shared_ptr<LocalWorld> worl
 std::unique_ptr<Transport> make_shm_transport(const std::string& name, int rank, int num_ranks,
                                               const std::string& token, const Deadline& deadline,
                                               std::string_view settings = {});
+
+/// Ranks on several hosts: shared memory within each (as above), connections between them
+/// (transport/pump.h). `world` is the same on all ranks, but for the settings, which are rank 0's.
+struct HostsWorld {
+  std::string name;  // of the session
+  std::string token;
+  HostTable hosts;
+  std::string settings;
+};
+std::unique_ptr<Transport> make_hosts_transport(HostsWorld world, int rank,
+                                                std::unique_ptr<Wire> wire, double silence_s,
+                                                const Deadline& deadline);
 
 }  // namespace pycoll

@@ -143,21 +143,6 @@ def test_ranks_with_different_world_sizes_are_all_told(ranks: Ranks, port: int) 
         assert outcome.seconds < 5
 
 
-def test_rank_on_another_host_is_told_which_two_hosts(ranks: Ranks, port: int) -> None:
-    server = bootstrap.TcpStoreServer("127.0.0.1", port, "secret")
-    rank_zero = bootstrap.TcpStore("127.0.0.1", port, "secret", 0, 5)
-    other_host = b"another-boot-id/net:1"
-    rank_zero.set("join/rank_zero", struct.pack("<iI", 2, len(other_host)) + other_host)
-    outcome = ranks.run(lambda rank: bootstrap.join(env(rank, 2, port), 5), [1])[0]
-    assert outcome.error == "UsageError"
-    assert outcome.text.startswith(
-        f"rank 0 runs on host {other_host.decode()}, rank 1 on host {bootstrap.host_id()}: "
-        "links between hosts are not built in"
-    )
-    assert bootstrap.host_id().encode() in rank_zero.get("join/verdict", 5)
-    server.stop()
-
-
 def test_rank_zero_killed_while_ranks_join_is_named_at_once(ranks: Ranks, port: int) -> None:
     pids = [ranks.start(lambda r=rank: bootstrap.join(env(r, 4, port), 30)) for rank in range(3)]
     time.sleep(0.5)  # rank 3 never comes

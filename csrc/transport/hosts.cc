@@ -1,0 +1,215 @@
+// Ranks on several hosts: each host has shared memory of its own, laid out for all ranks of the
+// communicator, and every rank has a pump between it and the ranks of other hosts.
+#include <unistd.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "base/error.h"
+#include "bootstrap/joining.h"
+#include "bootstrap/local_group.h"
+#include "bootstrap/process_info.h"
+#include "transport/mapping.h"
+#include "transport/pump.h"
+#include "transport/transport.h"
+
+namespace pycoll {
+namespace {
+
+void write_settings(int memory, int num_cores, size_t offset, std::string_view text) {
+  const SegmentSettings settings = {num_cores, static_cast<uint32_t>(text.size())};
+  std::string bytes(reinterpret_cast<const char*>(&settings), sizeof(settings));
+  bytes += text;
+  if (::pwrite(memory, bytes.data(), bytes.size(), static_cast<off_t>(offset)) !=
+      static_cast<ssize_t>(bytes.size())) {
+    throw_system_error("write to a communicator's shared memory");
+  }
+}
+
+/// The same on all ranks, unlike std::hash.
+uint64_t hash_name(std::string_view name) {
+  uint64_t hash = 1469598103934665603ull;
+  for (const char c : name) hash = (hash ^ static_cast<uint8_t>(c)) * 1099511628211ull;
+  return hash;
+}
+
+/// What all communicators of a session share on this rank.
+struct Session {
+  HostsWorld world;
+  std::shared_ptr<HostLinks> host_links;
+};
+
+class HostsTransport final : public Transport {
+ public:
+  HostsTransport(std::shared_ptr<Session> session, std::string name, int rank,
+                 std::vector<int> members, const Deadline& deadline)
+      : session_(std::move(session)),
+        name_(std::move(name)),
+        rank_(rank),
+        members_(std::move(members)),
+        num_ranks_(static_cast<int>(members_.size())),
+        group_(form(deadline)),
+        mapping_(group_.memory.get(), SegmentLayout::for_ranks(num_ranks_).total_bytes),
+        segment_(mapping_.base(), num_ranks_),
+        pump_(session_->host_links, segment_, rank, members_, remote_mask(), hash_name(name_)) {
+    segment_.set_pump(&pump_);
+    pump_.say_joined();
+    wait_for_all(deadline);
+  }
+
+  std::string_view name() const override { return session_->host_links->wire_name(); }
+  std::string group_name() const override { return name_; }
+  int rank() const override { return rank_; }
+  int num_ranks() const override { return num_ranks_; }
+  Segment& segment() override { return segment_; }
+  std::shared_ptr<SharedHeap> heap() override { return nullptr; }
+  bool shares_address_space() const override { return false; }
+  pid_t pid(int peer) const override {
+    return is_here(peer) ? group_.pids[static_cast<size_t>(host_rank(peer))] : 0;
+  }
+  int host_rank(int rank) const override {
+    return static_cast<int>(std::count_if(members_.begin(), members_.begin() + rank, [&](int one) {
+      return host_number(one) == host_number(members_[static_cast<size_t>(rank)]);
+    }));
+  }
+  std::string host_of(int rank) const override {
+    return session_->world.hosts.name_of(members_[static_cast<size_t>(rank)]);
+  }
+  double silence_s() const override { return session_->host_links->silence_s(); }
+
+  std::optional<int> ended_by(int peer) override {
+    if (is_here(peer)) {
+      const int pidfd = group_.pidfds[static_cast<size_t>(host_rank(peer))].get();
+      if (!process_ended(pidfd)) return std::nullopt;
+      return exit_signal(pidfd);
+    }
+    switch (pump_.state_of(peer)) {
+      case HostLinks::Peer::kGone:
+        return kConnectionLost;
+      case HostLinks::Peer::kSilent:
+        return kSilent;
+      default:
+        return std::nullopt;
+    }
+  }
+
+  std::unique_ptr<Transport> make_subgroup(std::span<const int> members, const std::string& id,
+                                           const Deadline& deadline) override {
+    std::vector<int> of_world;
+    int rank = 0;
+    for (size_t i = 0; i < members.size(); ++i) {
+      of_world.push_back(members_[static_cast<size_t>(members[i])]);
+      if (members[i] == rank_) rank = static_cast<int>(i);
+    }
+    const std::string name = name_ + "." + id;
+    const bool one_host = std::all_of(of_world.begin(), of_world.end(), [&](int one) {
+      return host_number(one) == host_number(of_world.front());
+    });
+    if (one_host) {
+      return make_shm_transport(name, rank, static_cast<int>(members.size()), session_->world.token,
+                                deadline);
+    }
+    return std::make_unique<HostsTransport>(session_, name, rank, std::move(of_world), deadline);
+  }
+
+  void disown() override { session_->host_links->disown(); }
+
+  void release() override {
+    pump_.close();
+    mapping_.release();
+    group_.memory.reset();
+    group_.pidfds.clear();
+  }
+
+ private:
+  int host_number(int world_rank) const {
+    return session_->world.hosts.host_of[static_cast<size_t>(world_rank)];
+  }
+  bool is_here(int rank) const {
+    return host_number(members_[static_cast<size_t>(rank)]) ==
+           host_number(members_[static_cast<size_t>(rank_)]);
+  }
+  uint64_t remote_mask() const {
+    uint64_t mask = 0;
+    for (int rank = 0; rank < num_ranks_; ++rank) {
+      if (!is_here(rank)) mask |= uint64_t{1} << rank;
+    }
+    return mask;
+  }
+
+  /// Memory with the other ranks of this host.
+  LocalGroup form(const Deadline& deadline) {
+    if (num_ranks_ > 64) {
+      throw UsageError("a communicator has at most 64 ranks, asked for " +
+                       std::to_string(num_ranks_));
+    }
+    const SegmentLayout layout = SegmentLayout::for_ranks(num_ranks_);
+    int num_here = 0;
+    for (int rank = 0; rank < num_ranks_; ++rank) num_here += is_here(rank);
+    // All ranks of all hosts must choose alike, so all are told the same.
+    const int num_cores = session_->world.hosts.num_cores(members_);
+    return form_local_group(
+        name_, host_rank(rank_), num_here, layout.total_bytes, session_->world.token, deadline,
+        [&](int memory, std::span<const pid_t>) {
+          write_settings(memory, num_cores, layout.settings, session_->world.settings);
+        });
+  }
+
+  void wait_for_all(const Deadline& deadline) {
+    for (;;) {
+      std::vector<int> missing;
+      {
+        const std::lock_guard lock(session_->host_links->mutex());
+        missing = pump_.missing();
+      }
+      if (missing.empty()) return;
+      for (const int rank : missing) {
+        if (pump_.state_of(rank) == HostLinks::Peer::kThere) continue;
+        throw PeerDiedError("rank " + std::to_string(rank) + " on host " + host_of(rank) +
+                                " ended while the ranks were joining",
+                            rank, 0);
+      }
+      if (deadline.expired()) {
+        throw TimeoutError(did_not_join(missing, num_ranks_, deadline.timeout_s()));
+      }
+      deadline.check_interrupt();
+      pump_.poll(missing.front());
+      pump_.nap(1'000'000);
+    }
+  }
+
+  std::shared_ptr<Session> session_;
+  std::string name_;
+  int rank_;
+  std::vector<int> members_;  // ranks of the world
+  int num_ranks_;
+  LocalGroup group_;  // of this host's members
+  Mapping mapping_;
+  Segment segment_;
+  Pump pump_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_hosts_transport(HostsWorld world, int rank,
+                                                std::unique_ptr<Wire> wire, double silence_s,
+                                                const Deadline& deadline) {
+  const int num_ranks = static_cast<int>(world.hosts.host_of.size());
+  std::vector<int> peers;
+  std::vector<int> members;
+  for (int peer = 0; peer < num_ranks; ++peer) {
+    members.push_back(peer);
+    if (world.hosts.host_of[static_cast<size_t>(peer)] !=
+        world.hosts.host_of[static_cast<size_t>(rank)]) {
+      peers.push_back(peer);
+    }
+  }
+  auto session = std::make_shared<Session>();
+  session->world = std::move(world);
+  session->host_links = std::make_shared<HostLinks>(std::move(wire), num_ranks, peers, silence_s);
+  const std::string name = session->world.name;
+  return std::make_unique<HostsTransport>(std::move(session), name, rank, std::move(members),
+                                          deadline);
+}
+
+}  // namespace pycoll

@@ -1,0 +1,49 @@
+"""Networks of two and of four hosts, made once for all tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+# The oracles of the collectives are those of ranks on one host.
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "comm")]
+
+from namespaces import Network, why_not  # noqa: E402
+
+WHY_NOT = why_not()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.hosts)
+            if WHY_NOT:
+                item.add_marker(pytest.mark.skip(reason=WHY_NOT))
+
+
+@pytest.fixture(scope="session")
+def networks() -> Iterator[Callable[[int], Network]]:
+    made: dict[int, Network] = {}
+
+    def network(n: int) -> Network:
+        if n not in made:
+            made[n] = Network(n)
+        return made[n]
+
+    yield network
+    for one in made.values():
+        one.close()
+
+
+@pytest.fixture
+def two(networks: Callable[[int], Network]) -> Network:
+    return networks(2)
+
+
+@pytest.fixture
+def four(networks: Callable[[int], Network]) -> Network:
+    return networks(4)

@@ -1,0 +1,264 @@
+"""Hosts for tests: network namespaces of this machine, behind one switch.
+
+Each has its own interface, address and host name, so that ranks in two of them reach each other
+through the network alone. Needs root and iproute2. Nothing outlives `Network.close()`, and a run
+that was killed is cleaned up by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pickle
+import re
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+NAMESPACES = Path("/run/netns")
+CLONE_NEWNET, CLONE_NEWUTS = 0x40000000, 0x04000000
+
+
+def why_not() -> str:
+    """Why this machine cannot have such hosts; empty when it can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if not shutil.which("ip") or not shutil.which("tc"):
+        return "network namespaces need iproute2 (ip, tc)"
+    name = f"pyct{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if made.returncode != 0:
+        return f"this system allows no network namespace: {made.stderr.strip()}"
+    subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    return ""
+
+
+def ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+
+
+def tc(namespace: str, *words: str) -> None:
+    subprocess.run(["tc", "-n", namespace, *words], check=True, capture_output=True)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rank returned, or the error that it raised."""
+
+    value: Any = None
+    error: str = ""  # name of the exception's type
+    text: str = ""
+    rank: int = -1  # of a PeerDiedError
+    seconds: float = 0.0
+    ended: int = 0  # status of the process
+    fds_leaked: int = 0
+
+    def get(self) -> Any:
+        assert not self.error, f"{self.error}: {self.text}"
+        assert self.ended == 0, f"the rank ended with status {self.ended}"
+        return self.value
+
+
+@dataclass
+class Network:
+    """`n` hosts: host i has address 10.77.0.(i + 1)."""
+
+    n: int
+    name: str = field(default_factory=lambda: f"pyc{os.getpid()}")
+
+    def __post_init__(self) -> None:
+        self._remove_stale()
+        self.name += f"n{self.n}"
+        self._children: dict[int, int] = {}  # pid -> pipe
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            ip("netns", "add", self.switch)
+            ip("-n", self.switch, "link", "add", "br0", "type", "bridge")
+            ip("-n", self.switch, "link", "set", "br0", "up")
+            for host in range(self.n):
+                space = self.namespace(host)
+                ip("netns", "add", space)
+                # 9000 bytes: so the bytes of headers are few beside those of messages.
+                ip("-n", space, "link", "add", "eth0", "mtu", "9000", "type", "veth",
+                   "peer", "name", f"port{host}", "mtu", "9000", "netns", self.switch)  # fmt: skip
+                ip("-n", self.switch, "link", "set", f"port{host}", "master", "br0", "up")
+                ip("-n", space, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
+                ip("-n", space, "link", "set", "lo", "up")
+                ip("-n", space, "link", "set", "eth0", "up")
+            undo.pop_all()
+
+    @staticmethod
+    def _remove_stale() -> None:
+        for path in NAMESPACES.glob("pyc[0-9]*"):
+            found = re.match(r"pyc(\d+)n", path.name)
+            if found and not Path(f"/proc/{found[1]}").exists():
+                subprocess.run(["ip", "netns", "del", path.name], capture_output=True)
+
+    @property
+    def switch(self) -> str:
+        return f"{self.name}s"
+
+    def namespace(self, host: int) -> str:
+        return f"{self.name}h{host}"
+
+    def address(self, host: int) -> str:
+        return f"10.77.0.{host + 1}"
+
+    def set_rate(self, rate: str | None) -> None:
+        """Both ways of every host's link, such as "1gbit"; None: as fast as it goes."""
+        for host in range(self.n):
+            for space, link in (self.namespace(host), "eth0"), (self.switch, f"port{host}"):
+                with contextlib.suppress(subprocess.CalledProcessError):
+                    tc(space, "qdisc", "del", "dev", link, "root")
+                if rate is not None:
+                    # The burst takes a whole segment of TCP offload, which stays one packet.
+                    tc(space, "qdisc", "add", "dev", link, "root", "tbf", "rate", rate,
+                       "burst", "256kb", "latency", "50ms")  # fmt: skip
+
+    def set_link(self, host: int, up: bool) -> None:
+        """The cable of a host."""
+        ip("-n", self.switch, "link", "set", f"port{host}", "up" if up else "down")
+
+    def sent_bytes(self, host: int) -> int:
+        """What the host has sent, as its interface counts it."""
+        lines = ip("-n", self.namespace(host), "-s", "link", "show", "eth0").splitlines()
+        at = next(i for i, line in enumerate(lines) if "TX:" in line)
+        return int(lines[at + 1].split()[0])
+
+    def enter(self, host: int) -> None:
+        """Makes the calling process a process of that host."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        fd = os.open(NAMESPACES / self.namespace(host), os.O_RDONLY | os.O_CLOEXEC)
+        if libc.setns(fd, CLONE_NEWNET) != 0 or libc.unshare(CLONE_NEWUTS) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(fd)
+        socket.sethostname(f"host{host}")
+
+    def start(self, host: int, fn: Callable[[], Any], **env: str) -> int:
+        """Runs `fn` in a process of that host. Returns its pid, for `outcome`."""
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            with contextlib.suppress(BaseException):
+                os.close(read)
+                self.enter(host)
+                os.environ.update(env)
+                outcome = _run(fn)
+                with os.fdopen(write, "wb") as pipe:
+                    pickle.dump(outcome, pipe)
+            os._exit(0)
+        os.close(write)
+        self._children[pid] = read
+        return pid
+
+    def outcome(self, pid: int, timeout_s: float = 60) -> Outcome:
+        pipe = self._children.pop(pid)
+        data = b""
+        deadline = time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector, os.fdopen(pipe, "rb", 0) as file:
+            selector.register(file, selectors.EVENT_READ)
+            while True:
+                if not selector.select(deadline - time.monotonic()):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                    return Outcome(error="Hang", text=f"no answer within {timeout_s} s")
+                if not (more := file.read(1 << 16)):
+                    break
+                data += more
+        _, status = os.waitpid(pid, 0)
+        if not data:
+            return Outcome(error="Ended", text=f"status {status}", ended=status)
+        return pickle.loads(data)
+
+    def start_ranks(
+        self, fn: Callable[..., Any], per_host: int, *args: Any, **env: str
+    ) -> list[int]:
+        """`fn(comm, *args)` on `per_host` ranks of each host, host after host."""
+        import pycoll
+
+        timeout_s = float(env.pop("timeout_s", "20"))
+        port = str(free_port())
+
+        def rank_main() -> Any:
+            with pycoll.init(timeout_s=timeout_s) as comm:
+                return fn(comm, *args)
+
+        pids = []
+        for rank in range(self.n * per_host):
+            who = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(self.n * per_host),
+                "LOCAL_RANK": str(rank % per_host),
+                "MASTER_ADDR": self.address(0),
+                "MASTER_PORT": port,
+                "PYCOLL_TOKEN": "of a test",
+            }
+            pids.append(self.start(rank // per_host, rank_main, **(who | env)))
+        return pids
+
+    def run(
+        self, fn: Callable[..., Any], per_host: int = 1, *args: Any, **env: str
+    ) -> list[Outcome]:
+        return [self.outcome(pid) for pid in self.start_ranks(fn, per_host, *args, **env)]
+
+    def command(self, host: int, words: list[str], **env: str) -> subprocess.Popen[str]:
+        """Starts a program on that host."""
+        into = ["nsenter", f"--net={NAMESPACES / self.namespace(host)}", "unshare", "--uts"]
+        shell = f'hostname host{host}; exec "$@"'
+        return subprocess.Popen(
+            [*into, "sh", "-c", shell, "sh", *words],
+            env=os.environ | env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def close(self) -> None:
+        for pid in list(self._children):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self.outcome(pid)
+        for space in [*(self.namespace(host) for host in range(self.n)), self.switch]:
+            if (NAMESPACES / space).exists():
+                ip("netns", "del", space)
+
+
+def _run(fn: Callable[[], Any]) -> Outcome:
+    num_fds = len(os.listdir("/proc/self/fd"))
+    start = time.monotonic()
+    value, error = None, {}
+    try:
+        value = fn()
+    except BaseException as raised:
+        error = {
+            "error": type(raised).__name__,
+            "text": str(raised) or traceback.format_exc(),
+            "rank": getattr(raised, "rank", -1),
+        }
+    return Outcome(
+        value=value,
+        seconds=time.monotonic() - start,
+        fds_leaked=len(os.listdir("/proc/self/fd")) - num_fds,
+        **error,
+    )
+
+
+_ports: Iterator[int] = iter(range(21000 + os.getpid() % 5000, 32000))
+
+
+def free_port() -> int:
+    """A port of this test alone: the namespaces have no others' ports."""
+    return next(_ports)
+
+
+__all__ = ["Network", "Outcome", "free_port", "why_not"]
