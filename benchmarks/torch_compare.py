@@ -3,10 +3,13 @@
 Both backends are groups of the same ranks. In each round every size is measured with both, in turn,
 so that a slow spell of the machine falls on both alike. A time is that of the slowest rank, the
 median over rounds. `comm` is the core without torch, whose distance is what the torch layer costs.
+`pycoll` reduces one tensor again and again, as training does; `pycoll once` is what it takes while
+a tensor was not seen often enough for its memory to be moved to where the peers reach it.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import statistics
 import sys
@@ -24,6 +27,7 @@ from record import machine
 import pycoll
 import pycoll.torch
 
+WARM_UPS = 9  # rounds; more than uses after which a tensor's memory is moved
 SIZES = [4, 64, 1 << 10, 16 << 10, 64 << 10, 1 << 20, 64 << 20]
 
 
@@ -44,26 +48,35 @@ def measure_sizes(
     comm: pycoll.Communicator, groups: dict[str, Any], sizes: list[int], rounds: int
 ) -> list[dict[str, Any]]:
     samples: dict[tuple[int, str], list[float]] = {}
-    backend = groups["pycoll"]._get_backend(torch.device("cpu"))
-    for round_idx in range(rounds + 1):  # the first one warms up
+    cpu = torch.device("cpu")
+    backend = groups["pycoll"]._get_backend(cpu)
+    tensors = {
+        nbytes: (
+            torch.zeros(nbytes // 4),
+            torch.zeros(nbytes // 4),
+            backend.allocate_tensor(nbytes // 4, dtype=torch.float32, device=cpu).zero_(),
+        )
+        for nbytes in sizes
+    }
+    for round_idx in range(rounds + WARM_UPS):
         for nbytes in sizes:
-            x = torch.zeros(nbytes // 4)
-            own = backend.allocate_tensor(
-                nbytes // 4, dtype=torch.float32, device=torch.device("cpu")
-            ).zero_()
+            x, new, own = tensors[nbytes]
             calls = {
-                "comm": lambda x=x: comm.all_reduce(x),
+                "comm": lambda new=new: comm.all_reduce(new),
                 "pycoll": lambda x=x: dist.all_reduce(x, group=groups["pycoll"]),
-                "gloo": lambda x=x: dist.all_reduce(x, group=groups["gloo"]),
+                "pycoll once": lambda new=new: dist.all_reduce(new, group=groups["pycoll once"]),
+                "gloo": lambda new=new: dist.all_reduce(new, group=groups["gloo"]),
                 "pycoll async": lambda x=x: dist.all_reduce(
                     x, group=groups["pycoll"], async_op=True
                 ).wait(),
                 "allocate_tensor": lambda own=own: dist.all_reduce(own, group=groups["pycoll"]),
             }
             for name, call in calls.items():
-                num_calls = max(1, (20 if name == "gloo" else 200) * 4096 // max(nbytes, 4096))
+                at_least = 8 if nbytes <= 1 << 20 else 1
+                num_calls = (20 if name == "gloo" else 200) * 4096 // max(nbytes, 4096)
+                num_calls = max(at_least, num_calls)
                 sample = slowest(comm, timed(call, num_calls, comm.barrier))
-                if round_idx > 0:
+                if round_idx >= WARM_UPS:
                     samples.setdefault((nbytes, name), []).append(sample)
     rows = []
     for nbytes in sizes:
@@ -91,7 +104,9 @@ def measure_ddp(comm: pycoll.Communicator, groups: dict[str, Any], rounds: int) 
     layers = [m for _ in range(6) for m in (torch.nn.Linear(2048, 2048), torch.nn.ReLU())]
     models = {
         name: torch.nn.parallel.DistributedDataParallel(
-            torch.nn.Sequential(*layers), process_group=group, gradient_as_bucket_view=True
+            copy.deepcopy(torch.nn.Sequential(*layers)),
+            process_group=group,
+            gradient_as_bucket_view=True,
         )
         for name, group in groups.items()
     }
@@ -117,12 +132,18 @@ def work(
     dist.init_process_group(
         "gloo", store=dist.FileStore(path, comm.size), rank=comm.rank, world_size=comm.size
     )
-    groups = {"gloo": dist.group.WORLD, "pycoll": dist.new_group(backend="pycoll")}
+    never = pycoll.torch.Options(register_after=0)
+    groups = {
+        "gloo": dist.group.WORLD,
+        "pycoll": dist.new_group(backend="pycoll"),
+        "pycoll once": dist.new_group(backend="pycoll", pg_options=never),
+    }
     check(groups, comm.rank, comm.size)
     result: dict[str, Any] = {"num_ranks": comm.size}
     result["all_reduce"] = measure_sizes(comm, groups, sizes, rounds)
     if ddp:
-        result["ddp_step_ms"] = measure_ddp(comm, groups, rounds)
+        both = {name: groups[name] for name in ("gloo", "pycoll")}
+        result["ddp_step_ms"] = measure_ddp(comm, both, rounds)
     dist.destroy_process_group()
     return result
 

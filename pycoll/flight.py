@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pycoll.stacks import is_handled, signal_from_text
 
 if TYPE_CHECKING:
+    from pycoll._core import GroupRecords
     from pycoll.communicator import Communicator
 
 FOLDER_VARIABLE = "PYCOLL_FLIGHT_DIR"
@@ -49,20 +50,23 @@ class Source(Protocol):
 class CommunicatorSource:
     """The records that a communicator's rank can see: those of all its ranks."""
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Communicator | GroupRecords) -> None:
         self.group = comm._group
         self.ranks = comm._ranks
         self.records = comm._records
         self.messages = comm._messages
 
 
-def flight_of(source: Source, rank: int, timeout_s: float | None = None) -> dict[str, Any]:
+def flight_of(
+    source: Source, rank: int, timeout_s: float | None = None, description: str = "pycoll"
+) -> dict[str, Any]:
     """One rank's file, as a dict.
 
     Args:
         source: Where the records are.
         rank: Whose file it is.
         timeout_s: The communicator's deadline, seconds, where it is known.
+        description: What the group is for.
 
     Returns:
         torch's keys `version`, `pg_config`, `pg_status` and `entries`, and `pycoll`: the group, and
@@ -82,7 +86,7 @@ def flight_of(source: Source, rank: int, timeout_s: float | None = None) -> dict
             made.append(_entry(record, len(made), sequence, group, to_unix_ns, timeout_s))
         return made
 
-    config = {"name": name, "desc": "pycoll", "ranks": str(list(range(size)))}
+    config = {"name": name, "desc": description, "ranks": str(list(range(size)))}
     own = entries(rank, 1024)
     collectives = [entry for entry in own if not entry["is_p2p"]]
     done = [entry["collective_seq_id"] for entry in collectives if entry["state"] == "completed"]
@@ -265,10 +269,19 @@ def skew_table(operations: Sequence[dict[int, tuple[str, int]]]) -> list[dict[st
 
 # Dumps without being asked: on an error, on a signal.
 
-_watched: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_watched: weakref.WeakSet[Communicator | GroupRecords] = weakref.WeakSet()
+_kept: list[GroupRecords] = []  # of watched groups that nobody in Python holds
 
 
-def watch(comm: Communicator) -> None:
+def watch_group(records: GroupRecords) -> None:
+    """The same for a group that another library has opened, as long as it is open."""
+    _kept[:] = [other for other in _kept if not other.closed]
+    if os.environ.get(FOLDER_VARIABLE) or os.environ.get(SIGNAL_VARIABLE):
+        _kept.append(records)
+        watch(records)
+
+
+def watch(comm: Communicator | GroupRecords) -> None:
     """Lets a communicator dump on its first error, and the process on a signal, where asked to."""
     if os.environ.get(FOLDER_VARIABLE):
         comm._set_on_failure(functools.partial(_dump_referenced, weakref.ref(comm)))
@@ -285,13 +298,19 @@ def dump_all() -> list[Path]:
     return [path for comm in list(_watched) if not comm.closed for path in _dump(comm)]
 
 
-def _dump_referenced(reference: weakref.ref[Communicator]) -> None:
+def _dump_referenced(reference: weakref.ref[Communicator | GroupRecords]) -> None:
     if (comm := reference()) is not None:
         _dump(comm)
 
 
-def _dump(comm: Communicator) -> list[Path]:
+def _dump(comm: Communicator | GroupRecords) -> list[Path]:
     with suppress(OSError):  # a full disk must not hide the error that is about to be raised
         folder = os.environ.get(FOLDER_VARIABLE) or "."
-        return write(CommunicatorSource(comm), [comm.rank], folder, timeout_s=comm.timeout_s)
+        return write(
+            CommunicatorSource(comm),
+            [comm.rank],
+            folder,
+            timeout_s=comm.timeout_s,
+            description=getattr(comm, "description", "pycoll"),
+        )
     return []

@@ -13,6 +13,7 @@
 #include "base/fd.h"
 #include "bindings/bind.h"
 #include "bindings/communicator_object.h"
+#include "capi/handles.h"
 #include "executor/describe.h"
 #include "reduce/dtypes.h"
 #include "reduce/ops.h"
@@ -218,6 +219,30 @@ class SegmentView {
   std::unique_ptr<Segment> segment_;
 };
 
+/// The records of a communicator that another library has opened through the C table. It ends
+/// when that library says so.
+class GroupRecords {
+ public:
+  /// `handle`: a capsule of a pycoll_comm, alive during this.
+  GroupRecords(const py::capsule& handle, std::string description)
+      : shared_(handle.get_pointer<pycoll_comm>()->shared), description_(std::move(description)) {}
+
+  bool closed() const {
+    const auto shared = shared_.lock();
+    return shared == nullptr || shared->comm->closed();
+  }
+  std::shared_ptr<Communicator> comm() const {
+    auto shared = shared_.lock();
+    if (shared == nullptr) throw UsageError("this group of ranks is closed");
+    return {shared, shared->comm.get()};
+  }
+  const std::string& description() const { return description_; }
+
+ private:
+  std::weak_ptr<SharedCommunicator> shared_;
+  std::string description_;
+};
+
 /// Calls `function` on whatever thread an operation failed; what it raises is printed.
 std::function<void()> under_gil(const py::object& function) {
   // A pointer whose last owner takes the GIL to let go of the function.
@@ -234,6 +259,38 @@ std::function<void()> under_gil(const py::object& function) {
       error.discard_as_unraisable("pycoll's record of a failure");
     }
   };
+}
+
+/// Of a communicator of either kind, kept while it is looked at.
+Communicator* core_of(const CommunicatorObject& o) { return o.comm.get(); }
+std::shared_ptr<Communicator> core_of(const GroupRecords& o) { return o.comm(); }
+
+template <class Object>
+void def_records(py::class_<Object>& type) {
+  type.def("_group", [](Object& o) { return group_of(core_of(o)->segment()); })
+      .def("_ranks", [](Object& o) { return ranks_of(core_of(o)->segment()); })
+      .def(
+          "_records",
+          [](Object& o, int rank, uint64_t at_most) {
+            return records_of(core_of(o)->segment(), rank, at_most);
+          },
+          py::arg("rank"), py::arg("at_most") = RecordRing::kNumRecords)
+      .def(
+          "_messages",
+          [](Object& o, int rank, uint64_t at_most) {
+            return messages_of(core_of(o)->segment(), rank, at_most);
+          },
+          py::arg("rank"), py::arg("at_most") = MessageRing::kNumRecords)
+      .def("_set_on_failure",
+           [](Object& o, const py::object& function) {
+             core_of(o)->recorder().set_on_failure(under_gil(function));
+           })
+      .def("_set_stack_writer", [](Object& o, uint64_t signal, uint64_t fd) {
+        const auto core = core_of(o);
+        RankControl& control = core->segment().control(core->rank());
+        store_release(control.stack_fd, fd);
+        store_release(control.stack_signal, signal);
+      });
 }
 
 }  // namespace
@@ -257,29 +314,15 @@ void bind_records(py::module_& m, py::handle communicator_type) {
           py::arg("rank"), py::arg("at_most") = MessageRing::kNumRecords);
 
   auto type = py::reinterpret_borrow<py::class_<CommunicatorObject>>(communicator_type);
-  type.def("_group", [](CommunicatorObject& o) { return group_of(o.comm->segment()); })
-      .def("_ranks", [](CommunicatorObject& o) { return ranks_of(o.comm->segment()); })
-      .def(
-          "_records",
-          [](CommunicatorObject& o, int rank, uint64_t at_most) {
-            return records_of(o.comm->segment(), rank, at_most);
-          },
-          py::arg("rank"), py::arg("at_most") = RecordRing::kNumRecords)
-      .def(
-          "_messages",
-          [](CommunicatorObject& o, int rank, uint64_t at_most) {
-            return messages_of(o.comm->segment(), rank, at_most);
-          },
-          py::arg("rank"), py::arg("at_most") = MessageRing::kNumRecords)
-      .def("_set_on_failure",
-           [](CommunicatorObject& o, const py::object& function) {
-             o.comm->recorder().set_on_failure(under_gil(function));
-           })
-      .def("_set_stack_writer", [](CommunicatorObject& o, uint64_t signal, uint64_t fd) {
-        RankControl& control = o.comm->segment().control(o.comm->rank());
-        store_release(control.stack_fd, fd);
-        store_release(control.stack_signal, signal);
-      });
+  def_records(type);
+  py::class_<GroupRecords> group(m, "GroupRecords");
+  group.def(py::init<const py::capsule&, std::string>(), py::arg("handle"), py::arg("description"))
+      .def_property_readonly("description", &GroupRecords::description)
+      .def_property_readonly("closed", &GroupRecords::closed)
+      .def_property_readonly("rank", [](const GroupRecords& o) { return o.comm()->rank(); })
+      .def_property_readonly("timeout_s",
+                             [](const GroupRecords& o) { return o.comm()->timeout_s(); });
+  def_records(group);
 }
 
 }  // namespace pycoll

@@ -49,7 +49,9 @@ std::vector<std::string> exchange(Store& store, int rank, int num_ranks, const s
   }
   WireWriter table;
   for (int i = 0; i < num_ranks; ++i) {
-    all.push_back(i == 0 ? own : store.get(key + "/" + std::to_string(i), deadline));
+    const std::string of_rank = key + "/" + std::to_string(i);
+    all.push_back(i == 0 ? own : store.get(of_rank, deadline));
+    if (i != 0) store.remove(of_rank);
     table.text(all.back());
   }
   store.set(key, table.bytes());
@@ -63,7 +65,7 @@ HostTable find_hosts(Store& store, int rank, int num_ranks, const Deadline& dead
   HostTable table;
   std::map<std::string, int> hosts;
   for (const std::string& bytes :
-       exchange(store, rank, num_ranks, "hosts/places", own.bytes(), deadline)) {
+       exchange(store, rank, num_ranks, kPlacesKey, own.bytes(), deadline)) {
     WireReader reader(bytes);
     const std::string place(reader.text());
     table.boots.emplace_back(reader.text());

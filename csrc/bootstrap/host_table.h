@@ -9,6 +9,8 @@
 
 namespace pycoll {
 
+inline constexpr const char* kPlacesKey = "hosts/places";
+
 /// Every rank's `own` bytes, by rank. Collective; `key` is used once in the life of the store.
 std::vector<std::string> exchange(Store& store, int rank, int num_ranks, const std::string& key,
                                   const std::string& own, const Deadline& deadline);
@@ -28,7 +30,7 @@ struct HostTable {
   int num_cores(const std::vector<int>& ranks) const;
 };
 
-/// Collective over the ranks that share `store`.
+/// Collective over the ranks that share `store`, in which the table stays under kPlacesKey.
 HostTable find_hosts(Store& store, int rank, int num_ranks, const Deadline& deadline);
 
 }  // namespace pycoll

@@ -110,7 +110,15 @@ void wait_until_known(Store& store, const LaunchEnv& env, const Deadline& deadli
 
 std::string meet(Store& store, const LaunchEnv& env, const Deadline& deadline) {
   arrive(store, env, deadline);
-  return wait_for_verdict(store, env, deadline).name();
+  const std::string name = wait_for_verdict(store, env, deadline).name();
+  store.remove(arrived_key(env.rank));  // only who has waited in vain would ask
+  return name;
+}
+
+void forget_meeting(Store& store) {
+  for (const char* key : {kRankZeroKey, kNumArrivedKey, kNumVerdictsKey, kVerdictKey}) {
+    store.remove(key);
+  }
 }
 
 Session join(const LaunchEnv& env, const Deadline& deadline) {

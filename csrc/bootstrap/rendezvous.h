@@ -32,5 +32,7 @@ Session join(const LaunchEnv& env, const Deadline& deadline);
 /// join/, so each group that ever meets there needs a Store with a prefix of its own. Returns the
 /// session's name. Of `env` only the rank and the number of ranks count.
 std::string meet(Store& store, const LaunchEnv& env, const Deadline& deadline);
+/// Removes the keys of a meeting, once no rank looks at them any more. By one rank.
+void forget_meeting(Store& store);
 
 }  // namespace pycoll

@@ -22,6 +22,10 @@ class Store {
   /// Adds `delta` to the decimal number at `key` (absent: 0) and returns the sum. A `delta` of 0
   /// asks without waiting. Raises UsageError when the value is not a number.
   virtual int64_t add(const std::string& key, int64_t delta) = 0;
+
+  /// Removes a key that nobody asks for any more. Nothing happens in a store that ends with the
+  /// session anyway.
+  virtual void remove(const std::string& /*key*/) {}
 };
 
 }  // namespace pycoll

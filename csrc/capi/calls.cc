@@ -43,6 +43,7 @@ Call call_of(const pycoll_call& from) {
   call.recv_counts = from.recv_counts;
   call.deterministic = from.deterministic != 0;
   call.timeout_s = from.timeout_s;
+  call.site = from.site;
   // As in every other library of collectives, what must agree is how many elements there are.
   call.shapes_may_differ = true;
   return call;
@@ -64,6 +65,7 @@ MessageOp message_of(const pycoll_message& message, int num_ranks) {
   op.dtype = static_cast<DType>(message.dtype);
   op.data = static_cast<std::byte*>(message.data);
   op.nbytes = message.nbytes;
+  op.site = message.site;
   return op;
 }
 

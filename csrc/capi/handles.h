@@ -32,3 +32,7 @@ struct pycoll_handle {
 struct pycoll_memory {
   pycoll::SharedMemory memory;
 };
+
+struct pycoll_array {
+  std::shared_ptr<pycoll::AdoptedArray> adopted;
+};

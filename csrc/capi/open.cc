@@ -39,6 +39,11 @@ class ForeignStore : public Store {
     return sum;
   }
 
+  void remove(const std::string& key) override {
+    pycoll_error error;
+    store_.remove(store_.context, key.c_str(), &error);  // one that stays does no harm
+  }
+
  private:
   static void check(int code, const pycoll_error& error) {
     if (code != PYCOLL_OK) raise_described(error);
@@ -63,8 +68,13 @@ std::unique_ptr<Communicator> open_through(const pycoll_store& store, int rank, 
   if (rank == 0) keys.set("token", random_hex());
   const std::string name = meet(keys, who, deadline);
   const std::string token = keys.get("token", deadline);
-  return std::make_unique<Communicator>(
-      connect_ranks(keys, rank, num_ranks, name, token, deadline), timeout_s);
+  auto transport = connect_ranks(keys, rank, num_ranks, name, token, deadline);
+  // Rank 0 comes here when all others have come to it, behind their last look at the store.
+  if (rank == 0) {
+    forget_meeting(keys);
+    keys.remove("token");
+  }
+  return std::make_unique<Communicator>(std::move(transport), timeout_s);
 }
 
 }  // namespace pycoll

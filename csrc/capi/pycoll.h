@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 #define PYCOLL_CAPI_NAME "pycoll._core.capi"
-#define PYCOLL_CAPI_VERSION 1 /* another one: other meanings; a larger table keeps it */
+#define PYCOLL_CAPI_VERSION 2 /* another one: other meanings; a larger table keeps it */
 
 /* Which of the core's errors it is. */
 typedef enum pycoll_code {
@@ -110,7 +110,8 @@ typedef struct pycoll_call {
   double timeout_s; /* 0: the communicator's */
   /* For error messages; ranks need not agree on it. More dimensions than there is room for: 0. */
   int32_t num_dims;
-  int32_t deterministic;
+  int16_t deterministic;
+  uint16_t site; /* where the user's code calls: of name_site(); 0: not known */
   int64_t shape[PYCOLL_MAX_DIMS];
 } pycoll_call;
 
@@ -124,6 +125,7 @@ typedef struct pycoll_message {
   void* data;   /* a send only reads it */
   size_t nbytes;
   double timeout_s; /* 0: the communicator's */
+  uint16_t site;    /* as a call's */
 } pycoll_message;
 
 /* A key-value store through which the ranks of a communicator meet, with keys of their own.
@@ -138,11 +140,14 @@ typedef struct pycoll_store {
              pycoll_error* error);
   /* Adds to the number at the key (0 if there is none); the sum is in `sum`. */
   int (*add)(void* context, const char* key, int64_t delta, int64_t* sum, pycoll_error* error);
+  /* Removes a key that nobody asks for any more. */
+  int (*remove)(void* context, const char* key, pycoll_error* error);
 } pycoll_store;
 
 typedef struct pycoll_comm pycoll_comm;     /* a communicator */
 typedef struct pycoll_handle pycoll_handle; /* a send or receive */
 typedef struct pycoll_memory pycoll_memory; /* an allocation */
+typedef struct pycoll_array pycoll_array;   /* an array of the caller */
 
 /* Called once, on a thread of pycoll or on the caller's, when what was started is over: `error` is
  * null if all went well, and valid during the call. It must not wait for this communicator. */
@@ -194,6 +199,18 @@ typedef struct pycoll_api {
   int (*allocate)(pycoll_comm* comm, size_t nbytes, pycoll_memory** memory, void** data,
                   pycoll_error* error);
   void (*free)(pycoll_memory* memory);
+
+  /* Moves the pages of an array of the caller to where the peers reach them, unseen: it keeps its
+   * address. Without a word where that cannot be done. After what was started and before what
+   * comes next; nobody else may write the array meanwhile. The caller says when it is dead, also
+   * after the communicator's end: before its memory is freed, and when nobody reads it any more. */
+  int (*adopt)(pycoll_comm* comm, void* data, size_t nbytes, pycoll_array** array,
+               pycoll_error* error);
+  void (*end_array)(pycoll_array* array);
+
+  /* The number of a place in the user's code ("train.py:12 in step"), for `site`: alike for alike
+   * texts. 0 when there is no room for more. */
+  uint16_t (*name_site)(pycoll_comm* comm, const char* text);
 
   /* Whether elements of this dtype can be reduced by this op. */
   int (*reduces)(int dtype, int op);

@@ -121,6 +121,32 @@ int allocate(pycoll_comm* comm, size_t nbytes, pycoll_memory** memory, void** da
   });
 }
 
+int adopt(pycoll_comm* comm, void* data, size_t nbytes, pycoll_array** array, pycoll_error* error) {
+  return guarded_call(error, [&] {
+    auto adopted = std::make_shared<AdoptedArray>(static_cast<std::byte*>(data), nbytes);
+    auto made = std::make_unique<pycoll_array>(adopted);
+    const std::lock_guard lock(comm->shared->starting);
+    comm->shared->comm->adopt_array(std::move(adopted));
+    *array = made.release();
+    return static_cast<int>(PYCOLL_OK);
+  });
+}
+
+void end_array(pycoll_array* array) {
+  array->adopted->end();
+  delete array;
+}
+
+uint16_t name_site(pycoll_comm* comm, const char* text) {
+  pycoll_error error;
+  uint16_t site = 0;
+  guarded_call(&error, [&] {
+    site = comm->shared->comm->recorder().name_id(text);
+    return static_cast<int>(PYCOLL_OK);
+  });
+  return site;
+}
+
 constexpr pycoll_api kTable = {
     .version = PYCOLL_CAPI_VERSION,
     .size = sizeof(pycoll_api),
@@ -147,6 +173,9 @@ constexpr pycoll_api kTable = {
     .release_message = [](pycoll_handle* handle) { delete handle; },
     .allocate = allocate,
     .free = [](pycoll_memory* memory) { delete memory; },
+    .adopt = adopt,
+    .end_array = end_array,
+    .name_site = name_site,
     .reduces =
         [](int dtype, int op) {
           return dtype < kNumDTypes && supported(static_cast<DType>(dtype), static_cast<Op>(op))

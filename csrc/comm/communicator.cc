@@ -129,6 +129,23 @@ bool Communicator::unregister_array(std::byte* data) {
   return true;
 }
 
+void Communicator::adopt_array(std::shared_ptr<AdoptedArray> array) {
+  const std::shared_ptr<SharedHeap> heap = transport_->heap();
+  if (heap == nullptr || closed_) return;
+  if (progress_ != nullptr && progress_->num_pending() != 0 && !is_progress_thread()) {
+    progress_->submit([array = std::move(array), heap] { array->adopt(heap); });
+    return;
+  }
+  // Where another thread is within an operation, it may need this one before it ends.
+  const std::unique_lock lock(run_mutex_, std::try_to_lock);
+  if (lock.owns_lock()) array->adopt(heap);
+}
+
+void Communicator::set_timeout_s(double timeout_s) {
+  timeout_s_ = timeout_s;
+  if (messages_ != nullptr) messages_->set_timeout_s(timeout_s);
+}
+
 void Communicator::after_queued(const std::function<void()>& action) {
   if (progress_ != nullptr && progress_->num_pending() != 0) {
     const auto work = progress_->submit(action);
@@ -229,8 +246,8 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
                                   order_needed(call)});
   PlannedCall* planned = plan.slots;
   const CallRecord& record = recorder_.prepare(call, sequence_ + 1, *planned);
-  waiter_.begin(record.sequence, record.digest, call.timeout_s > 0 ? call.timeout_s : timeout_s_,
-                on_slow);
+  waiter_.begin(record.sequence, record.digest,
+                call.timeout_s > 0 ? call.timeout_s : timeout_s_.load(), on_slow);
   // A broken communicator publishes nothing more: its last records say what broke it.
   if (load_acquire(segment_.failure_word()) != 0) {
     recorder_.refuse();

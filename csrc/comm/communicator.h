@@ -16,6 +16,7 @@
 #include "comm/progress.h"
 #include "comm/recorder.h"
 #include "comm/runner.h"
+#include "transport/adopted.h"
 #include "transport/transport.h"
 
 namespace pycoll {
@@ -33,8 +34,8 @@ class Communicator {
   /// Place of this rank among those of its host.
   int host_rank() const { return host_rank_; }
   double timeout_s() const { return timeout_s_; }
-  /// Of collectives from now on, and of sends and receives if there were none yet.
-  void set_timeout_s(double timeout_s) { timeout_s_ = timeout_s; }
+  /// Of what begins from now on. Any thread.
+  void set_timeout_s(double timeout_s);
   std::string_view transport_name() const { return transport_->name(); }
   bool closed() const { return closed_; }
   /// Raises UsageError when it is closed.
@@ -76,6 +77,9 @@ class Communicator {
   void register_array(std::byte* data, size_t nbytes, std::shared_ptr<void> keep_alive);
   /// Once for each time it was registered; after what is queued. False when it was not.
   bool unregister_array(std::byte* data);
+  /// Lets peers reach an array that its owner watches, from the next operation on; without a word
+  /// where that is not possible. After what is queued, and not waited for. Not collective.
+  void adopt_array(std::shared_ptr<AdoptedArray> array);
 
   /// The ranks with this rank's color, ordered by key, then rank. Collective. Null when color < 0.
   /// `interrupt` lets a signal into the wait for the other members.
@@ -137,7 +141,7 @@ class Communicator {
   int rank_;
   int num_ranks_;
   int host_rank_;
-  double timeout_s_;
+  std::atomic<double> timeout_s_;
   std::shared_ptr<const SelectionInputs> inputs_;  // shared with all that split from this one
   Planner planner_;
   PeerMemory peer_memory_;

@@ -14,6 +14,8 @@
 namespace pycoll {
 namespace {
 
+constexpr const char* kListenersKey = "hosts/listeners";
+constexpr const char* kSettingsKey = "hosts/settings";
 /// How long rank 0, having failed, serves on for the others to read why.
 constexpr double kLastWordSeconds = 2;
 
@@ -44,7 +46,7 @@ std::unique_ptr<Wire> connect_by_tcp(Store& store, int rank, const HostsWorld& w
   WireWriter own;
   own.text(obstacle).text(listeners ? listeners->to_bytes() : "");
   const std::vector<std::string> all =
-      exchange(store, rank, num_ranks, "hosts/listeners", own.bytes(), deadline);
+      exchange(store, rank, num_ranks, kListenersKey, own.bytes(), deadline);
   std::vector<MeshRank> ranks;
   for (int peer = 0; peer < num_ranks; ++peer) {
     const auto at = static_cast<size_t>(peer);
@@ -61,6 +63,16 @@ std::unique_ptr<Wire> connect_by_tcp(Store& store, int rank, const HostsWorld& w
   const Digest key = hmac_sha256(world.token, "pycoll links " + world.name);
   const std::string_view key_bytes(reinterpret_cast<const char*>(key.data()), key.size());
   return std::make_unique<TcpWire>(connect_mesh(*listeners, rank, ranks, key_bytes, deadline));
+}
+
+std::unique_ptr<Transport> connect_hosts(Store& store, int rank, HostsWorld world,
+                                         const Deadline& deadline) {
+  // The first rank of every host puts rank 0's settings into the memory there.
+  if (rank == 0) store.set(kSettingsKey, world.settings);
+  if (rank != 0) world.settings = store.get(kSettingsKey, deadline);
+  const double silence_s = read_silence_s();
+  std::unique_ptr<Wire> wire = connect_by_tcp(store, rank, world, deadline);
+  return make_hosts_transport(std::move(world), rank, std::move(wire), silence_s, deadline);
 }
 
 }  // namespace
@@ -96,16 +108,17 @@ std::unique_ptr<Transport> connect_ranks(Store& store, int rank, int num_ranks,
                                          const Deadline& deadline) {
   const std::string settings = rank == 0 ? Settings::read().to_bytes() : std::string();
   HostTable hosts = find_hosts(store, rank, num_ranks, deadline);
+  std::unique_ptr<Transport> transport;
   if (hosts.num_hosts() == 1) {
-    return make_shm_transport(name, rank, num_ranks, token, deadline, settings);
+    transport = make_shm_transport(name, rank, num_ranks, token, deadline, settings);
+  } else {
+    transport = connect_hosts(store, rank, {name, token, std::move(hosts), settings}, deadline);
   }
-  HostsWorld world{name, token, std::move(hosts), settings};
-  // The first rank of every host puts rank 0's settings into the memory there.
-  if (rank == 0) store.set("hosts/settings", settings);
-  if (rank != 0) world.settings = store.get("hosts/settings", deadline);
-  const double silence_s = read_silence_s();
-  std::unique_ptr<Wire> wire = connect_by_tcp(store, rank, world, deadline);
-  return make_hosts_transport(std::move(world), rank, std::move(wire), silence_s, deadline);
+  // All others have come to rank 0, behind their last look at the store.
+  if (rank == 0) {
+    for (const char* key : {kPlacesKey, kListenersKey, kSettingsKey}) store.remove(key);
+  }
+  return transport;
 }
 
 }  // namespace pycoll

@@ -309,7 +309,7 @@ void PointToPoint::raise_timeout(const MessageOp& op, const Failure& failure) co
   const std::string me = describe(op) + ": rank " + std::to_string(rank_) + " of " +
                          std::to_string(segment_.num_ranks());
   char seconds[32];
-  std::snprintf(seconds, sizeof(seconds), "%g s", timeout_s_);
+  std::snprintf(seconds, sizeof(seconds), "%g s", timeout_s_.load());
   const bool here = failure.reporter == rank_ && op.deadline_ns != 0 && now_ns() >= op.deadline_ns;
   if (!here) {
     std::string what = describe_failed_message(segment_, failure);

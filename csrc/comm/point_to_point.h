@@ -23,6 +23,9 @@ class PointToPoint {
                std::function<bool()> interrupted, std::function<void()> on_failure);
   ~PointToPoint() { close(); }
 
+  /// Of what begins from now on. Any thread.
+  void set_timeout_s(double timeout_s) { timeout_s_ = timeout_s; }
+
   /// Runs the operation. Raises what ended it; the communicator is broken then.
   void run(MessageOp& op, const OnSlow& on_slow);
   /// Starts it; `op` keeps its arrays.
@@ -70,7 +73,7 @@ class PointToPoint {
   Transport& transport_;
   Segment& segment_;
   int rank_;
-  double timeout_s_;
+  std::atomic<double> timeout_s_;
   std::function<void()> on_failure_;  // before an error is raised
   Waiter run_waiter_;
   std::mutex wait_mutex_;  // of wait_waiter_: a Work may be waited for on any thread

@@ -12,6 +12,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "torch/adopter.h"
+#include "torch/call_site.h"
 #include "torch/group_work.h"
 #include "torch/options.h"
 #include "torch/store.h"
@@ -94,6 +96,9 @@ class PycollBackend : public c10d::Backend {
   void enableCollectivesTiming() override {}  // works always know their times
 
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  /// For what the core shows of its communicators.
+  pycoll_comm* comm() const { return comm_.get(); }
+
   /// An index does not say of what: allocateTensor() sees the device, and knows all.
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
 
@@ -120,6 +125,8 @@ class PycollBackend : public c10d::Backend {
   std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
   Comm comm_;
   std::shared_ptr<SharedAllocator> allocator_ = std::make_shared<SharedAllocator>(comm_);
+  Adopter adopter_{comm_, options_->register_after};
+  CallSites sites_;
   std::atomic<uint64_t> sequence_ = 0;          // of collectives
   std::atomic<uint64_t> message_sequence_ = 0;  // of sends and receives
   uint64_t num_monitored_ = 0;

@@ -32,9 +32,12 @@ c10::intrusive_ptr<WorkType> PycollBackend::make_work(Operation operation, bool 
 }
 
 WorkPtr PycollBackend::launch(Operation operation, bool async) {
-  if (options_->deterministic) {
-    for (pycoll_call& call : operation.calls) call.deterministic = 1;
+  const uint16_t site = sites_.here(comm_.get());
+  for (pycoll_call& call : operation.calls) {
+    call.site = site;
+    call.deterministic = options_->deterministic ? 1 : 0;
   }
+  adopter_.note(operation);
   if (group_) [[unlikely]] {
     group_->push_back(make_work<PycollWork>(std::move(operation), false));
     return group_->back();
@@ -74,6 +77,7 @@ WorkPtr PycollBackend::start_message(Operation operation, pycoll_message message
   work->pending = pending_;
   work->kind = Pending::kMessage;
   pending_->begin(Pending::kMessage);
+  message.site = sites_.here(comm_.get());
   pycoll_error error;
   void* const lent = PycollWork::lend(work);
   const int code =

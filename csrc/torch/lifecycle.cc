@@ -97,6 +97,7 @@ c10::intrusive_ptr<c10d::Backend> PycollBackend::merge(
     options->timeout = opts->timeout;
     if (const auto* own = dynamic_cast<const BackendOptions*>(opts.get())) {
       options->deterministic = own->deterministic;
+      options->register_after = own->register_after;
     }
   }
   return c10::make_intrusive<PycollBackend>(store, rank, size, std::move(options));
@@ -111,7 +112,11 @@ void PycollBackend::registerOnCompletionHook(
 void PycollBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   // Through the store, not the core: it names everyone who is missing, and the group stays good.
   const auto timeout = opts.timeout == c10d::kUnsetTimeout ? options_->timeout : opts.timeout;
-  const std::string prefix = "pycoll/monitored/" + std::to_string(num_monitored_++) + "/";
+  const auto prefix_of = [](uint64_t number) {
+    return "pycoll/monitored/" + std::to_string(number) + "/";
+  };
+  const uint64_t number = num_monitored_++;
+  const std::string prefix = prefix_of(number);
   const std::string verdict = prefix + "verdict";
   const std::string ms = std::to_string(timeout.count()) + " ms";
   const auto end = std::chrono::steady_clock::now() + timeout;
@@ -136,7 +141,11 @@ void PycollBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait
   }
   std::vector<int> missing;
   for (int rank = 1; rank < size_; ++rank) {
-    if (wait_for_key(*store_, prefix + std::to_string(rank), left())) continue;
+    const std::string key = prefix + std::to_string(rank);
+    if (wait_for_key(*store_, key, left())) {
+      store_->deleteKey(key);
+      continue;
+    }
     missing.push_back(rank);
     if (!wait_all_ranks) break;
   }
@@ -148,6 +157,8 @@ void PycollBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait
     text += c10::Join(", ", missing) + " failed to pass monitoredBarrier in " + ms;
   }
   store_->set(verdict, text);
+  // Who has come to this barrier has read what was said of the one before.
+  if (missing.empty() && number > 0) store_->deleteKey(prefix_of(number - 1) + "verdict");
   if (!text.empty()) fail(text);
 }
 

@@ -14,7 +14,8 @@ pycoll_message message_of(const at::Tensor& tensor, int peer, int tag, bool is_s
           .tag = tag,
           .data = tensor.data_ptr(),
           .nbytes = tensor.nbytes(),
-          .timeout_s = 0};  // the group's
+          .timeout_s = 0,  // the group's
+          .site = 0};
 }
 
 }  // namespace

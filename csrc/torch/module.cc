@@ -36,16 +36,20 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
                .attr("capi")
                .cast<py::capsule>()
                .get_pointer<const pycoll_api>());
+  check_frames();
 
   py::class_<BackendOptions, c10d::Backend::Options, c10::intrusive_ptr<BackendOptions>>(m,
                                                                                          "Options")
-      .def(py::init([](double timeout_s, bool deterministic) {
+      .def(py::init([](double timeout_s, bool deterministic, std::optional<int> register_after) {
              auto options = c10::make_intrusive<BackendOptions>(milliseconds_of(timeout_s));
              options->deterministic = deterministic;
+             if (register_after) options->register_after = *register_after;
              return options;
            }),
-           py::arg("timeout_s") = 1800.0, py::arg("deterministic") = false)
+           py::arg("timeout_s") = 1800.0, py::arg("deterministic") = false,
+           py::arg("register_after") = py::none())
       .def_readwrite("deterministic", &BackendOptions::deterministic)
+      .def_readwrite("register_after", &BackendOptions::register_after)
       .def("__copy__",
            [](const BackendOptions& self) { return c10::make_intrusive<BackendOptions>(self); })
       .def(
@@ -61,6 +65,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           [](PycollBackend& self) {
             return c10::static_intrusive_pointer_cast<BackendOptions>(self.getBackendOptions());
           })
+      .def_property_readonly(
+          "_handle",
+          [](const PycollBackend& self) { return py::capsule(self.comm(), "pycoll_comm"); },
+          "Of the core's communicator, for pycoll._core.GroupRecords.")
       .def(
           "perform_nocolor_split", [](PycollBackend&, const py::object&) {},
           "Who is in no part of a split has nothing to do.");

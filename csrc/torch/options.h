@@ -4,6 +4,8 @@
 #include <chrono>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "torch/adopter.h"
+
 namespace pycoll::torch_backend {
 
 struct BackendOptions : c10d::Backend::Options {
@@ -12,6 +14,9 @@ struct BackendOptions : c10d::Backend::Options {
 
   // Bits of results depend on the values and their order of ranks alone. Alike on all ranks.
   bool deterministic = false;
+  // So many uses of one tensor later, its memory is moved to where peers reach it without a copy.
+  // 0: never.
+  int register_after = default_register_after();
 };
 
 }  // namespace pycoll::torch_backend

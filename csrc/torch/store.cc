@@ -79,6 +79,14 @@ int add(void* self, const char* key, int64_t delta, int64_t* sum, pycoll_error* 
   });
 }
 
+int remove(void* self, const char* key, pycoll_error* error) {
+  auto& context = *static_cast<StoreContext*>(self);
+  return guarded(context, error, [&] {
+    context.store.deleteKey(context.prefix + key);
+    return static_cast<int>(PYCOLL_OK);
+  });
+}
+
 }  // namespace
 
 bool wait_for_key(c10d::Store& store, const std::string& key, std::chrono::milliseconds timeout) {
@@ -96,11 +104,12 @@ bool wait_for_key(c10d::Store& store, const std::string& key, std::chrono::milli
 
 pycoll_comm* open_comm(const StorePtr& store, int rank, int num_ranks,
                        std::chrono::milliseconds timeout) {
-  // Each rank counts how often it has opened this group.
-  const std::string opened = "pycoll/opened/" + std::to_string(rank);
-  const int64_t generation = num_ranks == 1 ? 0 : store->add(opened, 1);
+  // All ranks count how often they have opened this group: nobody opens it again before all have.
+  const int64_t opened = num_ranks == 1 ? 1 : store->add("pycoll/opened", 1);
+  const int64_t generation = (opened - 1) / num_ranks;
   StoreContext context{*store, "pycoll/" + std::to_string(generation) + "/", nullptr};
-  const pycoll_store keys{.context = &context, .set = set, .get = get, .add = add};
+  const pycoll_store keys{
+      .context = &context, .set = set, .get = get, .add = add, .remove = remove};
   pycoll_comm* comm = nullptr;
   pycoll_error error;
   const double timeout_s = std::chrono::duration<double>(timeout).count();

@@ -88,6 +88,13 @@ RegisteredArray::~RegisteredArray() {
   heap_.free(region_);
 }
 
+void RegisteredArray::drop_content() {
+  if (pages_bytes_ == 0) return;
+  void* fresh = ::mmap(pages_, pages_bytes_, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  if (fresh != MAP_FAILED) pages_bytes_ = 0;
+}
+
 template <class Copy>
 void RegisteredArray::for_edges(const std::byte* p, size_t nbytes, Copy copy) const {
   const std::byte* const end = p + nbytes;
@@ -109,8 +116,8 @@ void RegisteredArray::copy_edges_out(std::byte* p, size_t nbytes) const {
             [this](ptrdiff_t at, size_t size) { std::memcpy(data_ + at, heap_at_ + at, size); });
 }
 
-void RegisteredArrays::add(SharedHeap& heap, std::byte* data, size_t nbytes,
-                           std::shared_ptr<void> keep_alive) {
+const RegisteredArray& RegisteredArrays::add(SharedHeap& heap, std::byte* data, size_t nbytes,
+                                             std::shared_ptr<void> keep_alive) {
   const std::lock_guard lock(mutex_);
   // The last one that starts at or before the new one's last byte is the only one that can hold
   // it, and if any overlaps it, this one does.
@@ -119,15 +126,27 @@ void RegisteredArrays::add(SharedHeap& heap, std::byte* data, size_t nbytes,
     RegisteredArray& array = *found->second.array;
     if (array.contains(data, nbytes)) {
       ++found->second.num_adds;
-      return;
+      return array;
     }
     if (data < array.data() + array.nbytes()) {
       throw UsageError("x overlaps an array that is registered already: unregister that first");
     }
   }
-  entries_.emplace(
+  const auto added = entries_.emplace(
       data, Entry{std::make_unique<RegisteredArray>(heap, data, nbytes), std::move(keep_alive)});
   size_ = static_cast<int>(entries_.size());
+  return *added.first->second.array;
+}
+
+void RegisteredArrays::forget(std::byte* data) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = entries_.find(data);
+    if (found != entries_.end() && found->second.num_adds == 1) {
+      found->second.array->drop_content();
+    }
+  }
+  remove(data);
 }
 
 bool RegisteredArrays::remove(std::byte* data) {

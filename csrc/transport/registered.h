@@ -23,11 +23,16 @@ class RegisteredArray {
   RegisteredArray(SharedHeap& heap, std::byte* data, size_t nbytes);
   /// Moves it back.
   ~RegisteredArray();
+  /// Puts fresh pages in the place of those that moved, whose content nobody needs any more.
+  void drop_content();
   RegisteredArray(const RegisteredArray&) = delete;
   RegisteredArray& operator=(const RegisteredArray&) = delete;
 
   std::byte* data() const { return data_; }
   size_t nbytes() const { return nbytes_; }
+  /// Those that moved.
+  std::byte* pages() const { return pages_; }
+  size_t pages_bytes() const { return pages_bytes_; }
   bool contains(const std::byte* p, size_t nbytes) const {
     return p >= data_ && nbytes <= nbytes_ && static_cast<size_t>(p - data_) <= nbytes_ - nbytes;
   }
@@ -55,9 +60,12 @@ class RegisteredArrays {
  public:
   /// `keep_alive` is held until the array is removed. Nothing happens when the range lies within
   /// one that is there, but that it is counted. Raises UsageError when it overlaps one in part.
-  void add(SharedHeap& heap, std::byte* data, size_t nbytes, std::shared_ptr<void> keep_alive);
+  const RegisteredArray& add(SharedHeap& heap, std::byte* data, size_t nbytes,
+                             std::shared_ptr<void> keep_alive);
   /// Takes back one add(). False when there was none.
   bool remove(std::byte* data);
+  /// Takes back the add() of an array whose content nobody needs any more.
+  void forget(std::byte* data);
 
   /// The array that holds `[p, p + nbytes)`; null when there is none.
   const RegisteredArray* find(const void* p, size_t nbytes) const;

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import _pycoll_torch
+from pycoll import _core, flight, stacks
 from pycoll.torch import replaced, shim
 from pycoll.torch.replaced import monitored_barrier
 from pycoll.torch.sync_batch_norm import SyncBatchNorm
@@ -48,7 +49,7 @@ def make_backend(
         # NCCL groups, too, that is not for us to say.
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     timeout_s = given.timeout.total_seconds()
-    return shim.load().make_backend(
+    backend = shim.load().make_backend(
         given.store,
         given.group_rank,
         given.group_size,
@@ -57,6 +58,11 @@ def make_backend(
         list(given.global_ranks_in_group),
         options,
     )
+    records = _core.GroupRecords(backend._handle, f"torch group {given.group_id}")
+    if (writer := stacks.install()) is not None:
+        records._set_stack_writer(writer.signum, writer.fd)
+    flight.watch_group(records)
+    return backend
 
 
 def set_timeout(timeout: datetime.timedelta, group: dist.ProcessGroup | None = None) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,6 +68,8 @@ def test_other_call_names_ranks_shapes_and_dtypes(is_async):
     for text in run_group(work, 2):
         for part in ("rank 0", "rank 1", "(4, 2)", "(3, 2)", "f32", "f64", "all_reduce"):
             assert part in text, text
+        # Where in the user's code, of both.
+        assert text.count("test_torch_failures.py:") == 2, text
 
 
 def test_absent_rank_times_out_with_the_groups_timeout_and_per_call():
@@ -94,6 +98,42 @@ def test_absent_rank_times_out_with_the_groups_timeout_and_per_call():
             dist.all_reduce(torch.ones(2))
 
     run_group(late, 2)
+
+
+def test_new_timeout_holds_for_messages_after_the_first():
+    def work(rank: int, n: int) -> None:
+        x = torch.ones(2)
+        dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+        pycoll.torch.set_timeout(datetime.timedelta(seconds=0.6))
+        if rank == 0:
+            time.sleep(2)
+            return
+        with pytest.raises(dist.DistBackendError, match="waited 0.6 s") as caught:
+            dist.recv(x, 0)
+        assert "test_torch_failures.py:" in str(caught.value) or "recv" in str(caught.value)
+
+    run_group(work, 2)
+
+
+def test_failure_leaves_flight_records_where_asked(tmp_path):
+    def work(rank: int, n: int) -> None:
+        os.environ["PYCOLL_FLIGHT_DIR"] = str(tmp_path)
+        group = dist.new_group()
+        dist.all_reduce(torch.ones(3), group=group)
+        with pytest.raises(dist.DistBackendError):
+            dist.all_reduce(torch.ones(3 + rank), group=group)
+
+    run_group(work, 2)
+    files = sorted(tmp_path.glob("pycoll-*.json"))
+    assert len(files) == 2
+    for rank, path in enumerate(files):
+        flight = json.loads(path.read_text())
+        assert flight["rank"] == rank and flight["pycoll"]["failure"]["kind"] == "mismatch"
+        assert [entry["state"] for entry in flight["entries"]] == ["completed", "started"]
+        frames = [entry["frames"] for entry in flight["entries"]]
+        assert all(frame[0]["filename"].endswith(Path(__file__).name) for frame in frames)
+        (config,) = flight["pg_config"].values()
+        assert config["desc"].startswith("torch group ")
 
 
 def test_wait_with_a_timeout_gives_up_and_the_operation_goes_on():

@@ -11,13 +11,16 @@ import textwrap
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch_ranks import init, run_group, same
+from torchrun import torchrun_verbose
 
 import pycoll
 import pycoll.torch
+from pycoll.torch import shim
 
 pytestmark = [pytest.mark.ranks, pytest.mark.torch]
 
@@ -146,6 +149,40 @@ def test_group_made_and_destroyed_again_and_again_leaks_nothing(tmp_path):
         assert rss_after - rss_before < 4096 * num_cycles + (8 << 20), (rss_before, rss_after)
 
 
+def test_group_leaves_one_key_in_the_store(tmp_path):
+    def work(comm: pycoll.Communicator) -> None:
+        port = np.zeros(1, np.int64)
+        if comm.rank == 0:
+            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            port[0] = store.port
+        comm.broadcast(port)
+        if comm.rank == 1:
+            store = dist.TCPStore("127.0.0.1", int(port[0]), is_master=False)
+
+        def num_keys() -> int:
+            comm.barrier()
+            number = store.num_keys()
+            comm.barrier()
+            return number
+
+        backends = []
+        for i in range(3):
+            before = num_keys()
+            prefixed = dist.PrefixStore(f"group{i}", store)
+            make = shim.load().make_backend
+            backends.append(make(prefixed, comm.rank, 2, 30.0, "group", [0, 1], None))
+            assert num_keys() - before == 1  # how often it was opened
+        dist.init_process_group("pycoll", store=store, rank=comm.rank, world_size=2)
+        before = num_keys()
+        for _ in range(5):
+            dist.group.WORLD.monitored_barrier()
+        assert num_keys() - before == 1  # the last one's outcome
+        dist.destroy_process_group()
+
+    pycoll.run_ranks(work, 2)
+
+
+@pytest.mark.timeout(200)
 def test_script_that_destroys_nothing_ends(tmp_path):
     script = """
         import os, torch, torch.distributed as dist, pycoll.torch
@@ -159,17 +196,9 @@ def test_script_that_destroys_nothing_ends(tmp_path):
         print("fine", flush=True)
     """
     (tmp_path / "script.py").write_text(textwrap.dedent(script))
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        + [str(tmp_path / "script.py")],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("fine") == 2
-    assert "terminate" not in done.stderr and "Traceback" not in done.stderr, done.stderr
+    output, errors = torchrun_verbose(2, tmp_path / "script.py", timeout_s=100)
+    assert output.count("fine") == 2
+    assert "terminate" not in errors and "Traceback" not in errors, errors
 
 
 def test_detail_level_of_debugging_works():

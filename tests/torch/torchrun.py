@@ -12,7 +12,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def torchrun(num_ranks: int, script: Path, *arguments: str, timeout_s: float = 240) -> str:
     """Standard output of all ranks. Fails with standard error when one of them does."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
+    return torchrun_verbose(num_ranks, script, *arguments, timeout_s=timeout_s)[0]
+
+
+def torchrun_verbose(
+    num_ranks: int, script: Path, *arguments: str, timeout_s: float = 240
+) -> tuple[str, str]:
+    """Standard output and standard error."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher += ["--nproc-per-node", str(num_ranks)]
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(
         [*launcher, str(script), *arguments],
@@ -23,11 +31,15 @@ def torchrun(num_ranks: int, script: Path, *arguments: str, timeout_s: float = 2
     )
     try:
         output, errors = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        process.terminate()  # it ends its workers, which lead sessions of their own
+    except BaseException as error:  # also pytest's own limit
+        # It ends its workers, which lead sessions of their own: a launcher that is killed would
+        # leave them behind.
+        process.terminate()
         output, errors = process.communicate(timeout=40)
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
         raise AssertionError(f"still ran after {timeout_s} s\n{output}\n{errors}") from None
     finally:
         process.kill()
     assert process.returncode == 0, errors
-    return output
+    return output, errors

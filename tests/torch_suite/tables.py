@@ -98,6 +98,52 @@ def of_features(results: dict[str, Any]) -> str:
     return markdown(["", "Gloo", "pycoll"], rows)
 
 
+def newest_speeds() -> Path:
+    """The last record of benchmarks/torch_compare.py."""
+    return max((HERE.parents[1] / "benchmarks" / "results").glob("torch-*.json"))
+
+
+def size_name(nbytes: int) -> str:
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes // unit} {name}"
+    return f"{nbytes} B"
+
+
+def three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def of_speed(record: Path) -> str:
+    """Of each size, the times and how often pycoll's goes into Gloo's; then a step of DDP."""
+    found = json.loads(record.read_text())
+    names = {
+        "gloo": "Gloo",
+        "pycoll": "pycoll",
+        "pycoll once": "tensor not seen before",
+        "allocate_tensor": "`allocate_tensor`",
+    }
+    facts = found["machine"]
+    text = (
+        f"Of {facts['cpu']}, {facts['cores']} cores, torch {found['torch']}, commit "
+        f"{facts['commit'][:10]}: microseconds, the median of the slowest rank.\n"
+    )
+    for result in found["results"]:
+        lines = []
+        for row in result["all_reduce"]:
+            times = row["time_us"]
+            cells = [three_digits(times[name]) for name in names]
+            lines.append(
+                [size_name(row["nbytes"]), *cells, f"{times['gloo'] / times['pycoll']:.1f}"]
+            )
+        head = [f"all_reduce, {result['num_ranks']} ranks", *names.values(), "Gloo / pycoll"]
+        step = result["ddp_step_ms"]
+        text += f"\n{markdown(head, lines)}\nA step of DDP, 25 million parameters, "
+        text += f"{result['num_ranks']} ranks: Gloo {step['gloo']:.0f} ms, pycoll "
+        text += f"{step['pycoll']:.0f} ms: {step['gloo'] / step['pycoll']:.2f} times as fast.\n"
+    return text
+
+
 def tables(head: dict, rows: list[Row]) -> dict[str, str]:
     """By the name between the marks in the document."""
     results = json.loads((HERE / "features.json").read_text())
@@ -106,6 +152,7 @@ def tables(head: dict, rows: list[Row]) -> dict[str, str]:
         "features": of_features(results),
         "suite": counts(rows),
         "reasons": not_passed(rows),
+        "speed": of_speed(newest_speeds()),
     }
 
 
