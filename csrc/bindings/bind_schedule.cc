@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "algorithms/hierarchical.h"
 #include "algorithms/registry.h"
 #include "base/error.h"
 #include "schedule/explain.h"
@@ -288,6 +289,12 @@ void bind_schedule(py::module_& m) {
 
   m.def("build_schedule", &build_schedule, py::arg("collective"), py::arg("algorithm"),
         py::arg("n"), py::arg("root") = 0);
+  m.def(
+      "build_hierarchical",
+      [](const std::string& collective, int num_ranks, int ranks_per_host, int root) {
+        return hierarchical(collective_from_name(collective), num_ranks, ranks_per_host, root);
+      },
+      py::arg("collective"), py::arg("n"), py::arg("ranks_per_host"), py::arg("root") = 0);
   m.def("schedule_from_moves", &schedule_from_moves, py::arg("collective"), py::arg("name"),
         py::arg("n"), py::arg("num_chunks"), py::arg("root"), py::arg("moves"),
         py::arg("multicast") = true);

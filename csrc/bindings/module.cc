@@ -16,6 +16,7 @@ PYBIND11_MODULE(_core, m) {
   pycoll::bind_bootstrap(m);
   pycoll::bind_communicator(m);
   pycoll::bind_tuning(m);
+  pycoll::bind_topology(m);
   pycoll::bind_memory(m);
   pycoll::bind_capi(m);
   m.def(

@@ -17,6 +17,7 @@ from pycoll.cli.common import (
     load_modules,
     new_table,
 )
+from pycoll.cli.simulate_cluster import Request, simulate_cluster
 from pycoll.cli.units import (
     format_nbytes,
     format_rate,
@@ -24,6 +25,7 @@ from pycoll.cli.units import (
     parse_nbytes,
     parse_seconds,
     parse_seconds_per_byte,
+    parse_sizes,
 )
 from pycoll.errors import UsageError
 
@@ -34,14 +36,30 @@ EPILOG = """[bold]Examples[/bold]
   pycoll simulate all_reduce -n 8 --nbytes 64M --beta 1e-10s/byte --tile 256K
 
   pycoll simulate all_reduce --algorithm ring -n 4 --nbytes 1M -o timeline.png
+
+  pycoll simulate --topology examples/topologies/nvlink_hosts.toml --nbytes 1G
+
+  pycoll simulate -t cluster.toml -a ring,hierarchical:host/tree -b 16K:1G:16 --plot times.svg
 """
+
+_CLUSTER_SIZES = "16K:1G:16"  # to plot
+_LINK_COSTS = ("alpha", "beta", "gamma")
 
 
 def simulate(
+    context: typer.Context,
     collective: CollectiveArgument = "all_reduce",
     algorithm: AlgorithmsOption = "all",
-    n: Annotated[int, typer.Option("-n", help="Number of ranks.", min=1)] = 8,
-    nbytes: Annotated[str, typer.Option("--nbytes", "-b", help="Message: 4, 64K, 16M.")] = "1M",
+    n: Annotated[
+        int | None,
+        typer.Option("-n", help="Number of ranks. Default: 8, or the topology's.", min=1),
+    ] = None,
+    nbytes: Annotated[
+        str | None,
+        typer.Option(
+            "--nbytes", "-b", help="Message: 4, 64K, 16M; with --topology also 16K:1G:16."
+        ),
+    ] = None,
     alpha: Annotated[str, typer.Option(help="Latency of a link.")] = "1us",
     beta: Annotated[str, typer.Option(help="Bandwidth of a link, or seconds per byte.")] = "10GB/s",
     gamma: Annotated[str, typer.Option(help="Rate of reducing, or seconds per byte.")] = "20GB/s",
@@ -54,16 +72,36 @@ def simulate(
         Path | None,
         typer.Option("--out", "-o", help="Draw the timeline of the fastest: .svg or .png."),
     ] = None,
+    topology: Annotated[
+        Path | None,
+        typer.Option("--topology", "-t", help="A cluster, described in a TOML file."),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --topology, draw time against size, and how busy links are: .svg or .png."
+        ),
+    ] = None,
     module: ModulesOption = None,
 ) -> None:
     """Play schedules through in time, without running them: fastest first."""
     load_modules(module)
+    tile_bytes = None if tile is None else parse_nbytes(tile)
+    if topology is not None:
+        _refuse_link_costs(context)
+        if out is not None:
+            raise UsageError("--out draws events of single ranks: with --topology, use --plot")
+        sizes = parse_sizes(nbytes or (_CLUSTER_SIZES if plot is not None else "1M"))
+        request = Request(collective, algorithm, topology, n, sizes, slots, tile_bytes, root, plot)
+        return simulate_cluster(request)
+    if plot is not None:
+        raise UsageError("--plot needs --topology; --out draws a timeline")
+    n = 8 if n is None else n
     from pycoll import schedule
     from pycoll.draw import draw_simulation
 
-    size = parse_nbytes(nbytes)
+    size = parse_nbytes(nbytes or "1M")
     costs = parse_seconds(alpha), parse_seconds_per_byte(beta), parse_seconds_per_byte(gamma)
-    tile_bytes = None if tile is None else parse_nbytes(tile)
     results, refused = [], []
     for name in choose_algorithms(collective, algorithm):
         try:
@@ -106,3 +144,10 @@ def simulate(
         title = f"{name} {collective}, {format_nbytes(size)}, {n} ranks: {format_seconds(time_s)}"
         draw_simulation(simulated, out, title=title)
         typer.echo(f"wrote {out}: {name}", err=True)
+
+
+def _refuse_link_costs(context: typer.Context) -> None:
+    for name in _LINK_COSTS:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"--{name} and --topology both say what links cost: give one of them")

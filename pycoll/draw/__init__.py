@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from pycoll.draw.picture import make_picture
 from pycoll.draw.style import image_format, render
 from pycoll.draw.text import draw_text
 
-__all__ = ["draw_schedule", "draw_simulation"]
+__all__ = ["draw_network", "draw_schedule", "draw_simulation"]
 
 
 def draw_schedule(
@@ -72,6 +73,36 @@ def draw_simulation(
     from pycoll.draw.timeline import draw_timeline
 
     return _deliver_figure(draw_timeline(simulation, title), chosen, path)
+
+
+def draw_network(
+    results: Sequence[Any],
+    path: str | Path | None = None,
+    *,
+    title: str | None = None,
+    format: str | None = None,
+) -> str | bytes | None:
+    """Draws simulations on a cluster: time and busbw against size, and how busy links are.
+
+    Args:
+        results: pycoll.topology.NetworkSimulations of one cluster. Those of several sizes become
+            curves; those that have a timeline get a panel of their own each.
+        path: the file to write; None returns the picture instead.
+        title: above the picture.
+        format: `svg` or `png`. Default: by the ending of the path; `svg` without a path.
+
+    Returns:
+        None when a file was written; else str for svg, bytes for png.
+
+    Raises:
+        UsageError: an unknown format, nothing to draw, or matplotlib is not installed.
+
+    Cost: about a second.
+    """
+    chosen = image_format(path, format or ("svg" if path is None else None), ("svg", "png"))
+    from pycoll.draw.network import draw_results
+
+    return _deliver_figure(draw_results(results, title), chosen, path)
 
 
 def _deliver_figure(fig: Any, format: str, path: str | Path | None) -> str | bytes | None:

@@ -1,0 +1,31 @@
+"""Clusters of many hosts, and how long collectives take on them.
+
+    >>> from pycoll import topology
+    >>> cluster = topology.uniform(16, latency_s=5e-6, link_bytes_per_s=25e9)
+    >>> result = cluster.simulate("all_reduce", "ring", 1 << 20)
+    >>> f"{result.time_s * 1e6:.0f} us"
+    '229 us'
+
+A cluster is described in a TOML file: topology.load("cluster.toml"); see docs/simulation.md.
+"""
+
+from __future__ import annotations
+
+from pycoll.topology.file import load, loads
+from pycoll.topology.model import Jitter, Level, Straggler, Topology, uniform
+from pycoll.topology.result import LevelUse, NetworkSimulation, Timeline
+from pycoll.topology.world import World
+
+__all__ = [
+    "Jitter",
+    "Level",
+    "LevelUse",
+    "NetworkSimulation",
+    "Straggler",
+    "Timeline",
+    "Topology",
+    "World",
+    "load",
+    "loads",
+    "uniform",
+]
