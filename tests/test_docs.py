@@ -52,7 +52,7 @@ def test_example_prints_what_the_document_says(code, output, tmp_path):
 
 @pytest.mark.pure
 def test_there_are_examples():
-    assert {param.id for param in EXAMPLES} == {"README.md-0", "schedule.md-0"}
+    assert {param.id for param in EXAMPLES} == {"README.md-0", "schedule.md-0", "simulation.md-0"}
 
 
 @pytest.mark.pure
@@ -157,6 +157,21 @@ def test_picture_in_the_readme_is_current(tmp_path):
     words = [
         re.findall(r"<!-- (.*?) -->", path.read_text())
         for path in (tmp_path / "ring.svg", ROOT / "docs" / "images" / "ring.svg")
+    ]
+    assert words[0] and words[0] == words[1]
+
+
+@pytest.mark.pure
+def test_picture_of_simulations_is_current(tmp_path):
+    """`pycoll simulate -t examples/topologies/rails.toml --plot docs/images/simulation.svg`."""
+    pytest.importorskip("matplotlib")
+    command = [sys.executable, "-m", "pycoll.cli", "simulate", "--plot", tmp_path / "drawn.svg"]
+    command += ["-t", ROOT / "examples" / "topologies" / "rails.toml"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=100)
+    words = [
+        re.findall(r"<!-- (.*?) -->", path.read_text())
+        for path in (tmp_path / "drawn.svg", ROOT / "docs" / "images" / "simulation.svg")
     ]
     assert words[0] and words[0] == words[1]
 

@@ -78,7 +78,7 @@ def _draw_curves(part: Any, curves: dict[str, list[Any]]) -> None:
     left.set_title("time", loc="left", fontsize=10, color=INK)
     right.set_ylim(bottom=0)
     right.set_title("busbw, GB/s", loc="left", fontsize=10, color=INK)
-    left.legend(fontsize=8.5, frameon=False)
+    left.legend(fontsize=8.5, framealpha=0.85)
 
 
 def _draw_links(panel: Any, one: Any, levels: list[str], *, is_first: bool, is_left: bool) -> None:

@@ -13,7 +13,7 @@ from pycoll.topology.result import LevelUse, NetworkSimulation, Timeline
 __all__ = ["World"]
 
 MAX_MESSAGES = 2_000_000_000
-_BINS = 480
+_BINS = 300
 
 
 class World:
