@@ -6,6 +6,8 @@ comm.all_reduce(x)
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from pycoll import schedule
 from pycoll._core import ANY_SOURCE
 from pycoll.communicator import Communicator, Work, init
@@ -22,6 +24,9 @@ from pycoll.errors import (
 )
 from pycoll.launch import run_ranks
 from pycoll.ops import premul
+
+if TYPE_CHECKING:
+    from pycoll import topology
 
 __version__ = "0.1.0"
 
@@ -42,4 +47,14 @@ __all__ = [
     "premul",
     "run_ranks",
     "schedule",
+    "topology",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`pycoll.topology`, imported when it is first asked for: ranks start faster without it."""
+    if name != "topology":
+        raise AttributeError(f"module 'pycoll' has no attribute {name!r}")
+    import importlib
+
+    return importlib.import_module("pycoll.topology")

@@ -14,6 +14,7 @@ _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 _MARKERS = "os^vDPX*"
 _UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9))
 _MOST_PANELS = 8
+_LEGEND = {"fontsize": 8.5, "frameon": False}
 
 
 def draw_results(results: Sequence[Any], title: str | None) -> Any:
@@ -31,7 +32,9 @@ def draw_results(results: Sequence[Any], title: str | None) -> Any:
         raise UsageError("nothing to draw: simulate several sizes, or with timeline=True")
 
     num_rows = (len(timed) + 1) // 2
-    heights = ([3.6] if has_curves else []) + [2.0] * num_rows
+    heights = ([3.9] if has_curves else []) + [2.0] * num_rows
+    if timed:
+        heights[has_curves] += 0.3  # the names of the levels
     figure = Figure(figsize=(11, sum(heights) + 0.5), layout="constrained")
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     if has_curves:
@@ -40,12 +43,14 @@ def draw_results(results: Sequence[Any], title: str | None) -> Any:
     for row in range(num_rows):
         part = parts[row + has_curves]
         panels = part.subplots(1, 2, sharey=True)
+        if row == 0:
+            _name_levels(part, levels)
         for column, panel in enumerate(panels):
             at = 2 * row + column
             if at >= len(timed):
                 panel.set_axis_off()
                 continue
-            _draw_links(panel, timed[at], levels, is_first=at == 0, is_left=column == 0)
+            _draw_links(panel, timed[at], levels, is_left=column == 0)
     if title:
         figure.suptitle(title, color=INK, fontsize=13, fontweight="bold")
     return figure
@@ -78,10 +83,20 @@ def _draw_curves(part: Any, curves: dict[str, list[Any]]) -> None:
     left.set_title("time", loc="left", fontsize=10, color=INK)
     right.set_ylim(bottom=0)
     right.set_title("busbw, GB/s", loc="left", fontsize=10, color=INK)
-    left.legend(fontsize=8.5, framealpha=0.85)
+    part.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=4, **_LEGEND)
 
 
-def _draw_links(panel: Any, one: Any, levels: list[str], *, is_first: bool, is_left: bool) -> None:
+def _name_levels(part: Any, levels: list[str]) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [
+        Patch(facecolor=color + "30", edgecolor=color, label=f"links into a {name}'s switch")
+        for color, name in zip(_COLORS, levels, strict=False)
+    ]
+    part.legend(handles=handles, loc="outside upper center", ncols=len(levels), **_LEGEND)
+
+
+def _draw_links(panel: Any, one: Any, levels: list[str], *, is_left: bool) -> None:
     unit, per_s = next((u for u in _UNITS if one.time_s * u[1] >= 1), _UNITS[-1])
     for name, parts in one.timeline.utilization.items():
         color = _COLORS[levels.index(name) % len(_COLORS)]
@@ -103,10 +118,6 @@ def _draw_links(panel: Any, one: Any, levels: list[str], *, is_first: bool, is_l
     panel.set_xlabel(unit, fontsize=9, loc="right")
     if is_left:
         panel.set_ylabel("links busy, %", fontsize=9)
-    if is_first:
-        panel.legend(
-            fontsize=8, title="level", title_fontsize=8, loc="upper right", framealpha=0.85
-        )
     _tidy(panel)
 
 

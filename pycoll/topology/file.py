@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,11 +9,6 @@ from typing import Any
 
 from pycoll.errors import UsageError
 from pycoll.topology.model import Jitter, Level, Pairs, Straggler, Topology
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = ["load", "loads"]
 
@@ -63,6 +57,10 @@ def loads(text: str, *, source: str = "topology") -> Topology:
     Raises:
         UsageError: as load() does.
     """
+    if sys.version_info >= (3, 11):  # here, since every `import pycoll` comes by
+        import tomllib
+    else:
+        import tomli as tomllib
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -142,14 +140,14 @@ class _Table:
                 raise UsageError(
                     f"{self.where}: {key!r} has no unit: expected one of {', '.join(units)}"
                 )
-            near = difflib.get_close_matches(key, self._known, n=1, cutoff=0.4)
+            near = _nearest(key, self._known, cutoff=0.4)
             hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(self._known)}"
             raise UsageError(f"{self.where}: unknown key {key!r}: {hint}")
 
     def _refuse_misspelt(self, missing: list[str]) -> None:
         """Raises UsageError if a key looks like one of those that are missing."""
         for key in self._content:
-            near = difflib.get_close_matches(key, missing, n=1, cutoff=0.7)
+            near = _nearest(key, missing, cutoff=0.7)
             if near and key not in self._known:
                 raise UsageError(f"{self.where}: unknown key {key!r}: did you mean {near[0]!r}?")
 
@@ -161,6 +159,12 @@ class _Table:
         if not 0 <= value < float("inf"):
             raise UsageError(f"{self.where}: {key}: expected a number of at least 0, got {value!r}")
         return value * factor
+
+
+def _nearest(key: str, known: list[str], cutoff: float) -> list[str]:
+    import difflib
+
+    return difflib.get_close_matches(key, known, n=1, cutoff=cutoff)
 
 
 def _topology(file: _Table) -> Topology:
