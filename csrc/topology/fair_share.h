@@ -36,6 +36,7 @@ class FairShare {
       if (seen_link_[static_cast<size_t>(link)] == stamp_) continue;
       find_component(link);
       ++num_solved_;
+      num_shared_ += static_cast<int64_t>(flows_.size());
       share(now_s);
       for (int32_t channel : flows_) {
         const double end_s =
@@ -50,6 +51,8 @@ class FairShare {
   }
 
   int64_t num_solved() const { return num_solved_; }
+  /// Messages whose shares were found, over all times: the work that was done.
+  int64_t num_shared() const { return num_shared_; }
 
  private:
   void mark(int32_t link);
@@ -78,6 +81,7 @@ class FairShare {
   std::vector<bool> frozen_;
   int64_t stamp_ = 0;
   int64_t num_solved_ = 0;
+  int64_t num_shared_ = 0;
 };
 
 }  // namespace pycoll

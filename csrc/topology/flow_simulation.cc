@@ -117,6 +117,7 @@ class FlowSimulator {
         agenda_.pop();
         handle(event);
       }
+      report_now_and_then();
       if (!shares_.is_dirty()) continue;
       shares_.solve(now_s, [&](int32_t channel, double end_s) {
         const auto a = static_cast<uint32_t>(system_.channels[static_cast<size_t>(channel)].src);
@@ -169,6 +170,14 @@ class FlowSimulator {
   double bytes_of(const ActorState& state, const FlowStep& step) const {
     const double tile = state.tile == num_tiles_ - 1 ? last_tile_ : options_.tile_fraction;
     return options_.nbytes * tile * step.fraction;
+  }
+
+  void report_now_and_then() {
+    const int64_t work = num_sent_ + shares_.num_shared();
+    if (work < next_report_ || !options_.progress) return;
+    constexpr int64_t kReportEvery = 1 << 18;
+    next_report_ = work + kReportEvery;
+    options_.progress(static_cast<double>(num_sent_) / static_cast<double>(num_messages_));
   }
 
   void handle(const Agenda::Event& event) {
@@ -252,9 +261,7 @@ class FlowSimulator {
       } else if (recorder_ != nullptr) {
         recorder_->add(c, state.left_s, now_s, bytes_of(state, step));
       }
-      if ((++num_sent_ & 0x3ffff) == 0 && options_.progress) {
-        options_.progress(static_cast<double>(num_sent_) / static_cast<double>(num_messages_));
-      }
+      ++num_sent_;
       if (channel.latency_s > 0) {
         meet(now_s + channel.latency_s, static_cast<uint32_t>(c), kArrive);
       } else {
@@ -310,6 +317,7 @@ class FlowSimulator {
   double last_tile_ = 1;  // as a part of the message
   int64_t num_messages_ = 0;
   int64_t num_sent_ = 0;
+  int64_t next_report_ = 0;
   std::vector<ActorState> actors_;
   std::vector<ChannelState> channels_;
   std::unique_ptr<TimelineRecorder> recorder_;

@@ -66,6 +66,24 @@ def test_what_has_too_many_moves_is_refused_before_they_are_made():
     assert time.process_time() - began_s < 20
 
 
+def test_progress_is_told_and_what_it_raises_ends_the_simulation():
+    world = (
+        topology.load(EXAMPLES / "nvlink_hosts.toml")
+        .resized(1024)
+        .prepare("all_reduce", "ring", compress=False)
+    )
+    parts = []
+    world.simulate(GIB, progress=parts.append)
+    assert len(parts) > 4
+    assert parts == sorted(parts) and 0 <= parts[0] and parts[-1] <= 1
+
+    def stop(part):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        world.simulate(GIB, progress=stop)
+
+
 PROGRAM = """
 import resource, sys, time
 from pycoll import topology
