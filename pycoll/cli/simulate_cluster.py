@@ -88,7 +88,13 @@ def _algorithms(cluster: Topology, collective: str, wanted: str) -> list[str]:
         if plain:
             choose_algorithms(collective, ",".join(plain))
         return names
-    names = [name for name in choose_algorithms(collective, "all") if name in USUAL]
+    from pycoll import schedule
+
+    names = [
+        name
+        for name in choose_algorithms(collective, "all")
+        if name in USUAL or schedule.info(collective, name).sent_fraction is None
+    ]
     inner = [level.name for level in cluster.levels[:-1]]
     if composed and inner:
         names.append(f"hierarchical:{inner[0]}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pycoll import _core
+from pycoll import _core, schedule
 from pycoll.errors import UsageError
 from pycoll.topology.model import Topology
 from pycoll.topology.result import LevelUse, NetworkSimulation, Timeline
@@ -48,8 +48,9 @@ class World:
             label = algorithm_label(names, between)
         elif groups is not None:
             raise UsageError(f"{algorithm} knows no groups: only hierarchical does")
-        elif collective not in [row.name for row in _core.collectives()]:
-            raise UsageError(f"no collective is called {collective!r}")
+        elif schedule.info(collective, algorithm).sent_fraction is None:  # a registered one
+            built = schedule.build(collective, algorithm, topology.num_ranks, root)
+            return cls.of_schedule(topology, built, compress)
         fabric = topology.fabric()
         if not 0 <= root < topology.num_ranks:
             raise UsageError(f"root {root} is not one of {topology.num_ranks} ranks")
@@ -59,12 +60,12 @@ class World:
         return cls(topology, fabric, core, collective, label)
 
     @classmethod
-    def of_schedule(cls, topology: Topology, schedule: Any, compress: bool = True) -> World:
+    def of_schedule(cls, topology: Topology, placed: Any, compress: bool = True) -> World:
         """Places a schedule, such as a registered one.
 
         Args:
             topology: with as many ranks.
-            schedule: a pycoll.schedule.Schedule.
+            placed: a pycoll.schedule.Schedule.
             compress: let ranks that behave alike be one; the result is the same.
 
         Returns:
@@ -74,9 +75,9 @@ class World:
             UsageError: another number of ranks, or a rank would have more than 64 peers.
         """
         fabric = topology.fabric()
-        programs = schedule.programs(multicast=False)
+        programs = placed.programs(multicast=False)
         core = _core.FlowWorld.of_programs(fabric, programs, compress and _is_steady(topology))
-        return cls(topology, fabric, core, schedule.collective, schedule.algorithm)
+        return cls(topology, fabric, core, placed.collective, placed.algorithm)
 
     @property
     def num_classes(self) -> int:

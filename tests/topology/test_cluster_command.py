@@ -8,7 +8,7 @@ import pytest
 from clusters import fat_tree, hosts
 
 import pycoll
-from pycoll import UsageError, topology
+from pycoll import UsageError, schedule, topology
 
 # tests/command_line.py
 from command_line import invoke, run  # isort: skip
@@ -54,6 +54,24 @@ def test_several_sizes_print_a_column_per_algorithm():
 def test_other_collectives_are_simulated_on_clusters(collective):
     text = invoke("simulate", collective, "-t", NVLINK, "-n", "16", "-b", "1M")
     assert f"{collective} on" in text
+
+
+def test_registered_algorithm_is_simulated_on_a_cluster(tmp_path, monkeypatch):
+    monkeypatch.setattr(schedule, "_registered", {})
+    (tmp_path / "mine.py").write_text(
+        "from pycoll.schedule import copy, reduce, register\n"
+        "@register('all_reduce', 'mine')\n"
+        "def mine(n, root):\n"
+        "    for rank in range(1, n):\n"
+        "        yield reduce(0, 0, src=rank, dst=0)\n"
+        "        yield copy(1, 0, src=0, dst=rank)\n"
+    )
+    args = ("--module", str(tmp_path / "mine.py"), "-b", "1M")
+    text = invoke("simulate", "-t", NVLINK, "-n", "8", *args)
+    found = rows(text, ("mine", "ring"))
+    cluster = topology.load(NVLINK).resized(8)
+    time_s = cluster.simulate("all_reduce", "mine", 1 << 20).time_s
+    assert found["mine"][0] == f"{time_s * 1e6:.4g} us"
 
 
 def test_plot_draws_curves_and_links(tmp_path):

@@ -75,7 +75,7 @@ def test_progress_is_told_and_what_it_raises_ends_the_simulation():
     parts = []
     world.simulate(GIB, progress=parts.append)
     assert len(parts) > 4
-    assert parts == sorted(parts) and 0 <= parts[0] and parts[-1] <= 1
+    assert parts == sorted(parts) and parts[0] >= 0 and parts[-1] <= 1
 
     def stop(part):
         raise KeyboardInterrupt
