@@ -81,6 +81,8 @@ void bind_communicator(py::module_& m) {
       .def_property_readonly("rank", [](const CommunicatorObject& o) { return o.comm->rank(); })
       .def_property_readonly("host_rank",
                              [](const CommunicatorObject& o) { return o.comm->host_rank(); })
+      .def_property_readonly("host_number",
+                             [](const CommunicatorObject& o) { return o.comm->host_number(); })
       .def_property_readonly("size", [](const CommunicatorObject& o) { return o.comm->size(); })
       .def_property_readonly("closed", [](const CommunicatorObject& o) { return o.comm->closed(); })
       .def_readwrite("deterministic", &CommunicatorObject::deterministic)

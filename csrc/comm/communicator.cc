@@ -35,6 +35,17 @@ PlannerLinks links_of(const Transport& transport, const Segment& segment) {
   return links;
 }
 
+Topology topology_of(Transport& transport) {
+  const int num_ranks = transport.num_ranks();
+  Topology topology = shared_memory_topology(num_ranks, transport.segment().num_cores());
+  std::vector<int> host_of;
+  for (int rank = 0; rank < num_ranks; ++rank) host_of.push_back(transport.host_number(rank));
+  if (*std::max_element(host_of.begin(), host_of.end()) != 0) {
+    topology.hosts = tcp_level(std::move(host_of));
+  }
+  return topology;
+}
+
 /// Raises UsageError for what cannot be reduced, before a rank says anything to the others.
 void check_reduction(const Call& call) {
   if (!supported(call.dtype, call.op) && info(call.collective).has_op) {
@@ -52,11 +63,11 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_
       rank_(transport_->rank()),
       num_ranks_(transport_->num_ranks()),
       host_rank_(transport_->host_rank(rank_)),
+      host_number_(transport_->host_number(rank_)),
       timeout_s_(timeout_s),
       inputs_(inputs != nullptr ? std::move(inputs)
                                 : Settings::from_bytes(segment_.settings_text()).parse()),
-      planner_(Selector(shared_memory_topology(num_ranks_, segment_.num_cores()), inputs_), rank_,
-               links_of(*transport_, segment_)),
+      planner_(Selector(topology_of(*transport_), inputs_), rank_, links_of(*transport_, segment_)),
       peer_memory_(*transport_),
       waiter_(*transport_),
       recorder_(segment_, rank_),

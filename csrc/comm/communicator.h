@@ -33,6 +33,8 @@ class Communicator {
   int size() const { return num_ranks_; }
   /// Place of this rank among those of its host.
   int host_rank() const { return host_rank_; }
+  /// Of this rank's host: hosts are numbered by their first ranks.
+  int host_number() const { return host_number_; }
   double timeout_s() const { return timeout_s_; }
   /// Of what begins from now on. Any thread.
   void set_timeout_s(double timeout_s);
@@ -141,6 +143,7 @@ class Communicator {
   int rank_;
   int num_ranks_;
   int host_rank_;
+  int host_number_;
   std::atomic<double> timeout_s_;
   std::shared_ptr<const SelectionInputs> inputs_;  // shared with all that split from this one
   Planner planner_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "algorithms/hierarchical.h"
 #include "algorithms/registry.h"
 #include "base/error.h"
 
@@ -257,6 +258,16 @@ Plan Planner::make(const PlanKey& wanted, std::string_view name, ProtocolKind pr
 Schedule Planner::generate(Collective collective, std::string_view name, int root) {
   const std::string key = key_of(collective, name, root);
   if (const auto own = schedules_.find(key); own != schedules_.end()) return own->second;
+  if (name == kHierarchical) {
+    if (has_hierarchical(selector_.topology(), collective)) {
+      return hierarchical(collective, num_ranks_, selector_.topology().hosts.ranks_per_host(),
+                          root);
+    }
+    throw UsageError(title_of(collective, name) +
+                     " needs several hosts with the same number of ranks, two or more, whose "
+                     "numbers follow each other; and it is for all_reduce, reduce_scatter, "
+                     "all_gather and broadcast");
+  }
   if (is_built_in(collective, name) || !source_) {
     return find_algorithm(collective, name).generate(num_ranks_, root);
   }
@@ -275,7 +286,8 @@ void Planner::add_schedule(const Schedule& schedule) {
 }
 
 bool Planner::knows(Collective collective, std::string_view name, int root) const {
-  return is_built_in(collective, name) || schedules_.count(key_of(collective, name, root)) != 0;
+  return is_built_in(collective, name) || name == kHierarchical ||
+         schedules_.count(key_of(collective, name, root)) != 0;
 }
 
 }  // namespace pycoll

@@ -18,9 +18,10 @@ namespace {
 
 constexpr int64_t kTroublePeriodNs = 500'000;  // between two looks for trouble
 constexpr int64_t kInterruptPeriodNs = 20'000'000;
-constexpr int kMinSpins = 20;          // under a microsecond
-constexpr int kMaxSpins = 500;         // some 20 us
-constexpr int64_t kSwitchNs = 1'500;   // a yield that took longer was a switch
+constexpr int kMinSpins = 20;         // under a microsecond
+constexpr int kMaxSpins = 500;        // some 20 us
+constexpr int64_t kSwitchNs = 1'500;  // a yield that took longer was a switch
+constexpr int64_t kRemoteYieldNs = 50'000;
 constexpr int64_t kNapNs = 1'000'000;  // bounds what a missed wake-up costs
 
 }  // namespace
@@ -53,6 +54,10 @@ bool Waiter::wait_in_view(bool (*ready)(void*), void* context, const WaitSite& s
   const int64_t start = now_ns();
   int64_t next_look = start + kTroublePeriodNs;
   int64_t next_interrupt = start + kInterruptPeriodNs;
+  // The kernel wakes who waits for another host: its way is long beside that of the network.
+  const int64_t yield_ns = pump_ != nullptr && pump_->is_remote(site.peer)
+                               ? std::min(yield_ns_, kRemoteYieldNs)
+                               : yield_ns_;
   for (;;) {
     if (ready(context)) return true;
     if (pump_ != nullptr) pump_->poll(site.peer);
@@ -81,7 +86,7 @@ bool Waiter::wait_in_view(bool (*ready)(void*), void* context, const WaitSite& s
       }
       next_interrupt = now_ns() + kInterruptPeriodNs;
     }
-    if (now - start < yield_ns_) {
+    if (now - start < yield_ns) {
       yield(now);
     } else {
       nap(ready, context, site.peer);
@@ -160,7 +165,9 @@ void Waiter::ask_hosts(const WaitSite& site) {
 }
 
 void Waiter::nap(bool (*ready)(void*), void* context, int peer) {
-  if (pump_ != nullptr && pump_->is_remote(peer)) return pump_->nap(kNapNs);
+  if (pump_ != nullptr && pump_->is_remote(peer)) {
+    return pump_->nap(kNapNs, ready, context);
+  }
   RankControl& control = segment_.control(rank_);
   const std::atomic_ref<uint32_t> asleep(control.asleep);
   const std::atomic_ref<uint32_t> bell(control.bell);

@@ -35,11 +35,14 @@ struct Sample {
 class Walk {
  public:
   Walk(const std::vector<Program>& programs, double chunk_nbytes, int64_t num_tiles,
-       const LinkCost& cost)
+       const LinkCost& cost, const HostLevel& hosts)
       : programs_(programs),
         chunk_nbytes_(chunk_nbytes),
         num_tiles_(num_tiles),
         cost_(cost),
+        hosts_(hosts),
+        sent_s_(static_cast<size_t>(hosts.num_hosts)),
+        received_s_(static_cast<size_t>(hosts.num_hosts)),
         n_(programs.size()),
         ranks_(n_),
         links_(n_ * n_),
@@ -112,7 +115,11 @@ class Walk {
     const int num_srcs = num_links + (step.has(kReadLocal) ? 1 : 0);
     const int num_dsts = std::popcount(step.dst_peers);
     const int num_writes = step.has(kMulticastDst) ? std::min(num_dsts, 1) : num_dsts;
-    const double busy_s = (num_links + num_writes) * kSlotS +
+    int num_remote = 0;
+    for_each_peer(rank, step.src_peers | step.dst_peers,
+                  [&](size_t peer) { num_remote += hosts_.is_remote(rank, peer) ? 1 : 0; });
+    const double busy_s = num_remote * (hosts_.message_s + nbytes * hosts_.copy_s_per_byte) +
+                          (num_links + num_writes) * kSlotS +
                           nbytes * ((num_links + num_writes) * cost_.beta_s_per_byte / 2 +
                                     std::max(0, num_srcs - 1) * cost_.gamma_s_per_byte);
     work_s_ += busy_s + (num_links > 0 ? cost_.alpha_s : 0);
@@ -121,7 +128,9 @@ class Walk {
     for_each_peer(rank, step.src_peers,
                   [&](size_t src) { messages(src, rank, step.has(kMulticastSrc)).pop_front(); });
     for_each_peer(rank, step.dst_peers, [&](size_t dst) {
-      messages(rank, dst, step.has(kMulticastDst)).push_back(end_s + cost_.alpha_s);
+      const double there_s =
+          hosts_.is_remote(rank, dst) ? cross(rank, dst, end_s, nbytes) : end_s + cost_.alpha_s;
+      messages(rank, dst, step.has(kMulticastDst)).push_back(there_s);
       if (!is_due_[dst]) {
         is_due_[dst] = true;
         due_.push_back(dst);
@@ -129,10 +138,24 @@ class Walk {
     });
   }
 
+  /// When a message that is sent to another host at `at_s` can be read.
+  double cross(size_t src, size_t dst, double at_s, double nbytes) {
+    double& sent_s = sent_s_[static_cast<size_t>(hosts_.host_of[src])];
+    double& received_s = received_s_[static_cast<size_t>(hosts_.host_of[dst])];
+    const double on_wire_s = nbytes * hosts_.beta_s_per_byte;
+    // It is received while it is sent.
+    const double start_s = std::max({at_s, sent_s, received_s});
+    sent_s = received_s = start_s + on_wire_s;
+    return sent_s + hosts_.alpha_s;
+  }
+
   const std::vector<Program>& programs_;
   const double chunk_nbytes_;
   const int64_t num_tiles_;
   const LinkCost& cost_;
+  const HostLevel& hosts_;
+  std::vector<double> sent_s_;  // by host: when its port is free
+  std::vector<double> received_s_;
   const size_t n_;
   std::vector<RankState> ranks_;
   std::vector<Link> links_;  // by writer, then reader
@@ -148,24 +171,25 @@ double with_work_beside(double longest_s, double work_s, int num_ranks, int num_
 
 }  // namespace
 
-std::vector<Program> lower_for(const Schedule& schedule, int64_t nbytes) {
-  std::vector<Program> programs = lower(schedule);
+std::vector<Program> lower_for(const Schedule& schedule, int64_t nbytes, const HostLevel& hosts) {
+  const bool multicast = hosts.num_hosts == 1;
+  std::vector<Program> programs = lower(schedule, {.multicast = multicast});
   const Program& first = programs.front();
   const Sample sample(first, nbytes);
   const bool joins = first.max_range > sample.pieces;
   if (joins && nbytes > sample.tile_bytes * first.blocks_per_message) {
-    return lower(schedule, {.join_blocks = false});
+    return lower(schedule, {.multicast = multicast, .join_blocks = false});
   }
   return programs;
 }
 
 double estimate_s(const std::vector<Program>& programs, int64_t nbytes, const LinkCost& cost,
-                  int num_cores) {
+                  int num_cores, const HostLevel& hosts) {
   const Program& first = programs.front();
   const Sample sample(first, nbytes);
   const double chunk_nbytes = static_cast<double>(sample.nbytes) / first.blocks_per_message /
                               static_cast<double>(sample.pieces * sample.num_tiles);
-  const Walk walk(programs, chunk_nbytes, sample.num_tiles, cost);
+  const Walk walk(programs, chunk_nbytes, sample.num_tiles, cost, hosts);
   const int num_ranks = static_cast<int>(programs.size());
   return with_work_beside(walk.longest_s(), walk.work_s(), num_ranks, num_cores) * sample.scale;
 }

@@ -8,6 +8,10 @@
 // adds to the longest chain of steps. Otherwise a quarter of a rank's mean work is added, since
 // calls follow each other.
 //
+// Between hosts a message also costs both ranks some instructions and a copy, then waits until its
+// host's port has sent what came before it, and the receiver's port has received what did, at beta
+// per byte each, and can be read alpha later.
+//
 // Without slots (plan/direct.h) a rank is busy for b*beta per b bytes of a peer that it reads or
 // writes, and waits twice, at the entrance and at the exit, for alpha each.
 //
@@ -22,16 +26,18 @@
 #include "schedule/schedule.h"
 #include "schedule/simulate.h"
 #include "schedule/step.h"
+#include "topology/topology.h"
 
 namespace pycoll {
 
 /// Lowers as a plan does: messages hold several blocks where these fit one slot together.
-std::vector<Program> lower_for(const Schedule& schedule, int64_t nbytes);
+std::vector<Program> lower_for(const Schedule& schedule, int64_t nbytes,
+                               const HostLevel& hosts = {});
 
 /// Seconds from the first rank's start to the last one's end.
 /// Cost: one visit of every step for each of at most 4 tiles.
 double estimate_s(const std::vector<Program>& programs, int64_t nbytes, const LinkCost& cost,
-                  int num_cores);
+                  int num_cores, const HostLevel& hosts = {});
 
 /// The same without slots. `work`: by rank, of blocks of so many bytes.
 double estimate_direct_s(const std::vector<DirectWork>& work, double block_nbytes,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "algorithms/hierarchical.h"
 #include "algorithms/registry.h"
 #include "plan/estimate.h"
 
@@ -33,6 +34,13 @@ bool is_built_in(Collective collective, std::string_view algorithm) {
 }
 
 }  // namespace
+
+bool has_hierarchical(const Topology& topology, Collective collective) {
+  const int per_host = topology.hosts.ranks_per_host();
+  return per_host > 1 && per_host < topology.num_ranks &&
+         (collective == Collective::kAllReduce || collective == Collective::kReduceScatter ||
+          collective == Collective::kAllGather || collective == Collective::kBroadcast);
+}
 
 bool is_candidate(Collective collective, std::string_view algorithm) {
   if (collective != Collective::kAllReduce) return true;
@@ -97,22 +105,34 @@ Ranking Selector::rank(Collective collective, int64_t nbytes, Arrays arrays,
   return ranking;
 }
 
+std::vector<Schedule> Selector::schedules_for(Collective collective, const Rule* rule) const {
+  std::vector<Schedule> schedules;
+  for (const AlgorithmInfo& row : algorithms()) {
+    if (row.collective != collective) continue;
+    if (is_candidate(collective, row.name) || (rule != nullptr && row.name == rule->algorithm)) {
+      schedules.push_back(row.generate(topology_.num_ranks, /*root=*/0));
+    }
+  }
+  if (has_hierarchical(topology_, collective)) {
+    schedules.push_back(hierarchical(collective, topology_.num_ranks,
+                                     topology_.hosts.ranks_per_host(), /*root=*/0));
+  }
+  return schedules;
+}
+
 std::vector<Candidate> Selector::simulate(Collective collective, int64_t nbytes, Arrays arrays,
                                           const Rule* rule) const {
   std::vector<Candidate> candidates;
-  for (const AlgorithmInfo& row : algorithms()) {
-    if (row.collective != collective) continue;
-    if (!is_candidate(collective, row.name) && (rule == nullptr || row.name != rule->algorithm)) {
-      continue;
-    }
-    const Schedule schedule = row.generate(topology_.num_ranks, /*root=*/0);
+  const bool one_host = topology_.hosts.num_hosts == 1;
+  for (const Schedule& schedule : schedules_for(collective, rule)) {
     std::vector<Program> programs;
     for (const ProtocolKind protocol : protocols()) {
       const bool asked = rule != nullptr && rule->protocol == protocol &&
-                         distance_from(rule, row.name, protocol) == 0;
+                         distance_from(rule, schedule.algorithm, protocol) == 0;
       if (!asked && !is_candidate(protocol, nbytes)) continue;
       const LinkCost cost = topology_.cost_of(arrays, protocol, nbytes);
-      Candidate candidate{std::string(row.name), protocol, 0, 0};
+      Candidate candidate{schedule.algorithm, protocol, 0, 0};
+      if (protocol == ProtocolKind::kDirect && !one_host) continue;
       if (protocol == ProtocolKind::kDirect) {
         const std::vector<DirectWork> work = direct_work(schedule);
         if (work.empty()) continue;
@@ -120,14 +140,16 @@ std::vector<Candidate> Selector::simulate(Collective collective, int64_t nbytes,
             static_cast<double>(nbytes) / info(collective).blocks_per_message(topology_.num_ranks);
         candidate.predicted_s = estimate_direct_s(work, block_nbytes, cost, topology_.num_cores);
       } else {
-        if (programs.empty()) programs = lower_for(schedule, nbytes);
-        candidate.predicted_s = estimate_s(programs, nbytes, cost, topology_.num_cores);
+        if (programs.empty()) programs = lower_for(schedule, nbytes, topology_.hosts);
+        candidate.predicted_s =
+            estimate_s(programs, nbytes, cost, topology_.num_cores, topology_.hosts);
       }
       candidates.push_back(std::move(candidate));
     }
   }
   // An algorithm that was, or is yet to be, registered in Python.
-  if (rule != nullptr && !rule->algorithm.empty() && !is_built_in(collective, rule->algorithm)) {
+  if (rule != nullptr && !rule->algorithm.empty() && !is_built_in(collective, rule->algorithm) &&
+      rule->algorithm != kHierarchical) {
     if (rule->protocol) candidates.push_back({rule->algorithm, *rule->protocol, 0, 0});
     if (!rule->protocol || *rule->protocol == ProtocolKind::kDirect) {
       candidates.push_back({rule->algorithm, default_protocol(nbytes), 0, 0});

@@ -24,6 +24,11 @@ struct Candidate {
   std::string name() const { return algorithm + "/" + protocol_name(protocol); }
 };
 
+/// The algorithm that is made for the hosts on which the ranks are, and so has no row in the table.
+inline constexpr std::string_view kHierarchical = "hierarchical";
+/// Whether there is one: several hosts with as many ranks each, whose numbers follow each other.
+bool has_hierarchical(const Topology& topology, Collective collective);
+
 /// The textbook's slow algorithms are there to be compared with, not to be chosen.
 bool is_candidate(Collective collective, std::string_view algorithm);
 /// Whether messages of `nbytes` may be worth a try.
@@ -60,6 +65,7 @@ class Selector {
   std::string describe_sources() const;
 
  private:
+  std::vector<Schedule> schedules_for(Collective collective, const Rule* rule) const;
   std::vector<Candidate> simulate(Collective collective, int64_t nbytes, Arrays arrays,
                                   const Rule* rule) const;
   /// Fills in tabled_s; says where that is from.

@@ -36,4 +36,24 @@ Topology shared_memory_topology(int num_ranks, int num_cores) {
   return topology;
 }
 
+int HostLevel::ranks_per_host() const {
+  if (host_of.empty() || static_cast<int>(host_of.size()) % num_hosts != 0) return 0;
+  const int per_host = static_cast<int>(host_of.size()) / num_hosts;
+  for (size_t rank = 0; rank < host_of.size(); ++rank) {
+    if (host_of[rank] != static_cast<int>(rank) / per_host) return 0;
+  }
+  return per_host;
+}
+
+HostLevel tcp_level(std::vector<int> host_of) {
+  HostLevel level;
+  level.num_hosts = 1 + *std::max_element(host_of.begin(), host_of.end());
+  level.host_of = std::move(host_of);
+  level.alpha_s = 15e-6;
+  level.beta_s_per_byte = 0.8e-9;
+  level.message_s = 3e-6;
+  level.copy_s_per_byte = 0.1e-9;
+  return level;
+}
+
 }  // namespace pycoll

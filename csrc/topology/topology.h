@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 #include "base/arrays.h"
 #include "base/protocol.h"
@@ -10,9 +11,27 @@
 
 namespace pycoll {
 
+/// Several hosts and what a message between two of them costs.
+struct HostLevel {
+  std::vector<int> host_of;  // by rank; empty: all are on one host
+  int num_hosts = 1;
+  double alpha_s = 0;          // from the end of a message's sending until it can be read
+  double beta_s_per_byte = 0;  // of a host's port, each way: what its ranks send goes one by one
+  double message_s = 0;        // of a core, for each message that is sent or received
+  double copy_s_per_byte = 0;  // of a core, into the kernel and out of it
+
+  bool is_remote(size_t a, size_t b) const { return !host_of.empty() && host_of[a] != host_of[b]; }
+  /// Ranks of each host, if all hosts have as many and their numbers follow each other; else 0.
+  int ranks_per_host() const;
+};
+
+/// Between hosts, over TCP on server networks of 10 Gbit/s.
+HostLevel tcp_level(std::vector<int> host_of);
+
 struct Topology {
   int num_ranks = 1;
   int num_cores = 1;
+  HostLevel hosts;
   // Per message of a protocol, for arrays of each kind. What they mean: plan/estimate.h.
   std::array<std::array<LinkCost, kNumProtocols>, kNumArrays> costs{};
 

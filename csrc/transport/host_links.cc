@@ -83,12 +83,18 @@ void HostLinks::send(int peer, const FrameHeader& header, const void* payload, b
 void HostLinks::poll(int first) {
   num_polls_.fetch_add(1);
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (lock.owns_lock()) wire_->poll(*this, first);
+  if (lock.owns_lock()) poll_for_all(first);
 }
 
-void HostLinks::nap(int64_t ns) {
+void HostLinks::poll_for_all(int first) {
+  // Who sleeps until something comes would not see that it has come.
+  if (wire_->poll(*this, first) && num_naps_ != 0) wire_->kick();
+}
+
+void HostLinks::nap(int64_t ns, bool (*ready)(void*), void* context) {
+  // First the count, then the look: whoever moves frames on does it the other way round.
   ++num_naps_;
-  wire_->wait(ns);
+  if (ready == nullptr || !ready(context)) wire_->wait(ns);
   --num_naps_;
 }
 
@@ -137,7 +143,7 @@ void HostLinks::run() {
     if (!active || now - looked_ns_ >= kLookPeriodNs) {
       const std::lock_guard lock(mutex_);
       has_rest_ = false;
-      if (!active) wire_->poll(*this, -1);
+      if (!active) poll_for_all(-1);
       if (now - looked_ns_ >= kLookPeriodNs) look_after(now);
     }
     // Somebody else moves frames on. What is left when they stop waits for so long.
@@ -170,6 +176,7 @@ void HostLinks::look_after(int64_t now) {
 }
 
 void HostLinks::disown() {
+  disowned_ = true;
   wire_->disown();
   // Its thread does not exist here, and cannot be joined; nor can the wire be taken down.
   (void)thread_.release();

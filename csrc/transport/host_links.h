@@ -45,21 +45,25 @@ class HostLinks final : private FrameSink {
   /// Moves frames on, unless another thread is at it: first those from `first` (-1: nobody). Any
   /// thread, without the lock.
   void poll(int first);
-  /// Sleeps until there may be something to move. Any thread, without the lock.
-  void nap(int64_t ns);
+  /// Sleeps until there may be something to move, or `ready(context)`. Any thread, without the
+  /// lock.
+  void nap(int64_t ns, bool (*ready)(void*) = nullptr, void* context = nullptr);
   /// At the end of a call: what is left to send goes on without its thread. Without the lock.
   void leave_rest();
 
   /// Any thread, without the lock.
   Peer state_of(int peer) const { return states_[static_cast<size_t>(peer)]; }
 
-  /// In a forked process, whose parent has the links.
+  /// In a forked process, whose parent has the links: nothing may lock any more, since a thread
+  /// that is not here may have the lock.
   void disown();
+  bool is_disowned() const { return disowned_; }
 
  private:
   bool place(int peer, const FrameHeader& header, PayloadParts* parts) override;
   void arrived(int peer, const FrameHeader& header) override;
   void lost(int peer, int error) override;
+  void poll_for_all(int first);
   void run();
   void look_after(int64_t now);
   void flush(int64_t end_ns);
@@ -81,6 +85,7 @@ class HostLinks final : private FrameSink {
   std::atomic<int> num_naps_{0};
   std::atomic<bool> has_rest_{false};
   std::atomic<bool> stop_{false};
+  std::atomic<bool> disowned_{false};
   std::unique_ptr<std::thread> thread_;  // last: it uses the others
 };
 

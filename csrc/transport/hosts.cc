@@ -69,11 +69,20 @@ class HostsTransport final : public Transport {
   }
   int host_rank(int rank) const override {
     return static_cast<int>(std::count_if(members_.begin(), members_.begin() + rank, [&](int one) {
-      return host_number(one) == host_number(members_[static_cast<size_t>(rank)]);
+      return world_host(one) == world_host(members_[static_cast<size_t>(rank)]);
     }));
   }
   std::string host_of(int rank) const override {
     return session_->world.hosts.name_of(members_[static_cast<size_t>(rank)]);
+  }
+  int host_number(int rank) const override {
+    std::vector<int> seen;  // hosts, as the world numbers them
+    for (int one = 0;; ++one) {
+      const int host = world_host(members_[static_cast<size_t>(one)]);
+      const auto found = std::find(seen.begin(), seen.end(), host);
+      if (one == rank) return static_cast<int>(found - seen.begin());
+      if (found == seen.end()) seen.push_back(host);
+    }
   }
   double silence_s() const override { return session_->host_links->silence_s(); }
 
@@ -103,7 +112,7 @@ class HostsTransport final : public Transport {
     }
     const std::string name = name_ + "." + id;
     const bool one_host = std::all_of(of_world.begin(), of_world.end(), [&](int one) {
-      return host_number(one) == host_number(of_world.front());
+      return world_host(one) == world_host(of_world.front());
     });
     if (one_host) {
       return make_shm_transport(name, rank, static_cast<int>(members.size()), session_->world.token,
@@ -122,12 +131,12 @@ class HostsTransport final : public Transport {
   }
 
  private:
-  int host_number(int world_rank) const {
+  int world_host(int world_rank) const {
     return session_->world.hosts.host_of[static_cast<size_t>(world_rank)];
   }
   bool is_here(int rank) const {
-    return host_number(members_[static_cast<size_t>(rank)]) ==
-           host_number(members_[static_cast<size_t>(rank_)]);
+    return world_host(members_[static_cast<size_t>(rank)]) ==
+           world_host(members_[static_cast<size_t>(rank_)]);
   }
   uint64_t remote_mask() const {
     uint64_t mask = 0;

@@ -50,6 +50,7 @@ Pump::Pump(std::shared_ptr<HostLinks> host_links, Segment& segment, int rank,
 Pump::~Pump() { close(); }
 
 void Pump::close() {
+  if (host_links_->is_disowned()) return;
   const std::lock_guard lock(host_links_->mutex());
   if (closed_) return;
   closed_ = true;

@@ -47,7 +47,9 @@ class Pump {
   void poll(int peer) {
     host_links_->poll(is_remote(peer) ? members_[static_cast<size_t>(peer)] : -1);
   }
-  void nap(int64_t ns) { host_links_->nap(ns); }
+  void nap(int64_t ns, bool (*ready)(void*) = nullptr, void* context = nullptr) {
+    host_links_->nap(ns, ready, context);
+  }
   /// This call ends.
   void leave_rest() { host_links_->leave_rest(); }
   /// Asks `peer` (-1: all) what it is doing in that operation, and says what this rank does.

@@ -162,7 +162,7 @@ bool TcpWire::poll(FrameSink& sink, int first) {
   };
   if (first >= 0 && links_[static_cast<size_t>(first)] != nullptr) {
     serve(*links_[static_cast<size_t>(first)]);
-    if (moved) return true;
+    if (moved && num_unsent_ == 0) return true;
   }
   if (present_.size() <= 2) {
     // As cheap as to ask who is ready.

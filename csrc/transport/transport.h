@@ -46,6 +46,8 @@ class Transport {
   /// Place of `rank` among the ranks of its host, and what that is called; "" where all share one.
   virtual int host_rank(int rank) const { return rank; }
   virtual std::string host_of(int) const { return ""; }
+  /// Hosts are numbered by their first ranks.
+  virtual int host_number(int) const { return 0; }
   /// After how long a rank of another host that says nothing counts as lost; seconds.
   virtual double silence_s() const { return 0; }
   /// In a forked process: lets go of what it shares with its parent, without a word to anyone.

@@ -14,13 +14,27 @@ EPILOG = """[bold]Examples[/bold]
   pycoll info
 
   pycoll info --json
+
+  torchrun --nnodes 2 --nproc-per-node 4 ... -m pycoll.cli info --cluster
 """
 
 
 def info(
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    of_cluster: Annotated[
+        bool,
+        typer.Option(
+            "--cluster",
+            help="The ranks of this job, their hosts, and the links between these, measured. "
+            "Run it on every rank, under the job's launcher.",
+        ),
+    ] = False,
 ) -> None:
     """Show the version, how the core was built, and what is found on this machine."""
+    if of_cluster:
+        from pycoll.cli.cluster import cluster
+
+        return cluster(as_json)
     facts = _facts()
     if as_json:
         import json

@@ -261,3 +261,56 @@ def test_stranger_at_the_ports_is_refused_and_does_no_harm(two, stranger):
     assert [o.get() for o in outcomes] == [2.0, 2.0]
     assert max(o.seconds for o in outcomes) < 6
     assert two.outcome(attacker).get() >= 1
+
+
+def test_communicators_come_and_go_and_leave_nothing(two):
+    """After a failure, too."""
+
+    def main() -> tuple[int, int]:
+        rank = int(os.environ["RANK"])
+        counts = []
+        for i in range(8):
+            os.environ["MASTER_PORT"] = str(21500 + i)
+            comm = pycoll.init(timeout_s=20)
+            part = comm.split(0)
+            assert part is not None
+            assert part.all_reduce(np.ones(1000))[0] == 2
+            if i % 2 and rank == 0:
+                comm.close()
+            elif i % 2:
+                with pytest.raises(pycoll.PeerDiedError):
+                    comm.all_reduce(np.ones(10))
+            part.close()
+            comm.close()
+            tasks = len(os.listdir("/proc/self/task"))
+            counts.append((len(os.listdir("/proc/self/fd")), tasks))
+        assert counts[0] == counts[-1], counts
+        return counts[-1]
+
+    env = {"WORLD_SIZE": "2", "MASTER_ADDR": two.address(0), "PYCOLL_TOKEN": "t"}
+    pids = [two.start(rank, main, RANK=str(rank), **env) for rank in range(2)]
+    for pid in pids:
+        two.outcome(pid).get()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_kills_cables_and_pauses_twenty_times(two, tmp_path):
+    for i in range(20):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        pids = start_loop(two, 2, folder, [1, 5000, 300_000][i % 3])
+        victim = i % 4
+        if i % 2:
+            os.kill(pids[victim], signal.SIGKILL)
+        else:
+            two.set_link(1, False)
+        outcomes = [two.outcome(pid) for pid in pids]
+        two.set_link(1, True)
+        for rank, outcome in enumerate(outcomes):
+            if i % 2 and rank == victim:
+                continue
+            assert outcome.error == "PeerDiedError", (i, rank, outcome)
+            assert outcome.fds_leaked <= 1
+            if i % 2:
+                assert outcome.rank == victim

@@ -1,0 +1,106 @@
+"""`pycoll info --cluster`: the ranks of a job, their hosts, and what the links between them do."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from typing import Any
+
+import typer
+
+_SMALL, _LARGE = 8, 1 << 20
+_ROUNDS = 50
+
+
+def cluster(as_json: bool) -> None:
+    """Joins the ranks of the job; rank 0 prints where they are and what was measured."""
+    import pycoll
+
+    with pycoll.init() as comm:
+        ranks = _gather(comm, _own_facts(comm))
+        first: dict[str, int] = {}  # of each host, as hosts are told apart by their numbers
+        for rank, facts in enumerate(ranks):
+            first.setdefault(str(facts["host_number"]), rank)
+        links = _measure(comm, list(first.values()))
+        comm.barrier()
+        if comm.rank != 0:
+            return
+        facts = {"transport": comm.transport, "ranks": ranks, "links": links}
+        typer.echo(json.dumps(facts, indent=2) if as_json else _table(facts))
+
+
+def _own_facts(comm: Any) -> dict[str, Any]:
+    return {
+        "host": platform.node(),
+        "host_number": comm.host_number,
+        "host_rank": comm.host_rank,
+        "pid": os.getpid(),
+        "cores": len(os.sched_getaffinity(0)),
+    }
+
+
+def _gather(comm: Any, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    import numpy as np
+
+    text = np.zeros(1024, np.uint8)
+    data = json.dumps(facts).encode()[: text.size]
+    text[: len(data)] = np.frombuffer(data, np.uint8)
+    rows = comm.all_gather(text).reshape(comm.size, -1)
+    return [json.loads(row.tobytes().rstrip(b"\0")) for row in rows]
+
+
+def _measure(comm: Any, firsts: list[int]) -> list[dict[str, Any]]:
+    """Messages to and fro between the first ranks of every two hosts, one pair at a time."""
+    import numpy as np
+
+    links = []
+    pairs = [(a, b) for i, a in enumerate(firsts) for b in firsts[i + 1 :]]
+    for a, b in pairs or ([(0, 1)] if comm.size > 1 else []):
+        comm.barrier()
+        times = np.zeros(2)
+        if comm.rank in (a, b):
+            times[:] = [_ping_pong(comm, a, b, nbytes) for nbytes in (_SMALL, _LARGE)]
+        comm.broadcast(times, root=a)
+        alpha_s = float(times[0])
+        beta_s = max(float(times[1]) - alpha_s, 1e-12)
+        links.append(
+            {"from": a, "to": b, "alpha_us": alpha_s * 1e6, "gbit_per_s": _LARGE * 8e-9 / beta_s}
+        )
+    return links
+
+
+def _ping_pong(comm: Any, a: int, b: int, nbytes: int) -> float:
+    """Seconds of one way: the median of some."""
+    import numpy as np
+
+    x = np.zeros(nbytes, np.uint8)
+    times = []
+    for _ in range(_ROUNDS if nbytes == _SMALL else 8):
+        start = time.perf_counter()
+        if comm.rank == a:
+            comm.send(x, b)
+            comm.recv(x, b)
+        else:
+            comm.recv(x, a)
+            comm.send(x, a)
+        times.append((time.perf_counter() - start) / 2)
+    return sorted(times)[len(times) // 2]
+
+
+def _table(facts: dict[str, Any]) -> str:
+    ranks, links = facts["ranks"], facts["links"]
+    lines = [f"{len(ranks)} ranks, transport {facts['transport']}", ""]
+    lines.append(f"{'rank':>4}  {'host':<20} {'place':>5} {'pid':>8} {'cores':>5}")
+    for rank, of in enumerate(ranks):
+        lines.append(
+            f"{rank:>4}  {of['host']:<20} {of['host_rank']:>5} {of['pid']:>8} {of['cores']:>5}"
+        )
+    if links:
+        lines += ["", f"{'between':<44} {'alpha':>10} {'bandwidth':>14}"]
+    for link in links:
+        a, b = (f"{ranks[link[end]]['host']} (rank {link[end]})" for end in ("from", "to"))
+        between = f"{a} and {b}"
+        lines.append(f"{between:<44} {link['alpha_us']:>7.1f} us {link['gbit_per_s']:>7.2f} Gbit/s")
+    return "\n".join(lines)

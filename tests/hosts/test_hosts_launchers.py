@@ -1,0 +1,91 @@
+"""Launchers over several hosts: torchrun, srun, and what `pycoll info` says of the job."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from namespaces import Network, free_port
+
+import pycoll
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+
+ROOT = Path(pycoll.__file__).parents[1]
+ENV = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def run_on_all(network: Network, words: list[str], timeout_s: float = 120, **env: str) -> list[str]:
+    """The program on every host, with its number for `{host}`. Returns what each printed."""
+    started = []
+    for host in range(network.n):
+        own = [word.format(host=host) for word in words]
+        started.append(
+            network.command(host, own, **ENV, **{k: v.format(host=host) for k, v in env.items()})
+        )
+    texts = []
+    try:
+        for process in started:
+            texts.append(process.communicate(timeout=timeout_s)[0])
+        for process, text in zip(started, texts, strict=True):
+            assert process.returncode == 0, text
+    finally:
+        for process in started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    return texts
+
+
+def test_variables_of_srun_are_enough_with_an_address(two):
+    def main() -> float:
+        with pycoll.init(timeout_s=20) as comm:
+            return float(comm.all_reduce(np.ones(3))[0])
+
+    env = {"SLURM_NTASKS": "2", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": str(os.getpid())}
+    pids = [
+        two.start(rank, main, SLURM_PROCID=str(rank), MASTER_ADDR=two.address(0), **env)
+        for rank in range(2)
+    ]
+    assert [two.outcome(pid).get() for pid in pids] == [2.0, 2.0]
+
+
+def test_info_of_the_cluster_names_hosts_and_measures_their_link(two):
+    texts = run_on_all(
+        two,
+        [sys.executable, "-m", "pycoll.cli", "info", "--cluster", "--json"],
+        RANK="{host}",
+        WORLD_SIZE="2",
+        MASTER_ADDR=two.address(0),
+        MASTER_PORT=str(free_port()),
+    )
+    facts = json.loads(texts[0])
+    assert texts[1] == ""
+    assert facts["transport"] == "tcp"
+    assert [rank["host"] for rank in facts["ranks"]] == ["host0", "host1"]
+    (link,) = facts["links"]
+    assert 0 < link["alpha_us"] < 1e5 and link["gbit_per_s"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_torchrun_over_two_hosts_trains_as_one_process_does(two):
+    pytest.importorskip("torch")
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "2",
+        "--node-rank",
+        "{host}",
+    ]
+    words += ["--nproc-per-node", "2", "--master-addr", two.address(0), "--master-port"]
+    words += [str(free_port()), str(ROOT / "examples" / "ddp_digits.py"), "--backend", "pycoll"]
+    texts = run_on_all(two, words, timeout_s=240)
+    assert "off one process (allowed 1e-03): ok" in texts[0], texts[0]
