@@ -124,6 +124,7 @@ bool ArrayView::view_numpy(PyObject* object, const char* what, bool writable) {
     refuse(what, kReadOnly);
   }
   object_ = py::reinterpret_borrow<py::object>(object);
+  is_numpy_ = true;
   data = array->data;
   static_assert(sizeof(*array->dimensions) == sizeof(int64_t));
   set_shape(what, array->nd, reinterpret_cast<const int64_t*>(array->dimensions));

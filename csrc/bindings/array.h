@@ -30,6 +30,8 @@ class ArrayView {
   int num_dims = 0;
   int64_t shape[6] = {};
 
+  /// The NumPy array that is viewed; null for what is none.
+  PyObject* numpy() const { return is_numpy_ ? object_.ptr() : nullptr; }
   int64_t nbytes() const { return count * static_cast<int64_t>(element_size); }
   /// As the core names it ("f32"); an opaque one as its library does ("datetime64[ns]").
   std::string dtype_text() const;
@@ -59,6 +61,7 @@ class ArrayView {
     void operator()(Py_buffer* buffer) const;
     void operator()(DLManagedTensor* tensor) const;
   };
+  bool is_numpy_ = false;
   pybind11::object object_;     // of a view that its exporter does not count
   pybind11::object described_;  // the dtype of opaque elements, as its library has it
   std::unique_ptr<Py_buffer, Release> buffer_;

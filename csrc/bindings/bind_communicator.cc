@@ -26,6 +26,7 @@ struct LocalWorldObject {
 CommunicatorObject wrap(std::unique_ptr<Communicator> comm) {
   CommunicatorObject object;
   object.ranks_are_threads = comm->transport_name() == "local";
+  if (!object.ranks_are_threads) object.adopter = std::make_unique<Adopter>();
   comm->set_interrupted([] {
     const py::gil_scoped_acquire gil;
     return PyErr_CheckSignals() != 0;
@@ -86,6 +87,16 @@ void bind_communicator(py::module_& m) {
       .def_property_readonly("size", [](const CommunicatorObject& o) { return o.comm->size(); })
       .def_property_readonly("closed", [](const CommunicatorObject& o) { return o.comm->closed(); })
       .def_readwrite("deterministic", &CommunicatorObject::deterministic)
+      .def_property(
+          "register_after",
+          [](const CommunicatorObject& o) { return o.adopter == nullptr ? 0 : o.adopter->after(); },
+          [](CommunicatorObject& o, int after) {
+            if (after < 0) {
+              throw UsageError("register_after is " + std::to_string(after) +
+                               ", expected a number of uses, or 0 for never");
+            }
+            if (o.adopter != nullptr) o.adopter->set_after(after);
+          })
       .def_property_readonly("timeout_s",
                              [](const CommunicatorObject& o) { return o.comm->timeout_s(); })
       .def_property_readonly("transport",
@@ -110,6 +121,7 @@ void bind_communicator(py::module_& m) {
              if (part == nullptr) return std::nullopt;
              CommunicatorObject object = wrap(std::move(part));
              object.deterministic = o.deterministic;
+             if (o.adopter != nullptr) object.adopter->set_after(o.adopter->after());
              return object;
            })
       .def("_add_schedule",

@@ -25,6 +25,17 @@ void know_algorithm(PyObject* self, Communicator& comm, const Call& call) {
   py::handle(self).attr("_add_algorithm")(info(call.collective).name, name, call.root);
 }
 
+/// Arrays that come again may move. A result that is made here does not come again.
+void note_arrays(const Invocation& in) {
+  Adopter* const adopter = in.object.adopter.get();
+  if (adopter == nullptr) return;
+  const Operands& operands = in.operands;
+  if (operands.x) adopter->note(*in.object.comm, *operands.x);
+  if (operands.out && in.args[Arg::kOut] != nullptr) {
+    adopter->note(*in.object.comm, *operands.out);
+  }
+}
+
 PyObject* start(Invocation& in) {
   auto work = in.object.comm->start(in.call, keep_alive(std::move(in.operands)));
   py::object result = in.result ? std::move(in.result) : py::none();
@@ -48,6 +59,7 @@ void refuse_async_in_batch(PyObject* async_op) {
 }
 
 PyObject* run_or_start(Invocation& in) {
+  note_arrays(in);
   know_algorithm(in.self, *in.object.comm, in.call);
   in.call.site = in.object.sites->here(in.object.comm->recorder());
   PyObject* async_op = in.args[Arg::kAsyncOp];

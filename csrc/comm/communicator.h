@@ -82,6 +82,12 @@ class Communicator {
   /// Lets peers reach an array that its owner watches, from the next operation on; without a word
   /// where that is not possible. After what is queued, and not waited for. Not collective.
   void adopt_array(std::shared_ptr<AdoptedArray> array);
+  /// Whether peers reach this memory without a copy already, or never will.
+  bool reaches(const void* data, size_t nbytes) const {
+    SharedHeap* const heap = transport_->heap().get();
+    return heap == nullptr || heap->contains(data, nbytes) ||
+           heap->registered().find(data, nbytes) != nullptr;
+  }
 
   /// The ranks with this rank's color, ordered by key, then rank. Collective. Null when color < 0.
   /// `interrupt` lets a signal into the wait for the other members.

@@ -1,5 +1,6 @@
 #include "transport/adopted.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -17,6 +18,17 @@ namespace {
 constexpr size_t kMaxArrays = 4096;
 // Of all arrays: what a fork copies, at the most.
 constexpr size_t kMaxBytes = size_t{512} << 20;
+
+/// A driver that reads and writes memory by itself may have been told where an array's pages are.
+bool pages_may_be_pinned() {
+  for (const char* driver : {"libcuda.so.1", "libibverbs.so.1"}) {
+    if (void* library = ::dlopen(driver, RTLD_LAZY | RTLD_NOLOAD)) {
+      ::dlclose(library);
+      return true;
+    }
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -84,6 +96,7 @@ class ForkGuard {
 };
 
 void AdoptedArray::adopt(const std::shared_ptr<SharedHeap>& heap) {
+  if (pages_may_be_pinned()) return;
   ForkGuard& guard = ForkGuard::of_this_process();
   const std::lock_guard lock(guard.mutex());
   if (ended_ || heap_ != nullptr || !guard.has_room_for(nbytes_) ||

@@ -1,5 +1,5 @@
 // Arrays that are moved into the shared heap without their user's asking, because they come again
-// and again: what the torch backend does with tensors.
+// and again: tensors of the torch backend, and NumPy's arrays.
 //
 // It must change nothing but speed. So the content moves once, when the caller has the array for
 // itself, and never back: an array's owner says when it is dead, and its pages are then replaced by

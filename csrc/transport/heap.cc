@@ -73,6 +73,16 @@ SharedHeap::SharedHeap(Fd memory, size_t file_offset, std::byte* base, size_t ar
 
 SharedHeap::~SharedHeap() { ::munmap(base_, area_bytes_ * static_cast<size_t>(num_ranks_)); }
 
+void SharedHeap::enter() {
+  const std::lock_guard lock(mutex_);
+  ++num_transports_;
+}
+
+void SharedHeap::leave() {
+  const std::lock_guard lock(mutex_);
+  if (--num_transports_ == 0) memory_.reset();
+}
+
 std::byte* SharedHeap::allocate(size_t nbytes) {
   // Whole pages, so that free() can give them back; large ones where large pages could serve them.
   const size_t wanted = round_up(std::max<size_t>(nbytes, 1), kPage);
@@ -106,9 +116,7 @@ void SharedHeap::free(std::byte* memory) {
   const std::lock_guard lock(mutex_);
   const auto found = taken_.find(memory);
   if (found == taken_.end()) return;
-  const auto file_at = static_cast<off_t>(file_offset_ + static_cast<size_t>(memory - base_));
-  ::fallocate(memory_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, file_at,
-              static_cast<off_t>(found->second));
+  ::madvise(memory, found->second, MADV_REMOVE);  // a hole in the file, for all who map it
   taken_.erase(found);
 }
 

@@ -33,6 +33,11 @@ class SharedHeap {
   SharedHeap(const SharedHeap&) = delete;
   SharedHeap& operator=(const SharedHeap&) = delete;
 
+  /// A transport begins to use it, or ends. With the last one its descriptor goes; what was
+  /// allocated stays as long as somebody has it, and nothing more can be.
+  void enter();
+  void leave();
+
   /// Zeroed, page-aligned memory of the own area. Raises SystemError when there is none.
   std::byte* allocate(size_t nbytes);
   void free(std::byte* memory);
@@ -61,6 +66,7 @@ class SharedHeap {
              int num_ranks);
 
   Fd memory_;
+  int num_transports_ = 0;
   pid_t pid_;  // a process forked later shares the memory, which is not its to free
   size_t file_offset_;
   std::byte* base_;

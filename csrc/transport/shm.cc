@@ -40,7 +40,10 @@ class ShmTransport final : public Transport {
         heap_(parent != nullptr
                   ? parent->heap_
                   : SharedHeap::map(group_.memory, total_bytes(num_ranks, /*with_heap=*/false),
-                                    rank, num_ranks)) {}
+                                    rank, num_ranks)) {
+    if (heap_ != nullptr) heap_->enter();
+  }
+  ~ShmTransport() override { leave_heap(); }
 
   std::string_view name() const override { return "shm"; }
   std::string group_name() const override { return name_; }
@@ -67,12 +70,17 @@ class ShmTransport final : public Transport {
 
   void release() override {
     mapping_.release();
-    heap_.reset();
+    leave_heap();
     group_.memory.reset();
     group_.pidfds.clear();
   }
 
  private:
+  void leave_heap() {
+    if (heap_ != nullptr) heap_->leave();
+    heap_.reset();
+  }
+
   /// The segment, then the heap, which begins at a large page.
   static size_t total_bytes(int num_ranks, bool with_heap) {
     constexpr size_t kLargePage = size_t{2} << 20;

@@ -1,0 +1,50 @@
+// NumPy's arrays that come again and again get memory that the peers reach without a copy, unseen
+// (decision 0023): buffers of a training loop, parameters.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "bindings/array.h"
+#include "comm/communicator.h"
+
+namespace pycoll {
+
+/// Counts how often an array of NumPy's own memory is passed, and has the core adopt those that
+/// were passed often enough. The GIL is held in every method.
+class Adopter {
+ public:
+  /// Raises UsageError when PYCOLL_REGISTER_AFTER cannot be read.
+  Adopter();
+
+  /// Uses of an array before it is adopted; 0: never.
+  int after() const { return after_; }
+  void set_after(int after) { after_ = after; }
+
+  /// Called when an operation is about to begin: its arrays are its alone.
+  void note(Communicator& comm, const ArrayView& view) {
+    if (view.nbytes() >= kMinBytes && after_ != 0 && view.numpy() != nullptr) [[unlikely]]
+      count(comm, view);
+  }
+
+ private:
+  // Below, moving an array does not pay before it has been passed hundreds of times.
+  static constexpr int64_t kMinBytes = 64 << 10;
+  static constexpr size_t kNumSeen = 256;
+
+  /// What was passed, by addresses alone: a new array at an old one's place may be taken for it, is
+  /// adopted too early then, and nothing else comes of that.
+  struct Seen {
+    const PyObject* owner = nullptr;
+    const void* data = nullptr;
+    int64_t nbytes = 0;
+    uint32_t num_uses = 0;
+  };
+
+  void count(Communicator& comm, const ArrayView& view);
+
+  int after_;
+  std::array<Seen, kNumSeen> seen_;
+};
+
+}  // namespace pycoll

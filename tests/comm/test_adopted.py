@@ -1,0 +1,223 @@
+"""NumPy's arrays that come again get shared memory, and nothing but their speed shows it."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pycoll
+from pycoll import UsageError, run_ranks
+
+pytestmark = pytest.mark.ranks
+
+COUNT = 1 << 18  # of float32: 1 MiB
+USES = 8
+
+
+def is_shared(x: np.ndarray) -> bool:
+    """Whether the middle of the array lies in memory that other processes map, too."""
+    address = x.ctypes.data + x.nbytes // 2
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(part, 16) for part in line.split()[0].split("-"))
+        if first <= address < last:
+            return line.split()[1].endswith("s")
+    raise AssertionError("not mapped")
+
+
+def pass_often(comm: pycoll.Communicator, x: np.ndarray, times: int = USES) -> None:
+    """Leaves the values as they are, where they are alike on all ranks."""
+    for _ in range(times):
+        comm.all_reduce(x, "max")
+
+
+@pytest.mark.parametrize("offset", [0, 3])
+def test_array_that_comes_again_moves_once_and_keeps_address_and_values(offset):
+    def work(comm: pycoll.Communicator) -> None:
+        assert comm.register_after == USES
+        whole = np.arange(COUNT + 8, dtype=np.float32)
+        before = whole.copy()
+        x = whole[offset : offset + COUNT]
+        address = x.ctypes.data
+        pass_often(comm, x, USES - 1)
+        assert not is_shared(x)
+        pass_often(comm, x, 1)
+        assert is_shared(x) and x.ctypes.data == address
+        assert comm.flight_record()[-1]["algorithm"].endswith("/direct")
+        np.testing.assert_array_equal(whole, before)
+        for _ in range(3):
+            x += comm.rank
+            comm.all_reduce(x)
+            before[offset : offset + COUNT] = 2 * before[offset : offset + COUNT] + 1
+            np.testing.assert_array_equal(whole, before)
+
+    run_ranks(work, 2)
+
+
+def test_dead_array_leaves_ordinary_memory_and_nothing_behind():
+    def work(comm: pycoll.Communicator) -> None:
+        dead = 0
+
+        def count_death() -> None:
+            nonlocal dead
+            dead += 1
+
+        for _ in range(20):
+            x = np.full(COUNT, comm.rank, np.float32)
+            weakref.finalize(x, count_death)
+            for _ in range(USES):
+                comm.all_reduce(x)
+            assert is_shared(x) and weakref.getweakrefcount(x) == 2
+            del x
+            y = np.ones(COUNT, np.float32)  # most likely where the other was
+            assert not is_shared(y) and y.sum() == COUNT
+        assert dead == 20
+        shared = sum(
+            int(line.split()[1])
+            for line in Path("/proc/self/smaps_rollup").read_text().splitlines()
+            if line.startswith("Pss_Shmem")
+        )
+        assert shared < 3 * 1024, f"{shared} KiB of 20 MiB are still there"
+
+    run_ranks(work, 2)
+
+
+def test_out_and_x_of_a_collective_move_and_results_made_anew_do_not():
+    def work(comm: pycoll.Communicator) -> None:
+        x = np.full(COUNT, comm.rank, np.float32)
+        out = np.empty(comm.size * COUNT, np.float32)
+        results = []
+        for _ in range(2 * USES):
+            comm.all_gather(x, out=out)
+            assert out[:: COUNT].tolist() == list(range(comm.size))
+            results.append(comm.all_gather(x))
+            assert results[-1][COUNT] == 1
+        assert is_shared(x) and is_shared(out)
+        assert not any(is_shared(each) for each in results)
+
+    run_ranks(work, 3)
+
+
+def test_operations_that_are_queued_meanwhile_lose_nothing():
+    def work(comm: pycoll.Communicator) -> None:
+        x = np.ones(COUNT)
+        works = [comm.all_reduce(x, async_op=True) for _ in range(2 * USES)]
+        for each in works:
+            each.wait()
+        assert is_shared(x)
+        np.testing.assert_array_equal(x, 2.0 ** (2 * USES))
+        with comm.coalesce():
+            comm.all_reduce(x)
+        np.testing.assert_array_equal(x, 2.0 ** (2 * USES + 1))
+
+    run_ranks(work, 2)
+
+
+def test_forked_process_has_its_own_copy():
+    def work(comm: pycoll.Communicator) -> None:
+        x = np.full(COUNT, 7.0)
+        pass_often(comm, x)
+        assert is_shared(x)
+        to_child, from_parent = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.read(to_child, 1)
+            ok = not is_shared(x) and bool((x == 7).all())
+            x.fill(3)
+            del x
+            os._exit(0 if ok else 1)
+        x.fill(5)
+        os.write(from_parent, b"x")
+        assert os.waitpid(child, 0)[1] == 0
+        assert bool((x == 5).all()) and is_shared(x)
+        pass_often(comm, x)
+        assert bool((x == 5).all())
+
+    run_ranks(work, 2)
+
+
+def test_array_that_moved_refuses_to_be_resized_in_place():
+    def work(comm: pycoll.Communicator) -> None:
+        x = np.full(COUNT, 7, np.float32)
+        pass_often(comm, x)
+        assert is_shared(x)
+        for refcheck in (True, False):  # NumPy would take the memory away
+            with pytest.raises(ValueError, match="cannot resize"):
+                x.resize(2 * COUNT, refcheck=refcheck)
+        x[:] = comm.rank
+        comm.all_reduce(x)
+        assert (x == 1).all()
+
+    run_ranks(work, 2)
+
+
+def test_memory_of_others_stays_where_it_is(tmp_path):
+    def work(comm: pycoll.Communicator) -> None:
+        of_mmap = np.frombuffer(mmap.mmap(-1, 4 * COUNT), np.float32)
+        of_file = np.memmap(tmp_path / str(comm.rank), np.float32, "w+", shape=COUNT)
+        of_bytes = np.frombuffer(bytearray(4 * COUNT), np.float32)
+        small = np.zeros(4000, np.float32)
+        for _ in range(2 * USES):
+            for each in (of_mmap, of_file, of_bytes, small):
+                comm.all_reduce(each)
+        assert weakref.getweakrefcount(of_bytes) == 0
+        assert not is_shared(of_bytes) and not is_shared(small)
+
+    run_ranks(work, 2)
+
+
+def test_array_may_outlive_its_communicator_and_keeps_no_descriptor():
+    def work(comm: pycoll.Communicator) -> None:
+        part = comm.split(0)
+        assert part is not None
+        x = np.full(COUNT, 2.0)
+        pass_often(part, x)
+        assert is_shared(x)
+        part.close()
+        pass_often(comm, x)
+        comm.close()
+        gc.collect()
+        links = (Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+        assert not [link for link in links if link.is_symlink() and "memfd:pycoll " in os.readlink(link)]
+        assert is_shared(x) and (x == 2).all()
+        x += 1
+        assert x.sum() == 3 * COUNT
+
+    run_ranks(work, 2)
+
+
+def test_attribute_and_environment_decide(monkeypatch):
+    def never(comm: pycoll.Communicator) -> None:
+        assert comm.register_after == 0
+        x, y = np.zeros(COUNT), np.zeros(COUNT)
+        pass_often(comm, x, 20)
+        assert not is_shared(x)
+        comm.register_after = 2
+        part = comm.split(0)
+        assert part is not None and part.register_after == 2
+        pass_often(part, y, 2)
+        assert is_shared(y)
+        with pytest.raises(UsageError, match="register_after is -1, expected a number of uses"):
+            comm.register_after = -1
+
+    monkeypatch.setenv("PYCOLL_REGISTER_AFTER", "0")
+    run_ranks(never, 2)
+    monkeypatch.setenv("PYCOLL_REGISTER_AFTER", "often")
+    with pytest.raises(UsageError, match="PYCOLL_REGISTER_AFTER is 'often', expected after how"):
+        run_ranks(never, 2)
+
+
+def test_threads_have_nothing_to_gain():
+    def work(comm: pycoll.Communicator) -> None:
+        assert comm.register_after == 0
+        comm.register_after = 3  # no harm
+        x = np.zeros(COUNT)
+        pass_often(comm, x)
+        assert not is_shared(x)
+
+    run_ranks(work, 2, threads=True)
