@@ -178,22 +178,12 @@ class Pycoll:
         return call, x_bits, y_bits
 
 
-class PycollRegistered(Pycoll):
-    """The same arrays after comm.register(): the peers reach them."""
+class PycollNew(Pycoll):
+    """The same with arrays that stay as new to it as at their first call: none is registered."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.registered: list[np.ndarray] = []
-
-    def array(self, count: int, dtype: str) -> tuple[Any, np.ndarray]:
-        array, bits = super().array(count, dtype)
-        self.registered.append(self.comm.register(bits))
-        return array, bits
-
-    def prepare(self, message: Message) -> tuple[Call, np.ndarray, np.ndarray]:
-        while self.registered:
-            self.comm.unregister(self.registered.pop())
-        return super().prepare(message)
+        self.comm.register_after = 0
 
 
 ADAPTERS: dict[str, Callable[[], Any]] = {
@@ -201,5 +191,5 @@ ADAPTERS: dict[str, Callable[[], Any]] = {
     "gloo": Gloo,
     "deepspeed": DeepSpeed,
     "pycoll": Pycoll,
-    "pycoll_registered": PycollRegistered,
+    "pycoll_new": PycollNew,
 }

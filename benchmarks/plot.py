@@ -16,7 +16,7 @@ COLUMNS = 3
 # Ours are black; the peers' colours differ also for those who see no red or green.
 STYLES: dict[str, dict[str, Any]] = {
     "pycoll": {"color": "black", "linewidth": 2.4, "marker": "o", "zorder": 4},
-    "pycoll_registered": {"color": "black", "linewidth": 2, "marker": "s", "ls": ":", "zorder": 4},
+    "pycoll_new": {"color": "black", "linewidth": 2, "marker": "s", "ls": ":", "zorder": 4},
     "openmpi": {"color": "#0072b2", "marker": "^"},
     "mpich": {"color": "#56b4e9", "marker": "v"},
     "impi": {"color": "#d55e00", "marker": "D"},

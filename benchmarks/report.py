@@ -15,14 +15,14 @@ KIB, MIB = 1 << 10, 1 << 20
 # In the order of the columns. The first two are this library, the rest its peers.
 TITLES = {
     "pycoll": "pycoll",
-    "pycoll_registered": "pycoll, registered",
+    "pycoll_new": "pycoll, new arrays",
     "openmpi": "Open MPI",
     "mpich": "MPICH",
     "impi": "Intel MPI",
     "gloo": "gloo",
     "deepspeed": "DeepSpeed",
 }
-OURS = ("pycoll", "pycoll_registered")
+OURS = ("pycoll", "pycoll_new")
 PEERS = tuple(name for name in TITLES if name not in OURS)
 MPIS = ("openmpi", "mpich", "impi")
 MOVERS = ("reduce_scatter", "all_gather", "all_to_all", "broadcast")

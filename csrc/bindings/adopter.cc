@@ -2,7 +2,6 @@
 
 #include <pybind11/numpy.h>
 
-#include <bit>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -102,14 +101,20 @@ void Adopter::count(Communicator& comm, const ArrayView& view) {
   const auto place = reinterpret_cast<uintptr_t>(view.data) >> 4;
   Seen& seen = seen_[(place ^ place >> 8 ^ place >> 16) % kNumSeen];
   if (seen.owner != owner || seen.data != view.data || seen.nbytes != view.nbytes()) {
-    seen = {owner, view.data, view.nbytes(), 0};
+    seen = {owner, view.data, view.nbytes(), 0, after_, {}};
   }
   ++seen.num_uses;
-  // Again after twice as many uses, and so on: what was adopted may have been an array before.
-  const auto after = static_cast<uint32_t>(after_);
-  if (seen.num_uses % after != 0 || !std::has_single_bit(seen.num_uses / after)) return;
+  if (seen.num_uses < seen.wanted) return;
+  if (seen.num_uses > seen.wanted) {
+    if (!seen.array.expired()) return;
+    // It is another one by now.
+    seen.wanted = seen.num_uses > seen.wanted + after_ ? after_ : 2 * seen.wanted;
+    seen.num_uses = 1;
+    return;
+  }
   if (comm.reaches(view.data, static_cast<size_t>(view.nbytes())) || !is_from_malloc(owner)) return;
   if (std::shared_ptr<AdoptedArray> array = follow(owner, view)) {
+    seen.array = array;
     const py::gil_scoped_release gil;
     comm.adopt_array(std::move(array));
   }

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 
 #include "bindings/array.h"
 #include "comm/communicator.h"
@@ -32,13 +33,16 @@ class Adopter {
   static constexpr int64_t kMinBytes = 64 << 10;
   static constexpr size_t kNumSeen = 256;
 
-  /// What was passed, by addresses alone: a new array at an old one's place may be taken for it, is
-  /// adopted too early then, and nothing else comes of that.
+  /// What was passed, by addresses alone until it is adopted: a new array at an old one's place may
+  /// be taken for it, and is adopted too early then. Each time that this was of no use, it takes
+  /// twice as many uses to the next time.
   struct Seen {
     const PyObject* owner = nullptr;
     const void* data = nullptr;
     int64_t nbytes = 0;
-    uint32_t num_uses = 0;
+    int64_t num_uses = 0;
+    int64_t wanted = 0;                 // uses
+    std::weak_ptr<AdoptedArray> array;  // once there were so many; lives as long as its owner
   };
 
   void count(Communicator& comm, const ArrayView& view);

@@ -24,7 +24,7 @@ struct Adopted {
 }  // namespace
 
 int default_register_after() {
-  if (const char* text = std::getenv("PYCOLL_TORCH_REGISTER_AFTER")) return std::atoi(text);
+  if (const char* text = std::getenv("PYCOLL_REGISTER_AFTER")) return std::atoi(text);
   return at::globalContext().hasCUDA() ? 0 : kRegisterAfter;
 }
 

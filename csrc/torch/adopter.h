@@ -52,7 +52,7 @@ class Adopter {
   std::array<Seen, kNumSeen> seen_;
 };
 
-/// What pg_options says if it says nothing: PYCOLL_TORCH_REGISTER_AFTER, else 8 uses; 0 where there
+/// What pg_options says if it says nothing: PYCOLL_REGISTER_AFTER, else 8 uses; 0 where there
 /// is a GPU, whose driver may have been told of a tensor's pages.
 int default_register_after();
 

@@ -142,15 +142,13 @@ def _measure_one(
     for i in range(times_s.size):
         comm.barrier()
         times_s[i] = _timed(call, per_sample)
+    chosen = case.algorithm
+    if case.library == "pycoll" and chosen == "auto":
+        chosen = comm.flight_record()[-1]["algorithm"]  # with arrays as they have come to be
     comm.all_reduce(times_s, "max")  # the slowest rank's
     if case.library == "pycoll":
         num_wrong += problem.num_wrong(got)
     num_wrong = _agree(comm, num_wrong, "sum")
-    chosen = case.algorithm
-    if case.library == "pycoll" and chosen == "auto":
-        chosen = _chosen(
-            comm.explain(case.collective, problem.nbytes, case.dtype, mapped=effort.mapped)
-        )
     slowest_s = sorted(times_s.tolist())
     median_s = statistics.median(slowest_s)
     algbw = problem.nbytes / median_s
@@ -181,11 +179,6 @@ def _timed(call: Call, num_calls: int) -> float:
     for _ in range(num_calls):
         call()
     return max(time.perf_counter() - start_s, 1e-9) / num_calls
-
-
-def _chosen(explanation: str) -> str:
-    """`ring/simple`, from the first line of Communicator.explain()."""
-    return explanation.splitlines()[0].rpartition(": ")[2].partition(" over ")[0]
 
 
 def _say(text: str) -> None:

@@ -70,8 +70,8 @@ def test_dead_array_leaves_ordinary_memory_and_nothing_behind():
         for _ in range(20):
             x = np.full(COUNT, comm.rank, np.float32)
             weakref.finalize(x, count_death)
-            for _ in range(USES):
-                comm.all_reduce(x)
+            for _ in range(2 * USES + 1):
+                comm.all_reduce(x, "max")
             assert is_shared(x) and weakref.getweakrefcount(x) == 2
             del x
             y = np.ones(COUNT, np.float32)  # most likely where the other was
@@ -83,6 +83,20 @@ def test_dead_array_leaves_ordinary_memory_and_nothing_behind():
             if line.startswith("Pss_Shmem")
         )
         assert shared < 3 * 1024, f"{shared} KiB of 20 MiB are still there"
+
+    run_ranks(work, 2)
+
+
+def test_arrays_that_are_passed_once_each_hardly_ever_move():
+    def work(comm: pycoll.Communicator) -> None:
+        num_moved = 0
+        for _ in range(100):
+            x = np.ones(COUNT, np.float32)  # most likely where the last one was
+            comm.all_reduce(x)
+            num_moved += is_shared(x)
+            assert (x == 2).all()
+            del x
+        assert num_moved <= 4  # after 8, 16, 32 and 64
 
     run_ranks(work, 2)
 
