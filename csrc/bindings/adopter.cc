@@ -65,9 +65,8 @@ PyMethodDef kOnDeath = {"pycoll_array_died", on_death, METH_O, nullptr};
 
 /// What the core is to adopt; null when the owner takes no weak reference.
 std::shared_ptr<AdoptedArray> follow(PyObject* owner, const ArrayView& view) {
-  auto* const followed =
-      new Followed{std::make_shared<AdoptedArray>(static_cast<std::byte*>(view.data),
-                                                  static_cast<size_t>(view.nbytes()))};
+  auto* const followed = new Followed{std::make_shared<AdoptedArray>(
+      static_cast<std::byte*>(view.data), static_cast<size_t>(view.nbytes()))};
   const auto capsule = py::reinterpret_steal<py::object>(
       PyCapsule_New(followed, nullptr, [](PyObject* of) { delete Followed::of(of); }));
   const auto callback =

@@ -108,7 +108,7 @@ def test_out_and_x_of_a_collective_move_and_results_made_anew_do_not():
         results = []
         for _ in range(2 * USES):
             comm.all_gather(x, out=out)
-            assert out[:: COUNT].tolist() == list(range(comm.size))
+            assert out[::COUNT].tolist() == list(range(comm.size))
             results.append(comm.all_gather(x))
             assert results[-1][COUNT] == 1
         assert is_shared(x) and is_shared(out)
@@ -197,7 +197,9 @@ def test_array_may_outlive_its_communicator_and_keeps_no_descriptor():
         comm.close()
         gc.collect()
         links = (Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
-        assert not [link for link in links if link.is_symlink() and "memfd:pycoll " in os.readlink(link)]
+        assert not [
+            link for link in links if link.is_symlink() and "memfd:pycoll " in os.readlink(link)
+        ]
         assert is_shared(x) and (x == 2).all()
         x += 1
         assert x.sum() == 3 * COUNT
