@@ -1,5 +1,6 @@
 # make demo: sets everything up and runs the main job.   make test: sets everything up and tests.
 # make bench: compares with gloo, DeepSpeed and MPI.   make benchmarks: builds the C++ programs.
+# make cuda: builds the library for GPUs (needs nvcc).
 # make lint, make test-slow, make clean.
 #
 # PYTHON chooses the interpreter of the venv. Nothing is installed outside .venv.
@@ -14,7 +15,7 @@ INSTALL := PATH="$(abspath $(BIN)):$$PATH" PYCOLL_BUILD_DIR=build/cmake $(PIP) -
 
 FUZZ_MINUTES ?= 10
 
-.PHONY: demo test test-slow fuzz bench benchmarks lint format clean build
+.PHONY: cuda demo test test-slow fuzz bench benchmarks lint format clean build
 
 demo: $(VENV)/demo build
 	$(BIN)/python examples/demo.py --out out
@@ -37,20 +38,25 @@ benchmarks: build
 	@PATH="$(abspath $(BIN)):$$PATH" cmake -DPYCOLL_BENCHMARKS=ON build/cmake > /dev/null
 	@PATH="$(abspath $(BIN)):$$PATH" cmake --build build/cmake --target benchmarks
 
+# For sm_80, sm_90a, sm_100a and, as PTX, all later ones; PYCOLL_CUDA_ARCHITECTURES names others.
+cuda: $(VENV)/installed
+	@PATH="$(abspath $(BIN)):$$PATH" PYCOLL_BUILD_DIR=build/cmake PYCOLL_CUDA=on \
+	  $(BIN)/python setup.py --quiet build_ext --inplace
+
 lint: $(VENV)/lint
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md docs csrc pycoll tests benchmarks examples
-	git ls-files '*.h' '*.cc' | xargs $(BIN)/clang-format --dry-run --Werror
+	git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror
 
 format: $(VENV)/lint
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
-	git ls-files '*.h' '*.cc' | xargs $(BIN)/clang-format -i
+	git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs $(BIN)/clang-format -i
 
 clean:
-	rm -rf build .venv .bench out pycoll/_core*.so pycoll/torch/_shim.* *.egg-info
+	rm -rf build .venv .bench out pycoll/_core*.so pycoll/_cuda.so pycoll/torch/_shim.* *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- set-up, each step once -----------------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""Builds `pycoll._core` with CMake, and the shim for torch where there is one."""
+"""Builds `pycoll._core` with CMake, the shim for torch where there is one, and the library for GPUs
+where it is asked for or of use.
+"""
 
 import importlib.util
 import os
@@ -41,7 +43,54 @@ class CMakeBuild(build_ext):
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
         subprocess.run(["cmake", "--build", str(build), "-j", jobs, "-t", "_core"], check=True)
         print((build / "built.txt").read_text(), end="", flush=True)
+        add_cuda(build, jobs)
         add_torch_backend(destination / "torch")
+
+
+def add_cuda(build: Path, jobs: str) -> None:
+    """`pycoll/_cuda.so`, by PYCOLL_CUDA.
+
+    on: for PYCOLL_CUDA_ARCHITECTURES, or this fails. auto: for the GPUs of this machine, where
+    there are any and nvcc is found; the rest of pycoll is good without it. off: not at all.
+    """
+    mode = os.environ.get("PYCOLL_CUDA", "auto")
+    if mode not in ("auto", "on", "off"):
+        raise ValueError(f"PYCOLL_CUDA={mode}: expected auto, on or off")
+    nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    if mode == "off" or (mode == "auto" and not Path(nvcc).is_file()):
+        return
+    architectures = os.environ.get("PYCOLL_CUDA_ARCHITECTURES", "")
+    if mode == "auto" and not architectures:
+        architectures = architectures_here()
+        if not architectures:
+            print("pycoll: nvcc, but no GPU here: PYCOLL_CUDA=on builds the library for GPUs")
+            return
+    configure = ["cmake", "-DPYCOLL_CUDA=ON", f"-DCMAKE_CUDA_COMPILER={nvcc}", str(build)]
+    if architectures:
+        configure.insert(2, f"-DPYCOLL_CUDA_ARCHITECTURES={architectures}")
+    try:
+        subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            ["cmake", "--build", str(build), "-j", jobs, "-t", "pycoll_cuda"], check=True
+        )
+        print(f"pycoll: built the library for GPUs ({architectures or 'of all architectures'})")
+    except subprocess.CalledProcessError as error:
+        if mode == "on":
+            raise
+        print(f"pycoll: no library for GPUs: {error}", file=sys.stderr)
+
+
+def architectures_here() -> str:
+    """The GPUs of this machine, as CMake names them; empty: none."""
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    found = {line.strip().replace(".", "") for line in done.stdout.splitlines() if line.strip()}
+    # What is named after one generation alone has all of its instructions.
+    names = (f"{one}a-real" if int(one) >= 90 else f"{one}-real" for one in found if one.isdigit())
+    return ";".join(sorted(names))
 
 
 def add_torch_backend(package: Path) -> None:

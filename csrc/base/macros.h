@@ -6,3 +6,11 @@
 #else
 #define PYCOLL_HD
 #endif
+
+// Before a loop over an array that shall live in a GPU's registers: all of its indices are
+// constants then. A host compiler decides for itself.
+#ifdef __CUDA_ARCH__
+#define PYCOLL_UNROLL _Pragma("unroll")
+#else
+#define PYCOLL_UNROLL
+#endif

@@ -31,7 +31,7 @@ PlannerLinks links_of(const Transport& transport, const Segment& segment) {
     return layout.slot_bytes[static_cast<size_t>(protocol)];
   };
   links.slot_payloads = {static_cast<int64_t>(bytes(ProtocolKind::kSimple)),
-                         LowLatency::payload_bytes<HostThread>(bytes(ProtocolKind::kLL))};
+                         LowLatency::payload_bytes<HostThread::LineBatch>(bytes(ProtocolKind::kLL))};
   return links;
 }
 

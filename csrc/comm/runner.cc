@@ -114,9 +114,9 @@ bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {
   bool ok;
   if (planned.protocol == ProtocolKind::kLL) {
     host_.begin(ll_links_, arithmetic);
-    message.tile_count =
-        tile_count(planned.plan, LowLatency::payload_bytes<HostThread>(ll_links_.slot_bytes),
-                   arithmetic.element_size);
+    message.tile_count = tile_count(
+        planned.plan, LowLatency::payload_bytes<HostThread::LineBatch>(ll_links_.slot_bytes),
+        arithmetic.element_size);
     ok = interpret<LowLatency>(host_, planned.plan.view(), message);
   } else {
     host_.begin(simple_links_, arithmetic);
@@ -201,8 +201,8 @@ HostArithmetic Runner::arithmetic_of(const Call& call, int64_t nbytes,
 void Runner::account(const Message& message, const PlannedCall& direct) {
   for (const Given& given : direct.given) {
     const int64_t count =
-        piece_range(message.count_of(given.block), direct.plan.placement.num_pieces,
-                    given.first_piece, given.num_pieces)
+        piece_range(message.count_of(given.block), message.granule,
+                    direct.plan.placement.num_pieces, given.first_piece, given.num_pieces)
             .count;
     if (count == 0) continue;
     host_.count_sent(given.num_peers * count * static_cast<int64_t>(host_.element_size()),

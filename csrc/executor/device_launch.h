@@ -32,7 +32,7 @@ inline constexpr int kNumDeviceProtocols = 5;
 inline constexpr int kMaxDeviceRanks = kMaxPeers;
 /// Blocks of one rank's launch.
 inline constexpr int kMaxDeviceChannels = 128;
-/// Threads of a block; a launch has a multiple of kDeviceWarp of them.
+/// Threads of a block; on a GPU a launch has a multiple of kDeviceWarp of them.
 inline constexpr int kMaxDeviceThreads = 512;
 inline constexpr int kDeviceWarp = 32;
 /// Slots, tails and heads start at multiples of this.
@@ -59,6 +59,8 @@ struct DeviceRing {
 struct DeviceRingState {
   uint64_t posted = 0;
   uint64_t released = 0;
+  uint64_t credit = 0;  // the head that this rank has last seen as the writer
+  uint64_t reserved = 0;
 };
 
 /// This rank's ends of all rings of one protocol. The tables lie in device memory, at
@@ -69,7 +71,7 @@ struct DeviceLinks {
   DeviceRingState* states = nullptr;
   uint64_t* epochs = nullptr;  // kPoison: calls so far, by channel; starts as zeros
   int64_t slot_bytes = 0;      // a multiple of kDeviceAlignment
-  // A power of two, at most kMaxSlots. kPoison: kPoisonBuffers times the most messages that a
+  // At most kMaxSlots. kPoison: kPoisonBuffers times the most messages that a
   // program sends on one link.
   int32_t num_slots = 0;
 };

@@ -2,6 +2,7 @@
 // cut at 16-byte borders.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "executor/device_launch.h"

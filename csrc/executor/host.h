@@ -5,7 +5,9 @@
 #include <memory>
 
 #include "executor/entrance.h"
+#include "executor/links.h"
 #include "executor/protocol.h"
+#include "executor/wait.h"
 #include "reduce/reduce_copy.h"
 #include "transport/line.h"
 
@@ -41,8 +43,7 @@ class HostThread {
   Links& links() { return *links_; }
   size_t element_size() const { return arithmetic_.element_size; }
   uint32_t digest() const { return waiter_.digest(); }
-  bool mismatch(int peer) { return waiter_.mismatch(peer); }
-  static constexpr bool is_leader() { return true; }
+  bool mismatch(int peer, int) { return waiter_.mismatch(peer); }
   static constexpr int num_threads() { return 1; }
   static constexpr int thread_index() { return 0; }
   static constexpr void sync() {}
@@ -52,6 +53,17 @@ class HostThread {
     return waiter_.spin_until(std::forward<Ready>(ready), site);
   }
 
+  /// One thread looks after all links.
+  template <class Visit>
+  static bool for_own_peers(const ProgramView& program, uint64_t mask, Visit&& visit) {
+    return for_each_peer(program, mask, std::forward<Visit>(visit));
+  }
+  template <class Protocol>
+  bool run_lines(const ProgramView& program, const StepOperands& operands) {
+    return run_in_lines<LineBatch>(*this, program, operands);
+  }
+
+  static constexpr void prepare(const ProgramView&, const StepOperands&) {}
   /// The bulk arithmetic of a `simple` step, from slots and local chunks to slots and local chunks.
   void reduce_copy(const ProgramView& program, const StepOperands& operands);
   /// Accounts for a step that is done and wakes the ranks that it may have unblocked.
@@ -105,6 +117,8 @@ class HostThread::LineBatch {
   static constexpr int64_t kLineBytes = sizeof(HostLine);
   static constexpr int64_t kLinePayloadBytes = sizeof(HostLine::payload);
   static constexpr int64_t kPayloadBytes = 64 * kLinePayloadBytes;
+  static constexpr int kTeam = 1;
+  static constexpr bool kCredits = true;
 
   LineBatch(HostThread& target, const StepOperands& operands, int64_t at, int64_t num_bytes)
       : target_(target), operands_(operands), at_(at), num_bytes_(num_bytes) {}
@@ -122,7 +136,7 @@ class HostThread::LineBatch {
         return false;
       }
       if ((load_relaxed(*flag) & 0xffffff) != (target_.digest() & 0xffffff)) {
-        return target_.mismatch(peer);
+        return target_.mismatch(peer, operands_.index);
       }
       std::memcpy(to + done, line->payload, kLinePayloadBytes);
     }

@@ -1,18 +1,19 @@
 // The one interpreter. It walks a rank's program tile by tile; how a team of threads works together
 // is the Target, how bytes and flags travel is the Protocol.
 //
-// A Target is HostThread (host.h), ThreadBlock (thread_block.h) or CudaBlock. It gives:
-//   Links& links(), element_size(), is_leader(), sync(), agree(bool), spin_until(ready, site),
+// A Target is HostThread (host.h) or Block (block.h), a team of a device's threads. It gives:
+//   links(), element_size(), sync(), agree(bool), spin_until(ready, site), for_own_peers(),
 //   digest(), and the arithmetic that its protocols call.
-// A Protocol is Simple, LowLatency (protocol.h) or Direct (direct.h): bool run(target, program,
-// operands), false when a wait failed, which ends the program; the caller then raises what the
-// waiter knows.
+// A Protocol is Simple, LowLatency and its like (protocol.h), Direct (direct.h) or BlockDirect
+// (block_direct.h): bool run(target, program, operands), false when a wait failed, which ends the
+// program; the caller then raises what the waiter knows.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "base/macros.h"
-#include "schedule/simulate.h"
+#include "schedule/cut.h"
 #include "schedule/step.h"
 
 namespace pycoll {
@@ -22,6 +23,10 @@ struct Message {
   std::byte* buffers[kNumBuffers] = {};  // by BufferKind; the input is never written
   int64_t count = 0;                     // elements of a block; of the largest one
   int64_t tile_count = 0;                // elements of a block in one tile
+  // This team moves tiles first_tile, first_tile + tile_stride, ...; other teams move the others.
+  int64_t first_tile = 0;
+  int64_t tile_stride = 1;
+  int32_t granule = 1;  // elements: tiles are cut at multiples of it
   // Where blocks differ: elements of each block, by its number in the world, and the element at
   // which each block of the input and the output starts, by its index there. Else null.
   const int64_t* block_counts = nullptr;
@@ -51,24 +56,30 @@ struct PieceRange {
   int64_t first;
   int64_t count;
 };
-PYCOLL_HD inline PieceRange piece_range(int64_t tile, int32_t num_pieces, int32_t first_piece,
-                                        int32_t num) {
-  const int64_t first = chunk_start(tile, num_pieces, first_piece);
-  return {first, chunk_start(tile, num_pieces, first_piece + num) - first};
+PYCOLL_HD inline PieceRange piece_range(int64_t tile, int32_t granule, int32_t num_pieces,
+                                        int32_t first_piece, int32_t num) {
+  const int64_t granules = granule == 1 ? tile : (tile + granule - 1) / granule;
+  const auto start = [&](int32_t piece) {
+    const int64_t at = chunk_start(granules, num_pieces, piece) * granule;
+    return at < tile ? at : tile;  // the last granule may be a part of one
+  };
+  const int64_t first = start(first_piece);
+  return {first, start(first_piece + num) - first};
 }
 
 template <class Protocol, class Target>
 PYCOLL_HD bool interpret(Target& target, const ProgramView& program, const Message& message) {
   const auto element_size = static_cast<int64_t>(target.element_size());
-  for (int64_t done = 0; done < message.count; done += message.tile_count) {
+  for (int64_t done = message.first_tile * message.tile_count; done < message.count;
+       done += message.tile_stride * message.tile_count) {
     for (int i = 0; i < program.num_steps; ++i) {
       const Step& step = program.steps[i];
       const StepPlace& place = program.places[i];
       const int64_t left = message.count_of(place.block) - done;
       if (left <= 0) continue;
       const int64_t tile = left < message.tile_count ? left : message.tile_count;
-      const PieceRange range =
-          piece_range(tile, program.num_pieces, place.first_piece, step.num_chunks);
+      const PieceRange range = piece_range(tile, message.granule, program.num_pieces,
+                                           place.first_piece, step.num_chunks);
       if (range.count == 0) continue;  // both ends of every link skip it alike
       StepOperands operands;
       operands.step = &step;

@@ -5,14 +5,14 @@
 
 #include "base/macros.h"
 #include "executor/interpret.h"
-#include "executor/links.h"
-#include "executor/wait.h"
+#include "executor/wait_site.h"
 
 namespace pycoll {
 
 // --- What a step's masks mean -------------------------------------------------------------------
 //
-// `links` is the Target's: Links (links.h) on a host, the same members in device memory on a GPU.
+// `links` is the Target's: Links (links.h) on a host; BlockLinks (block.h), which has no multicast
+// rings, on a device.
 
 /// Calls visit(peer rank) for each bit of `mask`, ascending; stops when it returns false.
 template <class Visit>
@@ -23,9 +23,13 @@ PYCOLL_HD bool for_each_peer(const ProgramView& program, uint64_t mask, Visit&& 
   return true;
 }
 
-PYCOLL_HD inline auto& source_link(auto& links, const Step& step, int peer) {
+PYCOLL_HD inline decltype(auto) source_link(auto& links, const Step& step, int peer) {
   const auto index = static_cast<size_t>(peer);
-  return step.has(kMulticastSrc) ? links.recv_multicast[index] : links.recv[index];
+  if constexpr (requires { links.recv_multicast; }) {
+    return step.has(kMulticastSrc) ? links.recv_multicast[index] : links.recv[index];
+  } else {
+    return (links.recv[index]);
+  }
 }
 
 /// Calls visit(link, peer rank) for each ring that the step writes: one per destination, or the
@@ -33,8 +37,10 @@ PYCOLL_HD inline auto& source_link(auto& links, const Step& step, int peer) {
 template <class Visit>
 PYCOLL_HD bool for_each_destination(const ProgramView& program, auto& links, const Step& step,
                                     Visit&& visit) {
-  if (step.dst_peers != 0 && step.has(kMulticastDst)) {
-    return visit(links.send_multicast, program.peers[std::countr_zero(step.dst_peers)]);
+  if constexpr (requires { links.send_multicast; }) {
+    if (step.dst_peers != 0 && step.has(kMulticastDst)) {
+      return visit(links.send_multicast, program.peers[std::countr_zero(step.dst_peers)]);
+    }
   }
   return for_each_peer(program, step.dst_peers, [&](int peer) {
     return visit(links.send[static_cast<size_t>(peer)], peer);
@@ -62,6 +68,10 @@ PYCOLL_HD bool for_each_source(const ProgramView& program, auto& links,
       [&](int peer) { return on_link(source_link(links, *operands.step, peer), peer); }, on_local);
 }
 
+// What is done once per link is shared out: Target::for_own_peers visits those peers of a mask
+// whose links this thread looks after. A thread alone looks after all; in a block, thread i after
+// that of peer i, so that the flights of their flags overlap.
+
 template <class Target>
 PYCOLL_HD bool wait_for_credits(Target& target, const ProgramView& program,
                                 const StepOperands& operands) {
@@ -69,20 +79,47 @@ PYCOLL_HD bool wait_for_credits(Target& target, const ProgramView& program,
   const auto site = [&](int peer) {
     return WaitSite{peer, operands.index, step.first_chunk, /*for_credit=*/true};
   };
-  if (step.dst_peers != 0 && step.has(kMulticastDst)) {
-    auto& link = target.links().send_multicast;
-    if (link.has_free_slot()) return true;
-    // Reader by reader: the one that holds the slot is the one to look after, and to name. All
-    // others are peers here, so this rank's position is its rank.
-    const bool ready = for_each_peer(program, step.dst_peers, [&](int peer) {
-      const int reader = peer < program.self_position ? peer : peer - 1;
-      return target.spin_until([&link, reader] { return link.has_free_slot_of(reader); },
-                               site(peer));
-    });
-    return ready && link.has_free_slot();
+  auto& links = target.links();
+  if constexpr (requires { links.send_multicast; }) {
+    if (step.dst_peers != 0 && step.has(kMulticastDst)) {
+      auto& link = links.send_multicast;
+      if (link.has_free_slot()) return true;
+      // Reader by reader: the one that holds the slot is the one to look after, and to name. All
+      // others are peers here, so this rank's position is its rank.
+      const bool ready = for_each_peer(program, step.dst_peers, [&](int peer) {
+        const int reader = peer < program.self_position ? peer : peer - 1;
+        return target.spin_until([&link, reader] { return link.has_free_slot_of(reader); },
+                                 site(peer));
+      });
+      return ready && link.has_free_slot();
+    }
   }
-  return for_each_destination(program, target.links(), step, [&](auto& link, int peer) {
+  return target.for_own_peers(program, step.dst_peers, [&](int peer) {
+    auto& link = links.send[static_cast<size_t>(peer)];
     return target.spin_until([&link] { return link.has_free_slot(); }, site(peer));
+  });
+}
+
+/// Calls visit(link) for each ring that the step writes and this thread looks after.
+template <class Target, class Visit>
+PYCOLL_HD void for_own_destinations(Target& target, const ProgramView& program, const Step& step,
+                                    Visit&& visit) {
+  auto& links = target.links();
+  if constexpr (requires { links.send_multicast; }) {
+    if (step.dst_peers != 0 && step.has(kMulticastDst)) return visit(links.send_multicast);
+  }
+  target.for_own_peers(program, step.dst_peers, [&](int peer) {
+    visit(links.send[static_cast<size_t>(peer)]);
+    return true;
+  });
+}
+
+/// Gives back the slots that the step has read.
+template <class Target>
+PYCOLL_HD void release_sources(Target& target, const ProgramView& program, const Step& step) {
+  target.for_own_peers(program, step.src_peers, [&](int peer) {
+    source_link(target.links(), step, peer).release();
+    return true;
   });
 }
 
@@ -92,15 +129,13 @@ struct Simple {
   template <class Target>
   PYCOLL_HD static bool run(Target& target, const ProgramView& program,
                             const StepOperands& operands) {
-    bool ready = true;
-    if (target.is_leader()) {
-      ready = wait_for_sources(target, program, operands) &&
-              wait_for_credits(target, program, operands);
-    }
+    const bool ready =
+        wait_for_sources(target, program, operands) && wait_for_credits(target, program, operands);
+    target.prepare(program, operands);
     if (!target.agree(ready)) return false;
     target.reduce_copy(program, operands);
-    target.sync();  // every thread's bytes are written, and read, before the leader says so
-    if (target.is_leader()) finish(target, program, operands);
+    target.sync();  // every thread's bytes are written, and read, before a flag says so
+    finish(target, program, operands);
     return true;
   }
 
@@ -109,89 +144,115 @@ struct Simple {
   PYCOLL_HD static bool wait_for_sources(Target& target, const ProgramView& program,
                                          const StepOperands& operands) {
     const Step& step = *operands.step;
-    return for_each_peer(program, step.src_peers, [&](int peer) {
+    return target.for_own_peers(program, step.src_peers, [&](int peer) {
       auto& link = source_link(target.links(), step, peer);
       if (!target.spin_until([&link] { return link.has_full_slot(); },
                              {peer, operands.index, step.first_chunk})) {
         return false;
       }
-      return link.mark() == target.digest() || target.mismatch(peer);
+      return link.mark() == target.digest() || target.mismatch(peer, operands.index);
     });
   }
 
   template <class Target>
   PYCOLL_HD static void finish(Target& target, const ProgramView& program,
                                const StepOperands& operands) {
-    const Step& step = *operands.step;
-    for_each_destination(program, target.links(), step, [&](auto& link, int) {
+    for_own_destinations(target, program, *operands.step, [&](auto& link) {
       link.post(target.digest());
       link.warm_next(operands.count * static_cast<int64_t>(target.element_size()));
-      return true;
     });
-    for_each_peer(program, step.src_peers, [&](int peer) {
-      source_link(target.links(), step, peer).release();
-      return true;
-    });
+    release_sources(target, program, *operands.step);
     target.posted(program, operands);
   }
 };
 
-// --- ll: the flag travels inside the line
-// ----------------------------------------------------------
+// --- ll and its like: the flag travels with the bytes --------------------------------------------
 
-/// Low latency. A slot is an array of the Target's lines; each carries its own flag, the message's
-/// sequence number, so a reader needs one flight of one line and no flag apart. A thread works
-/// through batches of lines on its own; only credits need the leader.
+/// A slot is an array of lines, each of which says by itself whether it has come: a reader needs
+/// one flight of one line and no flag apart. A thread, or a few that share a line, work through
+/// batches of lines on their own; only credits need agreement. Batch says what a line is:
+/// kPayloadBytes of a batch, kLinePayloadBytes of kLineBytes, kTeam threads for one batch, kCredits
+/// (its slots must be given back), clear() where slots must be cleared now and then.
+template <class Batch, class Target>
+PYCOLL_HD bool run_in_lines(Target& target, const ProgramView& program,
+                            const StepOperands& operands) {
+  const Step& step = *operands.step;
+  auto& links = target.links();
+  bool ready = true;
+  if constexpr (Batch::kCredits) {
+    if (!target.agree(wait_for_credits(target, program, operands))) return false;
+  }
+  const int64_t num_bytes = operands.count * static_cast<int64_t>(target.element_size());
+  const int64_t stride = Batch::kPayloadBytes * (target.num_threads() / Batch::kTeam);
+  for (int64_t at = Batch::kPayloadBytes * (target.thread_index() / Batch::kTeam);
+       at < num_bytes && ready; at += stride) {
+    const int64_t left = num_bytes - at;
+    Batch batch(target, operands, at, left < Batch::kPayloadBytes ? left : Batch::kPayloadBytes);
+    ready = for_each_source(
+        program, links, operands, [&](auto& link, int peer) { return batch.add_lines(link, peer); },
+        [&] { batch.add_local(); });
+    if (!ready) break;
+    batch.finish();
+    for_each_destination(program, links, step, [&](auto& link, int) {
+      batch.write_lines(link);
+      return true;
+    });
+  }
+  if constexpr (requires { Batch::clear(target, program, step); }) {
+    Batch::clear(target, program, step);
+  }
+  if (!target.agree(ready)) return false;
+  for_own_destinations(target, program, step, [&](auto& link) {
+    link.post_in_band();
+    link.warm_next((num_bytes + Batch::kLinePayloadBytes - 1) / Batch::kLinePayloadBytes *
+                   Batch::kLineBytes);
+  });
+  if constexpr (Batch::kCredits) {
+    release_sources(target, program, step);
+    target.posted(program, operands);
+  } else {
+    target.for_own_peers(program, step.src_peers, [&](int peer) {
+      links.recv[static_cast<size_t>(peer)].release_in_band();
+      return true;
+    });
+    target.sync();  // who looks after a link has moved it on before anyone takes it up again
+  }
+  return true;
+}
+
+/// Low latency: lines as short as the target can store and load as one.
 struct LowLatency {
   template <class Target>
   PYCOLL_HD static bool run(Target& target, const ProgramView& program,
                             const StepOperands& operands) {
-    const Step& step = *operands.step;
-    auto& links = target.links();
-    bool ready = true;
-    if (target.is_leader()) ready = wait_for_credits(target, program, operands);
-    if (!target.agree(ready)) return false;
-
-    using Batch = typename Target::LineBatch;
-    const int64_t num_bytes = operands.count * static_cast<int64_t>(target.element_size());
-    const int64_t stride = Batch::kPayloadBytes * target.num_threads();
-    for (int64_t at = Batch::kPayloadBytes * target.thread_index(); at < num_bytes && ready;
-         at += stride) {
-      const int64_t left = num_bytes - at;
-      Batch batch(target, operands, at, left < Batch::kPayloadBytes ? left : Batch::kPayloadBytes);
-      ready = for_each_source(
-          program, links, operands,
-          [&](auto& link, int peer) { return batch.add_lines(link, peer); },
-          [&] { batch.add_local(); });
-      if (!ready) break;
-      batch.finish();
-      for_each_destination(program, links, step, [&](auto& link, int) {
-        batch.write_lines(link);
-        return true;
-      });
-    }
-    if (!target.agree(ready)) return false;
-    if (target.is_leader()) {
-      for_each_destination(program, links, step, [&](auto& link, int) {
-        link.post_in_band();
-        link.warm_next((num_bytes + Batch::kLinePayloadBytes - 1) / Batch::kLinePayloadBytes *
-                       Batch::kLineBytes);
-        return true;
-      });
-      for_each_peer(program, step.src_peers, [&](int peer) {
-        source_link(links, step, peer).release();
-        return true;
-      });
-      target.posted(program, operands);
-    }
-    return true;
+    return target.template run_lines<LowLatency>(program, operands);
   }
 
   /// Bytes of a message that fit a slot of `slot_bytes`.
-  template <class Target>
+  template <class Batch>
   static int64_t payload_bytes(size_t slot_bytes) {
-    using Batch = typename Target::LineBatch;
     return static_cast<int64_t>(slot_bytes / Batch::kLineBytes) * Batch::kLinePayloadBytes;
+  }
+};
+
+/// Lines of 128 bytes with one flag of 8: nearly all of a link's bandwidth, at nearly the latency
+/// of ll. On devices only.
+struct LowLatency128 {
+  template <class Target>
+  PYCOLL_HD static bool run(Target& target, const ProgramView& program,
+                            const StepOperands& operands) {
+    return target.template run_lines<LowLatency128>(program, operands);
+  }
+};
+
+/// The payload is its own flag: slots hold poison, a NaN that no arithmetic gives, until something
+/// else comes; a reader puts the poison back. No flag, no credit, no barrier at the end (decision
+/// 0019). On devices only.
+struct Poison {
+  template <class Target>
+  PYCOLL_HD static bool run(Target& target, const ProgramView& program,
+                            const StepOperands& operands) {
+    return target.template run_lines<Poison>(program, operands);
   }
 };
 

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "base/clock.h"
+#include "executor/wait_site.h"
 #include "transport/transport.h"
 
 namespace pycoll {
@@ -23,18 +24,6 @@ inline void cpu_pause() {
   asm volatile("yield");
 #endif
 }
-
-/// What is waited for, for messages.
-struct WaitSite {
-  int peer = 0;             // rank that must act
-  int step = 0;             // of the program
-  int chunk = 0;            // first chunk of the step
-  bool for_credit = false;  // a free slot, rather than a full one
-  // Looks for what could make this wait endless, instead of the look for a collective's peer; true
-  // ends the wait.
-  bool (*look)(const void* context) = nullptr;
-  const void* look_context = nullptr;
-};
 
 /// Called when an operation's wait turns slow, at most once: where the caller gives up a lock that
 /// it kept for the quick case (Python's GIL).

@@ -24,4 +24,8 @@ int preload_on_cuda();
 int scale_on_cuda(void* dst, const void* src, int64_t count, DType dtype, double factor,
                   void* stream);
 
+/// Counts the patterns that the current device's own conversions (reduce/device_traits.h) do
+/// otherwise than the host's. Also in C, for tests: pycoll_check_conversions.
+int check_conversions_on_cuda(uint64_t* num_differences);
+
 }  // namespace pycoll

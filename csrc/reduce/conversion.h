@@ -89,7 +89,7 @@ struct SmallFloat {
     return (magnitude < kF32Overflow ? finite : special) | sign;
   }
 
- private:
+ protected:
   static constexpr uint32_t kShift = 23 - mantissa_bits;
   static constexpr uint32_t kSign = 1u << (8 * sizeof(Stored) - 1);
   static constexpr uint32_t kSignShift = 32 - 8 * sizeof(Stored);

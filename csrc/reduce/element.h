@@ -1,5 +1,5 @@
 // What one element goes through: load -> combine with the other sources -> finish -> store.
-// Every target (SIMD host, ThreadBlock, CUDA) uses these functions, so that their bits agree.
+// Every target (SIMD host, devices) uses these functions, so that their bits agree.
 //
 //   Acc a = DTypeTraits<d>::load(s0[i]);
 //   a = Combine<combining_op(d, op)>::apply(a, DTypeTraits<d>::load(s1[i]));

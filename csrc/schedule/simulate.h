@@ -9,6 +9,7 @@
 #include <functional>
 #include <vector>
 
+#include "schedule/cut.h"
 #include "schedule/schedule.h"
 #include "schedule/step.h"
 
@@ -48,12 +49,5 @@ struct Simulation {
 };
 
 Simulation simulate(const std::vector<Program>& programs, const SimulateOptions& options);
-
-/// Where a piece begins in a block's tile of `count` elements, which is cut into `num_chunks`
-/// pieces. The one place where a tile is cut: piece c starts at element floor(c * count /
-/// num_chunks).
-inline int64_t chunk_start(int64_t count, int32_t num_chunks, int64_t chunk) {
-  return static_cast<int64_t>(static_cast<__int128>(chunk) * count / num_chunks);
-}
 
 }  // namespace pycoll

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/macros.h"
 #include "schedule/move.h"
 
 namespace pycoll {
@@ -34,7 +35,7 @@ struct Step {
 
   friend bool operator==(const Step&, const Step&) = default;
   ChunkRange chunks() const { return {first_chunk, num_chunks}; }
-  bool has(StepFlags flag) const { return (flags & flag) != 0; }
+  PYCOLL_HD bool has(StepFlags flag) const { return (flags & flag) != 0; }
 };
 static_assert(sizeof(Step) == 32);
 

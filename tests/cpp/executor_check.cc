@@ -1,5 +1,6 @@
-// Runs every all-reduce algorithm with both protocols on both targets, ranks as threads, and
-// compares with an oracle. Built plain and under sanitizers; `executor_check host|block [n ...]`.
+// Runs every all-reduce algorithm with both protocols on HostThread, ranks as threads, and compares
+// with an oracle. Built plain and under sanitizers; `executor_check [n ...]`. Devices:
+// device_check.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -9,13 +10,11 @@
 
 #include "algorithms/registry.h"
 #include "executor/host.h"
-#include "executor/thread_block.h"
 #include "plan/plan.h"
 
 namespace pycoll {
 namespace {
 
-constexpr int kNumThreadsOfBlock = 3;
 constexpr double kTimeoutS = 60;
 constexpr int kNumRepeats = 3;  // slots wrap, and nothing is left over between operations
 
@@ -46,7 +45,6 @@ typename DTypeTraits<dtype>::Storage oracle(int num_ranks, int64_t i) {
 struct Case {
   const AlgorithmInfo* algorithm;
   ProtocolKind protocol;
-  bool block;
   int num_ranks;
   int64_t count;
 };
@@ -64,25 +62,6 @@ bool run_host(Segment& segment, Waiter& waiter, Links& links, const Plan& plan, 
 }
 
 template <class Protocol, DType dtype, Op op>
-bool run_block(Transport& transport, uint64_t sequence, Links& links, const Plan& plan,
-               const Message& message, int num_ranks) {
-  BlockState block(links, kNumThreadsOfBlock);
-  std::atomic<bool> ok{true};
-  std::vector<std::thread> threads;
-  for (int thread = 0; thread < kNumThreadsOfBlock; ++thread) {
-    threads.emplace_back([&, thread] {
-      Waiter waiter(transport);
-      waiter.begin(sequence, 1, kTimeoutS, {});
-      ThreadBlock<dtype, op> target(block, transport.segment(), waiter, thread,
-                                    op == Op::kAvg ? num_ranks : 1);
-      if (!interpret<Protocol>(target, plan.view(), message)) ok = false;
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return ok;
-}
-
-template <class Protocol, DType dtype, Op op>
 void run_rank(const Case& c, std::shared_ptr<LocalWorld> world, int rank) {
   using Storage = typename DTypeTraits<dtype>::Storage;
   const auto transport = make_local_transport(std::move(world), rank);
@@ -91,14 +70,13 @@ void run_rank(const Case& c, std::shared_ptr<LocalWorld> world, int rank) {
                               {.num_slots = transport->segment().layout().num_slots});
   int64_t payload = static_cast<int64_t>(links.slot_bytes);
   if (c.protocol == ProtocolKind::kLL) {
-    payload = c.block ? LowLatency::payload_bytes<ThreadBlock<dtype, op>>(links.slot_bytes)
-                      : LowLatency::payload_bytes<HostThread>(links.slot_bytes);
+    payload = LowLatency::payload_bytes<HostThread::LineBatch>(links.slot_bytes);
   }
   // Small slots, so that a small message has many tiles.
   payload = payload < 448 ? payload : 448;
-  const std::string name = std::string(c.algorithm->name) + "/" + protocol_name(c.protocol) +
-                           (c.block ? " block" : " host") + " " + std::string(dtype_name(dtype)) +
-                           " " + std::string(op_name(op)) + " n=" + std::to_string(c.num_ranks) +
+  const std::string name = std::string(c.algorithm->name) + "/" + protocol_name(c.protocol) + " " +
+                           std::string(dtype_name(dtype)) + " " + std::string(op_name(op)) +
+                           " n=" + std::to_string(c.num_ranks) +
                            " count=" + std::to_string(c.count);
   std::vector<Storage> input(static_cast<size_t>(c.count));
   std::vector<Storage> output(static_cast<size_t>(c.count) + 1);
@@ -116,11 +94,8 @@ void run_rank(const Case& c, std::shared_ptr<LocalWorld> world, int rank) {
       std::memcpy(output.data(), input.data(), input.size() * sizeof(Storage));
     }
     waiter.begin(static_cast<uint64_t>(repeat), 1, kTimeoutS, {});
-    const bool ok = c.block
-                        ? run_block<Protocol, dtype, op>(*transport, static_cast<uint64_t>(repeat),
-                                                         links, plan, message, c.num_ranks)
-                        : run_host<Protocol, dtype, op>(transport->segment(), waiter, links, plan,
-                                                        message, c.num_ranks);
+    const bool ok = run_host<Protocol, dtype, op>(transport->segment(), waiter, links, plan,
+                                                  message, c.num_ranks);
     expect(ok, name + " did not end");
     if (!ok) return;
     for (int64_t i = 0; i < c.count; ++i) {
@@ -149,26 +124,25 @@ void run_case(const Case& c) {
   for (std::thread& rank : ranks) rank.join();
 }
 
-int check(bool block, const std::vector<int>& worlds) {
+int check(const std::vector<int>& worlds) {
   int num_cases = 0;
   for (const int num_ranks : worlds) {
     for (const AlgorithmInfo& algorithm : algorithms()) {
       if (algorithm.collective != Collective::kAllReduce) continue;
       for (const ProtocolKind protocol : {ProtocolKind::kSimple, ProtocolKind::kLL}) {
         for (const int64_t count : {int64_t{1}, int64_t{num_ranks + 1}, int64_t{1031}}) {
-          const Case c{&algorithm, protocol, block, num_ranks, count};
+          const Case c{&algorithm, protocol, num_ranks, count};
           run_case<DType::kF32, Op::kSum>(c);
           run_case<DType::kBF16, Op::kAvg>(c);
           run_case<DType::kI64, Op::kMax>(c);
           run_case<DType::kU8, Op::kSum>(c);
-          run_case<DType::kC128, Op::kSum>(c);  // an element as large as two lines of a block
+          run_case<DType::kC128, Op::kSum>(c);
           num_cases += 5;
         }
       }
     }
   }
-  std::printf("%d cases on %s, %d failures\n", num_cases, block ? "ThreadBlock" : "HostThread",
-              num_failures.load());
+  std::printf("%d cases, %d failures\n", num_cases, num_failures.load());
   return num_failures.load() == 0 ? 0 : 1;
 }
 
@@ -176,13 +150,8 @@ int check(bool block, const std::vector<int>& worlds) {
 }  // namespace pycoll
 
 int main(int argc, char** argv) {
-  const std::string target = argc > 1 ? argv[1] : "";
   std::vector<int> worlds;
-  for (int i = 2; i < argc; ++i) worlds.push_back(std::atoi(argv[i]));
+  for (int i = 1; i < argc; ++i) worlds.push_back(std::atoi(argv[i]));
   if (worlds.empty()) worlds = {1, 2, 3, 4};
-  if (target != "host" && target != "block") {
-    std::fprintf(stderr, "usage: executor_check host|block [ranks ...]\n");
-    return 2;
-  }
-  return pycoll::check(target == "block", worlds);
+  return pycoll::check(worlds);
 }

@@ -1,4 +1,4 @@
-"""The C++ checks, plain and under sanitizers: the interpreter on both targets, communicators."""
+"""The C++ checks, plain and under sanitizers: programs on hosts and devices, communicators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ OPTIMISATION = {"": "-O1", "thread": "-O1", "address,undefined": "-O0"}
 REPORTS = ("WARNING: ThreadSanitizer", "ERROR: AddressSanitizer", "runtime error:", "LeakSanitizer")
 
 
-def run(*command: object, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess:
+def run(
+    *command: object, cwd: Path | None = None, timeout_s: float = 400, **env: str
+) -> subprocess.CompletedProcess:
     return subprocess.run(
         list(map(str, command)),
         cwd=cwd,
@@ -26,7 +28,7 @@ def run(*command: object, cwd: Path | None = None, **env: str) -> subprocess.Com
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=400,
+        timeout=timeout_s,
     )
 
 
@@ -70,10 +72,11 @@ def tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder
 
 
-def check(folder: Path, program: str, *arguments: object) -> str:
+def check(folder: Path, program: str, *arguments: object, timeout_s: float = 400) -> str:
     done = run(
         folder / "tests/cpp" / program,
         *map(str, arguments),
+        timeout_s=timeout_s,
         TSAN_OPTIONS="exitcode=66 halt_on_error=1",
         UBSAN_OPTIONS="halt_on_error=1 print_stacktrace=1",
         ASAN_OPTIONS="detect_leaks=1",
@@ -88,9 +91,16 @@ def assert_clean(output: str) -> None:
     assert output.endswith("exit code 0")
 
 
-@pytest.mark.parametrize("target", ["host", "block"])
-def test_executor_check_on_2_to_4_ranks_is_right_and_clean(tree, target):
-    assert_clean(check(tree, "executor_check", target, 2, 3, 4))
+def test_executor_check_on_2_to_4_ranks_is_right_and_clean(tree):
+    assert_clean(check(tree, "executor_check", 2, 3, 4))
+
+
+def test_device_check_on_2_and_3_ranks_is_right_and_clean(tree):
+    assert_clean(check(tree, "device_check", "few", 2, 3))
+
+
+def test_device_failures_are_reported_by_those_that_wait(tree):
+    assert_clean(check(tree, "device_failure_check"))
 
 
 def test_communicator_check_is_right_and_clean(tree):
@@ -102,9 +112,15 @@ def test_peer_memory_check_tells_peers_from_strangers(tree):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["host", "block"])
-def test_executor_check_on_more_ranks_is_right_and_clean(tree, target):
-    assert_clean(check(tree, "executor_check", target, 1, 5, 6, 7, 8))
+def test_executor_check_on_more_ranks_is_right_and_clean(tree):
+    assert_clean(check(tree, "executor_check", 1, 5, 6, 7, 8))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("num_ranks", range(1, 9))
+def test_device_check_of_every_cell_is_right_and_clean(tree, num_ranks):
+    assert_clean(check(tree, "device_check", "all", num_ranks, timeout_s=1700))
 
 
 def test_layers_link_one_by_one():
@@ -117,13 +133,25 @@ def test_layers_link_one_by_one():
 
 # Each takes an order away: readers may then see a flag before the bytes that it announces.
 WEAKENED = {
-    "store_release": (
+    "host store_release": (
+        "csrc/transport/slot.h",
         "std::atomic_ref<uint64_t>(word).store(value, std::memory_order_release);",
         "std::atomic_ref<uint64_t>(word).store(value, std::memory_order_relaxed);",
     ),
-    "load_acquire": (
+    "host load_acquire": (
+        "csrc/transport/slot.h",
         ".load(std::memory_order_acquire);",
         ".load(std::memory_order_relaxed);",
+    ),
+    "device store_release": (
+        "csrc/transport/device_slot.h",
+        "store(value, PYCOLL_ORDER(release));",
+        "store(value, PYCOLL_ORDER(relaxed));",
+    ),
+    "device load_acquire": (
+        "csrc/transport/device_slot.h",
+        "load(PYCOLL_ORDER(acquire));",
+        "load(PYCOLL_ORDER(relaxed));",
     ),
 }
 
@@ -131,22 +159,21 @@ WEAKENED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("change", WEAKENED)
 def test_thread_sanitizer_reports_a_missing_order(change, tmp_path):
-    """The test above can fail: with one order weakened in slot.h there is a report."""
+    """The tests above can fail: with one order weakened there is a report."""
     kept = ROOT / "build" / "check-thread"
     if not (kept / "CMakeCache.txt").is_file():
         pytest.skip("ThreadSanitizer does not work here: see the reason of the tests above")
     for name in ("csrc", "tests/cpp"):
         shutil.copytree(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "CMakeLists.txt", tmp_path)
-    slot = tmp_path / "csrc/transport/slot.h"
+    name, right, weakened = WEAKENED[change]
+    slot = tmp_path / name
     text = slot.read_text()
-    right, weakened = WEAKENED[change]
     assert right in text
     slot.write_text(text.replace(right, weakened))
     configure(tmp_path, tmp_path / "build", "thread")
-    done = build(tmp_path / "build", "executor_check")
+    program = ("executor_check", 3) if change.startswith("host") else ("device_check", "few", 3)
+    done = build(tmp_path / "build", program[0])
     assert done.returncode == 0, done.stdout[-4000:]
-    outputs = [
-        check(tmp_path / "build", "executor_check", target, 3) for target in ("host", "block")
-    ]
-    assert all("WARNING: ThreadSanitizer: data race" in output for output in outputs), outputs
+    output = check(tmp_path / "build", *program)
+    assert "WARNING: ThreadSanitizer: data race" in output, output

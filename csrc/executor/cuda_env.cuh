@@ -1,0 +1,55 @@
+// CudaEnv: a block of a GPU as the team that runs a program.
+#pragma once
+
+#include <cstdint>
+
+#include "base/macros.h"
+
+namespace pycoll {
+
+// Functions for both sides, since those that call them are; there is no team on a host.
+#ifdef __CUDA_ARCH__
+#define PYCOLL_DEVICE_ONLY(expression, otherwise) expression
+#else
+#define PYCOLL_DEVICE_ONLY(expression, otherwise) otherwise
+#endif
+
+class CudaEnv {
+ public:
+  /// Neighbouring lanes of a warp that share a line of 128 bytes, 16 bytes each.
+  static constexpr int kLineTeam = 8;
+  /// Looks at a condition, a few hundred cycles each, before a thread looks for trouble: at a word
+  /// in the host's memory, a microsecond away.
+  static constexpr int kSpins = 512;
+
+  PYCOLL_HD int thread_index() const {
+    return PYCOLL_DEVICE_ONLY(static_cast<int>(threadIdx.x), 0);
+  }
+  PYCOLL_HD int num_threads() const { return PYCOLL_DEVICE_ONLY(static_cast<int>(blockDim.x), 1); }
+  PYCOLL_HD void sync() const { PYCOLL_DEVICE_ONLY(__syncthreads(), void()); }
+  PYCOLL_HD bool agree(bool ready) const {
+    return PYCOLL_DEVICE_ONLY(__syncthreads_and(ready) != 0, ready);
+  }
+  /// Of the lanes that share this one's line; all of them come here together.
+  PYCOLL_HD bool all_of_line(bool value) const {
+    return PYCOLL_DEVICE_ONLY(__all_sync(line_mask(), value) != 0, value);
+  }
+  PYCOLL_HD bool any_of_line(bool value) const {
+    return PYCOLL_DEVICE_ONLY(__any_sync(line_mask(), value) != 0, value);
+  }
+  /// The device's clock of wall time, in steps of up to a microsecond.
+  PYCOLL_HD int64_t clock_ns() const {
+    uint64_t now = 0;
+    PYCOLL_DEVICE_ONLY(asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)), void());
+    return static_cast<int64_t>(now);
+  }
+  PYCOLL_HD void relax() const {}
+
+ private:
+  PYCOLL_HD static unsigned line_mask() {
+    return PYCOLL_DEVICE_ONLY(0xffu << (threadIdx.x & 24u), 0);
+  }
+};
+#undef PYCOLL_DEVICE_ONLY
+
+}  // namespace pycoll

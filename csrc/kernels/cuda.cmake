@@ -1,0 +1,22 @@
+# pycoll/_cuda.so: the kernels and what calls the CUDA runtime. Not in a default build (decision
+# 0019); linked against the runtime alone, statically, and loaded when a device is first used.
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+file(GLOB cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/csrc/kernels/*.cu
+     ${CMAKE_SOURCE_DIR}/csrc/kernels/cuda_*.cc)
+add_library(pycoll_cuda MODULE EXCLUDE_FROM_ALL ${cuda_sources})
+target_include_directories(pycoll_cuda PRIVATE ${CMAKE_SOURCE_DIR}/csrc)
+# -fmad=false, as -ffp-contract=off: the same bits as the host's.
+target_compile_options(
+  pycoll_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-fmad=false>"
+                      "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>")
+target_link_libraries(pycoll_cuda PRIVATE CUDA::cudart_static Threads::Threads)
+set_target_properties(
+  pycoll_cuda
+  PROPERTIES PREFIX ""
+             OUTPUT_NAME _cuda
+             LIBRARY_OUTPUT_DIRECTORY ${PYCOLL_OUTPUT_DIR}
+             CUDA_STANDARD 20
+             CUDA_STANDARD_REQUIRED ON
+             CUDA_RUNTIME_LIBRARY Static
+             CUDA_ARCHITECTURES "${PYCOLL_CUDA_ARCHITECTURES}")

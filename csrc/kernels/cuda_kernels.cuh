@@ -1,0 +1,57 @@
+// The kernels on a GPU, one table of them per protocol.
+#pragma once
+
+#include "executor/cuda_env.cuh"
+#include "executor/run_block.h"
+
+namespace pycoll {
+
+/// A block per channel: of one rank, whose launch is `launch`, or of several ranks on this GPU,
+/// whose launches lie at `launches`. The launch is read often, at places that are known late, so
+/// each block takes it into its shared memory first.
+template <DeviceProtocol protocol, DType dtype>
+__global__ void __launch_bounds__(kMaxDeviceThreads, 1)
+    run_kernel(const __grid_constant__ DeviceLaunch launch, const DeviceLaunch* launches) {
+  constexpr int kNumWords = sizeof(DeviceLaunch) / sizeof(uint64_t);
+  static_assert(sizeof(DeviceLaunch) % sizeof(uint64_t) == 0);
+  // Without constructors, which shared memory does not run.
+  __shared__ alignas(16) std::byte memory[sizeof(BlockShared)];
+  auto& shared = *reinterpret_cast<BlockShared*>(memory);
+  __shared__ uint64_t words[kNumWords];
+  const auto block = static_cast<int>(blockIdx.x);
+  const int num_channels = launch.num_channels;
+  const DeviceLaunch* mine = launches == nullptr ? &launch : launches + block / num_channels;
+  const auto* from = reinterpret_cast<const uint64_t*>(mine);
+  for (unsigned i = threadIdx.x; i < kNumWords; i += blockDim.x) words[i] = from[i];
+  __syncthreads();
+  const auto& own = *reinterpret_cast<const DeviceLaunch*>(words);
+  BlockRun<protocol, dtype, CudaEnv>(CudaEnv(), own, block % num_channels, shared).run();
+}
+
+/// By dtype; null where there is none.
+struct CudaKernels {
+  const void* kernels[kNumDTypes];
+};
+
+template <DeviceProtocol protocol, DType dtype>
+const void* cuda_kernel() {
+  if constexpr (!has_kernel(protocol, dtype)) {
+    return nullptr;
+  } else {
+    return reinterpret_cast<const void*>(&run_kernel<protocol, dtype>);
+  }
+}
+template <DeviceProtocol protocol>
+CudaKernels make_cuda_kernels() {
+#define X(id, name, kind, type, acc) cuda_kernel<protocol, DType::id>(),
+  return {{PYCOLL_FOR_EACH_DTYPE(X)}};
+#undef X
+}
+
+CudaKernels simple_cuda_kernels();
+CudaKernels ll_cuda_kernels();
+CudaKernels ll128_cuda_kernels();
+CudaKernels poison_cuda_kernels();
+CudaKernels direct_cuda_kernels();
+
+}  // namespace pycoll

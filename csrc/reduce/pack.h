@@ -1,0 +1,140 @@
+// Packs: neighbouring elements that one thread of a device takes through a reduction together, up
+// to 16 bytes of them. Scalars of element.h, so the bits are those of the host.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "reduce/device_traits.h"
+
+namespace pycoll {
+
+template <class Storage, int num>
+struct Pack {
+  Storage x[num];
+};
+
+/// Whether `at` is a multiple of `alignment`, a power of two.
+PYCOLL_HD inline bool is_aligned(const void* at, size_t alignment) {
+  return (reinterpret_cast<uintptr_t>(at) & (alignment - 1)) == 0;
+}
+
+/// Bytes of no known alignment, as a pack. By bytes: slow, and rare.
+template <class P>
+PYCOLL_HD inline P load_bytes(const std::byte* from) {
+  struct Bytes {
+    std::byte at[sizeof(P)];
+  } bytes;
+  for (size_t i = 0; i < sizeof(P); ++i) bytes.at[i] = from[i];
+  return __builtin_bit_cast(P, bytes);
+}
+
+template <class P>
+PYCOLL_HD inline void store_bytes(std::byte* to, const P& pack) {
+  struct Bytes {
+    std::byte at[sizeof(P)];
+  };
+  const auto bytes = __builtin_bit_cast(Bytes, pack);
+  for (size_t i = 0; i < sizeof(P); ++i) to[i] = bytes.at[i];
+}
+
+#ifdef __CUDA_ARCH__
+/// What one instruction loads or stores of so many bytes.
+template <size_t num_bytes>
+struct WordOf {
+  using Type = UintOf<num_bytes>;
+};
+template <>
+struct WordOf<16> {
+  using Type = ulonglong2;
+};
+#endif
+
+/// One access of sizeof(P) bytes, at a multiple of them.
+template <class P>
+PYCOLL_HD inline P load_pack(const std::byte* from) {
+#ifdef __CUDA_ARCH__
+  return __builtin_bit_cast(P, *reinterpret_cast<const typename WordOf<sizeof(P)>::Type*>(from));
+#else
+  P pack;
+  __builtin_memcpy(&pack, from, sizeof(P));
+  return pack;
+#endif
+}
+template <class P>
+PYCOLL_HD inline void store_pack(std::byte* to, const P& pack) {
+#ifdef __CUDA_ARCH__
+  using Word = typename WordOf<sizeof(P)>::Type;
+  *reinterpret_cast<Word*>(to) = __builtin_bit_cast(Word, pack);
+#else
+  __builtin_memcpy(to, &pack, sizeof(P));
+#endif
+}
+
+/// acc <- acc . source, element by element. `op` is the one that combines (combining_op).
+template <Op op, DType dtype, int num>
+PYCOLL_HD inline void combine_pack(typename DeviceTraits<dtype>::Acc (&acc)[num],
+                                   const Pack<typename DeviceTraits<dtype>::Storage, num>& source) {
+  PYCOLL_UNROLL
+  for (int i = 0; i < num; ++i) {
+    acc[i] = Combine<op>::apply(acc[i], DeviceTraits<dtype>::load(source.x[i]));
+  }
+}
+/// The same with the op chosen now. A branch per pack, alike on all threads: less than the pack's
+/// loads, and a kernel for each dtype instead of each cell.
+template <DType dtype, int num>
+PYCOLL_HD inline void combine_pack(Op op, typename DeviceTraits<dtype>::Acc (&acc)[num],
+                                   const Pack<typename DeviceTraits<dtype>::Storage, num>& source) {
+  switch (op) {
+#define X(id, name)                                                                    \
+  case Op::id:                                                                         \
+    if constexpr (supported(dtype, Op::id) && combining_op(dtype, Op::id) == Op::id) { \
+      combine_pack<Op::id, dtype, num>(acc, source);                                   \
+    }                                                                                  \
+    break;
+    PYCOLL_FOR_EACH_OP(X)
+#undef X
+  }
+}
+
+/// A pack on its way from its sources to its destinations. A single source is passed on as its
+/// bits, whatever they mean.
+template <DType dtype, int num>
+class PackSum {
+ public:
+  using Traits = DeviceTraits<dtype>;
+  using Storage = typename Traits::Storage;
+  using Elements = Pack<Storage, num>;
+
+  PYCOLL_HD void add(Op op, const Elements& source) {
+    if (num_srcs_ == 0) {
+      bits_ = source;
+    } else {
+      if (num_srcs_ == 1) open();
+      combine_pack<dtype, num>(op, acc_, source);
+    }
+    ++num_srcs_;
+  }
+  PYCOLL_HD Elements result(int64_t divisor) {
+    if (num_srcs_ == 1) {
+      if (divisor == 1) return bits_;
+      open();
+    }
+    Elements result;
+    PYCOLL_UNROLL
+    for (int i = 0; i < num; ++i) result.x[i] = Traits::store(finish(acc_[i], divisor));
+    return result;
+  }
+
+ private:
+  PYCOLL_HD void open() {
+    PYCOLL_UNROLL
+    for (int i = 0; i < num; ++i) acc_[i] = Traits::load(bits_.x[i]);
+  }
+
+  int num_srcs_ = 0;
+  Elements bits_{};
+  typename Traits::Acc acc_[num]{};
+};
+
+}  // namespace pycoll
