@@ -11,6 +11,8 @@
 // constants then. A host compiler decides for itself.
 #ifdef __CUDA_ARCH__
 #define PYCOLL_UNROLL _Pragma("unroll")
+#define PYCOLL_NO_UNROLL _Pragma("unroll 1")  // or it runs out of registers
 #else
 #define PYCOLL_UNROLL
+#define PYCOLL_NO_UNROLL
 #endif

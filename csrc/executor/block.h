@@ -5,8 +5,7 @@
 // what a GPU runs. The op is chosen at run time, once per step and outside of its loops.
 #pragma once
 
-#include <bit>
-
+#include "base/bits.h"
 #include "executor/device_launch.h"
 #include "executor/protocol.h"
 #include "reduce/reduce_copy_block.h"
@@ -25,7 +24,9 @@ struct BlockLinks {
 struct BlockShared {
   BlockLinks links;
   BlockOperands operands;
+  ProgramView program;
   Message message;
+  int64_t deadline_ns;
 };
 
 /// A protocol's batch of lines: its definition is in block_lines.h or block_long_lines.h.
@@ -40,9 +41,7 @@ class Block {
   using Storage = typename DeviceTraits<dtype>::Storage;
 
   PYCOLL_HD Block(const Env& env, const DeviceLaunch& launch, int channel, BlockShared& shared)
-      : env_(env), launch_(launch), channel_(channel), shared_(shared) {
-    deadline_ns_ = env.clock_ns() + launch.timeout_ns;
-  }
+      : env_(env), launch_(launch), channel_(channel), shared_(shared) {}
 
   PYCOLL_HD BlockLinks& links() { return shared_.links; }
   PYCOLL_HD const DeviceLaunch& launch() const { return launch_; }
@@ -109,17 +108,17 @@ class Block {
                                 SourceOf&& source_of, DestinationOf&& destination_of) {
     const Step& step = *operands.step;
     BlockOperands& shared = shared_.operands;
-    const int local_place = std::popcount(step.src_peers & bits_below(launch_.self_position));
+    const int local_place = count_bits(step.src_peers & bits_below(launch_.self_position));
     const bool has_local_src = operands.local_src != nullptr;
     const bool has_local_dst = operands.local_dst != nullptr;
     for (int i = thread_index(); i < launch_.num_peers; i += num_threads()) {
       if (step.src_peers >> i & 1) {
-        const int place = std::popcount(step.src_peers & bits_below(i));
+        const int place = count_bits(step.src_peers & bits_below(i));
         const bool above = has_local_src && place >= local_place;
         shared.srcs[place + above] = source_of(program.peers[i]);
       }
       if (step.dst_peers >> i & 1) {
-        const int place = std::popcount(step.dst_peers & bits_below(i));
+        const int place = count_bits(step.dst_peers & bits_below(i));
         shared.dsts[place + has_local_dst] = destination_of(program.peers[i]);
       }
     }
@@ -131,8 +130,8 @@ class Block {
   /// The arithmetic on operands that have been shared.
   PYCOLL_HD void combine(const StepOperands& operands) {
     const Step& step = *operands.step;
-    const int num_srcs = std::popcount(step.src_peers) + (operands.local_src != nullptr);
-    const int num_dsts = std::popcount(step.dst_peers) + (operands.local_dst != nullptr);
+    const int num_srcs = count_bits(step.src_peers) + (operands.local_src != nullptr);
+    const int num_dsts = count_bits(step.dst_peers) + (operands.local_dst != nullptr);
     BlockReduce<dtype>(shared_.operands, num_srcs, num_dsts, op(), divisor(operands),
                        thread_index(), num_threads())
         .run(operands.count);
@@ -149,7 +148,7 @@ class Block {
     if (device::load_relaxed(*launch_.abort_word) != 0) {
       return !fail(DeviceFailure::kAborted, site);
     }
-    if (env_.clock_ns() > deadline_ns_) return !fail(DeviceFailure::kTimeout, site);
+    if (env_.clock_ns() > shared_.deadline_ns) return !fail(DeviceFailure::kTimeout, site);
     return false;
   }
   /// The first thread of the rank that fails says why; all others see that it did.
@@ -171,7 +170,6 @@ class Block {
   const DeviceLaunch& launch_;
   int channel_;
   BlockShared& shared_;
-  int64_t deadline_ns_;
 };
 
 }  // namespace pycoll

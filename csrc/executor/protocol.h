@@ -1,8 +1,7 @@
 // Protocols: how the bytes of a step and their flags travel. Each runs on every Target.
 #pragma once
 
-#include <bit>
-
+#include "base/bits.h"
 #include "base/macros.h"
 #include "executor/interpret.h"
 #include "executor/wait_site.h"
@@ -18,7 +17,7 @@ namespace pycoll {
 template <class Visit>
 PYCOLL_HD bool for_each_peer(const ProgramView& program, uint64_t mask, Visit&& visit) {
   for (; mask != 0; mask &= mask - 1) {
-    if (!visit(program.peers[std::countr_zero(mask)])) return false;
+    if (!visit(program.peers[lowest_bit(mask)])) return false;
   }
   return true;
 }
@@ -39,7 +38,7 @@ PYCOLL_HD bool for_each_destination(const ProgramView& program, auto& links, con
                                     Visit&& visit) {
   if constexpr (requires { links.send_multicast; }) {
     if (step.dst_peers != 0 && step.has(kMulticastDst)) {
-      return visit(links.send_multicast, program.peers[std::countr_zero(step.dst_peers)]);
+      return visit(links.send_multicast, program.peers[lowest_bit(step.dst_peers)]);
     }
   }
   return for_each_peer(program, step.dst_peers, [&](int peer) {
@@ -114,15 +113,6 @@ PYCOLL_HD void for_own_destinations(Target& target, const ProgramView& program, 
   });
 }
 
-/// Gives back the slots that the step has read.
-template <class Target>
-PYCOLL_HD void release_sources(Target& target, const ProgramView& program, const Step& step) {
-  target.for_own_peers(program, step.src_peers, [&](int peer) {
-    source_link(target.links(), step, peer).release();
-    return true;
-  });
-}
-
 // --- simple: bulk bytes, then one flag -----------------------------------------------------------
 
 struct Simple {
@@ -161,7 +151,10 @@ struct Simple {
       link.post(target.digest());
       link.warm_next(operands.count * static_cast<int64_t>(target.element_size()));
     });
-    release_sources(target, program, *operands.step);
+    target.for_own_peers(program, operands.step->src_peers, [&](int peer) {
+      source_link(target.links(), *operands.step, peer).release();
+      return true;
+    });
     target.posted(program, operands);
   }
 };
@@ -208,7 +201,10 @@ PYCOLL_HD bool run_in_lines(Target& target, const ProgramView& program,
                    Batch::kLineBytes);
   });
   if constexpr (Batch::kCredits) {
-    release_sources(target, program, step);
+    target.for_own_peers(program, step.src_peers, [&](int peer) {
+      source_link(links, step, peer).release();
+      return true;
+    });
     target.posted(program, operands);
   } else {
     target.for_own_peers(program, step.src_peers, [&](int peer) {

@@ -37,16 +37,9 @@ class BlockRun {
 
   PYCOLL_HD void run() {
     open_links();
-    if (block_.thread_index() == 0) share_message();
+    if (block_.thread_index() == 0) share_program();
     block_.sync();
-    const bool inline_program = launch_.steps == nullptr;
-    const ProgramView program = {inline_program ? launch_.inline_steps : launch_.steps,
-                                 inline_program ? launch_.inline_places : launch_.places,
-                                 launch_.num_steps,
-                                 launch_.num_pieces,
-                                 launch_.peers,
-                                 launch_.self_position};
-    if (run_program(program, shared_.message)) close_links();
+    if (run_program(shared_.program, shared_.message)) close_links();
   }
 
  private:
@@ -62,8 +55,17 @@ class BlockRun {
     }
   }
 
-  /// Its tables are read at places that only a step knows: a GPU has no registers for that.
-  PYCOLL_HD void share_message() {
+  /// Into memory that the block shares: its tables are read at places that only a step knows, and
+  /// registers are for the bytes that are moved.
+  PYCOLL_HD void share_program() {
+    const bool inline_program = launch_.steps == nullptr;
+    shared_.program = {inline_program ? launch_.inline_steps : launch_.steps,
+                       inline_program ? launch_.inline_places : launch_.places,
+                       launch_.num_steps,
+                       launch_.num_pieces,
+                       launch_.peers,
+                       launch_.self_position};
+    shared_.deadline_ns = block_.env().clock_ns() + launch_.timeout_ns;
     Message& message = shared_.message;
     for (int i = 0; i < kNumBuffers; ++i) {
       message.buffers[i] = launch_.buffers[i];

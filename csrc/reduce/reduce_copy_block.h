@@ -40,34 +40,38 @@ class BlockReduce {
     constexpr int kNum = 16 / sizeof(Storage);
     const int64_t whole = all_aligned(16) ? num_bytes & ~int64_t{15} : 0;
     if (num_srcs_ == 1 && divisor_ == 1) {
-      copy<kNum>(0, whole);
-    } else if (combining_op(dtype, Op::kSum) == Op::kSum && op_ == Op::kSum) {
-      run_packs<kNum, Chosen<Op::kSum>>(0, whole);
+      copy<kNum, 4>(0, whole);
+      copy<1, 1>(whole, num_bytes);
+      return;
+    }
+    if (combining_op(dtype, Op::kSum) == Op::kSum && op_ == Op::kSum && divisor_ == 1) {
+      // What most calls are. With more than 16 accumulators registers run out.
+      constexpr int kPacks = kNum <= 4 ? 4 : 16 / kNum;
+      run_packs<kNum, kPacks, Chosen<Op::kSum>>(0, whole);
     } else {
-      const int64_t row = 16 * num_threads_;
-      for (int64_t at = 16 * thread_index_; at < whole; at += row) step<kNum, 1, 4, AnyOp>(at, row);
+      constexpr int kFewer = kNum < 8 ? kNum : 8;
+      run_packs<kFewer, 1, AnyOp>(0, whole);
     }
-    const auto kBytes = static_cast<int64_t>(sizeof(Storage));
-    for (int64_t at = whole + kBytes * thread_index_; at < num_bytes; at += kBytes * num_threads_) {
-      step<1, 1, 4, AnyOp>(at, 0);
-    }
+    run_packs<1, 1, AnyOp>(whole, num_bytes);
   }
 
  private:
   template <Op op>
-  struct Chosen {
+  struct Chosen {  // and without division
     template <int num>
     static PYCOLL_HD void combine(Op, Acc (&acc)[num], const Pack<Storage, num>& source) {
       if constexpr (supported(dtype, op) && combining_op(dtype, op) == op) {
         combine_pack<op, dtype, num>(acc, source);
       }
     }
+    static PYCOLL_HD Acc finish(Acc acc, int64_t) { return pycoll::finish(acc, 1); }
   };
   struct AnyOp {
     template <int num>
     static PYCOLL_HD void combine(Op op, Acc (&acc)[num], const Pack<Storage, num>& source) {
       combine_pack<dtype, num>(op, acc, source);
     }
+    static PYCOLL_HD Acc finish(Acc acc, int64_t divisor) { return pycoll::finish(acc, divisor); }
   };
 
   PYCOLL_HD bool all_aligned(size_t alignment) const {
@@ -77,20 +81,21 @@ class BlockReduce {
     return aligned;
   }
 
-  /// Bytes [begin, end) of the only source.
-  template <int kNum>
+  /// Bytes [begin, end) of the only source, kPacks packs of each thread in flight.
+  template <int kNum, int kPacks>
   PYCOLL_HD void copy(int64_t begin, int64_t end) const {
     using Elements = Pack<Storage, kNum>;
-    constexpr int kPacks = 4;
     const auto row = static_cast<int64_t>(sizeof(Elements)) * num_threads_;
-    int64_t at = begin + static_cast<int64_t>(sizeof(Elements)) * thread_index_;
     const std::byte* src = operands_.srcs[0];
-    for (; at < end; at += kPacks * row) {
+    PYCOLL_NO_UNROLL
+    for (int64_t at = begin + static_cast<int64_t>(sizeof(Elements)) * thread_index_; at < end;
+         at += kPacks * row) {
       Elements loaded[kPacks];
       PYCOLL_UNROLL
       for (int p = 0; p < kPacks; ++p) {
         if (at + p * row < end) loaded[p] = load_pack<Elements>(src + at + p * row);
       }
+      PYCOLL_NO_UNROLL
       for (int d = 0; d < num_dsts_; ++d) {
         PYCOLL_UNROLL
         for (int p = 0; p < kPacks; ++p) {
@@ -100,64 +105,59 @@ class BlockReduce {
     }
   }
 
-  /// Packs of `kNum` elements in bytes [begin, end).
-  template <int kNum, class Combiner>
+  /// Bytes [begin, end), which are whole packs.
+  template <int kNum, int kPacks, class Combiner>
   PYCOLL_HD void run_packs(int64_t begin, int64_t end) const {
     constexpr int64_t kBytes = kNum * sizeof(Storage);
     const int64_t row = kBytes * num_threads_;  // one pack of every thread
     int64_t at = begin + kBytes * thread_index_;
-    // Eight loads in flight: of a few packs of few sources, or of fewer packs of more.
-    if (num_srcs_ <= 2) {
-      for (; at + 3 * row < end; at += 4 * row) step<kNum, 4, 2, Combiner>(at, row);
-    } else {
-      for (; at + row < end; at += 2 * row) step<kNum, 2, 4, Combiner>(at, row);
+    PYCOLL_NO_UNROLL
+    for (; at + (kPacks - 1) * row < end; at += kPacks * row) {
+      step<kNum, kPacks, Combiner>(at, row);
     }
-    for (; at < end; at += row) step<kNum, 1, 4, Combiner>(at, row);
+    if constexpr (kPacks > 1) {
+      PYCOLL_NO_UNROLL
+      for (; at < end; at += row) step<kNum, 1, Combiner>(at, row);
+    }
   }
 
-  /// kPacks packs, `row` bytes apart, of all sources, kGroup of them at a time: all are loaded
-  /// before the first is used.
-  template <int kNum, int kPacks, int kGroup, class Combiner>
+  /// kPacks packs, `row` bytes apart, of all sources: those of the first two are loaded before one
+  /// of them is used.
+  template <int kNum, int kPacks, class Combiner>
   PYCOLL_HD void step(int64_t at, int64_t row) const {
     using Elements = Pack<Storage, kNum>;
-    Acc acc[kPacks][kNum] = {};
-    Elements result[kPacks] = {};
-    for (int k = 0; k < num_srcs_; k += kGroup) {
-      Elements loaded[kGroup][kPacks];
+    const auto load = [&](int k, Elements(&loaded)[kPacks]) {
+      const std::byte* src = operands_.srcs[k] + at;
       PYCOLL_UNROLL
-      for (int g = 0; g < kGroup; ++g) {
-        if (k + g >= num_srcs_) continue;
-        const std::byte* src = operands_.srcs[k + g] + at;
-        PYCOLL_UNROLL
-        for (int p = 0; p < kPacks; ++p) loaded[g][p] = load_pack<Elements>(src + p * row);
-      }
+      for (int p = 0; p < kPacks; ++p) loaded[p] = load_pack<Elements>(src + p * row);
+    };
+    Elements first[kPacks];
+    Elements next[kPacks];
+    Acc acc[kPacks][kNum];
+    load(0, first);
+    if (num_srcs_ > 1) load(1, next);
+    PYCOLL_UNROLL
+    for (int p = 0; p < kPacks; ++p) {
       PYCOLL_UNROLL
-      for (int g = 0; g < kGroup; ++g) {
-        if (k + g >= num_srcs_) continue;
-        PYCOLL_UNROLL
-        for (int p = 0; p < kPacks; ++p) {
-          if (g == 0 && k == 0) {
-            result[p] = loaded[g][p];  // all there is to it, for a copy
-            PYCOLL_UNROLL
-            for (int i = 0; i < kNum; ++i) acc[p][i] = Traits::load(loaded[g][p].x[i]);
-          } else {
-            Combiner::combine(op_, acc[p], loaded[g][p]);
-          }
-        }
+      for (int i = 0; i < kNum; ++i) acc[p][i] = Traits::load(first[p].x[i]);
+    }
+    PYCOLL_NO_UNROLL
+    for (int k = 1; k < num_srcs_; ++k) {
+      if (k > 1) load(k, next);
+      PYCOLL_UNROLL
+      for (int p = 0; p < kPacks; ++p) Combiner::combine(op_, acc[p], next[p]);
+    }
+    PYCOLL_UNROLL
+    for (int p = 0; p < kPacks; ++p) {
+      PYCOLL_UNROLL
+      for (int i = 0; i < kNum; ++i) {
+        first[p].x[i] = Traits::store(Combiner::finish(acc[p][i], divisor_));
       }
     }
-    if (num_srcs_ > 1 || divisor_ != 1) {
-      PYCOLL_UNROLL
-      for (int p = 0; p < kPacks; ++p) {
-        PYCOLL_UNROLL
-        for (int i = 0; i < kNum; ++i) {
-          result[p].x[i] = Traits::store(finish(acc[p][i], divisor_));
-        }
-      }
-    }
+    PYCOLL_NO_UNROLL
     for (int d = 0; d < num_dsts_; ++d) {
       PYCOLL_UNROLL
-      for (int p = 0; p < kPacks; ++p) store_pack(operands_.dsts[d] + at + p * row, result[p]);
+      for (int p = 0; p < kPacks; ++p) store_pack(operands_.dsts[d] + at + p * row, first[p]);
     }
   }
 
