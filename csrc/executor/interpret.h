@@ -58,10 +58,13 @@ struct PieceRange {
 };
 PYCOLL_HD inline PieceRange piece_range(int64_t tile, int32_t granule, int32_t num_pieces,
                                         int32_t first_piece, int32_t num) {
-  const int64_t granules = granule == 1 ? tile : (tile + granule - 1) / granule;
-  const auto start = [&](int32_t piece) {
-    const int64_t at = chunk_start(granules, num_pieces, piece) * granule;
-    return at < tile ? at : tile;  // the last granule may be a part of one
+  const auto start = [&](int32_t piece) -> int64_t {
+    if (granule == 1) return chunk_start(tile, num_pieces, piece);
+    // A range may end blocks further on (Plan::spans_blocks).
+    const int32_t num_whole = piece / num_pieces;
+    const int64_t granules = (tile + granule - 1) / granule;
+    const int64_t at = chunk_start(granules, num_pieces, piece - num_whole * num_pieces) * granule;
+    return num_whole * tile + (at < tile ? at : tile);  // the last granule may be a part of one
   };
   const int64_t first = start(first_piece);
   return {first, start(first_piece + num) - first};
