@@ -95,8 +95,8 @@ def test_executor_check_on_2_to_4_ranks_is_right_and_clean(tree):
     assert_clean(check(tree, "executor_check", 2, 3, 4))
 
 
-def test_device_check_on_2_and_3_ranks_is_right_and_clean(tree):
-    assert_clean(check(tree, "device_check", "few", 2, 3))
+def test_device_check_on_3_ranks_is_right_and_clean(tree):
+    assert_clean(check(tree, "device_check", "few", 3))
 
 
 def test_device_failures_are_reported_by_those_that_wait(tree):
