@@ -25,6 +25,12 @@ class SystemError : public Error {
   using Error::Error;
 };
 
+/// A device, or its library, refused something.
+class CudaError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// A peer did not come, or did not move on, before the deadline.
 class TimeoutError : public Error {
  public:

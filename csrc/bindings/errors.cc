@@ -34,6 +34,8 @@ void set_python_error(std::exception_ptr error) {
     set_error("UsageError", e);
   } catch (const SystemError& e) {
     set_error("SystemError", e);
+  } catch (const CudaError& e) {
+    set_error("CudaError", e);
   } catch (const Error& e) {
     set_error("Error", e);
   } catch (py::error_already_set& e) {

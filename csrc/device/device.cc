@@ -1,0 +1,68 @@
+#include "device/device.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace pycoll {
+
+void Device::raise(const char* what) const {
+  throw CudaError(title() + ": " + what + " failed: " + table_->last_error());
+}
+
+DeviceFacts Device::facts() const {
+  DeviceFacts facts{};
+  check(table_->describe(index_, &facts), "its description");
+  return facts;
+}
+
+bool Device::reaches(int peer) const {
+  int32_t can = 0;
+  check(table_->reach(index_, peer, &can), "asking for peer access");
+  return can != 0;
+}
+
+DeviceMemory::DeviceMemory(const Device& device, size_t nbytes) : device_(device), nbytes_(nbytes) {
+  const std::string what = "an allocation of " + std::to_string(nbytes) + " bytes";
+  device_.check(device_.table().allocate(device_.index(), std::max<size_t>(nbytes, 1), &data_),
+                what.c_str());
+}
+
+DeviceMemory::~DeviceMemory() {
+  if (data_ == nullptr) return;
+  device_.table().synchronize_device(device_.index());
+  device_.table().free(data_);
+}
+
+PinnedMemory::PinnedMemory(const Device& device, size_t nbytes) : device_(device) {
+  device_.check(device_.table().allocate_host(std::max<size_t>(nbytes, 1), &data_),
+                "an allocation of pinned memory");
+}
+
+PinnedMemory::~PinnedMemory() {
+  if (data_ != nullptr) device_.table().free_host(data_);
+}
+
+Event::Event(const Device& device) : device_(device) {
+  device_.check(device_.table().create_event(device_.index(), &event_), "making an event");
+}
+
+Event::~Event() {
+  if (event_ != nullptr) device_.table().destroy_event(event_);
+}
+
+bool Event::is_over() const {
+  int32_t is_over = 0;
+  device_.check(device_.table().query_event(event_, &is_over), "asking for an event");
+  return is_over != 0;
+}
+
+Stream::Stream(const Device& device) : device_(device) {
+  device_.check(device_.table().create_stream(device_.index(), &stream_), "making a stream");
+}
+
+Stream::~Stream() {
+  if (stream_ != nullptr) device_.table().destroy_stream(stream_);
+}
+
+}  // namespace pycoll

@@ -1,0 +1,85 @@
+// Streams, events and graphs of the emulated device. A stream is a thread that works through what
+// it was given; an event counts how often it was recorded, and how often that was reached.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace pycoll {
+
+using ThreadTask = std::function<void()>;
+
+/// Work that is recorded in place of being run, in an order that keeps that of its streams.
+struct ThreadCapture {
+  uint64_t number;
+  class ThreadStream* origin;
+  std::vector<ThreadTask> tasks;
+  std::vector<class ThreadStream*> streams;
+};
+
+class ThreadEvent {
+ public:
+  void record(ThreadStream& stream);
+  void hold(ThreadStream& stream);
+  bool is_over();
+  void synchronize();
+
+ private:
+  struct Count {
+    std::mutex mutex;
+    std::condition_variable reached;
+    uint64_t done = 0;
+  };
+  void refuse_captured() const;
+
+  // Shared with the tasks, which may come after the event is destroyed.
+  std::shared_ptr<Count> count_ = std::make_shared<Count>();
+  std::atomic<uint64_t> recorded_{0};
+  std::shared_ptr<ThreadCapture> capture_;  // that it was last recorded in
+};
+
+class ThreadStream {
+ public:
+  explicit ThreadStream(int device) : device_(device) {}
+  ~ThreadStream();  // works off what is left
+  ThreadStream(const ThreadStream&) = delete;
+
+  int device() const { return device_; }
+  /// Runs `task` behind what it has got before, or records it.
+  void push(ThreadTask task);
+  /// Until all it has got so far is over. Raises UsageError while it is captured.
+  void synchronize();
+
+  void begin_capture();
+  /// Raises UsageError unless the capture began here.
+  std::shared_ptr<ThreadCapture> end_capture();
+  const std::shared_ptr<ThreadCapture>& capture() const { return capture_; }
+  void join_capture(std::shared_ptr<ThreadCapture> capture);
+  /// Some stream of this process is captured: nothing may be allocated or waited for meanwhile, as
+  /// with CUDA's global mode.
+  static bool any_capture() { return num_captures_ != 0; }
+
+ private:
+  void run();
+
+  static inline std::atomic<int> num_captures_{0};
+
+  const int device_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<ThreadTask> queue_;
+  uint64_t num_pushed_ = 0;
+  uint64_t num_done_ = 0;
+  bool stop_ = false;
+  std::shared_ptr<ThreadCapture> capture_;
+  std::thread thread_;  // from the first task on
+};
+
+}  // namespace pycoll
