@@ -26,7 +26,9 @@ LAYERS: dict[str, set[str]] = {
     "algorithms": {"topology", "schedule"},
     "plan": {"algorithms", "topology", "schedule", "reduce"},
     "bootstrap": {"base"},
-    "transport": {"bootstrap"},
+    # The table of functions that a device's library gives, and owners of what it gives.
+    "device": {"base"},
+    "transport": {"bootstrap", "device"},
     "executor": {"transport", "plan", "reduce", "schedule"},
     # The programs on a device, in a library of their own.
     "kernels": {"executor"},

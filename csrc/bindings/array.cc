@@ -45,14 +45,18 @@ bool has_objects(std::string_view format) {
 
 }  // namespace
 
-ArrayView::ArrayView(PyObject* object, const char* what, bool writable) {
+ArrayView::ArrayView(PyObject* object, const char* what, bool writable, Memory memory)
+    : allows_device_(memory == Memory::kHostOrDevice) {
   if (view_numpy(object, what, writable) || view_buffer(object, what, writable) ||
-      view_dlpack_table(object, what) || view_dlpack(object, what)) {
+      view_dlpack_table(object, what) || view_cuda_interface(object, what, writable) ||
+      view_dlpack(object, what)) {
     return;
   }
   refuse(what, "is a " + std::string(Py_TYPE(object)->tp_name) +
                    ": expected an array with the buffer protocol or DLPack (NumPy, torch, ...)");
 }
+
+void ArrayView::refuse_not_contiguous(const char* what) { refuse(what, kNotContiguous); }
 
 void ArrayView::Release::operator()(Py_buffer* buffer) const {
   PyBuffer_Release(buffer);
@@ -156,11 +160,21 @@ bool ArrayView::view_buffer(PyObject* object, const char* what, bool writable) {
   return true;
 }
 
-void ArrayView::set_tensor(const char* what, py::handle object, const DLTensor& tensor) {
+void ArrayView::set_tensor(const char* what, py::handle object, const DLTensor& tensor,
+                           const DLPackExchangeAPI* table) {
   constexpr int32_t kHost = 1;
+  constexpr int32_t kCuda = 2;
   constexpr int32_t kPinnedHost = 3;
-  if (tensor.device.device_type != kHost && tensor.device.device_type != kPinnedHost) {
-    refuse(what, "is not in host memory: this build of pycoll reduces host arrays only");
+  constexpr int32_t kManagedByCuda = 13;
+  const int32_t where = tensor.device.device_type;
+  if (where == kCuda || where == kManagedByCuda) {
+    void* current = nullptr;
+    if (table != nullptr && table->current_stream(kCuda, tensor.device.device_id, &current) != 0) {
+      throw py::error_already_set();
+    }
+    set_device(what, tensor.device.device_id, current);
+  } else if (where != kHost && where != kPinnedHost) {
+    refuse(what, "is neither in host memory nor in that of a CUDA device");
   }
   int64_t expected = 1;
   for (int i = tensor.ndim - 1; i >= 0 && tensor.strides != nullptr; --i) {
@@ -191,7 +205,7 @@ bool ArrayView::view_dlpack_table(PyObject* object, const char* what) {
     refuse_dlpack(what, object, error);
   }
   object_ = py::reinterpret_borrow<py::object>(object);
-  set_tensor(what, object, tensor);
+  set_tensor(what, object, tensor, table);
   return true;
 }
 
@@ -208,7 +222,7 @@ bool ArrayView::view_dlpack(PyObject* object, const char* what) {
   if (managed == nullptr) throw py::error_already_set();
   PyCapsule_SetName(capsule.ptr(), "used_dltensor");
   dlpack_.reset(managed);
-  set_tensor(what, handle, managed->dl_tensor);
+  set_tensor(what, handle, managed->dl_tensor, nullptr);
   return true;
 }
 

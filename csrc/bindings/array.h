@@ -10,18 +10,24 @@
 
 struct DLManagedTensor;
 struct DLTensor;
+struct DLPackExchangeAPI;
 
 namespace pycoll {
 
-/// A borrowed view of a contiguous host array; keeps its exporter's memory alive while it lives.
+/// What an argument may be.
+enum class Memory : uint8_t { kHost, kHostOrDevice };
+
+/// A borrowed view of a contiguous array of the host, or of a device; keeps its exporter's memory alive while it lives.
 /// Elements may be of any type of fixed size. A type that is not in the dtype table is kOpaque: it
 /// can be copied, and not reduced.
 class ArrayView {
  public:
-  /// NumPy arrays, the buffer protocol, then DLPack. `what` names the argument in messages.
-  /// Raises UsageError when `object` is none of these, is not contiguous, is not in host memory,
-  /// holds Python objects, or is read-only while `writable`.
-  ArrayView(PyObject* object, const char* what, bool writable);
+  /// NumPy arrays, the buffer protocol, DLPack, then __cuda_array_interface__. `what` names the
+  /// argument in messages.
+  /// Raises UsageError when `object` is none of these, is not contiguous, is not in such memory,
+  /// holds Python objects, or is read-only while `writable`, and when a device array comes and there
+  /// is no library for it.
+  ArrayView(PyObject* object, const char* what, bool writable, Memory memory = Memory::kHost);
 
   void* data = nullptr;
   int64_t count = 1;  // elements
@@ -29,6 +35,8 @@ class ArrayView {
   size_t element_size = 0;  // bytes, of opaque elements too
   int num_dims = 0;
   int64_t shape[6] = {};
+  int device = -1;         // its number; -1: the host's memory
+  void* stream = nullptr;  // of that device, on which the array's library works now
 
   /// The NumPy array that is viewed; null for what is none.
   PyObject* numpy() const { return is_numpy_ ? object_.ptr() : nullptr; }
@@ -48,12 +56,16 @@ class ArrayView {
   bool view_buffer(PyObject* object, const char* what, bool writable);
   bool view_dlpack_table(PyObject* object, const char* what);
   bool view_dlpack(PyObject* object, const char* what);
+  bool view_cuda_interface(PyObject* object, const char* what, bool writable);
+  void set_device(const char* what, int device, void* stream);
+  [[noreturn]] static void refuse_not_contiguous(const char* what);
   void set_dtype(DType found) {
     dtype = found;
     element_size = dtype_size(found);
   }
   void set_opaque(const char* what, pybind11::object described, size_t size);
-  void set_tensor(const char* what, pybind11::handle object, const DLTensor& tensor);
+  void set_tensor(const char* what, pybind11::handle object, const DLTensor& tensor,
+                  const DLPackExchangeAPI* table);
   void set_shape(const char* what, int num_dims, const int64_t* dims);
   [[noreturn]] void refuse_reduction(const char* what, Op op) const;
 
@@ -62,6 +74,7 @@ class ArrayView {
     void operator()(DLManagedTensor* tensor) const;
   };
   bool is_numpy_ = false;
+  bool allows_device_ = false;
   pybind11::object object_;     // of a view that its exporter does not count
   pybind11::object described_;  // the dtype of opaque elements, as its library has it
   std::unique_ptr<Py_buffer, Release> buffer_;

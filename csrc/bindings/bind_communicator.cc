@@ -108,6 +108,11 @@ void bind_communicator(py::module_& m) {
            })
       .def("_allocate",
            [](CommunicatorObject& o, size_t nbytes) { return o.comm->allocate(nbytes); })
+      .def("_synchronize",
+           [](CommunicatorObject& o) {
+             const py::gil_scoped_release gil;
+             o.comm->synchronize();
+           })
       .def("_register", register_array)
       .def("_unregister", unregister_array)
       .def("_disown", [](CommunicatorObject& o) { o.comm->disown(); })

@@ -8,7 +8,7 @@
 extern "C" {
 
 struct DLDevice {
-  int32_t device_type;  // 1: host, 3: pinned host
+  int32_t device_type;  // 1: host, 2: CUDA, 3: pinned host, 13: managed by CUDA
   int32_t device_id;
 };
 
@@ -58,7 +58,8 @@ struct DLPackExchangeAPI {
   void* managed_to_object;
   /// A view that is valid as long as `object` lives and is not resized. May be null.
   int (*tensor_from_object)(void* object, DLTensor* out);
-  void* current_stream;
+  /// Of a device type and its number.
+  int (*current_stream)(int32_t device_type, int32_t device_id, void** stream);
 };
 
 }  // extern "C"

@@ -1,5 +1,6 @@
 #include "bindings/invocation.h"
 
+#include "bindings/device_objects.h"
 #include <memory>
 #include <utility>
 
@@ -45,6 +46,21 @@ PyObject* start(Invocation& in) {
       .ptr();
 }
 
+PyObject* start_on_device(Invocation& in) {
+  DeviceWorkObject object;
+  object.array = in.result ? in.result : py::reinterpret_borrow<py::object>(in.args[Arg::kX]);
+  {
+    LazyGilRelease gil(in.object.ranks_are_threads);
+    in.call.on_slow = gil.on_slow();
+    object.work = in.object.comm->start_on_device(in.call, keep_alive(std::move(in.operands)));
+  }
+  py::object result = in.result ? std::move(in.result) : py::none();
+  return py::module_::import("pycoll.communicator")
+      .attr("Work")(py::cast(std::move(object)), std::move(result))
+      .release()
+      .ptr();
+}
+
 }  // namespace
 
 void run_here(CommunicatorObject& object, Call call, int64_t nbytes) {
@@ -68,7 +84,9 @@ PyObject* run_or_start(Invocation& in) {
     in.object.batch->add(in.call, keep_alive(std::move(in.operands)));
     return in.result ? in.result.release().ptr() : py::none().release().ptr();
   }
-  if (async_op != nullptr && truth_of(async_op)) return start(in);
+  if (async_op != nullptr && truth_of(async_op)) {
+    return in.call.device >= 0 ? start_on_device(in) : start(in);
+  }
   run_here(in.object, in.call, in.nbytes);
   return in.result ? in.result.release().ptr() : py::none().release().ptr();
 }

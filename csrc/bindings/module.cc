@@ -18,6 +18,7 @@ PYBIND11_MODULE(_core, m) {
   pycoll::bind_tuning(m);
   pycoll::bind_topology(m);
   pycoll::bind_memory(m);
+  pycoll::bind_device(m);
   pycoll::bind_capi(m);
   m.def(
       "build_info",
@@ -29,7 +30,6 @@ PYBIND11_MODULE(_core, m) {
         constexpr pid_t kThisThread = 0;
         facts["cores"] = pycoll::num_usable_cores({&kThisThread, 1});
         facts["transports"] = py::make_tuple("local", "shm");
-        facts["cuda"] = false;
         facts["mpi"] = false;
         return facts;
       },

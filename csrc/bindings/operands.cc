@@ -29,17 +29,19 @@ Counts times(Counts counts, int64_t factor) {
 
 const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
 
-void set_dtype(Call& call, const ArrayView& view) {
+void set_elements(Call& call, const ArrayView& view) {
   call.dtype = view.dtype;
   call.element_size = view.element_size;
+  call.device = view.device;
+  call.stream = view.stream;
 }
 
 const ArrayView& view_x(Invocation& in, bool writable) {
   PyObject* x = in.args[Arg::kX];
   if (x == nullptr) throw UsageError(name_of(in) + " needs an array x");
-  in.operands.x = ArrayView(x, "x", writable);
+  in.operands.x = ArrayView(x, "x", writable, Memory::kHostOrDevice);
   in.call.input = in.operands.x->data;
-  set_dtype(in.call, *in.operands.x);
+  set_elements(in.call, *in.operands.x);
   in.nbytes = in.operands.x->nbytes();
   return *in.operands.x;
 }
@@ -87,14 +89,24 @@ void check_sum(const Invocation& in, const Counts& counts, const char* what, int
                    " rows, x has " + std::to_string(rows) + " (its first axis)");
 }
 
+[[noreturn]] void refuse_places(const ArrayView& x, const ArrayView& out) {
+  const auto place = [](const ArrayView& view) {
+    return view.device < 0 ? std::string("in host memory")
+                           : "on device " + std::to_string(view.device);
+  };
+  throw UsageError("x is " + place(x) + ", out " + place(out) + ": both must be in one place");
+}
+
 /// Where the result goes: `out`, of any shape that has `count` elements, or a new array of `rows`
 /// rows like x's.
 const ArrayView& view_out(Invocation& in, int64_t count, int64_t rows) {
   PyObject* out = in.args[Arg::kOut];
   in.result =
       out != nullptr ? py::reinterpret_borrow<py::object>(out) : new_array(in.args[Arg::kX], rows);
-  in.operands.out = ArrayView(in.result.ptr(), "out", true);
+  in.operands.out = ArrayView(in.result.ptr(), "out", true, Memory::kHostOrDevice);
   const ArrayView& view = *in.operands.out;
+  if (view.device != in.call.device) [[unlikely]]
+    refuse_places(*in.operands.x, view);
   if (view.count != count || !view.same_elements(*in.operands.x)) {
     throw UsageError("out has " + std::to_string(view.count) + " elements of " + view.dtype_text() +
                      ", expected " + std::to_string(count) + " of " + in.operands.x->dtype_text());
@@ -236,8 +248,8 @@ void scatter(Invocation& in) {
     if (!at_root) in.call.input = nullptr;
   } else {
     in.result = py::reinterpret_borrow<py::object>(in.args[Arg::kOut]);
-    const ArrayView& out = in.operands.out.emplace(in.result.ptr(), "out", true);
-    set_dtype(in.call, out);
+    const ArrayView& out = in.operands.out.emplace(in.result.ptr(), "out", true, Memory::kHostOrDevice);
+    set_elements(in.call, out);
     in.call.count = out.count;
     in.call.output = out.data;
     in.nbytes = out.nbytes();

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "comm/counts.h"
 #include "comm/determinism.h"
+#include "comm/device_runner.h"
 #include "comm/settings.h"
 #include "reduce/cells.h"
 #include "transport/pump.h"
@@ -87,6 +88,7 @@ Communicator::~Communicator() { close(); }
 void Communicator::close() {
   if (closed_) return;
   closed_ = true;
+  if (device_ != nullptr) close_device();
   store_release(segment_.control(rank_).state, 2);
   if (progress_ != nullptr && progress_->num_pending() != 0) fail_aborted();
   if (messages_ != nullptr) messages_->close();
@@ -105,6 +107,7 @@ void Communicator::disown() {
   closed_ = true;
   if (messages_ != nullptr) messages_->disown();
   (void)progress_.release();  // its thread does not exist here, and cannot be joined
+  if (device_ != nullptr) device_.release()->disown();  // nor does anything of a device
   transport_->disown();
 }
 
@@ -226,6 +229,8 @@ void Communicator::execute(const Call& call) {
   }
   if (released_) raise_closed();  // meanwhile
   check_reduction(call);
+  if (call.device >= 0) [[unlikely]]
+    return execute_on_device(call, on_slow);
   if (call.send_counts != nullptr) agree_on_counts(call, on_slow);
   perform(call, on_slow);
 }

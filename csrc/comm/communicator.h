@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/call.h"
+#include "comm/device_work.h"
 #include "comm/memory.h"
 #include "comm/plain_call.h"
 #include "comm/planner.h"
@@ -20,6 +21,8 @@
 #include "transport/transport.h"
 
 namespace pycoll {
+
+class DeviceRunner;
 
 class Communicator {
  public:
@@ -51,6 +54,10 @@ class Communicator {
   void run(const Call& call);
   /// Queues the operation. `keep_alive` is let go when it is over.
   std::shared_ptr<Work> start(const Call& call, std::shared_ptr<void> keep_alive);
+  /// The same of arrays of a device: beside the call's stream, behind what that has got.
+  std::shared_ptr<DeviceWork> start_on_device(const Call& call, std::shared_ptr<void> keep_alive);
+  /// Waits until all operations on a device are over. Raises what ended one.
+  void synchronize();
   /// Queues a function that runs operations of this communicator, and raises nothing.
   void enqueue(std::function<void()> operations);
   /// True for what a queued operation calls: it may run operations, and must not wait for queued
@@ -111,7 +118,8 @@ class Communicator {
   /// Where algorithms that PYCOLL_ALGO names, and that are not built in, come from. It is called
   /// within an operation, on the thread that runs it.
   void set_algorithm_source(AlgorithmSource source) {
-    planner_.set_algorithm_source(std::move(source));
+    algorithm_source_ = std::move(source);
+    planner_.set_algorithm_source(algorithm_source_);
   }
   /// Which algorithm, protocol and transport messages in such arrays get, at which predicted and
   /// measured time, and why.
@@ -142,6 +150,12 @@ class Communicator {
   [[noreturn]] void raise_failure();
   [[noreturn]] static void raise_closed();
   void open_messages();
+  void open_device(const Call& call);
+  void execute_on_device(const Call& call, const OnSlow& on_slow);
+  void check_device_failure();
+  [[noreturn]] void raise_device_failure();
+  std::exception_ptr device_error_of(uint64_t sequence);
+  void close_device();
   void after_queued(const std::function<void()>& action);
 
   std::unique_ptr<Transport> transport_;
@@ -166,6 +180,9 @@ class Communicator {
   std::unique_ptr<ProgressThread> progress_;
   std::unique_ptr<PointToPoint> messages_;  // once there are any
   std::vector<std::byte*> registered_;      // one for each register_array()
+  AlgorithmSource algorithm_source_;
+  std::unique_ptr<DeviceRunner> device_;                  // from the first call on a device on
+  std::vector<std::shared_ptr<DeviceWork>> device_works_;  // that may still run
 };
 
 }  // namespace pycoll

@@ -5,10 +5,10 @@
 
 namespace pycoll {
 
-const Call& PlainCall::prepare(const Call& call, int rank, int num_ranks) {
+const Call& PlainCall::prepare(const Call& call, int rank, int num_ranks, const Room& room) {
   plain_ = call;
   if (call.dtype == DType::kOpaque) count_bytes(num_ranks);
-  if (call.op == Op::kPremul) find_room(call, rank, num_ranks);
+  if (call.op == Op::kPremul) find_room(call, rank, num_ranks, room);
   return plain_;
 }
 
@@ -27,7 +27,7 @@ void PlainCall::count_bytes(int num_ranks) {
   in_bytes(plain_.recv_counts, recv_counts_);
 }
 
-void PlainCall::find_room(const Call& call, int rank, int num_ranks) {
+void PlainCall::find_room(const Call& call, int rank, int num_ranks, const Room& room) {
   plain_.op = Op::kSum;
   scaled_count_ = input_count(call, rank, num_ranks);
   // In place the caller's array is to be overwritten anyway; so is an output like the input.
@@ -35,11 +35,11 @@ void PlainCall::find_room(const Call& call, int rank, int num_ranks) {
     scaled_ = call.output;
   } else {
     const size_t needed = static_cast<size_t>(scaled_count_) * dtype_size(call.dtype);
-    if (needed > room_bytes_) {
+    if (!room && needed > room_bytes_) {
       room_.reset(new std::byte[needed]);
       room_bytes_ = needed;
     }
-    scaled_ = room_.get();
+    scaled_ = room ? room(needed) : room_.get();
   }
   plain_.input = scaled_;
 }

@@ -2,6 +2,7 @@
 // are bytes to it, and premul is a sum of scaled inputs.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -15,16 +16,22 @@ class PlainCall {
     return call.dtype != DType::kOpaque && call.op != Op::kPremul;
   }
 
+  /// Gives memory of at least so many bytes that lives as long as the plain call.
+  using Room = std::function<void*(size_t nbytes)>;
+
   /// A plain call with the same effect, once scale_input() has been called. It lives until the next
-  /// one is prepared.
-  const Call& prepare(const Call& call, int rank, int num_ranks);
+  /// one is prepared. `room`: where scaled inputs go on a device.
+  const Call& prepare(const Call& call, int rank, int num_ranks, const Room& room = {});
   /// The first half of premul; nothing for other calls. Afterwards, so that a call that is refused
   /// in between leaves its arrays as they were.
   void scale_input(const Call& call) const;
+  /// What that writes, for who does it in its place.
+  void* scaled() const { return scaled_; }
+  int64_t scaled_count() const { return scaled_count_; }
 
  private:
   void count_bytes(int num_ranks);
-  void find_room(const Call& call, int rank, int num_ranks);
+  void find_room(const Call& call, int rank, int num_ranks, const Room& room);
 
   Call plain_;
   std::vector<int64_t> block_counts_;

@@ -232,8 +232,9 @@ PlannedCall* Planner::direct_plan(const PlanKey& wanted, std::string_view name) 
 
 Plan Planner::make(const PlanKey& wanted, std::string_view name, ProtocolKind protocol) {
   const Schedule schedule = generate(schedule_of(wanted.collective), name, wanted.root);
-  PlanOptions options{
-      .num_slots = links_.num_slots, .multicast = links_.one_host, .join_blocks = !wanted.uneven};
+  PlanOptions options{.num_slots = links_.num_slots,
+                      .multicast = links_.one_host && links_.multicast,
+                      .join_blocks = !wanted.uneven};
   Plan plan = make_plan(schedule, rank_, options);
   if (plan.spans_blocks) {
     // A tile of such a plan holds whole blocks: the largest ones of this size class must fit.

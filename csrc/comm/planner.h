@@ -33,6 +33,7 @@ struct PlannerLinks {
   std::array<int64_t, kNumSlotProtocols> slot_payloads{};  // bytes that a slot holds, by protocol
   bool all_mapped = false;  // ranks are threads: they reach each other's arrays wherever they are
   bool one_host = true;     // else there are no slots with many readers, and nothing is direct
+  bool multicast = true;    // a rank writes once what all others read
 };
 
 /// Builds an algorithm that the core does not know, for (collective, name, root). Raises UsageError

@@ -34,7 +34,8 @@ const CallRecord& Recorder::prepare(const Call& call, uint64_t sequence, Planned
                            (has_counts ? CallRecord::kHasCounts : 0) |
                            (call.collective == Collective::kScatter || call.shapes_may_differ
                                 ? CallRecord::kShapesMayDiffer
-                                : 0));
+                                : 0) |
+                           (call.device >= 0 ? CallRecord::kOnDevice : 0));
   const bool opaque = call.dtype == DType::kOpaque;
   const size_t element_size = opaque ? call.element_size : dtype_size(call.dtype);
   record.element_size = static_cast<uint16_t>(std::min<size_t>(element_size, 0xffff));
@@ -60,6 +61,14 @@ void Recorder::name_plan(PlannedCall& planned) {
 
 void Recorder::fail() {
   ring_.finish(current_.sequence, read_ticks(steady_counter_) | CallRecord::kFailed);
+  refuse();
+}
+
+void Recorder::fail(uint64_t sequence) {
+  CallRecord record;
+  if (ring_.read(sequence, &record)) {
+    ring_.finish(sequence, read_ticks(steady_counter_) | CallRecord::kFailed);
+  }
   refuse();
 }
 

@@ -36,6 +36,8 @@ class Recorder {
   }
   /// The operation ended with an error, which is about to be raised.
   void fail();
+  /// The same for an earlier one, which went on after its call.
+  void fail(uint64_t sequence);
   /// The same for one that nobody has seen yet, since an earlier one broke the communicator, and
   /// for a message. Any thread.
   void refuse();

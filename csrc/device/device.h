@@ -57,7 +57,9 @@ class DeviceMemory {
   DeviceMemory() = default;
   DeviceMemory(const Device& device, size_t nbytes);
   DeviceMemory(DeviceMemory&& other) noexcept
-      : device_(other.device_), data_(std::exchange(other.data_, nullptr)), nbytes_(other.nbytes_) {}
+      : device_(other.device_),
+        data_(std::exchange(other.data_, nullptr)),
+        nbytes_(other.nbytes_) {}
   DeviceMemory& operator=(DeviceMemory&& other) noexcept {
     std::swap(device_, other.device_);
     std::swap(data_, other.data_);

@@ -32,9 +32,8 @@ Opened open_library() {
   const char* named = std::getenv(kDeviceLibraryVariable);
   const std::string path = named != nullptr && *named != '\0' ? named : default_path();
   if (named == nullptr && ::access(path.c_str(), R_OK) != 0) {
-    return {nullptr,
-            "this build of pycoll has no CUDA part (" + path +
-                " is missing): with nvcc on PATH, build again with PYCOLL_CUDA=on"};
+    return {nullptr, "this build of pycoll has no CUDA part (" + path +
+                         " is missing): with nvcc on PATH, build again with PYCOLL_CUDA=on"};
   }
   // Never closed: threads of it may run until the process ends.
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

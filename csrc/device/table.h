@@ -1,9 +1,10 @@
 // The one door between the core and a device: a table of C functions that a library gives.
 //
-// Two libraries give it: `_cuda` for NVIDIA GPUs (cuda_device.cc), and `_device_threads`, which
-// emulates a device with memory and threads of the host (thread_device.cc), so that everything on
-// this side of the table is tested on every machine. The core is built without either; it opens one
-// when it meets an array of a device (library.h). Only PODs and pointers cross the door.
+// Two libraries give it: `_cuda` for NVIDIA GPUs (csrc/kernels/cuda_device.cc), and
+// `_device_threads`, which emulates a device with memory and threads of the host
+// (csrc/kernels/thread_device.cc), so that everything on this side of the table is tested on every
+// machine. The core is built without either; it opens one when it meets an array of a device
+// (library.h). Only PODs and pointers cross the door.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +21,9 @@ struct DeviceFacts {
   char uuid[40];  // the same in all processes of a host, whatever number they give the device
   uint64_t total_bytes;
   int32_t num_processors;
-  int32_t capability;  // 90: compute capability 9.0; 0: not a GPU
+  int32_t capability;     // 90: compute capability 9.0; 0: not a GPU
+  int32_t block_threads;  // of a launch's blocks
+  int32_t max_channels;   // blocks of one rank's launch that are worth it
 };
 
 /// How another process reaches an allocation.
@@ -37,8 +40,8 @@ struct DeviceHandle {
   uint8_t bytes[64];
 };
 
-/// Streams, events and graphs are opaque. Stream 0 and 1 are a device's default stream, 2 is that of
-/// the calling thread, as in CUDA.
+/// Streams, events and graphs are opaque. Stream 0 and 1 are a device's default stream, 2 is that
+/// of the calling thread, as in CUDA.
 using DeviceStream = void*;
 using DeviceEvent = void*;
 using DeviceGraph = void*;
@@ -47,8 +50,8 @@ using DeviceGraph = void*;
 /// any thread; none changes the thread's current device. What is named `device` is its number in
 /// this process.
 struct DeviceTable {
-  uint32_t version;      // kDeviceTableVersion of who built the library
-  uint32_t table_bytes;  // sizeof(DeviceTable)
+  uint32_t version;       // kDeviceTableVersion of who built the library
+  uint32_t table_bytes;   // sizeof(DeviceTable)
   uint32_t launch_bytes;  // sizeof(DeviceLaunch)
   const char* name;       // "cuda" or "threads"
   const char* built;      // with what, for people
@@ -104,15 +107,19 @@ struct DeviceTable {
   int (*destroy_graph)(DeviceGraph graph);
 
   // --- kernels ---
+  /// Loads all of them, so that no launch does while another kernel waits for it.
+  int (*preload)(int32_t device);
   /// Runs one rank's part of one operation. `launch` is copied.
   int (*launch)(int32_t device, const DeviceLaunch* launch, DeviceStream stream);
-  /// Runs the parts of several ranks as one kernel whose blocks are all resident. `launches` are
-  /// `num_launches` in memory that the device reaches, which stays until it is over; they have the
-  /// same `num_channels`.
-  int (*launch_together)(int32_t device, const DeviceLaunch* launches, int32_t num_launches,
-                         int32_t num_channels, DeviceStream stream);
+  /// Runs the parts of several ranks as one kernel whose blocks are all resident. `launches` lie in
+  /// memory that the device reads when it comes to it; `first` is a copy of one of them here.
+  int (*launch_together)(int32_t device, const DeviceLaunch* first, const DeviceLaunch* launches,
+                         int32_t num_launches, DeviceStream stream);
   /// How many blocks of the kernel that runs such a launch the device holds at once.
   int (*max_resident_blocks)(int32_t device, const DeviceLaunch* launch, int32_t* num_blocks);
+  /// dst[i] <- src[i] * factor, in elements of a DType of that number.
+  int (*scale)(int32_t device, void* dst, const void* src, int64_t count, int32_t dtype,
+               double factor, DeviceStream stream);
 };
 
 }  // namespace pycoll

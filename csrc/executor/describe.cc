@@ -36,6 +36,7 @@ std::string arguments_of(const Segment& segment, int rank, const CallRecord& rec
   if (row.has_root) text += ", root " + std::to_string(record.root);
   if ((record.flags & CallRecord::kHasCounts) != 0) text += ", with counts";
   if ((record.flags & CallRecord::kDeterministic) != 0) text += ", deterministic";
+  if ((record.flags & CallRecord::kOnDevice) != 0) text += ", on a device";
   if (record.asked != 0) {
     text += ", algorithm " + std::string(segment.names(rank).read(record.asked));
   }
@@ -99,7 +100,8 @@ std::string describe_last(const Segment& segment, int rank) {
   const double ago_s = static_cast<double>(std::max<int64_t>(0, now_ns() - then_ns)) * 1e-9;
   return (running           ? "it is in #"
           : record.failed() ? "it failed in #"
-                            : "it finished #") +
+          : (record.flags & CallRecord::kOnDevice) != 0 ? "it launched #"
+                                                        : "it finished #") +
          std::to_string(sequence) + ", " + describe_call(segment, rank, record) + ", " +
          (running ? "since " : "") + describe_seconds(ago_s) + (running ? "" : " ago");
 }

@@ -49,6 +49,14 @@ class Waiter {
   }
   uint32_t digest() const { return digest_; }
   uint64_t sequence() const { return sequence_; }
+  int rank() const { return rank_; }
+  /// The operation of begin() waited, and was ended, on a device.
+  void waited_elsewhere(const WaitSite& site) {
+    slow_ = true;
+    site_ = site;
+  }
+  /// Some rank of this process may go on.
+  void wake_others() const { segment_.ring_all_bells(); }
 
   /// True when `ready()` came true; false when it never will: then raise_failure() says why.
   template <class Ready>

@@ -61,4 +61,8 @@ struct Topology {
 /// the order of the candidates depends on their ratios only. `pycoll tune` fits a machine's own.
 Topology shared_memory_topology(int num_ranks, int num_cores);
 
+/// Ranks that reach each other's device memory. Its constants are estimates from data sheets: only
+/// their ratios matter, and no measurement has confirmed them yet.
+Topology device_topology(int num_ranks);
+
 }  // namespace pycoll

@@ -17,6 +17,7 @@ struct CallRecord {
   static constexpr uint8_t kDeterministic = 1;
   static constexpr uint8_t kHasCounts = 2;  // blocks of different sizes: `count` says nothing
   static constexpr uint8_t kShapesMayDiffer = 4;
+  static constexpr uint8_t kOnDevice = 8;  // its arrays are; finished when it was launched
 
   uint64_t sequence = 0;  // of the operation in its communicator: 1, 2, ...
   uint64_t entered = 0;   // ticks (base/ticks.h)

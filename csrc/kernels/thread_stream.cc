@@ -1,4 +1,4 @@
-#include "device/thread_stream.h"
+#include "kernels/thread_stream.h"
 
 #include "base/error.h"
 

@@ -1,6 +1,6 @@
 // The emulated device: memory, streams and kernels are those of the host. It exists so that set-up,
-// launch order, errors, deadlines, captures and the Python side run on machines without a GPU, under
-// sanitizers too. Its ranks may be threads, or processes that map each other's memory.
+// launch order, errors, deadlines, captures and the Python side run on machines without a GPU,
+// under sanitizers too. Its ranks may be threads, or processes that map each other's memory.
 //
 // For tests, the environment can make it less able: PYCOLL_DEVICE_THREADS_COUNT (devices; 1),
 // ..._REACH=0 (no device reaches another one's memory), ..._EXPORT=0 (no process another one's).
@@ -15,14 +15,18 @@
 #include <string>
 
 #include "base/error.h"
-#include "device/kernels.h"
-#include "device/thread_memory.h"
-#include "device/thread_stream.h"
+#include "device/table.h"
+#include "kernels/launch_threads.h"
+#include "kernels/thread_memory.h"
+#include "kernels/thread_stream.h"
 
 namespace pycoll {
 namespace {
 
-constexpr int kNumProcessors = 16;
+constexpr int kNumProcessors = 32;
+// Every one is a thread of the host: enough to be several.
+constexpr int kBlockThreads = 4;
+constexpr int kMaxChannels = 2;
 
 thread_local std::string last_error_text;
 
@@ -31,15 +35,14 @@ int number_from(const char* variable, int otherwise) {
   return text != nullptr ? std::atoi(text) : otherwise;
 }
 
-
 /// Of one process. A forked one begins anew: the threads are not there.
 struct Machine {
   const pid_t pid = ::getpid();
   const int num_devices = number_from("PYCOLL_DEVICE_THREADS_COUNT", 1);
   ThreadMemory memory;
-  std::mutex mutex;                      // of what is below
-  std::vector<ThreadStream*> defaults;   // by device
-  std::set<ThreadStream*> streams;       // all
+  std::mutex mutex;                     // of what is below
+  std::vector<ThreadStream*> defaults;  // by device
+  std::set<ThreadStream*> streams;      // all
   std::map<void*, size_t> host_memory;
 };
 
@@ -108,6 +111,8 @@ int describe(int32_t device, DeviceFacts* facts) {
     std::snprintf(facts->uuid, sizeof(facts->uuid), "emulated-%d", device);
     facts->total_bytes = static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * 4096;
     facts->num_processors = kNumProcessors;
+    facts->block_threads = kBlockThreads;
+    facts->max_channels = kMaxChannels;
   });
 }
 
@@ -290,27 +295,33 @@ int destroy_graph(DeviceGraph graph) {
 
 // --- kernels ---
 
-int launch(int32_t device, const DeviceLaunch* launch, DeviceStream stream) {
-  return guarded([&] {
-    const auto* bytes = reinterpret_cast<const std::byte*>(launch);
-    // operator new aligns for any DeviceLaunch.
-    std::vector<std::byte> own(bytes, bytes + device_launch_bytes());
-    stream_of(device, stream).push([own = std::move(own)] {
-      run_on_host_threads(reinterpret_cast<const DeviceLaunch*>(own.data()), 1);
-    });
-  });
+int preload(int32_t device) {
+  return guarded([&] { check_device(device); });
 }
 
-int launch_together(int32_t device, const DeviceLaunch* launches, int32_t num_launches, int32_t,
-                    DeviceStream stream) {
-  return guarded([&] {
-    stream_of(device, stream).push([=] { run_on_host_threads(launches, num_launches); });
-  });
+int launch(int32_t device, const DeviceLaunch* launch, DeviceStream stream) {
+  return guarded(
+      [&] { stream_of(device, stream).push([own = *launch] { launch_on_threads(&own, 1); }); });
+}
+
+int launch_together(int32_t device, const DeviceLaunch*, const DeviceLaunch* launches,
+                    int32_t num_launches, DeviceStream stream) {
+  return guarded(
+      [&] { stream_of(device, stream).push([=] { launch_on_threads(launches, num_launches); }); });
 }
 
 int max_resident_blocks(int32_t, const DeviceLaunch*, int32_t* num_blocks) {
   *num_blocks = kNumProcessors;
   return 0;
+}
+
+int scale(int32_t device, void* dst, const void* src, int64_t count, int32_t dtype, double factor,
+          DeviceStream stream) {
+  return guarded([&] {
+    stream_of(device, stream).push([=] {
+      scale_on_threads(dst, src, count, static_cast<DType>(dtype), factor);
+    });
+  });
 }
 
 }  // namespace
@@ -321,7 +332,7 @@ extern "C" __attribute__((visibility("default"))) const pycoll::DeviceTable* pyc
   static const DeviceTable table = {
       .version = kDeviceTableVersion,
       .table_bytes = sizeof(DeviceTable),
-      .launch_bytes = device_launch_bytes(),
+      .launch_bytes = sizeof(DeviceLaunch),
       .name = "threads",
       .built = "emulated by threads of the host",
       .last_error = last_error,
@@ -354,9 +365,11 @@ extern "C" __attribute__((visibility("default"))) const pycoll::DeviceTable* pyc
       .end_capture = end_capture,
       .launch_graph = launch_graph,
       .destroy_graph = destroy_graph,
+      .preload = preload,
       .launch = launch,
       .launch_together = launch_together,
       .max_resident_blocks = max_resident_blocks,
+      .scale = scale,
   };
   return &table;
 }

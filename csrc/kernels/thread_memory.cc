@@ -1,4 +1,4 @@
-#include "device/thread_memory.h"
+#include "kernels/thread_memory.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,0 +1,185 @@
+// Devices for Python: what there is, memory and streams of their own, and asynchronous operations.
+// Streams and captures are here for tests and benchmarks, which must do without another library.
+#include <pybind11/pybind11.h>
+
+#include <string>
+
+#include "base/error.h"
+#include "bindings/array.h"
+#include "bindings/bind.h"
+#include "bindings/device_objects.h"
+#include "bindings/errors.h"
+#include "device/device.h"
+#include "device/library.h"
+
+namespace pycoll {
+namespace py = pybind11;
+
+namespace {
+
+Device device_of(int index) {
+  const DeviceTable& table = device_table();
+  int32_t num_devices = 0;
+  Device(table, 0).check(table.count_devices(&num_devices), "counting devices");
+  if (index < 0 || index >= num_devices) {
+    throw UsageError("device is " + std::to_string(index) + ", expected one of 0.." +
+                     std::to_string(num_devices - 1));
+  }
+  return {table, index};
+}
+
+/// What this process finds; never an error, since it is for people who look for one.
+py::dict device_info() {
+  py::dict facts;
+  std::string note;
+  const DeviceTable* table = find_device_table(note);
+  facts["library"] = note;
+  py::list devices;
+  int32_t num_devices = 0;
+  if (table != nullptr) {
+    facts["kind"] = table->name;
+    facts["built"] = table->built;
+    if (table->count_devices(&num_devices) != 0) facts["error"] = table->last_error();
+  }
+  for (int index = 0; index < num_devices; ++index) {
+    const DeviceFacts found = Device(*table, index).facts();
+    py::dict device;
+    device["index"] = index;
+    device["name"] = static_cast<const char*>(found.name);
+    device["uuid"] = static_cast<const char*>(found.uuid);
+    device["bytes"] = found.total_bytes;
+    device["processors"] = found.num_processors;
+    device["capability"] = found.capability;
+    devices.append(device);
+  }
+  facts["devices"] = devices;
+  return facts;
+}
+
+/// A stream of a device, that can be captured.
+class StreamObject {
+ public:
+  explicit StreamObject(int device) : device_(device_of(device)), stream_(device_) {}
+  ~StreamObject() {
+    for (DeviceGraph graph : graphs_) device_.table().destroy_graph(graph);
+  }
+  StreamObject(const StreamObject&) = delete;
+
+  uintptr_t handle() const { return reinterpret_cast<uintptr_t>(stream_.get()); }
+  void synchronize() const {
+    const py::gil_scoped_release gil;
+    device_.synchronize(stream_.get());
+  }
+  void begin_capture() const {
+    device_.check(device_.table().begin_capture(device_.index(), stream_.get()),
+                  "beginning a capture");
+  }
+  /// The number of the graph.
+  size_t end_capture() {
+    DeviceGraph graph = nullptr;
+    device_.check(device_.table().end_capture(device_.index(), stream_.get(), &graph),
+                  "ending a capture");
+    graphs_.push_back(graph);
+    return graphs_.size() - 1;
+  }
+  void launch(size_t graph) const {
+    if (graph >= graphs_.size()) throw UsageError("no such graph of this stream");
+    device_.check(device_.table().launch_graph(device_.index(), graphs_[graph], stream_.get()),
+                  "launching a graph");
+  }
+  void hold(uintptr_t other) const {
+    Event event(device_);
+    event.record(reinterpret_cast<DeviceStream>(other));
+    event.hold(stream_.get());
+  }
+
+ private:
+  Device device_;
+  Stream stream_;
+  std::vector<DeviceGraph> graphs_;
+};
+
+void copy_from_host(const DeviceMemory& memory, const py::object& array, uintptr_t stream) {
+  const ArrayView view(array.ptr(), "array", /*writable=*/false);
+  if (static_cast<size_t>(view.nbytes()) > memory.nbytes()) {
+    throw UsageError("array has " + std::to_string(view.nbytes()) + " bytes, the memory " +
+                     std::to_string(memory.nbytes()));
+  }
+  const auto to = reinterpret_cast<DeviceStream>(stream);
+  const py::gil_scoped_release gil;
+  memory.device().copy(memory.data(), view.data, static_cast<size_t>(view.nbytes()), to);
+  memory.device().synchronize(to);
+}
+
+void copy_to_host(const DeviceMemory& memory, const py::object& array, uintptr_t stream) {
+  const ArrayView view(array.ptr(), "array", /*writable=*/true);
+  if (static_cast<size_t>(view.nbytes()) > memory.nbytes()) {
+    throw UsageError("array has " + std::to_string(view.nbytes()) + " bytes, the memory " +
+                     std::to_string(memory.nbytes()));
+  }
+  const auto from = reinterpret_cast<DeviceStream>(stream);
+  const py::gil_scoped_release gil;
+  memory.device().copy(view.data, memory.data(), static_cast<size_t>(view.nbytes()), from);
+  memory.device().synchronize(from);
+}
+
+/// Its memory is let go without the GIL, since that waits for the device.
+struct DeleteWithoutGil {
+  void operator()(DeviceMemory* memory) const {
+    const py::gil_scoped_release gil;
+    delete memory;
+  }
+};
+
+}  // namespace
+
+void bind_device(py::module_& m) {
+  m.def("device_info", device_info, "The device library of this process, and its devices.");
+
+  py::class_<DeviceMemory, std::unique_ptr<DeviceMemory, DeleteWithoutGil>>(m, "DeviceMemory")
+      .def(py::init([](int device, size_t nbytes) {
+             return std::unique_ptr<DeviceMemory, DeleteWithoutGil>(
+                 new DeviceMemory(device_of(device), nbytes));
+           }),
+           py::arg("device"), py::arg("nbytes"))
+      .def_property_readonly(
+          "address",
+          [](const DeviceMemory& memory) { return reinterpret_cast<uintptr_t>(memory.data()); })
+      .def_property_readonly("nbytes", &DeviceMemory::nbytes)
+      .def_property_readonly("device",
+                             [](const DeviceMemory& memory) { return memory.device().index(); })
+      .def("copy_from_host", copy_from_host, py::arg("array"), py::arg("stream") = 0)
+      .def("copy_to_host", copy_to_host, py::arg("array"), py::arg("stream") = 0);
+
+  py::class_<StreamObject>(m, "DeviceStream")
+      .def(py::init<int>(), py::arg("device") = 0)
+      .def_property_readonly("handle", &StreamObject::handle)
+      .def("synchronize", &StreamObject::synchronize)
+      .def("hold", &StreamObject::hold, py::arg("other"))
+      .def("begin_capture", &StreamObject::begin_capture)
+      .def("end_capture", &StreamObject::end_capture)
+      .def("launch", &StreamObject::launch, py::arg("graph"));
+
+  py::class_<DeviceWorkObject>(m, "DeviceWork")
+      .def("done", [](const DeviceWorkObject& object) { return object.work->done(); })
+      .def("hold",
+           [](const DeviceWorkObject& object) {
+             const ArrayView view(object.array.ptr(), "x", false, Memory::kHostOrDevice);
+             object.work->hold(view.stream);
+           })
+      .def(
+          "wait",
+          [](const DeviceWorkObject& object, double timeout_s) {
+            const py::gil_scoped_release gil;
+            return object.work->wait(timeout_s);
+          },
+          py::arg("timeout_s"))
+      .def("exception", [](const DeviceWorkObject& object) -> py::object {
+        const std::exception_ptr error = object.work->error();
+        if (!error) return py::none();
+        set_python_error(error);
+        return py::error_already_set().value();
+      });
+}
+
+}  // namespace pycoll

@@ -1,0 +1,166 @@
+// The communicator's operations on arrays of a device.
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <thread>
+
+#include "base/error.h"
+#include "comm/communicator.h"
+#include "comm/determinism.h"
+#include "comm/device_runner.h"
+#include "device/library.h"
+#include "reduce/cells.h"
+
+namespace pycoll {
+
+void Communicator::open_device(const Call& call) {
+  if (device_ != nullptr) {
+    if (device_->device().index() == call.device) return;
+    throw UsageError(std::string(info(call.collective).name) + ": the array is on device " +
+                     std::to_string(call.device) + ", this communicator's rank is on " +
+                     device_->device().title() + ": a communicator has one device per rank");
+  }
+  const Device device(device_table(), call.device);
+  if (device.capture_of(call.stream) != 0) {
+    throw UsageError(
+        "the first collective on a device makes links to the other ranks, which cannot be done "
+        "while a stream is captured: call one before the capture");
+  }
+  const AllGather gather = [&](const void* mine, void* all, size_t nbytes) {
+    Call exchange;
+    exchange.collective = Collective::kAllGather;
+    exchange.input = mine;
+    exchange.output = all;
+    exchange.count = static_cast<int64_t>(nbytes);
+    exchange.dtype = DType::kU8;
+    exchange.num_dims = 1;
+    exchange.shape[0] = exchange.count;
+    exchange.site = call.site;
+    exchange.timeout_s = call.timeout_s;
+    perform(exchange, call.on_slow);
+  };
+  const double timeout_s = call.timeout_s > 0 ? call.timeout_s : timeout_s_;
+  device_ = std::make_unique<DeviceRunner>(*transport_, device, inputs_, waiter_, gather,
+                                           Deadline::after_s(timeout_s));
+  device_->planner().set_algorithm_source(algorithm_source_);
+}
+
+void Communicator::execute_on_device(const Call& call, const OnSlow& on_slow) {
+  open_device(call);
+  check_device_failure();
+  if (call.send_counts != nullptr) {
+    if (device_->device().capture_of(call.stream) != 0) {
+      throw UsageError("all_to_all with counts cannot be captured: the ranks compare their counts");
+    }
+    agree_on_counts(call, on_slow);
+  }
+  const PlainCall::Room room = [&](size_t nbytes) {
+    return device_->room(device_->premul_room(), nbytes, call);
+  };
+  const Call& plain =
+      PlainCall::is_plain(call) ? call : plain_call_.prepare(call, rank_, num_ranks_, room);
+  const int64_t nbytes = message_bytes(plain);
+  // First, since all of this may refuse the call: one that the peers must not see has no number.
+  CallPlan& plan = device_->planner().find(
+      {call.collective, nbytes, call.root, call.algorithm,
+       call.block_counts != nullptr || call.send_counts != nullptr, order_needed(call)});
+  PlannedCall& planned = *plan.slots;
+  if (nbytes != 0) device_->prepare(plain, planned);
+  const CallRecord& record = recorder_.prepare(call, sequence_ + 1, planned);
+  const double timeout_s = call.timeout_s > 0 ? call.timeout_s : timeout_s_;
+  waiter_.begin(record.sequence, record.digest, timeout_s, on_slow);
+  if (load_acquire(segment_.failure_word()) != 0) raise_device_failure();
+  recorder_.publish();
+  sequence_ = record.sequence;
+  device_->watchdog().launched(sequence_);
+  if (nbytes != 0) {
+    if (call.op == Op::kPremul) {
+      device_->scale_input(call, plain_call_.scaled(), plain_call_.scaled_count());
+    }
+    if (!device_->launch(plain, record, timeout_s)) raise_failure();
+  }
+  recorder_.finish();
+  ++planned.num_calls;
+}
+
+void Communicator::check_device_failure() {
+  // What the watchdog has not seen yet, and what it has.
+  if (device_->watchdog().error().code != DeviceFailure::kNone) device_->watchdog().look();
+  if (load_acquire(segment_.failure_word()) != 0) raise_device_failure();
+}
+
+void Communicator::raise_device_failure() {
+  const DeviceError error = device_->watchdog().error();
+  CallRecord failed;
+  segment_.records(rank_).read(load_acquire(segment_.control(rank_).sequence), &failed);
+  Waiter waiter(*transport_);  // its words: another thread may be within an operation
+  if (error.code != DeviceFailure::kNone) {
+    segment_.records(rank_).read(device_->watchdog().failed_operation(), &failed);
+    waiter.begin(failed.sequence, failed.digest, timeout_s_, {});
+    waiter.waited_elsewhere({error.peer, error.step, 0, error.for_credit != 0});
+    recorder_.fail(failed.sequence);
+  } else {
+    recorder_.refuse();
+  }
+  waiter.raise_failure(failed);
+}
+
+std::exception_ptr Communicator::device_error_of(uint64_t sequence) {
+  const DeviceWatchdog& watchdog = device_->watchdog();
+  if (watchdog.error().code == DeviceFailure::kNone || watchdog.failed_operation() > sequence) {
+    return nullptr;
+  }
+  try {
+    device_->watchdog().look();
+    raise_device_failure();
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+std::shared_ptr<DeviceWork> Communicator::start_on_device(const Call& call,
+                                                          std::shared_ptr<void> keep_alive) {
+  check_open();
+  std::shared_ptr<DeviceWork> work;
+  const auto start = [&] {
+    open_device(call);
+    std::erase_if(device_works_, [](const auto& pending) { return pending->done(); });
+    Call beside = call;
+    beside.stream = device_->stream_beside(call.stream);
+    execute_on_device(beside, call.on_slow);
+    const bool captured = device_->device().capture_of(beside.stream) != 0;
+    // A captured one has not run yet, and may outlive this object.
+    std::function<std::exception_ptr(uint64_t)> ended_by;
+    if (!captured) ended_by = [this](uint64_t sequence) { return device_error_of(sequence); };
+    work = std::make_shared<DeviceWork>(device_->device(), sequence_, std::move(keep_alive),
+                                        std::move(ended_by));
+    work->over().record(beside.stream);
+    if (!captured) device_works_.push_back(work);
+  };
+  after_queued(start);
+  return work;
+}
+
+void Communicator::synchronize() {
+  check_open();
+  const std::unique_lock lock(run_mutex_);
+  if (device_ == nullptr) return;
+  Event all(device_->device());
+  device_->record(all);
+  while (!all.is_over()) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    if (waiter_.interrupted && waiter_.interrupted()) fail_aborted();
+  }
+  check_device_failure();
+}
+
+void Communicator::close_device() {
+  const std::unique_lock lock(run_mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;  // another thread is within an operation
+  device_->finish();
+  for (const auto& work : device_works_) work->settle();
+  device_works_.clear();
+  device_.reset();
+}
+
+}  // namespace pycoll
