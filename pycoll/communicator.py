@@ -33,12 +33,17 @@ class Work:
     The arrays of the call must not be read or written until it is done.
     """
 
-    def __init__(self, core: _core.Work | _core.MessageWork, result: Any) -> None:
+    def __init__(
+        self, core: _core.Work | _core.MessageWork | _core.DeviceWork, result: Any
+    ) -> None:
         self._core = core
         self._result = result
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Waits until the operation is over.
+
+        Of arrays of a device, without `timeout_s` it is their library's current stream that waits,
+        and not the host: what the stream gets from now on comes behind the operation.
 
         Args:
             timeout_s: How long to wait here, seconds. None: as long as the operation itself may
@@ -51,6 +56,9 @@ class Work:
             TimeoutError: The operation is still running after `timeout_s`; it goes on.
             Error: What ended the operation.
         """
+        if isinstance(self._core, _core.DeviceWork) and timeout_s is None:
+            self._core.hold()
+            return self._result
         # In slices: between them Python looks for signals, so that Ctrl-C ends the wait.
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -235,6 +243,18 @@ class Communicator(_core.Communicator):
         """
         if not self._unregister(x):
             raise UsageError("x is not registered with this communicator")
+
+    def synchronize(self) -> None:
+        """Waits until all operations on arrays of a device are over.
+
+        A call on such arrays returns when it is launched; what goes wrong later, on any rank, is
+        raised by the next call, by `Work.wait`, or here.
+
+        Raises:
+            Error: What ended an operation: as `all_reduce`.
+            CudaError: The device refused something.
+        """
+        self._synchronize()
 
     def explain(
         self,

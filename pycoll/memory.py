@@ -70,6 +70,12 @@ def numpy_dtype(dtype: Any) -> np.dtype:
         ) from None
 
 
+def dtype_name(dtype: np.dtype) -> str:
+    """As pycoll calls it: "f32"; of what is not in its table, as NumPy does."""
+    names = {numpy: name for name, numpy in (_NUMPY_NAMES | _ML_NAMES).items()}
+    return names.get(dtype.name, dtype.name)
+
+
 def _is_torch(dtype: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(dtype, torch.dtype)

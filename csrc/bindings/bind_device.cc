@@ -88,7 +88,7 @@ class StreamObject {
                   "launching a graph");
   }
   void hold(uintptr_t other) const {
-    Event event(device_);
+    StreamEvent event(device_);
     event.record(reinterpret_cast<DeviceStream>(other));
     event.hold(stream_.get());
   }
@@ -99,27 +99,32 @@ class StreamObject {
   std::vector<DeviceGraph> graphs_;
 };
 
-void copy_from_host(const DeviceMemory& memory, const py::object& array, uintptr_t stream) {
-  const ArrayView view(array.ptr(), "array", /*writable=*/false);
-  if (static_cast<size_t>(view.nbytes()) > memory.nbytes()) {
-    throw UsageError("array has " + std::to_string(view.nbytes()) + " bytes, the memory " +
-                     std::to_string(memory.nbytes()));
+/// Bytes [offset, offset + array's) of the memory.
+std::byte* part_of(const DeviceMemory& memory, const ArrayView& array, size_t offset) {
+  if (offset > memory.nbytes() || static_cast<size_t>(array.nbytes()) > memory.nbytes() - offset) {
+    throw UsageError("array has " + std::to_string(array.nbytes()) + " bytes, the memory " +
+                     std::to_string(memory.nbytes()) + ", from byte " + std::to_string(offset));
   }
+  return memory.data() + offset;
+}
+
+void copy_from_host(const DeviceMemory& memory, const py::object& array, size_t offset,
+                    uintptr_t stream) {
+  const ArrayView view(array.ptr(), "array", /*writable=*/false);
+  std::byte* const data = part_of(memory, view, offset);
   const auto to = reinterpret_cast<DeviceStream>(stream);
   const py::gil_scoped_release gil;
-  memory.device().copy(memory.data(), view.data, static_cast<size_t>(view.nbytes()), to);
+  memory.device().copy(data, view.data, static_cast<size_t>(view.nbytes()), to);
   memory.device().synchronize(to);
 }
 
-void copy_to_host(const DeviceMemory& memory, const py::object& array, uintptr_t stream) {
+void copy_to_host(const DeviceMemory& memory, const py::object& array, size_t offset,
+                  uintptr_t stream) {
   const ArrayView view(array.ptr(), "array", /*writable=*/true);
-  if (static_cast<size_t>(view.nbytes()) > memory.nbytes()) {
-    throw UsageError("array has " + std::to_string(view.nbytes()) + " bytes, the memory " +
-                     std::to_string(memory.nbytes()));
-  }
+  const std::byte* const data = part_of(memory, view, offset);
   const auto from = reinterpret_cast<DeviceStream>(stream);
   const py::gil_scoped_release gil;
-  memory.device().copy(view.data, memory.data(), static_cast<size_t>(view.nbytes()), from);
+  memory.device().copy(view.data, data, static_cast<size_t>(view.nbytes()), from);
   memory.device().synchronize(from);
 }
 
@@ -134,6 +139,14 @@ struct DeleteWithoutGil {
 }  // namespace
 
 void bind_device(py::module_& m) {
+  m.def(
+      "device_of",
+      [](uintptr_t address) {
+        int32_t device = -1;
+        device_table().find_device(reinterpret_cast<const void*>(address), &device);
+        return device;
+      },
+      py::arg("address"), "The device whose memory that is; -1: none.");
   m.def("device_info", device_info, "The device library of this process, and its devices.");
 
   py::class_<DeviceMemory, std::unique_ptr<DeviceMemory, DeleteWithoutGil>>(m, "DeviceMemory")
@@ -148,8 +161,10 @@ void bind_device(py::module_& m) {
       .def_property_readonly("nbytes", &DeviceMemory::nbytes)
       .def_property_readonly("device",
                              [](const DeviceMemory& memory) { return memory.device().index(); })
-      .def("copy_from_host", copy_from_host, py::arg("array"), py::arg("stream") = 0)
-      .def("copy_to_host", copy_to_host, py::arg("array"), py::arg("stream") = 0);
+      .def("copy_from_host", copy_from_host, py::arg("array"), py::arg("offset") = 0,
+           py::arg("stream") = 0)
+      .def("copy_to_host", copy_to_host, py::arg("array"), py::arg("offset") = 0,
+           py::arg("stream") = 0);
 
   py::class_<StreamObject>(m, "DeviceStream")
       .def(py::init<int>(), py::arg("device") = 0)

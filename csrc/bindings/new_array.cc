@@ -35,6 +35,9 @@ py::object new_array(py::handle x, int64_t num_rows) {
     shape[0] = num_rows;
     return x.attr("new_empty")(py::tuple(shape));
   }
+  if (py::hasattr(x, "__cuda_array_interface__")) {
+    return py::module_::import("pycoll.device").attr("new_like")(x, num_rows);
+  }
   try {
     return new_array(numpy_view(x), num_rows);
   } catch (py::error_already_set& error) {

@@ -145,7 +145,7 @@ void Communicator::synchronize() {
   check_open();
   const std::unique_lock lock(run_mutex_);
   if (device_ == nullptr) return;
-  Event all(device_->device());
+  StreamEvent all(device_->device());
   device_->record(all);
   while (!all.is_over()) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));

@@ -12,7 +12,7 @@ DeviceMeeting::DeviceMeeting(const Device& device, std::vector<int> members)
       over_(device),
       launches_(device, members.size() * sizeof(DeviceLaunch)),
       staged_(members.size()) {
-  for (const int rank : members) members_.push_back({rank, Event(device), {}});
+  for (const int rank : members) members_.push_back(Member{rank, StreamEvent(device), {}});
 }
 
 bool DeviceMeeting::launch(int rank, const DeviceLaunch& launch, DeviceStream stream,

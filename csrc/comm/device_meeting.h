@@ -25,14 +25,14 @@ class DeviceMeeting {
  private:
   struct Member {
     int rank;
-    Event ready;
+    StreamEvent ready;
     DeviceLaunch launch;
   };
   bool launch_all(Waiter& waiter);
 
   Device device_;
   Stream stream_;
-  Event over_;
+  StreamEvent over_;
   DeviceMemory launches_;  // of all members
   std::vector<DeviceLaunch> staged_;
   std::mutex mutex_;

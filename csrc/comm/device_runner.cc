@@ -139,7 +139,7 @@ void DeviceRunner::finish() {
   launched_ = false;
   try {
     // A kernel that waits for a peer ends by its own deadline, or by the watchdog's abort word.
-    Event all(device_);
+    StreamEvent all(device_);
     record(all);
     all.synchronize();
   } catch (const CudaError&) {
@@ -152,7 +152,7 @@ void DeviceRunner::disown() {
   (void)watchdog_.release();
 }
 
-void DeviceRunner::record(Event& event) {
+void DeviceRunner::record(StreamEvent& event) {
   // A stream that is captured has no place that could be waited for; what it replays is the
   // caller's.
   if (device_.capture_of(last_stream_) == 0) event.record(last_stream_);
@@ -199,7 +199,7 @@ void DeviceRunner::order_behind_last(DeviceStream stream, uint64_t capture) {
 DeviceStream DeviceRunner::stream_beside(DeviceStream stream) {
   if (beside_ == nullptr) {
     beside_ = std::make_unique<Stream>(device_);
-    before_beside_ = std::make_unique<Event>(device_);
+    before_beside_ = std::make_unique<StreamEvent>(device_);
   }
   before_beside_->record(stream);
   before_beside_->hold(beside_->get());

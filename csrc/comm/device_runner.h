@@ -44,7 +44,7 @@ class DeviceRunner {
   DeviceMemory& premul_room() { return premul_room_; }
 
   /// Behind everything that was launched so far.
-  void record(Event& event);
+  void record(StreamEvent& event);
   /// A sentence for explain().
   std::string describe() const;
   void disown();
@@ -68,13 +68,13 @@ class DeviceRunner {
   std::shared_ptr<DeviceMeeting> meeting_;  // with the ranks of this process on this device
   PinnedMemory pinned_;                     // the abort word and the report
   std::unique_ptr<DeviceWatchdog> watchdog_;
-  Event last_;
+  StreamEvent last_;
   DeviceStream last_stream_ = nullptr;
   uint64_t last_capture_ = 0;
   bool launched_ = false;
   DeviceLaunch next_;  // as prepare() made it
   std::unique_ptr<Stream> beside_;
-  std::unique_ptr<Event> before_beside_;
+  std::unique_ptr<StreamEvent> before_beside_;
   DeviceMemory scratch_;
   DeviceMemory premul_room_;
   DeviceMemory counts_;

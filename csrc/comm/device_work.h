@@ -18,7 +18,7 @@ class DeviceWork {
              std::function<std::exception_ptr(uint64_t sequence)> ended_by);
 
   /// Where the operation ends.
-  Event& over() { return over_; }
+  StreamEvent& over() { return over_; }
 
   /// True when it is over, well or not.
   bool done();
@@ -33,7 +33,7 @@ class DeviceWork {
   void settle();
 
  private:
-  Event over_;
+  StreamEvent over_;
   const uint64_t sequence_;
   std::mutex mutex_;
   std::shared_ptr<void> keep_alive_;

@@ -43,15 +43,15 @@ PinnedMemory::~PinnedMemory() {
   if (data_ != nullptr) device_.table().free_host(data_);
 }
 
-Event::Event(const Device& device) : device_(device) {
+StreamEvent::StreamEvent(const Device& device) : device_(device) {
   device_.check(device_.table().create_event(device_.index(), &event_), "making an event");
 }
 
-Event::~Event() {
+StreamEvent::~StreamEvent() {
   if (event_ != nullptr) device_.table().destroy_event(event_);
 }
 
-bool Event::is_over() const {
+bool StreamEvent::is_over() const {
   int32_t is_over = 0;
   device_.check(device_.table().query_event(event_, &is_over), "asking for an event");
   return is_over != 0;

@@ -100,13 +100,13 @@ class PinnedMemory {
 };
 
 /// A place in a stream.
-class Event {
+class StreamEvent {
  public:
-  explicit Event(const Device& device);
-  Event(Event&& other) noexcept
+  explicit StreamEvent(const Device& device);
+  StreamEvent(StreamEvent&& other) noexcept
       : device_(other.device_), event_(std::exchange(other.event_, nullptr)) {}
-  Event& operator=(Event&&) = delete;
-  ~Event();
+  StreamEvent& operator=(StreamEvent&&) = delete;
+  ~StreamEvent();
 
   /// Behind what `stream` has got so far.
   void record(DeviceStream stream) {

@@ -60,10 +60,30 @@ def _facts() -> dict[str, Any]:
     facts |= {f"core: {name}": value for name, value in _core.build_info().items()}
     for package in ("numpy", "torch", "matplotlib"):
         facts[package] = _version(package) or "not installed"
+    facts |= _device_facts()
     facts["torch backend"] = torch_build.state()
     for row in _core.collectives():
         if names := schedule.algorithms(row.name):
             facts[f"algorithms: {row.name}"] = names
+    return facts
+
+
+def _device_facts() -> dict[str, Any]:
+    from pycoll import _core
+
+    found = _core.device_info()
+    facts: dict[str, Any] = {"device library": found["library"]}
+    if built := found.get("built"):
+        facts["device library"] += f" ({built})"
+    if error := found.get("error"):
+        facts["devices"] = f"none: {error}"
+    for device in found["devices"]:
+        capability = divmod(device["capability"], 10)
+        text = f"{device['name']}, {device['bytes'] / 2**30:.1f} GiB"
+        text += f", {device['processors']} processors"
+        if any(capability):
+            text += f", compute capability {capability[0]}.{capability[1]}"
+        facts[f"device {device['index']}"] = text
     return facts
 
 
