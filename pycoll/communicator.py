@@ -20,66 +20,12 @@ from typing import Any
 
 from pycoll import _core, flight, stacks
 from pycoll.coalesce import Coalesced
-from pycoll.errors import TimeoutError, UsageError
+from pycoll.device import device_array_over, device_number
+from pycoll.errors import UsageError
 from pycoll.memory import array_over, item_size
+from pycoll.work import Work
 
-_SLICE_S = 0.05
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
-
-
-class Work:
-    """A handle on an operation that was started with `async_op=True`.
-
-    The arrays of the call must not be read or written until it is done.
-    """
-
-    def __init__(
-        self, core: _core.Work | _core.MessageWork | _core.DeviceWork, result: Any
-    ) -> None:
-        self._core = core
-        self._result = result
-
-    def wait(self, timeout_s: float | None = None) -> Any:
-        """Waits until the operation is over.
-
-        Of arrays of a device, without `timeout_s` it is their library's current stream that waits,
-        and not the host: what the stream gets from now on comes behind the operation.
-
-        Args:
-            timeout_s: How long to wait here, seconds. None: as long as the operation itself may
-                take, which is the communicator's timeout.
-
-        Returns:
-            The result array of the call.
-
-        Raises:
-            TimeoutError: The operation is still running after `timeout_s`; it goes on.
-            Error: What ended the operation.
-        """
-        if isinstance(self._core, _core.DeviceWork) and timeout_s is None:
-            self._core.hold()
-            return self._result
-        # In slices: between them Python looks for signals, so that Ctrl-C ends the wait.
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            left_s = _SLICE_S if end is None else max(0.0, end - time.monotonic())
-            if self._core.wait(min(left_s, _SLICE_S)):
-                return self._result
-            if end is not None and left_s <= _SLICE_S:
-                raise TimeoutError(f"the operation is still running after {timeout_s:g} s")
-
-    def done(self) -> bool:
-        """True when it is over, well or not."""
-        return self._core.done()
-
-    def exception(self) -> BaseException | None:
-        """What ended it, None while it runs and after success."""
-        return self._core.exception()
-
-    @property
-    def source(self) -> int | None:
-        """Of a receive that is over: the rank whose message it got. Else None."""
-        return self._core.source if isinstance(self._core, _core.MessageWork) else None
 
 
 class Communicator(_core.Communicator):
@@ -180,20 +126,23 @@ class Communicator(_core.Communicator):
             )
         return part
 
-    def empty(self, shape: int | Sequence[int], dtype: Any) -> Any:
+    def empty(self, shape: int | Sequence[int], dtype: Any, device: Any = None) -> Any:
         """Makes an array in memory that the other ranks reach directly: zeros, at first.
 
         A collective whose arrays all come from here, on all ranks, moves the bytes once, from
         where they are to where they go. Other arrays work too, through one copy more. Not
-        collective: each rank makes its own.
+        collective: each rank makes its own. But on a device it is: all ranks make theirs together,
+        and pass them, or parts at the same place in them, to a collective together.
 
         Args:
             shape: Of the array.
             dtype: A NumPy dtype, a torch dtype, or a name such as "f32" or "bf16".
+            device: Such as "cuda:0" or its number. None: the host.
 
         Returns:
-            A NumPy array, or a torch tensor for a torch dtype. It may outlive the communicator; its
-            memory is freed with it. A process forked later shares it instead of getting a copy.
+            A NumPy array, or a torch tensor for a torch dtype; on a device a DeviceArray, or a
+            torch tensor. It may outlive the communicator; its memory is freed with it. A process
+            forked later shares it instead of getting a copy.
 
         Raises:
             UsageError: No such dtype, or a negative size.
@@ -204,6 +153,11 @@ class Communicator(_core.Communicator):
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         if any(size < 0 for size in sizes):
             raise UsageError(f"shape is {shape}, expected sizes of 0 or more")
+        if device is not None:
+            nbytes = math.prod(sizes) * item_size(dtype)
+            return device_array_over(
+                self._allocate_on_device(device_number(device), nbytes), sizes, dtype
+            )
         return array_over(self._allocate(math.prod(sizes) * item_size(dtype)), sizes, dtype)
 
     def register(self, x: Any) -> Any:
@@ -213,9 +167,10 @@ class Communicator(_core.Communicator):
         ranks share. Views of it count as registered, too. Not collective; but only when all ranks'
         arrays are registered or from `empty`, bytes move without a copy more. Nothing happens
         where there is nothing to gain: an array of `empty`, or ranks that are threads.
+        Of an array of a device it is collective, as `empty` is there, and so is `unregister`.
 
         Args:
-            x: Contiguous, writable host array of any shape and dtype. It is kept alive until
+            x: Contiguous, writable array of any shape and dtype. It is kept alive until
                 `unregister`, or until this communicator closes. No other thread may write it
                 during this call. A process forked later shares it instead of getting a copy.
 
@@ -404,7 +359,7 @@ def _close_all() -> None:
     if left_open and threading.active_count() > 1:
         # Threads that this has freed come back from the core now: later, while the interpreter
         # ends, they would abort it.
-        time.sleep(_SLICE_S)
+        time.sleep(0.05)
 
 
 def _disown_all() -> None:

@@ -143,6 +143,25 @@ def new_like(x: Any, num_rows: int) -> Any:
     )
 
 
+def device_array_over(memory: _core.DeviceMemory, shape: Sequence[int], dtype: Any) -> Any:
+    """An array of that shape and dtype over the start of `memory`, which it keeps alive.
+
+    Args:
+        memory: Of at least as many bytes.
+        shape: Of the array.
+        dtype: As in `Communicator.empty`.
+
+    Returns:
+        A torch tensor for a torch dtype, else a DeviceArray.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(dtype, torch.dtype):
+        return DeviceArray(memory, shape, dtype)
+    # As bytes: torch reads no interface of bf16 and fp8 elements.
+    as_bytes = DeviceArray(memory, (math.prod(shape) * dtype.itemsize,), "u8")
+    return torch.as_tensor(as_bytes, device=f"cuda:{memory.device}").view(dtype).reshape(shape)
+
+
 def device_number(device: Any) -> int:
     """The number that `device` means: an int, "cuda", "cuda:1", or a torch.device."""
     text = str(device)

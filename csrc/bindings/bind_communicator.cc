@@ -8,6 +8,7 @@
 #include "bindings/array.h"
 #include "bindings/bind.h"
 #include "bindings/communicator_object.h"
+#include "bindings/device_objects.h"
 #include "bindings/errors.h"
 #include "bindings/gil.h"
 #include "bindings/interrupt.h"
@@ -49,17 +50,22 @@ CommunicatorObject wrap(std::unique_ptr<Communicator> comm) {
 }
 
 void register_array(CommunicatorObject& o, const py::object& x) {
-  ArrayView view(x.ptr(), "x", /*writable=*/true);
+  ArrayView view(x.ptr(), "x", /*writable=*/true, Memory::kHostOrDevice);
+  const int device = view.device;
   auto* data = static_cast<std::byte*>(view.data);
   const auto nbytes = static_cast<size_t>(view.nbytes());
   std::shared_ptr<void> kept = keep_alive(std::move(view));
   const py::gil_scoped_release gil;
+  if (device >= 0) return o.comm->register_on_device(device, data, nbytes, std::move(kept));
   o.comm->register_array(data, nbytes, std::move(kept));
 }
 
 bool unregister_array(CommunicatorObject& o, const py::object& x) {
-  const ArrayView view(x.ptr(), "x", /*writable=*/false);
+  const ArrayView view(x.ptr(), "x", /*writable=*/false, Memory::kHostOrDevice);
   const py::gil_scoped_release gil;
+  if (view.device >= 0) {
+    return o.comm->unregister_on_device(static_cast<const std::byte*>(view.data));
+  }
   return o.comm->unregister_array(static_cast<std::byte*>(view.data));
 }
 
@@ -112,6 +118,15 @@ void bind_communicator(py::module_& m) {
            [](CommunicatorObject& o) {
              const py::gil_scoped_release gil;
              o.comm->synchronize();
+           })
+      .def("_allocate_on_device",
+           [](CommunicatorObject& o, int device, size_t nbytes) {
+             std::shared_ptr<DeviceMemory> memory;
+             {
+               const py::gil_scoped_release gil;
+               memory = o.comm->allocate_on_device(device, nbytes);
+             }
+             return for_python(std::move(memory));
            })
       .def("_register", register_array)
       .def("_unregister", unregister_array)

@@ -128,14 +128,6 @@ void copy_to_host(const DeviceMemory& memory, const py::object& array, size_t of
   memory.device().synchronize(from);
 }
 
-/// Its memory is let go without the GIL, since that waits for the device.
-struct DeleteWithoutGil {
-  void operator()(DeviceMemory* memory) const {
-    const py::gil_scoped_release gil;
-    delete memory;
-  }
-};
-
 }  // namespace
 
 void bind_device(py::module_& m) {
@@ -149,10 +141,9 @@ void bind_device(py::module_& m) {
       py::arg("address"), "The device whose memory that is; -1: none.");
   m.def("device_info", device_info, "The device library of this process, and its devices.");
 
-  py::class_<DeviceMemory, std::unique_ptr<DeviceMemory, DeleteWithoutGil>>(m, "DeviceMemory")
+  py::class_<DeviceMemory, std::shared_ptr<DeviceMemory>>(m, "DeviceMemory")
       .def(py::init([](int device, size_t nbytes) {
-             return std::unique_ptr<DeviceMemory, DeleteWithoutGil>(
-                 new DeviceMemory(device_of(device), nbytes));
+             return for_python(std::make_shared<DeviceMemory>(device_of(device), nbytes));
            }),
            py::arg("device"), py::arg("nbytes"))
       .def_property_readonly(

@@ -9,6 +9,15 @@
 
 namespace pycoll {
 
+/// Let go of without the GIL, since that waits for the device.
+inline std::shared_ptr<DeviceMemory> for_python(std::shared_ptr<DeviceMemory> memory) {
+  DeviceMemory* const data = memory.get();
+  return {data, [kept = std::move(memory)](DeviceMemory*) mutable {
+            const pybind11::gil_scoped_release gil;
+            kept.reset();
+          }};
+}
+
 struct DeviceWorkObject {
   std::shared_ptr<DeviceWork> work;
   pybind11::object array;  // whose library's current stream waits

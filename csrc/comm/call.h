@@ -41,6 +41,7 @@ struct Call {
   OnSlow on_slow;                  // of a blocking call
   int device = -1;         // whose memory the buffers are in; -1: the host's
   void* stream = nullptr;  // of that device: the operation runs behind what it has got
+  uint32_t places_hash = 0;  // where they lie in registered arrays of devices, alike on all ranks
 };
 
 }  // namespace pycoll

@@ -18,6 +18,7 @@
 #include "comm/recorder.h"
 #include "comm/runner.h"
 #include "transport/adopted.h"
+#include "transport/descriptors.h"
 #include "transport/transport.h"
 
 namespace pycoll {
@@ -56,6 +57,14 @@ class Communicator {
   std::shared_ptr<Work> start(const Call& call, std::shared_ptr<void> keep_alive);
   /// The same of arrays of a device: beside the call's stream, behind what that has got.
   std::shared_ptr<DeviceWork> start_on_device(const Call& call, std::shared_ptr<void> keep_alive);
+  /// Memory of a device that peers' kernels reach, zeroed. Collective; raises as run().
+  std::shared_ptr<DeviceMemory> allocate_on_device(int device, size_t nbytes);
+  /// Lets peers' kernels reach an array of a device, where the system can do that; `keep_alive` is
+  /// held until it is unregistered, or the communicator closes. Collective; raises as run().
+  void register_on_device(int device, std::byte* data, size_t nbytes,
+                          std::shared_ptr<void> keep_alive);
+  /// On all ranks alike, when all that uses it is over. False when it was not registered.
+  bool unregister_on_device(const std::byte* data);
   /// Waits until all operations on a device are over. Raises what ended one.
   void synchronize();
   /// Queues a function that runs operations of this communicator, and raises nothing.
@@ -151,6 +160,8 @@ class Communicator {
   [[noreturn]] static void raise_closed();
   void open_messages();
   void open_device(const Call& call);
+  AllGather host_gather(const Call& call);
+  bool share_on_device(std::byte* data, size_t nbytes, const std::shared_ptr<void>& keep_alive);
   void execute_on_device(const Call& call, const OnSlow& on_slow);
   void check_device_failure();
   [[noreturn]] void raise_device_failure();

@@ -26,7 +26,14 @@ void Communicator::open_device(const Call& call) {
         "the first collective on a device makes links to the other ranks, which cannot be done "
         "while a stream is captured: call one before the capture");
   }
-  const AllGather gather = [&](const void* mine, void* all, size_t nbytes) {
+  const double timeout_s = call.timeout_s > 0 ? call.timeout_s : timeout_s_;
+  device_ = std::make_unique<DeviceRunner>(*transport_, device, inputs_, waiter_,
+                                           host_gather(call), Deadline::after_s(timeout_s));
+  device_->planner().set_algorithm_source(algorithm_source_);
+}
+
+AllGather Communicator::host_gather(const Call& call) {
+  return [this, &call](const void* mine, void* all, size_t nbytes) {
     Call exchange;
     exchange.collective = Collective::kAllGather;
     exchange.input = mine;
@@ -39,10 +46,49 @@ void Communicator::open_device(const Call& call) {
     exchange.timeout_s = call.timeout_s;
     perform(exchange, call.on_slow);
   };
-  const double timeout_s = call.timeout_s > 0 ? call.timeout_s : timeout_s_;
-  device_ = std::make_unique<DeviceRunner>(*transport_, device, inputs_, waiter_, gather,
-                                           Deadline::after_s(timeout_s));
-  device_->planner().set_algorithm_source(algorithm_source_);
+}
+
+bool Communicator::share_on_device(std::byte* data, size_t nbytes,
+                                   const std::shared_ptr<void>& keep_alive) {
+  const Call plain;
+  std::string why;
+  std::unique_ptr<DeviceWindow> window =
+      DeviceWindow::over(*transport_, device_->device(), {data, nbytes, keep_alive},
+                         host_gather(plain), Deadline::after_s(timeout_s_), why);
+  if (window == nullptr) return false;  // on all ranks: their arrays go through links
+  device_->arrays().add(data, nbytes, std::move(window), keep_alive);
+  return true;
+}
+
+std::shared_ptr<DeviceMemory> Communicator::allocate_on_device(int device, size_t nbytes) {
+  check_open();
+  Call opening;
+  opening.device = device;
+  std::shared_ptr<DeviceMemory> memory;
+  after_queued([&] {
+    open_device(opening);
+    memory = std::make_shared<DeviceMemory>(device_->device(), nbytes);
+    share_on_device(memory->data(), nbytes, memory);
+  });
+  return memory;
+}
+
+void Communicator::register_on_device(int device, std::byte* data, size_t nbytes,
+                                      std::shared_ptr<void> keep_alive) {
+  check_open();
+  Call opening;
+  opening.device = device;
+  after_queued([&] {
+    open_device(opening);
+    share_on_device(data, nbytes, keep_alive);
+  });
+}
+
+bool Communicator::unregister_on_device(const std::byte* data) {
+  check_open();
+  bool found = false;
+  after_queued([&] { found = device_ != nullptr && device_->arrays().remove(data); });
+  return found;
 }
 
 void Communicator::execute_on_device(const Call& call, const OnSlow& on_slow) {
@@ -57,16 +103,18 @@ void Communicator::execute_on_device(const Call& call, const OnSlow& on_slow) {
   const PlainCall::Room room = [&](size_t nbytes) {
     return device_->room(device_->premul_room(), nbytes, call);
   };
-  const Call& plain =
+  Call plain =
       PlainCall::is_plain(call) ? call : plain_call_.prepare(call, rank_, num_ranks_, room);
   const int64_t nbytes = message_bytes(plain);
   // First, since all of this may refuse the call: one that the peers must not see has no number.
   CallPlan& plan = device_->planner().find(
       {call.collective, nbytes, call.root, call.algorithm,
        call.block_counts != nullptr || call.send_counts != nullptr, order_needed(call)});
-  PlannedCall& planned = *plan.slots;
+  PlannedCall& planned = nbytes != 0 ? device_->choose(plan, plain) : *plan.slots;
   if (nbytes != 0) device_->prepare(plain, planned);
-  const CallRecord& record = recorder_.prepare(call, sequence_ + 1, planned);
+  Call said = call;
+  said.places_hash = plain.places_hash;
+  const CallRecord& record = recorder_.prepare(said, sequence_ + 1, planned);
   const double timeout_s = call.timeout_s > 0 ? call.timeout_s : timeout_s_;
   waiter_.begin(record.sequence, record.digest, timeout_s, on_slow);
   if (load_acquire(segment_.failure_word()) != 0) raise_device_failure();

@@ -8,12 +8,15 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "comm/runner.h"
 
 namespace pycoll {
 namespace {
 
 // Work for one block: less is not worth another one.
 constexpr int64_t kChannelBytes = 32 << 10;
+// Without slots a tile is only what one block does before another one goes on.
+constexpr int64_t kDirectTileBytes = 1 << 20;
 // Blocks of unequal messages, whose size no rank knows of all others.
 constexpr int kUnevenChannels = 4;
 
@@ -80,6 +83,7 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
       rank_(transport.rank()),
       num_ranks_(transport.num_ranks()),
       planner_(device, rank_, num_ranks_, inputs),
+      arrays_(device, num_ranks_),
       pinned_(device, 2 * kFlagBytes),
       last_(device) {
   if (device.table().launch_bytes != sizeof(DeviceLaunch)) {
@@ -206,6 +210,37 @@ DeviceStream DeviceRunner::stream_beside(DeviceStream stream) {
   return beside_->get();
 }
 
+PlannedCall& DeviceRunner::choose(const CallPlan& plan, Call& call) {
+  places_.reset();
+  const CollectiveInfo& row = info(call.collective);
+  const bool named = call.algorithm.ends_with("/direct");
+  // A rank without an array of its own, or with one of another size, cannot tell where it lies.
+  const bool alike = call.input != nullptr && call.output != nullptr && !row.has_root &&
+                     call.block_counts == nullptr && call.send_counts == nullptr;
+  if (plan.enters && (alike || call.collective == Collective::kBroadcast)) {
+    const size_t element_size = dtype_size(call.dtype);
+    places_ = arrays_.find(
+        call.input, static_cast<size_t>(input_count(call, rank_, num_ranks_)) * element_size,
+        call.output, static_cast<size_t>(output_count(call, rank_, num_ranks_)) * element_size);
+  }
+  if (!places_) {
+    if (!named) return *plan.slots;
+    throw UsageError(std::string(row.name) + ": algorithm " + std::string(call.algorithm) +
+                     " needs arrays that the ranks reach: make them with comm.empty(device=...)");
+  }
+  PlannedCall* planned = plan.of(Reach::kMapped, call.input == call.output);
+  if (planned == nullptr) {
+    throw UsageError(std::string(row.name) + ": algorithm " + std::string(call.algorithm) +
+                     " cannot work in place: give it an out");
+  }
+  if (planned->protocol == ProtocolKind::kDirect) {
+    call.places_hash = places_->hash;
+  } else {
+    places_.reset();
+  }
+  return *planned;
+}
+
 void DeviceRunner::prepare(const Call& call, PlannedCall& planned) {
   DevicePlan& plan = planner_.of(planned, device_.capture_of(call.stream) != 0);
   DeviceLaunch& launch = next_;
@@ -218,6 +253,11 @@ void DeviceRunner::prepare(const Call& call, PlannedCall& planned) {
   launch.buffers[static_cast<int>(BufferKind::kInput)] =
       const_cast<std::byte*>(static_cast<const std::byte*>(call.input));
   launch.buffers[static_cast<int>(BufferKind::kOutput)] = static_cast<std::byte*>(call.output);
+  if (places_) {
+    launch.peer_buffers = places_->peer_buffers;
+    launch.input_offset = places_->input_offset;
+    launch.output_offset = places_->output_offset;
+  }
   if (call.block_counts != nullptr || call.send_counts != nullptr) set_counts(call, launch);
   set_tiles(call, plan, launch);
   if (plan.num_scratch_blocks != 0) {
@@ -256,7 +296,9 @@ void DeviceRunner::set_tiles(const Call& call, const DevicePlan& plan, DeviceLau
   launch.granule = device_granule(element_size);
   const DeviceLinks& links = links_->links(launch.protocol);
   const int64_t payload = device_payload_bytes(launch.protocol, links.slot_bytes, element_size);
-  launch.tile_count = device_tile_count(plan.planned->plan, payload, element_size);
+  launch.tile_count = launch.protocol == DeviceProtocol::kDirect
+                          ? kDirectTileBytes / static_cast<int64_t>(element_size)
+                          : device_tile_count(plan.planned->plan, payload, element_size);
   // Alike on all ranks, so not from what only this one knows.
   if (call.send_counts != nullptr) {
     launch.num_channels = std::min(max_channels_, kUnevenChannels);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/call.h"
+#include "comm/device_arrays.h"
 #include "comm/device_links.h"
 #include "comm/device_meeting.h"
 #include "comm/device_planner.h"
@@ -26,8 +27,13 @@ class DeviceRunner {
   Planner& planner() { return planner_.planner(); }
   DeviceWatchdog& watchdog() { return *watchdog_; }
 
-  /// Makes the launch of a plain call. Raises UsageError when it would need memory that cannot be
-  /// had while the stream is captured, and CudaError.
+  DeviceArrays& arrays() { return arrays_; }
+
+  /// What a plain call runs: without slots where its arrays are registered. Sets its places_hash
+  /// then. Raises UsageError when it names a protocol that its arrays do not allow.
+  PlannedCall& choose(const CallPlan& plan, Call& call);
+  /// Makes the launch of the call that was chosen for. Raises UsageError when it would need memory
+  /// that cannot be had while the stream is captured, and CudaError.
   void prepare(const Call& call, PlannedCall& planned);
   /// Launches it as the operation of `record`, behind what the call's stream has got. False when a
   /// wait for the ranks of this process failed: the waiter knows why. Raises CudaError.
@@ -60,6 +66,8 @@ class DeviceRunner {
   const int rank_;
   const int num_ranks_;
   DevicePlanner planner_;
+  DeviceArrays arrays_;
+  std::optional<DeviceArrays::Places> places_;  // of the next call
   std::string path_;  // how the ranks reach each other, for people
   std::unique_ptr<DeviceWindow> window_;
   std::unique_ptr<DeviceLinkMemory> links_;

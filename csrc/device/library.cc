@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <map>
 #include <mutex>
 
 #include "base/error.h"
@@ -48,22 +49,29 @@ Opened open_library() {
   return {table, path};
 }
 
-const Opened& opened() {
-  static const Opened found = open_library();
-  return found;
+/// The last one that was asked for: tests name several, one after another.
+Opened opened() {
+  static std::mutex mutex;
+  static std::map<std::string, Opened> found;
+  const char* named = std::getenv(kDeviceLibraryVariable);
+  const std::lock_guard lock(mutex);
+  const auto [at, is_new] = found.try_emplace(named == nullptr ? "" : named);
+  if (is_new) at->second = open_library();
+  return at->second;
 }
 
 }  // namespace
 
 const DeviceTable* find_device_table(std::string& note) {
-  note = opened().note;
-  return opened().table;
+  const Opened found = opened();
+  note = found.note;
+  return found.table;
 }
 
 const DeviceTable& device_table() {
-  if (opened().table != nullptr) return *opened().table;
-  throw UsageError("arrays of a device need a library of pycoll that is not there: " +
-                   opened().note);
+  const Opened found = opened();
+  if (found.table != nullptr) return *found.table;
+  throw UsageError("arrays of a device need a library of pycoll that is not there: " + found.note);
 }
 
 }  // namespace pycoll

@@ -74,11 +74,15 @@ std::string describe_difference(const Segment& segment, int first_rank, const Ca
   if (first.collective == second.collective &&
       arguments_of(segment, first_rank, first) == arguments_of(segment, second_rank, second)) {
     if (first.counts_hash != second.counts_hash) {
-      why = ", with other counts of the ranks' blocks";
+      why = (first.flags & CallRecord::kHasCounts) != 0
+                ? ", with other counts of the ranks' blocks"
+                : ", at other places in their registered arrays: they must be alike";
     } else if (first.chosen_hash != second.chosen_hash) {
       of_first = ", which runs " + std::string(segment.names(first_rank).read(first.chosen));
       of_second = ", which runs " + std::string(segment.names(second_rank).read(second.chosen));
-      why = ": do all ranks have the same PYCOLL_ variables, and as many cores?";
+      why = (first.flags & CallRecord::kOnDevice) != 0
+                ? ": are the arrays registered on all ranks, and their PYCOLL_ variables the same?"
+                : ": do all ranks have the same PYCOLL_ variables, and as many cores?";
     } else if (first.count != second.count) {
       of_first = " with blocks of " + std::to_string(first.count);
       of_second = " with blocks of " + std::to_string(second.count);

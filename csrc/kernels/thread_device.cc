@@ -3,7 +3,7 @@
 // under sanitizers too. Its ranks may be threads, or processes that map each other's memory.
 //
 // For tests, the environment can make it less able: PYCOLL_DEVICE_THREADS_COUNT (devices; 1),
-// ..._REACH=0 (no device reaches another one's memory), ..._EXPORT=0 (no process another one's).
+// ..._REACH=0 (no device reaches another one's memory), ..._EXPORT=0 (no process another one's), ..._PROCESSORS (blocks at once; 32).
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -311,7 +311,7 @@ int launch_together(int32_t device, const DeviceLaunch*, const DeviceLaunch* lau
 }
 
 int max_resident_blocks(int32_t, const DeviceLaunch*, int32_t* num_blocks) {
-  *num_blocks = kNumProcessors;
+  *num_blocks = number_from("PYCOLL_DEVICE_THREADS_PROCESSORS", kNumProcessors);
   return 0;
 }
 

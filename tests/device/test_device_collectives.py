@@ -1,0 +1,193 @@
+"""Collectives on arrays of a device: the same oracles as those of the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from collective_oracles import INFO, ORACLES, arguments, is_reduced_alike, roots_of, run
+from comm_cases import both, builtin_algorithms, crc, inputs
+
+import pycoll
+from pycoll import UsageError, run_ranks
+from pycoll.device import DeviceArray
+from pycoll.memory import numpy_dtype
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
+
+TIMEOUT_S = 60
+
+
+def check(comm: pycoll.Communicator, name: str, rows: int, root: int, **options: Any) -> int:
+    """Runs it on values that all ranks know. Returns a checksum of the result, 0 for none."""
+    oracle = ORACLES[name]
+    shape = (comm.size, *oracle.leading(comm.size, rows), 3)
+    values = inputs(comm.size, int(np.prod(shape[1:])), seed=rows).reshape(shape)
+    x = DeviceArray.of(values[comm.rank])
+    given = arguments(name, root)
+    result = run(comm, name, x, **given, **options)
+    expected = oracle.expected(values, comm.rank, root, "sum")
+    if expected is None:
+        return 0
+    comm.synchronize()
+    got = (x if oracle.in_place else result).numpy()
+    np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6, err_msg=f"{name} {rows}")
+    return crc(got)
+
+
+@both
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_every_collective_matches_its_oracle(n, threads):
+    def work(comm: pycoll.Communicator) -> list[int]:
+        checksums = []
+        for name in ORACLES:
+            if n == 1 and name == "neighbor_exchange":
+                continue
+            for rows in (1, 5, 4099):
+                for root in roots_of(name, n):
+                    checksum = check(comm, name, rows, root)
+                    if is_reduced_alike(name):
+                        checksums.append(checksum)
+        return checksums
+
+    results = run_ranks(work, n, threads=threads, timeout_s=TIMEOUT_S)
+    assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("protocol", ["simple", "ll"])
+def test_every_algorithm_named_matches_its_oracle(protocol):
+    def work(comm: pycoll.Communicator) -> None:
+        for name in ORACLES:
+            for algorithm in builtin_algorithms(name):
+                check(comm, name, 777, 0, algorithm=f"{algorithm}/{protocol}")
+                assert comm.flight_record()[-1]["algorithm"] == f"{algorithm}/{protocol}"
+
+    run_ranks(work, 3, threads=True, timeout_s=TIMEOUT_S)
+
+
+DTYPES = [
+    "f32", "f64", "f16", "bf16", "f8_e4m3", "f8_e5m2", "i8", "i16", "i32", "i64", "u8",
+    "bool", "c64", "c128",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_ops_of_dtype_give_the_bits_of_the_host(dtype):
+    if dtype.startswith(("bf", "f8")):
+        pytest.importorskip("ml_dtypes")
+
+    def work(comm: pycoll.Communicator) -> None:
+        kind = numpy_dtype(dtype)
+        rng = np.random.default_rng(comm.rank)
+        values = rng.integers(0, 2 if dtype == "bool" else 5, 1001).astype(kind)
+        for op in ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor", pycoll.premul(3)):
+            host = values.copy()
+            try:
+                comm.all_reduce(host, op, algorithm="one_shot")
+            except UsageError as refused:
+                with pytest.raises(UsageError) as also:
+                    comm.all_reduce(DeviceArray.of(values), op, algorithm="one_shot")
+                assert str(also.value) == str(refused)
+                continue
+            x = DeviceArray.of(values)
+            out = DeviceArray.empty(1001, kind)
+            comm.all_reduce(x, op, out=out, algorithm="one_shot")
+            assert out.numpy().tobytes() == host.tobytes(), op
+            comm.all_reduce(x, op, algorithm="one_shot")
+            assert x.numpy().tobytes() == host.tobytes(), f"{op} in place"
+
+    run_ranks(work, 2, threads=True, timeout_s=TIMEOUT_S)
+
+
+@both
+def test_uneven_blocks_match_those_of_the_host(threads):
+    def work(comm: pycoll.Communicator) -> None:
+        n, me = comm.size, comm.rank
+        counts = [3, 0, 1000][:n]
+        x = inputs(n, counts[me], np.float32)[me]
+        np.testing.assert_array_equal(
+            comm.all_gather(DeviceArray.of(x), counts=counts).numpy(),
+            comm.all_gather(x, counts=counts),
+        )
+        x = inputs(n, sum(counts), np.int32)[me]
+        np.testing.assert_array_equal(
+            comm.reduce_scatter(DeviceArray.of(x), counts=counts).numpy(),
+            comm.reduce_scatter(x, counts=counts),
+        )
+        send = [7 * (me + peer) for peer in range(n)]
+        x = inputs(n, sum(send), np.float32)[me]
+        for given in ({}, {"recv_counts": [7 * (me + peer) for peer in range(n)]}):
+            np.testing.assert_array_equal(
+                comm.all_to_all(DeviceArray.of(x), send_counts=send, **given).numpy(),
+                comm.all_to_all(x, send_counts=send, **given),
+            )
+
+    run_ranks(work, 3, threads=threads, timeout_s=TIMEOUT_S)
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 70_001, 1_000_003])
+def test_all_reduce_of_any_length_and_offset_is_exact(count):
+    def work(comm: pycoll.Communicator) -> None:
+        array = DeviceArray.of(np.full(count + 3, comm.rank, np.float32))
+        x = array.part(1, count)
+        comm.all_reduce(x)
+        got = array.numpy()
+        assert (got[1 : count + 1] == sum(range(comm.size))).all()
+        assert got[0] == got[-1] == comm.rank
+
+    run_ranks(work, 2, timeout_s=TIMEOUT_S)
+
+
+@both
+def test_host_and_device_calls_take_turns(threads):
+    def work(comm: pycoll.Communicator) -> None:
+        host, x = np.ones(100), DeviceArray.of(np.ones(100))
+        for _ in range(20):
+            comm.all_reduce(host, "avg")
+            comm.all_reduce(x, "avg")
+        handle = comm.all_reduce(host, async_op=True)
+        comm.all_reduce(x)
+        handle.wait()
+        assert (x.numpy() == comm.size).all() and (host == comm.size).all()
+
+    run_ranks(work, 2, threads=threads, timeout_s=TIMEOUT_S)
+
+
+def test_parts_of_a_communicator_have_links_of_their_own():
+    def work(comm: pycoll.Communicator) -> None:
+        part = comm.split(comm.rank % 2)
+        assert part is not None
+        x = DeviceArray.of(np.full(10, comm.rank))
+        part.all_reduce(x)
+        comm.all_reduce(x, "max")
+        assert (x.numpy() == 4).all()
+
+    run_ranks(work, 4, timeout_s=TIMEOUT_S)
+
+
+@both
+def test_coalesced_calls_all_run(threads):
+    def work(comm: pycoll.Communicator) -> None:
+        arrays = [DeviceArray.of(np.full(i, comm.rank)) for i in range(1, 6)]
+        with comm.coalesce():
+            for x in arrays:
+                comm.all_reduce(x)
+        assert all((x.numpy() == 1).all() for x in arrays)
+
+    run_ranks(work, 2, threads=threads, timeout_s=TIMEOUT_S)
+
+
+def test_arrays_in_two_places_are_refused():
+    def work(comm: pycoll.Communicator) -> None:
+        x = DeviceArray.of(np.ones(4))
+        with pytest.raises(UsageError, match="x is on device 0, out in host memory"):
+            comm.all_reduce(x, out=np.ones(4))
+        with pytest.raises(UsageError, match="host arrays only"):
+            comm.send(x, 0)
+        with pytest.raises(UsageError, match="does not go with|reduce"):
+            comm.all_reduce(DeviceArray.of(np.ones(4)), "band")
+        comm.all_reduce(x)
+        assert INFO["all_reduce"].name == comm.flight_record()[-1]["collective"]
+
+    run_ranks(work, 2, timeout_s=TIMEOUT_S)

@@ -1,0 +1,178 @@
+"""Errors instead of hangs, while kernels wait: each is raised by the next call or synchronize()."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from comm_cases import both
+
+import pycoll
+from pycoll import (
+    AbortedError,
+    CollectiveMismatchError,
+    PeerDiedError,
+    TimeoutError,
+    UsageError,
+    run_ranks,
+)
+from pycoll.device import DeviceArray
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(60)]
+
+
+def test_killed_rank_is_named_while_kernels_wait():
+    def work(comm: pycoll.Communicator) -> tuple[float, str]:
+        x = DeviceArray.of(np.ones(10_000, np.float32))
+        comm.all_reduce(x)
+        comm.synchronize()
+        if comm.rank == 1:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.all_reduce(x)
+        start = time.monotonic()
+        with pytest.raises(PeerDiedError, match="rank 1 was ended by signal 9") as caught:
+            comm.synchronize()
+        assert caught.value.rank == 1
+        with pytest.raises(PeerDiedError):  # broken from now on
+            comm.all_reduce(x)
+        return time.monotonic() - start, str(caught.value)
+
+    outcomes = run_ranks(work, 3, return_errors=True, timeout_s=20)
+    for rank in (0, 2):
+        assert not isinstance(outcomes[rank], Exception), outcomes[rank]
+        took_s, text = outcomes[rank]
+        assert took_s < 5 and "all_reduce" in text
+
+
+@both
+def test_other_calls_on_ranks_are_a_mismatch_on_all(threads):
+    def work(comm: pycoll.Communicator) -> str:
+        x = DeviceArray.of(np.ones(1000, np.float32))
+        comm.all_reduce(x)
+        comm.synchronize()
+        part = x.part(0, 999) if comm.rank == 1 else x
+        with pytest.raises(CollectiveMismatchError) as caught:
+            comm.all_reduce(part)
+            comm.synchronize()
+        return str(caught.value)
+
+    for text in run_ranks(work, 3, threads=threads, timeout_s=20):
+        assert "shape (999,)" in text and "shape (1000,)" in text
+        assert "on a device" in text and "test_device_failures.py:" in text
+
+
+@both
+def test_host_array_against_device_array_is_a_mismatch(threads):
+    def work(comm: pycoll.Communicator) -> str:
+        x = DeviceArray.of(np.ones(64, np.float32))
+        comm.all_reduce(x)
+        comm.synchronize()
+        with pytest.raises(CollectiveMismatchError) as caught:
+            comm.all_reduce(np.ones(64, np.float32) if comm.rank == 0 else x)
+            comm.synchronize()
+        return str(caught.value)
+
+    for text in run_ranks(work, 2, threads=threads, timeout_s=20):
+        assert text.count("on a device") == 1
+
+
+@both
+def test_rank_that_never_comes_is_named_at_the_deadline(threads):
+    def work(comm: pycoll.Communicator) -> tuple[float, str]:
+        x = DeviceArray.of(np.ones(100, np.float32))
+        comm.all_reduce(x)
+        comm.synchronize()
+        start = time.monotonic()
+        if comm.rank == 2:
+            while time.monotonic() < start + 2.5:
+                time.sleep(0.05)
+            with pytest.raises(AbortedError):
+                comm.all_reduce(x)
+            return 0.0, ""
+        with pytest.raises(TimeoutError) as caught:
+            comm.all_reduce(x)
+            comm.synchronize()
+        return time.monotonic() - start, str(caught.value)
+
+    for took_s, text in run_ranks(work, 3, threads=threads, timeout_s=1.0)[:2]:
+        assert 0.8 < took_s < 8
+        assert "rank 2 has not entered it" in text and "1 s" in text
+
+
+def test_rank_that_leaves_is_named_at_once():
+    def work(comm: pycoll.Communicator) -> str:
+        x = DeviceArray.of(np.ones(100, np.float32))
+        comm.all_reduce(x)
+        if comm.rank == 0:
+            return ""  # run_ranks closes its communicator
+        start = time.monotonic()
+        with pytest.raises(PeerDiedError, match="rank 0 closed its communicator") as caught:
+            comm.all_reduce(x)
+            comm.synchronize()
+        assert time.monotonic() - start < 5
+        return str(caught.value)
+
+    run_ranks(work, 2, timeout_s=20)
+
+
+def test_async_work_raises_what_ended_it():
+    def work(comm: pycoll.Communicator) -> None:
+        x, y = (DeviceArray.of(np.ones(100, np.float32)) for _ in range(2))
+        good = comm.all_reduce(x, async_op=True)
+        good.wait(timeout_s=20)
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        bad = comm.all_reduce(y, async_op=True)
+        with pytest.raises(PeerDiedError):
+            bad.wait(timeout_s=20)
+        assert isinstance(bad.exception(), PeerDiedError)
+        assert good.exception() is None
+
+    outcomes = run_ranks(work, 2, return_errors=True, timeout_s=20)
+    assert outcomes[0] is None, outcomes[0]
+
+
+def test_error_on_the_host_ends_kernels_too():
+    def work(comm: pycoll.Communicator) -> None:
+        x = DeviceArray.of(np.ones(100, np.float32))
+        comm.all_reduce(x)
+        comm.synchronize()
+        if comm.rank == 0:
+            with pytest.raises((CollectiveMismatchError, PeerDiedError)):
+                comm.barrier()
+            return
+        with pytest.raises(CollectiveMismatchError):
+            comm.all_reduce(x)
+            comm.synchronize()
+
+    run_ranks(work, 2, timeout_s=20)
+
+
+def test_close_with_kernels_that_wait_ends_in_time():
+    def work(comm: pycoll.Communicator) -> float:
+        x = DeviceArray.of(np.ones(100, np.float32))
+        comm.all_reduce(x)
+        comm.synchronize()
+        start = time.monotonic()
+        if comm.rank == 0:
+            comm.all_reduce(x)
+        else:
+            time.sleep(0.2)
+        comm.close()
+        return time.monotonic() - start
+
+    assert max(run_ranks(work, 2, timeout_s=20)) < 8
+
+
+def test_more_ranks_than_blocks_are_refused(emulated, monkeypatch):
+    monkeypatch.setenv("PYCOLL_DEVICE_THREADS_PROCESSORS", "2")
+
+    def work(comm: pycoll.Communicator) -> None:
+        with pytest.raises(UsageError, match="3 ranks share one device .*2 blocks"):
+            comm.all_reduce(DeviceArray.of(np.ones(4, np.float32)))
+
+    run_ranks(work, 3, timeout_s=20)

@@ -1,0 +1,131 @@
+"""Streams, asynchronous operations, captures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from comm_cases import both
+
+import pycoll
+from pycoll import CudaError, UsageError, _core, run_ranks
+from pycoll.device import DeviceArray
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
+
+TIMEOUT_S = 60
+
+
+@both
+def test_operations_on_several_streams_come_in_their_order(threads):
+    def work(comm: pycoll.Communicator) -> None:
+        streams = [_core.DeviceStream() for _ in range(3)]
+        x = DeviceArray.of(np.full(50_000, comm.rank, np.float32))
+        for step in range(12):
+            x.stream = streams[step % 3].handle
+            comm.all_reduce(x, "avg" if step else "sum")
+        comm.synchronize()
+        assert (x.numpy() == 1).all()
+
+    run_ranks(work, 2, threads=threads, timeout_s=TIMEOUT_S)
+
+
+@both
+def test_async_work_runs_beside_the_stream(threads):
+    def work(comm: pycoll.Communicator) -> None:
+        arrays = [DeviceArray.of(np.full(1000 * (i + 1), comm.rank + i)) for i in range(4)]
+        works = [comm.all_reduce(x, async_op=True) for x in arrays]
+        for i, handle in enumerate(works):
+            assert handle.wait() is arrays[i]  # the stream waits, not the host
+            assert (arrays[i].numpy() == 2 * i + 1).all()
+        for handle in works:
+            handle.wait(timeout_s=TIMEOUT_S)
+            assert handle.done() and handle.exception() is None
+        gathered = comm.all_gather(arrays[0], async_op=True).wait()
+        assert gathered.numpy().shape == (2000,)
+
+    run_ranks(work, 2, threads=threads, timeout_s=TIMEOUT_S)
+
+
+def test_async_work_keeps_its_arrays():
+    def work(comm: pycoll.Communicator) -> None:
+        for step in range(20):
+            comm.all_reduce(DeviceArray.of(np.full(30_000, step)), async_op=True)
+        comm.synchronize()
+
+    run_ranks(work, 2, timeout_s=TIMEOUT_S)
+
+
+@both
+def test_captured_operations_replay_mixed_with_eager_ones(threads):
+    def work(comm: pycoll.Communicator) -> None:
+        n = comm.size
+        stream = _core.DeviceStream()
+        x = DeviceArray.of(np.ones(5000, np.float32), stream=stream.handle)
+        y = DeviceArray.of(np.ones(300, np.int64), stream=stream.handle)
+        out = DeviceArray.empty((n * 300,), "i64", stream=stream.handle)
+        comm.all_reduce(x, "avg")
+        comm.all_gather(y, out=out)
+        comm.synchronize()
+        stream.begin_capture()
+        comm.all_reduce(x)
+        comm.all_gather(y, out=out)
+        comm.all_reduce(x, "avg")
+        graph = stream.end_capture()
+        expected = 1.0
+        for step in range(100):
+            y.copy_from(np.full(300, step + comm.rank, np.int64))
+            stream.launch(graph)
+            expected = expected * n if expected < 2**20 else expected
+            if expected >= 2**20:
+                x.copy_from(np.ones(5000, np.float32))
+                comm.barrier()
+                expected = 1.0
+                continue
+            if step % 7 == 0:
+                comm.all_reduce(x, "max")
+            if step % 10 == 0:
+                stream.synchronize()
+                assert (x.numpy() == expected).all()
+                assert (out.numpy().reshape(n, 300).T == step + np.arange(n)).all()
+        comm.synchronize()
+
+    run_ranks(work, 2, threads=threads, timeout_s=TIMEOUT_S)
+
+
+def test_capture_of_what_needs_more_than_a_launch_is_refused_and_harmless():
+    def work(comm: pycoll.Communicator) -> None:
+        stream = _core.DeviceStream()
+        x = DeviceArray.of(np.ones(8, np.float32), stream=stream.handle)
+        stream.begin_capture()
+        with pytest.raises(UsageError, match="before the capture"):
+            comm.all_reduce(x)  # the first one: no links yet
+        stream.end_capture()
+        comm.all_reduce(x)
+        send = [4] * comm.size
+        stream.begin_capture()
+        with pytest.raises(UsageError, match="cannot be captured"):
+            comm.all_to_all(x, out=x.part(0, 8), send_counts=send, recv_counts=send)
+        with pytest.raises((UsageError, CudaError)):
+            comm.all_gather(x, counts=[8] * comm.size, out=x)
+        stream.end_capture()
+        comm.all_reduce(x)
+        assert (x.numpy() == comm.size**2).all()
+
+    run_ranks(work, 2, timeout_s=TIMEOUT_S)
+
+
+def test_capture_with_async_work_joins_its_stream():
+    def work(comm: pycoll.Communicator) -> None:
+        stream = _core.DeviceStream()
+        x = DeviceArray.of(np.ones(100, np.float32), stream=stream.handle)
+        comm.all_reduce(x, "avg", async_op=True).wait()
+        comm.synchronize()
+        stream.begin_capture()
+        comm.all_reduce(x, async_op=True).wait()
+        graph = stream.end_capture()
+        for _ in range(3):
+            stream.launch(graph)
+        stream.synchronize()
+        assert (x.numpy() == comm.size**3).all()
+
+    run_ranks(work, 2, timeout_s=TIMEOUT_S)
