@@ -20,6 +20,11 @@ void Communicator::open_device(const Call& call) {
                      std::to_string(call.device) + ", this communicator's rank is on " +
                      device_->device().title() + ": a communicator has one device per rank");
   }
+  if (segment_.pump() != nullptr) {
+    throw UsageError(
+        "arrays of devices need all ranks on one host: copy them to the host, or split the "
+        "communicator by host");
+  }
   const Device device(device_table(), call.device);
   if (device.capture_of(call.stream) != 0) {
     throw UsageError(
@@ -193,9 +198,8 @@ void Communicator::synchronize() {
   check_open();
   const std::unique_lock lock(run_mutex_);
   if (device_ == nullptr) return;
-  StreamEvent all(device_->device());
-  device_->record(all);
-  while (!all.is_over()) {
+  const StreamEvent* const last = device_->last();
+  while (last != nullptr && !last->is_over()) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
     if (waiter_.interrupted && waiter_.interrupted()) fail_aborted();
   }

@@ -85,7 +85,8 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
       planner_(device, rank_, num_ranks_, inputs),
       arrays_(device, num_ranks_),
       pinned_(device, 2 * kFlagBytes),
-      last_(device) {
+      last_(device),
+      captured_last_(device) {
   if (device.table().launch_bytes != sizeof(DeviceLaunch)) {
     throw UsageError(std::string("the library of ") + device.title() +
                      " is of another version of pycoll: build both again");
@@ -140,15 +141,13 @@ DeviceRunner::~DeviceRunner() { finish(); }
 
 void DeviceRunner::finish() {
   if (!launched_) return;
-  launched_ = false;
   try {
     // A kernel that waits for a peer ends by its own deadline, or by the watchdog's abort word.
-    StreamEvent all(device_);
-    record(all);
-    all.synchronize();
+    last()->synchronize();
   } catch (const CudaError&) {
     // The device is lost, and nothing runs there any more.
   }
+  launched_ = false;
 }
 
 void DeviceRunner::disown() {
@@ -156,10 +155,11 @@ void DeviceRunner::disown() {
   (void)watchdog_.release();
 }
 
-void DeviceRunner::record(StreamEvent& event) {
-  // A stream that is captured has no place that could be waited for; what it replays is the
-  // caller's.
-  if (device_.capture_of(last_stream_) == 0) event.record(last_stream_);
+const StreamEvent* DeviceRunner::last() {
+  if (!launched_) return nullptr;
+  if (!is_marked_) last_.record(last_stream_);
+  is_marked_ = true;
+  return &last_;
 }
 
 std::string DeviceRunner::describe() const {
@@ -191,13 +191,24 @@ void DeviceRunner::scale_input(const Call& call, void* dst, int64_t count) {
 void DeviceRunner::order_behind_last(DeviceStream stream, uint64_t capture) {
   // All operations use the same links, one after another. Between a capture and what is outside,
   // the caller orders: a replay belongs behind the calls made before it.
-  if (launched_ && stream != last_stream_ && capture == last_capture_) {
-    last_.record(last_stream_);
-    last_.hold(stream);
+  if (capture != 0) {
+    if (capture == capture_ && stream != captured_stream_) {
+      captured_last_.record(captured_stream_);
+      captured_last_.hold(stream);
+    }
+    capture_ = capture;
+    captured_stream_ = stream;
+    return;
   }
+  if (launched_ && stream != last_stream_) last()->hold(stream);
   last_stream_ = stream;
-  last_capture_ = capture;
   launched_ = true;
+  is_marked_ = false;
+}
+
+void DeviceRunner::mark_last() {
+  // The default streams are always there. Any other one may be gone when somebody asks.
+  if (reinterpret_cast<uintptr_t>(last_stream_) > 2) last();
 }
 
 DeviceStream DeviceRunner::stream_beside(DeviceStream stream) {
@@ -285,9 +296,11 @@ bool DeviceRunner::launch(const Call& call, const CallRecord& record, double tim
   launch.digest = record.digest;
   launch.timeout_ns = static_cast<int64_t>(timeout_s * 1e9);
   if (meeting_ != nullptr && capture == 0) {
-    return meeting_->launch(rank_, launch, call.stream, waiter_);
+    if (!meeting_->launch(rank_, launch, call.stream, waiter_)) return false;
+  } else {
+    device_.check(device_.table().launch(device_.index(), &launch, call.stream), "a launch");
   }
-  device_.check(device_.table().launch(device_.index(), &launch, call.stream), "a launch");
+  if (capture == 0) mark_last();
   return true;
 }
 

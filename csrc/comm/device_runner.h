@@ -49,14 +49,15 @@ class DeviceRunner {
   void* room(DeviceMemory& memory, size_t nbytes, const Call& call);
   DeviceMemory& premul_room() { return premul_room_; }
 
-  /// Behind everything that was launched so far.
-  void record(StreamEvent& event);
+  /// Behind everything that was launched so far, but for captures; null when nothing was.
+  const StreamEvent* last();
   /// A sentence for explain().
   std::string describe() const;
   void disown();
 
  private:
   void order_behind_last(DeviceStream stream, uint64_t capture);
+  void mark_last();
   void set_counts(const Call& call, DeviceLaunch& launch);
   void set_tiles(const Call& call, const DevicePlan& plan, DeviceLaunch& launch) const;
 
@@ -76,10 +77,14 @@ class DeviceRunner {
   std::shared_ptr<DeviceMeeting> meeting_;  // with the ranks of this process on this device
   PinnedMemory pinned_;                     // the abort word and the report
   std::unique_ptr<DeviceWatchdog> watchdog_;
+  // The order of operations on several streams.
   StreamEvent last_;
   DeviceStream last_stream_ = nullptr;
-  uint64_t last_capture_ = 0;
   bool launched_ = false;
+  bool is_marked_ = true;  // `last_` is behind what was launched last
+  StreamEvent captured_last_;
+  DeviceStream captured_stream_ = nullptr;
+  uint64_t capture_ = 0;  // that had the last captured operation
   DeviceLaunch next_;  // as prepare() made it
   std::unique_ptr<Stream> beside_;
   std::unique_ptr<StreamEvent> before_beside_;
