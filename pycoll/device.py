@@ -109,7 +109,7 @@ class DeviceArray:
             "strides": None,
             "stream": self.stream or None,
         }
-        if typestr[1] == "V":
+        if typestr[1] == "V" or self.dtype.itemsize == 1 and typestr[1] == "f":
             interface["descr"] = [(name, typestr)]
         return interface
 

@@ -49,7 +49,8 @@ DType dtype_of_typestr(const std::string& typestr, const py::dict& interface) {
   if (!is_native) return DType::kOpaque;
   switch (typestr[1]) {
     case 'f':
-      return dtype_of(DTypeKind::kFloat, size);
+      if (size > 1) return dtype_of(DTypeKind::kFloat, size);
+      break;
     case 'i':
       return dtype_of(DTypeKind::kInt, size);
     case 'u':

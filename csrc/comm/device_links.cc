@@ -56,7 +56,7 @@ DeviceRingShape device_ring_shape(DeviceProtocol protocol, int num_ranks) {
       return {2 * kPoisonBuffers,
               many ? 8 << 10 : 32 << 10};  // of two messages per link, as two_shot
     case DeviceProtocol::kDirect:
-      break;
+      return {kMaxSlots, 0};  // marks alone
   }
   return {};
 }

@@ -20,7 +20,8 @@ PlannerLinks device_links_of(int num_ranks) {
   links.num_slots = kMaxSlots;
   links.multicast = false;
   const auto payload = [&](DeviceProtocol protocol) {
-    return device_payload_bytes(protocol, device_ring_shape(protocol, num_ranks).slot_bytes, 1);
+    // Half of it: ranges are cut at granules, so that one may be longer than its share.
+    return device_payload_bytes(protocol, device_ring_shape(protocol, num_ranks).slot_bytes, 1) / 2;
   };
   links.slot_payloads = {payload(DeviceProtocol::kSimple), payload(DeviceProtocol::kLL)};
   return links;

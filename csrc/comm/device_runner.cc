@@ -312,6 +312,12 @@ void DeviceRunner::set_tiles(const Call& call, const DevicePlan& plan, DeviceLau
   launch.tile_count = launch.protocol == DeviceProtocol::kDirect
                           ? kDirectTileBytes / static_cast<int64_t>(element_size)
                           : device_tile_count(plan.planned->plan, payload, element_size);
+  if (plan.planned->plan.spans_blocks) {
+    // Some range holds several whole blocks: the message is one tile, which fits (Planner::make).
+    launch.tile_count = (launch.count + launch.granule - 1) / launch.granule * launch.granule;
+    launch.num_channels = 1;
+    return;
+  }
   // Alike on all ranks, so not from what only this one knows.
   if (call.send_counts != nullptr) {
     launch.num_channels = std::min(max_channels_, kUnevenChannels);
