@@ -17,16 +17,16 @@ namespace pycoll {
 /// What an argument may be.
 enum class Memory : uint8_t { kHost, kHostOrDevice };
 
-/// A borrowed view of a contiguous array of the host, or of a device; keeps its exporter's memory alive while it lives.
-/// Elements may be of any type of fixed size. A type that is not in the dtype table is kOpaque: it
-/// can be copied, and not reduced.
+/// A borrowed view of a contiguous array of the host, or of a device; keeps its exporter's memory
+/// alive while it lives. Elements may be of any type of fixed size. A type that is not in the dtype
+/// table is kOpaque: it can be copied, and not reduced.
 class ArrayView {
  public:
   /// NumPy arrays, the buffer protocol, DLPack, then __cuda_array_interface__. `what` names the
   /// argument in messages.
   /// Raises UsageError when `object` is none of these, is not contiguous, is not in such memory,
-  /// holds Python objects, or is read-only while `writable`, and when a device array comes and there
-  /// is no library for it.
+  /// holds Python objects, or is read-only while `writable`, and when a device array comes and
+  /// there is no library for it.
   ArrayView(PyObject* object, const char* what, bool writable, Memory memory = Memory::kHost);
 
   void* data = nullptr;

@@ -1,10 +1,10 @@
 #include "bindings/invocation.h"
 
-#include "bindings/device_objects.h"
 #include <memory>
 #include <utility>
 
 #include "base/error.h"
+#include "bindings/device_objects.h"
 #include "bindings/gil.h"
 #include "schedule/collectives.h"
 

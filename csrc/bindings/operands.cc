@@ -248,7 +248,8 @@ void scatter(Invocation& in) {
     if (!at_root) in.call.input = nullptr;
   } else {
     in.result = py::reinterpret_borrow<py::object>(in.args[Arg::kOut]);
-    const ArrayView& out = in.operands.out.emplace(in.result.ptr(), "out", true, Memory::kHostOrDevice);
+    const ArrayView& out =
+        in.operands.out.emplace(in.result.ptr(), "out", true, Memory::kHostOrDevice);
     set_elements(in.call, out);
     in.call.count = out.count;
     in.call.output = out.data;

@@ -39,8 +39,8 @@ struct Call {
   double timeout_s = 0;            // 0: the communicator's
   uint16_t site = 0;               // Recorder::name_id of the user's file and line; 0: not known
   OnSlow on_slow;                  // of a blocking call
-  int device = -1;         // whose memory the buffers are in; -1: the host's
-  void* stream = nullptr;  // of that device: the operation runs behind what it has got
+  int device = -1;                 // whose memory the buffers are in; -1: the host's
+  void* stream = nullptr;          // of that device: the operation runs behind what it has got
   uint32_t places_hash = 0;  // where they lie in registered arrays of devices, alike on all ranks
 };
 

@@ -85,7 +85,9 @@ size_t Batch::fusable_from(size_t first, int num_ranks) const {
   for (; end < calls_.size() && end - first < kMaxFusedCalls; ++end) {
     const Call& call = calls_[end].call;
     total += bytes_of(call);
-    if (!alike(call, model) || call.device >= 0 || !calls_[end].algorithm.empty() || total > kMaxFusedBytes) break;
+    if (!alike(call, model) || call.device >= 0 || !calls_[end].algorithm.empty() ||
+        total > kMaxFusedBytes)
+      break;
     // A call that reads what an earlier one of the group has written must come after it.
     const auto reads_output_of = [&call](const QueuedCall& earlier) {
       return overlap(call.input, bytes_of(call), earlier.call.output, bytes_of(earlier.call));

@@ -31,8 +31,9 @@ PlannerLinks links_of(const Transport& transport, const Segment& segment) {
   const auto bytes = [&](ProtocolKind protocol) {
     return layout.slot_bytes[static_cast<size_t>(protocol)];
   };
-  links.slot_payloads = {static_cast<int64_t>(bytes(ProtocolKind::kSimple)),
-                         LowLatency::payload_bytes<HostThread::LineBatch>(bytes(ProtocolKind::kLL))};
+  links.slot_payloads = {
+      static_cast<int64_t>(bytes(ProtocolKind::kSimple)),
+      LowLatency::payload_bytes<HostThread::LineBatch>(bytes(ProtocolKind::kLL))};
   return links;
 }
 

@@ -192,7 +192,7 @@ class Communicator {
   std::unique_ptr<PointToPoint> messages_;  // once there are any
   std::vector<std::byte*> registered_;      // one for each register_array()
   AlgorithmSource algorithm_source_;
-  std::unique_ptr<DeviceRunner> device_;                  // from the first call on a device on
+  std::unique_ptr<DeviceRunner> device_;                   // from the first call on a device on
   std::vector<std::shared_ptr<DeviceWork>> device_works_;  // that may still run
 };
 

@@ -31,9 +31,9 @@ void Communicator::open_device(const Call& call) {
         "the first collective on a device makes links to the other ranks, which cannot be done "
         "while a stream is captured: call one before the capture");
   }
-  const double timeout_s = call.timeout_s > 0 ? call.timeout_s : timeout_s_;
-  device_ = std::make_unique<DeviceRunner>(*transport_, device, inputs_, waiter_,
-                                           host_gather(call), Deadline::after_s(timeout_s));
+  const double timeout_s = call.timeout_s > 0 ? call.timeout_s : timeout_s_.load();
+  device_ = std::make_unique<DeviceRunner>(*transport_, device, inputs_, waiter_, host_gather(call),
+                                           Deadline::after_s(timeout_s));
   device_->planner().set_algorithm_source(algorithm_source_);
 }
 
@@ -120,7 +120,7 @@ void Communicator::execute_on_device(const Call& call, const OnSlow& on_slow) {
   Call said = call;
   said.places_hash = plain.places_hash;
   const CallRecord& record = recorder_.prepare(said, sequence_ + 1, planned);
-  const double timeout_s = call.timeout_s > 0 ? call.timeout_s : timeout_s_;
+  const double timeout_s = call.timeout_s > 0 ? call.timeout_s : timeout_s_.load();
   waiter_.begin(record.sequence, record.digest, timeout_s, on_slow);
   if (load_acquire(segment_.failure_word()) != 0) raise_device_failure();
   recorder_.publish();

@@ -1,5 +1,5 @@
-// Arrays of a rank's device that the kernels of all ranks reach: those of comm.empty(device=...) and
-// those that were registered. All ranks register alike, so the same number means the same
+// Arrays of a rank's device that the kernels of all ranks reach: those of comm.empty(device=...)
+// and those that were registered. All ranks register alike, so the same number means the same
 // registration on all of them.
 #pragma once
 

@@ -69,7 +69,7 @@ class DeviceRunner {
   DevicePlanner planner_;
   DeviceArrays arrays_;
   std::optional<DeviceArrays::Places> places_;  // of the next call
-  std::string path_;  // how the ranks reach each other, for people
+  std::string path_;                            // how the ranks reach each other, for people
   std::unique_ptr<DeviceWindow> window_;
   std::unique_ptr<DeviceLinkMemory> links_;
   int block_threads_ = 0;
@@ -85,7 +85,7 @@ class DeviceRunner {
   StreamEvent captured_last_;
   DeviceStream captured_stream_ = nullptr;
   uint64_t capture_ = 0;  // that had the last captured operation
-  DeviceLaunch next_;  // as prepare() made it
+  DeviceLaunch next_;     // as prepare() made it
   std::unique_ptr<Stream> beside_;
   std::unique_ptr<StreamEvent> before_beside_;
   DeviceMemory scratch_;

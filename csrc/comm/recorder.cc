@@ -45,9 +45,9 @@ const CallRecord& Recorder::prepare(const Call& call, uint64_t sequence, Planned
   record.asked_hash = last_asked_hash_;
   record.chosen = planned.name_id;
   record.chosen_hash = planned.name_hash;
-  record.counts_hash =
-      call.block_counts != nullptr ? hash_counts(call.block_counts, segment_.num_ranks())
-                                   : call.places_hash;
+  record.counts_hash = call.block_counts != nullptr
+                           ? hash_counts(call.block_counts, segment_.num_ranks())
+                           : call.places_hash;
   record.count = opaque ? call.count * static_cast<int64_t>(element_size) : call.count;
   std::copy_n(call.shape, 6, record.shape);
   record.digest = record.compute_digest();

@@ -102,8 +102,8 @@ std::string describe_last(const Segment& segment, int rank) {
   const bool running = record.finished == 0;
   const int64_t then_ns = scale.to_ns(running ? record.entered : record.finished_ticks());
   const double ago_s = static_cast<double>(std::max<int64_t>(0, now_ns() - then_ns)) * 1e-9;
-  return (running           ? "it is in #"
-          : record.failed() ? "it failed in #"
+  return (running                                       ? "it is in #"
+          : record.failed()                             ? "it failed in #"
           : (record.flags & CallRecord::kOnDevice) != 0 ? "it launched #"
                                                         : "it finished #") +
          std::to_string(sequence) + ", " + describe_call(segment, rank, record) + ", " +

@@ -3,7 +3,8 @@
 // under sanitizers too. Its ranks may be threads, or processes that map each other's memory.
 //
 // For tests, the environment can make it less able: PYCOLL_DEVICE_THREADS_COUNT (devices; 1),
-// ..._REACH=0 (no device reaches another one's memory), ..._EXPORT=0 (no process another one's), ..._PROCESSORS (blocks at once; 32).
+// ..._REACH=0 (no device reaches another one's memory), ..._EXPORT=0 (no process another one's),
+// ..._PROCESSORS (blocks at once; 32).
 #include <sys/mman.h>
 #include <unistd.h>
 

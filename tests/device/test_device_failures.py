@@ -125,6 +125,7 @@ def test_async_work_raises_what_ended_it():
         good = comm.all_reduce(x, async_op=True)
         good.wait(timeout_s=20)
         if comm.rank == 1:
+            time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
         bad = comm.all_reduce(y, async_op=True)
         with pytest.raises(PeerDiedError):
