@@ -1,6 +1,7 @@
 # make demo: sets everything up and runs the main job.   make test: sets everything up and tests.
 # make bench: compares with gloo, DeepSpeed and MPI.   make benchmarks: builds the C++ programs.
 # make cuda: builds the library for GPUs (needs nvcc).
+# make gpu-check [PART=build|test|bench]: builds, tests and measures on a GPU, with PYTHON as it is.
 # make lint, make test-slow, make clean.
 #
 # PYTHON chooses the interpreter of the venv. Nothing is installed outside .venv.
@@ -15,7 +16,7 @@ INSTALL := PATH="$(abspath $(BIN)):$$PATH" PYCOLL_BUILD_DIR=build/cmake $(PIP) -
 
 FUZZ_MINUTES ?= 10
 
-.PHONY: cuda demo test test-slow fuzz bench benchmarks lint format clean build
+.PHONY: cuda gpu-check demo test test-slow fuzz bench benchmarks lint format clean build
 
 demo: $(VENV)/demo build
 	$(BIN)/python examples/demo.py --out out
@@ -42,6 +43,10 @@ benchmarks: build
 cuda: $(VENV)/installed
 	@PATH="$(abspath $(BIN)):$$PATH" PYCOLL_BUILD_DIR=build/cmake PYCOLL_CUDA=on \
 	  $(BIN)/python setup.py --quiet build_ext --inplace
+
+# Sets nothing up and needs no network. Status 2: the machine lacks something, and it says what.
+gpu-check:
+	@$(PYTHON) benchmarks/gpu_check.py --part $(or $(PART),all) $(if $(OUT),--out $(OUT))
 
 lint: $(VENV)/lint
 	$(BIN)/python -m ruff check .

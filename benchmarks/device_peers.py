@@ -1,0 +1,129 @@
+"""all_reduce of gloo and NCCL on tensors of one GPU, timed as device_bench times pycoll's.
+
+python benchmarks/device_peers.py BACKEND DEVICE DTYPE SIZE ...   (one rank: RANK, WORLD_SIZE,
+MASTER_ADDR, MASTER_PORT). Rank 0 prints {"rows": [...]} or {"note": why not} as its last line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+LEAST_NCCL = (2, 30)
+SAMPLES = 7
+
+
+def num_calls_for(nbytes: int) -> int:
+    return max(3, min(50, (1 << 28) // max(nbytes, 1)))
+
+
+def why_not(backend: str, device: str) -> str | None:
+    """Why this backend cannot be measured here."""
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError as error:
+        return f"no torch: {error}"
+    if device == "cuda" and not torch.cuda.is_available():
+        return "torch sees no GPU"
+    if backend == "gloo":
+        return None if dist.is_gloo_available() else "this torch has no gloo"
+    if not dist.is_nccl_available() or device != "cuda":
+        return "this torch has no NCCL"
+    found = tuple(torch.cuda.nccl.version())
+    if found < LEAST_NCCL:
+        return f"NCCL is {'.'.join(map(str, found))}: ranks that share a GPU need 2.30"
+    return None
+
+
+def measure(backend: str, device: str, dtype: str, sizes: list[int]) -> list[dict[str, Any]]:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group(backend)
+    kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    rows = []
+    for nbytes in sizes:
+        x = torch.zeros(max(nbytes // kind.itemsize, 1), dtype=kind, device=device)
+        x += dist.get_rank() + 1
+        dist.all_reduce(x)
+        wait()
+        n = dist.get_world_size()
+        assert bool((x == n * (n + 1) // 2).all()), f"{backend}: wrong result of {nbytes} B"
+        x.zero_()
+        num_calls = num_calls_for(nbytes)
+        samples = []
+        for _ in range(SAMPLES):
+            wait()
+            dist.barrier()
+            start = time.perf_counter()
+            for _ in range(num_calls):
+                dist.all_reduce(x)
+            wait()
+            samples.append((time.perf_counter() - start) / num_calls)
+        times = torch.tensor(samples, dtype=torch.float64, device=device)
+        dist.all_reduce(times, op=dist.ReduceOp.MAX)
+        rows.append({"nbytes": nbytes, "queued_us": statistics.median(times.tolist()) * 1e6})
+    dist.destroy_process_group()
+    return rows
+
+
+def run(
+    backend: str, device: str, dtype: str, n: int, sizes: list[int], timeout_s: float
+) -> dict[str, Any]:
+    """One series by n processes. Returns its rows, or a note that says why there are none."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(n),
+        "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, str(Path(__file__)), backend, device, dtype, *map(str, sizes)]
+    processes = [
+        subprocess.Popen(
+            command,
+            env=env | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(n)
+    ]
+    try:
+        outs = [process.communicate(timeout=max(timeout_s, 1))[0] for process in processes]
+    except subprocess.TimeoutExpired:
+        return {"note": f"not done after {timeout_s:.0f} s"}
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    last = (outs[0].strip().splitlines() or [""])[-1]
+    try:
+        return json.loads(last)
+    except ValueError:
+        return {"note": f"failed: {last[-300:]}"}
+
+
+def main() -> None:
+    backend, device, dtype, *sizes = sys.argv[1:]
+    reason = why_not(backend, device)
+    if reason is not None:
+        print(json.dumps({"note": reason}))
+        return
+    print(json.dumps({"rows": measure(backend, device, dtype, [int(size) for size in sizes])}))
+
+
+if __name__ == "__main__":
+    main()
