@@ -10,9 +10,11 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
+from device_peers import SAMPLES, num_calls_for
 from device_traffic import traffic
 
 import pycoll
@@ -22,7 +24,6 @@ from pycoll.memory import numpy_dtype
 
 TIMEOUT_S = 60.0
 MIN_ROOFLINE_BYTES = 1 << 20  # shorter messages are the launch's matter
-SAMPLES = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,41 +47,52 @@ class Case:
     n: int
     threads: bool
     registered: bool = False
+    emulated: bool = False
 
     def __str__(self) -> str:
         ranks = "threads" if self.threads else "processes"
         return f"all_reduce {self.dtype} {self.n} {ranks}{' registered' * self.registered}"
 
 
-def num_calls_for(nbytes: int) -> int:
-    """Calls in a row: enough for the clock, and not many of long ones."""
-    return max(3, min(50, (1 << 28) // max(nbytes, 1)))
-
-
 def slowest(comm: pycoll.Communicator, values: list[float]) -> list[float]:
     return comm.all_reduce(np.array(values), "max").tolist()
 
 
-def measure(
-    comm: pycoll.Communicator, case: Case, nbytes: int, num_calls: int | None = None
-) -> Figures:
-    """Collective. The result is checked, outside of what is timed."""
-    kind = numpy_dtype(case.dtype)
-    count = max(nbytes // kind.itemsize, 1)
-    make: Callable[..., Any] = DeviceArray.empty
-    if case.registered:
-        make = lambda count, dtype: comm.empty(count, dtype, device=0)  # noqa: E731
-    x, out = make(count, case.dtype), make(count, case.dtype)
-    x.copy_from(np.full(count, comm.rank + 1, kind))
-    num_calls = num_calls or num_calls_for(nbytes)
+def arrays_of(comm: pycoll.Communicator, case: Case, nbytes: int) -> tuple[Any, Any, int]:
+    """Collective. Input and output of this rank: torch's on a GPU, else DeviceArrays.
 
+    Returns:
+        Both, and how many elements of the output are wrong after one all_reduce.
+    """
+    own, expected = comm.rank + 1, sum(range(1, comm.size + 1))
+    if case.emulated:
+        kind = numpy_dtype(case.dtype)
+        count = max(nbytes // kind.itemsize, 1)
+        make = partial(comm.empty, device=0) if case.registered else DeviceArray.empty
+        x, out = make(count, case.dtype), make(count, case.dtype)
+        x.copy_from(np.full(count, own, kind))
+        comm.all_reduce(x, out=out)
+        comm.synchronize()
+        return x, out, int(np.count_nonzero(out.numpy().astype(np.float64) != expected))
+    import torch
+
+    kind = {"f32": torch.float32, "bf16": torch.bfloat16}[case.dtype]
+    count = max(nbytes // kind.itemsize, 1)
+    make = partial(comm.empty if case.registered else torch.empty, device="cuda:0")
+    x, out = make(count, dtype=kind), make(count, dtype=kind)
+    x.fill_(own)
     comm.all_reduce(x, out=out)
     comm.synchronize()
+    return x, out, int((out != expected).sum())
+
+
+def measure(comm: pycoll.Communicator, case: Case, nbytes: int) -> Figures:
+    """Collective. The result is checked, outside of what is timed."""
+    x, out, wrong = arrays_of(comm, case, nbytes)
     algorithm = comm.flight_record()[-1]["algorithm"]
-    expected = sum(range(1, comm.size + 1))
-    wrong = int(np.count_nonzero(out.numpy().astype(np.float64) != expected))
     if slowest(comm, [wrong])[0] != 0:
         raise AssertionError(f"{case}, {nbytes} B: wrong elements on some rank")
+    num_calls = num_calls_for(nbytes)
 
     queued, launched, ended = [], [], []
     for _ in range(SAMPLES):

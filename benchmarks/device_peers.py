@@ -21,6 +21,7 @@ SAMPLES = 7
 
 
 def num_calls_for(nbytes: int) -> int:
+    """Calls in a row: enough for the clock, and not many of long ones."""
     return max(3, min(50, (1 << 28) // max(nbytes, 1)))
 
 

@@ -63,14 +63,14 @@ def device_facts() -> dict[str, Any]:
     return pycoll.run_ranks(lambda _: _core.device_info(), 1)[0]
 
 
-def cases(tiny: bool) -> list[Case]:
+def cases(tiny: bool, emulated: bool) -> list[Case]:
     """The most telling first, since time may end."""
     ranks = (2,) if tiny else (8, 2, 4)
     made = []
     for n in ranks:
         for dtype in ("f32", "bf16"):
-            made += [Case(dtype, n, True, registered) for registered in (False, True)]
-    return made + [Case(dtype, 2, False) for dtype in ("f32", "bf16")]
+            made += [Case(dtype, n, True, registered, emulated) for registered in (False, True)]
+    return made + [Case(dtype, 2, False, emulated=emulated) for dtype in ("f32", "bf16")]
 
 
 def measure_all(table: Table, device: str, tiny: bool) -> None:
@@ -79,7 +79,7 @@ def measure_all(table: Table, device: str, tiny: bool) -> None:
     table.data["copy_ceiling_bytes_per_s"] = ceiling
     print(f"copies: {ceiling / 1e12:.3f} TB/s, read and write", flush=True)
     sizes = TINY_SIZES if tiny else SIZES
-    for case in cases(tiny):
+    for case in cases(tiny, emulated):
         name = f"pycoll, {case}"
         try:
             # The time of peers is kept.
