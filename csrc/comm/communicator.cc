@@ -64,8 +64,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_
       segment_(transport_->segment()),
       rank_(transport_->rank()),
       num_ranks_(transport_->num_ranks()),
-      host_rank_(transport_->host_rank(rank_)),
-      host_number_(transport_->host_number(rank_)),
+      pump_(segment_.pump()),
       timeout_s_(timeout_s),
       inputs_(inputs != nullptr ? std::move(inputs)
                                 : Settings::from_bytes(segment_.settings_text()).parse()),
@@ -73,7 +72,9 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_
       peer_memory_(*transport_),
       waiter_(*transport_),
       recorder_(segment_, rank_),
-      runner_(*transport_, waiter_, peer_memory_) {
+      runner_(*transport_, waiter_, peer_memory_),
+      host_rank_(transport_->host_rank(rank_)),
+      host_number_(transport_->host_number(rank_)) {
   if (num_ranks_ > kMaxPeers) {
     throw UsageError("a communicator has at most " + std::to_string(kMaxPeers) +
                      " ranks, asked for " + std::to_string(num_ranks_));
@@ -274,7 +275,7 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
   sequence_ = record.sequence;
 
   if (nbytes == 0) {
-    if (Pump* pump = segment_.pump()) pump->ask(-1, sequence_);  // nothing else tells them
+    if (pump_ != nullptr) pump_->ask(-1, sequence_);  // nothing else tells them
     if (!waiter_.peers_agree()) raise_failure();
     recorder_.finish();
     return;
@@ -290,8 +291,8 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
   bool ok = done ? *done : runner_.run_slots(plain, nbytes, *planned);
   // No message and no wait need have told such a rank of a mismatch.
   if (ok && Recorder::may_leave_early(call, rank_, num_ranks_)) ok = waiter_.peers_agree();
-  if (Pump* pump = segment_.pump()) [[unlikely]]
-    pump->leave_rest();
+  if (pump_ != nullptr) [[unlikely]]
+    pump_->leave_rest();
   if (!ok) raise_failure();
   recorder_.finish();
   ++planned->num_calls;

@@ -173,8 +173,7 @@ class Communicator {
   Segment& segment_;
   int rank_;
   int num_ranks_;
-  int host_rank_;
-  int host_number_;
+  Pump* const pump_;  // null: all ranks are on one host
   std::atomic<double> timeout_s_;
   std::shared_ptr<const SelectionInputs> inputs_;  // shared with all that split from this one
   Planner planner_;
@@ -194,6 +193,8 @@ class Communicator {
   AlgorithmSource algorithm_source_;
   std::unique_ptr<DeviceRunner> device_;                   // from the first call on a device on
   std::vector<std::shared_ptr<DeviceWork>> device_works_;  // that may still run
+  const int host_rank_;
+  const int host_number_;
 };
 
 }  // namespace pycoll

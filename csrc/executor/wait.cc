@@ -33,11 +33,14 @@ Waiter::Waiter(Transport& transport)
       rank_(transport.rank()) {
   const bool oversubscribed = transport.num_ranks() > segment_.num_cores();
   max_spins_ = oversubscribed ? kMinSpins : kMaxSpins;
+  // Looks at memory alone find nothing that comes from another host: spin_with_hosts does both.
+  if (pump_ != nullptr) max_spins_ = 1;
   num_spins_ = max_spins_;
   yield_ns_ = oversubscribed ? 200'000 : 1'000'000;
 }
 
 bool Waiter::wait_slowly(bool (*ready)(void*), void* context, const WaitSite& site) {
+  if (pump_ != nullptr && spin_with_hosts(ready, context, site.peer)) return true;
   const bool is_ready = wait_in_view(ready, context, site);
   store_relaxed(segment_.control(rank_).waits_for, 0);
   return is_ready;
@@ -137,16 +140,26 @@ void Waiter::yield(int64_t now) {
   if (now_ns() - now < kSwitchNs) {
     num_spins_ = std::min(num_spins_ * 2, max_spins_);
   } else {
-    num_spins_ = std::max(num_spins_ / 2, kMinSpins);
+    num_spins_ = std::min(std::max(num_spins_ / 2, kMinSpins), max_spins_);
   }
 }
 
-int Waiter::poll_hosts(int peer) {
-  // A system call, as long as many looks at memory. For a rank of this host it is seldom of use.
+/// What spin_until does where all ranks are on one host.
+bool Waiter::spin_with_hosts(bool (*ready)(void*), void* context, int peer) {
+  // A look at the network is a system call, as long as many looks at memory. For a rank of this
+  // host it is seldom of use.
   constexpr int kWorth = 12;
-  if (!pump_->is_remote(peer) && ++num_looks_ % kWorth != 0) return 0;
-  pump_->poll(peer);
-  return kWorth;
+  const bool remote = pump_->is_remote(peer);
+  const int num_spins = transport_.num_ranks() > segment_.num_cores() ? kMinSpins : kMaxSpins;
+  for (int i = 0; i < num_spins; ++i) {
+    if (remote || ++num_looks_ % kWorth == 0) {
+      pump_->poll(peer);
+      i += kWorth;
+    }
+    if (ready(context)) return true;
+    cpu_pause();
+  }
+  return false;
 }
 
 void Waiter::ask_hosts(const WaitSite& site) {

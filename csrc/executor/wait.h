@@ -63,8 +63,6 @@ class Waiter {
   bool spin_until(Ready&& ready, const WaitSite& site) {
     for (int i = 0; i < num_spins_; ++i) {
       if (ready()) return true;
-      if (pump_ != nullptr) [[unlikely]]
-        i += poll_hosts(site.peer);
       cpu_pause();
     }
     using Callable = std::remove_reference_t<Ready>;
@@ -93,7 +91,7 @@ class Waiter {
   bool look_for_trouble(bool (*ready)(void*), void* context, const WaitSite& site);
   void yield(int64_t now);
   void nap(bool (*ready)(void*), void* context, int peer);
-  int poll_hosts(int peer);
+  bool spin_with_hosts(bool (*ready)(void*), void* context, int peer);
   void ask_hosts(const WaitSite& site);
   std::string describe_end(int rank, int signal) const;
   /// Who holds up `peer`, that holds up this rank: follows who waits for whom.

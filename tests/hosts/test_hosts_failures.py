@@ -284,7 +284,7 @@ def test_communicators_come_and_go_and_leave_nothing(two):
             comm.close()
             tasks = len(os.listdir("/proc/self/task"))
             counts.append((len(os.listdir("/proc/self/fd")), tasks))
-        assert counts[0] == counts[-1], counts
+        assert counts[-1] <= counts[0], counts
         return counts[-1]
 
     env = {"WORLD_SIZE": "2", "MASTER_ADDR": two.address(0), "PYCOLL_TOKEN": "t"}
