@@ -22,15 +22,17 @@ class Adopter {
   int after() const { return after_; }
   void set_after(int after) { after_ = after; }
 
+  /// Whether arrays of a message of so many bytes are to be noted.
+  bool wants(int64_t message_bytes) const { return message_bytes >= kMinMessage && after_ != 0; }
   /// Called when an operation is about to begin: its arrays are its alone.
   void note(Communicator& comm, const ArrayView& view) {
-    if (view.nbytes() >= kMinBytes && after_ != 0 && view.numpy() != nullptr) [[unlikely]]
-      count(comm, view);
+    if (view.nbytes() >= kMinBytes && view.numpy() != nullptr) count(comm, view);
   }
 
  private:
-  // Below, moving an array does not pay before it has been passed hundreds of times.
-  static constexpr int64_t kMinBytes = 64 << 10;
+  // Below, moving arrays does not pay before they have been passed hundreds of times.
+  static constexpr int64_t kMinMessage = 64 << 10;
+  static constexpr int64_t kMinBytes = 16 << 10;  // what peers would reach without a copy
   static constexpr size_t kNumSeen = 256;
 
   /// What was passed, by addresses alone until it is adopted: a new array at an old one's place may
@@ -46,6 +48,7 @@ class Adopter {
   };
 
   void count(Communicator& comm, const ArrayView& view);
+  Seen& find(const PyObject* owner, const ArrayView& view);
 
   int after_;
   std::array<Seen, kNumSeen> seen_;

@@ -29,7 +29,8 @@ void know_algorithm(PyObject* self, Communicator& comm, const Call& call) {
 /// Arrays that come again may move. A result that is made here does not come again.
 void note_arrays(const Invocation& in) {
   Adopter* const adopter = in.object.adopter.get();
-  if (adopter == nullptr) return;
+  if (adopter == nullptr || !adopter->wants(in.nbytes)) [[likely]]
+    return;
   const Operands& operands = in.operands;
   if (operands.x) adopter->note(*in.object.comm, *operands.x);
   if (operands.out && in.args[Arg::kOut] != nullptr) {

@@ -117,6 +117,31 @@ def test_out_and_x_of_a_collective_move_and_results_made_anew_do_not():
     run_ranks(work, 3)
 
 
+def test_arrays_move_wherever_they_lie_beside_each_other():
+    def work(comm: pycoll.Communicator) -> None:
+        for apart in range(1, 40):  # bytes between x and out, in 16
+            memory = np.zeros(2 * 4 * COUNT + 16 * apart, np.uint8)
+            x = memory[: 4 * COUNT].view(np.float32)
+            out = memory[4 * COUNT + 16 * apart :].view(np.float32)
+            for _ in range(2 * USES + 1):
+                comm.all_reduce(x, out=out)
+            assert is_shared(x) and is_shared(out), apart
+
+    run_ranks(work, 2)
+
+
+def test_small_block_of_a_large_message_moves():
+    def work(comm: pycoll.Communicator) -> None:
+        x = np.full(8192, comm.rank, np.float32)
+        out = np.empty(2 * 8192, np.float32)
+        for _ in range(USES):
+            comm.all_gather(x, out=out)
+        assert is_shared(x) and is_shared(out)
+        assert comm.flight_record()[-1]["algorithm"].endswith("/direct")
+
+    run_ranks(work, 2)
+
+
 def test_operations_that_are_queued_meanwhile_lose_nothing():
     def work(comm: pycoll.Communicator) -> None:
         x = np.ones(COUNT)
