@@ -1,7 +1,5 @@
 #include "perf/measure.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -11,40 +9,14 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "perf/buffer.h"
 #include "perf/sendrecv.h"
 
 namespace pycoll::perf {
 namespace {
 
 constexpr int kMaxSamples = 20;  // the timed calls are cut into so many blocks
-constexpr size_t kHugePage = size_t{2} << 20;
 constexpr std::byte kUntouched{0xa5};
-
-/// Memory of a message, page-aligned and touched.
-class Buffer {
- public:
-  Buffer(Communicator& comm, size_t nbytes, bool registered) {
-    if (registered) {
-      const auto memory = std::make_shared<SharedMemory>(comm.allocate(nbytes));
-      memory_ = {memory, memory->data()};
-    } else {
-      // In huge pages where the system gives them on request, as NumPy asks for large arrays.
-      const size_t rounded = (std::max<size_t>(nbytes, 1) + kHugePage - 1) / kHugePage * kHugePage;
-      void* const pages = std::aligned_alloc(kHugePage, rounded);
-      if (pages == nullptr) throw SystemError("no memory for a message");
-      madvise(pages, rounded, MADV_HUGEPAGE);
-      memory_ = std::shared_ptr<std::byte>(static_cast<std::byte*>(pages), std::free);
-    }
-    data_ = memory_.get();
-    std::memset(data_, 0, nbytes);
-  }
-
-  std::byte* data() const { return data_; }
-
- private:
-  std::shared_ptr<std::byte> memory_;
-  std::byte* data_;
-};
 
 /// How many blocks the output begins behind the input in one buffer; nothing where the collective
 /// has no form in place.
@@ -99,19 +71,20 @@ std::optional<Figures> measure(Communicator& comm, const Options& options, const
   if (in_place && !place) return {};
 
   const auto block_bytes = static_cast<size_t>(plan.block_bytes());
-  const Buffer first(comm, block_bytes * (in_place ? std::max(num_in, num_out) : num_in),
-                     options.registered);
+  const Buffer first(comm, options, block_bytes * (in_place ? std::max(num_in, num_out) : num_in));
   std::optional<Buffer> second;
-  if (!in_place) second.emplace(comm, block_bytes * num_out, options.registered);
-  std::byte* input = first.data();
-  std::byte* output = in_place ? first.data() : second->data();
-  if (in_place)
-    (*place > 0 ? output : input) += static_cast<size_t>(std::abs(*place)) * block_bytes;
+  if (!in_place) second.emplace(comm, options, block_bytes * num_out);
+  const Buffer& last = in_place ? first : *second;
+  // Where input and output begin in their buffers.
+  const size_t shift = in_place ? static_cast<size_t>(std::abs(*place)) * block_bytes : 0;
+  const size_t in_at = in_place && *place <= 0 ? shift : 0;
+  const size_t out_at = in_place && *place > 0 ? shift : 0;
 
   Call call;
   call.collective = collective.id;
-  call.input = num_in > 0 ? input : nullptr;
-  call.output = num_out > 0 ? output : nullptr;
+  call.input = num_in > 0 ? first.data() + in_at : nullptr;
+  call.output = num_out > 0 ? last.data() + out_at : nullptr;
+  call.device = device_of(options, rank);
   call.count = call.shape[0] = plan.count;
   call.num_dims = 1;
   call.dtype = plan.dtype;
@@ -131,6 +104,8 @@ std::optional<Figures> measure(Communicator& comm, const Options& options, const
       for (int i = 0; i < num_calls; ++i) comm.barrier();
     } else if (options.blocking) {
       for (int i = 0; i < num_calls; ++i) comm.run(call);
+      // There a call returns when it is launched; all are over when the time is.
+      if (call.device >= 0) comm.synchronize();
     } else {
       works.clear();
       for (int i = 0; i < num_calls; ++i) works.push_back(comm.start(call, nullptr));
@@ -142,7 +117,8 @@ std::optional<Figures> measure(Communicator& comm, const Options& options, const
   };
 
   const Pattern pattern(collective, plan.dtype, plan.op, options.root, n);
-  pattern.fill_input(rank, input, plan.count);
+  pattern.fill_input(rank, first.host() + in_at, plan.count);
+  first.push();
   calls(options.warmup_iters);
   const int num_samples = std::min(kMaxSamples, options.iters);
   std::vector<int> calls_of_block(static_cast<size_t>(num_samples));
@@ -164,9 +140,13 @@ std::optional<Figures> measure(Communicator& comm, const Options& options, const
   figures.min_us = call_us[0];
 
   if (options.check && collective.id != Collective::kBarrier) {
+    std::byte* const output = last.host() + out_at;
     if (num_out > 0) std::memset(output, static_cast<int>(kUntouched), block_bytes * num_out);
-    pattern.fill_input(rank, input, plan.count);
+    pattern.fill_input(rank, first.host() + in_at, plan.count);
+    first.push();
+    if (!in_place) last.push();
     calls(1);
+    last.pull();
     std::vector<int64_t> num_wrong = {pattern.count_wrong(rank, output, plan.count)};
     agree(comm, num_wrong, Op::kSum);
     figures.num_wrong = num_wrong[0];

@@ -128,6 +128,8 @@ std::vector<Flag> flags(const CollectiveInfo& collective) {
        [](Options& o, Text t) { o.blocking = parse_int(t, 0, 1) != 0; }},
       {"-R", "--local_register", "0|1", "buffers in memory that the peers reach (0)",
        [](Options& o, Text t) { o.registered = parse_int(t, 0, 2) != 0; }},
+      {"-g", "--gpus", "N", "arrays on N devices, dealt to the ranks in turn; 0: on the host (0)",
+       [](Options& o, Text t) { o.num_devices = parse_int(t, 0, 64); }},
       {"-p", "--pin", "0|1", "one core per rank, unless a launcher started them (1)",
        [](Options& o, Text t) { o.pinned = parse_int(t, 0, 1) != 0; }},
       {"-T", "--timeout", "SECONDS", "of joining and of each call (60)",
@@ -164,6 +166,7 @@ std::vector<Flag> flags(const CollectiveInfo& collective) {
   std::printf("  %s -b 8 -e 128M -f 4                  2 processes on this host\n", n);
   std::printf("  %s -b 1K -e 1M -f 2 -t 4 -d bf16      4 threads\n", n);
   std::printf("  %s -b 4 -e 4 -n 20000 -w 1000         small messages need many calls\n", n);
+  std::printf("  %s -b 8 -e 256M -f 4 -t 8 -g 1        8 threads on one GPU\n", n);
   std::printf("  mpiexec -n 4 %s -b 1M -e 1M -J out.json\n", n);
   std::exit(0);
 }
@@ -227,6 +230,9 @@ Options parse_options(const CollectiveInfo& collective, int argc, char** argv) {
   }
   if (options.max_bytes < options.min_bytes) {
     throw UsageError("-e: the largest message is smaller than the smallest one, -b");
+  }
+  if (options.num_devices > 0 && (collective.id == kSendRecv || !options.blocking)) {
+    throw UsageError("-g: messages and queued calls (-z 0) are measured on the host only");
   }
   if (launched()) options.ranks_are = RanksAre::kLaunched;
   if (options.ranks_are != RanksAre::kLaunched && options.root >= options.num_ranks) {

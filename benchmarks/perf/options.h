@@ -30,6 +30,7 @@ struct Options {
   int root = 0;
   RanksAre ranks_are = RanksAre::kProcesses;
   int num_ranks = 2;
+  int num_devices = 0;  // whose memory the arrays are in, dealt to the ranks in turn; 0: the host's
   double timeout_s = 60;
   std::string algorithm;
   std::string json_path;

@@ -119,6 +119,22 @@ def test_perf_all_dtypes_and_ops_are_right_or_say_why_not(binaries):
     assert len(said) >= left, "a cell is missing without a word"
 
 
+@pytest.mark.parametrize("flags", [("-t", "2"), ("-r", "2"), ("-t", "2", "-R", "1")], ids=" ".join)
+def test_perf_on_the_emulated_device_is_right(binaries, flags):
+    build = ["cmake", "--build", binaries.parent, "--parallel", "2", "--target", "device_threads"]
+    subprocess.run(list(map(str, build)), check=True, stdout=subprocess.DEVNULL)
+    library = {"PYCOLL_DEVICE_LIBRARY": str(binaries.parent / "_device_threads.so")}
+    sizes = ("-b", "64", "-e", "64K", "-f", "32", "-n", "2", "-w", "1", "-g", "1")
+    for name in ("all_reduce", "all_gather", "broadcast", "barrier"):
+        out, err = run(binaries / f"{name}_perf", *flags, *sizes, **library)
+        assert err == "" and "0 OK" in out, name
+    _, err = run(binaries / "sendrecv_perf", "-g", "1", status=2)
+    assert "on the host only" in err
+    missing = {"PYCOLL_DEVICE_LIBRARY": "/nowhere/library.so"}
+    _, err = run(binaries / "all_reduce_perf", "-t", "1", "-g", "1", status=1, **missing)
+    assert "cannot open /nowhere/library.so" in err
+
+
 @pytest.mark.parametrize("name", ["all_reduce", "sendrecv"])
 def test_perf_queued_calls_are_right(binaries, name):
     out, _ = run(binaries / f"{name}_perf", "-b", "4K", "-e", "4K", "-z", "0", "-t", "2")
