@@ -33,7 +33,7 @@ int describe(int32_t device, DeviceFacts* facts) {
   cudaDeviceProp properties{};
   if (const int status = cuda_status(cudaGetDeviceProperties(&properties, device))) return status;
   *facts = {};
-  std::snprintf(facts->name, sizeof(facts->name), "%s", properties.name);
+  std::snprintf(facts->name, sizeof(facts->name), "%.63s", properties.name);
   for (size_t i = 0; i < sizeof(properties.uuid.bytes); ++i) {
     std::snprintf(facts->uuid + 2 * i, 3, "%02x",
                   static_cast<unsigned char>(properties.uuid.bytes[i]));
