@@ -1,5 +1,5 @@
-// Bits of a mask, on hosts and devices. Not <bit>'s functions: nvcc takes them in device code without
-// a word and makes nothing of them.
+// Bits of a mask, on hosts and devices. Not <bit>'s functions: nvcc takes them in device code
+// without a word and makes nothing of them.
 #pragma once
 
 #include <bit>

@@ -52,7 +52,7 @@ def _gather(comm: Any, facts: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _measure(comm: Any, firsts: list[int]) -> list[dict[str, Any]]:
-    """Messages to and fro between the first ranks of every two hosts, one pair at a time."""
+    """Messages back and forth between the first ranks of every two hosts, one pair at a time."""
     import numpy as np
 
     links = []
