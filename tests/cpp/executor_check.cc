@@ -1,6 +1,7 @@
 // Runs every all-reduce algorithm with both protocols on HostThread, ranks as threads, and compares
 // with an oracle. Built plain and under sanitizers; `executor_check [n ...]`. Devices:
 // device_check.
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -11,6 +12,7 @@
 #include "algorithms/registry.h"
 #include "executor/host.h"
 #include "plan/plan.h"
+#include "reduce/element.h"
 
 namespace pycoll {
 namespace {
