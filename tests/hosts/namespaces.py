@@ -26,6 +26,8 @@ from typing import Any
 
 NAMESPACES = Path("/run/netns")
 CLONE_NEWNET, CLONE_NEWUTS = 0x40000000, 0x04000000
+# Where Debian keeps ip and tc, which not every root has on its path.
+os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 
 def why_not() -> str:
