@@ -34,10 +34,10 @@ class Communicator(_core.Communicator):
     A communicator is used by one thread at a time. After an error it is broken: every further call
     raises, and a new one can be made. It is also a context manager that closes it.
 
-    Its attribute `register_after` says how often a NumPy array of 64 KiB or more must be passed to
-    collectives before it is registered by itself (docs/decisions/0023): 8, or what the environment
-    variable PYCOLL_REGISTER_AFTER says; 0 is never. The communicators that `split` and `group` make
-    take it over. Ranks may differ in it.
+    Its attribute `register_after` says how often a NumPy array (of 16 KiB or more, for a message of
+    64 KiB or more) must be passed to collectives before it is registered by itself
+    (docs/decisions/0023): 8, or what the environment variable PYCOLL_REGISTER_AFTER says; 0 is
+    never. The communicators that `split` and `group` make take it over. Ranks may differ in it.
 
     Its attribute `deterministic` is what the collectives' argument of that name is by default; the
     communicators that `split` and `group` make take it over. Alike on all ranks.

@@ -101,11 +101,12 @@ Adopter::Seen& Adopter::find(const PyObject* owner, const ArrayView& view) {
   Seen& second = seen_[((hash >> 32) ^ 1) % kNumSeen];
   for (Seen* seen : {&first, &second}) {
     if (seen->owner == owner && seen->data == view.data && seen->nbytes == view.nbytes()) {
+      seen->last_use = ++now_;
       return *seen;
     }
   }
-  Seen& seen = first.num_uses <= second.num_uses ? first : second;
-  seen = {owner, view.data, view.nbytes(), 0, after_, {}};
+  Seen& seen = first.last_use <= second.last_use ? first : second;
+  seen = {owner, view.data, view.nbytes(), 0, after_, {}, ++now_};
   return seen;
 }
 

@@ -45,6 +45,7 @@ class Adopter {
     int64_t num_uses = 0;
     int64_t wanted = 0;                 // uses
     std::weak_ptr<AdoptedArray> array;  // once there were so many; lives as long as its owner
+    uint64_t last_use = 0;              // by now_
   };
 
   void count(Communicator& comm, const ArrayView& view);
@@ -52,6 +53,7 @@ class Adopter {
 
   int after_;
   std::array<Seen, kNumSeen> seen_;
+  uint64_t now_ = 0;  // counts uses, so that of two places the older one is given up
 };
 
 }  // namespace pycoll

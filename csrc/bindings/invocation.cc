@@ -64,7 +64,7 @@ PyObject* start_on_device(Invocation& in) {
 
 }  // namespace
 
-void run_here(CommunicatorObject& object, Call call, int64_t nbytes) {
+void run_here(CommunicatorObject& object, Call& call, int64_t nbytes) {
   LazyGilRelease gil(object.ranks_are_threads || nbytes > kKeepGilBytes);
   call.on_slow = gil.on_slow();
   object.comm->run(call);

@@ -42,7 +42,7 @@ PyObject* run_or_start(Invocation& in);
 void refuse_async_in_batch(PyObject* async_op);
 
 /// Runs `call` on this thread; keeps the GIL for as long as that pays.
-void run_here(CommunicatorObject& object, Call call, int64_t nbytes);
+void run_here(CommunicatorObject& object, Call& call, int64_t nbytes);
 
 /// Runs `body` and turns what it throws into a Python error.
 template <class Body>

@@ -24,21 +24,39 @@ struct Adopted {
 }  // namespace
 
 int default_register_after() {
-  if (const char* text = std::getenv("PYCOLL_REGISTER_AFTER")) return std::atoi(text);
-  return at::globalContext().hasCUDA() ? 0 : kRegisterAfter;
+  const char* text = std::getenv("PYCOLL_REGISTER_AFTER");
+  if (text == nullptr) return at::globalContext().hasCUDA() ? 0 : kRegisterAfter;
+  char* end = nullptr;
+  const long number = std::strtol(text, &end, 10);
+  TORCH_CHECK_VALUE(*text != '\0' && *end == '\0' && number >= 0 && number <= 1'000'000,
+                    "PYCOLL_REGISTER_AFTER is '", text,
+                    "', expected after how many uses a tensor is registered by itself, or 0 for "
+                    "never");
+  return static_cast<int>(number);
+}
+
+Adopter::Seen& Adopter::find(const at::Tensor& tensor) {
+  c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+  const void* const data = tensor.const_data_ptr();
+  // One of two places, so that input and output of a loop never keep each other out.
+  const uint64_t hash = reinterpret_cast<uintptr_t>(data) * 0x9e3779b97f4a7c15;
+  Seen& first = seen_[(hash >> 32) % kNumSeen];
+  Seen& second = seen_[((hash >> 32) ^ 1) % kNumSeen];
+  for (Seen* seen : {&first, &second}) {
+    if (seen->address == storage && seen->data == data && seen->nbytes == tensor.nbytes()) {
+      seen->last_use = ++now_;
+      return *seen;
+    }
+  }
+  Seen& seen = first.last_use <= second.last_use ? first : second;
+  seen = {tensor.storage().getWeakStorageImpl(), storage, data, tensor.nbytes(), 0, ++now_};
+  return seen;
 }
 
 void Adopter::count(const at::Tensor& tensor) {
   if (!tensor.device().is_cpu() || !tensor.is_contiguous()) return;
-  c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
-  const void* const data = tensor.const_data_ptr();
   const std::lock_guard lock(mutex_);
-  const auto place = reinterpret_cast<uintptr_t>(data) >> 6;
-  Seen& seen = seen_[(place ^ place >> 8 ^ place >> 16) % kNumSeen];
-  if (seen.address != storage || seen.data != data || seen.nbytes != tensor.nbytes()) {
-    seen = {tensor.storage().getWeakStorageImpl(), storage, data, tensor.nbytes(), 0};
-  }
-  if (++seen.num_uses == after_) adopt(tensor);
+  if (++find(tensor).num_uses == after_) adopt(tensor);
 }
 
 void Adopter::adopt(const at::Tensor& tensor) {

@@ -37,6 +37,7 @@ class Adopter {
     const void* data = nullptr;
     size_t nbytes = 0;
     int num_uses = 0;
+    uint64_t last_use = 0;  // by now_
   };
 
   void note(const at::Tensor& tensor) {
@@ -44,16 +45,19 @@ class Adopter {
       count(tensor);
   }
   void count(const at::Tensor& tensor);
+  Seen& find(const at::Tensor& tensor);
   void adopt(const at::Tensor& tensor);
 
   const Comm& comm_;
   const int after_;
   std::mutex mutex_;
   std::array<Seen, kNumSeen> seen_;
+  uint64_t now_ = 0;  // counts uses, so that of two places the older one is given up
 };
 
 /// What pg_options says if it says nothing: PYCOLL_REGISTER_AFTER, else 8 uses; 0 where there
-/// is a GPU, whose driver may have been told of a tensor's pages.
+/// is a GPU, whose driver may have been told of a tensor's pages. Raises ValueError when the
+/// variable cannot be read.
 int default_register_after();
 
 }  // namespace pycoll::torch_backend

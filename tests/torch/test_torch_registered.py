@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -62,6 +63,25 @@ def test_tensor_that_comes_again_moves_once_and_keeps_address_and_values(offset)
         assert not is_shared(y) and y.sum() == COUNT + 8
 
     run_group(work, 2)
+
+
+def test_tensors_move_wherever_they_lie_beside_each_other():
+    def work(rank: int, n: int) -> None:
+        # As malloc lays them side by side, 4 MiB and its header apart, and at other distances.
+        kept = [torch.zeros((1 << 20) + 16 * apart) for apart in range(8) for _ in range(2)]
+        for x, y in itertools.pairwise(kept):
+            for _ in range(USES):
+                dist.all_reduce(x)
+                dist.all_reduce(y)
+        assert all(is_shared(each) for each in kept)
+
+    run_group(work, 2)
+
+
+def test_variable_that_cannot_be_read_is_an_error(monkeypatch):
+    monkeypatch.setenv("PYCOLL_REGISTER_AFTER", "often")
+    with pytest.raises(ValueError, match="PYCOLL_REGISTER_AFTER is 'often', expected after how"):
+        pycoll.torch.Options()
 
 
 def test_operations_that_are_queued_meanwhile_lose_nothing():
