@@ -5,6 +5,58 @@ from pycoll import parallel as pc
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from pycoll.parallel.mesh import Mesh, mesh
 
-__all__ = ["Mesh", "mesh"]
+if TYPE_CHECKING:
+    from pycoll.parallel.apply import parallelize
+    from pycoll.parallel.batches import Batch, shard
+    from pycoll.parallel.init import keyed_init
+    from pycoll.parallel.optimizers import Optimizer, optimizer
+    from pycoll.parallel.tensor.plan import Column, Conv, Inside, Row, Vocab
+    from pycoll.parallel.tensor.vocab import cross_entropy
+    from pycoll.parallel.trainer import StepResult, Trainer
+    from pycoll.parallel.whole import whole_gradients, whole_weights
+
+# Where each name is: imported when it is first asked for, so that schedules need no torch.
+_HOME = {
+    **dict.fromkeys(("Batch", "shard"), "batches"),
+    "cross_entropy": "tensor.vocab",
+    "keyed_init": "init",
+    **dict.fromkeys(("Optimizer", "optimizer"), "optimizers"),
+    "parallelize": "apply",
+    **dict.fromkeys(("Column", "Conv", "Inside", "Row", "Vocab"), "tensor.plan"),
+    **dict.fromkeys(("StepResult", "Trainer"), "trainer"),
+    **dict.fromkeys(("whole_gradients", "whole_weights"), "whole"),
+}
+
+__all__ = [
+    "Batch",
+    "Column",
+    "Conv",
+    "Inside",
+    "Mesh",
+    "Optimizer",
+    "Row",
+    "StepResult",
+    "Trainer",
+    "Vocab",
+    "cross_entropy",
+    "keyed_init",
+    "mesh",
+    "optimizer",
+    "parallelize",
+    "shard",
+    "whole_gradients",
+    "whole_weights",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'pycoll.parallel' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"pycoll.parallel.{_HOME[name]}"), name)
+    globals()[name] = value  # over the submodule of the same name, which the import has set
+    return value

@@ -14,6 +14,7 @@ import numpy as np
 import pycoll
 from pycoll.communicator import Communicator
 from pycoll.errors import UsageError
+from pycoll.parallel.ledger import Ledger, Line
 
 AXES = ("pp", "dp", "tp")  # slowest first
 
@@ -26,6 +27,7 @@ class Mesh:
     Attributes:
         world: The communicator of all ranks of the mesh, in the order of the grid.
         coordinates: This rank's place along each axis, `{"pp": 0, "dp": 1, "tp": 0}`.
+        ledger: What the trainers send along the axes.
     """
 
     def __init__(self, world: Communicator, sizes: Mapping[str, int]) -> None:
@@ -34,11 +36,23 @@ class Mesh:
         places = np.unravel_index(self.world.rank, tuple(self._sizes.values()))
         self.coordinates = {axis: int(place) for axis, place in zip(AXES, places, strict=True)}
         # All at once and in one order: making them is collective.
-        self._comms = {axis: self._line(axis) for axis in AXES}
+        self._comms: dict[tuple[str, ...], Communicator] = {}
+        self._comms |= {(axis,): self._split(axis) for axis in AXES}
+        self.ledger = Ledger()
 
-    def comm(self, axis: str) -> Communicator:
-        """The communicator of this rank's line along an axis; its ranks are places on the axis."""
-        return self._comms[self._known(axis)]
+    def comm(self, *axes: str) -> Communicator:
+        """The communicator of this rank's line along an axis; its ranks are places on the axis.
+
+        Of several axes, the plane along them: collective when it is first asked for.
+        """
+        key = tuple(axis for axis in AXES if axis in [self._known(name) for name in axes])
+        if key not in self._comms:
+            self._comms[key] = self._split(*key)
+        return self._comms[key]
+
+    def line(self, *axes: str) -> Line:
+        """As `comm`, and what passes through it is counted in `ledger`."""
+        return Line("+".join(axes), self.comm(*axes), self.ledger)
 
     def rank(self, axis: str) -> int:
         """This rank's place along an axis."""
@@ -62,10 +76,10 @@ class Mesh:
         sizes = ", ".join(f"{axis}={size}" for axis, size in self._sizes.items())
         return f"<Mesh {sizes}, rank {self.world.rank} of {self.world.size}>"
 
-    def _line(self, axis: str) -> Communicator:
-        others = [self.coordinates[name] if name != axis else 0 for name in AXES]
+    def _split(self, *axes: str) -> Communicator:
+        others = [self.coordinates[name] if name not in axes else 0 for name in AXES]
         color = int(np.ravel_multi_index(others, tuple(self._sizes.values())))
-        line = self.world.split(color, self.coordinates[axis])
+        line = self.world.split(color, self.world.rank)
         assert line is not None
         return line
 

@@ -1,0 +1,122 @@
+"""parallelize: a plain module on a mesh, in place; names and types stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from pycoll.errors import UsageError
+from pycoll.parallel.data.reducer import Reducer
+from pycoll.parallel.dropout import Positions, key_dropouts
+from pycoll.parallel.ledger import Line
+from pycoll.parallel.mesh import Mesh
+from pycoll.parallel.optimizers import attach
+from pycoll.parallel.placement import Placement
+from pycoll.parallel.recompute import recompute_layers
+from pycoll.parallel.tensor.layers import share_layers
+from pycoll.parallel.tensor.plan import Style, match
+from pycoll.parallel.trainer import Trainer
+from pycoll.parallel.zero.units import put_together_when_needed, units_of
+
+
+def parallelize(
+    model: nn.Module,
+    mesh: Mesh,
+    *,
+    tp: Mapping[str, str | Style] | None = None,
+    pp: str | None = None,
+    schedule: str = "1f1b",
+    zero: int = 0,
+    sequence_parallel: bool = False,
+    recompute: str | bool | None = None,
+    bucket_mb: float = 4.0,
+    seed: int = 0,
+    costs: list[float] | None = None,
+) -> Any:
+    """Puts a model on a mesh. Collective.
+
+    Losses and weights are those of one process, whatever the mesh: initial weights by `keyed_init`
+    (or any other way in which all ranks make the same model), dropout keyed by place, means exact
+    to the token.
+
+    Args:
+        model: A plain module, alike on all ranks; of floating parameters in any dtype. Those of
+            16 bits get gradients and an optimizer's copy in float32.
+        mesh: The ranks.
+        tp: What is shared out over the axis tp: styles by patterns of layers' names.
+        pp: Name of the list of blocks that the axis pp cuts, such as "blocks".
+        schedule: Of the pipeline: a name of `pycoll.parallel.pipeline`.
+        zero: What replicas share out, too: 0 nothing, 1 the optimizer's state, 2 gradients,
+            3 parameters.
+        sequence_parallel: Share out what lies between the layers that tp shares, too.
+        recompute: True or "full": blocks compute again in backward; or a pattern of layers' names.
+        bucket_mb: Size of gradient buckets, MiB.
+        seed: Of dropout.
+        costs: Of the blocks, for cutting them into stages; None: alike.
+
+    Returns:
+        The model, with methods `step` and `no_sync` (`Trainer`).
+
+    Raises:
+        UsageError: The plan names a layer that is not there, heads do not divide, pp > 1 without
+            a list of blocks, or no such ZeRO.
+    """
+    if zero not in (0, 1, 2, 3):
+        raise UsageError(f"zero is {zero}, expected 0, 1, 2 or 3")
+    if mesh.size("pp") > 1 and pp is None:
+        raise UsageError(
+            f"parallelize: pp={mesh.size('pp')} needs the name of the list of blocks to cut, for "
+            "example pp='blocks'"
+        )
+    order = {name: number for number, (name, _) in enumerate(model.named_parameters())}
+    line = mesh.line("tp")
+    shared = share_layers(model, match(model, tp or {}), line, sequence_parallel, pp)
+    positions = Positions(seed)
+    inside = {} if line.size == 1 else shared.inside
+    drops = key_dropouts(model, positions, inside, line)
+    recomputes = recompute_layers(model, recompute, pp, positions)
+    runtime = None
+    cut: Any = None
+    if mesh.size("pp") > 1:
+        from pycoll.parallel.pipelines import build
+
+        assert pp is not None
+        cut, runtime = build(model, mesh, pp, schedule, costs, split=not recomputes)
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    units = units_of(model, pp) if zero == 3 else []
+    partial = shared.partial if line.size > 1 else set()
+    replicas = mesh.line("dp")
+    plane = mesh.line("dp", "tp") if partial else replicas
+
+    def owned(name: str, parameter: nn.Parameter, along: Line) -> bool:
+        """One rank for each element; with many parameters, each rank has its share of them."""
+        number = order[name]
+        alone = zero > 0 or along.rank == number % along.size
+        if id(parameter) not in shared.placements and id(parameter) not in partial:
+            alone = alone and line.rank == number % line.size
+        return alone and (cut is None or cut.counts(name))
+
+    reducer = Reducer(
+        named,
+        lines=lambda parameter: plane if id(parameter) in partial else replicas,
+        owned=owned,
+        placements=shared.placements,
+        level=zero,
+        units=[names for _, names in units],
+        bucket_bytes=int(bucket_mb * 2**20),
+    )
+    for module, names in units:
+        mine = [bucket for bucket in reducer.buckets if bucket.slots[0].name in names]
+        if runtime is None:
+            put_together_when_needed(module, mine, keep=module is model)
+    placements = {
+        name: shared.placements.get(id(parameter), Placement(tuple(parameter.shape)))
+        for name, parameter in model.named_parameters()
+    }
+    trainer = Trainer(model, mesh, reducer, placements, positions, drops=drops, runtime=runtime)
+    model.step = trainer.step  # type: ignore[assignment]
+    model.no_sync = trainer.no_sync  # type: ignore[assignment]
+    attach(trainer)
+    return model

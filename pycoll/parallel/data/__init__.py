@@ -1,0 +1,1 @@
+"""Data parallelism: replicas that share a batch."""

@@ -1,0 +1,195 @@
+"""Adds up the replicas' gradients while backward goes on, and knows whose element is whose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from pycoll.parallel.data.buckets import Bucket, Slot, in_buckets
+from pycoll.parallel.ledger import Line
+from pycoll.parallel.placement import Placement
+
+_LOW = (torch.bfloat16, torch.float16)
+
+
+@dataclass(slots=True)
+class Piece:
+    """What this rank's optimizer steps of a parameter.
+
+    Attributes:
+        name: Full name of the parameter.
+        placement: Of the rank's part of the parameter in the whole one.
+        start: Of the piece in the flat part.
+        value: The values, flat; or the parameter itself, where it is whole.
+        owned: Whether this rank answers for it: of all ranks, one does for each element.
+        slot: The parameter.
+        bucket: Where it is.
+    """
+
+    name: str
+    placement: Placement
+    start: int
+    value: nn.Parameter
+    owned: bool
+    slot: Slot
+    bucket: Bucket
+
+    @property
+    def local_shape(self) -> torch.Size:
+        """Of the rank's part."""
+        return self.slot.shape
+
+
+class Reducer:
+    """The buckets of a rank's parameters.
+
+    Attributes:
+        buckets: In the order in which they are reduced, alike on all ranks of a line.
+        pieces: By the parameter's full name; a parameter without one is another rank's.
+        unused: Names of parameters that no replica used in the last step.
+    """
+
+    def __init__(
+        self,
+        named: list[tuple[str, nn.Parameter]],
+        *,
+        lines: Callable[[nn.Parameter], Line],
+        owned: Callable[[str, nn.Parameter, Line], bool],
+        placements: dict[int, Placement],
+        level: int,
+        units: list[set[str]],
+        bucket_bytes: int,
+    ) -> None:
+        """As `parallelize` says.
+
+        Args:
+            named: The parameters that learn, in the order of the model.
+            lines: The ranks over which a parameter's gradient is added up.
+            owned: Whether this rank, of those that hold the same, answers for a parameter: of its
+                name, itself, and its line.
+            placements: Of parts, by id.
+            level: Of ZeRO.
+            units: Names of parameters that ZeRO 3 puts together at once.
+            bucket_bytes: Of a bucket, at most.
+        """
+        self.level = level
+        self.unused: list[str] = []
+        self._names = [name for name, _ in named]
+        self._used: set[str] = set()
+        self._launched = 0
+        self._reduce_now = False
+        self.buckets: list[Bucket] = []
+        by_line: dict[str, list[tuple[str, nn.Parameter]]] = {}
+        of_axis: dict[str, Line] = {}
+        for name, parameter in named:
+            line = lines(parameter)
+            of_axis[line.axis] = line
+            by_line.setdefault(line.axis, []).append((name, parameter))
+        for axis, members in by_line.items():
+            for unit in units if level == 3 else [set(self._names)]:
+                inside = [(name, parameter) for name, parameter in members if name in unit]
+                size = 1 << 62 if level == 3 else bucket_bytes
+                for group in in_buckets(inside, size):
+                    main = torch.float32 if group[0][1].dtype in _LOW else group[0][1].dtype
+                    self.buckets.append(Bucket(group, of_axis[axis], level, main))
+        order = {name: i for i, name in enumerate(self._names)}
+        self.buckets.sort(key=lambda bucket: -max(order[slot.name] for slot in bucket.slots))
+        self.pieces: dict[str, Piece] = {}
+        for bucket in self.buckets:
+            for slot in bucket.slots:
+                place = placements.get(id(slot.parameter), Placement(tuple(slot.shape)))
+                mine = owned(slot.name, slot.parameter, bucket.line)
+                self._add_piece(bucket, slot, place, mine)
+                slot.parameter.register_post_accumulate_grad_hook(
+                    partial(self._on_gradient, bucket, slot)
+                )
+        self.pieces = {name: self.pieces[name] for name in self._names if name in self.pieces}
+        self.hooked = True
+
+    def _add_piece(self, bucket: Bucket, slot: Slot, placement: Placement, owned: bool) -> None:
+        found = bucket.optimized(slot)
+        if found is None:
+            return
+        start, values = found
+        whole = values.data_ptr() == slot.parameter.data_ptr() and not bucket.level
+        value = slot.parameter if whole else nn.Parameter(values, requires_grad=True)
+        self.pieces[slot.name] = Piece(slot.name, placement, start, value, owned, slot, bucket)
+
+    def begin(self, *, reduce: bool) -> None:
+        """Before a backward pass; `reduce` says whether its end is that of a step."""
+        self._reduce_now = reduce
+        self._launched = 0
+
+    def _on_gradient(self, bucket: Bucket, slot: Slot, parameter: Tensor) -> None:
+        if not self.hooked:
+            return
+        self._used.add(slot.name)
+        bucket.add(slot)
+        if not self._reduce_now or slot.ready:
+            return
+        slot.ready = True
+        bucket.pending -= 1
+        while self._launched < len(self.buckets) and not self.buckets[self._launched].pending:
+            self._launch()
+
+    def _launch(self) -> None:
+        bucket = self.buckets[self._launched]
+        bucket.launch()
+        if self.level == 3 and self.hooked:
+            bucket.release()
+        self._launched += 1
+
+    def collect(self, *, reduce: bool) -> None:
+        """Takes over gradients that were made without the hooks, and reduces them."""
+        for bucket in self.buckets:
+            for slot in bucket.slots:
+                if slot.parameter.grad is not None:
+                    self._used.add(slot.name)
+                    bucket.add(slot)
+        if reduce:
+            self.finish()
+
+    def finish(self) -> None:
+        """Reduces what backward did not reach, and waits for all."""
+        while self._launched < len(self.buckets):
+            self._launch()
+        for bucket in self.buckets:
+            bucket.finish()
+        self._launched = 0
+
+    def presence(self) -> Tensor:
+        """Which parameters this rank used since `settle`: one float64 each."""
+        return torch.tensor([float(n in self._used) for n in self._names], dtype=torch.float64)
+
+    def settle(self, presence: Tensor, scale: float) -> None:
+        """Gives the pieces their gradients: the sums times `scale`; none where nobody used them."""
+        self.unused = [
+            n for n, used in zip(self._names, presence.tolist(), strict=True) if not used
+        ]
+        for bucket in self.buckets:
+            bucket.scale(scale)
+        absent = set(self.unused)
+        for piece in self.pieces.values():
+            gradient = piece.bucket.gradient(piece.slot).view_as(piece.value)
+            piece.value.grad = None if piece.name in absent else gradient
+
+    def clear(self) -> None:
+        """Forgets all gradients."""
+        for bucket in self.buckets:
+            bucket.clear()
+        for piece in self.pieces.values():
+            piece.value.grad = None
+        self._used.clear()
+
+    def publish(self) -> None:
+        """Brings parameters up to date on all ranks after the pieces have changed."""
+        for started in [bucket.publish() for bucket in self.buckets]:
+            if started is not None:
+                started.wait()
+
+
+__all__ = ["Piece", "Reducer"]

@@ -1,0 +1,63 @@
+"""Where a rank's part of a tensor lies in the whole one: shares, and placements of parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def share(size: int, num_parts: int, part: int) -> tuple[int, int]:
+    """Start and end of a part of `size` things; the first parts get one more where they must."""
+    least, more = divmod(size, num_parts)
+    start = part * least + min(part, more)
+    return start, start + least + (part < more)
+
+
+def share_sizes(size: int, num_parts: int) -> list[int]:
+    """The sizes of all parts."""
+    return [stop - start for start, stop in (share(size, num_parts, i) for i in range(num_parts))]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which part of a parameter a rank holds.
+
+    Attributes:
+        shape: Of the whole parameter.
+        dim: The dimension that is shared out; None: every rank holds all of it.
+        ranges: Starts and ends along `dim`, whose parts follow each other in the local tensor.
+    """
+
+    shape: tuple[int, ...]
+    dim: int | None = None
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    def take(self, whole: Tensor) -> Tensor:
+        """The local part of a whole tensor, a copy where it is shared out."""
+        if self.dim is None:
+            return whole
+        return torch.cat([whole.narrow(self.dim, a, b - a) for a, b in self.ranges], self.dim)
+
+    def put(self, local: Tensor, whole: Tensor) -> None:
+        """Writes the local part to its place in the whole one."""
+        if self.dim is None:
+            whole.copy_(local)
+            return
+        at = 0
+        for start, stop in self.ranges:
+            part = local.narrow(self.dim, at, stop - start)
+            whole.narrow(self.dim, start, stop - start).copy_(part)
+            at += stop - start
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Of the local part."""
+        if self.dim is None:
+            return self.shape
+        length = sum(stop - start for start, stop in self.ranges)
+        return (*self.shape[: self.dim], length, *self.shape[self.dim + 1 :])
+
+
+__all__ = ["Placement", "share", "share_sizes"]

@@ -1,0 +1,61 @@
+"""Activation recomputation: layers forget what they computed, and compute it again in backward.
+
+Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv:1604.06174.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from pycoll.errors import UsageError
+from pycoll.parallel.dropout import Positions
+
+
+def recompute_layers(
+    model: nn.Module, which: str | bool | None, blocks: str | None, positions: Positions
+) -> bool:
+    """Makes layers compute again, in place.
+
+    Args:
+        model: Whose layers.
+        which: True or "full": the blocks; else a pattern of names such as "*.attention".
+        blocks: Name of the list of blocks.
+        positions: What dropout looks up: the second time as the first time.
+
+    Returns:
+        Whether any layer does.
+
+    Raises:
+        UsageError: No layer matches.
+    """
+    if not which:
+        return False
+    if which in (True, "full"):
+        chosen = list(model.get_submodule(blocks or "").children())
+    else:
+        chosen = [m for name, m in model.named_modules() if fnmatchcase(name, str(which))]
+    if not chosen:
+        raise UsageError(f"recompute: {which!r} matches no layer of {type(model).__name__}")
+    for module in chosen:
+        module.forward = partial(_again, module.forward, positions)  # type: ignore[method-assign]
+    return True
+
+
+def _again(forward: Callable[..., Any], positions: Positions, *args: Any, **kwargs: Any) -> Any:
+    position = positions.now
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with positions.at(position):
+            return forward(*args, **kwargs)
+
+    # Masks are keyed by place: there is no state of a generator to bring back.
+    return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+__all__ = ["recompute_layers"]

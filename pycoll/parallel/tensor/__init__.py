@@ -1,0 +1,1 @@
+"""Tensor parallelism: layers shared out over the ranks of an axis."""

@@ -1,0 +1,274 @@
+"""Tensor parallelism on a plain module: layers become parts of themselves, in place.
+
+Parameters stay the same objects under the same names and get shorter; the layers' forward functions
+get the collectives that the plan's styles ask for. Sizes need not divide: shares differ by one.
+Source: Shoeybi et al., Megatron-LM, arXiv:1909.08053.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pycoll.errors import UsageError
+from pycoll.parallel import collectives
+from pycoll.parallel.ledger import Line
+from pycoll.parallel.placement import Placement, share
+from pycoll.parallel.tensor.conv2d import share_conv
+from pycoll.parallel.tensor.plan import Column, Conv, Inside, Row, Style, Vocab
+from pycoll.parallel.tensor.vocab import embed, mark
+
+# How modules call the number of heads, and what follows from it.
+_HEADS = (
+    *("heads", "n_heads", "num_heads", "n_head", "num_attention_heads"),
+    *("kv_heads", "n_kv_heads", "num_kv_heads", "num_key_value_heads"),
+)
+_WIDTHS = ("split_size",)
+
+# Of modules around layers, by id: their numbers of heads before they are shared, a head's width.
+_Heads = dict[int, tuple[dict[str, int], int]]
+
+
+@dataclass(slots=True)
+class Shared:
+    """What tensor parallelism has made of a model.
+
+    Attributes:
+        line: The ranks that share each tensor.
+        sequence: Whether what lies between the layers is shared out along the sequence.
+        placements: Of the parameters that are parts, by the parameter's id.
+        partial: Ids of parameters that every rank holds, but whose gradients are partial sums.
+        inside: The shared dimension of layers that meet parts, by name.
+    """
+
+    line: Line
+    sequence: bool
+    placements: dict[int, Placement] = field(default_factory=dict)
+    partial: set[int] = field(default_factory=set)
+    inside: dict[str, int] = field(default_factory=dict)
+    _entered: tuple[Any, Any] | None = None
+
+    def enter(self, x: Tensor) -> Tensor:
+        """The whole input of layers that make parts of it; layers with one input share one."""
+        last = self._entered
+        if last is not None and last[0]() is x and (whole := last[1]()) is not None:
+            return whole  # type: ignore[no-any-return]
+        if self.sequence:
+            whole = collectives.gather_to(x, self.line, 1, x.shape[1] * self.line.size)
+        else:
+            whole = collectives.copy_to(x, self.line)
+        self._entered = (weakref.ref(x), weakref.ref(whole))
+        return whole
+
+    def leave(self, x: Tensor) -> Tensor:
+        """The sum of partial results: whole, or this rank's share of the sequence."""
+        if self.sequence:
+            return collectives.reduce_scatter_from(x, self.line, 1)
+        return collectives.reduce_from(x, self.line)
+
+    def shorten(self, parameter: Tensor, dim: int, parts: int = 1, unit: int = 1) -> None:
+        """Keeps this rank's part of a parameter; of a tied one, once."""
+        if id(parameter) in self.placements:
+            return
+        placement = _part(tuple(parameter.shape), dim, parts, unit, self.line)
+        parameter.data = placement.take(parameter.data)
+        self.placements[id(parameter)] = placement
+
+
+def share_layers(
+    model: nn.Module, styles: dict[str, Style], line: Line, sequence: bool, blocks: str | None
+) -> Shared:
+    """Shares the layers of a model out over `line`, in place.
+
+    Args:
+        model: A plain module, whole.
+        styles: By name of the layer, of `match`.
+        line: The ranks.
+        sequence: Share out what lies between the layers of `blocks`, along dimension 1.
+        blocks: Name of the list of blocks; needed for `sequence`.
+
+    Returns:
+        What was done.
+
+    Raises:
+        UsageError: A layer cannot be shared out so.
+    """
+    shared = Shared(line, sequence and line.size > 1)
+    if line.size == 1:
+        return shared
+    modules = dict(model.named_modules())
+    seen: _Heads = {}
+    for name, style in styles.items():
+        parent = modules[name.rpartition(".")[0]]
+        _share(shared, name, modules[name], style, parent, seen)
+    for name, module in modules.items():
+        if name not in styles and any(id(p) in shared.placements for p in _own(module)):
+            raise UsageError(
+                f"tp plan: layer {name!r} is tied to one that the plan shares out: name both, "
+                "such as 'embed|head'"
+            )
+    if shared.sequence:
+        _share_sequence(shared, model, blocks)
+    return shared
+
+
+def _own(module: nn.Module) -> list[nn.Parameter]:
+    return list(module.parameters(recurse=False))
+
+
+def _share(
+    shared: Shared, name: str, layer: nn.Module, style: Style, parent: nn.Module, seen: _Heads
+) -> None:
+    where = f"tp plan: layer {name!r} ({type(layer).__name__})"
+    if isinstance(style, Inside):
+        shared.inside[name] = style.dim
+        shared.partial.update(id(p) for p in layer.parameters())
+        return
+    if isinstance(style, Conv):
+        share_conv(shared, where, layer, style)
+        return
+    if isinstance(style, Vocab) and isinstance(layer, nn.Embedding):
+        _share_embedding(shared, layer)
+        return
+    weight = getattr(layer, "weight", None)
+    if not isinstance(weight, nn.Parameter) or weight.dim() != 2 or isinstance(layer, nn.Embedding):
+        raise UsageError(f"{where} cannot be {style}: expected a linear layer")
+    out_dim = 1 if type(layer).__name__ == "Conv1D" else 0  # of transformers, transposed
+    if isinstance(style, Row):
+        shared.shorten(weight, 1 - out_dim)
+        if shared.sequence and isinstance(bias := layer.bias, nn.Parameter):
+            shared.partial.add(id(bias))
+        layer.forward = partial(_row, shared, layer, out_dim)  # type: ignore[method-assign]
+        return
+    parts, unit, gather = 1, 1, False
+    if isinstance(style, Column):
+        parts, gather = style.parts, style.gather
+        unit = style.unit or _unit(where, weight.shape[out_dim] // parts, parent, shared, seen)
+    if weight.shape[out_dim] % (parts * unit):
+        raise UsageError(
+            f"{where}: {weight.shape[out_dim]} outputs are not {parts} blocks of units of {unit}"
+        )
+    shared.shorten(weight, out_dim, parts, unit)
+    placement = shared.placements[id(weight)]
+    size = placement.shape[out_dim]
+    if isinstance(bias := layer.bias, nn.Parameter):
+        shared.shorten(bias, 0, parts, unit)
+    for attribute in ("out_features", "nf"):
+        if hasattr(layer, attribute):
+            setattr(layer, attribute, weight.shape[out_dim])
+    if isinstance(style, Vocab):
+        run: Callable[..., Tensor] = partial(_classes, shared, layer.forward, placement)
+    else:
+        run = partial(_column, shared, layer.forward, size if gather else None)
+    layer.forward = run  # type: ignore[method-assign]
+
+
+def _part(shape: tuple[int, ...], dim: int, parts: int, unit: int, line: Line) -> Placement:
+    block = shape[dim] // parts
+    start, stop = share(block // unit, line.size, line.rank)
+    ranges = ((i * block + start * unit, i * block + stop * unit) for i in range(parts))
+    return Placement(shape, dim, tuple(ranges))
+
+
+def _unit(where: str, size: int, parent: nn.Module, shared: Shared, seen: _Heads) -> int:
+    """Outputs that stay together: a head's. The module's numbers become those of this rank."""
+    if id(parent) not in seen:
+        counts = {name: n for name in _HEADS if isinstance(n := getattr(parent, name, None), int)}
+        width = getattr(parent, "head_dim", None)
+        seen[id(parent)] = counts, width if isinstance(width, int) else 0
+        for name, count in counts.items():
+            if count % shared.line.size:
+                raise UsageError(
+                    f"{where}: its {name} = {count} does not divide among tp={shared.line.size} "
+                    "ranks: choose a tp that divides it"
+                )
+            setattr(parent, name, count // shared.line.size)
+        for name in _WIDTHS:
+            if hasattr(parent, name):
+                setattr(parent, name, getattr(parent, name) // shared.line.size)
+    counts, unit = seen[id(parent)]
+    if not unit and counts:
+        unit = size // next(iter(counts.values()))
+    if not unit or size % unit:
+        return 1
+    if not counts and (size // unit) % shared.line.size:
+        raise UsageError(
+            f"{where}: its {size // unit} heads do not divide among tp={shared.line.size} ranks: "
+            "choose a tp that divides them"
+        )
+    return unit
+
+
+def _column(shared: Shared, forward: Callable[..., Tensor], size: int | None, x: Tensor) -> Tensor:
+    y = forward(shared.enter(x))
+    return y if size is None else collectives.gather_from(y, shared.line, -1, size)
+
+
+def _row(shared: Shared, layer: Any, out_dim: int, x: Tensor) -> Tensor:
+    weight = layer.weight if out_dim == 0 else layer.weight.t()
+    y = shared.leave(functional.linear(x, weight))
+    return y if layer.bias is None else y + layer.bias
+
+
+def _classes(
+    shared: Shared, forward: Callable[..., Tensor], placement: Placement, x: Tensor
+) -> Tensor:
+    y = forward(collectives.copy_to(x, shared.line))
+    return mark(y, placement.ranges[0], placement.shape[placement.dim or 0], shared.line)
+
+
+def _share_embedding(shared: Shared, layer: nn.Embedding) -> None:
+    if layer.max_norm is not None or layer.padding_idx is not None or layer.sparse:
+        raise UsageError(
+            "tp plan: an embedding with max_norm, padding_idx or sparse gradients cannot be vocab"
+        )
+    size = layer.num_embeddings
+    shared.shorten(layer.weight, 0)
+    layer.num_embeddings = layer.weight.shape[0]
+    start, _ = share(size, shared.line.size, shared.line.rank)
+    layer.forward = partial(embed, layer, start, shared.line)  # type: ignore[method-assign]
+
+
+def _share_sequence(shared: Shared, model: nn.Module, blocks: str | None) -> None:
+    """Shares out the sequence before the first block, puts it together after the last."""
+    if blocks is None:
+        raise UsageError(
+            "sequence_parallel: needs the name of the list of blocks, for example pp='blocks'"
+        )
+    layers = list(model.get_submodule(blocks).children())
+    line = shared.line
+
+    def scatter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        x = args[0] if args else kwargs["hidden_states"]
+        if x.shape[1] % line.size:
+            raise UsageError(
+                f"sequence_parallel: a sequence of {x.shape[1]} does not divide among "
+                f"tp={line.size} ranks: pad it"
+            )
+        x = collectives.scatter_to(x, line, 1)
+        return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
+
+    def gather(module: nn.Module, args: Any, output: Any) -> Any:
+        x = output if isinstance(output, Tensor) else output[0]
+        x = collectives.gather_from(x, line, 1, x.shape[1] * line.size)
+        return x if isinstance(output, Tensor) else (x, *output[1:])
+
+    layers[0].register_forward_pre_hook(scatter, with_kwargs=True)
+    layers[-1].register_forward_hook(gather)
+    for layer in layers:
+        for parameter in layer.parameters():
+            if id(parameter) not in shared.placements:
+                shared.partial.add(id(parameter))
+        for name, module in model.named_modules():
+            if module is layer:
+                for inner, _ in layer.named_modules():
+                    shared.inside.setdefault(f"{name}.{inner}" if inner else name, 1)
+
+
+__all__ = ["Shared", "share_layers"]

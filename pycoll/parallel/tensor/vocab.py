@@ -1,0 +1,101 @@
+"""A vocabulary that is shared out: embedding, and cross-entropy of logits that nobody has whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pycoll.parallel import collectives
+from pycoll.parallel.ledger import Line
+
+_MARK = "_pycoll_classes"  # attribute of logits that are a part: (start, stop), size, line
+
+
+def mark(logits: Tensor, classes: tuple[int, int], size: int, line: Line) -> Tensor:
+    """Notes on logits which of `size` classes they are of."""
+    setattr(logits, _MARK, (classes, size, line))
+    return logits
+
+
+def whole(output: Any) -> Any:
+    """Logits put together, where `output` is a part; anything else as it is."""
+    if not hasattr(output, _MARK):
+        return output
+    _, size, line = getattr(output, _MARK)
+    return collectives.gather_from(output, line, -1, size)
+
+
+def embed(layer: nn.Embedding, start: int, line: Line, ids: Tensor) -> Tensor:
+    """Looks up the ids that this rank has rows of; the other ranks add theirs."""
+    here = (ids >= start) & (ids < start + layer.num_embeddings)
+    rows = functional.embedding(torch.where(here, ids - start, 0), layer.weight)
+    return collectives.reduce_from(rows * here.unsqueeze(-1), line)
+
+
+def cross_entropy(
+    logits: Tensor, target: Tensor, ignore_index: int = -100
+) -> tuple[Tensor, Tensor]:
+    """The sum of cross-entropies and the number of targets: a loss for `model.step`.
+
+    Logits that a layer of style "vocab" made are not put together: ranks exchange a maximum, a sum
+    of exponentials and the target's logit for each target.
+
+    Args:
+        logits: Shape [..., classes], floating; the whole, or this rank's part.
+        target: Shape [...], integers.
+        ignore_index: The target that counts nothing.
+
+    Returns:
+        The sum, a scalar that gradients flow through, and the count, an int64 scalar.
+
+    Cost: with parts, an all_reduce of one and one of two numbers per target.
+    """
+    counted = target != ignore_index
+    labels = torch.where(counted, target, 0)
+    if hasattr(logits, _MARK):
+        (start, _), _, line = getattr(logits, _MARK)
+        losses = _CrossEntropy.apply(logits, labels, start, line)
+    else:
+        losses = functional.cross_entropy(
+            logits.flatten(0, -2), labels.flatten(), reduction="none"
+        ).view(labels.shape)
+    return (losses * counted).sum(), counted.sum()
+
+
+# The loss takes parts: `model.step` leaves them as they are.
+cross_entropy.takes_parts = True  # type: ignore[attr-defined]
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Of one part of the classes: losses of the shape of the labels, whole."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, start: int, line: Line) -> Tensor:
+        if logits.shape[-1]:
+            largest = logits.detach().amax(-1)
+        else:
+            largest = logits.new_full(labels.shape, -torch.inf)
+        largest = line.all_reduce(largest.contiguous(), "max")
+        exponentials = (logits - largest.unsqueeze(-1)).exp()
+        here = (labels >= start) & (labels < start + logits.shape[-1])
+        index = torch.where(here, labels - start, 0).unsqueeze(-1)
+        sums = torch.stack([exponentials.sum(-1), torch.zeros_like(largest)])
+        if logits.shape[-1]:
+            sums[1] = (logits.gather(-1, index).squeeze(-1) - largest) * here
+        total, chosen = line.all_reduce(sums)
+        ctx.save_for_backward(exponentials.div_(total.unsqueeze(-1)), index, here)
+        return total.log() - chosen
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        shares, index, here = ctx.saved_tensors
+        result = shares * grad.unsqueeze(-1)
+        if result.shape[-1]:
+            result.scatter_add_(-1, index, (-grad * here).unsqueeze(-1))
+        return result, None, None, None
+
+
+__all__ = ["cross_entropy", "embed", "mark", "whole"]

@@ -1,0 +1,1 @@
+"""ZeRO: what data-parallel replicas need not all keep."""

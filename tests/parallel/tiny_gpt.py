@@ -1,0 +1,86 @@
+"""A GPT as anybody writes it, and its training on a mesh."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pycoll import parallel as pc
+
+PLAN = {
+    "*.qkv": "qkv",
+    "*.up": "col",
+    "*.out|*.down": "row",
+    "token|head": "vocab",
+    "*.attention_drop": "inside:1",
+}
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int, heads: int, drop: float, hidden: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.up, self.down = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+        self.attention_drop, self.drop = nn.Dropout(drop), nn.Dropout(drop)
+
+    def forward(self, x_BTD):
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(self.norm_1(x_BTD)).chunk(3, dim=-1)
+        )
+        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        weights = self.attention_drop(scores.masked_fill(future, -torch.inf).softmax(-1))
+        x_BTD = x_BTD + self.drop(self.out((weights @ v).transpose(1, 2).flatten(2)))
+        return x_BTD + self.drop(self.down(functional.gelu(self.up(self.norm_2(x_BTD)))))
+
+
+class GPT(nn.Module):
+    def __init__(
+        self, vocab=29, dim=16, depth=4, heads=8, drop=0.1, context=8, hidden=None, tie=False
+    ) -> None:
+        super().__init__()
+        self.token, self.place = nn.Embedding(vocab, dim), nn.Embedding(context, dim)
+        self.drop = nn.Dropout(drop)
+        self.blocks = nn.ModuleList(
+            Block(dim, heads, drop, hidden or 4 * dim) for _ in range(depth)
+        )
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, vocab, bias=False)
+        if tie:
+            self.head.weight = self.token.weight
+
+    def forward(self, tokens_BT):
+        x_BTD = self.drop(self.token(tokens_BT) + self.place.weight[: tokens_BT.shape[1]])
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        return self.head(self.norm(x_BTD))
+
+
+def batches(steps: int, size: int, context=8, vocab=29):
+    """The same for every rank; targets that count nothing among them."""
+    random = torch.Generator().manual_seed(7)
+    for _ in range(steps):
+        tokens = torch.randint(vocab, (size, context + 1), generator=random)
+        targets = tokens[:, 1:].clone()
+        targets[0, : context // 2] = -100
+        yield tokens[:, :-1], targets
+
+
+def train(comm, sizes: dict, steps=20, batch=8, microbatches=2, gpt=None, **options):
+    """Losses, norms and all weights after some steps of AdamW, in float64."""
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    mesh = pc.mesh(**sizes, comm=comm)
+    with pc.keyed_init(mesh, seed=3):
+        model = GPT(**(gpt or {}))
+    model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks", **options)
+    optimizer = pc.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2), clip=0.5)
+    losses, norms = [], []
+    for x, y in pc.shard(batches(steps, batch), mesh):
+        out = model.step(x, y, loss=pc.cross_entropy, microbatches=microbatches)
+        norms.append(optimizer.step())
+        losses.append(out.loss)
+    return losses, norms, pc.whole_weights(model)
