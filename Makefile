@@ -2,7 +2,7 @@
 # make bench: compares with gloo, DeepSpeed and MPI.   make benchmarks: builds the C++ programs.
 # make cuda: builds the library for GPUs (needs nvcc).
 # make gpu-check [PART=build|test|bench]: builds, tests and measures on a GPU, with PYTHON as it is.
-# make lint, make test-slow, make clean.
+# make lint, make test-slow [SLOW_MINUTES=M: none begins later than that], make clean.
 #
 # PYTHON chooses the interpreter of the venv. Nothing is installed outside .venv.
 PYTHON ?= python3
@@ -25,7 +25,7 @@ test: $(VENV)/test build
 	$(BIN)/python -m pytest -m "not slow"
 
 test-slow: $(VENV)/test $(VENV)/frameworks build
-	$(BIN)/python -m pytest -m slow
+	PYCOLL_SLOW_MINUTES=$(SLOW_MINUTES) $(BIN)/python -m pytest -m slow
 
 fuzz: $(VENV)/test build
 	PYCOLL_FUZZ_MINUTES=$(FUZZ_MINUTES) $(BIN)/python -m pytest -m slow -s tests/fuzz

@@ -28,6 +28,17 @@ def child_processes() -> dict[int, str]:
     return children
 
 
+START = time.monotonic()  # about when the run began
+SLOW_MINUTES = os.environ.get("PYCOLL_SLOW_MINUTES")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Where time is limited, as in CI, no slow test begins after it: it says so."""
+    if SLOW_MINUTES and item.get_closest_marker("slow"):
+        if time.monotonic() - START > 60 * float(SLOW_MINUTES):
+            pytest.skip(f"the {SLOW_MINUTES} minutes for slow tests are over: `make test-slow`")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_table_and_no_rules_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Selection as built in, and no test writes into a home directory."""
