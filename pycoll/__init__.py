@@ -27,6 +27,7 @@ from pycoll.ops import premul
 
 if TYPE_CHECKING:
     from pycoll import topology
+    from pycoll.elastic.world import join
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ __all__ = [
     "UsageError",
     "Work",
     "init",
+    "join",
     "premul",
     "run_ranks",
     "schedule",
@@ -52,9 +54,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`pycoll.topology`, imported when it is first asked for: ranks start faster without it."""
-    if name != "topology":
-        raise AttributeError(f"module 'pycoll' has no attribute {name!r}")
+    """`topology` and `join`, imported when first asked for: ranks start faster without them."""
     import importlib
 
-    return importlib.import_module("pycoll.topology")
+    if name == "topology":
+        return importlib.import_module("pycoll.topology")
+    if name == "join":
+        return importlib.import_module("pycoll.elastic.world").join
+    raise AttributeError(f"module 'pycoll' has no attribute {name!r}")

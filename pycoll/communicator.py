@@ -21,6 +21,8 @@ from typing import Any
 from pycoll import _core, flight, stacks
 from pycoll.coalesce import Coalesced
 from pycoll.device import device_array_over, device_number
+from pycoll.elastic.home import Home, open_home
+from pycoll.elastic.methods import ElasticMethods
 from pycoll.errors import UsageError
 from pycoll.memory import array_over, item_size
 from pycoll.work import Work
@@ -28,7 +30,7 @@ from pycoll.work import Work
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
-class Communicator(_core.Communicator):
+class Communicator(ElasticMethods):
     """The ranks that take part in collectives. Made by `init`, `split` and `run_ranks`.
 
     A communicator is used by one thread at a time. After an error it is broken: every further call
@@ -41,11 +43,17 @@ class Communicator(_core.Communicator):
 
     Its attribute `deterministic` is what the collectives' argument of that name is by default; the
     communicators that `split` and `group` make take it over. Alike on all ranks.
+
+    Its attribute `former_ranks` says, of one that `shrink`, `grow` or `join` made, which rank each
+    of its ranks was in the communicator before it: -1 for a newcomer. Else it is empty.
     """
 
     def __init__(self, core: _core.Communicator) -> None:
         super().__init__(core)
         _open.add(self)
+        self.former_ranks: list[int] = []
+        self._homes: list[Home] = []
+        self._leave_homes = weakref.finalize(self, _close_homes, self._homes)
         if (writer := stacks.install()) is not None:
             self._set_stack_writer(writer.signum, writer.fd)
         flight.watch(self)
@@ -284,6 +292,11 @@ class Communicator(_core.Communicator):
         """
         return flight.stragglers(flight.CommunicatorSource(self))
 
+    def close(self) -> None:
+        """Leaves the world: whoever still waits for this rank gets an error that says so."""
+        super().close()
+        self._leave_homes()
+
     def _add_algorithm(self, collective: str, name: str, root: int) -> None:
         """The core met a name that it does not know: one registered in Python, or nobody's."""
         from pycoll import schedule
@@ -327,8 +340,13 @@ def init(timeout_s: float = 60.0, deterministic: bool = False) -> Communicator:
     """
     if not timeout_s > 0:
         raise UsageError(f"timeout_s is {timeout_s!r}, expected a number of seconds above 0")
-    comm = Communicator(_core.init_from_environment(float(timeout_s)))
+    core, session = _core.init_from_environment(float(timeout_s))
+    comm = Communicator(core)
     comm.deterministic = bool(deterministic)
+    if comm.size > 1:
+        who = (comm.rank, comm.size, comm.transport == "shm")
+        comm._homes.append(open_home(session, *who, session.name, session.token, timeout_s))
+        session.close()
     return comm
 
 
@@ -349,6 +367,12 @@ def local_communicators(n: int, timeout_s: float = 60.0) -> list[Communicator]:
         raise UsageError(f"n is {n}, expected 1..64 ranks")
     world = _core.make_local_world(n)
     return [Communicator(_core.init_local(world, rank, float(timeout_s))) for rank in range(n)]
+
+
+def _close_homes(homes: list[Home]) -> None:
+    for home in homes:
+        home.socket.close()
+    homes.clear()
 
 
 @atexit.register

@@ -65,7 +65,7 @@ int run_threads(const Options& options, const std::function<bool(Communicator&)>
 }
 
 int run_this_rank(const Options& options, const std::function<bool(Communicator&)>& rank_main) {
-  return guarded([&] { return rank_main(*init_from_environment(options.timeout_s)); }) ? 0 : 1;
+  return guarded([&] { return rank_main(*init_from_environment(options.timeout_s).comm); }) ? 0 : 1;
 }
 
 /// A TCP port of this host that nobody listens on.

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "bindings/bind.h"
 #include "bindings/interrupt.h"
+#include "bootstrap/interfaces.h"
 #include "bootstrap/local_group.h"
 #include "bootstrap/process_info.h"
 #include "bootstrap/rendezvous.h"
@@ -31,7 +32,8 @@ py::bytes get(Store& store, const std::string& key, double timeout_s) {
 }
 
 void bind_store(py::module_& m) {
-  py::class_<TcpStore>(m, "TcpStore", "A store on rank 0's TcpStoreServer.")
+  py::class_<Store>(m, "Store", "What ranks tell each other while they meet.");
+  py::class_<TcpStore, Store>(m, "TcpStore", "A store on rank 0's TcpStoreServer.")
       .def(py::init([](const std::string& address, int port, const std::string& token, int rank,
                        double timeout_s) {
              return std::make_unique<TcpStore>(address, port, token, rank,
@@ -141,6 +143,11 @@ void bind_bootstrap(py::module_& m) {
   bootstrap.def("process_ended", &process_ended, py::arg("pidfd"));
   bootstrap.def("exit_signal", &exit_signal, py::arg("pidfd"));
   bootstrap.def("host_id", &host_id);
+  bootstrap.def("interface_addresses", [](const std::string& filter) {
+    std::vector<std::string> texts;
+    for (const InterfaceAddress& one : interface_addresses(filter)) texts.push_back(one.text);
+    return texts;
+  });
 }
 
 }  // namespace pycoll

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "bindings/array.h"
@@ -171,13 +172,28 @@ void bind_communicator(py::module_& m) {
   py::class_<LocalWorldObject>(m, "LocalWorld");
   m.def("make_local_world", [](int num_ranks) { return LocalWorldObject{make_world(num_ranks)}; });
   m.def("init_from_environment", [](double timeout_s) {
-    std::unique_ptr<Communicator> comm;
+    Joined joined;
     {
       const py::gil_scoped_release gil;
-      comm = init_from_environment(timeout_s, run_signal_handlers);
+      joined = init_from_environment(timeout_s, run_signal_handlers);
     }
-    return wrap(std::move(comm));
+    return std::make_pair(wrap(std::move(joined.comm)), std::move(joined.session));
   });
+  m.def(
+      "connect_ranks",
+      [](Store& store, int rank, int num_ranks, const std::string& name, const std::string& token,
+         double timeout_s) {
+        std::unique_ptr<Communicator> comm;
+        {
+          const py::gil_scoped_release gil;
+          comm = std::make_unique<Communicator>(
+              connect_ranks(store, rank, num_ranks, name, token, interruptible_deadline(timeout_s)),
+              timeout_s);
+        }
+        return wrap(std::move(comm));
+      },
+      py::arg("store"), py::arg("rank"), py::arg("num_ranks"), py::arg("name"), py::arg("token"),
+      py::arg("timeout_s"));
   m.def("init_local", [](const LocalWorldObject& object, int rank, double timeout_s) {
     return wrap(
         std::make_unique<Communicator>(make_local_transport(object.world, rank), timeout_s));

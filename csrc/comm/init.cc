@@ -81,20 +81,21 @@ std::shared_ptr<LocalWorld> make_world(int num_ranks) {
   return make_local_world(num_ranks, Settings::read().to_bytes());
 }
 
-std::unique_ptr<Communicator> init_from_environment(double timeout_s,
-                                                    Deadline::Interrupt interrupt) {
+Joined init_from_environment(double timeout_s, Deadline::Interrupt interrupt) {
   const Deadline deadline = Deadline::after_s(timeout_s, interrupt);
   const LaunchEnv env = read_launch_env();
   if (env.num_ranks == 1) {
-    return std::make_unique<Communicator>(make_local_transport(make_world(1), 0),
-                                          deadline.timeout_s());
+    return {std::make_unique<Communicator>(make_local_transport(make_world(1), 0),
+                                           deadline.timeout_s()),
+            Session()};
   }
-  // The store has done its work once the ranks are connected: splits need none.
   Session session = join(env, deadline);
   try {
-    return std::make_unique<Communicator>(connect_ranks(*session.store, env.rank, env.num_ranks,
-                                                        session.name, session.token, deadline),
-                                          deadline.timeout_s());
+    auto comm =
+        std::make_unique<Communicator>(connect_ranks(*session.store, env.rank, env.num_ranks,
+                                                     session.name, session.token, deadline),
+                                       deadline.timeout_s());
+    return {std::move(comm), std::move(session)};
   } catch (const Error&) {
     session.store.reset();
     // The others read what kept the ranks apart.

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "bootstrap/rendezvous.h"
 #include "bootstrap/store.h"
 #include "comm/communicator.h"
 
@@ -11,12 +12,18 @@ namespace pycoll {
 /// After how many seconds of silence a rank of another host counts as lost; 0: never.
 inline constexpr const char* kSilenceVariable = "PYCOLL_SILENCE_S";
 
+struct Joined {
+  std::unique_ptr<Communicator> comm;
+  Session session;  // without a store, where the ranks needed none
+};
+
 /// Joins the ranks that the environment names (bootstrap/launch_env.h). Collective over them.
 /// Raises UsageError for an environment that makes no sense, TimeoutError naming the ranks that did
 /// not come before the deadline, whose timeout is also that of every later operation. `interrupt`
 /// lets a signal into the wait.
-std::unique_ptr<Communicator> init_from_environment(double timeout_s,
-                                                    Deadline::Interrupt interrupt = nullptr);
+///
+/// The communicator needs the session no more; the ranks may tell each other things in its store.
+Joined init_from_environment(double timeout_s, Deadline::Interrupt interrupt = nullptr);
 
 /// The transport of ranks that have met through `store` (bootstrap/rendezvous.h) as the session
 /// `name`: shared memory on one host, and connections between hosts. Collective over them; when it

@@ -1,0 +1,1 @@
+"""Worlds that lose ranks and take newcomers (docs/elastic.md)."""

@@ -1,0 +1,338 @@
+"""Worlds that go on without the ranks that ended, and that take newcomers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds import end, start
+
+import pycoll
+from pycoll.elastic.agreement import may_go_on
+from pycoll.elastic.home import Address, host_and_port
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(60)]
+
+Comm = pycoll.Communicator
+
+
+def until_error(comm: Comm) -> pycoll.Error:
+    x = np.ones(8, np.float32)
+    while True:
+        try:
+            comm.all_reduce(x, "max")
+        except pycoll.Error as error:
+            return error
+
+
+def survivor(comm: Comm, dying: set[int]) -> tuple[int, list[int], list[float]]:
+    """Goes on without those that end; returns the new rank, the old ranks, and a gather of them."""
+    if comm.rank in dying:
+        comm.all_reduce(np.ones(8, np.float32), "max")
+        os.kill(os.getpid(), signal.SIGKILL)
+    former = comm.rank
+    until_error(comm)
+    with comm.shrink(10) as new:
+        assert comm.closed and new.size == len(new.former_ranks)
+        gathered = new.all_gather(np.array([float(former)]))
+        return new.rank, new.former_ranks, gathered.ravel().tolist()
+
+
+@pytest.mark.parametrize("size, dying", [(2, {1}), (3, {0}), (5, {1, 3}), (4, {0, 1, 3})])
+def test_shrink_after_kill_gives_the_others_in_order(size, dying):
+    left = sorted(set(range(size)) - dying)
+    outcomes = end(start(survivor, size, dying))
+    for new, rank in enumerate(left):
+        assert outcomes[rank] == (new, left, [float(each) for each in left])
+    assert all(outcomes[rank] == "killed by SIGKILL" for rank in dying)
+
+
+def test_shrink_twice_and_of_a_whole_world():
+    def work(comm: Comm) -> list[int]:
+        whole = comm.shrink(10)
+        assert whole.former_ranks == [0, 1, 2]
+        if whole.rank == 2:
+            os._exit(0)
+        until_error(whole)
+        pair = whole.shrink(10)
+        if pair.rank == 1:
+            os._exit(0)
+        until_error(pair)
+        last = pair.shrink(10)
+        assert last.all_reduce(np.ones(2)).tolist() == [1, 1]
+        return last.former_ranks
+
+    assert end(start(work, 3))[0] == [0]
+
+
+def test_shrink_leaves_no_descriptor_behind():
+    def work(comm: Comm) -> int:
+        num_fds = []
+        for _ in range(3):
+            comm = comm.shrink(10)
+            comm.all_reduce(np.ones(1))
+            num_fds.append(len(os.listdir("/proc/self/fd")))
+        # Each world that was keeps its port.
+        assert num_fds[2] - num_fds[1] == num_fds[1] - num_fds[0] == 1, num_fds
+        comm.close()
+        return num_fds[0] - len(os.listdir("/proc/self/fd"))
+
+    assert min(end(start(work, 2))) > 0
+
+
+def test_settings_go_on_in_the_new_world():
+    def work(comm: Comm) -> tuple[Any, ...]:
+        comm.deterministic, comm.register_after = True, 3
+        new = comm.shrink(10)
+        return new.deterministic, new.register_after, new.timeout_s == comm.timeout_s
+
+    assert end(start(work, 2)) == [(True, 3, True)] * 2
+
+
+def test_rank_that_computes_too_long_keeps_a_minority_from_going_on():
+    def work(comm: Comm, late: int) -> str:
+        if comm.rank == late:
+            time.sleep(1.5)  # alive all the time
+        try:
+            with comm.shrink(0.3):
+                time.sleep(2.5)  # a world that has ended would keep nobody from going on
+        except pycoll.Error as error:
+            return f"{type(error).__name__}: {error}"
+        return "went on"
+
+    lonely = end(start(work, 2, 0))[1]
+    assert lonely.startswith("TimeoutError: shrink: rank 0 did not come within 0.3 s"), lonely
+    outcomes = end(start(work, 2, 1))
+    # Just half of the ranks, but with the lowest.
+    assert outcomes[0] == "went on"
+    assert outcomes[1].startswith("TimeoutError: shrink: rank 0 did not come"), outcomes[1]
+
+
+def test_minority_is_refused_with_those_that_may_go_on_elsewhere():
+    def work(comm: Comm) -> str:
+        if comm.rank != 0:
+            time.sleep(1.5)
+            return ""
+        with pytest.raises(pycoll.PeerDiedError) as raised:
+            comm.shrink(0.5)
+        return str(raised.value)
+
+    text = end(start(work, 3))[0]
+    assert text.startswith("shrink: only rank 0 of 3 came; ranks 1, 2 may go on elsewhere"), text
+
+
+@given(st.integers(1, 9), st.data())
+def test_no_two_parts_of_a_world_may_both_go_on(size, data):
+    """Whatever has ended, whoever knows of it, and wherever the network is cut."""
+    part = data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))
+    ended = {rank for rank in range(size) if part[rank] == 3}
+    may = []
+    for side in range(3):
+        members = [rank for rank in range(size) if part[rank] == side]
+        known = data.draw(st.sets(st.sampled_from(sorted(ended)))) if ended else set()
+        may.append(bool(members) and may_go_on(members, known, size))
+    assert sum(may) <= 1
+
+
+def test_all_that_live_may_go_on_however_many_have_ended():
+    for size, count in itertools.product(range(1, 6), range(1, 6)):
+        for members in itertools.combinations(range(size), min(count, size)):
+            assert may_go_on(members, set(range(size)) - set(members), size)
+
+
+@pytest.mark.parametrize("what", ["split", "threads", "closed", "again"])
+def test_shrink_of_what_cannot_is_an_error_that_says_so(what):
+    def work(comm: Comm) -> str:
+        if what == "split":
+            comm = comm.split(0)
+        elif what == "closed":
+            comm.close()
+        elif what == "again":
+            comm.shrink(10)
+        with pytest.raises(pycoll.UsageError) as raised:
+            comm.shrink(1)
+        return str(raised.value)
+
+    for text in pycoll.run_ranks(work, 2, threads=what == "threads"):
+        assert "this communicator cannot" in text
+
+
+def test_strangers_at_the_home_are_not_heard_and_hold_nobody_up():
+    def work(comm: Comm) -> int:
+        port = comm._homes[-1].addresses[0].port
+        strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+        for i, stranger in enumerate(strangers):
+            # Nothing, bytes that mean nothing, messages without and with a wrong proof.
+            text = [b"", os.urandom(300), b"{}\n", b'{"rank":1,"nonce":"","ended":[0]}\n'][i % 4]
+            stranger.send(text + (b'{"rank":1,"nonce":"00","ended":[],"proof":"1"}\n' * (i % 5)))
+        comm.barrier()
+        start = time.monotonic()
+        new = comm.shrink(10)
+        assert time.monotonic() - start < 3
+        return new.size
+
+    assert end(start(work, 3)) == [3, 3, 3]
+
+
+def test_interrupt_ends_the_wait_for_others():
+    def work(comm: Comm) -> str:
+        if comm.rank == 1:
+            time.sleep(2)
+            return ""
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            comm.shrink(30)
+        return f"{threading.active_count()} threads"
+
+    assert end(start(work, 2))[0] in ("1 threads", "2 threads")
+
+
+def test_forked_child_does_not_keep_the_home_open():
+    def work(comm: Comm) -> list[int]:
+        if comm.rank == 1:
+            comm.barrier()
+            if os.fork() == 0:
+                os.close(1)
+                time.sleep(3)
+            os._exit(0)
+        comm.barrier()
+        until_error(comm)
+        start = time.monotonic()
+        new = comm.shrink(10)
+        assert time.monotonic() - start < 2
+        return new.former_ranks
+
+    assert end(start(work, 2))[0] == [0]
+
+
+# --- newcomers ---
+
+
+def address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def newcomer(where: str, delay_s: float = 0) -> Callable[[], Any]:
+    def work() -> Any:
+        time.sleep(delay_s)
+        with pycoll.join(where, timeout_s=10) as comm:
+            return comm.rank, comm.former_ranks, comm.all_reduce(np.ones(1)).tolist()
+
+    return work
+
+
+@pytest.mark.parametrize("size, num_new", [(1, 1), (2, 1), (2, 3)])
+def test_grow_takes_newcomers_in_the_order_in_which_they_come(size, num_new):
+    where = address()
+
+    def work(comm: Comm) -> Any:
+        with comm.grow(num_new, where, timeout_s=10) as new:
+            assert comm.closed
+            return new.rank, new.former_ranks, new.all_reduce(np.ones(1)).tolist()
+
+    # The last one comes first, and before the world waits.
+    late = [newcomer(where, 0.4 * (num_new - i)) for i in range(num_new)]
+    outcomes = end(start(work, size) + [pid for each in late for pid in start(each, 0)])
+    former = list(range(size)) + [-1] * num_new
+    ranks = [*range(size), *reversed(range(size, size + num_new))]
+    assert outcomes == [(rank, former, [size + num_new]) for rank in ranks]
+
+
+def test_too_few_newcomers_leave_the_old_world_as_it_was():
+    where = address()
+
+    def work(comm: Comm) -> list[float]:
+        with pytest.raises(pycoll.TimeoutError, match="1 of 2 newcomers came within 0.7 s"):
+            comm.grow(2, where, timeout_s=0.7)
+        return comm.all_reduce(np.ones(1)).tolist()
+
+    def early() -> str:
+        with pytest.raises(pycoll.TimeoutError, match="1 of 2 newcomers"):
+            pycoll.join(where, timeout_s=5)
+        return "told"
+
+    assert end(start(work, 2) + start(early, 0)) == [[2.0], [2.0], "told"]
+
+
+def test_newcomer_too_many_and_newcomer_with_another_token_are_refused():
+    where = address()
+
+    def work(comm: Comm) -> int:
+        time.sleep(0.3)
+        return comm.grow(1, where, timeout_s=10).size
+
+    def other_token() -> str:
+        os.environ["PYCOLL_TOKEN"] = "of somebody else"
+        with pytest.raises(pycoll.Error) as raised:
+            pycoll.join(where, timeout_s=1)
+        return str(raised.value)
+
+    def too_many() -> str:
+        try:
+            return f"rank {pycoll.join(where, timeout_s=2).rank}"
+        except (pycoll.UsageError, pycoll.TimeoutError) as error:
+            return str(error)
+
+    *worlds, stranger, one, two = end(
+        start(work, 2) + start(other_token, 0) + start(too_many, 0) + start(too_many, 0)
+    )
+    assert worlds == [3, 3]
+    assert "PYCOLL_TOKEN" in stranger
+    assert "rank 2" in (one, two)
+    refused = two if one == "rank 2" else one
+    # Whether the store was still there when it came.
+    wanted = f"join: 1 newcomers were wanted at {where}, this is number 2"
+    assert refused == wanted or f"no world takes newcomers at {where}" in refused
+
+
+def test_shrink_and_grow_again_go_on_with_the_same_state():
+    """Kill one, go on with two, take a newcomer that gets the state by a broadcast."""
+    where = address()
+
+    def steps(comm: Comm, state: np.ndarray, until: float) -> np.ndarray:
+        while state[0] < until:
+            state = comm.all_reduce(state, "max") + 1
+        return state
+
+    def work(comm: Comm) -> list[float]:
+        state = steps(comm, np.zeros(4), 10)
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(pycoll.PeerDiedError):
+            steps(comm, state, 20)
+        comm = comm.shrink(10).grow(1, where, timeout_s=10)
+        return steps(comm, comm.broadcast(state, root=0), 30).tolist()
+
+    def fresh() -> list[float]:
+        comm = pycoll.join(where, timeout_s=20)
+        return steps(comm, comm.broadcast(np.zeros(4), root=0), 30).tolist()
+
+    outcomes = end(start(work, 3) + start(fresh, 0))
+    assert outcomes[1] == "killed by SIGKILL"
+    assert outcomes[0] == outcomes[2] == outcomes[3] == [30.0] * 4
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("text", ["", "host", "host:", "host:x", ":29500", "host:0", "host:70000"])
+def test_address_that_makes_no_sense_is_an_error(text):
+    with pytest.raises(pycoll.UsageError, match="expected 'host:port'"):
+        host_and_port(text)
+
+
+@pytest.mark.pure
+def test_addresses_are_read_as_they_are_written():
+    assert host_and_port("[fd00::1]:29500") == ("fd00::1", 29500)
+    assert host_and_port("a.b:1") == ("a.b", 1)
+    where = Address(("10.0.0.1", "fd00::1"), 4000)
+    assert Address.from_text(where.to_text()) == where

@@ -1,0 +1,107 @@
+"""Worlds of several hosts that go on without a rank, a host or a cable."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from namespaces import Network
+from processes import wait_for_pids
+
+import pycoll
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
+
+Comm = pycoll.Communicator
+SILENCE_S = 1.5
+
+
+def until_error_and_on(comm: Comm, folder: Path) -> tuple[list[int], list[float]]:
+    """Reduces until something fails, shrinks, and gathers the old ranks in the new world."""
+    former = comm.rank
+    with pytest.raises(pycoll.PeerDiedError):
+        for i in range(10_000_000):
+            comm.all_reduce(np.ones(100, np.float32), "max")
+            if i == 20:
+                (folder / f"rank{comm.rank}").write_text(str(os.getpid()))
+    with comm.shrink(10) as new:
+        gathered = new.all_gather(np.array([float(former)])).ravel().tolist()
+        time.sleep(0.5)  # hosts whose worlds end at once would be taken for dead
+        return new.former_ranks, gathered
+
+
+def start_loop(network: Network, per_host: int, folder: Path) -> list[int]:
+    silence = {"PYCOLL_SILENCE_S": str(SILENCE_S)}
+    pids = network.start_ranks(until_error_and_on, per_host, folder, **silence)
+    wait_for_pids(folder, len(pids))
+    return pids
+
+
+def went_on(outcomes: list[Any], ranks: list[int]) -> None:
+    for outcome in outcomes:
+        assert outcome.get() == (ranks, [float(rank) for rank in ranks])
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_killed_rank_of_two_hosts_leaves_the_three_others(two, victim, tmp_path):
+    pids = start_loop(two, 2, tmp_path)
+    os.kill(pids[victim], signal.SIGKILL)
+    killed_at = time.monotonic()
+    outcomes = [two.outcome(pid) for pid in pids]
+    went_on(outcomes[:victim] + outcomes[victim + 1 :], sorted({0, 1, 2, 3} - {victim}))
+    assert time.monotonic() - killed_at < 5
+
+
+def test_killed_host_leaves_the_other(two, tmp_path):
+    pids = start_loop(two, 2, tmp_path)
+    for pid in pids[:2]:
+        os.kill(pid, signal.SIGKILL)
+    outcomes = [two.outcome(pid) for pid in pids]
+    # Ranks 2 and 3 know from the dead processes' own kernel that these have ended.
+    went_on(outcomes[2:], [2, 3])
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_cable_between_two_hosts_leaves_the_one_with_rank_0(two, cut, tmp_path):
+    pids = start_loop(two, 2, tmp_path)
+    two.set_link(cut, False)
+    try:
+        outcomes = [two.outcome(pid) for pid in pids]
+    finally:
+        two.set_link(cut, True)
+    went_on(outcomes[:2], [0, 1])
+    for outcome in outcomes[2:]:
+        assert outcome.error == "PeerDiedError", outcome
+        assert "only ranks 2, 3 of 4 came; ranks 0, 1 may go on elsewhere" in outcome.text
+
+
+def test_cable_of_one_of_four_hosts_leaves_the_three_others(four, tmp_path):
+    pids = start_loop(four, 1, tmp_path)
+    four.set_link(0, False)
+    try:
+        outcomes = [four.outcome(pid) for pid in pids]
+    finally:
+        four.set_link(0, True)
+    assert "only rank 0 of 4 came" in outcomes[0].text, outcomes[0]
+    went_on(outcomes[1:], [1, 2, 3])
+
+
+def test_newcomer_of_another_host_joins(two):
+    where = f"{two.address(0)}:29611"
+
+    def world(comm: Comm) -> list[float]:
+        with comm.grow(1, where, timeout_s=10) as new:
+            return new.all_gather(np.array([float(new.rank)])).ravel().tolist()
+
+    def newcomer() -> list[float]:
+        with pycoll.join(where, timeout_s=10) as new:
+            return new.all_gather(np.array([float(new.rank)])).ravel().tolist()
+
+    pids = two.start_ranks(world, 1)
+    pids.append(two.start(1, newcomer, PYCOLL_TOKEN="of a test"))
+    assert [two.outcome(pid).get() for pid in pids] == [[0.0, 1.0, 2.0]] * 3
