@@ -267,8 +267,12 @@ class Agreement:
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
+    """Ends the tasks; asks again, since wait_for before Python 3.12 may swallow a cancellation."""
+    left = {task for task in tasks if not task.done()}
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=_RETRY_S)
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
