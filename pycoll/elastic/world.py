@@ -128,6 +128,7 @@ def _agree(home: Home, serve: Callable[[str], int], timeout_s: float) -> Verdict
     silence_s = float(os.environ.get("PYCOLL_SILENCE_S") or 5)
     agreement = Agreement(home, serve, timeout_s, silence_s)
     outcome: list[Verdict | BaseException] = []
+    finished = threading.Event()  # an interrupted Thread.join takes the thread for ended
     loop = asyncio.new_event_loop()
     task = loop.create_task(agreement.run())
 
@@ -138,16 +139,19 @@ def _agree(home: Home, serve: Callable[[str], int], timeout_s: float) -> Verdict
             outcome.append(error)
         finally:
             loop.close()
+            finished.set()
 
     thread = threading.Thread(target=run, name="pycoll shrink", daemon=True)
     thread.start()
     try:
-        while thread.is_alive():
-            thread.join(_POLL_S)  # a signal's handler runs in between
+        while not finished.wait(_POLL_S):
+            pass  # a signal's handler runs in between
     except BaseException:
-        loop.call_soon_threadsafe(task.cancel)
-        thread.join()
+        if not finished.is_set():
+            loop.call_soon_threadsafe(task.cancel)
         raise
+    finally:
+        thread.join()
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]
