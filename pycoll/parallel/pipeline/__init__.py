@@ -6,6 +6,9 @@ asked for.
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from pycoll.parallel.pipeline import (
     gpipe,
     naive,
@@ -16,23 +19,51 @@ from pycoll.parallel.pipeline import (
 from pycoll.parallel.pipeline.actions import Action, Kind, Schedule
 from pycoll.parallel.pipeline.registry import Costs, Generator, build, generator, names, register
 from pycoll.parallel.pipeline.simulate import Simulation, simulate
+from pycoll.parallel.pipeline.split import split
 from pycoll.parallel.pipeline.validate import validate
 
 for _module in (naive, gpipe, one_forward_one_backward, zero_bubble, pipedream):
     for _row in _module.ROWS:
         register(_row)
 
+if TYPE_CHECKING:
+    from pycoll.parallel.pipeline.cutting import Cut, cut
+    from pycoll.parallel.pipeline.result import StepResult
+    from pycoll.parallel.pipeline.runtime import PipelineRuntime
+    from pycoll.parallel.pipeline.stages import ModuleStages
+
+_NEED_TORCH = {
+    "Cut": "cutting",
+    "ModuleStages": "stages",
+    "PipelineRuntime": "runtime",
+    "StepResult": "result",
+    "cut": "cutting",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEED_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_NEED_TORCH[name]}"), name)
+
+
 __all__ = [
     "Action",
     "Costs",
+    "Cut",
     "Generator",
     "Kind",
+    "ModuleStages",
+    "PipelineRuntime",
     "Schedule",
     "Simulation",
+    "StepResult",
     "build",
+    "cut",
     "generator",
     "names",
     "register",
     "simulate",
+    "split",
     "validate",
 ]

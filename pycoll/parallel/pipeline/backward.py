@@ -1,0 +1,180 @@
+"""A backward in two parts: the gradients of inputs now, those of weights whenever there is time.
+
+The graph of a stage has nodes from which an input can be reached (the trunk) and nodes from which
+only weights can. Where the second hang on the first, the gradient that arrives at the trunk's node
+is all that the weights need later: it is noted while the inputs' gradients are computed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, Node
+
+Grads = list[torch.Tensor | None]
+
+
+def accumulate(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    """Adds to `.grad`, in place where there is one: it may be a view of somebody's buffer."""
+    if gradient is None:
+        return
+    if parameter.grad is None:
+        parameter.grad = gradient.detach().clone()
+    else:
+        parameter.grad.add_(gradient)
+
+
+def backward_inputs(
+    outputs: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor | None],
+    inputs: Sequence[torch.Tensor],
+    parameters: Iterable[torch.Tensor],
+) -> tuple[Grads, Callable[[], None]]:
+    """The gradients of the inputs, and a function that adds those of the parameters to `.grad`.
+
+    Args:
+        outputs: Of the stage; those without a graph are passed over.
+        gradients: Of each output; None for a scalar loss.
+        inputs: Leaves that require gradients.
+        parameters: Of the stage.
+
+    Returns:
+        The gradient of each input (None: unused), and what computes the parameters' later.
+
+    Cost: of both parts together, what one backward costs, and a few microseconds per weight. What
+    the graph has saved is kept until the second part is done.
+    """
+    live = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad]
+    wanted = [p for p in parameters if p.requires_grad]
+    if not live:
+        return [None] * len(inputs), lambda: None
+    tensors, given = [o for o, _ in live], [g for _, g in live]
+    if not inputs:
+        return [], lambda: _whole(tensors, given, wanted)
+    roots = [_node(tensor) for tensor in tensors]
+    parents = _parents(roots)
+    trunk = _above([_node(tensor) for tensor in inputs], parents, set())[0]
+    groups = _groups(wanted, roots, trunk, parents)
+    noted: dict[Node, tuple[Any, ...]] = {}
+
+    def note(node: Node) -> Callable[[tuple[Any, ...]], None]:
+        return lambda arriving: noted.__setitem__(node, arriving)
+
+    # Not of roots beside the trunk: no gradient of an input passes there, the given one is theirs.
+    hooks = [node.register_prehook(note(node)) for nodes, _ in groups for node in nodes & trunk]
+    try:
+        found = torch.autograd.grad(
+            tensors, list(inputs), given, retain_graph=True, allow_unused=True
+        )
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for tensor, gradient, root in zip(tensors, given, roots, strict=True):
+        if root not in trunk:
+            arriving = list(noted.get(root, ()))
+            arriving += [None] * (tensor.output_nr + 1 - len(arriving))
+            arriving[tensor.output_nr] = torch.ones_like(tensor) if gradient is None else gradient
+            noted[root] = tuple(arriving)
+    return list(found), lambda: _weights(groups, noted)
+
+
+def _whole(outputs: list[torch.Tensor], gradients: Grads, parameters: list[torch.Tensor]) -> None:
+    """Without inputs there is no trunk: all is of the weights."""
+    found = torch.autograd.grad(outputs, parameters, gradients, allow_unused=True)
+    for parameter, gradient in zip(parameters, found, strict=True):
+        accumulate(parameter, gradient)
+
+
+def _weights(
+    groups: list[tuple[set[Node], list[torch.Tensor]]], noted: dict[Node, tuple[Any, ...]]
+) -> None:
+    for nodes, parameters in groups:
+        edges, gradients, hooks = [], [], []
+        for node in nodes:
+            arrived = noted.get(node, ())
+            for i, gradient in enumerate(arrived):
+                if gradient is not None:
+                    edges.append(GradientEdge(node, i))
+                    gradients.append(gradient)
+            if len(nodes) > 1:
+                # One of them may lie below another: what flows down from that is in its note.
+                hooks.append(node.register_prehook(lambda _, noted=arrived: noted))
+        try:
+            if edges:
+                found = torch.autograd.grad(
+                    edges, parameters, gradients, retain_graph=True, allow_unused=True
+                )
+                for parameter, gradient in zip(parameters, found, strict=True):
+                    accumulate(parameter, gradient)
+        finally:
+            for hook in hooks:
+                hook.remove()
+    groups.clear()
+    noted.clear()
+
+
+def _node(tensor: torch.Tensor) -> Node:
+    """The node that makes a tensor; of a leaf, the one that takes its gradient."""
+    if tensor.grad_fn is not None:
+        return tensor.grad_fn
+    with torch.enable_grad():
+        view = tensor.view_as(tensor).grad_fn  # its maker leads to the leaf's node
+    node = view.next_functions[0][0] if view is not None else None
+    assert node is not None
+    return node
+
+
+def _parents(roots: list[Node]) -> dict[Node, list[Node]]:
+    """Of every node below the roots, the nodes that pass gradients to it."""
+    parents: dict[Node, list[Node]] = defaultdict(list)
+    todo, seen = list(roots), set(roots)
+    while todo:
+        node = todo.pop()
+        for child, _ in node.next_functions:
+            if child is None:
+                continue
+            parents[child].append(node)
+            if child not in seen:
+                seen.add(child)
+                todo.append(child)
+    return parents
+
+
+def _above(
+    start: list[Node], parents: dict[Node, list[Node]], stop: set[Node]
+) -> tuple[set[Node], set[Node]]:
+    """What lies above the start up to the nodes of `stop`; and which of those are met."""
+    found, met, todo = set(start), set(), list(start)
+    while todo:
+        for parent in parents.get(todo.pop(), ()):
+            if parent in stop:
+                met.add(parent)
+            elif parent not in found:
+                found.add(parent)
+                todo.append(parent)
+    return found, met
+
+
+def _groups(
+    parameters: list[torch.Tensor],
+    roots: list[Node],
+    trunk: set[Node],
+    parents: dict[Node, list[Node]],
+) -> list[tuple[set[Node], list[torch.Tensor]]]:
+    """Parameters that hang on the same nodes of the trunk, or on a root beside it, together."""
+    groups: list[tuple[set[Node], list[torch.Tensor]]] = []
+    for parameter in parameters:
+        above, nodes = _above([_node(parameter)], parents, trunk)
+        nodes |= {root for root in roots if root in above}
+        together = [group for group in groups if group[0] & nodes]
+        groups = [group for group in groups if not group[0] & nodes]
+        for group in together:
+            nodes |= group[0]
+        groups.append((nodes, [parameter, *(p for group in together for p in group[1])]))
+    return groups
+
+
+__all__ = ["accumulate", "backward_inputs"]

@@ -1,0 +1,109 @@
+"""Tensors on their way between stages: tagged, posted ahead, never blocking where they are sent.
+
+Shapes are agreed on once: where they are new, each message follows an announcement.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from pycoll.parallel.pipeline.actions import Kind
+from pycoll.parallel.pipeline.specs import Spec
+from pycoll.parallel.pipeline.stages import Notes, Tensors
+
+if TYPE_CHECKING:
+    from pycoll.communicator import Communicator
+    from pycoll.work import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What comes into a stage with a microbatch of certain shapes."""
+
+    specs: tuple[Spec, ...]
+    notes: Notes
+
+
+Key = tuple[Kind, int, int]  # F or B, the stage that receives, microbatch
+
+
+class Messages:
+    """The transfers of one step of one rank."""
+
+    def __init__(self, comm: Communicator, placement: tuple[int, ...]) -> None:
+        self._comm = comm
+        self._placement = placement
+        self._posted: dict[Key, tuple[list[torch.Tensor], list[Work]]] = {}
+        self._sent: list[tuple[Work, torch.Tensor]] = []
+        self._here: dict[Key, Tensors] = {}
+        self.sent_bytes = 0
+
+    def post(self, key: Key, specs: tuple[Spec, ...]) -> None:
+        """Posts the receive of tensors whose shapes are known."""
+        peer, tag = self._sender(key), self._tag(key)
+        tensors = [spec.empty() for spec in specs]
+        works = [self._comm.recv(t, peer, tag, async_op=True) for t in tensors]
+        self._posted[key] = (tensors, works)
+
+    def announced(self, key: Key) -> Arrival:
+        """Waits for the announcement of a message; the message is received after it."""
+        peer, tag = self._sender(key), self._tag(key, is_header=True)
+        length = np.zeros(1, np.int64)
+        self._comm.recv(length, peer, tag)
+        content = np.empty(int(length[0]), np.uint8)
+        self._comm.recv(content, peer, tag)
+        arrival = pickle.loads(content.tobytes())  # from a rank of our own job
+        assert isinstance(arrival, Arrival)
+        return arrival
+
+    def take(self, key: Key) -> list[torch.Tensor]:
+        """Waits for tensors whose receive is posted, or that a stage of this rank has left."""
+        if key in self._here:
+            return list(self._here.pop(key))
+        tensors, works = self._posted.pop(key)
+        for work in works:
+            work.wait()
+        return tensors
+
+    def send(self, key: Key, tensors: Tensors, announce: Arrival | None = None) -> None:
+        """Sends tensors to the stage of the key, after their announcement if there is one."""
+        peer = self._placement[key[1]]
+        if peer == self._comm.rank:
+            self._here[key] = tensors
+            return
+        if announce is not None:
+            content = np.frombuffer(pickle.dumps(announce), np.uint8)
+            tag = self._tag(key, is_header=True)
+            self._start(np.array([content.size], np.int64), peer, tag)
+            self._start(content, peer, tag)
+        for tensor in tensors:
+            self.sent_bytes += tensor.numel() * tensor.element_size()
+            self._start(tensor.contiguous(), peer, self._tag(key))
+        self._sent = [(work, kept) for work, kept in self._sent if not work.done()]
+
+    def finish(self) -> None:
+        """Waits until all that was sent is taken."""
+        for work, _ in self._sent:
+            work.wait()
+        self._sent.clear()
+
+    def _start(self, x: Any, peer: int, tag: int) -> None:
+        # The array must live until it is taken.
+        self._sent.append((self._comm.send(x, peer, tag, async_op=True), x))
+
+    def _sender(self, key: Key) -> int:
+        kind, stage, _ = key
+        return self._placement[stage - 1 if kind is Kind.F else stage + 1]
+
+    def _tag(self, key: Key, is_header: bool = False) -> int:
+        kind, stage, microbatch = key
+        number = microbatch * len(self._placement) + stage
+        return number * 4 + 2 * (kind is Kind.B) + is_header
+
+
+__all__ = ["Arrival", "Key", "Messages"]

@@ -1,0 +1,187 @@
+"""The parts of a cut model: what each does when the model's forward comes to it.
+
+Invariant: outside of a stage's run a part that is here behaves as if nothing had been cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pycoll.errors import UsageError
+from pycoll.parallel.pipeline import specs
+from pycoll.parallel.pipeline.stages import Notes, Tensors
+
+if TYPE_CHECKING:
+    from pycoll.parallel.pipeline.cutting import Cut
+
+_ROLE = "_pycoll_role"
+
+
+class Part(Enum):
+    """Where a module stands: in the list of blocks, before it, or after it."""
+
+    BLOCK = "a block"
+    BEFORE = "before the blocks"
+    AFTER = "after the blocks"
+
+
+class Reached(BaseException):
+    """Ends a stage's run at the block behind it; no `except Exception` of a model stops it."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+
+@dataclass(slots=True)
+class Run:
+    """One pass through the model's forward for one stage: of its blocks `first` to `end` - 1.
+
+    Attributes:
+        position: The block that comes next.
+        calls: How often each module before the blocks was called.
+    """
+
+    first: int
+    end: int
+    num_blocks: int
+    hidden: Tensors | None
+    notes: Notes
+    position: int = 0
+    calls: dict[str, int] | None = None
+
+    def nth_call(self, name: str) -> int:
+        self.calls = self.calls or {}
+        self.calls[name] = self.calls.get(name, -1) + 1
+        return self.calls[name]
+
+
+@dataclass(slots=True)
+class Role:
+    """What a module of a cut model is; one module may be several blocks."""
+
+    cut: Cut
+    part: Part
+    indices: list[int]  # of blocks
+    name: str
+
+    def call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The module's call: real, stood in for, or the end of the run.
+
+        Args:
+            module: What calls it really; None when it is not here.
+            args: Of the call.
+            kwargs: Of the call.
+        """
+        run = self.cut.running
+        if run is None:
+            if module is None:
+                raise UsageError(
+                    f"{self.name} is not on this rank, which holds stages "
+                    f"{list(self.cut.local_stages)}: run the model with PipelineRuntime"
+                )
+            return module(*args, **kwargs)
+        if self.part is Part.BLOCK:
+            return self._block(run, module, args, kwargs)
+        if self.part is Part.BEFORE and run.position == 0:
+            if run.first == 0:
+                return self._noted(run, f"{run.nth_call(self.name)}", module(*args, **kwargs))
+            return self._blank(run, f"{run.nth_call(self.name)}")
+        # Behind the last block: only the last stage's run comes here.
+        if module is None or (self.part is Part.AFTER and run.position < run.num_blocks):
+            place = "after" if run.position else "before"
+            raise UsageError(
+                f"{self.name} is registered {self.part.value}, but used {place} them: the forward "
+                f"came to it at block {run.position} of {run.num_blocks}. Register the modules in "
+                "the order in which they are used"
+            )
+        return module(*args, **kwargs)
+
+    def _block(self, run: Run, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        position, run.position = run.position, run.position + 1
+        if position not in self.indices:
+            raise UsageError(
+                f"the forward came to {self.name} as block {position}, expected the blocks in "
+                "their order, each once"
+            )
+        if position == run.end:
+            hidden = specs.hidden_of(args, kwargs)
+            if hidden is None:
+                raise UsageError(f"{self.name} was called without a tensor: there is none to send")
+            raise Reached(hidden)
+        if position < run.first:
+            return self._blank(run, "output")
+        assert module is not None  # of a local stage
+        if position == run.first and run.hidden is not None:
+            args, kwargs = specs.with_hidden(args, kwargs, run.hidden[0])
+        return self._noted(run, "output", module(*args, **kwargs))
+
+    def _noted(self, run: Run, what: str, output: Any) -> Any:
+        key = f"{self.name}/{what}"
+        if key not in run.notes:
+            run.notes[key] = specs.describe(output)
+        return output
+
+    def _blank(self, run: Run, what: str) -> Any:
+        try:
+            return specs.blank(run.notes[f"{self.name}/{what}"])
+        except KeyError:
+            raise UsageError(
+                f"{self.name} was not called on the first stage as it is here ({what}): the "
+                "model's forward differs between ranks"
+            ) from None
+
+
+class Absent(torch.nn.Module):
+    """In the place of a module that is on another rank: it has its attributes, and no weights."""
+
+    def __init__(self, module: torch.nn.Module, role: Role, keep: set[int]) -> None:
+        """Takes the weights out of a module, but for those parts (ids) that others here share."""
+        super().__init__()
+        for holder in module.modules():
+            if id(holder) in keep:
+                continue
+            for key, parameter in holder._parameters.items():
+                if parameter is not None:
+                    meta = torch.empty_like(parameter, device="meta")
+                    holder._parameters[key] = torch.nn.Parameter(meta, parameter.requires_grad)
+            for key, buffer in holder._buffers.items():
+                if buffer is not None:
+                    holder._buffers[key] = buffer.to("meta")
+        self.__dict__["_template"] = module  # not registered: it is no part of the model
+        self.__dict__[_ROLE] = role
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_template"], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__dict__[_ROLE].call(None, args, kwargs)
+
+    def extra_repr(self) -> str:
+        return f"{type(self._template).__name__} of another rank"
+
+
+def install(module: torch.nn.Module, role: Role) -> None:
+    """Lets a module ask its role first when it is called. It stays an instance of its class."""
+    if _ROLE in module.__dict__:
+        module.__dict__[_ROLE].indices += role.indices
+        return
+    module.__dict__[_ROLE] = role
+    cls = type(module)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.__dict__[_ROLE].call(partial(cls.__call__, self), args, kwargs)
+
+    staged = type(cls.__name__, (cls,), {"__call__": call, "__module__": cls.__module__})
+    module.__class__ = staged
+
+
+__all__ = ["Absent", "Part", "Reached", "Role", "Run", "install"]

@@ -1,0 +1,255 @@
+"""The runtime: runs any schedule over a communicator, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pycoll.errors import UsageError
+from pycoll.parallel.pipeline.actions import Kind, Schedule
+from pycoll.parallel.pipeline.agree import agree
+from pycoll.parallel.pipeline.messages import Messages
+from pycoll.parallel.pipeline.microbatches import as_call, split_batch
+from pycoll.parallel.pipeline.registry import build
+from pycoll.parallel.pipeline.result import StepResult
+from pycoll.parallel.pipeline.shared import set_aside, sum_shared_gradients
+from pycoll.parallel.pipeline.stages import Stages
+from pycoll.parallel.pipeline.stash import Stash
+from pycoll.parallel.pipeline.step import Arrivals, Hooks, StepRun
+from pycoll.parallel.pipeline.transfers import PREFETCH, with_transfers
+from pycoll.parallel.pipeline.validate import validate
+
+if TYPE_CHECKING:
+    from pycoll.communicator import Communicator
+
+_KNOWN = 64  # sets of shapes that are remembered
+
+
+class PipelineRuntime:
+    """Runs a model's stages on the ranks of a communicator, by a schedule."""
+
+    def __init__(
+        self,
+        stages: Stages,
+        schedule: str | Schedule,
+        comm: Communicator,
+        *,
+        loss_fn: Callable[[Any, Any], Any] | None = None,
+        on_microbatch: Callable[[int], None] | None = None,
+        on_weight_grad_ready: Callable[[int], None] | None = None,
+        update: Callable[[int, int], None] | None = None,
+        split_backward: bool = True,
+        dynamic_shapes: bool = False,
+        prefetch: int = PREFETCH,
+    ) -> None:
+        """Binds stages, schedule and ranks together. Not collective.
+
+        Args:
+            stages: The model: `cut` makes it, or `ModuleStages`.
+            schedule: A name, for any number of microbatches; or a schedule of your own.
+            comm: Whose ranks are those of the schedule.
+            loss_fn: Takes the model's output and a microbatch's targets, on the last stage.
+                Returns the sum of losses and what it counts, or one mean over the targets.
+            on_microbatch: Called before all compute of a microbatch, with its number.
+            on_weight_grad_ready: Called with a stage when its gradients are complete.
+            update: Called with stage and microbatch to update the stage's weights from `.grad`
+                and clear that; of schedules that update within a step.
+            split_backward: Without it, I does the whole backward and W nothing: for models that
+                compute activations again, where each W would do that once more.
+            dynamic_shapes: Shapes may change though those of the inputs do not: every message is
+                announced.
+            prefetch: How many receives are posted ahead.
+
+        Raises:
+            UsageError: stages, schedule and ranks do not fit, or the schedule is not valid.
+        """
+        self.stages = stages
+        self._schedule = schedule
+        self._comm = comm
+        self._loss = loss_fn
+        self._hooks = Hooks(None, on_microbatch, on_weight_grad_ready, update, split_backward)
+        self._dynamic = dynamic_shapes
+        self._prefetch = prefetch
+        self._programs: dict[int, tuple[Schedule, Schedule]] = {}
+        self._known: dict[tuple[int, bool], Arrivals] = {}
+        self._fit(self.schedule_of(self._num_own_microbatches()))
+
+    def schedule_of(self, num_microbatches: int) -> Schedule:
+        """The schedule of a step: proved, and without transfers.
+
+        Raises:
+            UsageError: a schedule of one's own has another number of microbatches.
+        """
+        return self._program(num_microbatches)[0]
+
+    def step(
+        self,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        loss_fn: Callable[[Any, Any], Any] | None = None,
+        microbatches: int | None = None,
+        scale: float = 1.0,
+    ) -> StepResult:
+        """Forward and backward of a batch. Collective over the pipeline's ranks.
+
+        Gradients are added to `.grad`: those of the sum of the losses, times `scale`.
+
+        Args:
+            inputs: The batch of the model: a tensor, a tuple of arguments, a dict of named ones, or
+                a list of microbatches. The same on all ranks; of ModuleStages the first stage's
+                rank is enough.
+            targets: Of the loss, split alike; the last stage's rank needs them.
+            loss_fn: In place of the runtime's own.
+            microbatches: How many. Fewer than the stages are allowed, and so are batches that do
+                not divide.
+            scale: Of the loss, for the gradients alone.
+
+        Returns:
+            The loss, and what the step took.
+
+        Raises:
+            UsageError: ranks with different numbers of microbatches, or what is missing.
+            Error: what ended a transfer.
+        """
+        loss = loss_fn or self._loss
+        if loss is None:
+            raise UsageError("step needs a loss_fn, here or of the runtime")
+        return self._run(inputs, targets, loss, microbatches, scale, train=True)
+
+    def evaluate(
+        self,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        loss_fn: Callable[[Any, Any], Any] | None = None,
+        microbatches: int | None = None,
+    ) -> StepResult:
+        """Forward alone, as `step`. Without targets, the last stage's rank gets the outputs."""
+        loss = (loss_fn or self._loss) if targets is not None else None
+        return self._run(inputs, targets, loss, microbatches, 1.0, train=False)
+
+    # Of one step.
+
+    def _run(
+        self,
+        inputs: Any,
+        targets: Any,
+        loss: Any,
+        microbatches: int | None,
+        scale: float,
+        train: bool,
+    ) -> StepResult:
+        calls = split_batch(inputs, microbatches)
+        wanted = split_batch(targets, microbatches)
+        num, shapes = agree(self._comm, self._placement(), calls, wanted, loss is not None)
+        if num == 0:
+            return StepResult(0.0, 0.0, {}, [], 0, 0, {})
+        schedule, program = self._program(num)
+        if not train:
+            backward = (Kind.B, Kind.I, Kind.W, Kind.U)
+            schedule = schedule.without(*backward)
+            program = with_transfers(schedule, self._prefetch)
+        key = shapes, train  # without gradients, none are wanted
+        announced = self._dynamic or key not in self._known
+        arrivals = {} if announced else self._known[key]
+        stashes = {}
+        if schedule.updates:
+            stashes = {s: Stash(self.stages.parameters_of(s)) for s in self.stages.local_stages}
+        shared = {stage for holders in self.stages.shared.values() for stage in holders}
+        hooks = self._hooks
+        run = StepRun(
+            self.stages,
+            schedule,
+            Messages(self._comm, schedule.placement),
+            [as_call(call) for call in calls or ()],
+            wanted,
+            replace(hooks, loss=loss),
+            arrivals,
+            announced,
+            train,
+            scale,
+            stashes,
+            frozenset(shared),
+        )
+        before = set_aside(self.stages, schedule.placement, self._comm) if train else {}
+        run.run(program.orders[self._comm.rank])
+        if announced and not self._dynamic:
+            self._remember(key, run.arrivals)
+        if train and shared:
+            sum_shared_gradients(self.stages, schedule.placement, self._comm, before)
+            for stage in self.stages.local_stages:
+                if stage in shared and hooks.on_weight_grad_ready is not None:
+                    hooks.on_weight_grad_ready(stage)
+        sums = [run.losses[i] for i in sorted(run.losses)]
+        totals = np.array([sum(s for s, _ in sums), sum(c for _, c in sums)], np.float64)
+        self._comm.broadcast(totals, root=schedule.placement[-1])
+        return StepResult(
+            float(totals[0]),
+            float(totals[1]),
+            run.outputs,
+            run.moments,
+            run.peak_live,
+            run.messages.sent_bytes,
+            run.staleness,
+        )
+
+    def _remember(self, key: tuple[int, bool], arrivals: Arrivals) -> None:
+        while len(self._known) >= _KNOWN:
+            del self._known[next(iter(self._known))]  # the oldest: all ranks forget the same
+        self._known[key] = arrivals
+
+    # Of the schedule.
+
+    def _num_own_microbatches(self) -> int:
+        own = self._schedule
+        return own.num_microbatches if isinstance(own, Schedule) else self._comm.size
+
+    def _placement(self) -> tuple[int, ...]:
+        return self.schedule_of(self._num_own_microbatches()).placement
+
+    def _program(self, num: int) -> tuple[Schedule, Schedule]:
+        if num not in self._programs:
+            own, size = self._schedule, self._comm.size
+            if isinstance(own, Schedule):
+                if own.num_microbatches != num:
+                    raise UsageError(
+                        f"schedule {own.name} is of {own.num_microbatches} microbatches, got {num}"
+                    )
+                validate(own)
+                made = own
+            else:
+                per_rank, rest = divmod(self.stages.num_stages, size)
+                if rest or not per_rank:
+                    raise UsageError(
+                        f"{self.stages.num_stages} stages for {size} ranks: expected a multiple"
+                    )
+                made = build(own, size, num, per_rank)
+            self._programs[num] = made, with_transfers(made, self._prefetch)
+        return self._programs[num]
+
+    def _fit(self, schedule: Schedule) -> None:
+        comm = self._comm
+        if schedule.num_ranks != comm.size or schedule.num_stages != self.stages.num_stages:
+            raise UsageError(
+                f"schedule {schedule.name} is of {schedule.num_ranks} ranks and "
+                f"{schedule.num_stages} stages; there are {comm.size} and {self.stages.num_stages}"
+            )
+        if schedule.stages_of(comm.rank) != self.stages.local_stages:
+            raise UsageError(
+                f"rank {comm.rank} holds stages {list(self.stages.local_stages)}, but schedule "
+                f"{schedule.name} expects {list(schedule.stages_of(comm.rank))} there"
+            )
+        if schedule.updates and self._hooks.update is None:
+            raise UsageError(f"schedule {schedule.name} updates within a step: give update=")
+        if schedule.updates and self.stages.shared:
+            raise UsageError(
+                f"schedule {schedule.name} updates stages at different times, and they share "
+                f"{', '.join(self.stages.shared)}: untie them or take a schedule with a flush"
+            )
+
+
+__all__ = ["PipelineRuntime", "StepResult"]

@@ -1,0 +1,81 @@
+"""What tensors look like without their values: to announce them, and to stand in for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Shape and type of a tensor, and whether its maker wants its gradient."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool = False
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Spec:
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+
+    def empty(self) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=self.dtype)
+
+    def blank(self) -> torch.Tensor:
+        """Zeros of this shape that take no memory, and cannot be written."""
+        return torch.zeros((), dtype=self.dtype).expand(self.shape)
+
+
+def replace(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
+    """The same structure of tuples, lists and dicts, every `kind` in it replaced."""
+    if isinstance(value, kind):
+        return by(value)
+    if isinstance(value, tuple):
+        made = [replace(item, kind, by) for item in value]
+        return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
+    if isinstance(value, list):
+        return [replace(item, kind, by) for item in value]
+    if isinstance(value, dict):
+        return {key: replace(item, kind, by) for key, item in value.items()}
+    return value
+
+
+def describe(value: Any) -> Any:
+    """A structure with Specs for its tensors."""
+    return replace(value, torch.Tensor, Spec.of)
+
+
+def blank(structure: Any) -> Any:
+    """A structure with blank tensors for its Specs."""
+    return replace(structure, Spec, Spec.blank)
+
+
+def hidden_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """The hidden state of a block's call: `hidden_states`, else its first tensor."""
+    key = _place(args, kwargs)
+    return None if key is None else args[key] if isinstance(key, int) else kwargs[key]
+
+
+def with_hidden(
+    args: tuple[Any, ...], kwargs: dict[str, Any], hidden: torch.Tensor
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same call with another hidden state."""
+    key = _place(args, kwargs)
+    if isinstance(key, int):
+        return (*args[:key], hidden, *args[key + 1 :]), kwargs
+    return args, {**kwargs, key or "hidden_states": hidden}
+
+
+def _place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | str | None:
+    for i, value in enumerate(args):
+        if isinstance(value, torch.Tensor):
+            return i
+    if isinstance(kwargs.get("hidden_states"), torch.Tensor):
+        return "hidden_states"
+    return next((key for key, value in kwargs.items() if isinstance(value, torch.Tensor)), None)
+
+
+__all__ = ["Spec", "blank", "describe", "hidden_of", "replace", "with_hidden"]

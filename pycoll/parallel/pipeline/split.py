@@ -1,0 +1,64 @@
+"""Which blocks make a stage: the split whose most expensive stage is cheapest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+
+from pycoll.errors import UsageError
+
+
+def split(
+    costs: Sequence[float], num_stages: int, before: float = 0.0, after: float = 0.0
+) -> list[int]:
+    """Cuts a row of blocks into stages: the most expensive one is as cheap as can be.
+
+    Of several such splits it is the one whose last stages are shortest.
+
+    Args:
+        costs: Of each block, in any unit; measured or counted.
+        num_stages: How many stages; each gets a block or more.
+        before: What the first stage does besides (embeddings).
+        after: What the last stage does besides (head, loss).
+
+    Returns:
+        The first block of each stage, and the number of blocks: num_stages + 1 numbers.
+
+    Raises:
+        UsageError: fewer blocks than stages, or a cost that is negative or no number.
+
+    Cost: O(stages blocks^2).
+    Source: PipeDream, SOSP 2019, section 3.1, for stages without replicas.
+    """
+    n = len(costs)
+    if not 1 <= num_stages <= n:
+        raise UsageError(
+            f"cannot split {n} blocks into {num_stages} stages: expected 1..{n} stages, "
+            "or a model with more blocks"
+        )
+    for cost in (*costs, before, after):
+        if not (math.isfinite(cost) and cost >= 0):
+            raise UsageError(f"the cost of a block is {cost}, expected a number of 0 or more")
+    sums = [0.0, *accumulate(costs)]
+    # best[b]: the dearest stage of the best split of blocks 0..b-1 into `stage` + 1 stages.
+    best = [before + total for total in sums]
+    chosen: list[list[int]] = []
+    for stage in range(1, num_stages):
+        more = after if stage == num_stages - 1 else 0.0
+        cut = [0] * (n + 1)
+        row = [math.inf] * (n + 1)
+        for end in range(stage + 1, n + 1):
+            for start in range(stage, end):
+                dearest = max(best[start], sums[end] - sums[start] + more)
+                if dearest <= row[end]:
+                    row[end], cut[end] = dearest, start
+        best = row
+        chosen.append(cut)
+    bounds = [n]
+    for cut in reversed(chosen):
+        bounds.append(cut[bounds[-1]])
+    return [0, *reversed(bounds)]
+
+
+__all__ = ["split"]

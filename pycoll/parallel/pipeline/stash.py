@@ -1,0 +1,57 @@
+"""Versions of weights: what a forward has used, its backward uses again, whatever came between."""
+
+from __future__ import annotations
+
+import torch
+
+from pycoll.parallel.pipeline.backward import accumulate
+
+Version = dict[str, torch.Tensor]
+
+
+class Stash:
+    """The weights of one stage as its microbatches in flight have seen them.
+
+    A version lives as long as a microbatch that uses it: at most as many as there are microbatches
+    in flight.
+
+    Source: PipeDream, SOSP 2019, section 3.3 (weight stashing, without vertical sync).
+    """
+
+    def __init__(self, parameters: dict[str, torch.nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._current: Version | None = None
+        self._used: dict[int, tuple[int, Version]] = {}  # by microbatch
+        self.num_updates = 0
+        self.peak_versions = 0
+
+    def forward(self, microbatch: int) -> Version:
+        """The weights of now, for a microbatch that comes in."""
+        if self._current is None:
+            self._current = {
+                name: parameter.detach().clone().requires_grad_(parameter.requires_grad)
+                for name, parameter in self._parameters.items()
+            }
+        self._used[microbatch] = (self.num_updates, self._current)
+        self.peak_versions = max(self.peak_versions, len({n for n, _ in self._used.values()}))
+        return self._current
+
+    def backward(self, microbatch: int) -> int:
+        """Brings the gradients of a microbatch from its version into `.grad`.
+
+        Returns:
+            The staleness: how many updates came since the forward.
+        """
+        number, version = self._used.pop(microbatch)
+        for name, parameter in self._parameters.items():
+            accumulate(parameter, version[name].grad)
+            version[name].grad = None
+        return self.num_updates - number
+
+    def updated(self) -> None:
+        """The weights have changed: what comes in now sees a new version."""
+        self._current = None
+        self.num_updates += 1
+
+
+__all__ = ["Stash"]

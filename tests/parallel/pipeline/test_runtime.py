@@ -1,0 +1,448 @@
+"""The runtime against one process, in float64: every schedule, odd batches, tied weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from models import batch, gpt, loss_sum, train_alone
+from torch import nn
+
+import pycoll
+from pycoll.errors import UsageError
+from pycoll.parallel import pipeline
+
+pytestmark = [pytest.mark.ranks, pytest.mark.torch]
+
+FLUSHING = [name for name in pipeline.names() if name != "pipedream"]
+TOLERANCE = 1e-10
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Threads of a small model cost more than they bring; ranks have one each anyway."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def ranks(fn: Callable, n: int, *args: object, **kwargs: object) -> list:
+    return pycoll.run_ranks(fn, n, *args, timeout_s=20, **kwargs)
+
+
+def stages_of(name: str) -> tuple[int, ...]:
+    return pipeline.generator(name).allowed_stages or (1, 2)
+
+
+def train(comm, name, batches, *, v=1, m=4, depth=8, tied=False, **options) -> tuple:
+    """Trains the cut GPT: the losses, the weights that are here, the last step's result."""
+    model = gpt(depth=depth, tied=tied)
+    schedule = pipeline.build(name, comm.size, m, v)
+    cut = pipeline.cut(model, "blocks", schedule.num_stages, schedule.stages_of(comm.rank))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    runtime = pipeline.PipelineRuntime(cut, name, comm, loss_fn=loss_sum, **options)
+    losses = []
+    for x, y in batches:
+        optimizer.zero_grad()
+        result = runtime.step(x, y, microbatches=m, scale=1 / y.numel())
+        optimizer.step()
+        losses.append(result.loss)
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    return losses, weights, result, dict(cut.shared)
+
+
+def assert_parity(outcomes: list, batches: list, **model_options) -> None:
+    reference = gpt(**model_options)
+    losses = train_alone(reference, batches)
+    expected = dict(reference.named_parameters(remove_duplicate=False))
+    seen = set()
+    for rank, (got, weights, *_) in enumerate(outcomes):
+        assert got == pytest.approx(losses, abs=TOLERANCE), rank
+        for name, weight in weights.items():
+            worst = (weight - expected[name].detach()).abs().max()
+            assert worst <= TOLERANCE, (rank, name, float(worst))
+        seen |= weights.keys()
+    assert seen >= {name for name, _ in reference.named_parameters()}
+
+
+@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize("name", FLUSHING)
+def test_training_by_schedule_is_that_of_one_process(name, p):
+    batches = [batch(6, length=4, seed=s) for s in range(2)]
+    v = stages_of(name)[-1]
+    depth = 2 * p if v == 2 else p + 1
+    cases = [(v, m) for m in (1, 3, 6)]
+
+    def rank(comm):
+        return [train(comm, name, batches, v=v, m=m, depth=depth) for v, m in cases]
+
+    outcomes = ranks(rank, p)
+    row = pipeline.generator(name)
+    for i, (v, m) in enumerate(cases):
+        assert_parity([of[i] for of in outcomes], batches, depth=depth)
+        stated = [row.live(p, m, v, rank) for rank in range(p)]
+        assert [of[i][2].peak_live for of in outcomes] == stated
+
+
+@pytest.mark.parametrize("name", ["gpipe", "interleaved_1f1b", "zbv"])
+def test_tied_weights_stay_tied_and_equal(name):
+    batches = [batch(8, seed=s) for s in range(3)]
+    v = pipeline.generator(name).default_stages
+    outcomes = ranks(train, 2, name, batches, v=v, m=4, depth=4, tied=True)
+    assert_parity(outcomes, batches, depth=4, tied=True)
+    assert outcomes[0][3] == {"embed.weight": (0, 2 * v - 1)}
+    if name != "zbv":  # where one rank has both
+        assert torch.equal(outcomes[0][1]["embed.weight"], outcomes[1][1]["head.weight"])
+
+
+def test_uneven_batches_few_samples_and_changing_lengths_are_those_of_one_process():
+    shapes = [(7, 6), (7, 6), (2, 6), (5, 9), (7, 6), (1, 3), (8, 6)]
+    batches = [batch(n, length, seed=i) for i, (n, length) in enumerate(shapes)]
+
+    def rank(comm):
+        return [train(comm, name, batches, m=3, depth=4) for name in ("1f1b", "zb1p")]
+
+    outcomes = ranks(rank, 3)
+    for i in range(2):
+        assert_parity([of[i] for of in outcomes], batches, depth=4)
+
+
+def test_custom_schedule_without_split_backward_is_that_of_one_process():
+    batches = [batch(4, seed=s) for s in range(2)]
+    text = "0F0 0F1 0I0 0I1 0W1 0W0\n1F0 1B0 1F1 1I1 1W1"
+
+    def rank(comm):
+        model = gpt(depth=2)
+        cut = pipeline.cut(model, "blocks", 2, [comm.rank])
+        schedule = pipeline.Schedule.from_text(text)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        runtime = pipeline.PipelineRuntime(
+            cut, schedule, comm, loss_fn=loss_sum, split_backward=comm.rank == 0
+        )
+        losses = []
+        for x, y in batches:
+            optimizer.zero_grad()
+            losses.append(runtime.step(x, y, microbatches=2, scale=1 / y.numel()).loss)
+            optimizer.step()
+        return losses, {name: p.detach() for name, p in model.named_parameters()}
+
+    assert_parity(ranks(rank, 2), batches, depth=2)
+
+
+def test_evaluation_gives_loss_and_outputs_without_gradients():
+    x, y = batch(6)
+
+    def rank(comm):
+        model = gpt(depth=4)
+        cut = pipeline.cut(model, "blocks", 4, [comm.rank, comm.rank + 2])
+        runtime = pipeline.PipelineRuntime(cut, "interleaved_1f1b", comm, loss_fn=loss_sum)
+        trained = runtime.step(x, y, microbatches=3)
+        model.zero_grad()
+        result = runtime.evaluate(x, y, microbatches=3)
+        outputs = runtime.evaluate(x, microbatches=3).outputs
+        assert all(p.grad is None for p in model.parameters())
+        assert result.loss == trained.loss
+        return result.loss, outputs
+
+    model = gpt(depth=4)
+    total, count = loss_sum(model(x), y)
+    got = ranks(rank, 2)
+    assert [loss for loss, _ in got] == pytest.approx([float(total.detach()) / count] * 2, 1e-12)
+    assert got[0][1] == {}
+    logits = torch.cat([got[1][1][i] for i in range(3)])
+    assert torch.allclose(logits, model(x), atol=1e-12, rtol=0)
+
+
+def test_gradients_are_added_in_place_and_stages_report_once_all_is_there():
+    x, y = batch(4)
+
+    def rank(comm):
+        model = gpt(depth=4, tied=True)
+        cut = pipeline.cut(model, "blocks", 4, [comm.rank, comm.rank + 2])
+        told: list = []
+        runtime = pipeline.PipelineRuntime(
+            cut,
+            "zb1p",
+            comm,
+            loss_fn=loss_sum,
+            on_weight_grad_ready=lambda stage: told.append(("ready", stage)),
+            on_microbatch=lambda i: told.append(i),
+        )
+        buffers = {}
+        for name, parameter in model.named_parameters():
+            parameter.grad = buffers[name] = torch.ones_like(parameter)
+        runtime.step(x, y, microbatches=2)
+        assert all(p.grad is buffers[name] for name, p in model.named_parameters())
+        ready = [item[1] for item in told if isinstance(item, tuple)]
+        assert len([item for item in told if not isinstance(item, tuple)]) == 2 * 2 * 3  # F, I, W
+        return ready, {name: grad - 1 for name, grad in buffers.items()}
+
+    reference = gpt(depth=4, tied=True)
+    loss_sum(reference(x), y)[0].backward()
+    expected = dict(reference.named_parameters(remove_duplicate=False))
+    outcomes = ranks(rank, 2)
+    assert [ready for ready, _ in outcomes] == [[2, 0], [1, 3]]  # 0 and 3 share: they come last
+    for _, gradients in outcomes:
+        for name, gradient in gradients.items():
+            assert torch.allclose(gradient, expected[name].grad, atol=1e-12, rtol=0), name
+
+
+def test_bytes_sent_are_activations_once_per_cut_and_direction():
+    """The ledger: b s h per cut and direction, nothing else; shapes are announced once."""
+    batches = [batch(8, seed=s) for s in range(3)]
+
+    def rank(comm):
+        *_, result, _ = train(comm, "1f1b", batches, m=4, depth=4)
+        record = comm.message_record()
+        return result.sent_bytes, len([m for m in record if m["kind"] == "send"])
+
+    one_way = 8 * 6 * 16 * 8  # samples, length, dim, bytes
+    sent = ranks(rank, 4)
+    assert [nbytes for nbytes, _ in sent] == [one_way, 2 * one_way, 2 * one_way, one_way]
+    # Four microbatches in three steps, and an announcement of two messages in the first.
+    assert [messages for _, messages in sent] == [12 + 8, 24 + 8, 24 + 8, 12]
+
+
+class Two(nn.Module):
+    """Makes a state and an integer mask of it."""
+
+    def forward(self, x):
+        return x * 2.0, (x.detach() > 0).long()
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3).double()
+
+    def forward(self, x, mask):
+        return self.linear(x) * mask, mask
+
+
+class First(nn.Module):
+    def forward(self, x, mask):
+        return x.sum(-1) + 0.0 * mask.sum()
+
+
+def test_module_stages_pass_several_tensors_and_only_the_first_rank_needs_inputs():
+    x, y = torch.randn(5, 3, generator=torch.manual_seed(3)).double(), torch.zeros(5).double()
+    loss = nn.MSELoss()
+
+    def modules() -> list[nn.Module]:
+        torch.manual_seed(0)
+        return [nn.Sequential(nn.Linear(3, 3).double(), Two()), Masked(), First()]
+
+    def rank(comm):
+        module = modules()[comm.rank]
+        stages = pipeline.ModuleStages({comm.rank: module}, 3)
+        runtime = pipeline.PipelineRuntime(stages, "gpipe", comm, loss_fn=loss)
+        given = (x if comm.rank == 0 else None), (y if comm.rank == 2 else None)
+        result = runtime.step(*given, microbatches=2, scale=1 / 5)
+        result = runtime.evaluate(*given, microbatches=2)
+        return result.loss, [p.grad for p in module.parameters()]
+
+    reference = modules()
+    state = reference[0](x)
+    for module in reference[1:]:
+        state = module(*state)
+    expected = loss(state, y)
+    expected.backward()
+    outcomes = ranks(rank, 3)
+    for (got, gradients), module in zip(outcomes, reference, strict=True):
+        assert got == pytest.approx(float(expected.detach()), abs=1e-12)
+        for gradient, parameter in zip(gradients, module.parameters(), strict=True):
+            assert torch.allclose(gradient, parameter.grad, atol=1e-12, rtol=0)
+
+
+def test_frozen_first_stage_gets_no_gradients_and_no_bytes():
+    x, y = batch(4)
+
+    def rank(comm):
+        model = gpt(depth=2)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.startswith(("blocks.1", "norm", "head")))
+        cut = pipeline.cut(model, "blocks", 2, [comm.rank])
+        runtime = pipeline.PipelineRuntime(cut, "zb1p", comm, loss_fn=loss_sum)
+        result = [runtime.step(x, y, microbatches=2) for _ in range(2)][-1]
+        return result.sent_bytes, {name for name, p in model.named_parameters() if p.grad is None}
+
+    (first, without), (last, rest) = ranks(rank, 2)
+    assert first > 0 and last == 0
+    assert not rest and all(name.startswith(("blocks.0", "embed", "position")) for name in without)
+
+
+# Shapes that change behind the runtime's back.
+
+
+class Growing(nn.Module):
+    """Its output grows with every second call, whatever comes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.weight * x.repeat(1, (self.calls + 1) // 2)
+
+
+class Sum(nn.Module):
+    def forward(self, x):
+        return x.sum(-1)
+
+
+def growing_rank(comm, dynamic: bool):
+    module = Growing() if comm.rank == 0 else Sum()
+    runtime = pipeline.PipelineRuntime(
+        pipeline.ModuleStages({comm.rank: module}, 2),
+        "gpipe",
+        comm,
+        loss_fn=lambda out, y: (out.sum(), len(out)),
+        dynamic_shapes=dynamic,
+    )
+    x = torch.ones(2, 3)
+    return [runtime.step(x, x, microbatches=2).loss for _ in range(3)]
+
+
+def test_hidden_shape_that_changes_is_refused_and_taken_where_announced():
+    with pytest.raises(UsageError, match=r"stage 0 makes .*\(1, 6\).* give .*dynamic_shapes=True"):
+        ranks(growing_rank, 2, False)
+    assert ranks(growing_rank, 2, True) == [[3.0, 6.0, 9.0]] * 2
+
+
+# What is refused.
+
+
+def fails(fn: Callable, n: int = 2) -> list[str]:
+    outcomes = ranks(fn, n, return_errors=True)
+    assert all(isinstance(error, UsageError) for error in outcomes), outcomes
+    return [str(error) for error in outcomes]
+
+
+def runtime_of(comm, name="gpipe", **options):
+    cut = pipeline.cut(gpt(depth=2), "blocks", 2, [comm.rank])
+    return pipeline.PipelineRuntime(cut, name, comm, loss_fn=loss_sum, **options)
+
+
+def test_ranks_with_other_batches_are_told_so_all_of_them():
+    x, y = batch(4)
+    longer, _ = batch(4, length=5)
+
+    def counts(comm):
+        runtime_of(comm).step(x, y, microbatches=2 + comm.rank)
+
+    def shapes(comm):
+        runtime_of(comm).step(longer if comm.rank else x, y, microbatches=2)
+
+    def no_inputs(comm):
+        runtime_of(comm).step(x if comm.rank else None, y, microbatches=2)
+
+    def no_targets(comm):
+        runtime_of(comm).step(x, None, microbatches=2)
+
+    for fn, text in (
+        (counts, "rank 1 has 3 microbatches, rank 0 has 2: give all ranks of a pipeline"),
+        (shapes, "the inputs of rank 1 have other shapes than those of rank 0"),
+        (no_inputs, "rank 0 has the first stage, and no inputs"),
+        (no_targets, "rank 1 has the last stage, and targets for 0 microbatches, expected 2"),
+    ):
+        assert all(text in message for message in fails(fn))
+
+
+def test_what_does_not_fit_together_is_named():
+    def wrong_stage(comm):
+        cut = pipeline.cut(gpt(depth=2), "blocks", 2, [1 - comm.rank])
+        pipeline.PipelineRuntime(cut, "gpipe", comm, loss_fn=loss_sum)
+
+    def no_update(comm):
+        runtime_of(comm, "pipedream")
+
+    def tied_async(comm):
+        cut = pipeline.cut(gpt(depth=2, tied=True), "blocks", 2, [comm.rank])
+        pipeline.PipelineRuntime(cut, "pipedream", comm, update=lambda *_: None)
+
+    def three_stages(comm):
+        cut = pipeline.cut(gpt(depth=3), "blocks", 3, [comm.rank])
+        pipeline.PipelineRuntime(cut, "gpipe", comm)
+
+    for fn, text in (
+        (wrong_stage, "rank 0 holds stages [1], but schedule gpipe expects [0] there"),
+        (no_update, "schedule pipedream updates within a step: give update="),
+        (tied_async, "they share embed.weight: untie them"),
+        (three_stages, "3 stages for 2 ranks: expected a multiple"),
+    ):
+        assert text in fails(fn)[0]
+
+
+def test_empty_batch_does_nothing():
+    x, y = batch(4)
+
+    def rank(comm):
+        result = runtime_of(comm).step([], [])
+        other = runtime_of(comm).step(x[:0], y[:0], microbatches=3)
+        return (result.loss_sum, result.count), (other.loss_sum, other.count)
+
+    assert ranks(rank, 2) == [((0.0, 0.0), (0.0, 0.0))] * 2
+
+
+# PipeDream.
+
+
+def pipedream_alone(num_stages: int, batches: list, lr: float) -> tuple:
+    """One process that keeps every version of every stage: the definition of weight stashing."""
+    model = gpt(depth=num_stages)
+    cut = pipeline.cut(gpt(depth=num_stages), "blocks", num_stages, range(num_stages))
+    names = [list(cut.parameters_of(stage)) for stage in range(num_stages)]
+    first = {name: p.detach().clone() for name, p in model.named_parameters()}
+    versions = [[{n: first[n] for n in of}] for of in names]
+    losses = []
+    for i, (x, y) in enumerate(batches):
+        used = {}
+        for stage, of in enumerate(versions):
+            stale = min(i, num_stages - 1 - stage)
+            used |= {n: w.clone().requires_grad_() for n, w in of[i - stale].items()}
+        total, count = loss_sum(torch.func.functional_call(model, used, (x,)), y)
+        total.backward()
+        losses.append(float(total.detach()) / count)
+        for of in versions:
+            of.append({n: w - lr * used[n].grad for n, w in of[-1].items()})
+    return losses, {n: w for of in versions for n, w in of[-1].items()}
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_pipedream_is_that_of_one_process_with_all_versions(p):
+    batches = [batch(2, seed=s) for s in range(10)]
+    lr = 0.01
+
+    def rank(comm):
+        model = gpt(depth=p)
+        cut = pipeline.cut(model, "blocks", p, [comm.rank])
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+
+        def update(stage: int, microbatch: int) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        runtime = pipeline.PipelineRuntime(cut, "pipedream", comm, update=update)
+        losses: list[float] = []
+
+        def loss_fn(out, y):
+            made = loss_sum(out, y)
+            losses.append(float(made[0].detach()) / made[1])
+            return made
+
+        result = runtime.step([x for x, _ in batches], [y for _, y in batches], loss_fn=loss_fn)
+        weights = {name: w.detach() for name, w in model.named_parameters()}
+        return losses, weights, result.staleness, result.peak_live
+
+    outcomes = ranks(rank, p)
+    losses, expected = pipedream_alone(p, batches, lr)
+    assert outcomes[-1][0] == pytest.approx(losses, abs=TOLERANCE)
+    for stage, (_, weights, staleness, peak) in enumerate(outcomes):
+        assert staleness == {(stage, i): min(i, p - 1 - stage) for i in range(len(batches))}
+        assert peak == p - stage
+        for name, weight in weights.items():
+            assert (weight - expected[name]).abs().max() <= TOLERANCE, name
