@@ -147,7 +147,7 @@ def _agree(home: Home, serve: Callable[[str], int], timeout_s: float) -> Verdict
         while not finished.wait(_POLL_S):
             pass  # a signal's handler runs in between
     except BaseException:
-        if not finished.is_set():
+        with contextlib.suppress(RuntimeError):  # it has just closed
             loop.call_soon_threadsafe(task.cancel)
         raise
     finally:
