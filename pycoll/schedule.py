@@ -131,7 +131,7 @@ def build_hierarchical(collective: str, n: int, ranks_per_host: int, root: int =
     """Builds a schedule for hosts of several ranks: rings inside them, and between them.
 
     Args:
-        collective: all_reduce, reduce_scatter, all_gather or broadcast.
+        collective: all_reduce, reduce_scatter, all_gather, all_to_all or broadcast.
         n: number of ranks.
         ranks_per_host: ranks 0, 1, ... of the first host; it divides n.
         root: rank whose value counts, for broadcast.

@@ -12,7 +12,7 @@ from pycoll import UsageError
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
 Comm = pycoll.Communicator
-HIERARCHICAL = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+HIERARCHICAL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
 
 @pytest.mark.parametrize("name", HIERARCHICAL)
@@ -56,6 +56,7 @@ FRACTIONS = [
     ("reduce_scatter", "hierarchical", 0.5),
     ("all_gather", "hierarchical", 0.5),
     ("all_to_all", "pairwise", 1.0),
+    ("all_to_all", "hierarchical", 1.0),
     ("broadcast", "hierarchical", 1.0),
 ]
 

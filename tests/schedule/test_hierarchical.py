@@ -9,7 +9,7 @@ from pycoll import schedule
 
 pytestmark = pytest.mark.pure
 
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 WORLDS = [(n, m) for n in range(1, 18) for m in range(1, n + 1) if n % m == 0] + [(32, 8), (64, 8)]
 
 
@@ -43,12 +43,20 @@ def test_hosts_send_the_fewest_bytes_to_each_other(collective, n, per_host):
     if collective == "broadcast":
         assert sum(sent) == pytest.approx(num_hosts - 1)
     else:
-        factor = 2 if collective == "all_reduce" else 1
+        # In all_to_all every rank of a host has a message of its own.
+        factor = {"all_reduce": 2, "all_to_all": per_host}.get(collective, 1)
         assert sent == pytest.approx([factor * others] * num_hosts)
+
+
+@pytest.mark.parametrize(("n", "per_host"), [(8, 4), (12, 4), (16, 2)])
+def test_all_to_all_sends_one_message_to_each_other_host(n, per_host):
+    s = schedule.build_hierarchical("all_to_all", n, per_host)
+    between = [move for move in s.moves if move.src // per_host != move.dst // per_host]
+    assert len(between) == n * (n // per_host - 1)
 
 
 def test_hosts_that_do_not_make_the_world_are_refused():
     with pytest.raises(ValueError, match="hosts of 3 ranks"):
         schedule.build_hierarchical("all_reduce", 8, 3)
-    with pytest.raises(ValueError, match="no hierarchical schedule for all_to_all"):
-        schedule.build_hierarchical("all_to_all", 8, 4)
+    with pytest.raises(ValueError, match="no hierarchical schedule for scan"):
+        schedule.build_hierarchical("scan", 8, 4)
