@@ -60,6 +60,10 @@ class Home:
     socket: socket.socket
 
     @property
+    def own(self) -> Address:
+        return self.addresses[self.rank]
+
+    @property
     def size(self) -> int:
         return len(self.addresses)
 
@@ -70,7 +74,14 @@ class Home:
 
 
 def open_home(
-    store: Any, rank: int, size: int, one_host: bool, name: str, token: str, timeout_s: float
+    store: Any,
+    rank: int,
+    size: int,
+    one_host: bool,
+    name: str,
+    token: str,
+    timeout_s: float,
+    former: Sequence[Home] = (),
 ) -> Home:
     """Opens this rank's home and learns the others'. Collective over the ranks of `store`.
 
@@ -82,6 +93,7 @@ def open_home(
         name: The world's name, different for each that ever was.
         token: The session's token.
         timeout_s: Seconds until the others must have come.
+        former: Homes in worlds that this one came from, one of whose ports is kept if it serves.
 
     Raises:
         SystemError: No port can be opened; the message names PYCOLL_PORTS.
@@ -89,7 +101,8 @@ def open_home(
     """
     filter = os.environ.get("PYCOLL_IFNAME", "")
     hosts = [_LOOPBACK] if one_host else _core.bootstrap.interface_addresses(filter)
-    listener = _listen(hosts)
+    kept = [home.socket for home in former if home.own.hosts == tuple(hosts)]
+    listener = kept[-1] if kept else _listen(hosts)
     own = Address(tuple(hosts), listener.getsockname()[1])
     store.set(f"home/{rank}", own.to_text())
     # One rank collects, so that n ranks ask 2n times, not n * n.

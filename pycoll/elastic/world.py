@@ -10,7 +10,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,7 @@ def shrink(comm: Communicator, timeout_s: float | None) -> Communicator:
         if size > 1:
             store = _bootstrap.TcpStore(verdict.host, verdict.port, token, rank, left_s)
         world = _World(rank, size, verdict.name, token)
-        new = _connect(store, world, left_s, comm.timeout_s)
+        new = _connect(store, world, left_s, comm.timeout_s, comm._homes)
         del store  # the server goes when all have left
         return _replace(comm, new, verdict.ranks)
 
@@ -71,7 +71,7 @@ def grow(comm: Communicator, num_new: int, address: str, timeout_s: float) -> Co
         new = None
         if "late" not in growth:
             world = _World(comm.rank, growth["size"], growth["name"], token)
-            new = _connect(store, world, timeout_s, comm.timeout_s)
+            new = _connect(store, world, timeout_s, comm.timeout_s, comm._homes)
         del store  # the server goes when all have left
     if new is None:
         raise TimeoutError(growth["late"])
@@ -185,7 +185,9 @@ class _World:
     token: str
 
 
-def _connect(store: Any, world: _World, timeout_s: float, operations_s: float) -> Communicator:
+def _connect(
+    store: Any, world: _World, timeout_s: float, operations_s: float, former: Sequence[Home] = ()
+) -> Communicator:
     from pycoll.communicator import Communicator
 
     if world.size == 1:
@@ -194,15 +196,17 @@ def _connect(store: Any, world: _World, timeout_s: float, operations_s: float) -
     core = _core.connect_ranks(store, *who, world.name, world.token, operations_s)
     new = Communicator(core)
     one_host = new.transport == "shm"
-    new._homes.append(open_home(store, *who, one_host, world.name, world.token, timeout_s))
+    home = open_home(store, *who, one_host, world.name, world.token, timeout_s, former)
+    new._homes.append(home)
     return new
 
 
 def _replace(old: Communicator, new: Communicator, former_ranks: list[int]) -> Communicator:
-    """Closes `old`, but not its home: who finds a rank gone from there takes it for dead."""
+    """Closes `old`, but not its port: who finds a rank gone from there takes it for dead."""
     new.former_ranks = former_ranks
     new.deterministic, new.register_after = old.deterministic, old.register_after
-    new._homes[:0] = old._homes
+    ports = {home.socket for home in new._homes}
+    new._homes[:0] = [home for home in old._homes if home.socket not in ports]
     old._homes.clear()
     old.close()
     return new

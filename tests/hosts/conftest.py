@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 # The oracles of the collectives are those of ranks on one host.
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "comm")]
 
+from delayed import DelayedNetwork, why_not_delayed  # noqa: E402
 from namespaces import Network, why_not  # noqa: E402
 
 WHY_NOT = why_not()
@@ -47,3 +49,13 @@ def two(networks: Callable[[int], Network]) -> Network:
 @pytest.fixture
 def four(networks: Callable[[int], Network]) -> Network:
     return networks(4)
+
+
+@pytest.fixture
+def delayed() -> Iterator[DelayedNetwork]:
+    """Two hosts whose packets take as long as the test says."""
+    if why := why_not_delayed():
+        pytest.skip(why)
+    network = DelayedNetwork(2, name=f"pyc{os.getpid()}d")
+    yield network
+    network.close()

@@ -83,25 +83,30 @@ class Network:
         self._children: dict[int, int] = {}  # pid -> pipe
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            ip("netns", "add", self.switch)
-            ip("-n", self.switch, "link", "add", "br0", "type", "bridge")
-            ip("-n", self.switch, "link", "set", "br0", "up")
+            for space in [self.switch, *map(self.namespace, range(self.n))]:
+                ip("netns", "add", space)
+            self._connect()
             for host in range(self.n):
                 space = self.namespace(host)
-                ip("netns", "add", space)
-                # 9000 bytes: so the bytes of headers are few beside those of messages.
-                ip("-n", space, "link", "add", "eth0", "mtu", "9000", "type", "veth",
-                   "peer", "name", f"port{host}", "mtu", "9000", "netns", self.switch)  # fmt: skip
-                ip("-n", self.switch, "link", "set", f"port{host}", "master", "br0", "up")
                 ip("-n", space, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
                 ip("-n", space, "link", "set", "lo", "up")
                 ip("-n", space, "link", "set", "eth0", "up")
             undo.pop_all()
 
+    def _connect(self) -> None:
+        """Gives every host its eth0, and connects them."""
+        ip("-n", self.switch, "link", "add", "br0", "type", "bridge")
+        ip("-n", self.switch, "link", "set", "br0", "up")
+        for host in range(self.n):
+            # 9000 bytes: so the bytes of headers are few beside those of messages.
+            ip("-n", self.namespace(host), "link", "add", "eth0", "mtu", "9000", "type", "veth",
+               "peer", "name", f"port{host}", "mtu", "9000", "netns", self.switch)  # fmt: skip
+            ip("-n", self.switch, "link", "set", f"port{host}", "master", "br0", "up")
+
     @staticmethod
     def _remove_stale() -> None:
         for path in NAMESPACES.glob("pyc[0-9]*"):
-            found = re.match(r"pyc(\d+)n", path.name)
+            found = re.match(r"pyc(\d+)d?n", path.name)
             if found and not Path(f"/proc/{found[1]}").exists():
                 subprocess.run(["ip", "netns", "del", path.name], capture_output=True)
 
@@ -129,6 +134,19 @@ class Network:
     def set_link(self, host: int, up: bool) -> None:
         """The cable of a host."""
         ip("-n", self.switch, "link", "set", f"port{host}", "up" if up else "down")
+
+    def set_loss(self, percent: int) -> None:
+        """Of the packets that come to a host, so many are dropped at random. Needs nftables."""
+        for host in range(self.n):
+            enter = ["ip", "netns", "exec", self.namespace(host)]
+            subprocess.run([*enter, "nft", "delete", "table", "inet", "loss"], capture_output=True)
+            if percent:
+                rules = (
+                    "add table inet loss; "
+                    "add chain inet loss input { type filter hook input priority 0; }; "
+                    f"add rule inet loss input numgen random mod 100 < {percent} drop"
+                )
+                subprocess.run([*enter, "nft", rules], check=True, capture_output=True)
 
     def sent_bytes(self, host: int) -> int:
         """What the host has sent, as its interface counts it."""

@@ -66,7 +66,7 @@ def test_killed_host_leaves_the_other(two, tmp_path):
     went_on(outcomes[2:], [2, 3])
 
 
-@pytest.mark.parametrize("cut", [0, 1])
+@pytest.mark.parametrize("cut", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_cable_between_two_hosts_leaves_the_one_with_rank_0(two, cut, tmp_path):
     pids = start_loop(two, 2, tmp_path)
     two.set_link(cut, False)

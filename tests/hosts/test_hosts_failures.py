@@ -291,26 +291,3 @@ def test_communicators_come_and_go_and_leave_nothing(two):
     pids = [two.start(rank, main, RANK=str(rank), **env) for rank in range(2)]
     for pid in pids:
         two.outcome(pid).get()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_kills_cables_and_pauses_twenty_times(two, tmp_path):
-    for i in range(20):
-        folder = tmp_path / str(i)
-        folder.mkdir()
-        pids = start_loop(two, 2, folder, [1, 5000, 300_000][i % 3])
-        victim = i % 4
-        if i % 2:
-            os.kill(pids[victim], signal.SIGKILL)
-        else:
-            two.set_link(1, False)
-        outcomes = [two.outcome(pid) for pid in pids]
-        two.set_link(1, True)
-        for rank, outcome in enumerate(outcomes):
-            if i % 2 and rank == victim:
-                continue
-            assert outcome.error == "PeerDiedError", (i, rank, outcome)
-            assert outcome.fds_leaked <= 1
-            if i % 2:
-                assert outcome.rank == victim
