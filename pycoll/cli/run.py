@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import signal
@@ -26,6 +27,8 @@ EPILOG = """[bold]Examples[/bold]
   pycoll run -n 2 -m my_package.train
 
   pycoll run -n 4 --no-prefix train.py
+
+  pycoll run --mesh dp=2,tp=2,pp=2 train.py
 """
 
 CONTEXT = {"allow_interspersed_args": False}  # what follows the script is the script's
@@ -35,7 +38,14 @@ def run(
     command: Annotated[
         list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.")
     ],
-    n: Annotated[int, typer.Option("-n", help="Number of ranks.", min=1)] = 2,
+    n: Annotated[int | None, typer.Option("-n", help="Number of ranks; 2.", min=1)] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            help="Axes of pycoll.parallel, such as dp=2,tp=2,pp=2: replaces what the script says, "
+            "and is the number of ranks where -n is not given."
+        ),
+    ] = None,
     module: Annotated[
         bool, typer.Option("-m", help="SCRIPT is a module, as for `python -m`.")
     ] = False,
@@ -59,6 +69,13 @@ def run(
     from pycoll.processes import World
 
     extra = {}
+    if mesh is not None:
+        from pycoll.parallel.mesh import infer_sizes, parse_sizes
+
+        sizes = parse_sizes(mesh)
+        n = math.prod(infer_sizes(sizes, n or math.prod(sizes.values())).values())
+        extra["PYCOLL_MESH"] = mesh
+    n = 2 if n is None else n
     if n > 1 and "OMP_NUM_THREADS" not in os.environ:
         extra["OMP_NUM_THREADS"] = "1"
         typer.echo(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pycoll.parallel.apply import parallelize
     from pycoll.parallel.batches import Batch, shard
     from pycoll.parallel.init import keyed_init
+    from pycoll.parallel.metrics import log, metrics
     from pycoll.parallel.optimizers import Optimizer, optimizer
     from pycoll.parallel.tensor.plan import Column, Conv, Inside, Row, Vocab
     from pycoll.parallel.tensor.vocab import cross_entropy
@@ -26,6 +27,7 @@ _HOME = {
     "cross_entropy": "tensor.vocab",
     "keyed_init": "init",
     **dict.fromkeys(("Optimizer", "optimizer"), "optimizers"),
+    **dict.fromkeys(("log", "metrics"), "metrics"),
     "parallelize": "apply",
     **dict.fromkeys(("Column", "Conv", "Inside", "Row", "Vocab"), "tensor.plan"),
     **dict.fromkeys(("StepResult", "Trainer"), "trainer"),
@@ -45,7 +47,9 @@ __all__ = [
     "Vocab",
     "cross_entropy",
     "keyed_init",
+    "log",
     "mesh",
+    "metrics",
     "optimizer",
     "parallelize",
     "shard",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -62,6 +63,8 @@ class Optimizer:
         Cost: an all_reduce of one number over all ranks; with ZeRO 1 and 2 an all_gather of the
             parameters over their replicas.
         """
+        start_ns = time.monotonic_ns()
+        waited_before = self.trainer.mesh.ledger.waited_s
         norm = self.grad_norm()
         if self.clip is not None:
             factor = min(1.0, self.clip / (norm + 1e-6))
@@ -70,8 +73,12 @@ class Optimizer:
                     piece.value.grad.mul_(factor)
         self.inner.step()
         self.trainer.reducer.publish()
-        if self.trainer.last is not None:
-            self.trainer.last.grad_norm = norm
+        ledger, last = self.trainer.mesh.ledger, self.trainer.last
+        ledger.span("optimizer", "compute", start_ns, time.monotonic_ns())
+        if last is not None:
+            last.grad_norm = norm
+            last.seconds += (time.monotonic_ns() - start_ns) / 1e9
+            last.waited_s += ledger.waited_s - waited_before
         for watcher in self.trainer.watchers:
             watcher(self.trainer)
         self.trainer.clear()

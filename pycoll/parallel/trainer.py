@@ -39,6 +39,8 @@ class StepResult:
         bubble_s: Of these, how long its pipeline stage had nothing to do.
         grad_norm: Of all gradients, before clipping; set by the optimizer's step.
         unused: Names of this rank's parameters that no replica used.
+        unused_now: Of these, those that were used in the step before, or in the first step.
+        rank: That of this process.
     """
 
     step: int
@@ -49,6 +51,8 @@ class StepResult:
     bubble_s: float = 0.0
     grad_norm: float | None = None
     unused: tuple[str, ...] = ()
+    unused_now: tuple[str, ...] = ()
+    rank: int = 0
 
 
 class Trainer:
@@ -119,6 +123,7 @@ class Trainer:
         """
         start_ns = time.monotonic_ns()
         waited_before = self.mesh.ledger.waited_s
+        unused_before = () if self.last is None else self.last.unused
         if self._settled:
             self.reducer.clear()
             self._settled = False
@@ -143,6 +148,8 @@ class Trainer:
             waited_s=self.mesh.ledger.waited_s - waited_before,
             bubble_s=getattr(self._runtime, "bubble_s", 0.0),
             unused=tuple(self.reducer.unused),
+            unused_now=tuple(name for name in self.reducer.unused if name not in unused_before),
+            rank=self.mesh.world.rank,
         )
         self.step_idx += 1
         return self.last
