@@ -13,6 +13,7 @@ from pycoll.parallel.mesh import Mesh, mesh
 if TYPE_CHECKING:
     from pycoll.parallel.apply import parallelize
     from pycoll.parallel.batches import Batch, shard
+    from pycoll.parallel.checkpoint import load, save
     from pycoll.parallel.init import keyed_init
     from pycoll.parallel.metrics import log, metrics
     from pycoll.parallel.optimizers import Optimizer, optimizer
@@ -27,6 +28,7 @@ _HOME = {
     "cross_entropy": "tensor.vocab",
     "keyed_init": "init",
     **dict.fromkeys(("Optimizer", "optimizer"), "optimizers"),
+    **dict.fromkeys(("load", "save"), "checkpoint"),
     **dict.fromkeys(("log", "metrics"), "metrics"),
     "parallelize": "apply",
     **dict.fromkeys(("Column", "Conv", "Inside", "Row", "Vocab"), "tensor.plan"),
@@ -47,11 +49,13 @@ __all__ = [
     "Vocab",
     "cross_entropy",
     "keyed_init",
+    "load",
     "log",
     "mesh",
     "metrics",
     "optimizer",
     "parallelize",
+    "save",
     "shard",
     "whole_gradients",
     "whole_weights",

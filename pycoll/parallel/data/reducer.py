@@ -50,6 +50,7 @@ class Reducer:
     Attributes:
         buckets: In the order in which they are reduced, alike on all ranks of a line.
         pieces: By the parameter's full name; a parameter without one is another rank's.
+        names: Of all parameters that learn, in the order of the model.
         unused: Names of parameters that no replica used in the last step.
     """
 
@@ -78,7 +79,7 @@ class Reducer:
         """
         self.level = level
         self.unused: list[str] = []
-        self._names = [name for name, _ in named]
+        self.names = [name for name, _ in named]
         self._used: set[str] = set()
         self._launched = 0
         self._reduce_now = False
@@ -90,13 +91,13 @@ class Reducer:
             of_axis[line.axis] = line
             by_line.setdefault(line.axis, []).append((name, parameter))
         for axis, members in by_line.items():
-            for unit in units if level == 3 else [set(self._names)]:
+            for unit in units if level == 3 else [set(self.names)]:
                 inside = [(name, parameter) for name, parameter in members if name in unit]
                 size = 1 << 62 if level == 3 else bucket_bytes
                 for group in in_buckets(inside, size):
                     main = torch.float32 if group[0][1].dtype in _LOW else group[0][1].dtype
                     self.buckets.append(Bucket(group, of_axis[axis], level, main))
-        order = {name: i for i, name in enumerate(self._names)}
+        order = {name: i for i, name in enumerate(self.names)}
         self.buckets.sort(key=lambda bucket: -max(order[slot.name] for slot in bucket.slots))
         self.pieces: dict[str, Piece] = {}
         for bucket in self.buckets:
@@ -107,7 +108,7 @@ class Reducer:
                 slot.parameter.register_post_accumulate_grad_hook(
                     partial(self._on_gradient, bucket, slot)
                 )
-        self.pieces = {name: self.pieces[name] for name in self._names if name in self.pieces}
+        self.pieces = {name: self.pieces[name] for name in self.names if name in self.pieces}
         self.hooked = True
 
     def _add_piece(self, bucket: Bucket, slot: Slot, placement: Placement, owned: bool) -> None:
@@ -163,13 +164,11 @@ class Reducer:
 
     def presence(self) -> Tensor:
         """Which parameters this rank used since `settle`: one float64 each."""
-        return torch.tensor([float(n in self._used) for n in self._names], dtype=torch.float64)
+        return torch.tensor([float(n in self._used) for n in self.names], dtype=torch.float64)
 
     def settle(self, presence: Tensor, scale: float) -> None:
         """Gives the pieces their gradients: the sums times `scale`; none where nobody used them."""
-        self.unused = [
-            n for n, used in zip(self._names, presence.tolist(), strict=True) if not used
-        ]
+        self.unused = [n for n, used in zip(self.names, presence.tolist(), strict=True) if not used]
         for bucket in self.buckets:
             bucket.scale(scale)
         absent = set(self.unused)
