@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from pycoll.cli import bench, doctor, info, run, show, simulate, trace, tune, verify
+from pycoll.cli import bench, check, doctor, info, run, show, simulate, trace, tune, verify
 from pycoll.cli.common import ErrorsAsLines
 
 __all__ = ["app", "main"]
@@ -24,6 +24,7 @@ app.command(epilog=show.EPILOG)(show.show)
 app.command(epilog=verify.EPILOG)(verify.verify)
 app.command(epilog=simulate.EPILOG)(simulate.simulate)
 app.command(epilog=run.EPILOG, context_settings=run.CONTEXT)(run.run)
+app.command(epilog=check.EPILOG, context_settings=check.CONTEXT)(check.check)
 app.command(epilog=bench.EPILOG)(bench.bench)
 app.command(epilog=tune.EPILOG)(tune.tune)
 app.command(epilog=info.EPILOG)(info.info)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from pycoll.errors import UsageError
+from pycoll.parallel import record
 from pycoll.parallel.data.reducer import Reducer
 from pycoll.parallel.dropout import Positions, key_dropouts
 from pycoll.parallel.ledger import Line
@@ -70,6 +71,7 @@ def parallelize(
             f"parallelize: pp={mesh.size('pp')} needs the name of the list of blocks to cut, for "
             "example pp='blocks'"
         )
+    record.prepare(model)
     order = {name: number for number, (name, _) in enumerate(model.named_parameters())}
     line = mesh.line("tp")
     shared = share_layers(model, match(model, tp or {}), line, sequence_parallel, pp)
@@ -119,4 +121,5 @@ def parallelize(
     model.step = trainer.step  # type: ignore[assignment]
     model.no_sync = trainer.no_sync  # type: ignore[assignment]
     attach(trainer)
+    record.watch(trainer)
     return model

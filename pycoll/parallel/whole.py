@@ -19,7 +19,7 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
         model: As `parallelize` returned it.
 
     Returns:
-        By full name, in the order of names.
+        By full name, in the order of the stages and of the model.
 
     Cost: an all_reduce of each parameter over all ranks: for tests and small models.
     """
@@ -46,7 +46,7 @@ def put_together(trainer: Trainer, flat: dict[str, tuple[Piece, Tensor]]) -> dic
         name: (list(piece.placement.shape), str(values.dtype).removeprefix("torch."))
         for name, (piece, values) in flat.items()
     }
-    shapes = dict(sorted(_union(mine, world.comm).items()))
+    shapes = _union(mine, world.comm)
     result: dict[str, Tensor] = {}
     for name, (shape, dtype) in shapes.items():
         result[name] = torch.zeros(shape, dtype=getattr(torch, dtype))

@@ -1,0 +1,108 @@
+"""`pycoll check`: does a script compute on a mesh what it computes on one process?"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pycoll.cli.common import FAILED
+from pycoll.errors import Error, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EPILOG = """[bold]Examples[/bold]
+
+  pycoll check --mesh dp=2,tp=2,pp=2 train.py
+
+  pycoll check --mesh tp=4 train.py --batch 8
+"""
+
+CONTEXT = {"allow_interspersed_args": True, "ignore_unknown_options": True}
+
+
+def check(
+    command: Annotated[
+        list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.")
+    ],
+    mesh: Annotated[str, typer.Option(help="The mesh, such as dp=2,tp=2,pp=2.")],
+    tolerance: Annotated[
+        float, typer.Option(help="Largest difference, of losses and any element.")
+    ] = 1e-10,
+    timeout: Annotated[float, typer.Option(help="Seconds for a collective.")] = 60.0,
+) -> None:
+    """Run 3 steps of a script in float64, on one process and on a mesh, and compare them.
+
+    The script trains with pycoll.parallel. Shown is the first tensor that differs, in the order in
+    which they are computed: losses, gradients from the last layer to the first, weights.
+    """
+    import math
+
+    from pycoll.parallel.mesh import infer_sizes, parse_sizes
+
+    sizes = parse_sizes(mesh)
+    num_ranks = math.prod(infer_sizes(sizes, math.prod(sizes.values())).values())
+    with tempfile.TemporaryDirectory(prefix="pycoll-check-") as folder:
+        found = []
+        for name, n, text in (("one process", 1, "dp=1"), (mesh, num_ranks, mesh)):
+            into = Path(folder) / str(len(found))
+            into.mkdir()
+            _run(command, n, text, into, name)
+            found.append(into)
+        different = next(differences(*found, tolerance), None)
+        largest = max((d for _, d in _all_differences(*found)), default=0.0)
+    if different is None:
+        typer.echo(f"3 steps on {mesh} equal those of one process: largest difference {largest:.1e}")
+        return
+    what, difference = different
+    typer.echo(f"the first tensor that differs: {what}, by {difference:.3g}")
+    raise typer.Exit(FAILED)
+
+
+def _run(command: list[str], n: int, mesh: str, into: Path, name: str) -> None:
+    from pycoll.cli.run import _Launch
+    from pycoll.parallel.record import FOLDER, NUM_STEPS
+    from pycoll.processes import World
+
+    extra = {"PYCOLL_MESH": mesh, FOLDER: str(into)}
+    if "OMP_NUM_THREADS" not in os.environ:
+        extra["OMP_NUM_THREADS"] = "1"
+    typer.echo(f"pycoll check: {NUM_STEPS} steps on {name}", err=True)
+    status = _Launch([sys.executable, *command], World(n), extra, True, 5.0).run()
+    if status:
+        raise Error(f"check: the script failed on {name}, with status {status}")
+    if not (into / f"step-{NUM_STEPS - 1}.pt").exists():
+        raise UsageError(
+            f"check: {command[0]} took less than {NUM_STEPS} steps of pc.optimizer on {name}"
+        )
+
+
+def differences(one: Path, other: Path, tolerance: float) -> Iterator[tuple[str, float]]:
+    """Tensors that differ by more than `tolerance`, in the order in which they are computed."""
+    for what, difference in _all_differences(one, other):
+        if not difference <= tolerance:
+            yield what, difference
+
+
+def _all_differences(one: Path, other: Path) -> Iterator[tuple[str, float]]:
+    import torch
+
+    from pycoll.parallel.record import NUM_STEPS
+
+    for part in ("start", *(f"step-{i}" for i in range(NUM_STEPS))):
+        expected, got = (torch.load(folder / f"{part}.pt") for folder in (one, other))
+        for kind, tensors in expected.items():
+            for name in reversed(tensors) if kind == "gradient" else tensors:
+                where = " ".join(filter(None, (kind, name, "" if part == "start" else f"of {part}")))
+                yield where, _difference(tensors[name], got[kind].get(name))
+
+
+def _difference(a: Any, b: Any) -> float:
+    if b is None or a.shape != b.shape:
+        return float("inf")
+    return float((a - b).abs().max()) if a.numel() else 0.0

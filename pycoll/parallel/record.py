@@ -1,0 +1,59 @@
+"""What `pycoll check` looks at: the first steps of a run in float64, written by rank 0."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from pycoll.parallel.trainer import Trainer
+
+FOLDER = "PYCOLL_CHECK"  # environment variable: where to write, while `pycoll check` runs a script
+NUM_STEPS = 3
+
+
+def prepare(model: nn.Module) -> None:
+    """Makes a model compute in float64, if a check runs."""
+    if FOLDER in os.environ:
+        torch.set_default_dtype(torch.float64)
+        model.double()
+
+
+def watch(trainer: Trainer) -> None:
+    """Has the first steps written, if a check runs; then the script ends."""
+    if FOLDER not in os.environ:
+        return
+    from pycoll.parallel.whole import whole_weights
+
+    folder = Path(os.environ[FOLDER])
+    _write(trainer, folder / "start.pt", {"initial weight": whole_weights(trainer.model)})
+    trainer.watchers.append(lambda trainer: _record(trainer, folder))
+
+
+def _record(trainer: Trainer, folder: Path) -> None:
+    from pycoll.parallel.whole import whole_gradients, whole_weights
+
+    assert trainer.last is not None
+    step = trainer.last.step
+    found = {
+        "loss": {"": torch.tensor(trainer.last.loss, dtype=torch.float64)},
+        "gradient norm": {"": torch.tensor(trainer.last.grad_norm, dtype=torch.float64)},
+        "gradient": whole_gradients(trainer.model),
+        "weight": whole_weights(trainer.model),
+    }
+    _write(trainer, folder / f"step-{step}.pt", found)
+    if step + 1 == NUM_STEPS:
+        raise SystemExit(0)
+
+
+def _write(trainer: Trainer, path: Path, found: dict[str, dict[str, torch.Tensor]]) -> None:
+    if trainer.mesh.world.rank == 0:
+        torch.save(found, path)
+    trainer.mesh.world.barrier()
+
+
+__all__ = ["FOLDER", "NUM_STEPS", "prepare", "watch"]
