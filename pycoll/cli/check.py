@@ -57,7 +57,9 @@ def check(
         different = next(differences(*found, tolerance), None)
         largest = max((d for _, d in _all_differences(*found)), default=0.0)
     if different is None:
-        typer.echo(f"3 steps on {mesh} equal those of one process: largest difference {largest:.1e}")
+        typer.echo(
+            f"3 steps on {mesh} equal those of one process: largest difference {largest:.1e}"
+        )
         return
     what, difference = different
     typer.echo(f"the first tensor that differs: {what}, by {difference:.3g}")
@@ -98,7 +100,9 @@ def _all_differences(one: Path, other: Path) -> Iterator[tuple[str, float]]:
         expected, got = (torch.load(folder / f"{part}.pt") for folder in (one, other))
         for kind, tensors in expected.items():
             for name in reversed(tensors) if kind == "gradient" else tensors:
-                where = " ".join(filter(None, (kind, name, "" if part == "start" else f"of {part}")))
+                where = " ".join(
+                    filter(None, (kind, name, "" if part == "start" else f"of {part}"))
+                )
                 yield where, _difference(tensors[name], got[kind].get(name))
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pycoll.parallel.checkpoint import load, save
     from pycoll.parallel.init import keyed_init
     from pycoll.parallel.metrics import log, metrics
-    from pycoll.parallel.optimizers import Optimizer, optimizer
+    from pycoll.parallel.optimizers import Optimizer, optimizer, trainer_of
     from pycoll.parallel.tensor.plan import Column, Conv, Inside, Row, Vocab
     from pycoll.parallel.tensor.vocab import cross_entropy
     from pycoll.parallel.trainer import StepResult, Trainer
@@ -27,7 +27,7 @@ _HOME = {
     **dict.fromkeys(("Batch", "shard"), "batches"),
     "cross_entropy": "tensor.vocab",
     "keyed_init": "init",
-    **dict.fromkeys(("Optimizer", "optimizer"), "optimizers"),
+    **dict.fromkeys(("Optimizer", "optimizer", "trainer_of"), "optimizers"),
     **dict.fromkeys(("load", "save"), "checkpoint"),
     **dict.fromkeys(("log", "metrics"), "metrics"),
     "parallelize": "apply",
@@ -57,6 +57,7 @@ __all__ = [
     "parallelize",
     "save",
     "shard",
+    "trainer_of",
     "whole_gradients",
     "whole_weights",
 ]

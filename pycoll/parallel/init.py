@@ -133,7 +133,7 @@ class _Notes(TorchDispatchMode):
         self._seed = seed
         self._calls = self._fills = 0
         self._of: dict[int, list[Callable[[str, Tensor], None]]] = {}  # by address
-        self._kept: list[Tensor] = []  # so that no address is given out twice
+        self._kept: list[torch.UntypedStorage] = []  # so that no address is given out twice
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -149,7 +149,7 @@ class _Notes(TorchDispatchMode):
         address = x.untyped_storage().data_ptr()
         if name in _FILLS:
             self._of.setdefault(address, [])
-            self._kept.append(x)
+            self._kept.append(x.untyped_storage())
         if address not in self._of:
             return func(*args, **kwargs)
         place = (tuple(x.shape), x.stride(), x.storage_offset())
