@@ -50,7 +50,7 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(DIM), nn.Linear(DIM, vocab, bias=False)
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        x_BTD = self.token(tokens_BT) + self.place.weight[: tokens_BT.shape[1]]
+        x_BTD = self.token(tokens_BT) + self.place(torch.arange(tokens_BT.shape[1]))
         for block in self.blocks:
             x_BTD = block(x_BTD)
         return self.head(self.norm(x_BTD))

@@ -48,14 +48,14 @@ def check(
     sizes = parse_sizes(mesh)
     num_ranks = math.prod(infer_sizes(sizes, math.prod(sizes.values())).values())
     with tempfile.TemporaryDirectory(prefix="pycoll-check-") as folder:
-        found = []
+        found: list[Path] = []
         for name, n, text in (("one process", 1, "dp=1"), (mesh, num_ranks, mesh)):
             into = Path(folder) / str(len(found))
             into.mkdir()
             _run(command, n, text, into, name)
             found.append(into)
-        different = next(differences(*found, tolerance), None)
-        largest = max((d for _, d in _all_differences(*found)), default=0.0)
+        different = next(differences(found[0], found[1], tolerance), None)
+        largest = max((d for _, d in _all_differences(found[0], found[1])), default=0.0)
     if different is None:
         typer.echo(
             f"3 steps on {mesh} equal those of one process: largest difference {largest:.1e}"

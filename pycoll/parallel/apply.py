@@ -58,7 +58,7 @@ def parallelize(
         costs: Of the blocks, for cutting them into stages; None: alike.
 
     Returns:
-        The model, with methods `step` and `no_sync` (`Trainer`).
+        The model, with methods `step`, `no_sync` and `evaluate` (`Trainer`).
 
     Raises:
         UsageError: The plan names a layer that is not there, heads do not divide, pp > 1 without
@@ -72,22 +72,25 @@ def parallelize(
             "example pp='blocks'"
         )
     record.prepare(model)
-    order = {name: number for number, (name, _) in enumerate(model.named_parameters())}
+    # A parameter's name is the first one that it has in the whole model, tied or not.
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    order = {name: number for number, name in enumerate(names.values())}
     line = mesh.line("tp")
     shared = share_layers(model, match(model, tp or {}), line, sequence_parallel, pp)
     positions = Positions(seed)
     inside = {} if line.size == 1 else shared.inside
     drops = key_dropouts(model, positions, inside, line)
     recomputes = recompute_layers(model, recompute, pp, positions)
-    runtime = None
-    cut: Any = None
-    if mesh.size("pp") > 1:
-        from pycoll.parallel.pipelines import build
-
-        assert pp is not None
-        cut, runtime = build(model, mesh, pp, schedule, costs, split=not recomputes)
-    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     units = units_of(model, pp) if zero == 3 else []
+    stages = None
+    if mesh.size("pp") > 1 and pp is not None:
+        from pycoll.parallel.stages import Pipeline
+
+        stages = Pipeline(
+            model, mesh, pp, schedule, positions, costs=costs, split_backward=not recomputes
+        )
+    here = {names[id(parameter)]: parameter for parameter in model.parameters()}
+    named = [(name, parameter) for name, parameter in here.items() if parameter.requires_grad]
     partial = shared.partial if line.size > 1 else set()
     replicas = mesh.line("dp")
     plane = mesh.line("dp", "tp") if partial else replicas
@@ -98,7 +101,7 @@ def parallelize(
         alone = zero > 0 or along.rank == number % along.size
         if id(parameter) not in shared.placements and id(parameter) not in partial:
             alone = alone and line.rank == number % line.size
-        return alone and (cut is None or cut.counts(name))
+        return alone and (stages is None or stages.cut.counts(name))
 
     reducer = Reducer(
         named,
@@ -106,19 +109,22 @@ def parallelize(
         owned=owned,
         placements=shared.placements,
         level=zero,
-        units=[names for _, names in units],
+        units=[members for _, members in units],
         bucket_bytes=int(bucket_mb * 2**20),
     )
-    for module, names in units:
-        mine = [bucket for bucket in reducer.buckets if bucket.slots[0].name in names]
-        if runtime is None:
+    for module, members in units:
+        mine = [bucket for bucket in reducer.buckets if bucket.slots[0].name in members]
+        if stages is None:
             put_together_when_needed(module, mine, keep=module is model)
     placements = {
         name: shared.placements.get(id(parameter), Placement(tuple(parameter.shape)))
-        for name, parameter in model.named_parameters()
+        for name, parameter in here.items()
     }
-    trainer = Trainer(model, mesh, reducer, placements, positions, drops=drops, runtime=runtime)
+    trainer = Trainer(
+        model, mesh, reducer, here, placements, positions, drops=drops, pipeline=stages
+    )
     model.step = trainer.step  # type: ignore[assignment]
+    model.evaluate = trainer.evaluate  # type: ignore[assignment]
     model.no_sync = trainer.no_sync  # type: ignore[assignment]
     attach(trainer)
     record.watch(trainer)

@@ -75,6 +75,18 @@ def split(x: Any, y: Any, microbatches: int) -> list[tuple[Any, Any]]:
     return parts
 
 
+def nothing(x: Any, y: Any) -> tuple[Any, Any]:
+    """A microbatch of no sample."""
+    return _map(x, lambda t: t[:0]), _map(y, lambda t: t[:0])
+
+
+def as_call(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a model is called with: a tuple is positional, a dict named."""
+    if isinstance(x, dict):
+        return (), x
+    return (x, {}) if isinstance(x, tuple) else ((x,), {})
+
+
 def to_floating(batch: Any, model: nn.Module) -> Any:
     """Floating tensors in the model's dtype, where that is float64: `pycoll check` runs so."""
     first = next(iter(model.parameters()), None)
@@ -93,4 +105,4 @@ def _map(batch: Any, function: Any) -> Any:
     return batch
 
 
-__all__ = ["Batch", "num_samples", "shard", "split", "to_floating"]
+__all__ = ["Batch", "as_call", "nothing", "num_samples", "shard", "split", "to_floating"]

@@ -122,7 +122,7 @@ def load(folder: str | Path, model: nn.Module, optimizer: Optimizer | None = Non
             f"load: {found} has no tensor {missing[0]!r}: it lacks {len(missing)} of this model's"
         )
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in trainer.parameters.items():
             if name not in trainer.reducer.names:
                 parameter.copy_(trainer.placements[name].take(reader.whole(name)))
         for name, buffer in _buffers(model):
@@ -178,9 +178,8 @@ def _mine(trainer: Trainer, optimizer: Optimizer | None) -> tuple[dict[str, Tens
                 put(f"state:{key}:{name}", value, Placement(tuple(value.shape)), 0)
     if trainer.mesh.rank("dp") == 0:
         frozen = [n for n in trainer.placements if n not in trainer.reducer.names]
-        parameters = dict(trainer.model.named_parameters())
         for name in frozen:
-            put(name, parameters[name], trainer.placements[name], 0)
+            put(name, trainer.parameters[name], trainer.placements[name], 0)
         for name, buffer in _buffers(trainer.model):
             put(f"buffer:{name}", buffer, Placement(tuple(buffer.shape)), 0)
     return tensors, places

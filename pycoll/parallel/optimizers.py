@@ -19,7 +19,7 @@ _TRAINER = "_pycoll_trainer"  # attribute of a parallelized model's parameters
 
 def attach(trainer: Trainer) -> None:
     """Lets the model's parameters know who trains them."""
-    for name, parameter in trainer.model.named_parameters():
+    for name, parameter in trainer.parameters.items():
         setattr(parameter, _TRAINER, (trainer, name))
 
 

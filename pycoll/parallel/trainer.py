@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from pycoll.parallel.batches import num_samples, split, to_floating
+from pycoll.parallel.batches import as_call, nothing, num_samples, split, to_floating
 from pycoll.parallel.data.reducer import Reducer
-from pycoll.parallel.dropout import Position, Positions
+from pycoll.parallel.dropout import Positions
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.placement import Placement
 from pycoll.parallel.tensor.vocab import whole
+
+if TYPE_CHECKING:
+    from pycoll.parallel.stages import Pipeline
 
 Loss = Callable[[Any, Any], Any]
 _IGNORED = -100  # as torch's ignore_index
@@ -62,7 +65,8 @@ class Trainer:
         model: The model, of which this rank has its part.
         mesh: The ranks.
         reducer: The parameters, their gradients, and whose they are.
-        placements: Of this rank's parameters, by full name.
+        parameters: This rank's, by the first name that each has in the whole model.
+        placements: Of these, by name.
         positions: Where in the batch the model is: dropout looks there.
         last: The last step's result.
     """
@@ -72,23 +76,26 @@ class Trainer:
         model: nn.Module,
         mesh: Mesh,
         reducer: Reducer,
+        parameters: dict[str, nn.Parameter],
         placements: dict[str, Placement],
         positions: Positions,
         *,
         drops: bool,
-        runtime: Any = None,
+        pipeline: Pipeline | None = None,
     ) -> None:
         self.model, self.mesh, self.reducer = model, mesh, reducer
+        self.parameters = parameters
         self.placements, self.positions = placements, positions
         self.step_idx = 0
         self.last: StepResult | None = None
         self.watchers: list[Callable[[Trainer], None]] = []  # called after the optimizer's step
-        self._drops, self._runtime = drops, runtime
+        self._drops, self._pipeline = drops, pipeline
         self._line = mesh.line("dp")
         self._syncing = True
         self._settled = False
         self._sum, self._count = 0.0, 0
-        reducer.hooked = runtime is None
+        reducer.hooked = pipeline is None
+        self._bubble_s = 0.0
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -131,11 +138,13 @@ class Trainer:
         x, y = to_floating(x, self.model), to_floating(y, self.model)
         first_sample = self._first_sample(num_samples(x))
         self.positions.move(step=self.step_idx)
-        losses = sums_and_counts(loss)
-        if self._runtime is None:
-            self._run(x, y, losses, microbatches, first_sample)
+        parts, losses = split(x, y, microbatches), sums_and_counts(loss)
+        if self._pipeline is None:
+            if self.reducer.level >= 2:
+                parts += [nothing(x, y)] * (microbatches - len(parts))
+            self._run(parts, losses, first_sample)
         else:
-            self._run_pipeline(x, y, losses, microbatches, first_sample)
+            self._run_pipeline(self._pipeline, parts, losses, first_sample)
         total, count = self._sum, self._count
         if self._syncing:
             total, count = self._settle()
@@ -146,7 +155,7 @@ class Trainer:
             tokens=count,
             seconds=(time.monotonic_ns() - start_ns) / 1e9,
             waited_s=self.mesh.ledger.waited_s - waited_before,
-            bubble_s=getattr(self._runtime, "bubble_s", 0.0),
+            bubble_s=self._bubble_s,
             unused=tuple(self.reducer.unused),
             unused_now=tuple(name for name in self.reducer.unused if name not in unused_before),
             rank=self.mesh.world.rank,
@@ -161,43 +170,68 @@ class Trainer:
         counts = self._line.all_gather(torch.tensor([mine]), [1] * self._line.size)
         return int(counts[: self._line.rank].sum())
 
-    def _run(self, x: Any, y: Any, loss: Loss, microbatches: int, first_sample: int) -> None:
-        parts = split(x, y, microbatches)
-        for i, (x_part, y_part) in enumerate(parts):
-            count = num_samples(x_part)
+    def evaluate(self, x: Any, y: Any, *, loss: Loss, microbatches: int = 1) -> float:
+        """The mean loss of a batch, forward alone; arguments as of `step`. Collective."""
+        parts, losses = split(x, y, microbatches), sums_and_counts(loss)
+        sums = torch.zeros(2, dtype=torch.float64)
+        with torch.no_grad():
+            if self._pipeline is None:
+                for x_part, y_part in parts:
+                    sums += torch.tensor([float(n) for n in losses(self._forward(x_part), y_part)])
+            elif parts:
+                with self._gathered():
+                    result = self._pipeline.run(parts, losses, 0, train=False)
+                sums += torch.tensor([result.loss_sum, result.count])
+        if self._line.size > 1:
+            self._line.all_reduce(sums)
+        return float(sums[0] / sums[1]) if sums[1] else 0.0
+
+    def _forward(self, x: Any) -> Any:
+        args, kwargs = as_call(x)
+        return self.model(*args, **kwargs)
+
+    def _run(self, parts: list[tuple[Any, Any]], loss: Loss, first_sample: int) -> None:
+        # Gradients that ZeRO shares out are reduced after each microbatch: kept, they would be
+        # whole. So all replicas take part in as many, if with no sample.
+        each = self.reducer.level >= 2
+        for i, (x, y) in enumerate(parts):
+            count = num_samples(x)
             self.positions.move(first_sample=first_sample, num_samples=count)
             first_sample += count
-            # Gradients that ZeRO shares out are reduced at once: kept, they would be whole.
-            reduces = self._syncing and (self.reducer.level >= 2 or i + 1 == len(parts))
+            reduces = self._syncing and (each or i + 1 == len(parts))
             self.reducer.begin(reduce=reduces)
-            with self._span("forward"):
-                part_sum, part_count = loss(self.model(x_part), y_part)
-            with self._span("backward"):
-                part_sum.backward()
-            self._sum += float(part_sum.detach())
-            self._count += int(part_count)
+            if count or self.reducer.level == 3:
+                with self._span("forward"):
+                    part_sum, part_count = loss(self._forward(x), y)
+                with self._span("backward"):
+                    part_sum.backward()
+                self._sum += float(part_sum.detach())
+                self._count += int(part_count)
             if reduces:
                 self.reducer.finish()
         if not parts and self._syncing:
             self.reducer.finish()  # the other replicas wait for this one's zeros
 
     def _run_pipeline(
-        self, x: Any, y: Any, loss: Loss, microbatches: int, first_sample: int
+        self, pipeline: Pipeline, parts: list[tuple[Any, Any]], loss: Loss, first_sample: int
     ) -> None:
-        if num_samples(x):
-
-            def context(idx: int, first: int, count: int) -> AbstractContextManager[None]:
-                return self.positions.at(Position(self.step_idx, first_sample + first, count))
-
-            for bucket in self.reducer.buckets:
-                bucket.gather()
-            self._runtime.microbatch_context = context
-            result = self._runtime.step(x, y, loss_fn=loss, microbatches=microbatches)
-            self._sum += float(result.loss_sum)
+        self._bubble_s = 0.0
+        if parts:
+            with self._gathered():
+                result = pipeline.run(parts, loss, first_sample, train=True)
+            self._sum += result.loss_sum
             self._count += int(result.count)
-            for bucket in self.reducer.buckets:
-                bucket.drop()
+            self._bubble_s = result.time_s - result.busy_s
         self.reducer.collect(reduce=self._syncing)
+
+    @contextmanager
+    def _gathered(self) -> Iterator[None]:
+        """Parameters that ZeRO 3 shares out, put together: a pipeline meets them many times."""
+        for bucket in self.reducer.buckets:
+            bucket.gather()
+        yield
+        for bucket in self.reducer.buckets:
+            bucket.drop()
 
     def _settle(self) -> tuple[float, int]:
         """The loss of all replicas, and gradients divided by what it counts."""

@@ -1,4 +1,4 @@
-"""Data parallelism: uneven batches, unused parameters, gradients added up, short floats, overlap."""
+"""Data parallelism: uneven batches, unused parameters, added gradients, short floats."""
 
 from __future__ import annotations
 

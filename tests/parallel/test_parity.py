@@ -48,3 +48,12 @@ def test_tied_and_uneven_sizes_equal_one_process():
 
 def test_data_and_tensor_parallel_with_zero_and_sequence_equal_one_process():
     assert_parity(4, {"tp": 2}, zero=2, sequence_parallel=True, recompute="blocks.*")
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_pipeline_with_zero_and_split_backward_equals_one_process(tie):
+    assert_parity(2, {"pp": 2}, gpt={"tie": tie}, schedule="zb1p", zero=3)
+
+
+def test_all_at_once_equals_one_process():
+    assert_parity(8, {"pp": 2, "tp": 2}, zero=1, sequence_parallel=True)

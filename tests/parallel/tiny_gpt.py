@@ -53,7 +53,7 @@ class GPT(nn.Module):
             self.head.weight = self.token.weight
 
     def forward(self, tokens_BT):
-        x_BTD = self.drop(self.token(tokens_BT) + self.place.weight[: tokens_BT.shape[1]])
+        x_BTD = self.drop(self.token(tokens_BT) + self.place(torch.arange(tokens_BT.shape[1])))
         for block in self.blocks:
             x_BTD = block(x_BTD)
         return self.head(self.norm(x_BTD))
