@@ -50,7 +50,7 @@ class BlockBatch<LowLatency128, Target, dtype> {
     }
     PYCOLL_UNROLL
     for (int c = 0; c < kNumChunks; ++c) {
-      if constexpr (kTeam == 1) words[c] = device::load_relaxed16(line + c * 16);
+      if constexpr (kTeam == 1) words[c] = reinterpret_cast<const device::Word16*>(line)[c];
       sums_[c].add(target_.op(), __builtin_bit_cast(Elements, words[c]));
     }
     return true;
@@ -88,15 +88,17 @@ class BlockBatch<LowLatency128, Target, dtype> {
     for (int c = 0; c < kNumChunks; ++c) {
       auto words = __builtin_bit_cast(device::Word16, results_[c]);
       if constexpr (kTeam == 1) {
+        auto& to = reinterpret_cast<device::Word16*>(line)[c];
+        to.low = words.low;
         if (has_flag(c)) {
-          device::store_relaxed(*reinterpret_cast<uint64_t*>(line + c * 16), words.low);
-          device::store_release(*reinterpret_cast<uint64_t*>(line + kFlagAt), flag);
-          break;
+          device::store_release(to.high, flag);
+        } else {
+          to.high = words.high;
         }
       } else {
         if (has_flag(c)) words.high = flag;
+        device::store_relaxed16(line + chunk(c) * 16, words);
       }
-      device::store_relaxed16(line + chunk(c) * 16, words);
     }
   }
 

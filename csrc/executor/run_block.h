@@ -122,7 +122,7 @@ class BlockRun {
   PYCOLL_HD uint64_t epoch() const { return launch_.links.epochs[channel_]; }
   PYCOLL_HD int buffer() const { return static_cast<int>(epoch() % kPoisonBuffers); }
   PYCOLL_HD void announce(const DeviceRing& send) {
-    device::store_relaxed(send.tail->marks[buffer()], launch_.digest);
+    device::store_ordered(send.tail->marks[buffer()], launch_.digest);
     device::store_release(send.tail->value, epoch() + 1);
   }
   /// The bytes have come already, so this waits for hardly anything.
@@ -133,7 +133,7 @@ class BlockRun {
       const int last = launch_.num_steps - 1;
       return block_.spin_until([&] { return device::load_acquire(tail.value) >= expected; },
                                {peer, last}) &&
-             (device::load_relaxed(tail.marks[buffer()]) == launch_.digest ||
+             (device::load_ordered(tail.marks[buffer()]) == launch_.digest ||
               block_.mismatch(peer, last));
     });
     return block_.agree(same);

@@ -2,6 +2,9 @@
 # 0019); linked against the runtime alone, statically, and loaded when a device is first used.
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake before 3.26 does not know that nvcc has it
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+endif()
 file(GLOB cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/csrc/kernels/*.cu
      ${CMAKE_SOURCE_DIR}/csrc/kernels/cuda_*.cc)
 add_library(pycoll_cuda MODULE EXCLUDE_FROM_ALL ${cuda_sources})

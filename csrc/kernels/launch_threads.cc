@@ -1,10 +1,6 @@
 #include "kernels/launch_threads.h"
 
-#include <memory>
-#include <thread>
-#include <vector>
-
-#include "kernels/thread_kernels.h"
+#include "kernels/thread_blocks.h"
 #include "reduce/reduce_copy.h"
 
 namespace pycoll {
@@ -19,31 +15,10 @@ ThreadKernel kernel_of(const DeviceLaunch& launch) {
       ->kernels[static_cast<size_t>(launch.dtype)];
 }
 
-struct BlockOfThreads {
-  explicit BlockOfThreads(int num_threads) : team(num_threads) {}
-  ThreadTeam team;
-  BlockShared shared;
-};
-
 }  // namespace
 
-void launch_on_threads(const DeviceLaunch* launches, int num_launches) {
-  std::vector<std::unique_ptr<BlockOfThreads>> blocks;
-  std::vector<std::thread> threads;
-  for (int i = 0; i < num_launches; ++i) {
-    const DeviceLaunch& launch = launches[i];
-    const ThreadKernel kernel = kernel_of(launch);
-    for (int channel = 0; channel < launch.num_channels; ++channel) {
-      BlockOfThreads& block =
-          *blocks.emplace_back(std::make_unique<BlockOfThreads>(launch.num_threads));
-      for (int thread = 0; thread < launch.num_threads; ++thread) {
-        threads.emplace_back([&block, &launch, kernel, channel, thread] {
-          kernel(ThreadEnv(block.team, thread), launch, channel, block.shared);
-        });
-      }
-    }
-  }
-  for (std::thread& thread : threads) thread.join();
+void launch_on_threads(const DeviceLaunch* launches, int num_launches, ThreadPool& pool) {
+  run_blocks(launches, num_launches, pool, kernel_of);
 }
 
 void scale_on_threads(void* dst, const void* src, int64_t count, DType dtype, double factor) {

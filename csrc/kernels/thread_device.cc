@@ -301,14 +301,22 @@ int preload(int32_t device) {
 }
 
 int launch(int32_t device, const DeviceLaunch* launch, DeviceStream stream) {
-  return guarded(
-      [&] { stream_of(device, stream).push([own = *launch] { launch_on_threads(&own, 1); }); });
+  return guarded([&] {
+    stream_of(device, stream).push([own = *launch] {
+      ThreadPool pool;
+      launch_on_threads(&own, 1, pool);
+    });
+  });
 }
 
 int launch_together(int32_t device, const DeviceLaunch*, const DeviceLaunch* launches,
                     int32_t num_launches, DeviceStream stream) {
-  return guarded(
-      [&] { stream_of(device, stream).push([=] { launch_on_threads(launches, num_launches); }); });
+  return guarded([&] {
+    stream_of(device, stream).push([=] {
+      ThreadPool pool;
+      launch_on_threads(launches, num_launches, pool);
+    });
+  });
 }
 
 int max_resident_blocks(int32_t, const DeviceLaunch*, int32_t* num_blocks) {

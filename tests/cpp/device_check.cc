@@ -1,6 +1,6 @@
 // Runs every algorithm of every collective with every device protocol on teams of host threads, and
 // compares bit by bit with the same program on HostThread, on random bits. Built plain and under
-// sanitizers; `device_check few|all [n ...]`: few or all cells of dtypes and ops.
+// sanitizers; `device_check few|all [ranks ...]`: a few dtypes or every one.
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -20,11 +20,19 @@
 namespace pycoll {
 namespace {
 
+constexpr int kNumChannels = 2;
+constexpr int kNumThreads = 2;
+constexpr int64_t kSlotBytes = 1024;
+// Of a message in a slot, for all protocols alike: where a message is cut decides the order of some
+// sums. kPoison has a message in one.
+constexpr int64_t kPayloadBytes = kSlotBytes / 2;
+constexpr int64_t kPoisonBytes = 32 << 10;
 constexpr int64_t kTimeoutNs = 60'000'000'000;
 constexpr uint32_t kDigest = 0x12345678;
 
 int num_failures = 0;
 int num_cases = 0;
+ThreadPool pool;
 
 void expect(bool good, const std::string& what) {
   if (good) return;
@@ -36,14 +44,46 @@ struct Cell {
   Op op;
 };
 
+constexpr DeviceProtocol kProtocols[] = {DeviceProtocol::kSimple, DeviceProtocol::kLL,
+                                         DeviceProtocol::kLL128, DeviceProtocol::kDirect,
+                                         DeviceProtocol::kPoison};  // last: it is cut otherwise
+static_assert(std::size(kProtocols) == kNumDeviceProtocols);
+
+/// The plans of all ranks, by rank.
+struct Plans {
+  Plans(const AlgorithmInfo& its_algorithm, int num_ranks) : algorithm(&its_algorithm) {
+    const Schedule schedule = its_algorithm.generate(num_ranks, 0);
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      through_slots.push_back(
+          make_plan(schedule, rank, {.num_slots = 8, .multicast = false, .join_blocks = false}));
+      std::optional<DirectPlan> plan = make_direct_plan(schedule, rank);
+      if (plan) direct.push_back(std::move(plan->plan));
+    }
+  }
+  int num_ranks() const { return static_cast<int>(through_slots.size()); }
+  /// Empty when there is no such way.
+  const std::vector<Plan>& of(DeviceProtocol protocol) const {
+    return protocol == DeviceProtocol::kDirect ? direct : through_slots;
+  }
+
+  const AlgorithmInfo* algorithm;
+  std::vector<Plan> through_slots;
+  std::vector<Plan> direct;
+};
+
+/// The elements of a block, and the bytes by which inputs and outputs miss their alignment.
+struct Extent {
+  int64_t count;
+  int shift;
+};
+
 struct Case {
   const AlgorithmInfo* algorithm;
-  DeviceProtocol protocol;
-  Cell cell;
   int num_ranks;
+  Cell cell;
   int64_t count;
-  int shift;  // bytes by which inputs and outputs miss their alignment
-  int num_threads;
+  int shift;
+  DeviceProtocol protocol;
 
   std::string name() const {
     const char* const protocols[] = {"simple", "ll", "ll128", "poison", "direct"};
@@ -111,9 +151,14 @@ Message message_of(const Case& c, Buffers& buffers) {
   return message;
 }
 
+int64_t tile_count(const Case& c, const Plan& plan) {
+  const size_t element_size = dtype_size(c.cell.dtype);
+  const int64_t payload = c.protocol == DeviceProtocol::kPoison ? kPoisonBytes : kPayloadBytes;
+  return device_tile_count(plan, payload, element_size);
+}
+
 /// The oracle: the same programs on one host thread per rank.
-void run_host(const Case& c, const std::vector<Plan>& plans, int64_t tile_count,
-              std::vector<Buffers>& buffers) {
+void run_host(const Case& c, const std::vector<Plan>& plans, std::vector<Buffers>& buffers) {
   const auto world = make_local_world(c.num_ranks);
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < c.num_ranks; ++rank) {
@@ -131,7 +176,7 @@ void run_host(const Case& c, const std::vector<Plan>& plans, int64_t tile_count,
       const Plan& plan = plans[static_cast<size_t>(rank)];
       Buffers& mine = buffers[static_cast<size_t>(rank)];
       Message message = message_of(c, mine);
-      message.tile_count = tile_count;
+      message.tile_count = tile_count(c, plan);
       const int64_t block_bytes = c.count * static_cast<int64_t>(arithmetic.element_size);
       copy_blocks(mine, plan.placement.before, block_bytes);
       interpret<Simple>(host, plan.view(), message);
@@ -149,7 +194,7 @@ struct Launches {
 };
 
 Launches make_launches(const Case& c, const std::vector<Plan>& plans, DeviceWorld& world,
-                       int64_t tile_count, std::vector<Buffers>& buffers) {
+                       std::vector<Buffers>& buffers) {
   Launches made;
   made.launches.resize(plans.size());
   for (const Plan& plan : plans) made.programs.push_back(device_program(plan));
@@ -164,12 +209,12 @@ Launches make_launches(const Case& c, const std::vector<Plan>& plans, DeviceWorl
     const Message message = message_of(c, buffers[rank]);
     std::copy(std::begin(message.buffers), std::end(message.buffers), launch.buffers);
     launch.count = c.count;
-    launch.tile_count = tile_count;
+    launch.tile_count = tile_count(c, plans[rank]);
     launch.granule = message.granule;
     launch.dtype = c.cell.dtype;
     launch.op = c.cell.op;
     launch.divisor = c.cell.op == Op::kAvg ? c.num_ranks : 1;
-    launch.num_threads = c.num_threads;
+    launch.num_threads = kNumThreads;
     launch.peer_buffers = made.peer_buffers.data();
     launch.digest = kDigest;
     launch.timeout_ns = kTimeoutNs;
@@ -178,11 +223,17 @@ Launches make_launches(const Case& c, const std::vector<Plan>& plans, DeviceWorl
   return made;
 }
 
+int64_t slot_bytes(DeviceProtocol protocol) {
+  return protocol == DeviceProtocol::kPoison ? kPoisonBytes : kSlotBytes;
+}
+
 DeviceWorldShape shape_of(const Case& c, const std::vector<Plan>& plans) {
-  DeviceWorldShape shape{.num_ranks = c.num_ranks, .protocol = c.protocol};
+  DeviceWorldShape shape{.num_ranks = c.num_ranks,
+                         .protocol = c.protocol,
+                         .num_channels = kNumChannels,
+                         .slot_bytes = slot_bytes(c.protocol)};
   for (const Plan& plan : plans) {
     if (c.protocol == DeviceProtocol::kPoison) {
-      shape.slot_bytes = 32 << 10;
       shape.num_slots = std::max(
           shape.num_slots, kPoisonBuffers * std::max(1, device_program(plan).max_link_messages));
     } else {
@@ -197,34 +248,15 @@ bool is_float_reduction(const Case& c) {
          c.algorithm->collective == Collective::kAllReduce && c.num_ranks > 1;
 }
 
-void run_case(const Case& c) {
-  if (c.protocol == DeviceProtocol::kPoison && !is_float_reduction(c)) return;
-  const Schedule schedule = c.algorithm->generate(c.num_ranks, 0);
-  std::vector<Plan> plans;
-  std::vector<Plan> host_plans;
-  for (int rank = 0; rank < c.num_ranks; ++rank) {
-    host_plans.push_back(
-        make_plan(schedule, rank, {.num_slots = 8, .multicast = false, .join_blocks = false}));
-    if (c.protocol == DeviceProtocol::kDirect) {
-      std::optional<DirectPlan> direct = make_direct_plan(schedule, rank);
-      if (!direct) return;
-      plans.push_back(std::move(direct->plan));
-    } else {
-      plans.push_back(host_plans.back());
-    }
-  }
-  ++num_cases;
-  const size_t element_size = dtype_size(c.cell.dtype);
+void run_device(const Case& c, const std::vector<Plan>& plans, const std::vector<Buffers>& initial,
+                const std::vector<Buffers>& expected) {
   DeviceWorld world(shape_of(c, plans));
-  const int64_t payload = device_payload_bytes(c.protocol, world.shape().slot_bytes, element_size);
-  const int64_t tile_count = device_tile_count(host_plans.front(), payload, element_size);
-  std::vector<Buffers> expected = make_buffers(c, host_plans);
-  run_host(c, host_plans, tile_count, expected);
   // Again and again: slots wrap, and nothing is left over between launches.
-  for (int repeat = 0; repeat < 4; ++repeat) {
-    std::vector<Buffers> buffers = make_buffers(c, host_plans);
-    const Launches made = make_launches(c, plans, world, tile_count, buffers);
-    launch_on_threads(made.launches.data(), c.num_ranks);
+  const int num_repeats = c.protocol == DeviceProtocol::kPoison ? kPoisonBuffers + 1 : 2;
+  for (int repeat = 0; repeat < num_repeats && num_failures == 0; ++repeat) {
+    std::vector<Buffers> buffers = initial;
+    const Launches made = make_launches(c, plans, world, buffers);
+    launch_on_threads(made.launches.data(), c.num_ranks, pool);
     for (int rank = 0; rank < c.num_ranks; ++rank) {
       const auto r = static_cast<size_t>(rank);
       expect(world.error(rank).code == DeviceFailure::kNone, c.name() + " did not end");
@@ -232,63 +264,74 @@ void run_case(const Case& c) {
              c.name() + " rank " + std::to_string(rank) + " repeat " + std::to_string(repeat));
       expect(buffers[r].bytes[0] == expected[r].bytes[0], c.name() + " wrote its input");
     }
-    if (num_failures > 0) return;
   }
   if (c.protocol == DeviceProtocol::kPoison) expect(world.is_poisoned(), c.name() + " poison");
 }
 
-constexpr DeviceProtocol kProtocols[] = {DeviceProtocol::kSimple, DeviceProtocol::kLL,
-                                         DeviceProtocol::kLL128, DeviceProtocol::kPoison,
-                                         DeviceProtocol::kDirect};
-static_assert(std::size(kProtocols) == kNumDeviceProtocols);
-
-std::vector<Cell> cells(bool all) {
-  if (!all) return {{DType::kF32, Op::kSum}, {DType::kBF16, Op::kAvg}};
-  std::vector<Cell> found;
-  for (int d = 0; d < kNumDTypes; ++d) {
-    for (int o = 0; o < kNumOps; ++o) {
-      const Cell cell{static_cast<DType>(d), static_cast<Op>(o)};
-      if (supported(cell.dtype, cell.op)) found.push_back(cell);
+/// One message with every protocol; the oracle is worked out once.
+void run_cases(const Plans& plans, const Cell& cell, const Extent& extent) {
+  Case c{plans.algorithm, plans.num_ranks(), cell, extent.count, extent.shift, {}};
+  const std::vector<Buffers> initial = make_buffers(c, plans.through_slots);
+  std::vector<Buffers> expected;
+  for (const DeviceProtocol protocol : kProtocols) {
+    const bool cut_alike = !expected.empty() && protocol != DeviceProtocol::kPoison;
+    c.protocol = protocol;
+    if (plans.of(protocol).empty()) continue;
+    if (protocol == DeviceProtocol::kPoison && !is_float_reduction(c)) continue;
+    ++num_cases;
+    if (!cut_alike) {
+      expected = initial;
+      run_host(c, plans.through_slots, expected);
     }
+    run_device(c, plans.of(protocol), initial, expected);
+  }
+}
+
+std::vector<Op> ops_of(DType dtype) {
+  std::vector<Op> found;
+  for (int o = 0; o < kNumOps; ++o) {
+    if (supported(dtype, static_cast<Op>(o))) found.push_back(static_cast<Op>(o));
   }
   return found;
 }
 
+/// Every algorithm of `num_ranks` ranks with each of these dtypes. Ops take turns, and so do a
+/// message of several tiles and one of few elements that lie anywhere.
+void check_algorithms(const std::vector<DType>& dtypes, int num_ranks) {
+  size_t turn = 0;
+  for (const AlgorithmInfo& algorithm : algorithms()) {
+    const Plans plans(algorithm, num_ranks);
+    for (const DType dtype : dtypes) {
+      const std::vector<Op> ops = ops_of(dtype);
+      const Cell cell{dtype, ops[turn % ops.size()]};
+      const int64_t many = 5 * kPayloadBytes / 2 / static_cast<int64_t>(dtype_size(dtype)) + 1;
+      run_cases(plans, cell, turn % 2 == 0 ? Extent{many, 0} : Extent{num_ranks + 1, 1});
+      ++turn;
+    }
+  }
+}
+
+/// Every dtype and op through the paths of aligned packs, of elements, and of bytes.
+void check_arithmetic() {
+  const Plans plans(find_algorithm(Collective::kAllReduce, "one_shot"), 3);
+  for (int d = 0; d < kNumDTypes; ++d) {
+    const auto dtype = static_cast<DType>(d);
+    for (const Op op : ops_of(dtype)) {
+      for (const int shift : {0, static_cast<int>(dtype_size(dtype)) % 16, 1}) {
+        run_cases(plans, {dtype, op}, {131, shift});
+      }
+    }
+  }
+}
+
 void check(bool all, const std::vector<int>& worlds) {
-  const std::vector<Cell> every_cell = cells(true);
-  size_t next_cell = 0;
-  for (const int n : worlds) {
-    for (const AlgorithmInfo& algorithm : algorithms()) {
-      for (const DeviceProtocol protocol : kProtocols) {
-        for (const Cell cell : cells(all)) {
-          // Who copies only needs no more than one cell, and takes turns.
-          const bool has_op = info(algorithm.collective).has_op;
-          if (!has_op && cell.dtype != DType::kF32 && !all) continue;
-          const bool fixed = all || (has_op && cell.dtype == DType::kF32);
-          const Cell used = fixed ? cell : every_cell[next_cell++ % every_cell.size()];
-          for (const int64_t count : {int64_t{1}, int64_t{n + 1}, int64_t{613}}) {
-            if (!all && count == 1) continue;
-            const int shift = count == n + 1 ? 1 : 0;
-            run_case({&algorithm, protocol, used, n, count, shift, count == 613 ? 3 : 2});
-          }
-        }
-      }
-    }
+  std::vector<DType> dtypes = {DType::kF32, DType::kBF16, DType::kI8};
+  if (all) {
+    dtypes.clear();
+    for (int d = 0; d < kNumDTypes; ++d) dtypes.push_back(static_cast<DType>(d));
   }
-  // Every cell through the paths of aligned packs, of elements, and of bytes.
-  const AlgorithmInfo& one_shot = find_algorithm(Collective::kAllReduce, "one_shot");
-  for (const Cell cell : every_cell) {
-    for (const DeviceProtocol protocol : kProtocols) {
-      const int size = static_cast<int>(dtype_size(cell.dtype));
-      for (const int shift : {0, size % 16, 1}) {
-        // Few: the two ways through the arithmetic, and no path that only alignment chooses.
-        if (!all && protocol != DeviceProtocol::kSimple && protocol != DeviceProtocol::kLL)
-          continue;
-        if (!all && shift != 0 && protocol != DeviceProtocol::kSimple) continue;
-        run_case({&one_shot, protocol, cell, 3, 131, shift, 2});
-      }
-    }
-  }
+  for (const int num_ranks : worlds) check_algorithms(dtypes, num_ranks);
+  check_arithmetic();
 }
 
 }  // namespace

@@ -83,9 +83,10 @@ class Operation {
   }
   DeviceLaunch& launch(int rank) { return launches_[rank]; }
   DeviceWorld& world() { return world_; }
-  void run(int num_ranks = kNumRanks) { launch_on_threads(launches_, num_ranks); }
+  void run(int num_ranks = kNumRanks) { launch_on_threads(launches_, num_ranks, pool_); }
 
  private:
+  ThreadPool pool_;
   DeviceWorld world_;
   std::vector<Plan> plans_;
   DeviceLaunch launches_[kNumRanks];
