@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from test_hosts_collectives import one_case
+from tuning_tables import CORES, size
 
 import pycoll
-from pycoll import UsageError
+from pycoll import UsageError, tuning
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
@@ -90,6 +91,24 @@ def sent_here() -> int:
     with open("/proc/self/net/dev") as file:
         line = next(line for line in file if line.strip().startswith("eth0:"))
     return int(line.split(":")[1].split()[8])
+
+
+def test_table_measured_on_one_host_says_nothing_of_several(two, tmp_path, monkeypatch):
+    rows = [
+        size(ranks=4, arrays=arrays, nbytes=nbytes, cores=cores, tree__simple=1e-6)
+        for arrays in ("plain", "mapped")
+        for nbytes in (4096, 64 << 20)
+        for cores in (CORES, 2 * CORES)
+    ]
+    monkeypatch.setenv("PYCOLL_CACHE_DIR", str(tmp_path))
+    tuning.save([], rows)
+
+    def job(comm: Comm) -> str:
+        return comm.explain("all_reduce", 16 << 20, np.float32)
+
+    for outcome in two.run(job, 2):
+        first = outcome.get().splitlines()[0]
+        assert "hierarchical" in first, outcome.get()
 
 
 def test_large_messages_go_hierarchically_without_being_asked(two):
