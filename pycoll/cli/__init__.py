@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from pycoll.cli import bench, check, doctor, info, run, show, simulate, trace, tune, verify
+from pycoll.cli import (
+    bench,
+    check,
+    doctor,
+    info,
+    pipeline,
+    run,
+    show,
+    simulate,
+    trace,
+    tune,
+    verify,
+)
 from pycoll.cli.common import ErrorsAsLines
 
 __all__ = ["app", "main"]
@@ -30,6 +42,7 @@ app.command(epilog=tune.EPILOG)(tune.tune)
 app.command(epilog=info.EPILOG)(info.info)
 app.command(epilog=doctor.EPILOG)(doctor.doctor)
 app.command(epilog=trace.EPILOG)(trace.trace)
+app.command(epilog=pipeline.EPILOG)(pipeline.pipeline)
 
 
 def main() -> None:

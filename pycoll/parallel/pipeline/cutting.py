@@ -15,6 +15,7 @@ import torch
 
 from pycoll.errors import UsageError
 from pycoll.parallel.pipeline.parts import Absent, Part, Reached, Role, Run, install
+from pycoll.parallel.pipeline.specs import replace
 from pycoll.parallel.pipeline.split import split
 from pycoll.parallel.pipeline.stages import Notes, Tensors
 
@@ -89,22 +90,21 @@ class Cut:
             else:
                 output = torch.func.functional_call(self.model, dict(replaced), args, kwargs)
         except Reached as reached:
-            return (reached.hidden,)
+            output = reached
         except (RuntimeError, NotImplementedError) as error:
             if "meta" not in str(error):
                 raise
-            raise UsageError(
-                f"stage {stage} uses weights that are on another stage. A module before the blocks "
-                "whose weights are used after them, too, must be named in both=[...]"
-            ) from error
+            raise _elsewhere(stage) from error
         finally:
             run, self._running = self._running, None
+        if isinstance(output, Reached):
+            return _real(stage, (output.hidden,))
         if run.position < len(self._names):
             raise UsageError(
                 f"the forward of {type(self.model).__name__} went through {run.position} of the "
                 f"{len(self._names)} blocks of {self._blocks!r}: expected all, in their order"
             )
-        return output
+        return _real(stage, output)
 
     @property
     def running(self) -> Run | None:
@@ -137,6 +137,25 @@ class Cut:
     def __repr__(self) -> str:
         name = type(self.model).__name__
         return f"<Cut of {name} at {list(self.bounds)}, here stages {list(self.local_stages)}>"
+
+
+def _real(stage: int, output: Any) -> Any:
+    """What a stage has made, if it has values."""
+
+    def look(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_meta:
+            raise _elsewhere(stage)
+        return tensor
+
+    replace(output, torch.Tensor, look)
+    return output
+
+
+def _elsewhere(stage: int) -> UsageError:
+    return UsageError(
+        f"stage {stage} uses weights that are on another stage. A module before the blocks whose "
+        "weights are used after them, too, must be named in both=[...]"
+    )
 
 
 def cut(

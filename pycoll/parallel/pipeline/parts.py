@@ -121,6 +121,20 @@ class Role:
             args, kwargs = specs.with_hidden(args, kwargs, run.hidden[0])
         return self._noted(run, "output", module(*args, **kwargs))
 
+    def weight(self, meta: torch.Tensor) -> torch.Tensor:
+        """A weight of a module that is not here: a blank while what it makes is stood in for."""
+        run = self.cut.running
+        if run is None:
+            return meta
+        if run.position > run.first or run.first == 0:
+            place = "after" if run.position else "before"
+            hint = f": keep it on both, with both=[{self.name!r}]" * (self.part is Part.BEFORE)
+            raise UsageError(
+                f"{self.name} is {self.part.value}, and its weights are used {place} them, on a "
+                f"stage that does not hold them{hint}"
+            )
+        return specs.Spec.of(meta).blank()
+
     def _noted(self, run: Run, what: str, output: Any) -> Any:
         key = f"{self.name}/{what}"
         if key not in run.notes:
@@ -160,7 +174,10 @@ class Absent(torch.nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(self.__dict__["_template"], name)
+            value = getattr(self.__dict__["_template"], name)
+        if isinstance(value, torch.Tensor) and value.is_meta:
+            return self.__dict__[_ROLE].weight(value)
+        return value
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.__dict__[_ROLE].call(None, args, kwargs)

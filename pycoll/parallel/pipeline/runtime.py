@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -75,6 +76,7 @@ class PipelineRuntime:
         self._prefetch = prefetch
         self._programs: dict[int, tuple[Schedule, Schedule]] = {}
         self._known: dict[tuple[int, bool], Arrivals] = {}
+        self.bubble_s = 0.0  # of the last step: the time in which this rank did not compute
         self._fit(self.schedule_of(self._num_own_microbatches()))
 
     def schedule_of(self, num_microbatches: int) -> Schedule:
@@ -175,6 +177,7 @@ class PipelineRuntime:
             stashes,
             frozenset(shared),
         )
+        begin = time.perf_counter()
         before = set_aside(self.stages, schedule.placement, self._comm) if train else {}
         run.run(program.orders[self._comm.rank])
         if announced and not self._dynamic:
@@ -187,7 +190,7 @@ class PipelineRuntime:
         sums = [run.losses[i] for i in sorted(run.losses)]
         totals = np.array([sum(s for s, _ in sums), sum(c for _, c in sums)], np.float64)
         self._comm.broadcast(totals, root=schedule.placement[-1])
-        return StepResult(
+        result = StepResult(
             float(totals[0]),
             float(totals[1]),
             run.outputs,
@@ -196,6 +199,8 @@ class PipelineRuntime:
             run.messages.sent_bytes,
             run.staleness,
         )
+        self.bubble_s = time.perf_counter() - begin - result.busy_s
+        return result
 
     def _remember(self, key: tuple[int, bool], arrivals: Arrivals) -> None:
         while len(self._known) >= _KNOWN:

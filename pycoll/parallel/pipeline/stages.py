@@ -83,6 +83,10 @@ class ModuleStages:
         self.local_stages = tuple(self._modules)
         self.shared: dict[str, tuple[int, ...]] = {}
 
+    def modules(self) -> Iterator[Any]:
+        """The modules of the local stages, in their order."""
+        return iter(self._modules.values())
+
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Those of all local stages, once each."""
         return torch.nn.ModuleList(self._modules.values()).parameters()

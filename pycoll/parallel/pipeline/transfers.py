@@ -15,12 +15,13 @@ PREFETCH = 2
 def with_transfers(schedule: Schedule, prefetch: int = PREFETCH) -> Schedule:
     """A schedule with SEND and RECV where data crosses ranks.
 
-    A RECV says when a receive is posted; the action that reads it waits for it. Each rank has at
-    most `prefetch` receives posted that nothing has read yet: that bounds their memory.
+    A RECV says when a receive is posted: `prefetch` actions before the one that reads it, which
+    waits for it. So each rank has at most `prefetch` receives posted that nothing has read yet:
+    that bounds their memory.
 
     Args:
         schedule: Of compute alone.
-        prefetch: How many receives are posted ahead, 1 or more.
+        prefetch: How many actions ahead receives are posted, 1 or more.
 
     Returns:
         The same compute, with transfers in between.
@@ -29,22 +30,19 @@ def with_transfers(schedule: Schedule, prefetch: int = PREFETCH) -> Schedule:
         schedule.name,
         schedule.num_microbatches,
         schedule.placement,
-        tuple(_rank(schedule, rank, prefetch) for rank in range(schedule.num_ranks)),
+        tuple(_rank(schedule, order, max(1, prefetch)) for order in schedule.orders),
     )
 
 
-def _rank(schedule: Schedule, rank: int, prefetch: int) -> tuple[Action, ...]:
-    order = schedule.orders[rank]
-    receives = [found for action in order if (found := receive_of(schedule, action)) is not None]
-    made: list[Action] = receives[:prefetch]
-    posted = prefetch
-    for action in order:
+def _rank(schedule: Schedule, order: tuple[Action, ...], prefetch: int) -> tuple[Action, ...]:
+    receives = [receive_of(schedule, action) for action in order]
+    made = [receive for receive in receives[:prefetch] if receive is not None]
+    for i, action in enumerate(order):
         made.append(action)
         if (send := send_of(schedule, action)) is not None:
             made.append(send)
-        if receive_of(schedule, action) is not None:
-            made += receives[posted : posted + 1]
-            posted += 1
+        if i + prefetch < len(order) and (receive := receives[i + prefetch]) is not None:
+            made.append(receive)
     return tuple(made)
 
 

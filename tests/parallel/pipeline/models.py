@@ -6,6 +6,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from pycoll.parallel.pipeline.sleeping import warm_up
+
+warm_up()  # once, in place of in every rank
+
 
 class Block(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:

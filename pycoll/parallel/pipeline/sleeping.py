@@ -1,0 +1,144 @@
+"""Stages that sleep: true bubbles of any schedule on any machine, since a sleeper needs no core.
+
+They go through the real runtime, autograd and transfers; only their arithmetic is none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import pycoll
+from pycoll.parallel.pipeline.actions import Schedule
+from pycoll.parallel.pipeline.registry import Costs
+from pycoll.parallel.pipeline.runtime import PipelineRuntime
+from pycoll.parallel.pipeline.simulate import Event, Simulation
+from pycoll.parallel.pipeline.stages import ModuleStages
+
+if TYPE_CHECKING:
+    from pycoll.communicator import Communicator
+
+
+class _Sleep(torch.autograd.Function):
+    """Passes a tensor on after some time, and its gradient after another time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
+        ctx.backward_s = backward_s
+        time.sleep(forward_s)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        time.sleep(ctx.backward_s)
+        return gradients[0], None, None
+
+
+class SleepingStage(torch.nn.Module):
+    """One stage: sleeps in its forward, for its input's gradient and for its weight's."""
+
+    times = (0.0, 0.0, 0.0)  # seconds of F, I and W
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        forward_s, input_s, weight_s = self.times
+        return _Sleep.apply(x + _Sleep.apply(self.weight, 0.0, weight_s), forward_s, input_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a step with sleeping stages has taken.
+
+    Attributes:
+        schedule: Which.
+        played: As a simulation would say it, in seconds, from the ranks' clocks.
+        updates: Of PipeDream: the most updates between a forward and its backward, by stage.
+    """
+
+    schedule: Schedule
+    played: Simulation
+    updates: dict[int, int]
+
+
+def measure(
+    schedules: Sequence[Schedule], costs: Costs | None = None, unit_s: float = 0.01
+) -> list[Measured]:
+    """Runs a step of sleeping stages for each schedule, on ranks of this host.
+
+    Args:
+        schedules: Of one number of ranks.
+        costs: Of one microbatch on one rank, in units. Default: 1 for F, I and W.
+        unit_s: Seconds of a unit.
+
+    Returns:
+        For each schedule times, bubble and memory, as measured.
+
+    Cost: the schedules' time, and about 0.1 s per rank.
+    """
+    warm_up()
+    outcomes = pycoll.run_ranks(_rank, schedules[0].num_ranks, schedules, costs or Costs(), unit_s)
+    by_schedule = zip(schedules, zip(*outcomes, strict=True), strict=True)
+    return [_measured(schedule, list(of)) for schedule, of in by_schedule]
+
+
+def warm_up() -> None:
+    """Lets torch import what its first backward needs: ranks that are forked then have it."""
+    x = torch.ones(1, requires_grad=True)
+    torch.autograd.backward([x * 2], [torch.ones(1)])
+
+
+def _rank(
+    comm: Communicator, schedules: Sequence[Schedule], costs: Costs, unit_s: float
+) -> list[Any]:
+    return [_step(comm, schedule, costs, unit_s) for schedule in schedules]
+
+
+def _step(comm: Communicator, schedule: Schedule, costs: Costs, unit_s: float) -> Any:
+    part = unit_s / schedule.stages_per_rank
+    length = costs.forward * part, costs.backward_input * part, costs.backward_weight * part
+    local = schedule.stages_of(comm.rank)
+    stages = ModuleStages({stage: SleepingStage() for stage in local}, schedule.num_stages)
+    runtime = PipelineRuntime(stages, schedule, comm, update=lambda *_: None)
+    x = [torch.ones(1)] * schedule.num_microbatches
+
+    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return output.sum(), 1
+
+    runtime.step(x, x, loss_fn=loss_fn)  # nobody sleeps yet; shapes are announced, code is warm
+    for module in stages.modules():
+        module.times = length
+    comm.barrier()
+    result = runtime.step(x, x, loss_fn=loss_fn)
+    moments = [(m.action, m.start_ns, m.end_ns) for m in result.moments if not m.waited]
+    return moments, result.peak_live, result.staleness
+
+
+def _measured(schedule: Schedule, outcomes: list[Any]) -> Measured:
+    begin = min(moments[0][1] for moments, _, _ in outcomes)
+    events = tuple(
+        Event(rank, action, (start - begin) / 1e9, (end - begin) / 1e9)
+        for rank, (moments, _, _) in enumerate(outcomes)
+        for action, start, end in moments
+    )
+    busy = tuple(
+        sum(event.end - event.start for event in events if event.rank == rank)
+        for rank in range(schedule.num_ranks)
+    )
+    played = Simulation(
+        events, max(e.end for e in events), busy, tuple(peak for _, peak, _ in outcomes)
+    )
+    updates: dict[int, int] = {}
+    for _, _, staleness in outcomes:
+        for (stage, _), stale in staleness.items():
+            updates[stage] = max(updates.get(stage, 0), stale)
+    return Measured(schedule, played, updates)
+
+
+__all__ = ["Measured", "SleepingStage", "measure"]
