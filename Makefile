@@ -77,6 +77,7 @@ $(VENV)/bin/python:
 $(VENV)/installed: pyproject.toml setup.py | $(VENV)/bin/python
 	@echo "Setting up $(VENV) and building pycoll (1 to 3 minutes) ..."
 	@$(PIP) "setuptools>=77" "pybind11>=2.13" "cmake>=3.24" ninja
+	@$(PIP) "mpich>=5" || echo "No wheel of MPICH for this machine: links over MPI need its mpi_abi.h"
 	@$(INSTALL) -e .
 	@touch $@
 

@@ -38,6 +38,8 @@ class CMakeBuild(build_ext):
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             f"-DPYCOLL_OUTPUT_DIR={destination}",
+            f"-DPYCOLL_MPI_INCLUDE={';'.join(mpi_folders())}",
+            f"-DPYCOLL_MPICC={os.environ.get('PYCOLL_MPICC', '')}",
         ]
         subprocess.run(configure, check=True, stdout=None if self.verbose else subprocess.DEVNULL)
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
@@ -45,6 +47,15 @@ class CMakeBuild(build_ext):
         print((build / "built.txt").read_text(), end="", flush=True)
         add_cuda(build, jobs)
         add_torch_backend(destination / "torch")
+
+
+def mpi_folders() -> list[str]:
+    """Where mpi_abi.h may be: what PYCOLL_MPI_INCLUDE says, and where the wheel mpich puts it."""
+    named = os.environ.get("PYCOLL_MPI_INCLUDE", "")
+    prefixes = [Path(sys.prefix)]
+    if ninja := shutil.which("ninja"):  # of the environment that a build may have to itself
+        prefixes.append(Path(ninja).parents[1])
+    return [*filter(None, named.split(":")), *(str(one / "include") for one in prefixes)]
 
 
 def add_cuda(build: Path, jobs: str) -> None:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from pycoll import _core, flight, stacks
+from pycoll import mpi as meeting
 from pycoll.coalesce import Coalesced
 from pycoll.device import device_array_over, device_number
 from pycoll.elastic.home import Home, open_home
@@ -319,54 +320,44 @@ class Communicator(ElasticMethods):
         return f"<pycoll.Communicator rank {self.rank} of {self.size}, {state}>"
 
 
-def init(timeout_s: float = 60.0, deterministic: bool = False) -> Communicator:
+def init(timeout_s: float = 60.0, deterministic: bool = False, *, mpi: Any = None) -> Communicator:
     """Joins the ranks of this job.
 
     Who takes part is read from the environment: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
-    (`pycoll run`, torchrun), or mpiexec's or SLURM's variables. With none there is one rank.
+    (`pycoll run`, torchrun), or mpiexec's or SLURM's variables. With none there is one rank. Ranks
+    that mpiexec has put on several hosts find each other through MPI.
 
     Args:
         timeout_s: Deadline of joining and of every later operation, seconds.
         deterministic: Reduce in such a way that the bits of a result depend on the values and
             their order of ranks alone: not on algorithm, message size, chunking or placement.
             A call can say otherwise. Alike on all ranks.
+        mpi: An mpi4py communicator: its ranks take part, in its order, whatever the environment
+            says.
 
     Returns:
         The communicator of all ranks.
 
     Raises:
-        UsageError: The environment makes no sense, or the ranks are on several hosts.
+        UsageError: The environment makes no sense, or `mpi` is no communicator.
+        MpiError: MPI is needed, and there is none that this build can use.
         TimeoutError: Some rank did not come; the message names it.
     """
     if not timeout_s > 0:
         raise UsageError(f"timeout_s is {timeout_s!r}, expected a number of seconds above 0")
-    core, session = _core.init_from_environment(float(timeout_s))
+    if mpi is None:
+        core, session = _core.init_from_environment(float(timeout_s))
+    else:
+        core, session = meeting.init_over(mpi, float(timeout_s))
     comm = Communicator(core)
     comm.deterministic = bool(deterministic)
     if comm.size > 1:
         who = (comm.rank, comm.size, comm.transport == "shm")
-        comm._homes.append(open_home(session, *who, session.name, session.token, timeout_s))
+        comm._homes.append(
+            open_home(session.exchange, *who, session.name, session.token, timeout_s)
+        )
         session.close()
     return comm
-
-
-def local_communicators(n: int, timeout_s: float = 60.0) -> list[Communicator]:
-    """Communicators for `n` ranks that are threads of this process, one for each thread.
-
-    Args:
-        n: Number of ranks.
-        timeout_s: Deadline of every operation, seconds.
-
-    Returns:
-        The ranks' communicators in rank order.
-
-    Raises:
-        UsageError: `n` is not in 1..64.
-    """
-    if not 1 <= n <= 64:
-        raise UsageError(f"n is {n}, expected 1..64 ranks")
-    world = _core.make_local_world(n)
-    return [Communicator(_core.init_local(world, rank, float(timeout_s))) for rank in range(n)]
 
 
 def _close_homes(homes: list[Home]) -> None:
@@ -384,6 +375,7 @@ def _close_all() -> None:
         # Threads that this has freed come back from the core now: later, while the interpreter
         # ends, they would abort it.
         time.sleep(0.05)
+    meeting.finish()
 
 
 def _disown_all() -> None:
@@ -395,4 +387,4 @@ def _disown_all() -> None:
 os.register_at_fork(after_in_child=_disown_all)
 
 
-__all__ = ["Communicator", "Work", "init", "local_communicators"]
+__all__ = ["Communicator", "Work", "init"]

@@ -293,7 +293,7 @@ class _Threads:
         self._timeout_s = timeout_s
 
     def outcomes(self) -> list[_Success | _Failure]:
-        from pycoll.communicator import local_communicators
+        from pycoll.local_ranks import local_communicators
 
         comms = local_communicators(self._n, **_init_options(self._timeout_s))
         outcomes: list[Any] = [None] * self._n

@@ -29,10 +29,12 @@ LAYERS: dict[str, set[str]] = {
     # The table of functions that a device's library gives, and owners of what it gives.
     "device": {"base"},
     "transport": {"bootstrap", "device"},
+    # Compiled once for each ABI of MPI (csrc/mpi/mpi.cmake).
+    "mpi": {"transport"},
     "executor": {"transport", "plan", "reduce", "schedule"},
     # The programs on a device, in a library of their own.
     "kernels": {"executor"},
-    "comm": {"executor", "plan"},
+    "comm": {"executor", "plan", "mpi"},
     "capi": {"comm"},
     "bindings": {"comm", "capi"},
     # Built apart, against torch: of the core it knows the C header alone.

@@ -27,6 +27,10 @@ class Deadline {
   double timeout_s() const { return timeout_s_; }
   /// A deadline with the same timeout that starts now.
   Deadline restarted() const { return after_s(timeout_s_, interrupt_); }
+  /// The same, so much later.
+  Deadline extended_s(double more_s) const {
+    return Deadline(at_ns_ + static_cast<int64_t>(more_s * 1e9), timeout_s_, interrupt_);
+  }
   /// Throws if a signal asks to stop waiting.
   void check_interrupt() const {
     if (interrupt_ != nullptr) interrupt_();

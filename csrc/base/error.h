@@ -31,6 +31,12 @@ class CudaError : public Error {
   using Error::Error;
 };
 
+/// MPI refused something, or there is none that this build can use.
+class MpiError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// A peer did not come, or did not move on, before the deadline.
 class TimeoutError : public Error {
  public:

@@ -8,6 +8,7 @@ namespace pycoll {
 void bind_schedule(pybind11::module_& m);
 void bind_reduce(pybind11::module_& m);
 void bind_bootstrap(pybind11::module_& m);
+void bind_mpi(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);
 void bind_tuning(pybind11::module_& m);
 void bind_topology(pybind11::module_& m);

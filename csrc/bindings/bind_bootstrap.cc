@@ -89,8 +89,13 @@ void bind_session(py::module_& m) {
   py::class_<LaunchEnv>(m, "LaunchEnv", "Who this process is among the ranks.")
       .def(py::init([](int rank, int num_ranks, std::string master_addr, int master_port,
                        std::string token) {
-             return LaunchEnv{rank, num_ranks, std::move(master_addr), master_port,
-                              std::move(token)};
+             LaunchEnv env;
+             env.rank = rank;
+             env.num_ranks = num_ranks;
+             env.master_addr = std::move(master_addr);
+             env.master_port = master_port;
+             env.token = std::move(token);
+             return env;
            }),
            py::arg("rank"), py::arg("num_ranks"), py::arg("master_addr"), py::arg("master_port"),
            py::arg("token"))
@@ -98,7 +103,9 @@ void bind_session(py::module_& m) {
       .def_readonly("num_ranks", &LaunchEnv::num_ranks)
       .def_readonly("master_addr", &LaunchEnv::master_addr)
       .def_readonly("master_port", &LaunchEnv::master_port)
-      .def_readonly("token", &LaunchEnv::token);
+      .def_readonly("token", &LaunchEnv::token)
+      .def_readonly("has_address", &LaunchEnv::has_address)
+      .def_readonly("by_mpiexec", &LaunchEnv::by_mpiexec);
   m.def("read_launch_env", &read_launch_env);
 
   py::class_<Session>(m, "Session", "The ranks that have found each other, and their store.")
@@ -119,8 +126,20 @@ void bind_session(py::module_& m) {
           },
           py::arg("key"), py::arg("timeout_s"))
       .def(
+          "exchange",
+          [](Session& self, const std::string& topic, const std::string& own, double timeout_s) {
+            std::vector<std::string> all;
+            {
+              const py::gil_scoped_release gil;
+              all = self.exchange(topic, own, interruptible_deadline(timeout_s));
+            }
+            return std::vector<py::bytes>(all.begin(), all.end());
+          },
+          py::arg("topic"), py::arg("own"), py::arg("timeout_s"))
+      .def(
           "close",
           [](Session& self) {
+            self.over_mpi = nullptr;
             self.store.reset();
             self.server.reset();
           },

@@ -186,14 +186,31 @@ void bind_communicator(py::module_& m) {
         std::unique_ptr<Communicator> comm;
         {
           const py::gil_scoped_release gil;
+          const Deadline deadline = interruptible_deadline(timeout_s);
           comm = std::make_unique<Communicator>(
-              connect_ranks(store, rank, num_ranks, name, token, interruptible_deadline(timeout_s)),
-              timeout_s);
+              connect_through(store, rank, num_ranks, name, token, deadline), timeout_s);
         }
         return wrap(std::move(comm));
       },
       py::arg("store"), py::arg("rank"), py::arg("num_ranks"), py::arg("name"), py::arg("token"),
       py::arg("timeout_s"));
+  m.def("init_at", [](const LaunchEnv& env, double timeout_s) {
+    Joined joined;
+    {
+      const py::gil_scoped_release gil;
+      joined = init_at(env, interruptible_deadline(timeout_s));
+    }
+    return std::make_pair(wrap(std::move(joined.comm)), std::move(joined.session));
+  });
+  m.def("init_over_mpi", [](uintptr_t handle, double timeout_s) {
+    Joined joined;
+    {
+      const py::gil_scoped_release gil;
+      const Deadline deadline = interruptible_deadline(timeout_s);
+      joined = init_over_mpi(mpi().duplicate(handle, deadline), deadline);
+    }
+    return std::make_pair(wrap(std::move(joined.comm)), std::move(joined.session));
+  });
   m.def("init_local", [](const LocalWorldObject& object, int rank, double timeout_s) {
     return wrap(
         std::make_unique<Communicator>(make_local_transport(object.world, rank), timeout_s));

@@ -36,6 +36,8 @@ void set_python_error(std::exception_ptr error) {
     set_error("SystemError", e);
   } catch (const CudaError& e) {
     set_error("CudaError", e);
+  } catch (const MpiError& e) {
+    set_error("MpiError", e);
   } catch (const Error& e) {
     set_error("Error", e);
   } catch (py::error_already_set& e) {

@@ -4,6 +4,7 @@
 #include "bindings/bind.h"
 #include "bindings/errors.h"
 #include "bootstrap/process_info.h"
+#include "mpi/mpi.h"
 #include "reduce/reduce_copy.h"
 
 namespace py = pybind11;
@@ -14,6 +15,7 @@ PYBIND11_MODULE(_core, m) {
   pycoll::bind_schedule(m);
   pycoll::bind_reduce(m);
   pycoll::bind_bootstrap(m);
+  pycoll::bind_mpi(m);
   pycoll::bind_communicator(m);
   pycoll::bind_tuning(m);
   pycoll::bind_topology(m);
@@ -29,8 +31,10 @@ PYBIND11_MODULE(_core, m) {
         facts["isa"] = pycoll::reduce_copy_isa();
         constexpr pid_t kThisThread = 0;
         facts["cores"] = pycoll::num_usable_cores({&kThisThread, 1});
-        facts["transports"] = py::make_tuple("local", "shm");
-        facts["mpi"] = false;
+        py::list transports;
+        for (const char* name : {"local", "shm", "tcp"}) transports.append(name);
+        if (!pycoll::mpi_abis().empty()) transports.append("mpi");
+        facts["transports"] = py::tuple(transports);
         return facts;
       },
       "What this build of the core has in it.");

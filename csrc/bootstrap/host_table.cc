@@ -37,35 +37,13 @@ std::string host_name() {
 
 }  // namespace
 
-std::vector<std::string> exchange(Store& store, int rank, int num_ranks, const std::string& key,
-                                  const std::string& own, const Deadline& deadline) {
-  std::vector<std::string> all;
-  if (rank != 0) {
-    store.set(key + "/" + std::to_string(rank), own);
-    const std::string bytes = store.get(key, deadline);
-    WireReader reader(bytes);
-    for (int i = 0; i < num_ranks; ++i) all.emplace_back(reader.text());
-    return all;
-  }
-  WireWriter table;
-  for (int i = 0; i < num_ranks; ++i) {
-    const std::string of_rank = key + "/" + std::to_string(i);
-    all.push_back(i == 0 ? own : store.get(of_rank, deadline));
-    if (i != 0) store.remove(of_rank);
-    table.text(all.back());
-  }
-  store.set(key, table.bytes());
-  return all;
-}
-
-HostTable find_hosts(Store& store, int rank, int num_ranks, const Deadline& deadline) {
+HostTable find_hosts(const Exchange& exchange) {
   WireWriter own;
   const std::string id = host_id();
   own.text(id).text(id.substr(0, id.find('/'))).text(host_name()).text(own_cores());
   HostTable table;
   std::map<std::string, int> hosts;
-  for (const std::string& bytes :
-       exchange(store, rank, num_ranks, kPlacesKey, own.bytes(), deadline)) {
+  for (const std::string& bytes : exchange("places", own.bytes())) {
     WireReader reader(bytes);
     const std::string place(reader.text());
     table.boots.emplace_back(reader.text());

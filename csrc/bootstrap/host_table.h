@@ -4,16 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "base/clock.h"
-#include "bootstrap/store.h"
+#include "bootstrap/exchange.h"
 
 namespace pycoll {
-
-inline constexpr const char* kPlacesKey = "hosts/places";
-
-/// Every rank's `own` bytes, by rank. Collective; `key` is used once in the life of the store.
-std::vector<std::string> exchange(Store& store, int rank, int num_ranks, const std::string& key,
-                                  const std::string& own, const Deadline& deadline);
 
 /// Where each rank of a world runs. The same on all ranks.
 struct HostTable {
@@ -30,7 +23,7 @@ struct HostTable {
   int num_cores(const std::vector<int>& ranks) const;
 };
 
-/// Collective over the ranks that share `store`, in which the table stays under kPlacesKey.
-HostTable find_hosts(Store& store, int rank, int num_ranks, const Deadline& deadline);
+/// Collective over the ranks of `exchange`.
+HostTable find_hosts(const Exchange& exchange);
 
 }  // namespace pycoll

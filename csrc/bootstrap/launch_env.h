@@ -9,8 +9,10 @@ struct LaunchEnv {
   int rank = 0;
   int num_ranks = 1;
   std::string master_addr = "127.0.0.1";
-  int master_port = 0;  // 0 only for one rank, which needs no known port
+  int master_port = 0;  // 0: for one rank, which needs no known port, and where MPI is to be asked
   std::string token;
+  bool has_address = true;  // of rank 0, that other hosts reach; or all ranks are on one host
+  bool by_mpiexec = false;  // MPI can bring the ranks together
 };
 
 /// Reads the launcher's variables; the first launcher with a variable set counts:
@@ -25,7 +27,9 @@ struct LaunchEnv {
 ///
 /// (SLURM_* count only with SLURM_STEP_ID: a batch script has the others too, but is one process.)
 ///
-/// Address: MASTER_ADDR, else 127.0.0.1. Port: MASTER_PORT; plus one when
+/// Address: MASTER_ADDR; without it, of a job that srun has spread over several hosts the first one
+/// of SLURM_STEP_NODELIST, of one that mpiexec has (MPI_LOCALNRANKS, OMPI_COMM_WORLD_LOCAL_SIZE)
+/// none: MPI knows it. Else 127.0.0.1. Port: MASTER_PORT; plus one when
 /// TORCHELASTIC_USE_AGENT_STORE=True, because torchrun's agent listens on MASTER_PORT itself;
 /// without MASTER_PORT one of 20000 to 31999 that follows from the user and the job's identity:
 /// PMIX_NAMESPACE, OMPI_MCA_ess_base_jobid, the process behind PMI_FD, or SLURM_JOB_ID and
@@ -36,5 +40,8 @@ struct LaunchEnv {
 ///
 /// Raises UsageError, naming the variable, where one is missing or makes no sense.
 LaunchEnv read_launch_env();
+
+/// Whether MPI would know of this process: its launcher has left its variables.
+bool was_started_by_mpiexec();
 
 }  // namespace pycoll

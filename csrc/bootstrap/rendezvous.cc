@@ -108,6 +108,18 @@ void wait_until_known(Store& store, const LaunchEnv& env, const Deadline& deadli
 
 }  // namespace
 
+std::vector<std::string> Session::exchange(const std::string& topic, const std::string& own,
+                                           const Deadline& deadline) {
+  if (over_mpi) return over_mpi(topic, own);
+  if (!store) throw UsageError("the session is closed");
+  std::vector<std::string> all = StoreExchange(*store, rank, num_ranks, deadline)(topic, own);
+  // Rank 0 may close the store after this.
+  const auto known = [&topic](int who) { return "known/" + topic + "/" + std::to_string(who); };
+  if (rank != 0) store->set(known(rank), "");
+  for (int peer = 1; rank == 0 && peer < num_ranks; ++peer) store->get(known(peer), deadline);
+  return all;
+}
+
 std::string meet(Store& store, const LaunchEnv& env, const Deadline& deadline) {
   arrive(store, env, deadline);
   const std::string name = wait_for_verdict(store, env, deadline).name();

@@ -3,8 +3,10 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/clock.h"
+#include "bootstrap/exchange.h"
 #include "bootstrap/launch_env.h"
 #include "bootstrap/store.h"
 #include "bootstrap/tcp_store_server.h"
@@ -21,6 +23,11 @@ struct Session {
   // The store is declared after the server, so that it leaves before the server stops.
   std::unique_ptr<TcpStoreServer> server;  // rank 0 only
   std::unique_ptr<Store> store;
+  Exchange over_mpi;  // where the ranks have met so, and there is no store
+
+  /// Every rank's `own` bytes, by rank. Collective; a `topic` is used once.
+  std::vector<std::string> exchange(const std::string& topic, const std::string& own,
+                                    const Deadline& deadline);
 };
 
 /// Waits until all ranks have joined. The outcome is the same on every rank that came: a session;

@@ -68,7 +68,8 @@ std::unique_ptr<Communicator> open_through(const pycoll_store& store, int rank, 
   if (rank == 0) keys.set("token", random_hex());
   const std::string name = meet(keys, who, deadline);
   const std::string token = keys.get("token", deadline);
-  auto transport = connect_ranks(keys, rank, num_ranks, name, token, deadline);
+  auto transport =
+      connect_through(keys, rank, num_ranks, name, token, deadline, was_started_by_mpiexec());
   // Rank 0 comes here when all others have come to it, behind their last look at the store.
   if (rank == 0) {
     forget_meeting(keys);

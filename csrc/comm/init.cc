@@ -1,21 +1,18 @@
 #include "comm/init.h"
 
 #include <cstdlib>
-#include <optional>
+#include <functional>
 
 #include "base/error.h"
-#include "base/sha256.h"
 #include "bootstrap/rendezvous.h"
-#include "bootstrap/tcp_mesh.h"
+#include "bootstrap/token.h"
 #include "bootstrap/wire.h"
+#include "comm/host_wire.h"
 #include "comm/settings.h"
-#include "transport/tcp_wire.h"
 
 namespace pycoll {
 namespace {
 
-constexpr const char* kListenersKey = "hosts/listeners";
-constexpr const char* kSettingsKey = "hosts/settings";
 /// How long rank 0, having failed, serves on for the others to read why.
 constexpr double kLastWordSeconds = 2;
 
@@ -32,47 +29,37 @@ double read_silence_s() {
   return seconds;
 }
 
-std::unique_ptr<Wire> connect_by_tcp(Store& store, int rank, const HostsWorld& world,
-                                     const Deadline& deadline) {
-  const HostTable& hosts = world.hosts;
-  const auto num_ranks = static_cast<int>(hosts.host_of.size());
-  std::optional<MeshListeners> listeners;
-  std::string obstacle;
-  try {
-    listeners.emplace();
-  } catch (const Error& error) {
-    obstacle = error.what();
-  }
-  WireWriter own;
-  own.text(obstacle).text(listeners ? listeners->to_bytes() : "");
-  const std::vector<std::string> all =
-      exchange(store, rank, num_ranks, kListenersKey, own.bytes(), deadline);
-  std::vector<MeshRank> ranks;
-  for (int peer = 0; peer < num_ranks; ++peer) {
-    const auto at = static_cast<size_t>(peer);
-    WireReader reader(all[at]);
-    // The same error on all ranks.
-    if (const std::string_view text = reader.text(); !text.empty()) {
-      throw UsageError("rank " + std::to_string(peer) + " on host " + hosts.name_of(peer) + ": " +
-                       std::string(text));
-    }
-    const bool is_remote = hosts.host_of[at] != hosts.host_of[static_cast<size_t>(rank)];
-    ranks.push_back({is_remote, std::string(reader.text()), hosts.name_of(peer)});
-  }
-  // Of the session alone: what was learnt in another one is of no use.
-  const Digest key = hmac_sha256(world.token, "pycoll links " + world.name);
-  const std::string_view key_bytes(reinterpret_cast<const char*>(key.data()), key.size());
-  return std::make_unique<TcpWire>(connect_mesh(*listeners, rank, ranks, key_bytes, deadline));
+Joined init_alone(double timeout_s) {
+  return {std::make_unique<Communicator>(make_local_transport(make_world(1), 0), timeout_s),
+          Session()};
 }
 
-std::unique_ptr<Transport> connect_hosts(Store& store, int rank, HostsWorld world,
+/// Where mpiexec has spread the ranks over hosts, and nobody has said where rank 0 is.
+Joined init_from_launcher(const LaunchEnv& env, const Deadline& deadline) {
+  Mpi* found = nullptr;
+  try {
+    found = &mpi();
+  } catch (const MpiError& error) {
+    throw MpiError("mpiexec has put the " + std::to_string(env.num_ranks) +
+                   " ranks on several hosts, so they meet through MPI, and " + error.what() +
+                   ". Or set MASTER_ADDR to an address of rank 0's host, and MASTER_PORT");
+  }
+  if (found->world_size() != env.num_ranks || found->world_rank() != env.rank) {
+    throw MpiError(
+        "the launcher says rank " + std::to_string(env.rank) + " of " +
+        std::to_string(env.num_ranks) + ", MPI says rank " + std::to_string(found->world_rank()) +
+        " of " + std::to_string(found->world_size()) + ": " + mpi_library_facts().path +
+        " does not understand this mpiexec; PYCOLL_MPI names the library of the same MPI");
+  }
+  return init_over_mpi(found->duplicate_world(deadline), deadline);
+}
+
+std::unique_ptr<Transport> connect_hosts(const Meeting& meeting, HostsWorld world,
                                          const Deadline& deadline) {
-  // The first rank of every host puts rank 0's settings into the memory there.
-  if (rank == 0) store.set(kSettingsKey, world.settings);
-  if (rank != 0) world.settings = store.get(kSettingsKey, deadline);
-  const double silence_s = read_silence_s();
-  std::unique_ptr<Wire> wire = connect_by_tcp(store, rank, world, deadline);
-  return make_hosts_transport(std::move(world), rank, std::move(wire), silence_s, deadline);
+  LinkRules rules;
+  rules.silence_s = read_silence_s();
+  std::unique_ptr<Wire> wire = connect_wire(meeting, world, rules, deadline);
+  return make_hosts_transport(std::move(world), meeting.rank, std::move(wire), rules, deadline);
 }
 
 }  // namespace
@@ -84,17 +71,17 @@ std::shared_ptr<LocalWorld> make_world(int num_ranks) {
 Joined init_from_environment(double timeout_s, Deadline::Interrupt interrupt) {
   const Deadline deadline = Deadline::after_s(timeout_s, interrupt);
   const LaunchEnv env = read_launch_env();
-  if (env.num_ranks == 1) {
-    return {std::make_unique<Communicator>(make_local_transport(make_world(1), 0),
-                                           deadline.timeout_s()),
-            Session()};
-  }
+  if (env.num_ranks == 1) return init_alone(timeout_s);
+  return env.has_address ? init_at(env, deadline) : init_from_launcher(env, deadline);
+}
+
+Joined init_at(const LaunchEnv& env, const Deadline& deadline) {
   Session session = join(env, deadline);
   try {
-    auto comm =
-        std::make_unique<Communicator>(connect_ranks(*session.store, env.rank, env.num_ranks,
-                                                     session.name, session.token, deadline),
-                                       deadline.timeout_s());
+    auto comm = std::make_unique<Communicator>(
+        connect_through(*session.store, env.rank, env.num_ranks, session.name, session.token,
+                        deadline, env.by_mpiexec),
+        deadline.timeout_s());
     return {std::move(comm), std::move(session)};
   } catch (const Error&) {
     session.store.reset();
@@ -104,22 +91,50 @@ Joined init_from_environment(double timeout_s, Deadline::Interrupt interrupt) {
   }
 }
 
-std::unique_ptr<Transport> connect_ranks(Store& store, int rank, int num_ranks,
-                                         const std::string& name, const std::string& token,
-                                         const Deadline& deadline) {
-  const std::string settings = rank == 0 ? Settings::read().to_bytes() : std::string();
-  HostTable hosts = find_hosts(store, rank, num_ranks, deadline);
-  std::unique_ptr<Transport> transport;
-  if (hosts.num_hosts() == 1) {
-    transport = make_shm_transport(name, rank, num_ranks, token, deadline, settings);
-  } else {
-    transport = connect_hosts(store, rank, {name, token, std::move(hosts), settings}, deadline);
-  }
+Joined init_over_mpi(std::shared_ptr<MpiComm> comm, const Deadline& deadline) {
+  if (comm->size() == 1) return init_alone(deadline.timeout_s());
+  const Exchange exchange = [comm, timeout_s = deadline.timeout_s()](const std::string&,
+                                                                     const std::string& own) {
+    return comm->exchange(own, Deadline::after_s(timeout_s));
+  };
+  // Who takes part in MPI's messages belongs to the job: the token need not be known before.
+  WireWriter own;
+  own.text(random_hex()).text(random_hex());
+  const std::string of_rank_0 = exchange("name", own.bytes()).front();
+  WireReader reader(of_rank_0);
+  Session session;
+  session.rank = comm->rank();
+  session.num_ranks = comm->size();
+  session.name = reader.text();
+  session.token = reader.text();
+  session.over_mpi = exchange;
+  const Meeting meeting = {
+      session.rank, session.num_ranks, session.name, session.token, exchange, comm, true};
+  auto joined =
+      std::make_unique<Communicator>(connect_ranks(meeting, deadline), deadline.timeout_s());
+  return {std::move(joined), std::move(session)};
+}
+
+std::unique_ptr<Transport> connect_through(Store& store, int rank, int num_ranks,
+                                           const std::string& name, const std::string& token,
+                                           const Deadline& deadline, bool may_use_mpi) {
+  StoreExchange exchange(store, rank, num_ranks, deadline);
+  auto transport = connect_ranks(
+      {rank, num_ranks, name, token, std::ref(exchange), nullptr, may_use_mpi}, deadline);
   // All others have come to rank 0, behind their last look at the store.
-  if (rank == 0) {
-    for (const char* key : {kPlacesKey, kListenersKey, kSettingsKey}) store.remove(key);
-  }
+  exchange.forget();
   return transport;
+}
+
+std::unique_ptr<Transport> connect_ranks(const Meeting& meeting, const Deadline& deadline) {
+  HostTable hosts = find_hosts(meeting.exchange);
+  const std::string settings = meeting.rank == 0 ? Settings::read().to_bytes() : std::string();
+  if (hosts.num_hosts() == 1) {
+    return make_shm_transport(meeting.name, meeting.rank, meeting.num_ranks, meeting.token,
+                              deadline, settings);
+  }
+  return connect_hosts(meeting, {meeting.name, meeting.token, std::move(hosts), settings},
+                       deadline);
 }
 
 }  // namespace pycoll

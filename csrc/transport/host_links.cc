@@ -19,7 +19,7 @@ constexpr int64_t kLingerNs = 2'000'000'000;
 }  // namespace
 
 HostLinks::HostLinks(std::unique_ptr<Wire> wire, int num_ranks, const std::vector<int>& peers,
-                     double silence_s)
+                     double silence_s, bool background)
     : wire_(std::move(wire)),
       peers_(peers),
       silence_s_(silence_s),
@@ -30,6 +30,7 @@ HostLinks::HostLinks(std::unique_ptr<Wire> wire, int num_ranks, const std::vecto
       heard_ns_(static_cast<size_t>(num_ranks), now_ns()),
       spoken_ns_(static_cast<size_t>(num_ranks), now_ns()),
       looked_ns_(now_ns()) {
+  if (!background) return;
   // Signal handlers belong on the user's threads.
   sigset_t all;
   sigset_t before;
@@ -59,13 +60,19 @@ void HostLinks::add(Pump& pump) {
   early_joins_.erase(early);
 }
 
-void HostLinks::remove(Pump& pump, const std::byte* begin, const std::byte* end) {
+bool HostLinks::remove(Pump& pump, const std::byte* begin, const std::byte* end) {
   const auto found = pumps_.find(pump.group());
-  if (found == pumps_.end() || found->second != &pump) return;
+  if (found == pumps_.end() || found->second != &pump) return true;
   pumps_.erase(found);
-  wire_->let_go(begin, end);
+  const int64_t end_ns = now_ns() + kLingerNs;
+  bool is_free = wire_->let_go(begin, end);
+  while (!is_free && now_ns() < end_ns) {
+    if (!wire_->poll(*this, -1)) wire_->wait(kPauseNs);
+    is_free = wire_->let_go(begin, end);
+  }
   // The last one: the process may end after this.
-  if (pumps_.empty()) flush(now_ns() + kLingerNs);
+  if (pumps_.empty()) flush(end_ns);
+  return is_free;
 }
 
 void HostLinks::flush(int64_t end_ns) {
@@ -104,6 +111,7 @@ void HostLinks::leave_rest() {
     if (!wire_->has_unsent()) return;
     wire_->poll(*this, -1);
     if (!wire_->has_unsent()) return;
+    if (thread_ == nullptr) return flush(now_ns() + kLingerNs);
   }
   has_rest_ = true;
   wire_->kick();

@@ -26,9 +26,10 @@ class HostLinks final : private FrameSink {
   enum class Peer : uint8_t { kThere, kGone, kSilent };
 
   /// `peers`: the ranks of the world that the wire leads to. A rank that is silent for `silence_s`
-  /// counts as lost.
+  /// counts as lost. Without `background` no thread works while nobody waits; then nobody can
+  /// say for how long a silence is good, and `silence_s` is 0.
   HostLinks(std::unique_ptr<Wire> wire, int num_ranks, const std::vector<int>& peers,
-            double silence_s);
+            double silence_s, bool background);
   ~HostLinks() override;
 
   /// Hold it around all that is below, as far as nothing else is said.
@@ -37,9 +38,10 @@ class HostLinks final : private FrameSink {
   double silence_s() const { return silence_s_; }
 
   void add(Pump& pump);
-  /// After it nothing touches the pump, nor the memory [begin, end). What it has not sent yet goes
-  /// on; waits for that, at most a while, when no other pump is left.
-  void remove(Pump& pump, const std::byte* begin, const std::byte* end);
+  /// After it nothing touches the pump, nor the memory [begin, end), unless it returns false: then
+  /// the memory has to stay where it is. What it has not sent yet goes on; waits for that, at most
+  /// a while, when no other pump is left.
+  bool remove(Pump& pump, const std::byte* begin, const std::byte* end);
   void send(int peer, const FrameHeader& header, const void* payload, bool keep);
 
   /// Moves frames on, unless another thread is at it: first those from `first` (-1: nobody). Any

@@ -124,7 +124,7 @@ class HostsTransport final : public Transport {
   void disown() override { session_->host_links->disown(); }
 
   void release() override {
-    pump_.close();
+    if (!pump_.close()) mapping_.keep_address();
     mapping_.release();
     group_.memory.reset();
     group_.pidfds.clear();
@@ -201,7 +201,7 @@ class HostsTransport final : public Transport {
 }  // namespace
 
 std::unique_ptr<Transport> make_hosts_transport(HostsWorld world, int rank,
-                                                std::unique_ptr<Wire> wire, double silence_s,
+                                                std::unique_ptr<Wire> wire, const LinkRules& rules,
                                                 const Deadline& deadline) {
   const int num_ranks = static_cast<int>(world.hosts.host_of.size());
   std::vector<int> peers;
@@ -215,7 +215,8 @@ std::unique_ptr<Transport> make_hosts_transport(HostsWorld world, int rank,
   }
   auto session = std::make_shared<Session>();
   session->world = std::move(world);
-  session->host_links = std::make_shared<HostLinks>(std::move(wire), num_ranks, peers, silence_s);
+  session->host_links = std::make_shared<HostLinks>(std::move(wire), num_ranks, peers,
+                                                    rules.silence_s, rules.background);
   const std::string name = session->world.name;
   return std::make_unique<HostsTransport>(std::move(session), name, rank, std::move(members),
                                           deadline);

@@ -1,15 +1,12 @@
 #include "transport/tcp_wire.h"
 
-#include <poll.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <ctime>
 
 #include "base/error.h"
 
@@ -22,10 +19,6 @@ constexpr size_t kInputBytes = 4096;
 constexpr int kMaxReads = 16;  // from one peer in one poll, so that nobody starves
 constexpr int kMaxFramesPerSend = 16;
 constexpr uint32_t kWakeEvent = UINT32_MAX;
-
-timespec to_timespec(int64_t ns) {
-  return {static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
-}
 
 }  // namespace
 
@@ -44,9 +37,8 @@ struct TcpWire::Link {
   std::byte input[kInputBytes];
 };
 
-TcpWire::TcpWire(std::vector<Fd> sockets)
-    : epoll_(::epoll_create1(EPOLL_CLOEXEC)), event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!epoll_ || !event_) throw_system_error("epoll for links to other hosts");
+TcpWire::TcpWire(std::vector<Fd> sockets) : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+  if (!epoll_) throw_system_error("epoll for links to other hosts");
   links_.resize(sockets.size());
   for (size_t peer = 0; peer < sockets.size(); ++peer) {
     if (!sockets[peer]) continue;
@@ -61,7 +53,7 @@ TcpWire::TcpWire(std::vector<Fd> sockets)
     }
   }
   epoll_event event = {.events = EPOLLIN, .data = {.u32 = kWakeEvent}};
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, event_.get(), &event) != 0) {
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, kick_.fd(), &event) != 0) {
     throw_system_error("epoll_ctl");
   }
 }
@@ -279,27 +271,14 @@ void TcpWire::wait(int64_t ns) {
   const int ms = static_cast<int>(std::max<int64_t>(1, ns / 1'000'000));
   const int num_events = ::epoll_wait(epoll_.get(), events, std::size(events), ms);
   for (int i = 0; i < num_events; ++i) {
-    uint64_t count;
-    if (events[i].data.u32 == kWakeEvent && ::read(event_.get(), &count, sizeof(count)) < 0)
-      continue;
+    if (events[i].data.u32 == kWakeEvent) kick_.clear();
   }
 }
 
-void TcpWire::pause(int64_t ns) {
-  pollfd fd = {.fd = event_.get(), .events = POLLIN, .revents = 0};
-  const timespec timeout = to_timespec(ns);
-  uint64_t count;
-  if (::ppoll(&fd, 1, &timeout, nullptr) > 0 && ::read(event_.get(), &count, sizeof(count)) < 0) {
-    return;
-  }
-}
+void TcpWire::pause(int64_t ns) { kick_.wait(ns); }
+void TcpWire::kick() { kick_.give(); }
 
-void TcpWire::kick() {
-  const uint64_t one = 1;
-  if (::write(event_.get(), &one, sizeof(one)) < 0) return;  // it is full: somebody will wake
-}
-
-void TcpWire::let_go(const std::byte* begin, const std::byte* end) {
+bool TcpWire::let_go(const std::byte* begin, const std::byte* end) {
   for (Link* link : present_) {
     PayloadParts& parts = link->parts;
     for (int part = 0; link->in_payload && part < parts.num_parts; ++part) {
@@ -314,12 +293,13 @@ void TcpWire::let_go(const std::byte* begin, const std::byte* end) {
       frame.payload = frame.own.get();
     }
   }
+  return true;
 }
 
 void TcpWire::disown() {
   for (Link* link : present_) link->socket.reset();
   epoll_.reset();
-  event_.reset();
+  kick_.close();
 }
 
 }  // namespace pycoll

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "transport/kick.h"
 #include "transport/wire.h"
 
 namespace pycoll {
@@ -23,7 +24,7 @@ class TcpWire final : public Wire {
   void pause(int64_t ns) override;
   void kick() override;
   bool has_unsent() const override { return num_unsent_ != 0; }
-  void let_go(const std::byte* begin, const std::byte* end) override;
+  bool let_go(const std::byte* begin, const std::byte* end) override;
   void close(int peer) override;
   void disown() override;
 
@@ -44,7 +45,7 @@ class TcpWire final : public Wire {
   void fail(Link& link, FrameSink& sink, int error);
 
   Fd epoll_;
-  Fd event_;                                  // kick()
+  Kick kick_;
   std::vector<std::unique_ptr<Link>> links_;  // by rank; null: none
   std::vector<Link*> present_;
   size_t num_unsent_ = 0;  // frames

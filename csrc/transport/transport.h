@@ -79,8 +79,12 @@ struct HostsWorld {
   HostTable hosts;
   std::string settings;
 };
+struct LinkRules {
+  double silence_s = 0;    // 0: nobody counts as lost for being silent
+  bool background = true;  // a thread may move frames on while nobody waits
+};
 std::unique_ptr<Transport> make_hosts_transport(HostsWorld world, int rank,
-                                                std::unique_ptr<Wire> wire, double silence_s,
+                                                std::unique_ptr<Wire> wire, const LinkRules& rules,
                                                 const Deadline& deadline);
 
 }  // namespace pycoll

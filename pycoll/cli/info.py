@@ -60,12 +60,26 @@ def _facts() -> dict[str, Any]:
     facts |= {f"core: {name}": value for name, value in _core.build_info().items()}
     for package in ("numpy", "torch", "matplotlib"):
         facts[package] = _version(package) or "not installed"
+    facts["MPI"] = _mpi_text()
     facts |= _device_facts()
     facts["torch backend"] = torch_build.state()
     for row in _core.collectives():
         if names := schedule.algorithms(row.name):
             facts[f"algorithms: {row.name}"] = names
     return facts
+
+
+def _mpi_text() -> str:
+    """The library of MPI that a job would use."""
+    from pycoll import _core
+
+    found = _core.mpi.facts()
+    if not found["abis"]:
+        return "this build has none: no mpi_abi.h was found (pip install mpich)"
+    built = f"built for the ABIs {found['abis']}"
+    if not found["path"]:
+        return f"{built}; no library found: PYCOLL_MPI names one"
+    return f"{built}; library {found['path']} ({found['abi']})"
 
 
 def _device_facts() -> dict[str, Any]:

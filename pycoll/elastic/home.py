@@ -15,7 +15,7 @@ import os
 import re
 import socket
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ class Home:
 
 
 def open_home(
-    store: Any,
+    exchange: Callable[[str, str, float], list[bytes]],
     rank: int,
     size: int,
     one_host: bool,
@@ -83,10 +83,10 @@ def open_home(
     timeout_s: float,
     former: Sequence[Home] = (),
 ) -> Home:
-    """Opens this rank's home and learns the others'. Collective over the ranks of `store`.
+    """Opens this rank's home and learns the others'. Collective over the world's ranks.
 
     Args:
-        store: Where the ranks of this world meet (`set` and `get`).
+        exchange: Gives every rank's text, by rank: of a topic, this rank's text, a deadline.
         rank: This rank.
         size: Number of ranks.
         one_host: All ranks are on this host: then no other host can reach the port.
@@ -104,18 +104,28 @@ def open_home(
     kept = [home.socket for home in former if home.own.hosts == tuple(hosts)]
     listener = kept[-1] if kept else _listen(hosts)
     own = Address(tuple(hosts), listener.getsockname()[1])
-    store.set(f"home/{rank}", own.to_text())
-    # One rank collects, so that n ranks ask 2n times, not n * n.
-    if rank == 0:
-        texts = [store.get(f"home/{r}", timeout_s).decode() for r in range(size)]
-        store.set("homes", json.dumps(texts))
-        for peer in range(1, size):
-            store.get(f"home/known/{peer}", timeout_s)
-    else:
-        texts = json.loads(store.get("homes", timeout_s))
-        store.set(f"home/known/{rank}", "")
+    texts = [text.decode() for text in exchange("home", own.to_text(), timeout_s)]
     secret = hmac.new(token.encode(), f"pycoll home {name}".encode(), hashlib.sha256).digest()
     return Home(rank, [Address.from_text(text) for text in texts], secret, listener)
+
+
+def exchange_through(store: Any, rank: int, size: int) -> Callable[[str, str, float], list[bytes]]:
+    """How the ranks that share a store tell each other something: for `open_home`."""
+
+    def exchange(topic: str, own: str, timeout_s: float) -> list[bytes]:
+        store.set(f"{topic}/{rank}", own)
+        # One rank collects, so that n ranks ask 2n times, not n * n.
+        if rank == 0:
+            texts = [store.get(f"{topic}/{r}", timeout_s).decode() for r in range(size)]
+            store.set(f"{topic}s", json.dumps(texts))
+            for peer in range(1, size):
+                store.get(f"{topic}/known/{peer}", timeout_s)
+        else:
+            texts = json.loads(store.get(f"{topic}s", timeout_s))
+            store.set(f"{topic}/known/{rank}", "")
+        return [text.encode() for text in texts]
+
+    return exchange
 
 
 def _ports() -> Sequence[int]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll import _core
 from pycoll.elastic.agreement import Agreement, Verdict
-from pycoll.elastic.home import Home, host_and_port, open_home
+from pycoll.elastic.home import Home, exchange_through, host_and_port, open_home
 from pycoll.errors import TimeoutError, UsageError
 
 if TYPE_CHECKING:
@@ -196,7 +196,8 @@ def _connect(
     core = _core.connect_ranks(store, *who, world.name, world.token, operations_s)
     new = Communicator(core)
     one_host = new.transport == "shm"
-    home = open_home(store, *who, one_host, world.name, world.token, timeout_s, former)
+    exchange = exchange_through(store, *who)
+    home = open_home(exchange, *who, one_host, world.name, world.token, timeout_s, former)
     new._homes.append(home)
     return new
 

@@ -12,7 +12,8 @@ from pycoll._core import bootstrap
 
 pytestmark = pytest.mark.pure
 
-PREFIXES = ("RANK", "WORLD_", "MASTER_", "PYCOLL_", "TORCHELASTIC_", "OMPI_", "PMI", "SLURM_")
+PREFIXES = ("RANK", "WORLD_", "MASTER_", "PYCOLL_", "TORCHELASTIC_")
+PREFIXES += ("OMPI_", "PMI", "SLURM_", "MPI_LOCAL")
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
@@ -106,6 +107,43 @@ def test_mpich_ranks_find_their_job_through_the_pmi_socket(
     assert 20000 <= env.master_port < 32000
     for end in ends:
         end.close()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        ("node[01-03,07],login", "node01"),
+        ("node[3,5-7]", "node3"),
+        ("rack[2-3]-n", "rack2-n"),
+        ("10.77.0.1,10.77.0.2", "10.77.0.1"),
+        ("alone", "alone"),
+    ],
+)
+def test_srun_over_several_hosts_meets_at_the_first(
+    monkeypatch: pytest.MonkeyPatch, hosts: str, first: str
+) -> None:
+    several = {**SRUN, "SLURM_STEP_NUM_NODES": "4", "SLURM_STEP_NODELIST": hosts}
+    env = read(monkeypatch, several)
+    assert (env.master_addr, env.has_address) == (first, True)
+    assert env.master_port == read(monkeypatch, {**several, "SLURM_PROCID": "0"}).master_port
+    one = {**several, "SLURM_STEP_NUM_NODES": "1"}
+    assert read(monkeypatch, one).master_addr == "127.0.0.1"
+    assert read(monkeypatch, {**several, "MASTER_ADDR": "10.0.0.9"}).master_addr == "10.0.0.9"
+
+
+def test_mpiexec_over_several_hosts_leaves_the_address_to_mpi(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    variables = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}
+    env = read(monkeypatch, variables)
+    assert (env.rank, env.has_address, env.by_mpiexec) == (2, False, True)
+    here = {**variables, "MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "29500"}
+    env = read(monkeypatch, here)
+    assert (env.has_address, env.master_addr) == (True, "10.0.0.9")
+    one_host = {**variables, "MPI_LOCALNRANKS": "4", "MASTER_PORT": "29500"}
+    assert read(monkeypatch, one_host).has_address
+    openmpi = {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    assert not read(monkeypatch, openmpi).has_address
 
 
 def test_batch_script_of_slurm_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:

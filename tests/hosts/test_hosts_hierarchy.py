@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_hosts_collectives import one_case
+from host_jobs import FRACTIONS, one_case, sent_per_message
 from tuning_tables import CORES, size
 
 import pycoll
@@ -50,47 +50,12 @@ def test_hierarchical_is_refused_where_hosts_have_one_rank(two):
         assert "needs several hosts with the same number of ranks" in outcome.get()
 
 
-# Bytes that leave host 0 of two hosts with two ranks each, in messages.
-FRACTIONS = [
-    ("all_reduce", "ring", 1.5),  # of four ranks one sends to the other host, 2(n-1)/n
-    ("all_reduce", "hierarchical", 1.0),  # 2(H-1)/H
-    ("reduce_scatter", "hierarchical", 0.5),
-    ("all_gather", "hierarchical", 0.5),
-    ("all_to_all", "pairwise", 1.0),
-    ("all_to_all", "hierarchical", 1.0),
-    ("broadcast", "hierarchical", 1.0),
-]
-
-
 @pytest.mark.parametrize(("name", "algorithm", "fraction"), FRACTIONS)
 def test_bytes_between_hosts_are_those_of_the_formula(two, name, algorithm, fraction):
-    def job(comm: Comm) -> tuple[int, int]:
-        message = 4 << 20
-        rows = message // 4
-        if name != "all_gather":
-            x = np.zeros(rows, np.float32)
-        else:
-            x = np.zeros(rows // comm.size, np.float32)
-        run = getattr(comm, name)
-        run(x, algorithm=f"{algorithm}/simple")
-        comm.barrier()
-        before = sent_here()
-        comm.barrier()  # nobody sends more before all have looked
-        for _ in range(5):
-            run(x, algorithm=f"{algorithm}/simple")
-        comm.barrier()
-        return sent_here() - before, 5 * message
+    def job(comm: Comm) -> float:
+        return sent_per_message(comm, name, algorithm)
 
-    outcomes = [outcome.get() for outcome in two.run(job, 2)]
-    sent, message = outcomes[0]
-    assert sent == pytest.approx(fraction * message, rel=0.03)
-
-
-def sent_here() -> int:
-    """As the interface of the calling process's host counts it."""
-    with open("/proc/self/net/dev") as file:
-        line = next(line for line in file if line.strip().startswith("eth0:"))
-    return int(line.split(":")[1].split()[8])
+    assert two.run(job, 2)[0].get() == pytest.approx(fraction, rel=0.03)
 
 
 def test_table_measured_on_one_host_says_nothing_of_several(two, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 
 import pycoll
 from pycoll import UsageError, run_ranks
-from pycoll.communicator import local_communicators
+from pycoll.local_ranks import local_communicators
 
 pytestmark = pytest.mark.ranks
 

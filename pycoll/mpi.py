@@ -1,0 +1,134 @@
+"""Ranks that meet through MPI: of an mpi4py communicator, or of the launcher that started them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import socket
+import sys
+from contextlib import suppress
+from typing import Any
+
+from pycoll import _core
+from pycoll.errors import MpiError, SystemError, UsageError
+
+_TRY_S = 2.0  # how long an address may take to answer
+
+# The folder of this Python environment, where the wheels of MPICH and Intel MPI put their library.
+_core.mpi.set_folder(os.path.join(sys.prefix, "lib"))
+
+
+def init_over(comm: Any, timeout_s: float) -> Any:
+    """The core communicator of an mpi4py communicator's ranks, in their order, and its session.
+
+    Args:
+        comm: the communicator (mpi4py.MPI.Intracomm).
+        timeout_s: deadline of joining and of every later operation, seconds.
+
+    Raises:
+        UsageError: it is something else, or the ranks cannot agree.
+        TimeoutError: not all of its ranks came.
+
+    Cost: a few small messages.
+    """
+    module = sys.modules.get("mpi4py.MPI")
+    if module is None or not isinstance(comm, module.Intracomm):
+        raise UsageError(
+            f"mpi is a {type(comm).__name__}, expected a communicator of mpi4py "
+            "(mpi4py.MPI.Intracomm)"
+        )
+    if comm == module.COMM_NULL:
+        raise UsageError("mpi is MPI.COMM_NULL")
+    # Handles mean something to the library that made them alone, and ABIs differ.
+    shared = _core.mpi.shares_library_with(module.__file__)
+    facts = _core.mpi.facts()
+    usable = shared and facts["abi"] in facts["abis"].split(", ")
+    if all(comm.allgather(usable)):
+        return _core.init_over_mpi(module._handleof(comm), timeout_s)
+    if os.environ.get("PYCOLL_TRANSPORT") == "mpi":
+        raise MpiError(
+            "PYCOLL_TRANSPORT=mpi, but mpi4py uses a library of MPI that this build of pycoll "
+            f"cannot share ({module.Get_library_version().splitlines()[0]}; pycoll: "
+            f"{facts['path'] or 'none'} with ABI {facts['abi'] or 'none'}, built for "
+            f"{facts['abis'] or 'none'})"
+        )
+    return _init_through(comm, timeout_s)
+
+
+def _init_through(comm: Any, timeout_s: float) -> Any:
+    """The ranks tell each other by mpi4py where rank 0 is; the rest goes over TCP."""
+    one_host = len(set(comm.allgather(_core.bootstrap.host_id()))) == 1
+    place = None
+    if comm.rank == 0:
+        place = _choose_place(one_host), secrets.token_hex(16)
+    (address, port), token = comm.bcast(place)
+    env = _core.bootstrap.LaunchEnv(
+        rank=comm.rank, num_ranks=comm.size, master_addr=address, master_port=port, token=token
+    )
+    return _core.init_at(env, timeout_s)
+
+
+def _choose_place(one_host: bool) -> tuple[str, int]:
+    addresses = own_addresses()
+    address = "127.0.0.1" if one_host else addresses[0]
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as free:
+        free.bind((address, 0))
+        return address, free.getsockname()[1]
+
+
+def own_addresses() -> list[str]:
+    """Addresses under which other hosts may reach this one, as PYCOLL_IFNAME lets them through."""
+    return list(_core.bootstrap.interface_addresses(os.environ.get("PYCOLL_IFNAME", "")))
+
+
+class Launched:
+    """All ranks that mpiexec has started, and what they tell each other.
+
+    Args:
+        timeout_s: deadline of every exchange, seconds.
+
+    Raises:
+        MpiError: no library of MPI was found that this build can use.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._comm = _core.mpi.world(timeout_s)
+        self._timeout_s = timeout_s
+        self.rank: int = self._comm.rank
+        self.size: int = self._comm.size
+
+    def exchange(self, own: Any) -> list[Any]:
+        """What every rank has given, by rank. Collective."""
+        every = self._comm.exchange(pickle.dumps(own), self._timeout_s)
+        return [pickle.loads(one) for one in every]
+
+
+def first_that_answers(addresses: list[str], port: int) -> str:
+    """Of the addresses of a host, the first at which somebody listens on that port.
+
+    Raises:
+        SystemError: none does.
+    """
+    problem = ""
+    for address in addresses:
+        try:
+            socket.create_connection((address, port), _TRY_S).close()
+            return address
+        except OSError as error:
+            problem = f"{address}: {error}"
+    raise SystemError(
+        f"rank 0 answers at none of its addresses ({', '.join(addresses)}), the last {problem}: "
+        "PYCOLL_IFNAME chooses interfaces"
+    )
+
+
+def finish() -> None:
+    """At the end of the process: MPI's own end, where pycoll has started it."""
+    with suppress(Exception):
+        # A rank that ends by an error must not wait for those that it has left behind.
+        _core.mpi.finish(getattr(sys, "last_value", None) is None)
+
+
+__all__ = ["Launched", "finish", "first_that_answers", "init_over", "own_addresses"]
