@@ -118,10 +118,13 @@ def match(model: nn.Module, plan: Mapping[str, str | Style]) -> dict[str, Style]
 
 
 def _near(pattern: str, names: list[str]) -> list[str]:
-    near = difflib.get_close_matches(pattern, names, n=4, cutoff=0.4)
+    """Names whose last part is like the pattern's, then those that are like it as a whole."""
+    lasts: dict[str, str] = {}
+    for name in names:
+        lasts.setdefault(name.rpartition(".")[2], name)
     last = pattern.rpartition(".")[2]
-    lasts = {name.rpartition(".")[2]: name for name in names}
-    near += [lasts[key] for key in difflib.get_close_matches(last, lasts, n=4, cutoff=0.4)]
+    near = [lasts[key] for key in difflib.get_close_matches(last, lasts, n=4, cutoff=0.4)]
+    near += difflib.get_close_matches(pattern, names, n=4, cutoff=0.4)
     return list(dict.fromkeys(near))[:4]
 
 

@@ -1,0 +1,114 @@
+"""Laws of scaling, and what measured times say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from pycoll.errors import UsageError
+
+
+def amdahl(parallel: float, num_ranks: float) -> float:
+    """Speed-up of a job of fixed size, of whose time a share `parallel` is shared out.
+
+    Source: Amdahl, Validity of the Single Processor Approach, 1967.
+    """
+    return 1.0 / ((1.0 - parallel) + parallel / num_ranks)
+
+
+def gustafson(parallel: float, num_ranks: float) -> float:
+    """Scaled speed-up of a job that grows with the ranks; `parallel` is a share of their time.
+
+    Source: Gustafson, Reevaluating Amdahl's Law, 1988.
+    """
+    return (1.0 - parallel) + parallel * num_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What times on several numbers of ranks say.
+
+    Attributes:
+        parallel: The share of the time that is shared out.
+        serial_s: Seconds that are not.
+        speed_up: Measured, by number of ranks.
+        efficiency: Measured: of strong scaling T1 / (N TN), of weak scaling T1 / TN.
+        law: What the law says for `parallel`, by number of ranks.
+    """
+
+    parallel: float
+    serial_s: float
+    speed_up: dict[int, float]
+    efficiency: dict[int, float]
+    law: dict[int, float]
+
+
+def fit_amdahl(times_s: Mapping[int, float]) -> Fit:
+    """Fits T(N) = serial + shared / N to times of one job (strong scaling).
+
+    Args:
+        times_s: Seconds by number of ranks; one rank among them.
+
+    Returns:
+        The fit, by least squares of relative errors.
+
+    Raises:
+        UsageError: Fewer than two numbers of ranks, or not one rank.
+    """
+    one_s = _one(times_s)
+    ranks = np.array(list(times_s), float)
+    times = np.array(list(times_s.values()))
+    serial_s, shared_s = _least_squares(np.stack([np.ones_like(ranks), 1 / ranks], 1), times)
+    parallel = shared_s / (serial_s + shared_s)
+    return Fit(
+        parallel,
+        serial_s,
+        {n: one_s / t for n, t in times_s.items()},
+        {n: one_s / t / n for n, t in times_s.items()},
+        {n: amdahl(parallel, n) for n in times_s},
+    )
+
+
+def fit_gustafson(times_s: Mapping[int, float], alone_s: Mapping[int, float]) -> Fit:
+    """Fits S(N) = (1 - p) + p N to times of a job whose shared part grows as N (weak scaling).
+
+    Args:
+        times_s: Seconds by number of ranks, each of the job of its size; one rank among them.
+        alone_s: Seconds that one rank takes for the same jobs.
+
+    Returns:
+        The fit, by least squares; the speed-up is `alone_s` over `times_s`.
+
+    Raises:
+        UsageError: Fewer than two numbers of ranks, or not one rank, or other ones in `alone_s`.
+    """
+    one_s = _one(times_s)
+    if alone_s.keys() != times_s.keys():
+        raise UsageError("laws: expected times of one rank for the same numbers of ranks")
+    speed_up = {n: alone_s[n] / times_s[n] for n in times_s}
+    more = np.array([n - 1 for n in times_s], float)
+    gained = np.array([speed_up[n] - 1 for n in times_s])
+    parallel = float(more @ gained / (more @ more))
+    return Fit(
+        parallel,
+        (1.0 - parallel) * one_s,
+        speed_up,
+        {n: one_s / t for n, t in times_s.items()},
+        {n: gustafson(parallel, n) for n in times_s},
+    )
+
+
+def _one(times_s: Mapping[int, float]) -> float:
+    if 1 not in times_s or len(times_s) < 2:
+        raise UsageError("laws: expected times of one rank and of another number of ranks")
+    return times_s[1]
+
+
+def _least_squares(columns: np.ndarray, times: np.ndarray) -> tuple[float, float]:
+    solution = np.linalg.lstsq(columns / times[:, None], np.ones_like(times), rcond=None)[0]
+    return float(solution[0]), float(solution[1])
+
+
+__all__ = ["Fit", "amdahl", "fit_amdahl", "fit_gustafson", "gustafson"]

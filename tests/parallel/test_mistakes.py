@@ -1,0 +1,139 @@
+"""A user's mistakes: each gets one clear sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tiny_gpt import GPT, PLAN, batches  # noqa: E402
+from torch import nn  # noqa: E402
+
+from pycoll import CollectiveMismatchError, UsageError, run_ranks  # noqa: E402
+from pycoll import parallel as pc  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.ranks]
+
+
+def wrong_mesh(mesh):
+    pc.mesh(dp=3, tp=2, comm=mesh.world)
+
+
+def heads_not_divisible(mesh):
+    pc.parallelize(GPT(heads=1, dim=8), mesh, tp=PLAN)
+
+
+def pattern_that_matches_nothing(mesh):
+    pc.parallelize(GPT(), mesh, tp={"*.qvk": "col"})
+
+
+def unknown_style(mesh):
+    pc.parallelize(GPT(), mesh, tp={"*.qkv": "column"})
+
+
+def style_of_another_layer(mesh):
+    pc.parallelize(GPT(), mesh, tp={"*.norm_1": "row"})
+
+
+def tied_in_part(mesh):
+    pc.parallelize(GPT(tie=True), mesh, tp={"head": "vocab"})
+
+
+def sequence_without_blocks(mesh):
+    pc.parallelize(GPT(), mesh, tp=PLAN, sequence_parallel=True)
+
+
+def sequence_not_divisible(mesh):
+    model = pc.parallelize(GPT(), mesh, tp=PLAN, pp="blocks", sequence_parallel=True)
+    model.step(torch.zeros(1, 7).long(), torch.zeros(1, 7).long(), loss=pc.cross_entropy)
+
+
+def no_such_zero(mesh):
+    pc.parallelize(GPT(), mesh, zero=4)
+
+
+def recompute_of_nothing(mesh):
+    pc.parallelize(GPT(), mesh, recompute="*.attention")
+
+
+def no_microbatch(mesh):
+    model = pc.parallelize(GPT(), mesh)
+    model.step(*next(batches(1, 2)), loss=pc.cross_entropy, microbatches=0)
+
+
+def optimizer_of_another_model(mesh):
+    pc.optimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
+
+
+MISTAKES = {
+    wrong_mesh: "mesh pp=1 x dp=3 x tp=2: multiplies to 6, but this job has 2 ranks: start 6 ranks",
+    heads_not_divisible: "its heads = 1 does not divide among tp=2 ranks: choose a tp that divides",
+    pattern_that_matches_nothing: "'*.qvk' matches no layer of GPT; near names are blocks.0.qkv",
+    unknown_style: "'*.qkv' is 'column', expected one of col, qkv, ",
+    style_of_another_layer: "layer 'blocks.0.norm_1' (LayerNorm) cannot be Row(): expected",
+    tied_in_part: "layer 'token' is tied to one that the plan shares out: name both",
+    sequence_without_blocks: "sequence_parallel: needs the name of the list of blocks",
+    sequence_not_divisible: "a sequence of 7 does not divide among tp=2 ranks: pad it",
+    no_such_zero: "zero is 4, expected 0, 1, 2 or 3",
+    recompute_of_nothing: "recompute: '*.attention' matches no layer of GPT",
+    no_microbatch: "microbatches is 0, expected 1 or more",
+    optimizer_of_another_model: "expected a new optimizer of the parameters of one model that",
+}
+
+
+def test_each_mistake_is_one_sentence_on_every_rank():
+    def work(comm):
+        torch.set_num_threads(1)
+        mesh = pc.mesh(tp=2, comm=comm)
+        said = {}
+        for mistake in MISTAKES:
+            with pytest.raises(UsageError) as raised:
+                mistake(mesh)
+            said[mistake.__name__] = str(raised.value)
+        return said
+
+    for said in run_ranks(work, 2):
+        for mistake, message in MISTAKES.items():
+            text = said[mistake.__name__]
+            assert message in text
+            assert "\n" not in text
+
+
+def test_batch_smaller_than_the_replicas_is_an_error_but_a_last_one_is_not():
+    def work(comm):
+        mesh = pc.mesh(comm=comm)
+        small = [(torch.zeros(2, 1), torch.zeros(2))]
+        with pytest.raises(UsageError, match="a batch of 2 samples is smaller than dp=3"):
+            list(pc.shard(small, mesh))
+        large = [(torch.zeros(4, 1), torch.zeros(4))]
+        return [len(batch.x) for batch in pc.shard(large + small, mesh)]
+
+    assert run_ranks(work, 3) == [[2, 1], [1, 1], [1, 0]]
+
+
+def test_no_stages_to_cut_is_an_error():
+    def work(comm):
+        mesh = pc.mesh(pp=2, comm=comm)
+        with pytest.raises(UsageError, match="pp=2 needs the name of the list of blocks"):
+            pc.parallelize(GPT(), mesh)
+        with pytest.raises(UsageError):
+            pc.parallelize(GPT(depth=1), mesh, pp="blocks")
+        with pytest.raises(UsageError, match="updates weights within a step"):
+            pc.parallelize(GPT(), mesh, pp="blocks", schedule="pipedream")
+
+    run_ranks(work, 2)
+
+
+def test_forward_that_differs_between_ranks_is_a_mismatch():
+    """Ranks of one tensor that were given different batches: named, and no hang."""
+
+    def work(comm):
+        mesh = pc.mesh(tp=2, comm=comm)
+        model = pc.parallelize(GPT(), mesh, tp=PLAN)
+        tokens = torch.zeros(2 + comm.rank, 8).long()
+        model.step(tokens, tokens, loss=pc.cross_entropy)
+
+    for error in run_ranks(work, 2, return_errors=True):
+        assert isinstance(error, CollectiveMismatchError)
+        assert "all_reduce(shape (2, 8, 16)" in str(error)
+        assert "all_reduce(shape (3, 8, 16)" in str(error)
