@@ -9,6 +9,7 @@ from torch import nn
 
 from pycoll.errors import UsageError
 from pycoll.parallel import record
+from pycoll.parallel.data.batch_norm import synchronise
 from pycoll.parallel.data.reducer import Reducer
 from pycoll.parallel.dropout import Positions, key_dropouts
 from pycoll.parallel.ledger import Line
@@ -40,7 +41,7 @@ def parallelize(
 
     Losses and weights are those of one process, whatever the mesh: initial weights by `keyed_init`
     (or any other way in which all ranks make the same model), dropout keyed by place, means exact
-    to the token.
+    to the token, batch normalisation over the batches of all replicas.
 
     Args:
         model: A plain module, alike on all ranks; of floating parameters in any dtype. Those of
@@ -80,6 +81,7 @@ def parallelize(
     positions = Positions(seed)
     inside = {} if line.size == 1 else shared.inside
     drops = key_dropouts(model, positions, inside, line)
+    together = synchronise(model, mesh.line("dp"))
     recomputes = recompute_layers(model, recompute, pp, positions)
     units = units_of(model, pp) if zero == 3 else []
     stages = None
@@ -121,7 +123,15 @@ def parallelize(
         for name, parameter in here.items()
     }
     trainer = Trainer(
-        model, mesh, reducer, here, placements, positions, drops=drops, pipeline=stages
+        model,
+        mesh,
+        reducer,
+        here,
+        placements,
+        positions,
+        drops=drops,
+        together=together,
+        pipeline=stages,
     )
     model.step = trainer.step  # type: ignore[assignment]
     model.evaluate = trainer.evaluate  # type: ignore[assignment]

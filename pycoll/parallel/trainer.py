@@ -81,6 +81,7 @@ class Trainer:
         positions: Positions,
         *,
         drops: bool,
+        together: bool = False,
         pipeline: Pipeline | None = None,
     ) -> None:
         self.model, self.mesh, self.reducer = model, mesh, reducer
@@ -96,6 +97,8 @@ class Trainer:
         self._sum, self._count = 0.0, 0
         reducer.hooked = pipeline is None
         self._bubble_s = 0.0
+        # Layers that ask the other replicas: an empty batch passes through them, too.
+        self._together = together or reducer.level == 3
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -140,7 +143,7 @@ class Trainer:
         self.positions.move(step=self.step_idx)
         parts, losses = split(x, y, microbatches), sums_and_counts(loss)
         if self._pipeline is None:
-            if self.reducer.level >= 2:
+            if self.reducer.level >= 2 or self._together:
                 parts += [nothing(x, y)] * (microbatches - len(parts))
             self._run(parts, losses, first_sample)
         else:
@@ -200,7 +203,7 @@ class Trainer:
             first_sample += count
             reduces = self._syncing and (each or i + 1 == len(parts))
             self.reducer.begin(reduce=reduces)
-            if count or self.reducer.level == 3:
+            if count or self._together:
                 with self._span("forward"):
                     part_sum, part_count = loss(self._forward(x), y)
                 with self._span("backward"):
@@ -273,7 +276,8 @@ def sums_and_counts(loss: Loss) -> Loss:
         count = len(target) if not isinstance(target, Tensor) else target.numel()
         if isinstance(target, Tensor) and not target.is_floating_point():
             count = int((target != _IGNORED).sum())
-        return result * count, count
+        # The mean of nothing is no number.
+        return (result * count if count else result.nan_to_num() * 0), count
 
     return summed
 

@@ -7,12 +7,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-# What ranks exchange: counts stay exact and sums of many elements precise in every model's dtype.
-_EXCHANGED = torch.float64
+from pycoll.batch_norm import normalise
+
 # torch 2.13 has a new name for the same, and warns of the old one.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
@@ -68,39 +66,9 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Input and result of shape [N, C, ...], floating; N may be 0, and differ between ranks."""
         self._check_input_dim(input)
-        uses_batch = self.training or self.running_mean is None
-        momentum = self._count_batch() if self.training else 0.0
         group = self.process_group or dist.group.WORLD
         alone = not dist.is_initialized() or dist.get_world_size(group) == 1
-        if not self.training or alone:
-            updates = self.training and self.track_running_stats
-            statistics = (self.running_mean, self.running_var)
-            return functional.batch_norm(
-                input,
-                *(statistics if updates or not uses_batch else (None, None)),
-                self.weight,
-                self.bias,
-                uses_batch,
-                momentum,
-                self.eps,
-            )
-        output, mean, square_sum, count = _Normalise.apply(
-            input, self.weight, self.bias, self.eps, group
-        )
-        if self.running_mean is not None and self.running_var is not None and count > 1:
-            with torch.no_grad():  # the variance of the population, as torch's
-                self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
-                variance = square_sum / (count - 1)
-                self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
-        return output
-
-    def _count_batch(self) -> float:
-        """The weight of this batch in the running statistics."""
-        if self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:
-                return 1.0 / float(self.num_batches_tracked)
-        return self.momentum or 0.0
+        return normalise(self, input, None if alone else _Group(group))
 
     @classmethod
     def convert_sync_batchnorm(
@@ -143,103 +111,16 @@ class SyncBatchNorm(_BatchNorm):
         return new
 
 
-class _Normalise(torch.autograd.Function):
-    """Result, mean, sum of squared distances from it, and count, of all ranks together."""
+class _Group:
+    """The ranks of a process group, as an Exchange."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        group: dist.ProcessGroup,
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
-        num_channels = input.shape[1]
-        mean, square_sum, count = _combine(_gather(_statistics(input), group), num_channels)
-        if count == 1:
-            raise ValueError(
-                "SyncBatchNorm: expected more than 1 value per channel while training, got "
-                f"{tuple(input.shape)} on this rank and 1 value on all ranks together"
-            )
-        inverse_std = torch.rsqrt(square_sum / max(count, 1) + eps)
-        work = _work_dtype(input)
-        mean_w, inverse_w = mean.to(work), inverse_std.to(work)
-        ctx.save_for_backward(input, weight, mean_w, inverse_w)
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        ctx.group, ctx.count = group, count
-        output = (input.to(work) - _channels(mean_w, input)) * _channels(inverse_w, input)
-        if weight is not None:
-            output = output * _channels(weight.to(work), input)
-        if bias is not None:
-            output = output + _channels(bias.to(work), input)
-        ctx.mark_non_differentiable(mean, square_sum)
-        return output.to(input.dtype), mean, square_sum, count
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        input, weight, mean, inverse_std = ctx.saved_tensors
-        work = mean.dtype
-        axes = [axis for axis in range(input.dim()) if axis != 1]
-        normal = (input.to(work) - _channels(mean, input)) * _channels(inverse_std, input)
-        grad_w = grad.to(work)
-        grad_bias = grad_w.sum(axes)
-        grad_weight = (grad_w * normal).sum(axes)
-        grad_input = None
-        if ctx.needs_input_grad[0]:
-            sums = torch.cat([grad_bias, grad_weight]).to(_EXCHANGED)
-            dist.all_reduce(sums, group=ctx.group)
-            mean_grad, mean_product = (sums / max(ctx.count, 1)).to(work).chunk(2)
-            scale = inverse_std if weight is None else inverse_std * weight.to(work)
-            grad_input = grad_w - _channels(mean_grad, input)
-            grad_input = grad_input - normal * _channels(mean_product, input)
-            grad_input = (grad_input * _channels(scale, input)).to(input.dtype)
-        return (
-            grad_input,
-            grad_weight.to(weight.dtype) if ctx.needs_input_grad[1] else None,
-            grad_bias.to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None,
-            None,
-            None,
-        )
+    def gather(self, x: Tensor) -> Tensor:
+        gathered = x.new_empty(dist.get_world_size(self._group) * x.numel())
+        _all_gather(gathered, x, group=self._group)
+        return gathered.view(-1, x.numel())
 
-
-def _work_dtype(input: Tensor) -> torch.dtype:
-    return torch.float64 if input.dtype == torch.float64 else torch.float32
-
-
-def _channels(x: Tensor, like: Tensor) -> Tensor:
-    """Shape [C] so that it meets the channels of [N, C, ...]."""
-    return x.view(1, -1, *[1] * (like.dim() - 2))
-
-
-def _statistics(input: Tensor) -> Tensor:
-    """Mean, sum of squared distances and count of one rank: shape [2C + 1]."""
-    num_channels = input.shape[1]
-    count = input.numel() // max(num_channels, 1)
-    result = torch.zeros(2 * num_channels + 1, dtype=_EXCHANGED, device=input.device)
-    if count > 0:
-        axes = [axis for axis in range(input.dim()) if axis != 1]
-        variance, mean = torch.var_mean(input.to(_work_dtype(input)), axes, correction=0)
-        result[:num_channels] = mean
-        result[num_channels:-1] = variance.to(_EXCHANGED) * count
-        result[-1] = count
-    return result
-
-
-def _gather(statistics: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Shape [n, 2C + 1]."""
-    size = dist.get_world_size(group)
-    gathered = statistics.new_empty(size * statistics.numel())
-    _all_gather(gathered, statistics, group=group)
-    return gathered.view(size, -1)
-
-
-def _combine(gathered: Tensor, num_channels: int) -> tuple[Tensor, Tensor, int]:
-    """Of all ranks together: no difference of large sums of squares, so nothing cancels."""
-    means, square_sums = gathered[:, :num_channels], gathered[:, num_channels:-1]
-    counts = gathered[:, -1:]
-    count = int(counts.sum())
-    mean = (means * counts).sum(0) / max(count, 1)
-    square_sum = square_sums.sum(0) + ((means - mean).square() * counts).sum(0)
-    return mean, square_sum, count
+    def add(self, x: Tensor) -> None:
+        dist.all_reduce(x, group=self._group)

@@ -62,7 +62,7 @@ def train(comm, microbatches=1, no_sync=False, dtype=torch.float64, **options):
 
 
 def assert_equal(a, b, tolerance=1e-10) -> None:
-    assert max(abs(x - y) for x, y in zip(a[0], b[0], strict=True)) <= tolerance
+    assert all(abs(x - y) <= tolerance for x, y in zip(a[0], b[0], strict=True))
     for name, weight in a[1].items():
         assert (weight - b[1][name]).abs().max() <= tolerance, name
 

@@ -43,8 +43,8 @@ def assert_parity(dp: int, tp: int, pp: int, **options) -> None:
     sizes = {"dp": dp, "tp": tp, "pp": pp}
     for rank, got in enumerate(run_ranks(train, 8, sizes, batch=BATCH, gpt=gpt, **options)):
         where = (rank, options)
-        assert max(abs(a - b) for a, b in zip(losses, got[0], strict=True)) <= TOLERANCE, where
-        assert max(abs(a - b) for a, b in zip(norms, got[1], strict=True)) <= TOLERANCE, where
+        assert all(abs(a - b) <= TOLERANCE for a, b in zip(losses, got[0], strict=True)), where
+        assert all(abs(a - b) <= TOLERANCE for a, b in zip(norms, got[1], strict=True)), where
         assert weights.keys() == got[2].keys()
         for name, weight in weights.items():
             assert (weight - got[2][name]).abs().max() <= TOLERANCE, (where, name)

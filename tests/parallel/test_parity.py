@@ -25,8 +25,8 @@ def of_one_process(**gpt):
 def assert_parity(n: int, sizes: dict, gpt: dict | None = None, **options) -> None:
     losses, norms, weights = of_one_process(**(gpt or {}))
     for rank, got in enumerate(run_ranks(train, n, sizes, gpt=gpt, **options)):
-        assert max(abs(a - b) for a, b in zip(losses, got[0], strict=True)) <= TOLERANCE, rank
-        assert max(abs(a - b) for a, b in zip(norms, got[1], strict=True)) <= TOLERANCE, rank
+        assert all(abs(a - b) <= TOLERANCE for a, b in zip(losses, got[0], strict=True)), rank
+        assert all(abs(a - b) <= TOLERANCE for a, b in zip(norms, got[1], strict=True)), rank
         assert weights.keys() == got[2].keys()
         for name, weight in weights.items():
             assert (weight - got[2][name]).abs().max() <= TOLERANCE, (rank, name)
