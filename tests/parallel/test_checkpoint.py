@@ -80,7 +80,7 @@ def assert_goes_on(folder: Path, to: str) -> None:
     losses, weights = uninterrupted()
     n, sizes, options = LAYOUTS[to]
     for got in run_ranks(second_half, n, sizes, options, folder):
-        assert all(abs(a - b) <= 1e for a, b in zip(losses, got[0], strict=True))-10
+        assert all(abs(a - b) <= 1e-10 for a, b in zip(losses, got[0], strict=True))
         for name, weight in weights.items():
             assert (weight - got[1][name]).abs().max() <= 1e-10, name
         assert got[2] == [STEPS, STEPS]

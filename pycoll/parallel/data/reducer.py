@@ -13,6 +13,7 @@ from pycoll.parallel.data.buckets import Bucket, Slot, in_buckets
 from pycoll.parallel.ledger import Line
 from pycoll.parallel.placement import Placement
 
+_AT_ONCE = 2  # buckets that are reduced at once, where gradients are shared out
 _LOW = (torch.bfloat16, torch.float16)
 
 
@@ -143,6 +144,9 @@ class Reducer:
         if self.level == 3 and self.hooked:
             bucket.release()
         self._launched += 1
+        if self.level >= 2 and self._launched > _AT_ONCE:
+            # What is reduced gives up its memory before the next ones need theirs.
+            self.buckets[self._launched - 1 - _AT_ONCE].finish()
 
     def collect(self, *, reduce: bool) -> None:
         """Takes over gradients that were made without the hooks, and reduces them."""

@@ -1,0 +1,169 @@
+"""One operator on several ranks: convolutions by channels and by space, im2col, linear layers."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from pycoll import UsageError, run_ranks  # noqa: E402
+from pycoll import parallel as pc  # noqa: E402
+from pycoll.parallel import collectives  # noqa: E402
+from pycoll.parallel.placement import share  # noqa: E402
+from pycoll.parallel.tensor.im2col import conv2d_by_gemm, im2col  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.ranks]
+
+TOLERANCE = 1e-12
+
+
+def make():
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    layer = nn.Conv2d(5, 7, 3, padding=1)
+    return layer, torch.randn(4, 5, 10, 6), torch.randn(4, 7, 10, 6)
+
+
+def close(a, b) -> bool:
+    return bool((a - b).abs().max() <= TOLERANCE)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("by", ["conv_out", "conv_in"])
+def test_convolution_by_channels_equals_the_whole_one(n, by):
+    def work(comm):
+        layer, x, grad = make()
+        whole, x_whole = layer(x.requires_grad_()), x
+        whole.backward(grad)
+        gradients = [p.grad.clone() for p in layer.parameters()]
+        mesh = pc.mesh(tp=n, comm=comm)
+        model = nn.Sequential(make()[0])
+        model = pc.parallelize(model, mesh, tp={"0": by})
+        x = x_whole.detach().clone().requires_grad_()
+        out = model(x)
+        assert close(out, whole) and all(len(p) or True for p in model.parameters())
+        model.step(x, grad, loss=lambda out, grad: ((out * grad).sum(), 1))
+        assert close(x.grad, x_whole.grad)
+        for got, expected in zip(pc.whole_gradients(model).values(), gradients, strict=True):
+            assert close(got, expected)
+
+    run_ranks(work, n)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_convolution_by_space_exchanges_its_borders_and_no_more(n):
+    def work(comm):
+        layer, x, grad = make()
+        x.requires_grad_()
+        layer(x).backward(grad)
+        expected = [p.grad.clone() for p in layer.parameters()]
+        mesh = pc.mesh(tp=n, comm=comm)
+        model = pc.parallelize(nn.Sequential(make()[0]), mesh, tp={"0": "conv_space"})
+        start, stop = share(10, n, comm.rank)
+        mine = x.detach()[:, :, start:stop].clone().requires_grad_()
+        mesh.ledger.clear()
+        out = model(mine)
+        assert close(
+            out, functional.conv2d(x, layer.weight, layer.bias, padding=1)[:, :, start:stop]
+        )
+        sent = mesh.ledger.of("tp", "send").nbytes
+        neighbours = (comm.rank > 0) + (comm.rank < n - 1)
+        assert sent == neighbours * (3 // 2) * 6 * 5 * 4 * 8  # rows, W, C, N, bytes
+        model.step(mine, grad[:, :, start:stop], loss=lambda out, grad: ((out * grad).sum(), 1))
+        assert close(mine.grad, x.grad[:, :, start:stop])
+        for got, whole in zip(pc.whole_gradients(model).values(), expected, strict=True):
+            assert close(got, whole)
+
+    run_ranks(work, n)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_convolution_by_samples_is_data_parallel(n):
+    def work(comm):
+        layer, x, grad = make()
+        layer(x).backward(grad)
+        mesh = pc.mesh(comm=comm)
+        model = pc.parallelize(nn.Sequential(make()[0]), mesh)
+        ((x, grad),) = pc.shard([(x, grad)], mesh)
+        model.step(x, grad, loss=lambda out, grad: ((out * grad).sum(), 1))
+        for got, p in zip(pc.whole_gradients(model).values(), layer.parameters(), strict=True):
+            assert close(got * n, p.grad)  # each replica counted one
+
+    run_ranks(work, n)
+
+
+def test_im2col_of_three_channels_and_two_filters():
+    """By hand: a patch is a column, channel after channel; a filter is a row."""
+    x = torch.arange(27.0).view(1, 3, 3, 3)
+    columns = im2col(x, (2, 2))
+    assert columns.shape == (1, 12, 4)
+    assert columns[0, :, 0].tolist() == [0, 1, 3, 4, 9, 10, 12, 13, 18, 19, 21, 22]
+    filters = torch.stack([torch.ones(3, 2, 2), torch.eye(2).repeat(3, 1, 1)])
+    out = conv2d_by_gemm(x, filters)
+    assert out[0, 0, 0, 0] == 132 and out[0, 1, 0, 0] == 0 + 4 + 9 + 13 + 18 + 22
+
+
+@pytest.mark.parametrize(("stride", "padding"), [(1, 0), (2, 1), (3, 2)])
+def test_im2col_equals_unfold_and_its_product_the_convolution(stride, padding):
+    torch.manual_seed(1)
+    x, weight = torch.randn(2, 3, 9, 8).double(), torch.randn(4, 3, 3, 2).double()
+    unfolded = functional.unfold(x, (3, 2), padding=padding, stride=stride)
+    assert torch.equal(im2col(x, (3, 2), stride, padding), unfolded)
+    expected = functional.conv2d(x, weight, stride=stride, padding=padding)
+    assert close(conv2d_by_gemm(x, weight, None, stride, padding), expected)
+
+    def work(comm):
+        line = pc.mesh(tp=3, comm=comm).line("tp")
+        assert close(conv2d_by_gemm(x, weight, line, stride, padding), expected)
+
+    run_ranks(work, 3)
+
+
+def test_column_that_gathers_is_whole_again():
+    def work(comm):
+        torch.set_default_dtype(torch.float64)
+        torch.manual_seed(0)
+        layer, x = nn.Linear(4, 7), torch.randn(3, 4)
+        expected = layer(x)
+        model = pc.parallelize(nn.Sequential(layer), pc.mesh(tp=2, comm=comm), tp={"0": "gather"})
+        assert close(model(x), expected)
+
+    run_ranks(work, 2)
+
+
+def test_conjugates_have_each_others_gradient():
+    def work(comm):
+        torch.set_default_dtype(torch.float64)
+        line = pc.mesh(tp=2, comm=comm).line("tp")
+        x = torch.arange(6.0).view(3, 2).requires_grad_()
+        part = collectives.scatter_to(x, line, 0)
+        assert part.shape == (2 - comm.rank, 2)
+        whole = collectives.gather_from(part, line, 0, 3)
+        assert torch.equal(whole, x)
+        whole.backward(torch.ones(3, 2))
+        assert torch.equal(x.grad, torch.ones(3, 2))
+        y = collectives.reduce_from(collectives.copy_to(x, line) * (comm.rank + 1), line)
+        assert torch.equal(y, 3 * x)
+        z = collectives.gather_to(part.detach().requires_grad_(), line, 0, 3)
+        assert torch.equal(collectives.reduce_scatter_from(z, line, 0), 2 * part)
+
+    run_ranks(work, 2)
+
+
+def test_convolutions_that_cannot_be_shared_out_are_an_error():
+    def work(comm):
+        mesh = pc.mesh(tp=2, comm=comm)
+        for layer, style, message in (
+            (nn.Conv2d(4, 4, 3, groups=2), "conv_out", "in one group"),
+            (nn.Conv2d(4, 4, 3, padding="same"), "conv_in", "expected numbers"),
+            (nn.Conv2d(4, 4, 3, stride=2, padding=1), "conv_space", "with stride 1"),
+            (nn.Conv2d(4, 4, 3), "conv_space", "as many come out as go in"),
+        ):
+            with pytest.raises(UsageError, match=message):
+                pc.parallelize(nn.Sequential(layer), mesh, tp={"0": style})
+
+    run_ranks(work, 2)
