@@ -87,7 +87,7 @@ class Optimizer:
     def grad_norm(self) -> float:
         """The 2-norm of the gradients of all ranks' parameters, each element counted once."""
         squares = [
-            torch.sum(piece.value.grad.double() ** 2)
+            torch.linalg.vector_norm(piece.value.grad).double() ** 2
             for piece in self._pieces()
             if piece.owned and piece.value.grad is not None
         ]

@@ -27,6 +27,7 @@ class Slot:
         offset: Of its first element in the flat array.
         shape: Of the parameter.
         ready: Whether this backward pass has made its gradient.
+        filled: Whether the bucket has a gradient of it.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Slot:
     offset: int
     shape: torch.Size
     ready: bool = False
+    filled: bool = False
 
     @property
     def count(self) -> int:
@@ -191,21 +193,32 @@ class Bucket:
         """Takes a parameter's gradient over."""
         grad = slot.parameter.grad
         assert grad is not None
-        if self._gradients is None:
-            lasts = self.level < 2
-            self._gradients = (
-                self.line.comm.empty(self._count, self._main)
-                if lasts
-                else torch.zeros(self._count, dtype=self._main)
-            )
-        slot.view(self._gradients).add_(grad)
+        view = slot.view(self._own_gradients())
+        if slot.filled:
+            view.add_(grad)
+        else:
+            view.copy_(grad)
+        slot.filled = True
         slot.parameter.grad = None
+
+    def _own_gradients(self) -> Tensor:
+        """The flat array of this rank's gradients, made when it is first asked for."""
+        if self._gradients is None:
+            # What lasts is in memory that the others reach without a copy.
+            self._gradients = (
+                torch.empty(self._count, dtype=self._main)
+                if self.level >= 2
+                else self.line.comm.empty(self._count, self._main)
+            )
+            self._gradients[self.slots[-1].offset + self.slots[-1].count :] = 0
+        return self._gradients
 
     def launch(self) -> None:
         """Starts to add up the gradients of all ranks."""
-        if self._gradients is None:
-            self._gradients = torch.zeros(self._count, dtype=self._main)
-        whole = self._gradients
+        whole = self._own_gradients()
+        for slot in self.slots:
+            if not slot.filled:
+                slot.view(whole).zero_()
         if not self.level:
             if self.line.size > 1:
                 self._reducing = self.line.start("all_reduce", whole, whole)
@@ -227,6 +240,7 @@ class Bucket:
             else:
                 self._sums += mine
             self._gradients = None
+            self._forget()
         self.pending = len(self.slots)
         for slot in self.slots:
             slot.ready = False
@@ -239,10 +253,12 @@ class Bucket:
 
     def clear(self) -> None:
         """Forgets the reduced gradients."""
-        if self.level >= 2:
-            self._sums = None
-        elif self._gradients is not None:
-            self._gradients.zero_()
+        self._sums = None
+        self._forget()
+
+    def _forget(self) -> None:
+        for slot in self.slots:
+            slot.filled = False
 
 
 def in_buckets(

@@ -173,8 +173,9 @@ class Reducer:
     def settle(self, presence: Tensor, scale: float) -> None:
         """Gives the pieces their gradients: the sums times `scale`; none where nobody used them."""
         self.unused = [n for n, used in zip(self.names, presence.tolist(), strict=True) if not used]
-        for bucket in self.buckets:
-            bucket.scale(scale)
+        if scale != 1.0:
+            for bucket in self.buckets:
+                bucket.scale(scale)
         absent = set(self.unused)
         for piece in self.pieces.values():
             gradient = piece.bucket.gradient(piece.slot).view_as(piece.value)
