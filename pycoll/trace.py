@@ -6,12 +6,15 @@ import copy
 import json
 import pickle
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pycoll import flight
 from pycoll.errors import UsageError
+
+if TYPE_CHECKING:
+    from pycoll.parallel.pipeline.timeline import Timeline
 
 Entry = dict[str, Any]
 Flights = dict[str, dict[int, list[Entry]]]  # by group, then rank: entries, the oldest first
@@ -71,18 +74,25 @@ def summary(ranks: dict[int, list[Entry]]) -> list[dict[str, Any]]:
     return flight.skew_table([o for o in operations.values() if len(o) == len(ranks)])
 
 
-def chrome_trace(flights: Flights) -> dict[str, Any]:
+def chrome_trace(flights: Flights, pipelines: Sequence[Timeline] = ()) -> dict[str, Any]:
     """All operations as Trace Event JSON: a process for each group, tracks for each rank.
 
     Collectives are on a rank's first track, messages for which it waits on its second one, and
     asynchronous messages on tracks that come and go.
 
     An arrow leads from the rank that came last to each that waited for it, and a counter shows the
-    skew.
+    skew. Pipelines get a process each, too, in the same time.
+
+    Args:
+        flights: As `read` gives them.
+        pipelines: As `pycoll.parallel.pipeline.timeline.read` gives them.
     """
+    from pycoll.parallel.pipeline import timeline
+
     events: list[dict[str, Any]] = []
     every = [e for ranks in flights.values() for entries in ranks.values() for e in entries]
-    start = min((entry["time_created_ns"] for entry in every), default=0)
+    begins = [entry["time_created_ns"] for entry in every] + timeline.bounds(pipelines)
+    start = min(begins, default=0)
     end = max((max(entry["time_created_ns"], _end(entry) or 0) for entry in every), default=0)
 
     def at_us(ns: int) -> float:
@@ -106,6 +116,7 @@ def chrome_trace(flights: Flights) -> dict[str, Any]:
             if len(taken) < 2 or len({_name(entry) for _, entry in taken}) > 1:
                 continue
             events += _arrival(pid, sequence, taken, at_us)
+    events += timeline.events(pipelines, len(flights), at_us)
     return {"traceEvents": events, "displayTimeUnit": "ns"}
 
 

@@ -36,10 +36,12 @@ def trace(
 ) -> None:
     """Show how far apart the ranks came to each collective, and write a trace of all operations."""
     from pycoll import trace
+    from pycoll.parallel.pipeline import timeline
 
-    flights = trace.read(files)
+    flights = trace.read([path for path in files if not path.name.startswith(timeline.PREFIX)])
     if output is not None:
-        output.write_text(json.dumps(trace.chrome_trace(flights)) + "\n")
+        content = trace.chrome_trace(flights, timeline.read(files))
+        output.write_text(json.dumps(content) + "\n")
         typer.echo(f"wrote {output}", err=True)
     if fr_trace is not None:
         left_out = trace.write_pickles(flights, fr_trace)

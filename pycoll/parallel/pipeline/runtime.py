@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pycoll.errors import UsageError
+from pycoll.parallel.pipeline import timeline
 from pycoll.parallel.pipeline.actions import Kind, Schedule
 from pycoll.parallel.pipeline.agree import agree
 from pycoll.parallel.pipeline.messages import Messages
@@ -19,7 +22,7 @@ from pycoll.parallel.pipeline.result import StepResult
 from pycoll.parallel.pipeline.shared import set_aside, sum_shared_gradients
 from pycoll.parallel.pipeline.stages import Stages
 from pycoll.parallel.pipeline.stash import Stash
-from pycoll.parallel.pipeline.step import Arrivals, Hooks, StepRun
+from pycoll.parallel.pipeline.step import Arrivals, Hooks, Moment, StepRun
 from pycoll.parallel.pipeline.transfers import PREFETCH, with_transfers
 from pycoll.parallel.pipeline.validate import validate
 
@@ -45,6 +48,7 @@ class PipelineRuntime:
         split_backward: bool = True,
         dynamic_shapes: bool = False,
         prefetch: int = PREFETCH,
+        record_steps: int = 16,
     ) -> None:
         """Binds stages, schedule and ranks together. Not collective.
 
@@ -62,7 +66,8 @@ class PipelineRuntime:
                 compute activations again, where each W would do that once more.
             dynamic_shapes: Shapes may change though those of the inputs do not: every message is
                 announced.
-            prefetch: How many receives are posted ahead.
+            prefetch: How many actions ahead receives are posted.
+            record_steps: Of how many steps `write_timeline` knows: the last ones.
 
         Raises:
             UsageError: stages, schedule and ranks do not fit, or the schedule is not valid.
@@ -77,6 +82,7 @@ class PipelineRuntime:
         self._programs: dict[int, tuple[Schedule, Schedule]] = {}
         self._known: dict[tuple[int, bool], Arrivals] = {}
         self.bubble_s = 0.0  # of the last step: the time in which this rank did not compute
+        self._recorded: deque[list[Moment]] = deque(maxlen=record_steps)
         self._fit(self.schedule_of(self._num_own_microbatches()))
 
     def schedule_of(self, num_microbatches: int) -> Schedule:
@@ -134,6 +140,19 @@ class PipelineRuntime:
         loss = (loss_fn or self._loss) if targets is not None else None
         return self._run(inputs, targets, loss, microbatches, 1.0, train=False)
 
+    def write_timeline(self, folder: str | Path, also: Sequence[Communicator] = ()) -> list[Path]:
+        """Writes what this rank did in the last steps, for `pycoll trace FOLDER -o trace.json`.
+
+        Args:
+            folder: Where to. The flight record of the pipeline's communicator is put beside it.
+            also: Other communicators whose collectives are to be in the same trace.
+
+        Returns:
+            The files.
+        """
+        made = next(iter(self._programs.values()))[0]
+        return timeline.write(self._recorded, made.name, self._comm, folder, also)
+
     # Of one step.
 
     def _run(
@@ -190,6 +209,7 @@ class PipelineRuntime:
         sums = [run.losses[i] for i in sorted(run.losses)]
         totals = np.array([sum(s for s, _ in sums), sum(c for _, c in sums)], np.float64)
         self._comm.broadcast(totals, root=schedule.placement[-1])
+        self._recorded.append(run.moments)
         result = StepResult(
             float(totals[0]),
             float(totals[1]),

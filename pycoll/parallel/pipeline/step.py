@@ -153,9 +153,9 @@ class StepRun:
             inputs = [tensor for tensor in hidden or () if tensor.requires_grad]
             self._saved[stage, i] = Saved(inputs, [t for t in outputs if t.requires_grad])
             self.peak_live = max(self.peak_live, len(self._saved))
+        self._note(action, begin)
         if not is_last:
             self._hand_on(stage + 1, i, outputs, notes)
-        self._note(action, begin)
 
     def _hand_on(self, to: int, i: int, outputs: list[torch.Tensor], notes: Any) -> None:
         specs = tuple(Spec.of(tensor) for tensor in outputs)
@@ -201,6 +201,7 @@ class StepRun:
             if saved.outputs:
                 torch.autograd.backward(saved.outputs, gradients)
             found = [tensor.grad for tensor in saved.inputs]
+        self._note(action, begin)
         if saved.inputs:
             back = zip(saved.inputs, found, strict=True)
             sent = tuple(torch.zeros_like(t) if g is None else g.detach() for t, g in back)
@@ -209,7 +210,6 @@ class StepRun:
             self._done(stage, i)
         else:
             saved.outputs, saved.inputs = [], []
-        self._note(action, begin)
 
     def _weights(self, action: Action) -> None:
         begin = time.monotonic_ns()
@@ -217,8 +217,8 @@ class StepRun:
         later = self._saved[action.stage, action.microbatch].later
         if later is not None:
             later()
-        self._done(action.stage, action.microbatch)
         self._note(action, begin)
+        self._done(action.stage, action.microbatch)
 
     def _done(self, stage: int, i: int) -> None:
         """A microbatch has left a stage; after the last one its gradients are complete."""
