@@ -82,9 +82,13 @@ def summary(schedule: Schedule, played: Simulation) -> str:
     """Bubble and memory in one line."""
     live = " ".join(map(str, played.peak_live))
     chunks = "" if schedule.stages_per_rank == 1 else f" chunks of 1/{schedule.stages_per_rank}"
+    steady = ""
+    if schedule.updates and schedule.num_microbatches > schedule.num_ranks:
+        idle = played.idle_share_between(*played.steady)
+        steady = f"idle {100 * idle:.1f} % of the steady state; start and end with it: "
     return (
-        f"bubble {100 * played.bubble:.1f} % of the work, {100 * played.idle_share:.1f} % of all "
-        f"time; live activations by rank: {live}{chunks}"
+        f"{steady}bubble {100 * played.bubble:.1f} % of the work, {100 * played.idle_share:.1f} % "
+        f"of all time; live activations by rank: {live}{chunks}"
     )
 
 

@@ -65,6 +65,13 @@ def boxes(svg: str) -> list[str]:
     return [line.strip() for line in svg.splitlines() if "fill: #" in line and "<path" not in line]
 
 
+def test_documents_list_every_schedule_and_its_name_in_torch():
+    table = (IMAGES.parent / "pipeline.md").read_text()
+    for name in pipeline.names():
+        torch_name = pipeline.generator(name).torch_name or ""
+        assert f"| `{name}` | {torch_name}".rstrip() in table, name
+
+
 def test_unknown_format_is_refused():
     with pytest.raises(UsageError, match="cannot draw as 'gif'"):
         draw_pipeline(pipeline.build("gpipe", 2, 2), "x.gif")
