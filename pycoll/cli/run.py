@@ -50,7 +50,7 @@ def run(
         bool, typer.Option("-m", help="SCRIPT is a module, as for `python -m`.")
     ] = False,
     prefix: Annotated[
-        bool, typer.Option("--prefix/--no-prefix", help="Start each line of output with [rank].")
+        bool, typer.Option("--prefix/--no-prefix", help="Start each line of output with the rank.")
     ] = True,
     grace: Annotated[
         float,
