@@ -37,13 +37,13 @@ PlannerLinks links_of(const Transport& transport, const Segment& segment) {
   return links;
 }
 
-Topology topology_of(Transport& transport) {
+Topology topology_of(Transport& transport, const SelectionInputs& inputs) {
   const int num_ranks = transport.num_ranks();
   Topology topology = shared_memory_topology(num_ranks, transport.segment().num_cores());
   std::vector<int> host_of;
   for (int rank = 0; rank < num_ranks; ++rank) host_of.push_back(transport.host_number(rank));
   if (*std::max_element(host_of.begin(), host_of.end()) != 0) {
-    topology.hosts = tcp_level(std::move(host_of));
+    topology.hosts = host_level(std::move(host_of), inputs.network);
   }
   return topology;
 }
@@ -68,7 +68,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_
       timeout_s_(timeout_s),
       inputs_(inputs != nullptr ? std::move(inputs)
                                 : Settings::from_bytes(segment_.settings_text()).parse()),
-      planner_(Selector(topology_of(*transport_), inputs_), rank_, links_of(*transport_, segment_)),
+      planner_(Selector(topology_of(*transport_, *inputs_), inputs_), rank_, links_of(*transport_, segment_)),
       peer_memory_(*transport_),
       waiter_(*transport_),
       recorder_(segment_, rank_),

@@ -1,5 +1,6 @@
 #include "comm/init.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <functional>
 
@@ -9,6 +10,7 @@
 #include "bootstrap/wire.h"
 #include "comm/host_wire.h"
 #include "comm/settings.h"
+#include "comm/wire_cost.h"
 
 namespace pycoll {
 namespace {
@@ -54,11 +56,31 @@ Joined init_from_launcher(const LaunchEnv& env, const Deadline& deadline) {
   return init_over_mpi(found->duplicate_world(deadline), deadline);
 }
 
+/// Between the first ranks of the first two hosts, which stand for all. The same on all ranks.
+NetworkCost network_cost(Wire& wire, const Meeting& meeting, const HostTable& hosts,
+                         const Deadline& deadline) {
+  const auto second = std::find(hosts.host_of.begin(), hosts.host_of.end(), 1);
+  const auto other = static_cast<int>(second - hosts.host_of.begin());
+  NetworkCost cost;
+  if (meeting.rank == 0) cost = measure_wire(wire, other, /*leads=*/true, deadline);
+  if (meeting.rank == other) measure_wire(wire, 0, /*leads=*/false, deadline);
+  WireWriter own;
+  own.number(cost.alpha_s).number(cost.beta_s_per_byte);
+  const std::string of_rank_0 = meeting.exchange("network cost", own.bytes()).front();
+  WireReader reader(of_rank_0);
+  cost.alpha_s = reader.number<double>();
+  cost.beta_s_per_byte = reader.number<double>();
+  return cost;
+}
+
 std::unique_ptr<Transport> connect_hosts(const Meeting& meeting, HostsWorld world,
                                          const Deadline& deadline) {
   LinkRules rules;
   rules.silence_s = read_silence_s();
   std::unique_ptr<Wire> wire = connect_wire(meeting, world, rules, deadline);
+  Settings settings = Settings::from_bytes(world.settings);
+  settings.network = network_cost(*wire, meeting, world.hosts, deadline);
+  world.settings = settings.to_bytes();
   return make_hosts_transport(std::move(world), meeting.rank, std::move(wire), rules, deadline);
 }
 

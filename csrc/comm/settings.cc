@@ -69,8 +69,8 @@ Settings Settings::read() {
 
 std::string Settings::to_bytes() const {
   char header[kHeaderBytes] = {};
-  std::snprintf(header, sizeof(header), "%zu %zu %zu", rules.size(), table.size(),
-                table_note.size());
+  std::snprintf(header, sizeof(header), "%zu %zu %zu %.9g %.9g", rules.size(), table.size(),
+                table_note.size(), network.alpha_s, network.beta_s_per_byte);
   return std::string(header, sizeof(header)) + rules + table + table_note;
 }
 
@@ -78,7 +78,8 @@ Settings Settings::from_bytes(std::string_view bytes) {
   Settings settings;
   size_t sizes[3] = {};
   if (bytes.size() < kHeaderBytes ||
-      std::sscanf(bytes.data(), "%zu %zu %zu", &sizes[0], &sizes[1], &sizes[2]) != 3 ||
+      std::sscanf(bytes.data(), "%zu %zu %zu %lf %lf", &sizes[0], &sizes[1], &sizes[2],
+                  &settings.network.alpha_s, &settings.network.beta_s_per_byte) != 5 ||
       bytes.size() - kHeaderBytes != sizes[0] + sizes[1] + sizes[2]) {
     return settings;  // a world that was made without settings
   }
@@ -94,6 +95,7 @@ std::shared_ptr<const SelectionInputs> Settings::parse() const {
   inputs->rules = Rules::parse(rules, kRulesVariable);
   if (!table.empty()) inputs->table = TuningTable::parse(table);
   inputs->table_note = table_note;
+  inputs->network = network;
   return inputs;
 }
 

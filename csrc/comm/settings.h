@@ -1,4 +1,4 @@
-// What the job's environment and cache directory say about selection. The rank that makes a
+// What the job's environment, cache directory and network say about selection. The rank that makes a
 // communicator's memory reads it and writes it there before the others see the memory, so that all
 // ranks choose alike even when their environments and files differ.
 #pragma once
@@ -15,6 +15,7 @@ struct Settings {
   std::string rules;       // PYCOLL_ALGO
   std::string table;       // text of the measured table; empty: there is none, or it is ignored
   std::string table_note;  // where it is from, or why there is none
+  NetworkCost network;     // between the hosts, as measured when the ranks met
 
   /// From the environment and the file system. Raises nothing: what is wrong with the table is in
   /// its note, and what is wrong with the rules comes out when they are parsed, on every rank.

@@ -182,6 +182,15 @@ std::string Selector::describe_sources() const {
   if (!inputs_->table_note.empty()) text += "  table: " + inputs_->table_note + "\n";
   text +=
       "  costs of the simulation: " + (fitted_.empty() ? "built in" : "fitted, " + fitted_) + "\n";
+  if (topology_.hosts.num_hosts > 1) {
+    const NetworkCost& cost = inputs_->network;
+    char numbers[64];
+    std::snprintf(numbers, sizeof(numbers), "%.3g us and %.3g Gbit/s", 1e6 * cost.alpha_s,
+                  8e-9 / cost.beta_s_per_byte);
+    text += std::string("  between hosts: ") +
+            (cost.beta_s_per_byte > 0 ? numbers + std::string(", measured when the ranks met\n")
+                                      : "built in\n");
+  }
   return text;
 }
 

@@ -41,6 +41,7 @@ struct SelectionInputs {
   Rules rules;
   TuningTable table;       // without rows: none
   std::string table_note;  // where the table is from, or why there is none
+  NetworkCost network;     // between hosts
 };
 
 /// All that may carry a message, the one first that should. Who takes the first one that can has

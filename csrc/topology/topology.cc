@@ -45,7 +45,7 @@ int HostLevel::ranks_per_host() const {
   return per_host;
 }
 
-HostLevel tcp_level(std::vector<int> host_of) {
+HostLevel host_level(std::vector<int> host_of, const NetworkCost& measured) {
   HostLevel level;
   level.num_hosts = 1 + *std::max_element(host_of.begin(), host_of.end());
   level.host_of = std::move(host_of);
@@ -53,6 +53,11 @@ HostLevel tcp_level(std::vector<int> host_of) {
   level.beta_s_per_byte = 0.8e-9;
   level.message_s = 3e-6;
   level.copy_s_per_byte = 0.1e-9;
+  if (measured.beta_s_per_byte > 0) {
+    // A flight has what sender and receiver do for a message in it.
+    level.alpha_s = std::max(measured.alpha_s - 2 * level.message_s, 1e-6);
+    level.beta_s_per_byte = measured.beta_s_per_byte;
+  }
   return level;
 }
 

@@ -11,6 +11,12 @@
 
 namespace pycoll {
 
+/// What a message between two hosts takes: alpha + beta * bytes. Zeros: not measured.
+struct NetworkCost {
+  double alpha_s = 0;
+  double beta_s_per_byte = 0;
+};
+
 /// Several hosts and what a message between two of them costs.
 struct HostLevel {
   std::vector<int> host_of;  // by rank; empty: all are on one host
@@ -25,8 +31,8 @@ struct HostLevel {
   int ranks_per_host() const;
 };
 
-/// Between hosts, over TCP on server networks of 10 Gbit/s.
-HostLevel tcp_level(std::vector<int> host_of);
+/// Between hosts, as measured; else over TCP on server networks of 10 Gbit/s.
+HostLevel host_level(std::vector<int> host_of, const NetworkCost& measured);
 
 struct Topology {
   int num_ranks = 1;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from host_jobs import FRACTIONS, one_case, sent_per_message
@@ -74,6 +76,26 @@ def test_table_measured_on_one_host_says_nothing_of_several(two, tmp_path, monke
     for outcome in two.run(job, 2):
         first = outcome.get().splitlines()[0]
         assert "hierarchical" in first, outcome.get()
+
+
+@pytest.mark.parametrize(("rate", "gbit_per_s"), [("100mbit", 0.1), ("1gbit", 1.0)])
+def test_costs_between_hosts_are_those_of_the_network(two, rate, gbit_per_s):
+    def job(comm: Comm) -> str:
+        texts = [comm.explain("all_reduce", 1 << 20)]
+        part = comm.split(0, key=-comm.rank)  # knows it, too
+        texts.append(part.explain("all_reduce", 1 << 20))
+        return "\n".join(line for text in texts for line in text.splitlines() if "Gbit/s" in line)
+
+    two.set_rate(rate)
+    try:
+        outcomes = [outcome.get() for outcome in two.run(job, 2)]
+    finally:
+        two.set_rate(None)
+    assert len(set(outcomes)) == 1
+    found = re.findall(r"between hosts: (.+) us and (.+) Gbit/s, measured", outcomes[0])
+    assert len(found) == 2 and found[0] == found[1]
+    # A link's burst is sent at once; what else the machine does makes it slower.
+    assert 0.5 * gbit_per_s < float(found[0][1]) < 1.6 * gbit_per_s
 
 
 def test_large_messages_go_hierarchically_without_being_asked(two):
