@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -48,6 +49,37 @@ def test_delay_only_slows_things_down(delayed: DelayedNetwork, delay_s):
     env = {"PYCOLL_SILENCE_S": "1.5", "timeout_s": "60"}
     for outcome in delayed.run(some_collectives, 1, 3000, 1, **env):
         assert outcome.get() > 2 * delay_s
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("iperf3"), reason="the comparison is with iperf3")
+def test_one_link_carries_as_much_as_iperf3(two: Network):
+    """Two hosts at 10 Gbit/s: at least 80 % of what one stream of iperf3 gets."""
+
+    def gbit_per_s(comm: Comm) -> float:
+        x = np.zeros(16 << 20, np.uint8)
+        times = []
+        for _ in range(5):
+            comm.barrier()
+            start = time.perf_counter()
+            for _ in range(3):
+                comm.broadcast(x)
+            comm.barrier()
+            times.append((time.perf_counter() - start) / 3)
+        return 8e-9 * x.nbytes / min(times)
+
+    two.set_rate("10gbit")
+    try:
+        server = two.command(0, ["iperf3", "-s", "-1", "-B", two.address(0)])
+        time.sleep(0.5)
+        text = two.command(1, ["iperf3", "-c", two.address(0), "-t", "2", "-J"]).communicate()[0]
+        server.communicate()
+        iperf3 = json.loads(text)["end"]["sum_received"]["bits_per_second"] * 1e-9
+        ours = two.run(gbit_per_s)[0].get()
+    finally:
+        two.set_rate(None)
+    print(f"iperf3 {iperf3:.2f}, pycoll {ours:.2f} Gbit/s")
+    assert ours > 0.8 * iperf3
 
 
 def test_ranks_that_join_in_any_order_find_each_other(two: Network):
