@@ -11,9 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 from pycoll import UsageError, _core, schedule
+from pycoll.cli import app
 from pycoll.draw import draw_schedule, draw_simulation
+from pycoll.draw.cluster import draw_cluster as draw_cluster_figure
 from pycoll.draw.picture import FOREIGN, Picture, make_picture
 
 pytestmark = pytest.mark.pure
@@ -262,3 +265,22 @@ def test_simulation_of_nothing_is_drawn(tmp_path: Path):
     pytest.importorskip("matplotlib")
     build("ring", 1).simulate(1 << 20, 1e-6, 1e-10).draw(tmp_path / "nothing.png")
     assert (tmp_path / "nothing.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_cluster_has_a_row_for_each_host_and_a_cell_for_each_link():
+    ranks = [{"host": f"node{rank // 2}", "host_number": rank // 2} for rank in range(5)]
+    links = [
+        {"from": a, "to": b, "alpha_us": 10.0 + a, "gbit_per_s": 1.0 + b}
+        for a, b in ((0, 1), (2, 3), (0, 2), (0, 4), (2, 4))
+    ]
+    figure = draw_cluster_figure({"ranks": ranks, "links": links}, "title")
+    for panel, first in zip(figure.axes, ("10", "2"), strict=True):
+        labels = [label.get_text() for label in panel.get_yticklabels()]
+        assert labels == ["node0\nranks 0-1", "node1\nranks 2-3", "node2\nrank 4"]
+        # Both directions of three links between hosts, and two within.
+        assert len(panel.texts) == 8 and panel.texts[0].get_text() == first
+
+
+def test_plot_of_a_cluster_needs_the_cluster():
+    done = CliRunner().invoke(app, ["info", "--plot", "x.svg"])
+    assert done.exit_code == 2 and "needs --cluster" in done.output

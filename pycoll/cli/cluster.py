@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import time
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -14,21 +15,32 @@ _SMALL, _LARGE = 8, 1 << 20
 _ROUNDS = 50
 
 
-def cluster(as_json: bool) -> None:
+def cluster(as_json: bool, plot: Path | None) -> None:
     """Joins the ranks of the job; rank 0 prints where they are and what was measured."""
     import pycoll
 
+    if plot is not None:
+        from pycoll.draw.style import image_format, matplotlib_module
+
+        image_format(plot, None, ("svg", "png"))
+        matplotlib_module()
+
     with pycoll.init() as comm:
         ranks = _gather(comm, _own_facts(comm))
-        first: dict[str, int] = {}  # of each host, as hosts are told apart by their numbers
+        of_host: dict[int, list[int]] = {}  # hosts are told apart by their numbers
         for rank, facts in enumerate(ranks):
-            first.setdefault(str(facts["host_number"]), rank)
-        links = _measure(comm, list(first.values()))
+            of_host.setdefault(facts["host_number"], []).append(rank)
+        links = _measure(comm, list(of_host.values()))
         comm.barrier()
         if comm.rank != 0:
             return
         facts = {"transport": comm.transport, "ranks": ranks, "links": links}
         typer.echo(json.dumps(facts, indent=2) if as_json else _table(facts))
+        if plot is not None:
+            from pycoll.draw import draw_cluster
+
+            draw_cluster(facts, plot)
+            typer.echo(f"wrote {plot}", err=True)
 
 
 def _own_facts(comm: Any) -> dict[str, Any]:
@@ -51,13 +63,17 @@ def _gather(comm: Any, facts: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(row.tobytes().rstrip(b"\0")) for row in rows]
 
 
-def _measure(comm: Any, firsts: list[int]) -> list[dict[str, Any]]:
-    """Messages back and forth between the first ranks of every two hosts, one pair at a time."""
+def _measure(comm: Any, hosts: list[list[int]]) -> list[dict[str, Any]]:
+    """Messages back and forth, one pair at a time.
+
+    Between the first two ranks of each host, and the first ranks of every two hosts.
+    """
     import numpy as np
 
     links = []
-    pairs = [(a, b) for i, a in enumerate(firsts) for b in firsts[i + 1 :]]
-    for a, b in pairs or ([(0, 1)] if comm.size > 1 else []):
+    pairs = [(ranks[0], ranks[1]) for ranks in hosts if len(ranks) > 1]
+    pairs += [(a[0], b[0]) for i, a in enumerate(hosts) for b in hosts[i + 1 :]]
+    for a, b in pairs:
         comm.barrier()
         times = np.zeros(2)
         if comm.rank in (a, b):
@@ -100,7 +116,13 @@ def _table(facts: dict[str, Any]) -> str:
     if links:
         lines += ["", f"{'between':<44} {'alpha':>10} {'bandwidth':>14}"]
     for link in links:
-        a, b = (f"{ranks[link[end]]['host']} (rank {link[end]})" for end in ("from", "to"))
-        between = f"{a} and {b}"
+        ends = link["from"], link["to"]
+        a, b = (f"{ranks[rank]['host']} (rank {rank})" for rank in ends)
+        inside = len({ranks[rank]["host_number"] for rank in ends}) == 1
+        between = (
+            f"ranks {ends[0]} and {ends[1]} of {ranks[ends[0]]['host']}"
+            if inside
+            else (f"{a} and {b}")
+        )
         lines.append(f"{between:<44} {link['alpha_us']:>7.1f} us {link['gbit_per_s']:>7.2f} Gbit/s")
     return "\n".join(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,8 @@ EPILOG = """[bold]Examples[/bold]
   pycoll info --json
 
   torchrun --nnodes 2 --nproc-per-node 4 ... -m pycoll.cli info --cluster
+
+  mpiexec -hosts a,b,c -n 12 pycoll info --cluster --plot cluster.svg
 """
 
 
@@ -29,12 +32,19 @@ def info(
             "Run it on every rank, under the job's launcher.",
         ),
     ] = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="With --cluster, a picture: .svg or .png.")
+    ] = None,
 ) -> None:
     """Show the version, how the core was built, and what is found on this machine."""
     if of_cluster:
         from pycoll.cli.cluster import cluster
 
-        return cluster(as_json)
+        return cluster(as_json, plot)
+    if plot is not None:
+        from pycoll.errors import UsageError
+
+        raise UsageError("--plot draws the links of a cluster: it needs --cluster")
     facts = _facts()
     if as_json:
         import json

@@ -72,6 +72,23 @@ def test_info_of_the_cluster_names_hosts_and_measures_their_link(two):
     assert 0 < link["alpha_us"] < 1e5 and link["gbit_per_s"] > 0
 
 
+def test_info_of_the_cluster_draws_links_between_hosts_and_within(two, tmp_path):
+    def main() -> None:
+        from typer.testing import CliRunner
+
+        from pycoll.cli import app
+
+        plot = ["--plot", str(tmp_path / "cluster.svg")]
+        done = CliRunner().invoke(app, ["info", "--cluster", "--json", *plot])
+        assert done.exit_code == 0, done.output
+
+    env = {"WORLD_SIZE": "4", "MASTER_ADDR": two.address(0), "MASTER_PORT": str(free_port())}
+    pids = [two.start(rank // 2, main, RANK=str(rank), **env) for rank in range(4)]
+    for pid in pids:
+        two.outcome(pid).get()
+    assert (tmp_path / "cluster.svg").read_text().startswith("<?xml")
+
+
 @pytest.mark.slow
 @pytest.mark.torch
 def test_torchrun_over_two_hosts_trains_as_one_process_does(two):
