@@ -93,7 +93,7 @@ $(VENV)/test: $(VENV)/demo
 	@touch $@
 
 $(VENV)/frameworks: $(VENV)/test
-	@echo "Installing accelerate and Lightning ..."
+	@echo "Installing accelerate, Lightning and transformers ..."
 	@$(INSTALL) -e ".[frameworks]"
 	@touch $@
 

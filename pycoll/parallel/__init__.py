@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from pycoll.parallel.init import keyed_init
     from pycoll.parallel.metrics import log, metrics
     from pycoll.parallel.optimizers import Optimizer, optimizer, trainer_of
-    from pycoll.parallel.tensor.plan import Column, Conv, Inside, Row, Vocab
+    from pycoll.parallel.tensor.plan import Column, Conv, Inside, Region, Row, Vocab
     from pycoll.parallel.tensor.vocab import cross_entropy
+    from pycoll.parallel.timeline import trace
     from pycoll.parallel.trainer import StepResult, Trainer
     from pycoll.parallel.whole import whole_gradients, whole_weights
 
@@ -31,7 +32,8 @@ _HOME = {
     **dict.fromkeys(("load", "save"), "checkpoint"),
     **dict.fromkeys(("log", "metrics"), "metrics"),
     "parallelize": "apply",
-    **dict.fromkeys(("Column", "Conv", "Inside", "Row", "Vocab"), "tensor.plan"),
+    **dict.fromkeys(("Column", "Conv", "Inside", "Region", "Row", "Vocab"), "tensor.plan"),
+    "trace": "timeline",
     **dict.fromkeys(("StepResult", "Trainer"), "trainer"),
     **dict.fromkeys(("whole_gradients", "whole_weights"), "whole"),
 }
@@ -43,6 +45,7 @@ __all__ = [
     "Inside",
     "Mesh",
     "Optimizer",
+    "Region",
     "Row",
     "StepResult",
     "Trainer",
@@ -57,6 +60,7 @@ __all__ = [
     "parallelize",
     "save",
     "shard",
+    "trace",
     "trainer_of",
     "whole_gradients",
     "whole_weights",

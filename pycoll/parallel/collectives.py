@@ -52,7 +52,7 @@ def all_gather(x: Tensor, line: Line, dim: int, size: int) -> Tensor:
     front = x.detach().movedim(dim, 0).contiguous()
     row = front[0].numel() if len(front) else front.flatten(1).shape[1]
     gathered = line.all_gather(front, [row * n for n in share_sizes(size, line.size)])
-    return gathered.view(size, *front.shape[1:]).movedim(0, dim)
+    return gathered.view(size, *front.shape[1:]).movedim(0, dim).contiguous()
 
 
 def reduce_scatter(x: Tensor, line: Line, dim: int) -> Tensor:
@@ -60,7 +60,7 @@ def reduce_scatter(x: Tensor, line: Line, dim: int) -> Tensor:
     front = x.detach().movedim(dim, 0).contiguous()
     row = front[0].numel()
     mine = line.reduce_scatter(front, [row * n for n in share_sizes(len(front), line.size)])
-    return mine.view(-1, *front.shape[1:]).movedim(0, dim)
+    return mine.view(-1, *front.shape[1:]).movedim(0, dim).contiguous()
 
 
 def _sum(x: Tensor, line: Line) -> Tensor:

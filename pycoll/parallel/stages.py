@@ -84,6 +84,9 @@ class Pipeline:
             first_sample += num_samples(x)
         run = self._runtime.step if train else self._runtime.evaluate
         result = run([x for x, _ in parts], [y for _, y in parts], loss_fn=loss)
+        for moment in result.moments:
+            name, track = str(moment.action), "bubble" if moment.waited else "compute"
+            self._mesh.ledger.span(name, track, moment.start_ns, moment.end_ns)
         entry = self._mesh.ledger.of("pp", "send")
         entry.calls += 1
         entry.nbytes += result.sent_bytes

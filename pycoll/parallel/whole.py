@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import torch
 from torch import Tensor, nn
 
 from pycoll.parallel.data.reducer import Piece
+from pycoll.parallel.objects import gather_objects
 from pycoll.parallel.optimizers import trainer_of
 from pycoll.parallel.trainer import Trainer
 
@@ -46,7 +45,7 @@ def put_together(trainer: Trainer, flat: dict[str, tuple[Piece, Tensor]]) -> dic
         name: (list(piece.placement.shape), str(values.dtype).removeprefix("torch."))
         for name, (piece, values) in flat.items()
     }
-    shapes = _union(mine, world.comm)
+    shapes = {name: shape for of in gather_objects(mine, world.comm) for name, shape in of.items()}
     result: dict[str, Tensor] = {}
     for name, (shape, dtype) in shapes.items():
         result[name] = torch.zeros(shape, dtype=getattr(torch, dtype))
@@ -56,19 +55,6 @@ def put_together(trainer: Trainer, flat: dict[str, tuple[Piece, Tensor]]) -> dic
             local.view(-1)[piece.start : piece.start + values.numel()] = values.detach().view(-1)
             piece.placement.put(local, result[name])
         world.all_reduce(result[name])
-    return result
-
-
-def _union(mine: dict, comm) -> dict:  # type: ignore[type-arg,no-untyped-def]
-    """The entries of all ranks."""
-    text = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8)
-    sizes = comm.all_gather(torch.tensor([len(text)])).reshape(-1).tolist()
-    texts = bytes(comm.all_gather(text, counts=sizes).reshape(-1).tolist())
-    result: dict = {}  # type: ignore[type-arg]
-    at = 0
-    for size in sizes:
-        result.update(json.loads(texts[at : at + size]))
-        at += size
     return result
 
 

@@ -21,7 +21,7 @@ from pycoll.parallel import collectives
 from pycoll.parallel.ledger import Line
 from pycoll.parallel.placement import Placement, share
 from pycoll.parallel.tensor.conv2d import share_conv
-from pycoll.parallel.tensor.plan import Column, Conv, Inside, Row, Style, Vocab
+from pycoll.parallel.tensor.plan import Column, Conv, Inside, Region, Row, Style, Vocab
 from pycoll.parallel.tensor.vocab import embed, mark
 
 # How modules call the number of heads, and what follows from it.
@@ -57,7 +57,7 @@ class Shared:
     def enter(self, x: Tensor) -> Tensor:
         """The whole input of layers that make parts of it; layers with one input share one."""
         last = self._entered
-        if last is not None and last[0]() is x and (whole := last[1]()) is not None:
+        if last is not None and (whole := last[1]()) is not None and (last[0]() is x or whole is x):
             return whole  # type: ignore[no-any-return]
         if self.sequence:
             whole = collectives.gather_to(x, self.line, 1, x.shape[1] * self.line.size)
@@ -130,6 +130,10 @@ def _share(
         shared.inside[name] = style.dim
         shared.partial.update(id(p) for p in layer.parameters())
         return
+    if isinstance(style, Region):
+        if shared.sequence:
+            layer.register_forward_pre_hook(partial(_enter_region, shared), with_kwargs=True)
+        return
     if isinstance(style, Conv):
         share_conv(shared, where, layer, style)
         return
@@ -167,6 +171,17 @@ def _share(
     else:
         run = partial(_column, shared, layer.forward, size if gather else None)
     layer.forward = run  # type: ignore[method-assign]
+
+
+def _enter_region(shared: Shared, layer: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Any:
+    return _with_input(args, kwargs, shared.enter)
+
+
+def _with_input(args: tuple[Any, ...], kwargs: dict[str, Any], function: Any) -> Any:
+    """The arguments of a block with another input; transformers names it."""
+    if args:
+        return (function(args[0]), *args[1:]), kwargs
+    return args, {**kwargs, "hidden_states": function(kwargs["hidden_states"])}
 
 
 def _part(shape: tuple[int, ...], dim: int, parts: int, unit: int, line: Line) -> Placement:
@@ -244,15 +259,16 @@ def _share_sequence(shared: Shared, model: nn.Module, blocks: str | None) -> Non
     layers = list(model.get_submodule(blocks).children())
     line = shared.line
 
-    def scatter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        x = args[0] if args else kwargs["hidden_states"]
+    def part(x: Tensor) -> Tensor:
         if x.shape[1] % line.size:
             raise UsageError(
                 f"sequence_parallel: a sequence of {x.shape[1]} does not divide among "
                 f"tp={line.size} ranks: pad it"
             )
-        x = collectives.scatter_to(x, line, 1)
-        return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
+        return collectives.scatter_to(x, line, 1)
+
+    def scatter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return _with_input(args, kwargs, part)
 
     def gather(module: nn.Module, args: Any, output: Any) -> Any:
         x = output if isinstance(output, Tensor) else output[0]

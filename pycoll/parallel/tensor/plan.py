@@ -55,6 +55,15 @@ class Inside:
 
 
 @dataclass(frozen=True, slots=True)
+class Region:
+    """A module, such as attention or an MLP, whose input is made whole where it begins.
+
+    Only where what lies between the layers is shared out along the sequence, and only for modules
+    that look at the shape of their input: else the layers within do it.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Conv:
     """A Conv2d as parts of one operator.
 
@@ -67,7 +76,7 @@ class Conv:
     by: str
 
 
-Style = Column | Row | Vocab | Inside | Conv
+Style = Column | Row | Vocab | Inside | Region | Conv
 
 _STYLES: dict[str, Style] = {
     "col": Column(),
@@ -77,6 +86,7 @@ _STYLES: dict[str, Style] = {
     "vocab": Vocab(),
     "inside": Inside(),
     "inside:1": Inside(1),
+    "region": Region(),
     "conv_out": Conv("out"),
     "conv_in": Conv("in"),
     "conv_space": Conv("space"),
@@ -128,4 +138,4 @@ def _near(pattern: str, names: list[str]) -> list[str]:
     return list(dict.fromkeys(near))[:4]
 
 
-__all__ = ["Column", "Conv", "Inside", "Row", "Style", "Vocab", "match"]
+__all__ = ["Column", "Conv", "Inside", "Region", "Row", "Style", "Vocab", "match"]

@@ -1,0 +1,29 @@
+"""Small things that ranks tell each other, as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from pycoll.communicator import Communicator
+
+
+def gather_objects(mine: Any, comm: Communicator) -> list[Any]:
+    """What every rank has, in the order of the ranks. Collective.
+
+    Args:
+        mine: Anything that JSON can hold.
+        comm: The ranks.
+
+    Cost: two all_gathers.
+    """
+    text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+    sizes = comm.all_gather(np.array([text.size])).reshape(-1).tolist()
+    texts = comm.all_gather(text.copy(), counts=sizes).tobytes()
+    ends = np.cumsum(sizes).tolist()
+    return [json.loads(texts[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+
+
+__all__ = ["gather_objects"]
