@@ -9,6 +9,7 @@ from pycoll.cli import (
     check,
     doctor,
     info,
+    modes,
     pipeline,
     run,
     show,
@@ -37,6 +38,7 @@ app.command(epilog=verify.EPILOG)(verify.verify)
 app.command(epilog=simulate.EPILOG)(simulate.simulate)
 app.command(epilog=run.EPILOG, context_settings=run.CONTEXT)(run.run)
 app.command(epilog=check.EPILOG, context_settings=check.CONTEXT)(check.check)
+app.command(epilog=modes.EPILOG)(modes.modes)
 app.command(epilog=bench.EPILOG)(bench.bench)
 app.command(epilog=tune.EPILOG)(tune.tune)
 app.command(epilog=info.EPILOG)(info.info)

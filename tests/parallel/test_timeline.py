@@ -12,6 +12,7 @@ from tiny_gpt import GPT, PLAN, batches  # noqa: E402
 
 from pycoll import parallel as pc  # noqa: E402
 from pycoll import run_ranks  # noqa: E402
+from pycoll.parallel.draw import draw  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
@@ -35,6 +36,9 @@ def test_trace_has_compute_bubbles_and_collectives_of_all_ranks(tmp_path):
         step()
 
     run_ranks(work, 4)
+    pytest.importorskip("matplotlib")
+    draw(path, tmp_path / "trace.svg")
+    assert "rank 3: pp 1, dp 0, tp 1" in (tmp_path / "trace.svg").read_text()
     events = json.loads(path.read_text())["traceEvents"]
     names = {(e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M"}
     assert {(1, "rank 1: pp 0, dp 0, tp 1"), (3, "axis tp"), (2, "bubble")} <= names

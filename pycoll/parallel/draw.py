@@ -1,0 +1,82 @@
+"""A picture of a timeline: what `trace` has written, a row for each rank."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pycoll.errors import UsageError
+
+# What is behind what: first match wins.
+_COLORS = (
+    ("optimizer", "#8e6bbf"),
+    ("F", "#4c8bd6"),
+    ("forward", "#4c8bd6"),
+    ("W", "#9ccb86"),
+    ("", "#5fae57"),  # all other compute is backward
+)
+_BUBBLE = "#e4e4e4"
+_AXES = {"axis tp": "#e0902f", "axis dp": "#c8463c", "axis pp": "#777777"}
+
+
+def draw(source: str | Path, target: str | Path) -> None:
+    """Draws the compute, bubbles and collectives of a trace.
+
+    Args:
+        source: What `pc.trace` has written.
+        target: A file whose name ends in svg, png or pdf.
+
+    Raises:
+        UsageError: `source` holds no span of compute.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    events = json.loads(Path(source).read_text())["traceEvents"]
+    names = {(e["pid"], e["name"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M"}
+    labels = {pid: text for (pid, what, _), text in names.items() if what == "process_name"}
+    spans = [event for event in events if event["ph"] == "X"]
+    if not any(event["cat"] == "compute" for event in spans):
+        raise UsageError(f"draw: {source} holds no span of compute")
+    figure = Figure(figsize=(11, 0.8 + 0.55 * len(labels)), layout="constrained")
+    axes = figure.subplots()
+    for row, pid in enumerate(sorted(labels)):
+        mine = [event for event in spans if event["pid"] == pid]
+        for cat, color, base, height in (
+            ("bubble", _BUBBLE, -0.1, 0.5),
+            ("compute", None, -0.1, 0.5),
+            *(
+                (axis, color, -0.32 + 0.07 * i, 0.06)
+                for i, (axis, color) in enumerate(_AXES.items())
+            ),
+        ):
+            chosen = [event for event in mine if event["cat"] == cat]
+            axes.broken_barh(
+                [(event["ts"] / 1e3, max(event["dur"] / 1e3, 0.002)) for event in chosen],
+                (row + base, height),
+                facecolors=[color or _color(event) for event in chosen],
+                edgecolors="white" if cat == "compute" else "none",
+                linewidth=0.4,
+            )
+    axes.set_yticks(range(len(labels)), [labels[pid] for pid in sorted(labels)])
+    axes.invert_yaxis()
+    axes.set_xlabel("ms")
+    axes.spines[["top", "right"]].set_visible(False)
+    legend = {
+        "forward": "#4c8bd6", "backward": "#5fae57", "optimizer": "#8e6bbf", "bubble": _BUBBLE,
+        **{axis.removeprefix("axis ") + " collectives": color for axis, color in _AXES.items()},
+    }  # fmt: skip
+    axes.legend(
+        handles=[Patch(color=color, label=label) for label, color in legend.items()],
+        loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=7, frameon=False, fontsize=8,
+    )  # fmt: skip
+    figure.savefig(target)
+
+
+def _color(event: dict[str, Any]) -> str:
+    name = event["name"].lstrip("0123456789")  # actions of a pipeline begin with their stage
+    return next(color for start, color in _COLORS if name.startswith(start))
+
+
+__all__ = ["draw"]
