@@ -1,6 +1,6 @@
-// What the job's environment, cache directory and network say about selection. The rank that makes a
-// communicator's memory reads it and writes it there before the others see the memory, so that all
-// ranks choose alike even when their environments and files differ.
+// What the job's environment, cache directory and network say about selection. The rank that makes
+// a communicator's memory reads it and writes it there before the others see the memory, so that
+// all ranks choose alike even when their environments and files differ.
 #pragma once
 
 #include <memory>
