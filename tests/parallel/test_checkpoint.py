@@ -28,6 +28,7 @@ LAYOUTS = {
     "tp2": (2, {"tp": 2}, {}),
     "dp3_zero3": (3, {}, {"zero": 3}),
     "dp2_tp2_zero2": (4, {"tp": 2}, {"zero": 2, "sequence_parallel": True}),
+    "pp2_tp2_zero1": (4, {"pp": 2, "tp": 2}, {"zero": 1}),
 }
 
 
@@ -86,7 +87,7 @@ def assert_goes_on(folder: Path, to: str) -> None:
         assert got[2] == [STEPS, STEPS]
 
 
-@pytest.mark.parametrize(("before", "after"), [("dp2_zero1", "tp2"), ("dp2_tp2_zero2", "one")])
+@pytest.mark.parametrize(("before", "after"), [("dp2_zero1", "tp2"), ("dp2_tp2_zero2", "pp2_tp2_zero1")])
 def test_training_goes_on_from_another_mesh(before, after, tmp_path):
     n, sizes, options = LAYOUTS[before]
     run_ranks(first_half, n, sizes, options, tmp_path)
