@@ -166,11 +166,11 @@ def test_backward_goes_on_while_gradients_are_reduced():
         assert len(pc.trainer_of(model).reducer.buckets) == layers
         x = torch.randn(4, 64)
         times = []
-        for _ in range(3):
+        for _ in range(4):
             start_s = time.monotonic()
             model.step(x, x, loss=functional.mse_loss)
             times.append(time.monotonic() - start_s)
-        return sorted(times)[len(times) // 2]
+        return min(times)
 
     alone = max(run_ranks(work, 1, False))
     together = max(run_ranks(work, 2, True))
@@ -189,3 +189,15 @@ def test_forward_that_differs_between_ranks_is_named():
     for error in run_ranks(work, 2, return_errors=True):
         assert isinstance(error, CollectiveMismatchError)
         assert "rank 0 of 2" in str(error) or "rank 1 of 2" in str(error)
+
+
+def test_parameters_that_zero_3_has_given_up_show_no_numbers():
+    def work(comm):
+        model = pc.parallelize(nn.Sequential(nn.Linear(2, 2)), pc.mesh(comm=comm), zero=3)
+        assert model[0].weight.shape == (2, 2) and model[0].weight.isnan().all()
+        with torch.no_grad():
+            model[0].weight.fill_(1)  # nothing comes of it
+        out = model(torch.ones(1, 2))  # together while they are needed
+        assert not out.isnan().any() and not out.equal(torch.full((1, 2), 2.0))
+
+    run_ranks(work, 2)

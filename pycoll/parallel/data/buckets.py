@@ -95,10 +95,9 @@ class Bucket:
         with torch.no_grad():
             for slot in self.slots:
                 slot.view(self._full).copy_(slot.parameter)
-        if self.level == 3:
-            self._mine = self._part().clone()
         self._point()
         if self.level == 3:
+            self._mine = self._part().clone()
             self.release()
 
     def _flat_copy(self) -> Tensor:
@@ -173,6 +172,7 @@ class Bucket:
             return  # it is all here
         assert self._full is not None and self._mine is not None
         self._full.untyped_storage().resize_(self._full.nbytes)
+        self._point()
         self.line.start("all_gather", self._full, self._mine, out=self._full).wait()
 
     def release(self) -> None:
@@ -180,7 +180,12 @@ class Bucket:
         self._users = max(0, self._users - 1)
         if self.level == 3 and not self._users:
             assert self._full is not None
+            # Views that autograd has saved come back to life with the storage. Who looks at a
+            # parameter meanwhile finds no numbers.
             self._full.untyped_storage().resize_(0)
+            nothing = torch.full((1,), torch.nan, dtype=self._dtype)
+            for slot in self.slots:
+                slot.parameter.data = nothing.expand(slot.shape)
 
     def drop(self) -> None:
         """Gives it up whoever uses it: at the end of a step."""
