@@ -29,6 +29,8 @@ class Arrival:
     notes: Notes
 
 
+_MAX_KEPT = 8  # tensors that may be kept although they have arrived: looking costs time
+
 Key = tuple[Kind, int, int]  # F or B, the stage that receives, microbatch
 
 
@@ -84,7 +86,8 @@ class Messages:
         for tensor in tensors:
             self.sent_bytes += tensor.numel() * tensor.element_size()
             self._start(tensor.contiguous(), peer, self._tag(key))
-        self._sent = [(work, kept) for work, kept in self._sent if not work.done()]
+        if len(self._sent) > _MAX_KEPT:
+            self._sent = [(work, kept) for work, kept in self._sent if not work.done()]
 
     def finish(self) -> None:
         """Waits until all that was sent is taken."""

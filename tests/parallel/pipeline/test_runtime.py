@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from models import batch, gpt, loss_sum, train_alone
+from models import GPT, batch, gpt, loss_sum, train_alone
 from torch import nn
 
 import pycoll
 from pycoll.errors import UsageError
 from pycoll.parallel import pipeline
+from pycoll.parallel.pipeline.shared import sum_shared_gradients
 
 pytestmark = [pytest.mark.ranks, pytest.mark.torch]
 
@@ -86,6 +87,22 @@ def test_training_by_schedule_is_that_of_one_process(name, p):
         assert [of[i][2].peak_live for of in outcomes] == stated
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("p", [2, 3, 4, 8])
+@pytest.mark.parametrize("name", FLUSHING)
+def test_training_of_many_shapes_for_twenty_steps_is_that_of_one_process(name, p):
+    batches = [batch(6, length=4, seed=s) for s in range(20)]
+    v = stages_of(name)[-1]
+    cases = [(m, tied) for m in (1, 4, 6) for tied in (False, True)]
+
+    def rank(comm):
+        return [train(comm, name, batches, v=v, m=m, depth=v * p, tied=tied) for m, tied in cases]
+
+    outcomes = ranks(rank, p)
+    for i, (_, tied) in enumerate(cases):
+        assert_parity([of[i] for of in outcomes], batches, depth=v * p, tied=tied)
+
+
 @pytest.mark.parametrize("name", ["gpipe", "interleaved_1f1b", "zbv"])
 def test_tied_weights_stay_tied_and_equal(name):
     batches = [batch(8, seed=s) for s in range(3)]
@@ -107,6 +124,85 @@ def test_uneven_batches_few_samples_and_changing_lengths_are_those_of_one_proces
     outcomes = ranks(rank, 3)
     for i in range(2):
         assert_parity([of[i] for of in outcomes], batches, depth=4)
+
+
+class Scaled(GPT):
+    """A weight of the model itself, which every stage uses."""
+
+    def __init__(self) -> None:
+        super().__init__(depth=3)
+        self.scale = nn.Parameter(torch.full((16,), 0.7))
+
+    def forward(self, tokens):
+        mask = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()
+        x = self.embed(tokens) * self.scale
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.head(self.norm(x) * self.scale)
+
+
+def test_weight_of_the_model_itself_has_the_same_bits_on_all_stages():
+    x, y = batch(6)
+
+    def model() -> Scaled:
+        torch.manual_seed(0)
+        return Scaled().double()
+
+    def rank(comm):
+        mine = model()
+        cut = pipeline.cut(mine, "blocks", 3, [comm.rank])
+        runtime = pipeline.PipelineRuntime(cut, "1f1b", comm, loss_fn=loss_sum)
+        runtime.step(x, y, microbatches=3)
+        return mine.scale.grad
+
+    reference = model()
+    loss_sum(reference(x), y)[0].backward()
+    found = ranks(rank, 3)
+    assert torch.allclose(found[0], reference.scale.grad, atol=1e-10, rtol=0)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_shared_sums_are_made_in_the_order_of_ranks():
+    """Three addends, of which the order matters to the last bit."""
+    addends = [0.1, 0.2, 0.3]  # (0.1 + 0.2) + 0.3 is not (0.2 + 0.3) + 0.1
+
+    class Holder:
+        shared = {"w": (0, 1, 2)}
+
+        def __init__(self, value: float) -> None:
+            self.weight = nn.Parameter(torch.zeros(1).double())
+            self.weight.grad = torch.full((1,), value, dtype=torch.float64)
+
+        def shared_parameter(self, name: str) -> nn.Parameter:
+            return self.weight
+
+    def rank(comm):
+        holder = Holder(addends[comm.rank])
+        sum_shared_gradients(holder, (0, 1, 2), comm, {})
+        return float(holder.weight.grad)
+
+    assert ranks(rank, 3) == [(0.1 + 0.2) + 0.3] * 3
+
+
+def test_stages_may_take_microbatches_in_another_order():
+    """Tags say what a message is: stage 1 begins with the microbatch that is sent last."""
+    batches = [batch(5, seed=s) for s in range(3)]
+    text = "0F0 0F1 0F2 0B1 0B0 0B2\n1F2 1F0 1F1 1B0 1B2 1B1"
+
+    def rank(comm):
+        model = gpt(depth=2)
+        cut = pipeline.cut(model, "blocks", 2, [comm.rank])
+        schedule = pipeline.Schedule.from_text(text)
+        runtime = pipeline.PipelineRuntime(cut, schedule, comm, loss_fn=loss_sum)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        losses = []
+        for x, y in batches:
+            optimizer.zero_grad()
+            losses.append(runtime.step(x, y, microbatches=3, scale=1 / y.numel()).loss)
+            optimizer.step()
+        return losses, {name: p.detach() for name, p in model.named_parameters()}
+
+    assert_parity(ranks(rank, 2), batches, depth=2)
 
 
 def test_custom_schedule_without_split_backward_is_that_of_one_process():
@@ -176,7 +272,8 @@ def test_gradients_are_added_in_place_and_stages_report_once_all_is_there():
         runtime.step(x, y, microbatches=2)
         assert all(p.grad is buffers[name] for name, p in model.named_parameters())
         ready = [item[1] for item in told if isinstance(item, tuple)]
-        assert len([item for item in told if not isinstance(item, tuple)]) == 2 * 2 * 3  # F, I, W
+        numbers = [item for item in told if not isinstance(item, tuple)]
+        assert sorted(numbers) == [0] * 6 + [1] * 6  # two stages, F I W
         return ready, {name: grad - 1 for name, grad in buffers.items()}
 
     reference = gpt(depth=4, tied=True)
