@@ -1,6 +1,7 @@
 """The table of gpu_check.py: all_reduce on one device, against copies, gloo and NCCL.
 
-python benchmarks/device_table.py cuda|threads RECORD.json SECONDS [--tiny] [--tests tests.json]
+python benchmarks/device_table.py cuda|threads RECORD.json SECONDS [--tiny]
+    [--tests tests.json] [--launches launches.json]
 
 RECORD.json is written after every series; RECORD.png at the end, where matplotlib is installed.
 """
@@ -155,13 +156,17 @@ def main() -> None:
     parser.add_argument("record", type=Path)
     parser.add_argument("seconds", type=float)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--tests", type=Path)
+    parser.add_argument("--tests", type=Path, help="what `gpu_check --part test` wrote")
+    parser.add_argument("--launches", type=Path, help="what launch_bench wrote")
     options = parser.parse_args()
     until = time.monotonic() + options.seconds
     facts = device_facts()
     if not facts["devices"]:
         raise SystemExit(f"device_table: no device here: {facts}")
-    tests = json.loads(options.tests.read_text()) if options.tests else None
+
+    def read(path: Path | None) -> Any:
+        return json.loads(path.read_text()) if path else None
+
     about = machine()
     about["commit"] = about["commit"] or os.environ.get("PYCOLL_COMMIT")
     data = {
@@ -170,7 +175,8 @@ def main() -> None:
         "devices": facts,
         "machine": about,
         "seconds": options.seconds,
-        "tests": tests,
+        "tests": read(options.tests),
+        "launches": read(options.launches),
     }
     table = Table(options.record, data, until)
     measure_all(table, options.device, options.tiny)

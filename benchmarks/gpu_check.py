@@ -86,22 +86,22 @@ def build(options: argparse.Namespace) -> bool:
         *("-DCMAKE_BUILD_TYPE=Release", f"-DPython_EXECUTABLE={sys.executable}"),
         *(f"-Dpybind11_DIR={pybind11.get_cmake_dir()}", f"-DPYCOLL_OUTPUT_DIR={ROOT / 'pycoll'}"),
     ]
-    targets = ["_core", "device_threads"]
+    targets = ["_core"]
     if options.device == "cuda":
         real = {f"{c}a-real" if int(c) >= 90 else f"{c}-real" for c in
                 (gpu["capability"] for gpu in gpus())}  # fmt: skip
-        targets[1] = "pycoll_cuda"
+        targets += ["pycoll_cuda", "launch_bench"]
         configure += ["-DPYCOLL_CUDA=ON", f"-DCMAKE_CUDA_COMPILER={find_nvcc()}"]
         configure += [f"-DPYCOLL_CUDA_ARCHITECTURES={';'.join(sorted(real))}"]
+    else:
+        targets.append("device_threads")
     jobs = str(len(os.sched_getaffinity(0)))
     make = ["cmake", "--build", options.build_folder, "--parallel", jobs, "--target", *targets]
     for command in (configure, make):
         done = subprocess.run([str(word) for word in command], timeout=PART_S)
         if done.returncode != 0:
             return False
-    print(
-        f"gpu-check: built {' and '.join(targets)} in {time.monotonic() - start:.0f} s", flush=True
-    )
+    print(f"gpu-check: built {', '.join(targets)} in {time.monotonic() - start:.0f} s", flush=True)
     return True
 
 
@@ -187,24 +187,44 @@ def save(path: Path, data: dict[str, Any]) -> None:
     os.replace(new, path)
 
 
+def launches(options: argparse.Namespace) -> bool:
+    """What a launch costs, and a program that is data: launch_bench. Saved for the record."""
+    program = options.build_folder / "launch_bench"
+    if options.device != "cuda" or not program.is_file():
+        print("gpu-check: launch_bench: skipped: it was not built, for want of a GPU", flush=True)
+        return True
+    path = options.build_folder / "launches.json"
+    path.unlink(missing_ok=True)
+    try:
+        status = subprocess.run([program, "--json", path], timeout=60).returncode
+    except subprocess.TimeoutExpired:
+        print("gpu-check: launch_bench: not done after 60 s", flush=True)
+        return False
+    return status == 0
+
+
 def bench(options: argparse.Namespace) -> bool:
     """In a process of its own, which has the library's variables from its start."""
+    until = time.monotonic() + PART_S
+    good = launches(options)
     program = ROOT / "benchmarks" / "device_table.py"
     device = (gpus() or [{"name": "GPU"}])[0]["name"] if options.device == "cuda" else "emulated"
     name = "-".join(device.replace("/", " ").lower().split())
     record = options.out / f"{name}-{date.today()}.json"
-    command = [sys.executable, str(program), options.device, str(record), str(PART_S)]
+    left = until - time.monotonic()
+    command = [sys.executable, str(program), options.device, str(record), f"{left:.0f}"]
     if options.tiny or options.device == "threads":
         command.append("--tiny")
-    tests = options.build_folder / "tests.json"
-    if tests.is_file():
-        command += ["--tests", str(tests)]
+    for name in ("tests", "launches"):
+        found = options.build_folder / f"{name}.json"
+        if found.is_file():
+            command += [f"--{name}", str(found)]
     try:
-        done = subprocess.run(command, env=environment(options), timeout=PART_S + 25)
+        done = subprocess.run(command, env=environment(options), timeout=left + 25)
     except subprocess.TimeoutExpired:
         print("gpu-check: the table was not done in time; what was measured is in the record")
         return False
-    return done.returncode == 0
+    return good and done.returncode == 0
 
 
 def main() -> None:

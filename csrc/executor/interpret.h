@@ -70,39 +70,59 @@ PYCOLL_HD inline PieceRange piece_range(int64_t tile, int32_t granule, int32_t n
   return {first, start(first_piece + num) - first};
 }
 
-template <class Protocol, class Target>
-PYCOLL_HD bool interpret(Target& target, const ProgramView& program, const Message& message) {
-  const auto element_size = static_cast<int64_t>(target.element_size());
+/// Calls visit(done) for each of the team's tiles, which starts `done` elements into its blocks,
+/// until it says false.
+template <class Visit>
+PYCOLL_HD [[gnu::always_inline]] inline bool for_tiles(const Message& message, Visit&& visit) {
   for (int64_t done = message.first_tile * message.tile_count; done < message.count;
        done += message.tile_stride * message.tile_count) {
-    for (int i = 0; i < program.num_steps; ++i) {
-      const Step& step = program.steps[i];
-      const StepPlace& place = program.places[i];
-      const int64_t left = message.count_of(place.block) - done;
-      if (left <= 0) continue;
-      const int64_t tile = left < message.tile_count ? left : message.tile_count;
-      const PieceRange range = piece_range(tile, message.granule, program.num_pieces,
-                                           place.first_piece, step.num_chunks);
-      if (range.count == 0) continue;  // both ends of every link skip it alike
-      StepOperands operands;
-      operands.step = &step;
-      operands.index = i;
-      operands.offset = done + range.first;
-      operands.count = range.count;
-      const auto address = [&](BufferKind buffer, int32_t index) {
-        return message.buffers[static_cast<int>(buffer)] +
-               (message.start_of(buffer, index) + operands.offset) * element_size;
-      };
-      if (step.has(kReadLocal)) operands.local_src = address(place.src, place.src_index);
-      if (step.has(kWriteLocal)) operands.local_dst = address(place.dst, place.dst_index);
-      if (step.src_peers == 0 && operands.local_src == operands.local_dst) {
-        operands.local_dst = nullptr;  // it is there already
-        if (step.dst_peers == 0) continue;
-      }
-      if (!Protocol::run(target, program, operands)) return false;
-    }
+    if (!visit(done)) return false;
   }
   return true;
+}
+
+/// One step of the tile that starts at `done`.
+template <class Protocol, class Target>
+PYCOLL_HD [[gnu::always_inline]] inline bool run_step(Target& target, const ProgramView& program,
+                                                      const Message& message, const Step& step,
+                                                      const StepPlace& place, int index,
+                                                      int64_t done) {
+  const auto element_size = static_cast<int64_t>(target.element_size());
+  const int64_t left = message.count_of(place.block) - done;
+  if (left <= 0) return true;
+  const int64_t tile = left < message.tile_count ? left : message.tile_count;
+  const PieceRange range =
+      piece_range(tile, message.granule, program.num_pieces, place.first_piece, step.num_chunks);
+  if (range.count == 0) return true;  // both ends of every link skip it alike
+  StepOperands operands;
+  operands.step = &step;
+  operands.index = index;
+  operands.offset = done + range.first;
+  operands.count = range.count;
+  const auto address = [&](BufferKind buffer, int32_t block) {
+    return message.buffers[static_cast<int>(buffer)] +
+           (message.start_of(buffer, block) + operands.offset) * element_size;
+  };
+  if (step.has(kReadLocal)) operands.local_src = address(place.src, place.src_index);
+  if (step.has(kWriteLocal)) operands.local_dst = address(place.dst, place.dst_index);
+  if (step.src_peers == 0 && operands.local_src == operands.local_dst) {
+    operands.local_dst = nullptr;  // it is there already
+    if (step.dst_peers == 0) return true;
+  }
+  return Protocol::run(target, program, operands);
+}
+
+template <class Protocol, class Target>
+PYCOLL_HD bool interpret(Target& target, const ProgramView& program, const Message& message) {
+  return for_tiles(message, [&](int64_t done) {
+    for (int i = 0; i < program.num_steps; ++i) {
+      if (!run_step<Protocol>(target, program, message, program.steps[i], program.places[i], i,
+                              done)) {
+        return false;
+      }
+    }
+    return true;
+  });
 }
 
 }  // namespace pycoll

@@ -2,9 +2,12 @@
 // program on its channel's tiles, and leaves the rings' positions for the next launch.
 #pragma once
 
+#include <type_traits>
+
 #include "executor/block_direct.h"
 #include "executor/block_lines.h"
 #include "executor/block_long_lines.h"
+#include "executor/fixed_program.h"
 
 namespace pycoll {
 
@@ -29,7 +32,8 @@ PYCOLL_HD constexpr bool has_kernel(DeviceProtocol protocol, DType dtype) {
   return (kind == DTypeKind::kFloat || kind == DTypeKind::kComplex) && dtype != DType::kF8E4M3;
 }
 
-template <DeviceProtocol kind, DType dtype, class Env>
+/// `Fixed`: the program as a constant (fixed_program.h), in place of the launch's steps.
+template <DeviceProtocol kind, DType dtype, class Env, class Fixed = void>
 class BlockRun {
  public:
   PYCOLL_HD BlockRun(const Env& env, const DeviceLaunch& launch, int channel, BlockShared& shared)
@@ -50,6 +54,8 @@ class BlockRun {
              BlockDirect::meet(block_, program, launch_.num_steps);
     } else if constexpr (kind == DeviceProtocol::kPoison) {
       return interpret<Poison>(block_, program, message) && check_announcements(program);
+    } else if constexpr (!std::is_void_v<Fixed>) {
+      return interpret_fixed<Fixed, BlockProtocol<kind>>(block_, program, message);
     } else {
       return interpret<BlockProtocol<kind>>(block_, program, message);
     }

@@ -8,10 +8,9 @@ namespace pycoll {
 
 /// A block per channel: of one rank, whose launch is `launch`, or of several ranks on this GPU,
 /// whose launches lie at `launches`. The launch is read often, at places that are known late, so
-/// each block takes it into its shared memory first.
-template <DeviceProtocol protocol, DType dtype>
-__global__ void __launch_bounds__(kMaxDeviceThreads, 1)
-    run_kernel(const __grid_constant__ DeviceLaunch launch, const DeviceLaunch* launches) {
+/// each block takes it into its shared memory first. Then calls run(launch, channel, shared).
+template <class Run>
+__device__ void run_as_block(const DeviceLaunch& launch, const DeviceLaunch* launches, Run&& run) {
   constexpr int kNumWords = sizeof(DeviceLaunch) / sizeof(uint64_t);
   static_assert(sizeof(DeviceLaunch) % sizeof(uint64_t) == 0);
   // Without constructors, which shared memory does not run.
@@ -24,8 +23,15 @@ __global__ void __launch_bounds__(kMaxDeviceThreads, 1)
   const auto* from = reinterpret_cast<const uint64_t*>(mine);
   for (unsigned i = threadIdx.x; i < kNumWords; i += blockDim.x) words[i] = from[i];
   __syncthreads();
-  const auto& own = *reinterpret_cast<const DeviceLaunch*>(words);
-  BlockRun<protocol, dtype, CudaEnv>(CudaEnv(), own, block % num_channels, shared).run();
+  run(*reinterpret_cast<const DeviceLaunch*>(words), block % num_channels, shared);
+}
+
+template <DeviceProtocol protocol, DType dtype>
+__global__ void __launch_bounds__(kMaxDeviceThreads, 1)
+    run_kernel(const __grid_constant__ DeviceLaunch launch, const DeviceLaunch* launches) {
+  run_as_block(launch, launches, [](const DeviceLaunch& own, int channel, BlockShared& shared) {
+    BlockRun<protocol, dtype, CudaEnv>(CudaEnv(), own, channel, shared).run();
+  });
 }
 
 /// By dtype; null where there is none.

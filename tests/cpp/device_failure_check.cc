@@ -125,7 +125,7 @@ void check_abort(DeviceProtocol protocol) {
   Operation operation(protocol, 2, 3);
   std::thread aborts([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    std::atomic_ref<uint64_t>(operation.world().abort_word).store(1);
+    std::atomic_ref<uint64_t>(operation.world().abort_word()).store(1);
   });
   operation.run(1);
   aborts.join();

@@ -1,10 +1,9 @@
-// The memory of all ranks' device links of one protocol, made of host memory, for checks that
-// launch on host threads.
+// The memory of all ranks' device links of one protocol, in one process: of host memory for checks
+// that launch on host threads, or of whatever else kernels reach.
 #pragma once
 
-#include <cstdlib>
 #include <cstring>
-#include <memory>
+#include <memory_resource>
 #include <vector>
 
 #include "executor/device_launch.h"
@@ -21,20 +20,23 @@ struct DeviceWorldShape {
 
 class DeviceWorld {
  public:
-  explicit DeviceWorld(const DeviceWorldShape& shape) : shape_(shape) {
+  explicit DeviceWorld(const DeviceWorldShape& shape,
+                       std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : shape_(shape), ranks_(memory), abort_word_(1, memory) {
     const int n = shape.num_ranks;
-    for (int rank = 0; rank < n; ++rank) ranks_.emplace_back(std::make_unique<Rank>());
+    const auto byte = static_cast<std::byte>(
+        shape.protocol == DeviceProtocol::kPoison ? kPoisonByte : uint8_t{0});
     for (int rank = 0; rank < n; ++rank) {
-      Rank& memory = *ranks_[static_cast<size_t>(rank)];
-      memory.send.resize(num_rings());
-      memory.recv.resize(num_rings());
-      memory.states.resize(num_rings());
-      memory.epochs.resize(static_cast<size_t>(shape.num_channels));
-      memory.tails.resize(num_rings());
-      memory.heads.resize(num_rings());
-      memory.slots = allocate(num_rings() * ring_bytes());
-      std::memset(memory.slots.get(), shape.protocol == DeviceProtocol::kPoison ? kPoisonByte : 0,
-                  num_rings() * ring_bytes());
+      Rank& its = ranks_.emplace_back(
+          Rank{std::pmr::vector<DeviceRing>(num_rings(), memory),
+               std::pmr::vector<DeviceRing>(num_rings(), memory),
+               std::pmr::vector<DeviceRingState>(num_rings(), memory),
+               std::pmr::vector<uint64_t>(static_cast<size_t>(shape.num_channels), memory),
+               std::pmr::vector<FlagLine>(num_rings(), memory),
+               std::pmr::vector<FlagLine>(num_rings(), memory),
+               std::pmr::vector<Line>(num_rings() * ring_bytes() / sizeof(Line), memory),
+               std::pmr::vector<DeviceReport>(1, memory), std::pmr::vector<uint64_t>(1, memory)});
+      std::memset(its.slots.data(), static_cast<int>(byte), num_rings() * ring_bytes());
     }
     for (int channel = 0; channel < shape.num_channels; ++channel) {
       for (int writer = 0; writer < n; ++writer) {
@@ -45,56 +47,54 @@ class DeviceWorld {
 
   /// What a launch of `rank` needs of it, and of a launch of the world.
   void set_up(DeviceLaunch& launch, int rank) {
-    Rank& memory = *ranks_[static_cast<size_t>(rank)];
+    Rank& memory = ranks_[static_cast<size_t>(rank)];
     launch.protocol = shape_.protocol;
     launch.num_channels = shape_.num_channels;
     launch.links = {memory.send.data(),   memory.recv.data(), memory.states.data(),
                     memory.epochs.data(), shape_.slot_bytes,  shape_.num_slots};
-    launch.abort_word = &abort_word;
-    launch.report = &memory.report;
-    launch.failed = &memory.failed;
+    launch.abort_word = &abort_word();
+    launch.report = memory.report.data();
+    launch.failed = memory.failed.data();
   }
   const DeviceWorldShape& shape() const { return shape_; }
   DeviceError error(int rank) const {
-    const uint64_t word = ranks_[static_cast<size_t>(rank)]->report.error;
+    const uint64_t word = ranks_[static_cast<size_t>(rank)].report[0].error;
     return __builtin_bit_cast(DeviceError, word);
   }
   /// Of the operation that failed.
   uint64_t failed_operation(int rank) const {
-    return ranks_[static_cast<size_t>(rank)]->report.operation;
+    return ranks_[static_cast<size_t>(rank)].report[0].operation;
   }
   /// True when every byte of the slots is poison again.
   bool is_poisoned() const {
-    for (const auto& rank : ranks_) {
-      for (size_t i = 0; i < num_rings() * ring_bytes(); ++i) {
-        if (rank->slots.get()[i] != std::byte{kPoisonByte}) return false;
+    for (const Rank& rank : ranks_) {
+      for (const Line& line : rank.slots) {
+        for (const uint8_t byte : line.bytes) {
+          if (byte != kPoisonByte) return false;
+        }
       }
     }
     return true;
   }
 
-  uint64_t abort_word = 0;
+  uint64_t& abort_word() { return abort_word_[0]; }
 
  private:
-  struct Free {
-    void operator()(std::byte* memory) const { std::free(memory); }
+  struct alignas(kDeviceAlignment) Line {
+    uint8_t bytes[kDeviceAlignment];
   };
-  using Memory = std::unique_ptr<std::byte, Free>;
   struct Rank {
-    std::vector<DeviceRing> send;
-    std::vector<DeviceRing> recv;
-    std::vector<DeviceRingState> states;
-    std::vector<uint64_t> epochs;
-    std::vector<FlagLine> tails;  // of what this rank reads
-    std::vector<FlagLine> heads;  // of what this rank writes
-    Memory slots;                 // of what this rank reads
-    DeviceReport report;
-    uint64_t failed = 0;
+    std::pmr::vector<DeviceRing> send;
+    std::pmr::vector<DeviceRing> recv;
+    std::pmr::vector<DeviceRingState> states;
+    std::pmr::vector<uint64_t> epochs;
+    std::pmr::vector<FlagLine> tails;  // of what this rank reads
+    std::pmr::vector<FlagLine> heads;  // of what this rank writes
+    std::pmr::vector<Line> slots;      // of what this rank reads
+    std::pmr::vector<DeviceReport> report;
+    std::pmr::vector<uint64_t> failed;
   };
 
-  static Memory allocate(size_t num_bytes) {
-    return Memory(static_cast<std::byte*>(std::aligned_alloc(kDeviceAlignment, num_bytes)));
-  }
   size_t num_rings() const {
     return static_cast<size_t>(shape_.num_channels) * static_cast<size_t>(shape_.num_ranks);
   }
@@ -106,18 +106,19 @@ class DeviceWorld {
            static_cast<size_t>(peer);
   }
   void connect(int channel, int writer, int reader) {
-    Rank& to = *ranks_[static_cast<size_t>(reader)];
-    Rank& from = *ranks_[static_cast<size_t>(writer)];
+    Rank& to = ranks_[static_cast<size_t>(reader)];
+    Rank& from = ranks_[static_cast<size_t>(writer)];
     const size_t in = at(channel, writer);
     const size_t out = at(channel, reader);
-    const DeviceRing ring = {to.slots.get() + in * ring_bytes(), &to.tails[in],
-                             &from.heads[out].value};
+    const DeviceRing ring = {reinterpret_cast<std::byte*>(to.slots.data()) + in * ring_bytes(),
+                             &to.tails[in], &from.heads[out].value};
     from.send[out] = ring;
     to.recv[in] = ring;
   }
 
   DeviceWorldShape shape_;
-  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::pmr::vector<Rank> ranks_;
+  std::pmr::vector<uint64_t> abort_word_;
 };
 
 }  // namespace pycoll

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from builds import ROOT, build, configure
+from builds import ROOT, build, configure, run
 
 pytestmark = [pytest.mark.timeout(300)]
 
@@ -109,3 +109,17 @@ def test_library_for_gpus_builds_for_all_architectures():
     said = build(folder, "pycoll_cuda", timeout_s=800)
     assert "warning" not in said, said[-4000:]
     print(f"{library.stat().st_size >> 20} MiB in {time.monotonic() - start:.0f} s")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_launch_bench_builds_and_says_that_there_is_no_gpu():
+    """For one of the architectures; without a GPU it ends with status 2."""
+    nvcc()
+    folder = ROOT / "build" / "check-launch"
+    configure(folder, "-DPYCOLL_CUDA=ON", "-DPYCOLL_CUDA_ARCHITECTURES=90a-real",
+              "-DCMAKE_CXX_FLAGS_RELEASE=-O1")  # fmt: skip
+    said = build(folder, "launch_bench", timeout_s=800)
+    assert "warning" not in said, said[-4000:]
+    done = run(folder / "launch_bench", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2 and "no GPU here" in done.stdout, done.stdout

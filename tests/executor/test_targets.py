@@ -57,6 +57,10 @@ def test_device_protocols_keep_calls_in_order(tree, protocol):
     assert_clean(check(tree, "device_order_check", protocol))
 
 
+def test_fixed_programs_equal_what_their_algorithms_lower_to(tree):
+    assert_clean(check(tree, "fixed_program_check"))
+
+
 def test_communicator_check_is_right_and_clean(tree):
     assert_clean(check(tree, "communicator_check"))
 
