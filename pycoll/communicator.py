@@ -228,6 +228,7 @@ class Communicator(ElasticMethods):
         *,
         root: int = 0,
         mapped: bool = False,
+        on_device: bool = False,
     ) -> str:
         """Says which algorithm, protocol and transport a call gets, and why.
 
@@ -236,15 +237,15 @@ class Communicator(ElasticMethods):
             nbytes: Size of the message, bytes.
             dtype: Of its elements. Today no choice depends on it.
             root: Of a rooted collective.
-            mapped: Of arrays that `empty` made or `register` took, on all ranks.
+            mapped, on_device: Of arrays that `empty` or `register` gave; of this rank's device.
 
         Returns:
             The choice, who made it, and what is known of all candidates: docs/selection.md.
 
         Raises:
-            UsageError: Unknown collective.
+            UsageError: Unknown collective; or nothing has run on this rank's device yet.
         """
-        return self._explain(collective, nbytes, root, mapped)
+        return self._explain(collective, nbytes, root, mapped, on_device)
 
     def flight_record(self, *, all_ranks: bool = False) -> list[dict[str, Any]]:
         """What this rank, or every rank, did last: at most 1,024 operations of each.

@@ -14,8 +14,12 @@ struct Row {
 // In the order of the enumerators.
 constexpr Row kRows[] = {{ProtocolKind::kSimple, "simple"},
                          {ProtocolKind::kLL, "ll"},
-                         {ProtocolKind::kDirect, "direct"}};
-constexpr ProtocolKind kAll[] = {ProtocolKind::kSimple, ProtocolKind::kLL, ProtocolKind::kDirect};
+                         {ProtocolKind::kDirect, "direct"},
+                         {ProtocolKind::kLL128, "ll128"},
+                         {ProtocolKind::kPoison, "poison"}};
+constexpr ProtocolKind kAll[] = {ProtocolKind::kSimple, ProtocolKind::kLL, ProtocolKind::kDirect,
+                                 ProtocolKind::kLL128, ProtocolKind::kPoison};
+constexpr int kNumHostProtocols = 3;
 static_assert(std::size(kRows) == kNumProtocols && std::size(kAll) == kNumProtocols);
 
 }  // namespace
@@ -37,12 +41,16 @@ ProtocolKind protocol_from_name(std::string_view name) {
                    std::string(protocol_names()));
 }
 
-std::span<const ProtocolKind> protocols() { return kAll; }
+std::span<const ProtocolKind> protocols() { return std::span(kAll).first<kNumHostProtocols>(); }
+
+std::span<const ProtocolKind> device_protocols() { return kAll; }
+
+bool is_of_hosts(ProtocolKind protocol) { return static_cast<int>(protocol) < kNumHostProtocols; }
 
 std::span<const ProtocolKind> slot_protocols() {
   return std::span(kAll).first<kNumSlotProtocols>();
 }
 
-std::string_view protocol_names() { return "simple, ll, direct"; }
+std::string_view protocol_names() { return "simple, ll, direct, ll128, poison"; }
 
 }  // namespace pycoll

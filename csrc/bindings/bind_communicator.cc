@@ -152,11 +152,13 @@ void bind_communicator(py::module_& m) {
            })
       .def("_explain",
            [](CommunicatorObject& o, const std::string& collective, int64_t nbytes, int root,
-              bool mapped) {
+              bool mapped, bool on_device) {
              // A running operation may hold the lock and need the GIL to look for Ctrl-C.
              const py::gil_scoped_release gil;
-             return o.comm->explain(collective_from_name(collective), nbytes, root,
-                                    mapped ? Arrays::kMapped : Arrays::kPlain);
+             const Collective id = collective_from_name(collective);
+             const Arrays arrays = mapped ? Arrays::kMapped : Arrays::kPlain;
+             return on_device ? o.comm->explain_on_device(id, nbytes, root, arrays)
+                              : o.comm->explain(id, nbytes, root, arrays);
            })
       .def_property_readonly("ledger", [](const CommunicatorObject& o) {
         const Ledger ledger = o.comm->ledger();

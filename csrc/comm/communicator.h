@@ -133,6 +133,8 @@ class Communicator {
   /// Which algorithm, protocol and transport messages in such arrays get, at which predicted and
   /// measured time, and why.
   std::string explain(Collective collective, int64_t nbytes, int root, Arrays arrays);
+  /// The same for arrays of this rank's device. Raises UsageError before the first call on one.
+  std::string explain_on_device(Collective collective, int64_t nbytes, int root, Arrays arrays);
 
   /// What the ranks share. Both raise UsageError when close() has given that back.
   const Segment& segment() const {
@@ -163,6 +165,7 @@ class Communicator {
   AllGather host_gather(const Call& call);
   bool share_on_device(std::byte* data, size_t nbytes, const std::shared_ptr<void>& keep_alive);
   void execute_on_device(const Call& call, const OnSlow& on_slow);
+  PlannedCall& choose_on_device(const CallPlan& plan, Call& call);
   void check_device_failure();
   [[noreturn]] void raise_device_failure();
   std::exception_ptr device_error_of(uint64_t sequence);

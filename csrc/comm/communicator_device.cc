@@ -115,7 +115,7 @@ void Communicator::execute_on_device(const Call& call, const OnSlow& on_slow) {
   CallPlan& plan = device_->planner().find(
       {call.collective, nbytes, call.root, call.algorithm,
        call.block_counts != nullptr || call.send_counts != nullptr, order_needed(call)});
-  PlannedCall& planned = nbytes != 0 ? device_->choose(plan, plain) : *plan.slots;
+  PlannedCall& planned = nbytes != 0 ? choose_on_device(plan, plain) : *plan.slots;
   if (nbytes != 0) device_->prepare(plain, planned);
   Call said = call;
   said.places_hash = plain.places_hash;
@@ -134,6 +134,39 @@ void Communicator::execute_on_device(const Call& call, const OnSlow& on_slow) {
   }
   recorder_.finish();
   ++planned.num_calls;
+}
+
+PlannedCall& Communicator::choose_on_device(const CallPlan& plan, Call& call) {
+  PlannedCall& planned = device_->choose(plan, call);
+  const char* const why = device_->why_not(call, planned);
+  if (why == nullptr) return planned;
+  if (!call.algorithm.empty()) {
+    throw UsageError(std::string(info(call.collective).name) + ": algorithm " +
+                     std::string(call.algorithm) + ": " + why);
+  }
+  // A rule of PYCOLL_ALGO is for the messages that can have it.
+  const std::string instead = planned.plan.algorithm + "/simple";
+  return *device_->planner()
+              .find({call.collective, message_bytes(call), call.root, instead,
+                     call.block_counts != nullptr || call.send_counts != nullptr,
+                     order_needed(call)})
+              .slots;
+}
+
+std::string Communicator::explain_on_device(Collective collective, int64_t nbytes, int root,
+                                            Arrays arrays) {
+  const std::lock_guard lock(run_mutex_);
+  check_open();
+  if (device_ == nullptr) {
+    throw UsageError(
+        "explain: nothing is known of devices before the first collective on one, which makes the "
+        "links");
+  }
+  PlanKey wanted;
+  wanted.collective = collective;
+  wanted.nbytes = nbytes;
+  wanted.root = root;
+  return device_->planner().explain(wanted, arrays, device_->describe());
 }
 
 void Communicator::check_device_failure() {

@@ -15,6 +15,22 @@ std::shared_ptr<const SelectionInputs> without_table(
   return own;
 }
 
+DeviceProtocol protocol_of(ProtocolKind protocol) {
+  switch (protocol) {
+    case ProtocolKind::kSimple:
+      return DeviceProtocol::kSimple;
+    case ProtocolKind::kLL:
+      return DeviceProtocol::kLL;
+    case ProtocolKind::kDirect:
+      return DeviceProtocol::kDirect;
+    case ProtocolKind::kLL128:
+      return DeviceProtocol::kLL128;
+    case ProtocolKind::kPoison:
+      return DeviceProtocol::kPoison;
+  }
+  return DeviceProtocol::kSimple;
+}
+
 PlannerLinks device_links_of(int num_ranks) {
   PlannerLinks links;
   links.num_slots = kMaxSlots;
@@ -23,13 +39,10 @@ PlannerLinks device_links_of(int num_ranks) {
     // Half of it: ranges are cut at granules, so that one may be longer than its share.
     return device_payload_bytes(protocol, device_ring_shape(protocol, num_ranks).slot_bytes, 1) / 2;
   };
-  links.slot_payloads = {payload(DeviceProtocol::kSimple), payload(DeviceProtocol::kLL)};
+  for (const ProtocolKind protocol : device_protocols()) {
+    links.slot_payloads[static_cast<size_t>(protocol)] = payload(protocol_of(protocol));
+  }
   return links;
-}
-
-DeviceProtocol protocol_of(ProtocolKind protocol) {
-  if (protocol == ProtocolKind::kDirect) return DeviceProtocol::kDirect;
-  return protocol == ProtocolKind::kLL ? DeviceProtocol::kLL : DeviceProtocol::kSimple;
 }
 
 }  // namespace

@@ -1,13 +1,10 @@
 #include "comm/device_runner.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 #include <numeric>
 
 #include "base/error.h"
+#include "comm/device_introduction.h"
 #include "comm/runner.h"
 
 namespace pycoll {
@@ -19,58 +16,6 @@ constexpr int64_t kChannelBytes = 32 << 10;
 constexpr int64_t kDirectTileBytes = 1 << 20;
 // Blocks of unequal messages, whose size no rank knows of all others.
 constexpr int kUnevenChannels = 4;
-
-/// What the ranks tell each other first.
-struct Introduction {
-  char uuid[sizeof(DeviceFacts::uuid)] = {};
-  int32_t index = 0;  // of the device in its process
-  int32_t max_channels = 0;
-  int32_t resident_blocks = 0;
-  int32_t wants_host = 0;  // PYCOLL_DEVICE_LINKS=host
-  uint64_t meeting = 0;    // a std::shared_ptr<DeviceMeeting>, of the first rank of a place
-
-  bool same_device(const Introduction& other) const {
-    return std::strncmp(uuid, other.uuid, sizeof(uuid)) == 0;
-  }
-};
-
-bool wants_host_links() {
-  const char* setting = std::getenv("PYCOLL_DEVICE_LINKS");
-  return setting != nullptr && std::strcmp(setting, "host") == 0;
-}
-
-Introduction introduce(const Device& device) {
-  const DeviceFacts facts = device.facts();
-  Introduction mine;
-  std::memcpy(mine.uuid, facts.uuid, sizeof(mine.uuid));
-  mine.index = device.index();
-  mine.max_channels = facts.max_channels;
-  mine.wants_host = wants_host_links() ? 1 : 0;
-  // The kernel that needs most: the others fit where it does.
-  DeviceLaunch largest;
-  largest.num_threads = facts.block_threads;
-  largest.dtype = DType::kBF16;
-  device.check(device.table().max_resident_blocks(device.index(), &largest, &mine.resident_blocks),
-               "asking how many blocks fit");
-  return mine;
-}
-
-/// Blocks of each rank, so that those of all ranks on a device are resident together: a kernel
-/// waits for its peers, which must not wait for its place.
-int channels_for(const std::vector<Introduction>& all, const Device& device) {
-  int channels = all[0].max_channels;
-  for (const Introduction& one : all) {
-    const auto sharing = static_cast<int>(std::count_if(
-        all.begin(), all.end(), [&](const Introduction& other) { return one.same_device(other); }));
-    channels = std::min({channels, one.max_channels, one.resident_blocks / sharing});
-    if (channels < 1) {
-      throw UsageError(std::to_string(sharing) + " ranks share one device (" + device.title() +
-                       "), which holds " + std::to_string(one.resident_blocks) +
-                       " blocks at once: they need one each; use fewer ranks");
-    }
-  }
-  return channels;
-}
 
 }  // namespace
 
@@ -93,15 +38,16 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
   }
   device.check(device.table().preload(device.index()), "loading its kernels");
   const auto n = static_cast<size_t>(num_ranks_);
-  std::vector<Introduction> all(n);
-  const Introduction mine = introduce(device);
+  std::vector<DeviceIntroduction> all(n);
+  const DeviceIntroduction mine = introduce(device);
   gather(&mine, all.data(), sizeof(mine));
-  max_channels_ = channels_for(all, device);
+  max_channels_ = channels_for(all, device, transport.shares_address_space());
+  blocks_ = std::make_unique<DeviceBlocks>(device.index(), max_channels_);
   block_threads_ = device.facts().block_threads;
 
   const size_t window_bytes = DeviceLinkMemory::window_bytes(num_ranks_, max_channels_);
-  const bool wants_host = std::any_of(all.begin(), all.end(),
-                                      [](const Introduction& one) { return one.wants_host != 0; });
+  const bool wants_host = std::any_of(
+      all.begin(), all.end(), [](const DeviceIntroduction& one) { return one.wants_host != 0; });
   std::string why = "PYCOLL_DEVICE_LINKS=host";
   if (!wants_host) {
     const auto memory = std::make_shared<DeviceMemory>(device, window_bytes);
@@ -116,6 +62,10 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
     path_ = "through each other's device memory";
   }
   links_ = std::make_unique<DeviceLinkMemory>(device, *window_, rank_, num_ranks_, max_channels_);
+  whole_lines_ = !window_->is_on_host() &&
+                 std::all_of(all.begin(), all.end(), [&](const DeviceIntroduction& other) {
+                   return mine.same_device(other);
+                 });
 
   // Ranks of this process on this device, if there are several.
   std::vector<int> members;
@@ -252,6 +202,29 @@ PlannedCall& DeviceRunner::choose(const CallPlan& plan, Call& call) {
   return *planned;
 }
 
+const char* DeviceRunner::why_not(const Call& call, PlannedCall& planned) {
+  if (planned.protocol == ProtocolKind::kLL128 && !whole_lines_) {
+    return "the protocol ll128 needs ranks that share a device: elsewhere it is not known that "
+           "lines of 128 bytes arrive whole";
+  }
+  if (planned.protocol != ProtocolKind::kPoison) return nullptr;
+  if (call.collective != Collective::kAllReduce || num_ranks_ == 1 ||
+      !poison_allowed(call.dtype, call.op)) {
+    return "the protocol poison is for all_reduce of floating-point numbers, but not f8_e4m3, on "
+           "several ranks";
+  }
+  const DevicePlan& plan = planner_.of(planned, device_.capture_of(call.stream) != 0);
+  const DeviceLinks& links = links_->links(DeviceProtocol::kPoison);
+  if (kPoisonBuffers * plan.program.max_link_messages > links.num_slots) {
+    return "the protocol poison has room for two messages to a peer, as one_shot and two_shot send";
+  }
+  const int64_t tile = device_tile_count(planned.plan, links.slot_bytes, dtype_size(call.dtype));
+  if ((call.count + tile - 1) / tile > max_channels_) {
+    return "the protocol poison is for messages of one slot for each block";
+  }
+  return nullptr;
+}
+
 void DeviceRunner::prepare(const Call& call, PlannedCall& planned) {
   DevicePlan& plan = planner_.of(planned, device_.capture_of(call.stream) != 0);
   DeviceLaunch& launch = next_;
@@ -325,7 +298,10 @@ void DeviceRunner::set_tiles(const Call& call, const DevicePlan& plan, DeviceLau
   }
   const int64_t block_bytes = launch.count * static_cast<int64_t>(element_size);
   const int64_t message_bytes = block_bytes * info(call.collective).blocks_per_message(num_ranks_);
-  const int64_t wanted = (message_bytes + kChannelBytes - 1) / kChannelBytes;
+  int64_t wanted = (message_bytes + kChannelBytes - 1) / kChannelBytes;
+  if (launch.protocol == DeviceProtocol::kPoison) {  // one tile each
+    wanted = std::max(wanted, (launch.count + launch.tile_count - 1) / launch.tile_count);
+  }
   launch.num_channels = static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, max_channels_));
   // A message that is short for its blocks is cut so that each gets its part.
   const int64_t part = (launch.count + launch.num_channels - 1) / launch.num_channels;

@@ -8,6 +8,7 @@
 
 #include "comm/call.h"
 #include "comm/device_arrays.h"
+#include "comm/device_blocks.h"
 #include "comm/device_links.h"
 #include "comm/device_meeting.h"
 #include "comm/device_planner.h"
@@ -32,6 +33,9 @@ class DeviceRunner {
   /// What a plain call runs: without slots where its arrays are registered. Sets its places_hash
   /// then. Raises UsageError when it names a protocol that its arrays do not allow.
   PlannedCall& choose(const CallPlan& plan, Call& call);
+  /// Why the links, or this call, cannot have the protocol that is planned; null: they can. Alike
+  /// on all ranks.
+  const char* why_not(const Call& call, PlannedCall& planned);
   /// Makes the launch of the call that was chosen for. Raises UsageError when it would need memory
   /// that cannot be had while the stream is captured, and CudaError.
   void prepare(const Call& call, PlannedCall& planned);
@@ -72,8 +76,10 @@ class DeviceRunner {
   std::string path_;                            // how the ranks reach each other, for people
   std::unique_ptr<DeviceWindow> window_;
   std::unique_ptr<DeviceLinkMemory> links_;
+  bool whole_lines_ = false;  // 128 bytes that a warp writes arrive together
   int block_threads_ = 0;
   int max_channels_ = 0;
+  std::unique_ptr<DeviceBlocks> blocks_;
   std::shared_ptr<DeviceMeeting> meeting_;  // with the ranks of this process on this device
   PinnedMemory pinned_;                     // the abort word and the report
   std::unique_ptr<DeviceWatchdog> watchdog_;

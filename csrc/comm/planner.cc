@@ -148,6 +148,10 @@ CallPlan Planner::name_plans(const PlanKey& wanted) {
   const ProtocolKind protocol = slash == std::string_view::npos
                                     ? default_protocol(wanted.nbytes)
                                     : protocol_from_name(wanted.algorithm.substr(slash + 1));
+  if (!is_of_hosts(protocol) && !selector_.topology().of_devices) {
+    throw UsageError(std::string(wanted.algorithm) + ": the protocol " + protocol_name(protocol) +
+                     " is for arrays of devices");
+  }
   CallPlan plan;
   PlannedCall* planned = nullptr;
   if (protocol != ProtocolKind::kDirect) {

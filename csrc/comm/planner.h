@@ -30,7 +30,7 @@ struct PlanKey {
 /// What is fixed of the transport.
 struct PlannerLinks {
   int num_slots = 0;
-  std::array<int64_t, kNumSlotProtocols> slot_payloads{};  // bytes that a slot holds, by protocol
+  std::array<int64_t, kNumProtocols> slot_payloads{};  // bytes that a slot holds, by protocol
   bool all_mapped = false;  // ranks are threads: they reach each other's arrays wherever they are
   bool one_host = true;     // else there are no slots with many readers, and nothing is direct
   bool multicast = true;    // a rank writes once what all others read

@@ -56,6 +56,9 @@ bool is_candidate(ProtocolKind protocol, int64_t nbytes) {
   constexpr int64_t kMaxLowLatencyBytes = 64 << 10;
   constexpr int64_t kMinDirectBytes = 1 << 10;
   if (protocol == ProtocolKind::kLL) return nbytes <= kMaxLowLatencyBytes;
+  // Not every link and not every message may have them, and no GPU has told yet when they are best:
+  // they are for who asks.
+  if (!is_of_hosts(protocol)) return false;
   return protocol != ProtocolKind::kDirect || nbytes >= kMinDirectBytes;
 }
 
@@ -67,7 +70,7 @@ ProtocolKind default_protocol(int64_t nbytes) {
 Selector::Selector(Topology topology, std::shared_ptr<const SelectionInputs> inputs)
     : topology_(std::move(topology)), inputs_(std::move(inputs)) {
   for (const Arrays arrays : kAllArrays) {
-    for (const ProtocolKind protocol : protocols()) {
+    for (const ProtocolKind protocol : topology_.protocols()) {
       const TunedCost* fitted = inputs_->table.cost(protocol_name(protocol), topology_.num_ranks,
                                                     topology_.num_cores, arrays);
       if (fitted == nullptr) continue;
@@ -127,7 +130,7 @@ std::vector<Candidate> Selector::simulate(Collective collective, int64_t nbytes,
   const bool one_host = topology_.hosts.num_hosts == 1;
   for (const Schedule& schedule : schedules_for(collective, rule)) {
     std::vector<Program> programs;
-    for (const ProtocolKind protocol : protocols()) {
+    for (const ProtocolKind protocol : topology_.protocols()) {
       const bool asked = rule != nullptr && rule->protocol == protocol &&
                          distance_from(rule, schedule.algorithm, protocol) == 0;
       if (!asked && !is_candidate(protocol, nbytes)) continue;

@@ -65,9 +65,12 @@ Topology device_topology(int num_ranks) {
   Topology topology;
   topology.num_ranks = num_ranks;
   topology.num_cores = num_ranks;  // each rank has its own blocks
+  topology.of_devices = true;
   for (const Arrays arrays : kAllArrays) {
     topology.cost(arrays, ProtocolKind::kSimple) = {2.5e-6, 12e-12, 1e-12};
     topology.cost(arrays, ProtocolKind::kLL) = {1.2e-6, 20e-12, 1e-12};
+    topology.cost(arrays, ProtocolKind::kLL128) = {1.3e-6, 13e-12, 1e-12};
+    topology.cost(arrays, ProtocolKind::kPoison) = {1.0e-6, 12e-12, 1e-12};
     // Both the entrance and the exit are a flight of flags.
     topology.cost(arrays, ProtocolKind::kDirect) = {1.5e-6, 2e-12, 1e-12};
   }

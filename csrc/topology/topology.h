@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/arrays.h"
@@ -37,10 +38,14 @@ HostLevel host_level(std::vector<int> host_of, const NetworkCost& measured);
 struct Topology {
   int num_ranks = 1;
   int num_cores = 1;
+  bool of_devices = false;  // ranks reach each other's device memory
   HostLevel hosts;
   // Per message of a protocol, for arrays of each kind. What they mean: plan/estimate.h.
   std::array<std::array<LinkCost, kNumProtocols>, kNumArrays> costs{};
 
+  std::span<const ProtocolKind> protocols() const {
+    return of_devices ? device_protocols() : pycoll::protocols();
+  }
   const LinkCost& cost(Arrays arrays, ProtocolKind protocol) const {
     return costs[static_cast<size_t>(arrays)][static_cast<size_t>(protocol)];
   }

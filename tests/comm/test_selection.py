@@ -129,7 +129,7 @@ WRONG = {
     "all_reduce:": ("expected an algorithm, or auto", "^", 11),
     "all_reduce:/ll": ("expected an algorithm, or auto", "^", 11),
     "all_reduce:ring/lll": (
-        "no protocol has this name; expected one of simple, ll, direct",
+        "no protocol has this name; expected one of simple, ll, direct, ll128, poison",
         "^~~",
         16,
     ),

@@ -177,3 +177,29 @@ def test_more_ranks_than_blocks_are_refused(emulated, monkeypatch):
             comm.all_reduce(DeviceArray.of(np.ones(4, np.float32)))
 
     run_ranks(work, 3, timeout_s=20)
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+def test_communicators_share_the_blocks_of_a_device(emulated, monkeypatch, threads):
+    monkeypatch.setenv("PYCOLL_DEVICE_THREADS_PROCESSORS", "4")
+
+    def use(comm: pycoll.Communicator) -> str:
+        comm.all_reduce(DeviceArray.of(np.ones(4, np.float32)))
+        comm.synchronize()
+        return comm.explain("all_reduce", 16, on_device=True)
+
+    def work(comm: pycoll.Communicator) -> None:
+        use(comm)
+        second = comm.split(0)
+        if threads:  # one launch of all ranks, which begins when it has room
+            use(second)
+            return
+        assert "at most 1 blocks" in use(second)
+        third = comm.split(0)
+        with pytest.raises(UsageError, match="4 blocks at once, of which other .* have 4"):
+            use(third)
+        second.close()
+        fourth = comm.split(0)
+        use(fourth)
+
+    run_ranks(work, 2, threads=threads, timeout_s=30)
