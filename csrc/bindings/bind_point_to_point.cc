@@ -13,6 +13,7 @@
 #include "bindings/gil.h"
 #include "bindings/invocation.h"
 #include "bindings/message_docs.h"
+#include "bindings/staged_array.h"
 
 namespace pycoll {
 namespace py = pybind11;
@@ -61,7 +62,7 @@ void set_message(CommunicatorObject& object, MessageOp& op, const ArrayView& x,
 
 ArrayView view_of(const Arguments& args, const char* function, bool writable) {
   if (args[kX] == nullptr) throw UsageError(std::string(function) + " needs an array x");
-  return ArrayView(args[kX], "x", writable);
+  return ArrayView(args[kX], "x", writable, Memory::kHostOrDevice);
 }
 
 void run_here(CommunicatorObject& object, MessageOp& op) {
@@ -70,10 +71,21 @@ void run_here(CommunicatorObject& object, MessageOp& op) {
   messages.run(op, gil.on_slow());
 }
 
-PyObject* start(PyObject* self, CommunicatorObject& object, const MessageOp& call, ArrayView&& x,
+void receive_staged(CommunicatorObject& object, MessageOp& op, const ArrayView& x,
+                    const char* function) {
+  StagedArray staged(x, function);
+  op.data = staged.data();
+  run_here(object, op);
+  const py::gil_scoped_release gil;
+  staged.deliver();
+}
+
+/// `x`: what holds the message's bytes.
+template <class Kept>
+PyObject* start(PyObject* self, CommunicatorObject& object, const MessageOp& call, Kept&& x,
                 PyObject* result) {
   auto op = std::make_shared<MessageOp>(call);
-  op->keep_alive = keep_alive(std::move(x));
+  op->keep_alive = keep_alive(std::forward<Kept>(x));
   {
     // The thread that moves messages may hold the engine for as long as a large copy takes.
     const py::gil_scoped_release gil;
@@ -87,13 +99,14 @@ PyObject* start(PyObject* self, CommunicatorObject& object, const MessageOp& cal
 }
 
 /// Runs the operation, starts it, or puts it into the group that is being coalesced.
-PyObject* run_or_start(PyObject* self, CommunicatorObject& object, MessageOp& op, ArrayView&& x,
+template <class Kept>
+PyObject* run_or_start(PyObject* self, CommunicatorObject& object, MessageOp& op, Kept&& x,
                        PyObject* async_op, PyObject* result) {
   if (object.batch != nullptr) {
     refuse_async_in_batch(async_op);
-    object.batch->add(op, keep_alive(std::move(x)));
+    object.batch->add(op, keep_alive(std::forward<Kept>(x)));
   } else if (async_op != nullptr && truth_of(async_op)) {
-    return start(self, object, op, std::move(x), result);
+    return start(self, object, op, std::forward<Kept>(x), result);
   } else {
     run_here(object, op);
   }
@@ -110,6 +123,15 @@ PyObject* send(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObj
     op.is_send = true;
     op.peer = rank_of(arguments[kPeer], "peer", object.comm->size());
     set_message(object, op, x, arguments);
+    if (x.device >= 0) {
+      auto staged = std::make_shared<StagedArray>(x, "send");
+      {
+        const py::gil_scoped_release gil;
+        staged->fetch();
+      }
+      op.data = staged->data();
+      return run_or_start(self, object, op, std::move(staged), arguments[kAsyncOp], Py_None);
+    }
     return run_or_start(self, object, op, std::move(x), arguments[kAsyncOp], Py_None);
   });
 }
@@ -123,6 +145,16 @@ PyObject* recv(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObj
     PyObject* peer = arguments[kPeer];
     op.peer = is_any_source(peer) ? kAnySource : rank_of(peer, "peer", object.comm->size());
     set_message(object, op, x, arguments);
+    if (x.device >= 0) {
+      PyObject* const async_op = arguments[kAsyncOp];
+      if (object.batch != nullptr || (async_op != nullptr && truth_of(async_op))) {
+        throw UsageError(
+            "recv into a device's array returns when it has come: without async_op, and not within "
+            "coalesce()");
+      }
+      receive_staged(object, op, x, "recv");
+      return Py_NewRef(arguments[kX]);
+    }
     return run_or_start(self, object, op, std::move(x), arguments[kAsyncOp], arguments[kX]);
   });
 }
@@ -138,7 +170,11 @@ PyObject* recv_any(PyObject* self, PyObject* const* args, Py_ssize_t num_args, P
     MessageOp op;
     op.peer = kAnySource;
     set_message(object, op, x, arguments);
-    run_here(object, op);
+    if (x.device >= 0) {
+      receive_staged(object, op, x, "recv_any");
+    } else {
+      run_here(object, op);
+    }
     return PyLong_FromLong(op.source);
   });
 }

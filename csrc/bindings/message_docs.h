@@ -11,8 +11,8 @@ inline constexpr const char* kSendDoc =
 Sends `x` to rank `peer`, which receives it with the same tag.
 
 Args:
-    x: Contiguous host array of any shape and dtype. Anything with the buffer protocol or
-        DLPack; it may be read-only.
+    x: Contiguous array of any shape and dtype, of the host or of a device (copied through host
+        memory). Anything with the buffer protocol or DLPack; it may be read-only.
     peer: The rank that receives; may be this one.
     tag: An int, 0 or more. Messages of one tag arrive in the order in which they were sent.
     async_op: Return a `Work` at once; `x` must not be written until it is done.
@@ -36,8 +36,8 @@ inline constexpr const char* kRecvDoc =
 Receives into `x` the oldest message with this tag from rank `peer`.
 
 Args:
-    x: Contiguous writable host array with the count and the dtype of the message; the shape
-        may differ.
+    x: Contiguous writable array with the count and the dtype of the message; the shape may
+        differ. A device's array is filled when the call returns.
     peer: The rank that sends. None or pycoll.ANY_SOURCE: whichever comes first; `recv_any`
         and `Work.source` say which.
     tag: As the sender's.

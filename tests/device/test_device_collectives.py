@@ -55,7 +55,7 @@ def test_every_collective_matches_its_oracle(n, threads):
     assert all(result == results[0] for result in results)
 
 
-@pytest.mark.parametrize("protocol", ["simple", "ll"])
+@pytest.mark.parametrize("protocol", ["simple", "ll", "ll128"])
 def test_every_algorithm_named_matches_its_oracle(protocol):
     def work(comm: pycoll.Communicator) -> None:
         for name in ORACLES:
@@ -64,6 +64,67 @@ def test_every_algorithm_named_matches_its_oracle(protocol):
                 assert comm.flight_record()[-1]["algorithm"] == f"{algorithm}/{protocol}"
 
     run_ranks(work, 3, threads=True, timeout_s=TIMEOUT_S)
+
+
+@both
+def test_poison_sums_what_it_may_and_says_what_it_may_not(threads):
+    def work(comm: pycoll.Communicator) -> None:
+        for algorithm in ("one_shot", "two_shot"):
+            for rows in (1, 5, 777):
+                for _ in range(4):  # each of its buffers, and the first one again
+                    check(comm, "all_reduce", rows, 0, algorithm=f"{algorithm}/poison")
+                    assert comm.flight_record()[-1]["algorithm"] == f"{algorithm}/poison"
+        x = DeviceArray.of(np.ones(8, np.float32))
+        big = DeviceArray.of(np.ones(1 << 20, np.float32))
+        whole = DeviceArray.of(np.ones(8, np.int32))
+        for call, why in (
+            (lambda: comm.all_reduce(whole, algorithm="one_shot/poison"), "floating-point"),
+            (lambda: comm.all_gather(x, algorithm="ring/poison"), "floating-point"),
+            (lambda: comm.all_reduce(x, algorithm="ring/poison"), "two messages to a peer"),
+            (lambda: comm.all_reduce(big, algorithm="one_shot/poison"), "one slot for each block"),
+        ):
+            with pytest.raises(UsageError, match=why):
+                call()
+        check(comm, "all_reduce", 5, 0)  # nobody entered
+
+    run_ranks(work, 3, threads=threads, timeout_s=TIMEOUT_S)
+
+
+def test_protocols_of_devices_are_refused_for_arrays_of_the_host():
+    def work(comm: pycoll.Communicator) -> None:
+        for protocol in ("ll128", "poison"):
+            with pytest.raises(UsageError, match=f"{protocol} is for arrays of devices"):
+                comm.all_reduce(np.ones(4, np.float32), algorithm=f"one_shot/{protocol}")
+
+    run_ranks(work, 2, threads=True, timeout_s=TIMEOUT_S)
+
+
+def test_rule_for_a_protocol_of_devices_holds_where_it_can(monkeypatch):
+    monkeypatch.setenv("PYCOLL_ALGO", "all_reduce:two_shot/poison:0-4k;one_shot/ll128:4k-max")
+
+    def work(comm: pycoll.Communicator) -> list[str]:
+        chosen = []
+        for dtype, count in (("f4", 16), ("i4", 16), ("f4", 4096)):
+            comm.all_reduce(DeviceArray.of(np.ones(count, dtype)))
+            chosen.append(comm.flight_record()[-1]["algorithm"])
+        text = comm.explain("all_reduce", 64, on_device=True)
+        assert "two_shot/poison over threads:0" in text and "PYCOLL_ALGO" in text, text
+        comm.all_reduce(np.ones(16, np.float32))
+        return [*chosen, comm.flight_record()[-1]["algorithm"].split("/")[0]]
+
+    results = run_ranks(work, 2, threads=True, timeout_s=TIMEOUT_S)
+    expected = ["two_shot/poison", "two_shot/simple", "one_shot/ll128", "two_shot"]
+    assert results == [expected, expected]
+
+
+def test_explain_on_a_device_before_its_first_call_says_so():
+    def work(comm: pycoll.Communicator) -> None:
+        with pytest.raises(UsageError, match="before the first collective"):
+            comm.explain("all_reduce", 64, on_device=True)
+        comm.all_reduce(DeviceArray.of(np.ones(4, np.float32)))
+        assert "blocks of" in comm.explain("all_reduce", 64, on_device=True)
+
+    run_ranks(work, 2, threads=True, timeout_s=TIMEOUT_S)
 
 
 DTYPES = [
@@ -183,8 +244,6 @@ def test_arrays_in_two_places_are_refused():
         x = DeviceArray.of(np.ones(4))
         with pytest.raises(UsageError, match="x is on device 0, out in host memory"):
             comm.all_reduce(x, out=np.ones(4))
-        with pytest.raises(UsageError, match="host arrays only"):
-            comm.send(x, 0)
         with pytest.raises(UsageError, match="does not go with|reduce"):
             comm.all_reduce(DeviceArray.of(np.ones(4)), "band")
         comm.all_reduce(x)
