@@ -12,6 +12,7 @@ from pycoll.cli import (
     modes,
     pipeline,
     run,
+    scale,
     show,
     simulate,
     trace,
@@ -38,6 +39,7 @@ app.command(epilog=verify.EPILOG)(verify.verify)
 app.command(epilog=simulate.EPILOG)(simulate.simulate)
 app.command(epilog=run.EPILOG, context_settings=run.CONTEXT)(run.run)
 app.command(epilog=check.EPILOG, context_settings=check.CONTEXT)(check.check)
+app.command(epilog=scale.EPILOG, context_settings=scale.CONTEXT)(scale.scale)
 app.command(epilog=modes.EPILOG)(modes.modes)
 app.command(epilog=bench.EPILOG)(bench.bench)
 app.command(epilog=tune.EPILOG)(tune.tune)

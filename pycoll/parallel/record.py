@@ -1,7 +1,8 @@
-"""What `pycoll check` looks at: the first steps of a run in float64, written by rank 0."""
+"""What `pycoll check` and `pycoll scale` look at: the first steps of a run, written by rank 0."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 FOLDER = "PYCOLL_CHECK"  # environment variable: where to write, while `pycoll check` runs a script
 NUM_STEPS = 3
+TIMES = "PYCOLL_TIMES"  # environment variable of `pycoll scale`: number of steps, ":", a file
 
 
 def prepare(model: nn.Module) -> None:
@@ -25,6 +27,9 @@ def prepare(model: nn.Module) -> None:
 
 def watch(trainer: Trainer) -> None:
     """Has the first steps written, if a check runs; then the script ends."""
+    if TIMES in os.environ:
+        steps, _, path = os.environ[TIMES].partition(":")
+        trainer.watchers.append(lambda trainer: _time(trainer, int(steps), Path(path)))
     if FOLDER not in os.environ:
         return
     from pycoll.parallel.whole import whole_weights
@@ -32,6 +37,17 @@ def watch(trainer: Trainer) -> None:
     folder = Path(os.environ[FOLDER])
     _write(trainer, folder / "start.pt", {"initial weight": whole_weights(trainer.model)})
     trainer.watchers.append(lambda trainer: _record(trainer, folder))
+
+
+def _time(trainer: Trainer, steps: int, path: Path) -> None:
+    assert trainer.last is not None
+    if trainer.mesh.world.rank == 0:
+        with path.open("a") as file:
+            entry = {"seconds": trainer.last.seconds, "tokens": trainer.last.tokens}
+            file.write(json.dumps(entry) + "\n")
+    if trainer.last.step + 1 == steps:
+        trainer.mesh.world.barrier()
+        raise SystemExit(0)
 
 
 def _record(trainer: Trainer, folder: Path) -> None:
@@ -56,4 +72,4 @@ def _write(trainer: Trainer, path: Path, found: dict[str, dict[str, torch.Tensor
     trainer.mesh.world.barrier()
 
 
-__all__ = ["FOLDER", "NUM_STEPS", "prepare", "watch"]
+__all__ = ["FOLDER", "NUM_STEPS", "TIMES", "prepare", "watch"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -81,3 +82,20 @@ def test_script_that_steps_too_little_is_an_error(tmp_path):
     done = check(tmp_path, "dp=1", "short")
     assert done.returncode == 2
     assert "took less than 3 steps of pc.optimizer on one process" in done.stderr
+
+
+@pytest.mark.slow
+def test_scale_times_a_script_on_one_rank_and_two(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-m", "pycoll.cli", "scale", "--json", "--steps", "4", str(script)],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'parallel'}"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["kind"] == "strong" and [row["ranks"] for row in found["rows"]] == [1, 2]
+    assert all(row["seconds"] > 0 and row["tokens"] == 60 for row in found["rows"])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pycoll import UsageError, run_ranks
+from pycoll.cli.scale import report
 from pycoll.parallel import laws
 
 SERIAL_S, SHARED_S = 0.2, 0.8  # a fifth of the time is not shared out
@@ -33,6 +34,18 @@ def test_bert_on_1472_devices_needs_a_serial_part_of_four_in_ten_thousand():
     serial = (1472 / speed_up - 1) / (1472 - 1)
     assert serial == pytest.approx(4.1e-4, rel=0.02)
     assert laws.amdahl(1 - serial, 1472) == pytest.approx(speed_up, rel=1e-9)
+
+
+@pytest.mark.pure
+def test_report_of_scaling_knows_strong_from_weak():
+    strong = report({1: (1.0, 64), 2: (0.6, 64), 4: (0.4, 64)})
+    assert strong["kind"] == "strong" and strong["parallel"] == pytest.approx(0.8)
+    assert [row["efficiency"] for row in strong["rows"]] == pytest.approx([1, 1 / 1.2, 1 / 1.6])
+    weak = report({1: (1.0, 64), 2: (1.25, 128)})
+    assert weak["kind"] == "weak" and weak["rows"][1]["speed_up"] == pytest.approx(1.6)
+    assert weak["rows"][1]["efficiency"] == pytest.approx(0.8)
+    with pytest.raises(UsageError, match="they neither stay nor grow"):
+        report({1: (1.0, 64), 2: (1.0, 100)})
 
 
 @pytest.mark.pure

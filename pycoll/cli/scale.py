@@ -1,0 +1,122 @@
+"""`pycoll scale`: how a training script gets faster with more ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pycoll.cli.common import console, new_table
+from pycoll.errors import Error, UsageError
+
+EPILOG = """[bold]Examples[/bold]
+
+  pycoll scale -n 1,2,4 train.py
+
+  pycoll scale -n 1,2 --axis tp train.py --batch 8
+"""
+
+CONTEXT = {"allow_interspersed_args": True, "ignore_unknown_options": True}
+_SKIPPED = 2  # first steps, which allocate
+
+
+def scale(
+    command: Annotated[
+        list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.")
+    ],
+    n: Annotated[str, typer.Option("-n", help="Numbers of ranks, 1 among them.")] = "1,2",
+    axis: Annotated[str, typer.Option(help="The axis that grows: dp, tp or pp.")] = "dp",
+    steps: Annotated[int, typer.Option(help="Steps of each run that are timed.", min=3)] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Time a script's steps on several numbers of ranks, and fit the law of its scaling.
+
+    The script trains with pycoll.parallel. A batch that stays is strong scaling, and Amdahl's law
+    is fitted; one that grows with the ranks is weak scaling, and Gustafson's law is.
+    """
+    try:
+        ranks = sorted({int(part) for part in n.split(",")})
+    except ValueError:
+        raise UsageError(f"-n {n}: expected numbers such as 1,2,4") from None
+    if ranks[0] != 1 or len(ranks) < 2:
+        raise UsageError(f"-n {n}: expected 1 and at least one more number of ranks")
+    found = {count: _times(command, count, axis, steps) for count in ranks}
+    result = report(found)
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+        return
+    table = new_table("ranks", "ms/step", "tokens/step", "speed-up", "law", "efficiency")
+    for row in result["rows"]:
+        table.add_row(
+            str(row["ranks"]),
+            f"{row['seconds'] * 1e3:.1f}",
+            f"{row['tokens']:,}",
+            f"{row['speed_up']:.2f}",
+            f"{row['law']:.2f}",
+            f"{row['efficiency']:.0%}",
+        )
+    console().print(table)
+    if result["parallel"] > 0:
+        what = f"{result['parallel']:.1%} of the time is shared out"
+    else:
+        what = "more ranks are slower, so no law fits"
+    typer.echo(f"{result['kind']} scaling: {what}")
+
+
+def report(found: dict[int, tuple[float, int]]) -> dict[str, Any]:
+    """What seconds and tokens of a step on several numbers of ranks say.
+
+    Raises:
+        UsageError: The batch neither stays nor grows with the ranks.
+    """
+    from pycoll.parallel import laws
+
+    times = {n: seconds for n, (seconds, _) in found.items()}
+    tokens = {n: count for n, (_, count) in found.items()}
+    if len(set(tokens.values())) == 1:
+        kind, fit = "strong", laws.fit_amdahl(times)
+    elif all(count == n * tokens[1] for n, count in tokens.items()):
+        # One rank takes n times as long for n times the batch.
+        kind, fit = "weak", laws.fit_gustafson(times, {n: n * times[1] for n in times})
+    else:
+        raise UsageError(f"scale: tokens of a step are {tokens}: they neither stay nor grow as n")
+    rows = [
+        {
+            "ranks": n,
+            "seconds": times[n],
+            "tokens": tokens[n],
+            "speed_up": fit.speed_up[n],
+            "law": fit.law[n],
+            "efficiency": fit.efficiency[n],
+        }
+        for n in times
+    ]
+    return {"kind": kind, "parallel": fit.parallel, "rows": rows}
+
+
+def _times(command: list[str], n: int, axis: str, steps: int) -> tuple[float, int]:
+    """The median step's seconds, and its tokens."""
+    from pycoll.cli.run import _Launch
+    from pycoll.parallel.record import TIMES
+    from pycoll.processes import World
+
+    with tempfile.TemporaryDirectory(prefix="pycoll-scale-") as folder:
+        path = Path(folder) / "times"
+        extra = {"PYCOLL_MESH": f"{axis}={n}", TIMES: f"{steps + _SKIPPED}:{path}"}
+        if "OMP_NUM_THREADS" not in os.environ:
+            extra["OMP_NUM_THREADS"] = "1"
+        typer.echo(f"pycoll scale: {axis}={n}", err=True)
+        status = _Launch([sys.executable, *command], World(n), extra, True, 5.0).run()
+        if status or not path.exists():
+            raise Error(f"scale: the script failed on {n} ranks, with status {status}")
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+    if len(lines) <= _SKIPPED:
+        raise UsageError(f"scale: {command[0]} took {len(lines)} steps, expected {steps} or more")
+    timed = lines[_SKIPPED:]
+    return statistics.median(line["seconds"] for line in timed), timed[0]["tokens"]
