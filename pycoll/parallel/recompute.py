@@ -39,12 +39,22 @@ def recompute_layers(
     if which in (True, "full"):
         chosen = list(model.get_submodule(blocks or "").children())
     else:
-        chosen = [m for name, m in model.named_modules() if fnmatchcase(name, str(which))]
+        chosen = _outermost(model, str(which))
     if not chosen:
         raise UsageError(f"recompute: {which!r} matches no layer of {type(model).__name__}")
     for module in chosen:
         module.forward = partial(_again, module.forward, positions)  # type: ignore[method-assign]
     return True
+
+
+def _outermost(model: nn.Module, pattern: str) -> list[nn.Module]:
+    """What matches and lies within nothing that does: what is computed again is so once."""
+    names: list[str] = []
+    for name, _ in model.named_modules():
+        within = any(name.startswith(f"{outer}.") for outer in names)
+        if name and fnmatchcase(name, pattern) and not within:
+            names.append(name)
+    return [model.get_submodule(name) for name in names]
 
 
 def _again(forward: Callable[..., Any], positions: Positions, *args: Any, **kwargs: Any) -> Any:

@@ -55,14 +55,18 @@ PLANS = {
 }
 
 
-def loss(output, target):
+def in_parts(output, target):
     return pc.cross_entropy(output.logits, target)
 
 
-loss.takes_parts = True
+in_parts.takes_parts = True  # as pc.cross_entropy does
 
 
-def train(comm, make, sizes: dict, options: dict):
+def of_whole_logits(output, target):
+    return torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), target.flatten())
+
+
+def train(comm, make, loss, sizes: dict, options: dict):
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     mesh = pc.mesh(**sizes, comm=comm)
@@ -82,14 +86,14 @@ def train(comm, make, sizes: dict, options: dict):
 
 @pytest.mark.parametrize("make", PLANS)
 def test_model_by_plan_equals_one_process(make):
-    losses, weights = run_ranks(train, 1, make, {}, {})[0]
+    losses, weights = run_ranks(train, 1, make, in_parts, {}, {})[0]
     assert losses[-1] < losses[0]
-    for n, sizes, options in (
-        (2, {"tp": 2}, {"sequence_parallel": True}),
-        (2, {"dp": 2}, {"zero": 3, "recompute": True}),
-        (8, {"tp": 2, "pp": 2}, {"zero": 1}),
+    for n, loss, sizes, options in (
+        (2, of_whole_logits, {"tp": 2}, {"sequence_parallel": True}),
+        (2, in_parts, {"dp": 2}, {"zero": 3, "recompute": True}),
+        (8, in_parts, {"tp": 2, "pp": 2}, {"zero": 1}),
     ):
-        for got in run_ranks(train, n, make, sizes, options):
+        for got in run_ranks(train, n, make, loss, sizes, options):
             assert all(abs(a - b) <= 1e-10 for a, b in zip(losses, got[0], strict=True))
             for name, weight in weights.items():
                 assert (weight - got[1][name]).abs().max() <= 1e-10, (sizes, name)

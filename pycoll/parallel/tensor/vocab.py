@@ -21,7 +21,14 @@ def mark(logits: Tensor, classes: tuple[int, int], size: int, line: Line) -> Ten
 
 
 def whole(output: Any) -> Any:
-    """Logits put together, where `output` is a part; anything else as it is."""
+    """Logits put together, where `output` is a part, or has one; anything else as it is."""
+    if isinstance(output, dict):  # such as the outputs of transformers
+        for key, value in output.items():
+            if isinstance(value, Tensor) and hasattr(value, _MARK):
+                output[key] = whole(value)
+        return output
+    if type(output) in (tuple, list):
+        return type(output)(whole(part) for part in output)
     if not hasattr(output, _MARK):
         return output
     _, size, line = getattr(output, _MARK)
