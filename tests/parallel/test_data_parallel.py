@@ -46,8 +46,8 @@ def train(comm, microbatches=1, no_sync=False, dtype=torch.float64, **options):
     torch.set_num_threads(1)
     mesh = pc.mesh(comm=comm)
     with pc.keyed_init(mesh, seed=1):
-        model = Mlp().to(dtype)
-    model = pc.parallelize(model, mesh, bucket_mb=0.0003, **options)
+        model = Mlp()
+    model = pc.parallelize(model.to(dtype), mesh, bucket_mb=0.0003, **options)
     optimizer = pc.optimizer(torch.optim.AdamW(model.parameters(), lr=0.02), clip=1.0)
     losses = []
     for i, (x, y) in enumerate(pc.shard(data(dtype), mesh)):
@@ -70,10 +70,14 @@ def assert_equal(a, b, tolerance=1e-10) -> None:
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 def test_uneven_batches_and_unused_parameters_equal_one_process(n):
     one = run_ranks(train, 1, n)[0]  # as many microbatches: each is what a rank has
+    with pc.keyed_init(seed=1):
+        fresh = Mlp()
+    untouched = fresh.never.weight.detach().double()
     for got in run_ranks(train, n):
         assert_equal(one, got)
         assert one[2] == got[2]
         assert set(got[2]) >= {"never.weight", "never.bias"}
+        assert torch.equal(got[1]["never.weight"], untouched)  # no decay of it, either
 
 
 def test_gradients_that_are_added_up_without_sync_equal_one_process():
