@@ -1,6 +1,7 @@
 #include "comm/host_wire.h"
 
 #include <cstdlib>
+#include <filesystem>
 #include <optional>
 
 #include "base/error.h"
@@ -44,11 +45,23 @@ struct Offer {
   }
 };
 
+/// Whether this host has a network that MPI drives past the kernel: InfiniBand, RoCE, Omni-Path,
+/// EFA, Slingshot. Over others TCP was measured to be as fast or faster (docs/hosts.md).
+bool has_fabric() {
+  for (const char* folder : {"/sys/class/infiniband", "/sys/class/cxi"}) {
+    std::error_code error;
+    const std::filesystem::directory_iterator found(folder, error);
+    if (!error && found != std::filesystem::directory_iterator()) return true;
+  }
+  return false;
+}
+
 Offer own_offer(const Meeting& meeting) {
   Offer offer;
   const char* wanted = std::getenv(kTransportVariable);
   if (wanted != nullptr) offer.wanted = wanted;
-  if (offer.wanted == "tcp" || (offer.wanted.empty() && !meeting.may_use_mpi)) return offer;
+  if (offer.wanted == "tcp") return offer;
+  if (offer.wanted.empty() && !(meeting.may_use_mpi && has_fabric())) return offer;
   try {
     const Mpi& found = mpi();
     offer.has_mpi = true;

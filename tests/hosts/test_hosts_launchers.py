@@ -106,3 +106,16 @@ def test_torchrun_over_two_hosts_trains_as_one_process_does(two):
     words += [str(free_port()), str(ROOT / "examples" / "ddp_digits.py"), "--backend", "pycoll"]
     texts = run_on_all(two, words, timeout_s=240)
     assert "off one process (allowed 1e-03): ok" in texts[0], texts[0]
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_variables_of_srun_train_as_one_process_does(two):
+    """Without MASTER_ADDR: rank 0 is on the first host of the list."""
+    pytest.importorskip("torch")
+    words = [sys.executable, str(ROOT / "examples" / "ddp_digits.py"), "--backend", "pycoll"]
+    srun = {"SLURM_PROCID": "{host}", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}
+    srun |= {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NUM_NODES": "2"}
+    srun["SLURM_STEP_NODELIST"] = f"{two.address(0)},{two.address(1)}"
+    texts = run_on_all(two, words, timeout_s=240, **srun)
+    assert "off one process (allowed 1e-03): ok" in texts[0], texts[0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 
 import mpi_kit
@@ -74,10 +76,11 @@ def test_library_is_that_of_the_launcher(two):
 @pytest.mark.parametrize("name", MPIS)
 def test_communicator_of_mpi4py_gives_ranks_their_order(two, name):
     need_mpi4py()
-    results = mpi_kit.run(mpi_kit.need(name), two, 2, "mpi4py_communicator")
-    kinds = {transport for result in results for transport in result[0]}
-    assert kinds <= {"mpi", "tcp"} and len(kinds) == 1
-    assert [result[1] for result in results] == [2.0, 4.0, 2.0, 4.0]
+    for env in (OVER_MPI, {}):
+        results = mpi_kit.run(mpi_kit.need(name), two, 2, "mpi4py_communicator", **env)
+        assert [result[1] for result in results] == [2.0, 4.0, 2.0, 4.0]
+        kinds = {transport for result in results for transport in result[0]}
+        assert kinds == ({"mpi"} if env else {"tcp"})
 
 
 @pytest.mark.parametrize(
@@ -110,10 +113,19 @@ def test_transport_that_is_not_there_is_the_same_error_on_all_ranks(two):
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MPIS)
-def test_mpiexec_over_two_hosts_trains_as_one_process_does(two, name):
+@pytest.mark.parametrize("where", ["one host", "two hosts", "two hosts over MPI"])
+def test_mpiexec_trains_as_one_process_does(two, name, where):
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     words = [sys.executable, str(mpi_kit.ROOT / "examples" / "ddp_digits.py")]
-    job = mpi_kit.mpiexec(mpi_kit.need(name), two, 2, words)
+    mpi = mpi_kit.need(name)
+    if where == "one host":
+        here = [str(mpi.prefix / "bin/mpiexec.hydra"), "-n", "4", *words]
+        environment = os.environ | mpi.environment | {"PYTHONPATH": str(mpi_kit.ROOT)}
+        done = subprocess.run(here, env=environment, capture_output=True, text=True, timeout=140)
+        job = mpi_kit.Job(done.returncode, done.stdout + done.stderr)
+    else:
+        job = mpi_kit.mpiexec(mpi, two, 2, words, 140, **(OVER_MPI if "MPI" in where else {}))
     assert job.status == 0, job.text
+    assert "4 ranks" in job.text, job.text
     assert "off one process (allowed 1e-03): ok" in job.text, job.text
