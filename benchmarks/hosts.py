@@ -203,6 +203,7 @@ def main() -> None:
     parser.add_argument("--per-host", type=int, default=1)
     parser.add_argument("--rate", help="of each host's link, as tc has it: 1gbit")
     parser.add_argument("--collectives", default="all_reduce", help=",".join(COLLECTIVES))
+    parser.add_argument("--min-bytes", type=int, default=4)
     parser.add_argument("--max-bytes", type=int, default=16 << 20)
     parser.add_argument("--mpi", help="started by the mpiexec of mpich or impi, and beside it")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
@@ -210,7 +211,7 @@ def main() -> None:
     given = parser.parse_args()
     pause_s = 0.004 if given.rate else 0
     names = given.collectives.split(",")
-    sizes = [4**i for i in range(1, 20) if 4**i <= given.max_bytes]
+    sizes = [4**i for i in range(1, 20) if given.min_bytes <= 4**i <= given.max_bytes]
     if given.as_rank:
         rows = mpi_rank_main(names, sizes, pause_s)
         if os.environ["PMI_RANK"] == "0":

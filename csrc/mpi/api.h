@@ -15,8 +15,7 @@ namespace pycoll::PYCOLL_MPI_ABI {
   X(Initialized) X(Finalized) X(Ibarrier) X(Init_thread) X(Query_thread) X(Finalize)                      \
   X(Get_library_version) X(Error_string) X(Comm_rank) X(Comm_size) X(Comm_test_inter)         \
   X(Comm_group) X(Comm_create_group) X(Comm_idup) X(Comm_free) X(Comm_set_errhandler)         \
-  X(Group_incl) X(Group_free) X(Isend) X(Irecv) X(Test) X(Testsome) X(Cancel) X(Get_count) \
-  X(Test_cancelled)
+  X(Group_incl) X(Group_free) X(Isend) X(Irecv) X(Test) X(Testsome) X(Cancel) X(Get_count)
 // clang-format on
 
 struct MpiApi {

@@ -1,14 +1,14 @@
-// Frames as messages of MPI.
+// Frames as messages of MPI, each one message, header and payload together.
 //
-// A frame is one message, header and payload together, up to kMessageBytes; the payload of a larger
-// one is a message of its own behind that, sent from where it lies and received into its place.
-// Receives for first messages are posted before anything comes. Compiled once for each ABI.
+// They are copied into memory of the wire, and from there: MPI never holds memory that somebody may
+// want back, and receives are posted before anything comes. To send from and receive into the
+// rings, by a second message for the payload, was measured to be slower: that one has to wait until
+// its receive is posted. Compiled once for each ABI.
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <cstddef>
-#include <deque>
 #include <memory>
 #include <vector>
 
@@ -30,7 +30,7 @@ class MpiWire final : public Wire {
   void pause(int64_t ns) override;
   void kick() override;
   bool has_unsent() const override { return num_sends_ != 0; }
-  bool let_go(const std::byte* begin, const std::byte* end) override;
+  void let_go(const std::byte*, const std::byte*) override {}
   void close(int peer) override;
   void disown() override;
 
@@ -42,21 +42,14 @@ class MpiWire final : public Wire {
   void end(int64_t patience_ns);
 
  private:
-  static constexpr size_t kMessageBytes = 8 << 10;
-  static constexpr size_t kInlineBytes = kMessageBytes - sizeof(FrameHeader);
-  static constexpr uint16_t kGoodbye = 1;   // FrameHeader::spare: nothing comes after it
-  static constexpr size_t kNumPosted = 16;  // receives of first messages, for each peer
+  // A slot of a ring, or the largest message of a mailbox.
+  static constexpr size_t kMaxPayloadBytes = 128 << 10;
+  static constexpr size_t kMessageBytes = sizeof(FrameHeader) + kMaxPayloadBytes;
+  static constexpr size_t kNumPosted = 8;  // receives, for each peer: 1 MiB
+  static constexpr uint16_t kGoodbye = 1;  // FrameHeader::spare: nothing comes after it
 
   struct Message {
     std::byte bytes[kMessageBytes];
-  };
-  /// A frame whose payload is on its way.
-  struct Incoming {
-    FrameHeader header;
-    bool is_placed = false;  // it comes to its place; else into `own`
-    bool is_here = false;
-    std::unique_ptr<std::byte[]> own;
-    uint64_t number = 0;  // tells apart those of a peer
   };
   struct Link {
     int peer = 0;
@@ -66,40 +59,26 @@ class MpiWire final : public Wire {
     std::array<MPI_Request, kNumPosted> requests;
     size_t next = 0;        // of `posted`: the message that comes next
     size_t next_bytes = 0;  // it is here: so long; else 0
-    std::deque<Incoming> incoming;
-    uint64_t num_incoming = 0;
-    uint32_t num_payloads_out = 0;
-    uint32_t num_payloads_in = 0;
   };
-  enum class Kind : uint8_t { kFirst, kPayload, kSend };
-  /// What a request of `requests_` is for.
+  /// What a request of `requests_` is for: a link's next message, or one that is sent.
   struct Purpose {
-    Kind kind = Kind::kFirst;
     Link* link = nullptr;
-    uint64_t number = 0;                         // kPayload
-    std::unique_ptr<Message> message = nullptr;  // kSend: what is sent, where it is the wire's
-    std::unique_ptr<std::byte[]> own = nullptr;  // kSend: the same
-    const std::byte* payload = nullptr;  // kSend, kPayload: in memory that is not the wire's
-    size_t nbytes = 0;
-    int tag = 0;  // kPayload
+    std::unique_ptr<Message> sent = nullptr;
   };
 
   bool is_over() const { return disowned_ || ended_ || shared_.over; }
   void add(MPI_Request request, Purpose purpose);
   void remove(size_t at);
-  void post_first(Link& link, size_t at);
+  void post(Link& link, size_t at);
+  void note_next(Link& link, const MPI_Status& status);
   bool complete();
   bool take(Link& link, FrameSink& sink);
-  bool take_first(Link& link, FrameSink& sink);
-  bool deliver(Link& link, const FrameHeader& header, const std::byte* from, FrameSink& sink);
-  bool start_payload(Link& link, const FrameHeader& header, FrameSink& sink);
-  void isend(Link& link, const void* data, size_t nbytes, int tag, Purpose purpose);
+  void await_next(Link& link);
   void fail(Link& link, FrameSink& sink, int error);
   void drop(Link& link);
-  void redirect(const Purpose& purpose, const MPI_Status& status);
   void leave_to_mpi();
+  bool complete_sends();
   bool has_heard_goodbye(Link& link);
-  std::unique_ptr<Message> take_message();
 
   std::shared_ptr<Comm> comm_;
   Shared& shared_;

@@ -60,19 +60,13 @@ void HostLinks::add(Pump& pump) {
   early_joins_.erase(early);
 }
 
-bool HostLinks::remove(Pump& pump, const std::byte* begin, const std::byte* end) {
+void HostLinks::remove(Pump& pump, const std::byte* begin, const std::byte* end) {
   const auto found = pumps_.find(pump.group());
-  if (found == pumps_.end() || found->second != &pump) return true;
+  if (found == pumps_.end() || found->second != &pump) return;
   pumps_.erase(found);
-  const int64_t end_ns = now_ns() + kLingerNs;
-  bool is_free = wire_->let_go(begin, end);
-  while (!is_free && now_ns() < end_ns) {
-    if (!wire_->poll(*this, -1)) wire_->wait(kPauseNs);
-    is_free = wire_->let_go(begin, end);
-  }
+  wire_->let_go(begin, end);
   // The last one: the process may end after this.
-  if (pumps_.empty()) flush(end_ns);
-  return is_free;
+  if (pumps_.empty()) flush(now_ns() + kLingerNs);
 }
 
 void HostLinks::flush(int64_t end_ns) {

@@ -38,10 +38,9 @@ class HostLinks final : private FrameSink {
   double silence_s() const { return silence_s_; }
 
   void add(Pump& pump);
-  /// After it nothing touches the pump, nor the memory [begin, end), unless it returns false: then
-  /// the memory has to stay where it is. What it has not sent yet goes on; waits for that, at most
-  /// a while, when no other pump is left.
-  bool remove(Pump& pump, const std::byte* begin, const std::byte* end);
+  /// After it nothing touches the pump, nor the memory [begin, end). What it has not sent yet goes
+  /// on; waits for that, at most a while, when no other pump is left.
+  void remove(Pump& pump, const std::byte* begin, const std::byte* end);
   void send(int peer, const FrameHeader& header, const void* payload, bool keep);
 
   /// Moves frames on, unless another thread is at it: first those from `first` (-1: nobody). Any

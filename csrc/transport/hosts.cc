@@ -124,7 +124,7 @@ class HostsTransport final : public Transport {
   void disown() override { session_->host_links->disown(); }
 
   void release() override {
-    if (!pump_.close()) mapping_.keep_address();
+    pump_.close();
     mapping_.release();
     group_.memory.reset();
     group_.pidfds.clear();

@@ -22,15 +22,13 @@ class Mapping {
     base_ = static_cast<std::byte*>(base);
   }
   Mapping(Mapping&& other) noexcept
-      : base_(std::exchange(other.base_, nullptr)), bytes_(other.bytes_), stays_(other.stays_) {}
+      : base_(std::exchange(other.base_, nullptr)), bytes_(other.bytes_) {}
   Mapping& operator=(Mapping&&) = delete;
   ~Mapping() {
-    if (base_ != nullptr && !stays_) ::munmap(base_, bytes_);
+    if (base_ != nullptr) ::munmap(base_, bytes_);
   }
 
   std::byte* base() const { return base_; }
-  /// Somebody may write there late: nothing else comes to this address while the process lives.
-  void keep_address() { stays_ = true; }
 
   /// Gives the memory back and keeps its address: zeros that nobody shares are there from now on,
   /// so that a late look hurts nobody. False when the system refuses; then nothing has changed.
@@ -43,7 +41,6 @@ class Mapping {
  private:
   std::byte* base_ = nullptr;
   size_t bytes_ = 0;
-  bool stays_ = false;
 };
 
 }  // namespace pycoll

@@ -49,14 +49,14 @@ Pump::Pump(std::shared_ptr<HostLinks> host_links, Segment& segment, int rank,
 
 Pump::~Pump() { close(); }
 
-bool Pump::close() {
-  if (host_links_->is_disowned()) return true;
+void Pump::close() {
+  if (host_links_->is_disowned()) return;
   const std::lock_guard lock(host_links_->mutex());
-  if (closed_) return true;
+  if (closed_) return;
   closed_ = true;
   const SegmentLayout& layout = segment_.layout();
   const auto* begin = reinterpret_cast<const std::byte*>(&segment_.header());
-  return host_links_->remove(*this, begin, begin + layout.total_bytes);
+  host_links_->remove(*this, begin, begin + layout.total_bytes);
 }
 
 // Sending.

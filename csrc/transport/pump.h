@@ -59,9 +59,8 @@ class Pump {
   HostLinks::Peer state_of(int peer) const {
     return host_links_->state_of(members_[static_cast<size_t>(peer)]);
   }
-  /// Lets go of the memory. False when something may still be written into it or read from it: its
-  /// address must stay what it is until the process ends.
-  bool close();
+  /// Lets go of the memory.
+  void close();
 
   // For HostLinks, which has the lock. Peers are ranks of the world.
 
@@ -75,7 +74,6 @@ class Pump {
     RingMemory out[kNumSlotProtocols];
     RingMemory in[kNumSlotProtocols];
     uint64_t posted[kNumSlotProtocols] = {};
-    uint64_t placed[kNumSlotProtocols] = {};  // have a place, at least
     uint64_t received[kNumSlotProtocols] = {};
     uint64_t told[kNumSlotProtocols] = {};  // of what was released
     MailboxMemory mail_out;

@@ -55,7 +55,7 @@ bool Pump::place_slot(int peer, const FrameHeader& header, std::vector<std::byte
   if (header.protocol >= kNumSlotProtocols) return false;
   Link& from = link(peer);
   const RingMemory& ring = from.in[header.protocol];
-  const uint64_t index = from.placed[header.protocol];
+  const uint64_t index = from.received[header.protocol];
   // Acquires the reader's release of what was there before.
   const uint64_t head = load_acquire(ring.heads[0].value);
   if (header.sequence != static_cast<uint32_t>(index + 1) ||
@@ -69,7 +69,6 @@ bool Pump::place_slot(int peer, const FrameHeader& header, std::vector<std::byte
     staged.resize(std::max<size_t>(staged.size(), header.nbytes));
     to = staged.data();
   }
-  ++from.placed[header.protocol];
   *parts = {1, {to}, {header.nbytes}};
   return true;
 }

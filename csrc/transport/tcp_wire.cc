@@ -278,7 +278,7 @@ void TcpWire::wait(int64_t ns) {
 void TcpWire::pause(int64_t ns) { kick_.wait(ns); }
 void TcpWire::kick() { kick_.give(); }
 
-bool TcpWire::let_go(const std::byte* begin, const std::byte* end) {
+void TcpWire::let_go(const std::byte* begin, const std::byte* end) {
   for (Link* link : present_) {
     PayloadParts& parts = link->parts;
     for (int part = 0; link->in_payload && part < parts.num_parts; ++part) {
@@ -293,7 +293,6 @@ bool TcpWire::let_go(const std::byte* begin, const std::byte* end) {
       frame.payload = frame.own.get();
     }
   }
-  return true;
 }
 
 void TcpWire::disown() {

@@ -41,11 +41,6 @@ struct FrameHeader {
   uint32_t spare_too = 0;
   uint64_t word = 0;
   uint64_t more = 0;
-
-  /// A wire may ask for its place before the frames ahead of it have arrived.
-  bool is_placed_ahead() const {
-    return kind == FrameKind::kSlot && protocol == static_cast<uint8_t>(ProtocolKind::kSimple);
-  }
 };
 static_assert(sizeof(FrameHeader) == 56);
 
@@ -87,9 +82,8 @@ class Wire {
   virtual void kick() = 0;
   virtual bool has_unsent() const = 0;
   /// The owner of this memory takes it back: what is still unsent of it is copied, and what is on
-  /// its way there goes nowhere. False while that cannot be done yet: to be asked again after
-  /// poll(); until then the memory must stay.
-  virtual bool let_go(const std::byte* begin, const std::byte* end) = 0;
+  /// its way there goes nowhere.
+  virtual void let_go(const std::byte* begin, const std::byte* end) = 0;
   /// No more frames to and from there.
   virtual void close(int peer) = 0;
   /// In a forked process: lets go of what it shares with its parent, without a word.

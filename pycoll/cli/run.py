@@ -1,4 +1,4 @@
-"""`pycoll run`: a script on n ranks of this host. No rank outlives the command."""
+"""`pycoll run`: a script on n ranks, of this host or of several. No rank outlives the command."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pycoll.processes import RankProcess, World
+    from pycoll.remote_hosts import Hosts
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -29,6 +30,8 @@ EPILOG = """[bold]Examples[/bold]
   pycoll run -n 4 --no-prefix train.py
 
   pycoll run --mesh dp=2,tp=2,pp=2 train.py
+
+  pycoll run -n 4 --hosts a,b train.py
 """
 
 CONTEXT = {"allow_interspersed_args": False}  # what follows the script is the script's
@@ -46,6 +49,21 @@ def run(
             "and is the number of ranks where -n is not given."
         ),
     ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            help="Hosts, such as a,b: each gets its share of the ranks, through ssh. This Python, "
+            "pycoll and the script must be at the same places there, and all hosts must reach the "
+            "first by its name."
+        ),
+    ] = None,
+    ssh: Annotated[
+        str | None,
+        typer.Option(
+            help="What to start instead of ssh, with options: gets a host and a command line. "
+            "Also PYCOLL_SSH."
+        ),
+    ] = None,
     module: Annotated[
         bool, typer.Option("-m", help="SCRIPT is a module, as for `python -m`.")
     ] = False,
@@ -61,7 +79,7 @@ def run(
         ),
     ] = 5.0,
 ) -> None:
-    """Run a Python script on n local ranks; exit with the status of the first that fails.
+    """Run a Python script on n ranks; exit with the status of the first that fails.
 
     Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and PYCOLL_TOKEN in its
     environment, which is what `pycoll.init()` reads.
@@ -83,10 +101,20 @@ def run(
             err=True,
         )
     argv = [sys.executable, *(["-m"] if module else []), *command]
-    raise typer.Exit(_Launch(argv, World(n), extra, prefix, grace).run())
+    if hosts is None:
+        raise typer.Exit(_Launch(argv, World(n), extra, prefix, grace).run())
+    from pycoll.errors import UsageError
+    from pycoll.remote_hosts import Hosts
+
+    try:
+        world = Hosts.parse(hosts, n, ssh)
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from None
+    raise typer.Exit(_RemoteLaunch(argv, world, extra, prefix, grace).run())
 
 
 _PIPE_BYTES = 1 << 16  # what a pipe holds
+_WAY_S = 2.0  # to another host and back
 
 
 class _Ended(BaseException):
@@ -130,7 +158,12 @@ class _Output:
 
 class _Launch:
     def __init__(
-        self, argv: list[str], world: World, extra: dict[str, str], prefix: bool, grace_s: float
+        self,
+        argv: list[str],
+        world: World | Hosts,
+        extra: dict[str, str],
+        prefix: bool,
+        grace_s: float,
     ) -> None:
         self._argv = argv
         self._world = world
@@ -139,11 +172,10 @@ class _Launch:
         self._grace_s = grace_s
         self._processes: list[RankProcess] = []
         self._outputs: list[_Output] = []
+        self._open_inputs: list[int] = []
 
     def run(self) -> int:
         """Starts all ranks, waits for them, and returns the command's exit status."""
-        from pycoll.processes import end_all
-
         with _signals_raise():
             try:
                 for rank in range(self._world.size):
@@ -155,10 +187,15 @@ class _Launch:
                 return 128 + ended.signum
             finally:
                 with _signals_ignored():
-                    end_all(self._processes, self._grace_s)
+                    self._end()
                     self._world.close()
                     for output in self._outputs:
                         output.finish()
+
+    def _end(self) -> None:
+        from pycoll.processes import end_all
+
+        end_all(self._processes, self._grace_s)
 
     def _start(self, rank: int) -> None:
         from pycoll.processes import RankProcess
@@ -178,13 +215,19 @@ class _Launch:
         """Becomes the script, in the child."""
         for to, write_end in enumerate(write_ends, start=1):
             os.dup2(write_end, to)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        self._become(rank)
+
+    def _become(self, rank: int) -> NoReturn:
         # A group that is not the terminal's would be stopped when it reads from it.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         environment = {**os.environ, **self._world.environment(rank), **self._extra}
-        if write_ends:
+        if self._prefix:
             environment.setdefault("PYTHONUNBUFFERED", "1")
         os.execve(self._argv[0], self._argv, environment)
+
+    def _hint(self, rank: int, status: int) -> str:
+        return ""
 
     def _watch(self) -> int:
         """Passes output on until all ranks have ended, or the grace after a failure is over."""
@@ -220,10 +263,43 @@ class _Launch:
                         deadline = time.monotonic() + self._grace_s
                         typer.echo(
                             f"pycoll run: rank {key.data.rank} of {self._world.size} "
-                            f"{describe_exit(status)}",
+                            f"{describe_exit(status)}{self._hint(key.data.rank, status)}",
                             err=True,
                         )
         return failed
+
+
+class _RemoteLaunch(_Launch):
+    """The same with ranks on several hosts: what runs here is ssh."""
+
+    _world: Hosts
+
+    def _start(self, rank: int) -> None:
+        if self._prefix:
+            self._extra.setdefault("PYTHONUNBUFFERED", "1")
+        self._input, orders = os.pipe()
+        os.write(orders, self._world.order(rank, self._argv, self._extra, self._grace_s))
+        super()._start(rank)
+        os.close(self._input)
+        # Open as long as this command lives: its end is what ends the rank.
+        self._open_inputs.append(orders)
+
+    def _end(self) -> None:
+        for orders in self._open_inputs:
+            os.close(orders)
+        # The ranks end over there, each after its own grace; then what runs here does.
+        deadline = time.monotonic() + self._grace_s + _WAY_S
+        while time.monotonic() < deadline and any(p.exit_status() is None for p in self._processes):
+            time.sleep(0.01)
+        super()._end()
+
+    def _become(self, rank: int) -> NoReturn:
+        os.dup2(self._input, 0)
+        command = self._world.command(rank)
+        os.execvp(command[0], command)
+
+    def _hint(self, rank: int, status: int) -> str:
+        return f" on host {self._world.place(rank)[0]}{self._world.hint(rank, status)}"
 
 
 @contextmanager

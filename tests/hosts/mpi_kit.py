@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from namespaces import NAMESPACES, Network
+from namespaces import Network, launcher_script
 
 import pycoll
 from pycoll import _core
 
 ROOT = Path(pycoll.__file__).parents[1]
 RANKS = Path(__file__).parent / "mpi_ranks.py"
-PREFIX = "10.77.0."
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def mpiexec(
     mpi: Mpi, network: Network, per_host: int, words: list[str], timeout_s: float = 100, **env: str
 ) -> Job:
     """Runs a program on `per_host` ranks of each host. Its launcher enters them as ssh would."""
-    launcher = _launcher(network)
+    launcher = launcher_script(network)
     own = os.environ.get("PYTHONPATH", "")
     env = {"PYTHONPATH": f"{ROOT}:{own}", "OMP_NUM_THREADS": "1", **mpi.environment, **env}
     hosts = ",".join(network.address(host) for host in range(network.n))
@@ -110,19 +109,6 @@ def run(
     """`function` of mpi_jobs.py on every rank. Returns what each returned."""
     words = [sys.executable, str(RANKS), function]
     return mpiexec(mpi, network, per_host, words, timeout_s, **env).results()
-
-
-def _launcher(network: Network) -> Path:
-    path = Path(f"/run/{network.name}{os.getpid()}.sh")
-    space = NAMESPACES / network.namespace(0)
-    path.write_text(
-        "#!/bin/sh\n"
-        f"host=$((${{1#{PREFIX}}} - 1)); shift\n"
-        f"exec nsenter --net={str(space)[:-1]}$host unshare --uts "
-        """sh -c 'hostname "$0"; exec sh -c "$*"' host$host "$@"\n"""
-    )
-    path.chmod(0o755)
-    return path
 
 
 __all__ = ["Job", "Mpi", "installed", "mpiexec", "need", "run"]

@@ -273,6 +273,20 @@ def _run(fn: Callable[[], Any]) -> Outcome:
     )
 
 
+def launcher_script(network: Network) -> Path:
+    """What stands for ssh: gets a host's address and a command line. The caller removes it."""
+    path = Path(f"/run/{network.name}{os.getpid()}.sh")
+    space = NAMESPACES / network.namespace(0)
+    path.write_text(
+        "#!/bin/sh\n"
+        f"host=$((${{1##*.}} - 1)); shift\n"
+        f"exec nsenter --net={str(space)[:-1]}$host unshare --uts "
+        """sh -c 'hostname "$0"; exec sh -c "$*"' host$host "$@"\n"""
+    )
+    path.chmod(0o755)
+    return path
+
+
 _ports: Iterator[int] = iter(range(21000 + os.getpid() % 5000, 32000))
 
 
@@ -281,4 +295,4 @@ def free_port() -> int:
     return next(_ports)
 
 
-__all__ = ["Network", "Outcome", "free_port", "why_not"]
+__all__ = ["Network", "Outcome", "free_port", "launcher_script", "why_not"]

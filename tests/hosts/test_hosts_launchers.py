@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from namespaces import Network, free_port
+from namespaces import Network, free_port, launcher_script
+from processes import wait_for_pids, wait_until_gone
 
 import pycoll
 
@@ -87,6 +90,71 @@ def test_info_of_the_cluster_draws_links_between_hosts_and_within(two, tmp_path)
     for pid in pids:
         two.outcome(pid).get()
     assert (tmp_path / "cluster.svg").read_text().startswith("<?xml")
+
+
+@pytest.fixture
+def hosts_of_run(two) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """`pycoll run --hosts` of both hosts from the first, with a script in place of ssh."""
+    launcher = launcher_script(two)
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        names = f"{two.address(0)},{two.address(1)}"
+        command = [sys.executable, "-m", "pycoll.cli", "run", "--hosts", names]
+        return two.command(0, [*command, "--ssh", str(launcher), *words], **ENV)
+
+    yield start
+    launcher.unlink()
+
+
+def test_run_starts_ranks_on_hosts_in_blocks(hosts_of_run, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, socket, sys, numpy as np, pycoll\n"
+        "with pycoll.init(timeout_s=20) as comm:\n"
+        "    total = comm.all_reduce(np.ones(1))[0]\n"
+        "    print(socket.gethostname(), os.environ['LOCAL_RANK'], total, sys.argv[1:])\n"
+    )
+    text, _ = hosts_of_run("-n", "3", str(script), "--flag", "a b").communicate(timeout=60)
+    lines = [line for line in sorted(text.splitlines()) if line.startswith("[")]
+    arguments = "3.0 ['--flag', 'a b']"
+    assert lines == [
+        f"[0] host0 0 {arguments}",
+        f"[1] host0 1 {arguments}",
+        f"[2] host1 0 {arguments}",
+    ], text
+
+
+def test_run_on_hosts_names_a_rank_that_fails_and_ends_the_others(hosts_of_run, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, time\nsys.exit(3) if os.environ['RANK'] == '1' else time.sleep(60)\n"
+    )
+    process = hosts_of_run("-n", "2", "--grace", "0.5", str(script))
+    text, _ = process.communicate(timeout=30)
+    assert process.returncode == 3, text
+    assert "rank 1 of 2 exited with status 3 on host 10.77.0.2" in text, text
+
+
+def test_run_on_hosts_ends_all_ranks_when_interrupted(hosts_of_run, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, time\n"
+        f"open('{tmp_path}/rank' + os.environ['RANK'], 'w').write(str(os.getpid()))\n"
+        "time.sleep(60)\n"
+    )
+    process = hosts_of_run("-n", "2", "--grace", "1", str(script))
+    pids = wait_for_pids(tmp_path, 2)
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, text
+    wait_until_gone(pids)
+
+
+def test_run_on_a_host_that_ssh_does_not_reach_says_what_to_try(two):
+    command = [sys.executable, "-m", "pycoll.cli", "run", "-n", "2", "--grace", "0.5"]
+    command += ["--hosts", "a,b", "--ssh", "sh -c 'exit 255' ssh", "script.py"]
+    text, _ = two.command(0, command, **ENV).communicate(timeout=30)
+    assert "exited with status 255 on host" in text and "try `sh -c" in text, text
 
 
 @pytest.mark.slow
