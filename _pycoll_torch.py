@@ -22,8 +22,8 @@ def _meet_by_launcher() -> None:
     import os
     import sys
 
-    # Not by `from torch.distributed`: there a function has the module's name. A torch that keeps its
-    # handlers elsewhere needs an init_method or a store, as without pycoll.
+    # Not by `from torch.distributed`: there a function has the module's name. A torch that keeps
+    # its handlers elsewhere needs an init_method or a store, as without pycoll.
     module = sys.modules.get("torch.distributed.rendezvous")
     handlers = getattr(module, "_rendezvous_handlers", {})
     if "env" not in handlers:
