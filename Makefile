@@ -2,7 +2,8 @@
 # make bench: compares with gloo, DeepSpeed and MPI.   make benchmarks: builds the C++ programs.
 # make cuda: builds the library for GPUs (needs nvcc).
 # make gpu-check [PART=build|test|bench]: builds, tests and measures on a GPU, with PYTHON as it is.
-# make lint, make test-slow [SLOW_MINUTES=M: none begins later than that], make clean.
+# make lint, make test-slow [SLOW_MINUTES=M: none begins later than that] [SLOW="slow and torch"],
+# make clean.
 #
 # PYTHON chooses the interpreter of the venv. Nothing is installed outside .venv.
 PYTHON ?= python3
@@ -15,6 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 INSTALL := PATH="$(abspath $(BIN)):$$PATH" PYCOLL_BUILD_DIR=build/cmake $(PIP) --no-build-isolation
 
 FUZZ_MINUTES ?= 10
+SLOW ?= slow
 
 .PHONY: cuda gpu-check demo test test-slow fuzz bench benchmarks lint format clean build
 
@@ -25,7 +27,7 @@ test: $(VENV)/test build
 	$(BIN)/python -m pytest -m "not slow"
 
 test-slow: $(VENV)/test $(VENV)/frameworks build
-	PYCOLL_SLOW_MINUTES=$(SLOW_MINUTES) $(BIN)/python -m pytest -m slow
+	PYCOLL_SLOW_MINUTES=$(SLOW_MINUTES) $(BIN)/python -m pytest -m "$(SLOW)"
 
 fuzz: $(VENV)/test build
 	PYCOLL_FUZZ_MINUTES=$(FUZZ_MINUTES) $(BIN)/python -m pytest -m slow -s tests/fuzz

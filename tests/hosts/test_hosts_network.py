@@ -52,6 +52,7 @@ def test_delay_only_slows_things_down(delayed: DelayedNetwork, delay_s):
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.skipif(not shutil.which("iperf3"), reason="the comparison is with iperf3")
 def test_one_link_carries_as_much_as_iperf3(two: Network):
     """Two hosts at 10 Gbit/s: at least 80 % of what one stream of iperf3 gets."""

@@ -11,7 +11,12 @@ from namespaces import Network
 import pycoll
 from pycoll import topology
 
-pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(170)]
+pytestmark = [
+    pytest.mark.ranks,
+    pytest.mark.slow,
+    pytest.mark.timing,
+    pytest.mark.timeout(170),
+]
 
 Comm = pycoll.Communicator
 NBYTES = 16 << 20

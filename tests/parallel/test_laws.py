@@ -55,6 +55,7 @@ def test_times_without_one_rank_are_an_error():
 
 
 @pytest.mark.slow  # it sleeps for half a minute
+@pytest.mark.timing
 @pytest.mark.ranks
 def test_sleeping_jobs_are_as_the_laws_say():
     def job(comm, size: float) -> float:

@@ -55,6 +55,7 @@ def steps_of_ours(comm):
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 def test_two_ranks_are_faster_than_ddp_over_gloo():
     def work(comm, folder: str):
         torch.set_num_threads(1)

@@ -60,6 +60,7 @@ def test_bubble_measured_is_that_of_the_formula(name):
 
 
 @pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("half", [range(1, 27), range(27, 33)], ids=["m1-26", "m27-32"])
 @pytest.mark.parametrize("p", [2, 4, 8])
