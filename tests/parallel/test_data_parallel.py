@@ -180,7 +180,7 @@ def test_backward_goes_on_while_gradients_are_reduced():
         alone = max(run_ranks(work, 1, False))
         together = max(run_ranks(work, 2, True))
         print(
-            f"compute {alone * 1e3:.1f} ms, with gradients reduced behind {together * 1e3:.1f} ms"
+            f"compute {alone * 1e3:.1f} ms, gradients reduced behind it {together * 1e3:.1f} ms"
         )
         if together <= 1.10 * alone:
             break
