@@ -68,7 +68,8 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_
       timeout_s_(timeout_s),
       inputs_(inputs != nullptr ? std::move(inputs)
                                 : Settings::from_bytes(segment_.settings_text()).parse()),
-      planner_(Selector(topology_of(*transport_, *inputs_), inputs_), rank_, links_of(*transport_, segment_)),
+      planner_(Selector(topology_of(*transport_, *inputs_), inputs_), rank_,
+               links_of(*transport_, segment_)),
       peer_memory_(*transport_),
       waiter_(*transport_),
       recorder_(segment_, rank_),

@@ -179,9 +179,7 @@ def test_backward_goes_on_while_gradients_are_reduced():
     for _ in range(3):  # what else runs on the machine is in the way of both
         alone = max(run_ranks(work, 1, False))
         together = max(run_ranks(work, 2, True))
-        print(
-            f"compute {alone * 1e3:.1f} ms, gradients reduced behind it {together * 1e3:.1f} ms"
-        )
+        print(f"compute {alone * 1e3:.1f} ms, gradients reduced behind it {together * 1e3:.1f} ms")
         if together <= 1.10 * alone:
             break
     assert together <= 1.10 * alone
