@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pycoll.parallel.apply import parallelize
     from pycoll.parallel.batches import Batch, shard
     from pycoll.parallel.checkpoint import load, save
+    from pycoll.parallel.divide_and_conquer import map_reduce
     from pycoll.parallel.init import keyed_init
     from pycoll.parallel.metrics import log, metrics
     from pycoll.parallel.optimizers import Optimizer, optimizer, trainer_of
@@ -31,6 +32,7 @@ _HOME = {
     **dict.fromkeys(("Optimizer", "optimizer", "trainer_of"), "optimizers"),
     **dict.fromkeys(("load", "save"), "checkpoint"),
     **dict.fromkeys(("log", "metrics"), "metrics"),
+    "map_reduce": "divide_and_conquer",
     "parallelize": "apply",
     **dict.fromkeys(("Column", "Conv", "Inside", "Region", "Row", "Vocab"), "tensor.plan"),
     "trace": "timeline",
@@ -54,6 +56,7 @@ __all__ = [
     "keyed_init",
     "load",
     "log",
+    "map_reduce",
     "mesh",
     "metrics",
     "optimizer",

@@ -89,6 +89,13 @@ class Mesh:
         return axis
 
 
+def world() -> Communicator:
+    """The communicator of all ranks of this job, which joins it once."""
+    if not _world or _world[0].closed:
+        _world[:] = [pycoll.init()]
+    return _world[0]
+
+
 def mesh(*, dp: int = -1, pp: int = 1, tp: int = 1, comm: Communicator | None = None) -> Mesh:
     """Arranges the ranks of this job in a grid. Collective.
 
@@ -113,9 +120,7 @@ def mesh(*, dp: int = -1, pp: int = 1, tp: int = 1, comm: Communicator | None = 
     if text := os.environ.get("PYCOLL_MESH"):
         asked = dict.fromkeys(AXES, 1) | parse_sizes(text)
     if comm is None:
-        if not _world or _world[0].closed:
-            _world[:] = [pycoll.init()]
-        comm = _world[0]
+        comm = world()
         if comm.size == 1 and not text:
             asked = dict.fromkeys(AXES, 1)
     return Mesh(comm, infer_sizes(asked, comm.size))
@@ -176,4 +181,4 @@ def _in_order_of_hosts(world: Communicator) -> Communicator:
     return ordered
 
 
-__all__ = ["AXES", "Mesh", "infer_sizes", "mesh", "parse_sizes"]
+__all__ = ["AXES", "Mesh", "infer_sizes", "mesh", "parse_sizes", "world"]

@@ -29,7 +29,7 @@ class Spec:
         return torch.zeros((), dtype=self.dtype).expand(self.shape)
 
 
-def replace(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
+def replace(value: Any, kind: type | tuple[type, ...], by: Callable[[Any], Any]) -> Any:
     """The same structure of tuples, lists and dicts, every `kind` in it replaced."""
     if isinstance(value, kind):
         return by(value)
