@@ -105,14 +105,18 @@ def parallelize(
             alone = alone and line.rank == number % line.size
         return alone and (stages is None or stages.cut.counts(name))
 
+    groups = [members for _, members in units] or [set(names.values())]
+    if stages is not None:
+        groups = [of & members for of in stages.groups for members in groups]
     reducer = Reducer(
         named,
         lines=lambda parameter: plane if id(parameter) in partial else replicas,
         owned=owned,
         placements=shared.placements,
         level=zero,
-        units=[members for _, members in units],
+        groups=groups,
         bucket_bytes=int(bucket_mb * 2**20),
+        late=() if stages is None else stages.cut.shared,
     )
     for module, members in units:
         mine = [bucket for bucket in reducer.buckets if bucket.slots[0].name in members]

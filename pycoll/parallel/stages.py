@@ -9,6 +9,7 @@ from torch import nn
 from pycoll.errors import UsageError
 from pycoll.parallel import pipeline
 from pycoll.parallel.batches import num_samples
+from pycoll.parallel.data.reducer import Reducer
 from pycoll.parallel.dropout import Positions
 from pycoll.parallel.mesh import Mesh
 
@@ -18,6 +19,8 @@ class Pipeline:
 
     Attributes:
         cut: What is where.
+        reducer: Told when a stage's gradients are complete, so that it reduces them over the
+            replicas while other stages compute.
     """
 
     def __init__(
@@ -56,6 +59,11 @@ class Pipeline:
         self.cut = pipeline.cut(
             model, blocks, made.num_stages, made.stages_of(mesh.rank("pp")), costs=costs
         )
+        self._own = {
+            stage: self.cut.parameters_of(stage).keys() - self.cut.shared
+            for stage in self.cut.local_stages
+        }
+        self.reducer: Reducer | None = None
         self._mesh, self._positions = mesh, positions
         self._firsts: list[tuple[int, int]] = []  # of each microbatch: first sample, and how many
         self._runtime = pipeline.PipelineRuntime(
@@ -63,8 +71,15 @@ class Pipeline:
             schedule,
             mesh.comm("pp"),
             on_microbatch=self._move,
+            on_last_backward=self._expect,
+            on_weight_grad_ready=self._complete,
             split_backward=split_backward,
         )
+
+    @property
+    def groups(self) -> list[set[str]]:
+        """Names of parameters whose gradients are complete at once: of a stage; of several."""
+        return [*(set(names) for names in self._own.values()), set(self.cut.shared)]
 
     def run(self, parts: list[tuple[Any, Any]], loss: Any, first_sample: int, train: bool) -> Any:
         """Passes microbatches through all stages.
@@ -91,6 +106,14 @@ class Pipeline:
         entry.calls += 1
         entry.nbytes += result.sent_bytes
         return result
+
+    def _expect(self, stage: int) -> None:
+        if self.reducer is not None:
+            self.reducer.expect(self._own[stage])
+
+    def _complete(self, stage: int) -> None:
+        if self.reducer is not None:
+            self.reducer.complete(self._own[stage])
 
     def _move(self, microbatch: int) -> None:
         first, count = self._firsts[microbatch]

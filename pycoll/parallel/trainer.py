@@ -95,7 +95,8 @@ class Trainer:
         self._syncing = True
         self._settled = False
         self._sum, self._count = 0.0, 0
-        reducer.hooked = pipeline is None
+        if pipeline is not None:
+            pipeline.reducer = reducer
         self._bubble_s = 0.0
         # Layers that ask the other replicas: an empty batch passes through them, too.
         self._together = together or reducer.level == 3
@@ -219,13 +220,16 @@ class Trainer:
         self, pipeline: Pipeline, parts: list[tuple[Any, Any]], loss: Loss, first_sample: int
     ) -> None:
         self._bubble_s = 0.0
+        self.reducer.begin(reduce=self._syncing, staged=True)
         if parts:
             with self._gathered():
                 result = pipeline.run(parts, loss, first_sample, train=True)
             self._sum += result.loss_sum
             self._count += int(result.count)
             self._bubble_s = result.time_s - result.busy_s
-        self.reducer.collect(reduce=self._syncing)
+            self.reducer.complete(pipeline.cut.shared)
+        if self._syncing:
+            self.reducer.finish()
 
     @contextmanager
     def _gathered(self) -> Iterator[None]:

@@ -29,7 +29,9 @@ class Blocks(nn.Module):
         return x_BTD
 
 
-def one_step(comm, sizes: dict, depth: int, plan: dict | None = None, **options) -> dict:
+def one_step(
+    comm, sizes: dict, depth: int, plan: dict | None = None, microbatches: int = 1, **options
+) -> dict:
     """Calls, bytes of messages and bytes sent of each collective and axis in one step."""
     torch.set_num_threads(1)
     mesh = pc.mesh(**sizes, comm=comm)
@@ -38,7 +40,7 @@ def one_step(comm, sizes: dict, depth: int, plan: dict | None = None, **options)
     mesh.ledger.clear()
     sent = {axis: mesh.comm(axis).ledger["sent_bytes"] for axis in mesh.sizes}
     x = torch.randn(BATCH, SEQUENCE, DIM)
-    model.step(x, x, loss=lambda out, y: (out.sum(), out.numel()))
+    model.step(x, x, loss=lambda out, y: (out.sum(), out.numel()), microbatches=microbatches)
     optimizer.step()
     found = {key: (entry.calls, entry.nbytes) for key, entry in mesh.ledger.entries.items()}
     for axis, before in sent.items():
@@ -107,6 +109,35 @@ def test_zero_3_moves_half_as_much_again(n, rings):
         model = found["elements"] * ITEM
         assert found["dp", "reduce_scatter"] == (depth, model)
         assert found["dp", "all_gather"] == (2 * depth, 2 * model)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb1p"])
+def test_data_and_pipeline_move_gradients_of_the_stage_and_activations_of_the_cut(schedule, rings):
+    depth, message = 4, BATCH * SEQUENCE * DIM * ITEM
+    options = {"microbatches": 2, "schedule": schedule}
+    for found in run_ranks(one_step, 4, {"dp": 2, "pp": 2}, depth, **options):
+        gradients = found["elements"] * ITEM
+        assert found["dp", "all_reduce"] == (2, gradients + tail(found))
+        assert found["dp"] == gradients + tail(found)  # 2 (d - 1) / d of it
+        assert found["pp", "send"] == (1, message)  # forward from stage 0, backward from stage 1
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_all_at_once_moves_the_sum_of_the_formulas(zero, rings):
+    depth, message = 4, BATCH * SEQUENCE * DIM * ITEM
+    sizes, options = {"dp": 2, "tp": 2, "pp": 2}, {"microbatches": 2, "zero": zero}
+    for found in run_ranks(one_step, 8, sizes, depth, PLAN_OF_BLOCKS, **options):
+        model = found["elements"] * ITEM  # of this rank's shares in the blocks of its stage
+        per_stage = depth // 2
+        assert found["tp", "all_reduce"] == (2 * 4 * per_stage, 4 * per_stage * message)
+        assert found["pp", "send"] == (1, message)
+        if zero == 0:
+            assert found["dp", "all_reduce"] == (2, model + tail(found))
+        elif zero == 1:
+            assert found["dp", "reduce_scatter"] == found["dp", "all_gather"] == (1, model)
+        else:  # put together once a step, whatever the number of microbatches
+            assert found["dp", "reduce_scatter"] == (per_stage, model)
+            assert found["dp", "all_gather"] == (per_stage, model)
 
 
 PLAN_OF_BLOCKS = {pattern: style for pattern, style in PLAN.items() if pattern.startswith("*")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -63,8 +63,9 @@ class Reducer:
         owned: Callable[[str, nn.Parameter, Line], bool],
         placements: dict[int, Placement],
         level: int,
-        units: list[set[str]],
+        groups: list[set[str]],
         bucket_bytes: int,
+        late: Collection[str] = (),
     ) -> None:
         """As `parallelize` says.
 
@@ -75,15 +76,20 @@ class Reducer:
                 name, itself, and its line.
             placements: Of parts, by id.
             level: Of ZeRO.
-            units: Names of parameters that ZeRO 3 puts together at once.
+            groups: Names of parameters, each in one of them: no bucket has some of two. ZeRO 3
+                puts a group together at once; else a group may be several buckets.
             bucket_bytes: Of a bucket, at most.
+            late: Names whose gradients are made elsewhere, too: `complete` takes them over, hooks
+                do not.
         """
         self.level = level
         self.unused: list[str] = []
         self.names = [name for name, _ in named]
         self._used: set[str] = set()
         self._launched = 0
-        self._reduce_now = False
+        self._reduce_now = self._staged = False
+        self._late = late
+        self._expected: set[str] = set()  # whose next gradient is the last before it is reduced
         self.buckets: list[Bucket] = []
         by_line: dict[str, list[tuple[str, nn.Parameter]]] = {}
         of_axis: dict[str, Line] = {}
@@ -92,14 +98,19 @@ class Reducer:
             of_axis[line.axis] = line
             by_line.setdefault(line.axis, []).append((name, parameter))
         for axis, members in by_line.items():
-            for unit in units if level == 3 else [set(self.names)]:
-                inside = [(name, parameter) for name, parameter in members if name in unit]
+            for names in groups:
+                inside = [(name, parameter) for name, parameter in members if name in names]
                 size = 1 << 62 if level == 3 else bucket_bytes
                 for group in in_buckets(inside, size):
                     main = torch.float32 if group[0][1].dtype in _LOW else group[0][1].dtype
                     self.buckets.append(Bucket(group, of_axis[axis], level, main))
         order = {name: i for i, name in enumerate(self.names)}
-        self.buckets.sort(key=lambda bucket: -max(order[slot.name] for slot in bucket.slots))
+        self.buckets.sort(
+            key=lambda bucket: (
+                bucket.slots[0].name in late,
+                -max(order[slot.name] for slot in bucket.slots),
+            )
+        )
         self.pieces: dict[str, Piece] = {}
         for bucket in self.buckets:
             for slot in bucket.slots:
@@ -110,7 +121,6 @@ class Reducer:
                     partial(self._on_gradient, bucket, slot)
                 )
         self.pieces = {name: self.pieces[name] for name in self.names if name in self.pieces}
-        self.hooked = True
 
     def _add_piece(self, bucket: Bucket, slot: Slot, placement: Placement, owned: bool) -> None:
         found = bucket.optimized(slot)
@@ -121,17 +131,45 @@ class Reducer:
         value = slot.parameter if whole else nn.Parameter(values, requires_grad=True)
         self.pieces[slot.name] = Piece(slot.name, placement, start, value, owned, slot, bucket)
 
-    def begin(self, *, reduce: bool) -> None:
-        """Before a backward pass; `reduce` says whether its end is that of a step."""
-        self._reduce_now = reduce
+    def begin(self, *, reduce: bool, staged: bool = False) -> None:
+        """Before gradients are made.
+
+        Args:
+            reduce: Whether they are to be reduced.
+            staged: Several backward passes come: `expect` says which are the last. Else one does.
+        """
+        self._reduce_now, self._staged = reduce, staged
         self._launched = 0
+        self._expected = set() if staged or not reduce else set(self.names)
+
+    def expect(self, names: Iterable[str]) -> None:
+        """The next gradients of these parameters are their last ones before they are reduced."""
+        if self._reduce_now:
+            self._expected.update(names)
+
+    def complete(self, names: Collection[str]) -> None:
+        """No more gradients of these parameters come: reduces the buckets that are complete."""
+        for bucket in self.buckets:
+            for slot in bucket.slots:
+                if slot.name in names:
+                    if slot.parameter.grad is not None:
+                        self._take(bucket, slot)
+                    if self._reduce_now:
+                        self._ready(bucket, slot)
 
     def _on_gradient(self, bucket: Bucket, slot: Slot, parameter: Tensor) -> None:
-        if not self.hooked:
+        if slot.name in self._late:
             return
+        self._take(bucket, slot)
+        if slot.name in self._expected:
+            self._ready(bucket, slot)
+
+    def _take(self, bucket: Bucket, slot: Slot) -> None:
         self._used.add(slot.name)
         bucket.add(slot)
-        if not self._reduce_now or slot.ready:
+
+    def _ready(self, bucket: Bucket, slot: Slot) -> None:
+        if slot.ready:
             return
         slot.ready = True
         bucket.pending -= 1
@@ -141,22 +179,12 @@ class Reducer:
     def _launch(self) -> None:
         bucket = self.buckets[self._launched]
         bucket.launch()
-        if self.level == 3 and self.hooked:
-            bucket.release()
+        bucket.release()
         self._launched += 1
-        if self.level >= 2 and self._launched > _AT_ONCE:
-            # What is reduced gives up its memory before the next ones need theirs.
+        if self.level >= 2 and self._launched > _AT_ONCE and not self._staged:
+            # What is reduced gives up its memory before the next ones need theirs. A stage does not
+            # wait here: other stages wait for it.
             self.buckets[self._launched - 1 - _AT_ONCE].finish()
-
-    def collect(self, *, reduce: bool) -> None:
-        """Takes over gradients that were made without the hooks, and reduces them."""
-        for bucket in self.buckets:
-            for slot in bucket.slots:
-                if slot.parameter.grad is not None:
-                    self._used.add(slot.name)
-                    bucket.add(slot)
-        if reduce:
-            self.finish()
 
     def finish(self) -> None:
         """Reduces what backward did not reach, and waits for all."""

@@ -17,16 +17,6 @@ from torch.autograd.graph import GradientEdge, Node
 Grads = list[torch.Tensor | None]
 
 
-def accumulate(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
-    """Adds to `.grad`, in place where there is one: it may be a view of somebody's buffer."""
-    if gradient is None:
-        return
-    if parameter.grad is None:
-        parameter.grad = gradient.detach().clone()
-    else:
-        parameter.grad.add_(gradient)
-
-
 def backward_inputs(
     outputs: Sequence[torch.Tensor],
     gradients: Sequence[torch.Tensor | None],
@@ -83,9 +73,8 @@ def backward_inputs(
 
 def _whole(outputs: list[torch.Tensor], gradients: Grads, parameters: list[torch.Tensor]) -> None:
     """Without inputs there is no trunk: all is of the weights."""
-    found = torch.autograd.grad(outputs, parameters, gradients, allow_unused=True)
-    for parameter, gradient in zip(parameters, found, strict=True):
-        accumulate(parameter, gradient)
+    if parameters:
+        torch.autograd.backward(outputs, gradients, inputs=parameters)
 
 
 def _weights(
@@ -104,11 +93,7 @@ def _weights(
                 hooks.append(node.register_prehook(lambda _, noted=arrived: noted))
         try:
             if edges:
-                found = torch.autograd.grad(
-                    edges, parameters, gradients, retain_graph=True, allow_unused=True
-                )
-                for parameter, gradient in zip(parameters, found, strict=True):
-                    accumulate(parameter, gradient)
+                torch.autograd.backward(edges, gradients, retain_graph=True, inputs=parameters)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -177,4 +162,4 @@ def _groups(
     return groups
 
 
-__all__ = ["accumulate", "backward_inputs"]
+__all__ = ["backward_inputs"]

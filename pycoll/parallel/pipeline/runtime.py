@@ -43,6 +43,7 @@ class PipelineRuntime:
         *,
         loss_fn: Callable[[Any, Any], Any] | None = None,
         on_microbatch: Callable[[int], None] | None = None,
+        on_last_backward: Callable[[int], None] | None = None,
         on_weight_grad_ready: Callable[[int], None] | None = None,
         update: Callable[[int, int], None] | None = None,
         split_backward: bool = True,
@@ -59,7 +60,10 @@ class PipelineRuntime:
             loss_fn: Takes the model's output and a microbatch's targets, on the last stage.
                 Returns the sum of losses and what it counts, or one mean over the targets.
             on_microbatch: Called before all compute of a microbatch, with its number.
-            on_weight_grad_ready: Called with a stage when its gradients are complete.
+            on_last_backward: Called with a stage before the last action of a step that makes
+                gradients of its weights.
+            on_weight_grad_ready: Called with a stage when they are complete; of parameters that
+                stages share they are when the step is done.
             update: Called with stage and microbatch to update the stage's weights from `.grad`
                 and clear that; of schedules that update within a step.
             split_backward: Without it, I does the whole backward and W nothing: for models that
@@ -76,7 +80,9 @@ class PipelineRuntime:
         self._schedule = schedule
         self._comm = comm
         self._loss = loss_fn
-        self._hooks = Hooks(None, on_microbatch, on_weight_grad_ready, update, split_backward)
+        self._hooks = Hooks(
+            None, on_microbatch, on_last_backward, on_weight_grad_ready, update, split_backward
+        )
         self._dynamic = dynamic_shapes
         self._prefetch = prefetch
         self._programs: dict[int, tuple[Schedule, Schedule]] = {}
@@ -180,32 +186,26 @@ class PipelineRuntime:
         stashes = {}
         if schedule.updates:
             stashes = {s: Stash(self.stages.parameters_of(s)) for s in self.stages.local_stages}
-        shared = {stage for holders in self.stages.shared.values() for stage in holders}
-        hooks = self._hooks
         run = StepRun(
             self.stages,
             schedule,
             Messages(self._comm, schedule.placement),
             [as_call(call) for call in calls or ()],
             wanted,
-            replace(hooks, loss=loss),
+            replace(self._hooks, loss=loss),
             arrivals,
             announced,
             train,
             scale,
             stashes,
-            frozenset(shared),
         )
         begin = time.perf_counter()
         before = set_aside(self.stages, schedule.placement, self._comm) if train else {}
         run.run(program.orders[self._comm.rank])
         if announced and not self._dynamic:
             self._remember(key, run.arrivals)
-        if train and shared:
+        if train:
             sum_shared_gradients(self.stages, schedule.placement, self._comm, before)
-            for stage in self.stages.local_stages:
-                if stage in shared and hooks.on_weight_grad_ready is not None:
-                    hooks.on_weight_grad_ready(stage)
         sums = [run.losses[i] for i in sorted(run.losses)]
         totals = np.array([sum(s for s, _ in sums), sum(c for _, c in sums)], np.float64)
         self._comm.broadcast(totals, root=schedule.placement[-1])

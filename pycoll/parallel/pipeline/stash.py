@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from pycoll.parallel.pipeline.backward import accumulate
-
 Version = dict[str, torch.Tensor]
 
 
@@ -44,7 +42,11 @@ class Stash:
         """
         number, version = self._used.pop(microbatch)
         for name, parameter in self._parameters.items():
-            accumulate(parameter, version[name].grad)
+            gradient = version[name].grad
+            if gradient is not None and parameter.grad is not None:
+                parameter.grad.add_(gradient)
+            elif gradient is not None:
+                parameter.grad = gradient.detach()
             version[name].grad = None
         return self.num_updates - number
 

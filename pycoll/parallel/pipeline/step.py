@@ -28,6 +28,7 @@ class Hooks:
 
     loss: Callable[[Any, Any], Any] | None
     on_microbatch: Callable[[int], None] | None = None
+    on_last_backward: Callable[[int], None] | None = None
     on_weight_grad_ready: Callable[[int], None] | None = None
     update: Callable[[int, int], None] | None = None
     split_backward: bool = True
@@ -67,14 +68,13 @@ class StepRun:
     train: bool
     scale: float
     stashes: Mapping[int, Stash]
-    late_stages: frozenset[int]  # whose gradients are not ready until the step's end
     losses: dict[int, tuple[float, float]] = field(default_factory=dict)
     outputs: dict[int, Any] = field(default_factory=dict)
     moments: list[Moment] = field(default_factory=list)
     staleness: dict[tuple[int, int], int] = field(default_factory=dict)
     peak_live: int = 0
     _saved: dict[tuple[int, int], Saved] = field(default_factory=dict)
-    _left: dict[int, int] = field(default_factory=dict)
+    _left: dict[int, int] = field(default_factory=dict)  # by stage: microbatches without gradients
 
     def run(self, program: Sequence[Action]) -> None:
         """Does the actions; returns when all is computed and all that was sent is taken."""
@@ -88,7 +88,7 @@ class StepRun:
             Kind.RECV_B: self._post,
         }
         for action in program:
-            if action.kind in (Kind.B, Kind.W):
+            if self._makes_weight_grads(action):
                 self._left[action.stage] = self._left.get(action.stage, 0) + 1
         for action in program:
             if (handler := handlers.get(action.kind)) is not None:  # sends are part of compute
@@ -194,6 +194,7 @@ class StepRun:
             gradients = list(self._take(action))
         begin = time.monotonic_ns()
         self._tell_microbatch(i)
+        self._tell_last(action)
         if action.kind is Kind.I and self.hooks.split_backward:
             parameters = self.stages.parameters_of(stage).values()
             found, saved.later = backward_inputs(saved.outputs, gradients, saved.inputs, parameters)
@@ -206,6 +207,7 @@ class StepRun:
             back = zip(saved.inputs, found, strict=True)
             sent = tuple(torch.zeros_like(t) if g is None else g.detach() for t, g in back)
             self.messages.send((Kind.B, stage - 1, i), sent)
+        self._tell_ready(action)
         if action.kind is Kind.B:
             self._done(stage, i)
         else:
@@ -214,21 +216,35 @@ class StepRun:
     def _weights(self, action: Action) -> None:
         begin = time.monotonic_ns()
         self._tell_microbatch(action.microbatch)
+        self._tell_last(action)
         later = self._saved[action.stage, action.microbatch].later
         if later is not None:
             later()
         self._note(action, begin)
+        self._tell_ready(action)
         self._done(action.stage, action.microbatch)
 
     def _done(self, stage: int, i: int) -> None:
-        """A microbatch has left a stage; after the last one its gradients are complete."""
+        """A microbatch has left a stage."""
         del self._saved[stage, i]
         if (stash := self.stashes.get(stage)) is not None:
             self.staleness[stage, i] = stash.backward(i)
-        self._left[stage] -= 1
-        ready = self.hooks.on_weight_grad_ready
-        if self._left[stage] == 0 and ready is not None and stage not in self.late_stages:
-            ready(stage)
+
+    def _makes_weight_grads(self, action: Action) -> bool:
+        late = Kind.W if self.hooks.split_backward else Kind.I
+        return action.kind in (Kind.B, late)
+
+    def _tell_last(self, action: Action) -> None:
+        last = self._makes_weight_grads(action) and self._left[action.stage] == 1
+        if last and self.hooks.on_last_backward is not None:
+            self.hooks.on_last_backward(action.stage)
+
+    def _tell_ready(self, action: Action) -> None:
+        if not self._makes_weight_grads(action):
+            return
+        self._left[action.stage] -= 1
+        if not self._left[action.stage] and self.hooks.on_weight_grad_ready is not None:
+            self.hooks.on_weight_grad_ready(action.stage)
 
     def _update(self, action: Action) -> None:
         begin = time.monotonic_ns()
