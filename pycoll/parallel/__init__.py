@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pycoll.parallel.batches import Batch, shard
     from pycoll.parallel.checkpoint import load, save
     from pycoll.parallel.divide_and_conquer import map_reduce
+    from pycoll.parallel.footprint import RankMemory, memory
     from pycoll.parallel.init import keyed_init
     from pycoll.parallel.metrics import log, metrics
     from pycoll.parallel.optimizers import Optimizer, optimizer, trainer_of
@@ -33,6 +34,7 @@ _HOME = {
     **dict.fromkeys(("load", "save"), "checkpoint"),
     **dict.fromkeys(("log", "metrics"), "metrics"),
     "map_reduce": "divide_and_conquer",
+    **dict.fromkeys(("RankMemory", "memory"), "footprint"),
     "parallelize": "apply",
     **dict.fromkeys(("Column", "Conv", "Inside", "Region", "Row", "Vocab"), "tensor.plan"),
     "trace": "timeline",
@@ -47,6 +49,7 @@ __all__ = [
     "Inside",
     "Mesh",
     "Optimizer",
+    "RankMemory",
     "Region",
     "Row",
     "StepResult",
@@ -57,6 +60,7 @@ __all__ = [
     "load",
     "log",
     "map_reduce",
+    "memory",
     "mesh",
     "metrics",
     "optimizer",

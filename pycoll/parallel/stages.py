@@ -59,10 +59,7 @@ class Pipeline:
         self.cut = pipeline.cut(
             model, blocks, made.num_stages, made.stages_of(mesh.rank("pp")), costs=costs
         )
-        self._own = {
-            stage: self.cut.parameters_of(stage).keys() - self.cut.shared
-            for stage in self.cut.local_stages
-        }
+        self._own = {stage: self.cut.own(stage) for stage in self.cut.local_stages}
         self.reducer: Reducer | None = None
         self._mesh, self._positions = mesh, positions
         self._firsts: list[tuple[int, int]] = []  # of each microbatch: first sample, and how many
@@ -79,7 +76,7 @@ class Pipeline:
     @property
     def groups(self) -> list[set[str]]:
         """Names of parameters whose gradients are complete at once: of a stage; of several."""
-        return [*(set(names) for names in self._own.values()), set(self.cut.shared)]
+        return [*self._own.values(), set(self.cut.shared)]
 
     def run(self, parts: list[tuple[Any, Any]], loss: Any, first_sample: int, train: bool) -> Any:
         """Passes microbatches through all stages.

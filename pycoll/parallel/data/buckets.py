@@ -67,7 +67,7 @@ class Bucket:
             offset += parameter.numel()
         self.pending = len(self.slots)
         num_shares = line.size if level else 1
-        self._share = -(-offset // num_shares)
+        self._share = share_length(offset, num_shares)
         self._count = self._share * num_shares
         self._dtype, self._main = named[0][1].dtype, main
         self._gradients: Tensor | None = None  # of all parameters
@@ -266,6 +266,11 @@ class Bucket:
             slot.filled = False
 
 
+def share_length(count: int, num_shares: int) -> int:
+    """Elements of a rank's share of a bucket; the last shares are filled up."""
+    return -(-count // num_shares)
+
+
 def in_buckets(
     named: list[tuple[str, nn.Parameter]], bucket_bytes: int
 ) -> list[list[tuple[str, nn.Parameter]]]:
@@ -290,4 +295,4 @@ def in_buckets(
     return groups
 
 
-__all__ = ["Bucket", "Slot", "in_buckets"]
+__all__ = ["Bucket", "Slot", "in_buckets", "share_length"]

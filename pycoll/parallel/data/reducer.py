@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,6 +43,32 @@ class Piece:
     def local_shape(self) -> torch.Size:
         """Of the rank's part."""
         return self.slot.shape
+
+
+def main_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which gradients of parameters of `dtype` are added up, and the optimizer steps."""
+    return torch.float32 if dtype in _LOW else dtype
+
+
+def in_lines(
+    named: list[tuple[str, nn.Parameter]],
+    lines: Callable[[nn.Parameter], Line],
+    level: int,
+    groups: list[set[str]],
+    bucket_bytes: int,
+) -> Iterator[tuple[Line, list[tuple[str, nn.Parameter]]]]:
+    """The parameters of each bucket, and the ranks that share it; arguments as of `Reducer`."""
+    by_line: dict[str, list[tuple[str, nn.Parameter]]] = {}
+    of_axis: dict[str, Line] = {}
+    for name, parameter in named:
+        line = lines(parameter)
+        of_axis[line.axis] = line
+        by_line.setdefault(line.axis, []).append((name, parameter))
+    for axis, members in by_line.items():
+        for names in groups:
+            inside = [(name, parameter) for name, parameter in members if name in names]
+            for bucket in in_buckets(inside, 1 << 62 if level == 3 else bucket_bytes):
+                yield of_axis[axis], bucket
 
 
 class Reducer:
@@ -91,19 +117,8 @@ class Reducer:
         self._late = late
         self._expected: set[str] = set()  # whose next gradient is the last before it is reduced
         self.buckets: list[Bucket] = []
-        by_line: dict[str, list[tuple[str, nn.Parameter]]] = {}
-        of_axis: dict[str, Line] = {}
-        for name, parameter in named:
-            line = lines(parameter)
-            of_axis[line.axis] = line
-            by_line.setdefault(line.axis, []).append((name, parameter))
-        for axis, members in by_line.items():
-            for names in groups:
-                inside = [(name, parameter) for name, parameter in members if name in names]
-                size = 1 << 62 if level == 3 else bucket_bytes
-                for group in in_buckets(inside, size):
-                    main = torch.float32 if group[0][1].dtype in _LOW else group[0][1].dtype
-                    self.buckets.append(Bucket(group, of_axis[axis], level, main))
+        for line, members in in_lines(named, lines, level, groups, bucket_bytes):
+            self.buckets.append(Bucket(members, line, level, main_dtype(members[0][1].dtype)))
         order = {name: i for i, name in enumerate(self.names)}
         self.buckets.sort(
             key=lambda bucket: (
@@ -224,4 +239,4 @@ class Reducer:
                 started.wait()
 
 
-__all__ = ["Piece", "Reducer"]
+__all__ = ["Piece", "Reducer", "in_lines", "main_dtype"]

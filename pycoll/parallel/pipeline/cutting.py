@@ -61,6 +61,10 @@ class Cut:
         here = self.model.named_parameters()
         return {name: parameter for name, parameter in here if stage in self._owners[name]}
 
+    def own(self, stage: int) -> set[str]:
+        """The names of the parameters that this stage alone has."""
+        return self.parameters_of(stage).keys() - self.shared
+
     def shared_parameter(self, name: str) -> torch.nn.Parameter:
         return self._shared_here[name]
 

@@ -78,11 +78,15 @@ def done_as(action: Action) -> Action:
     return Action(action.stage, Kind.B, action.microbatch) if action.kind is Kind.I else action
 
 
-def peak_live(order: Sequence[Action]) -> int:
-    """The most forwards of an order whose backward, or weight gradient, is not done yet."""
+def peak_live(order: Sequence[Action], weights: Sequence[int] | None = None) -> int:
+    """The most forwards of an order whose backward, or weight gradient, is not done yet.
+
+    With `weights`, each counts as much as that of its stage.
+    """
     peak = live = 0
     for action in order:
-        live += (action.kind is Kind.F) - (action.kind in (Kind.B, Kind.W))
+        weight = 1 if weights is None else weights[action.stage]
+        live += weight * ((action.kind is Kind.F) - (action.kind in (Kind.B, Kind.W)))
         peak = max(peak, live)
     return peak
 

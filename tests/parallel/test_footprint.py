@@ -1,0 +1,128 @@
+"""pc.memory says before a run what the ranks then keep."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from test_memory import Peak  # noqa: E402
+from tiny_gpt import GPT, PLAN  # noqa: E402
+from torch import nn  # noqa: E402
+
+from pycoll import UsageError, run_ranks  # noqa: E402
+from pycoll import parallel as pc  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.ranks]
+
+X = torch.zeros(4, 8, dtype=torch.long)
+
+
+def storages(tensors) -> int:
+    """Bytes of the tensors' storages, each once."""
+    found = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+    return sum(found.values())
+
+
+def kept(comm, sizes: dict, zero: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Bytes of parameters, gradients and moments that a rank has after a step."""
+    torch.set_num_threads(1)
+    mesh = pc.mesh(**sizes, comm=comm)
+    model = pc.parallelize(GPT().to(dtype), mesh, tp=PLAN, pp="blocks", zero=zero, bucket_mb=0.01)
+    optimizer = pc.optimizer(torch.optim.AdamW(model.parameters()))
+    ((x, y),) = pc.shard([(X, X)], mesh)
+    model.step(x, y, loss=pc.cross_entropy, microbatches=2)
+    buckets = optimizer.trainer.reducer.buckets
+    sums = [b._gradients if zero < 2 else b._sums for b in buckets]
+    weights = [p.data for p in model.parameters()] if zero < 3 else [b._mine for b in buckets]
+    weights += [b._master for b in buckets if b._master is not None]
+    before = storages(weights), storages(sums)
+    optimizer.step()
+    state = [v for s in optimizer.inner.state.values() for k, v in s.items() if k != "step"]
+    return *before, sum(v.nbytes for v in state)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"dp": 2, "tp": 2},
+        pytest.param({"dp": 3}, marks=pytest.mark.slow),
+        pytest.param({"pp": 2, "dp": 2}, marks=pytest.mark.slow),
+        pytest.param({"pp": 2, "dp": 2, "tp": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
+)
+def test_weights_gradients_and_moments_are_exact(sizes, dtype):
+    for zero in range(4) if dtype == torch.float32 else (0, 3):
+        told = pc.memory(
+            GPT().to(dtype), sizes, tp=PLAN, pp="blocks", zero=zero, bucket_mb=0.01, microbatches=2
+        )
+        found = run_ranks(kept, len(told), sizes, zero, dtype)
+        for rank, was in zip(told, found, strict=True):
+            assert (rank.parameters, rank.gradients, rank.optimizer) == was, (zero, rank)
+
+
+def waiting(comm, options: dict) -> int:
+    """Bytes that live between a forward and its backward, beside weights and input."""
+    torch.set_num_threads(1)
+    mesh = pc.mesh(dp=1, tp=comm.size, comm=comm)
+    model = pc.parallelize(GPT(dim=32), mesh, tp=PLAN, pp="blocks", **options)
+    with Peak() as living:
+        total, _ = pc.cross_entropy(model(X), X)
+        gc.collect()
+        nbytes = living.measure()
+    known = storages([X, *(p.data for p in model.parameters())])
+    total.backward()
+    return nbytes - known
+
+
+@pytest.mark.parametrize(
+    ("n", "options"),
+    [(1, {}), (2, {}), (2, {"sequence_parallel": True}), (2, {"recompute": "full"})],
+    ids=str,
+)
+def test_activations_are_within_5_percent(n, options):
+    told = pc.memory(
+        GPT(dim=32), {"tp": n}, tp=PLAN, pp="blocks", x=X, y=X, loss=pc.cross_entropy, **options
+    )
+    for rank, was in zip(told, run_ranks(waiting, n, options), strict=True):
+        assert rank.activations == pytest.approx(was, rel=0.05)
+
+
+@pytest.mark.pure
+def test_stages_keep_what_the_whole_model_keeps_for_as_many_microbatches_as_wait():
+    def ask(pp, **options):
+        ranks = pc.memory(GPT(), {"pp": pp}, pp="blocks", x=X, microbatches=4, **options)
+        return [rank.activations for rank in ranks]
+
+    (whole,) = ask(1)
+    first, last = ask(2)  # 1F1B: two microbatches wait on the first stage, one on the last
+    assert first / 2 + last == pytest.approx(whole, rel=0.02)
+    all_wait = ask(2, schedule="gpipe")
+    assert all_wait == [2 * first, 4 * last]
+
+
+@pytest.mark.pure
+def test_a_model_that_no_machine_holds():
+    """1e11 parameters in float32: 400 GB of weights, and as much of gradients."""
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(100_000, 100_000, bias=False) for _ in range(10)))
+    (alone,) = pc.memory(model, {})
+    assert (alone.parameters, alone.gradients, alone.optimizer) == (4e11, 4e11, 8e11)
+    shares = pc.memory(model, {"dp": 64}, zero=3)
+    assert {rank.total for rank in shares} == {16e11 / 64}
+
+
+@pytest.mark.pure
+def test_mistakes_are_named():
+    with pytest.raises(UsageError, match="needs the name of the list of blocks"):
+        pc.memory(GPT(), {"pp": 2})
+    with pytest.raises(UsageError, match="expected sizes of pp, dp, tp"):
+        pc.memory(GPT(), {"ep": 2})
+    with pytest.raises(UsageError, match="matches no layer"):
+        pc.memory(GPT(), {"tp": 2}, tp={"nothing": "col"})
