@@ -214,6 +214,14 @@ def test_simulate_prints_the_fastest_first(tmp_path: Path):
     assert times == sorted(times)
 
 
+def test_simulate_tells_how_idle_links_are():
+    """In a ring without chunks one rank sends at a time; with chunks all do, always."""
+    args = ("-a", "ring,ring_naive", "-n", "4", "--alpha", "0s", "--gamma", "0s/byte")
+    lines = invoke("simulate", "all_reduce", *args).splitlines()
+    idle = {row[0]: row[-2] for row in (cells(line) for line in lines) if "%" in "".join(row)}
+    assert idle == {"ring": "0%", "ring_naive": "75%"}
+
+
 def test_simulate_out_draws_the_timeline(tmp_path: Path):
     pytest.importorskip("matplotlib")
     invoke("simulate", "-a", "ring", "-n", "4", "-o", str(tmp_path / "timeline.png"))

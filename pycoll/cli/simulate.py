@@ -28,6 +28,7 @@ from pycoll.cli.units import (
     parse_sizes,
 )
 from pycoll.errors import UsageError
+from pycoll.simulation import Simulation
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -119,6 +120,7 @@ def simulate(
         "algbw",
         "busbw",
         "sent, most",
+        "ports idle",
         "steps",
         title=f"{collective} of {format_nbytes(size)} on {n} ranks: "
         f"alpha {alpha}, beta {beta}, gamma {gamma}, {slots} slots",
@@ -132,6 +134,7 @@ def simulate(
             format_rate(algbw),
             format_rate(algbw * factor),
             format_nbytes(max(simulated.sent_bytes)),
+            _idle(simulated, costs[1]),
             str(num_steps),
         )
     console().print(table)
@@ -144,6 +147,14 @@ def simulate(
         title = f"{name} {collective}, {format_nbytes(size)}, {n} ranks: {format_seconds(time_s)}"
         draw_simulation(simulated, out, title=title)
         typer.echo(f"wrote {out}: {name}", err=True)
+
+
+def _idle(simulated: Simulation, beta: float) -> str:
+    """The share of the time in which a rank sends nothing, mean over the ranks."""
+    if simulated.time_s <= 0:
+        return "-"
+    sending_s = sum(simulated.sent_bytes) * beta / len(simulated.sent_bytes)
+    return f"{1 - sending_s / simulated.time_s:.0%}"
 
 
 def _refuse_link_costs(context: typer.Context) -> None:
