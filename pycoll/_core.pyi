@@ -596,6 +596,18 @@ class TuningTable:
     @property
     def version(self) -> str: ...
 
+def _im2col(
+    out: typing.Any,
+    x: typing.Any,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+) -> None:
+    """
+    out <- the patches of x, of shape [N, C, H, W]; out has [N, C * kh * kw, patches].
+    """
+
 def _copy_bytes(dst: typing.Any, src: typing.Any, streaming: bool = False) -> None:
     """
     dst <- src, byte for byte.

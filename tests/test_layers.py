@@ -22,6 +22,7 @@ LAYERS: dict[str, set[str]] = {
     "base": set(),
     "schedule": {"base"},
     "reduce": {"base"},
+    "operators": {"base"},
     "topology": {"schedule"},
     "algorithms": {"topology", "schedule"},
     "plan": {"algorithms", "topology", "schedule", "reduce"},
@@ -36,7 +37,7 @@ LAYERS: dict[str, set[str]] = {
     "kernels": {"executor"},
     "comm": {"executor", "plan", "mpi"},
     "capi": {"comm"},
-    "bindings": {"comm", "capi"},
+    "bindings": {"comm", "capi", "operators"},
     # Built apart, against torch: of the core it knows the C header alone.
     "torch": set(),
 }
@@ -80,7 +81,7 @@ def test_includes_go_down_the_layers_only(path):
             assert (CSRC / included).is_file()
 
 
-@pytest.mark.parametrize("folder", ["schedule", "algorithms", "reduce", "plan"])
+@pytest.mark.parametrize("folder", ["schedule", "algorithms", "reduce", "operators", "plan"])
 def test_pure_layers_see_no_threads_clocks_or_input_and_output(folder):
     impure = re.compile(
         r"^(thread|mutex|shared_mutex|condition_variable|future|atomic|stop_token|semaphore|latch|"

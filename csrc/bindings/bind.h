@@ -7,6 +7,7 @@ namespace pycoll {
 
 void bind_schedule(pybind11::module_& m);
 void bind_reduce(pybind11::module_& m);
+void bind_operators(pybind11::module_& m);
 void bind_bootstrap(pybind11::module_& m);
 void bind_mpi(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);

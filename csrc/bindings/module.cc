@@ -14,6 +14,7 @@ PYBIND11_MODULE(_core, m) {
   pycoll::register_errors(m);
   pycoll::bind_schedule(m);
   pycoll::bind_reduce(m);
+  pycoll::bind_operators(m);
   pycoll::bind_bootstrap(m);
   pycoll::bind_mpi(m);
   pycoll::bind_communicator(m);

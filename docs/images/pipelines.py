@@ -21,7 +21,7 @@ def pictures():
         ),
         "pipedream": draw_pipeline(stream, title="PipeDream, 4 workers", until=28.0, format="svg"),
     }
-    for name in ("1f1b", "interleaved_1f1b", "zb1p", "zbv"):
+    for name in ("1f1b", "interleaved_1f1b", "zb1p", "zb2p", "zbv", "dualpipev"):
         drawn[name] = draw_pipeline(pipeline.build(name, 4, 8), format="svg")
     return {f"pipeline-{name}.svg": content for name, content in drawn.items()}
 

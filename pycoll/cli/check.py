@@ -39,7 +39,8 @@ def check(
     """Run 3 steps of a script in float64, on one process and on a mesh, and compare them.
 
     The script trains with pycoll.parallel. Shown is the first tensor that differs, in the order in
-    which they are computed: losses, gradients from the last layer to the first, weights.
+    which they are computed: outputs of layers, losses, gradients from the last layer to the first,
+    weights.
     """
     import math
 
@@ -85,25 +86,42 @@ def _run(command: list[str], n: int, mesh: str, into: Path, name: str) -> None:
 
 
 def differences(one: Path, other: Path, tolerance: float) -> Iterator[tuple[str, float]]:
-    """Tensors that differ by more than `tolerance`, in the order in which they are computed."""
-    for what, difference in _all_differences(one, other):
-        if not difference <= tolerance:
-            yield what, difference
+    """Tensors that differ by more than `tolerance`, in the order in which they are computed.
+
+    Outputs of layers tell where a difference comes from, not whether there is one.
+    """
+    from pycoll.parallel.activations import first_difference
+
+    for part in _parts():
+        wrong = [found for found in _of_part(one, other, part) if not found[1] <= tolerance]
+        if wrong and part != "start":
+            ranks = sorted(other.glob(f"{part}-rank-*.pt"))
+            first = first_difference(one / f"{part}-rank-00000.pt", ranks, tolerance)
+            if first is not None:
+                layer, rank, difference = first
+                yield f"output of {layer} of {part}, on {rank}", difference
+        yield from wrong
+
+
+def _parts() -> list[str]:
+    from pycoll.parallel.record import NUM_STEPS
+
+    return ["start", *(f"step-{i}" for i in range(NUM_STEPS))]
 
 
 def _all_differences(one: Path, other: Path) -> Iterator[tuple[str, float]]:
+    for part in _parts():
+        yield from _of_part(one, other, part)
+
+
+def _of_part(one: Path, other: Path, part: str) -> Iterator[tuple[str, float]]:
     import torch
 
-    from pycoll.parallel.record import NUM_STEPS
-
-    for part in ("start", *(f"step-{i}" for i in range(NUM_STEPS))):
-        expected, got = (torch.load(folder / f"{part}.pt") for folder in (one, other))
-        for kind, tensors in expected.items():
-            for name in reversed(tensors) if kind == "gradient" else tensors:
-                where = " ".join(
-                    filter(None, (kind, name, "" if part == "start" else f"of {part}"))
-                )
-                yield where, _difference(tensors[name], got[kind].get(name))
+    expected, got = (torch.load(folder / f"{part}.pt") for folder in (one, other))
+    for kind, tensors in expected.items():
+        for name in reversed(tensors) if kind == "gradient" else tensors:
+            where = " ".join(filter(None, (kind, name, "" if part == "start" else f"of {part}")))
+            yield where, _difference(tensors[name], got[kind].get(name))
 
 
 def _difference(a: Any, b: Any) -> float:

@@ -1,4 +1,4 @@
-"""What `pycoll check` and `pycoll scale` look at: the first steps of a run, written by rank 0."""
+"""What `pycoll check` and `pycoll scale` look at: the first steps of a run, written to files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
+    from pycoll.parallel.activations import Activations
     from pycoll.parallel.trainer import Trainer
 
 FOLDER = "PYCOLL_CHECK"  # environment variable: where to write, while `pycoll check` runs a script
@@ -32,11 +33,14 @@ def watch(trainer: Trainer) -> None:
         trainer.watchers.append(lambda trainer: _time(trainer, int(steps), Path(path)))
     if FOLDER not in os.environ:
         return
+    from pycoll.parallel.activations import Activations
     from pycoll.parallel.whole import whole_weights
 
     folder = Path(os.environ[FOLDER])
+    trainer.asks_places = True
+    activations = Activations(trainer)
     _write(trainer, folder / "start.pt", {"initial weight": whole_weights(trainer.model)})
-    trainer.watchers.append(lambda trainer: _record(trainer, folder))
+    trainer.watchers.append(lambda trainer: _record(trainer, activations, folder))
 
 
 def _time(trainer: Trainer, steps: int, path: Path) -> None:
@@ -50,11 +54,12 @@ def _time(trainer: Trainer, steps: int, path: Path) -> None:
         raise SystemExit(0)
 
 
-def _record(trainer: Trainer, folder: Path) -> None:
+def _record(trainer: Trainer, activations: Activations, folder: Path) -> None:
     from pycoll.parallel.whole import whole_gradients, whole_weights
 
     assert trainer.last is not None
     step = trainer.last.step
+    activations.write(folder / f"step-{step}-rank-{trainer.mesh.world.rank:05d}.pt")
     found = {
         "loss": {"": torch.tensor(trainer.last.loss, dtype=torch.float64)},
         "gradient norm": {"": torch.tensor(trainer.last.grad_norm, dtype=torch.float64)},

@@ -69,6 +69,8 @@ class Trainer:
         placements: Of these, by name.
         positions: Where in the batch the model is: dropout looks there.
         last: The last step's result.
+        asks_places: Whether something asks for the samples' places in the batch of all replicas.
+        watchers: Called after the optimizer's step.
     """
 
     def __init__(
@@ -89,8 +91,8 @@ class Trainer:
         self.placements, self.positions = placements, positions
         self.step_idx = 0
         self.last: StepResult | None = None
-        self.watchers: list[Callable[[Trainer], None]] = []  # called after the optimizer's step
-        self._drops, self._pipeline = drops, pipeline
+        self.watchers: list[Callable[[Trainer], None]] = []
+        self.asks_places, self._pipeline = drops, pipeline
         self._line = mesh.line("dp")
         self._syncing = True
         self._settled = False
@@ -169,10 +171,14 @@ class Trainer:
 
     def _first_sample(self, mine: int) -> int:
         """Place of this replica's first sample in the batch of all."""
-        if not self._drops or not self.model.training or self._line.size == 1:
+        if not self.asks_places or not self.model.training or self._line.size == 1:
             return 0
         counts = self._line.all_gather(torch.tensor([mine]), [1] * self._line.size)
         return int(counts[: self._line.rank].sum())
+
+    def stands_in(self) -> bool:
+        """Whether a pipeline's stage runs what is before it, on values that stand in for others."""
+        return self._pipeline is not None and self._pipeline.cut.stands_in
 
     def evaluate(self, x: Any, y: Any, *, loss: Loss, microbatches: int = 1) -> float:
         """The mean loss of a batch, forward alone; arguments as of `step`. Collective."""

@@ -16,8 +16,10 @@ pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The second model drops without telling where: each rank draws masks of its own.
+# The second model drops without telling where: each rank draws masks of its own. With "layer", one
+# layer is wrong on a mesh.
 SCRIPT = """
+import os
 import sys
 import torch
 from tiny_gpt import GPT, PLAN, batches
@@ -28,10 +30,16 @@ class Broken(GPT):
         x = super().forward(tokens)
         return x * (1 + 1e-6 * torch.rand(1)) if len(tokens) < 8 else x
 
+class Wrong(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + 1e-6 * (os.environ["PYCOLL_MESH"] != "dp=1")
+
 def main():
     mesh = pc.mesh(tp=2)
     with pc.keyed_init(mesh):
         model = (Broken if "broken" in sys.argv else GPT)(depth=2)
+    if "layer" in sys.argv:
+        model.blocks[1].up.__class__ = Wrong
     model = pc.parallelize(model, mesh, tp={} if "broken" in sys.argv else PLAN, pp="blocks")
     optimizer = pc.optimizer(torch.optim.SGD(model.parameters(), lr=0.1), clip=1.0)
     for x, y in pc.shard(batches(2 if "short" in sys.argv else 9, 8), mesh):
@@ -75,6 +83,17 @@ def test_script_that_is_wrong_is_told_what_differs_first(tmp_path):
     done = check(tmp_path, "dp=2", "broken")
     assert done.returncode == 1, done.stderr
     assert "the first tensor that differs: loss of step-0, by" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "rank"), [("tp=2", "rank 0: pp 0, dp 0, tp 0"), ("pp=2", "rank 1: pp 1, dp 0, tp 0")]
+)
+def test_layer_that_is_wrong_is_named(mesh, rank, tmp_path):
+    done = check(tmp_path, mesh, "layer")
+    assert done.returncode == 1, done.stderr
+    first = f"output of blocks.1.up of step-0, on {rank}, by 1e-06"
+    assert f"the first tensor that differs: {first}" in done.stdout
 
 
 @pytest.mark.slow

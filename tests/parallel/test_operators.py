@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
+import itertools
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -121,6 +125,32 @@ def test_im2col_equals_unfold_and_its_product_the_convolution(stride, padding):
         assert close(conv2d_by_gemm(x, weight, line, stride, padding), expected)
 
     run_ranks(work, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_im2col_has_the_bits_and_gradients_of_unfold(dtype):
+    torch.manual_seed(2)
+    sizes, kernels = ((12, 5), (1, 9)), ((1, 1), (3, 2), (2, 5))
+    compared = 0
+    for size, kernel in itertools.product(sizes, kernels):
+        x = torch.randn(2, 3, *size, dtype=dtype).requires_grad_()
+        for stride, padding, dilation in itertools.product((1, 2, 3), (0, 1, 4), (1, 2)):
+            spans = [dilation * (k - 1) + 1 for k in kernel]
+            if any(n + 2 * padding < span for n, span in zip(size, spans, strict=True)):
+                with pytest.raises(UsageError, match="does not fit into an image of"):
+                    im2col(x, kernel, stride, padding, dilation)
+                continue
+            expected = functional.unfold(x, kernel, dilation, padding, stride)
+            got = im2col(x, kernel, stride, padding, dilation)
+            assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
+            (wanted,) = torch.autograd.grad(expected.square().sum(), x)
+            assert torch.equal(torch.autograd.grad(got.square().sum(), x)[0], wanted)
+            compared += 1
+    assert compared > 60
+
+
+def test_im2col_doctest_is_right():
+    assert doctest.testmod(importlib.import_module(im2col.__module__)).failed == 0
 
 
 def test_column_that_gathers_is_whole_again():

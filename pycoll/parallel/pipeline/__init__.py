@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from pycoll.parallel.pipeline import (
+    dual_pipe,
     gpipe,
     naive,
     one_forward_one_backward,
@@ -22,7 +23,7 @@ from pycoll.parallel.pipeline.simulate import Simulation, simulate
 from pycoll.parallel.pipeline.split import split
 from pycoll.parallel.pipeline.validate import validate
 
-for _module in (naive, gpipe, one_forward_one_backward, zero_bubble, pipedream):
+for _module in (naive, gpipe, one_forward_one_backward, zero_bubble, dual_pipe, pipedream):
     for _row in _module.ROWS:
         register(_row)
 

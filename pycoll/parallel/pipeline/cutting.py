@@ -115,6 +115,12 @@ class Cut:
         """The run that is going on, None while nobody is in `forward`."""
         return self._running
 
+    @property
+    def stands_in(self) -> bool:
+        """Whether a run has not come to its own blocks yet: what it computes with are blanks."""
+        run = self._running
+        return run is not None and run.first > 0 and run.position <= run.first
+
     def _place_parts(self, both: Collection[str]) -> None:
         """Every block, and every module with weights beside them, gets its role, or goes."""
         last = self.num_stages - 1

@@ -27,6 +27,21 @@ def make_zb1p(p: int, m: int, v: int) -> Schedule:
     return Schedule("zb1p", m, interleaved_placement(p, v), tuple(orders))
 
 
+def make_zb2p(p: int, m: int, v: int) -> Schedule:
+    """Cost: no bubble within a rank's own work where f = i = w and m >= 2 p - 1; live 2 p - 1.
+
+    Twice the warm-up of 1F1B, and as much more to fill the end with: each rank's work is one piece,
+    which begins and ends a forward later than that of the rank before.
+
+    Source: Qi et al., arXiv 2401.10241, ZB-H2.
+    """
+    orders = []
+    for rank in range(p):
+        order = in_turn(*sequences(p, m, 1, rank), 2 * (p - 1 - rank))
+        orders.append(split_backward(order, delay=2 * rank))
+    return Schedule("zb2p", m, interleaved_placement(p, 1), tuple(orders))
+
+
 def make_zbv(p: int, m: int, v: int) -> Schedule:
     """Cost: no bubble within a rank's own work where f = i = w; live 2 p chunks of half a rank.
 
@@ -85,6 +100,17 @@ def exact_zb1p(p: int, m: int, v: int, costs: Costs) -> bool:
     return f == i == w or (m >= p and w <= f)
 
 
+def bubble_zb2p(p: int, m: int, v: int, costs: Costs) -> float:
+    # With few microbatches, there are too few forwards for the gaps.
+    chunks = p - 1 + max(0, 2 * p - 1 - m) // 2
+    return chunks * costs.forward / (m * costs.total)
+
+
+def exact_zb2p(p: int, m: int, v: int, costs: Costs) -> bool:
+    f, i, w = costs.forward, costs.backward_input, costs.backward_weight
+    return f == i == w or (m >= 2 * p - 1 and f <= i + w)
+
+
 def bubble_zbv(p: int, m: int, v: int, costs: Costs) -> float:
     return max(p - 1, 4 * (p - 1) - 2 * (m - 1)) / (6 * m)
 
@@ -96,6 +122,10 @@ def exact_zbv(p: int, m: int, v: int, costs: Costs) -> bool:
 def live_zb1p(p: int, m: int, v: int, rank: int) -> int:
     size = len(rounds(m, p)[0])
     return min(m * v, (v - 1) * size + p)
+
+
+def live_zb2p(p: int, m: int, v: int, rank: int) -> int:
+    return min(m, 2 * p - 1)
 
 
 def live_zbv(p: int, m: int, v: int, rank: int) -> int:
@@ -112,6 +142,16 @@ ROWS = (
         summary="1F1B with weight gradients in the gaps: a third of its bubble, the same memory",
         source="Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241",
         torch_name="InterleavedZeroBubble",
+    ),
+    Generator(
+        name="zb2p",
+        make=make_zb2p,
+        bubble=bubble_zb2p,
+        exact=exact_zb2p,
+        live=live_zb2p,
+        summary="no bubble within a rank's own work, for twice the memory of zb1p",
+        source="Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241",
+        allowed_stages=(1,),
     ),
     Generator(
         name="zbv",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import pycoll
 from pycoll.parallel.pipeline.sleeping import warm_up
 
 warm_up()  # once, in place of in every rank
@@ -72,3 +75,7 @@ def train_alone(model: nn.Module, batches: list, lr: float = 1e-2) -> list[float
         optimizer.step()
         losses.append(float(total.detach()) / count)
     return losses
+
+
+def ranks(fn: Callable, n: int, *args: object, **kwargs: object) -> list:
+    return pycoll.run_ranks(fn, n, *args, timeout_s=20, **kwargs)

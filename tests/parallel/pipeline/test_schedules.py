@@ -70,7 +70,9 @@ def torch_orders(name: str, p: int, m: int, v: int) -> list[list[str]]:
     with mock.patch.object(visualizer.mock, "create_autospec", lambda *_, **__: mock.Mock()):
         ops = visualizer.get_schedule_ops(name, p, m, v)
     # REDUCE_GRAD is its word for the end of a step, when gradients are reduced between replicas.
-    orders = [[str(op) for op in order if op and "REDUCE" not in str(op)] for order in ops]
+    # OVERLAP_F_B is a forward and a backward that may run at once: here in their order.
+    parts = ([op.sub_actions or (op,) for op in order if op] for order in ops)
+    orders = [[str(op) for of in order for op in of if "REDUCE" not in str(op)] for order in parts]
     if name == "1F1B":
         # torch 2.13 counts the forwards of the last rank from 1 in this list, which it only draws.
         ith = iter(range(m))
@@ -89,8 +91,10 @@ def test_orders_are_those_of_torch(name):
         try:
             expected = torch_orders(row.torch_name, p, m, v)
         except ValueError as error:
-            assert "multiple of the number of rounds" in str(error) and m % max(1, m // p)
-            continue  # uneven rounds: torch refuses them, we do not
+            uneven = "multiple of the number of rounds" in str(error) and m % max(1, m // p)
+            few = "at least as many microbatches as stages" in str(error) and m < p * v
+            assert uneven or few
+            continue  # torch refuses them, we do not
         compared += 1
         got = [[str(action) for action in order] for order in build(name, p, m, v).orders]
         assert got == expected, (p, m, v)
