@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "executor/direct.h"
+#include "executor/interpret_together.h"
 
 namespace pycoll {
 namespace {
@@ -117,15 +118,26 @@ bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {
     message.tile_count = tile_count(
         planned.plan, LowLatency::payload_bytes<HostThread::LineBatch>(ll_links_.slot_bytes),
         arithmetic.element_size);
-    ok = interpret<LowLatency>(host_, planned.plan.view(), message);
+    ok = run<LowLatency>(planned.plan, message);
   } else {
     host_.begin(simple_links_, arithmetic);
     message.tile_count = tile_count(planned.plan, static_cast<int64_t>(simple_links_.slot_bytes),
                                     arithmetic.element_size);
-    ok = interpret<Simple>(host_, planned.plan.view(), message);
+    ok = run<Simple>(planned.plan, message);
   }
   if (ok) copy_blocks(message, planned.plan.placement.after, arithmetic.element_size);
   return ok;
+}
+
+template <class Protocol>
+bool Runner::run(const Plan& plan, const Message& message) {
+  const Segment& segment = transport_.segment();
+  // The answer is the same on all ranks.
+  if (segment.pump() != nullptr && message.count > message.tile_count &&
+      plan.min_slots * kTilesTogether <= segment.layout().num_slots) {
+    return interpret_together<Protocol>(host_, plan.view(), message, kTilesTogether);
+  }
+  return interpret<Protocol>(host_, plan.view(), message);
 }
 
 Message Runner::message_of(const Call& call, const Plan& plan) {

@@ -37,6 +37,8 @@ class Runner {
   };
   Reachable reachable(const void* data, int64_t count, DType dtype) const;
 
+  template <class Protocol>
+  bool run(const Plan& plan, const Message& message);
   Message message_of(const Call& call, const Plan& plan);
   void set_block_counts(const Call& call, Message& message);
   static void copy_blocks(const Message& message, const std::vector<BlockCopy>& copies,

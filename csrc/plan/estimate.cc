@@ -4,6 +4,7 @@
 #include <bit>
 #include <deque>
 
+#include "plan/plan.h"
 #include "schedule/lower.h"
 
 namespace pycoll {
@@ -39,6 +40,7 @@ class Walk {
       : programs_(programs),
         chunk_nbytes_(chunk_nbytes),
         num_tiles_(num_tiles),
+        num_together_(hosts.num_hosts > 1 ? kTilesTogether : 1),
         cost_(cost),
         hosts_(hosts),
         sent_s_(static_cast<size_t>(hosts.num_hosts)),
@@ -68,6 +70,17 @@ class Walk {
     int64_t tile = 0;
     size_t step = 0;
     double free_s = 0;
+
+    /// Each step for so many tiles before the next step, as interpret_together does.
+    void next(size_t num_steps, int64_t num_together, int64_t num_tiles) {
+      const int64_t first = tile - tile % num_together;
+      if (++tile < std::min(first + num_together, num_tiles)) return;
+      if (++step == num_steps) {
+        step = 0;
+      } else {
+        tile = first;
+      }
+    }
   };
   // When each message can be read; multicast messages have an entry for every reader.
   struct Link {
@@ -102,10 +115,7 @@ class Walk {
       });
       if (!ready) return;
       take(rank, step, start_s);
-      if (++state.step == steps.size()) {
-        state.step = 0;
-        ++state.tile;
-      }
+      state.next(steps.size(), num_together_, num_tiles_);
     }
   }
 
@@ -152,6 +162,7 @@ class Walk {
   const std::vector<Program>& programs_;
   const double chunk_nbytes_;
   const int64_t num_tiles_;
+  const int64_t num_together_;
   const LinkCost& cost_;
   const HostLevel& hosts_;
   std::vector<double> sent_s_;  // by host: when its port is free

@@ -41,6 +41,10 @@ struct PlanOptions {
 /// Raises UsageError when no proof is found: such a schedule is never run.
 Plan make_plan(const Schedule& schedule, int rank, const PlanOptions& options);
 
+/// Tiles that are under way at once where ranks are on several hosts (interpret_together): so many
+/// that a flight between hosts is not waited out, so few that slots are left to run ahead in.
+inline constexpr int kTilesTogether = 2;
+
 /// Elements of one block in one tile, so that the longest chunk range of any step fits a slot's
 /// payload.
 int64_t tile_count(const Plan& plan, int64_t slot_payload_bytes, size_t element_size);

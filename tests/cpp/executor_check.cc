@@ -1,6 +1,7 @@
 // Runs every all-reduce algorithm with both protocols on HostThread, ranks as threads, and compares
 // with an oracle. Built plain and under sanitizers; `executor_check [n ...]`. Devices:
 // device_check.
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +12,7 @@
 
 #include "algorithms/registry.h"
 #include "executor/host.h"
+#include "executor/interpret_together.h"
 #include "plan/plan.h"
 #include "reduce/element.h"
 
@@ -53,14 +55,15 @@ struct Case {
 
 template <class Protocol, DType dtype, Op op>
 bool run_host(Segment& segment, Waiter& waiter, Links& links, const Plan& plan, Message message,
-              int num_ranks) {
+              int num_ranks, int num_together) {
   HostThread host(segment, waiter, num_ranks);
   HostArithmetic arithmetic;
   arithmetic.element_size = dtype_size(dtype);
   arithmetic.reduce_copy = reduce_copy_fn(dtype, op);
   arithmetic.divisor = op == Op::kAvg ? num_ranks : 1;
   host.begin(links, arithmetic);
-  return interpret<Protocol>(host, plan.view(), message);
+  if (num_together == 1) return interpret<Protocol>(host, plan.view(), message);
+  return interpret_together<Protocol>(host, plan.view(), message, num_together);
 }
 
 template <class Protocol, DType dtype, Op op>
@@ -95,9 +98,12 @@ void run_rank(const Case& c, std::shared_ptr<LocalWorld> world, int rank) {
     if (!plan.placement.before.empty()) {
       std::memcpy(output.data(), input.data(), input.size() * sizeof(Storage));
     }
+    // One tile after another, several together, and as many as the slots allow.
+    const int most = transport->segment().layout().num_slots / plan.min_slots;
+    const int num_together = repeat == kNumRepeats ? most : std::min(repeat, most);
     waiter.begin(static_cast<uint64_t>(repeat), 1, kTimeoutS, {});
     const bool ok = run_host<Protocol, dtype, op>(transport->segment(), waiter, links, plan,
-                                                  message, c.num_ranks);
+                                                  message, c.num_ranks, num_together);
     expect(ok, name + " did not end");
     if (!ok) return;
     for (int64_t i = 0; i < c.count; ++i) {

@@ -1,0 +1,37 @@
+// The interpreter with several tiles under way at once, for links between hosts.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "executor/interpret.h"
+
+namespace pycoll {
+
+/// The same with `num_together` tiles under way: a step is taken for each of them before the next
+/// step, so while the messages of one tile fly, those of the others are sent. For links whose
+/// flights are long beside what their ranks do. Both ends of a link must use the same number.
+///
+/// Needs `num_together` times the slots that the program is proved with: the messages of a step
+/// are then one message in so many slots, and the programs are a Kahn network, so if one order of
+/// execution completes, all do.
+template <class Protocol, class Target>
+bool interpret_together(Target& target, const ProgramView& program, const Message& message,
+                        int64_t num_together) {
+  const int64_t stride = message.tile_stride * message.tile_count;
+  for (int64_t first = message.first_tile * message.tile_count; first < message.count;
+       first += num_together * stride) {
+    const int64_t end = std::min(first + num_together * stride, message.count);
+    for (int i = 0; i < program.num_steps; ++i) {
+      for (int64_t done = first; done < end; done += stride) {
+        if (!run_step<Protocol>(target, program, message, program.steps[i], program.places[i], i,
+                                done)) {
+          return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace pycoll
