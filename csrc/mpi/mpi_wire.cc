@@ -12,7 +12,6 @@ namespace pycoll::PYCOLL_MPI_ABI {
 namespace {
 
 constexpr int kTag = 1;
-constexpr int kMaxFrames = 16;  // from one peer in one poll, so that nobody starves
 // Who waits first gives way to others, then sleeps, longer and longer: MPI wakes nobody.
 constexpr int kYields = 64;
 constexpr int64_t kShortestNapNs = 30'000;
@@ -132,7 +131,15 @@ void MpiWire::send(int peer, const FrameHeader& header, const void* payload, boo
     link.failed = EIO;
     return;
   }
-  add(request, {.link = &link, .sent = std::move(message)});
+  // A short message is mostly gone at once: nothing to ask about later.
+  int is_sent = 0;
+  if (api_.Test(&request, &is_sent, MPI_STATUS_IGNORE) != MPI_SUCCESS) {
+    link.failed = EIO;
+  } else if (is_sent != 0) {
+    spare_.push_back(std::move(message));
+  } else {
+    add(request, {.link = &link, .sent = std::move(message)});
+  }
 }
 
 bool MpiWire::poll(FrameSink& sink, int) {
@@ -150,51 +157,37 @@ bool MpiWire::poll(FrameSink& sink, int) {
   return moved;
 }
 
-/// Hands on what has come.
+/// Hands on the message that has come. Others of this link may be here, too: MPI tells at the next
+/// poll, as to ask it at once would hold up what this one brings.
 bool MpiWire::take(Link& link, FrameSink& sink) {
-  bool moved = false;
-  for (int i = 0; i < kMaxFrames && link.open && link.next_bytes != 0; ++i) {
-    moved = true;
-    const std::byte* from = link.posted[link.next].bytes;
-    FrameHeader header;
-    std::memcpy(&header, from, sizeof(header));
-    from += sizeof(header);
-    PayloadParts parts;
-    if (link.next_bytes < sizeof(header) || link.next_bytes != sizeof(header) + header.nbytes ||
-        (header.spare != kGoodbye && !sink.place(link.peer, header, &parts))) {
-      fail(link, sink, EPROTO);
-      break;
-    }
-    if (header.spare == kGoodbye) {
-      fail(link, sink, 0);
-      break;
-    }
-    if (header.kind == FrameKind::kFailure) shared_.saw_failure = true;
-    for (int part = 0; part < parts.num_parts; ++part) {
-      std::memcpy(parts.data[part], from, parts.nbytes[part]);
-      from += parts.nbytes[part];
-    }
-    post(link, link.next);
-    link.next = (link.next + 1) % kNumPosted;
-    link.next_bytes = 0;
-    await_next(link);
-    sink.arrived(link.peer, header);
+  if (link.next_bytes == 0) return false;
+  const std::byte* from = link.posted[link.next].bytes;
+  FrameHeader header;
+  std::memcpy(&header, from, sizeof(header));
+  from += sizeof(header);
+  PayloadParts parts;
+  if (link.next_bytes < sizeof(header) || link.next_bytes != sizeof(header) + header.nbytes ||
+      (header.spare != kGoodbye && !sink.place(link.peer, header, &parts))) {
+    fail(link, sink, EPROTO);
+    return true;
   }
-  return moved;
-}
-
-/// Messages are matched in order: none of a link's others is here before its next one.
-void MpiWire::await_next(Link& link) {
-  int is_here = 0;
-  MPI_Status status;
-  MPI_Request& next = link.requests[link.next];
-  if (next == MPI_REQUEST_NULL || api_.Test(&next, &is_here, &status) != MPI_SUCCESS) {
-    link.failed = EIO;
-  } else if (is_here != 0) {
-    note_next(link, status);
-  } else {
-    add(next, {.link = &link});
+  if (header.spare == kGoodbye) {
+    fail(link, sink, 0);
+    return true;
   }
+  if (header.kind == FrameKind::kFailure) shared_.saw_failure = true;
+  for (int part = 0; part < parts.num_parts; ++part) {
+    std::memcpy(parts.data[part], from, parts.nbytes[part]);
+    from += parts.nbytes[part];
+  }
+  const size_t taken = link.next;
+  link.next = (link.next + 1) % kNumPosted;
+  link.next_bytes = 0;
+  sink.arrived(link.peer, header);
+  if (!link.open) return true;  // closed by what that frame said
+  post(link, taken);
+  add(link.requests[link.next], {.link = &link});
+  return true;
 }
 
 void MpiWire::wait(int64_t ns) {

@@ -73,7 +73,6 @@ class MpiWire final : public Wire {
   void note_next(Link& link, const MPI_Status& status);
   bool complete();
   bool take(Link& link, FrameSink& sink);
-  void await_next(Link& link);
   void fail(Link& link, FrameSink& sink, int error);
   void drop(Link& link);
   void leave_to_mpi();
