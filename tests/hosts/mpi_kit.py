@@ -99,6 +99,10 @@ def mpiexec(
         os.killpg(process.pid, signal.SIGKILL)
         text = process.communicate()[0]
         raise AssertionError(f"no end within {timeout_s} s: {text}") from None
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
     finally:
         launcher.unlink()
 
