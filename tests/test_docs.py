@@ -201,6 +201,20 @@ def test_benchmark_tables_are_those_of_the_record() -> None:
     assert set(rows) <= set(printed.splitlines())
 
 
+@pytest.mark.pure
+def test_tables_of_hosts_are_those_of_the_record() -> None:
+    record = max((ROOT / "benchmarks" / "results").glob("hosts-*.json"))
+    printed = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "hosts.py", "--table", record],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert "| geometric mean |" in printed
+    assert printed.strip() in (ROOT / "docs" / "hosts.md").read_text()
+
+
 def test_readme_errors_read_as_real_ones() -> None:
     line = "comm.all_reduce(np.zeros(4 if comm.rank == 2 else 3, dtype=np.float32))"
     assert line in (ROOT / "README.md").read_text()

@@ -144,7 +144,7 @@ def test_tour_notices_a_renamed_symbol(place):
 
 def test_tour_notices_a_call_that_is_gone():
     def cut(path: str) -> str:
-        return read_tree(path).replace("ok = interpret<", "ok = skip<")
+        return read_tree(path).replace("return interpret<", "return skip<")
 
     with pytest.raises(AssertionError, match="hop 4: nothing in it calls interpret"):
         check(TOUR, cut)
