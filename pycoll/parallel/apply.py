@@ -12,6 +12,7 @@ from pycoll.parallel import record
 from pycoll.parallel.data.batch_norm import synchronise
 from pycoll.parallel.data.reducer import Reducer
 from pycoll.parallel.dropout import Positions, key_dropouts
+from pycoll.parallel.functional_dropout import key_functions
 from pycoll.parallel.ledger import Line
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.optimizers import attach
@@ -77,10 +78,12 @@ def parallelize(
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     order = {name: number for number, name in enumerate(names.values())}
     line = mesh.line("tp")
-    shared = share_layers(model, match(model, tp or {}), line, sequence_parallel, pp)
+    styles = match(model, tp or {})
+    shared = share_layers(model, styles, line, sequence_parallel, pp)
     positions = Positions(seed)
     inside = {} if line.size == 1 else shared.inside
-    drops = key_dropouts(model, positions, inside, line)
+    key_dropouts(model, positions, inside, line)
+    key_functions(model, positions, shared, styles)
     together = synchronise(model, mesh.line("dp"))
     recomputes = recompute_layers(model, recompute, pp, positions)
     units = units_of(model, pp) if zero == 3 else []
@@ -133,7 +136,6 @@ def parallelize(
         here,
         placements,
         positions,
-        drops=drops,
         together=together,
         pipeline=stages,
     )

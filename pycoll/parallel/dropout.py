@@ -62,7 +62,7 @@ class Positions:
 
 def key_dropouts(
     model: nn.Module, positions: Positions, inside: dict[str, int], line: Line
-) -> bool:
+) -> None:
     """Makes the nn.Dropout layers of a model draw masks by place, in place.
 
     Args:
@@ -70,23 +70,17 @@ def key_dropouts(
         positions: Where they look.
         inside: The dimension along which a layer's input is shared out over `line`, by name.
         line: The ranks of a tensor.
-
-    Returns:
-        Whether there are any that drop something.
     """
-    found = False
     for name, module in model.named_modules():
         if isinstance(module, nn.Dropout) and module.p > 0:
-            whole = _WholeSize(inside.get(name), line)
+            whole = WholeSize(inside.get(name), line)
             # Functions of the instance win over those of the class: type and names stay.
             module.forward = partial(  # type: ignore[method-assign]
                 _drop, module, name, positions, whole
             )
-            found = True
-    return found
 
 
-class _WholeSize:
+class WholeSize:
     """The place of a part of an input in the whole of all ranks of a line."""
 
     def __init__(self, dim: int | None, line: Line) -> None:
@@ -107,11 +101,21 @@ class _WholeSize:
 
 
 def _drop(
-    module: nn.Dropout, name: str, positions: Positions, whole: _WholeSize, x: Tensor
+    module: nn.Dropout, name: str, positions: Positions, whole: WholeSize, x: Tensor
 ) -> Tensor:
-    """The mask of the part of the batch that `x` is; its first dimension counts samples."""
-    if not module.training:
-        return x
+    return drop(x, module.p, name, positions, whole) if module.training else x
+
+
+def drop(x: Tensor, p: float, name: str, positions: Positions, whole: WholeSize) -> Tensor:
+    """Drops elements of the part of the batch that `x` is; its first dimension counts samples.
+
+    Args:
+        x: Floating.
+        p: Of an element to be dropped.
+        name: Of the layer.
+        positions: Where the batch is.
+        whole: Where `x` lies in the whole of all ranks that share it.
+    """
     now = positions.now
     placement = whole.placement(tuple(x.shape))
     rows_of_sample = x.shape[0] // max(now.num_samples, 1)
@@ -120,10 +124,10 @@ def _drop(
         f"{positions.seed}/{now.step}/{name}",
         now.first_sample * rows_of_sample * row,
         x.shape[0] * row,
-        module.p,
+        p,
     )
     kept = placement.take(mask.view(placement.shape))
-    return x * kept.to(x.dtype) / (1.0 - module.p) if module.p < 1 else x * 0.0
+    return x * kept.to(x.dtype) / (1.0 - p) if p < 1 else x * 0.0
 
 
-__all__ = ["Position", "Positions", "key_dropouts"]
+__all__ = ["Position", "Positions", "WholeSize", "drop", "key_dropouts"]

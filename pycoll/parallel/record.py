@@ -37,7 +37,6 @@ def watch(trainer: Trainer) -> None:
     from pycoll.parallel.whole import whole_weights
 
     folder = Path(os.environ[FOLDER])
-    trainer.asks_places = True
     activations = Activations(trainer)
     _write(trainer, folder / "start.pt", {"initial weight": whole_weights(trainer.model)})
     trainer.watchers.append(lambda trainer: _record(trainer, activations, folder))

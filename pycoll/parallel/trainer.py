@@ -69,7 +69,6 @@ class Trainer:
         placements: Of these, by name.
         positions: Where in the batch the model is: dropout looks there.
         last: The last step's result.
-        asks_places: Whether something asks for the samples' places in the batch of all replicas.
         watchers: Called after the optimizer's step.
     """
 
@@ -82,7 +81,6 @@ class Trainer:
         placements: dict[str, Placement],
         positions: Positions,
         *,
-        drops: bool,
         together: bool = False,
         pipeline: Pipeline | None = None,
     ) -> None:
@@ -92,7 +90,7 @@ class Trainer:
         self.step_idx = 0
         self.last: StepResult | None = None
         self.watchers: list[Callable[[Trainer], None]] = []
-        self.asks_places, self._pipeline = drops, pipeline
+        self._pipeline = pipeline
         self._line = mesh.line("dp")
         self._syncing = True
         self._settled = False
@@ -171,9 +169,10 @@ class Trainer:
 
     def _first_sample(self, mine: int) -> int:
         """Place of this replica's first sample in the batch of all."""
-        if not self.asks_places or not self.model.training or self._line.size == 1:
+        if not self.model.training or self._line.size == 1:
             return 0
-        counts = self._line.all_gather(torch.tensor([mine]), [1] * self._line.size)
+        counts = torch.empty(self._line.size, dtype=torch.int64)
+        self._line.comm.all_gather(torch.tensor([mine]), out=counts)
         return int(counts[: self._line.rank].sum())
 
     def stands_in(self) -> bool:

@@ -31,9 +31,7 @@ def record(comm, sizes, folder, wrong, microbatches, **options):
         if wrong:
             model.blocks[1].up.__class__ = Wrong
     model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks", **options)
-    trainer = pc.trainer_of(model)
-    trainer.asks_places = True
-    activations = Activations(trainer)
+    activations = Activations(pc.trainer_of(model))
     model.step(
         *next(pc.shard(batches(1, 6), mesh)), loss=pc.cross_entropy, microbatches=microbatches
     )

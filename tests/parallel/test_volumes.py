@@ -118,7 +118,8 @@ def test_data_and_pipeline_move_gradients_of_the_stage_and_activations_of_the_cu
     for found in run_ranks(one_step, 4, {"dp": 2, "pp": 2}, depth, **options):
         gradients = found["elements"] * ITEM
         assert found["dp", "all_reduce"] == (2, gradients + tail(found))
-        assert found["dp"] == gradients + tail(found)  # 2 (d - 1) / d of it
+        places = 8  # of samples in the batch of all replicas
+        assert found["dp"] == gradients + tail(found) + places  # 2 (d - 1) / d of it
         assert found["pp", "send"] == (1, message)  # forward from stage 0, backward from stage 1
 
 

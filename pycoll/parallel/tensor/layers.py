@@ -25,7 +25,7 @@ from pycoll.parallel.tensor.plan import Column, Conv, Inside, Region, Row, Style
 from pycoll.parallel.tensor.vocab import embed, mark
 
 # How modules call the number of heads, and what follows from it.
-_HEADS = (
+HEADS = (
     *("heads", "n_heads", "num_heads", "n_head", "num_attention_heads"),
     *("kv_heads", "n_kv_heads", "num_kv_heads", "num_key_value_heads"),
 )
@@ -194,7 +194,7 @@ def _part(shape: tuple[int, ...], dim: int, parts: int, unit: int, line: Line) -
 def _unit(where: str, size: int, parent: nn.Module, shared: Shared, seen: _Heads) -> int:
     """Outputs that stay together: a head's. The module's numbers become those of this rank."""
     if id(parent) not in seen:
-        counts = {name: n for name in _HEADS if isinstance(n := getattr(parent, name, None), int)}
+        counts = {name: n for name in HEADS if isinstance(n := getattr(parent, name, None), int)}
         width = getattr(parent, "head_dim", None)
         seen[id(parent)] = counts, width if isinstance(width, int) else 0
         for name, count in counts.items():
@@ -287,4 +287,4 @@ def _share_sequence(shared: Shared, model: nn.Module, blocks: str | None) -> Non
                     shared.inside.setdefault(f"{name}.{inner}" if inner else name, 1)
 
 
-__all__ = ["Shared", "share_layers"]
+__all__ = ["HEADS", "Shared", "share_layers"]

@@ -53,6 +53,7 @@ def check(name: str, p: int, microbatches: list[int]) -> dict[int, float]:
     return off
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("name", pipeline.names())
 def test_bubble_measured_is_that_of_the_formula(name):
     off = check(name, 4, [2, 8])
