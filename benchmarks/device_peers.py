@@ -1,4 +1,5 @@
-"""all_reduce of gloo and NCCL on tensors of one GPU, timed as device_bench times pycoll's.
+"""all_reduce of torch.distributed on tensors of one GPU, by gloo, NCCL or pycoll, timed as
+device_bench times pycoll's own calls.
 
 python benchmarks/device_peers.py BACKEND DEVICE DTYPE SIZE ...   (one rank: RANK, WORLD_SIZE,
 MASTER_ADDR, MASTER_PORT). Rank 0 prints {"rows": [...]} or {"note": why not} as its last line.
@@ -6,6 +7,7 @@ MASTER_ADDR, MASTER_PORT). Rank 0 prints {"rows": [...]} or {"note": why not} as
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import socket
@@ -36,6 +38,8 @@ def why_not(backend: str, device: str) -> str | None:
         return "torch sees no GPU"
     if backend == "gloo":
         return None if dist.is_gloo_available() else "this torch has no gloo"
+    if backend == "pycoll":
+        return None if importlib.util.find_spec("pycoll") else "pycoll is not installed"
     if not dist.is_nccl_available() or device != "cuda":
         return "this torch has no NCCL"
     found = tuple(torch.cuda.nccl.version())
@@ -48,6 +52,8 @@ def measure(backend: str, device: str, dtype: str, sizes: list[int]) -> list[dic
     import torch
     import torch.distributed as dist
 
+    if backend == "pycoll":
+        import pycoll.torch  # noqa: F401  a checkout has no entry points
     dist.init_process_group(backend)
     kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None

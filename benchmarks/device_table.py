@@ -98,11 +98,13 @@ def measure_all(table: Table, device: str, tiny: bool) -> None:
             table.add(name, {"rows": [{"nbytes": nbytes, "queued_us": us}]})
         except pycoll.Error as error:
             table.add(name, {"note": f"failed: {error}"})
-    for backend in ("nccl", "gloo"):
+    # pycoll once more, as torch.distributed calls it: a peer like the others.
+    peers = ("nccl", "gloo") if emulated else ("nccl", "pycoll", "gloo")
+    for backend in peers:
         for n in (2,) if tiny else (2, 8):
             for dtype in ("f32", "bf16"):
                 # gloo stages in host memory: its long messages would take all the time.
-                taken = [size for size in sizes if backend == "nccl" or size <= 1 << 25]
+                taken = [size for size in sizes if backend != "gloo" or size <= 1 << 25]
                 tensors = "cpu" if emulated else "cuda"
                 left = min(table.time_left(), 60.0)
                 measured = (
@@ -110,7 +112,7 @@ def measure_all(table: Table, device: str, tiny: bool) -> None:
                     if left > 5
                     else {"note": "no time was left"}
                 )
-                table.add(f"{backend}, all_reduce {dtype} {n} processes", measured)
+                table.add(f"torch's {backend}, all_reduce {dtype} {n} processes", measured)
 
 
 def draw(table: Table) -> str | None:

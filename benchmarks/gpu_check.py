@@ -101,8 +101,20 @@ def build(options: argparse.Namespace) -> bool:
         done = subprocess.run([str(word) for word in command], timeout=PART_S)
         if done.returncode != 0:
             return False
+    if importlib.util.find_spec("torch") is not None and not build_backend():
+        return False
     print(f"gpu-check: built {', '.join(targets)} in {time.monotonic() - start:.0f} s", flush=True)
     return True
+
+
+def build_backend() -> bool:
+    """torch's backend, for the torch that is here: tests and benchmarks do not wait for it."""
+    code = (
+        "from pycoll import torch_build as build\n"
+        "print(build.find_or_build(build.Torch.find(), build.package_folder()))"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, "-c", code], env=env, timeout=PART_S).returncode == 0
 
 
 def sanitize(options: argparse.Namespace, until: float) -> dict[str, str]:

@@ -36,3 +36,8 @@ struct pycoll_memory {
 struct pycoll_array {
   std::shared_ptr<pycoll::AdoptedArray> adopted;
 };
+
+struct pycoll_device_work {
+  std::shared_ptr<pycoll::SharedCommunicator> shared;
+  std::shared_ptr<pycoll::DeviceWork> work;
+};

@@ -144,10 +144,11 @@ typedef struct pycoll_store {
   int (*remove)(void* context, const char* key, pycoll_error* error);
 } pycoll_store;
 
-typedef struct pycoll_comm pycoll_comm;     /* a communicator */
-typedef struct pycoll_handle pycoll_handle; /* a send or receive */
-typedef struct pycoll_memory pycoll_memory; /* an allocation */
-typedef struct pycoll_array pycoll_array;   /* an array of the caller */
+typedef struct pycoll_comm pycoll_comm;               /* a communicator */
+typedef struct pycoll_handle pycoll_handle;           /* a send or receive */
+typedef struct pycoll_memory pycoll_memory;           /* an allocation */
+typedef struct pycoll_array pycoll_array;             /* an array of the caller */
+typedef struct pycoll_device_work pycoll_device_work; /* what a device was given */
 
 /* Called once, on a thread of pycoll or on the caller's, when what was started is over: `error` is
  * null if all went well, and valid during the call. It must not wait for this communicator. */
@@ -214,6 +215,22 @@ typedef struct pycoll_api {
 
   /* Whether elements of this dtype can be reduced by this op. */
   int (*reduces)(int dtype, int op);
+
+  /* Of what kind this process's devices are: "cuda", or "threads" for the emulated one. Null: it
+   * has no library for any, and `error` says why. */
+  const char* (*device_kind)(pycoll_error* error);
+  /* Gives collectives, whose buffers are memory of `device`, to `stream` of it (0: the default
+   * one): they run in their order, behind what it has got. Returns when the device has them. The
+   * buffers must live until they are over, of which `work` tells; it is null if the stream is
+   * captured. */
+  int (*run_on_device)(pycoll_comm* comm, const pycoll_call* calls, size_t num_calls, int device,
+                       void* stream, pycoll_device_work** work, pycoll_error* error);
+  /* PYCOLL_PENDING while the device works on it; then what ended it. Any thread, and also after the
+   * communicator's end. */
+  int (*poll_device_work)(pycoll_device_work* work, pycoll_error* error);
+  void (*release_device_work)(pycoll_device_work* work);
+  /* Not 0: what that stream of the device gets is recorded for a graph, and does not run. */
+  int (*is_capturing)(int device, void* stream);
 } pycoll_api;
 
 #ifdef __cplusplus

@@ -13,6 +13,7 @@
 #include "capi/messages.h"
 #include "capi/open.h"
 #include "comm/coalesce.h"
+#include "device/library.h"
 #include "reduce/cells.h"
 
 namespace pycoll {
@@ -147,6 +148,38 @@ uint16_t name_site(pycoll_comm* comm, const char* text) {
   return site;
 }
 
+const char* device_kind(pycoll_error* error) {
+  const char* kind = nullptr;
+  guarded_call(error, [&] {
+    kind = device_table().name;
+    return static_cast<int>(PYCOLL_OK);
+  });
+  return kind;
+}
+
+int run_on_device(pycoll_comm* comm, const pycoll_call* calls, size_t num_calls, int device,
+                  void* stream, pycoll_device_work** work, pycoll_error* error) {
+  return guarded_call(error, [&] {
+    std::vector<Call> of_device;
+    for (size_t i = 0; i < num_calls; ++i) {
+      Call& call = of_device.emplace_back(call_of(calls[i]));
+      call.device = device;
+      call.stream = stream;
+    }
+    std::shared_ptr<DeviceWork> given = comm->shared->comm->give_to_device(of_device);
+    *work = given ? new pycoll_device_work{comm->shared, std::move(given)} : nullptr;
+    return static_cast<int>(PYCOLL_OK);
+  });
+}
+
+int poll_device_work(pycoll_device_work* work, pycoll_error* error) {
+  return guarded_call(error, [&] {
+    if (!work->work->done()) return static_cast<int>(PYCOLL_PENDING);
+    if (const std::exception_ptr ended = work->work->error()) std::rethrow_exception(ended);
+    return static_cast<int>(PYCOLL_OK);
+  });
+}
+
 constexpr pycoll_api kTable = {
     .version = PYCOLL_CAPI_VERSION,
     .size = sizeof(pycoll_api),
@@ -181,6 +214,19 @@ constexpr pycoll_api kTable = {
           return dtype < kNumDTypes && supported(static_cast<DType>(dtype), static_cast<Op>(op))
                      ? 1
                      : 0;
+        },
+    .device_kind = device_kind,
+    .run_on_device = run_on_device,
+    .poll_device_work = poll_device_work,
+    .release_device_work = [](pycoll_device_work* work) { delete work; },
+    .is_capturing =
+        [](int device, void* stream) {
+          uint64_t capture = 0;
+          guarded_call(nullptr, [&] {
+            capture = Device(device_table(), device).capture_of(stream);
+            return static_cast<int>(PYCOLL_OK);
+          });
+          return capture != 0 ? 1 : 0;
         },
 };
 

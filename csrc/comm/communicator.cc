@@ -48,14 +48,6 @@ Topology topology_of(Transport& transport, const SelectionInputs& inputs) {
   return topology;
 }
 
-/// Raises UsageError for what cannot be reduced, before a rank says anything to the others.
-void check_reduction(const Call& call) {
-  if (!supported(call.dtype, call.op) && info(call.collective).has_op) {
-    check_op(call.dtype, call.op);
-  }
-  if (call.op == Op::kPremul) check_premul_factor(call.dtype, call.factor);
-}
-
 }  // namespace
 
 Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_s,
@@ -164,7 +156,7 @@ void Communicator::set_timeout_s(double timeout_s) {
 }
 
 void Communicator::after_queued(const std::function<void()>& action) {
-  if (progress_ != nullptr && progress_->num_pending() != 0) {
+  if (progress_ != nullptr && progress_->num_pending() != 0 && !is_progress_thread()) {
     const auto work = progress_->submit(action);
     wait_interruptibly(*work);
     return;
@@ -231,11 +223,18 @@ void Communicator::execute(const Call& call) {
     lock.lock();
   }
   if (released_) raise_closed();  // meanwhile
-  check_reduction(call);
   if (call.device >= 0) [[unlikely]]
     return execute_on_device(call, on_slow);
+  check_reduction(call);
   if (call.send_counts != nullptr) agree_on_counts(call, on_slow);
   perform(call, on_slow);
+}
+
+void Communicator::check_reduction(const Call& call) {
+  if (!supported(call.dtype, call.op) && info(call.collective).has_op) {
+    check_op(call.dtype, call.op);
+  }
+  if (call.op == Op::kPremul) check_premul_factor(call.dtype, call.factor);
 }
 
 void Communicator::agree_on_counts(const Call& call, const OnSlow& on_slow) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -57,6 +58,9 @@ class Communicator {
   std::shared_ptr<Work> start(const Call& call, std::shared_ptr<void> keep_alive);
   /// The same of arrays of a device: beside the call's stream, behind what that has got.
   std::shared_ptr<DeviceWork> start_on_device(const Call& call, std::shared_ptr<void> keep_alive);
+  /// Runs operations on the stream that their calls name, all the same one, in their order. Returns
+  /// when the device has them; null when the stream is captured. Raises as run().
+  std::shared_ptr<DeviceWork> give_to_device(std::span<const Call> calls);
   /// Memory of a device that peers' kernels reach, zeroed. Collective; raises as run().
   std::shared_ptr<DeviceMemory> allocate_on_device(int device, size_t nbytes);
   /// Lets peers' kernels reach an array of a device, where the system can do that; `keep_alive` is
@@ -154,6 +158,8 @@ class Communicator {
  private:
   void execute(const Call& call);
   void perform(const Call& call, const OnSlow& on_slow);
+  /// Raises UsageError for what cannot be reduced, before a rank says anything to the others.
+  static void check_reduction(const Call& call);
   void agree_on_counts(const Call& call, const OnSlow& on_slow);
   int64_t message_bytes(const Call& call) const;
   void wait_interruptibly(const Work& work);
@@ -165,6 +171,7 @@ class Communicator {
   AllGather host_gather(const Call& call);
   bool share_on_device(std::byte* data, size_t nbytes, const std::shared_ptr<void>& keep_alive);
   void execute_on_device(const Call& call, const OnSlow& on_slow);
+  std::shared_ptr<DeviceWork> device_work(DeviceStream stream, std::shared_ptr<void> keep_alive);
   PlannedCall& choose_on_device(const CallPlan& plan, Call& call);
   void check_device_failure();
   [[noreturn]] void raise_device_failure();

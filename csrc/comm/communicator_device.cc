@@ -97,6 +97,7 @@ bool Communicator::unregister_on_device(const std::byte* data) {
 }
 
 void Communicator::execute_on_device(const Call& call, const OnSlow& on_slow) {
+  check_reduction(call);
   open_device(call);
   check_device_failure();
   if (call.send_counts != nullptr) {
@@ -204,26 +205,42 @@ std::exception_ptr Communicator::device_error_of(uint64_t sequence) {
   }
 }
 
+std::shared_ptr<DeviceWork> Communicator::device_work(DeviceStream stream,
+                                                      std::shared_ptr<void> keep_alive) {
+  std::erase_if(device_works_, [](const auto& pending) { return pending->done(); });
+  const bool captured = device_->device().capture_of(stream) != 0;
+  // A captured one has not run yet, and may outlive this object.
+  std::function<std::exception_ptr(uint64_t)> ended_by;
+  if (!captured) ended_by = [this](uint64_t sequence) { return device_error_of(sequence); };
+  auto work = std::make_shared<DeviceWork>(device_->device(), sequence_, std::move(keep_alive),
+                                           std::move(ended_by));
+  work->over().record(stream);
+  if (!captured) device_works_.push_back(work);
+  return work;
+}
+
 std::shared_ptr<DeviceWork> Communicator::start_on_device(const Call& call,
                                                           std::shared_ptr<void> keep_alive) {
   check_open();
   std::shared_ptr<DeviceWork> work;
-  const auto start = [&] {
+  after_queued([&] {
     open_device(call);
-    std::erase_if(device_works_, [](const auto& pending) { return pending->done(); });
     Call beside = call;
     beside.stream = device_->stream_beside(call.stream);
     execute_on_device(beside, call.on_slow);
-    const bool captured = device_->device().capture_of(beside.stream) != 0;
-    // A captured one has not run yet, and may outlive this object.
-    std::function<std::exception_ptr(uint64_t)> ended_by;
-    if (!captured) ended_by = [this](uint64_t sequence) { return device_error_of(sequence); };
-    work = std::make_shared<DeviceWork>(device_->device(), sequence_, std::move(keep_alive),
-                                        std::move(ended_by));
-    work->over().record(beside.stream);
-    if (!captured) device_works_.push_back(work);
-  };
-  after_queued(start);
+    work = device_work(beside.stream, std::move(keep_alive));
+  });
+  return work;
+}
+
+std::shared_ptr<DeviceWork> Communicator::give_to_device(std::span<const Call> calls) {
+  check_open();
+  std::shared_ptr<DeviceWork> work;
+  after_queued([&] {
+    for (const Call& call : calls) execute_on_device(call, call.on_slow);
+    const DeviceStream stream = calls.back().stream;
+    if (device_->device().capture_of(stream) == 0) work = device_work(stream, nullptr);
+  });
   return work;
 }
 

@@ -1,11 +1,13 @@
 // The c10d::Backend: torch's process group over a communicator of the core.
 //
-// With asyncOp off an operation runs on the caller's thread, and its work is done when it returns;
-// else it runs on the communicator's progress thread, which needs no GIL. One object serves all
-// devices; today it refuses tensors that are not on the CPU.
+// On tensors of the CPU, an operation with asyncOp off runs on the caller's thread, and its work is
+// done when it returns; else it runs on the communicator's progress thread, which needs no GIL.
+// On tensors of a device, it runs on the caller's current stream with asyncOp off; else on a stream
+// of the backend's. The host waits for neither. One object serves both.
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +16,7 @@
 
 #include "torch/adopter.h"
 #include "torch/call_site.h"
+#include "torch/device_message.h"
 #include "torch/group_work.h"
 #include "torch/options.h"
 #include "torch/store.h"
@@ -78,6 +81,7 @@ class PycollBackend : public c10d::Backend {
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
   // The group's life (lifecycle.cc).
+  void eagerConnectSingleDevice(at::Device device) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
@@ -112,6 +116,13 @@ class PycollBackend : public c10d::Backend {
   WorkPtr start(Operation operation);
   void start_group(const std::vector<c10::intrusive_ptr<PycollWork>>& works);
   WorkPtr start_message(Operation operation, pycoll_message message);
+  // Operations on a device (devices.cc).
+  using StreamWorks = std::vector<c10::intrusive_ptr<StreamWork>>;
+  WorkPtr run_on_device(Operation operation, bool async);
+  void give(const StreamWorks& works, bool async);
+  enum StreamUse { kOfCollectives, kOfMessages };
+  c10::Stream stream_beside(at::Device device, StreamUse use);
+  static std::optional<c10::Event> stage(Operation& operation, pycoll_message& message);
   template <class WorkType>
   c10::intrusive_ptr<WorkType> make_work(Operation operation, bool is_message);
   void add_all_gather(Operation& operation, const at::Tensor& output,
@@ -132,6 +143,9 @@ class PycollBackend : public c10d::Backend {
   uint64_t num_monitored_ = 0;
   pid_t pid_;
   uint8_t barrier_token_ = 0;
+  std::mutex streams_mutex_;
+  std::map<std::pair<c10::DeviceIndex, StreamUse>, c10::Stream> streams_;
+  MessageStarter starter_;
   // Between startCoalescing() and endCoalescing(): what was called.
   std::optional<std::vector<c10::intrusive_ptr<PycollWork>>> group_;
 };

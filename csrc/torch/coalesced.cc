@@ -78,11 +78,17 @@ void PycollBackend::start_group(const std::vector<c10::intrusive_ptr<PycollWork>
   using Collectives = std::vector<c10::intrusive_ptr<PycollWork>>;
   auto collectives = std::make_unique<Collectives>();
   std::vector<pycoll_call> calls;
+  StreamWorks on_device;
   for (const auto& work : works) {
     if (work->operation().calls.empty()) continue;
+    if (work->operation().on_device()) {
+      on_device.push_back(c10::static_intrusive_pointer_cast<StreamWork>(work));
+      continue;
+    }
     collectives->push_back(work);
     calls.insert(calls.end(), work->operation().calls.begin(), work->operation().calls.end());
   }
+  if (!on_device.empty()) give(on_device, true);
   if (calls.empty()) return;
   for (const auto& work : *collectives) {
     work->pending = pending_;

@@ -156,11 +156,16 @@ WorkPtr PycollBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
 
 WorkPtr PycollBackend::barrier(const c10d::BarrierOptions& opts) {
   Operation operation(OpType::BARRIER, "pycoll:barrier", opts.timeout);
+  const bool on_device = opts.device && !opts.device->is_cpu();
+  // One on a device is behind what its current stream has got.
+  at::Tensor token;
+  if (on_device)
+    token = operation.in_out(at::empty({1}, at::TensorOptions(*opts.device).dtype(at::kByte)));
   pycoll_call& call = operation.add(PYCOLL_BARRIER);
   call.dtype = PYCOLL_U8;
   call.op = PYCOLL_MAX;
   call.count = 1;
-  call.input = call.output = &barrier_token_;
+  call.input = call.output = on_device ? token.data_ptr() : &barrier_token_;
   return launch(std::move(operation), opts.asyncOp);
 }
 

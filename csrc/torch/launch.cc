@@ -2,7 +2,7 @@
 #include <unistd.h>
 
 #include "torch/backend.h"
-#include "torch/message_work.h"
+#include "torch/device_message.h"
 
 namespace pycoll::torch_backend {
 
@@ -39,9 +39,14 @@ WorkPtr PycollBackend::launch(Operation operation, bool async) {
   }
   adopter_.note(operation);
   if (group_) [[unlikely]] {
-    group_->push_back(make_work<PycollWork>(std::move(operation), false));
+    if (operation.on_device()) {
+      group_->push_back(make_work<StreamWork>(std::move(operation), false));
+    } else {
+      group_->push_back(make_work<PycollWork>(std::move(operation), false));
+    }
     return group_->back();
   }
+  if (operation.on_device()) return run_on_device(std::move(operation), async);
   return async ? start(std::move(operation)) : run(std::move(operation));
 }
 
@@ -73,20 +78,30 @@ WorkPtr PycollBackend::start(Operation operation) {
 }
 
 WorkPtr PycollBackend::start_message(Operation operation, pycoll_message message) {
-  auto work = make_work<MessageWork>(std::move(operation), true);
+  c10::intrusive_ptr<MessageWork> work;
+  std::optional<c10::Event> after;
+  if (operation.on_device()) {
+    after = stage(operation, message);
+    const at::Device device = operation.device();
+    const auto on_device = make_work<DeviceMessageWork>(std::move(operation), true);
+    on_device->prepare(stream_beside(device, kOfMessages));
+    work = on_device;
+  } else {
+    work = make_work<MessageWork>(std::move(operation), true);
+  }
   work->pending = pending_;
   work->kind = Pending::kMessage;
   pending_->begin(Pending::kMessage);
   message.site = sites_.here(comm_.get());
-  pycoll_error error;
-  void* const lent = PycollWork::lend(work);
-  const int code =
-      core().start_message(comm_.get(), &message, PycollWork::done, lent, &work->handle, &error);
-  if (code != PYCOLL_OK) {
-    PycollWork::done(lent, &error);
-    raise_core_error(code, error);
-  }
   if (group_) group_->push_back(work);
+  starter_.start(std::move(after), [this, work, message] {
+    pycoll_error error;
+    void* const lent = PycollWork::lend(work);
+    const int code =
+        core().start_message(comm_.get(), &message, PycollWork::done, lent, &work->handle, &error);
+    if (code != PYCOLL_OK) PycollWork::done(lent, &error);
+  });
+  if (const std::exception_ptr error = work->exception()) std::rethrow_exception(error);
   return work;
 }
 

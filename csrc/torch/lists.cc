@@ -65,11 +65,13 @@ bool all_equal(const std::vector<int64_t>& counts) {
   return std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
 }
 
-void check_list(const Tensors& tensors, int num_ranks, const at::Tensor& like, const char* what) {
+void check_list(Operation& operation, const Tensors& tensors, int num_ranks,
+                const at::Tensor& like) {
+  const char* const what = operation.title;
   TORCH_CHECK_VALUE(tensors.size() == static_cast<size_t>(num_ranks), what, ": a list of ",
                     tensors.size(), " tensors, expected one for each of the ", num_ranks, " ranks");
   for (const at::Tensor& tensor : tensors) {
-    check_tensor(tensor, what);
+    operation.check(tensor);
     TORCH_CHECK_VALUE(tensor.scalar_type() == like.scalar_type(), what, ": a tensor of ",
                       tensor.scalar_type(), " in the list, beside one of ", like.scalar_type());
   }
@@ -82,7 +84,7 @@ at::Tensor flat_input(Operation& operation, const Tensors& tensors, SharedAlloca
     operation.kept.push_back(flat_view(tensors, numel));
     return operation.kept.back();
   }
-  at::Tensor flat = operation.scratch(numel, tensors[0].scalar_type(), allocator);
+  at::Tensor flat = operation.scratch(numel, tensors[0], allocator);
   int64_t at = 0;
   for (const at::Tensor& tensor : tensors) {
     copy_elements(flat.narrow(0, at, tensor.numel()), tensor.detach().reshape({-1}));
@@ -99,7 +101,7 @@ at::Tensor flat_output(Operation& operation, const Tensors& tensors, SharedAlloc
     return operation.kept.back();
   }
   check_apart(tensors, operation.title);
-  at::Tensor flat = operation.scratch(numel, tensors[0].scalar_type(), allocator);
+  at::Tensor flat = operation.scratch(numel, tensors[0], allocator);
   int64_t at = 0;
   for (const at::Tensor& tensor : tensors) {
     operation.copy_after(tensor, flat.narrow(0, at, tensor.numel()));
@@ -122,7 +124,7 @@ WorkPtr PycollBackend::allgather(TensorLists& outputs, Tensors& inputs,
 
 void PycollBackend::add_all_gather_list(Operation& operation, const Tensors& outputs,
                                         const at::Tensor& input) {
-  check_list(outputs, size_, input, operation.title);
+  check_list(operation, outputs, size_, input);
   const std::vector<int64_t> counts = numels(outputs);
   const int64_t own = counts[static_cast<size_t>(rank_)];
   TORCH_CHECK_VALUE(own == input.numel(), operation.title, ": the input has ", input.numel(),
@@ -152,7 +154,7 @@ WorkPtr PycollBackend::gather(TensorLists& outputs, Tensors& inputs,
   if (at_root) {
     TORCH_CHECK_VALUE(outputs.size() == 1, operation.title,
                       " takes one list of outputs at its root, got ", outputs.size());
-    check_list(outputs[0], size_, x, operation.title);
+    check_list(operation, outputs[0], size_, x);
     const std::vector<int64_t> counts = numels(outputs[0]);
     TORCH_CHECK_VALUE(all_equal(counts) && counts[0] == x.numel(), operation.title,
                       ": the outputs have ", counts, " elements, expected ", x.numel(),
@@ -180,7 +182,7 @@ WorkPtr PycollBackend::scatter(Tensors& outputs, TensorLists& inputs,
   if (at_root) {
     TORCH_CHECK_VALUE(inputs.size() == 1, operation.title,
                       " takes one list of inputs at its root, got ", inputs.size());
-    check_list(inputs[0], size_, y, operation.title);
+    check_list(operation, inputs[0], size_, y);
     const std::vector<int64_t> counts = numels(inputs[0]);
     TORCH_CHECK_VALUE(all_equal(counts) && counts[0] == y.numel(), operation.title,
                       ": the inputs have ", counts, " elements, expected ", y.numel(),
@@ -201,7 +203,7 @@ WorkPtr PycollBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
   TORCH_CHECK_VALUE(inputs.size() == 1, operation.title, " takes one list of inputs, got ",
                     inputs.size());
   const at::Tensor y = operation.output(only(outputs, operation.title));
-  check_list(inputs[0], size_, y, operation.title);
+  check_list(operation, inputs[0], size_, y);
   const std::vector<int64_t> counts = numels(inputs[0]);
   const int64_t own = counts[static_cast<size_t>(rank_)];
   TORCH_CHECK_VALUE(own == y.numel(), operation.title, ": the output has ", y.numel(),
@@ -221,8 +223,8 @@ WorkPtr PycollBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                 const c10d::AllToAllOptions& opts) {
   Operation operation(OpType::ALLTOALL, "pycoll:all_to_all", opts.timeout);
   TORCH_CHECK_VALUE(!inputs.empty(), operation.title, ": no inputs");
-  check_list(inputs, size_, inputs[0], operation.title);
-  check_list(outputs, size_, inputs[0], operation.title);
+  check_list(operation, inputs, size_, inputs[0]);
+  check_list(operation, outputs, size_, inputs[0]);
   at::Tensor x = flat_input(operation, inputs, *allocator_);
   const at::Tensor y = flat_output(operation, outputs, *allocator_);
   if (overlap(x, y)) x = operation.copy_of(x);

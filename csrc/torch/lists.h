@@ -20,8 +20,9 @@ at::Tensor flat_input(Operation& operation, const std::vector<at::Tensor>& tenso
 at::Tensor flat_output(Operation& operation, const std::vector<at::Tensor>& tensors,
                        SharedAllocator& allocator);
 
-/// Raises ValueError unless there is one tensor per rank, all of the type of `like`.
-void check_list(const std::vector<at::Tensor>& tensors, int num_ranks, const at::Tensor& like,
-                const char* what);
+/// Raises ValueError unless there is one tensor per rank that the operation can have, all of the
+/// type of `like`.
+void check_list(Operation& operation, const std::vector<at::Tensor>& tensors, int num_ranks,
+                const at::Tensor& like);
 
 }  // namespace pycoll::torch_backend

@@ -12,9 +12,11 @@ class MessageWork : public PycollWork {
     if (handle != nullptr) core().release_message(handle);
   }
 
-  int sourceRank() const override { return core().message_source(handle); }
+  int sourceRank() const override {
+    return handle == nullptr ? PYCOLL_ANY_SOURCE : core().message_source(handle);
+  }
 
-  pycoll_handle* handle = nullptr;
+  pycoll_handle* handle = nullptr;  // once it was started
 
  protected:
   bool wait_for(std::chrono::milliseconds timeout) override {

@@ -15,31 +15,50 @@ bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-}  // namespace
-
-void check_tensor(const at::Tensor& tensor, const char* what) {
-  TORCH_CHECK_VALUE(tensor.defined(), what, ": the tensor is undefined");
-  TORCH_CHECK_VALUE(tensor.device().is_cpu(), what, ": the tensor is on ", tensor.device(),
-                    ", and pycoll moves CPU tensors only in this version: use "
-                    "init_process_group(\"cpu:pycoll,cuda:nccl\") for both");
-  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, what, ": the tensor is ", tensor.layout(),
-                    ", expected a dense one");
+/// Raises for a device whose memory the core's library does not know.
+void check_device(at::Device device, const char* what) {
+  pycoll_error error;
+  const bool may_be = device.is_cuda() || device.is_privateuseone();
+  const char* const kind = may_be ? core().device_kind(&error) : nullptr;
+  TORCH_CHECK_VALUE(!may_be || kind != nullptr, what, ": the tensor is on ", device, ", but ",
+                    error.message, "; or use init_process_group(\"cpu:pycoll,cuda:nccl\")");
+  // Another library of torch's may have taken the name; the emulated device has no other.
+  const bool known = may_be && (kind == std::string_view("cuda")) == device.is_cuda();
+  TORCH_CHECK_VALUE(known, what, ": the tensor is on ", device,
+                    ", and pycoll moves tensors of the CPU and of CUDA devices");
 }
 
+}  // namespace
+
 void copy_elements(const at::Tensor& to, const at::Tensor& from) {
-  if (is_plain(to) && is_plain(from) && to.scalar_type() == from.scalar_type()) {
+  if (to.device().is_cpu() && is_plain(to) && is_plain(from) &&
+      to.scalar_type() == from.scalar_type()) {
     const size_t nbytes = to.nbytes();
     if (nbytes != 0) std::memcpy(to.data_ptr(), from.data_ptr(), nbytes);
     return;
   }
   const at::NoGradGuard no_grad;
-  to.copy_(from.view(to.sizes()));
+  // Nobody's host waits for a device here.
+  to.copy_(from.view(to.sizes()), /*non_blocking=*/!to.device().is_cpu());
 }
 
 bool overlap(const at::Tensor& a, const at::Tensor& b) {
   const auto* const first = static_cast<const std::byte*>(a.const_data_ptr());
   const auto* const second = static_cast<const std::byte*>(b.const_data_ptr());
   return first < second + b.nbytes() && second < first + a.nbytes();
+}
+
+void Operation::check(const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(tensor.defined(), title, ": the tensor is undefined");
+  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, title, ": the tensor is ", tensor.layout(),
+                    ", expected a dense one");
+  if (device_) {
+    TORCH_CHECK_VALUE(*device_ == tensor.device(), title, ": one tensor is on ", tensor.device(),
+                      ", another on ", *device_);
+    return;
+  }
+  if (!tensor.device().is_cpu()) check_device(tensor.device(), title);
+  device_ = tensor.device();
 }
 
 pycoll_call& Operation::add(pycoll_collective collective) {
@@ -64,7 +83,7 @@ pycoll_call& Operation::add(pycoll_collective collective, const at::Tensor& tens
 }
 
 at::Tensor Operation::input(const at::Tensor& tensor) {
-  check_tensor(tensor, title);
+  check(tensor);
   note(tensor);
   if (is_plain(tensor)) {
     kept.push_back(tensor);
@@ -76,7 +95,7 @@ at::Tensor Operation::input(const at::Tensor& tensor) {
 }
 
 at::Tensor Operation::output(const at::Tensor& tensor) {
-  check_tensor(tensor, title);
+  check(tensor);
   outputs.push_back(tensor);
   if (is_plain(tensor)) return tensor;
   kept.push_back(at::empty(tensor.sizes(), tensor.options()));
@@ -85,7 +104,7 @@ at::Tensor Operation::output(const at::Tensor& tensor) {
 }
 
 at::Tensor Operation::in_out(const at::Tensor& tensor) {
-  check_tensor(tensor, title);
+  check(tensor);
   outputs.push_back(tensor);
   if (is_plain(tensor)) {
     note(tensor);
@@ -102,11 +121,11 @@ at::Tensor Operation::copy_of(const at::Tensor& tensor) {
   return kept.back();
 }
 
-at::Tensor Operation::scratch(int64_t numel, at::ScalarType scalar_type,
-                              SharedAllocator& allocator) {
-  const size_t nbytes = static_cast<size_t>(numel) * c10::elementSize(scalar_type);
-  kept.push_back(nbytes < kMinSharedBytes ? at::empty({numel}, at::TensorOptions(scalar_type))
-                                          : allocator.allocate(numel, scalar_type));
+at::Tensor Operation::scratch(int64_t numel, const at::Tensor& like, SharedAllocator& allocator) {
+  const size_t nbytes = static_cast<size_t>(numel) * like.element_size();
+  const bool shared = like.device().is_cpu() && nbytes >= kMinSharedBytes;
+  kept.push_back(shared ? allocator.allocate(numel, like.scalar_type())
+                        : at::empty({numel}, like.options()));
   return kept.back();
 }
 

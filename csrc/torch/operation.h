@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
@@ -32,7 +33,7 @@ struct Operation {
 
   /// The three give a tensor whose memory the core can read, write or do both with, which is
   /// `tensor` itself where that is contiguous. Else results are copied back in finish(). Raise
-  /// for a tensor that cannot be passed at all: of another device, or sparse.
+  /// as check().
   at::Tensor input(const at::Tensor& tensor);
   at::Tensor output(const at::Tensor& tensor);
   at::Tensor in_out(const at::Tensor& tensor);
@@ -43,10 +44,20 @@ struct Operation {
       profiled.push_back(tensor);
   }
 
+  /// Raises for a tensor that cannot be passed: of another device than the operation's others, of
+  /// one that pycoll does not know, or not strided.
+  void check(const at::Tensor& tensor);
+  /// Of the tensors that were checked; the CPU where there was none.
+  at::Device device() const { return device_.value_or(at::kCPU); }
+  bool on_device() const { return device_ && !device_->is_cpu(); }
+  /// For one without tensors.
+  void set_device(at::Device device) { device_ = device; }
+
   /// A copy of what may be overwritten before it is read.
   at::Tensor copy_of(const at::Tensor& tensor);
-  /// Memory of the operation's own. From the shared heap, where that pays.
-  at::Tensor scratch(int64_t numel, at::ScalarType scalar_type, SharedAllocator& allocator);
+  /// Memory of the operation's own, of the type and device of `like`. The CPU's is from the shared
+  /// heap, where that pays.
+  at::Tensor scratch(int64_t numel, const at::Tensor& like, SharedAllocator& allocator);
   /// `target.copy_(source)` in finish(). Of the same number of elements.
   void copy_after(const at::Tensor& target, const at::Tensor& source) {
     copies.emplace_back(target, source);
@@ -54,8 +65,15 @@ struct Operation {
   /// Counts that live as long as the operation.
   std::vector<int64_t>& keep_counts(std::vector<int64_t> of_ranks);
 
-  /// What is left to do once the core is done. On any thread, without the GIL.
+  /// What is left to do once the core is done, or, on a device, on the stream that it does it on.
+  /// On any thread, without the GIL.
   void finish();
+  /// Whose memory is used until it is over.
+  template <class Visit>
+  void for_each_tensor(Visit&& visit) const {
+    for (const at::Tensor& tensor : kept) visit(tensor);
+    for (const at::Tensor& tensor : outputs) visit(tensor);
+  }
 
   c10d::OpType type;
   const char* title;  // "pycoll:all_reduce": in profiles and messages
@@ -66,10 +84,11 @@ struct Operation {
   std::vector<at::Tensor> outputs;                        // what Work::result() says
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
   std::vector<std::unique_ptr<std::vector<int64_t>>> counts;
+
+ private:
+  std::optional<at::Device> device_;
 };
 
-/// Raises for a tensor that is not on the CPU, or not strided.
-void check_tensor(const at::Tensor& tensor, const char* what);
 /// Whether two contiguous tensors share memory.
 bool overlap(const at::Tensor& a, const at::Tensor& b);
 /// Copies elements, also between threads of the core. The two have as many.

@@ -90,22 +90,31 @@ void PycollWork::complete(const pycoll_error* error) {
     exception = exception_of(*error);
   } else {
     try {
-      operation_.finish();
+      finish();
     } catch (...) {
       exception = std::current_exception();
     }
   }
-  finished = std::chrono::steady_clock::now();
-  if (on_completion) on_completion(*this);
+  end(std::move(exception));
+}
+
+void PycollWork::settle(const pycoll_error* error) {
+  end(error != nullptr ? exception_of(*error) : nullptr);
+}
+
+void PycollWork::end(std::exception_ptr exception) {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   c10::intrusive_ptr<c10::ivalue::Future> result_future;
   {
     const std::lock_guard lock(mutex_);
+    if (over_) return;  // two that looked at a device have seen it
+    finished = std::chrono::steady_clock::now();
     exception_ = std::move(exception);
     over_ = true;
     future = future_;
     result_future = result_future_;
   }
+  if (on_completion) on_completion(*this);
   // First: whoever has waited for the work finds its future done.
   if (future) mark(*future, true);
   if (result_future) mark(*result_future, false);
@@ -138,8 +147,10 @@ void PycollWork::mark(c10::ivalue::Future& future, bool with_value) const {
 c10::intrusive_ptr<c10::ivalue::Future> PycollWork::getFuture() {
   std::unique_lock lock(mutex_);
   if (!future_) {
-    future_ =
-        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    std::vector<c10::Device> devices;
+    if (operation_.on_device()) devices.push_back(operation_.device());
+    future_ = c10::make_intrusive<c10::ivalue::Future>(
+        c10::ListType::create(c10::TensorType::get()), std::move(devices));
     if (over_) {
       lock.unlock();
       mark(*future_, true);

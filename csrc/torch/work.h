@@ -70,7 +70,7 @@ class PycollWork : public c10d::Work {
   Operation& operation() { return operation_; }
 
   /// The operation is over. Finishes it, and tells everyone. Once, on any thread.
-  void complete(const pycoll_error* error);
+  virtual void complete(const pycoll_error* error);
   /// For pycoll_done: takes over the reference that `work` stands for.
   static void done(void* work, const pycoll_error* error);
   /// A reference for done().
@@ -88,11 +88,17 @@ class PycollWork : public c10d::Work {
  protected:
   /// Waits at most so long; false when it still goes on. The default waits for complete().
   virtual bool wait_for(std::chrono::milliseconds timeout);
-
- private:
-  void mark(c10::ivalue::Future& future, bool with_value) const;
+  /// What complete() does of an operation that went well, before anyone is told.
+  virtual void finish() { operation_.finish(); }
+  /// complete() of an operation that has nothing left to do.
+  void settle(const pycoll_error* error);
 
   Operation operation_;
+
+ private:
+  void end(std::exception_ptr exception);
+  void mark(c10::ivalue::Future& future, bool with_value) const;
+
   const uint64_t sequence_;
   bool over_ = false;  // futures made from now on are marked by who makes them
   c10::intrusive_ptr<c10::ivalue::Future> future_;

@@ -74,5 +74,8 @@ def set_timeout(timeout: datetime.timedelta, group: dist.ProcessGroup | None = N
     """
     group = group or dist.group.WORLD
     assert group is not None
-    backend: Any = group._get_backend(torch.device("cpu"))
+    served = {device.type: group._get_backend(device) for device in group._device_types}
+    backend: Any = next((b for b in served.values() if b.name() == "pycoll"), None)
+    if backend is None:
+        raise ValueError("set_timeout: none of the group's backends is pycoll")
     (getattr(backend, "set_timeout", None) or backend._set_default_timeout)(timeout)

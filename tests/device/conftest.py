@@ -67,3 +67,22 @@ def emulated(library: str) -> None:
     """For what the emulated device alone can be told to do."""
     if library != "threads":
         pytest.skip("the emulated device only")
+
+
+@pytest.fixture(scope="module")
+def kind(library: str) -> str:
+    """torch's name of the device. Building takes longer than a test may, on a busy machine."""
+    torch = pytest.importorskip("torch", reason="needs torch")
+    from pycoll import torch_build
+
+    found = torch_build.Torch.find()
+    assert found is not None
+    torch_build.find_or_build(found, torch_build.package_folder())
+    if library == "cuda":
+        if not torch.backends.cuda.is_built():
+            pytest.skip("this torch is built without CUDA")
+        return "cuda"
+    import torch_emulated
+
+    torch_emulated.install()
+    return torch_emulated.NAME

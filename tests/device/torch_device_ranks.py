@@ -1,0 +1,41 @@
+"""Ranks with a group whose tensors are on a device, forked off the test that has torch loaded."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import pycoll
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "torch"))
+
+from torch_ranks import init, same
+
+__all__ = ["run_group", "same"]
+
+
+def run_group(
+    kind: str, fn: Callable[..., Any], n: int, *args: Any, timeout_s: float = 60, **options: Any
+) -> list[Any]:
+    """Calls fn(device, *args) on n ranks, each a process with a group and a device."""
+
+    def work(comm: pycoll.Communicator, folder: str) -> Any:
+        rank = comm.rank
+        comm.close()
+        device = torch.device(kind, rank % torch.get_device_module(kind).device_count())
+        torch.get_device_module(kind).set_device(device)
+        init(rank, n, Path(folder) / "store", timeout_s)
+        try:
+            return fn(device, *args)
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+    with tempfile.TemporaryDirectory() as folder:
+        return pycoll.run_ranks(work, n, folder, **options)
