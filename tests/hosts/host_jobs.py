@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pycoll
 
 Comm = pycoll.Communicator
 SLOT_BYTES = 128 << 10
+HIERARCHICAL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
 
 def check(name: str, values: np.ndarray, rank: int, root: int, result: Any, case: object) -> None:
@@ -38,9 +41,16 @@ def one_case(comm: Comm, name: str, rows: int, root: int, algorithm: str | None)
     check(name, values, comm.rank, root, result, (name, rows, root, algorithm))
 
 
+def algorithms_here(comm: Comm, name: str) -> list[str]:
+    """Those for any world, and those for hosts of several ranks."""
+    per_host = int(comm.all_reduce(np.array([comm.host_rank + 1]), "max")[0])
+    return builtin_algorithms(name) + ["hierarchical"] * (per_host > 1 and name in HIERARCHICAL)
+
+
 def every_algorithm(comm: Comm) -> tuple[str, int]:
+    comm.barrier()
     for name in ORACLES:
-        for algorithm in builtin_algorithms(name):
+        for algorithm in algorithms_here(comm, name):
             for protocol in PROTOCOLS:
                 for rows in (0, 1, 4099, SLOT_BYTES // 4 + 5):
                     roots = roots_of(name, comm.size) if rows == 4099 else [0]
@@ -132,32 +142,87 @@ def every_collective(comm: Comm) -> None:
     comm.barrier()
 
 
-# Bytes that leave host 0 of two hosts with two ranks each, in messages.
-FRACTIONS = [
-    ("all_reduce", "ring", 1.5),  # of four ranks one sends to the other host, 2(n-1)/n
-    ("all_reduce", "hierarchical", 1.0),  # 2(H-1)/H
-    ("reduce_scatter", "hierarchical", 0.5),
-    ("all_gather", "hierarchical", 0.5),
-    ("all_to_all", "pairwise", 1.0),
-    ("all_to_all", "hierarchical", 1.0),
-    ("broadcast", "hierarchical", 1.0),
+@dataclass(frozen=True)
+class Hosts:
+    """One of several hosts: its number, how many there are, and ranks of each. Roots are rank 0."""
+
+    host: int
+    num_hosts: int
+    per_host: int
+
+    @property
+    def n(self) -> int:
+        return self.num_hosts * self.per_host
+
+    @property
+    def num_elsewhere(self) -> int:
+        return self.n - self.per_host
+
+    @property
+    def is_last(self) -> bool:
+        return self.host == self.num_hosts - 1
+
+
+# Messages that leave a host, by collective and algorithm. A message is the larger one of what a
+# rank brings and what it gets.
+FORMULAS: dict[tuple[str, str], Callable[[Hosts], float]] = {
+    ("all_reduce", "ring"): lambda h: 2 * (h.n - 1) / h.n,  # one rank sends to the next host
+    ("all_reduce", "hierarchical"): lambda h: 2 * (h.num_hosts - 1) / h.num_hosts,
+    ("all_reduce", "one_shot"): lambda h: h.per_host * h.num_elsewhere,
+    ("all_reduce", "two_shot"): lambda h: 2 * h.per_host * h.num_elsewhere / h.n,
+    ("reduce_scatter", "ring"): lambda h: (h.n - 1) / h.n,
+    ("reduce_scatter", "hierarchical"): lambda h: (h.num_hosts - 1) / h.num_hosts,
+    ("reduce_scatter", "all_pairs"): lambda h: h.per_host * h.num_elsewhere / h.n,
+    ("all_gather", "ring"): lambda h: (h.n - 1) / h.n,
+    ("all_gather", "hierarchical"): lambda h: (h.num_hosts - 1) / h.num_hosts,
+    ("all_gather", "all_pairs"): lambda h: h.per_host * h.num_elsewhere / h.n,
+    ("broadcast", "chain"): lambda h: not h.is_last,
+    ("broadcast", "star"): lambda h: h.num_elsewhere * (h.host == 0),
+    ("broadcast", "hierarchical"): lambda h: [[], [0], [1, 0], [1, 1, 0], [2, 1, 0, 0]][
+        h.num_hosts
+    ][h.host],
+    ("reduce", "star"): lambda h: h.per_host * (h.host != 0),
+    ("gather", "star"): lambda h: h.per_host / h.n * (h.host != 0),
+    ("scatter", "star"): lambda h: h.num_elsewhere / h.n * (h.host == 0),
+    ("all_to_all", "pairwise"): lambda h: h.per_host * h.num_elsewhere / h.n,
+    ("all_to_all", "all_pairs"): lambda h: h.per_host * h.num_elsewhere / h.n,
+    ("all_to_all", "hierarchical"): lambda h: h.per_host * h.num_elsewhere / h.n,
+    ("scan", "chain"): lambda h: not h.is_last,
+    ("scan", "all_pairs"): lambda h: h.per_host * (h.num_hosts - 1 - h.host) * h.per_host,
+    ("exscan", "chain"): lambda h: 2 * (not h.is_last),
+    ("neighbor_exchange", "direct"): lambda h: 1,  # half of it to either side
+}
+# Those that every run looks at.
+TO_HOSTS = [
+    *((name, "hierarchical") for name in HIERARCHICAL),
+    ("all_reduce", "ring"),
+    ("all_to_all", "pairwise"),
 ]
 
 
 def sent_per_message(comm: Comm, name: str, algorithm: str) -> float:
     """What this host sends for one message of 4 MiB, as its interface counts, in messages."""
-    message = 4 << 20
-    rows = message // 4
-    x = np.zeros(rows if name != "all_gather" else rows // comm.size, np.float32)
+    message, rounds = 4 << 20, 3
+    blocks = message // (4 * INFO[name].blocks_per_message(comm.size))
+    x = np.zeros(ORACLES[name].leading(comm.size, blocks), np.float32)
     run = getattr(comm, name)
     run(x, algorithm=f"{algorithm}/simple")
     comm.barrier()
     before = _sent_here()
     comm.barrier()  # nobody sends more before all have looked
-    for _ in range(5):
+    for _ in range(rounds):
         run(x, algorithm=f"{algorithm}/simple")
     comm.barrier()
-    return (_sent_here() - before) / (5 * message)
+    after = _sent_here()
+    comm.barrier()
+    return (after - before) / (rounds * message)
+
+
+def sent_per_message_of_all(comm: Comm) -> dict[str, float]:
+    return {
+        f"{name}/{algorithm}": sent_per_message(comm, name, algorithm)
+        for name, algorithm in FORMULAS
+    }
 
 
 def _sent_here() -> int:

@@ -18,7 +18,7 @@ def joined(job: Callable[[pycoll.Communicator], Any]) -> Callable[[], tuple[int,
 
     @functools.wraps(job)
     def main() -> tuple[int, Any]:
-        with pycoll.init(timeout_s=20) as comm:
+        with pycoll.init(timeout_s=60) as comm:
             return comm.rank, [comm.transport, comm.host_rank, job(comm)]
 
     return main
@@ -30,14 +30,15 @@ splits = joined(host_jobs.split_and_group)
 messages = joined(host_jobs.messages)
 asynchronous = joined(host_jobs.asynchronous_and_coalesced)
 fork = joined(host_jobs.fork)
+bytes_of_all = joined(host_jobs.sent_per_message_of_all)
 
 
 @joined
-def bytes_sent(comm: pycoll.Communicator) -> list[tuple[str, float]]:
-    return [
-        (f"{name}/{algorithm}", host_jobs.sent_per_message(comm, name, algorithm))
-        for name, algorithm, _ in host_jobs.FRACTIONS
-    ]
+def bytes_sent(comm: pycoll.Communicator) -> dict[str, float]:
+    return {
+        f"{name}/{algorithm}": host_jobs.sent_per_message(comm, name, algorithm)
+        for name, algorithm in host_jobs.TO_HOSTS
+    }
 
 
 def mpi4py_communicator() -> tuple[int, Any]:

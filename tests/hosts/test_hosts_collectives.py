@@ -35,9 +35,8 @@ def test_every_collective_algorithm_protocol_and_size_equals_numpy(two, per_host
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("per_host", [1, 2])
-def test_every_collective_on_four_hosts_equals_numpy(four, per_host):
-    for outcome in four.run(every_algorithm, per_host, timeout_s="60"):
+def test_every_collective_on_four_hosts_of_one_rank_equals_numpy(four):
+    for outcome in four.run(every_algorithm, 1, timeout_s="60"):
         outcome.get()
 
 

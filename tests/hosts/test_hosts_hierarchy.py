@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from host_jobs import FRACTIONS, one_case, sent_per_message
+from host_jobs import FORMULAS, HIERARCHICAL, TO_HOSTS, Hosts, one_case, sent_per_message
 from tuning_tables import CORES, size
 
 import pycoll
@@ -15,7 +15,6 @@ from pycoll import UsageError, tuning
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
 Comm = pycoll.Communicator
-HIERARCHICAL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
 
 @pytest.mark.parametrize("name", HIERARCHICAL)
@@ -30,17 +29,6 @@ def test_hierarchical_schedule_equals_numpy(two, name):
         outcome.get()
 
 
-@pytest.mark.slow
-def test_hierarchical_schedules_on_four_hosts_equal_numpy(four):
-    def job(comm: Comm) -> None:
-        for name in HIERARCHICAL:
-            for rows in (1, 4099, 300_000):
-                one_case(comm, name, rows, 3 if name == "broadcast" else 0, "hierarchical")
-
-    for outcome in four.run(job, 2, timeout_s="60"):
-        outcome.get()
-
-
 def test_hierarchical_is_refused_where_hosts_have_one_rank(two):
     def job(comm: Comm) -> str:
         with pytest.raises(UsageError) as refused:
@@ -52,12 +40,13 @@ def test_hierarchical_is_refused_where_hosts_have_one_rank(two):
         assert "needs several hosts with the same number of ranks" in outcome.get()
 
 
-@pytest.mark.parametrize(("name", "algorithm", "fraction"), FRACTIONS)
-def test_bytes_between_hosts_are_those_of_the_formula(two, name, algorithm, fraction):
+@pytest.mark.parametrize(("name", "algorithm"), TO_HOSTS)
+def test_bytes_between_hosts_are_those_of_the_formula(two, name, algorithm):
     def job(comm: Comm) -> float:
         return sent_per_message(comm, name, algorithm)
 
-    assert two.run(job, 2)[0].get() == pytest.approx(fraction, rel=0.03)
+    expected = FORMULAS[name, algorithm](Hosts(0, 2, 2))
+    assert two.run(job, 2)[0].get() == pytest.approx(expected, rel=0.03)
 
 
 def test_table_measured_on_one_host_says_nothing_of_several(two, tmp_path, monkeypatch):

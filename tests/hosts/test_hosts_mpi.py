@@ -9,7 +9,7 @@ import sys
 
 import mpi_kit
 import pytest
-from host_jobs import FRACTIONS
+from host_jobs import FORMULAS, TO_HOSTS, Hosts
 
 pytestmark = [pytest.mark.ranks, pytest.mark.mpi, pytest.mark.timeout(150)]
 
@@ -30,14 +30,6 @@ def test_every_collective_algorithm_protocol_and_size_equals_numpy_over_mpi(two,
     assert [result[:2] for result in results] == PLACES
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MPIS)
-def test_four_hosts_over_mpi_equal_numpy(four, name):
-    for job in ("collectives", "chosen"):
-        results = mpi_kit.run(mpi_kit.need(name), four, 2, job, **OVER_MPI)
-        assert len(results) == 8
-
-
 @pytest.mark.parametrize("name", MPIS)
 @pytest.mark.parametrize("job", ["splits", "messages", "asynchronous", "fork"])
 def test_what_runs_over_tcp_runs_over_mpi(two, name, job):
@@ -52,9 +44,10 @@ def test_what_runs_over_tcp_runs_over_mpi(two, name, job):
 @pytest.mark.parametrize("name", MPIS)
 def test_bytes_between_hosts_over_mpi_are_those_of_the_formula(two, name):
     results = mpi_kit.run(mpi_kit.need(name), two, 2, "bytes_sent", **OVER_MPI)
-    found = dict(results[0][2])
-    for collective, algorithm, fraction in FRACTIONS:
-        assert found[f"{collective}/{algorithm}"] == pytest.approx(fraction, rel=0.03)
+    for collective, algorithm in TO_HOSTS:
+        expected = FORMULAS[collective, algorithm](Hosts(0, 2, 2))
+        found = results[0][2][f"{collective}/{algorithm}"]
+        assert found == pytest.approx(expected, rel=0.03), (collective, algorithm)
 
 
 def test_ranks_of_mpiexec_meet_through_mpi_and_link_by_what_is_asked_for(two):
