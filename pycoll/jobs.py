@@ -31,12 +31,14 @@ class Rank:
 
     rank: int
     pid: int | None  # None: its process is not there, or not ours to see
-    state: str  # absent, running, waiting, left, dead, stopped
+    state: str  # absent, running, waiting, left, dead, stopped, elsewhere: on another host
     last: dict[str, Any] | None  # its newest record of a collective
     messages: list[dict[str, Any]]  # its newest record of a message, and those that go on
     control: dict[str, Any]
     stack: str | None = None
     why_no_stack: str | None = None
+    is_here: bool = True  # in this network: containers with one of their own are other hosts
+    host: str | None = None  # pycoll doctor --hosts: the name by which it was asked
 
     @property
     def pending(self) -> list[dict[str, Any]]:
@@ -60,7 +62,7 @@ class Group:
     now_ns: int
     failure: dict[str, Any] | None
     ranks: list[Rank]
-    view: _core.SegmentView
+    view: _core.SegmentView | None  # None: put together from several hosts
 
     @property
     def job(self) -> str:
@@ -213,13 +215,17 @@ def _group(view: _core.SegmentView, pids: list[int]) -> Group:
         messages = [m for m in messages if m["finished_ns"] is None or m is messages[-1]]
         waits = any(_is_waited_for(record) for record in [*records, *messages])
         state = _state(control, pid, waits)
-        ranks.append(Rank(control["rank"], pid, state, last, messages, control))
+        rank = Rank(control["rank"], pid, state, last, messages, control)
+        rank.is_here = pid is not None and _network(pid) == _network(os.getpid())
+        ranks.append(rank)
     return Group(facts["name"], facts["size"], facts["now_ns"], facts["failure"], ranks, view)
 
 
 def _state(control: dict[str, Any], pid: int | None, waits: bool) -> str:
     if control["state"] != "here":
         return str(control["state"])
+    if not control["pid"]:
+        return "elsewhere"
     code = _process_state(pid)
     if code in "ZX":
         return "dead"
@@ -236,6 +242,12 @@ def _process_state(pid: int | None) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "X"
+
+
+def _network(pid: int) -> str:
+    with suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/net")
+    return ""
 
 
 def _own_pid(pid: int) -> int:

@@ -24,6 +24,26 @@ _PASSED_ON = ("PYCOLL_", "OMP_", "MKL_", "CUDA_", "PYTHONUNBUFFERED")
 _SSH_FAILED, _NOT_FOUND = 255, 127
 
 
+def host_names(text: str) -> list[str]:
+    """Of --hosts "a,b". Raises UsageError for an empty name."""
+    names = text.split(",")
+    if not all(names):
+        raise UsageError(f"--hosts {text!r}: expected names such as a,b")
+    return names
+
+
+def ssh_words(ssh: str | None) -> list[str]:
+    """The program that gets a host and a command line: what is asked for, PYCOLL_SSH, or ssh."""
+    return shlex.split(ssh or os.environ.get(SSH_VARIABLE) or _SSH)
+
+
+def over_there(words: Sequence[str]) -> str:
+    """The command line that starts a program on another host, in the same folder as here."""
+    path = os.environ.get("PYTHONPATH")
+    set_path = f"PYTHONPATH={shlex.quote(path)} " if path else ""
+    return f"cd {shlex.quote(os.getcwd())} && {set_path}exec {shlex.join(words)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Hosts:
     """The hosts of a launch, one after another, with their shares of the ranks.
@@ -47,12 +67,10 @@ class Hosts:
         Raises:
             UsageError: no host, an empty name, or more hosts than ranks.
         """
-        names = text.split(",")
-        if not all(names):
-            raise UsageError(f"--hosts {text!r}: expected names such as a,b")
+        names = host_names(text)
         if len(names) > size:
             raise UsageError(f"--hosts names {len(names)} hosts for {size} ranks: expected -n more")
-        return cls(names, size, shlex.split(ssh or os.environ.get(SSH_VARIABLE) or _SSH))
+        return cls(names, size, ssh_words(ssh))
 
     def close(self) -> None:
         """As a World's; there is nothing to give back."""
@@ -82,10 +100,7 @@ class Hosts:
 
     def command(self, rank: int) -> list[str]:
         """What starts the rank from here."""
-        there = [sys.executable, "-m", "pycoll.remote_rank"]
-        path = os.environ.get("PYTHONPATH")
-        words = [f"PYTHONPATH={shlex.quote(path)}"] if path else []
-        line = f"cd {shlex.quote(os.getcwd())} && {' '.join(words)} exec {shlex.join(there)}"
+        line = over_there([sys.executable, "-m", "pycoll.remote_rank"])
         return [*self.ssh, self.place(rank)[0], line]
 
     def order(self, rank: int, argv: list[str], extra: Mapping[str, str], grace_s: float) -> bytes:
@@ -104,4 +119,4 @@ class Hosts:
         return ""
 
 
-__all__ = ["Hosts"]
+__all__ = ["Hosts", "host_names", "over_there", "ssh_words"]

@@ -24,6 +24,8 @@ EPILOG = """[bold]Examples[/bold]
   pycoll doctor 4711 --stacks       # the stacks of all ranks
 
   pycoll doctor 4711 --dump /tmp/f  # the flight records of all ranks, for `pycoll trace`
+
+  pycoll doctor 4711 --hosts a,b    # the ranks of both hosts, through ssh
 """
 
 
@@ -41,6 +43,14 @@ def doctor(
         Path | None, typer.Option("--dump", help="Write all flight records into this folder.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    hosts: Annotated[
+        str | None,
+        typer.Option(help="The hosts of the job, such as a,b: ask each through ssh, as this user."),
+    ] = None,
+    ssh: Annotated[
+        str | None,
+        typer.Option(help="What to start instead of ssh, with options. Also PYCOLL_SSH."),
+    ] = None,
 ) -> None:
     """Show what every rank of a running job does, who is late, and the late rank's Python stack.
 
@@ -50,6 +60,10 @@ def doctor(
     from pycoll import jobs
 
     found = jobs.scan()
+    if hosts is not None:
+        if dump is not None:
+            raise UsageError("--dump writes what this host has: use it on each host, not --hosts")
+        found.groups = _of_hosts(hosts, ssh, found, target)
     groups = found.groups if target is None else _choose(found, target)
     if dump is not None:
         _dump(groups, dump)
@@ -57,6 +71,8 @@ def doctor(
     for group in groups if target is not None else ():
         late = group.late(patience_s)
         for rank in group.ranks if stacks else late:
+            if rank.host is not None:  # which has taken it already
+                continue
             if rank.pid in asked:  # it has other ranks, or other communicators
                 known = asked[rank.pid]
                 rank.stack, rank.why_no_stack = known.stack, known.why_no_stack
@@ -70,7 +86,20 @@ def doctor(
     else:
         shown: set[int | None] = set()
         for group in groups:
-            _show(group, patience_s, shown)
+            _show(group, patience_s, shown, stacks)
+
+
+def _of_hosts(hosts: str, ssh: str | None, found: Scan, target: str | None) -> list[Group]:
+    """The groups of all hosts. A process id is one of this host."""
+    from pycoll import remote_doctor
+
+    job = target
+    if target is not None and target.isdecimal() and Path(f"/proc/{target}").is_dir():
+        job = _choose(found, target)[0].job
+    groups, silent = remote_doctor.ask(hosts, ssh, job)
+    for text in silent:
+        typer.echo(f"pycoll doctor: {text}", err=True)
+    return groups
 
 
 def _choose(found: Scan, target: str) -> list[Group]:
@@ -106,6 +135,7 @@ def _dump(groups: list[Group], folder: Path) -> None:
     from pycoll import flight
 
     for group in groups:
+        assert group.view is not None
         for path in flight.write(group.view, range(group.size), folder):
             typer.echo(f"wrote {path}", err=True)
 
@@ -123,8 +153,11 @@ def _as_dict(group: Group, patience_s: float) -> dict[str, Any]:
             {
                 "rank": rank.rank,
                 "pid": rank.pid,
+                "host": rank.host,
+                "is_here": rank.is_here,
                 "state": rank.state,
                 "late": rank in late,
+                "sequence": rank.control["sequence"],
                 "last": rank.last,
                 "messages": rank.messages,
                 "stack": rank.stack,
@@ -160,14 +193,22 @@ def _list(found: Scan, patience_s: float) -> None:
     typer.echo("pycoll doctor PID, or the beginning of a job's name, says more")
 
 
-def _show(group: Group, patience_s: float, shown: set[int | None]) -> None:
+def _show(group: Group, patience_s: float, shown: set[int | None], stacks: bool) -> None:
     late = group.late(patience_s)
     out = console()
-    table = new_table("rank", "pid", "state", "last operation", "called at", title=group.name)
-    table.columns[3].justify = table.columns[4].justify = "left"
+    of_hosts = any(rank.host for rank in group.ranks)
+    table = new_table(
+        "rank",
+        *(["host"] if of_hosts else []),
+        *("pid", "state", "last operation", "called at"),
+        title=group.name,
+    )
+    for column in table.columns[-2:]:
+        column.justify = "left"
     for rank in group.ranks:
         table.add_row(
             str(rank.rank),
+            *([rank.host or "-"] if of_hosts else []),
             "-" if rank.pid is None else str(rank.pid),
             rank.state + (", LATE" if rank in late else ""),
             _operation(rank, group.now_ns),
@@ -187,17 +228,29 @@ def _show(group: Group, patience_s: float, shown: set[int | None]) -> None:
                     f"rank {rank.rank} has a pending {what}, for {for_s}, from {pending['site']}"
                 )
     if late:
-        typer.echo(f"late: rank {_list_of(rank.rank for rank in late)}")
+        typer.echo(f"late: rank {_list_of(map(_with_host, late))}")
     elif not group.failure:
         typer.echo("nobody is late")
+    if any(rank.state == "elsewhere" for rank in group.ranks) and not of_hosts:
+        typer.echo(
+            "ranks elsewhere are on other hosts, and shown as they were when this host last asked "
+            "them: --hosts a,b asks the hosts themselves"
+        )
     for rank in group.ranks:
-        if rank.pid in shown:
+        if rank.pid is not None and rank.pid in shown and rank.host is None:
+            continue
+        if rank.host is not None and rank not in late and not stacks:
             continue
         if rank.stack:
             shown.add(rank.pid)
-            typer.echo(f"\nPython stacks of rank {rank.rank} (process {rank.pid}):\n{rank.stack}")
+            who = f"{_with_host(rank)} (process {rank.pid})"
+            typer.echo(f"\nPython stacks of rank {who}:\n{rank.stack}")
         elif rank.why_no_stack:
-            typer.echo(f"no Python stack of rank {rank.rank}: {rank.why_no_stack}")
+            typer.echo(f"no Python stack of rank {_with_host(rank)}: {rank.why_no_stack}")
+
+
+def _with_host(rank: Rank) -> str:
+    return f"{rank.rank} on host {rank.host}" if rank.host else str(rank.rank)
 
 
 def _operation(rank: Rank, now_ns: int) -> str:

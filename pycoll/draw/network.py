@@ -14,6 +14,7 @@ _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 _MARKERS = "os^vDPX*"
 _UNITS = (("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9))
 _MOST_PANELS = 8
+_VISIBLE = 0.02  # a line below lies on the axis
 _LEGEND = {"fontsize": 8.5, "frameon": False}
 
 
@@ -90,7 +91,7 @@ def _name_levels(part: Any, levels: list[str]) -> None:
     from matplotlib.patches import Patch
 
     handles = [
-        Patch(facecolor=color + "30", edgecolor=color, label=f"links into a {name}'s switch")
+        Patch(facecolor=color + "30", edgecolor=color, label=f"links into {name} switches")
         for color, name in zip(_COLORS, levels, strict=False)
     ]
     part.legend(handles=handles, loc="outside upper center", ncols=len(levels), **_LEGEND)
@@ -109,16 +110,24 @@ def _draw_links(panel: Any, one: Any, levels: list[str], *, is_left: bool) -> No
     about = f"{one.algorithm}, {format_nbytes(one.nbytes)}: {format_seconds(one.time_s)}"
     panel.set_title(about, loc="left", fontsize=9.5, color=INK)
     if worst is not None:
-        busiest = (
-            f"busiest: {worst.busiest} ({worst.level}), {100 * worst.busiest_utilization:.0f} %"
-        )
+        busiest = f"busiest: {worst.busiest} ({worst.level}), {_percent(worst.busiest_utilization)}"
         panel.set_title(busiest, loc="right", fontsize=8, color=MUTED)
+    most = max((part for parts in one.timeline.utilization.values() for part in parts), default=0)
+    if most < _VISIBLE:
+        note = f"no level's links are more than {_percent(most)} busy: ranks wait for latency"
+        panel.text(
+            0.5, 0.5, note, transform=panel.transAxes, ha="center", fontsize=8.5, color=MUTED
+        )
     panel.set_xlim(0, max(one.time_s * per_s, 1e-12))
     panel.set_ylim(0, 105)
     panel.set_xlabel(unit, fontsize=9, loc="right")
     if is_left:
         panel.set_ylabel("links busy, %", fontsize=9)
     _tidy(panel)
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.0f} %" if part >= 0.01 or part == 0 else f"{100 * part:.1g} %"
 
 
 def _tidy(panel: Any) -> None:

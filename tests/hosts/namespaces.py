@@ -180,6 +180,11 @@ class Network:
         self._children[pid] = read
         return pid
 
+    def kill(self, pid: int) -> None:
+        """One that `start` began."""
+        os.kill(pid, signal.SIGKILL)
+        self.outcome(pid)
+
     def outcome(self, pid: int, timeout_s: float = 60) -> Outcome:
         pipe = self._children.pop(pid)
         data = b""
@@ -246,8 +251,7 @@ class Network:
     def close(self) -> None:
         for pid in list(self._children):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            self.outcome(pid)
+                self.kill(pid)
         for space in [*(self.namespace(host) for host in range(self.n)), self.switch]:
             if (NAMESPACES / space).exists():
                 ip("netns", "del", space)

@@ -195,6 +195,20 @@ def test_wrong_interface_is_told_with_those_that_there_are(two):
         assert outcome.get() == "tcp"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("names", ["=eth0", "^docker,v", "^=lo,docker0", "docker,eth", "=ib0,eth0"])
+def test_interfaces_are_named_as_for_nccl(two, names):
+    for outcome in two.run(lambda comm: comm.transport, 1, PYCOLL_IFNAME=names):
+        assert outcome.get() == "tcp"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", ["=eth", "^eth", "^=docker0,eth0", "=eth0x", "ib,=eth0"])
+def test_interfaces_that_nccl_would_not_take_are_not_taken(two, names):
+    for outcome in two.run(lambda comm: None, 1, PYCOLL_IFNAME=names):
+        assert outcome.error == "UsageError" and f"PYCOLL_IFNAME={names}" in outcome.text
+
+
 def listening_ports(network: Network, host: int) -> list[int]:
     """Where somebody listens on that host's address."""
     ports = []
