@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pycoll import _core
 from pycoll.communicator import Communicator
-from pycoll.errors import UsageError
 
 
 def local_communicators(n: int, timeout_s: float = 60.0) -> list[Communicator]:
@@ -18,10 +17,8 @@ def local_communicators(n: int, timeout_s: float = 60.0) -> list[Communicator]:
         The ranks' communicators in rank order.
 
     Raises:
-        UsageError: `n` is not in 1..64.
+        UsageError: `n` is not in 1..256.
     """
-    if not 1 <= n <= 64:
-        raise UsageError(f"n is {n}, expected 1..64 ranks")
     world = _core.make_local_world(n)
     return [Communicator(_core.init_local(world, rank, float(timeout_s))) for rank in range(n)]
 

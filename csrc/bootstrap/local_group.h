@@ -19,7 +19,8 @@
 
 namespace pycoll {
 
-inline constexpr int kMaxLocalRanks = 64;
+// The memory and all pidfds fit into one packet.
+inline constexpr int kMaxLocalRanks = 252;
 
 struct LocalGroup {
   Fd memory;                // memfd of shared_bytes zeros; it can neither shrink nor grow

@@ -158,7 +158,7 @@ std::vector<pid_t> LocalGroupLeader::pids() const {
 }
 
 LocalGroup LocalGroupLeader::welcome_all(const Deadline& deadline) {
-  static_assert(1 + kMaxLocalRanks <= kMaxPacketFds, "memory and pidfds fit into one packet");
+  static_assert(1 + kMaxLocalRanks <= kMaxPacketFds);
   static_assert(kMaxLocalRanks * sizeof(int32_t) + 1 <= kMaxPacketBytes);
   WireWriter welcome;
   welcome.number(static_cast<uint8_t>(GroupPacket::kWelcome));

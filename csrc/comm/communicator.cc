@@ -68,10 +68,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_
       runner_(*transport_, waiter_, peer_memory_),
       host_rank_(transport_->host_rank(rank_)),
       host_number_(transport_->host_number(rank_)) {
-  if (num_ranks_ > kMaxPeers) {
-    throw UsageError("a communicator has at most " + std::to_string(kMaxPeers) +
-                     " ranks, asked for " + std::to_string(num_ranks_));
-  }
+  check_num_ranks(num_ranks_);
   segment_.introduce(transport_->group_name());
   store_release(segment_.control(rank_).pid, static_cast<uint64_t>(::getpid()));
   store_release(segment_.control(rank_).thread_id, static_cast<uint64_t>(::gettid()));

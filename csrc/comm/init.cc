@@ -87,6 +87,7 @@ std::unique_ptr<Transport> connect_hosts(const Meeting& meeting, HostsWorld worl
 }  // namespace
 
 std::shared_ptr<LocalWorld> make_world(int num_ranks) {
+  check_num_ranks(num_ranks);
   return make_local_world(num_ranks, Settings::read().to_bytes());
 }
 
@@ -149,6 +150,7 @@ std::unique_ptr<Transport> connect_through(Store& store, int rank, int num_ranks
 }
 
 std::unique_ptr<Transport> connect_ranks(const Meeting& meeting, const Deadline& deadline) {
+  check_num_ranks(meeting.num_ranks);
   HostTable hosts = find_hosts(meeting.exchange);
   const std::string settings = meeting.rank == 0 ? Settings::read().to_bytes() : std::string();
   if (hosts.num_hosts() == 1) {

@@ -6,6 +6,7 @@
 #include "algorithms/hierarchical.h"
 #include "algorithms/registry.h"
 #include "base/error.h"
+#include "schedule/lower.h"
 
 namespace pycoll {
 namespace {
@@ -199,6 +200,7 @@ std::string Planner::names_in_order(const PlanKey& wanted) {
   std::string names;
   for (const AlgorithmInfo& row : algorithms()) {
     if (row.collective != schedule_of(wanted.collective)) continue;
+    if (!has_few_peers(row.generate(num_ranks_, wanted.root))) continue;
     if (slots_plan(wanted, row.name, ProtocolKind::kSimple).plan.order > wanted.order) continue;
     names += (names.empty() ? "" : ", ") + std::string(row.name);
   }

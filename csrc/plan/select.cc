@@ -6,6 +6,7 @@
 #include "algorithms/hierarchical.h"
 #include "algorithms/registry.h"
 #include "plan/estimate.h"
+#include "schedule/lower.h"
 
 namespace pycoll {
 namespace {
@@ -121,6 +122,7 @@ std::vector<Schedule> Selector::schedules_for(Collective collective, const Rule*
     schedules.push_back(hierarchical(collective, topology_.num_ranks,
                                      topology_.hosts.ranks_per_host(), /*root=*/0));
   }
+  std::erase_if(schedules, [](const Schedule& schedule) { return !has_few_peers(schedule); });
   return schedules;
 }
 

@@ -279,4 +279,20 @@ std::vector<Program> lower(const Schedule& whole, const LowerOptions& options) {
   return programs;
 }
 
+bool has_few_peers(const Schedule& schedule) {
+  const auto n = static_cast<size_t>(schedule.num_ranks);
+  if (n <= kMaxPeers + 1) return true;
+  std::vector<bool> known(n * n);
+  std::vector<int> num_peers(n);
+  const auto meet = [&](int rank, int peer) {
+    const size_t at = static_cast<size_t>(rank) * n + static_cast<size_t>(peer);
+    if (known[at]) return true;
+    known[at] = true;
+    return ++num_peers[static_cast<size_t>(rank)] <= kMaxPeers;
+  };
+  return std::all_of(schedule.moves.begin(), schedule.moves.end(), [&](const Move& move) {
+    return meet(move.src, move.dst) && meet(move.dst, move.src);
+  });
+}
+
 }  // namespace pycoll

@@ -23,4 +23,7 @@ struct LowerOptions {
 /// One program per rank. Raises UsageError when a rank would have more than kMaxPeers peers.
 std::vector<Program> lower(const Schedule& schedule, const LowerOptions& options = {});
 
+/// Whether it can be lowered: no rank has more than kMaxPeers peers.
+bool has_few_peers(const Schedule& schedule);
+
 }  // namespace pycoll

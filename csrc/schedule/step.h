@@ -21,7 +21,8 @@ enum StepFlags : uint8_t {
   kMulticastDst = 16,  // write the own multicast ring once; all other ranks read it
 };
 
-/// Most peers that one rank's program may talk to: they are the bits of a 64-bit mask.
+/// Most peers that one rank's program may talk to: they are the bits of a 64-bit mask. A world may
+/// have more ranks: rings and trees have few peers.
 inline constexpr int kMaxPeers = 64;
 
 struct Step {

@@ -51,7 +51,7 @@ class HostsTransport final : public Transport {
         group_(form(deadline)),
         mapping_(group_.memory.get(), SegmentLayout::for_ranks(num_ranks_).total_bytes),
         segment_(mapping_.base(), num_ranks_),
-        pump_(session_->host_links, segment_, rank, members_, remote_mask(), hash_name(name_)) {
+        pump_(session_->host_links, segment_, rank, members_, remote_ranks(), hash_name(name_)) {
     segment_.set_pump(&pump_);
     pump_.say_joined();
     wait_for_all(deadline);
@@ -138,20 +138,17 @@ class HostsTransport final : public Transport {
     return world_host(members_[static_cast<size_t>(rank)]) ==
            world_host(members_[static_cast<size_t>(rank_)]);
   }
-  uint64_t remote_mask() const {
-    uint64_t mask = 0;
+  RankSet remote_ranks() const {
+    RankSet remote;
     for (int rank = 0; rank < num_ranks_; ++rank) {
-      if (!is_here(rank)) mask |= uint64_t{1} << rank;
+      remote[static_cast<size_t>(rank)] = !is_here(rank);
     }
-    return mask;
+    return remote;
   }
 
   /// Memory with the other ranks of this host.
   LocalGroup form(const Deadline& deadline) {
-    if (num_ranks_ > 64) {
-      throw UsageError("a communicator has at most 64 ranks, asked for " +
-                       std::to_string(num_ranks_));
-    }
+    check_num_ranks(num_ranks_);
     const SegmentLayout layout = SegmentLayout::for_ranks(num_ranks_);
     int num_here = 0;
     for (int rank = 0; rank < num_ranks_; ++rank) num_here += is_here(rank);

@@ -20,7 +20,7 @@ std::byte* slot_of(const RingMemory& ring, uint64_t index) {
 }  // namespace
 
 Pump::Pump(std::shared_ptr<HostLinks> host_links, Segment& segment, int rank,
-           std::vector<int> members, uint64_t remote, uint64_t group)
+           std::vector<int> members, const RankSet& remote, uint64_t group)
     : host_links_(std::move(host_links)),
       segment_(segment),
       rank_(rank),

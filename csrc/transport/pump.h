@@ -20,17 +20,16 @@ class Pump {
  public:
   static constexpr size_t kMaxPayloadBytes = size_t{1} << 20;
 
-  /// `members`: the ranks of this communicator as ranks of the world; `remote`: a bit for each that
-  /// runs on another host. `group` is the same for all members, and another one for every
+  /// `members`: the ranks of this communicator as ranks of the world; `remote`: those that run on
+  /// another host. `group` is the same for all members, and another one for every
   /// communicator.
   Pump(std::shared_ptr<HostLinks> host_links, Segment& segment, int rank, std::vector<int> members,
-       uint64_t remote, uint64_t group);
+       const RankSet& remote, uint64_t group);
   ~Pump();
   Pump(const Pump&) = delete;
 
   uint64_t group() const { return group_; }
-  bool is_remote(int rank) const { return rank >= 0 && (remote_ >> rank & 1) != 0; }
-  uint64_t remote_mask() const { return remote_; }
+  bool is_remote(int rank) const { return rank >= 0 && remote_[static_cast<size_t>(rank)]; }
   /// Remote members that have not said that they are there; and says so for this rank.
   void say_joined();
   std::vector<int> missing() const;
@@ -111,7 +110,7 @@ class Pump {
   const int rank_;
   const std::vector<int> members_;  // ranks of the world
   std::vector<int> ranks_;          // of the world's ranks: members here, or -1
-  const uint64_t remote_;
+  const RankSet remote_;
   const uint64_t group_;
   std::vector<Link> links_;  // by rank
   std::vector<std::byte> packed_;

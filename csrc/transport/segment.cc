@@ -8,7 +8,9 @@
 #include <climits>
 #include <cstring>
 #include <ctime>
+#include <string>
 
+#include "base/error.h"
 #include "transport/pump.h"
 
 namespace pycoll {
@@ -24,6 +26,12 @@ size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * 
 size_t flag_lines_per_ring(int num_ranks) { return 1 + static_cast<size_t>(num_ranks); }
 
 }  // namespace
+
+void check_num_ranks(int num_ranks) {
+  if (num_ranks >= 1 && num_ranks <= kMaxRanks) return;
+  throw UsageError("a communicator has 1 to " + std::to_string(kMaxRanks) + " ranks, asked for " +
+                   std::to_string(num_ranks));
+}
 
 uint64_t Failure::pack() const {
   return static_cast<uint64_t>(code) | static_cast<uint64_t>(signal) << 8 |

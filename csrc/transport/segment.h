@@ -6,6 +6,7 @@
 // has to initialise it. Pages that nothing touches are never backed.
 #pragma once
 
+#include <bitset>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -21,6 +22,12 @@
 #include "transport/slot.h"
 
 namespace pycoll {
+
+/// Most ranks of a communicator: its rings are n * n, and each rank proves the programs of all.
+inline constexpr int kMaxRanks = 256;
+using RankSet = std::bitset<kMaxRanks>;
+/// Raises UsageError.
+void check_num_ranks(int num_ranks);
 
 enum class FailureCode : uint8_t {
   kNone,
