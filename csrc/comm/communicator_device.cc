@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <string>
 #include <thread>
 
 #include "base/error.h"
@@ -9,6 +10,7 @@
 #include "comm/determinism.h"
 #include "comm/device_runner.h"
 #include "device/library.h"
+#include "executor/device_launch.h"
 #include "reduce/cells.h"
 
 namespace pycoll {
@@ -24,6 +26,11 @@ void Communicator::open_device(const Call& call) {
     throw UsageError(
         "arrays of devices need all ranks on one host: copy them to the host, or split the "
         "communicator by host");
+  }
+  if (num_ranks_ > kMaxDeviceRanks) {
+    throw UsageError("arrays of devices need a communicator of at most " +
+                     std::to_string(kMaxDeviceRanks) + " ranks, this one has " +
+                     std::to_string(num_ranks_) + ": copy them to the host, or split it");
   }
   const Device device(device_table(), call.device);
   if (device.capture_of(call.stream) != 0) {
