@@ -102,7 +102,7 @@ void DeviceWatchdog::look_for_ended_peers() {
     Failure failure;
     failure.reporter = static_cast<uint16_t>(rank_);
     failure.culprit = static_cast<uint16_t>(rank);
-    if (load_acquire(control.state) == 2) {
+    if (transport_.has_left(rank)) {
       // It waited for its own kernels before it left: only a later operation needs it still.
       if (load_acquire(control.sequence) >= newest_) continue;
       failure.code = FailureCode::kPeerLeft;

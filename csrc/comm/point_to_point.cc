@@ -205,7 +205,7 @@ std::vector<Failure> PointToPoint::find_ended_peers() {
     Failure& end = ends[static_cast<size_t>(peer)];
     end.reporter = static_cast<uint16_t>(rank_);
     end.culprit = static_cast<uint16_t>(peer);
-    if (load_acquire(segment_.control(peer).state) == 2) {
+    if (transport_.has_left(peer)) {
       end.code = FailureCode::kPeerLeft;
     } else if (const std::optional<int> signal = transport_.ended_by(peer)) {
       end.code = FailureCode::kPeerDied;

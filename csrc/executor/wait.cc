@@ -105,7 +105,7 @@ bool Waiter::look_for_trouble(bool (*ready)(void*), void* context, const WaitSit
   // A rank that made another call may never send what is waited for.
   if (!peers_agree()) return true;
   if (pump_ != nullptr) ask_hosts(site);
-  if (load_acquire(segment_.control(site.peer).state) == 2) {
+  if (transport_.has_left(site.peer)) {
     if (ready(context)) return false;
     failure.code = FailureCode::kPeerLeft;
     failure.culprit = static_cast<uint16_t>(site.peer);

@@ -70,9 +70,9 @@ void HostLinks::remove(Pump& pump, const std::byte* begin, const std::byte* end)
 }
 
 void HostLinks::flush(int64_t end_ns) {
-  while (wire_->has_unsent() && now_ns() < end_ns) {
+  while (!wire_->has_delivered() && now_ns() < end_ns) {
     wire_->poll(*this, -1);
-    if (wire_->has_unsent()) wire_->wait(kPauseNs);
+    if (!wire_->has_delivered()) wire_->wait(kPauseNs);
   }
 }
 

@@ -86,6 +86,10 @@ class HostsTransport final : public Transport {
   }
   double silence_s() const override { return session_->host_links->silence_s(); }
 
+  bool has_left(int peer) override {
+    return is_here(peer) ? Transport::has_left(peer) : pump_.has_left(peer);
+  }
+
   std::optional<int> ended_by(int peer) override {
     if (is_here(peer)) {
       const int pidfd = group_.pidfds[static_cast<size_t>(host_rank(peer))].get();

@@ -58,6 +58,9 @@ class Pump {
   HostLinks::Peer state_of(int peer) const {
     return host_links_->state_of(members_[static_cast<size_t>(peer)]);
   }
+  /// `peer`, of another host, has left: behind all that it sent here. (Its state in the segment
+  /// says so as soon as one rank of this host has heard it.)
+  bool has_left(int peer) const { return load_acquire(link(peer).peer_left) != 0; }
   /// Lets go of the memory.
   void close();
 
@@ -82,10 +85,12 @@ class Pump {
     uint64_t told_head = 0;
     uint64_t told_delivered = 0;
     bool joined = false;
-    bool left = false;  // this rank, and the peer knows
+    bool left = false;       // this rank, and the peer knows
+    uint64_t peer_left = 0;  // the peer, and this rank knows
   };
 
   Link& link(int peer) { return links_[static_cast<size_t>(peer)]; }
+  const Link& link(int peer) const { return links_[static_cast<size_t>(peer)]; }
   int rank_of(int world_peer) const { return ranks_[static_cast<size_t>(world_peer)]; }
   void send(int peer, FrameHeader header, const void* payload, bool keep);
   void send_bytes(int peer, FrameKind kind, const std::string& bytes);

@@ -150,6 +150,7 @@ void Pump::arrived(int world_peer, const FrameHeader& header, std::vector<std::b
       from.joined = true;
       break;
     case FrameKind::kLeft:
+      store_release(from.peer_left, 1);
       store_release(segment_.control(peer).state, 2);
       break;
     case FrameKind::kAsk:

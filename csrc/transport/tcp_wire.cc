@@ -1,6 +1,8 @@
 #include "transport/tcp_wire.h"
 
+#include <linux/sockios.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -256,6 +258,17 @@ void TcpWire::fail(Link& link, FrameSink& sink, int error) {
   if (!link.socket) return;
   close(link.peer);
   sink.lost(link.peer, error);
+}
+
+/// What the kernel has not got through is lost with a socket that is closed while frames come in:
+/// those are answered by a reset.
+bool TcpWire::has_delivered() const {
+  if (has_unsent()) return false;
+  return std::all_of(present_.begin(), present_.end(), [](const Link* link) {
+    int in_kernel = 0;
+    return !link->socket || ::ioctl(link->socket.get(), SIOCOUTQ, &in_kernel) != 0 ||
+           in_kernel == 0;
+  });
 }
 
 void TcpWire::close(int peer) {

@@ -38,6 +38,8 @@ class Transport {
   static constexpr int kConnectionLost = 254;
   static constexpr int kSilent = 255;
   virtual std::optional<int> ended_by(int peer) = 0;
+  /// `peer` has left, and all that it sent to this rank is here.
+  virtual bool has_left(int peer) { return load_acquire(segment().control(peer).state) == 2; }
   /// A transport among `members` (ranks of this one, in their new order), all of which call this
   /// with the same `id`, unique in the life of this transport.
   virtual std::unique_ptr<Transport> make_subgroup(std::span<const int> members,

@@ -81,6 +81,8 @@ class Wire {
   virtual void pause(int64_t ns) = 0;
   virtual void kick() = 0;
   virtual bool has_unsent() const = 0;
+  /// All that was sent has reached the peers' hosts: a process that ends now takes nothing along.
+  virtual bool has_delivered() const { return !has_unsent(); }
   /// The owner of this memory takes it back: what is still unsent of it is copied, and what is on
   /// its way there goes nowhere.
   virtual void let_go(const std::byte* begin, const std::byte* end) = 0;

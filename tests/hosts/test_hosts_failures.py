@@ -305,3 +305,26 @@ def test_communicators_come_and_go_and_leave_nothing(two):
     pids = [two.start(rank, main, RANK=str(rank), **env) for rank in range(2)]
     for pid in pids:
         two.outcome(pid).get()
+
+
+def test_rank_that_left_after_it_sent_is_no_failure_however_slow_its_bytes_are(two):
+    """Rank 3 hears that rank 1 has left long before the last of its bytes reach rank 2."""
+
+    def job(comm: Comm) -> None:
+        x = np.full(100_000, comm.rank, np.float32)
+        comm.broadcast(x, root=1, algorithm="star/simple")
+        assert (x == 1).all()
+        if comm.rank == 1:
+            comm.send(np.arange(30_000.0), 2)
+        elif comm.rank == 2:
+            assert (comm.recv(np.empty(30_000), 1) == np.arange(30_000.0)).all()
+            comm.send(x, 3)
+        elif comm.rank == 3:
+            comm.recv(x, 2)
+
+    two.set_rate("8mbit")
+    try:
+        for outcome in two.run(job, 2):
+            outcome.get()
+    finally:
+        two.set_rate(None)
