@@ -45,9 +45,8 @@ class DelayedNetwork(Network):
         self._carrier = os.fork()
         if self._carrier == 0:
             try:
-                with contextlib.suppress(
-                    OSError
-                ):  # a carrier that waits for a core is a slower net
+                # A carrier that waits for a core is a slower net.
+                with contextlib.suppress(OSError):
                     os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))
                 os.close(ready)
                 devices = [_open_tun(self.namespace(host)) for host in range(self.n)]
