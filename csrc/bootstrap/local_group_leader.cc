@@ -18,7 +18,7 @@
 namespace pycoll {
 namespace {
 
-constexpr size_t kMaxStrangers = 2 * kMaxLocalRanks;
+constexpr size_t kMaxLocalStrangers = 2 * kMaxLocalRanks;
 constexpr int64_t kInterruptCheckNs = 200'000'000;
 
 }  // namespace
@@ -92,7 +92,7 @@ void LocalGroupLeader::accept_strangers() {
     pid_t pid = -1;
     if (!is_own_user(socket.get(), &pid)) continue;
     // Silent connections must not use up our descriptors: the oldest gives way.
-    if (strangers_.size() == kMaxStrangers) strangers_.erase(strangers_.begin());
+    if (strangers_.size() == kMaxLocalStrangers) strangers_.erase(strangers_.begin());
     strangers_.push_back({.socket = std::move(socket), .pid = pid});
   }
 }

@@ -16,12 +16,12 @@
 #include "bootstrap/interfaces.h"
 #include "bootstrap/joining.h"
 #include "bootstrap/mesh_handshake.h"
+#include "bootstrap/token.h"
 #include "bootstrap/wire.h"
 
 namespace pycoll {
 namespace {
 
-constexpr size_t kMaxStrangers = 128;
 constexpr int64_t kStrangerNs = 10'000'000'000;
 constexpr int64_t kAttemptNs = 3'000'000'000;
 constexpr int64_t kRetryNs = 100'000'000;

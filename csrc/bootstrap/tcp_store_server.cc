@@ -27,7 +27,6 @@ namespace {
 constexpr int64_t kNever = INT64_MAX;
 constexpr int64_t kSecondNs = 1'000'000'000;
 constexpr int64_t kOutOfFdsPauseNs = 100'000'000;
-constexpr size_t kMaxStrangers = 128;
 constexpr int kBacklog = 512;
 
 std::optional<int64_t> parse_decimal(const std::string& text) {

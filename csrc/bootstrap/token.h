@@ -9,6 +9,8 @@
 namespace pycoll {
 
 inline constexpr size_t kMaxTokenBytes = 1024;
+/// Connections that have not said the token yet; one more, and the oldest of them is closed.
+inline constexpr size_t kMaxStrangers = 128;
 
 /// Raises UsageError for a token that no hello could carry.
 void check_token(std::string_view token);

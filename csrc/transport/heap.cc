@@ -9,17 +9,14 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/pages.h"
 
 namespace pycoll {
 namespace {
 
-constexpr size_t kPage = 4096;
-constexpr size_t kLargePage = size_t{2} << 20;
 constexpr int kCollapse = 25;  // MADV_COLLAPSE, for which libc's headers may be too old
 // x86-64 and arm64 give a process 128 TiB; other mappings must fit, too.
 constexpr size_t kMaxTotalBytes = size_t{16} << 40;
-
-size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
 

@@ -8,7 +8,8 @@
 namespace pycoll {
 
 struct alignas(64) HostLine {
-  std::byte payload[56];
+  static constexpr size_t kPayloadBytes = 56;
+  std::byte payload[kPayloadBytes];
   uint64_t flag;
 
   /// Of the message with this number on its ring, in a call with this mark.

@@ -1,9 +1,9 @@
 #include "transport/mailbox.h"
 
+#include "base/pages.h"
+
 namespace pycoll {
 namespace {
-
-constexpr size_t kPage = 4096;
 
 uint32_t num_lines(int num_ranks) { return num_ranks <= 16 ? 4096 : 1024; }
 

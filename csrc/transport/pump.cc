@@ -10,9 +10,6 @@
 namespace pycoll {
 namespace {
 
-constexpr size_t kLine = sizeof(MessageHeader);
-constexpr size_t kLinePayload = sizeof(HostLine::payload);
-
 std::byte* slot_of(const RingMemory& ring, uint64_t index) {
   return ring.slots + index % static_cast<uint64_t>(ring.num_slots) * ring.slot_bytes;
 }
@@ -110,8 +107,8 @@ void Pump::posted(ProtocolKind protocol, int peer, int64_t nbytes, uint32_t mark
     // The flags of the lines are made anew over there.
     const auto* line = reinterpret_cast<const HostLine*>(payload);
     const auto size = static_cast<size_t>(nbytes);
-    for (size_t at = 0; at < size; at += kLinePayload, ++line) {
-      std::memcpy(packed_.data() + at, line->payload, std::min(kLinePayload, size - at));
+    for (size_t at = 0; at < size; at += HostLine::kPayloadBytes, ++line) {
+      std::memcpy(packed_.data() + at, line->payload, std::min(HostLine::kPayloadBytes, size - at));
     }
     payload = packed_.data();
   }
@@ -149,7 +146,7 @@ void Pump::ship_messages(int peer) {
     const size_t num_lines = header->kind == MessageKind::kSkip ? 1 : header->num_lines;
     FrameHeader frame;
     frame.kind = FrameKind::kLines;
-    frame.nbytes = static_cast<uint32_t>(num_lines * kLine);
+    frame.nbytes = static_cast<uint32_t>(num_lines * sizeof(HostLine));
     frame.word = to.shipped;
     to.shipped += header->num_lines;
     send(peer, frame, header, /*keep=*/false);

@@ -9,9 +9,6 @@
 namespace pycoll {
 namespace {
 
-constexpr size_t kLine = sizeof(MessageHeader);
-constexpr size_t kLinePayload = sizeof(HostLine::payload);
-
 /// The number with these low bits that is nearest to `about`.
 uint64_t widen(uint32_t low, uint64_t about) {
   return about + static_cast<uint64_t>(static_cast<int64_t>(
@@ -64,7 +61,8 @@ bool Pump::place_slot(int peer, const FrameHeader& header, std::vector<std::byte
   }
   std::byte* to = ring.slots + index % static_cast<uint64_t>(ring.num_slots) * ring.slot_bytes;
   if (static_cast<ProtocolKind>(header.protocol) == ProtocolKind::kLL) {
-    const size_t num_lines = (header.nbytes + kLinePayload - 1) / kLinePayload;
+    const size_t num_lines =
+        (header.nbytes + HostLine::kPayloadBytes - 1) / HostLine::kPayloadBytes;
     if (num_lines * sizeof(HostLine) > ring.slot_bytes) return false;
     staged.resize(std::max<size_t>(staged.size(), header.nbytes));
     to = staged.data();
@@ -81,9 +79,9 @@ void Pump::unload_slot(int peer, const FrameHeader& header, const std::vector<st
   if (static_cast<ProtocolKind>(header.protocol) == ProtocolKind::kLL) {
     auto* line = reinterpret_cast<HostLine*>(ring.slots + slot * ring.slot_bytes);
     const uint64_t flag = HostLine::flag_of(index + 1, header.mark);
-    for (size_t at = 0; at < header.nbytes; at += kLinePayload, ++line) {
+    for (size_t at = 0; at < header.nbytes; at += HostLine::kPayloadBytes, ++line) {
       std::memcpy(line->payload, staged.data() + at,
-                  std::min(kLinePayload, static_cast<size_t>(header.nbytes) - at));
+                  std::min(HostLine::kPayloadBytes, static_cast<size_t>(header.nbytes) - at));
       store_release(line->flag, flag);
     }
   } else {
@@ -102,16 +100,16 @@ bool Pump::place_lines(int peer, const FrameHeader& header, std::vector<std::byt
   const Link& from = link(peer);
   const uint64_t total = from.mail_in.num_lines;
   const uint64_t first = from.unloaded & (total - 1);
-  const uint64_t num_lines = header.nbytes / kLine;
-  if (header.word != from.unloaded || header.nbytes % kLine != 0 || num_lines == 0 ||
+  const uint64_t num_lines = header.nbytes / sizeof(HostLine);
+  if (header.word != from.unloaded || header.nbytes % sizeof(HostLine) != 0 || num_lines == 0 ||
       first + num_lines > total ||
       from.unloaded + num_lines - load_acquire(from.mail_in.reader->head) > total) {
     return false;
   }
   // The header, whose flag says that the message is there, comes last: into its place later.
-  staged.resize(std::max(staged.size(), kLine));
+  staged.resize(std::max(staged.size(), sizeof(HostLine)));
   std::byte* body = reinterpret_cast<std::byte*>(from.mail_in.lines + first + 1);
-  *parts = {2, {staged.data(), body}, {kLine, header.nbytes - kLine}};
+  *parts = {2, {staged.data(), body}, {sizeof(HostLine), header.nbytes - sizeof(HostLine)}};
   return true;
 }
 
@@ -123,7 +121,7 @@ void Pump::unload_lines(int peer, const std::vector<std::byte>& staged) {
   MessageHeader* to = &from.mail_in.lines[from.unloaded & mask];
   const size_t past_flag = sizeof(came.flag);
   std::memcpy(reinterpret_cast<std::byte*>(to) + past_flag, staged.data() + past_flag,
-              kLine - past_flag);
+              sizeof(HostLine) - past_flag);
   from.unloaded += came.num_lines;
   // As MailboxWriter::commit.
   store_relaxed(from.mail_in.lines[from.unloaded & mask].flag, 0);

@@ -10,13 +10,12 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/pages.h"
 #include "transport/heap.h"
 
 namespace pycoll {
 namespace {
 
-constexpr size_t kPage = 4096;
-constexpr size_t kLargePage = size_t{2} << 20;
 constexpr size_t kLargeArray = 4 * kLargePage;
 
 std::byte* page_down(std::byte* p) { return p - reinterpret_cast<uintptr_t>(p) % kPage; }

@@ -11,15 +11,13 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/pages.h"
 #include "transport/pump.h"
 
 namespace pycoll {
 namespace {
 
-constexpr size_t kPage = 4096;
 static_assert(sizeof(SegmentHeader) <= kPage);
-
-size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 // Rings of one rank: a link to each rank, where the link to itself is the multicast ring, whose
 // heads are one per rank. A tail and num_ranks heads for each keeps the arithmetic in one line.

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "base/pages.h"
 #include "bootstrap/local_group.h"
 #include "bootstrap/process_info.h"
 #include "transport/mapping.h"
@@ -83,9 +84,8 @@ class ShmTransport final : public Transport {
 
   /// The segment, then the heap, which begins at a large page.
   static size_t total_bytes(int num_ranks, bool with_heap) {
-    constexpr size_t kLargePage = size_t{2} << 20;
     const size_t segment = SegmentLayout::for_ranks(num_ranks).total_bytes;
-    const size_t heap_at = (segment + kLargePage - 1) / kLargePage * kLargePage;
+    const size_t heap_at = round_up(segment, kLargePage);
     const auto num_areas = static_cast<size_t>(with_heap ? num_ranks : 0);
     return heap_at + num_areas * SharedHeap::area_bytes(num_ranks);
   }

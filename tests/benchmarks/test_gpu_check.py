@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import builds
 import gpu_check
 import pytest
 
@@ -48,16 +49,8 @@ def library() -> str:
     """The emulated device, in the folder that the core was built in."""
     if given := os.environ.get("PYCOLL_TEST_DEVICE_LIBRARY"):
         return given
-    folders = [ROOT / "build" / name for name in ("cmake", "dev")]
-    folder = next((f for f in folders if (f / "CMakeCache.txt").is_file()), None)
-    if folder is None:
-        pytest.skip("no build folder: the emulated device cannot be built")
-    command = ["cmake", "--build", str(folder), "--parallel", "2", "--target", "device_threads"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError:
-        pytest.skip("cmake is not installed: the emulated device cannot be built")
-    assert done.returncode == 0, done.stdout[-4000:]
+    folder = builds.plain()
+    builds.build(folder, "device_threads")
     return str(folder / "_device_threads.so")
 
 

@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import builds
 import pytest
 
 from pycoll import _core
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(420)]
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = [*(row.name for row in _core.collectives()), "sendrecv"]
 LAUNCHERS = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_ID")
 
 
 @pytest.fixture(scope="module")
 def binaries() -> Path:
-    """The programs, in the build tree of the other C++ checks, kept between runs."""
-    if shutil.which("cmake") is None:
-        pytest.skip("cmake is not installed")
-    folder = ROOT / "build" / "check-plain"
-    folder.mkdir(parents=True, exist_ok=True)
-    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    with open(folder / "benchmarks.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for command in (
-            ["cmake", "-S", ROOT, "-B", folder, *generator, "-DPYCOLL_PYTHON=OFF",
-             "-DPYCOLL_TESTS=ON", "-DPYCOLL_BENCHMARKS=ON", "-DCMAKE_BUILD_TYPE=None",
-             "-DCMAKE_CXX_FLAGS=-O1"],
-            ["cmake", "--build", folder, "--parallel", "2", "--target", "benchmarks"],
-        ):  # fmt: skip
-            done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-            assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    """The programs, in the folder of the package's own build."""
+    folder = builds.plain()
+    builds.build(folder, "benchmarks", "-DPYCOLL_BENCHMARKS=ON")
     return folder / "benchmarks"
 
 
@@ -121,8 +106,7 @@ def test_perf_all_dtypes_and_ops_are_right_or_say_why_not(binaries):
 
 @pytest.mark.parametrize("flags", [("-t", "2"), ("-r", "2"), ("-t", "2", "-R", "1")], ids=" ".join)
 def test_perf_on_the_emulated_device_is_right(binaries, flags):
-    build = ["cmake", "--build", binaries.parent, "--parallel", "2", "--target", "device_threads"]
-    subprocess.run(list(map(str, build)), check=True, stdout=subprocess.DEVNULL)
+    builds.build(binaries.parent, "device_threads")
     library = {"PYCOLL_DEVICE_LIBRARY": str(binaries.parent / "_device_threads.so")}
     sizes = ("-b", "64", "-e", "64K", "-f", "32", "-n", "2", "-w", "1", "-g", "1")
     for name in ("all_reduce", "all_gather", "broadcast", "barrier"):
@@ -199,7 +183,7 @@ def test_perf_under_a_launcher_takes_its_ranks(binaries, tmp_path):
     path.write_text("import os, sys\nos.execv(sys.argv[1], sys.argv[1:])\n")
     command = [sys.executable, "-m", "pycoll.cli", "run", "-n", "3", "--no-prefix", str(path)]
     env = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
-    env["PYTHONPATH"] = str(ROOT)
+    env["PYTHONPATH"] = str(builds.ROOT)
     done = subprocess.run(
         [*command, program, "-b", "64", "-e", "64", "-n", "2"],
         capture_output=True,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import builds
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,18 +23,8 @@ def emulated_library() -> Path:
     """Built in the folder that the core was built in, where that is still there."""
     if given := os.environ.get("PYCOLL_TEST_DEVICE_LIBRARY"):
         return Path(given)
-    cmake = shutil.which("cmake")
-    if cmake is None:
-        pytest.skip("cmake is not installed: the emulated device cannot be built")
-    folders = [ROOT / "build" / name for name in ("cmake", "dev")]
-    folder = next((f for f in folders if (f / "CMakeCache.txt").is_file()), ROOT / "build/device")
-    if not (folder / "CMakeCache.txt").is_file():
-        ninja = ["-G", "Ninja"] if shutil.which("ninja") else []
-        configure = [cmake, "-S", ROOT, "-B", folder, *ninja, "-DPYCOLL_PYTHON=OFF"]
-        subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
-    build = [cmake, "--build", folder, "--parallel", "2", "--target", "device_threads"]
-    done = subprocess.run(build, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert done.returncode == 0, done.stdout[-4000:]
+    folder = builds.plain()
+    builds.build(folder, "device_threads")
     return folder / "_device_threads.so"
 
 

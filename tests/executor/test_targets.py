@@ -5,18 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from builds import ROOT, SANITIZERS, build, checks, need_sanitizer, run
+from builds import ROOT, build, need_sanitizer, plain, run, sanitized
 
 pytestmark = [pytest.mark.sanitizer, pytest.mark.timeout(420)]
 
 REPORTS = ("WARNING: ThreadSanitizer", "ERROR: AddressSanitizer", "runtime error:", "LeakSanitizer")
 
 
-@pytest.fixture(scope="module", params=SANITIZERS)
+SLOW = pytest.mark.slow  # to compile
+
+
+@pytest.fixture(scope="module", params=["plain", "thread", pytest.param("address", marks=SLOW)])
 def tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A build tree with the C++ checks in it."""
+    if request.param == "plain":
+        folder = plain()
+        build(folder, "checks", "-DPYCOLL_TESTS=ON")
+        return folder
     need_sanitizer(request.param, tmp_path_factory.mktemp("probe"))
-    folder = checks(request.param)
+    folder = sanitized(request.param)
     build(folder, "checks")
     return folder
 
@@ -84,7 +91,7 @@ def test_device_check_of_every_dtype_is_right_and_clean(tree, num_ranks):
 
 def test_layers_link_one_by_one():
     """Every folder as a shared library of itself and what it may use: no symbol is undefined."""
-    build(checks("plain"), "layers")
+    build(plain(), "layers", "-DPYCOLL_TESTS=ON")
 
 
 RELEASE = "store(value, PYCOLL_ORDER(release));"
@@ -179,7 +186,7 @@ def weakened(tmp_path_factory: pytest.TempPathFactory) -> Path:
         to = headers / change / name
         to.parent.mkdir(parents=True)
         to.write_text(text.replace(right, wrong))
-    folder = checks("thread", weakened=headers)
+    folder = sanitized("thread", weakened=headers)
     build(folder, "weakened")
     return folder
 

@@ -12,7 +12,7 @@ from pycoll.parallel.pipeline.sleeping import Measured, measure
 pytestmark = [pytest.mark.ranks, pytest.mark.torch]
 
 POINTS = 0.02  # of all time
-UNITS_S = (0.012, 0.03, 0.1)
+UNITS_S = (0.012, 0.03, 0.1, 0.3)
 
 
 def stated_idle_share(name: str, p: int, m: int, v: int) -> float:
