@@ -244,6 +244,42 @@ def test_barriers_and_early_links(kind):
     run_group(kind, work, 2)
 
 
+def test_captured_operations_are_replayed_among_others(kind):
+    """As many frameworks do with a whole step: a graph, replayed, and calls between replays."""
+
+    def work(device: torch.device) -> None:
+        rank = dist.get_rank()
+        x = torch.full((1000,), rank + 1.0, device=device)
+        halves = torch.zeros(2000, device=device)
+        dist.all_reduce(torch.ones(1, device=device))  # links are made before a capture
+        module = torch.get_device_module(device)
+        module.synchronize()
+        graph, stream = module.CUDAGraph(), torch.Stream(device)
+        before = module.current_stream()
+        torch.accelerator.set_stream(stream)
+        graph.capture_begin()
+        dist.all_reduce(x)
+        handle = dist.all_gather_into_tensor(halves, x, async_op=True)
+        handle.wait()
+        with pytest.raises(RuntimeError, match="cannot be captured"):
+            dist.send(x, 1 - rank)
+        graph.capture_end()
+        same(x.cpu(), torch.full((1000,), rank + 1.0))  # nothing has run
+        for step in range(100):
+            graph.replay()
+            assert (halves.cpu() == 3.0).all(), step
+            x.fill_(rank + 1.0)
+            if step % 10 == 0:
+                dist.all_reduce(x, dist.ReduceOp.MAX)  # eager, behind the replay
+                assert (x.cpu() == 2).all()
+                x.fill_(rank + 1.0)
+        stream.synchronize()
+        torch.accelerator.set_stream(before)
+        graph.reset()
+
+    run_group(kind, work, 2)
+
+
 def test_groups_that_are_split_and_two_backends(kind):
     def work(device: torch.device) -> None:
         rank = dist.get_rank()

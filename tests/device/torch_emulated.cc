@@ -368,9 +368,32 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_the_host>());
 }
 
+/// As torch.cuda.CUDAGraph: what is given to the current stream between begin and end, as one.
+class Graph {
+ public:
+  void capture_begin() { check(table().begin_capture(current_device, current_handle())); }
+  void capture_end() { check(table().end_capture(current_device, current_handle(), &graph_)); }
+  void replay() { check(table().launch_graph(current_device, graph_, current_handle())); }
+  void reset() { check(table().destroy_graph(std::exchange(graph_, nullptr))); }
+
+ private:
+  static pycoll::DeviceStream current_handle() {
+    return handle_of(current_stream(c10::Device(kType, current_device)));
+  }
+
+  pycoll::DeviceGraph graph_ = nullptr;
+};
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  namespace py = pybind11;
+  py::class_<Graph>(m, "Graph")
+      .def(py::init<>())
+      .def("capture_begin", &Graph::capture_begin)
+      .def("capture_end", &Graph::capture_end)
+      .def("replay", &Graph::replay)
+      .def("reset", &Graph::reset);
   static Hooks hooks;
   at::RegisterPrivateUse1HooksInterface(&hooks);
   m.def("device_count", [] { return static_cast<int>(Guard().deviceCount()); });

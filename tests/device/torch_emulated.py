@@ -89,6 +89,10 @@ class Device:
     def Event(self, enable_timing: bool = False, blocking: bool = False) -> torch.Event:
         return torch.Event(NAME)
 
+    def CUDAGraph(self) -> Any:
+        """By that name, as torch.cuda's."""
+        return self._extension.Graph()
+
     def synchronize(self, device: Any = None) -> None:
         torch.accelerator.synchronize()
 
