@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from pycoll.errors import UsageError
-from pycoll.parallel import record
+from pycoll.parallel import pipeline, record
 from pycoll.parallel.data.batch_norm import synchronise
 from pycoll.parallel.data.reducer import Reducer
 from pycoll.parallel.dropout import Positions, key_dropouts
@@ -21,6 +21,7 @@ from pycoll.parallel.recompute import recompute_layers
 from pycoll.parallel.tensor.layers import share_layers
 from pycoll.parallel.tensor.plan import Style, match
 from pycoll.parallel.trainer import Trainer
+from pycoll.parallel.updates import Updates, refuse
 from pycoll.parallel.zero.units import put_together_when_needed, units_of
 
 
@@ -50,7 +51,8 @@ def parallelize(
         mesh: The ranks.
         tp: What is shared out over the axis tp: styles by patterns of layers' names.
         pp: Name of the list of blocks that the axis pp cuts, such as "blocks".
-        schedule: Of the pipeline: a name of `pycoll.parallel.pipeline`.
+        schedule: Of the pipeline: a name of `pycoll.parallel.pipeline`. "pipedream" steps the
+            optimizer within `model.step`, once for each microbatch.
         zero: What replicas share out, too: 0 nothing, 1 the optimizer's state, 2 gradients,
             3 parameters.
         sequence_parallel: Share out what lies between the layers that tp shares, too.
@@ -64,7 +66,7 @@ def parallelize(
 
     Raises:
         UsageError: The plan names a layer that is not there, heads do not divide, pp > 1 without
-            a list of blocks, or no such ZeRO.
+            a list of blocks, no such ZeRO or schedule, or what a schedule does not go with.
     """
     if zero not in (0, 1, 2, 3):
         raise UsageError(f"zero is {zero}, expected 0, 1, 2 or 3")
@@ -73,10 +75,15 @@ def parallelize(
             f"parallelize: pp={mesh.size('pp')} needs the name of the list of blocks to cut, for "
             "example pp='blocks'"
         )
+    order = pipeline.build(
+        schedule, mesh.size("pp"), mesh.size("pp"), pipeline.generator(schedule).default_stages
+    )
+    if order.updates:
+        refuse(order.name, zero=zero, recompute=recompute)
     record.prepare(model)
     # A parameter's name is the first one that it has in the whole model, tied or not.
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    order = {name: number for number, name in enumerate(names.values())}
+    numbers = {name: number for number, name in enumerate(names.values())}
     line = mesh.line("tp")
     styles = match(model, tp or {})
     shared = share_layers(model, styles, line, sequence_parallel, pp)
@@ -92,7 +99,7 @@ def parallelize(
         from pycoll.parallel.stages import Pipeline
 
         stages = Pipeline(
-            model, mesh, pp, schedule, positions, costs=costs, split_backward=not recomputes
+            model, mesh, pp, order, positions, costs=costs, split_backward=not recomputes
         )
     here = {names[id(parameter)]: parameter for parameter in model.parameters()}
     named = [(name, parameter) for name, parameter in here.items() if parameter.requires_grad]
@@ -102,7 +109,7 @@ def parallelize(
 
     def owned(name: str, parameter: nn.Parameter, along: Line) -> bool:
         """One rank for each element; with many parameters, each rank has its share of them."""
-        number = order[name]
+        number = numbers[name]
         alone = zero > 0 or along.rank == number % along.size
         if id(parameter) not in shared.placements and id(parameter) not in partial:
             alone = alone and line.rank == number % line.size
@@ -129,6 +136,7 @@ def parallelize(
         name: shared.placements.get(id(parameter), Placement(tuple(parameter.shape)))
         for name, parameter in here.items()
     }
+    updates = Updates(order.name, replicas, reducer) if order.updates else None
     trainer = Trainer(
         model,
         mesh,
@@ -138,6 +146,7 @@ def parallelize(
         positions,
         together=together,
         pipeline=stages,
+        updates=updates,
     )
     model.step = trainer.step  # type: ignore[assignment]
     model.evaluate = trainer.evaluate  # type: ignore[assignment]

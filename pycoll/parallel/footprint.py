@@ -23,7 +23,7 @@ from pycoll.parallel.data.reducer import in_lines, main_dtype
 from pycoll.parallel.dropout import Positions
 from pycoll.parallel.mesh import AXES, Mesh
 from pycoll.parallel.paper import Saved, on_paper, paper_line
-from pycoll.parallel.pipeline.simulate import peak_live
+from pycoll.parallel.pipeline.simulate import peak_live, peak_versions
 from pycoll.parallel.pipeline.specs import replace
 from pycoll.parallel.pipeline.stages import Notes, Tensors
 from pycoll.parallel.recompute import recompute_layers
@@ -39,7 +39,8 @@ class RankMemory:
 
     Attributes:
         place: Of the rank on the mesh, `{"pp": 0, "dp": 1, "tp": 0}`.
-        parameters: Of its weights, and their copies in float32 if they have 16 bits.
+        parameters: Of its weights, their copies in float32 if they have 16 bits, and the versions
+            that a schedule without a flush keeps.
         gradients: Of these, after they are reduced.
         optimizer: Of the optimizer's state.
         activations: That backward waits for, at most; None where no sample was given.
@@ -127,7 +128,8 @@ def memory(
                 weights, groups = stages.parameters(stage), stages.groups(stage, units)
                 lasting = _lasting(weights, shared, sizes, place, zero, groups, bucket_mb, moments)
                 live = None if kept is None else stages.live(stage, kept)
-                found.append(RankMemory(place, *lasting, live))
+                stashed = stages.stashed(stage)
+                found.append(RankMemory(place, lasting[0] + stashed, *lasting[1:], live))
     return sorted(found, key=lambda rank: tuple(rank.place.values()))
 
 
@@ -187,6 +189,14 @@ class _Stages:
             if stage < num_stages - 1:
                 hidden = tuple(tensor.detach().requires_grad_() for tensor in made)
         return found
+
+    def stashed(self, rank: int) -> int:
+        """Bytes of the versions of weights that a rank keeps beside the newest ones."""
+        if self._schedule is None or not self._schedule.updates:
+            return 0
+        learning = [w for _, w in self.parameters(rank) if w.requires_grad]
+        nbytes = sum(weight.numel() * weight.element_size() for weight in learning)
+        return nbytes * peak_versions(self._schedule.orders[rank])
 
     def live(self, rank: int, kept: list[int]) -> int:
         """The most bytes that a rank keeps at once: microbatches wait for their backward."""

@@ -45,6 +45,8 @@ class Optimizer:
                 "pc.parallelize returned"
             )
         self.trainer: Trainer = trainer
+        if trainer.updates is not None:
+            trainer.updates.take(inner, clip)
         names = {id(p): entry[1] for p, entry in zip(parameters, known, strict=True)}
         self.names: list[list[str]] = []
         pieces = trainer.reducer.pieces
@@ -56,9 +58,11 @@ class Optimizer:
     def step(self) -> float:
         """Clips the gradients, steps, and brings the parameters up to date on all ranks.
 
+        Where the schedule updates weights within `model.step`, that has done it.
+
         Returns:
             The norm of all gradients before clipping, the same on every rank; also in the step's
-            result.
+            result. Of several updates, the last one's.
 
         Cost: an all_reduce of one number over all ranks; with ZeRO 1 and 2 an all_gather of the
             parameters over their replicas.
@@ -66,13 +70,10 @@ class Optimizer:
         start_ns = time.monotonic_ns()
         waited_before = self.trainer.mesh.ledger.waited_s
         norm = self.grad_norm()
-        if self.clip is not None:
-            factor = min(1.0, self.clip / (norm + 1e-6))
-            for piece in self._pieces():
-                if piece.value.grad is not None and factor < 1.0:
-                    piece.value.grad.mul_(factor)
-        self.inner.step()
-        self.trainer.reducer.publish()
+        if self.trainer.updates is None:
+            self._clip(norm)
+            self.inner.step()
+            self.trainer.reducer.publish()
         ledger, last = self.trainer.mesh.ledger, self.trainer.last
         ledger.span("optimizer", "compute", start_ns, time.monotonic_ns())
         if last is not None:
@@ -83,6 +84,12 @@ class Optimizer:
             watcher(self.trainer)
         self.trainer.clear()
         return norm
+
+    def _clip(self, norm: float) -> None:
+        factor = 1.0 if self.clip is None else min(1.0, self.clip / (norm + 1e-6))
+        for piece in self._pieces():
+            if piece.value.grad is not None and factor < 1.0:
+                piece.value.grad.mul_(factor)
 
     def grad_norm(self) -> float:
         """The 2-norm of the gradients of all ranks' parameters, each element counted once."""

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import nn
 
-from pycoll.errors import UsageError
 from pycoll.parallel import pipeline
 from pycoll.parallel.batches import num_samples
 from pycoll.parallel.data.reducer import Reducer
 from pycoll.parallel.dropout import Positions
 from pycoll.parallel.mesh import Mesh
+from pycoll.parallel.updates import Updates
 
 
 class Pipeline:
@@ -21,6 +21,7 @@ class Pipeline:
         cut: What is where.
         reducer: Told when a stage's gradients are complete, so that it reduces them over the
             replicas while other stages compute.
+        updates: Told when a microbatch's are, where the schedule updates within a step.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class Pipeline:
         model: nn.Module,
         mesh: Mesh,
         blocks: str,
-        schedule: str,
+        schedule: pipeline.Schedule,
         positions: Positions,
         *,
         costs: list[float] | None = None,
@@ -40,36 +41,29 @@ class Pipeline:
             model: Whole.
             mesh: The ranks.
             blocks: Name of the list that is cut.
-            schedule: Its name.
+            schedule: Of any number of microbatches; its name makes the others.
             positions: Told which samples each microbatch has.
             costs: Of the blocks; None: alike.
             split_backward: Whether the gradients of inputs may be made before those of weights.
 
         Raises:
-            UsageError: There are fewer blocks than stages, no such schedule or list, or the
-                schedule updates weights within a step.
+            UsageError: There are fewer blocks than stages, or no such list.
         """
-        size = mesh.size("pp")
-        made = pipeline.build(schedule, size, size, pipeline.generator(schedule).default_stages)
-        if made.updates:
-            raise UsageError(
-                f"parallelize: schedule {schedule!r} updates weights within a step, and then no "
-                "mesh equals one process: use pipeline.PipelineRuntime(..., update=) for it"
-            )
-        self.cut = pipeline.cut(
-            model, blocks, made.num_stages, made.stages_of(mesh.rank("pp")), costs=costs
-        )
+        local = schedule.stages_of(mesh.rank("pp"))
+        self.cut = pipeline.cut(model, blocks, schedule.num_stages, local, costs=costs)
         self._own = {stage: self.cut.own(stage) for stage in self.cut.local_stages}
         self.reducer: Reducer | None = None
+        self.updates: Updates | None = None
         self._mesh, self._positions = mesh, positions
         self._firsts: list[tuple[int, int]] = []  # of each microbatch: first sample, and how many
         self._runtime = pipeline.PipelineRuntime(
             self.cut,
-            schedule,
+            schedule.name,
             mesh.comm("pp"),
             on_microbatch=self._move,
-            on_last_backward=self._expect,
-            on_weight_grad_ready=self._complete,
+            on_last_backward=None if schedule.updates else self._expect,
+            on_weight_grad_ready=None if schedule.updates else self._complete,
+            update=self._update if schedule.updates else None,
             split_backward=split_backward,
         )
 
@@ -111,6 +105,11 @@ class Pipeline:
     def _complete(self, stage: int) -> None:
         if self.reducer is not None:
             self.reducer.complete(self._own[stage])
+
+    def _update(self, stage: int, microbatch: int) -> None:
+        if self.updates is not None:
+            self.updates.reduce(self._own[stage])
+            self.updates.step()
 
     def _move(self, microbatch: int) -> None:
         first, count = self._firsts[microbatch]

@@ -13,20 +13,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pycoll.parallel.batches import as_call, nothing, num_samples, split, to_floating
 from pycoll.parallel.data.reducer import Reducer
 from pycoll.parallel.dropout import Positions
+from pycoll.parallel.losses import Loss, sums_and_counts
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.placement import Placement
-from pycoll.parallel.tensor.vocab import whole
 
 if TYPE_CHECKING:
     from pycoll.parallel.stages import Pipeline
-
-Loss = Callable[[Any, Any], Any]
-_IGNORED = -100  # as torch's ignore_index
+    from pycoll.parallel.updates import Updates
 
 
 @dataclass(slots=True)
@@ -44,6 +42,9 @@ class StepResult:
         unused: Names of this rank's parameters that no replica used.
         unused_now: Of these, those that were used in the step before, or in the first step.
         rank: That of this process.
+        updates: How often `model.step` stepped the optimizer; 0 where the schedule has a flush.
+        staleness: Of these, the most that came between a forward and its backward in the stage of
+            this rank.
     """
 
     step: int
@@ -56,6 +57,8 @@ class StepResult:
     unused: tuple[str, ...] = ()
     unused_now: tuple[str, ...] = ()
     rank: int = 0
+    updates: int = 0
+    staleness: int = 0
 
 
 class Trainer:
@@ -69,6 +72,7 @@ class Trainer:
         placements: Of these, by name.
         positions: Where in the batch the model is: dropout looks there.
         last: The last step's result.
+        updates: Of a schedule that updates weights within a step; None: the optimizer steps after.
         watchers: Called after the optimizer's step.
     """
 
@@ -83,8 +87,10 @@ class Trainer:
         *,
         together: bool = False,
         pipeline: Pipeline | None = None,
+        updates: Updates | None = None,
     ) -> None:
         self.model, self.mesh, self.reducer = model, mesh, reducer
+        self.updates = updates
         self.parameters = parameters
         self.placements, self.positions = placements, positions
         self.step_idx = 0
@@ -96,10 +102,10 @@ class Trainer:
         self._settled = False
         self._sum, self._count = 0.0, 0
         if pipeline is not None:
-            pipeline.reducer = reducer
-        self._bubble_s = 0.0
+            pipeline.reducer, pipeline.updates = reducer, updates
+        self._bubble_s, self._staleness = 0.0, 0
         # Layers that ask the other replicas: an empty batch passes through them, too.
-        self._together = together or reducer.level == 3
+        self._together = together or reducer.level == 3 or updates is not None
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -143,9 +149,13 @@ class Trainer:
         first_sample = self._first_sample(num_samples(x))
         self.positions.move(step=self.step_idx)
         parts, losses = split(x, y, microbatches), sums_and_counts(loss)
+        if self.updates is not None:
+            num_updates = self.updates.begin(len(parts), syncing=self._syncing)
+            parts += [nothing(x, y)] * (num_updates - len(parts))
+            losses = self.updates.of_means(losses)
+        elif self._pipeline is None and (self.reducer.level >= 2 or self._together):
+            parts += [nothing(x, y)] * (microbatches - len(parts))
         if self._pipeline is None:
-            if self.reducer.level >= 2 or self._together:
-                parts += [nothing(x, y)] * (microbatches - len(parts))
             self._run(parts, losses, first_sample)
         else:
             self._run_pipeline(self._pipeline, parts, losses, first_sample)
@@ -163,6 +173,8 @@ class Trainer:
             unused=tuple(self.reducer.unused),
             unused_now=tuple(name for name in self.reducer.unused if name not in unused_before),
             rank=self.mesh.world.rank,
+            updates=0 if self.updates is None else len(parts),
+            staleness=self._staleness,
         )
         self.step_idx += 1
         return self.last
@@ -202,7 +214,7 @@ class Trainer:
     def _run(self, parts: list[tuple[Any, Any]], loss: Loss, first_sample: int) -> None:
         # Gradients that ZeRO shares out are reduced after each microbatch: kept, they would be
         # whole. So all replicas take part in as many, if with no sample.
-        each = self.reducer.level >= 2
+        each = self.reducer.level >= 2 or self.updates is not None
         for i, (x, y) in enumerate(parts):
             count = num_samples(x)
             self.positions.move(first_sample=first_sample, num_samples=count)
@@ -218,13 +230,15 @@ class Trainer:
                 self._count += int(part_count)
             if reduces:
                 self.reducer.finish()
+            if self.updates is not None:
+                self.updates.step()
         if not parts and self._syncing:
             self.reducer.finish()  # the other replicas wait for this one's zeros
 
     def _run_pipeline(
         self, pipeline: Pipeline, parts: list[tuple[Any, Any]], loss: Loss, first_sample: int
     ) -> None:
-        self._bubble_s = 0.0
+        self._bubble_s, self._staleness = 0.0, 0
         self.reducer.begin(reduce=self._syncing, staged=True)
         if parts:
             with self._gathered():
@@ -232,8 +246,9 @@ class Trainer:
             self._sum += result.loss_sum
             self._count += int(result.count)
             self._bubble_s = result.time_s - result.busy_s
+            self._staleness = max(result.staleness.values(), default=0)
             self.reducer.complete(pipeline.cut.shared)
-        if self._syncing:
+        if self._syncing and self.updates is None:
             self.reducer.finish()
 
     @contextmanager
@@ -247,16 +262,14 @@ class Trainer:
 
     def _settle(self) -> tuple[float, int]:
         """The loss of all replicas, and gradients divided by what it counts."""
-        tail = torch.cat(
-            [
-                torch.tensor([self._sum, self._count], dtype=torch.float64),
-                self.reducer.presence(),
-            ]
-        )
+        tail = torch.tensor([self._sum, self._count], dtype=torch.float64)
+        if self.updates is None:
+            tail = torch.cat([tail, self.reducer.presence()])
         if self._line.size > 1:
             self._line.all_reduce(tail)
         total, count = float(tail[0]), int(tail[1])
-        self.reducer.settle(tail[2:], 1.0 / max(count, 1))
+        if self.updates is None:
+            self.reducer.settle(tail[2:], 1.0 / max(count, 1))
         self._settled = True
         return total, count
 
@@ -273,22 +286,4 @@ class Trainer:
         self.mesh.ledger.span(name, "compute", start_ns, time.monotonic_ns())
 
 
-def sums_and_counts(loss: Loss) -> Loss:
-    """A loss that always returns a sum and a count, and gets whole outputs where it needs them."""
-
-    def summed(output: Any, target: Any) -> tuple[Tensor, int]:
-        if not getattr(loss, "takes_parts", False):
-            output = whole(output)
-        result = loss(output, target)
-        if isinstance(result, tuple):
-            return result[0], int(result[1])
-        count = len(target) if not isinstance(target, Tensor) else target.numel()
-        if isinstance(target, Tensor) and not target.is_floating_point():
-            count = int((target != _IGNORED).sum())
-        # The mean of nothing is no number.
-        return (result * count if count else result.nan_to_num() * 0), count
-
-    return summed
-
-
-__all__ = ["Loss", "StepResult", "Trainer"]
+__all__ = ["StepResult", "Trainer"]

@@ -119,6 +119,17 @@ def test_a_model_that_no_machine_holds():
 
 
 @pytest.mark.pure
+def test_pipedream_keeps_versions_of_the_weights():
+    """p - s of them on stage s, beside the newest."""
+    flush, stashed = (
+        pc.memory(GPT(), {"pp": 4}, pp="blocks", schedule=name, microbatches=8)
+        for name in ("1f1b", "pipedream")
+    )
+    for stage, (one, other) in enumerate(zip(flush, stashed, strict=True)):
+        assert other.parameters == one.parameters * (1 + 4 - stage)
+        assert (other.gradients, other.optimizer) == (one.gradients, one.optimizer)
+
+
 def test_mistakes_are_named():
     with pytest.raises(UsageError, match="needs the name of the list of blocks"):
         pc.memory(GPT(), {"pp": 2})

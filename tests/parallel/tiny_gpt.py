@@ -69,7 +69,16 @@ def batches(steps: int, size: int, context=8, vocab=29):
         yield tokens[:, :-1], targets
 
 
-def train(comm, sizes: dict, steps=20, batch=8, microbatches=2, gpt=None, **options):
+def train(
+    comm,
+    sizes: dict,
+    steps=20,
+    batch=8,
+    microbatches=2,
+    gpt=None,
+    clip: float | None = 0.5,
+    **options,
+):
     """Losses, norms and all weights after some steps of AdamW, in float64."""
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
@@ -77,7 +86,7 @@ def train(comm, sizes: dict, steps=20, batch=8, microbatches=2, gpt=None, **opti
     with pc.keyed_init(mesh, seed=3):
         model = GPT(**(gpt or {}))
     model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks", **options)
-    optimizer = pc.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2), clip=0.5)
+    optimizer = pc.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2), clip=clip)
     losses, norms = [], []
     for x, y in pc.shard(batches(steps, batch), mesh):
         out = model.step(x, y, loss=pc.cross_entropy, microbatches=microbatches)

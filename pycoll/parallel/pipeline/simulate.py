@@ -91,6 +91,21 @@ def peak_live(order: Sequence[Action], weights: Sequence[int] | None = None) -> 
     return peak
 
 
+def peak_versions(order: Sequence[Action]) -> int:
+    """The most versions of a stage's weights that an order's microbatches in flight have seen."""
+    peak = version = 0
+    seen: dict[tuple[int, int], int] = {}
+    for action in order:
+        place = action.stage, action.microbatch
+        if action.kind is Kind.F:
+            seen[place] = version
+            peak = max(peak, len(set(seen.values())))
+        elif action.kind in (Kind.B, Kind.W):
+            del seen[place]
+        version += action.kind is Kind.U
+    return peak
+
+
 def simulate(
     schedule: Schedule,
     costs: Costs | None = None,
@@ -155,4 +170,4 @@ def simulate(
     return Simulation(flat, max(clock), busy, tuple(peak_live(order) for order in orders))
 
 
-__all__ = ["Event", "Simulation", "needs", "peak_live", "simulate"]
+__all__ = ["Event", "Simulation", "needs", "peak_live", "peak_versions", "simulate"]

@@ -17,7 +17,7 @@ class Stash:
     """
 
     def __init__(self, parameters: dict[str, torch.nn.Parameter]) -> None:
-        self._parameters = parameters
+        self._parameters = {n: p for n, p in parameters.items() if p.requires_grad}
         self._current: Version | None = None
         self._used: dict[int, tuple[int, Version]] = {}  # by microbatch
         self.num_updates = 0
@@ -27,7 +27,7 @@ class Stash:
         """The weights of now, for a microbatch that comes in."""
         if self._current is None:
             self._current = {
-                name: parameter.detach().clone().requires_grad_(parameter.requires_grad)
+                name: parameter.detach().clone().requires_grad_()
                 for name, parameter in self._parameters.items()
             }
         self._used[microbatch] = (self.num_updates, self._current)

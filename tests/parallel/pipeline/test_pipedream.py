@@ -7,6 +7,8 @@ import torch
 from models import batch, gpt, loss_sum, ranks
 
 from pycoll.parallel import pipeline
+from pycoll.parallel.pipeline.simulate import peak_versions
+from pycoll.parallel.pipeline.stash import Stash
 
 pytestmark = [pytest.mark.ranks, pytest.mark.torch]
 
@@ -68,3 +70,23 @@ def test_pipedream_is_that_of_one_process_with_all_versions(p):
         assert peak == p - stage
         for name, weight in weights.items():
             assert (weight - expected[name]).abs().max() <= TOLERANCE, name
+
+
+def kept(order) -> int:
+    """What stashes keep while an order is done."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    stash = Stash({"weight": weight})
+    for action in order:
+        if action.kind is pipeline.Kind.F:
+            stash.forward(action.microbatch)
+        elif action.kind is pipeline.Kind.B:
+            stash.backward(action.microbatch)
+        else:
+            stash.updated()
+    return stash.peak_versions
+
+
+@pytest.mark.parametrize("m", [1, 2, 5, 9])
+def test_as_many_versions_are_kept_as_stated(m):
+    for order in pipeline.build("pipedream", 4, m).orders:
+        assert peak_versions(order) == kept(order)
