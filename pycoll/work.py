@@ -41,6 +41,8 @@ class Work:
             Error: What ended the operation.
         """
         if isinstance(self._core, _core.DeviceWork) and timeout_s is None:
+            while not self._core.given(_SLICE_S):
+                pass
             self._core.hold()
             return self._result
         # In slices: between them Python looks for signals, so that Ctrl-C ends the wait.

@@ -168,6 +168,13 @@ void bind_device(py::module_& m) {
 
   py::class_<DeviceWorkObject>(m, "DeviceWork")
       .def("done", [](const DeviceWorkObject& object) { return object.work->done(); })
+      .def(
+          "given",
+          [](const DeviceWorkObject& object, double timeout_s) {
+            const py::gil_scoped_release gil;
+            return object.work->given(timeout_s);
+          },
+          py::arg("timeout_s"))
       .def("hold",
            [](const DeviceWorkObject& object) {
              const ArrayView view(object.array.ptr(), "x", false, Memory::kHostOrDevice);

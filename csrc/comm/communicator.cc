@@ -10,6 +10,7 @@
 #include "comm/counts.h"
 #include "comm/determinism.h"
 #include "comm/device_runner.h"
+#include "comm/host_staging.h"
 #include "comm/settings.h"
 #include "reduce/cells.h"
 #include "transport/pump.h"
@@ -91,6 +92,7 @@ void Communicator::close() {
   // Other threads may be within an operation: then the memory goes with this object.
   const std::unique_lock lock(run_mutex_, std::try_to_lock);
   if (!lock.owns_lock() || (messages_ != nullptr && messages_->is_waiting())) return;
+  staging_.reset();
   released_ = true;
   transport_->release();
 }
@@ -100,6 +102,7 @@ void Communicator::disown() {
   if (messages_ != nullptr) messages_->disown();
   (void)progress_.release();  // its thread does not exist here, and cannot be joined
   if (device_ != nullptr) device_.release()->disown();  // nor does anything of a device
+  (void)staging_.release();
   transport_->disown();
 }
 

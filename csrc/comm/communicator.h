@@ -25,6 +25,7 @@
 namespace pycoll {
 
 class DeviceRunner;
+class HostStaging;
 
 class Communicator {
  public:
@@ -177,6 +178,12 @@ class Communicator {
   [[noreturn]] void raise_device_failure();
   std::exception_ptr device_error_of(uint64_t sequence);
   void close_device();
+  void open_staging(const Call& call);
+  void wait_for_device(const StreamEvent& event);
+  void execute_staged(const Call& call, const OnSlow& on_slow);
+  void execute_staged(const Call& call, const StreamEvent& begun, const OnSlow& on_slow);
+  void synchronize_staged();
+  std::shared_ptr<DeviceWork> start_staged(const Call& call, std::shared_ptr<void> keep_alive);
   void after_queued(const std::function<void()>& action);
 
   std::unique_ptr<Transport> transport_;
@@ -201,7 +208,9 @@ class Communicator {
   std::unique_ptr<PointToPoint> messages_;  // once there are any
   std::vector<std::byte*> registered_;      // one for each register_array()
   AlgorithmSource algorithm_source_;
-  std::unique_ptr<DeviceRunner> device_;                   // from the first call on a device on
+  // From the first call on a device on: one of them.
+  std::unique_ptr<DeviceRunner> device_;
+  std::unique_ptr<HostStaging> staging_;                   // of ranks on several hosts
   std::vector<std::shared_ptr<DeviceWork>> device_works_;  // that may still run
   const int host_rank_;
   const int host_number_;

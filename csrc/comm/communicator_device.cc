@@ -9,6 +9,7 @@
 #include "comm/communicator.h"
 #include "comm/determinism.h"
 #include "comm/device_runner.h"
+#include "comm/host_staging.h"
 #include "device/library.h"
 #include "executor/device_launch.h"
 #include "reduce/cells.h"
@@ -21,11 +22,6 @@ void Communicator::open_device(const Call& call) {
     throw UsageError(std::string(info(call.collective).name) + ": the array is on device " +
                      std::to_string(call.device) + ", this communicator's rank is on " +
                      device_->device().title() + ": a communicator has one device per rank");
-  }
-  if (segment_.pump() != nullptr) {
-    throw UsageError(
-        "arrays of devices need all ranks on one host: copy them to the host, or split the "
-        "communicator by host");
   }
   if (num_ranks_ > kMaxDeviceRanks) {
     throw UsageError("arrays of devices need a communicator of at most " +
@@ -78,6 +74,11 @@ std::shared_ptr<DeviceMemory> Communicator::allocate_on_device(int device, size_
   opening.device = device;
   std::shared_ptr<DeviceMemory> memory;
   after_queued([&] {
+    if (pump_ != nullptr) {
+      open_staging(opening);
+      memory = std::make_shared<DeviceMemory>(staging_->device(), nbytes);
+      return;
+    }
     open_device(opening);
     memory = std::make_shared<DeviceMemory>(device_->device(), nbytes);
     share_on_device(memory->data(), nbytes, memory);
@@ -88,6 +89,7 @@ std::shared_ptr<DeviceMemory> Communicator::allocate_on_device(int device, size_
 void Communicator::register_on_device(int device, std::byte* data, size_t nbytes,
                                       std::shared_ptr<void> keep_alive) {
   check_open();
+  if (pump_ != nullptr) return;  // nobody reaches it, wherever it is
   Call opening;
   opening.device = device;
   after_queued([&] {
@@ -98,12 +100,14 @@ void Communicator::register_on_device(int device, std::byte* data, size_t nbytes
 
 bool Communicator::unregister_on_device(const std::byte* data) {
   check_open();
+  if (pump_ != nullptr) return true;
   bool found = false;
   after_queued([&] { found = device_ != nullptr && device_->arrays().remove(data); });
   return found;
 }
 
 void Communicator::execute_on_device(const Call& call, const OnSlow& on_slow) {
+  if (pump_ != nullptr) return execute_staged(call, on_slow);
   check_reduction(call);
   open_device(call);
   check_device_failure();
@@ -163,6 +167,10 @@ PlannedCall& Communicator::choose_on_device(const CallPlan& plan, Call& call) {
 
 std::string Communicator::explain_on_device(Collective collective, int64_t nbytes, int root,
                                             Arrays arrays) {
+  if (pump_ != nullptr) {
+    return explain(collective, nbytes, root, Arrays::kPlain) +
+           "\nArrays of devices: in parts of 4 MiB through pinned memory of the hosts.";
+  }
   const std::lock_guard lock(run_mutex_);
   check_open();
   if (device_ == nullptr) {
@@ -229,6 +237,8 @@ std::shared_ptr<DeviceWork> Communicator::device_work(DeviceStream stream,
 std::shared_ptr<DeviceWork> Communicator::start_on_device(const Call& call,
                                                           std::shared_ptr<void> keep_alive) {
   check_open();
+  call.on_slow();  // what is queued may need the GIL to end
+  if (pump_ != nullptr) return start_staged(call, std::move(keep_alive));
   std::shared_ptr<DeviceWork> work;
   after_queued([&] {
     open_device(call);
@@ -246,6 +256,11 @@ std::shared_ptr<DeviceWork> Communicator::give_to_device(std::span<const Call> c
   after_queued([&] {
     for (const Call& call : calls) execute_on_device(call, call.on_slow);
     const DeviceStream stream = calls.back().stream;
+    if (pump_ != nullptr) {  // the host had to wait for them
+      work = std::make_shared<DeviceWork>(staging_->device(), 0, nullptr, nullptr);
+      work->over().record(stream);
+      return;
+    }
     if (device_->device().capture_of(stream) == 0) work = device_work(stream, nullptr);
   });
   return work;
@@ -253,6 +268,7 @@ std::shared_ptr<DeviceWork> Communicator::give_to_device(std::span<const Call> c
 
 void Communicator::synchronize() {
   check_open();
+  if (pump_ != nullptr) return synchronize_staged();
   const std::unique_lock lock(run_mutex_);
   if (device_ == nullptr) return;
   const StreamEvent* const last = device_->last();

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "base/clock.h"
 
@@ -20,8 +21,12 @@ DeviceWork::DeviceWork(const Device& device, uint64_t sequence, std::shared_ptr<
       keep_alive_(std::move(keep_alive)),
       ended_by_(std::move(ended_by)) {}
 
+bool DeviceWork::given(double timeout_s) const {
+  return giving_ == nullptr || giving_->ended(timeout_s);
+}
+
 bool DeviceWork::done() {
-  if (!over_.is_over()) return false;
+  if (!given(0) || !over_.is_over()) return false;
   settle();
   return true;
 }
@@ -29,13 +34,13 @@ bool DeviceWork::done() {
 void DeviceWork::settle() {
   std::shared_ptr<void> let_go;
   const std::lock_guard lock(mutex_);
-  if (!ended_by_) return;
-  error_ = ended_by_(sequence_);
-  ended_by_ = nullptr;
+  if (ended_by_) error_ = std::exchange(ended_by_, nullptr)(sequence_);
+  if (giving_ != nullptr) error_ = giving_->error();
   let_go.swap(keep_alive_);
 }
 
 void DeviceWork::hold(DeviceStream stream) {
+  if (giving_ != nullptr) (void)giving_->wait(0);  // raises what ended it
   over_.hold(stream);
   const std::lock_guard lock(mutex_);
   if (error_) std::rethrow_exception(error_);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 
+#include "comm/work.h"
 #include "device/device.h"
 
 namespace pycoll {
@@ -19,11 +20,16 @@ class DeviceWork {
 
   /// Where the operation ends.
   StreamEvent& over() { return over_; }
+  /// Of an operation that the device gets from another thread: `giving` is over once over() is
+  /// recorded. Before anybody else has this object.
+  void follow(std::shared_ptr<Work> giving) { giving_ = std::move(giving); }
 
   /// True when it is over, well or not.
   bool done();
-  /// What `stream` gets from now on begins after it; the host does not wait. Raises what ended the
-  /// operation if that is known already.
+  /// Whether the device has all of it, after at most `timeout_s`.
+  bool given(double timeout_s) const;
+  /// What `stream` gets from now on begins after it; it is given. Raises what ended the operation
+  /// if that is known already.
   void hold(DeviceStream stream);
   /// Waits at most `timeout_s`. False when it still runs then. Rethrows the operation's error.
   bool wait(double timeout_s);
@@ -39,6 +45,7 @@ class DeviceWork {
   std::shared_ptr<void> keep_alive_;
   std::function<std::exception_ptr(uint64_t)> ended_by_;  // null: it is settled
   std::exception_ptr error_;
+  std::shared_ptr<const Work> giving_;  // null: it was given at once
 };
 
 }  // namespace pycoll

@@ -9,11 +9,16 @@ bool Work::done() const {
   return done_;
 }
 
-bool Work::wait(double timeout_s) const {
+bool Work::ended(double timeout_s) const {
   std::unique_lock lock(mutex_);
-  const bool over =
-      over_.wait_for(lock, std::chrono::duration<double>(timeout_s), [this] { return done_; });
-  if (over && error_) std::rethrow_exception(error_);
+  return over_.wait_for(lock, std::chrono::duration<double>(timeout_s), [this] { return done_; });
+}
+
+bool Work::wait(double timeout_s) const {
+  const bool over = ended(timeout_s);
+  if (over) {
+    if (const std::exception_ptr ended_by = error()) std::rethrow_exception(ended_by);
+  }
   return over;
 }
 

@@ -11,6 +11,8 @@ class Work {
  public:
   /// True when it is over, well or not.
   bool done() const;
+  /// The same, after at most `timeout_s`.
+  bool ended(double timeout_s) const;
   /// Waits at most `timeout_s`. False when it is still running then. Rethrows the operation's
   /// error.
   bool wait(double timeout_s) const;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from comm_cases import both
@@ -122,3 +124,17 @@ def test_capture_with_async_work_joins_its_stream():
         assert (x.numpy() == comm.size**3).all()
 
     run_ranks(work, 2, timeout_s=TIMEOUT_S)
+
+
+def test_async_work_on_a_device_behind_one_on_the_host():
+    def work(comm: pycoll.Communicator) -> None:
+        on_host, on_device = np.ones(1000), DeviceArray.of(np.ones(100, np.float32))
+        comm.all_reduce(on_device)
+        if comm.rank == 1:
+            time.sleep(0.3)  # what is queued on rank 0 waits, and looks for signals
+        works = [comm.all_reduce(x, async_op=True) for x in (on_host, on_device)]
+        for handle in works:
+            handle.wait()
+        assert (on_host == 2).all() and (on_device.numpy() == 4).all()
+
+    run_ranks(work, 2, timeout_s=5)

@@ -1,0 +1,165 @@
+"""Arrays of devices whose ranks are on several hosts: through pinned memory, in parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import builds
+import numpy as np
+import pytest
+from collective_oracles import ORACLES, arguments, roots_of, run
+from comm_cases import inputs
+
+import pycoll
+from pycoll import PeerDiedError, UsageError, _core
+from pycoll.device import DeviceArray
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400, func_only=True)]
+
+Comm = pycoll.Communicator
+PART_BYTES = 4 << 20  # of a message
+
+
+@pytest.fixture(scope="module")
+def library() -> str:
+    """The emulated device."""
+    folder = builds.plain()
+    builds.build(folder, "device_threads")
+    return str(folder / "_device_threads.so")
+
+
+def check(comm: Comm, name: str, rows: int, root: int, **options: Any) -> None:
+    """On an array of this rank's device; int32, whose sums are exact in any order."""
+    oracle = ORACLES[name]
+    shape = (comm.size, *oracle.leading(comm.size, rows))
+    values = (1000 * inputs(comm.size, int(np.prod(shape[1:])), seed=rows)).astype(np.int32)
+    values = values.reshape(shape)
+    x = DeviceArray.of(values[comm.rank])
+    asynchronous = options.get("async_op", False)
+    given = arguments(name, root) | options
+    result = getattr(comm, name)(x, **given) if asynchronous else run(comm, name, x, **given)
+    if asynchronous:
+        result = result.wait()
+    expected = oracle.expected(values, comm.rank, root, "sum")
+    if expected is None:
+        return
+    got = (x if oracle.in_place else result).numpy()
+    np.testing.assert_array_equal(got, expected, err_msg=f"{name} {rows} {root} {options}")
+
+
+def everything(comm: Comm) -> None:
+    parts = PART_BYTES // 4
+    for name in ORACLES:
+        for root in roots_of(name, comm.size):
+            for rows in (0, 1, 4099):
+                check(comm, name, rows, root)
+        check(comm, name, 2 * parts // comm.size + 3, 0)  # several parts
+
+
+def test_every_collective_equals_numpy(two, library):
+    for outcome in two.run(everything, 2, timeout_s="60", PYCOLL_DEVICE_LIBRARY=library):
+        outcome.get()
+
+
+def asynchronous(comm: Comm) -> None:
+    count = 3 * PART_BYTES // 4
+    stream = _core.DeviceStream()
+    arrays = [
+        DeviceArray.of(np.full(count, comm.rank + i, np.int32), stream=stream.handle)
+        for i in range(4)
+    ]
+    works = [comm.all_reduce(x, async_op=True) for x in arrays]
+    for i, (x, work) in enumerate(zip(arrays, works, strict=True)):
+        work.wait()  # what the stream gets now is behind it
+        comm.all_reduce(x, "max")
+        total = sum(range(comm.size)) + i * comm.size
+        assert (x.numpy() == total).all(), i
+        assert work.done() and work.exception() is None
+    with comm.coalesce():
+        for x in arrays:
+            comm.broadcast(x, root=1)
+    comm.synchronize()
+    mine = comm.empty(1000, "f32", device=0)
+    comm.all_reduce(mine, "avg")
+    assert (mine.numpy() == 0).all()
+    other = DeviceArray.of(np.ones(10, np.float32))
+    comm.register(other)
+    comm.all_reduce(other)
+    comm.unregister(other)
+    assert (other.numpy() == comm.size).all()
+    counts = [rank + 1 for rank in range(comm.size)]
+    rows = DeviceArray.of(np.full((comm.rank + 1, 2), comm.rank, np.int32))
+    gathered = comm.all_gather(rows, counts=counts)
+    expected = np.repeat(np.arange(comm.size), counts)
+    assert (gathered.numpy()[:, 0] == expected).all()
+    assert "pinned memory" in comm.explain("all_reduce", 1 << 20, on_device=True)
+    stream.begin_capture()
+    with pytest.raises(UsageError, match="cannot be captured when the ranks are on several hosts"):
+        comm.all_reduce(arrays[0])
+    stream.end_capture()
+    comm.all_reduce(arrays[0], "min")
+
+
+def test_asynchronous_registered_and_captured(two, library):
+    for outcome in two.run(asynchronous, 2, timeout_s="60", PYCOLL_DEVICE_LIBRARY=library):
+        outcome.get()
+
+
+def test_rank_that_is_gone_is_named(two, library):
+    def job(comm: Comm) -> str:
+        x = DeviceArray.of(np.ones(3 * PART_BYTES // 4, np.float32))
+        comm.all_reduce(x)
+        if comm.rank == 3:
+            return "left"
+        with pytest.raises(PeerDiedError) as died:
+            comm.all_reduce(x, async_op=comm.rank == 1).wait(30) if comm.rank == 1 else (
+                comm.all_reduce(x)
+            )
+        return str(died.value)
+
+    said = [o.get() for o in two.run(job, 2, timeout_s="30", PYCOLL_DEVICE_LIBRARY=library)]
+    assert said[3] == "left"
+    assert all("rank 3" in text for text in said[:3]), said
+
+
+@pytest.mark.slow  # builds an extension of torch, once
+@pytest.mark.torch
+def test_torch_groups_give_the_bits_of_the_cpu(two, library, monkeypatch):
+    torch = pytest.importorskip("torch", reason="needs torch")
+    import torch.distributed as dist
+
+    monkeypatch.syspath_prepend(builds.ROOT / "tests" / "device")
+    import torch_emulated
+
+    import pycoll.torch  # noqa: F401  built now, and not by the ranks
+
+    torch_emulated.build()
+
+    def job() -> None:
+        torch_emulated.install()
+        from test_torch_device_models import train
+        from test_torch_devices import calls
+
+        device = torch.device(torch_emulated.NAME, 0)
+        torch.accelerator.set_device_index(0)
+        dist.init_process_group("pycoll", init_method="env://")
+        for dtype in (torch.float32, torch.bfloat16, torch.int32):
+            for count in (1, 1000):
+                pairs = zip(
+                    calls(device, dtype, count),
+                    calls(torch.device("cpu"), dtype, count),
+                    strict=True,
+                )
+                assert all(a.equal(b) for a, b in pairs), (dtype, count)
+        wrap = torch.nn.parallel.DistributedDataParallel
+        got, expected = train(device, wrap), train(torch.device("cpu"), wrap)
+        assert all(a.equal(b) for a, b in zip(got, expected, strict=True))
+        dist.destroy_process_group()
+
+    pids = []
+    for rank in range(4):
+        env = {"RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": two.address(0)}
+        env |= {"MASTER_PORT": "20997", "PYCOLL_DEVICE_LIBRARY": library}
+        pids.append(two.start(rank // 2, job, **env))
+    for outcome in [two.outcome(pid) for pid in pids]:
+        outcome.get()
