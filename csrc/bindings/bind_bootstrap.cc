@@ -15,6 +15,7 @@
 #include "bootstrap/rendezvous.h"
 #include "bootstrap/tcp_store.h"
 #include "bootstrap/tcp_store_server.h"
+#include "bootstrap/tls_setting.h"
 
 namespace pycoll {
 namespace {
@@ -107,6 +108,8 @@ void bind_session(py::module_& m) {
       .def_readonly("has_address", &LaunchEnv::has_address)
       .def_readonly("by_mpiexec", &LaunchEnv::by_mpiexec);
   m.def("read_launch_env", &read_launch_env);
+  m.def("tls_is_on", &tls_is_on);
+  m.def("required_secret", &required_secret);
 
   py::class_<Session>(m, "Session", "The ranks that have found each other, and their store.")
       .def_readonly("rank", &Session::rank)

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "bootstrap/tls_setting.h"
 
 namespace pycoll {
 namespace {
@@ -172,6 +173,7 @@ LaunchEnv read_launch_env() {
   env.master_port = read_port(env, job, user_and_job);
   const auto token = variable("PYCOLL_TOKEN");
   env.token = token && !token->empty() ? *token : user_and_job;
+  if (env.num_ranks > 1 && tls_is_on()) env.token = required_secret();
   return env;
 }
 

@@ -37,6 +37,7 @@ struct LaunchEnv {
 ///
 /// Token: PYCOLL_TOKEN, else the user's id and the job's identity. That default keeps apart jobs
 /// that meet by accident; it is no secret, so set PYCOLL_TOKEN where others can reach the port.
+/// With PYCOLL_TLS=1 several ranks need one.
 ///
 /// Raises UsageError, naming the variable, where one is missing or makes no sense.
 LaunchEnv read_launch_env();

@@ -1,7 +1,6 @@
 #include "bootstrap/mesh_handshake.h"
 
 #include <sys/random.h>
-#include <sys/socket.h>
 
 #include <cerrno>
 #include <cstdint>
@@ -46,40 +45,41 @@ MeshHandshake::MeshHandshake(const std::string& key, int rank)
       step_(Step::kHearHello),
       own_number_(random_number()) {}
 
-MeshHandshake::State MeshHandshake::advance(int socket, const std::function<bool(int)>& wanted) {
+MeshHandshake::State MeshHandshake::advance(Channel& channel,
+                                            const std::function<bool(int)>& wanted) {
   for (;;) {
     switch (step_) {
       case Step::kSayHello:
-        if (!send(socket, hello())) return State::kFailed;
+        if (!send(channel, hello())) return State::kFailed;
         step_ = Step::kHearNumber;
         break;
       case Step::kHearHello:
-        if (!hear(socket, kHelloBytes)) return failed_ ? State::kFailed : State::kGoesOn;
-        if (!take_hello(wanted) || !send(socket, own_number_)) return State::kFailed;
+        if (!hear(channel, kHelloBytes)) return failed_ ? State::kFailed : State::kGoesOn;
+        if (!take_hello(wanted) || !send(channel, own_number_)) return State::kFailed;
         step_ = Step::kHearProof;
         break;
       case Step::kHearNumber:
-        if (!hear(socket, kNumberBytes)) return failed_ ? State::kFailed : State::kGoesOn;
+        if (!hear(channel, kNumberBytes)) return failed_ ? State::kFailed : State::kGoesOn;
         peer_number_ = std::move(in_);
         in_.clear();
-        if (!send(socket, proof("connect"))) return State::kFailed;
+        if (!send(channel, proof("connect"))) return State::kFailed;
         step_ = Step::kHearAnswer;
         break;
       case Step::kHearProof:
-        if (!hear(socket, kProofBytes)) return failed_ ? State::kFailed : State::kGoesOn;
+        if (!hear(channel, kProofBytes)) return failed_ ? State::kFailed : State::kGoesOn;
         // Since its hello, another connection of that rank may have been chosen.
         if (!same_token(proof("connect"), in_) || !wanted(peer_)) return State::kFailed;
         in_.clear();
-        if (!send(socket, proof("accept"))) return State::kFailed;
+        if (!send(channel, proof("accept"))) return State::kFailed;
         step_ = Step::kHearChoice;
         break;
       case Step::kHearAnswer:
-        if (!hear(socket, kProofBytes)) return failed_ ? State::kFailed : State::kGoesOn;
+        if (!hear(channel, kProofBytes)) return failed_ ? State::kFailed : State::kGoesOn;
         if (!same_token(proof("accept"), in_)) return State::kFailed;
         step_ = Step::kDone;
         return State::kProved;
       case Step::kHearChoice:
-        if (!hear(socket, 1)) return failed_ ? State::kFailed : State::kGoesOn;
+        if (!hear(channel, 1)) return failed_ ? State::kFailed : State::kGoesOn;
         if (in_[0] != kChoice || !wanted(peer_)) return State::kFailed;
         step_ = Step::kDone;
         return State::kChosen;
@@ -89,18 +89,17 @@ MeshHandshake::State MeshHandshake::advance(int socket, const std::function<bool
   }
 }
 
-bool MeshHandshake::choose(int socket) { return send(socket, std::string(1, kChoice)); }
+bool MeshHandshake::choose(Channel& channel) { return send(channel, std::string(1, kChoice)); }
 
-bool MeshHandshake::send(int socket, const std::string& bytes) {
+bool MeshHandshake::send(Channel& channel, const std::string& bytes) {
   // A few bytes on a fresh connection: a socket that does not take them is of no use.
-  return ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
-         static_cast<ssize_t>(bytes.size());
+  return channel.send(bytes) == static_cast<ssize_t>(bytes.size());
 }
 
-bool MeshHandshake::hear(int socket, size_t nbytes) {
+bool MeshHandshake::hear(Channel& channel, size_t nbytes) {
   char buffer[64];
   while (in_.size() < nbytes) {
-    const ssize_t got = ::recv(socket, buffer, nbytes - in_.size(), 0);
+    const ssize_t got = channel.receive(buffer, nbytes - in_.size());
     if (got > 0) {
       in_.append(buffer, static_cast<size_t>(got));
     } else if (got < 0 && errno == EINTR) {

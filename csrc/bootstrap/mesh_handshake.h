@@ -13,6 +13,8 @@
 #include <functional>
 #include <string>
 
+#include "bootstrap/channel.h"
+
 namespace pycoll {
 
 class MeshHandshake {
@@ -24,11 +26,11 @@ class MeshHandshake {
   /// Of the acceptor, who learns who comes.
   MeshHandshake(const std::string& key, int rank);
 
-  /// Sends and reads what the socket allows. kProved: the connector may choose(). kChosen: the
+  /// Sends and reads what the channel allows. kProved: the connector may choose(). kChosen: the
   /// acceptor's link is made. `wanted(rank)`: whether the acceptor expects that rank.
-  State advance(int socket, const std::function<bool(int)>& wanted);
+  State advance(Channel& channel, const std::function<bool(int)>& wanted);
   /// Says that this connection it is. False when the other end has gone.
-  bool choose(int socket);
+  bool choose(Channel& channel);
   int peer() const { return peer_; }
 
  private:
@@ -42,8 +44,8 @@ class MeshHandshake {
     kDone
   };
 
-  bool send(int socket, const std::string& bytes);
-  bool hear(int socket, size_t nbytes);
+  bool send(Channel& channel, const std::string& bytes);
+  bool hear(Channel& channel, size_t nbytes);
   std::string hello() const;
   std::string proof(const char* role) const;
   bool take_hello(const std::function<bool(int)>& wanted);

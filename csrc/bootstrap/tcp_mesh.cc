@@ -37,7 +37,7 @@ struct Target {
 };
 
 struct Attempt {
-  Fd socket;
+  Channel channel;
   std::unique_ptr<MeshHandshake> handshake;
   Target* target = nullptr;  // of a connector
   bool connecting = false;
@@ -52,15 +52,20 @@ void set_options(int socket) {
 class Mesh {
  public:
   Mesh(const MeshListeners& listeners, int rank, const std::vector<MeshRank>& ranks,
-       std::string_view key, const Deadline& deadline)
-      : listeners_(listeners), rank_(rank), ranks_(ranks), key_(key), deadline_(deadline) {
+       std::string_view key, bool encrypted, const Deadline& deadline)
+      : listeners_(listeners),
+        rank_(rank),
+        ranks_(ranks),
+        key_(key),
+        encrypted_(encrypted),
+        deadline_(deadline) {
     links_.resize(ranks.size());
     for (int peer = 0; peer < rank; ++peer) {
       if (ranks[static_cast<size_t>(peer)].is_remote) add_targets(peer);
     }
   }
 
-  std::vector<Fd> connect() {
+  std::vector<Channel> connect() {
     std::vector<pollfd> fds;
     while (const std::optional<int> missing = first_missing()) {
       if (deadline_.expired()) give_up(*missing);
@@ -71,7 +76,7 @@ class Mesh {
       }
       for (const Attempt& one : attempts_) {
         const short events = one.connecting ? POLLOUT : POLLIN;
-        fds.push_back({.fd = one.socket.get(), .events = events, .revents = 0});
+        fds.push_back({.fd = one.channel.fd(), .events = events, .revents = 0});
       }
       poll_fds(fds, std::min(kPollNs, std::max<int64_t>(deadline_.remaining_ns(), 0)));
       deadline_.check_interrupt();
@@ -88,7 +93,11 @@ class Mesh {
   }
 
  private:
-  Fd& link(int peer) { return links_[static_cast<size_t>(peer)]; }
+  Channel& link(int peer) { return links_[static_cast<size_t>(peer)]; }
+
+  Channel channel_over(Fd socket, Tls::Role role) const {
+    return encrypted_ ? Channel(std::move(socket), role, key_) : Channel(std::move(socket));
+  }
 
   std::optional<int> first_missing() const {
     for (size_t peer = 0; peer < links_.size(); ++peer) {
@@ -122,7 +131,7 @@ class Mesh {
     }
     target.busy = true;
     Attempt& attempt = attempts_.emplace_back();
-    attempt.socket = std::move(socket);
+    attempt.channel = channel_over(std::move(socket), Tls::Role::kConnects);
     attempt.handshake = std::make_unique<MeshHandshake>(key_, rank_, target.peer);
     attempt.target = &target;
     attempt.connecting = true;
@@ -140,7 +149,7 @@ class Mesh {
       }
       set_options(socket.get());
       Attempt& attempt = attempts_.emplace_back();
-      attempt.socket = std::move(socket);
+      attempt.channel = channel_over(std::move(socket), Tls::Role::kAccepts);
       attempt.handshake = std::make_unique<MeshHandshake>(key_, rank_);
       attempt.end_ns = now_ns() + kStrangerNs;
     }
@@ -150,12 +159,17 @@ class Mesh {
     if (attempt.connecting) {
       int error = 0;
       socklen_t nbytes = sizeof(error);
-      ::getsockopt(attempt.socket.get(), SOL_SOCKET, SO_ERROR, &error, &nbytes);
-      if (error == 0 && is_connected_to_itself(attempt.socket.get())) error = ECONNREFUSED;
+      ::getsockopt(attempt.channel.fd(), SOL_SOCKET, SO_ERROR, &error, &nbytes);
+      if (error == 0 && is_connected_to_itself(attempt.channel.fd())) error = ECONNREFUSED;
       if (error != 0) return drop(attempt, std::strerror(error));
       attempt.connecting = false;
     }
-    const auto state = attempt.handshake->advance(attempt.socket.get(), [this](int peer) {
+    const Tls::Greeting greeting = attempt.channel.greet();
+    if (greeting == Tls::Greeting::kGoesOn) return;
+    if (greeting == Tls::Greeting::kFailed) {
+      return drop(attempt, "who answers there does not know this session");
+    }
+    const auto state = attempt.handshake->advance(attempt.channel, [this](int peer) {
       return peer > rank_ && peer < static_cast<int>(ranks_.size()) &&
              ranks_[static_cast<size_t>(peer)].is_remote && !link(peer);
     });
@@ -165,7 +179,7 @@ class Mesh {
     const int peer = attempt.handshake->peer();
     if (state == MeshHandshake::State::kProved && !link(peer)) {
       // This end connected, so it has the choice among several that answer.
-      if (attempt.handshake->choose(attempt.socket.get())) adopt(attempt);
+      if (attempt.handshake->choose(attempt.channel)) adopt(attempt);
     } else if (state == MeshHandshake::State::kChosen) {
       adopt(attempt);
     } else if (state == MeshHandshake::State::kProved) {
@@ -174,34 +188,34 @@ class Mesh {
   }
 
   void adopt(Attempt& attempt) {
-    Fd& to = link(attempt.handshake->peer());
-    if (!to) to = std::move(attempt.socket);
-    attempt.socket.reset();
+    Channel& to = link(attempt.handshake->peer());
+    if (!to) to = std::move(attempt.channel);
+    attempt.channel.reset();
   }
 
   void drop(Attempt& attempt, const char* why) {
     if (attempt.target != nullptr) attempt.target->obstacle = why;
-    attempt.socket.reset();
+    attempt.channel.reset();
   }
 
   void drop_the_gone() {
     size_t num_strangers = 0;
     for (Attempt& one : attempts_) {
-      if (one.socket && now_ns() >= one.end_ns) drop(one, "no answer");
-      num_strangers += one.socket && one.target == nullptr;
+      if (one.channel && now_ns() >= one.end_ns) drop(one, "no answer");
+      num_strangers += one.channel && one.target == nullptr;
     }
     for (; num_strangers > kMaxStrangers; --num_strangers) drop_oldest_stranger();
     for (Attempt& one : attempts_) {
-      if (!one.socket && one.target != nullptr) one.target->busy = false;
+      if (!one.channel && one.target != nullptr) one.target->busy = false;
     }
-    std::erase_if(attempts_, [](const Attempt& one) { return !one.socket; });
+    std::erase_if(attempts_, [](const Attempt& one) { return !one.channel; });
   }
 
   void drop_oldest_stranger() {
     const auto oldest = std::find_if(attempts_.begin(), attempts_.end(), [](const Attempt& one) {
-      return one.socket && one.target == nullptr;
+      return one.channel && one.target == nullptr;
     });
-    if (oldest != attempts_.end()) oldest->socket.reset();
+    if (oldest != attempts_.end()) oldest->channel.reset();
   }
 
   [[noreturn]] void give_up(int peer) {
@@ -222,10 +236,11 @@ class Mesh {
   const int rank_;
   const std::vector<MeshRank>& ranks_;
   const std::string key_;
+  const bool encrypted_;
   const Deadline& deadline_;
   std::deque<Target> targets_;  // their addresses stay
   std::vector<Attempt> attempts_;
-  std::vector<Fd> links_;
+  std::vector<Channel> links_;
 };
 
 struct PortRange {
@@ -289,10 +304,10 @@ std::string MeshListeners::to_bytes() const {
   return bytes.bytes();
 }
 
-std::vector<Fd> connect_mesh(const MeshListeners& listeners, int rank,
-                             const std::vector<MeshRank>& ranks, std::string_view key,
-                             const Deadline& deadline) {
-  return Mesh(listeners, rank, ranks, key, deadline).connect();
+std::vector<Channel> connect_mesh(const MeshListeners& listeners, int rank,
+                                  const std::vector<MeshRank>& ranks, std::string_view key,
+                                  bool encrypted, const Deadline& deadline) {
+  return Mesh(listeners, rank, ranks, key, encrypted, deadline).connect();
 }
 
 }  // namespace pycoll

@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/fd.h"
+#include "bootstrap/channel.h"
 
 namespace pycoll {
 
@@ -38,10 +39,11 @@ struct MeshRank {
   std::string host;        // what its host is called
 };
 
-/// One socket for each remote rank, without delay (TCP_NODELAY) and non-blocking; by rank. Raises
-/// TimeoutError naming a rank that could not be reached and what was tried.
-std::vector<Fd> connect_mesh(const MeshListeners& listeners, int rank,
-                             const std::vector<MeshRank>& ranks, std::string_view key,
-                             const Deadline& deadline);
+/// One channel for each remote rank, without delay (TCP_NODELAY); by rank. `encrypted`: by TLS,
+/// with the same key, alike on all ranks. Raises TimeoutError naming a rank that could not be
+/// reached and what was tried.
+std::vector<Channel> connect_mesh(const MeshListeners& listeners, int rank,
+                                  const std::vector<MeshRank>& ranks, std::string_view key,
+                                  bool encrypted, const Deadline& deadline);
 
 }  // namespace pycoll

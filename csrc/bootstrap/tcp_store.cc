@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/socket.h"
 #include "bootstrap/joining.h"
+#include "bootstrap/tls_setting.h"
 #include "bootstrap/token.h"
 
 namespace pycoll {
@@ -68,17 +69,51 @@ bool TcpStore::try_to_join(const std::string& address, int port, const std::stri
                            const Deadline& deadline) {
   try {
     for (const SocketAddress& candidate : resolve_tcp(address, port)) {
-      socket_ = connect_to(candidate, deadline);
-      if (!socket_) {
+      Fd socket = connect_to(candidate, deadline);
+      if (!socket) {
         obstacle_ = std::strerror(errno);
-      } else if (greet(token, deadline)) {
-        return true;
+        continue;
       }
+      channel_ = tls_is_on() ? Channel(std::move(socket), Tls::Role::kConnects, token)
+                             : Channel(std::move(socket));
+      if (encrypt(deadline) && greet(token, deadline)) return true;
     }
   } catch (const SystemError& error) {
     obstacle_ = error.what();
   }
   return false;
+}
+
+bool TcpStore::encrypt(const Deadline& deadline) {
+  for (;;) {
+    switch (channel_.greet()) {
+      case Tls::Greeting::kDone:
+        return true;
+      case Tls::Greeting::kFailed:
+        if (channel_.refusal() == Tls::Refusal::kOtherSecret) throw_refused();
+        if (channel_.refusal() == Tls::Refusal::kNoTls) throw_tls_here_only(true);
+        obstacle_ = "what listens there did not prove with TLS that it knows the session token";
+        return false;
+      case Tls::Greeting::kGoesOn:
+        if (wait_for_fd(channel_.fd(), POLLIN, deadline)) continue;
+        if (obstacle_.empty()) obstacle_ = "who listens there did not answer";
+        return false;
+    }
+  }
+}
+
+void TcpStore::throw_refused() const {
+  throw UsageError("the store at " + where_ + " refused rank " + std::to_string(rank_) +
+                   ": its session token is another one; set the same PYCOLL_TOKEN on every "
+                   "rank, or another MASTER_PORT if that store belongs to another job");
+}
+
+void TcpStore::throw_tls_here_only(bool on_this_rank) const {
+  const std::string here = "rank " + std::to_string(rank_);
+  const std::string there = "the store at " + where_;
+  throw UsageError((on_this_rank ? here : there) + " wants TLS, and " +
+                   (on_this_rank ? there : here) + " does not: set " + kTlsVariable +
+                   " alike on all ranks");
 }
 
 bool TcpStore::greet(const std::string& token, const Deadline& deadline) {
@@ -95,9 +130,7 @@ bool TcpStore::greet(const std::string& token, const Deadline& deadline) {
     const std::string_view text = reader.text();
     reader.expect_end();
     if (kind == StoreFrame::kRefused) {
-      throw UsageError("the store at " + where_ + " refused rank " + std::to_string(rank_) +
-                       ": its session token is another one; set the same PYCOLL_TOKEN on every "
-                       "rank, or another MASTER_PORT if that store belongs to another job");
+      throw_refused();
     }
     if (kind == StoreFrame::kTaken) {
       obstacle_ = "rank " + std::to_string(rank_) +
@@ -108,11 +141,13 @@ bool TcpStore::greet(const std::string& token, const Deadline& deadline) {
     if (kind != StoreFrame::kOk || text != kStoreMagic) throw MalformedMessage();
     return true;
   } catch (const PeerDiedError&) {
+    if (Tls::is_refusal(in_)) throw_tls_here_only(false);
     obstacle_ = "who listens there closed the connection";
   } catch (const TimeoutError&) {
     // The deadline cut off this attempt; what kept an earlier one from working says more.
     if (obstacle_.empty()) obstacle_ = "who listens there did not answer";
   } catch (const MalformedMessage&) {
+    if (Tls::is_refusal(in_)) throw_tls_here_only(false);
     obstacle_ = "what listens there is not a pycoll store";
   }
   return false;
@@ -141,7 +176,7 @@ std::string TcpStore::request(StoreFrame kind, const WireWriter& payload, const 
     throw UsageError(what + ": " + std::to_string(message.size()) + " bytes; the store takes " +
                      std::to_string(kMaxFrameBytes) + " at most");
   }
-  if (!socket_) throw_server_gone(what);
+  if (!channel_) throw_server_gone(what);
   try {
     send_all(message, what, deadline);
     while (true) {
@@ -155,10 +190,10 @@ std::string TcpStore::request(StoreFrame kind, const WireWriter& payload, const 
       return text;
     }
   } catch (const PeerDiedError&) {
-    socket_.reset();
+    channel_.reset();
     throw;
   } catch (const MalformedMessage&) {
-    socket_.reset();
+    channel_.reset();
     throw_server_gone(what);
   }
 }
@@ -167,13 +202,12 @@ void TcpStore::send_all(const std::string& bytes, const std::string& what,
                         const Deadline& deadline) {
   size_t sent = 0;
   while (sent < bytes.size()) {
-    const ssize_t now =
-        ::send(socket_.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+    const ssize_t now = channel_.send(std::string_view(bytes).substr(sent));
     if (now > 0) {
       sent += static_cast<size_t>(now);
     } else if (errno == EAGAIN) {
-      if (wait_for_fd(socket_.get(), POLLOUT, deadline)) continue;
-      socket_.reset();  // half a request cannot be taken back
+      if (wait_for_fd(channel_.fd(), POLLOUT, deadline)) continue;
+      channel_.reset();  // half a request cannot be taken back
       throw TimeoutError("rank " + std::to_string(rank_) + ": " + what + ": the store at " +
                          where_ + " took no data for " + format_seconds(deadline.timeout_s()));
     } else if (errno != EINTR) {
@@ -185,13 +219,13 @@ void TcpStore::send_all(const std::string& bytes, const std::string& what,
 std::string TcpStore::receive_frame(const std::string& what, const Deadline& deadline) {
   while (true) {
     if (auto frame = take_frame(in_, kMaxFrameBytes + kMaxHelloBytes)) return *std::move(frame);
-    if (!wait_for_fd(socket_.get(), POLLIN, deadline)) {
+    if (!channel_.may_have_more() && !wait_for_fd(channel_.fd(), POLLIN, deadline)) {
       throw TimeoutError("rank " + std::to_string(rank_) + " waited " +
                          format_seconds(deadline.timeout_s()) + " for " + what +
                          " from the store at " + where_);
     }
     char buffer[65536];
-    const ssize_t received = ::recv(socket_.get(), buffer, sizeof(buffer), 0);
+    const ssize_t received = channel_.receive(buffer, sizeof(buffer));
     if (received > 0) {
       in_.append(buffer, static_cast<size_t>(received));
     } else if (received == 0 || (errno != EAGAIN && errno != EINTR)) {

@@ -4,7 +4,7 @@
 #include <mutex>
 #include <string>
 
-#include "base/fd.h"
+#include "bootstrap/channel.h"
 #include "bootstrap/store.h"
 #include "bootstrap/store_protocol.h"
 
@@ -28,6 +28,10 @@ class TcpStore final : public Store {
   bool try_to_join(const std::string& address, int port, const std::string& token,
                    const Deadline& deadline);
   bool greet(const std::string& token, const Deadline& deadline);
+  /// TLS's greeting, where it is on; false, and `obstacle_`, when that does not work.
+  bool encrypt(const Deadline& deadline);
+  [[noreturn]] void throw_refused() const;
+  [[noreturn]] void throw_tls_here_only(bool on_this_rank) const;
   std::string request(StoreFrame kind, const WireWriter& payload, const std::string& what,
                       const Deadline& deadline);
   void send_all(const std::string& bytes, const std::string& what, const Deadline& deadline);
@@ -40,7 +44,7 @@ class TcpStore final : public Store {
   const Deadline deadline_;
   std::string obstacle_;
   std::mutex mutex_;
-  Fd socket_;
+  Channel channel_;
   std::string in_;
   uint32_t last_number_ = 0;
 };

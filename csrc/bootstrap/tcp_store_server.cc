@@ -18,7 +18,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/socket.h"
+#include "bootstrap/channel.h"
 #include "bootstrap/store_protocol.h"
+#include "bootstrap/tls_setting.h"
 #include "bootstrap/token.h"
 
 namespace pycoll {
@@ -45,7 +47,7 @@ struct TcpStoreServer::Connection {
     uint32_t number;
   };
 
-  Fd socket;
+  Channel channel;
   int64_t hello_by_ns = 0;
   bool welcome = false;
   bool closing = false;  // close once `out` is sent
@@ -59,32 +61,38 @@ struct TcpStoreServer::Connection {
   /// Sends what the socket takes; true when nothing is left to send.
   bool flush() {
     while (!out.empty()) {
-      const ssize_t sent = ::send(socket.get(), out.data(), out.size(), MSG_NOSIGNAL);
+      const ssize_t sent = channel.send(out);
       if (sent > 0) {
         out.erase(0, static_cast<size_t>(sent));
       } else if (errno != EINTR) {
-        if (errno != EAGAIN) socket.reset();
+        if (errno != EAGAIN) channel.reset();
         return false;
       }
     }
-    if (closing) socket.reset();
-    return static_cast<bool>(socket);
+    if (closing) channel.reset();
+    return static_cast<bool>(channel);
   }
-  /// Reads once; a client that left is dropped.
+  /// Reads what one look at the socket brings; a client that left is dropped.
   void fill() {
-    char buffer[65536];
-    const ssize_t received = ::recv(socket.get(), buffer, sizeof(buffer), 0);
-    if (received > 0) {
-      in.append(buffer, static_cast<size_t>(received));
-    } else if (received == 0 || (errno != EAGAIN && errno != EINTR)) {
-      socket.reset();
-    }
+    const Tls::Greeting greeting = channel.greet();
+    if (greeting == Tls::Greeting::kFailed) channel.reset();
+    if (greeting != Tls::Greeting::kDone) return;
+    do {
+      char buffer[65536];
+      const ssize_t received = channel.receive(buffer, sizeof(buffer));
+      if (received > 0) {
+        in.append(buffer, static_cast<size_t>(received));
+      } else if (received == 0 || (errno != EAGAIN && errno != EINTR)) {
+        channel.reset();
+      }
+    } while (channel && channel.may_have_more());
   }
 };
 
 TcpStoreServer::TcpStoreServer(const std::string& address, int port, std::string token)
-    : token_(std::move(token)), stop_at_ns_(kNever) {
+    : token_(std::move(token)), encrypted_(tls_is_on()), stop_at_ns_(kNever) {
   check_token(token_);
+  if (encrypted_) openssl();  // here it can say that there is none
   listen_on(address, port);
   wake_ = Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_) throw_system_error("eventfd");
@@ -156,7 +164,7 @@ void TcpStoreServer::serve() {
     for (const auto& one : connections_) {
       // Who does not read its replies is not read from either.
       const short events = one->out.empty() ? POLLIN : POLLOUT;
-      fds.push_back({.fd = one->socket.get(), .events = events, .revents = 0});
+      fds.push_back({.fd = one->channel.fd(), .events = events, .revents = 0});
     }
     poll_fds(fds, poll_wait_ns());
     for (size_t i = 0; i < connections_.size(); ++i) {
@@ -167,7 +175,7 @@ void TcpStoreServer::serve() {
     if (fds[1].revents != 0) accept_all();
     drop_the_gone();
   }
-  for (const auto& one : connections_) ::shutdown(one->socket.get(), SHUT_RDWR);
+  for (const auto& one : connections_) ::shutdown(one->channel.fd(), SHUT_RDWR);
   connections_.clear();
 }
 
@@ -197,7 +205,8 @@ void TcpStoreServer::accept_all() {
     ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
     ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
     auto connection = std::make_unique<Connection>();
-    connection->socket = std::move(socket);
+    connection->channel = encrypted_ ? Channel(std::move(socket), Tls::Role::kAccepts, token_)
+                                     : Channel(std::move(socket));
     connection->hello_by_ns = now_ns() + static_cast<int64_t>(kHelloSeconds * kSecondNs);
     connections_.push_back(std::move(connection));
   }
@@ -206,13 +215,19 @@ void TcpStoreServer::accept_all() {
 void TcpStoreServer::advance(Connection& connection) {
   try {
     while (connection.flush()) {
+      if (!connection.welcome && Tls::is_greeting(connection.in)) {
+        connection.out = Tls::refusal_without_tls();
+        connection.in.clear();
+        connection.closing = true;
+        continue;
+      }
       const auto frame =
           take_frame(connection.in, connection.welcome ? kMaxFrameBytes : kMaxHelloBytes);
       if (!frame) return;
       connection.welcome ? handle_request(connection, *frame) : handle_hello(connection, *frame);
     }
   } catch (const MalformedMessage&) {
-    connection.socket.reset();
+    connection.channel.reset();
   }
 }
 
@@ -274,7 +289,7 @@ void TcpStoreServer::handle_request(Connection& connection, const std::string& f
 void TcpStoreServer::set_value(const std::string& key, std::string value) {
   const std::string& stored = values_[key] = std::move(value);
   for (const auto& one : connections_) {
-    if (!one->socket || !one->wait || one->wait->key != key) continue;
+    if (!one->channel || !one->wait || one->wait->key != key) continue;
     one->reply(StoreFrame::kOk, one->wait->number, stored);
     one->wait.reset();
     one->flush();
@@ -286,10 +301,10 @@ void TcpStoreServer::drop_the_gone() {
   for (const auto& one : connections_) num_strangers += !one->welcome;
   for (const auto& one : connections_) {  // oldest first
     if (one->welcome || (num_strangers <= kMaxStrangers && now_ns() < one->hello_by_ns)) continue;
-    one->socket.reset();
+    one->channel.reset();
     --num_strangers;
   }
-  std::erase_if(connections_, [](const auto& one) { return !one->socket; });
+  std::erase_if(connections_, [](const auto& one) { return !one->channel; });
 }
 
 }  // namespace pycoll

@@ -1,9 +1,9 @@
 // The server behind every TcpStore of a session: one thread inside rank 0's process.
 //
 // It listens only on the address it is given. A connection must open with a hello that carries the
-// session token; whoever sends anything else, or nothing for kHelloSeconds, is cut off and leaves
-// no trace. Each rank may join a session once, so that a rank which already starts the next session
-// cannot end up in the old one.
+// session token, and with PYCOLL_TLS=1 with TLS's greeting before it; whoever sends anything else,
+// or nothing for kHelloSeconds, is cut off and leaves no trace. Each rank may join a session once,
+// so that a rank which already starts the next session cannot end up in the old one.
 #pragma once
 
 #include <atomic>
@@ -50,6 +50,7 @@ class TcpStoreServer {
   int64_t poll_wait_ns() const;
 
   std::string token_;
+  const bool encrypted_;
   int port_ = 0;
   Fd listener_;
   Fd wake_;

@@ -22,15 +22,20 @@ bool same_token(std::string_view own, std::string_view offered) {
   return difference == 0;
 }
 
-std::string random_hex() {
-  unsigned char bytes[16];
-  if (::getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes)) throw_system_error("getrandom");
+std::string to_hex(std::string_view bytes) {
   std::string hex;
-  for (const unsigned char byte : bytes) {
+  for (const char one : bytes) {
+    const auto byte = static_cast<unsigned char>(one);
     hex += "0123456789abcdef"[byte >> 4];
     hex += "0123456789abcdef"[byte & 15];
   }
   return hex;
+}
+
+std::string random_hex() {
+  char bytes[16];
+  if (::getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes)) throw_system_error("getrandom");
+  return to_hex({bytes, sizeof(bytes)});
 }
 
 }  // namespace pycoll

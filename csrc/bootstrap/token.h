@@ -1,5 +1,6 @@
-// The session token: who knows it belongs to the session. It keeps other jobs and passers-by out;
-// it travels unencrypted, so it is no defence against someone who reads the network's traffic.
+// The session token: who knows it belongs to the session. It keeps other jobs and passers-by out.
+// Without TLS (bootstrap/tls_setting.h) it travels unencrypted, and is no defence against someone
+// who reads the network's traffic.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +18,9 @@ void check_token(std::string_view token);
 
 /// Compares in a time that does not tell where the two differ.
 bool same_token(std::string_view own, std::string_view offered);
+
+/// Two hexadecimal digits for each byte.
+std::string to_hex(std::string_view bytes);
 
 /// 128 random bits as 32 hexadecimal digits.
 std::string random_hex();

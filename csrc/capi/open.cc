@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "bootstrap/rendezvous.h"
+#include "bootstrap/tls_setting.h"
 #include "bootstrap/token.h"
 #include "capi/guard.h"
 #include "comm/init.h"
@@ -67,7 +68,7 @@ std::unique_ptr<Communicator> open_through(const pycoll_store& store, int rank, 
   // Before the meeting: then all ranks find it at once.
   if (rank == 0) keys.set("token", random_hex());
   const std::string name = meet(keys, who, deadline);
-  const std::string token = keys.get("token", deadline);
+  const std::string token = sealed_token(keys.get("token", deadline));
   auto transport =
       connect_through(keys, rank, num_ranks, name, token, deadline, was_started_by_mpiexec());
   // Rank 0 comes here when all others have come to it, behind their last look at the store.

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/sha256.h"
 #include "bootstrap/tcp_mesh.h"
+#include "bootstrap/tls_setting.h"
 #include "bootstrap/wire.h"
 #include "transport/tcp_wire.h"
 
@@ -21,6 +22,8 @@ struct Offer {
   std::string no_mpi;  // why not
   int mpi_rank = 0;    // in MPI_COMM_WORLD
   bool background = true;
+  bool tls = false;   // PYCOLL_TLS
+  std::string knows;  // with TLS: shows that this rank has the same secret
 
   std::string to_bytes() const {
     return WireWriter()
@@ -30,6 +33,8 @@ struct Offer {
         .text(no_mpi)
         .number(static_cast<int32_t>(mpi_rank))
         .number(static_cast<uint8_t>(background))
+        .number(static_cast<uint8_t>(tls))
+        .text(knows)
         .bytes();
   }
   static Offer from(const std::string& bytes) {
@@ -41,6 +46,8 @@ struct Offer {
     offer.no_mpi = reader.text();
     offer.mpi_rank = reader.number<int32_t>();
     offer.background = reader.number<uint8_t>() != 0;
+    offer.tls = reader.number<uint8_t>() != 0;
+    offer.knows = reader.text();
     return offer;
   }
 };
@@ -56,8 +63,16 @@ bool has_fabric() {
   return false;
 }
 
+std::string as_text(const Digest& digest) {
+  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
+}
+
 Offer own_offer(const Meeting& meeting) {
   Offer offer;
+  offer.tls = tls_is_on();
+  if (offer.tls) {
+    offer.knows = as_text(hmac_sha256(meeting.token, "pycoll offer " + meeting.name));
+  }
   const char* wanted = std::getenv(kTransportVariable);
   if (wanted != nullptr) offer.wanted = wanted;
   if (offer.wanted == "tcp") return offer;
@@ -77,6 +92,20 @@ std::string place(int rank, const HostTable& hosts) {
   return "rank " + std::to_string(rank) + " on host " + hosts.name_of(rank);
 }
 
+/// Raises UsageError where this rank and rank 0 would not understand each other.
+void check_tls(const std::vector<Offer>& offers, int rank, const HostTable& hosts) {
+  const Offer& first = offers.front();
+  const Offer& offer = offers[static_cast<size_t>(rank)];
+  if (offer.tls != first.tls) {
+    throw UsageError(place(offer.tls ? rank : 0, hosts) + " has " + kTlsVariable + "=1, and " +
+                     place(offer.tls ? 0 : rank, hosts) + " has not: set it alike on all ranks");
+  }
+  if (offer.knows != first.knows) {
+    throw UsageError(place(rank, hosts) + " has another PYCOLL_TOKEN than " + place(0, hosts) +
+                     ": set the same on all ranks");
+  }
+}
+
 /// "tcp" or "mpi", the same on all ranks; or the same error.
 std::string choice_of(const std::vector<Offer>& offers, const HostTable& hosts) {
   const std::string& wanted = offers.front().wanted;
@@ -90,11 +119,17 @@ std::string choice_of(const std::vector<Offer>& offers, const HostTable& hosts) 
       throw UsageError(place(rank, hosts) + " has " + own + ", and " + place(0, hosts) + " has " +
                        kTransportVariable + "=" + wanted + ": set it alike on all ranks");
     }
+    check_tls(offers, rank, hosts);
+    if (wanted == "mpi" && offer.tls) {
+      throw UsageError(own + ", whose messages nobody encrypts, but " + kTlsVariable +
+                       "=1 wants that: leave out one of them");
+    }
     if (wanted == "mpi" && !offer.has_mpi) {
       throw UsageError(own + ", but on " + place(rank, hosts) + " " + offer.no_mpi);
     }
   }
   if (!wanted.empty()) return wanted;
+  if (offers.front().tls) return "tcp";
   for (const Offer& offer : offers) {
     if (!offer.has_mpi) return "tcp";
   }
@@ -136,10 +171,9 @@ std::unique_ptr<Wire> connect_by_tcp(const Meeting& meeting, const HostsWorld& w
     ranks.push_back({is_remote, std::string(reader.text()), hosts.name_of(peer)});
   }
   // Of the session alone: what was learnt in another one is of no use.
-  const Digest key = hmac_sha256(world.token, "pycoll links " + world.name);
-  const std::string_view key_bytes(reinterpret_cast<const char*>(key.data()), key.size());
+  const std::string key = as_text(hmac_sha256(world.token, "pycoll links " + world.name));
   return std::make_unique<TcpWire>(
-      connect_mesh(*listeners, meeting.rank, ranks, key_bytes, deadline));
+      connect_mesh(*listeners, meeting.rank, ranks, key, tls_is_on(), deadline));
 }
 
 }  // namespace

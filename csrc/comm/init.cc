@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "bootstrap/rendezvous.h"
+#include "bootstrap/tls_setting.h"
 #include "bootstrap/token.h"
 #include "bootstrap/wire.h"
 #include "comm/host_wire.h"
@@ -129,7 +130,7 @@ Joined init_over_mpi(std::shared_ptr<MpiComm> comm, const Deadline& deadline) {
   session.rank = comm->rank();
   session.num_ranks = comm->size();
   session.name = reader.text();
-  session.token = reader.text();
+  session.token = sealed_token(std::string(reader.text()));
   session.over_mpi = exchange;
   const Meeting meeting = {
       session.rank, session.num_ranks, session.name, session.token, exchange, comm, true};

@@ -26,7 +26,7 @@ constexpr uint32_t kWakeEvent = UINT32_MAX;
 
 struct TcpWire::Link {
   int peer = 0;
-  Fd socket;
+  Channel channel;
   bool wants_output = false;
   int failed = -1;  // errno of a send that failed: told at the next poll
   std::deque<Unsent> unsent;
@@ -39,18 +39,19 @@ struct TcpWire::Link {
   std::byte input[kInputBytes];
 };
 
-TcpWire::TcpWire(std::vector<Fd> sockets) : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+TcpWire::TcpWire(std::vector<Channel> channels) : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
   if (!epoll_) throw_system_error("epoll for links to other hosts");
-  links_.resize(sockets.size());
-  for (size_t peer = 0; peer < sockets.size(); ++peer) {
-    if (!sockets[peer]) continue;
+  links_.resize(channels.size());
+  for (size_t peer = 0; peer < channels.size(); ++peer) {
+    if (!channels[peer]) continue;
     links_[peer] = std::make_unique<Link>();
     Link& link = *links_[peer];
     link.peer = static_cast<int>(peer);
-    link.socket = std::move(sockets[peer]);
+    link.channel = std::move(channels[peer]);
     present_.push_back(&link);
+    encrypted_ = encrypted_ || link.channel.is_encrypted();
     epoll_event event = {.events = EPOLLIN, .data = {.u32 = static_cast<uint32_t>(peer)}};
-    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link.socket.get(), &event) != 0) {
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, link.channel.fd(), &event) != 0) {
       throw_system_error("epoll_ctl");
     }
   }
@@ -58,21 +59,19 @@ TcpWire::TcpWire(std::vector<Fd> sockets) : epoll_(::epoll_create1(EPOLL_CLOEXEC
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, kick_.fd(), &event) != 0) {
     throw_system_error("epoll_ctl");
   }
+  may_have_more_ = encrypted_;  // behind the handshake
 }
 
 TcpWire::~TcpWire() = default;
 
 void TcpWire::send(int peer, const FrameHeader& header, const void* payload, bool keep) {
   Link& link = *links_[static_cast<size_t>(peer)];
-  if (!link.socket || link.failed >= 0) return;
+  if (!link.channel || link.failed >= 0) return;
   Unsent frame{header, static_cast<const std::byte*>(payload), nullptr, 0};
   if (link.unsent.empty()) {
     iovec parts[2] = {{&frame.header, sizeof(header)},
                       {const_cast<std::byte*>(frame.payload), header.nbytes}};
-    msghdr message = {};
-    message.msg_iov = parts;
-    message.msg_iovlen = header.nbytes == 0 ? 1 : 2;
-    const ssize_t sent = ::sendmsg(link.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent = link.channel.send(parts, header.nbytes == 0 ? 1 : 2);
     if (sent >= 0) {
       frame.sent = static_cast<size_t>(sent);
     } else if (errno != EAGAIN && errno != EINTR) {
@@ -96,7 +95,7 @@ void TcpWire::want_output(Link& link, bool wanted) {
   link.wants_output = wanted;
   epoll_event event = {.events = wanted ? EPOLLIN | EPOLLOUT : EPOLLIN + 0u,
                        .data = {.u32 = static_cast<uint32_t>(link.peer)}};
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, link.socket.get(), &event);
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, link.channel.fd(), &event);
 }
 
 bool TcpWire::flush(Link& link) {
@@ -119,10 +118,7 @@ bool TcpWire::flush(Link& link) {
       }
       wanted += frame.size() - frame.sent;
     }
-    msghdr message = {};
-    message.msg_iov = parts;
-    message.msg_iovlen = num_parts;
-    const ssize_t sent = ::sendmsg(link.socket.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent = link.channel.send(parts, num_parts);
     if (sent < 0) {
       if (errno != EAGAIN && errno != EINTR) link.failed = errno;
       return moved;
@@ -145,21 +141,31 @@ bool TcpWire::flush(Link& link) {
 }
 
 bool TcpWire::poll(FrameSink& sink, int first) {
+  const bool moved = serve(sink, first);
+  if (encrypted_) {
+    may_have_more_ = std::any_of(present_.begin(), present_.end(), [](const Link* link) {
+      return link->channel && link->channel.may_have_more();
+    });
+  }
+  return moved;
+}
+
+bool TcpWire::serve(FrameSink& sink, int first) {
   bool moved = false;
   const auto serve = [&](Link& link) {
-    if (!link.socket) return;
+    if (!link.channel) return;
     if (!link.unsent.empty() && link.failed < 0) moved = flush(link) || moved;
     const bool came = read(link, sink);
     moved = moved || came;
     // What had come before the connection broke is still good.
-    if (link.socket && link.failed >= 0 && !came) fail(link, sink, link.failed);
+    if (link.channel && link.failed >= 0 && !came) fail(link, sink, link.failed);
   };
   if (first >= 0 && links_[static_cast<size_t>(first)] != nullptr) {
     serve(*links_[static_cast<size_t>(first)]);
     if (moved && num_unsent_ == 0) return true;
   }
-  if (present_.size() <= 2) {
-    // As cheap as to ask who is ready.
+  if (present_.size() <= 2 || may_have_more_) {
+    // As cheap as to ask who is ready, or more than that would say.
     for (Link* link : present_) {
       if (link->peer != first) serve(*link);
     }
@@ -175,7 +181,7 @@ bool TcpWire::poll(FrameSink& sink, int first) {
 
 bool TcpWire::read(Link& link, FrameSink& sink) {
   bool moved = false;
-  for (int i = 0; i < kMaxReads && link.socket; ++i) {
+  for (int i = 0; i < kMaxReads && link.channel; ++i) {
     iovec parts[3];
     size_t num_parts = 0;
     size_t direct_bytes = 0;
@@ -188,10 +194,7 @@ bool TcpWire::read(Link& link, FrameSink& sink) {
     }
     const size_t room = kInputBytes - link.input_bytes;
     parts[num_parts++] = {link.input + link.input_bytes, room};
-    msghdr message = {};
-    message.msg_iov = parts;
-    message.msg_iovlen = num_parts;
-    const ssize_t got = ::recvmsg(link.socket.get(), &message, MSG_DONTWAIT);
+    const ssize_t got = link.channel.receive(parts, num_parts);
     if (got <= 0) {
       if (got < 0 && (errno == EAGAIN || errno == EINTR)) return moved;
       fail(link, sink, got == 0 ? 0 : errno);
@@ -238,7 +241,7 @@ bool TcpWire::take(Link& link, size_t nbytes, size_t direct_bytes, FrameSink& si
       if (missing != 0) break;
       link.in_payload = false;
       sink.arrived(link.peer, link.header);
-      if (!link.socket) return true;  // closed by what that frame said
+      if (!link.channel) return true;  // closed by what that frame said
       continue;
     }
     if (link.input_bytes - at < sizeof(FrameHeader)) break;
@@ -255,7 +258,7 @@ bool TcpWire::take(Link& link, size_t nbytes, size_t direct_bytes, FrameSink& si
 }
 
 void TcpWire::fail(Link& link, FrameSink& sink, int error) {
-  if (!link.socket) return;
+  if (!link.channel) return;
   close(link.peer);
   sink.lost(link.peer, error);
 }
@@ -266,7 +269,7 @@ bool TcpWire::has_delivered() const {
   if (has_unsent()) return false;
   return std::all_of(present_.begin(), present_.end(), [](const Link* link) {
     int in_kernel = 0;
-    return !link->socket || ::ioctl(link->socket.get(), SIOCOUTQ, &in_kernel) != 0 ||
+    return !link->channel || ::ioctl(link->channel.fd(), SIOCOUTQ, &in_kernel) != 0 ||
            in_kernel == 0;
   });
 }
@@ -276,10 +279,11 @@ void TcpWire::close(int peer) {
   num_unsent_ -= link.unsent.size();
   link.unsent.clear();
   link.in_payload = false;
-  link.socket.reset();
+  link.channel.reset();
 }
 
 void TcpWire::wait(int64_t ns) {
+  if (may_have_more_) return;
   epoll_event events[64];
   const int ms = static_cast<int>(std::max<int64_t>(1, ns / 1'000'000));
   const int num_events = ::epoll_wait(epoll_.get(), events, std::size(events), ms);
@@ -309,7 +313,7 @@ void TcpWire::let_go(const std::byte* begin, const std::byte* end) {
 }
 
 void TcpWire::disown() {
-  for (Link* link : present_) link->socket.reset();
+  for (Link* link : present_) link->channel.reset();
   epoll_.reset();
   kick_.close();
 }

@@ -1,11 +1,13 @@
-// Frames over TCP: one socket for each remote rank, non-blocking, vectored input and output.
+// Frames over TCP: one channel for each remote rank, non-blocking, vectored input and output.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <vector>
 
 #include "base/fd.h"
+#include "bootstrap/channel.h"
 #include "transport/kick.h"
 #include "transport/wire.h"
 
@@ -13,8 +15,8 @@ namespace pycoll {
 
 class TcpWire final : public Wire {
  public:
-  /// `sockets`: by rank of the world; empty where a rank is on this host.
-  explicit TcpWire(std::vector<Fd> sockets);
+  /// `channels`: by rank of the world; empty where a rank is on this host.
+  explicit TcpWire(std::vector<Channel> channels);
   ~TcpWire() override;
 
   std::string_view name() const override { return "tcp"; }
@@ -43,6 +45,7 @@ class TcpWire final : public Wire {
   bool read(Link& link, FrameSink& sink);
   bool take(Link& link, size_t nbytes, size_t direct_bytes, FrameSink& sink);
   void want_output(Link& link, bool wanted);
+  bool serve(FrameSink& sink, int first);
   void fail(Link& link, FrameSink& sink, int error);
 
   Fd epoll_;
@@ -50,6 +53,9 @@ class TcpWire final : public Wire {
   std::vector<std::unique_ptr<Link>> links_;  // by rank; null: none
   std::vector<Link*> present_;
   size_t num_unsent_ = 0;  // frames
+  bool encrypted_ = false;
+  // Bytes may be here that epoll does not show: nobody sleeps until poll() has looked.
+  std::atomic<bool> may_have_more_{false};
 };
 
 }  // namespace pycoll

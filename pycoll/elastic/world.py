@@ -224,4 +224,6 @@ def _home_of(comm: Communicator) -> Home:
 
 def _session_token() -> str:
     """Newcomers are of another job: only PYCOLL_TOKEN and the user can be the same."""
+    if _bootstrap.tls_is_on():
+        return str(_bootstrap.required_secret())
     return os.environ.get("PYCOLL_TOKEN") or f"pycoll grow of user {os.getuid()}"
