@@ -62,6 +62,11 @@ def test_help_of_every_command_has_examples(command):
     assert f"pycoll {command}" in text
 
 
+def test_help_breaks_lines_where_the_terminal_ends():
+    """And not where the source does, too."""
+    assert "differs, in the order in which they are computed" in invoke("check", "--help")
+
+
 def test_help_imports_neither_torch_nor_matplotlib():
     code = (
         "import sys; from typer.testing import CliRunner; from pycoll.cli import app;"

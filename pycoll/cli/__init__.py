@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import typer
 
 from pycoll.cli import (
@@ -34,19 +38,31 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.command(epilog=show.EPILOG)(show.show)
-app.command(epilog=verify.EPILOG)(verify.verify)
-app.command(epilog=simulate.EPILOG)(simulate.simulate)
-app.command(epilog=run.EPILOG, context_settings=run.CONTEXT)(run.run)
-app.command(epilog=check.EPILOG, context_settings=check.CONTEXT)(check.check)
-app.command(epilog=scale.EPILOG, context_settings=scale.CONTEXT)(scale.scale)
-app.command(epilog=modes.EPILOG)(modes.modes)
-app.command(epilog=bench.EPILOG)(bench.bench)
-app.command(epilog=tune.EPILOG)(tune.tune)
-app.command(epilog=info.EPILOG)(info.info)
-app.command(epilog=doctor.EPILOG)(doctor.doctor)
-app.command(epilog=trace.EPILOG)(trace.trace)
-app.command(epilog=pipeline.EPILOG)(pipeline.pipeline)
+
+
+def _flowing(text: str | None) -> str:
+    """Paragraphs as one line each: a terminal breaks them where its own lines end."""
+    paragraphs = inspect.cleandoc(text or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _add(command: Callable[..., None], epilog: str, context: dict[str, Any] | None = None) -> None:
+    app.command(epilog=epilog, context_settings=context, help=_flowing(command.__doc__))(command)
+
+
+_add(show.show, show.EPILOG)
+_add(verify.verify, verify.EPILOG)
+_add(simulate.simulate, simulate.EPILOG)
+_add(run.run, run.EPILOG, run.CONTEXT)
+_add(check.check, check.EPILOG, check.CONTEXT)
+_add(scale.scale, scale.EPILOG, scale.CONTEXT)
+_add(modes.modes, modes.EPILOG)
+_add(bench.bench, bench.EPILOG)
+_add(tune.tune, tune.EPILOG)
+_add(info.info, info.EPILOG)
+_add(doctor.doctor, doctor.EPILOG)
+_add(trace.trace, trace.EPILOG)
+_add(pipeline.pipeline, pipeline.EPILOG)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from pycoll.errors import UsageError
 # What is behind what: first match wins.
 _COLORS = (
     ("optimizer", "#8e6bbf"),
+    ("U", "#8e6bbf"),
     ("F", "#4c8bd6"),
     ("forward", "#4c8bd6"),
     ("W", "#9ccb86"),

@@ -55,3 +55,15 @@ def test_trace_has_compute_bubbles_and_collectives_of_all_ranks(tmp_path):
         assert len(inside) >= least
         for event in inside:
             assert event["ts"] >= steps[0]["ts"] and event["dur"] >= 0
+
+
+def test_updates_within_a_step_look_like_the_optimizer(tmp_path):
+    pytest.importorskip("matplotlib")
+    rank = {"ph": "M", "pid": 0, "tid": 0, "name": "process_name", "args": {"name": "rank 0"}}
+    counts = []
+    for name in ("0B0", "0U0"):
+        span = {"ph": "X", "pid": 0, "cat": "compute", "name": name, "ts": 0.0, "dur": 1e3}
+        (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [rank, span]}))
+        draw(tmp_path / "trace.json", tmp_path / "trace.svg")
+        counts.append((tmp_path / "trace.svg").read_text().count("#8e6bbf"))
+    assert counts[0] < counts[1]  # in the legend; and in the row, too
