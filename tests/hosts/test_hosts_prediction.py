@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from delayed import DelayedNetwork, why_not_delayed
 from namespaces import Network
 
 import pycoll
@@ -82,18 +86,37 @@ latency_us = {1e6 * facts["between alpha"]}
     }
 
 
-@pytest.mark.parametrize("num_hosts", [2, 4])
-def test_simulation_predicts_what_throttled_hosts_take(request, num_hosts):
-    network: Network = request.getfixturevalue({2: "two", 4: "four"}[num_hosts])
+@contextlib.contextmanager
+def throttled(request: pytest.FixtureRequest, num_hosts: int, delay_s: float) -> Iterator[Network]:
+    """Hosts at 1 Gbit/s whose packets are under way for so long."""
+    if delay_s != 0:
+        if why := why_not_delayed():
+            pytest.skip(why)
+        delayed = DelayedNetwork(num_hosts, name=f"pyc{os.getpid()}p")
+        delayed.set_delay(delay_s)
+        delayed.set_bandwidth(1e9 / 8)
+        with contextlib.closing(delayed):
+            yield delayed
+        return
+    network = request.getfixturevalue({2: "two", 4: "four"}[num_hosts])
     network.set_rate("1gbit")
-    wrong = ""
     try:
+        yield network
+    finally:
+        network.set_rate(None)
+
+
+# Not four with delay: what carries their packets (delayed.py) is then slower than their links.
+@pytest.mark.parametrize(
+    ("num_hosts", "delay_s"), [(2, 0.0), (2, 0.5e-3), (4, 0.0)], ids=["2", "2-0.5ms", "4"]
+)
+def test_simulation_predicts_what_throttled_hosts_take(request, num_hosts, delay_s):
+    wrong = ""
+    with throttled(request, num_hosts, delay_s) as network:
         for _ in range(3):  # what else runs on the machine is not in the model
             facts = network.run(measured, 2, 2, timeout_s="60")[0].get()
             if not (wrong := difference(facts, predicted(facts, num_hosts, 2))):
                 break
-    finally:
-        network.set_rate(None)
     assert not wrong, wrong
 
 
