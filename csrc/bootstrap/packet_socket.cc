@@ -12,7 +12,7 @@
 namespace pycoll {
 namespace {
 
-constexpr int kBacklog = 128;
+constexpr int kLocalBacklog = 128;
 
 struct AbstractAddress {
   explicit AbstractAddress(const std::string& name) {
@@ -42,7 +42,7 @@ Fd listen_at(const std::string& name) {
   const AbstractAddress address(name);
   Fd socket = new_packet_socket();
   if (::bind(socket.get(), address.get(), address.length) != 0 ||
-      ::listen(socket.get(), kBacklog) != 0) {
+      ::listen(socket.get(), kLocalBacklog) != 0) {
     throw_system_error("cannot listen at the abstract Unix socket '" + name + "'");
   }
   return socket;

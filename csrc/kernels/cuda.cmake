@@ -33,7 +33,8 @@ foreach(target pycoll_cuda launch_bench)
                       "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>")
   set_target_properties(
     ${target}
-    PROPERTIES CUDA_STANDARD 20
+    PROPERTIES UNITY_BUILD OFF  # they are long, and few
+               CUDA_STANDARD 20
                CUDA_STANDARD_REQUIRED ON
                CUDA_RUNTIME_LIBRARY Static
                CUDA_ARCHITECTURES "${PYCOLL_CUDA_ARCHITECTURES}")
