@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,14 @@ def child_processes() -> dict[int, str]:
             children[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     return children
 
+
+# A shell starts what runs in the background without these two; tests send them.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, handler)
 
 START = time.monotonic()  # about when the run began
 SLOW_MINUTES = os.environ.get("PYCOLL_SLOW_MINUTES")
