@@ -380,7 +380,6 @@ class Graph {
   static pycoll::DeviceStream current_handle() {
     return handle_of(current_stream(c10::Device(kType, current_device)));
   }
-
   pycoll::DeviceGraph graph_ = nullptr;
 };
 
