@@ -151,7 +151,8 @@ def test_all_reduce_torch_tensors_work(threads):
         parameter = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
         comm.all_reduce(parameter)
         assert torch.equal(parameter.detach(), torch.full((4,), 2.0, dtype=torch.float64))
-        parameter.sum().backward()
+        # Not backward(): in a thread of this process it would fix which devices autograd knows.
+        parameter.grad = torch.ones_like(parameter)
         comm.all_reduce(parameter.grad)
         assert torch.equal(parameter.grad, torch.full((4,), 2.0, dtype=torch.float64))
         scalar = torch.tensor(1.5)

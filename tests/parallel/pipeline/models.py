@@ -9,9 +9,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import pycoll
-from pycoll.parallel.pipeline.sleeping import warm_up
-
-warm_up()  # once, in place of in every rank
 
 
 class Block(nn.Module):
