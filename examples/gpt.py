@@ -3,6 +3,7 @@
 python examples/gpt.py
 pycoll run --mesh dp=4 examples/gpt.py
 pycoll run --mesh dp=2,tp=2,pp=2 examples/gpt.py
+pycoll run --mesh dp=2,cp=2 examples/gpt.py
 
 It must beat the bigram entropy of the text: what is known of a character by the one before it.
 """

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pycoll.parallel.placement import Placement
+from pycoll.errors import UsageError
+from pycoll.parallel.context.sequence import first_tensor
+from pycoll.parallel.placement import Placement, Ranges
 
 if TYPE_CHECKING:
     from pycoll.parallel.trainer import Trainer
@@ -31,11 +33,13 @@ class Call(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """What a call has returned on one rank: its samples, values, and their places if known."""
+    """What a call has returned on one rank: its samples, values, their places if known, and which
+    share of the sequence they are, along which dimension."""
 
     num_samples: int
     value: Tensor
-    ranges: tuple[tuple[int, int], ...]
+    ranges: Ranges
+    share: tuple[int, Ranges] | None = None
 
 
 class Activations:
@@ -56,8 +60,7 @@ class Activations:
     def write(self, path: Path) -> None:
         """Writes what the step has returned, and forgets it."""
         mesh = self._trainer.mesh
-        place = ", ".join(f"{axis} {at}" for axis, at in mesh.coordinates.items())
-        rank = {"place": f"rank {mesh.world.rank}: {place}", "tp": mesh.rank("tp")}
+        rank = {"place": f"rank {mesh.world.rank}: {mesh.place}", "tp": mesh.rank("tp")}
         found = [(tuple(call), tuple(returned)) for call, returned in self._found.items()]
         torch.save({**rank, "found": found}, path)
         self._found.clear()
@@ -69,7 +72,7 @@ class Activations:
         self._calls = None
 
     def _note(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        value = _tensor(output)
+        value = first_tensor(output)
         # Outside of the model's forward, layers compute again for their backward.
         if value is None or self._calls is None or self._trainer.stands_in():
             return
@@ -77,17 +80,12 @@ class Activations:
         weight = self._trainer.placements.get(f"{name}.weight", Placement(()))
         call = Call(name, self._calls[name], now.first_sample)
         self._calls[name] += 1
-        self._found[call] = Returned(now.num_samples, value.detach().clone(), weight.ranges)
-
-
-def _tensor(output: Any) -> Tensor | None:
-    """The first floating tensor of what a layer returns."""
-    if isinstance(output, Tensor):
-        return output if output.is_floating_point() else None
-    values = output.values() if isinstance(output, dict) else output
-    if not isinstance(output, (dict, tuple, list)):
-        return None
-    return next((t for value in values if (t := _tensor(value)) is not None), None)
+        try:
+            share = self._trainer.sequence.found_in(tuple(value.shape))
+        except UsageError:  # it cannot be told
+            return
+        kept = value.detach().clone()
+        self._found[call] = Returned(now.num_samples, kept, weight.ranges, share)
 
 
 def first_difference(
@@ -147,6 +145,8 @@ def _differences(
         # Of what has no samples, such as embedded positions, all ranks have the same.
         if not rest and part.value.dim() and len(part.value) == rows * count:
             samples = samples[rows * call.first_sample : rows * (call.first_sample + count)]
+        if part.share is not None and part.share[0] < samples.dim():
+            samples = Placement(tuple(samples.shape), *part.share).take(samples)
         found = _take(samples, tp, part, {at: p.value for _, at, p in parts})
         if found is not None and found.numel():
             difference = float((found - part.value).abs().max())

@@ -9,10 +9,11 @@ from torch import nn
 
 from pycoll.errors import UsageError
 from pycoll.parallel import pipeline, record
+from pycoll.parallel.context.sequence import Sequence
 from pycoll.parallel.data.batch_norm import synchronise
 from pycoll.parallel.data.reducer import Reducer
 from pycoll.parallel.dropout import Positions, key_dropouts
-from pycoll.parallel.functional_dropout import key_functions
+from pycoll.parallel.functional_dropout import take_over
 from pycoll.parallel.ledger import Line
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.optimizers import attach
@@ -50,7 +51,8 @@ def parallelize(
             16 bits get gradients and an optimizer's copy in float32.
         mesh: The ranks.
         tp: What is shared out over the axis tp: styles by patterns of layers' names.
-        pp: Name of the list of blocks that the axis pp cuts, such as "blocks".
+        pp: Name of the list of blocks that the axis pp cuts, such as "blocks"; at its first one
+            the axis cp cuts the sequence.
         schedule: Of the pipeline: a name of `pycoll.parallel.pipeline`. "pipedream" steps the
             optimizer within `model.step`, once for each microbatch.
         zero: What replicas share out, too: 0 nothing, 1 the optimizer's state, 2 gradients,
@@ -65,8 +67,9 @@ def parallelize(
         The model, with methods `step`, `no_sync` and `evaluate` (`Trainer`).
 
     Raises:
-        UsageError: The plan names a layer that is not there, heads do not divide, pp > 1 without
-            a list of blocks, no such ZeRO or schedule, or what a schedule does not go with.
+        UsageError: The plan names a layer that is not there, heads do not divide, pp or cp > 1
+            without a list of blocks, a layer that goes along the sequence under cp, no such ZeRO or
+            schedule, or what a schedule does not go with.
     """
     if zero not in (0, 1, 2, 3):
         raise UsageError(f"zero is {zero}, expected 0, 1, 2 or 3")
@@ -86,12 +89,17 @@ def parallelize(
     numbers = {name: number for number, name in enumerate(names.values())}
     line = mesh.line("tp")
     styles = match(model, tp or {})
-    shared = share_layers(model, styles, line, sequence_parallel, pp)
     positions = Positions(seed)
+    sequence = Sequence(mesh.line("cp"), positions, line if sequence_parallel else None)
+    sequence.cut(model, pp, staged=mesh.size("pp") > 1)
+    shared = share_layers(model, styles, line, sequence_parallel, pp)
     inside = {} if line.size == 1 else shared.inside
-    key_dropouts(model, positions, inside, line)
-    key_functions(model, positions, shared, styles)
-    together = synchronise(model, mesh.line("dp"))
+    key_dropouts(model, positions, inside, line, sequence)
+    take_over(model, positions, shared, styles, sequence)
+    replicas = mesh.replicas
+    together = synchronise(
+        model, replicas, lambda: replicas if sequence.length else mesh.line("dp")
+    )
     recomputes = recompute_layers(model, recompute, pp, positions)
     units = units_of(model, pp) if zero == 3 else []
     stages = None
@@ -104,8 +112,7 @@ def parallelize(
     here = {names[id(parameter)]: parameter for parameter in model.parameters()}
     named = [(name, parameter) for name, parameter in here.items() if parameter.requires_grad]
     partial = shared.partial if line.size > 1 else set()
-    replicas = mesh.line("dp")
-    plane = mesh.line("dp", "tp") if partial else replicas
+    plane = mesh.line(*replicas.axis.split("+"), "tp") if partial else replicas
 
     def owned(name: str, parameter: nn.Parameter, along: Line) -> bool:
         """One rank for each element; with many parameters, each rank has its share of them."""
@@ -144,6 +151,8 @@ def parallelize(
         here,
         placements,
         positions,
+        replicas=replicas,
+        sequence=sequence,
         together=together,
         pipeline=stages,
         updates=updates,

@@ -18,7 +18,9 @@ _COLORS = (
     ("", "#5fae57"),  # all other compute is backward
 )
 _BUBBLE = "#e4e4e4"
-_AXES = {"axis tp": "#e0902f", "axis dp": "#c8463c", "axis pp": "#777777"}
+_AXES = {  # of several axes, the first one counts
+    "axis tp": "#e0902f", "axis cp": "#2f9e9e", "axis dp": "#c8463c", "axis pp": "#777777",
+}  # fmt: skip
 
 
 def draw(source: str | Path, target: str | Path) -> None:
@@ -52,7 +54,7 @@ def draw(source: str | Path, target: str | Path) -> None:
                 for i, (axis, color) in enumerate(_AXES.items())
             ),
         ):
-            chosen = [event for event in mine if event["cat"] == cat]
+            chosen = [event for event in mine if event["cat"].split("+")[0] == cat]
             axes.broken_barh(
                 [(event["ts"] / 1e3, max(event["dur"] / 1e3, 0.002)) for event in chosen],
                 (row + base, height),

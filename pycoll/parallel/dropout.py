@@ -10,13 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from pycoll.parallel.ledger import Line
-from pycoll.parallel.placement import Placement, share
+from pycoll.parallel.placement import Part, Ranges, share
 from pycoll.parallel.random import keep_mask
+
+if TYPE_CHECKING:
+    from pycoll.parallel.context.sequence import Sequence
+
+_RUN = 1024  # elements in a row from which on a part's words are drawn without the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +33,13 @@ class Position:
         step: Number of the step.
         first_sample: Place of the microbatch's first sample in the batch of all replicas.
         num_samples: Of the microbatch.
+        sequence: Length of the sequence of which this rank's share passes; 0: it passes whole.
     """
 
     step: int = 0
     first_sample: int = 0
     num_samples: int = 1
+    sequence: int = 0
 
 
 class Positions:
@@ -61,7 +69,11 @@ class Positions:
 
 
 def key_dropouts(
-    model: nn.Module, positions: Positions, inside: dict[str, int], line: Line
+    model: nn.Module,
+    positions: Positions,
+    inside: dict[str, int],
+    line: Line,
+    sequence: Sequence,
 ) -> None:
     """Makes the nn.Dropout layers of a model draw masks by place, in place.
 
@@ -70,43 +82,53 @@ def key_dropouts(
         positions: Where they look.
         inside: The dimension along which a layer's input is shared out over `line`, by name.
         line: The ranks of a tensor.
+        sequence: Of which a layer's input may be a share.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Dropout) and module.p > 0:
-            whole = WholeSize(inside.get(name), line)
+            whole = Whole(inside.get(name), line, sequence)
             # Functions of the instance win over those of the class: type and names stay.
             module.forward = partial(  # type: ignore[method-assign]
                 _drop, module, name, positions, whole
             )
 
 
-class WholeSize:
-    """The place of a part of an input in the whole of all ranks of a line."""
+class Whole:
+    """The place of a part of an input in the whole of all ranks that share it."""
 
-    def __init__(self, dim: int | None, line: Line) -> None:
-        self._dim, self._line = dim, line
+    def __init__(self, dim: int | None, line: Line, sequence: Sequence) -> None:
+        self._dim, self._line, self._sequence = dim, line, sequence
         self._sizes: dict[int, int] = {}  # of the whole, by that of the part: asked once
 
-    def placement(self, shape: tuple[int, ...]) -> Placement:
-        if self._dim is None:
-            return Placement(shape)
-        dim, line = self._dim % len(shape), self._line
-        if shape[dim] not in self._sizes:
-            total = line.all_reduce(torch.tensor([shape[dim]]))
-            self._sizes[shape[dim]] = int(total)
-        whole = self._sizes[shape[dim]]
-        return Placement(
-            (*shape[:dim], whole, *shape[dim + 1 :]), dim, (share(whole, line.size, line.rank),)
-        )
+    def part(self, shape: tuple[int, ...], num_samples: int) -> Part:
+        """Where a tensor lies that has `shape` here; of tokens in a row, by sample and place."""
+        dim = None if self._dim is None else self._dim % len(shape)
+        length, size = self._sequence.length, self._sequence.line.size
+        if length and len(shape) < 3 and shape[0] * size == num_samples * length:
+            shape = (num_samples, length // size, *shape[1:])
+            dim = None if dim is None else dim + 1
+        part = Part(shape)
+        if (found := self._sequence.found_in(shape)) is not None:
+            part = _along(part, found[0], length, found[1])
+        if dim is not None and dim not in part.ranges:
+            line = self._line
+            if shape[dim] not in self._sizes:
+                self._sizes[shape[dim]] = int(line.all_reduce(torch.tensor([shape[dim]])))
+            total = self._sizes[shape[dim]]
+            part = _along(part, dim, total, (share(total, line.size, line.rank),))
+        return part
 
 
-def _drop(
-    module: nn.Dropout, name: str, positions: Positions, whole: WholeSize, x: Tensor
-) -> Tensor:
+def _along(part: Part, dim: int, size: int, ranges: Ranges) -> Part:
+    shape = (*part.shape[:dim], size, *part.shape[dim + 1 :])
+    return Part(shape, {**part.ranges, dim: ranges})
+
+
+def _drop(module: nn.Dropout, name: str, positions: Positions, whole: Whole, x: Tensor) -> Tensor:
     return drop(x, module.p, name, positions, whole) if module.training else x
 
 
-def drop(x: Tensor, p: float, name: str, positions: Positions, whole: WholeSize) -> Tensor:
+def drop(x: Tensor, p: float, name: str, positions: Positions, whole: Whole) -> Tensor:
     """Drops elements of the part of the batch that `x` is; its first dimension counts samples.
 
     Args:
@@ -116,18 +138,30 @@ def drop(x: Tensor, p: float, name: str, positions: Positions, whole: WholeSize)
         positions: Where the batch is.
         whole: Where `x` lies in the whole of all ranks that share it.
     """
+    kept = keeps(whole.part(tuple(x.shape), positions.now.num_samples), p, name, positions)
+    return x * kept.view(x.shape).to(x.dtype) / (1.0 - p) if p < 1 else x * 0.0
+
+
+def keeps(part: Part, p: float, name: str, positions: Positions) -> Tensor:
+    """Which elements of a part of the batch a layer keeps: bools, True with probability 1 - p."""
     now = positions.now
-    placement = whole.placement(tuple(x.shape))
-    rows_of_sample = x.shape[0] // max(now.num_samples, 1)
-    row = math.prod(placement.shape[1:])
-    mask = keep_mask(
-        f"{positions.seed}/{now.step}/{name}",
-        now.first_sample * rows_of_sample * row,
-        x.shape[0] * row,
-        p,
-    )
-    kept = placement.take(mask.view(placement.shape))
-    return x * kept.to(x.dtype) / (1.0 - p) if p < 1 else x * 0.0
+    stream = f"{positions.seed}/{now.step}/{name}"
+    rows_of_sample = part.shape[0] // max(now.num_samples, 1)
+    row = math.prod(part.shape[1:])
+    first = now.first_sample * rows_of_sample * row
+    for dim in sorted(part.ranges):
+        size, inner = part.shape[dim], math.prod(part.shape[dim + 1 :])
+        if not part.shape[0] or min(b - a for a, b in part.ranges[dim]) * inner < _RUN:
+            continue
+        runs = [
+            keep_mask(stream, first + (outer * size + start) * inner, (stop - start) * inner, p)
+            for outer in range(math.prod(part.shape[:dim]))
+            for start, stop in part.ranges[dim]
+        ]
+        others = {other: ranges for other, ranges in part.ranges.items() if other != dim}
+        shape = (*part.shape[:dim], -1, *part.shape[dim + 1 :])
+        return Part(part.shape, others).take(torch.cat(runs).view(shape))
+    return part.take(keep_mask(stream, first, part.shape[0] * row, p).view(part.shape))
 
 
-__all__ = ["Position", "Positions", "WholeSize", "drop", "key_dropouts"]
+__all__ = ["Position", "Positions", "Whole", "drop", "keeps", "key_dropouts"]

@@ -6,11 +6,13 @@ The model is shared out and cut by the same code that trains it, on tensors that
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -18,9 +20,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pycoll.errors import UsageError
 from pycoll.parallel import pipeline
 from pycoll.parallel.batches import as_call
+from pycoll.parallel.context.sequence import Sequence
 from pycoll.parallel.data.buckets import share_length
 from pycoll.parallel.data.reducer import in_lines, main_dtype
 from pycoll.parallel.dropout import Positions
+from pycoll.parallel.functional_dropout import take_over
+from pycoll.parallel.ledger import Line
+from pycoll.parallel.losses import Loss
 from pycoll.parallel.mesh import AXES, Mesh
 from pycoll.parallel.paper import Saved, on_paper, paper_line
 from pycoll.parallel.pipeline.simulate import peak_live, peak_versions
@@ -38,7 +44,7 @@ class RankMemory:
     """Bytes that a rank keeps; what it needs only for a moment is not counted.
 
     Attributes:
-        place: Of the rank on the mesh, `{"pp": 0, "dp": 1, "tp": 0}`.
+        place: Of the rank on the mesh, `{"pp": 0, "dp": 1, "cp": 0, "tp": 0}`.
         parameters: Of its weights, their copies in float32 if they have 16 bits, and the versions
             that a schedule without a flush keeps.
         gradients: Of these, after they are reduced.
@@ -116,15 +122,25 @@ def memory(
         with FakeTensorMode(allow_non_fake_inputs=True):
             ghost = on_paper(model)
             line = paper_line("tp", rank, sizes["tp"])
-            shared = share_layers(ghost, match(ghost, tp or {}), line, sequence_parallel, pp)
+            positions, styles = Positions(), match(ghost, tp or {})
+            ring = paper_line("cp", 0, sizes["cp"])  # of whose ranks all keep as much
+            sequence = Sequence(ring, positions, line if sequence_parallel else None)
+            sequence.cut(ghost, pp, staged=sizes["pp"] > 1)
+            shared = share_layers(ghost, styles, line, sequence_parallel, pp)
+            if ring.size > 1:
+                take_over(ghost, positions, shared, styles, sequence)
             _drop_on_paper(ghost)
-            recompute_layers(ghost, recompute, pp, Positions())
+            recompute_layers(ghost, recompute, pp, positions)
             units = [names for _, names in units_of(ghost, pp)] if zero == 3 else None
             order = schedule if sizes["pp"] > 1 else None
             stages = _Stages(ghost, order, sizes["pp"], microbatches, pp or "", costs)
-            kept = None if x is None else stages.kept(_fake(x), _fake(y), loss)
-            for stage, replica in itertools.product(range(sizes["pp"]), range(sizes["dp"])):
-                place = {"pp": stage, "dp": replica, "tp": rank}
+            kept = None
+            if x is not None:
+                of_share = None if loss is None else sequence.of_shares(_of_whole(loss))
+                kept = stages.kept(_fake(x), _fake(y), of_share)
+            for others in itertools.product(*(range(sizes[axis]) for axis in AXES[:-1])):
+                place = {**dict(zip(AXES, others, strict=False)), "tp": rank}
+                stage = place["pp"]
                 weights, groups = stages.parameters(stage), stages.groups(stage, units)
                 lasting = _lasting(weights, shared, sizes, place, zero, groups, bucket_mb, moments)
                 live = None if kept is None else stages.live(stage, kept)
@@ -184,7 +200,7 @@ class _Stages:
                 else:
                     made = self._cut.forward(stage, args, kwargs, hidden, notes)
                 if stage == num_stages - 1 and loss is not None:
-                    loss(made if getattr(loss, "takes_parts", False) else whole(made), y)
+                    loss(made, y)
             found.append(saved.nbytes)
             if stage < num_stages - 1:
                 hidden = tuple(tensor.detach().requires_grad_() for tensor in made)
@@ -216,8 +232,8 @@ def _lasting(
     moments: int,
 ) -> tuple[int, int, int]:
     """Bytes of parameters, gradients and the optimizer's state of a rank."""
-    replicas = paper_line("dp", place["dp"], sizes["dp"])
-    plane = paper_line("dp+tp", place["dp"] * sizes["tp"] + place["tp"], sizes["dp"] * sizes["tp"])
+    replicas = _paper_plane(("dp", "cp"), place, sizes)
+    plane = _paper_plane(("dp", "cp", "tp"), place, sizes)
     frozen = [parameter for _, parameter in weights if not parameter.requires_grad]
     parameters, gradients, state = sum(p.numel() * p.element_size() for p in frozen), 0, 0
     learning = [(name, parameter) for name, parameter in weights if parameter.requires_grad]
@@ -239,6 +255,18 @@ def _lasting(
         start = line.rank * length if zero else 0
         state += max(0, min(count - start, length)) * main.itemsize * moments
     return parameters, gradients, state
+
+
+def _paper_plane(axes: tuple[str, ...], place: Mapping[str, int], sizes: Mapping[str, int]) -> Line:
+    lengths = tuple(sizes[axis] for axis in axes)
+    rank = int(np.ravel_multi_index([place[axis] for axis in axes], lengths))
+    return paper_line("+".join(axes), rank, math.prod(lengths))
+
+
+def _of_whole(loss: Loss) -> Loss:
+    """A loss that gets whole outputs, unless it takes parts."""
+    takes_parts = getattr(loss, "takes_parts", False)
+    return lambda output, target: loss(output if takes_parts else whole(output), target)
 
 
 def _drop_on_paper(model: nn.Module) -> None:

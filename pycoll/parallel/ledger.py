@@ -114,6 +114,14 @@ class Line:
         work = getattr(self.comm, collective)(*args, async_op=True, **kwargs)
         return Started(work, self, collective)
 
+    def pass_on(self, tensors: list[Tensor]) -> Passing:
+        """Starts to send tensors to the next rank, and to receive such from the one before."""
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        coming = [x.new_empty(x.shape) for x in tensors]
+        works = [Started(self.comm.recv(x, before, async_op=True), self, "recv") for x in coming]
+        works += [self.start("send", x, x, after) for x in tensors]
+        return Passing(tensors, coming, works)
+
     def _call(self, collective: str, message: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         self.count(collective, message)
         start_ns = time.monotonic_ns()
@@ -143,4 +151,19 @@ class Started:
         self.line.ledger.waited(self.line.axis, self.collective, start_ns)
 
 
-__all__ = ["Entry", "Ledger", "Line", "Started"]
+@dataclass(frozen=True, slots=True)
+class Passing:
+    """Tensors on their way around a ring."""
+
+    sent: list[Tensor]  # they live until they are taken
+    coming: list[Tensor]
+    works: list[Started]
+
+    def wait(self) -> list[Tensor]:
+        """Waits for what the rank before has sent, and until the next one has taken the rest."""
+        for work in self.works:
+            work.wait()
+        return self.coming
+
+
+__all__ = ["Entry", "Ledger", "Line", "Passing", "Started"]

@@ -1,6 +1,6 @@
 """The mesh: ranks as a grid with named axes, and a communicator for each line of the grid.
 
-tp is the fastest axis, so that its ranks, which talk most, are closest; pp is the slowest.
+tp is the fastest axis, so that its ranks, which talk most, are closest; then cp; pp is the slowest.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pycoll.communicator import Communicator
 from pycoll.errors import UsageError
 from pycoll.parallel.ledger import Ledger, Line
 
-AXES = ("pp", "dp", "tp")  # slowest first
+AXES = ("pp", "dp", "cp", "tp")  # slowest first
 
 _world: list[Communicator] = []  # the default communicator, joined once
 
 
 class Mesh:
-    """Ranks as a grid of pipeline stages (pp), replicas (dp) and parts of tensors (tp).
+    """Ranks as a grid: stages (pp), replicas (dp), parts of sequences (cp) and of tensors (tp).
 
     Attributes:
         world: The communicator of all ranks of the mesh, in the order of the grid.
-        coordinates: This rank's place along each axis, `{"pp": 0, "dp": 1, "tp": 0}`.
+        coordinates: This rank's place along each axis, `{"pp": 0, "dp": 1, "cp": 0, "tp": 0}`.
         ledger: What the trainers send along the axes.
     """
 
@@ -37,7 +37,11 @@ class Mesh:
         self.coordinates = {axis: int(place) for axis, place in zip(AXES, places, strict=True)}
         # All at once and in one order: making them is collective.
         self._comms: dict[tuple[str, ...], Communicator] = {}
-        self._comms |= {(axis,): self._split(axis) for axis in AXES}
+        for axis in AXES:  # where a rank is alone, one communicator does for all
+            alone = () if self._sizes[axis] == 1 else (axis,)
+            if alone not in self._comms:
+                self._comms[alone] = self._split(*alone)
+            self._comms[axis,] = self._comms[alone]
         self.ledger = Ledger()
 
     def comm(self, *axes: str) -> Communicator:
@@ -54,6 +58,11 @@ class Mesh:
         """As `comm`, and what passes through it is counted in `ledger`."""
         return Line("+".join(axes), self.comm(*axes), self.ledger)
 
+    @property
+    def replicas(self) -> Line:
+        """The ranks that have the same parts of a model, and other samples, or shares of them."""
+        return self.line("dp", *(["cp"] if self._sizes["cp"] > 1 else []))
+
     def rank(self, axis: str) -> int:
         """This rank's place along an axis."""
         return self.coordinates[self._known(axis)]
@@ -67,9 +76,21 @@ class Mesh:
         """Number of ranks along each axis, slowest first."""
         return dict(self._sizes)
 
+    @property
+    def planes(self) -> list[tuple[str, ...]]:
+        """The axes, and the groups of some of them, that have communicators of several ranks."""
+        known = [axes for axes in self._comms if 0 < len(axes) < len(AXES)]
+        return [axes for axes in known if self.comm(*axes).size > 1]
+
+    @property
+    def place(self) -> str:
+        """This rank's place along the axes that have more than one, such as "pp 1, dp 0"."""
+        several = [axis for axis in AXES if self._sizes[axis] > 1] or ["dp"]
+        return ", ".join(f"{axis} {self.coordinates[axis]}" for axis in several)
+
     def close(self) -> None:
         """Closes the communicators of the axes; the world's stays open."""
-        for comm in self._comms.values():
+        for comm in {id(comm): comm for comm in self._comms.values()}.values():
             comm.close()
 
     def __repr__(self) -> str:
@@ -96,7 +117,9 @@ def world() -> Communicator:
     return _world[0]
 
 
-def mesh(*, dp: int = -1, pp: int = 1, tp: int = 1, comm: Communicator | None = None) -> Mesh:
+def mesh(
+    *, dp: int = -1, pp: int = 1, cp: int = 1, tp: int = 1, comm: Communicator | None = None
+) -> Mesh:
     """Arranges the ranks of this job in a grid. Collective.
 
     The environment variable PYCOLL_MESH, such as "dp=2,tp=2,pp=2" (`pycoll run --mesh` sets it),
@@ -105,6 +128,7 @@ def mesh(*, dp: int = -1, pp: int = 1, tp: int = 1, comm: Communicator | None = 
     Args:
         dp: Number of replicas, which share a batch; -1: as many as there are ranks for.
         pp: Number of pipeline stages, or -1.
+        cp: Number of ranks that share each sequence, or -1.
         tp: Number of ranks that share each tensor, or -1.
         comm: The ranks; None: those of `pycoll.init()`.
 
@@ -114,9 +138,9 @@ def mesh(*, dp: int = -1, pp: int = 1, tp: int = 1, comm: Communicator | None = 
     Raises:
         UsageError: The sizes do not multiply to the number of ranks, or more than one is -1.
 
-    Cost: three splits.
+    Cost: a split for each axis.
     """
-    asked = {"pp": pp, "dp": dp, "tp": tp}
+    asked = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
     if text := os.environ.get("PYCOLL_MESH"):
         asked = dict.fromkeys(AXES, 1) | parse_sizes(text)
     if comm is None:
@@ -150,7 +174,8 @@ def infer_sizes(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
     Raises:
         UsageError: The sizes do not multiply to `num_ranks`.
     """
-    text = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
+    several = {axis: size for axis, size in sizes.items() if size != 1} or {"dp": 1}
+    text = " x ".join(f"{axis}={size}" for axis, size in several.items())
     open_axes = [axis for axis, size in sizes.items() if size == -1]
     product = math.prod(size for size in sizes.values() if size != -1)
     if len(open_axes) > 1 or product < 1 or any(size < -1 for size in sizes.values()):

@@ -29,10 +29,19 @@ class PaperCommunicator:
         if name.startswith("_"):
             raise AttributeError(name)
 
-        def answer(x: Any = None, *args: Any, out: Any = None, **kwargs: Any) -> Any:
-            return x if out is None else out
+        def answer(
+            x: Any = None, *args: Any, out: Any = None, async_op: bool = False, **kwargs: Any
+        ) -> Any:
+            return _Done() if async_op else x if out is None else out
 
         return answer
+
+
+class _Done:
+    """A work that has ended."""
+
+    def wait(self) -> None:
+        """Waits for nothing."""
 
 
 def paper_line(axis: str, rank: int, size: int) -> Line:

@@ -1,11 +1,13 @@
-"""Where a rank's part of a tensor lies in the whole one: shares, and placements of parameters."""
+"""Where a rank's part of a tensor lies in the whole one: shares, places of parameters."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+Ranges = tuple[tuple[int, int], ...]  # starts and ends, in the order in which they are held
 
 
 def share(size: int, num_parts: int, part: int) -> tuple[int, int]:
@@ -32,7 +34,7 @@ class Placement:
 
     shape: tuple[int, ...]
     dim: int | None = None
-    ranges: tuple[tuple[int, int], ...] = ()
+    ranges: Ranges = ()
 
     def take(self, whole: Tensor) -> Tensor:
         """The local part of a whole tensor, a copy where it is shared out."""
@@ -60,4 +62,34 @@ class Placement:
         return (*self.shape[: self.dim], length, *self.shape[self.dim + 1 :])
 
 
-__all__ = ["Placement", "share", "share_sizes"]
+def within(ranges: Ranges, start: int, stop: int) -> Ranges:
+    """What lies at `start` to `stop` of what is held of some ranges."""
+    found, at = [], 0
+    for first, last in ranges:
+        low, high = max(start - at, 0), min(stop - at, last - first)
+        if low < high:
+            found.append((first + low, first + high))
+        at += last - first
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which part of a tensor a rank holds; it may be shared out along several dimensions.
+
+    Attributes:
+        shape: Of the whole tensor.
+        ranges: What the rank holds along each dimension that is shared out.
+    """
+
+    shape: tuple[int, ...]
+    ranges: dict[int, Ranges] = field(default_factory=dict)
+
+    def take(self, whole: Tensor) -> Tensor:
+        """The local part of a whole tensor."""
+        for dim, ranges in self.ranges.items():
+            whole = Placement(tuple(whole.shape), dim, ranges).take(whole)
+        return whole
+
+
+__all__ = ["Part", "Placement", "Ranges", "share", "share_sizes", "within"]

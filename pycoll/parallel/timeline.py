@@ -40,10 +40,10 @@ def trace(mesh: Mesh, path: str | Path) -> Iterator[None]:
     finally:
         spans, mesh.ledger.spans = mesh.ledger.spans, before
     first_ns = min((span[2] for span in spans), default=0)
-    operations = [op for axis in mesh.sizes for op in _operations(mesh, axis, first_ns)]
+    operations = [op for axes in mesh.planes for op in _operations(mesh, axes, first_ns)]
     mine = {
         "rank": mesh.world.rank,
-        "place": mesh.coordinates,
+        "place": mesh.place,
         "events": [*(list(span) for span in spans), *operations],
     }
     every = gather_objects(mine, mesh.world)
@@ -58,8 +58,7 @@ def chrome_trace(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     for rank in ranks:
         pid = rank["rank"]
-        place = ", ".join(f"{axis} {at}" for axis, at in rank["place"].items())
-        events.append(_named("process_name", pid, 0, f"rank {pid}: {place}"))
+        events.append(_named("process_name", pid, 0, f"rank {pid}: {rank['place']}"))
         used = {event[1] for event in rank["events"]}
         tracks = [t for t in _TRACKS if t in used] + sorted(used.difference(_TRACKS))
         for tid, track in enumerate(tracks):
@@ -79,18 +78,16 @@ def chrome_trace(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ns"}
 
 
-def _operations(mesh: Mesh, axis: str, first_ns: int) -> list[list[Any]]:
-    """The collectives of an axis since then, as the core's flight record has them."""
-    if mesh.size(axis) == 1:
-        return []
+def _operations(mesh: Mesh, axes: tuple[str, ...], first_ns: int) -> list[list[Any]]:
+    """The collectives along axes since then, as the core's flight record has them."""
     return [
         [
             f"{record['collective']} {record['nbytes']} B",
-            f"axis {axis}",
+            f"axis {'+'.join(axes)}",
             record["entered_ns"],
             record["finished_ns"],
         ]
-        for record in mesh.comm(axis).flight_record()
+        for record in mesh.comm(*axes).flight_record()
         if record["entered_ns"] >= first_ns and record["finished_ns"]
     ]
 

@@ -16,8 +16,10 @@ import torch
 from torch import nn
 
 from pycoll.parallel.batches import as_call, nothing, num_samples, split, to_floating
+from pycoll.parallel.context.sequence import Sequence
 from pycoll.parallel.data.reducer import Reducer
 from pycoll.parallel.dropout import Positions
+from pycoll.parallel.ledger import Line
 from pycoll.parallel.losses import Loss, sums_and_counts
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.placement import Placement
@@ -71,8 +73,11 @@ class Trainer:
         parameters: This rank's, by the first name that each has in the whole model.
         placements: Of these, by name.
         positions: Where in the batch the model is: dropout looks there.
+        replicas: The ranks whose gradients are added up: they have other samples, or other shares
+            of the sequence.
         last: The last step's result.
         updates: Of a schedule that updates weights within a step; None: the optimizer steps after.
+        sequence: Of a batch, of which cp gives this rank a share.
         watchers: Called after the optimizer's step.
     """
 
@@ -85,6 +90,8 @@ class Trainer:
         placements: dict[str, Placement],
         positions: Positions,
         *,
+        replicas: Line,
+        sequence: Sequence,
         together: bool = False,
         pipeline: Pipeline | None = None,
         updates: Updates | None = None,
@@ -97,7 +104,8 @@ class Trainer:
         self.last: StepResult | None = None
         self.watchers: list[Callable[[Trainer], None]] = []
         self._pipeline = pipeline
-        self._line = mesh.line("dp")
+        self.replicas, self.sequence = replicas, sequence
+        self._samples = mesh.line("dp")
         self._syncing = True
         self._settled = False
         self._sum, self._count = 0.0, 0
@@ -148,7 +156,7 @@ class Trainer:
         x, y = to_floating(x, self.model), to_floating(y, self.model)
         first_sample = self._first_sample(num_samples(x))
         self.positions.move(step=self.step_idx)
-        parts, losses = split(x, y, microbatches), sums_and_counts(loss)
+        parts, losses = split(x, y, microbatches), self._losses(loss)
         if self.updates is not None:
             num_updates = self.updates.begin(len(parts), syncing=self._syncing)
             parts += [nothing(x, y)] * (num_updates - len(parts))
@@ -181,11 +189,14 @@ class Trainer:
 
     def _first_sample(self, mine: int) -> int:
         """Place of this replica's first sample in the batch of all."""
-        if not self.model.training or self._line.size == 1:
+        if not self.model.training or self._samples.size == 1:
             return 0
-        counts = torch.empty(self._line.size, dtype=torch.int64)
-        self._line.comm.all_gather(torch.tensor([mine]), out=counts)
-        return int(counts[: self._line.rank].sum())
+        counts = torch.empty(self._samples.size, dtype=torch.int64)
+        self._samples.comm.all_gather(torch.tensor([mine]), out=counts)
+        return int(counts[: self._samples.rank].sum())
+
+    def _losses(self, loss: Loss) -> Loss:
+        return self.sequence.of_shares(sums_and_counts(loss))
 
     def stands_in(self) -> bool:
         """Whether a pipeline's stage runs what is before it, on values that stand in for others."""
@@ -193,7 +204,7 @@ class Trainer:
 
     def evaluate(self, x: Any, y: Any, *, loss: Loss, microbatches: int = 1) -> float:
         """The mean loss of a batch, forward alone; arguments as of `step`. Collective."""
-        parts, losses = split(x, y, microbatches), sums_and_counts(loss)
+        parts, losses = split(x, y, microbatches), self._losses(loss)
         sums = torch.zeros(2, dtype=torch.float64)
         with torch.no_grad():
             if self._pipeline is None:
@@ -203,8 +214,8 @@ class Trainer:
                 with self._gathered():
                     result = self._pipeline.run(parts, losses, 0, train=False)
                 sums += torch.tensor([result.loss_sum, result.count])
-        if self._line.size > 1:
-            self._line.all_reduce(sums)
+        if self.replicas.size > 1:
+            self.replicas.all_reduce(sums)
         return float(sums[0] / sums[1]) if sums[1] else 0.0
 
     def _forward(self, x: Any) -> Any:
@@ -265,8 +276,8 @@ class Trainer:
         tail = torch.tensor([self._sum, self._count], dtype=torch.float64)
         if self.updates is None:
             tail = torch.cat([tail, self.reducer.presence()])
-        if self._line.size > 1:
-            self._line.all_reduce(tail)
+        if self.replicas.size > 1:
+            self.replicas.all_reduce(tail)
         total, count = float(tail[0]), int(tail[1])
         if self.updates is None:
             self.reducer.settle(tail[2:], 1.0 / max(count, 1))

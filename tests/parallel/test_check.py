@@ -37,7 +37,7 @@ class Wrong(torch.nn.Linear):
 def main():
     mesh = pc.mesh(tp=2)
     with pc.keyed_init(mesh):
-        model = (Broken if "broken" in sys.argv else GPT)(depth=2)
+        model = (Broken if "broken" in sys.argv else GPT)(depth=2, fused=True)
     if "layer" in sys.argv:
         model.blocks[1].up.__class__ = Wrong
     model = pc.parallelize(model, mesh, tp={} if "broken" in sys.argv else PLAN, pp="blocks")
@@ -73,7 +73,7 @@ def test_script_that_is_right_is_said_to_be_equal(tmp_path):
 
 @pytest.mark.slow
 def test_script_on_all_axes_is_said_to_be_equal(tmp_path):
-    done = check(tmp_path, "dp=2,tp=2,pp=2")
+    done = check(tmp_path, "cp=2,tp=2,pp=2")
     assert done.returncode == 0, done.stderr
     assert "equal those of one process" in done.stdout
 
@@ -87,7 +87,12 @@ def test_script_that_is_wrong_is_told_what_differs_first(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mesh", "rank"), [("tp=2", "rank 0: pp 0, dp 0, tp 0"), ("pp=2", "rank 1: pp 1, dp 0, tp 0")]
+    ("mesh", "rank"),
+    [
+        ("tp=2", "rank 0: tp 0"),
+        ("pp=2", "rank 1: pp 1"),
+        ("dp=2,cp=2,tp=2", "rank 0: dp 0, cp 0, tp 0"),
+    ],
 )
 def test_layer_that_is_wrong_is_named(mesh, rank, tmp_path):
     done = check(tmp_path, mesh, "layer")

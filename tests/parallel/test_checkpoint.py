@@ -29,6 +29,7 @@ LAYOUTS = {
     "dp3_zero3": (3, {}, {"zero": 3}),
     "dp2_tp2_zero2": (4, {"tp": 2}, {"zero": 2, "sequence_parallel": True}),
     "pp2_tp2_zero1": (4, {"pp": 2, "tp": 2}, {"zero": 1}),
+    "dp2_cp2_zero2": (4, {"dp": 2, "cp": 2}, {"zero": 2}),
 }
 
 
@@ -37,7 +38,7 @@ def prepare(comm, sizes: dict, options: dict):
     torch.set_default_dtype(torch.float64)
     mesh = pc.mesh(**sizes, comm=comm)
     with pc.keyed_init(mesh, seed=3):
-        model = GPT(depth=2, hidden=37, tie=True)
+        model = GPT(depth=2, hidden=37, tie=True, fused=True)
         model.register_buffer("seen", torch.zeros(2))
     model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks", **options)
     return mesh, model, pc.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2), clip=0.5)

@@ -30,7 +30,8 @@ def kept(comm, sizes: dict, zero: int, dtype: torch.dtype) -> tuple[int, int, in
     """Bytes of parameters, gradients and moments that a rank has after a step."""
     torch.set_num_threads(1)
     mesh = pc.mesh(**sizes, comm=comm)
-    model = pc.parallelize(GPT().to(dtype), mesh, tp=PLAN, pp="blocks", zero=zero, bucket_mb=0.01)
+    model = GPT(fused=True).to(dtype)
+    model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks", zero=zero, bucket_mb=0.01)
     optimizer = pc.optimizer(torch.optim.AdamW(model.parameters()))
     ((x, y),) = pc.shard([(X, X)], mesh)
     model.step(x, y, loss=pc.cross_entropy, microbatches=2)
@@ -51,6 +52,7 @@ def kept(comm, sizes: dict, zero: int, dtype: torch.dtype) -> tuple[int, int, in
         pytest.param({"dp": 3}, marks=pytest.mark.slow),
         pytest.param({"pp": 2, "dp": 2}, marks=pytest.mark.slow),
         pytest.param({"pp": 2, "dp": 2, "tp": 2}, marks=pytest.mark.slow),
+        pytest.param({"dp": 2, "cp": 2, "tp": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -60,37 +62,51 @@ def kept(comm, sizes: dict, zero: int, dtype: torch.dtype) -> tuple[int, int, in
 def test_weights_gradients_and_moments_are_exact(sizes, dtype):
     for zero in range(4) if dtype == torch.float32 else (0, 3):
         told = pc.memory(
-            GPT().to(dtype), sizes, tp=PLAN, pp="blocks", zero=zero, bucket_mb=0.01, microbatches=2
+            GPT(fused=True).to(dtype),
+            sizes,
+            tp=PLAN,
+            pp="blocks",
+            zero=zero,
+            bucket_mb=0.01,
+            microbatches=2,
         )
         found = run_ranks(kept, len(told), sizes, zero, dtype)
         for rank, was in zip(told, found, strict=True):
             assert (rank.parameters, rank.gradients, rank.optimizer) == was, (zero, rank)
 
 
-def waiting(comm, options: dict) -> int:
+def waiting(comm, sizes: dict, options: dict) -> int:
     """Bytes that live between a forward and its backward, beside weights and input."""
     torch.set_num_threads(1)
-    mesh = pc.mesh(dp=1, tp=comm.size, comm=comm)
-    model = pc.parallelize(GPT(dim=32), mesh, tp=PLAN, pp="blocks", **options)
+    mesh = pc.mesh(dp=1, **sizes, comm=comm)
+    model = GPT(dim=32, fused="cp" in sizes)
+    model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks", **options)
     with Peak() as living:
-        total, _ = pc.cross_entropy(model(X), X)
+        y = pc.trainer_of(model).sequence.take(X) if "cp" in sizes else X
+        total, _ = pc.cross_entropy(model(X), y)
         gc.collect()
         nbytes = living.measure()
-    known = storages([X, *(p.data for p in model.parameters())])
+    known = storages([X, y, *(p.data for p in model.parameters())])
     total.backward()
     return nbytes - known
 
 
 @pytest.mark.parametrize(
-    ("n", "options"),
-    [(1, {}), (2, {}), (2, {"sequence_parallel": True}), (2, {"recompute": "full"})],
+    ("sizes", "options"),
+    [
+        ({"tp": 1}, {}),
+        ({"tp": 2}, {}),
+        ({"tp": 2}, {"sequence_parallel": True}),
+        ({"tp": 2}, {"recompute": "full"}),
+        pytest.param({"cp": 2}, {}, marks=pytest.mark.slow),
+        pytest.param({"cp": 2, "tp": 2}, {"sequence_parallel": True}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
-def test_activations_are_within_5_percent(n, options):
-    told = pc.memory(
-        GPT(dim=32), {"tp": n}, tp=PLAN, pp="blocks", x=X, y=X, loss=pc.cross_entropy, **options
-    )
-    for rank, was in zip(told, run_ranks(waiting, n, options), strict=True):
+def test_activations_are_within_5_percent(sizes, options):
+    model = GPT(dim=32, fused="cp" in sizes)
+    told = pc.memory(model, sizes, tp=PLAN, pp="blocks", x=X, y=X, loss=pc.cross_entropy, **options)
+    for rank, was in zip(told, run_ranks(waiting, len(told), sizes, options), strict=True):
         assert rank.activations == pytest.approx(was, rel=0.05)
 
 
@@ -133,7 +149,7 @@ def test_pipedream_keeps_versions_of_the_weights():
 def test_mistakes_are_named():
     with pytest.raises(UsageError, match="needs the name of the list of blocks"):
         pc.memory(GPT(), {"pp": 2})
-    with pytest.raises(UsageError, match="expected sizes of pp, dp, tp"):
-        pc.memory(GPT(), {"ep": 2})
+    with pytest.raises(UsageError, match="expected sizes of pp, dp, "):
+        pc.memory(GPT(), {"xp": 2})
     with pytest.raises(UsageError, match="matches no layer"):
         pc.memory(GPT(), {"tp": 2}, tp={"nothing": "col"})

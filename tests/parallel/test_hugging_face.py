@@ -15,11 +15,11 @@ pytestmark = [pytest.mark.torch, pytest.mark.ranks, pytest.mark.slow]
 VOCAB, STEPS = 67, 5
 
 
-def llama():
+def llama(attention="eager"):
     config = transformers.LlamaConfig(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=44, num_hidden_layers=4,
         num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=16,
-        use_cache=False, attn_implementation="eager",
+        use_cache=False, attn_implementation=attention,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config)
 
@@ -66,12 +66,12 @@ def of_whole_logits(output, target):
     return torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), target.flatten())
 
 
-def train(comm, make, loss, sizes: dict, options: dict):
+def train(comm, make, loss, sizes: dict, options: dict, *attention):
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     mesh = pc.mesh(**sizes, comm=comm)
     with pc.keyed_init(mesh, seed=1):
-        model = make().train()
+        model = make(*attention).train()
     blocks, plan = PLANS[make]
     model = pc.parallelize(model, mesh, tp=plan, pp=blocks, **options)
     optimizer = pc.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2), clip=1.0)
@@ -94,6 +94,19 @@ def test_model_by_plan_equals_one_process(make):
         (8, in_parts, {"tp": 2, "pp": 2}, {"zero": 1}),
     ):
         for got in run_ranks(train, n, make, loss, sizes, options):
+            assert all(abs(a - b) <= 1e-10 for a, b in zip(losses, got[0], strict=True))
+            for name, weight in weights.items():
+                assert (weight - got[1][name]).abs().max() <= 1e-10, (sizes, name)
+
+
+def test_llama_of_cut_sequences_equals_one_process():
+    losses, weights = run_ranks(train, 1, llama, in_parts, {}, {}, "sdpa")[0]
+    for n, sizes, options in (
+        (2, {"dp": 1, "cp": 2}, {"zero": 3}),
+        (4, {"cp": 2, "tp": 2}, {"sequence_parallel": True, "recompute": True}),
+        (4, {"cp": 2, "pp": 2}, {}),
+    ):
+        for got in run_ranks(train, n, llama, in_parts, sizes, options, "sdpa"):
             assert all(abs(a - b) <= 1e-10 for a, b in zip(losses, got[0], strict=True))
             for name, weight in weights.items():
                 assert (weight - got[1][name]).abs().max() <= 1e-10, (sizes, name)

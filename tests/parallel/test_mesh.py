@@ -7,7 +7,7 @@ import pytest
 
 from pycoll import UsageError, run_ranks
 from pycoll import parallel as pc
-from pycoll.parallel.mesh import infer_sizes, parse_sizes
+from pycoll.parallel.mesh import AXES, infer_sizes, parse_sizes
 
 
 @pytest.mark.pure
@@ -34,7 +34,7 @@ def test_sizes_that_do_not_fit_are_an_error(sizes, message):
 @pytest.mark.pure
 def test_text_of_sizes_is_read_or_refused():
     assert parse_sizes("dp=2, tp=4,pp=-1") == {"dp": 2, "tp": 4, "pp": -1}
-    for text in ("dp", "dp=x", "ep=2", "dp=2,dp=2"):
+    for text in ("dp", "dp=x", "xp=2", "dp=2,dp=2"):
         with pytest.raises(UsageError, match="expected for example"):
             parse_sizes(text)
 
@@ -50,8 +50,8 @@ def test_coordinates_and_communicators_agree():
 
     outcomes = run_ranks(work, 8)
     for rank, (sizes, place, ranks) in enumerate(outcomes):
-        assert sizes == {"pp": 2, "dp": 2, "tp": 2}
-        assert place == (rank // 4, rank // 2 % 2, rank % 2)
+        assert sizes == {"pp": 2, "dp": 2, "cp": 1, "tp": 2}
+        assert place == (rank // 4, rank // 2 % 2, 0, rank % 2)
         assert ranks["tp"] == [rank // 2 * 2, rank // 2 * 2 + 1]
         assert ranks["dp"] == [rank - rank % 4 // 2 * 2, rank - rank % 4 // 2 * 2 + 2]
         assert ranks["pp"] == [rank % 4, rank % 4 + 4]
@@ -65,4 +65,4 @@ def test_environment_replaces_the_sizes(monkeypatch):
 
 @pytest.mark.ranks
 def test_no_launcher_is_a_world_of_one():
-    assert run_ranks(lambda comm: pc.mesh(pp=2, tp=2).sizes, 1) == [{"pp": 1, "dp": 1, "tp": 1}]
+    assert run_ranks(lambda comm: pc.mesh(pp=2, tp=2).sizes, 1) == [dict.fromkeys(AXES, 1)]

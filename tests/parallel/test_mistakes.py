@@ -70,7 +70,7 @@ def optimizer_of_another_model(mesh):
 
 
 MISTAKES = {
-    wrong_mesh: "mesh pp=1 x dp=3 x tp=2: multiplies to 6, but this job has 2 ranks: start 6 ranks",
+    wrong_mesh: "mesh dp=3 x tp=2: multiplies to 6, but this job has 2 ranks: start 6 ranks",
     heads_not_divisible: "its heads = 1 does not divide among tp=2 ranks: choose a tp that divides",
     pattern_that_matches_nothing: "'*.qvk' matches no layer of GPT; near names are blocks.0.qkv",
     unknown_style: "'*.qkv' is 'column', expected one of col, qkv, ",

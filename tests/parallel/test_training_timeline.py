@@ -38,10 +38,10 @@ def test_trace_has_compute_bubbles_and_collectives_of_all_ranks(tmp_path):
     run_ranks(work, 4)
     pytest.importorskip("matplotlib")
     draw(path, tmp_path / "trace.svg")
-    assert "rank 3: pp 1, dp 0, tp 1" in (tmp_path / "trace.svg").read_text()
+    assert "rank 3: pp 1, tp 1" in (tmp_path / "trace.svg").read_text()
     events = json.loads(path.read_text())["traceEvents"]
     names = {(e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M"}
-    assert {(1, "rank 1: pp 0, dp 0, tp 1"), (3, "axis tp"), (2, "bubble")} <= names
+    assert {(1, "rank 1: pp 0, tp 1"), (3, "axis tp"), (2, "bubble")} <= names
     spans = [event for event in events if event["ph"] == "X"]
     for rank in range(4):
         mine = [e for e in spans if e["pid"] == rank]

@@ -18,9 +18,9 @@ PLAN = {
 
 
 class Block(nn.Module):
-    def __init__(self, dim: int, heads: int, drop: float, hidden: int) -> None:
+    def __init__(self, dim: int, heads: int, drop: float, hidden: int, fused=False) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.fused = heads, fused
         self.norm_1, self.norm_2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.up, self.down = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
@@ -31,22 +31,30 @@ class Block(nn.Module):
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in self.qkv(self.norm_1(x_BTD)).chunk(3, dim=-1)
         )
+        if self.fused:
+            p = self.attention_drop.p * self.training
+            mixed = functional.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
+        else:
+            mixed = self.attend(q, k, v)
+        x_BTD = x_BTD + self.drop(self.out(mixed.transpose(1, 2).flatten(2)))
+        return x_BTD + self.drop(self.down(functional.gelu(self.up(self.norm_2(x_BTD)))))
+
+    def attend(self, q, k, v):
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
         future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        weights = self.attention_drop(scores.masked_fill(future, -torch.inf).softmax(-1))
-        x_BTD = x_BTD + self.drop(self.out((weights @ v).transpose(1, 2).flatten(2)))
-        return x_BTD + self.drop(self.down(functional.gelu(self.up(self.norm_2(x_BTD)))))
+        return self.attention_drop(scores.masked_fill(future, -torch.inf).softmax(-1)) @ v
 
 
 class GPT(nn.Module):
     def __init__(
-        self, vocab=29, dim=16, depth=4, heads=8, drop=0.1, context=8, hidden=None, tie=False
-    ) -> None:
+        self, vocab=29, dim=16, depth=4, heads=8, drop=0.1, context=8, hidden=None, tie=False,
+        fused=False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.token, self.place = nn.Embedding(vocab, dim), nn.Embedding(context, dim)
         self.drop = nn.Dropout(drop)
         self.blocks = nn.ModuleList(
-            Block(dim, heads, drop, hidden or 4 * dim) for _ in range(depth)
+            Block(dim, heads, drop, hidden or 4 * dim, fused) for _ in range(depth)
         )
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, vocab, bias=False)
         if tie:
@@ -88,7 +96,8 @@ def train(
     model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks", **options)
     optimizer = pc.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2), clip=clip)
     losses, norms = [], []
-    for x, y in pc.shard(batches(steps, batch), mesh):
+    context = (gpt or {}).get("context", 8)
+    for x, y in pc.shard(batches(steps, batch, context), mesh):
         out = model.step(x, y, loss=pc.cross_entropy, microbatches=microbatches)
         norms.append(optimizer.step())
         losses.append(out.loss)

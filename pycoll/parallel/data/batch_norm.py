@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor, nn
@@ -11,12 +12,13 @@ from pycoll.batch_norm import normalise
 from pycoll.parallel.ledger import Line
 
 
-def synchronise(model: nn.Module, line: Line) -> bool:
+def synchronise(model: nn.Module, replicas: Line, now: Callable[[], Line]) -> bool:
     """Makes the batch normalisations of a model see the batches of all replicas, in place.
 
     Args:
         model: Whose layers.
-        line: The replicas; batches may be uneven, and some of them empty.
+        replicas: All that may have a part of a batch; parts may be uneven, and some of them empty.
+        now: Asked at each call for those that have.
 
     Returns:
         Whether there are any that do.
@@ -25,16 +27,17 @@ def synchronise(model: nn.Module, line: Line) -> bool:
     """
     found = False
     for module in model.modules():
-        if isinstance(module, _BatchNorm) and line.size > 1:
-            run = partial(_forward, module, _Replicas(line))
+        if isinstance(module, _BatchNorm) and replicas.size > 1:
+            run = partial(_forward, module, now)
             module.forward = run  # type: ignore[method-assign]
             found = True
     return found
 
 
-def _forward(module: _BatchNorm, replicas: _Replicas, input: Tensor) -> Tensor:
+def _forward(module: _BatchNorm, now: Callable[[], Line], input: Tensor) -> Tensor:
     module._check_input_dim(input)
-    return normalise(module, input, replicas)
+    line = now()
+    return normalise(module, input, _Replicas(line) if line.size > 1 else None)
 
 
 class _Replicas:

@@ -1,0 +1,1 @@
+"""Context parallelism: each rank has a share of the sequence, and attention goes around a ring."""

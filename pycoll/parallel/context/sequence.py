@@ -1,0 +1,213 @@
+"""The sequence of a batch, of which each rank of the axis cp has a share from the first block on.
+
+What is before the blocks runs whole, so positions are right; its gradients are partial sums, as are
+those of all that follows. So ranks of cp are to a gradient what replicas are.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from pycoll.errors import UsageError
+from pycoll.parallel.dropout import Positions
+from pycoll.parallel.ledger import Line
+from pycoll.parallel.losses import Loss
+from pycoll.parallel.pipeline import specs
+from pycoll.parallel.placement import Placement, Ranges, share, within
+
+
+class Sequence:
+    """Which share of the sequence is here, and who has the others.
+
+    Rank r of c has the parts r and 2c - 1 - r of 2c equal ones: under a causal mask, whose later
+    tokens see more, all have as much to compute.
+
+    Attributes:
+        line: The ranks of cp.
+        attended: How often attention has gone around the ring.
+    """
+
+    def __init__(self, line: Line, positions: Positions, tensor: Line | None = None) -> None:
+        """As `parallelize` says.
+
+        Args:
+            line: The ranks of cp.
+            positions: Where the length of the sequence is noted.
+            tensor: The ranks that share each share once more, where sequence_parallel is on.
+        """
+        self.line, self.attended = line, 0
+        self._positions, self._tensor = positions, tensor
+        self._before = 0  # attended, when the block that runs began
+
+    @property
+    def length(self) -> int:
+        """Of the whole sequence, while this rank's share of it passes; else 0."""
+        return self._positions.now.sequence
+
+    def ranges(self, length: int, rank: int | None = None) -> Ranges:
+        """The places of a rank's share in a sequence of `length`; of this rank, if none is given.
+
+        Raises:
+            UsageError: It does not divide.
+        """
+        rank, size = self.line.rank if rank is None else rank, self.line.size
+        part, rest = divmod(length, 2 * size)
+        if rest or not part:
+            raise UsageError(
+                f"cp: a sequence of {length} does not divide into {2 * size} parts, two for each "
+                f"of cp={size} ranks: pad it"
+            )
+        last = 2 * size - 1 - rank
+        return (rank * part, (rank + 1) * part), (last * part, (last + 1) * part)
+
+    def found_in(self, shape: tuple[int, ...]) -> tuple[int, Ranges] | None:
+        """Along which dimension a tensor of the model is a share, and which; None: along none.
+
+        Raises:
+            UsageError: It may be one or another.
+        """
+        if not self.length:
+            return None
+        ranges = self.ranges(self.length)
+        shares = {self.length // self.line.size: ranges}
+        if self._tensor is not None:
+            size = self.length // self.line.size
+            own = share(size, self._tensor.size, self._tensor.rank)
+            shares[own[1] - own[0]] = within(ranges, *own)
+        inner = range(1, max(min(2, len(shape)), len(shape) - 1))
+        dims = [dim for dim in inner if shape[dim] in shares]
+        if len(dims) > 1:
+            raise UsageError(
+                f"cp: which dimension of {shape} is the sequence, of which {shape[dims[0]]} are on "
+                "this rank, cannot be told: choose another length, or number of heads"
+            )
+        return (dims[0], shares[shape[dims[0]]]) if dims else None
+
+    def take(self, x: Tensor) -> Tensor:
+        """This rank's share of a tensor that has the whole sequence along dimension 1."""
+        return Placement(tuple(x.shape), 1, self.ranges(x.shape[1])).take(x)
+
+    def of_shares(self, loss: Loss) -> Loss:
+        """A loss of this rank's share: its targets are cut as the sequence is."""
+
+        def of_share(output: Any, target: Any) -> Any:
+            length, found = self.length, []
+
+            def look(x: Tensor) -> Tensor:
+                found.append(x.dim() > 1 and x.shape[1] == length)
+                return self.take(x) if found[-1] else x
+
+            made = first_tensor(output)
+            if made is None or made.dim() < 2 or made.shape[1] * self.line.size != length:
+                raise UsageError(
+                    f"cp: the model returns {_shape(made)}, expected a sequence, "
+                    f"{length // self.line.size} long on each rank: what follows the blocks must "
+                    "treat each token by itself"
+                )
+            target = specs.replace(target, Tensor, look)
+            if found and not any(found):
+                raise UsageError(
+                    f"cp: no target has the {length} tokens of the sequence in dimension 1, so "
+                    "none can be shared out: what follows the blocks must treat each token by "
+                    "itself"
+                )
+            return loss(output, target)
+
+        return of_share if self.line.size > 1 else loss
+
+    def cut(self, model: nn.Module, blocks: str | None, *, staged: bool) -> None:
+        """Has a model cut its sequences at its first block, in place.
+
+        Args:
+            model: Whose blocks.
+            blocks: Name of their list.
+            staged: Whether a pipeline may have its first blocks elsewhere.
+
+        Raises:
+            UsageError: There is no such list, or a layer goes along the sequence.
+        """
+        if self.line.size == 1:
+            return
+        if blocks is None:
+            raise UsageError(
+                f"cp={self.line.size} needs the name of the list of blocks, at whose first one the "
+                "sequence is cut, for example pp='blocks'"
+            )
+        for name, module in model.get_submodule(blocks).named_modules(prefix=blocks):
+            wide = isinstance(module, _ConvNd) and max(module.kernel_size) > 1
+            if isinstance(module, nn.RNNBase) or wide:
+                raise UsageError(
+                    f"cp: layer {name!r} ({type(module).__name__}) goes along the sequence, of "
+                    "which each rank has a share: only attention reaches the others"
+                )
+        model.register_forward_pre_hook(lambda *_: self._positions.move(sequence=0))
+        for i, (child, block) in enumerate(model.get_submodule(blocks).named_children()):
+            name = f"{blocks}.{child}" if blocks else child
+            enter = partial(self._enter, name, i == 0 or not staged)
+            block.register_forward_pre_hook(enter, with_kwargs=True)
+            block.register_forward_hook(partial(self._leave, name))
+
+    def _enter(
+        self, name: str, whole: bool, block: nn.Module, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """Cuts what has the whole sequence along dimension 1: at the first block, the hidden state.
+
+        Its companions, such as the rotation of each place, come whole to every block.
+        """
+        hidden = specs.hidden_of(args, kwargs)
+        if hidden is None or hidden.dim() < 3:
+            raise UsageError(
+                f"cp: block {name!r} gets {_shape(hidden)}, expected a tensor of samples, places "
+                "in the sequence, and features"
+            )
+        times = self.line.size * (1 if self._tensor is None else self._tensor.size)
+        if not self.length:
+            length = hidden.shape[1] * (1 if whole else times)
+            self.ranges(length)  # or an error
+            self._positions.move(sequence=length)
+        elif hidden.shape[1] * times != self.length:
+            raise UsageError(
+                f"cp: block {name!r} gets {hidden.shape[1]} places of the sequence, expected "
+                f"{self.length // times}: its length may not change between blocks"
+            )
+        length = self.length
+
+        def part(x: Tensor) -> Tensor:
+            # A mask of all tokens by all tokens stays whole: attention takes its rows.
+            is_mask = x.shape == (length, length) and (
+                x.is_floating_point() or x.dtype == torch.bool
+            )
+            cuts = x.dim() > 1 and x.shape[1] == length and not is_mask
+            return self.take(x) if cuts else x
+
+        self._before = self.attended
+        return specs.replace((args, kwargs), Tensor, part)
+
+    def _leave(self, name: str, block: nn.Module, args: Any, output: Any) -> None:
+        if self.attended == self._before:
+            raise UsageError(
+                f"cp: block {name!r} calls no torch.nn.functional.scaled_dot_product_attention, so "
+                "its tokens would not see those of the other ranks: call it, or take cp=1"
+            )
+
+
+def first_tensor(output: Any) -> Tensor | None:
+    """The first floating tensor of what a layer returns."""
+    if isinstance(output, Tensor):
+        return output if output.is_floating_point() else None
+    values = output.values() if isinstance(output, dict) else output
+    if not isinstance(output, (dict, tuple, list)):
+        return None
+    return next((t for value in values if (t := first_tensor(value)) is not None), None)
+
+
+def _shape(x: Tensor | None) -> str:
+    return "no tensor" if x is None else f"a tensor of shape {tuple(x.shape)}"
+
+
+__all__ = ["Sequence", "first_tensor"]

@@ -1,0 +1,127 @@
+"""A tile of attention: some queries meet some keys, as a part of a softmax over more of them.
+
+Forward, tiles are put together by the logarithms of their sums; backward, each is given those of
+the whole. Source: Dao et al., FlashAttention, arXiv:2205.14135.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_LOW = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What is between the queries and the keys of a tile.
+
+    Attributes:
+        scale: Of the products.
+        causal: As many keys as queries, of which each sees those up to its own place.
+        mask: Bools, or numbers to add; None: all see all.
+        kept: Which weights dropout keeps; None: all.
+        gain: Of those that it keeps.
+    """
+
+    scale: float
+    causal: bool = False
+    mask: Tensor | None = None
+    kept: Tensor | None = None
+    gain: float = 1.0
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Values, weighted by this tile's softmax, and the logarithm of its sum for each query.
+
+        Args:
+            q: Shape [..., queries, width], as `k` and `v` for keys; fewer heads of those are
+                shared by consecutive heads of `q`.
+            k: Keys.
+            v: Values.
+
+        Returns:
+            Of shapes [..., queries, width of v] and [..., queries], in float32 or float64.
+        """
+        k, v = _for_heads(k, q), _for_heads(v, q)
+        if self._has_kernel(q, v):
+            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                q, k, v, 0.0, self.causal, scale=self.scale
+            )
+            return out.to(lse.dtype), lse
+        scores = self._scores(q, k)
+        lse = scores.logsumexp(-1)
+        return self._dropped(_weights(scores, lse)) @ v.to(scores.dtype), lse
+
+    def backward(
+        self, grad: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What this tile adds to the gradients of its queries, keys and values.
+
+        Args:
+            grad: Of `out`.
+            q: As of `forward`, like `k` and `v`.
+            out: Of all tiles together.
+            lse: The logarithm of the sum of all tiles.
+            k: Keys.
+            v: Values.
+        """
+        heads = k
+        k, v = _for_heads(k, q), _for_heads(v, q)
+        if self._has_kernel(q, v):
+            found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                grad, q, k, v, out, lse, 0.0, self.causal, scale=self.scale
+            )
+            return found[0], _of_heads(found[1], heads), _of_heads(found[2], heads)
+        scores = self._scores(q, k)
+        weights = _weights(scores, lse)
+        grad, out = grad.to(scores.dtype), out.to(scores.dtype)
+        dv = self._dropped(weights).transpose(-1, -2) @ grad
+        of_weights = self._dropped(grad @ v.to(scores.dtype).transpose(-1, -2))
+        of_scores = weights * (of_weights - (grad * out).sum(-1, keepdim=True)) * self.scale
+        dq = of_scores @ k.to(scores.dtype)
+        dk = of_scores.transpose(-1, -2) @ q.to(scores.dtype)
+        return dq, _of_heads(dk, heads), _of_heads(dv, heads)
+
+    def _has_kernel(self, q: Tensor, v: Tensor) -> bool:
+        plain = self.mask is None and self.kept is None
+        return plain and q.dim() == 4 and q.shape[-1] == v.shape[-1] and q.numel() > 0
+
+    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
+        dtype = torch.float32 if q.dtype in _LOW else q.dtype
+        scores = q.to(dtype) @ k.to(dtype).transpose(-1, -2) * self.scale
+        if self.causal:
+            future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(future, -math.inf)
+        if self.mask is None:
+            return scores
+        if self.mask.dtype == torch.bool:
+            return scores.masked_fill(~self.mask, -math.inf)
+        return scores + self.mask
+
+    def _dropped(self, weights: Tensor) -> Tensor:
+        return weights if self.kept is None else weights * self.kept * self.gain
+
+
+def _weights(scores: Tensor, lse: Tensor) -> Tensor:
+    """Of a query that sees nothing, zeros."""
+    return (scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1)).exp()
+
+
+def _for_heads(x: Tensor, q: Tensor) -> Tensor:
+    """Keys or values once for each head of the queries."""
+    if x.dim() < 3 or x.shape[-3] == q.shape[-3]:
+        return x
+    return x.repeat_interleave(q.shape[-3] // x.shape[-3], -3)
+
+
+def _of_heads(grad: Tensor, x: Tensor) -> Tensor:
+    """The sum over the heads that share one of `x`."""
+    if x.dim() < 3 or grad.shape[-3] == x.shape[-3]:
+        return grad
+    return grad.unflatten(-3, (x.shape[-3], -1)).sum(-3)
+
+
+__all__ = ["Tile"]
