@@ -66,13 +66,16 @@ def draw(source: str | Path, target: str | Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("ms")
     axes.spines[["top", "right"]].set_visible(False)
-    legend = {
-        "forward": "#4c8bd6", "backward": "#5fae57", "optimizer": "#8e6bbf", "bubble": _BUBBLE,
-        **{axis.removeprefix("axis ") + " collectives": color for axis, color in _AXES.items()},
-    }  # fmt: skip
+    drawn = {event["cat"].split("+")[0] for event in spans}
+    legend = {"forward": "#4c8bd6", "backward": "#5fae57", "optimizer": "#8e6bbf"}
+    legend |= {"bubble": _BUBBLE} if "bubble" in drawn else {}
+    for axis, color in _AXES.items():
+        if axis in drawn:
+            legend[axis.removeprefix("axis ") + " collectives"] = color
     axes.legend(
         handles=[Patch(color=color, label=label) for label, color in legend.items()],
-        loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=7, frameon=False, fontsize=8,
+        loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=len(legend), frameon=False,
+        fontsize=8,
     )  # fmt: skip
     figure.savefig(target)
 

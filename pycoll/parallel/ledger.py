@@ -120,7 +120,7 @@ class Line:
         coming = [x.new_empty(x.shape) for x in tensors]
         works = [Started(self.comm.recv(x, before, async_op=True), self, "recv") for x in coming]
         works += [self.start("send", x, x, after) for x in tensors]
-        return Passing(tensors, coming, works)
+        return Passing(self, tensors, coming, works, time.monotonic_ns())
 
     def _call(self, collective: str, message: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         self.count(collective, message)
@@ -155,14 +155,18 @@ class Started:
 class Passing:
     """Tensors on their way around a ring."""
 
+    line: Line
     sent: list[Tensor]  # they live until they are taken
     coming: list[Tensor]
     works: list[Started]
+    start_ns: int
 
     def wait(self) -> list[Tensor]:
         """Waits for what the rank before has sent, and until the next one has taken the rest."""
         for work in self.works:
             work.wait()
+        name = f"ring {sum(x.nbytes for x in self.sent)} B"
+        self.line.ledger.span(name, f"axis {self.line.axis}", self.start_ns, time.monotonic_ns())
         return self.coming
 
 

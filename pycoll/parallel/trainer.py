@@ -73,8 +73,7 @@ class Trainer:
         parameters: This rank's, by the first name that each has in the whole model.
         placements: Of these, by name.
         positions: Where in the batch the model is: dropout looks there.
-        replicas: The ranks whose gradients are added up: they have other samples, or other shares
-            of the sequence.
+        replicas: The ranks whose gradients are added up.
         last: The last step's result.
         updates: Of a schedule that updates weights within a step; None: the optimizer steps after.
         sequence: Of a batch, of which cp gives this rank a share.
