@@ -241,7 +241,11 @@ class Schedule:
         (kind, rank whose start value it is).
         """
     def programs(
-        self, fuse: bool = True, multicast: bool = True, join_blocks: bool = True
+        self,
+        fuse: bool = True,
+        multicast: bool = True,
+        join_blocks: bool = True,
+        join_chunks: bool = True,
     ) -> list[Program]: ...
     def starts_with_value(self, rank: int, chunk: int) -> bool: ...
     @property

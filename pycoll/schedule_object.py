@@ -88,7 +88,12 @@ class Schedule:
         return self._core.goal(rank, chunk)
 
     def programs(
-        self, *, fuse: bool = True, multicast: bool = True, join_blocks: bool = True
+        self,
+        *,
+        fuse: bool = True,
+        multicast: bool = True,
+        join_blocks: bool = True,
+        join_chunks: bool = True,
     ) -> list[Any]:
         """Lowers the moves to what each rank executes.
 
@@ -96,6 +101,7 @@ class Schedule:
             fuse: join a receive with the send that passes its result on.
             multicast: links exist in which one slot has many readers.
             join_blocks: a message may hold chunks of several blocks.
+            join_chunks: a message may hold several chunks.
 
         Returns:
             One program per rank, with .rank, .peers and .steps; a step has .src_peers and
@@ -107,7 +113,7 @@ class Schedule:
 
         Cost: proportional to the moves; the square of a rank's steps with `fuse`.
         """
-        return self._core.programs(fuse, multicast, join_blocks)
+        return self._core.programs(fuse, multicast, join_blocks, join_chunks)
 
     lower = programs
 
@@ -118,6 +124,7 @@ class Schedule:
         fuse: bool = True,
         multicast: bool = True,
         join_blocks: bool = True,
+        join_chunks: bool = True,
     ) -> Proof:
         """Executes the lowered programs on symbolic values, under a real number of slots.
 
@@ -126,6 +133,7 @@ class Schedule:
             fuse: as in programs().
             multicast: as in programs().
             join_blocks: as in programs().
+            join_chunks: as in programs().
 
         Returns:
             The proof.
@@ -135,7 +143,9 @@ class Schedule:
 
         Cost: steps times ranks times chunks; milliseconds for 16 ranks.
         """
-        programs = self.programs(fuse=fuse, multicast=multicast, join_blocks=join_blocks)
+        programs = self.programs(
+            fuse=fuse, multicast=multicast, join_blocks=join_blocks, join_chunks=join_chunks
+        )
         proof = _core.verify_programs(self._core, programs, slots)
         if not proof.ok:
             raise ScheduleError(proof.error)
@@ -148,6 +158,7 @@ class Schedule:
         fuse: bool = True,
         multicast: bool = True,
         join_blocks: bool = True,
+        join_chunks: bool = True,
     ) -> int:
         """The smallest number of slots for which the proof holds.
 
@@ -156,6 +167,7 @@ class Schedule:
             fuse: as in programs().
             multicast: as in programs().
             join_blocks: as in programs().
+            join_chunks: as in programs().
 
         Returns:
             A number of slots, at least 1.
@@ -165,7 +177,9 @@ class Schedule:
 
         Cost: that of verify(), once per slot count up to the result and once for max_slots.
         """
-        programs = self.programs(fuse=fuse, multicast=multicast, join_blocks=join_blocks)
+        programs = self.programs(
+            fuse=fuse, multicast=multicast, join_blocks=join_blocks, join_chunks=join_chunks
+        )
         slots, error = _core.min_safe_slots(self._core, programs, max_slots)
         if slots == 0:
             raise ScheduleError(error)

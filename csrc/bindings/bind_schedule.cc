@@ -282,10 +282,11 @@ void bind_schedule(py::module_& m) {
           py::arg("rank"), py::arg("chunk"), "(kind, rank whose start value it is).")
       .def(
           "programs",
-          [](const Schedule& s, bool fuse, bool multicast, bool join_blocks) {
-            return lower(s, {fuse, multicast, join_blocks});
+          [](const Schedule& s, bool fuse, bool multicast, bool join_blocks, bool join_chunks) {
+            return lower(s, {fuse, multicast, join_blocks, join_chunks});
           },
-          py::arg("fuse") = true, py::arg("multicast") = true, py::arg("join_blocks") = true);
+          py::arg("fuse") = true, py::arg("multicast") = true, py::arg("join_blocks") = true,
+          py::arg("join_chunks") = true);
 
   m.def("build_schedule", &build_schedule, py::arg("collective"), py::arg("algorithm"),
         py::arg("n"), py::arg("root") = 0);

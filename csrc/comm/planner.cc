@@ -242,16 +242,19 @@ Plan Planner::make(const PlanKey& wanted, std::string_view name, ProtocolKind pr
                       .multicast = links_.one_host && links_.multicast,
                       .join_blocks = !wanted.uneven};
   Plan plan = make_plan(schedule, rank_, options);
-  if (plan.spans_blocks) {
-    // A tile of such a plan holds whole blocks: the largest ones of this size class must fit.
-    constexpr int64_t kLargestElement = 16;
-    const int64_t largest_block =
-        2 * first_of_class(wanted.nbytes) / info(wanted.collective).blocks_per_message(num_ranks_);
-    const int64_t payload = links_.slot_payloads[static_cast<size_t>(protocol)];
-    if (tile_count(plan, payload, kLargestElement) * kLargestElement < largest_block) {
-      options.join_blocks = false;
-      plan = make_plan(schedule, rank_, options);
-    }
+  // The largest messages of this size class decide.
+  constexpr int64_t kLargestElement = 16;
+  const int64_t largest_block =
+      2 * first_of_class(wanted.nbytes) / info(wanted.collective).blocks_per_message(num_ranks_);
+  const int64_t payload = links_.slot_payloads[static_cast<size_t>(protocol)];
+  const bool one_tile =
+      tile_count(plan, payload, kLargestElement) * kLargestElement >= largest_block;
+  // Of several tiles, those that hold whole blocks cannot be; and between hosts the messages that
+  // cross fill a slot, however many chunks pass between ranks of one host at once.
+  if (!wanted.uneven && !one_tile) {
+    options.join_blocks = !plan.spans_blocks;
+    options.join_chunks = links_.one_host || plan.program.max_range == 1;
+    if (!options.join_blocks || !options.join_chunks) plan = make_plan(schedule, rank_, options);
   }
   if (wanted.uneven && wanted.collective == Collective::kAllToAll &&
       !plan.placement.scratch.empty()) {

@@ -187,11 +187,12 @@ std::vector<Program> lower_for(const Schedule& schedule, int64_t nbytes, const H
   std::vector<Program> programs = lower(schedule, {.multicast = multicast});
   const Program& first = programs.front();
   const Sample sample(first, nbytes);
-  const bool joins = first.max_range > sample.pieces;
-  if (joins && nbytes > sample.tile_bytes * first.blocks_per_message) {
-    return lower(schedule, {.multicast = multicast, .join_blocks = false});
-  }
-  return programs;
+  if (nbytes <= sample.tile_bytes * first.blocks_per_message) return programs;
+  const bool join_blocks = first.max_range <= sample.pieces;
+  const bool join_chunks = hosts.num_hosts == 1 || first.max_range == 1;
+  if (join_blocks && join_chunks) return programs;
+  return lower(schedule,
+               {.multicast = multicast, .join_blocks = join_blocks, .join_chunks = join_chunks});
 }
 
 double estimate_s(const std::vector<Program>& programs, int64_t nbytes, const LinkCost& cost,

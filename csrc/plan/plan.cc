@@ -26,13 +26,17 @@ bool can_join_blocks(const Schedule& schedule, const std::vector<Program>& progr
 }  // namespace
 
 Plan make_plan(const Schedule& schedule, int rank, const PlanOptions& options) {
-  std::vector<Program> programs =
-      lower(schedule, {.multicast = options.multicast, .join_blocks = options.join_blocks});
+  std::vector<Program> programs = lower(schedule, {.multicast = options.multicast,
+                                                   .join_blocks = options.join_blocks,
+                                                   .join_chunks = options.join_chunks});
   bool spans_blocks = false;
   if (options.join_blocks && programs.front().max_range > schedule.pieces_per_block()) {
     spans_blocks = can_join_blocks(schedule, programs);
-    if (!spans_blocks)
-      return make_plan(schedule, rank, {options.num_slots, options.multicast, false});
+    if (!spans_blocks) {
+      PlanOptions separate = options;
+      separate.join_blocks = false;
+      return make_plan(schedule, rank, separate);
+    }
   }
   std::string error;
   Order order = Order::kOther;

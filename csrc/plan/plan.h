@@ -35,6 +35,7 @@ struct PlanOptions {
   int num_slots = 8;        // of the transport's links
   bool multicast = true;    // it has one-slot-many-readers links
   bool join_blocks = true;  // a range may span blocks: for messages of one tile
+  bool join_chunks = true;  // a range may hold several chunks
 };
 
 /// Lowers, proves and places `schedule`.

@@ -260,7 +260,9 @@ void drop_dead_writes(const Schedule& schedule, Program& program) {
 
 std::vector<Program> lower(const Schedule& whole, const LowerOptions& options) {
   std::vector<int32_t> rounds;  // of `whole`, for each round of `schedule`
-  const Schedule schedule = options.join_blocks ? whole : split_at_blocks(whole, rounds);
+  const bool cut = !options.join_blocks || !options.join_chunks;
+  const int32_t chunks = options.join_chunks ? whole.pieces_per_block() : 1;
+  const Schedule schedule = cut ? split_moves(whole, chunks, rounds) : whole;
   std::vector<Program> programs = make_programs(schedule);
   Contributions contributions(schedule);
   const std::span<const Move> moves(schedule.moves);
@@ -273,7 +275,7 @@ std::vector<Program> lower(const Schedule& whole, const LowerOptions& options) {
   for (Program& program : programs) {
     if (options.fuse) fuse(program);
     drop_dead_writes(schedule, program);
-    if (options.join_blocks) continue;
+    if (!cut) continue;
     for (Step& step : program.steps) step.round = rounds[step.round];
   }
   return programs;

@@ -18,6 +18,9 @@ struct LowerOptions {
   // A message may hold chunks of several blocks. Else every move is cut at the borders of blocks
   // first, for messages of which one block fills a slot.
   bool join_blocks = true;
+  // A message may hold several chunks. Else every move is cut into its chunks first: then all
+  // messages of a tile are alike, and each can fill a slot.
+  bool join_chunks = true;
 };
 
 /// One program per rank. Raises UsageError when a rank would have more than kMaxPeers peers.

@@ -13,13 +13,13 @@ struct Part {
   int32_t place;  // among the parts of its move
 };
 
-std::vector<Part> cut(std::span<const Move> moves, int32_t pieces) {
+std::vector<Part> cut(std::span<const Move> moves, int32_t chunks) {
   std::vector<Part> parts;
   for (const Move& move : moves) {
     const int32_t last = move.chunks.end();
     int32_t place = 0;
     for (int32_t first = move.chunks.first; first < last; ++place) {
-      const int32_t border = std::min((first / pieces + 1) * pieces, last);
+      const int32_t border = std::min((first / chunks + 1) * chunks, last);
       Part part{move, place};
       part.move.chunks = {first, border - first};
       parts.push_back(part);
@@ -30,7 +30,7 @@ std::vector<Part> cut(std::span<const Move> moves, int32_t pieces) {
 }
 
 /// Whether the i-th parts of all moves may follow one another as rounds: no rank sends a chunk
-/// after one of these rounds has changed it. Without that, a block's moves stay in one round.
+/// after one of these rounds has changed it. Without that, moves of like parts stay in one round.
 bool may_follow_by_place(std::span<const Part> parts) {
   std::map<std::pair<int32_t, int32_t>, int32_t> received;  // by rank and chunk: the place
   for (const Part& part : parts) {
@@ -49,8 +49,7 @@ bool may_follow_by_place(std::span<const Part> parts) {
 
 }  // namespace
 
-Schedule split_at_blocks(const Schedule& schedule, std::vector<int32_t>& rounds) {
-  const int32_t pieces = schedule.pieces_per_block();
+Schedule split_moves(const Schedule& schedule, int32_t chunks, std::vector<int32_t>& rounds) {
   const std::span<const Move> moves(schedule.moves);
   Schedule split = schedule;
   split.moves.clear();
@@ -59,14 +58,14 @@ Schedule split_at_blocks(const Schedule& schedule, std::vector<int32_t>& rounds)
     const int32_t round = moves[first].round;
     size_t last = first;
     while (last < moves.size() && moves[last].round == round) ++last;
-    std::vector<Part> parts = cut(moves.subspan(first, last - first), pieces);
+    std::vector<Part> parts = cut(moves.subspan(first, last - first), chunks);
     first = last;
 
     // Each chunk's values depend on that chunk's moves alone.
     std::map<int32_t, int32_t> sub_rounds;
     const bool by_place = may_follow_by_place(parts);
     const auto key = [&](const Part& part) {
-      return by_place ? part.place : part.move.chunks.first / pieces;
+      return by_place ? part.place : part.move.chunks.first / chunks;
     };
     for (const Part& part : parts) sub_rounds[key(part)] = 0;
     for (auto& [name, number] : sub_rounds) {

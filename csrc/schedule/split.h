@@ -1,4 +1,4 @@
-// Cuts moves at the borders of blocks, for executions in which one block fills a slot.
+// Cuts moves into shorter ones, for executions in which one of these fills a slot.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace pycoll {
 
-/// The same schedule with no range that holds chunks of two blocks. A round whose moves are cut
-/// becomes several, so that a link needs no slot for each block. rounds[r] is set to the round of
-/// `schedule` that round r of the result was in.
-Schedule split_at_blocks(const Schedule& schedule, std::vector<int32_t>& rounds);
+/// The same schedule with every range cut at the multiples of `chunks`, such as the borders of
+/// blocks. A round whose moves are cut becomes several, so that a link needs no slot for each part.
+/// rounds[r] is set to the round of `schedule` that round r of the result was in.
+Schedule split_moves(const Schedule& schedule, int32_t chunks, std::vector<int32_t>& rounds);
 
 }  // namespace pycoll

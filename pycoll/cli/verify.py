@@ -152,6 +152,7 @@ def _smallest_safe(
     for slots in counts:
         try:
             built.verify(slots=slots, join_blocks=False)
+            built.verify(slots=slots, join_chunks=False)
             proof = built.verify(slots=slots)
             return _Result(proof.slots, proof.order)
         except schedule.ScheduleError as error:

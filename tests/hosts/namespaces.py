@@ -123,13 +123,17 @@ class Network:
     def set_rate(self, rate: str | None) -> None:
         """Both ways of every host's link, such as "1gbit"; None: as fast as it goes."""
         for host in range(self.n):
-            for space, link in (self.namespace(host), "eth0"), (self.switch, f"port{host}"):
+            for space, link in self._queues(host):
                 with contextlib.suppress(subprocess.CalledProcessError):
                     tc(space, "qdisc", "del", "dev", link, "root")
                 if rate is not None:
                     # The burst takes a whole segment of TCP offload, which stays one packet.
                     tc(space, "qdisc", "add", "dev", link, "root", "tbf", "rate", rate,
                        "burst", "256kb", "latency", "50ms")  # fmt: skip
+
+    def _queues(self, host: int) -> list[tuple[str, str]]:
+        """What is to be held up at a host's port: namespaces and interfaces."""
+        return [(self.namespace(host), "eth0"), (self.switch, f"port{host}")]
 
     def set_link(self, host: int, up: bool) -> None:
         """The cable of a host."""

@@ -84,7 +84,7 @@ def test_costs_between_hosts_are_those_of_the_network(two, rate, gbit_per_s):
     found = re.findall(r"between hosts: (.+) us and (.+) Gbit/s, measured", outcomes[0])
     assert len(found) == 2 and found[0] == found[1]
     # A link's burst is sent at once; what else the machine does makes it slower.
-    assert 0.5 * gbit_per_s < float(found[0][1]) < 1.6 * gbit_per_s
+    assert 0.5 * gbit_per_s < float(found[0][1]) < 2 * gbit_per_s
 
 
 def test_large_messages_go_hierarchically_without_being_asked(two):

@@ -17,7 +17,6 @@ from namespaces import Network
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(300)]
 
 PER_HOST = 2
-GBIT_PER_S = 125e6  # bytes
 DELAY_S = 0.5e-3
 
 
@@ -38,9 +37,7 @@ def hosts(num_hosts: int, request) -> Iterator[Network]:
     try:
         if isinstance(network, DelayedNetwork):
             network.set_delay(delay_s)
-            network.set_bandwidth(GBIT_PER_S)
-        else:
-            network.set_rate("1gbit")
+        network.set_rate("1gbit")
         yield network
     finally:
         network.close()

@@ -94,7 +94,7 @@ def throttled(request: pytest.FixtureRequest, num_hosts: int, delay_s: float) ->
             pytest.skip(why)
         delayed = DelayedNetwork(num_hosts, name=f"pyc{os.getpid()}p")
         delayed.set_delay(delay_s)
-        delayed.set_bandwidth(1e9 / 8)
+        delayed.set_rate("1gbit")
         with contextlib.closing(delayed):
             yield delayed
         return
@@ -106,9 +106,10 @@ def throttled(request: pytest.FixtureRequest, num_hosts: int, delay_s: float) ->
         network.set_rate(None)
 
 
-# Not four with delay: what carries their packets (delayed.py) is then slower than their links.
 @pytest.mark.parametrize(
-    ("num_hosts", "delay_s"), [(2, 0.0), (2, 0.5e-3), (4, 0.0)], ids=["2", "2-0.5ms", "4"]
+    ("num_hosts", "delay_s"),
+    [(2, 0.0), (2, 0.5e-3), (4, 0.0), (4, 0.5e-3)],
+    ids=["2", "2-0.5ms", "4", "4-0.5ms"],
 )
 def test_simulation_predicts_what_throttled_hosts_take(request, num_hosts, delay_s):
     wrong = ""

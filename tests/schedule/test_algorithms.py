@@ -30,7 +30,7 @@ def message_bytes(s):
 
 
 def lowerings_of(s):
-    """All options; whether a message may hold several blocks matters only where some does."""
+    """All options; whether messages may be joined matters only where some are."""
     joins = any(
         first // pieces != (first + count - 1) // pieces
         for pieces in [s.num_chunks // COLLECTIVES[s.collective].num_blocks(s.n)]
@@ -39,6 +39,8 @@ def lowerings_of(s):
     for fuse, multicast in itertools.product((False, True), repeat=2):
         for join_blocks in (True, False) if joins else (True,):
             yield {"fuse": fuse, "multicast": multicast, "join_blocks": join_blocks}
+        if any(move.chunks[1] > 1 for move in s.moves) and not multicast:
+            yield {"fuse": fuse, "multicast": multicast, "join_chunks": False}
 
 
 @pytest.mark.parametrize(("collective", "name"), ALGORITHMS)
@@ -225,6 +227,8 @@ def test_one_block_a_message_is_proved_with_2_slots_and_sends_the_same_bytes(col
     pieces = s.num_chunks // COLLECTIVES[collective].num_blocks(n)
     programs = s.programs(join_blocks=False)
     assert s.min_slots(2, join_blocks=False) <= 2
+    assert s.min_slots(2, join_chunks=False) <= 2
+    assert all(program.max_range == 1 for program in s.programs(join_chunks=False))
     for program in programs:
         assert program.max_range <= pieces
         for step in program.steps:

@@ -21,6 +21,7 @@ def test_hierarchical_schedule_is_proved_with_8_slots(collective, n, per_host):
         assert s.min_slots(8) <= 8
         s.verify(8, multicast=False)
         s.verify(8, join_blocks=False)
+        assert s.min_slots(4, join_chunks=False) <= 4  # twice that for two tiles at once
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.pure
 SEED = int(os.environ.get("PYCOLL_TEST_SEED", "20240817"))
 ALGORITHMS = [(row.collective, row.name) for row in _core.algorithms()]
 SIZES = (2, 3, 4, 5, 6, 8)
+LOWERING = ("fuse", "multicast", "join_blocks", "join_chunks")
 MUTATIONS_EACH = 24  # of moves, and as many of programs, per algorithm and size
 TOTAL = 2 * MUTATIONS_EACH * len(SIZES) * len(ALGORITHMS)
 
@@ -129,7 +130,7 @@ def test_mutated_programs_are_refused_or_right(collective, name):
         rng = random.Random(seed)
         s = schedule.build(collective, name, n)
         for i in range(MUTATIONS_EACH):
-            options = {key: rng.random() < 0.8 for key in ("fuse", "multicast", "join_blocks")}
+            options = {key: rng.random() < 0.8 for key in LOWERING}
             slots = s.min_slots(**options) + rng.randrange(3)
             fault, programs = mutate_programs(s.programs(**options), n, s.num_chunks, rng)
             ok = judge(s.core, programs, slots, rng, f"seed {seed}, programs {i}, {fault}")
