@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pycoll.parallel.batches import Batch, shard
     from pycoll.parallel.checkpoint import load, save
     from pycoll.parallel.divide_and_conquer import map_reduce
+    from pycoll.parallel.experts import Experts
     from pycoll.parallel.footprint import RankMemory, memory
     from pycoll.parallel.init import keyed_init
     from pycoll.parallel.metrics import log, metrics
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _HOME = {
     **dict.fromkeys(("Batch", "shard"), "batches"),
     "cross_entropy": "tensor.vocab",
+    "Experts": "experts",
     "keyed_init": "init",
     **dict.fromkeys(("Optimizer", "optimizer", "trainer_of"), "optimizers"),
     **dict.fromkeys(("load", "save"), "checkpoint"),
@@ -46,6 +48,7 @@ __all__ = [
     "Batch",
     "Column",
     "Conv",
+    "Experts",
     "Inside",
     "Mesh",
     "Optimizer",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pycoll.errors import UsageError
 from pycoll.parallel.context.sequence import first_tensor
+from pycoll.parallel.experts import Experts
 from pycoll.parallel.placement import Placement, Ranges
 
 if TYPE_CHECKING:
@@ -53,8 +54,11 @@ class Activations:
         trainer.model.register_forward_pre_hook(self._begin)
         # A stage's run ends with an exception: see pipeline/parts.py.
         trainer.model.register_forward_hook(self._end, always_call=True)
-        for name, module in trainer.model.named_modules():
-            if name:
+        modules = dict(trainer.model.named_modules())
+        lists = tuple(f"{name}." for name, module in modules.items() if isinstance(module, Experts))
+        for name, module in modules.items():
+            # To experts tokens come in another order on every mesh.
+            if name and not name.startswith(lists):
                 module.register_forward_hook(partial(self._note, name))
 
     def write(self, path: Path) -> None:

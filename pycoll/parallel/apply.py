@@ -13,6 +13,7 @@ from pycoll.parallel.context.sequence import Sequence
 from pycoll.parallel.data.batch_norm import synchronise
 from pycoll.parallel.data.reducer import Reducer
 from pycoll.parallel.dropout import Positions, key_dropouts
+from pycoll.parallel.experts import share_experts
 from pycoll.parallel.functional_dropout import take_over
 from pycoll.parallel.ledger import Line
 from pycoll.parallel.mesh import Mesh
@@ -87,18 +88,21 @@ def parallelize(
     # A parameter's name is the first one that it has in the whole model, tied or not.
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     numbers = {name: number for number, name in enumerate(names.values())}
+    learning = [name for name, p in model.named_parameters() if p.requires_grad]
     line = mesh.line("tp")
     styles = match(model, tp or {})
     positions = Positions(seed)
     sequence = Sequence(mesh.line("cp"), positions, line if sequence_parallel else None)
     sequence.cut(model, pp, staged=mesh.size("pp") > 1)
+    experts = share_experts(model, mesh.line("ep"), styles if sequence_parallel else ())
+    styles = {name: style for name, style in styles.items() if name in dict(model.named_modules())}
     shared = share_layers(model, styles, line, sequence_parallel, pp)
     inside = {} if line.size == 1 else shared.inside
     key_dropouts(model, positions, inside, line, sequence)
     take_over(model, positions, shared, styles, sequence)
-    replicas = mesh.replicas
+    replicas = mesh.line_of_dp("ep", "cp")
     together = synchronise(
-        model, replicas, lambda: replicas if sequence.length else mesh.line("dp")
+        model, replicas, lambda: replicas if sequence.length else mesh.line_of_dp("ep")
     )
     recomputes = recompute_layers(model, recompute, pp, positions)
     units = units_of(model, pp) if zero == 3 else []
@@ -112,7 +116,10 @@ def parallelize(
     here = {names[id(parameter)]: parameter for parameter in model.parameters()}
     named = [(name, parameter) for name, parameter in here.items() if parameter.requires_grad]
     partial = shared.partial if line.size > 1 else set()
-    plane = mesh.line(*replicas.axis.split("+"), "tp") if partial else replicas
+
+    def lines(parameter: nn.Parameter) -> Line:
+        axes = ("cp",) if id(parameter) in experts.here else ("ep", "cp")
+        return mesh.line_of_dp(*axes, *(["tp"] if id(parameter) in partial else []))
 
     def owned(name: str, parameter: nn.Parameter, along: Line) -> bool:
         """One rank for each element; with many parameters, each rank has its share of them."""
@@ -127,7 +134,8 @@ def parallelize(
         groups = [of & members for of in stages.groups for members in groups]
     reducer = Reducer(
         named,
-        lines=lambda parameter: plane if id(parameter) in partial else replicas,
+        lines=lines,
+        everyone=experts.named_with(learning, here),
         owned=owned,
         placements=shared.placements,
         level=zero,
@@ -153,7 +161,7 @@ def parallelize(
         positions,
         replicas=replicas,
         sequence=sequence,
-        together=together,
+        together=together or mesh.size("ep") > 1,
         pipeline=stages,
         updates=updates,
     )

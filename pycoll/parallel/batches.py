@@ -38,17 +38,18 @@ def shard(loader: Iterable[Any], mesh: Mesh) -> Iterator[Batch]:
     Raises:
         UsageError: A batch is smaller than the number of replicas.
     """
-    num_replicas = mesh.size("dp")
+    replicas = mesh.line_of_dp("ep")
+    num_replicas = replicas.size
     largest = 0
     for x, y in loader:
         size = num_samples(x)
         if size < num_replicas and size >= largest:
             raise UsageError(
-                f"a batch of {size} samples is smaller than dp={num_replicas}: make batches "
-                "larger, or dp smaller"
+                f"a batch of {size} samples is smaller than {replicas.axis.replace('+', ' x ')}="
+                f"{num_replicas}: make batches larger, or the mesh smaller"
             )
         largest = max(largest, size)
-        start, stop = share(size, num_replicas, mesh.rank("dp"))
+        start, stop = share(size, num_replicas, replicas.rank)
         yield Batch(_map(x, lambda t: t[start:stop]), _map(y, lambda t: t[start:stop]))  # noqa: B023
 
 

@@ -176,7 +176,7 @@ def _mine(trainer: Trainer, optimizer: Optimizer | None) -> tuple[dict[str, Tens
             else:  # such as the number of steps
                 value = torch.as_tensor(value)
                 put(f"state:{key}:{name}", value, Placement(tuple(value.shape)), 0)
-    if trainer.replicas.rank == 0:
+    if trainer.mesh.rank("dp") == trainer.mesh.rank("cp") == 0:  # each ep rank has experts
         frozen = [n for n in trainer.placements if n not in trainer.reducer.names]
         for name in frozen:
             put(name, trainer.parameters[name], trainer.placements[name], 0)

@@ -47,6 +47,11 @@ def reduce_scatter_from(x: Tensor, line: Line, dim: int) -> Tensor:
     return x if line.size == 1 else _ReduceScatterFrom.apply(x, line, dim)
 
 
+def all_to_all(x: Tensor, line: Line, there: list[int], here: list[int]) -> Tensor:
+    """Rows that go to each rank, for those that come from each; gradients go back."""
+    return _AllToAll.apply(x, line, there, here)  # type: ignore[no-any-return]
+
+
 def all_gather(x: Tensor, line: Line, dim: int, size: int) -> Tensor:
     """Shares along `dim` put together, without a gradient."""
     front = x.detach().movedim(dim, 0).contiguous()
@@ -138,8 +143,20 @@ class _ReduceScatterFrom(torch.autograd.Function):
         return all_gather(grad, ctx.line, ctx.dim, ctx.size), None, None
 
 
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, line: Line, there: list[int], here: list[int]) -> Tensor:
+        ctx.line, ctx.counts = line, (here, there)
+        return line.all_to_all(x, there, here)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        return ctx.line.all_to_all(grad, *ctx.counts), None, None, None
+
+
 __all__ = [
     "all_gather",
+    "all_to_all",
     "copy_to",
     "gather_from",
     "gather_to",

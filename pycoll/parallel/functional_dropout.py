@@ -18,6 +18,7 @@ from pycoll.errors import UsageError
 from pycoll.parallel.attention import Attention
 from pycoll.parallel.context.sequence import Sequence
 from pycoll.parallel.dropout import Positions, Whole, drop
+from pycoll.parallel.experts import Experts
 from pycoll.parallel.functions import Functions
 from pycoll.parallel.ledger import Line
 from pycoll.parallel.placement import Ranges, share
@@ -53,8 +54,9 @@ class FunctionalDropout:
         around: dict[str, Around],
         line: Line,
         sequence: Sequence,
+        experts: tuple[str, ...],
     ) -> None:
-        self._functions = functions
+        self._functions, self._experts = functions, experts
         self._positions, self._inside, self._around = positions, inside, around
         self._line, self._sequence = line, sequence
         self._wholes: dict[int | None, Whole] = {}
@@ -102,6 +104,11 @@ class FunctionalDropout:
         )
 
     def _drop(self, x: Tensor, p: float, dim: int | None) -> Tensor:
+        if self._functions.name.startswith(self._experts):
+            raise UsageError(
+                f"layer {self._functions.name!r}: dropout within experts cannot be keyed by place, "
+                "so meshes would differ: put it behind them"
+            )
         if dim not in self._wholes:
             self._wholes[dim] = Whole(dim, self._line, self._sequence)
         return drop(x, p, self._functions.stream(), self._positions, self._wholes[dim])
@@ -158,7 +165,8 @@ def take_over(
             of.wholes.add(placement.shape[1 - placement.dim])
     inside = {} if shared.line.size == 1 else shared.inside
     functions = Functions()
-    dropout = FunctionalDropout(functions, positions, inside, around, shared.line, sequence)
+    lists = tuple(f"{name}." for name, module in modules.items() if isinstance(module, Experts))
+    dropout = FunctionalDropout(functions, positions, inside, around, shared.line, sequence, lists)
     Attention(functions, positions, sequence, dropout.heads)
     for name, module in modules.items():
         if isinstance(module, nn.RNNBase) and module.dropout:

@@ -108,6 +108,14 @@ class Line:
         out = x.new_empty(counts[self.rank])
         return self._call("reduce_scatter", x, x.reshape(-1), out=out, counts=counts)
 
+    def all_to_all(self, x: Tensor, there: list[int], here: list[int]) -> Tensor:
+        """Consecutive rows of `x`, `there[r]` to rank r, for `here[r]` that come from it."""
+        row, flat = x.shape[1:].numel(), x.contiguous().view(-1)
+        out = x.new_empty((sum(here), *x.shape[1:]))
+        counts = {"send_counts": [n * row for n in there], "recv_counts": [n * row for n in here]}
+        self._call("all_to_all", flat, flat, out.view(-1), **counts)
+        return out
+
     def start(self, collective: str, message: Tensor, *args: Any, **kwargs: Any) -> Started:
         """Starts a collective of the communicator beside the caller; `message` is what it moves."""
         self.count(collective, message)

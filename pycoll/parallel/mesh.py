@@ -1,6 +1,7 @@
 """The mesh: ranks as a grid with named axes, and a communicator for each line of the grid.
 
-tp is the fastest axis, so that its ranks, which talk most, are closest; then cp; pp is the slowest.
+tp is the fastest axis, so that its ranks, which talk most, are closest; then cp, then ep; pp is the
+slowest.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from pycoll.communicator import Communicator
 from pycoll.errors import UsageError
 from pycoll.parallel.ledger import Ledger, Line
 
-AXES = ("pp", "dp", "cp", "tp")  # slowest first
+AXES = ("pp", "dp", "ep", "cp", "tp")  # slowest first
 
 _world: list[Communicator] = []  # the default communicator, joined once
 
 
 class Mesh:
-    """Ranks as a grid: stages (pp), replicas (dp), parts of sequences (cp) and of tensors (tp).
+    """Ranks as a grid: of stages (pp), replicas (dp), experts (ep), sequences (cp), tensors (tp).
 
     Attributes:
         world: The communicator of all ranks of the mesh, in the order of the grid.
-        coordinates: This rank's place along each axis, `{"pp": 0, "dp": 1, "cp": 0, "tp": 0}`.
+        coordinates: This rank's place along each axis, `{"pp": 0, "dp": 1, "ep": 0, ...}`.
         ledger: What the trainers send along the axes.
     """
 
@@ -58,10 +59,9 @@ class Mesh:
         """As `comm`, and what passes through it is counted in `ledger`."""
         return Line("+".join(axes), self.comm(*axes), self.ledger)
 
-    @property
-    def replicas(self) -> Line:
-        """The ranks that have the same parts of a model, and other samples, or shares of them."""
-        return self.line("dp", *(["cp"] if self._sizes["cp"] > 1 else []))
+    def line_of_dp(self, *axes: str) -> Line:
+        """As `line`, along dp and those of `axes` that have several ranks."""
+        return self.line("dp", *(axis for axis in axes if self.size(axis) > 1))
 
     def rank(self, axis: str) -> int:
         """This rank's place along an axis."""
@@ -118,7 +118,13 @@ def world() -> Communicator:
 
 
 def mesh(
-    *, dp: int = -1, pp: int = 1, cp: int = 1, tp: int = 1, comm: Communicator | None = None
+    *,
+    dp: int = -1,
+    pp: int = 1,
+    ep: int = 1,
+    cp: int = 1,
+    tp: int = 1,
+    comm: Communicator | None = None,
 ) -> Mesh:
     """Arranges the ranks of this job in a grid. Collective.
 
@@ -128,6 +134,7 @@ def mesh(
     Args:
         dp: Number of replicas, which share a batch; -1: as many as there are ranks for.
         pp: Number of pipeline stages, or -1.
+        ep: Number of ranks that share the experts of a mixture, or -1; they share a batch, too.
         cp: Number of ranks that share each sequence, or -1.
         tp: Number of ranks that share each tensor, or -1.
         comm: The ranks; None: those of `pycoll.init()`.
@@ -140,7 +147,7 @@ def mesh(
 
     Cost: a split for each axis.
     """
-    asked = {"pp": pp, "dp": dp, "cp": cp, "tp": tp}
+    asked = {"pp": pp, "dp": dp, "ep": ep, "cp": cp, "tp": tp}
     if text := os.environ.get("PYCOLL_MESH"):
         asked = dict.fromkeys(AXES, 1) | parse_sizes(text)
     if comm is None:

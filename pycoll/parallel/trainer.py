@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,44 +22,11 @@ from pycoll.parallel.ledger import Line
 from pycoll.parallel.losses import Loss, sums_and_counts
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.placement import Placement
+from pycoll.parallel.step_result import StepResult
 
 if TYPE_CHECKING:
     from pycoll.parallel.stages import Pipeline
     from pycoll.parallel.updates import Updates
-
-
-@dataclass(slots=True)
-class StepResult:
-    """What a step computed; the same numbers on every rank, but for times.
-
-    Attributes:
-        step: Its number, from 0.
-        loss: Mean over all tokens of all replicas.
-        tokens: How many there were: what the loss counts.
-        seconds: From begin to end of `model.step` here.
-        waited_s: Of these, how long this rank waited for collectives and messages.
-        bubble_s: Of these, how long its pipeline stage had nothing to do.
-        grad_norm: Of all gradients, before clipping; set by the optimizer's step.
-        unused: Names of this rank's parameters that no replica used.
-        unused_now: Of these, those that were used in the step before, or in the first step.
-        rank: That of this process.
-        updates: How often `model.step` stepped the optimizer; 0 where the schedule has a flush.
-        staleness: Of these, the most that came between a forward and its backward in the stage of
-            this rank.
-    """
-
-    step: int
-    loss: float
-    tokens: int
-    seconds: float
-    waited_s: float
-    bubble_s: float = 0.0
-    grad_norm: float | None = None
-    unused: tuple[str, ...] = ()
-    unused_now: tuple[str, ...] = ()
-    rank: int = 0
-    updates: int = 0
-    staleness: int = 0
 
 
 class Trainer:
@@ -104,7 +70,7 @@ class Trainer:
         self.watchers: list[Callable[[Trainer], None]] = []
         self._pipeline = pipeline
         self.replicas, self.sequence = replicas, sequence
-        self._samples = mesh.line("dp")
+        self._samples = mesh.line_of_dp("ep")
         self._syncing = True
         self._settled = False
         self._sum, self._count = 0.0, 0
@@ -112,6 +78,7 @@ class Trainer:
             pipeline.reducer, pipeline.updates = reducer, updates
         self._bubble_s, self._staleness = 0.0, 0
         # Layers that ask the other replicas: an empty batch passes through them, too.
+        self._meets = together
         self._together = together or reducer.level == 3 or updates is not None
 
     @contextmanager
@@ -160,7 +127,7 @@ class Trainer:
             num_updates = self.updates.begin(len(parts), syncing=self._syncing)
             parts += [nothing(x, y)] * (num_updates - len(parts))
             losses = self.updates.of_means(losses)
-        elif self._pipeline is None and (self.reducer.level >= 2 or self._together):
+        elif self._meets or (self._pipeline is None and self.reducer.level >= 2):
             parts += [nothing(x, y)] * (microbatches - len(parts))
         if self._pipeline is None:
             self._run(parts, losses, first_sample)
@@ -204,6 +171,8 @@ class Trainer:
     def evaluate(self, x: Any, y: Any, *, loss: Loss, microbatches: int = 1) -> float:
         """The mean loss of a batch, forward alone; arguments as of `step`. Collective."""
         parts, losses = split(x, y, microbatches), self._losses(loss)
+        if self._meets or (self._pipeline is None and self.reducer.level == 3):
+            parts += [nothing(x, y)] * (microbatches - len(parts))
         sums = torch.zeros(2, dtype=torch.float64)
         with torch.no_grad():
             if self._pipeline is None:

@@ -17,13 +17,28 @@ PLAN = {
 }
 
 
+class MLP(nn.Module):
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+
+    def forward(self, x):
+        return self.down(functional.gelu(self.up(x)))
+
+
 class Block(nn.Module):
-    def __init__(self, dim: int, heads: int, drop: float, hidden: int, fused=False) -> None:
+    def __init__(
+        self, dim: int, heads: int, drop: float, hidden: int, fused=False, experts=0
+    ) -> None:
         super().__init__()
         self.heads, self.fused = heads, fused
         self.norm_1, self.norm_2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.up, self.down = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+        if experts:
+            self.router = nn.Linear(dim, experts)
+            self.experts = pc.Experts(MLP(dim, hidden // 2) for _ in range(experts))
+        else:
+            self.up, self.down = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
         self.attention_drop, self.drop = nn.Dropout(drop), nn.Dropout(drop)
 
     def forward(self, x_BTD):
@@ -37,7 +52,14 @@ class Block(nn.Module):
         else:
             mixed = self.attend(q, k, v)
         x_BTD = x_BTD + self.drop(self.out(mixed.transpose(1, 2).flatten(2)))
-        return x_BTD + self.drop(self.down(functional.gelu(self.up(self.norm_2(x_BTD)))))
+        normed = self.norm_2(x_BTD)
+        if hasattr(self, "experts"):
+            return x_BTD + self.drop(self.mix(normed.flatten(0, 1)).view_as(x_BTD))
+        return x_BTD + self.drop(self.down(functional.gelu(self.up(normed))))
+
+    def mix(self, tokens_ND):
+        weights, indices = self.router(tokens_ND).softmax(-1).topk(2)
+        return self.experts(tokens_ND, indices, weights)
 
     def attend(self, q, k, v):
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
@@ -48,13 +70,14 @@ class Block(nn.Module):
 class GPT(nn.Module):
     def __init__(
         self, vocab=29, dim=16, depth=4, heads=8, drop=0.1, context=8, hidden=None, tie=False,
-        fused=False,
+        fused=False, experts=0,
     ) -> None:  # fmt: skip
         super().__init__()
         self.token, self.place = nn.Embedding(vocab, dim), nn.Embedding(context, dim)
         self.drop = nn.Dropout(drop)
         self.blocks = nn.ModuleList(
-            Block(dim, heads, drop, hidden or 4 * dim, fused) for _ in range(depth)
+            Block(dim, heads, drop, hidden or 4 * dim, fused, experts if i % 2 else 0)
+            for i in range(depth)
         )
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, vocab, bias=False)
         if tie:

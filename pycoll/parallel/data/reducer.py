@@ -92,6 +92,7 @@ class Reducer:
         groups: list[set[str]],
         bucket_bytes: int,
         late: Collection[str] = (),
+        everyone: list[str] | None = None,
     ) -> None:
         """As `parallelize` says.
 
@@ -105,12 +106,15 @@ class Reducer:
             groups: Names of parameters, each in one of them: no bucket has some of two. ZeRO 3
                 puts a group together at once; else a group may be several buckets.
             bucket_bytes: Of a bucket, at most.
+            everyone: Names of what this rank and those have with which it agrees on what was used,
+                alike on all of them; None: `named`.
             late: Names whose gradients are made elsewhere, too: `complete` takes them over, hooks
                 do not.
         """
         self.level = level
         self.unused: list[str] = []
         self.names = [name for name, _ in named]
+        self._everyone = self.names if everyone is None else everyone
         self._used: set[str] = set()
         self._launched = 0
         self._reduce_now = self._staged = False
@@ -211,11 +215,12 @@ class Reducer:
 
     def presence(self) -> Tensor:
         """Which parameters this rank used since `settle`: one float64 each."""
-        return torch.tensor([float(n in self._used) for n in self.names], dtype=torch.float64)
+        return torch.tensor([float(n in self._used) for n in self._everyone], dtype=torch.float64)
 
     def settle(self, presence: Tensor, scale: float) -> None:
         """Gives the pieces their gradients: the sums times `scale`; none where nobody used them."""
-        self.unused = [n for n, used in zip(self.names, presence.tolist(), strict=True) if not used]
+        used = dict(zip(self._everyone, presence.tolist(), strict=True))
+        self.unused = [name for name in self.names if not used[name]]
         if scale != 1.0:
             for bucket in self.buckets:
                 bucket.scale(scale)

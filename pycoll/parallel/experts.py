@@ -1,0 +1,176 @@
+"""Expert parallelism: experts are shared out over ep, and tokens travel to the owners and back.
+
+Source: Lepikhin et al., GShard, arXiv:2006.16668; without a capacity, so that no token is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from pycoll.errors import UsageError
+from pycoll.parallel import collectives
+from pycoll.parallel.ledger import Line
+from pycoll.parallel.placement import share, share_sizes
+
+
+class Experts(nn.ModuleList):
+    """A list of experts, of which each token asks some: the part of a mixture behind its router.
+
+    On one process it is what a loop over the experts would be; no mesh is needed. Where a mesh has
+    the axis ep, its ranks share the experts out.
+    """
+
+    def __init__(self, experts: Any) -> None:
+        """Takes a list of modules; each maps tokens of shape [m, d] to [m, d'], whatever m is."""
+        super().__init__(experts)
+        self._num_experts = len(self)
+        self._line: Line | None = None
+
+    def forward(self, tokens: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+        """What the experts make of the tokens, weighted and added up.
+
+        Args:
+            tokens: Shape [n, d].
+            indices: The k experts of each token, int64 of shape [n, k].
+            weights: Theirs, of shape [n, k].
+
+        Returns:
+            Of shape [n, d'].
+
+        Raises:
+            UsageError: Shapes do not fit, or there is no such expert.
+
+        Cost: over e ranks, one all_gather of e times the number of experts int64s, and two
+            all_to_alls of n * k rows; backward two more.
+        """
+        shape = (len(tokens), *indices.shape[1:2])
+        if tokens.dim() != 2 or not len(shape) == 2 or not indices.shape == weights.shape == shape:
+            raise UsageError(
+                f"Experts: tokens, indices and weights have the shapes {tuple(tokens.shape)}, "
+                f"{tuple(indices.shape)}, {tuple(weights.shape)}, expected [n, d], [n, k], [n, k]"
+            )
+        asked = indices.flatten()
+        counts = asked.bincount(minlength=self._num_experts)
+        if len(counts) > self._num_experts:
+            raise UsageError(
+                f"Experts: a token asks expert {len(counts) - 1}, there are {self._num_experts}"
+            )
+        order = asked.argsort(stable=True)  # by expert
+        rows = order // indices.shape[1]
+        if self._line is None:
+            made = self._run(tokens[rows], counts.tolist())
+        else:
+            made = self._run_everywhere(tokens, rows, counts, self._line)
+        made = made * weights.flatten()[order].unsqueeze(-1)
+        return made.new_zeros((len(tokens), *made.shape[1:])).index_add(0, rows, made)
+
+    def _run_everywhere(self, tokens: Tensor, rows: Tensor, counts: Tensor, line: Line) -> Tensor:
+        """Sends rows, in the order of their experts, to the owners and back."""
+        if torch.is_grad_enabled() and not tokens.requires_grad:
+            tokens = tokens.detach().requires_grad_()  # all ranks meet in backward, or none
+        everyone = line.all_gather(counts, [len(counts)] * line.size).view(line.size, -1)
+        there = [int(part.sum()) for part in counts.split(share_sizes(len(counts), line.size))]
+        start, stop = share(len(counts), line.size, line.rank)
+        mine = everyone[:, start:stop]  # by source and expert
+        here = mine.sum(1).tolist()
+        came = collectives.all_to_all(tokens[rows], line, there, here)
+        experts = torch.arange(stop - start).repeat(line.size)
+        by_expert = experts.repeat_interleave(mine.flatten()).argsort(stable=True)
+        made = self._run(came[by_expert], mine.sum(0).tolist())
+        return collectives.all_to_all(made[by_expert.argsort()], line, here, there)
+
+    def _run(self, x: Tensor, counts: list[int]) -> Tensor:
+        """The experts that are here on their rows, which follow each other."""
+        asked = [(expert, count) for expert, count in zip(self, counts, strict=True) if count]
+        if asked:
+            parts = x.split([count for _, count in asked])
+            return torch.cat([expert(part) for (expert, _), part in zip(asked, parts, strict=True)])
+        with torch.no_grad():
+            nothing = next(iter(self))(x)  # of no row: for its width alone
+        return nothing + x.sum() * 0  # backward goes on from here, too
+
+
+@dataclass(slots=True)
+class Owned:
+    """Whose experts are whose.
+
+    Attributes:
+        here: Ids of the parameters of experts.
+        elsewhere: Names of those of other ranks that learn, and the list that they are in.
+    """
+
+    here: set[int] = field(default_factory=set)
+    elsewhere: dict[str, str] = field(default_factory=dict)
+
+    def named_with(self, names: list[str], here: dict[str, nn.Parameter]) -> list[str]:
+        """Of all names, those that this rank or one that shares its experts has."""
+        lists = {of for of in self.elsewhere.values() if any(n.startswith(of) for n in here)}
+        return [name for name in names if name in here or self.elsewhere.get(name) in lists]
+
+
+def share_experts(model: nn.Module, line: Line, parts: Collection[str] = ()) -> Owned:
+    """Shares the experts of a model out over `line`, in place: a rank keeps its own.
+
+    Args:
+        model: Whole.
+        line: The ranks of ep.
+        parts: Names of layers whose input tp shares out along the sequence.
+
+    Returns:
+        Which are where.
+
+    Raises:
+        UsageError: There are fewer experts than ranks, or none, or they need to know whose tokens
+            they get.
+    """
+    owned = Owned()
+    found = {name: of for name, of in model.named_modules() if isinstance(of, Experts)}
+    if line.size > 1 and not found:
+        raise UsageError(
+            f"ep={line.size}: {type(model).__name__} has no pc.Experts that could be shared out"
+        )
+    for name, experts in found.items():
+        prefix = f"{name}." if name else ""
+        _refuse(prefix, experts, parts)
+        if line.size == 1:
+            continue
+        if len(experts) < line.size:
+            raise UsageError(
+                f"ep={line.size}: layer {name!r} has {len(experts)} experts, fewer than ranks: "
+                f"take ep={len(experts)} or less"
+            )
+        start, stop = share(len(experts), line.size, line.rank)
+        for i, expert in enumerate(list(experts)):
+            if start <= i < stop:
+                owned.here.update(id(parameter) for parameter in expert.parameters())
+                continue
+            for inner, parameter in expert.named_parameters():
+                if parameter.requires_grad:
+                    owned.elsewhere[f"{prefix}{i}.{inner}"] = prefix
+            del experts._modules[str(i)]
+        experts._line = line
+    return owned
+
+
+def _refuse(prefix: str, experts: Experts, parts: Collection[str]) -> None:
+    """What cannot be where tokens come in another order."""
+    for inner, module in experts.named_modules(prefix=prefix.removesuffix(".")):
+        if isinstance(module, _DropoutNd) and module.p:
+            raise UsageError(
+                f"layer {inner!r}: dropout within experts cannot be keyed by place, so meshes "
+                "would differ: put it behind them"
+            )
+        if inner in parts:
+            raise UsageError(
+                f"layer {inner!r}: with sequence_parallel, tp cannot share out what is within "
+                "experts: leave it out of the plan"
+            )
+
+
+__all__ = ["Experts", "Owned", "share_experts"]
