@@ -31,7 +31,7 @@ def scale(
         list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.")
     ],
     n: Annotated[str, typer.Option("-n", help="Numbers of ranks, 1 among them.")] = "1,2",
-    axis: Annotated[str, typer.Option(help="The axis that grows: dp, cp, tp or pp.")] = "dp",
+    axis: Annotated[str, typer.Option(help="The axis that grows: dp, ep, cp, tp or pp.")] = "dp",
     steps: Annotated[int, typer.Option(help="Steps of each run that are timed.", min=3)] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:

@@ -94,8 +94,10 @@ def parallelize(
     positions = Positions(seed)
     sequence = Sequence(mesh.line("cp"), positions, line if sequence_parallel else None)
     sequence.cut(model, pp, staged=mesh.size("pp") > 1)
-    experts = share_experts(model, mesh.line("ep"), styles if sequence_parallel else ())
-    styles = {name: style for name, style in styles.items() if name in dict(model.named_modules())}
+    experts = share_experts(
+        model, mesh.line("ep"), styles if sequence_parallel and line.size > 1 else ()
+    )
+    styles = {name: styles[name] for name, _ in model.named_modules() if name in styles}
     shared = share_layers(model, styles, line, sequence_parallel, pp)
     inside = {} if line.size == 1 else shared.inside
     key_dropouts(model, positions, inside, line, sequence)
@@ -116,6 +118,10 @@ def parallelize(
     here = {names[id(parameter)]: parameter for parameter in model.parameters()}
     named = [(name, parameter) for name, parameter in here.items() if parameter.requires_grad]
     partial = shared.partial if line.size > 1 else set()
+
+    # Where tp shares sequences out, too, its ranks have other tokens, and may ask other experts.
+    apart = shared.sequence and experts.some
+    users = mesh.line_of_dp("ep", "cp", *(["tp"] if apart else []))
 
     def lines(parameter: nn.Parameter) -> Line:
         axes = ("cp",) if id(parameter) in experts.here else ("ep", "cp")
@@ -151,7 +157,7 @@ def parallelize(
         name: shared.placements.get(id(parameter), Placement(tuple(parameter.shape)))
         for name, parameter in here.items()
     }
-    updates = Updates(order.name, replicas, reducer) if order.updates else None
+    updates = Updates(order.name, replicas, users, reducer) if order.updates else None
     trainer = Trainer(
         model,
         mesh,
@@ -160,6 +166,7 @@ def parallelize(
         placements,
         positions,
         replicas=replicas,
+        users=users,
         sequence=sequence,
         together=together or mesh.size("ep") > 1,
         pipeline=stages,

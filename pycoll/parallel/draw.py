@@ -19,7 +19,8 @@ _COLORS = (
 )
 _BUBBLE = "#e4e4e4"
 _AXES = {  # of several axes, the first one counts
-    "axis tp": "#e0902f", "axis cp": "#2f9e9e", "axis dp": "#c8463c", "axis pp": "#777777",
+    "axis tp": "#e0902f", "axis cp": "#2f9e9e", "axis ep": "#c45fa0", "axis dp": "#c8463c",
+    "axis pp": "#777777",
 }  # fmt: skip
 
 
@@ -50,7 +51,7 @@ def draw(source: str | Path, target: str | Path) -> None:
             ("bubble", _BUBBLE, -0.1, 0.5),
             ("compute", None, -0.1, 0.5),
             *(
-                (axis, color, -0.32 + 0.07 * i, 0.06)
+                (axis, color, -0.35 + 0.05 * i, 0.045)
                 for i, (axis, color) in enumerate(_AXES.items())
             ),
         ):

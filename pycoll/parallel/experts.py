@@ -101,10 +101,12 @@ class Owned:
     """Whose experts are whose.
 
     Attributes:
-        here: Ids of the parameters of experts.
+        some: Whether there are any experts.
+        here: Ids of the parameters of experts, where they are shared out.
         elsewhere: Names of those of other ranks that learn, and the list that they are in.
     """
 
+    some: bool
     here: set[int] = field(default_factory=set)
     elsewhere: dict[str, str] = field(default_factory=dict)
 
@@ -129,8 +131,8 @@ def share_experts(model: nn.Module, line: Line, parts: Collection[str] = ()) -> 
         UsageError: There are fewer experts than ranks, or none, or they need to know whose tokens
             they get.
     """
-    owned = Owned()
     found = {name: of for name, of in model.named_modules() if isinstance(of, Experts)}
+    owned = Owned(bool(found))
     if line.size > 1 and not found:
         raise UsageError(
             f"ep={line.size}: {type(model).__name__} has no pc.Experts that could be shared out"

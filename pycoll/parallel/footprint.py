@@ -24,16 +24,17 @@ from pycoll.parallel.context.sequence import Sequence
 from pycoll.parallel.data.buckets import share_length
 from pycoll.parallel.data.reducer import in_lines, main_dtype
 from pycoll.parallel.dropout import Positions
+from pycoll.parallel.experts import share_experts
 from pycoll.parallel.functional_dropout import take_over
 from pycoll.parallel.ledger import Line
 from pycoll.parallel.losses import Loss
 from pycoll.parallel.mesh import AXES, Mesh
-from pycoll.parallel.paper import Saved, on_paper, paper_line
+from pycoll.parallel.paper import Saved, on_paper, paper_line, without_values
 from pycoll.parallel.pipeline.simulate import peak_live, peak_versions
 from pycoll.parallel.pipeline.specs import replace
 from pycoll.parallel.pipeline.stages import Notes, Tensors
 from pycoll.parallel.recompute import recompute_layers
-from pycoll.parallel.tensor.layers import Shared, share_layers
+from pycoll.parallel.tensor.layers import share_layers
 from pycoll.parallel.tensor.plan import Style, match
 from pycoll.parallel.tensor.vocab import whole
 from pycoll.parallel.zero.units import units_of
@@ -44,7 +45,7 @@ class RankMemory:
     """Bytes that a rank keeps; what it needs only for a moment is not counted.
 
     Attributes:
-        place: Of the rank on the mesh, `{"pp": 0, "dp": 1, "cp": 0, "tp": 0}`.
+        place: Of the rank on the mesh, `{"pp": 0, "dp": 1, "ep": 0, ...}`.
         parameters: Of its weights, their copies in float32 if they have 16 bits, and the versions
             that a schedule without a flush keeps.
         gradients: Of these, after they are reduced.
@@ -97,7 +98,7 @@ def memory(
         costs: Of the blocks.
         moments: Numbers that the optimizer keeps for each parameter: 2 for Adam, 0 for plain SGD.
         x: Input of one microbatch of a replica, of which shapes and dtypes count; None: activations
-            are not asked for.
+            are not asked for. Tokens are taken to ask all experts alike.
         y: Its targets, for `loss`.
         loss: As of `step`; what backward needs of it counts as activations.
         microbatches: Of a step.
@@ -108,7 +109,7 @@ def memory(
     Raises:
         UsageError: As `parallelize`.
 
-    Cost: for each rank of tp, a forward pass without arithmetic.
+    Cost: for each rank of tp and ep, a forward pass without arithmetic.
     """
     sizes = dict.fromkeys(AXES, 1) | dict(mesh.sizes if isinstance(mesh, Mesh) else mesh)
     if set(sizes) != set(AXES) or min(sizes.values()) < 1:
@@ -118,7 +119,7 @@ def memory(
             f"memory: pp={sizes['pp']} needs the name of the list of blocks, pp='blocks'"
         )
     found: list[RankMemory] = []
-    for rank in range(sizes["tp"]):
+    for expert, rank in itertools.product(range(sizes["ep"]), range(sizes["tp"])):
         with FakeTensorMode(allow_non_fake_inputs=True):
             ghost = on_paper(model)
             line = paper_line("tp", rank, sizes["tp"])
@@ -126,10 +127,13 @@ def memory(
             ring = paper_line("cp", 0, sizes["cp"])  # of whose ranks all keep as much
             sequence = Sequence(ring, positions, line if sequence_parallel else None)
             sequence.cut(ghost, pp, staged=sizes["pp"] > 1)
+            parts = styles if sequence_parallel and line.size > 1 else ()
+            experts = share_experts(ghost, paper_line("ep", expert, sizes["ep"]), parts)
+            styles = {name: styles[name] for name, _ in ghost.named_modules() if name in styles}
             shared = share_layers(ghost, styles, line, sequence_parallel, pp)
             if ring.size > 1:
                 take_over(ghost, positions, shared, styles, sequence)
-            _drop_on_paper(ghost)
+            without_values(ghost)
             recompute_layers(ghost, recompute, pp, positions)
             units = [names for _, names in units_of(ghost, pp)] if zero == 3 else None
             order = schedule if sizes["pp"] > 1 else None
@@ -138,11 +142,12 @@ def memory(
             if x is not None:
                 of_share = None if loss is None else sequence.of_shares(_of_whole(loss))
                 kept = stages.kept(_fake(x), _fake(y), of_share)
-            for others in itertools.product(*(range(sizes[axis]) for axis in AXES[:-1])):
-                place = {**dict(zip(AXES, others, strict=False)), "tp": rank}
-                stage = place["pp"]
+            others = (range(sizes[axis]) for axis in ("pp", "dp", "cp"))
+            for stage, replica, part in itertools.product(*others):
+                place = {"pp": stage, "dp": replica, "ep": expert, "cp": part, "tp": rank}
+                lines = partial(_line, experts.here, shared.partial, place, sizes)
                 weights, groups = stages.parameters(stage), stages.groups(stage, units)
-                lasting = _lasting(weights, shared, sizes, place, zero, groups, bucket_mb, moments)
+                lasting = _lasting(weights, lines, zero, groups, bucket_mb, moments)
                 live = None if kept is None else stages.live(stage, kept)
                 stashed = stages.stashed(stage)
                 found.append(RankMemory(place, lasting[0] + stashed, *lasting[1:], live))
@@ -223,23 +228,19 @@ class _Stages:
 
 def _lasting(
     weights: list[tuple[str, nn.Parameter]],
-    shared: Shared,
-    sizes: Mapping[str, int],
-    place: Mapping[str, int],
+    lines: Callable[[nn.Parameter], Line],
     zero: int,
     groups: list[set[str]],
     bucket_mb: float,
     moments: int,
 ) -> tuple[int, int, int]:
     """Bytes of parameters, gradients and the optimizer's state of a rank."""
-    replicas = _paper_plane(("dp", "cp"), place, sizes)
-    plane = _paper_plane(("dp", "cp", "tp"), place, sizes)
     frozen = [parameter for _, parameter in weights if not parameter.requires_grad]
     parameters, gradients, state = sum(p.numel() * p.element_size() for p in frozen), 0, 0
     learning = [(name, parameter) for name, parameter in weights if parameter.requires_grad]
     for line, group in in_lines(
         learning,
-        lambda parameter: plane if id(parameter) in shared.partial else replicas,
+        lines,
         zero,
         groups,
         int(bucket_mb * 2**20),
@@ -257,7 +258,16 @@ def _lasting(
     return parameters, gradients, state
 
 
-def _paper_plane(axes: tuple[str, ...], place: Mapping[str, int], sizes: Mapping[str, int]) -> Line:
+def _line(
+    experts: set[int],
+    sums: set[int],
+    place: Mapping[str, int],
+    sizes: Mapping[str, int],
+    parameter: nn.Parameter,
+) -> Line:
+    """The ranks over which a parameter's gradient is added up; ids of experts, of partial sums."""
+    axes = ["dp", "cp"] if id(parameter) in experts else ["dp", "ep", "cp"]
+    axes += ["tp"] if id(parameter) in sums else []
     lengths = tuple(sizes[axis] for axis in axes)
     rank = int(np.ravel_multi_index([place[axis] for axis in axes], lengths))
     return paper_line("+".join(axes), rank, math.prod(lengths))
@@ -267,17 +277,6 @@ def _of_whole(loss: Loss) -> Loss:
     """A loss that gets whole outputs, unless it takes parts."""
     takes_parts = getattr(loss, "takes_parts", False)
     return lambda output, target: loss(output if takes_parts else whole(output), target)
-
-
-def _drop_on_paper(model: nn.Module) -> None:
-    """Dropout that keeps what keyed dropout keeps: a mask in the dtype of its input."""
-
-    def drop(module: nn.Dropout, x: Tensor) -> Tensor:
-        return x * torch.empty_like(x) / 0.5 if module.training else x
-
-    for module in model.modules():
-        if isinstance(module, nn.Dropout) and module.p > 0:
-            module.forward = partial(drop, module)  # type: ignore[method-assign]
 
 
 def _fake(batch: Any) -> Any:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pycoll.parallel.experts import Experts
 from pycoll.parallel.ledger import Ledger, Line
+from pycoll.parallel.placement import share_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,30 @@ def on_paper(model: nn.Module) -> nn.Module:
     for buffer in model.buffers():
         memo[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype)
     return copy.deepcopy(model, memo)
+
+
+def without_values(model: nn.Module) -> None:
+    """Has a model compute without values, in place: of dropout and routing, only shapes count."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout) and module.p > 0:
+            module.forward = partial(_drop, module)  # type: ignore[method-assign]
+        if isinstance(module, Experts):
+            module.forward = partial(_route, module)  # type: ignore[method-assign]
+
+
+def _drop(module: nn.Dropout, x: Tensor) -> Tensor:
+    """Keeps what keyed dropout keeps: a mask in the dtype of its input."""
+    return x * torch.empty_like(x) / 0.5 if module.training else x
+
+
+def _route(experts: Experts, tokens: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    """As if tokens asked all experts alike."""
+    order = indices.flatten().argsort()
+    rows = order // indices.shape[1]
+    parts = tokens[rows].split(share_sizes(len(rows), len(experts)))
+    made = torch.cat([expert(part) for expert, part in zip(experts, parts, strict=True)])
+    made = made * weights.flatten()[order].unsqueeze(-1)
+    return made.new_zeros((len(tokens), *made.shape[1:])).index_add(0, rows, made)
 
 
 class Saved:

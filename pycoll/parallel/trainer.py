@@ -40,6 +40,7 @@ class Trainer:
         placements: Of these, by name.
         positions: Where in the batch the model is: dropout looks there.
         replicas: The ranks whose gradients are added up.
+        users: These, and any others that may use parameters that this rank does not.
         last: The last step's result.
         updates: Of a schedule that updates weights within a step; None: the optimizer steps after.
         sequence: Of a batch, of which cp gives this rank a share.
@@ -56,6 +57,7 @@ class Trainer:
         positions: Positions,
         *,
         replicas: Line,
+        users: Line,
         sequence: Sequence,
         together: bool = False,
         pipeline: Pipeline | None = None,
@@ -69,7 +71,7 @@ class Trainer:
         self.last: StepResult | None = None
         self.watchers: list[Callable[[Trainer], None]] = []
         self._pipeline = pipeline
-        self.replicas, self.sequence = replicas, sequence
+        self.replicas, self.users, self.sequence = replicas, users, sequence
         self._samples = mesh.line_of_dp("ep")
         self._syncing = True
         self._settled = False
@@ -242,10 +244,12 @@ class Trainer:
     def _settle(self) -> tuple[float, int]:
         """The loss of all replicas, and gradients divided by what it counts."""
         tail = torch.tensor([self._sum, self._count], dtype=torch.float64)
+        if self.users.size > self.replicas.size and self.mesh.rank("tp") > 0:
+            tail.zero_()  # ranks of tp know the same loss
         if self.updates is None:
             tail = torch.cat([tail, self.reducer.presence()])
-        if self.replicas.size > 1:
-            self.replicas.all_reduce(tail)
+        if self.users.size > 1:
+            self.users.all_reduce(tail)
         total, count = float(tail[0]), int(tail[1])
         if self.updates is None:
             self.reducer.settle(tail[2:], 1.0 / max(count, 1))

@@ -27,10 +27,10 @@ class Updates:
         optimizer: Of torch; None until `pc.optimizer` has made one.
     """
 
-    def __init__(self, schedule: str, line: Line, reducer: Reducer) -> None:
+    def __init__(self, schedule: str, line: Line, users: Line, reducer: Reducer) -> None:
         self.schedule = schedule
         self.optimizer: torch.optim.Optimizer | None = None
-        self._line, self._reducer = line, reducer
+        self._line, self._users, self._reducer = line, users, reducer
         self._left = 0
 
     def take(self, optimizer: torch.optim.Optimizer, clip: float | None) -> None:
@@ -104,8 +104,8 @@ class Updates:
         """Steps the stage by its reduced gradients; the last ones stay, to be looked at."""
         assert self.optimizer is not None
         presence = self._reducer.presence()
-        if self._line.size > 1 and len(presence):
-            self._line.all_reduce(presence)
+        if self._users.size > 1 and len(presence):
+            self._users.all_reduce(presence)
         self._reducer.settle(presence, 1.0)
         self.optimizer.step()
         self._reducer.publish()

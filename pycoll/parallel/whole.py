@@ -18,7 +18,7 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
         model: As `parallelize` returned it.
 
     Returns:
-        By full name, in the order of the stages and of the model.
+        By full name, in the order of the stages and of the model, other ranks' experts last.
 
     Cost: an all_reduce of each parameter over all ranks: for tests and small models.
     """

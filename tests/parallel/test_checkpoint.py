@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-from tiny_gpt import GPT, PLAN, batches  # noqa: E402
+from tiny_gpt import GPT, batches  # noqa: E402
 
 from pycoll import PeerDiedError, SystemError, UsageError, run_ranks  # noqa: E402
 from pycoll import parallel as pc  # noqa: E402
@@ -29,8 +29,14 @@ LAYOUTS = {
     "dp3_zero3": (3, {}, {"zero": 3}),
     "dp2_tp2_zero2": (4, {"tp": 2}, {"zero": 2, "sequence_parallel": True}),
     "pp2_tp2_zero1": (4, {"pp": 2, "tp": 2}, {"zero": 1}),
-    "dp2_cp2_zero2": (4, {"dp": 2, "cp": 2}, {"zero": 2}),
+    "ep2_cp2_zero2": (4, {"ep": 2, "cp": 2}, {"zero": 2}),
 }
+
+
+# tp leaves what is within experts whole, where it shares sequences out.
+PLAN = {
+    "*.qkv": "qkv", "blocks.0.up": "col", "*.out|blocks.0.down": "row", "token|head": "vocab",
+}  # fmt: skip
 
 
 def prepare(comm, sizes: dict, options: dict):
@@ -38,7 +44,7 @@ def prepare(comm, sizes: dict, options: dict):
     torch.set_default_dtype(torch.float64)
     mesh = pc.mesh(**sizes, comm=comm)
     with pc.keyed_init(mesh, seed=3):
-        model = GPT(depth=2, hidden=37, tie=True, fused=True)
+        model = GPT(depth=2, hidden=37, tie=True, fused=True, experts=3)
         model.register_buffer("seen", torch.zeros(2))
     model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks", **options)
     return mesh, model, pc.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2), clip=0.5)

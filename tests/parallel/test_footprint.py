@@ -30,7 +30,7 @@ def kept(comm, sizes: dict, zero: int, dtype: torch.dtype) -> tuple[int, int, in
     """Bytes of parameters, gradients and moments that a rank has after a step."""
     torch.set_num_threads(1)
     mesh = pc.mesh(**sizes, comm=comm)
-    model = GPT(fused=True).to(dtype)
+    model = GPT(fused=True, experts=3 * ("ep" in sizes)).to(dtype)
     model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks", zero=zero, bucket_mb=0.01)
     optimizer = pc.optimizer(torch.optim.AdamW(model.parameters()))
     ((x, y),) = pc.shard([(X, X)], mesh)
@@ -53,6 +53,7 @@ def kept(comm, sizes: dict, zero: int, dtype: torch.dtype) -> tuple[int, int, in
         pytest.param({"pp": 2, "dp": 2}, marks=pytest.mark.slow),
         pytest.param({"pp": 2, "dp": 2, "tp": 2}, marks=pytest.mark.slow),
         pytest.param({"dp": 2, "cp": 2, "tp": 2}, marks=pytest.mark.slow),
+        pytest.param({"dp": 2, "ep": 2, "tp": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -62,7 +63,7 @@ def kept(comm, sizes: dict, zero: int, dtype: torch.dtype) -> tuple[int, int, in
 def test_weights_gradients_and_moments_are_exact(sizes, dtype):
     for zero in range(4) if dtype == torch.float32 else (0, 3):
         told = pc.memory(
-            GPT(fused=True).to(dtype),
+            GPT(fused=True, experts=3 * ("ep" in sizes)).to(dtype),
             sizes,
             tp=PLAN,
             pp="blocks",

@@ -50,8 +50,8 @@ def test_coordinates_and_communicators_agree():
 
     outcomes = run_ranks(work, 8)
     for rank, (sizes, place, ranks) in enumerate(outcomes):
-        assert sizes == {"pp": 2, "dp": 2, "cp": 1, "tp": 2}
-        assert place == (rank // 4, rank // 2 % 2, 0, rank % 2)
+        assert sizes == {"pp": 2, "dp": 2, "ep": 1, "cp": 1, "tp": 2}
+        assert place == (rank // 4, rank // 2 % 2, 0, 0, rank % 2)
         assert ranks["tp"] == [rank // 2 * 2, rank // 2 * 2 + 1]
         assert ranks["dp"] == [rank - rank % 4 // 2 * 2, rank - rank % 4 // 2 * 2 + 2]
         assert ranks["pp"] == [rank % 4, rank % 4 + 4]

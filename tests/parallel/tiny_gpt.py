@@ -108,6 +108,7 @@ def train(
     microbatches=2,
     gpt=None,
     clip: float | None = 0.5,
+    tp=None,
     **options,
 ):
     """Losses, norms and all weights after some steps of AdamW, in float64."""
@@ -116,7 +117,7 @@ def train(
     mesh = pc.mesh(**sizes, comm=comm)
     with pc.keyed_init(mesh, seed=3):
         model = GPT(**(gpt or {}))
-    model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks", **options)
+    model = pc.parallelize(model, mesh, tp=tp or PLAN, pp="blocks", **options)
     optimizer = pc.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2), clip=clip)
     losses, norms = [], []
     context = (gpt or {}).get("context", 8)
