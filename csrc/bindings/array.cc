@@ -2,6 +2,7 @@
 
 #include <pybind11/numpy.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 
@@ -176,8 +177,10 @@ void ArrayView::set_tensor(const char* what, py::handle object, const DLTensor& 
   } else if (where != kHost && where != kPinnedHost) {
     refuse(what, "is neither in host memory nor in that of a CUDA device");
   }
+  // Strides of what has no element say nothing.
+  const bool has_elements = std::count(tensor.shape, tensor.shape + tensor.ndim, 0) == 0;
   int64_t expected = 1;
-  for (int i = tensor.ndim - 1; i >= 0 && tensor.strides != nullptr; --i) {
+  for (int i = tensor.ndim - 1; i >= 0 && tensor.strides != nullptr && has_elements; --i) {
     if (tensor.shape[i] > 1 && tensor.strides[i] != expected) refuse(what, kNotContiguous);
     expected *= tensor.shape[i];
   }
