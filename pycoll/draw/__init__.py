@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pycoll.draw.picture import make_picture
-from pycoll.draw.style import image_format, render
+from pycoll.draw.style import deliver, deliver_figure, image_format
 from pycoll.draw.text import draw_text
 
 __all__ = ["draw_cluster", "draw_network", "draw_schedule", "draw_simulation"]
@@ -40,10 +40,10 @@ def draw_schedule(
     chosen = image_format(path, format, ("svg", "png", "text", "ascii"))
     picture = make_picture(schedule, title)
     if chosen in ("text", "ascii"):
-        return _deliver(draw_text(picture, ascii_only=chosen == "ascii"), path)
+        return deliver(draw_text(picture, ascii_only=chosen == "ascii"), path)
     from pycoll.draw.figure import draw_figure
 
-    return _deliver_figure(draw_figure(picture), chosen, path)
+    return deliver_figure(draw_figure(picture), chosen, path)
 
 
 def draw_simulation(
@@ -72,7 +72,7 @@ def draw_simulation(
     chosen = image_format(path, format or ("svg" if path is None else None), ("svg", "png"))
     from pycoll.draw.timeline import draw_timeline
 
-    return _deliver_figure(draw_timeline(simulation, title), chosen, path)
+    return deliver_figure(draw_timeline(simulation, title), chosen, path)
 
 
 def draw_network(
@@ -102,7 +102,7 @@ def draw_network(
     chosen = image_format(path, format or ("svg" if path is None else None), ("svg", "png"))
     from pycoll.draw.network import draw_results
 
-    return _deliver_figure(draw_results(results, title), chosen, path)
+    return deliver_figure(draw_results(results, title), chosen, path)
 
 
 def draw_cluster(
@@ -131,19 +131,4 @@ def draw_cluster(
     chosen = image_format(path, format or ("svg" if path is None else None), ("svg", "png"))
     from pycoll.draw.cluster import draw_cluster as draw
 
-    return _deliver_figure(draw(facts, title), chosen, path)
-
-
-def _deliver_figure(fig: Any, format: str, path: str | Path | None) -> str | bytes | None:
-    content = render(fig, format)
-    return _deliver(content.decode() if format == "svg" else content, path)
-
-
-def _deliver(content: str | bytes, path: str | Path | None) -> str | bytes | None:
-    if path is None:
-        return content
-    if isinstance(content, str):
-        Path(path).write_text(content, encoding="utf-8")
-    else:
-        Path(path).write_bytes(content)
-    return None
+    return deliver_figure(draw(facts, title), chosen, path)

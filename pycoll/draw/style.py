@@ -78,3 +78,28 @@ def image_format(path: str | Path | None, format: str | None, known: tuple[str, 
             "given as format= or as the ending of the path"
         )
     return chosen
+
+
+def deliver_figure(fig: Any, format: str, path: str | Path | None) -> str | bytes | None:
+    """As `deliver`, of a matplotlib Figure as SVG or PNG."""
+    content = render(fig, format)
+    return deliver(content.decode() if format == "svg" else content, path)
+
+
+def deliver(content: str | bytes, path: str | Path | None) -> str | bytes | None:
+    """Writes a picture to a file; without a path, returns it."""
+    if path is None:
+        return content
+    if isinstance(content, str):
+        Path(path).write_text(content, encoding="utf-8")
+    else:
+        Path(path).write_bytes(content)
+    return None
+
+
+def ticks(span: float, most: int, *, whole: bool = False) -> list[float]:
+    """Round numbers from 0 to `span`, at most so many; integers where they must be whole."""
+    from matplotlib.ticker import MaxNLocator
+
+    places = MaxNLocator(nbins=most, integer=whole).tick_values(0, span)
+    return [tick for tick in places if 0 <= tick <= span * 1.0001]

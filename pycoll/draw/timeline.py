@@ -6,7 +6,7 @@ from typing import Any
 
 from pycoll.draw.canvas import Canvas
 from pycoll.draw.picture import chunk_label
-from pycoll.draw.style import GRID, INK, MARGIN, MUTED, PAPER, SHADE, chunk_colors
+from pycoll.draw.style import GRID, INK, MARGIN, MUTED, PAPER, SHADE, chunk_colors, ticks
 
 _LANES = ("send", "receive", "reduce")
 _LANE = 0.17  # inches
@@ -82,15 +82,12 @@ def _frame(canvas: Canvas, simulation: Any, rank: int, scale: float) -> None:
 
 
 def _axis(canvas: Canvas, span: float, unit: str, y: float) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     if span <= 0:
         return
-    for tick in MaxNLocator(nbins=10).tick_values(0, span):
-        if 0 <= tick <= span * 1.0001:
-            x = _LEFT + _PLOT * tick / span
-            canvas.line((x, _TOP), (x, y), GRID, 0.6, z=1)
-            canvas.text(x, y + 0.14, f"{tick:g}", 8.5, MUTED, align="center")
+    for tick in ticks(span, 10):
+        x = _LEFT + _PLOT * tick / span
+        canvas.line((x, _TOP), (x, y), GRID, 0.6, z=1)
+        canvas.text(x, y + 0.14, f"{tick:g}", 8.5, MUTED, align="center")
     canvas.text(_LEFT + _PLOT + 0.2, y + 0.14, unit, 8.5, MUTED)
     canvas.text(_LEFT, y + 0.42, "a black bar ends a rank's work", 8.5, MUTED)
 

@@ -37,9 +37,9 @@ class Wrong(torch.nn.Linear):
 def main():
     mesh = pc.mesh(tp=2)
     with pc.keyed_init(mesh):
-        model = (Broken if "broken" in sys.argv else GPT)(depth=2, fused=True)
+        model = (Broken if "broken" in sys.argv else GPT)(depth=2, fused=True, experts=4)
     if "layer" in sys.argv:
-        model.blocks[1].up.__class__ = Wrong
+        model.blocks[1].qkv.__class__ = Wrong
     model = pc.parallelize(model, mesh, tp={} if "broken" in sys.argv else PLAN, pp="blocks")
     optimizer = pc.optimizer(torch.optim.SGD(model.parameters(), lr=0.1), clip=1.0)
     for x, y in pc.shard(batches(2 if "short" in sys.argv else 9, 8), mesh):
@@ -92,12 +92,13 @@ def test_script_that_is_wrong_is_told_what_differs_first(tmp_path):
         ("tp=2", "rank 0: tp 0"),
         ("pp=2", "rank 1: pp 1"),
         ("dp=2,cp=2,tp=2", "rank 0: dp 0, cp 0, tp 0"),
+        ("ep=2,cp=2", "rank 0: ep 0, cp 0"),
     ],
 )
 def test_layer_that_is_wrong_is_named(mesh, rank, tmp_path):
     done = check(tmp_path, mesh, "layer")
     assert done.returncode == 1, done.stderr
-    first = f"output of blocks.1.up of step-0, on {rank}, by 1e-06"
+    first = f"output of blocks.1.qkv of step-0, on {rank}, by 1e-06"
     assert f"the first tensor that differs: {first}" in done.stdout
 
 

@@ -35,7 +35,7 @@ def test_digits_are_read_on_uneven_ranks():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mesh", ["dp=1", "dp=4", "tp=2", "pp=4", "dp=2,tp=2,pp=2"])
+@pytest.mark.parametrize("mesh", ["dp=1", "dp=4", "tp=2", "pp=4", "dp=2,cp=2", "dp=2,tp=2,pp=2"])
 def test_gpt_beats_the_bigrams_on_every_mesh(mesh):
     said = run(mesh, "gpt.py")
     loss, target = re.search(r"loss ([\d.]+), bigram entropy ([\d.]+)", said).groups()

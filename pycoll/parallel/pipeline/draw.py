@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from pycoll.draw.canvas import Canvas
-from pycoll.draw.style import GRID, INK, MARGIN, MUTED, PAPER, SHADE, image_format, render
+from pycoll.draw.style import (
+    GRID,
+    INK,
+    MARGIN,
+    MUTED,
+    PAPER,
+    SHADE,
+    deliver,
+    deliver_figure,
+    image_format,
+    ticks,
+)
 from pycoll.parallel.pipeline.actions import Kind, Schedule
 from pycoll.parallel.pipeline.registry import Costs
 from pycoll.parallel.pipeline.simulate import Event, Simulation, simulate
@@ -62,20 +73,10 @@ def draw_pipeline(
     """
     chosen = image_format(path, format, ("svg", "png", "text"))
     played = played or simulate(schedule, costs)
-    content: str | bytes
     if chosen == "text":
-        content = draw_text(schedule, played)
-    else:
-        style = style or (schedule.name if schedule.name in STYLES else "plain")
-        content = render(_Drawing(schedule, played, style, title, until).draw(), chosen)
-        content = content.decode() if chosen == "svg" else content
-    if path is None:
-        return content
-    if isinstance(content, str):
-        Path(path).write_text(content, encoding="utf-8")
-    else:
-        Path(path).write_bytes(content)
-    return None
+        return deliver(draw_text(schedule, played), path)
+    style = style or (schedule.name if schedule.name in STYLES else "plain")
+    return deliver_figure(_Drawing(schedule, played, style, title, until).draw(), chosen, path)
 
 
 def summary(schedule: Schedule, played: Simulation) -> str:
@@ -196,14 +197,11 @@ class _Drawing:
         self._canvas.text(x + 0.08, y, "steady state", 8.5, INK)
 
     def _axis(self) -> None:
-        from matplotlib.ticker import MaxNLocator
-
         y = self._bottom + 0.08
-        for tick in MaxNLocator(nbins=12, integer=True).tick_values(0, self._end):
-            if 0 <= tick <= self._end * 1.0001:
-                x = self._x(tick)
-                self._canvas.line((x, _TOP), (x, y - 0.05), GRID, 0.5, z=1)
-                self._canvas.text(x, y + 0.05, f"{tick:g}", 8, MUTED, align="center")
+        for tick in ticks(self._end, 12, whole=True):
+            x = self._x(tick)
+            self._canvas.line((x, _TOP), (x, y - 0.05), GRID, 0.5, z=1)
+            self._canvas.text(x, y + 0.05, f"{tick:g}", 8, MUTED, align="center")
         self._canvas.text(_LEFT + self._plot + 0.25, y + 0.05, "time", 8.5, MUTED)
 
     def _legend(self) -> None:
