@@ -111,7 +111,8 @@ def _draw_links(panel: Any, one: Any, levels: list[str], *, is_left: bool) -> No
     panel.set_title(about, loc="left", fontsize=9.5, color=INK)
     if worst is not None:
         busiest = f"busiest: {worst.busiest} ({worst.level}), {_percent(worst.busiest_utilization)}"
-        panel.set_title(busiest, loc="right", fontsize=8, color=MUTED)
+        at = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top"}
+        panel.annotate(busiest, (0, 0), (0, -21), fontsize=8, color=MUTED, **at)
     most = max((part for parts in one.timeline.utilization.values() for part in parts), default=0)
     if most < _VISIBLE:
         note = f"no level's links are more than {_percent(most)} busy: ranks wait for latency"
