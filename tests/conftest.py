@@ -41,6 +41,13 @@ START = time.monotonic()  # about when the run began
 SLOW_MINUTES = os.environ.get("PYCOLL_SLOW_MINUTES")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A slow test has five minutes where it does not say otherwise: CI's machine is slower."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(300))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Where time is limited, as in CI, no slow test begins after it: it says so."""
     used_s = time.monotonic() - START
