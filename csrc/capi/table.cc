@@ -78,10 +78,8 @@ int run(pycoll_comm* comm, const pycoll_call* calls, size_t num_calls, pycoll_er
 }
 
 /// Runs on the progress thread.
-void run_kept(Communicator& communicator, const std::vector<KeptCall>& calls, pycoll_done done,
-              void* context) {
-  pycoll_error error;
-  const int code = guarded_call(&error, [&] {
+int run_kept(Communicator& communicator, const std::vector<KeptCall>& calls, pycoll_error* error) {
+  return guarded_call(error, [&] {
     if (calls.size() == 1) {
       communicator.run(calls[0].call());
     } else {
@@ -91,8 +89,16 @@ void run_kept(Communicator& communicator, const std::vector<KeptCall>& calls, py
     }
     return static_cast<int>(PYCOLL_OK);
   });
-  done(context, code == PYCOLL_OK ? nullptr : &error);
 }
+
+struct Ended {
+  pycoll_error error;
+  int code = PYCOLL_OK;
+
+  void tell(pycoll_done done, void* context) const {
+    done(context, code == PYCOLL_OK ? nullptr : &error);
+  }
+};
 
 int start(pycoll_comm* comm, const pycoll_call* calls, size_t num_calls, pycoll_done done,
           void* context, pycoll_error* error) {
@@ -102,13 +108,16 @@ int start(pycoll_comm* comm, const pycoll_call* calls, size_t num_calls, pycoll_
     kept.reserve(num_calls);
     for (size_t i = 0; i < num_calls; ++i) kept.emplace_back(calls[i], communicator.size());
     if (communicator.is_progress_thread()) {
-      run_kept(communicator, kept, done, context);
+      Ended ended;
+      ended.code = run_kept(communicator, kept, &ended.error);
+      ended.tell(done, context);
       return static_cast<int>(PYCOLL_OK);
     }
     const std::lock_guard lock(comm->shared->starting);
-    communicator.enqueue([&communicator, kept = std::move(kept), done, context] {
-      run_kept(communicator, kept, done, context);
-    });
+    const auto ended = std::make_shared<Ended>();
+    communicator.enqueue([&communicator, kept = std::move(kept),
+                          ended] { ended->code = run_kept(communicator, kept, &ended->error); },
+                         [ended, done, context] { ended->tell(done, context); });
     return static_cast<int>(PYCOLL_OK);
   });
 }

@@ -83,7 +83,7 @@ void Communicator::close() {
   closed_ = true;
   if (device_ != nullptr) close_device();
   store_release(segment_.control(rank_).state, 2);
-  if (progress_ != nullptr && progress_->num_pending() != 0) fail_aborted();
+  if (progress_ != nullptr && progress_->num_operations() != 0) fail_aborted();
   if (messages_ != nullptr) messages_->close();
   segment_.ring_all_bells();
   progress_.reset();
@@ -142,7 +142,7 @@ void Communicator::adopt_array(std::shared_ptr<AdoptedArray> array) {
   const std::shared_ptr<SharedHeap> heap = transport_->heap();
   if (heap == nullptr || closed_) return;
   if (progress_ != nullptr && progress_->num_pending() != 0 && !is_progress_thread()) {
-    progress_->submit([array = std::move(array), heap] { array->adopt(heap); });
+    progress_->submit_local([array = std::move(array), heap] { array->adopt(heap); });
     return;
   }
   // Where another thread is within an operation, it may need this one before it ends.
@@ -157,7 +157,7 @@ void Communicator::set_timeout_s(double timeout_s) {
 
 void Communicator::after_queued(const std::function<void()>& action) {
   if (progress_ != nullptr && progress_->num_pending() != 0 && !is_progress_thread()) {
-    const auto work = progress_->submit(action);
+    const auto work = progress_->submit_local(action);
     wait_interruptibly(*work);
     return;
   }
@@ -208,10 +208,10 @@ std::shared_ptr<Work> Communicator::start(const Call& call, std::shared_ptr<void
       });
 }
 
-void Communicator::enqueue(std::function<void()> operations) {
+void Communicator::enqueue(std::function<void()> operations, std::function<void()> then) {
   check_open();
   if (progress_ == nullptr) progress_ = std::make_unique<ProgressThread>();
-  progress_->submit(std::move(operations));
+  progress_->submit(std::move(operations), std::move(then));
 }
 
 void Communicator::execute(const Call& call) {

@@ -72,8 +72,9 @@ class Communicator {
   bool unregister_on_device(const std::byte* data);
   /// Waits until all operations on a device are over. Raises what ended one.
   void synchronize();
-  /// Queues a function that runs operations of this communicator, and raises nothing.
-  void enqueue(std::function<void()> operations);
+  /// Queues a function that runs operations of this communicator, and raises nothing; and one that
+  /// is called when these are over, and may let others close it.
+  void enqueue(std::function<void()> operations, std::function<void()> then);
   /// True for what a queued operation calls: it may run operations, and must not wait for queued
   /// ones.
   bool is_progress_thread() const { return progress_ != nullptr && progress_->is_this_thread(); }

@@ -251,3 +251,17 @@ def test_forked_child_that_ends_does_not_take_the_rank_with_it():
         assert total(torch.ones(1)) == n
 
     run_group(work, 2)
+
+
+def test_rank_that_is_done_may_close_at_once():
+    """Its operation is over: the others, which still read, are not told that it gave up."""
+
+    def work(rank: int, n: int) -> None:
+        x = torch.ones(1 << 16)
+        for _ in range(100):
+            group = dist.new_group(list(range(n)))
+            for pending in [dist.broadcast(x, 0, group=group, async_op=True) for _ in range(2)]:
+                pending.wait()
+            dist.destroy_process_group(group)
+
+    run_group(work, 3)
