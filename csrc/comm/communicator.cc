@@ -157,7 +157,7 @@ void Communicator::set_timeout_s(double timeout_s) {
 
 void Communicator::after_queued(const std::function<void()>& action) {
   if (progress_ != nullptr && progress_->num_pending() != 0 && !is_progress_thread()) {
-    const auto work = progress_->submit_local(action);
+    const auto work = progress_->submit(action);
     wait_interruptibly(*work);
     return;
   }
