@@ -55,9 +55,6 @@ class DeviceMessageWork : public MessageWork {
   void complete(const pycoll_error* error) override;
 
  protected:
-  bool wait_for(std::chrono::milliseconds timeout) override {
-    return PycollWork::wait_for(timeout);  // its message may not have begun
-  }
   void finish() override;
 
  private:

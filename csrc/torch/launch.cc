@@ -94,13 +94,8 @@ WorkPtr PycollBackend::start_message(Operation operation, pycoll_message message
   pending_->begin(Pending::kMessage);
   message.site = sites_.here(comm_.get());
   if (group_) group_->push_back(work);
-  starter_.start(std::move(after), [this, work, message] {
-    pycoll_error error;
-    void* const lent = PycollWork::lend(work);
-    const int code =
-        core().start_message(comm_.get(), &message, PycollWork::done, lent, &work->handle, &error);
-    if (code != PYCOLL_OK) PycollWork::done(lent, &error);
-  });
+  starter_.start(std::move(after),
+                 [this, work, message] { work->start(comm_.get(), message); });
   if (const std::exception_ptr error = work->exception()) std::rethrow_exception(error);
   return work;
 }

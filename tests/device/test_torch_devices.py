@@ -230,6 +230,28 @@ def test_messages_arrive_behind_what_their_streams_do(kind):
     run_group(kind, work, 3)
 
 
+def test_messages_of_the_host_behind_those_of_a_device(kind):
+    """They begin later, on a thread; who waits for them may come first."""
+
+    def work(device: torch.device) -> None:
+        rank = dist.get_rank()
+        for step in range(30):
+            x = torch.full((100,), rank + 1.0, device=device)
+            if rank == 0:
+                handles = [dist.isend(x, 1), dist.isend(torch.arange(7) + step, 1)]
+            else:
+                got, of_host = torch.zeros(100, device=device), torch.zeros(7, dtype=torch.long)
+                handles = [dist.irecv(got, 0), dist.irecv(of_host, None)]
+            for handle in reversed(handles):
+                handle.wait()
+            if rank == 1:
+                assert handles[1]._source_rank() == 0
+                same(got.cpu(), torch.ones(100))
+                same(of_host, torch.arange(7) + step)
+
+    run_group(kind, work, 2)
+
+
 def test_barriers_and_early_links(kind):
     def work(device: torch.device) -> None:
         backend = dist.group.WORLD._get_backend(device)
