@@ -114,7 +114,7 @@ void PycollWork::end(std::exception_ptr exception) {
     future = future_;
     result_future = result_future_;
   }
-  if (on_completion) on_completion(*this);
+  if (on_completion) tell_hook();
   // First: whoever has waited for the work finds its future done.
   if (future) mark(*future, true);
   if (result_future) mark(*result_future, false);
@@ -128,6 +128,14 @@ void PycollWork::end(std::exception_ptr exception) {
   }
   cv_.notify_all();
   if (pending != nullptr) pending->end(kind);
+}
+
+void PycollWork::tell_hook() {
+  try {
+    on_completion(*this);
+  } catch (const std::exception& error) {  // on the core's thread nobody could catch it
+    TORCH_WARN(operation_.title, ": the completion hook raised: ", error.what());
+  }
 }
 
 void PycollWork::done(void* work, const pycoll_error* error) {

@@ -78,7 +78,7 @@ class PycollWork : public c10d::Work {
     return c10::intrusive_ptr<PycollWork>(work).release();
   }
 
-  /// Called in complete(), before anyone is told.
+  /// Called in complete(), before anyone is told. What it raises becomes a warning.
   std::function<void(PycollWork&)> on_completion;
   std::shared_ptr<Pending> pending;  // null: not counted there
   Pending::Kind kind = Pending::kCollective;
@@ -97,6 +97,7 @@ class PycollWork : public c10d::Work {
 
  private:
   void end(std::exception_ptr exception);
+  void tell_hook();
   void mark(c10::ivalue::Future& future, bool with_value) const;
 
   const uint64_t sequence_;

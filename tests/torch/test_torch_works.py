@@ -217,13 +217,19 @@ def test_profiler_sees_operations_under_their_names():
         assert {"pycoll:all_reduce", "pycoll:all_gather", "pycoll:barrier"} <= names, names
 
 
-def test_completion_hook_and_sequence_numbers_see_every_operation():
+def test_completion_hook_and_sequence_numbers_see_every_operation(capfd):
     def work(rank: int, n: int) -> None:
         seen = []
+
+        def hook(info: dist._WorkInfo) -> None:
+            seen.append(info)
+            if info.seq == 2:
+                raise ValueError("a hook of a user")
+
         group = dist.new_group()
         backend = group._get_backend(torch.device("cpu"))
         assert backend._get_sequence_number_for_group() == 0
-        group._register_on_completion_hook(seen.append)
+        group._register_on_completion_hook(hook)
         for _ in range(3):
             dist.all_reduce(torch.ones(1000), group=group, async_op=True).wait()
         dist.barrier(group=group)
@@ -238,4 +244,5 @@ def test_completion_hook_and_sequence_numbers_see_every_operation():
         assert backend._get_sequence_number_for_group() == 4
 
     run_group(work, 2)
+    assert "the completion hook raised: ValueError: a hook of a user" in capfd.readouterr().err
     assert "torch" in sys.modules
