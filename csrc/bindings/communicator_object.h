@@ -20,7 +20,7 @@ struct CommunicatorObject {
     if (comm == nullptr) return;
     // Closing waits for the progress thread, which takes the GIL to let go of its arrays.
     const pybind11::gil_scoped_release gil;
-    comm.reset();
+    Communicator::retire(std::move(comm));
   }
 
   std::unique_ptr<Communicator> comm;

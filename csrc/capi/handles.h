@@ -13,6 +13,9 @@ namespace pycoll {
 
 /// A communicator with what its users' threads need beside it.
 struct SharedCommunicator {
+  explicit SharedCommunicator(std::unique_ptr<Communicator> opened) : comm(std::move(opened)) {}
+  ~SharedCommunicator() { Communicator::retire(std::move(comm)); }
+
   std::unique_ptr<Communicator> comm;
   pid_t pid = ::getpid();  // a forked process is not the rank
   std::mutex starting;     // of asynchronous operations: their order, and the threads behind them

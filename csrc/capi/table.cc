@@ -22,9 +22,8 @@ namespace {
 int open_communicator(const pycoll_store* store, int rank, int num_ranks, double timeout_s,
                       pycoll_comm** comm, pycoll_error* error) {
   return guarded_call(error, [&] {
-    auto shared = std::make_shared<SharedCommunicator>();
-    shared->comm = open_through(*store, rank, num_ranks, timeout_s);
-    *comm = new pycoll_comm{std::move(shared)};
+    *comm = new pycoll_comm{
+        std::make_shared<SharedCommunicator>(open_through(*store, rank, num_ranks, timeout_s))};
     return static_cast<int>(PYCOLL_OK);
   });
 }

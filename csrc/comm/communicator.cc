@@ -76,7 +76,19 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_
   store_release(segment_.control(rank_).state, 1);
 }
 
-Communicator::~Communicator() { close(); }
+Communicator::~Communicator() {
+  close();
+  if (closed_by_own_thread_) give_back();
+}
+
+void Communicator::retire(std::unique_ptr<Communicator> comm) {
+  if (comm == nullptr || !comm->is_own_thread()) return;
+  std::thread([comm = std::move(comm)]() mutable { comm.reset(); }).detach();
+}
+
+bool Communicator::is_own_thread() const {
+  return is_progress_thread() || (messages_ != nullptr && messages_->is_own_thread());
+}
 
 void Communicator::close() {
   if (closed_) return;
@@ -86,6 +98,11 @@ void Communicator::close() {
   if (progress_ != nullptr && progress_->num_operations() != 0) fail_aborted();
   if (messages_ != nullptr) messages_->close();
   segment_.ring_all_bells();
+  closed_by_own_thread_ = is_own_thread();
+  if (!closed_by_own_thread_) give_back();
+}
+
+void Communicator::give_back() {
   progress_.reset();
   for (std::byte* data : registered_) transport_->heap()->registered().remove(data);
   registered_.clear();
@@ -99,6 +116,7 @@ void Communicator::close() {
 
 void Communicator::disown() {
   closed_ = true;
+  closed_by_own_thread_ = false;
   if (messages_ != nullptr) messages_->disown();
   (void)progress_.release();  // its thread does not exist here, and cannot be joined
   if (device_ != nullptr) device_.release()->disown();  // nor does anything of a device

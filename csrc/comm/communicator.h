@@ -34,6 +34,8 @@ class Communicator {
   Communicator(std::unique_ptr<Transport> transport, double timeout_s,
                std::shared_ptr<const SelectionInputs> inputs = nullptr);
   ~Communicator();  // as close()
+  /// Destroys it, on any thread: also on one of its own, where a garbage collector may find itself.
+  static void retire(std::unique_ptr<Communicator> comm);
 
   int rank() const { return rank_; }
   int size() const { return num_ranks_; }
@@ -119,7 +121,7 @@ class Communicator {
   /// thread.
   void abort() { fail_aborted(); }
   /// Leaves: peers that still wait for this rank are told. Never waits for a peer. Gives memory and
-  /// descriptors back, at once if no other thread is within an operation.
+  /// descriptors back, at once if no other thread is within an operation. Any thread.
   void close();
   /// In a process forked off this rank's: closes without a word to the peers, for whom the rank is
   /// still there.
@@ -166,6 +168,8 @@ class Communicator {
   int64_t message_bytes(const Call& call) const;
   void wait_interruptibly(const Work& work);
   void fail_aborted();
+  bool is_own_thread() const;
+  void give_back();
   [[noreturn]] void raise_failure();
   [[noreturn]] static void raise_closed();
   void open_messages();
@@ -203,6 +207,7 @@ class Communicator {
   uint64_t sequence_ = 0;
   int num_splits_ = 0;
   std::atomic<bool> closed_ = false;
+  bool closed_by_own_thread_ = false;   // which nobody has joined yet
   std::atomic<bool> released_ = false;  // closed, and the memory is gone
   std::mutex run_mutex_;                // one operation at a time
   std::unique_ptr<ProgressThread> progress_;

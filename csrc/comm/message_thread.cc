@@ -25,11 +25,13 @@ void MessageThread::stop() {
   }
   woken_.notify_all();
   segment_.ring_message_bell(rank_);
+  if (is_this_thread()) return;
   thread_->join();
   thread_.reset();
 }
 
 void MessageThread::run() {
+  id_ = std::this_thread::get_id();
   int num_idle = 0;
   for (;;) {
     const Progress progress = work_();

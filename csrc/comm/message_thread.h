@@ -26,7 +26,9 @@ class MessageThread {
 
   /// Makes sure that it runs and is awake. Called by one thread at a time.
   void wake();
+  /// Waits for its end, but not for its own.
   void stop();
+  bool is_this_thread() const { return std::this_thread::get_id() == id_; }
   void disown() { (void)thread_.release(); }
 
  private:
@@ -40,6 +42,7 @@ class MessageThread {
   std::atomic<bool> dozing_{false};
   bool stop_ = false;
   bool wake_ = false;
+  std::atomic<std::thread::id> id_{};  // once it runs
   std::unique_ptr<std::thread> thread_;
 };
 

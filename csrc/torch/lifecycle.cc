@@ -34,7 +34,7 @@ PycollBackend::~PycollBackend() {
   std::optional<py::gil_scoped_release> release;
   if (has_gil) release.emplace();
   // A rank that ends after an error must not wait for what nobody will answer.
-  if (pid_ == ::getpid()) {
+  if (pid_ == ::getpid() && !pending_->is_telling()) {
     pending_->wait(Pending::kCollective, kPatience);
     pending_->wait(Pending::kMessage, kPatience);
   }
@@ -42,6 +42,9 @@ PycollBackend::~PycollBackend() {
 }
 
 void PycollBackend::shutdown() {
+  TORCH_CHECK(!pending_->is_telling(),
+              "pycoll: a process group cannot be destroyed by a callback of its own operation, "
+              "which it would wait for: do it where the operation is waited for");
   // A collective that is still going on ends by itself, at its deadline at the latest; a message
   // whose other end is missing is most often one that was forgotten.
   if (pid_ == ::getpid()) {

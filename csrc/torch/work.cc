@@ -20,6 +20,8 @@ c10d::WorkResult result_of(const std::exception_ptr& error) {
 
 }  // namespace
 
+thread_local const Pending* Pending::told_ = nullptr;
+
 void Pending::begin(Kind kind) {
   const std::lock_guard lock(mutex_);
   ++num_pending_[kind];
@@ -114,6 +116,7 @@ void PycollWork::end(std::exception_ptr exception) {
     future = future_;
     result_future = result_future_;
   }
+  const Pending::Telling telling(pending.get());
   if (on_completion) tell_hook();
   // First: whoever has waited for the work finds its future done.
   if (future) mark(*future, true);

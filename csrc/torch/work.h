@@ -44,10 +44,25 @@ class Pending {
   /// The same without an end, but for a signal.
   void wait(Kind kind);
 
+  /// While it exists, this thread is within the callbacks of an operation that still counts.
+  class Telling {
+   public:
+    explicit Telling(const Pending* of) : before_(told_) { told_ = of; }
+    ~Telling() { told_ = before_; }
+    Telling(const Telling&) = delete;
+    Telling& operator=(const Telling&) = delete;
+
+   private:
+    const Pending* before_;
+  };
+  /// Whether this thread is, which must not wait then.
+  bool is_telling() const { return told_ == this; }
+
  private:
   std::mutex mutex_;
   std::condition_variable idle_;
   int num_pending_[2] = {};
+  static thread_local const Pending* told_;
 };
 
 class PycollWork : public c10d::Work {

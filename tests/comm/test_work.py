@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import gc
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -172,3 +173,32 @@ def test_work_keeps_its_arrays_alive_until_it_is_over():
     comm.all_reduce(data, async_op=True).wait()
     data.append(1)  # raises BufferError while a view is held
     comm.close()
+
+
+class Watched(np.ndarray):
+    """An array that can be watched."""
+
+
+@both
+@pytest.mark.parametrize("kind", ["collective", "message"])
+def test_communicator_may_end_on_the_thread_that_runs_its_operations(kind, threads):
+    """Where the collector of garbage, or a finalizer, drops its last reference."""
+
+    def work(comm: pycoll.Communicator) -> None:
+        held = [comm.split(0)]
+        x = np.ones(1000).view(Watched)
+        weakref.finalize(x, held.clear)
+        if kind == "collective":
+            held[0].all_reduce(x, async_op=True)
+        elif comm.rank == 0:
+            held[0].recv(x, 1, async_op=True)
+        else:
+            held[0].send(x, 0)
+        del x  # by us: the operation has it
+        deadline = time.monotonic() + 10
+        while held:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert comm.all_reduce(np.ones(3))[0] == comm.size
+
+    run_ranks(work, 2, threads=threads, timeout_s=30)

@@ -265,3 +265,15 @@ def test_rank_that_is_done_may_close_at_once():
             dist.destroy_process_group(group)
 
     run_group(work, 3)
+
+
+def test_callback_that_destroys_its_own_group_is_told_where_to_do_it():
+    def work(rank: int, n: int) -> None:
+        group = dist.new_group()
+        future = dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future()
+        after = future.then(lambda _: dist.destroy_process_group(group))
+        with pytest.raises(RuntimeError, match="destroyed by a callback of its own operation"):
+            after.wait()
+        assert total(torch.ones(1)) == n
+
+    run_group(work, 2)
