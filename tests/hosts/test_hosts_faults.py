@@ -6,8 +6,8 @@ places of those that are gone, and the ones that live through all of it count th
 
 from __future__ import annotations
 
-import gc
 import contextlib
+import gc
 import os
 import shutil
 import signal
