@@ -61,7 +61,9 @@ def emulated(library: str) -> None:
 
 @pytest.fixture(scope="module")
 def kind(library: str) -> str:
-    """torch's name of the device. Building takes longer than a test may, on a busy machine."""
+    """torch's name of the device. Building takes longer than a test may, on a busy machine. The
+    ranks install it, not this process: once its autograd knew such a device, it would look for the
+    library in later tests, too."""
     torch = pytest.importorskip("torch", reason="needs torch")
     from pycoll import torch_build
 
@@ -74,5 +76,5 @@ def kind(library: str) -> str:
         return "cuda"
     import torch_emulated
 
-    torch_emulated.install()
+    torch_emulated.build()
     return torch_emulated.NAME

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch_emulated
 
 import pycoll
 
@@ -28,6 +29,8 @@ def run_group(
     def work(comm: pycoll.Communicator, folder: str) -> Any:
         rank = comm.rank
         comm.close()
+        if kind == torch_emulated.NAME:
+            torch_emulated.install()
         device = torch.device(kind, rank % torch.get_device_module(kind).device_count())
         torch.get_device_module(kind).set_device(device)
         init(rank, n, Path(folder) / "store", timeout_s)
