@@ -34,7 +34,7 @@ def ask(hosts: str, ssh: str | None, job: str | None) -> tuple[list[Group], list
     Raises:
         UsageError: an empty name, or no host that answers.
     """
-    words = [sys.executable, "-m", "pycoll.cli", "doctor", "--json"]
+    words = [sys.executable, "-m", "pycoll", "doctor", "--json"]
     words += [] if job is None else [job, "--stacks"]
     names = host_names(hosts)
     asked = [

@@ -31,7 +31,7 @@ def environment(**more: str) -> dict[str, str]:
 def start(*args: str, **more: str) -> subprocess.Popen[str]:
     """Starts a command in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "pycoll.cli", *args],
+        [sys.executable, "-m", "pycoll", *args],
         env=environment(**more),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

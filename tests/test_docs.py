@@ -166,7 +166,7 @@ def test_picture_in_the_readme_is_current(tmp_path):
 def test_picture_of_simulations_is_current(tmp_path):
     """`pycoll simulate -t examples/topologies/rails.toml --plot docs/images/simulation.svg`."""
     pytest.importorskip("matplotlib")
-    command = [sys.executable, "-m", "pycoll.cli", "simulate", "--plot", tmp_path / "drawn.svg"]
+    command = [sys.executable, "-m", "pycoll", "simulate", "--plot", tmp_path / "drawn.svg"]
     command += ["-t", ROOT / "examples" / "topologies" / "rails.toml"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=100)

@@ -155,7 +155,7 @@ def test_tune_writes_a_table_that_is_used(cache, tmp_path):
 
 @pytest.mark.ranks
 def test_tune_check_only_writes_nothing_tells_by_its_status_and_shows_progress(cache):
-    command = [sys.executable, "-m", "pycoll.cli", "tune", "-c", "scan", "--max", "4K"]
+    command = [sys.executable, "-m", "pycoll", "tune", "-c", "scan", "--max", "4K"]
     done = subprocess.run(
         [*command, "--rounds", "3", "--check-only"], capture_output=True, text=True, timeout=100
     )

@@ -16,7 +16,7 @@ EPILOG = """[bold]Examples[/bold]
 
   pycoll info --json
 
-  torchrun --nnodes 2 --nproc-per-node 4 ... -m pycoll.cli info --cluster
+  torchrun --nnodes 2 --nproc-per-node 4 ... -m pycoll info --cluster
 
   mpiexec -hosts a,b,c -n 12 pycoll info --cluster --plot cluster.svg
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pycoll.draw.style import INK, MUTED, PAPER, matplotlib_module
+from pycoll.draw.style import INK, MUTED, ink_on, matplotlib_module
 
 
 def draw_cluster(facts: dict[str, Any], title: str) -> Any:
@@ -54,7 +54,7 @@ def _draw(
     lower_is_better: bool,
 ) -> None:
     from matplotlib import colormaps
-    from matplotlib.colors import LogNorm
+    from matplotlib.colors import LogNorm, to_hex
 
     n = len(labels)
     values = list(cells.values()) or [1.0]
@@ -63,14 +63,13 @@ def _draw(
     table = [[cells.get((row, column), float("nan")) for column in range(n)] for row in range(n)]
     panel.imshow(table, cmap=colors, norm=norm)
     for (row, column), value in cells.items():
-        dark = sum(colors(norm(value))[:3]) < 1.5
         panel.text(
             column,
             row,
             f"{value:.3g}",
             ha="center",
             va="center",
-            color=PAPER if dark else INK,
+            color=ink_on(to_hex(colors(norm(value)))),
             fontsize=10,
         )
     panel.set_title(name, color=INK, fontsize=11)

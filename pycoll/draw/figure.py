@@ -21,6 +21,7 @@ from pycoll.draw.style import (
     PAPER,
     SHADE,
     chunk_colors,
+    ink_on,
     tint,
 )
 
@@ -242,7 +243,8 @@ class _Drawing:
         self._canvas.box(
             x - w / 2, y - h / 2, w, h, fill=self._color(flow), edge=PAPER, line_width=0.8, z=5.5
         )
-        self._canvas.text(x, y, label, 6.5, PAPER, bold=True, align="center")
+        ink = ink_on(self._color(flow))
+        self._canvas.text(x, y, label, 6.5, ink, bold=True, align="center")
 
 
 def _caption_width(picture: Picture) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pycoll.draw.canvas import Canvas
 from pycoll.draw.marks import draw_head, draw_ribbon, draw_source
 from pycoll.draw.picture import FOREIGN, Picture
-from pycoll.draw.style import CELL_HEIGHT, INK, MARGIN, MUTED, PAPER, tint
+from pycoll.draw.style import CELL_HEIGHT, INK, MARGIN, MUTED, ink_on, tint
 
 _ROW = 0.36
 _CHARACTER = 0.065  # of a note, on average
@@ -77,7 +77,9 @@ class Legend:
         for chunk, color in enumerate(self._colors):
             left = x + (_SWATCH + 0.04) * chunk
             canvas.box(left, y - CELL_HEIGHT / 2, _SWATCH, CELL_HEIGHT, fill=color, z=3)
-            canvas.text(left + _SWATCH / 2, y, str(chunk), 7, PAPER, bold=True, align="center")
+            canvas.text(
+                left + _SWATCH / 2, y, str(chunk), 7, ink_on(color), bold=True, align="center"
+            )
 
     def _flow(self, kind: str) -> Callable[[Canvas, float, float], None]:
         def draw(canvas: Canvas, x: float, y: float) -> None:

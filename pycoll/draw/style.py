@@ -46,6 +46,20 @@ def tint(color: str) -> str:
     return "#" + "".join(f"{(part + 5 * 255) // 6:02x}" for part in parts)
 
 
+def ink_on(fill: str) -> str:
+    """What is read best on that colour, dark or light ink: the greater contrast as WCAG has it."""
+
+    def luminance(color: str) -> float:
+        parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return sum(
+            weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True)
+        )
+
+    background = luminance(fill) + 0.05
+    return INK if background / (luminance(INK) + 0.05) > 1.05 / background else PAPER
+
+
 def render(fig: Any, format: str) -> bytes:
     """The figure as SVG or PNG; the same figure always gives the same bytes of SVG.
 

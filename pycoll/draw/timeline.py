@@ -6,7 +6,7 @@ from typing import Any
 
 from pycoll.draw.canvas import Canvas
 from pycoll.draw.picture import chunk_label
-from pycoll.draw.style import GRID, INK, MARGIN, MUTED, PAPER, SHADE, chunk_colors, ticks
+from pycoll.draw.style import GRID, INK, MARGIN, MUTED, PAPER, SHADE, chunk_colors, ink_on, ticks
 
 _LANES = ("send", "receive", "reduce")
 _LANE = 0.17  # inches
@@ -51,7 +51,7 @@ def draw_timeline(simulation: Any, title: str | None = None) -> Any:
             canvas.box(x, y, width, _LANE, fill=color, edge=PAPER, line_width=0.4, z=3)
             if labeled and width > 0.09 * len(label) + 0.05:
                 middle = x + width / 2, y + _LANE / 2
-                canvas.text(*middle, label, 7, PAPER, bold=True, align="center")
+                canvas.text(*middle, label, 7, ink_on(color), bold=True, align="center")
     return canvas.figure()
 
 

@@ -181,7 +181,7 @@ def test_perf_under_a_launcher_takes_its_ranks(binaries, tmp_path):
     program = str(binaries / "all_reduce_perf")
     path = tmp_path / "launch.py"
     path.write_text("import os, sys\nos.execv(sys.argv[1], sys.argv[1:])\n")
-    command = [sys.executable, "-m", "pycoll.cli", "run", "-n", "3", "--no-prefix", str(path)]
+    command = [sys.executable, "-m", "pycoll", "run", "-n", "3", "--no-prefix", str(path)]
     env = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
     env["PYTHONPATH"] = str(builds.ROOT)
     done = subprocess.run(

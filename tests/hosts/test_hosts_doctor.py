@@ -41,7 +41,7 @@ def job(networks) -> Iterator[tuple[Network, str]]:
 
 def doctor(network: Network, pid: str, hosts: str) -> str:
     launcher = launcher_script(network)
-    command = [sys.executable, "-m", "pycoll.cli", "doctor", "--late", "0.2", pid]
+    command = [sys.executable, "-m", "pycoll", "doctor", "--late", "0.2", pid]
     own = {"PYCOLL_SSH": str(launcher), "COLUMNS": "200", "NO_COLOR": "1"}
     try:
         deadline = time.monotonic() + 60

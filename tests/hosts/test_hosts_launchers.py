@@ -61,7 +61,7 @@ def test_variables_of_srun_are_enough_with_an_address(two):
 def test_info_of_the_cluster_names_hosts_and_measures_their_link(two):
     texts = run_on_all(
         two,
-        [sys.executable, "-m", "pycoll.cli", "info", "--cluster", "--json"],
+        [sys.executable, "-m", "pycoll", "info", "--cluster", "--json"],
         RANK="{host}",
         WORLD_SIZE="2",
         MASTER_ADDR=two.address(0),
@@ -99,7 +99,7 @@ def hosts_of_run(two) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(*words: str) -> subprocess.Popen[str]:
         names = f"{two.address(0)},{two.address(1)}"
-        command = [sys.executable, "-m", "pycoll.cli", "run", "--hosts", names]
+        command = [sys.executable, "-m", "pycoll", "run", "--hosts", names]
         return two.command(0, [*command, "--ssh", str(launcher), *words], **ENV)
 
     yield start
@@ -151,7 +151,7 @@ def test_run_on_hosts_ends_all_ranks_when_interrupted(hosts_of_run, tmp_path):
 
 
 def test_run_on_a_host_that_ssh_does_not_reach_says_what_to_try(two):
-    command = [sys.executable, "-m", "pycoll.cli", "run", "-n", "2", "--grace", "0.5"]
+    command = [sys.executable, "-m", "pycoll", "run", "-n", "2", "--grace", "0.5"]
     command += ["--hosts", "a,b", "--ssh", "sh -c 'exit 255' ssh", "script.py"]
     text, _ = two.command(0, command, **ENV).communicate(timeout=30)
     assert "exited with status 255 on host" in text and "try `sh -c" in text, text

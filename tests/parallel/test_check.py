@@ -56,7 +56,7 @@ def check(tmp_path: Path, mesh: str, *args: str) -> subprocess.CompletedProcess[
     script.write_text(SCRIPT)
     path = f"{ROOT}:{ROOT / 'tests' / 'parallel'}"
     return subprocess.run(
-        [sys.executable, "-m", "pycoll.cli", "check", "--mesh", mesh, str(script), *args],
+        [sys.executable, "-m", "pycoll", "check", "--mesh", mesh, str(script), *args],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -114,7 +114,7 @@ def test_scale_times_a_script_on_one_rank_and_two(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, "-m", "pycoll.cli", "scale", "--json", "--steps", "4", str(script)],
+        [sys.executable, "-m", "pycoll", "scale", "--json", "--steps", "4", str(script)],
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'parallel'}"},
         capture_output=True,
         text=True,

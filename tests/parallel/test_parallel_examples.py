@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(mesh: str, example: str, *args: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "pycoll.cli", "run", "--no-prefix", "--mesh", mesh,
+        [sys.executable, "-m", "pycoll", "run", "--no-prefix", "--mesh", mesh,
          str(ROOT / "examples" / example), *args],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=280,

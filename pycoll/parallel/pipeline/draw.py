@@ -17,6 +17,7 @@ from pycoll.draw.style import (
     deliver,
     deliver_figure,
     image_format,
+    ink_on,
     ticks,
 )
 from pycoll.parallel.pipeline.actions import Kind, Schedule
@@ -182,9 +183,8 @@ class _Drawing:
             label = f"{letter}{action.stage},{action.microbatch}"
         size = 8.0 if width > 0.075 * len(label) + 0.05 else 5.5
         if labeled and width > 0.05 * len(label):
-            color = PAPER if chunk == 0 else INK
             middle = x + width / 2, y + _ROW / 2
-            self._canvas.text(*middle, label, size, color, bold=True, align="center")
+            self._canvas.text(*middle, label, size, ink_on(fill), bold=True, align="center")
 
     def _states(self) -> None:
         """Start-up ends, and the steady state begins, with the first backward of stage 0."""

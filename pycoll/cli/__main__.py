@@ -1,5 +1,0 @@
-"""`python -m pycoll.cli`, for where the console script is not on the path."""
-
-from pycoll.cli import main
-
-main()
