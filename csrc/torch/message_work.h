@@ -20,7 +20,7 @@ class MessageWork : public PycollWork {
     void* const lent = lend(c10::intrusive_ptr<PycollWork>::reclaim_copy(this));
     const int code = core().start_message(comm, &message, done, lent, &handle_, &error);
     if (code == PYCOLL_OK) {
-      started_.store(true, std::memory_order_release);
+      started_ = true;
     } else {
       done(lent, &error);
     }
@@ -32,7 +32,7 @@ class MessageWork : public PycollWork {
 
  protected:
   bool wait_for(std::chrono::milliseconds timeout) override {
-    if (!started_.load(std::memory_order_acquire)) return PycollWork::wait_for(timeout);
+    if (!started_) return PycollWork::wait_for(timeout);
     pycoll_error error;
     const double timeout_s = std::chrono::duration<double>(timeout).count();
     if (core().wait_message(handle_, timeout_s, &error) == PYCOLL_PENDING) return false;
