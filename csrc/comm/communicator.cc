@@ -79,6 +79,8 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_
 Communicator::~Communicator() {
   close();
   if (closed_by_own_thread_) give_back();
+  // Whose thread is missing cannot be destroyed: condition variables wait for those who wait there.
+  if (is_disowned_) (void)messages_.release();
 }
 
 void Communicator::retire(std::unique_ptr<Communicator> comm) {
@@ -117,7 +119,7 @@ void Communicator::give_back() {
 void Communicator::disown() {
   closed_ = true;
   closed_by_own_thread_ = false;
-  if (messages_ != nullptr) messages_->disown();
+  is_disowned_ = true;
   (void)progress_.release();  // its thread does not exist here, and cannot be joined
   if (device_ != nullptr) device_.release()->disown();  // nor does anything of a device
   (void)staging_.release();

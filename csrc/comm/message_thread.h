@@ -29,7 +29,6 @@ class MessageThread {
   /// Waits for its end, but not for its own.
   void stop();
   bool is_this_thread() const { return std::this_thread::get_id() == id_; }
-  void disown() { (void)thread_.release(); }
 
  private:
   void run();

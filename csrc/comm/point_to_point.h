@@ -48,8 +48,6 @@ class PointToPoint {
   bool is_waiting() const { return num_waiting_ != 0; }
   /// True for what an asynchronous message that ends calls.
   bool is_own_thread() const { return thread_.is_this_thread(); }
-  /// In a forked process: the thread does not exist here.
-  void disown() { thread_.disown(); }
 
  private:
   static constexpr int64_t kLookPeriodNs = 500'000;

@@ -145,7 +145,7 @@ class PycollBackend : public c10d::Backend {
   uint8_t barrier_token_ = 0;
   std::mutex streams_mutex_;
   std::map<std::pair<c10::DeviceIndex, StreamUse>, c10::Stream> streams_;
-  MessageStarter starter_;
+  std::unique_ptr<MessageStarter> starter_ = std::make_unique<MessageStarter>();
   // Between startCoalescing() and endCoalescing(): what was called.
   std::optional<std::vector<c10::intrusive_ptr<PycollWork>>> group_;
 };

@@ -6,10 +6,6 @@
 namespace pycoll::torch_backend {
 
 MessageStarter::~MessageStarter() {
-  if (pid_ != ::getpid()) {
-    if (thread_.joinable()) thread_.detach();
-    return;
-  }
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;

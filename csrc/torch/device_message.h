@@ -3,8 +3,6 @@
 // caller.
 #pragma once
 
-#include <unistd.h>
-
 #include <condition_variable>
 #include <deque>
 #include <thread>
@@ -14,7 +12,8 @@
 
 namespace pycoll::torch_backend {
 
-/// Starts messages once an event has come, in the order in which they were given to it.
+/// Starts messages once an event has come, in the order in which they were given to it. A forked
+/// process, which has no such thread, does not destroy it.
 class MessageStarter {
  public:
   ~MessageStarter();
@@ -34,7 +33,6 @@ class MessageStarter {
   std::condition_variable changed_;
   std::deque<Waiting> waiting_;  // the first one stays while it is started
   bool stop_ = false;
-  const pid_t pid_ = ::getpid();  // a forked process has no such thread
   std::thread thread_;
 };
 

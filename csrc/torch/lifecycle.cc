@@ -34,7 +34,9 @@ PycollBackend::~PycollBackend() {
   std::optional<py::gil_scoped_release> release;
   if (has_gil) release.emplace();
   // A rank that ends after an error must not wait for what nobody will answer.
-  if (pid_ == ::getpid() && !pending_->is_telling()) {
+  if (pid_ != ::getpid()) {
+    (void)starter_.release();  // its thread is the parent's
+  } else if (!pending_->is_telling()) {
     pending_->wait(Pending::kCollective, kPatience);
     pending_->wait(Pending::kMessage, kPatience);
   }

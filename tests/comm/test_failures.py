@@ -254,3 +254,31 @@ def test_forked_process_that_exits_does_not_take_the_rank_with_it(threads):
         assert (x == 4).all()
 
     run_ranks(work, 2, threads=threads, timeout_s=10)
+
+
+@both
+def test_forked_process_lets_go_of_a_communicator_whose_threads_it_has_not(threads):
+    def work(comm: pycoll.Communicator) -> None:
+        part = comm.split(0)
+        x = np.ones(10)
+        received = part.recv(np.empty(10), 1 - comm.rank, async_op=True)
+        part.send(x, 1 - comm.rank)
+        received.wait()
+        part.all_reduce(x, async_op=True).wait()
+        time.sleep(0.5)  # its threads sleep
+        child = os.fork()
+        if child == 0:
+            try:
+                del part, received
+            finally:
+                os._exit(0)
+        deadline = time.monotonic() + 5
+        while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+            time.sleep(0.01)
+        assert os.waitstatus_to_exitcode(ended[1]) == 0
+        part.all_reduce(x)
+        assert (x == 4).all()
+
+    run_ranks(work, 2, threads=threads, timeout_s=10)
