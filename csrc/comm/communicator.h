@@ -207,7 +207,7 @@ class Communicator {
   uint64_t sequence_ = 0;
   int num_splits_ = 0;
   std::atomic<bool> closed_ = false;
-  bool closed_by_own_thread_ = false;   // which nobody has joined yet
+  bool closed_by_own_thread_ = false;  // which nobody has joined yet
   bool is_disowned_ = false;
   std::atomic<bool> released_ = false;  // closed, and the memory is gone
   std::mutex run_mutex_;                // one operation at a time
