@@ -270,10 +270,14 @@ def test_rank_that_is_done_may_close_at_once():
 def test_callback_that_destroys_its_own_group_is_told_where_to_do_it():
     def work(rank: int, n: int) -> None:
         group = dist.new_group()
-        future = dist.all_reduce(torch.ones(3), group=group, async_op=True).get_future()
-        after = future.then(lambda _: dist.destroy_process_group(group))
-        with pytest.raises(RuntimeError, match="destroyed by a callback of its own operation"):
-            after.wait()
+        if rank == 1:
+            time.sleep(0.3)  # rank 0 adds its callback to an operation that goes on
+        handle = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+        if rank == 0:
+            after = handle.get_future().then(lambda _: dist.destroy_process_group(group))
+            with pytest.raises(RuntimeError, match="destroyed by a callback of its own operation"):
+                after.wait()
+        handle.wait()
         assert total(torch.ones(1)) == n
 
     run_group(work, 2)
