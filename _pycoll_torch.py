@@ -38,7 +38,7 @@ def _meet_by_launcher() -> None:
             return of_torch(url, **kwargs)
         from torch.distributed import TCPStore
 
-        from pycoll.torch_rendezvous import meet
+        from pycoll.rendezvous.torch_rendezvous import meet
 
         return meet(TCPStore, **kwargs)
 

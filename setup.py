@@ -18,6 +18,10 @@ ROOT = Path(__file__).resolve().parent
 class CMakeBuild(build_ext):
     """Configures once, builds incrementally, and says what it built."""
 
+    def run(self) -> None:
+        self.is_in_place = bool(self.inplace) or self.editable_mode  # run() clears `inplace`
+        super().run()
+
     def build_extension(self, ext: Extension) -> None:
         import pybind11
 
@@ -48,7 +52,8 @@ class CMakeBuild(build_ext):
         subprocess.run(["cmake", "--build", str(build), "-j", jobs, "-t", "_core"], check=True)
         print((build / "built.txt").read_text(), end="", flush=True)
         add_cuda(build, jobs)
-        add_torch_backend(destination / "torch")
+        package = ROOT / "pycoll" if self.is_in_place else destination
+        add_torch_backend(package / "torch")
 
 
 def mpi_folders() -> list[str]:

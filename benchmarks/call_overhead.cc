@@ -15,7 +15,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/init.h"
+#include "join/init.h"
 
 namespace pycoll {
 namespace {

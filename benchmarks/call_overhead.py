@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pycoll
-from pycoll.local_ranks import local_communicators
+from pycoll.launch.local_ranks import local_communicators
 
 ROOT = Path(__file__).resolve().parent.parent
 BINARIES = ROOT / "build" / "cmake" / "benchmarks"

@@ -19,8 +19,8 @@ from device_traffic import traffic
 
 import pycoll
 from pycoll import _core
-from pycoll.device import DeviceArray
-from pycoll.memory import numpy_dtype
+from pycoll.arrays.device import DeviceArray
+from pycoll.arrays.memory import numpy_dtype
 
 TIMEOUT_S = 60.0
 MIN_ROOFLINE_BYTES = 1 << 20  # shorter messages are the launch's matter

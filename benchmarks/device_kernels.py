@@ -10,7 +10,7 @@ import sys
 import numpy as np
 
 import pycoll
-from pycoll.device import DeviceArray
+from pycoll.arrays.device import DeviceArray
 
 COUNTS = (1, 33, 4099, 70_001)
 ALGORITHMS = ("one_shot/ll", "two_shot/ll", "two_shot/simple", "ring/simple")
@@ -20,7 +20,7 @@ TIMEOUT_S = 100  # sanitizers are slow
 def filled(comm: pycoll.Communicator, count: int, dtype: str) -> np.ndarray:
     """Values of this rank whose sum every dtype holds exactly."""
     own = (np.arange(count) + comm.rank) % 5
-    return own.astype(pycoll.memory.numpy_dtype(dtype))
+    return own.astype(pycoll.arrays.memory.numpy_dtype(dtype))
 
 
 def total(comm: pycoll.Communicator, count: int) -> np.ndarray:

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "all_reduce_launches.h"
-#include "kernels/cuda_kernels.cuh"
+#include "kernels/cuda/cuda_kernels.cuh"
 
 namespace pycoll {
 namespace {

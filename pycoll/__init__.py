@@ -27,7 +27,7 @@ from pycoll.ops import premul
 
 if TYPE_CHECKING:
     from pycoll import topology
-    from pycoll.elastic.world import join
+    from pycoll.elastic.resize import join
 
 __version__ = "0.1.0"
 
@@ -60,5 +60,5 @@ def __getattr__(name: str) -> Any:
     if name == "topology":
         return importlib.import_module("pycoll.topology")
     if name == "join":
-        return importlib.import_module("pycoll.elastic.world").join
+        return importlib.import_module("pycoll.elastic.resize").join
     raise AttributeError(f"module 'pycoll' has no attribute {name!r}")

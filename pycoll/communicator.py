@@ -18,14 +18,15 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from pycoll import _core, flight, stacks
-from pycoll import mpi as meeting
+from pycoll import _core
+from pycoll.arrays.device import device_array_over, device_number
+from pycoll.arrays.memory import array_over, item_size
 from pycoll.coalesce import Coalesced
-from pycoll.device import device_array_over, device_number
-from pycoll.elastic.home import Home, open_home
 from pycoll.elastic.methods import ElasticMethods
+from pycoll.elastic.owner_port import OwnerPort, open_owner_port
 from pycoll.errors import UsageError
-from pycoll.memory import array_over, item_size
+from pycoll.observe import flight, stacks
+from pycoll.rendezvous import mpi as meeting
 from pycoll.work import Work
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -53,8 +54,8 @@ class Communicator(ElasticMethods):
         super().__init__(core)
         _open.add(self)
         self.former_ranks: list[int] = []
-        self._homes: list[Home] = []
-        self._leave_homes = weakref.finalize(self, _close_homes, self._homes)
+        self._owner_ports: list[OwnerPort] = []
+        self._leave_homes = weakref.finalize(self, _close_owner_ports, self._owner_ports)
         if (writer := stacks.install()) is not None:
             self._set_stack_writer(writer.signum, writer.fd)
         flight.watch(self)
@@ -354,17 +355,17 @@ def init(timeout_s: float = 60.0, deterministic: bool = False, *, mpi: Any = Non
     comm.deterministic = bool(deterministic)
     if comm.size > 1:
         who = (comm.rank, comm.size, comm.transport == "shm")
-        comm._homes.append(
-            open_home(session.exchange, *who, session.name, session.token, timeout_s)
+        comm._owner_ports.append(
+            open_owner_port(session.exchange, *who, session.name, session.token, timeout_s)
         )
         session.close()
     return comm
 
 
-def _close_homes(homes: list[Home]) -> None:
-    for home in homes:
-        home.socket.close()
-    homes.clear()
+def _close_owner_ports(ports: list[OwnerPort]) -> None:
+    for port in ports:
+        port.socket.close()
+    ports.clear()
 
 
 @atexit.register

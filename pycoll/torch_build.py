@@ -65,7 +65,7 @@ def source_folder() -> Path:
 
 def source_files(folder: Path) -> list[Path]:
     """All that the shim is made of."""
-    return [folder / "capi" / "pycoll.h", *sorted((folder / "torch").glob("*.[ch]*"))]
+    return [folder / "capi" / "pycoll.h", *sorted((folder / "torch").rglob("*.[ch]*"))]
 
 
 def file_name(torch: Torch, sources: Path) -> str:
@@ -168,8 +168,8 @@ def build(torch: Torch, sources: Path, into: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=into, prefix="shim-") as work:
         # In one piece: torch's headers take longer than all that is ours.
         unity = Path(work) / "shim.cc"
-        files = sorted((sources / "torch").glob("*.cc"))
-        unity.write_text("".join(f'#include "torch/{path.name}"\n' for path in files))
+        files = sorted(path.relative_to(sources) for path in (sources / "torch").rglob("*.cc"))
+        unity.write_text("".join(f'#include "{path}"\n' for path in files))
         made = Path(work) / target.name
         include = torch.folder / "include"
         command = [

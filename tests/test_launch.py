@@ -182,7 +182,7 @@ def test_run_ranks_rank_killed_is_reported_by_the_survivors():
 
 
 def test_run_ranks_rank_that_hangs_after_a_failure_is_ended(monkeypatch, nothing_left):
-    monkeypatch.setattr("pycoll.launch._GRACE_S", 0.3)
+    monkeypatch.setattr("pycoll.launch.rank_functions._GRACE_S", 0.3)
 
     def fail_or_hang(comm):
         if comm.rank == 0:

@@ -12,7 +12,8 @@ import pytest
 from command_line import invoke
 
 import pycoll
-from pycoll import run_ranks, trace
+from pycoll import run_ranks
+from pycoll.observe import trace
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 

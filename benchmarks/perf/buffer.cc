@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "device/library.h"
+#include "device/device_library.h"
 
 namespace pycoll::perf {
 namespace {

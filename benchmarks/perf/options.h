@@ -40,7 +40,7 @@ struct Options {
 std::vector<int64_t> sizes(const Options& options);
 
 /// Reads the flags. Exits with help (status 0), or raises UsageError that names the flag.
-/// Ranks are those of the launcher where its environment names some (bootstrap/launch_env.h).
+/// Ranks are those of the launcher where its environment names some (bootstrap/join/launch_env.h).
 Options parse_options(const CollectiveInfo& collective, int argc, char** argv);
 
 }  // namespace pycoll::perf

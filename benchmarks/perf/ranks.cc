@@ -18,7 +18,7 @@
 
 #include "base/error.h"
 #include "base/fd.h"
-#include "comm/init.h"
+#include "join/init.h"
 
 namespace pycoll::perf {
 namespace {

@@ -6,7 +6,7 @@
 // one gamma N less, as every rank first takes its neighbour's value. Every reduction is one step in
 // the order of ranks, so these algorithms round once, and alike. Source: the "all-pairs" kernels of
 // MSCCL++ (2023); for scan, folklore.
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 
 namespace pycoll {
 namespace {

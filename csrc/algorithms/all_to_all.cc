@@ -4,7 +4,7 @@
 // It is what teaching texts compare with; `one_shot` is the same without the n-1 copies.
 // Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
 // operations in MPICH", IJHPCA 19 (2005), section on all-to-all.
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 
 namespace pycoll {
 

@@ -8,7 +8,7 @@
 // operations in MPICH", IJHPCA 19 (2005).
 #include "algorithms/binomial.h"
 
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 
 namespace pycoll {
 

@@ -10,7 +10,7 @@
 #include <algorithm>
 
 #include "algorithms/binomial.h"
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 
 namespace pycoll {
 

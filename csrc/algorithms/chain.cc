@@ -6,7 +6,7 @@
 // Reductions are left folds: ((r0 + r1) + r2) + ...
 // Source: folklore; analysed in J. Pjesivac-Grbovic et al., "Performance analysis of MPI collective
 // operations", Cluster Computing 10 (2007).
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 
 namespace pycoll {
 

@@ -3,7 +3,7 @@
 // Cost: 2 alpha + beta N. With two ranks both neighbours are the same one; a single rank is its own
 // neighbour on both sides and sends nothing.
 // Source: MPI_Neighbor_alltoall on a periodic one-dimensional Cartesian topology, MPI 3.0 (2012).
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 
 namespace pycoll {
 

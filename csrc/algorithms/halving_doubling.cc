@@ -11,7 +11,7 @@
 
 #include "algorithms/binomial.h"
 #include "algorithms/halving.h"
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 
 namespace pycoll {
 namespace {

@@ -3,7 +3,7 @@
 // Cost: (n-1)(alpha + beta N) + (n-1) gamma N. Each rank sends n-1 messages, or writes one slot
 // that all others read, in one round: for the smallest messages.
 // Source: the "one-shot" all-reduce of FasterTransformer and vLLM's custom_all_reduce (2023).
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 
 namespace pycoll {
 

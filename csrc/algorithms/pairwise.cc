@@ -4,7 +4,7 @@
 // that no port is crowded: for large messages.
 // Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
 // operations in MPICH", IJHPCA 19 (2005).
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 
 namespace pycoll {
 

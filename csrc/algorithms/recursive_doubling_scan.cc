@@ -4,7 +4,7 @@
 // takes its neighbour's value. After round k, rank r has reduced ranks r - 2^(k+1) + 1 to r, so one
 // value a rank is enough: for small messages and many ranks.
 // Source: W. D. Hillis, G. L. Steele, "Data parallel algorithms", CACM 29 (1986).
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 
 namespace pycoll {
 namespace {

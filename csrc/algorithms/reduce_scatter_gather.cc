@@ -6,7 +6,7 @@
 // Source: R. Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
 #include "algorithms/binomial.h"
 #include "algorithms/halving.h"
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 
 namespace pycoll {
 

@@ -5,7 +5,7 @@
 // least possible, in n-1 rounds, to one neighbour: for large messages.
 // Source: P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 // workstations", JPDC 69 (2009).
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 
 namespace pycoll {
 namespace {

@@ -3,7 +3,7 @@
 // Cost: 2(n-1)(alpha + beta N) + (n-1) gamma N. One rank works at a time; it is what the chunked
 // ring is compared with.
 // Source: folklore; analysed as the starting point of Patarasuk & Yuan, JPDC 69 (2009).
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 
 namespace pycoll {
 

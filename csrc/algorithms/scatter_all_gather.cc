@@ -6,7 +6,7 @@
 // Source: M. Barnett, L. Shuler, R. van de Geijn et al., "Interprocessor collective communication
 // library (InterCom)", SHPCC 1994.
 #include "algorithms/binomial.h"
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 
 namespace pycoll {
 

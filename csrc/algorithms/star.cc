@@ -6,7 +6,7 @@
 // messages, or writes one slot that all others read. The others send at most one message.
 // Source: M. Li et al., "Scaling distributed machine learning with the parameter server", OSDI
 // 2014.
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 
 namespace pycoll {
 

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 
 namespace pycoll {
 namespace {

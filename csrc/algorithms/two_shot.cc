@@ -5,7 +5,7 @@
 // 2(n-1)/n of the message in an all_reduce, the least possible, in two rounds: where every pair of
 // ranks has a link of its own.
 // Source: the "two-shot" all-reduce of FasterTransformer and MSCCL++'s all-pairs (2023).
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 
 namespace pycoll {
 

@@ -1,5 +1,5 @@
 // Typed exceptions of the control plane. The data plane never throws: it writes an ErrorWord
-// (transport/segment.h) that the caller's thread turns into one of these.
+// (transport/ring/segment.h) that the caller's thread turns into one of these.
 #pragma once
 
 #include <stdexcept>

@@ -15,8 +15,6 @@ void bind_tuning(pybind11::module_& m);
 void bind_topology(pybind11::module_& m);
 void bind_memory(pybind11::module_& m);
 void bind_device(pybind11::module_& m);
-/// The table of functions for other libraries (capi/pycoll.h).
-void bind_capi(pybind11::module_& m);
 void bind_records(pybind11::module_& m, pybind11::handle communicator_type);
 
 /// Adds the collectives to the class that bind_communicator makes.

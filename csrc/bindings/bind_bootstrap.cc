@@ -9,13 +9,13 @@
 #include "base/error.h"
 #include "bindings/bind.h"
 #include "bindings/interrupt.h"
-#include "bootstrap/interfaces.h"
-#include "bootstrap/local_group.h"
-#include "bootstrap/process_info.h"
-#include "bootstrap/rendezvous.h"
-#include "bootstrap/tcp_store.h"
-#include "bootstrap/tcp_store_server.h"
-#include "bootstrap/tls_setting.h"
+#include "bootstrap/join/interfaces.h"
+#include "bootstrap/join/rendezvous.h"
+#include "bootstrap/join/tcp_store.h"
+#include "bootstrap/join/tcp_store_server.h"
+#include "bootstrap/local/local_group.h"
+#include "bootstrap/local/process_info.h"
+#include "bootstrap/security/tls_setting.h"
 
 namespace pycoll {
 namespace {

@@ -6,10 +6,10 @@
 #include <array>
 #include <utility>
 
+#include "bindings/arguments/invocation.h"
+#include "bindings/arguments/operands.h"
 #include "bindings/bind.h"
 #include "bindings/communicator_docs.h"
-#include "bindings/invocation.h"
-#include "bindings/operands.h"
 #include "schedule/collectives.h"
 
 namespace pycoll {

@@ -6,14 +6,14 @@
 #include <utility>
 
 #include "base/error.h"
-#include "bindings/array.h"
+#include "bindings/arguments/array.h"
 #include "bindings/bind.h"
 #include "bindings/communicator_object.h"
 #include "bindings/device_objects.h"
 #include "bindings/errors.h"
 #include "bindings/gil.h"
 #include "bindings/interrupt.h"
-#include "comm/init.h"
+#include "join/init.h"
 #include "schedule/schedule.h"
 
 namespace pycoll {
@@ -28,7 +28,7 @@ struct LocalWorldObject {
 CommunicatorObject wrap(std::unique_ptr<Communicator> comm) {
   CommunicatorObject object;
   object.ranks_are_threads = comm->transport_name() == "local";
-  if (!object.ranks_are_threads) object.adopter = std::make_unique<Adopter>();
+  if (!object.ranks_are_threads) object.registration_cache = std::make_unique<RegistrationCache>();
   comm->set_interrupted([] {
     const py::gil_scoped_acquire gil;
     return PyErr_CheckSignals() != 0;
@@ -96,13 +96,15 @@ void bind_communicator(py::module_& m) {
       .def_readwrite("deterministic", &CommunicatorObject::deterministic)
       .def_property(
           "register_after",
-          [](const CommunicatorObject& o) { return o.adopter == nullptr ? 0 : o.adopter->after(); },
+          [](const CommunicatorObject& o) {
+            return o.registration_cache == nullptr ? 0 : o.registration_cache->after();
+          },
           [](CommunicatorObject& o, int after) {
             if (after < 0) {
               throw UsageError("register_after is " + std::to_string(after) +
                                ", expected a number of uses, or 0 for never");
             }
-            if (o.adopter != nullptr) o.adopter->set_after(after);
+            if (o.registration_cache != nullptr) o.registration_cache->set_after(after);
           })
       .def_property_readonly("timeout_s",
                              [](const CommunicatorObject& o) { return o.comm->timeout_s(); })
@@ -142,7 +144,8 @@ void bind_communicator(py::module_& m) {
              if (part == nullptr) return std::nullopt;
              CommunicatorObject object = wrap(std::move(part));
              object.deterministic = o.deterministic;
-             if (o.adopter != nullptr) object.adopter->set_after(o.adopter->after());
+             if (o.registration_cache != nullptr)
+               object.registration_cache->set_after(o.registration_cache->after());
              return object;
            })
       .def("_add_schedule",
@@ -217,6 +220,17 @@ void bind_communicator(py::module_& m) {
     return wrap(
         std::make_unique<Communicator>(make_local_transport(object.world, rank), timeout_s));
   });
+}
+
+/// Memory that peers reach directly, as an object with the buffer protocol. NumPy and torch make
+/// their arrays over it (pycoll/arrays/memory.py); it is freed when the last of them is gone.
+void bind_memory(py::module_& m) {
+  py::class_<SharedMemory>(m, "SharedMemory", py::buffer_protocol())
+      .def_property_readonly("nbytes", [](const SharedMemory& memory) { return memory.nbytes(); })
+      .def_buffer([](const SharedMemory& memory) {
+        return py::buffer_info(reinterpret_cast<uint8_t*>(memory.data()),
+                               static_cast<py::ssize_t>(memory.nbytes()));
+      });
 }
 
 }  // namespace pycoll

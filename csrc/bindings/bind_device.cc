@@ -5,12 +5,12 @@
 #include <string>
 
 #include "base/error.h"
-#include "bindings/array.h"
+#include "bindings/arguments/array.h"
 #include "bindings/bind.h"
 #include "bindings/device_objects.h"
 #include "bindings/errors.h"
 #include "device/device.h"
-#include "device/library.h"
+#include "device/device_library.h"
 
 namespace pycoll {
 namespace py = pybind11;

@@ -6,14 +6,14 @@
 #include <optional>
 #include <string>
 
-#include "bindings/arguments.h"
-#include "bindings/array.h"
+#include "bindings/arguments/arguments.h"
+#include "bindings/arguments/array.h"
+#include "bindings/arguments/invocation.h"
+#include "bindings/arguments/staged_array.h"
 #include "bindings/bind.h"
 #include "bindings/communicator_object.h"
 #include "bindings/gil.h"
-#include "bindings/invocation.h"
 #include "bindings/message_docs.h"
-#include "bindings/staged_array.h"
 
 namespace pycoll {
 namespace py = pybind11;
@@ -179,7 +179,7 @@ PyObject* recv_any(PyObject* self, PyObject* const* args, Py_ssize_t num_args, P
   });
 }
 
-PyMethodDef kMethods[] = {
+PyMethodDef kMessageMethods[] = {
     {"send", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(send)),
      METH_FASTCALL | METH_KEYWORDS, kSendDoc},
     {"recv", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(recv)),
@@ -232,7 +232,7 @@ void bind_point_to_point(py::module_& m, py::handle communicator_type) {
         LazyGilRelease gil(o.ranks_are_threads || large);
         batch->run(*o.comm, gil.on_slow());
       });
-  for (PyMethodDef& method : kMethods) {
+  for (PyMethodDef& method : kMessageMethods) {
     py::setattr(communicator_type, method.ml_name,
                 py::reinterpret_steal<py::object>(PyDescr_NewMethod(
                     reinterpret_cast<PyTypeObject*>(communicator_type.ptr()), &method)));

@@ -14,12 +14,12 @@
 #include "bindings/bind.h"
 #include "bindings/communicator_object.h"
 #include "capi/handles.h"
-#include "executor/describe.h"
+#include "executor/wait/describe.h"
 #include "reduce/dtypes.h"
 #include "reduce/ops.h"
 #include "schedule/collectives.h"
-#include "transport/mapping.h"
-#include "transport/segment.h"
+#include "transport/memory/mapping.h"
+#include "transport/ring/segment.h"
 
 namespace pycoll {
 namespace py = pybind11;

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "bindings/arguments/arguments.h"
 #include "bindings/bind.h"
-#include "bindings/op_argument.h"
 #include "reduce/cells.h"
 #include "reduce/reduce_copy.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "algorithms/hierarchical.h"
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 #include "base/error.h"
 #include "schedule/explain.h"
 #include "schedule/lower.h"

@@ -9,14 +9,14 @@
 #include <utility>
 #include <vector>
 
-#include "algorithms/scripts.h"
+#include "algorithms/table/scripts.h"
 #include "base/error.h"
 #include "bindings/bind.h"
 #include "schedule/step.h"
-#include "topology/fabric.h"
-#include "topology/flow_simulation.h"
-#include "topology/flow_system.h"
-#include "topology/symmetry.h"
+#include "sim/fabric.h"
+#include "sim/flow_simulation.h"
+#include "sim/flow_system.h"
+#include "sim/symmetry.h"
 
 namespace py = pybind11;
 

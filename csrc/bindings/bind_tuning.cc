@@ -5,9 +5,9 @@
 #include <map>
 #include <tuple>
 
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 #include "base/version.h"
-#include "bindings/array.h"
+#include "bindings/arguments/array.h"
 #include "bindings/bind.h"
 #include "bindings/communicator_object.h"
 #include "comm/machine.h"

@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "base/error.h"
-#include "bindings/adopter.h"
-#include "bindings/call_site.h"
+#include "bindings/arguments/call_site.h"
+#include "bindings/arguments/registration_cache.h"
 #include "comm/coalesce.h"
 #include "comm/communicator.h"
 
@@ -26,7 +26,7 @@ struct CommunicatorObject {
   std::unique_ptr<Communicator> comm;
   std::unique_ptr<Batch> batch;  // within `with comm.coalesce()`
   std::unique_ptr<CallSites> sites;
-  std::unique_ptr<Adopter> adopter;  // null where an array has nothing to gain
+  std::unique_ptr<RegistrationCache> registration_cache;  // null where an array has nothing to gain
   bool ranks_are_threads = false;
   bool deterministic = false;  // of calls that do not say
   uint8_t barrier_token = 0;   // what a barrier reduces

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "comm/device_work.h"
+#include "comm/device/device_work.h"
 
 namespace pycoll {
 

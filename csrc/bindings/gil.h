@@ -7,7 +7,7 @@
 #include <memory>
 #include <utility>
 
-#include "executor/wait.h"
+#include "executor/wait/wait.h"
 
 namespace pycoll {
 

@@ -3,7 +3,8 @@
 
 #include "bindings/bind.h"
 #include "bindings/errors.h"
-#include "bootstrap/process_info.h"
+#include "capi/c_table.h"
+#include "bootstrap/local/process_info.h"
 #include "mpi/mpi.h"
 #include "reduce/reduce_copy.h"
 
@@ -22,7 +23,8 @@ PYBIND11_MODULE(_core, m) {
   pycoll::bind_topology(m);
   pycoll::bind_memory(m);
   pycoll::bind_device(m);
-  pycoll::bind_capi(m);
+  // The table of functions for other libraries (capi/pycoll.h), such as the torch backend.
+  m.attr("capi") = pybind11::capsule(pycoll::capi_table(), PYCOLL_CAPI_NAME);
   m.def(
       "build_info",
       [] {

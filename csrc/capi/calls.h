@@ -5,7 +5,7 @@
 
 #include "capi/pycoll.h"
 #include "comm/call.h"
-#include "comm/message.h"
+#include "p2p/message.h"
 
 namespace pycoll {
 

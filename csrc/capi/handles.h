@@ -37,7 +37,7 @@ struct pycoll_memory {
 };
 
 struct pycoll_array {
-  std::shared_ptr<pycoll::AdoptedArray> adopted;
+  std::shared_ptr<pycoll::CachedArray> cached;
 };
 
 struct pycoll_device_work {

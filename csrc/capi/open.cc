@@ -4,11 +4,11 @@
 #include <string>
 
 #include "base/error.h"
-#include "bootstrap/rendezvous.h"
-#include "bootstrap/tls_setting.h"
-#include "bootstrap/token.h"
+#include "bootstrap/join/rendezvous.h"
+#include "bootstrap/security/tls_setting.h"
+#include "bootstrap/security/token.h"
 #include "capi/guard.h"
-#include "comm/init.h"
+#include "join/init.h"
 
 namespace pycoll {
 namespace {

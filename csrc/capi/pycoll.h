@@ -205,7 +205,7 @@ typedef struct pycoll_api {
    * address. Without a word where that cannot be done. After what was started and before what
    * comes next; nobody else may write the array meanwhile. The caller says when it is dead, also
    * after the communicator's end: before its memory is freed, and when nobody reads it any more. */
-  int (*adopt)(pycoll_comm* comm, void* data, size_t nbytes, pycoll_array** array,
+  int (*cache)(pycoll_comm* comm, void* data, size_t nbytes, pycoll_array** array,
                pycoll_error* error);
   void (*end_array)(pycoll_array* array);
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "executor/wait.h"
+#include "executor/wait/wait.h"
 #include "reduce/dtypes.h"
 #include "reduce/ops.h"
 #include "schedule/collectives.h"

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/protocol.h"
-#include "executor/entrance.h"
-#include "plan/direct.h"
+#include "base/protocol_kind.h"
+#include "executor/cpu/buffer_exchange.h"
+#include "plan/direct_plan.h"
 
 namespace pycoll {
 
@@ -14,7 +14,7 @@ namespace pycoll {
 struct PlannedCall {
   Plan plan;
   ProtocolKind protocol = ProtocolKind::kSimple;
-  std::vector<Given> given;      // direct: what peers take and get, for the ledger
+  std::vector<BufferRef> given;  // direct: what peers take and get, for the ledger
   bool in_place_allowed = true;  // input and output may be the same memory
   uint16_t name_id = 0;          // of algorithm/protocol in this rank's records; 0: not written yet
   uint32_t name_hash = 0;        // the same for all ranks

@@ -8,12 +8,12 @@
 
 #include "base/error.h"
 #include "comm/counts.h"
-#include "comm/determinism.h"
-#include "comm/device_runner.h"
-#include "comm/host_staging.h"
+#include "comm/normalized_call.h"
+#include "comm/device/device_runner.h"
+#include "comm/device/host_staging.h"
 #include "comm/settings.h"
 #include "reduce/cells.h"
-#include "transport/pump.h"
+#include "transport/proxy/proxy.h"
 
 namespace pycoll {
 namespace {
@@ -26,15 +26,14 @@ constexpr int64_t kUnevenBytes = int64_t{1} << 20;
 PlannerLinks links_of(const Transport& transport, const Segment& segment) {
   PlannerLinks links;
   links.all_mapped = transport.shares_address_space();
-  links.one_host = segment.pump() == nullptr;
+  links.one_host = segment.proxy() == nullptr;
   const SegmentLayout& layout = segment.layout();
   links.num_slots = layout.num_slots;
   const auto bytes = [&](ProtocolKind protocol) {
     return layout.slot_bytes[static_cast<size_t>(protocol)];
   };
-  links.slot_payloads = {
-      static_cast<int64_t>(bytes(ProtocolKind::kSimple)),
-      LowLatency::payload_bytes<HostThread::LineBatch>(bytes(ProtocolKind::kLL))};
+  links.slot_payloads = {static_cast<int64_t>(bytes(ProtocolKind::kSimple)),
+                         LowLatency::payload_bytes<CpuTarget::LineBatch>(bytes(ProtocolKind::kLL))};
   return links;
 }
 
@@ -57,7 +56,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_
       segment_(transport_->segment()),
       rank_(transport_->rank()),
       num_ranks_(transport_->num_ranks()),
-      pump_(segment_.pump()),
+      proxy_(segment_.proxy()),
       timeout_s_(timeout_s),
       inputs_(inputs != nullptr ? std::move(inputs)
                                 : Settings::from_bytes(segment_.settings_text()).parse()),
@@ -158,16 +157,16 @@ bool Communicator::unregister_array(std::byte* data) {
   return true;
 }
 
-void Communicator::adopt_array(std::shared_ptr<AdoptedArray> array) {
+void Communicator::cache_array(std::shared_ptr<CachedArray> array) {
   const std::shared_ptr<SharedHeap> heap = transport_->heap();
   if (heap == nullptr || closed_) return;
   if (progress_ != nullptr && progress_->num_pending() != 0 && !is_progress_thread()) {
-    progress_->submit_local([array = std::move(array), heap] { array->adopt(heap); });
+    progress_->submit_local([array = std::move(array), heap] { array->attach(heap); });
     return;
   }
   // Where another thread is within an operation, it may need this one before it ends.
   const std::unique_lock lock(run_mutex_, std::try_to_lock);
-  if (lock.owns_lock()) array->adopt(heap);
+  if (lock.owns_lock()) array->attach(heap);
 }
 
 void Communicator::set_timeout_s(double timeout_s) {
@@ -276,7 +275,7 @@ void Communicator::agree_on_counts(const Call& call, const OnSlow& on_slow) {
 
 void Communicator::perform(const Call& call, const OnSlow& on_slow) {
   const Call& plain =
-      PlainCall::is_plain(call) ? call : plain_call_.prepare(call, rank_, num_ranks_);
+      NormalizedCall::is_plain(call) ? call : plain_call_.prepare(call, rank_, num_ranks_);
   const int64_t nbytes = message_bytes(plain);
   // First, since it may refuse the call: one that the peers must not see has no number.
   CallPlan& plan = planner_.find({call.collective, nbytes, call.root, call.algorithm,
@@ -295,7 +294,7 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
   sequence_ = record.sequence;
 
   if (nbytes == 0) {
-    if (pump_ != nullptr) pump_->ask(-1, sequence_);  // nothing else tells them
+    if (proxy_ != nullptr) proxy_->request_status(-1, sequence_);  // nothing else tells them
     if (!waiter_.peers_agree()) raise_failure();
     recorder_.finish();
     return;
@@ -311,8 +310,8 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
   bool ok = done ? *done : runner_.run_slots(plain, nbytes, *planned);
   // No message and no wait need have told such a rank of a mismatch.
   if (ok && Recorder::may_leave_early(call, rank_, num_ranks_)) ok = waiter_.peers_agree();
-  if (pump_ != nullptr) [[unlikely]]
-    pump_->leave_rest();
+  if (proxy_ != nullptr) [[unlikely]]
+    proxy_->flush_remaining();
   if (!ok) raise_failure();
   recorder_.finish();
   ++planned->num_calls;

@@ -9,17 +9,17 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/async/progress.h"
 #include "comm/call.h"
-#include "comm/device_work.h"
-#include "comm/memory.h"
-#include "comm/plain_call.h"
+#include "comm/device/device_work.h"
+#include "comm/normalized_call.h"
 #include "comm/planner.h"
-#include "comm/point_to_point.h"
-#include "comm/progress.h"
 #include "comm/recorder.h"
 #include "comm/runner.h"
-#include "transport/adopted.h"
-#include "transport/descriptors.h"
+#include "comm/shared_array.h"
+#include "p2p/point_to_point.h"
+#include "transport/memory/cached_array.h"
+#include "transport/memory/descriptors.h"
 #include "transport/transport.h"
 
 namespace pycoll {
@@ -105,7 +105,7 @@ class Communicator {
   bool unregister_array(std::byte* data);
   /// Lets peers reach an array that its owner watches, from the next operation on; without a word
   /// where that is not possible. After what is queued, and not waited for. Not collective.
-  void adopt_array(std::shared_ptr<AdoptedArray> array);
+  void cache_array(std::shared_ptr<CachedArray> array);
   /// Whether peers reach this memory without a copy already, or never will.
   bool reaches(const void* data, size_t nbytes) const {
     SharedHeap* const heap = transport_->heap().get();
@@ -195,7 +195,7 @@ class Communicator {
   Segment& segment_;
   int rank_;
   int num_ranks_;
-  Pump* const pump_;  // null: all ranks are on one host
+  Proxy* const proxy_;  // null: all ranks are on one host
   std::atomic<double> timeout_s_;
   std::shared_ptr<const SelectionInputs> inputs_;  // shared with all that split from this one
   Planner planner_;
@@ -203,7 +203,7 @@ class Communicator {
   Waiter waiter_;
   Recorder recorder_;
   Runner runner_;
-  PlainCall plain_call_;
+  NormalizedCall plain_call_;
   uint64_t sequence_ = 0;
   int num_splits_ = 0;
   std::atomic<bool> closed_ = false;

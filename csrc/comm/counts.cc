@@ -3,7 +3,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "executor/describe.h"
+#include "executor/wait/describe.h"
 
 namespace pycoll {
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "transport/segment.h"
+#include "transport/ring/segment.h"
 
 namespace pycoll {
 

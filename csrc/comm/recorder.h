@@ -9,7 +9,7 @@
 #include <unordered_map>
 
 #include "comm/call_plan.h"
-#include "transport/segment.h"
+#include "transport/ring/segment.h"
 
 namespace pycoll {
 

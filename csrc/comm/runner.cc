@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "executor/direct.h"
+#include "executor/cpu/cpu_direct.h"
 #include "executor/interpret_together.h"
 
 namespace pycoll {
@@ -17,8 +17,8 @@ constexpr int64_t kStreamingBytes = int64_t{32} << 20;
 constexpr int64_t kDirectStreamingBytes = int64_t{6} << 20;
 // A rank's own block, which it copies and nobody reads.
 constexpr int64_t kBlockStreamingBytes = int64_t{8} << 20;
-// Below, most of a registered array is edges (transport/registered.h): slots copy no more than
-// they.
+// Below, most of a registered array is edges (transport/memory/registered_arrays.h): slots copy no
+// more than they.
 constexpr size_t kMinRegisteredBytes = 16 << 10;
 /// Blocks of one buffer, counted by the table of collectives.
 int64_t count_blocks(const Call& call, int rank, int num_ranks,
@@ -56,7 +56,7 @@ Runner::Runner(Transport& transport, Waiter& waiter, PeerMemory& peer_memory)
       simple_links_(transport.segment(), rank_, ProtocolKind::kSimple),
       ll_links_(transport.segment(), rank_, ProtocolKind::kLL),
       heap_(transport.heap().get()),
-      entrance_(transport, waiter, peer_memory) {}
+      exchange_(transport, waiter, peer_memory) {}
 
 Runner::Reachable Runner::reachable(const void* data, int64_t count, DType dtype) const {
   auto* bytes = static_cast<std::byte*>(const_cast<void*>(data));
@@ -77,12 +77,12 @@ std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const C
   const Reachable input = reachable(call.input, input_count(call, rank_, num_ranks_), call.dtype);
   const Reachable output =
       reachable(call.output, output_count(call, rank_, num_ranks_), call.dtype);
-  if (!entrance_.enter({input.mapped, input.nbytes}, {output.mapped, output.nbytes},
-                       plan.uses_processes)) {
+  if (!exchange_.exchange({input.mapped, input.nbytes}, {output.mapped, output.nbytes},
+                          plan.uses_processes)) {
     return false;
   }
-  const Reach reach = entrance_.reach();
-  planned = plan.of(reach, entrance_.in_place());
+  const Reach reach = exchange_.reach();
+  planned = plan.of(reach, exchange_.in_place());
   if (planned == nullptr) {
     throw UsageError(
         std::string(info(call.collective).name) + ": algorithm " + std::string(call.algorithm) +
@@ -99,24 +99,24 @@ std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const C
     message.tile_count = std::max<int64_t>(
         tile_count(planned->plan, Direct::kStageBytes, static_cast<size_t>(element_size)), 1);
   }
-  host_.begin(entrance_, message, arithmetic_of(call, nbytes, kDirectStreamingBytes));
+  host_.begin(exchange_, message, arithmetic_of(call, nbytes, kDirectStreamingBytes));
   copy_blocks(message, planned->plan.placement.before, static_cast<size_t>(element_size));
   if (message.count != 0 && !interpret<Direct>(host_, planned->plan.view(), message)) return false;
   account(message, *planned);
-  if (!entrance_.leave()) return false;
+  if (!exchange_.leave()) return false;
   if (output.array != nullptr) output.array->copy_edges_out(output.data, output.nbytes);
   return true;
 }
 
 bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {
   Message message = message_of(call, planned.plan);
-  const HostArithmetic arithmetic = arithmetic_of(call, nbytes, kStreamingBytes);
+  const CpuArithmetic arithmetic = arithmetic_of(call, nbytes, kStreamingBytes);
   copy_blocks(message, planned.plan.placement.before, arithmetic.element_size);
   bool ok;
   if (planned.protocol == ProtocolKind::kLL) {
     host_.begin(ll_links_, arithmetic);
     message.tile_count = tile_count(
-        planned.plan, LowLatency::payload_bytes<HostThread::LineBatch>(ll_links_.slot_bytes),
+        planned.plan, LowLatency::payload_bytes<CpuTarget::LineBatch>(ll_links_.slot_bytes),
         arithmetic.element_size);
     ok = run<LowLatency>(planned.plan, message);
   } else {
@@ -133,7 +133,7 @@ template <class Protocol>
 bool Runner::run(const Plan& plan, const Message& message) {
   const Segment& segment = transport_.segment();
   // The answer is the same on all ranks.
-  if (segment.pump() != nullptr && message.count > message.tile_count &&
+  if (segment.proxy() != nullptr && message.count > message.tile_count &&
       plan.min_slots * kTilesTogether <= segment.layout().num_slots) {
     return interpret_together<Protocol>(host_, plan.view(), message, kTilesTogether);
   }
@@ -200,9 +200,9 @@ void Runner::copy_blocks(const Message& message, const std::vector<BlockCopy>& c
   }
 }
 
-HostArithmetic Runner::arithmetic_of(const Call& call, int64_t nbytes,
-                                     int64_t streaming_bytes) const {
-  HostArithmetic arithmetic;
+CpuArithmetic Runner::arithmetic_of(const Call& call, int64_t nbytes,
+                                    int64_t streaming_bytes) const {
+  CpuArithmetic arithmetic;
   arithmetic.element_size = dtype_size(call.dtype);
   arithmetic.reduce_copy = reduce_copy_fn(call.dtype, call.op);
   arithmetic.divisor = call.op == Op::kAvg ? num_ranks_ : 1;
@@ -211,7 +211,7 @@ HostArithmetic Runner::arithmetic_of(const Call& call, int64_t nbytes,
 }
 
 void Runner::account(const Message& message, const PlannedCall& direct) {
-  for (const Given& given : direct.given) {
+  for (const BufferRef& given : direct.given) {
     const int64_t count =
         piece_range(message.count_of(given.block), message.granule,
                     direct.plan.placement.num_pieces, given.first_piece, given.num_pieces)

@@ -8,7 +8,7 @@
 
 #include "comm/call.h"
 #include "comm/call_plan.h"
-#include "executor/host.h"
+#include "executor/cpu/cpu_target.h"
 #include "transport/transport.h"
 
 namespace pycoll {
@@ -43,17 +43,17 @@ class Runner {
   void set_block_counts(const Call& call, Message& message);
   static void copy_blocks(const Message& message, const std::vector<BlockCopy>& copies,
                           size_t element_size);
-  HostArithmetic arithmetic_of(const Call& call, int64_t nbytes, int64_t streaming_bytes) const;
+  CpuArithmetic arithmetic_of(const Call& call, int64_t nbytes, int64_t streaming_bytes) const;
   void account(const Message& message, const PlannedCall& direct);
 
   Transport& transport_;
   int rank_;
   int num_ranks_;
-  HostThread host_;
+  CpuTarget host_;
   Links simple_links_;
   Links ll_links_;
   SharedHeap* heap_;  // the transport keeps it; null: none
-  Entrance entrance_;
+  BufferExchange exchange_;
   std::unique_ptr<std::byte[]> scratch_;  // grows to what the largest call needed
   size_t scratch_bytes_ = 0;
   std::vector<int64_t> block_counts_;  // of a call whose blocks differ

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/version.h"
 #include "comm/machine.h"
-#include "transport/segment.h"
+#include "transport/ring/segment.h"
 
 namespace pycoll {
 namespace {

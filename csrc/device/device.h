@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/fd.h"
-#include "device/table.h"
+#include "device/device_table.h"
 
 namespace pycoll {
 

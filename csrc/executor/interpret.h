@@ -1,7 +1,7 @@
 // The one interpreter. It walks a rank's program tile by tile; how a team of threads works together
 // is the Target, how bytes and flags travel is the Protocol.
 //
-// A Target is HostThread (host.h) or Block (block.h), a team of a device's threads. It gives:
+// A Target is CpuTarget (host.h) or Block (block.h), a team of a device's threads. It gives:
 //   links(), element_size(), sync(), agree(bool), spin_until(ready, site), for_own_peers(),
 //   digest(), and the arithmetic that its protocols call.
 // A Protocol is Simple, LowLatency and its like (protocol.h), Direct (direct.h) or BlockDirect

@@ -3,12 +3,24 @@
 
 #include <vector>
 
-#include "transport/segment.h"
+#include "transport/ring/segment.h"
 
 namespace pycoll {
 
 struct Links {
-  Links(const Segment& segment, int rank, ProtocolKind protocol);
+  Links(const Segment& segment, int rank, ProtocolKind protocol)
+      : slot_bytes(segment.layout().slot_bytes[static_cast<int>(protocol)]), protocol(protocol) {
+    const int n = segment.num_ranks();
+    for (int peer = 0; peer < n; ++peer) {
+      send.emplace_back(segment.ring(protocol, rank, peer));
+      recv.emplace_back(segment.ring(protocol, peer, rank), 0);
+      // A multicast ring is the link of a rank to itself, with one head per other rank.
+      RingMemory ring = segment.ring(protocol, peer, peer);
+      ring.num_heads = n - 1;
+      if (peer == rank) send_multicast = SendEnd(ring);
+      recv_multicast.emplace_back(ring, rank < peer ? rank : rank - 1);
+    }
+  }
 
   std::vector<SendEnd> send;            // by destination rank
   std::vector<RecvEnd> recv;            // by source rank

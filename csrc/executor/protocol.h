@@ -4,7 +4,7 @@
 #include "base/bits.h"
 #include "base/macros.h"
 #include "executor/interpret.h"
-#include "executor/wait_site.h"
+#include "executor/wait/wait_site.h"
 
 namespace pycoll {
 
@@ -155,7 +155,7 @@ struct Simple {
       source_link(target.links(), *operands.step, peer).release();
       return true;
     });
-    target.posted(program, operands);
+    target.on_post(program, operands);
   }
 };
 
@@ -205,7 +205,7 @@ PYCOLL_HD bool run_in_lines(Target& target, const ProgramView& program,
       source_link(links, step, peer).release();
       return true;
     });
-    target.posted(program, operands);
+    target.on_post(program, operands);
   } else {
     target.for_own_peers(program, step.src_peers, [&](int peer) {
       links.recv[static_cast<size_t>(peer)].release_in_band();

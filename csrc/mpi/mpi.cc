@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "base/error.h"
-#include "mpi/library.h"
+#include "mpi/mpi_library.h"
 
 namespace pycoll {
 

@@ -8,7 +8,7 @@
 option(PYCOLL_MPI "Links over MPI, where a header is found" ON)
 set(PYCOLL_MPI_INCLUDE "" CACHE STRING "Folders where mpi_abi.h and MPICH's mpi.h may be")
 set(PYCOLL_MPICC "" CACHE FILEPATH "mpicc of an MPI without the standard ABI, to link with")
-set(PYCOLL_MPI_FILES api runtime exchange mpi_wire mpi_wire_end)
+set(PYCOLL_MPI_FILES api runtime mpi_exchange mpi_wire mpi_wire_end)
 set(PYCOLL_MPI_ABIS)
 set(PYCOLL_MPI_KNOWN)
 set(PYCOLL_MPI_TEXT "")

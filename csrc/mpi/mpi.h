@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "transport/wire.h"
+#include "transport/net/wire.h"
 
 namespace pycoll {
 

@@ -197,10 +197,10 @@ void MpiWire::wait(int64_t ns) {
     return;
   }
   const int doublings = std::min((idle - kYields) / 8, kMaxDoublings);
-  kick_.wait(std::min(ns, kShortestNapNs << doublings));
+  wakeup_.wait(std::min(ns, kShortestNapNs << doublings));
 }
 
-void MpiWire::pause(int64_t ns) { kick_.wait(ns); }
-void MpiWire::kick() { kick_.give(); }
+void MpiWire::pause(int64_t ns) { wakeup_.wait(ns); }
+void MpiWire::wake() { wakeup_.give(); }
 
 }  // namespace pycoll::PYCOLL_MPI_ABI

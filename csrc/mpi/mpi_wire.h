@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "mpi/runtime.h"
-#include "transport/kick.h"
-#include "transport/wire.h"
+#include "transport/net/wakeup.h"
+#include "transport/net/wire.h"
 
 namespace pycoll::PYCOLL_MPI_ABI {
 
@@ -28,7 +28,7 @@ class MpiWire final : public Wire {
   bool poll(FrameSink& sink, int first) override;
   void wait(int64_t ns) override;
   void pause(int64_t ns) override;
-  void kick() override;
+  void wake() override;
   bool has_unsent() const override { return num_sends_ != 0; }
   void let_go(const std::byte*, const std::byte*) override {}
   void close(int peer) override;
@@ -82,7 +82,7 @@ class MpiWire final : public Wire {
   std::shared_ptr<Comm> comm_;
   Shared& shared_;
   const MpiApi& api_;
-  Kick kick_;
+  Wakeup wakeup_;
   std::vector<std::unique_ptr<Link>> links_;  // by rank; null: none
   std::vector<Link*> present_;
   // Of the same length: what MPI is asked about.

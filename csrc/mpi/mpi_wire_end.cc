@@ -111,7 +111,7 @@ void MpiWire::leave_to_mpi() {
 void MpiWire::disown() {
   disowned_ = true;
   comm_->disown();
-  kick_.close();
+  wakeup_.close();
 }
 
 }  // namespace pycoll::PYCOLL_MPI_ABI

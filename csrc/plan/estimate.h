@@ -12,8 +12,8 @@
 // host's port has sent what came before it, and the receiver's port has received what did, at beta
 // per byte each, and can be read alpha later.
 //
-// Without slots (plan/direct.h) a rank is busy for b*beta per b bytes of a peer that it reads or
-// writes, and waits twice, at the entrance and at the exit, for alpha each.
+// Without slots (plan/direct_plan.h) a rank is busy for b*beta per b bytes of a peer that it reads
+// or writes, and waits twice, at the exchange and at the exit, for alpha each.
 //
 // schedule/simulate.h is the model of links with ports that pictures and formulas use; there a
 // multicast is as dear as n-1 messages, which memory is not.
@@ -22,7 +22,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plan/direct.h"
+#include "plan/direct_plan.h"
 #include "schedule/schedule.h"
 #include "schedule/simulate.h"
 #include "schedule/step.h"

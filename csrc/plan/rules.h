@@ -18,7 +18,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/protocol.h"
+#include "base/protocol_kind.h"
 #include "schedule/collectives.h"
 
 namespace pycoll {

@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "algorithms/hierarchical.h"
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 #include "plan/estimate.h"
 #include "schedule/lower.h"
 

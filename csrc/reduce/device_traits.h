@@ -1,5 +1,5 @@
 // DTypeTraits, with the conversions for which a GPU has instructions, to the same bits. That they
-// are the same is checked on a GPU for every pattern (kernels/check_conversions.cu).
+// are the same is checked on a GPU for every pattern (kernels/cuda/check_conversions.cu).
 #pragma once
 
 #include "reduce/element.h"

@@ -50,8 +50,8 @@ struct StepPlace {
   int32_t first_piece = 0;  // of the range in that block
   int32_t src_index = 0;    // with kReadLocal
   int32_t dst_index = 0;    // with kWriteLocal
-  // Programs on the ranks' own buffers (plan/direct.h): where all src_peers have it in their input,
-  // and all dst_peers want it in their output.
+  // Programs on the ranks' own buffers (plan/direct_plan.h): where all src_peers have it in their
+  // input, and all dst_peers want it in their output.
   int32_t peer_src_index = 0;
   int32_t peer_dst_index = 0;
   BufferKind src = BufferKind::kInput;

@@ -71,7 +71,7 @@ Topology device_topology(int num_ranks) {
     topology.cost(arrays, ProtocolKind::kLL) = {1.2e-6, 20e-12, 1e-12};
     topology.cost(arrays, ProtocolKind::kLL128) = {1.3e-6, 13e-12, 1e-12};
     topology.cost(arrays, ProtocolKind::kPoison) = {1.0e-6, 12e-12, 1e-12};
-    // Both the entrance and the exit are a flight of flags.
+    // Both the exchange and the exit are a flight of flags.
     topology.cost(arrays, ProtocolKind::kDirect) = {1.5e-6, 2e-12, 1e-12};
   }
   return topology;

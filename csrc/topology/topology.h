@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/arrays.h"
-#include "base/protocol.h"
+#include "base/protocol_kind.h"
 #include "schedule/simulate.h"
 
 namespace pycoll {

@@ -14,13 +14,13 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
-#include "torch/adopter.h"
-#include "torch/call_site.h"
-#include "torch/device_message.h"
-#include "torch/group_work.h"
-#include "torch/options.h"
-#include "torch/store.h"
-#include "torch/work.h"
+#include "torch/bridge/options.h"
+#include "torch/bridge/tensor_cache.h"
+#include "torch/bridge/torch_call_site.h"
+#include "torch/bridge/torch_store.h"
+#include "torch/works/device_message.h"
+#include "torch/works/group_work.h"
+#include "torch/works/torch_work.h"
 
 namespace pycoll::torch_backend {
 
@@ -136,7 +136,7 @@ class PycollBackend : public c10d::Backend {
   std::shared_ptr<Pending> pending_ = std::make_shared<Pending>();
   Comm comm_;
   std::shared_ptr<SharedAllocator> allocator_ = std::make_shared<SharedAllocator>(comm_);
-  Adopter adopter_{comm_, options_->register_after};
+  TensorCache tensor_cache_{comm_, options_->register_after};
   CallSites sites_;
   std::atomic<uint64_t> sequence_ = 0;          // of collectives
   std::atomic<uint64_t> message_sequence_ = 0;  // of sends and receives

@@ -2,7 +2,7 @@
 #include <unistd.h>
 
 #include "torch/backend.h"
-#include "torch/device_message.h"
+#include "torch/works/device_message.h"
 
 namespace pycoll::torch_backend {
 
@@ -37,7 +37,7 @@ WorkPtr PycollBackend::launch(Operation operation, bool async) {
     call.site = site;
     call.deterministic = options_->deterministic ? 1 : 0;
   }
-  adopter_.note(operation);
+  tensor_cache_.note(operation);
   if (group_) [[unlikely]] {
     if (operation.on_device()) {
       group_->push_back(make_work<StreamWork>(std::move(operation), false));

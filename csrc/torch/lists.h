@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "torch/operation.h"
+#include "torch/bridge/operation.h"
 
 namespace pycoll::torch_backend {
 

@@ -1,16 +1,16 @@
 // Ranks on several hosts: each host has shared memory of its own, laid out for all ranks of the
-// communicator, and every rank has a pump between it and the ranks of other hosts.
+// communicator, and every rank has a proxy between it and the ranks of other hosts.
 #include <unistd.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "base/error.h"
-#include "bootstrap/joining.h"
-#include "bootstrap/local_group.h"
-#include "bootstrap/process_info.h"
-#include "transport/mapping.h"
-#include "transport/pump.h"
+#include "bootstrap/join/joining.h"
+#include "bootstrap/local/local_group.h"
+#include "bootstrap/local/process_info.h"
+#include "transport/memory/mapping.h"
+#include "transport/proxy/proxy.h"
 #include "transport/transport.h"
 
 namespace pycoll {
@@ -51,9 +51,9 @@ class HostsTransport final : public Transport {
         group_(form(deadline)),
         mapping_(group_.memory.get(), SegmentLayout::for_ranks(num_ranks_).total_bytes),
         segment_(mapping_.base(), num_ranks_),
-        pump_(session_->host_links, segment_, rank, members_, remote_ranks(), hash_name(name_)) {
-    segment_.set_pump(&pump_);
-    pump_.say_joined();
+        proxy_(session_->host_links, segment_, rank, members_, remote_ranks(), hash_name(name_)) {
+    segment_.set_pump(&proxy_);
+    proxy_.say_joined();
     wait_for_all(deadline);
   }
 
@@ -87,7 +87,7 @@ class HostsTransport final : public Transport {
   double silence_s() const override { return session_->host_links->silence_s(); }
 
   bool has_left(int peer) override {
-    return is_here(peer) ? Transport::has_left(peer) : pump_.has_left(peer);
+    return is_here(peer) ? Transport::has_left(peer) : proxy_.has_left(peer);
   }
 
   std::optional<int> ended_by(int peer) override {
@@ -96,7 +96,7 @@ class HostsTransport final : public Transport {
       if (!process_ended(pidfd)) return std::nullopt;
       return exit_signal(pidfd);
     }
-    switch (pump_.state_of(peer)) {
+    switch (proxy_.state_of(peer)) {
       case HostLinks::Peer::kGone:
         return kConnectionLost;
       case HostLinks::Peer::kSilent:
@@ -128,7 +128,7 @@ class HostsTransport final : public Transport {
   void disown() override { session_->host_links->disown(); }
 
   void release() override {
-    pump_.close();
+    proxy_.close();
     mapping_.release();
     group_.memory.reset();
     group_.pidfds.clear();
@@ -170,11 +170,11 @@ class HostsTransport final : public Transport {
       std::vector<int> missing;
       {
         const std::lock_guard lock(session_->host_links->mutex());
-        missing = pump_.missing();
+        missing = proxy_.missing();
       }
       if (missing.empty()) return;
       for (const int rank : missing) {
-        if (pump_.state_of(rank) == HostLinks::Peer::kThere) continue;
+        if (proxy_.state_of(rank) == HostLinks::Peer::kThere) continue;
         throw PeerDiedError("rank " + std::to_string(rank) + " on host " + host_of(rank) +
                                 " ended while the ranks were joining",
                             rank, 0);
@@ -183,8 +183,8 @@ class HostsTransport final : public Transport {
         throw TimeoutError(did_not_join(missing, num_ranks_, deadline.timeout_s()));
       }
       deadline.check_interrupt();
-      pump_.poll(missing.front());
-      pump_.nap(1'000'000);
+      proxy_.poll(missing.front());
+      proxy_.nap(1'000'000);
     }
   }
 
@@ -196,7 +196,7 @@ class HostsTransport final : public Transport {
   LocalGroup group_;  // of this host's members
   Mapping mapping_;
   Segment segment_;
-  Pump pump_;
+  Proxy proxy_;
 };
 
 }  // namespace

@@ -9,9 +9,9 @@
 #include <map>
 #include <mutex>
 
-#include "bootstrap/local_group.h"
-#include "bootstrap/process_info.h"
-#include "transport/mapping.h"
+#include "bootstrap/local/local_group.h"
+#include "bootstrap/local/process_info.h"
+#include "transport/memory/mapping.h"
 #include "transport/transport.h"
 
 namespace pycoll {

@@ -8,10 +8,10 @@
 #include <string_view>
 
 #include "base/clock.h"
-#include "bootstrap/host_table.h"
-#include "transport/heap.h"
-#include "transport/segment.h"
-#include "transport/wire.h"
+#include "bootstrap/join/host_table.h"
+#include "transport/memory/heap.h"
+#include "transport/net/wire.h"
+#include "transport/ring/segment.h"
 
 namespace pycoll {
 
@@ -74,7 +74,8 @@ std::unique_ptr<Transport> make_shm_transport(const std::string& name, int rank,
                                               std::string_view settings = {});
 
 /// Ranks on several hosts: shared memory within each (as above), connections between them
-/// (transport/pump.h). `world` is the same on all ranks, but for the settings, which are rank 0's.
+/// (transport/proxy/proxy.h). `world` is the same on all ranks, but for the settings, which are
+/// rank 0's.
 struct HostsWorld {
   std::string name;  // of the session
   std::string token;

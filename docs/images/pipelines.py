@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pycoll.parallel import pipeline
-from pycoll.parallel.pipeline.draw import draw_pipeline
+from pycoll.parallel.pipeline.draw_pipeline import draw_pipeline
 
 
 def pictures():

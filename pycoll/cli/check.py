@@ -44,7 +44,7 @@ def check(
     """
     import math
 
-    from pycoll.parallel.mesh import infer_sizes, parse_sizes
+    from pycoll.parallel.core.mesh import infer_sizes, parse_sizes
 
     sizes = parse_sizes(mesh)
     num_ranks = math.prod(infer_sizes(sizes, math.prod(sizes.values())).values())
@@ -69,8 +69,8 @@ def check(
 
 def _run(command: list[str], n: int, mesh: str, into: Path, name: str) -> None:
     from pycoll.cli.run import _Launch
-    from pycoll.parallel.record import FOLDER, NUM_STEPS
-    from pycoll.processes import World
+    from pycoll.launch.processes import World
+    from pycoll.parallel.tools.check_hooks import FOLDER, NUM_STEPS
 
     extra = {"PYCOLL_MESH": mesh, FOLDER: str(into)}
     if "OMP_NUM_THREADS" not in os.environ:
@@ -90,7 +90,7 @@ def differences(one: Path, other: Path, tolerance: float) -> Iterator[tuple[str,
 
     Outputs of layers tell where a difference comes from, not whether there is one.
     """
-    from pycoll.parallel.activations import first_difference
+    from pycoll.parallel.tools.activations import first_difference
 
     for part in _parts():
         wrong = [found for found in _of_part(one, other, part) if not found[1] <= tolerance]
@@ -104,7 +104,7 @@ def differences(one: Path, other: Path, tolerance: float) -> Iterator[tuple[str,
 
 
 def _parts() -> list[str]:
-    from pycoll.parallel.record import NUM_STEPS
+    from pycoll.parallel.tools.check_hooks import NUM_STEPS
 
     return ["start", *(f"step-{i}" for i in range(NUM_STEPS))]
 

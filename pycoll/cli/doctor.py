@@ -13,7 +13,7 @@ from pycoll.cli.common import console, new_table
 from pycoll.errors import UsageError
 
 if TYPE_CHECKING:
-    from pycoll.jobs import Group, Rank, Scan
+    from pycoll.observe.jobs import Group, Rank, Scan
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -57,7 +57,7 @@ def doctor(
     The processes need not cooperate: their records are read from the memory that the ranks share.
     Only for a stack, a process is sent a signal that pycoll has a handler for.
     """
-    from pycoll import jobs
+    from pycoll.observe import jobs
 
     found = jobs.scan()
     if hosts is not None:
@@ -91,7 +91,7 @@ def doctor(
 
 def _of_hosts(hosts: str, ssh: str | None, found: Scan, target: str | None) -> list[Group]:
     """The groups of all hosts. A process id is one of this host."""
-    from pycoll import remote_doctor
+    from pycoll.observe import remote_doctor
 
     job = target
     if target is not None and target.isdecimal() and Path(f"/proc/{target}").is_dir():
@@ -132,7 +132,7 @@ def _why_not(pid: int) -> str:
 
 
 def _dump(groups: list[Group], folder: Path) -> None:
-    from pycoll import flight
+    from pycoll.observe import flight
 
     for group in groups:
         assert group.view is not None

@@ -27,7 +27,7 @@ def modes(
     Nothing of it is looked up: bytes are those that the ranks sent, storage that of their
     parameters, balance that of the multiplications they did.
     """
-    from pycoll.parallel.modes import measure
+    from pycoll.parallel.tools.modes import measure
 
     found = measure(n)
     if as_json:

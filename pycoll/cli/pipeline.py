@@ -81,18 +81,18 @@ def pipeline(
     if measure:
         played = _measured(made, times, unit_ms)
     if actions:
-        from pycoll.parallel.pipeline.transfers import with_transfers
+        from pycoll.parallel.pipeline.schedules.transfers import with_transfers
 
         typer.echo(with_transfers(made).text(), nl=False)
     if plot is not None:
-        from pycoll.parallel.pipeline.draw import draw_pipeline
+        from pycoll.parallel.pipeline.draw_pipeline import draw_pipeline
 
         draw_pipeline(made, plot, played=played)
         typer.echo(f"wrote {plot}", err=True)
     if as_json:
         typer.echo(json.dumps(_figures(made, played) | {"measured": measure}))
         return
-    from pycoll.parallel.pipeline.draw import draw_text, summary
+    from pycoll.parallel.pipeline.draw_pipeline import draw_text, summary
 
     is_short = (actions or plot is not None) and not text
     typer.echo((summary(made, played) + "\n") if is_short else draw_text(made, played), nl=False)
@@ -120,8 +120,8 @@ def _measured(schedule: Schedule, costs: Costs, unit_ms: float) -> Simulation:
 
 
 def _figures(schedule: Schedule, played: Simulation) -> dict[str, Any]:
-    from pycoll.parallel.pipeline.actions import Kind
-    from pycoll.parallel.pipeline.transfers import with_transfers
+    from pycoll.parallel.pipeline.schedules.actions import Kind
+    from pycoll.parallel.pipeline.schedules.transfers import with_transfers
 
     sends = [
         sum(action.kind in (Kind.SEND_F, Kind.SEND_B) for action in order)

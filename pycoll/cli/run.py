@@ -18,8 +18,8 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pycoll.processes import RankProcess, World
-    from pycoll.remote_hosts import Hosts
+    from pycoll.launch.processes import RankProcess, World
+    from pycoll.launch.remote_hosts import Hosts
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -84,11 +84,11 @@ def run(
     Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and PYCOLL_TOKEN in its
     environment, which is what `pycoll.init()` reads.
     """
-    from pycoll.processes import World
+    from pycoll.launch.processes import World
 
     extra = {}
     if mesh is not None:
-        from pycoll.parallel.mesh import infer_sizes, parse_sizes
+        from pycoll.parallel.core.mesh import infer_sizes, parse_sizes
 
         sizes = parse_sizes(mesh)
         n = math.prod(infer_sizes(sizes, n or math.prod(sizes.values())).values())
@@ -104,7 +104,7 @@ def run(
     if hosts is None:
         raise typer.Exit(_Launch(argv, World(n), extra, prefix, grace).run())
     from pycoll.errors import UsageError
-    from pycoll.remote_hosts import Hosts
+    from pycoll.launch.remote_hosts import Hosts
 
     try:
         world = Hosts.parse(hosts, n, ssh)
@@ -193,12 +193,12 @@ class _Launch:
                         output.finish()
 
     def _end(self) -> None:
-        from pycoll.processes import end_all
+        from pycoll.launch.processes import end_all
 
         end_all(self._processes, self._grace_s)
 
     def _start(self, rank: int) -> None:
-        from pycoll.processes import RankProcess
+        from pycoll.launch.processes import RankProcess
 
         label = f"[{rank}] ".encode()
         write_ends = []
@@ -231,7 +231,7 @@ class _Launch:
 
     def _watch(self) -> int:
         """Passes output on until all ranks have ended, or the grace after a failure is over."""
-        from pycoll.processes import describe_exit
+        from pycoll.launch.processes import describe_exit
 
         failed = 0
         deadline: float | None = None

@@ -75,7 +75,7 @@ def report(found: dict[int, tuple[float, int]]) -> dict[str, Any]:
     Raises:
         UsageError: The batch neither stays nor grows with the ranks.
     """
-    from pycoll.parallel import laws
+    from pycoll.parallel.tools import scaling_laws as laws
 
     times = {n: seconds for n, (seconds, _) in found.items()}
     tokens = {n: count for n, (_, count) in found.items()}
@@ -103,8 +103,8 @@ def report(found: dict[int, tuple[float, int]]) -> dict[str, Any]:
 def _times(command: list[str], n: int, axis: str, steps: int) -> tuple[float, int]:
     """The median step's seconds, and its tokens."""
     from pycoll.cli.run import _Launch
-    from pycoll.parallel.record import TIMES
-    from pycoll.processes import World
+    from pycoll.launch.processes import World
+    from pycoll.parallel.tools.check_hooks import TIMES
 
     with tempfile.TemporaryDirectory(prefix="pycoll-scale-") as folder:
         path = Path(folder) / "times"

@@ -28,7 +28,7 @@ from pycoll.cli.units import (
     parse_sizes,
 )
 from pycoll.errors import UsageError
-from pycoll.simulation import Simulation
+from pycoll.schedule.simulation import Simulation
 
 EPILOG = """[bold]Examples[/bold]
 

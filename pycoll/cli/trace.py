@@ -35,8 +35,8 @@ def trace(
     as_json: Annotated[bool, typer.Option("--json", help="The summary as JSON.")] = False,
 ) -> None:
     """Show how far apart the ranks came to each collective, and write a trace of all operations."""
-    from pycoll import trace
-    from pycoll.parallel.pipeline import timeline
+    from pycoll.observe import trace
+    from pycoll.parallel.pipeline import trace_events as timeline
 
     flights = trace.read([path for path in files if not path.name.startswith(timeline.PREFIX)])
     if output is not None:

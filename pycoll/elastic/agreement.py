@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pycoll.elastic.home import Address, Home
+from pycoll.elastic.owner_port import Address, OwnerPort
 from pycoll.errors import PeerDiedError, TimeoutError
 
 _ATTEMPT_S = 1.0
@@ -57,7 +57,7 @@ class Agreement:
     """One rank's part in an agreement.
 
     Args:
-        home: This rank's home.
+        port: This rank's port.
         serve: Opens the new world's store at an address of this host, should this rank coordinate,
             and returns its port.
         timeout_s: Seconds that ranks which live have to come.
@@ -65,9 +65,9 @@ class Agreement:
     """
 
     def __init__(
-        self, home: Home, serve: Callable[[str], int], timeout_s: float, silence_s: float
+        self, port: OwnerPort, serve: Callable[[str], int], timeout_s: float, silence_s: float
     ) -> None:
-        self._home = home
+        self._port = port
         self._serve = serve
         self._timeout_s = timeout_s
         self._silence_s = silence_s or timeout_s
@@ -87,9 +87,9 @@ class Agreement:
         """
         self._end = asyncio.get_running_loop().time() + self._timeout_s
         server = await asyncio.start_server(
-            self._hear, sock=self._home.socket.dup(), limit=_MAX_LINE
+            self._hear, sock=self._port.socket.dup(), limit=_MAX_LINE
         )
-        lower = [asyncio.create_task(self._follow(r)) for r in range(self._home.rank)]
+        lower = [asyncio.create_task(self._follow(r)) for r in range(self._port.rank)]
         try:
             return await self._decided(lower) or await self._coordinate()
         finally:
@@ -111,7 +111,7 @@ class Agreement:
                 if (verdict := task.result()) is not None:
                     return verdict
         if waiting:
-            who = sorted(set(range(self._home.rank)) - self._ended - self._lost)
+            who = sorted(set(range(self._port.rank)) - self._ended - self._lost)
             raise TimeoutError(
                 f"shrink: {_ranks(who)} did not come within {self._timeout_s:g} s, but still run: "
                 "they compute, or went on without this rank, which came late"
@@ -136,8 +136,8 @@ class Agreement:
             await asyncio.sleep(_RETRY_S)
 
     async def _connect(self, peer: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        """A connection to the rank's home; notes a rank whose host refuses one."""
-        address: Address = self._home.addresses[peer]
+        """A connection to the rank's port; notes a rank whose host refuses one."""
+        address: Address = self._port.addresses[peer]
         refused = 0
         for host in address.hosts:
             try:
@@ -159,12 +159,12 @@ class Agreement:
         try:
             theirs = bytes.fromhex((await _read(reader))["nonce"])
             nonces = theirs + (own := secrets.token_bytes(32))
-            rank = self._home.rank
+            rank = self._port.rank
             hello = {"rank": rank, "nonce": own.hex(), "ended": sorted(self._ended)}
-            await _write(writer, hello | {"proof": self._home.proof("follower", rank, nonces)})
+            await _write(writer, hello | {"proof": self._port.proof("follower", rank, nonces)})
             answer = await _read(reader)
             if not secrets.compare_digest(
-                answer["proof"], self._home.proof("coordinator", peer, nonces)
+                answer["proof"], self._port.proof("coordinator", peer, nonces)
             ):
                 raise ValueError("a stranger")
             decided = await _read(reader)
@@ -211,15 +211,15 @@ class Agreement:
         hello = await _read(reader)
         nonces = own + bytes.fromhex(hello["nonce"])
         rank = int(hello["rank"])
-        if not secrets.compare_digest(hello["proof"], self._home.proof("follower", rank, nonces)):
+        if not secrets.compare_digest(hello["proof"], self._port.proof("follower", rank, nonces)):
             return None
         self._ended |= set(map(int, hello["ended"]))
-        await _write(writer, {"proof": self._home.proof("coordinator", self._home.rank, nonces)})
+        await _write(writer, {"proof": self._port.proof("coordinator", self._port.rank, nonces)})
         return rank
 
     async def _coordinate(self) -> Verdict:
         """Waits for all higher ranks that may come, and decides."""
-        higher = range(self._home.rank + 1, self._home.size)
+        higher = range(self._port.rank + 1, self._port.size)
         probes = [asyncio.create_task(self._probe(rank)) for rank in higher]
         try:
             while self._seconds_left() > 0 and not all(
@@ -230,10 +230,10 @@ class Agreement:
                     await asyncio.wait_for(self._changed.wait(), min(0.5, self._seconds_left()))
         finally:
             await _cancel(probes)
-        members = sorted({self._home.rank, *self._joined})
+        members = sorted({self._port.rank, *self._joined})
         ended = self._ended - set(members)
-        if not may_go_on(members, ended, self._home.size):
-            text = _minority(members, ended, self._home.size)
+        if not may_go_on(members, ended, self._port.size):
+            text = _minority(members, ended, self._port.size)
             await self._tell({"refused": text})
             raise PeerDiedError(text)
         host = self._reached_at()

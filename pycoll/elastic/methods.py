@@ -38,7 +38,7 @@ class ElasticMethods(_core.Communicator):
         Cost: A few milliseconds when processes have ended; PYCOLL_SILENCE_S (5 s) when a host does
         not answer.
         """
-        from pycoll.elastic.world import shrink
+        from pycoll.elastic.resize import shrink
 
         return shrink(cast("Communicator", self), timeout_s)
 
@@ -65,6 +65,6 @@ class ElasticMethods(_core.Communicator):
 
         Cost: That of `pycoll.init`.
         """
-        from pycoll.elastic.world import grow
+        from pycoll.elastic.resize import grow
 
         return grow(cast("Communicator", self), num_new, address, timeout_s)

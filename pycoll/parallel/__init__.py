@@ -8,40 +8,42 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pycoll.parallel.mesh import Mesh, mesh
+from pycoll.parallel.core.mesh import Mesh, mesh
 
 if TYPE_CHECKING:
-    from pycoll.parallel.apply import parallelize
-    from pycoll.parallel.batches import Batch, shard
-    from pycoll.parallel.checkpoint import load, save
-    from pycoll.parallel.divide_and_conquer import map_reduce
+    from pycoll.parallel.build import parallelize
+    from pycoll.parallel.core.batches import Batch, shard
+    from pycoll.parallel.core.keyed_init import keyed_init
+    from pycoll.parallel.core.map_reduce import map_reduce
+    from pycoll.parallel.core.metrics import log, metrics
+    from pycoll.parallel.core.step_result import StepResult
     from pycoll.parallel.experts import Experts
-    from pycoll.parallel.footprint import RankMemory, memory
-    from pycoll.parallel.init import keyed_init
-    from pycoll.parallel.metrics import log, metrics
-    from pycoll.parallel.optimizers import Optimizer, optimizer, trainer_of
     from pycoll.parallel.tensor.plan import Column, Conv, Inside, Region, Row, Vocab
     from pycoll.parallel.tensor.vocab import cross_entropy
-    from pycoll.parallel.timeline import trace
-    from pycoll.parallel.trainer import StepResult, Trainer
-    from pycoll.parallel.whole import whole_gradients, whole_weights
+    from pycoll.parallel.tools.footprint import RankMemory, memory
+    from pycoll.parallel.tools.training_timeline import trace
+    from pycoll.parallel.trainer.checkpoint import load, save
+    from pycoll.parallel.trainer.gather_full import whole_gradients, whole_weights
+    from pycoll.parallel.trainer.optimizers import Optimizer, optimizer, trainer_of
+    from pycoll.parallel.trainer.trainer import Trainer
 
-# Where each name is: imported when it is first asked for, so that schedules need no torch.
-_HOME = {
-    **dict.fromkeys(("Batch", "shard"), "batches"),
+# Module of each name; imported when the name is first used, so that schedules need no torch.
+_MODULES = {
+    **dict.fromkeys(("Batch", "shard"), "core.batches"),
     "cross_entropy": "tensor.vocab",
     "Experts": "experts",
-    "keyed_init": "init",
-    **dict.fromkeys(("Optimizer", "optimizer", "trainer_of"), "optimizers"),
-    **dict.fromkeys(("load", "save"), "checkpoint"),
-    **dict.fromkeys(("log", "metrics"), "metrics"),
-    "map_reduce": "divide_and_conquer",
-    **dict.fromkeys(("RankMemory", "memory"), "footprint"),
-    "parallelize": "apply",
+    "keyed_init": "core.keyed_init",
+    **dict.fromkeys(("Optimizer", "optimizer", "trainer_of"), "trainer.optimizers"),
+    **dict.fromkeys(("load", "save"), "trainer.checkpoint"),
+    **dict.fromkeys(("log", "metrics"), "core.metrics"),
+    "map_reduce": "core.map_reduce",
+    **dict.fromkeys(("RankMemory", "memory"), "tools.footprint"),
+    "parallelize": "build",
     **dict.fromkeys(("Column", "Conv", "Inside", "Region", "Row", "Vocab"), "tensor.plan"),
-    "trace": "timeline",
-    **dict.fromkeys(("StepResult", "Trainer"), "trainer"),
-    **dict.fromkeys(("whole_gradients", "whole_weights"), "whole"),
+    "trace": "tools.training_timeline",
+    "StepResult": "core.step_result",
+    "Trainer": "trainer.trainer",
+    **dict.fromkeys(("whole_gradients", "whole_weights"), "trainer.gather_full"),
 }
 
 __all__ = [
@@ -78,8 +80,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'pycoll.parallel' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"pycoll.parallel.{_HOME[name]}"), name)
-    globals()[name] = value  # over the submodule of the same name, which the import has set
+    value = getattr(importlib.import_module(f"pycoll.parallel.{_MODULES[name]}"), name)
+    globals()[name] = value
     return value

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from pycoll.errors import UsageError
-from pycoll.parallel import collectives
-from pycoll.parallel.ledger import Line
-from pycoll.parallel.placement import share, share_sizes
+from pycoll.parallel.core import collectives
+from pycoll.parallel.core.ledger import AxisGroup
+from pycoll.parallel.core.placement import share, share_sizes
 
 
 class Experts(nn.ModuleList):
@@ -30,7 +30,7 @@ class Experts(nn.ModuleList):
         """Takes a list of modules; each maps tokens of shape [m, d] to [m, d'], whatever m is."""
         super().__init__(experts)
         self._num_experts = len(self)
-        self._line: Line | None = None
+        self._line: AxisGroup | None = None
 
     def forward(self, tokens: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
         """What the experts make of the tokens, weighted and added up.
@@ -70,7 +70,9 @@ class Experts(nn.ModuleList):
         made = made * weights.flatten()[order].unsqueeze(-1)
         return made.new_zeros((len(tokens), *made.shape[1:])).index_add(0, rows, made)
 
-    def _run_everywhere(self, tokens: Tensor, rows: Tensor, counts: Tensor, line: Line) -> Tensor:
+    def _run_everywhere(
+        self, tokens: Tensor, rows: Tensor, counts: Tensor, line: AxisGroup
+    ) -> Tensor:
         """Sends rows, in the order of their experts, to the owners and back."""
         if torch.is_grad_enabled() and not tokens.requires_grad:
             tokens = tokens.detach().requires_grad_()  # all ranks meet in backward, or none
@@ -116,7 +118,7 @@ class Owned:
         return [name for name in names if name in here or self.elsewhere.get(name) in lists]
 
 
-def share_experts(model: nn.Module, line: Line, parts: Collection[str] = ()) -> Owned:
+def share_experts(model: nn.Module, line: AxisGroup, parts: Collection[str] = ()) -> Owned:
     """Shares the experts of a model out over `line`, in place: a rank keeps its own.
 
     Args:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pycoll.errors import UsageError
-from pycoll.parallel.dropout import Positions
+from pycoll.parallel.dropout.dropout import Positions
 
 
 def recompute_layers(

@@ -14,7 +14,7 @@ from __future__ import annotations
 from pycoll.topology.file import load, loads
 from pycoll.topology.model import Jitter, Level, Straggler, Topology, uniform
 from pycoll.topology.result import LevelUse, NetworkSimulation, Timeline
-from pycoll.topology.world import World
+from pycoll.topology.simulated_world import World
 
 __all__ = [
     "Jitter",

@@ -12,7 +12,7 @@ from pycoll.errors import UsageError
 
 if TYPE_CHECKING:
     from pycoll.topology.result import NetworkSimulation
-    from pycoll.topology.world import World
+    from pycoll.topology.simulated_world import World
 
 __all__ = ["Jitter", "Level", "Straggler", "Topology", "uniform"]
 
@@ -246,7 +246,7 @@ class Topology:
 
         Cost: microseconds per rank and step of its script; a second or so for 10,000 ranks.
         """
-        from pycoll.topology.world import World
+        from pycoll.topology.simulated_world import World
 
         return World.of_algorithm(self, collective, algorithm, root, groups, between, compress)
 

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 import _pycoll_torch
-from pycoll import _core, flight, stacks
+from pycoll import _core
+from pycoll.observe import flight, stacks
 from pycoll.torch import replaced, shim
 from pycoll.torch.replaced import monitored_barrier
 from pycoll.torch.sync_batch_norm import SyncBatchNorm

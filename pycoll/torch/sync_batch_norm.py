@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pycoll.batch_norm import normalise
+from pycoll.batch_norm_math import normalise
 
 # torch 2.13 has a new name for the same, and warns of the old one.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

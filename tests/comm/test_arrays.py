@@ -12,7 +12,7 @@ from comm_cases import both
 
 import pycoll
 from pycoll import UsageError, run_ranks
-from pycoll.local_ranks import local_communicators
+from pycoll.launch.local_ranks import local_communicators
 
 pytestmark = pytest.mark.ranks
 

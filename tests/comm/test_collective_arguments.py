@@ -11,7 +11,7 @@ import pytest
 
 import pycoll
 from pycoll import UsageError, _core, run_ranks
-from pycoll.local_ranks import local_communicators
+from pycoll.launch.local_ranks import local_communicators
 
 pytestmark = pytest.mark.ranks
 

@@ -19,7 +19,7 @@ from worlds import end, start
 
 import pycoll
 from pycoll.elastic.agreement import may_go_on
-from pycoll.elastic.home import Address, host_and_port
+from pycoll.elastic.owner_port import Address, host_and_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(60)]
 

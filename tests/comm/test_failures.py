@@ -20,7 +20,7 @@ from processes import child_pids
 
 import pycoll
 from pycoll import AbortedError, Error, PeerDiedError, TimeoutError, UsageError, run_ranks
-from pycoll.processes import World
+from pycoll.launch.processes import World
 
 pytestmark = pytest.mark.ranks
 

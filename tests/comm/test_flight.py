@@ -12,7 +12,8 @@ import pytest
 from comm_cases import both
 
 import pycoll
-from pycoll import CollectiveMismatchError, TimeoutError, flight, run_ranks
+from pycoll import CollectiveMismatchError, TimeoutError, run_ranks
+from pycoll.observe import flight
 
 pytestmark = pytest.mark.ranks
 

@@ -145,7 +145,7 @@ def test_peer_that_left_is_named_with_the_message_that_needed_it():
 
 
 def test_failed_message_dumps_the_record_and_trace_shows_it(tmp_path, monkeypatch):
-    from pycoll import trace
+    from pycoll.observe import trace
 
     monkeypatch.setenv("PYCOLL_FLIGHT_DIR", str(tmp_path / "flight"))
 

@@ -13,7 +13,7 @@ from comm_cases import both
 
 import pycoll
 from pycoll import AbortedError, CollectiveMismatchError, PeerDiedError, TimeoutError, run_ranks
-from pycoll.local_ranks import local_communicators
+from pycoll.launch.local_ranks import local_communicators
 
 pytestmark = pytest.mark.ranks
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pycoll
-from pycoll.processes import World
+from pycoll.launch.processes import World
 
 
 @dataclass

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 #include "device_world.h"
-#include "executor/device_program.h"
+#include "executor/device/device_program.h"
 #include "plan/plan.h"
 
 namespace pycoll {

@@ -1,5 +1,5 @@
 // Runs every algorithm of every collective with every device protocol on teams of host threads, and
-// compares bit by bit with the same program on HostThread, on random bits. Built plain and under
+// compares bit by bit with the same program on CpuTarget, on random bits. Built plain and under
 // sanitizers; `device_check few|all [ranks ...]`: a few dtypes or every one.
 #include <cstdio>
 #include <cstdlib>
@@ -9,12 +9,12 @@
 #include <thread>
 #include <vector>
 
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 #include "device_world.h"
-#include "executor/device_program.h"
-#include "executor/host.h"
-#include "kernels/launch_threads.h"
-#include "plan/direct.h"
+#include "executor/cpu/cpu_target.h"
+#include "executor/device/device_program.h"
+#include "kernels/threads/launch_threads.h"
+#include "plan/direct_plan.h"
 #include "reduce/cells.h"
 
 namespace pycoll {
@@ -167,8 +167,8 @@ void run_host(const Case& c, const std::vector<Plan>& plans, std::vector<Buffers
       Links links(transport->segment(), rank, ProtocolKind::kSimple);
       Waiter waiter(*transport);
       waiter.begin(1, kDigest, 60, {});
-      HostThread host(transport->segment(), waiter, c.num_ranks);
-      HostArithmetic arithmetic;
+      CpuTarget host(transport->segment(), waiter, c.num_ranks);
+      CpuArithmetic arithmetic;
       arithmetic.element_size = dtype_size(c.cell.dtype);
       arithmetic.reduce_copy = reduce_copy_fn(c.cell.dtype, c.cell.op);
       arithmetic.divisor = c.cell.op == Op::kAvg ? c.num_ranks : 1;

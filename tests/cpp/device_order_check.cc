@@ -7,11 +7,11 @@
 #include <thread>
 #include <vector>
 
-#include "algorithms/registry.h"
+#include "algorithms/table/registry.h"
 #include "device_world.h"
-#include "executor/device_program.h"
-#include "kernels/thread_blocks.h"
-#include "plan/direct.h"
+#include "executor/device/device_program.h"
+#include "kernels/threads/thread_blocks.h"
+#include "plan/direct_plan.h"
 
 namespace pycoll {
 namespace {

@@ -6,7 +6,7 @@
 #include <memory_resource>
 #include <vector>
 
-#include "executor/device_launch.h"
+#include "executor/device/device_launch.h"
 
 namespace pycoll {
 

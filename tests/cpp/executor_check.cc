@@ -1,4 +1,4 @@
-// Runs every all-reduce algorithm with both protocols on HostThread, ranks as threads, and compares
+// Runs every all-reduce algorithm with both protocols on CpuTarget, ranks as threads, and compares
 // with an oracle. Built plain and under sanitizers; `executor_check [n ...]`. Devices:
 // device_check.
 #include <algorithm>
@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "algorithms/registry.h"
-#include "executor/host.h"
+#include "algorithms/table/registry.h"
+#include "executor/cpu/cpu_target.h"
 #include "executor/interpret_together.h"
 #include "plan/plan.h"
 #include "reduce/element.h"
@@ -56,8 +56,8 @@ struct Case {
 template <class Protocol, DType dtype, Op op>
 bool run_host(Segment& segment, Waiter& waiter, Links& links, const Plan& plan, Message message,
               int num_ranks, int num_together) {
-  HostThread host(segment, waiter, num_ranks);
-  HostArithmetic arithmetic;
+  CpuTarget host(segment, waiter, num_ranks);
+  CpuArithmetic arithmetic;
   arithmetic.element_size = dtype_size(dtype);
   arithmetic.reduce_copy = reduce_copy_fn(dtype, op);
   arithmetic.divisor = op == Op::kAvg ? num_ranks : 1;
@@ -75,7 +75,7 @@ void run_rank(const Case& c, std::shared_ptr<LocalWorld> world, int rank) {
                               {.num_slots = transport->segment().layout().num_slots});
   int64_t payload = static_cast<int64_t>(links.slot_bytes);
   if (c.protocol == ProtocolKind::kLL) {
-    payload = LowLatency::payload_bytes<HostThread::LineBatch>(links.slot_bytes);
+    payload = LowLatency::payload_bytes<CpuTarget::LineBatch>(links.slot_bytes);
   }
   // Small slots, so that a small message has many tiles.
   payload = payload < 448 ? payload : 448;

@@ -1,12 +1,12 @@
-// The programs of executor/fixed_program.h are what their algorithms lower to, and give the same
-// sums on teams of host threads. Built plain and under sanitizers.
+// The programs of executor/device/fixed_program.h are what their algorithms lower to, and give the
+// same sums on teams of host threads. Built plain and under sanitizers.
 #include <cstdio>
 #include <cstring>
 #include <string>
 
 #include "all_reduce_launches.h"
-#include "executor/fixed_program.h"
-#include "kernels/thread_blocks.h"
+#include "executor/device/fixed_program.h"
+#include "kernels/threads/thread_blocks.h"
 
 namespace pycoll {
 namespace {

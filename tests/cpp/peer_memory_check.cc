@@ -9,9 +9,9 @@
 #include <string>
 
 #include "base/error.h"
-#include "transport/mapping.h"
-#include "transport/peer_memory.h"
-#include "transport/process_memory.h"
+#include "transport/memory/mapping.h"
+#include "transport/memory/peer_memory.h"
+#include "transport/memory/process_memory.h"
 #include "transport/transport.h"
 
 namespace pycoll {

@@ -11,8 +11,8 @@ from comm_cases import both, builtin_algorithms, crc, inputs
 
 import pycoll
 from pycoll import UsageError, run_ranks
-from pycoll.device import DeviceArray
-from pycoll.memory import numpy_dtype
+from pycoll.arrays.device import DeviceArray
+from pycoll.arrays.memory import numpy_dtype
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 

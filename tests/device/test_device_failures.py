@@ -19,7 +19,7 @@ from pycoll import (
     UsageError,
     run_ranks,
 )
-from pycoll.device import DeviceArray
+from pycoll.arrays.device import DeviceArray
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(60)]
 

@@ -13,7 +13,7 @@ from comm_cases import both, inputs
 
 import pycoll
 from pycoll import CollectiveMismatchError, UsageError, _core, run_ranks
-from pycoll.device import DeviceArray, device_number
+from pycoll.arrays.device import DeviceArray, device_number
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 

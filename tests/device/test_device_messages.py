@@ -8,7 +8,7 @@ from comm_cases import both
 
 import pycoll
 from pycoll import UsageError, run_ranks
-from pycoll.device import DeviceArray
+from pycoll.arrays.device import DeviceArray
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(60)]
 

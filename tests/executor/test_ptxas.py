@@ -18,7 +18,7 @@ ARCHITECTURES = ("80", "90a", "100a")
 # As csrc/kernels/cuda.cmake has them.
 FLAGS = ("-std=c++20", "--expt-relaxed-constexpr", "-fmad=false", "-O3", f"-I{ROOT / 'csrc'}")
 SUMS = """
-#include "kernels/cuda_kernels.cuh"
+#include "kernels/cuda/cuda_kernels.cuh"
 namespace pycoll {
 #define SUM(protocol, dtype)                                                       \\
   template __global__ void run_kernel<DeviceProtocol::protocol, DType::dtype>(     \\

@@ -12,7 +12,7 @@ from comm_cases import inputs
 
 import pycoll
 from pycoll import PeerDiedError, UsageError, _core
-from pycoll.device import DeviceArray
+from pycoll.arrays.device import DeviceArray
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400, func_only=True)]
 

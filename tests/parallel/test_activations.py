@@ -11,7 +11,7 @@ from torch import nn  # noqa: E402
 
 from pycoll import parallel as pc  # noqa: E402
 from pycoll import run_ranks  # noqa: E402
-from pycoll.parallel.activations import Activations, first_difference  # noqa: E402
+from pycoll.parallel.tools.activations import Activations, first_difference  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 

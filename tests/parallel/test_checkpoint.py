@@ -17,7 +17,7 @@ from tiny_gpt import GPT, batches  # noqa: E402
 
 from pycoll import PeerDiedError, SystemError, UsageError, run_ranks  # noqa: E402
 from pycoll import parallel as pc  # noqa: E402
-from pycoll.parallel.checkpoint import checkpoints, newest  # noqa: E402
+from pycoll.parallel.trainer.checkpoint import checkpoints, newest  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
@@ -140,7 +140,7 @@ def test_load_of_nothing_and_of_another_model_is_an_error(tmp_path):
 
 
 def test_rank_that_cannot_write_fails_all_and_the_one_before_stays(tmp_path, monkeypatch):
-    from pycoll.parallel import checkpoint
+    from pycoll.parallel.trainer import checkpoint
 
     def work(comm):
         mesh, model, optimizer = prepare(comm, {}, {})
@@ -162,7 +162,7 @@ def test_rank_that_cannot_write_fails_all_and_the_one_before_stays(tmp_path, mon
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_kill_during_a_save_leaves_the_checkpoint_before_whole(victim, tmp_path, monkeypatch):
-    from pycoll.parallel import checkpoint
+    from pycoll.parallel.trainer import checkpoint
 
     def work(comm):
         mesh, model, optimizer = prepare(comm, {}, {"zero": 1})

@@ -14,7 +14,7 @@ from pycoll import UsageError, run_ranks  # noqa: E402
 from pycoll import parallel as pc  # noqa: E402
 from pycoll.parallel.context.ring import Ring, attend  # noqa: E402
 from pycoll.parallel.context.sequence import Sequence  # noqa: E402
-from pycoll.parallel.dropout import Positions  # noqa: E402
+from pycoll.parallel.dropout.dropout import Positions  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 

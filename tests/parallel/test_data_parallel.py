@@ -14,7 +14,6 @@ from torch.nn import functional  # noqa: E402
 
 from pycoll import CollectiveMismatchError, run_ranks  # noqa: E402
 from pycoll import parallel as pc  # noqa: E402
-from pycoll.parallel.ledger import Line  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
@@ -157,7 +156,7 @@ def test_backward_goes_on_while_gradients_are_reduced():
         torch.set_num_threads(1)
         mesh = pc.mesh(comm=comm)
         if link:
-            start = Line.start
+            start = AxisGroup.start
             free_at = [0.0]
 
             def throttled(self, *args, **kwargs):
@@ -165,7 +164,7 @@ def test_backward_goes_on_while_gradients_are_reduced():
                 free_at[0] = max(free_at[0], time.monotonic()) + 0.5 * seconds
                 return Throttled(start(self, *args, **kwargs), free_at[0])
 
-            Line.start = throttled
+            AxisGroup.start = throttled
         model = pc.parallelize(Model(), mesh, bucket_mb=0.016)
         assert len(pc.trainer_of(model).reducer.buckets) == layers
         x = torch.randn(4, 64)

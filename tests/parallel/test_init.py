@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from pycoll import parallel as pc  # noqa: E402
-from pycoll.parallel import random  # noqa: E402
+from pycoll.parallel.core import random  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.pure]
 

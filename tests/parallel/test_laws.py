@@ -9,7 +9,7 @@ import pytest
 
 from pycoll import UsageError, run_ranks
 from pycoll.cli.scale import report
-from pycoll.parallel import laws
+from pycoll.parallel.tools import scaling_laws as laws
 
 SERIAL_S, SHARED_S = 0.2, 0.8  # a fifth of the time is not shared out
 

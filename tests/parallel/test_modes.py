@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from pycoll import UsageError
-from pycoll.parallel import modes
+from pycoll.parallel.tools import modes
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 

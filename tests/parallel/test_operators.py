@@ -15,8 +15,8 @@ from torch.nn import functional  # noqa: E402
 
 from pycoll import UsageError, run_ranks  # noqa: E402
 from pycoll import parallel as pc  # noqa: E402
-from pycoll.parallel import collectives  # noqa: E402
-from pycoll.parallel.placement import share  # noqa: E402
+from pycoll.parallel.core import collectives  # noqa: E402
+from pycoll.parallel.core.placement import share  # noqa: E402
 from pycoll.parallel.tensor.im2col import conv2d_by_gemm, im2col  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]

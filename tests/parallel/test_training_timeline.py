@@ -12,7 +12,7 @@ from tiny_gpt import GPT, PLAN, batches  # noqa: E402
 
 from pycoll import parallel as pc  # noqa: E402
 from pycoll import run_ranks  # noqa: E402
-from pycoll.parallel.draw import draw  # noqa: E402
+from pycoll.parallel.tools.draw_layout import draw  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 

@@ -13,7 +13,7 @@ from tiny_gpt import GPT, PLAN, batches, train  # noqa: E402
 from pycoll import UsageError, run_ranks  # noqa: E402
 from pycoll import parallel as pc  # noqa: E402
 from pycoll.parallel import pipeline  # noqa: E402
-from pycoll.parallel.placement import share  # noqa: E402
+from pycoll.parallel.core.placement import share  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 

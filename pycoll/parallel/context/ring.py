@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from pycoll.parallel.context.tile import Tile
-from pycoll.parallel.ledger import Line
-from pycoll.parallel.placement import Ranges
+from pycoll.parallel.core.ledger import AxisGroup
+from pycoll.parallel.core.placement import Ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Ring:
         dropout: Probability of a weight to be dropped.
     """
 
-    line: Line
+    line: AxisGroup
     ranges: list[Ranges]
     causal: bool
     scale: float

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from pycoll.errors import UsageError
-from pycoll.parallel.dropout import Positions
-from pycoll.parallel.ledger import Line
-from pycoll.parallel.losses import Loss
+from pycoll.parallel.core.ledger import AxisGroup
+from pycoll.parallel.core.losses import Loss
+from pycoll.parallel.core.placement import Placement, Ranges, share, within
+from pycoll.parallel.dropout.dropout import Positions
 from pycoll.parallel.pipeline import specs
-from pycoll.parallel.placement import Placement, Ranges, share, within
 
 
 class Sequence:
@@ -32,7 +32,9 @@ class Sequence:
         attended: How often attention has gone around the ring.
     """
 
-    def __init__(self, line: Line, positions: Positions, tensor: Line | None = None) -> None:
+    def __init__(
+        self, line: AxisGroup, positions: Positions, tensor: AxisGroup | None = None
+    ) -> None:
         """As `parallelize` says.
 
         Args:

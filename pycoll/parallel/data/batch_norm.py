@@ -8,11 +8,11 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pycoll.batch_norm import normalise
-from pycoll.parallel.ledger import Line
+from pycoll.batch_norm_math import normalise
+from pycoll.parallel.core.ledger import AxisGroup
 
 
-def synchronise(model: nn.Module, replicas: Line, now: Callable[[], Line]) -> bool:
+def synchronise(model: nn.Module, replicas: AxisGroup, now: Callable[[], AxisGroup]) -> bool:
     """Makes the batch normalisations of a model see the batches of all replicas, in place.
 
     Args:
@@ -34,7 +34,7 @@ def synchronise(model: nn.Module, replicas: Line, now: Callable[[], Line]) -> bo
     return found
 
 
-def _forward(module: _BatchNorm, now: Callable[[], Line], input: Tensor) -> Tensor:
+def _forward(module: _BatchNorm, now: Callable[[], AxisGroup], input: Tensor) -> Tensor:
     module._check_input_dim(input)
     line = now()
     return normalise(module, input, _Replicas(line) if line.size > 1 else None)
@@ -43,7 +43,7 @@ def _forward(module: _BatchNorm, now: Callable[[], Line], input: Tensor) -> Tens
 class _Replicas:
     """A line of a mesh, as an Exchange."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: AxisGroup) -> None:
         self._line = line
 
     def gather(self, x: Tensor) -> Tensor:

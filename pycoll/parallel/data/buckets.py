@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pycoll.parallel.ledger import Line, Started
+from pycoll.parallel.core.ledger import AxisGroup, Started
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Bucket:
     """
 
     def __init__(
-        self, named: list[tuple[str, nn.Parameter]], line: Line, level: int, main: torch.dtype
+        self, named: list[tuple[str, nn.Parameter]], line: AxisGroup, level: int, main: torch.dtype
     ) -> None:
         self.line, self.level = line, level
         self.slots: list[Slot] = []

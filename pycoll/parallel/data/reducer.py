@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from pycoll.parallel.core.ledger import AxisGroup
+from pycoll.parallel.core.placement import Placement
 from pycoll.parallel.data.buckets import Bucket, Slot, in_buckets
-from pycoll.parallel.ledger import Line
-from pycoll.parallel.placement import Placement
 
 _AT_ONCE = 2  # buckets that are reduced at once, where gradients are shared out
 _LOW = (torch.bfloat16, torch.float16)
@@ -52,14 +52,14 @@ def main_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def in_lines(
     named: list[tuple[str, nn.Parameter]],
-    lines: Callable[[nn.Parameter], Line],
+    lines: Callable[[nn.Parameter], AxisGroup],
     level: int,
     groups: list[set[str]],
     bucket_bytes: int,
-) -> Iterator[tuple[Line, list[tuple[str, nn.Parameter]]]]:
+) -> Iterator[tuple[AxisGroup, list[tuple[str, nn.Parameter]]]]:
     """The parameters of each bucket, and the ranks that share it; arguments as of `Reducer`."""
     by_line: dict[str, list[tuple[str, nn.Parameter]]] = {}
-    of_axis: dict[str, Line] = {}
+    of_axis: dict[str, AxisGroup] = {}
     for name, parameter in named:
         line = lines(parameter)
         of_axis[line.axis] = line
@@ -85,8 +85,8 @@ class Reducer:
         self,
         named: list[tuple[str, nn.Parameter]],
         *,
-        lines: Callable[[nn.Parameter], Line],
-        owned: Callable[[str, nn.Parameter, Line], bool],
+        lines: Callable[[nn.Parameter], AxisGroup],
+        owned: Callable[[str, nn.Parameter, AxisGroup], bool],
         placements: dict[int, Placement],
         level: int,
         groups: list[set[str]],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pycoll.parallel.pipeline import (
+from pycoll.parallel.pipeline.schedules import (
     dual_pipe,
     gpipe,
     naive,
@@ -17,11 +17,18 @@ from pycoll.parallel.pipeline import (
     pipedream,
     zero_bubble,
 )
-from pycoll.parallel.pipeline.actions import Action, Kind, Schedule
-from pycoll.parallel.pipeline.registry import Costs, Generator, build, generator, names, register
-from pycoll.parallel.pipeline.simulate import Simulation, simulate
+from pycoll.parallel.pipeline.schedules.actions import Action, Kind, Schedule
+from pycoll.parallel.pipeline.schedules.registry import (
+    Costs,
+    Generator,
+    build,
+    generator,
+    names,
+    register,
+)
+from pycoll.parallel.pipeline.schedules.simulate_pipeline import Simulation, simulate
+from pycoll.parallel.pipeline.schedules.validate import validate
 from pycoll.parallel.pipeline.split import split
-from pycoll.parallel.pipeline.validate import validate
 
 for _module in (naive, gpipe, one_forward_one_backward, zero_bubble, dual_pipe, pipedream):
     for _row in _module.ROWS:

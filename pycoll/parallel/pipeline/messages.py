@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pycoll.parallel.pipeline.actions import Kind
+from pycoll.parallel.pipeline.schedules.actions import Kind
 from pycoll.parallel.pipeline.specs import Spec
 from pycoll.parallel.pipeline.stages import Notes, Tensors
 

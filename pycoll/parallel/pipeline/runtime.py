@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pycoll.errors import UsageError
-from pycoll.parallel.pipeline import timeline
-from pycoll.parallel.pipeline.actions import Kind, Schedule
+from pycoll.parallel.pipeline import trace_events as timeline
 from pycoll.parallel.pipeline.agree import agree
 from pycoll.parallel.pipeline.messages import Messages
 from pycoll.parallel.pipeline.microbatches import as_call, split_batch
-from pycoll.parallel.pipeline.registry import build
 from pycoll.parallel.pipeline.result import StepResult
+from pycoll.parallel.pipeline.schedules.actions import Kind, Schedule
+from pycoll.parallel.pipeline.schedules.registry import build
+from pycoll.parallel.pipeline.schedules.transfers import PREFETCH, with_transfers
+from pycoll.parallel.pipeline.schedules.validate import validate
 from pycoll.parallel.pipeline.shared import set_aside, sum_shared_gradients
 from pycoll.parallel.pipeline.stages import Stages
 from pycoll.parallel.pipeline.stash import Stash
 from pycoll.parallel.pipeline.step import Arrivals, Hooks, Moment, StepRun
-from pycoll.parallel.pipeline.transfers import PREFETCH, with_transfers
-from pycoll.parallel.pipeline.validate import validate
 
 if TYPE_CHECKING:
     from pycoll.communicator import Communicator

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import pycoll
-from pycoll.parallel.pipeline.actions import Schedule
-from pycoll.parallel.pipeline.registry import Costs
 from pycoll.parallel.pipeline.runtime import PipelineRuntime
-from pycoll.parallel.pipeline.simulate import Event, Simulation
+from pycoll.parallel.pipeline.schedules.actions import Schedule
+from pycoll.parallel.pipeline.schedules.registry import Costs
+from pycoll.parallel.pipeline.schedules.simulate_pipeline import Event, Simulation
 from pycoll.parallel.pipeline.stages import ModuleStages
 
 if TYPE_CHECKING:

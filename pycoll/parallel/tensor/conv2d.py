@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pycoll.errors import UsageError
-from pycoll.parallel import collectives
-from pycoll.parallel.ledger import Line
+from pycoll.parallel.core import collectives
+from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.tensor.plan import Conv
 
 if TYPE_CHECKING:
@@ -54,24 +54,24 @@ def _convolve(layer: nn.Conv2d, x: Tensor, padding: Any = None, bias: Any = None
     return functional.conv2d(x, layer.weight, bias, layer.stride, padding, layer.dilation)
 
 
-def _by_out(line: Line, layer: nn.Conv2d, size: int, x: Tensor) -> Tensor:
+def _by_out(line: AxisGroup, layer: nn.Conv2d, size: int, x: Tensor) -> Tensor:
     y = _convolve(layer, collectives.copy_to(x, line), bias=layer.bias)
     return collectives.gather_from(y, line, 1, size)
 
 
-def _by_in(line: Line, layer: nn.Conv2d, x: Tensor) -> Tensor:
+def _by_in(line: AxisGroup, layer: nn.Conv2d, x: Tensor) -> Tensor:
     y = collectives.reduce_from(_convolve(layer, collectives.scatter_to(x, line, 1)), line)
     return y if layer.bias is None else y + layer.bias.view(-1, 1, 1)
 
 
-def _by_space(line: Line, layer: nn.Conv2d, x: Tensor) -> Tensor:
+def _by_space(line: AxisGroup, layer: nn.Conv2d, x: Tensor) -> Tensor:
     width = layer.kernel_size[0] // 2
     return _convolve(
         layer, with_halo(x, line, width), padding=(0, layer.padding[1]), bias=layer.bias
     )
 
 
-def with_halo(x: Tensor, line: Line, width: int) -> Tensor:
+def with_halo(x: Tensor, line: AxisGroup, width: int) -> Tensor:
     """Rows of an image with `width` rows of each neighbour; zeros at the image's edges.
 
     Args:
@@ -87,7 +87,7 @@ def with_halo(x: Tensor, line: Line, width: int) -> Tensor:
     return _Halo.apply(x, line, width)  # type: ignore[no-any-return]
 
 
-def _exchange(line: Line, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+def _exchange(line: AxisGroup, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """Sends `up` to the rank above and `down` to that below; what comes from above and below."""
     above, below = torch.zeros_like(down), torch.zeros_like(up)
     with line.comm.coalesce():
@@ -104,7 +104,7 @@ def _exchange(line: Line, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
 
 class _Halo(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, line: Line, width: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, line: AxisGroup, width: int) -> Tensor:
         if x.shape[2] < width:
             raise UsageError(f"conv2d by space: {x.shape[2]} rows, expected {width} or more")
         ctx.line, ctx.width = line, width

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pycoll import _core
 from pycoll.errors import UsageError
-from pycoll.parallel import collectives
-from pycoll.parallel.ledger import Line
-from pycoll.parallel.placement import share
+from pycoll.parallel.core import collectives
+from pycoll.parallel.core.ledger import AxisGroup
+from pycoll.parallel.core.placement import share
 
 
 def im2col(
@@ -79,7 +79,7 @@ class _Im2col(torch.autograd.Function):
 
 
 def conv2d_by_gemm(
-    x: Tensor, weight: Tensor, line: Line | None = None, stride: int = 1, padding: int = 0
+    x: Tensor, weight: Tensor, line: AxisGroup | None = None, stride: int = 1, padding: int = 0
 ) -> Tensor:
     """A convolution as one product of the matrices of filters and of patches.
 

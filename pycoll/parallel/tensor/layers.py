@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pycoll.errors import UsageError
-from pycoll.parallel import collectives
-from pycoll.parallel.ledger import Line
-from pycoll.parallel.placement import Placement, share
+from pycoll.parallel.core import collectives
+from pycoll.parallel.core.ledger import AxisGroup
+from pycoll.parallel.core.placement import Placement, share
 from pycoll.parallel.tensor.conv2d import share_conv
 from pycoll.parallel.tensor.plan import Column, Conv, Inside, Region, Row, Style, Vocab
 from pycoll.parallel.tensor.vocab import embed, mark
@@ -47,7 +47,7 @@ class Shared:
         inside: The shared dimension of layers that meet parts, by name.
     """
 
-    line: Line
+    line: AxisGroup
     sequence: bool
     placements: dict[int, Placement] = field(default_factory=dict)
     partial: set[int] = field(default_factory=set)
@@ -82,7 +82,7 @@ class Shared:
 
 
 def share_layers(
-    model: nn.Module, styles: dict[str, Style], line: Line, sequence: bool, blocks: str | None
+    model: nn.Module, styles: dict[str, Style], line: AxisGroup, sequence: bool, blocks: str | None
 ) -> Shared:
     """Shares the layers of a model out over `line`, in place.
 
@@ -184,7 +184,7 @@ def _with_input(args: tuple[Any, ...], kwargs: dict[str, Any], function: Any) ->
     return args, {**kwargs, "hidden_states": function(kwargs["hidden_states"])}
 
 
-def _part(shape: tuple[int, ...], dim: int, parts: int, unit: int, line: Line) -> Placement:
+def _part(shape: tuple[int, ...], dim: int, parts: int, unit: int, line: AxisGroup) -> Placement:
     block = shape[dim] // parts
     start, stop = share(block // unit, line.size, line.rank)
     ranges = ((i * block + start * unit, i * block + stop * unit) for i in range(parts))

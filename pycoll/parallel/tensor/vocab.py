@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pycoll.parallel import collectives
-from pycoll.parallel.ledger import Line
+from pycoll.parallel.core import collectives
+from pycoll.parallel.core.ledger import AxisGroup
 
 _MARK = "_pycoll_classes"  # attribute of logits that are a part: (start, stop), size, line
 
 
-def mark(logits: Tensor, classes: tuple[int, int], size: int, line: Line) -> Tensor:
+def mark(logits: Tensor, classes: tuple[int, int], size: int, line: AxisGroup) -> Tensor:
     """Notes on logits which of `size` classes they are of."""
     setattr(logits, _MARK, (classes, size, line))
     return logits
@@ -35,7 +35,7 @@ def whole(output: Any) -> Any:
     return collectives.gather_from(output, line, -1, size)
 
 
-def embed(layer: nn.Embedding, start: int, line: Line, ids: Tensor) -> Tensor:
+def embed(layer: nn.Embedding, start: int, line: AxisGroup, ids: Tensor) -> Tensor:
     """Looks up the ids that this rank has rows of; the other ranks add theirs."""
     here = (ids >= start) & (ids < start + layer.num_embeddings)
     rows = functional.embedding(torch.where(here, ids - start, 0), layer.weight)
@@ -80,7 +80,7 @@ class _CrossEntropy(torch.autograd.Function):
     """Of one part of the classes: losses of the shape of the labels, whole."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, start: int, line: Line) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, start: int, line: AxisGroup) -> Tensor:
         if logits.shape[-1]:
             largest = logits.detach().amax(-1)
         else:

@@ -11,7 +11,7 @@ from command_line import invoke
 
 from pycoll.errors import UsageError
 from pycoll.parallel import pipeline
-from pycoll.parallel.pipeline.draw import STYLES, draw_pipeline
+from pycoll.parallel.pipeline.draw_pipeline import STYLES, draw_pipeline
 
 pytestmark = pytest.mark.pure
 

@@ -7,7 +7,7 @@ import torch
 from models import batch, gpt, loss_sum, ranks
 
 from pycoll.parallel import pipeline
-from pycoll.parallel.pipeline.simulate import peak_versions
+from pycoll.parallel.pipeline.schedules.simulate_pipeline import peak_versions
 from pycoll.parallel.pipeline.stash import Stash
 
 pytestmark = [pytest.mark.ranks, pytest.mark.torch]

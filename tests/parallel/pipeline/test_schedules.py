@@ -9,17 +9,9 @@ from unittest import mock
 import pytest
 
 from pycoll.errors import UsageError
-from pycoll.parallel.pipeline import (
-    Action,
-    Costs,
-    Kind,
-    Schedule,
-    build,
-    generator,
-    names,
-    simulate,
-    validate,
-)
+from pycoll.parallel.pipeline import Action, Costs, Kind, Schedule, build, generator, names
+from pycoll.parallel.pipeline.schedules import simulate_pipeline as simulate
+from pycoll.parallel.pipeline.schedules import validate
 
 pytestmark = pytest.mark.pure
 
@@ -210,7 +202,7 @@ def test_pipedream_has_no_bubble_in_its_steady_state():
 
 
 def test_pipedream_staleness_is_what_is_stated():
-    from pycoll.parallel.pipeline.pipedream import staleness
+    from pycoll.parallel.pipeline.schedules.pipedream import staleness
 
     for p in (1, 2, 4, 8):
         schedule = build("pipedream", p, 20)

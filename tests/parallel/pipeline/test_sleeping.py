@@ -6,7 +6,7 @@ import pytest
 import torch  # noqa: F401 - once, before ranks are forked
 
 from pycoll.parallel import pipeline
-from pycoll.parallel.pipeline.pipedream import staleness
+from pycoll.parallel.pipeline.schedules.pipedream import staleness
 from pycoll.parallel.pipeline.sleeping import Measured, measure
 
 pytestmark = [pytest.mark.ranks, pytest.mark.torch]

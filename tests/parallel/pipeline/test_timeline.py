@@ -11,7 +11,7 @@ from models import batch, gpt, loss_sum
 import pycoll
 from pycoll.errors import UsageError
 from pycoll.parallel import pipeline
-from pycoll.parallel.pipeline import timeline
+from pycoll.parallel.pipeline import trace_events as timeline
 
 pytestmark = [pytest.mark.ranks, pytest.mark.torch]
 

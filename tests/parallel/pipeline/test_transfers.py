@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pycoll.parallel import pipeline
-from pycoll.parallel.pipeline.actions import Kind
-from pycoll.parallel.pipeline.transfers import receive_of, with_transfers
+from pycoll.parallel.pipeline.schedules.actions import Kind
+from pycoll.parallel.pipeline.schedules.transfers import receive_of, with_transfers
 
 pytestmark = pytest.mark.pure
 

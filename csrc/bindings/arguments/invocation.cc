@@ -1,0 +1,95 @@
+#include "bindings/arguments/invocation.h"
+
+#include <memory>
+#include <utility>
+
+#include "base/error.h"
+#include "bindings/device_objects.h"
+#include "bindings/gil.h"
+#include "schedule/collectives.h"
+
+namespace pycoll {
+namespace py = pybind11;
+
+namespace {
+
+// Below this size a call keeps the GIL until a wait turns slow; giving it up and taking it back
+// would cost as much as the message.
+constexpr int64_t kKeepGilBytes = 32 << 10;
+
+/// An algorithm that the core does not know may have been registered in Python: the method
+/// _add_algorithm of the communicator builds it, or raises UsageError.
+void know_algorithm(PyObject* self, Communicator& comm, const Call& call) {
+  if (call.algorithm.empty()) return;
+  const std::string_view name = call.algorithm.substr(0, call.algorithm.find('/'));
+  if (comm.knows_algorithm(call.collective, name, call.root)) return;
+  py::handle(self).attr("_add_algorithm")(info(call.collective).name, name, call.root);
+}
+
+/// Arrays that come again may move. A result that is made here does not come again.
+void note_arrays(const Invocation& in) {
+  RegistrationCache* const registration_cache = in.object.registration_cache.get();
+  if (registration_cache == nullptr || !registration_cache->wants(in.nbytes)) [[likely]]
+    return;
+  const Operands& operands = in.operands;
+  if (operands.x) registration_cache->note(*in.object.comm, *operands.x);
+  if (operands.out && in.args[Arg::kOut] != nullptr) {
+    registration_cache->note(*in.object.comm, *operands.out);
+  }
+}
+
+PyObject* start(Invocation& in) {
+  auto work = in.object.comm->start(in.call, keep_alive(std::move(in.operands)));
+  py::object result = in.result ? std::move(in.result) : py::none();
+  return py::module_::import("pycoll.communicator")
+      .attr("Work")(py::cast(std::move(work)), std::move(result))
+      .release()
+      .ptr();
+}
+
+PyObject* start_on_device(Invocation& in) {
+  DeviceWorkObject object;
+  object.array = in.result ? in.result : py::reinterpret_borrow<py::object>(in.args[Arg::kX]);
+  {
+    LazyGilRelease gil(in.object.ranks_are_threads);
+    in.call.on_slow = gil.on_slow();
+    object.work = in.object.comm->start_on_device(in.call, keep_alive(std::move(in.operands)));
+  }
+  py::object result = in.result ? std::move(in.result) : py::none();
+  return py::module_::import("pycoll.communicator")
+      .attr("Work")(py::cast(std::move(object)), std::move(result))
+      .release()
+      .ptr();
+}
+
+}  // namespace
+
+void run_here(CommunicatorObject& object, Call& call, int64_t nbytes) {
+  LazyGilRelease gil(object.ranks_are_threads || nbytes > kKeepGilBytes);
+  call.on_slow = gil.on_slow();
+  object.comm->run(call);
+}
+
+void refuse_async_in_batch(PyObject* async_op) {
+  if (async_op == nullptr || !truth_of(async_op)) return;
+  throw UsageError("async_op within coalesce(): all operations of the group end with it");
+}
+
+PyObject* run_or_start(Invocation& in) {
+  note_arrays(in);
+  know_algorithm(in.self, *in.object.comm, in.call);
+  in.call.site = in.object.sites->here(in.object.comm->recorder());
+  PyObject* async_op = in.args[Arg::kAsyncOp];
+  if (in.object.batch != nullptr) [[unlikely]] {
+    refuse_async_in_batch(async_op);
+    in.object.batch->add(in.call, keep_alive(std::move(in.operands)));
+    return in.result ? in.result.release().ptr() : py::none().release().ptr();
+  }
+  if (async_op != nullptr && truth_of(async_op)) {
+    return in.call.device >= 0 ? start_on_device(in) : start(in);
+  }
+  run_here(in.object, in.call, in.nbytes);
+  return in.result ? in.result.release().ptr() : py::none().release().ptr();
+}
+
+}  // namespace pycoll

@@ -1,0 +1,134 @@
+#include "bindings/arguments/registration_cache.h"
+
+#include <pybind11/numpy.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "transport/memory/cached_array.h"
+
+namespace pycoll {
+namespace py = pybind11;
+
+namespace {
+
+constexpr const char* kAfterVariable = "PYCOLL_REGISTER_AFTER";
+constexpr int kRegisterAfter = 8;  // a move costs as much as some ten messages save
+constexpr int kOwnsData = 0x4;     // NPY_ARRAY_OWNDATA
+
+/// The array that has the memory of `array`; null when something else than an array has it.
+PyObject* owner_of(PyObject* array) {
+  const auto& numpy = py::detail::npy_api::get();
+  while (py::detail::array_proxy(array)->base != nullptr) {
+    array = py::detail::array_proxy(array)->base;
+    if (!numpy.PyArray_Check_(array)) return nullptr;
+  }
+  return (py::detail::array_proxy(array)->flags & kOwnsData) != 0 ? array : nullptr;
+}
+
+/// Memory that NumPy got from malloc, and not from an allocator of somebody else's.
+bool is_from_malloc(PyObject* owner) {
+  for (const char* module : {"numpy._core.multiarray", "numpy.core.multiarray"}) {
+    try {
+      const py::object name = py::module_::import(module).attr("get_handler_name")(
+          py::reinterpret_borrow<py::object>(owner));
+      return py::str(name).cast<std::string>() == "default_allocator";
+    } catch (py::error_already_set&) {  // of another version
+    }
+  }
+  return false;
+}
+
+/// Belongs to the callback of a weak reference to an registered array's owner. NumPy neither frees
+/// nor resizes an array that has one before it has told it.
+struct Followed {
+  std::shared_ptr<CachedArray> array;
+  PyObject* reference = nullptr;  // weak; owned by this, which its callback owns
+
+  static Followed* of(PyObject* capsule) {
+    return static_cast<Followed*>(PyCapsule_GetPointer(capsule, nullptr));
+  }
+};
+
+PyObject* on_death(PyObject* capsule, PyObject*) {
+  Followed* const followed = Followed::of(capsule);
+  if (followed == nullptr) return nullptr;
+  followed->array->end();
+  Py_XDECREF(std::exchange(followed->reference, nullptr));  // and with it, in the end, `followed`
+  return Py_NewRef(Py_None);
+}
+
+PyMethodDef kOnDeath = {"pycoll_array_died", on_death, METH_O, nullptr};
+
+/// What the core is to register; null when the owner takes no weak reference.
+std::shared_ptr<CachedArray> follow(PyObject* owner, const ArrayView& view) {
+  auto* const followed = new Followed{std::make_shared<CachedArray>(
+      static_cast<std::byte*>(view.data), static_cast<size_t>(view.nbytes()))};
+  const auto capsule = py::reinterpret_steal<py::object>(
+      PyCapsule_New(followed, nullptr, [](PyObject* of) { delete Followed::of(of); }));
+  const auto callback =
+      py::reinterpret_steal<py::object>(PyCFunction_New(&kOnDeath, capsule.ptr()));
+  followed->reference = PyWeakref_NewRef(owner, callback.ptr());
+  if (followed->reference == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  return followed->array;
+}
+
+}  // namespace
+
+RegistrationCache::RegistrationCache() : after_(kRegisterAfter) {
+  const char* text = std::getenv(kAfterVariable);
+  if (text == nullptr) return;
+  char* end = nullptr;
+  const long number = std::strtol(text, &end, 10);
+  if (*text == '\0' || *end != '\0' || number < 0 || number > 1'000'000) {
+    throw UsageError(std::string(kAfterVariable) + " is '" + text +
+                     "', expected after how many uses an array is registered by itself, or 0 for "
+                     "never");
+  }
+  after_ = static_cast<int>(number);
+}
+
+RegistrationCache::Seen& RegistrationCache::find(const PyObject* owner, const ArrayView& view) {
+  // One of two places, so that x and out of a loop never keep each other out.
+  const uint64_t hash = reinterpret_cast<uintptr_t>(view.data) * 0x9e3779b97f4a7c15;
+  Seen& first = seen_[(hash >> 32) % kNumSeen];
+  Seen& second = seen_[((hash >> 32) ^ 1) % kNumSeen];
+  for (Seen* seen : {&first, &second}) {
+    if (seen->owner == owner && seen->data == view.data && seen->nbytes == view.nbytes()) {
+      seen->last_use = ++now_;
+      return *seen;
+    }
+  }
+  Seen& seen = first.last_use <= second.last_use ? first : second;
+  seen = {owner, view.data, view.nbytes(), 0, after_, {}, ++now_};
+  return seen;
+}
+
+void RegistrationCache::count(Communicator& comm, const ArrayView& view) {
+  PyObject* const owner = owner_of(view.numpy());
+  if (owner == nullptr) return;
+  Seen& seen = find(owner, view);
+  ++seen.num_uses;
+  if (seen.num_uses < seen.wanted) return;
+  if (seen.num_uses > seen.wanted) {
+    if (!seen.array.expired()) return;
+    // It is another one by now.
+    seen.wanted = seen.num_uses > seen.wanted + after_ ? after_ : 2 * seen.wanted;
+    seen.num_uses = 1;
+    return;
+  }
+  if (comm.reaches(view.data, static_cast<size_t>(view.nbytes())) || !is_from_malloc(owner)) return;
+  if (std::shared_ptr<CachedArray> array = follow(owner, view)) {
+    seen.array = array;
+    const py::gil_scoped_release gil;
+    comm.cache_array(std::move(array));
+  }
+}
+
+}  // namespace pycoll

@@ -1,0 +1,161 @@
+#include "bootstrap/join/rendezvous.h"
+
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "bootstrap/join/joining.h"
+#include "bootstrap/join/serialize.h"
+#include "bootstrap/join/tcp_store.h"
+#include "bootstrap/security/token.h"
+
+namespace pycoll {
+namespace {
+
+/// How long rank 0, having failed, serves on for the others to read why, and how long they try.
+constexpr double kLastWordSeconds = 2;
+
+const char kRankZeroKey[] = "join/rank_zero";
+const char kNumArrivedKey[] = "join/num_arrived";
+const char kNumVerdictsKey[] = "join/num_verdicts";
+const char kVerdictKey[] = "join/verdict";
+std::string arrived_key(int rank) { return "join/arrived/" + std::to_string(rank); }
+std::string done_key(int rank) { return "join/done/" + std::to_string(rank); }
+
+/// How joining ends, for every rank alike.
+struct Verdict {
+  enum class Kind : uint8_t { kJoined, kTimeout, kUsage };
+  Kind kind = Kind::kJoined;
+  std::string text;  // kJoined: the session's name; else the error
+
+  std::string to_bytes() const {
+    return WireWriter().number(static_cast<uint8_t>(kind)).text(text).bytes();
+  }
+  static Verdict from(const std::string& bytes) {
+    WireReader reader(bytes);
+    const auto kind = static_cast<Kind>(reader.number<uint8_t>());
+    return {.kind = kind, .text = std::string(reader.text())};
+  }
+  /// The session's name, or the error raised.
+  const std::string& name() const {
+    if (kind == Kind::kTimeout) throw TimeoutError(text);
+    if (kind == Kind::kUsage) throw UsageError(text);
+    return text;
+  }
+};
+
+/// The first verdict stands.
+void propose(Store& store, const Verdict& verdict) {
+  if (store.add(kNumVerdictsKey, 1) == 1) store.set(kVerdictKey, verdict.to_bytes());
+}
+
+/// Says where this rank and rank 0 disagree; empty if they do not.
+std::string disagreement(Store& store, const LaunchEnv& env, const Deadline& deadline) {
+  const std::string rank_zero = store.get(kRankZeroKey, deadline);
+  WireReader reader(rank_zero);
+  const int num_ranks = reader.number<int32_t>();
+  const std::string who = "rank " + std::to_string(env.rank);
+  if (num_ranks != env.num_ranks) {
+    return who + " was started for a world of " + std::to_string(env.num_ranks) +
+           " ranks, rank 0 for one of " + std::to_string(num_ranks);
+  }
+  return "";
+}
+
+void arrive(Store& store, const LaunchEnv& env, const Deadline& deadline) {
+  if (env.rank == 0) {
+    WireWriter own;
+    own.number(static_cast<int32_t>(env.num_ranks));
+    store.set(kRankZeroKey, own.bytes());
+  }
+  const std::string problem = disagreement(store, env, deadline);
+  if (!problem.empty()) {
+    propose(store, {.kind = Verdict::Kind::kUsage, .text = problem});
+    return;
+  }
+  store.add(arrived_key(env.rank), 1);
+  if (store.add(kNumArrivedKey, 1) == env.num_ranks) {
+    propose(store, {.kind = Verdict::Kind::kJoined, .text = random_hex()});
+  }
+}
+
+Verdict wait_for_verdict(Store& store, const LaunchEnv& env, const Deadline& deadline) {
+  try {
+    return Verdict::from(store.get(kVerdictKey, deadline));
+  } catch (const TimeoutError&) {
+    // The first deadline to pass ends it for all: one rank less cannot become a session.
+  }
+  std::vector<int> missing;
+  for (int rank = 0; rank < env.num_ranks; ++rank) {
+    if (store.add(arrived_key(rank), 0) == 0) missing.push_back(rank);
+  }
+  propose(store, {.kind = Verdict::Kind::kTimeout,
+                  .text = did_not_join(missing, env.num_ranks, deadline.timeout_s())});
+  return Verdict::from(store.get(kVerdictKey, Deadline::after_s(kLastWordSeconds)));
+}
+
+/// Rank 0 keeps the store up until everyone knows that the session stands.
+void wait_until_known(Store& store, const LaunchEnv& env, const Deadline& deadline) {
+  if (env.rank != 0) return store.set(done_key(env.rank), "");
+  for (int rank = 1; rank < env.num_ranks; ++rank) {
+    try {
+      store.get(done_key(rank), deadline);
+    } catch (const TimeoutError&) {
+      throw TimeoutError(did_not_join({rank}, env.num_ranks, deadline.timeout_s()));
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> Session::exchange(const std::string& topic, const std::string& own,
+                                           const Deadline& deadline) {
+  if (over_mpi) return over_mpi(topic, own);
+  if (!store) throw UsageError("the session is closed");
+  std::vector<std::string> all = StoreExchange(*store, rank, num_ranks, deadline)(topic, own);
+  // Rank 0 may close the store after this.
+  const auto known = [&topic](int who) { return "known/" + topic + "/" + std::to_string(who); };
+  if (rank != 0) store->set(known(rank), "");
+  for (int peer = 1; rank == 0 && peer < num_ranks; ++peer) store->get(known(peer), deadline);
+  return all;
+}
+
+std::string meet(Store& store, const LaunchEnv& env, const Deadline& deadline) {
+  arrive(store, env, deadline);
+  const std::string name = wait_for_verdict(store, env, deadline).name();
+  store.remove(arrived_key(env.rank));  // only who has waited in vain would ask
+  return name;
+}
+
+void forget_meeting(Store& store) {
+  for (const char* key : {kRankZeroKey, kNumArrivedKey, kNumVerdictsKey, kVerdictKey}) {
+    store.remove(key);
+  }
+}
+
+Session join(const LaunchEnv& env, const Deadline& deadline) {
+  Session session;
+  session.rank = env.rank;
+  session.num_ranks = env.num_ranks;
+  session.token = env.token;
+  // A world of one needs no port that others know, and so cannot find it in use.
+  const bool alone = env.num_ranks == 1;
+  const std::string address = alone ? "127.0.0.1" : env.master_addr;
+  int port = alone ? 0 : env.master_port;
+  if (env.rank == 0) {
+    session.server = std::make_unique<TcpStoreServer>(address, port, env.token);
+    port = session.server->port();
+  }
+  session.store = std::make_unique<TcpStore>(address, port, env.token, env.rank, deadline);
+  arrive(*session.store, env, deadline);
+  const Verdict verdict = wait_for_verdict(*session.store, env, deadline);
+  if (verdict.kind != Verdict::Kind::kJoined && session.server) {
+    session.store.reset();
+    session.server->stop(kLastWordSeconds);
+  }
+  session.name = verdict.name();
+  wait_until_known(*session.store, env, deadline);
+  return session;
+}
+
+}  // namespace pycoll

@@ -1,0 +1,53 @@
+// The messages between a TcpStore and its server.
+//
+// A frame is a uint32 length and that many bytes: kind, request number, payload. The first frame of
+// a client is its hello; no other is read before it was accepted. Every request gets one reply with
+// its number, so that a client that gave up on one can tell its late reply from the next.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "bootstrap/join/serialize.h"
+
+namespace pycoll {
+
+enum class StoreFrame : uint8_t {
+  kHello,    // text magic, text token, int32 rank
+  kSet,      // text key, text value
+  kGet,      // text key
+  kAdd,      // text key, int64 delta
+  kOk,       // text result
+  kError,    // text why: the request was wrong
+  kRefused,  // to a hello with another token
+  kTaken,    // to a hello of a rank that has joined this session before
+};
+
+inline constexpr std::string_view kStoreMagic = "pycoll store 1";
+inline constexpr size_t kMaxFrameBytes = 16 << 20;
+/// What a stranger may make the server hold.
+inline constexpr size_t kMaxHelloBytes = 4096;
+
+inline std::string store_frame(StoreFrame kind, uint32_t number, const WireWriter& payload) {
+  WireWriter frame;
+  frame.number(static_cast<uint32_t>(sizeof(kind) + sizeof(number) + payload.bytes().size()));
+  frame.number(static_cast<uint8_t>(kind)).number(number);
+  return frame.bytes() + payload.bytes();
+}
+
+/// Takes the first whole frame off `buffer`, without its length; nothing while it is incomplete.
+inline std::optional<std::string> take_frame(std::string& buffer, size_t max_bytes) {
+  uint32_t nbytes;
+  if (buffer.size() < sizeof(nbytes)) return std::nullopt;
+  nbytes = WireReader(buffer).number<uint32_t>();
+  if (nbytes > max_bytes) throw MalformedMessage();
+  if (buffer.size() - sizeof(nbytes) < nbytes) return std::nullopt;
+  std::string frame = buffer.substr(sizeof(nbytes), nbytes);
+  buffer.erase(0, sizeof(nbytes) + nbytes);
+  return frame;
+}
+
+}  // namespace pycoll

@@ -1,0 +1,243 @@
+#include "bootstrap/join/tcp_store.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "base/socket.h"
+#include "bootstrap/join/joining.h"
+#include "bootstrap/security/tls_setting.h"
+#include "bootstrap/security/token.h"
+
+namespace pycoll {
+namespace {
+
+/// Connects to one address; an empty Fd, and errno, when that fails.
+Fd connect_to(const SocketAddress& address, const Deadline& deadline) {
+  Fd socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) return socket;
+  const int on = 1;
+  const int idle_s = 10;
+  // SO_REUSEADDR: should the port be given to this very socket, rank 0 can still listen on it.
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+  int error = 0;
+  if (::connect(socket.get(), address.get(), address.length) != 0) {
+    error = errno;
+    if (error == EINPROGRESS || error == EINTR) {
+      socklen_t nbytes = sizeof(error);
+      error = ETIMEDOUT;
+      if (wait_for_fd(socket.get(), POLLOUT, deadline)) {
+        ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &nbytes);
+      }
+    }
+  }
+  if (error == 0 && is_connected_to_itself(socket.get())) error = ECONNREFUSED;
+  if (error != 0) socket.reset();
+  errno = error;
+  return socket;
+}
+
+}  // namespace
+
+TcpStore::TcpStore(const std::string& address, int port, const std::string& token, int rank,
+                   const Deadline& deadline)
+    : rank_(rank), where_(join_host_port(address, port)), deadline_(deadline) {
+  check_token(token);
+  // Rank 0 is often milliseconds away at first, and seconds if it has to be started by hand.
+  for (int pause = 5; !try_to_join(address, port, token, deadline);
+       pause = std::min(2 * pause, 200)) {
+    if (deadline.expired()) {
+      throw TimeoutError("rank " + std::to_string(rank) + " could not reach the store at " +
+                         where_ + " within " + format_seconds(deadline.timeout_s()) + " (" +
+                         obstacle_ + "): start rank 0, or set MASTER_ADDR and MASTER_PORT");
+    }
+    pause_ms(pause, deadline);
+  }
+}
+
+bool TcpStore::try_to_join(const std::string& address, int port, const std::string& token,
+                           const Deadline& deadline) {
+  try {
+    for (const SocketAddress& candidate : resolve_tcp(address, port)) {
+      Fd socket = connect_to(candidate, deadline);
+      if (!socket) {
+        obstacle_ = std::strerror(errno);
+        continue;
+      }
+      channel_ = tls_is_on() ? Channel(std::move(socket), Tls::Role::kConnects, token)
+                             : Channel(std::move(socket));
+      if (encrypt(deadline) && greet(token, deadline)) return true;
+    }
+  } catch (const SystemError& error) {
+    obstacle_ = error.what();
+  }
+  return false;
+}
+
+bool TcpStore::encrypt(const Deadline& deadline) {
+  for (;;) {
+    switch (channel_.greet()) {
+      case Tls::Greeting::kDone:
+        return true;
+      case Tls::Greeting::kFailed:
+        if (channel_.refusal() == Tls::Refusal::kOtherSecret) throw_refused();
+        if (channel_.refusal() == Tls::Refusal::kNoTls) throw_tls_here_only(true);
+        obstacle_ = "what listens there did not prove with TLS that it knows the session token";
+        return false;
+      case Tls::Greeting::kGoesOn:
+        if (wait_for_fd(channel_.fd(), POLLIN, deadline)) continue;
+        if (obstacle_.empty()) obstacle_ = "who listens there did not answer";
+        return false;
+    }
+  }
+}
+
+void TcpStore::throw_refused() const {
+  throw UsageError("the store at " + where_ + " refused rank " + std::to_string(rank_) +
+                   ": its session token is another one; set the same PYCOLL_TOKEN on every "
+                   "rank, or another MASTER_PORT if that store belongs to another job");
+}
+
+void TcpStore::throw_tls_here_only(bool on_this_rank) const {
+  const std::string here = "rank " + std::to_string(rank_);
+  const std::string there = "the store at " + where_;
+  throw UsageError((on_this_rank ? here : there) + " wants TLS, and " +
+                   (on_this_rank ? there : here) + " does not: set " + kTlsVariable +
+                   " alike on all ranks");
+}
+
+bool TcpStore::greet(const std::string& token, const Deadline& deadline) {
+  in_.clear();
+  const uint32_t number = ++last_number_;
+  try {
+    WireWriter hello;
+    hello.text(kStoreMagic).text(token).number(static_cast<int32_t>(rank_));
+    send_all(store_frame(StoreFrame::kHello, number, hello), "hello", deadline);
+    const std::string frame = receive_frame("hello", deadline);
+    WireReader reader(frame);
+    const auto kind = static_cast<StoreFrame>(reader.number<uint8_t>());
+    if (reader.number<uint32_t>() != number) throw MalformedMessage();
+    const std::string_view text = reader.text();
+    reader.expect_end();
+    if (kind == StoreFrame::kRefused) {
+      throw_refused();
+    }
+    if (kind == StoreFrame::kTaken) {
+      obstacle_ = "rank " + std::to_string(rank_) +
+                  " has joined that session before: two processes have this rank, or rank 0 has "
+                  "not closed its last session";
+      return false;
+    }
+    if (kind != StoreFrame::kOk || text != kStoreMagic) throw MalformedMessage();
+    return true;
+  } catch (const PeerDiedError&) {
+    if (Tls::is_refusal(in_)) throw_tls_here_only(false);
+    obstacle_ = "who listens there closed the connection";
+  } catch (const TimeoutError&) {
+    // The deadline cut off this attempt; what kept an earlier one from working says more.
+    if (obstacle_.empty()) obstacle_ = "who listens there did not answer";
+  } catch (const MalformedMessage&) {
+    if (Tls::is_refusal(in_)) throw_tls_here_only(false);
+    obstacle_ = "what listens there is not a pycoll store";
+  }
+  return false;
+}
+
+void TcpStore::set(const std::string& key, const std::string& value) {
+  request(StoreFrame::kSet, WireWriter().text(key).text(value), "set '" + key + "'",
+          deadline_.restarted());
+}
+
+std::string TcpStore::get(const std::string& key, const Deadline& deadline) {
+  return request(StoreFrame::kGet, WireWriter().text(key), "get '" + key + "'", deadline);
+}
+
+int64_t TcpStore::add(const std::string& key, int64_t delta) {
+  return std::stoll(request(StoreFrame::kAdd, WireWriter().text(key).number(delta),
+                            "add to '" + key + "'", deadline_.restarted()));
+}
+
+std::string TcpStore::request(StoreFrame kind, const WireWriter& payload, const std::string& what,
+                              const Deadline& deadline) {
+  const std::lock_guard lock(mutex_);
+  const uint32_t number = ++last_number_;
+  const std::string message = store_frame(kind, number, payload);
+  if (message.size() > kMaxFrameBytes) {
+    throw UsageError(what + ": " + std::to_string(message.size()) + " bytes; the store takes " +
+                     std::to_string(kMaxFrameBytes) + " at most");
+  }
+  if (!channel_) throw_server_gone(what);
+  try {
+    send_all(message, what, deadline);
+    while (true) {
+      const std::string frame = receive_frame(what, deadline);
+      WireReader reader(frame);
+      const auto reply = static_cast<StoreFrame>(reader.number<uint8_t>());
+      if (reader.number<uint32_t>() != number) continue;  // of a get that timed out
+      const std::string text(reader.text());
+      if (reply == StoreFrame::kError) throw UsageError(text);
+      if (reply != StoreFrame::kOk) throw MalformedMessage();
+      return text;
+    }
+  } catch (const PeerDiedError&) {
+    channel_.reset();
+    throw;
+  } catch (const MalformedMessage&) {
+    channel_.reset();
+    throw_server_gone(what);
+  }
+}
+
+void TcpStore::send_all(const std::string& bytes, const std::string& what,
+                        const Deadline& deadline) {
+  size_t sent = 0;
+  while (sent < bytes.size()) {
+    const ssize_t now = channel_.send(std::string_view(bytes).substr(sent));
+    if (now > 0) {
+      sent += static_cast<size_t>(now);
+    } else if (errno == EAGAIN) {
+      if (wait_for_fd(channel_.fd(), POLLOUT, deadline)) continue;
+      channel_.reset();  // half a request cannot be taken back
+      throw TimeoutError("rank " + std::to_string(rank_) + ": " + what + ": the store at " +
+                         where_ + " took no data for " + format_seconds(deadline.timeout_s()));
+    } else if (errno != EINTR) {
+      throw_server_gone(what);
+    }
+  }
+}
+
+std::string TcpStore::receive_frame(const std::string& what, const Deadline& deadline) {
+  while (true) {
+    if (auto frame = take_frame(in_, kMaxFrameBytes + kMaxHelloBytes)) return *std::move(frame);
+    if (!channel_.may_have_more() && !wait_for_fd(channel_.fd(), POLLIN, deadline)) {
+      throw TimeoutError("rank " + std::to_string(rank_) + " waited " +
+                         format_seconds(deadline.timeout_s()) + " for " + what +
+                         " from the store at " + where_);
+    }
+    char buffer[65536];
+    const ssize_t received = channel_.receive(buffer, sizeof(buffer));
+    if (received > 0) {
+      in_.append(buffer, static_cast<size_t>(received));
+    } else if (received == 0 || (errno != EAGAIN && errno != EINTR)) {
+      throw_server_gone(what);
+    }
+  }
+}
+
+void TcpStore::throw_server_gone(const std::string& what) const {
+  throw PeerDiedError("rank " + std::to_string(rank_) + ": " + what + ": the store at " + where_ +
+                          " is gone: rank 0 ended, or closed its communicator",
+                      0, 0);
+}
+
+}  // namespace pycoll

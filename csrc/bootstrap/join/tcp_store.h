@@ -1,0 +1,52 @@
+// A Store on rank 0's TcpStoreServer.
+#pragma once
+
+#include <mutex>
+#include <string>
+
+#include "bootstrap/join/store.h"
+#include "bootstrap/join/store_protocol.h"
+#include "bootstrap/security/channel.h"
+
+namespace pycoll {
+
+/// Every call raises PeerDiedError for rank 0 as soon as the server is gone.
+class TcpStore final : public Store {
+ public:
+  /// Connects, retrying until the deadline: rank 0 may start later. Raises TimeoutError when nobody
+  /// answers, UsageError when the server has another token. The deadline's timeout also bounds how
+  /// long `set` and `add` wait for the server's answer.
+  TcpStore(const std::string& address, int port, const std::string& token, int rank,
+           const Deadline& deadline);
+
+  void set(const std::string& key, const std::string& value) override;
+  std::string get(const std::string& key, const Deadline& deadline) override;
+  int64_t add(const std::string& key, int64_t delta) override;
+
+ private:
+  /// One attempt to connect and be welcomed; says in `obstacle_` why it did not work.
+  bool try_to_join(const std::string& address, int port, const std::string& token,
+                   const Deadline& deadline);
+  bool greet(const std::string& token, const Deadline& deadline);
+  /// TLS's greeting, where it is on; false, and `obstacle_`, when that does not work.
+  bool encrypt(const Deadline& deadline);
+  [[noreturn]] void throw_refused() const;
+  [[noreturn]] void throw_tls_here_only(bool on_this_rank) const;
+  std::string request(StoreFrame kind, const WireWriter& payload, const std::string& what,
+                      const Deadline& deadline);
+  void send_all(const std::string& bytes, const std::string& what, const Deadline& deadline);
+  /// The next frame from the server, whatever its number.
+  std::string receive_frame(const std::string& what, const Deadline& deadline);
+  [[noreturn]] void throw_server_gone(const std::string& what) const;
+
+  const int rank_;
+  const std::string where_;
+  const Deadline deadline_;
+  std::string obstacle_;
+  std::mutex mutex_;
+  Channel channel_;
+  std::string in_;
+  uint32_t last_number_ = 0;
+};
+
+}  // namespace pycoll

@@ -1,0 +1,310 @@
+#include "bootstrap/join/tcp_store_server.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/socket.h"
+#include "bootstrap/join/store_protocol.h"
+#include "bootstrap/security/channel.h"
+#include "bootstrap/security/tls_setting.h"
+#include "bootstrap/security/token.h"
+
+namespace pycoll {
+namespace {
+
+constexpr int64_t kNever = INT64_MAX;
+constexpr int64_t kSecondNs = 1'000'000'000;
+constexpr int64_t kOutOfFdsPauseNs = 100'000'000;
+constexpr int kBacklog = 512;
+
+std::optional<int64_t> parse_decimal(const std::string& text) {
+  int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stopped_at, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stopped_at != end) return std::nullopt;
+  return value;
+}
+
+}  // namespace
+
+struct TcpStoreServer::Connection {
+  struct Wait {
+    std::string key;
+    uint32_t number;
+  };
+
+  Channel channel;
+  int64_t hello_by_ns = 0;
+  bool welcome = false;
+  bool closing = false;  // close once `out` is sent
+  std::string in;
+  std::string out;
+  std::optional<Wait> wait;  // the last get, while it is not answered
+
+  void reply(StoreFrame kind, uint32_t number, std::string_view text) {
+    out += store_frame(kind, number, WireWriter().text(text));
+  }
+  /// Sends what the socket takes; true when nothing is left to send.
+  bool flush() {
+    while (!out.empty()) {
+      const ssize_t sent = channel.send(out);
+      if (sent > 0) {
+        out.erase(0, static_cast<size_t>(sent));
+      } else if (errno != EINTR) {
+        if (errno != EAGAIN) channel.reset();
+        return false;
+      }
+    }
+    if (closing) channel.reset();
+    return static_cast<bool>(channel);
+  }
+  /// Reads what one look at the socket brings; a client that left is dropped.
+  void fill() {
+    const Tls::Greeting greeting = channel.greet();
+    if (greeting == Tls::Greeting::kFailed) channel.reset();
+    if (greeting != Tls::Greeting::kDone) return;
+    do {
+      char buffer[65536];
+      const ssize_t received = channel.receive(buffer, sizeof(buffer));
+      if (received > 0) {
+        in.append(buffer, static_cast<size_t>(received));
+      } else if (received == 0 || (errno != EAGAIN && errno != EINTR)) {
+        channel.reset();
+      }
+    } while (channel && channel.may_have_more());
+  }
+};
+
+TcpStoreServer::TcpStoreServer(const std::string& address, int port, std::string token)
+    : token_(std::move(token)), encrypted_(tls_is_on()), stop_at_ns_(kNever) {
+  check_token(token_);
+  if (encrypted_) openssl();  // here it can say that there is none
+  listen_on(address, port);
+  wake_ = Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_) throw_system_error("eventfd");
+  // Signal handlers belong on the user's threads: this one inherits a mask that blocks them all.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::thread([this] { serve(); });
+  } catch (const std::system_error& error) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw SystemError(std::string("the store's thread did not start: ") + error.what());
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+TcpStoreServer::~TcpStoreServer() { stop(); }
+
+void TcpStoreServer::listen_on(const std::string& address, int port) {
+  const std::string where = join_host_port(address, port);
+  std::string why;
+  for (const SocketAddress& candidate : resolve_tcp(address, port)) {
+    if (candidate.is_any()) {
+      throw UsageError(
+          "the store does not listen on every interface (" + address +
+          "): set MASTER_ADDR to the one address through which the ranks reach rank 0");
+    }
+    Fd socket(::socket(candidate.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    const int on = 1;
+    if (socket && ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
+        ::bind(socket.get(), candidate.get(), candidate.length) == 0 &&
+        ::listen(socket.get(), kBacklog) == 0) {
+      port_ = local_address(socket.get()).port();
+      listener_ = std::move(socket);
+      return;
+    }
+    why = std::strerror(errno);
+  }
+  throw SystemError("rank 0 cannot listen at " + where + ": " + why +
+                    "; MASTER_ADDR must be an address of rank 0's host, and MASTER_PORT free");
+}
+
+void TcpStoreServer::stop(double linger_s) {
+  if (!thread_.joinable()) return;
+  stop_at_ns_ = now_ns() + static_cast<int64_t>(std::max(linger_s, 0.0) * kSecondNs);
+  const uint64_t one = 1;
+  while (::write(wake_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
+  }
+  thread_.join();
+  wake_.reset();
+}
+
+void TcpStoreServer::serve() {
+  std::vector<pollfd> fds;
+  while (true) {
+    const bool stopping = stop_at_ns_ != kNever;
+    if (stopping) {
+      // shutdown() also when a forked child still holds the listening socket.
+      if (listener_) ::shutdown(listener_.get(), SHUT_RDWR);
+      listener_.reset();
+      std::erase_if(connections_, [](const auto& one) { return !one->welcome; });
+      if (connections_.empty() || now_ns() >= stop_at_ns_) break;
+    }
+    const bool accepting = listener_ && now_ns() >= accept_after_ns_;
+    fds.clear();
+    fds.push_back({.fd = stopping ? -1 : wake_.get(), .events = POLLIN, .revents = 0});
+    fds.push_back({.fd = accepting ? listener_.get() : -1, .events = POLLIN, .revents = 0});
+    for (const auto& one : connections_) {
+      // Who does not read its replies is not read from either.
+      const short events = one->out.empty() ? POLLIN : POLLOUT;
+      fds.push_back({.fd = one->channel.fd(), .events = events, .revents = 0});
+    }
+    poll_fds(fds, poll_wait_ns());
+    for (size_t i = 0; i < connections_.size(); ++i) {
+      if (fds[2 + i].revents == 0) continue;
+      if (connections_[i]->out.empty()) connections_[i]->fill();
+      advance(*connections_[i]);
+    }
+    if (fds[1].revents != 0) accept_all();
+    drop_the_gone();
+  }
+  for (const auto& one : connections_) ::shutdown(one->channel.fd(), SHUT_RDWR);
+  connections_.clear();
+}
+
+int64_t TcpStoreServer::poll_wait_ns() const {
+  int64_t at_ns = std::min(stop_at_ns_.load(), now_ns() + 60 * kSecondNs);
+  if (accept_after_ns_ > now_ns()) at_ns = std::min(at_ns, accept_after_ns_);
+  for (const auto& one : connections_) {
+    if (!one->welcome) at_ns = std::min(at_ns, one->hello_by_ns);
+  }
+  return at_ns - now_ns();
+}
+
+void TcpStoreServer::accept_all() {
+  while (true) {
+    Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) {
+      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+        // The connection stays in the queue: look again later instead of spinning.
+        accept_after_ns_ = now_ns() + kOutOfFdsPauseNs;
+      }
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      return;
+    }
+    const int on = 1;
+    const int idle_s = 10;
+    ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+    ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+    auto connection = std::make_unique<Connection>();
+    connection->channel = encrypted_ ? Channel(std::move(socket), Tls::Role::kAccepts, token_)
+                                     : Channel(std::move(socket));
+    connection->hello_by_ns = now_ns() + static_cast<int64_t>(kHelloSeconds * kSecondNs);
+    connections_.push_back(std::move(connection));
+  }
+}
+
+void TcpStoreServer::advance(Connection& connection) {
+  try {
+    while (connection.flush()) {
+      if (!connection.welcome && Tls::is_greeting(connection.in)) {
+        connection.out = Tls::refusal_without_tls();
+        connection.in.clear();
+        connection.closing = true;
+        continue;
+      }
+      const auto frame =
+          take_frame(connection.in, connection.welcome ? kMaxFrameBytes : kMaxHelloBytes);
+      if (!frame) return;
+      connection.welcome ? handle_request(connection, *frame) : handle_hello(connection, *frame);
+    }
+  } catch (const MalformedMessage&) {
+    connection.channel.reset();
+  }
+}
+
+void TcpStoreServer::handle_hello(Connection& connection, const std::string& frame) {
+  WireReader reader(frame);
+  const auto kind = static_cast<StoreFrame>(reader.number<uint8_t>());
+  const uint32_t number = reader.number<uint32_t>();
+  if (kind != StoreFrame::kHello || reader.text() != kStoreMagic) throw MalformedMessage();
+  const std::string_view token = reader.text();
+  const int rank = reader.number<int32_t>();
+  reader.expect_end();
+  if (!same_token(token_, token)) {
+    connection.closing = true;
+    connection.reply(StoreFrame::kRefused, number, "");
+  } else if (!joined_ranks_.insert(rank).second) {
+    connection.closing = true;
+    connection.reply(StoreFrame::kTaken, number, "");
+  } else {
+    connection.welcome = true;
+    connection.reply(StoreFrame::kOk, number, kStoreMagic);
+  }
+}
+
+void TcpStoreServer::handle_request(Connection& connection, const std::string& frame) {
+  WireReader reader(frame);
+  const auto kind = static_cast<StoreFrame>(reader.number<uint8_t>());
+  const uint32_t number = reader.number<uint32_t>();
+  const std::string key(reader.text());
+  if (kind == StoreFrame::kSet) {
+    const std::string value(reader.text());
+    reader.expect_end();
+    set_value(key, value);
+    connection.reply(StoreFrame::kOk, number, "");
+  } else if (kind == StoreFrame::kGet) {
+    reader.expect_end();
+    if (const auto found = values_.find(key); found != values_.end()) {
+      connection.reply(StoreFrame::kOk, number, found->second);
+    } else {
+      connection.wait = Connection::Wait{key, number};
+    }
+  } else if (kind == StoreFrame::kAdd) {
+    const int64_t delta = reader.number<int64_t>();
+    reader.expect_end();
+    const auto found = values_.find(key);
+    const auto before = found == values_.end() ? 0 : parse_decimal(found->second);
+    int64_t sum = 0;
+    if (!before || __builtin_add_overflow(*before, delta, &sum)) {
+      connection.reply(StoreFrame::kError, number,
+                       "add: the value of '" + key + "' is not a number, or the sum too large");
+      return;
+    }
+    if (delta != 0) set_value(key, std::to_string(sum));
+    connection.reply(StoreFrame::kOk, number, std::to_string(sum));
+  } else {
+    throw MalformedMessage();
+  }
+}
+
+void TcpStoreServer::set_value(const std::string& key, std::string value) {
+  const std::string& stored = values_[key] = std::move(value);
+  for (const auto& one : connections_) {
+    if (!one->channel || !one->wait || one->wait->key != key) continue;
+    one->reply(StoreFrame::kOk, one->wait->number, stored);
+    one->wait.reset();
+    one->flush();
+  }
+}
+
+void TcpStoreServer::drop_the_gone() {
+  size_t num_strangers = 0;
+  for (const auto& one : connections_) num_strangers += !one->welcome;
+  for (const auto& one : connections_) {  // oldest first
+    if (one->welcome || (num_strangers <= kMaxStrangers && now_ns() < one->hello_by_ns)) continue;
+    one->channel.reset();
+    --num_strangers;
+  }
+  std::erase_if(connections_, [](const auto& one) { return !one->channel; });
+}
+
+}  // namespace pycoll

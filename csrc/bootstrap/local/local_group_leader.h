@@ -1,0 +1,59 @@
+// Rank 0's side of form_local_group.
+#pragma once
+
+#include <poll.h>
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "bootstrap/local/local_group.h"
+#include "bootstrap/local/local_group_messages.h"
+#include "bootstrap/local/packet_socket.h"
+
+namespace pycoll {
+
+class LocalGroupLeader {
+ public:
+  LocalGroupLeader(const std::string& socket_name, int num_ranks, size_t shared_bytes,
+                   const std::string& token);
+
+  /// Waits for everyone, and tells everyone the outcome.
+  LocalGroup form(const Deadline& deadline, const PrepareMemory& prepare);
+
+ private:
+  struct Joiner {
+    Fd socket;
+    Fd pidfd;
+    pid_t pid = -1;
+  };
+  struct Stranger {
+    Fd socket;
+    pid_t pid = -1;
+  };
+
+  void gather(const Deadline& deadline);
+  void accept_strangers();
+  /// Reads the hello of `stranger`, and makes it a joiner or cuts it off.
+  void hear_hello(Stranger stranger);
+  /// A joiner has nothing to say but that it gives up, or that it died.
+  void hear_joiner(int rank);
+  std::vector<pid_t> pids() const;
+  LocalGroup welcome_all(const Deadline& deadline);
+  std::vector<int> missing_ranks() const;
+  GroupFailure timeout_after(double timeout_s) const;
+  GroupFailure death_of(int rank) const;
+  [[noreturn]] void fail(const GroupFailure& failure);
+
+  const int num_ranks_;
+  const size_t shared_bytes_;
+  const std::string& token_;
+  Fd memory_;
+  Fd listener_;
+  std::vector<Joiner> joiners_;      // by rank; without a socket until it came
+  std::vector<Stranger> strangers_;  // connected, hello not read yet; oldest first
+};
+
+}  // namespace pycoll

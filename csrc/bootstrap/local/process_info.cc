@@ -1,0 +1,112 @@
+#include "bootstrap/local/process_info.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <string>
+
+#include "base/error.h"
+
+namespace pycoll {
+namespace {
+
+// struct pidfd_info, PIDFD_GET_INFO and PIDFD_INFO_EXIT of Linux 6.15's <linux/pidfd.h>, under
+// names of our own because the system's headers may be older than the kernel.
+struct PidfdInfo {
+  uint64_t mask;
+  uint64_t cgroup_id;
+  uint32_t pid_and_credentials[11];
+  int32_t wait_status;
+};
+static_assert(sizeof(PidfdInfo) == 64);
+constexpr uint64_t kPidfdInfoExit = 1 << 3;
+constexpr unsigned long kPidfdGetInfo = _IOWR(0xFF, 11, PidfdInfo);
+
+/// As waitpid() would give it; for a process that was reaped.
+std::optional<int> wait_status_of_reaped(int pidfd) {
+  PidfdInfo info = {};
+  info.mask = kPidfdInfoExit;
+  if (::ioctl(pidfd, kPidfdGetInfo, &info) != 0 || !(info.mask & kPidfdInfoExit)) return {};
+  return info.wait_status;
+}
+
+/// The pid in our pid namespace; -1 once it was reaped.
+pid_t pid_of(int pidfd) {
+  std::ifstream file("/proc/self/fdinfo/" + std::to_string(pidfd));
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind("Pid:", 0) == 0) return static_cast<pid_t>(std::stol(line.substr(4)));
+  }
+  return -1;
+}
+
+/// For a process that has ended and was not reaped.
+std::optional<int> wait_status_of_zombie(int pidfd) {
+  const pid_t pid = pid_of(pidfd);
+  if (pid <= 0) return {};
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  // The command's name, in parentheses, may hold anything; the 50 fields after it are plain.
+  const size_t name_end = line.rfind(')');
+  if (name_end == std::string::npos) return {};
+  std::istringstream fields(line.substr(name_end + 1));
+  std::string state;
+  std::string field;
+  fields >> state;
+  for (int i = 0; i < 49; ++i) fields >> field;
+  // The pid may have been given to another process before the file was read, not after this.
+  if (!fields || state != "Z" || pid_of(pidfd) != pid) return {};
+  return std::stoi(field);
+}
+
+}  // namespace
+
+Fd open_own_pidfd() {
+  Fd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  if (!pidfd) throw_system_error("pidfd_open (pycoll needs Linux 5.3 or later)");
+  return pidfd;
+}
+
+bool process_ended(int pidfd) {
+  pollfd fd = {.fd = pidfd, .events = POLLIN, .revents = 0};
+  return ::poll(&fd, 1, 0) > 0 && (fd.revents & POLLIN);
+}
+
+int exit_signal(int pidfd) {
+  std::optional<int> status = wait_status_of_zombie(pidfd);
+  if (!status) status = wait_status_of_reaped(pidfd);
+  return status && WIFSIGNALED(*status) ? WTERMSIG(*status) : 0;
+}
+
+int num_usable_cores(std::span<const pid_t> pids) {
+  cpu_set_t usable;
+  CPU_ZERO(&usable);
+  for (const pid_t pid : pids) {
+    cpu_set_t own;
+    CPU_ZERO(&own);
+    if (::sched_getaffinity(pid, sizeof(own), &own) == 0) CPU_OR(&usable, &usable, &own);
+  }
+  return std::max(1, CPU_COUNT(&usable));
+}
+
+std::string host_id() {
+  std::string boot_id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  if (boot_id.empty()) throw SystemError("/proc/sys/kernel/random/boot_id cannot be read");
+  struct stat net = {};
+  if (::stat("/proc/self/ns/net", &net) != 0) throw_system_error("/proc/self/ns/net");
+  return boot_id + "/net:" + std::to_string(net.st_ino);
+}
+
+}  // namespace pycoll

@@ -1,0 +1,43 @@
+#include "bootstrap/security/tls_setting.h"
+
+#include <cstdlib>
+#include <string_view>
+
+#include "base/error.h"
+#include "bootstrap/security/sha256.h"
+#include "bootstrap/security/token.h"
+
+namespace pycoll {
+namespace {
+
+constexpr size_t kMinSecretBytes = 16;
+
+}  // namespace
+
+bool tls_is_on() {
+  const char* value = std::getenv(kTlsVariable);
+  const std::string_view text = value == nullptr ? "" : value;
+  if (text.empty() || text == "0") return false;
+  if (text == "1") return true;
+  throw UsageError(std::string(kTlsVariable) + "=" + value + ", expected 1 or 0");
+}
+
+std::string required_secret() {
+  const char* token = std::getenv("PYCOLL_TOKEN");
+  const std::string secret = token == nullptr ? "" : token;
+  if (secret.size() >= kMinSecretBytes) return secret;
+  throw UsageError(std::string(kTlsVariable) +
+                   "=1 needs a secret that all ranks share and nobody " +
+                   "can guess: set PYCOLL_TOKEN to " + std::to_string(kMinSecretBytes) +
+                   " or more random characters, such as `openssl rand -hex 16` prints (" +
+                   (secret.empty() ? "it is not set" : "it has " + std::to_string(secret.size())) +
+                   "); pycoll run does so itself");
+}
+
+std::string sealed_token(const std::string& token) {
+  if (!tls_is_on()) return token;
+  const Digest sealed = hmac_sha256(required_secret(), "pycoll token " + token);
+  return to_hex({reinterpret_cast<const char*>(sealed.data()), sealed.size()});
+}
+
+}  // namespace pycoll

@@ -1,0 +1,87 @@
+// The communicator's operations on arrays of a device, when its ranks are on several hosts.
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "base/error.h"
+#include "comm/communicator.h"
+#include "comm/device/host_staging.h"
+#include "device/device_library.h"
+
+namespace pycoll {
+namespace {
+
+constexpr std::chrono::microseconds kLookPeriod{20};
+constexpr int kLooksAtOnce = 200;
+
+}  // namespace
+
+void Communicator::open_staging(const Call& call) {
+  const Device device(device_table(), call.device);
+  if (call.stream != nullptr && device.capture_of(call.stream) != 0) {
+    throw UsageError(std::string(info(call.collective).name) +
+                     ": cannot be captured when the ranks are on several hosts: the hosts move the "
+                     "bytes of their devices");
+  }
+  if (staging_ == nullptr) {
+    staging_ = std::make_unique<HostStaging>(device, rank_, num_ranks_);
+  } else if (staging_->device().index() != call.device) {
+    throw UsageError(std::string(info(call.collective).name) + ": the array is on device " +
+                     std::to_string(call.device) + ", this communicator's rank is on " +
+                     staging_->device().title() + ": a communicator has one device per rank");
+  }
+}
+
+// Ends early when the communicator is broken: the next operation on the host says why.
+void Communicator::wait_for_device(const StreamEvent& event) {
+  for (int looks = 0; !event.is_over(); ++looks) {
+    if (load_acquire(segment_.failure_word()) != 0) return;
+    if (waiter_.interrupted && waiter_.interrupted()) fail_aborted();
+    if (looks > kLooksAtOnce) std::this_thread::sleep_for(kLookPeriod);
+  }
+}
+
+void Communicator::execute_staged(const Call& call, const StreamEvent& begun,
+                                  const OnSlow& on_slow) {
+  check_reduction(call);
+  on_slow();
+  if (call.send_counts != nullptr) agree_on_counts(call, {});
+  staging_->run(
+      call, begun, [this](const StreamEvent& event) { wait_for_device(event); },
+      [this](const Call& host) { perform(host, {}); });
+}
+
+void Communicator::execute_staged(const Call& call, const OnSlow& on_slow) {
+  open_staging(call);
+  StreamEvent begun(staging_->device());
+  begun.record(call.stream);
+  execute_staged(call, begun, on_slow);
+}
+
+std::shared_ptr<DeviceWork> Communicator::start_staged(const Call& call,
+                                                       std::shared_ptr<void> keep_alive) {
+  if (staging_ == nullptr) after_queued([&] { open_staging(call); });
+  open_staging(call);  // refuses what it cannot have
+  const Device& device = staging_->device();
+  auto begun = std::make_shared<StreamEvent>(device);
+  begun->record(call.stream);
+  auto work = std::make_shared<DeviceWork>(device, 0, std::move(keep_alive), nullptr);
+  if (progress_ == nullptr) progress_ = std::make_unique<ProgressThread>();
+  work->follow(progress_->submit([this, call, begun, work, name = std::string(call.algorithm)] {
+    const std::lock_guard lock(run_mutex_);
+    Call own = call;
+    own.algorithm = name;
+    own.stream = staging_->delivering();  // the caller's own waits when it asks the work
+    execute_staged(own, *begun, {});
+    work->over().record(own.stream);
+  }));
+  return work;
+}
+
+void Communicator::synchronize_staged() {
+  after_queued([&] {
+    if (staging_ != nullptr) wait_for_device(staging_->over());
+  });
+}
+
+}  // namespace pycoll

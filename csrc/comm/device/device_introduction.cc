@@ -1,0 +1,64 @@
+#include "comm/device/device_introduction.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+#include "base/error.h"
+#include "comm/device/device_blocks.h"
+#include "executor/device/device_launch.h"
+
+namespace pycoll {
+namespace {
+
+bool wants_host_links() {
+  const char* setting = std::getenv("PYCOLL_DEVICE_LINKS");
+  return setting != nullptr && std::strcmp(setting, "host") == 0;
+}
+
+}  // namespace
+
+DeviceIntroduction introduce(const Device& device) {
+  const DeviceFacts facts = device.facts();
+  DeviceIntroduction mine;
+  std::memcpy(mine.uuid, facts.uuid, sizeof(mine.uuid));
+  mine.index = device.index();
+  mine.max_channels = facts.max_channels;
+  mine.wants_host = wants_host_links() ? 1 : 0;
+  mine.taken_blocks = DeviceBlocks::taken(device.index());
+  // The kernel that needs most: the others fit where it does.
+  DeviceLaunch largest;
+  largest.num_threads = facts.block_threads;
+  largest.dtype = DType::kBF16;
+  device.check(device.table().max_resident_blocks(device.index(), &largest, &mine.resident_blocks),
+               "asking how many blocks fit");
+  return mine;
+}
+
+int channels_for(const std::vector<DeviceIntroduction>& all, const Device& device, bool threads) {
+  int channels = all[0].max_channels;
+  for (const DeviceIntroduction& one : all) {
+    int sharing = 0;
+    int taken = 0;
+    for (const DeviceIntroduction& other : all) {
+      if (!one.same_device(other)) continue;
+      ++sharing;
+      taken = threads ? std::max(taken, other.taken_blocks) : taken + other.taken_blocks;
+    }
+    // One cooperative launch of all ranks begins when there is room for all of it.
+    const bool alone = threads && sharing == static_cast<int>(all.size());
+    int room = (one.resident_blocks - (alone ? 0 : taken)) / sharing;
+    if (room < 1) {
+      throw UsageError(std::to_string(sharing) + " ranks share one device (" + device.title() +
+                       "), which holds " + std::to_string(one.resident_blocks) +
+                       " blocks at once, of which other communicators have " +
+                       std::to_string(taken) +
+                       ": they need one each; use fewer ranks, or close a communicator");
+    }
+    if (!alone && room > 1) room /= 2;  // there may be more communicators
+    channels = std::min({channels, one.max_channels, room});
+  }
+  return channels;
+}
+
+}  // namespace pycoll

@@ -1,0 +1,127 @@
+#include "comm/device/device_links.h"
+
+#include <cstring>
+#include <vector>
+
+namespace pycoll {
+namespace {
+
+// The words that ranks test their reach with (DeviceWindow::test).
+constexpr size_t kTestBytes = 4096;
+static_assert(kTestBytes >= kMaxDeviceRanks * sizeof(uint64_t));
+
+/// Where the rings of one protocol lie in a rank's window: rings[channel * num_ranks + peer], first
+/// what that peer writes (tails), then what it releases (heads), then the slots that it fills.
+struct Region {
+  size_t tails = 0;
+  size_t heads = 0;
+  size_t slots = 0;
+  size_t end = 0;
+};
+
+struct Layout {
+  std::array<Region, kNumDeviceProtocols> regions;
+  size_t num_rings;
+
+  Layout(int num_ranks, int num_channels)
+      : num_rings(static_cast<size_t>(num_ranks) * static_cast<size_t>(num_channels)) {
+    size_t at = kTestBytes;
+    for (int p = 0; p < kNumDeviceProtocols; ++p) {
+      Region& region = regions[static_cast<size_t>(p)];
+      const size_t ring_bytes = bytes_of(static_cast<DeviceProtocol>(p), num_ranks);
+      region.tails = at;
+      region.heads = region.tails + num_rings * sizeof(FlagLine);
+      region.slots = region.heads + num_rings * sizeof(FlagLine);
+      region.end = at = region.slots + num_rings * ring_bytes;
+    }
+  }
+  static size_t bytes_of(DeviceProtocol protocol, int num_ranks) {
+    const DeviceRingShape shape = device_ring_shape(protocol, num_ranks);
+    return static_cast<size_t>(shape.num_slots) * static_cast<size_t>(shape.slot_bytes);
+  }
+};
+
+}  // namespace
+
+DeviceRingShape device_ring_shape(DeviceProtocol protocol, int num_ranks) {
+  const bool many = num_ranks > 16;  // rings are as many as pairs of ranks
+  switch (protocol) {
+    case DeviceProtocol::kSimple:
+      return {kMaxSlots, many ? 16 << 10 : 64 << 10};
+    case DeviceProtocol::kLL:
+      return {kMaxSlots, many ? 4 << 10 : 16 << 10};
+    case DeviceProtocol::kLL128:
+      return {kMaxSlots, many ? 8 << 10 : 32 << 10};
+    case DeviceProtocol::kPoison:
+      return {2 * kPoisonBuffers,
+              many ? 8 << 10 : 32 << 10};  // of two messages per link, as two_shot
+    case DeviceProtocol::kDirect:
+      return {kMaxSlots, 0};  // marks alone
+  }
+  return {};
+}
+
+size_t DeviceLinkMemory::window_bytes(int num_ranks, int num_channels) {
+  return Layout(num_ranks, num_channels).regions.back().end;
+}
+
+DeviceLinkMemory::DeviceLinkMemory(const Device& device, const DeviceWindow& window, int rank,
+                                   int num_ranks, int num_channels)
+    : num_channels_(num_channels) {
+  const Layout layout(num_ranks, num_channels);
+  const size_t num_rings = layout.num_rings;
+  // One table after another: rings to send and to receive, states, epochs; then the failed word.
+  const size_t protocol_bytes = num_rings * (2 * sizeof(DeviceRing) + sizeof(DeviceRingState)) +
+                                static_cast<size_t>(num_channels) * sizeof(uint64_t);
+  std::vector<std::byte> bytes(kNumDeviceProtocols * protocol_bytes + sizeof(uint64_t));
+  tables_ = DeviceMemory(device, bytes.size());
+  for (size_t p = 0; p < kNumDeviceProtocols; ++p) {
+    const auto protocol = static_cast<DeviceProtocol>(p);
+    const Region& region = layout.regions[p];
+    const size_t ring_bytes = Layout::bytes_of(protocol, num_ranks);
+    std::vector<DeviceRing> send(num_rings);
+    std::vector<DeviceRing> recv(num_rings);
+    for (size_t c = 0; c < static_cast<size_t>(num_channels); ++c) {
+      for (int peer = 0; peer < num_ranks; ++peer) {
+        const auto n = static_cast<size_t>(num_ranks);
+        const size_t mine = c * n + static_cast<size_t>(rank);    // the place of this rank there
+        const size_t theirs = c * n + static_cast<size_t>(peer);  // the place of the peer here
+        std::byte* const here = window.at(rank);
+        std::byte* const there = window.at(peer);
+        const auto tail = [&](std::byte* base, size_t ring) {
+          return reinterpret_cast<FlagLine*>(base + region.tails + ring * sizeof(FlagLine));
+        };
+        const auto head = [&](std::byte* base, size_t ring) {
+          return reinterpret_cast<uint64_t*>(base + region.heads + ring * sizeof(FlagLine));
+        };
+        send[theirs] = {there + region.slots + mine * ring_bytes, tail(there, mine),
+                        head(here, theirs)};
+        recv[theirs] = {here + region.slots + theirs * ring_bytes, tail(here, theirs),
+                        head(there, mine)};
+      }
+    }
+    std::byte* const to = bytes.data() + p * protocol_bytes;
+    std::byte* const on_device = tables_.data() + p * protocol_bytes;
+    const size_t table_bytes = num_rings * sizeof(DeviceRing);
+    std::memcpy(to, send.data(), table_bytes);
+    std::memcpy(to + table_bytes, recv.data(), table_bytes);
+    const DeviceRingShape shape = device_ring_shape(protocol, num_ranks);
+    DeviceLinks& links = links_[p];
+    links.send = reinterpret_cast<const DeviceRing*>(on_device);
+    links.recv = reinterpret_cast<const DeviceRing*>(on_device + table_bytes);
+    links.states = reinterpret_cast<DeviceRingState*>(on_device + 2 * table_bytes);
+    links.epochs = reinterpret_cast<uint64_t*>(on_device + 2 * table_bytes +
+                                               num_rings * sizeof(DeviceRingState));
+    links.slot_bytes = shape.slot_bytes;
+    links.num_slots = shape.num_slots;
+  }
+  failed_ = reinterpret_cast<uint64_t*>(tables_.data() + kNumDeviceProtocols * protocol_bytes);
+  device.copy(tables_.data(), bytes.data(), bytes.size(), nullptr);
+  const Region& poison = layout.regions[static_cast<size_t>(DeviceProtocol::kPoison)];
+  const std::vector<std::byte> poisoned(poison.end - poison.slots,
+                                        static_cast<std::byte>(kPoisonByte));
+  device.copy(window.at(rank) + poison.slots, poisoned.data(), poisoned.size(), nullptr);
+  device.synchronize(nullptr);
+}
+
+}  // namespace pycoll

@@ -1,0 +1,89 @@
+#include "comm/device/device_planner.h"
+
+#include "base/error.h"
+#include "comm/device/device_links.h"
+
+namespace pycoll {
+namespace {
+
+/// Rules hold for devices too; what was measured of host memory does not.
+std::shared_ptr<const SelectionInputs> without_table(
+    const std::shared_ptr<const SelectionInputs>& inputs) {
+  auto own = std::make_shared<SelectionInputs>();
+  own->rules = inputs->rules;
+  own->table_note = "none of devices";
+  return own;
+}
+
+DeviceProtocol protocol_of(ProtocolKind protocol) {
+  switch (protocol) {
+    case ProtocolKind::kSimple:
+      return DeviceProtocol::kSimple;
+    case ProtocolKind::kLL:
+      return DeviceProtocol::kLL;
+    case ProtocolKind::kDirect:
+      return DeviceProtocol::kDirect;
+    case ProtocolKind::kLL128:
+      return DeviceProtocol::kLL128;
+    case ProtocolKind::kPoison:
+      return DeviceProtocol::kPoison;
+  }
+  return DeviceProtocol::kSimple;
+}
+
+PlannerLinks device_links_of(int num_ranks) {
+  PlannerLinks links;
+  links.num_slots = kMaxSlots;
+  links.multicast = false;
+  const auto payload = [&](DeviceProtocol protocol) {
+    // Half of it: ranges are cut at granules, so that one may be longer than its share.
+    return device_payload_bytes(protocol, device_ring_shape(protocol, num_ranks).slot_bytes, 1) / 2;
+  };
+  for (const ProtocolKind protocol : device_protocols()) {
+    links.slot_payloads[static_cast<size_t>(protocol)] = payload(protocol_of(protocol));
+  }
+  return links;
+}
+
+}  // namespace
+
+DevicePlanner::DevicePlanner(const Device& device, int rank, int num_ranks,
+                             const std::shared_ptr<const SelectionInputs>& inputs)
+    : device_(device),
+      num_ranks_(num_ranks),
+      planner_(Selector(device_topology(num_ranks), without_table(inputs)), rank,
+               device_links_of(num_ranks)) {}
+
+DevicePlan& DevicePlanner::of(PlannedCall& planned, bool prepared) {
+  const auto found = plans_.find(&planned);
+  if (found != plans_.end()) return found->second;
+  DevicePlan plan;
+  plan.planned = &planned;
+  plan.program = device_program(planned.plan);
+  const size_t num_steps = plan.program.steps.size();
+  const Step* far_steps = nullptr;
+  const StepPlace* far_places = nullptr;
+  if (num_steps > static_cast<size_t>(kMaxInlineSteps)) {
+    if (prepared) {
+      throw UsageError(
+          planned.plan.algorithm +
+          ": its program needs memory, which cannot be had while a stream is captured: "
+          "call it once before the capture");
+    }
+    const size_t step_bytes = num_steps * sizeof(Step);
+    const size_t place_bytes = num_steps * sizeof(StepPlace);
+    plan.far = DeviceMemory(device_, step_bytes + place_bytes);
+    device_.copy(plan.far.data(), plan.program.steps.data(), step_bytes, nullptr);
+    device_.copy(plan.far.data() + step_bytes, plan.program.places.data(), place_bytes, nullptr);
+    device_.synchronize(nullptr);
+    far_steps = reinterpret_cast<const Step*>(plan.far.data());
+    far_places = reinterpret_cast<const StepPlace*>(plan.far.data() + step_bytes);
+  }
+  plan.model.num_ranks = num_ranks_;
+  set_program(plan.model, planned.plan, plan.program, far_steps, far_places);
+  plan.model.protocol = protocol_of(planned.protocol);
+  plan.num_scratch_blocks = planned.plan.placement.scratch.size();
+  return plans_.emplace(&planned, std::move(plan)).first->second;
+}
+
+}  // namespace pycoll

@@ -1,0 +1,351 @@
+#include "comm/device/device_runner.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/error.h"
+#include "comm/device/device_introduction.h"
+#include "comm/runner.h"
+
+namespace pycoll {
+namespace {
+
+// Work for one block: less is not worth another one.
+constexpr int64_t kChannelBytes = 32 << 10;
+// Without slots a tile is only what one block does before another one goes on.
+constexpr int64_t kDirectTileBytes = 1 << 20;
+// Blocks of unequal messages, whose size no rank knows of all others.
+constexpr int kUnevenChannels = 4;
+
+}  // namespace
+
+DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
+                           const std::shared_ptr<const SelectionInputs>& inputs, Waiter& waiter,
+                           const AllGather& gather, const Deadline& deadline)
+    : transport_(transport),
+      device_(device),
+      waiter_(waiter),
+      rank_(transport.rank()),
+      num_ranks_(transport.num_ranks()),
+      planner_(device, rank_, num_ranks_, inputs),
+      arrays_(device, num_ranks_),
+      pinned_(device, 2 * kFlagBytes),
+      last_(device),
+      captured_last_(device) {
+  if (device.table().launch_bytes != sizeof(DeviceLaunch)) {
+    throw UsageError(std::string("the library of ") + device.title() +
+                     " is of another version of pycoll: build both again");
+  }
+  device.check(device.table().preload(device.index()), "loading its kernels");
+  const auto n = static_cast<size_t>(num_ranks_);
+  std::vector<DeviceIntroduction> all(n);
+  const DeviceIntroduction mine = introduce(device);
+  gather(&mine, all.data(), sizeof(mine));
+  max_channels_ = channels_for(all, device, transport.shares_address_space());
+  blocks_ = std::make_unique<DeviceBlocks>(device.index(), max_channels_);
+  block_threads_ = device.facts().block_threads;
+
+  const size_t window_bytes = DeviceLinkMemory::window_bytes(num_ranks_, max_channels_);
+  const bool wants_host = std::any_of(
+      all.begin(), all.end(), [](const DeviceIntroduction& one) { return one.wants_host != 0; });
+  std::string why = "PYCOLL_DEVICE_LINKS=host";
+  if (!wants_host) {
+    const auto memory = std::make_shared<DeviceMemory>(device, window_bytes);
+    window_ = DeviceWindow::over(transport, device, {memory->data(), window_bytes, memory}, gather,
+                                 deadline, why);
+    if (window_ != nullptr && !(why = window_->test(transport, gather)).empty()) window_.reset();
+  }
+  if (window_ == nullptr) {
+    window_ = DeviceWindow::of_host(transport, device, window_bytes, gather, deadline);
+    path_ = "through pinned host memory (" + why + ")";
+  } else {
+    path_ = "through each other's device memory";
+  }
+  links_ = std::make_unique<DeviceLinkMemory>(device, *window_, rank_, num_ranks_, max_channels_);
+  whole_lines_ = !window_->is_on_host() &&
+                 std::all_of(all.begin(), all.end(), [&](const DeviceIntroduction& other) {
+                   return mine.same_device(other);
+                 });
+
+  // Ranks of this process on this device, if there are several.
+  std::vector<int> members;
+  for (size_t rank = 0; rank < n && transport.shares_address_space(); ++rank) {
+    if (all[rank].index == device.index()) members.push_back(static_cast<int>(rank));
+  }
+  const bool leads = members.size() > 1 && members[0] == rank_;
+  if (leads) meeting_ = std::make_shared<DeviceMeeting>(device, members);
+  uint64_t offered = leads ? reinterpret_cast<uint64_t>(&meeting_) : 0;
+  std::vector<uint64_t> meetings(n);
+  gather(&offered, meetings.data(), sizeof(offered));  // all links are made, too
+  if (members.size() > 1 && !leads) {
+    meeting_ = *reinterpret_cast<const std::shared_ptr<DeviceMeeting>*>(
+        meetings[static_cast<size_t>(members[0])]);
+  }
+  gather(&offered, meetings.data(), sizeof(offered));  // nobody looks at an offer any more
+  watchdog_ = std::make_unique<DeviceWatchdog>(
+      transport, reinterpret_cast<uint64_t*>(pinned_.data()),
+      reinterpret_cast<DeviceReport*>(pinned_.data() + kFlagBytes));
+}
+
+DeviceRunner::~DeviceRunner() { finish(); }
+
+void DeviceRunner::finish() {
+  if (!launched_) return;
+  try {
+    // A kernel that waits for a peer ends by its own deadline, or by the watchdog's abort word.
+    last()->synchronize();
+  } catch (const CudaError&) {
+    // The device is lost, and nothing runs there any more.
+  }
+  launched_ = false;
+}
+
+void DeviceRunner::disown() {
+  watchdog_->disown();
+  (void)watchdog_.release();
+}
+
+const StreamEvent* DeviceRunner::last() {
+  if (!launched_) return nullptr;
+  if (!is_marked_) last_.record(last_stream_);
+  is_marked_ = true;
+  return &last_;
+}
+
+std::string DeviceRunner::describe() const {
+  return device_.title() + ", " + path_ + ", at most " + std::to_string(max_channels_) +
+         " blocks of " + std::to_string(block_threads_) + " threads";
+}
+
+void* DeviceRunner::room(DeviceMemory& memory, size_t nbytes, const Call& call) {
+  if (nbytes <= memory.nbytes()) return memory.data();
+  if (device_.capture_of(call.stream) != 0) {
+    throw UsageError(std::string(info(call.collective).name) + " needs " + std::to_string(nbytes) +
+                     " bytes more of device memory, which cannot be had while a stream is "
+                     "captured: call it once before the capture");
+  }
+  // At least twice as much as before: what is outgrown stays, and is never more than what is used.
+  DeviceMemory larger(device_, std::max(nbytes, 2 * memory.nbytes()));
+  std::swap(memory, larger);
+  if (larger.data() != nullptr) outgrown_.push_back(std::move(larger));
+  return memory.data();
+}
+
+void DeviceRunner::scale_input(const Call& call, void* dst, int64_t count) {
+  order_behind_last(call.stream, device_.capture_of(call.stream));
+  device_.check(device_.table().scale(device_.index(), dst, call.input, count,
+                                      static_cast<int32_t>(call.dtype), call.factor, call.stream),
+                "the multiplication of premul");
+}
+
+void DeviceRunner::order_behind_last(DeviceStream stream, uint64_t capture) {
+  // All operations use the same links, one after another. Between a capture and what is outside,
+  // the caller orders: a replay belongs behind the calls made before it.
+  if (capture != 0) {
+    if (capture == capture_ && stream != captured_stream_) {
+      captured_last_.record(captured_stream_);
+      captured_last_.hold(stream);
+    }
+    capture_ = capture;
+    captured_stream_ = stream;
+    return;
+  }
+  if (launched_ && stream != last_stream_) last()->hold(stream);
+  last_stream_ = stream;
+  launched_ = true;
+  is_marked_ = false;
+}
+
+void DeviceRunner::mark_last() {
+  // The default streams are always there. Any other one may be gone when somebody asks.
+  if (reinterpret_cast<uintptr_t>(last_stream_) > 2) last();
+}
+
+DeviceStream DeviceRunner::stream_beside(DeviceStream stream) {
+  if (beside_ == nullptr) {
+    beside_ = std::make_unique<Stream>(device_);
+    before_beside_ = std::make_unique<StreamEvent>(device_);
+  }
+  before_beside_->record(stream);
+  before_beside_->hold(beside_->get());
+  return beside_->get();
+}
+
+PlannedCall& DeviceRunner::choose(const CallPlan& plan, Call& call) {
+  places_.reset();
+  const CollectiveInfo& row = info(call.collective);
+  const bool named = call.algorithm.ends_with("/direct");
+  // A rank without an array of its own, or with one of another size, cannot tell where it lies.
+  const bool alike = call.input != nullptr && call.output != nullptr && !row.has_root &&
+                     call.block_counts == nullptr && call.send_counts == nullptr;
+  if (plan.enters && (alike || call.collective == Collective::kBroadcast)) {
+    const size_t element_size = dtype_size(call.dtype);
+    places_ = arrays_.find(
+        call.input, static_cast<size_t>(input_count(call, rank_, num_ranks_)) * element_size,
+        call.output, static_cast<size_t>(output_count(call, rank_, num_ranks_)) * element_size);
+  }
+  if (!places_) {
+    if (!named) return *plan.slots;
+    throw UsageError(std::string(row.name) + ": algorithm " + std::string(call.algorithm) +
+                     " needs arrays that the ranks reach: make them with comm.empty(device=...)");
+  }
+  PlannedCall* planned = plan.of(Reach::kMapped, call.input == call.output);
+  if (planned == nullptr) {
+    throw UsageError(std::string(row.name) + ": algorithm " + std::string(call.algorithm) +
+                     " cannot work in place: give it an out");
+  }
+  if (planned->protocol == ProtocolKind::kDirect) {
+    call.places_hash = places_->hash;
+  } else {
+    places_.reset();
+  }
+  return *planned;
+}
+
+const char* DeviceRunner::why_not(const Call& call, PlannedCall& planned) {
+  if (planned.protocol == ProtocolKind::kLL128 && !whole_lines_) {
+    return "the protocol ll128 needs ranks that share a device: elsewhere it is not known that "
+           "lines of 128 bytes arrive whole";
+  }
+  if (planned.protocol != ProtocolKind::kPoison) return nullptr;
+  if (call.collective != Collective::kAllReduce || num_ranks_ == 1 ||
+      !poison_allowed(call.dtype, call.op)) {
+    return "the protocol poison is for all_reduce of floating-point numbers, but not f8_e4m3, on "
+           "several ranks";
+  }
+  const DevicePlan& plan = planner_.of(planned, device_.capture_of(call.stream) != 0);
+  const DeviceLinks& links = links_->links(DeviceProtocol::kPoison);
+  if (kPoisonBuffers * plan.program.max_link_messages > links.num_slots) {
+    return "the protocol poison has room for two messages to a peer, as one_shot and two_shot send";
+  }
+  const int64_t tile = device_tile_count(planned.plan, links.slot_bytes, dtype_size(call.dtype));
+  if ((call.count + tile - 1) / tile > max_channels_) {
+    return "the protocol poison is for messages of one slot for each block";
+  }
+  return nullptr;
+}
+
+void DeviceRunner::prepare(const Call& call, PlannedCall& planned) {
+  DevicePlan& plan = planner_.of(planned, device_.capture_of(call.stream) != 0);
+  DeviceLaunch& launch = next_;
+  launch = plan.model;
+  launch.count = call.count;
+  launch.dtype = call.dtype;
+  launch.op = call.op;
+  launch.divisor = call.op == Op::kAvg ? num_ranks_ : 1;
+  launch.rank = rank_;
+  launch.buffers[static_cast<int>(BufferKind::kInput)] =
+      const_cast<std::byte*>(static_cast<const std::byte*>(call.input));
+  launch.buffers[static_cast<int>(BufferKind::kOutput)] = static_cast<std::byte*>(call.output);
+  if (places_) {
+    launch.peer_buffers = places_->peer_buffers;
+    launch.input_offset = places_->input_offset;
+    launch.output_offset = places_->output_offset;
+  }
+  if (call.block_counts != nullptr || call.send_counts != nullptr) set_counts(call, launch);
+  set_tiles(call, plan, launch);
+  if (plan.num_scratch_blocks != 0) {
+    launch.buffers[static_cast<int>(BufferKind::kScratch)] = static_cast<std::byte*>(
+        room(scratch_,
+             plan.num_scratch_blocks * static_cast<size_t>(launch.count) * dtype_size(call.dtype),
+             call));
+  }
+  launch.num_threads = block_threads_;
+  launch.links = links_->links(launch.protocol);
+  launch.abort_word = reinterpret_cast<const uint64_t*>(pinned_.data());
+  launch.report = reinterpret_cast<DeviceReport*>(pinned_.data() + kFlagBytes);
+  launch.failed = links_->failed_word();
+}
+
+bool DeviceRunner::launch(const Call& call, const CallRecord& record, double timeout_s) {
+  const uint64_t capture = device_.capture_of(call.stream);
+  order_behind_last(call.stream, capture);
+  DeviceLaunch& launch = next_;
+  if (launch.block_counts != nullptr) {
+    device_.copy(const_cast<int64_t*>(launch.block_counts), staged_counts_.data(),
+                 staged_counts_.size() * sizeof(int64_t), call.stream);
+  }
+  launch.operation = record.sequence;
+  launch.digest = record.digest;
+  launch.timeout_ns = static_cast<int64_t>(timeout_s * 1e9);
+  if (meeting_ != nullptr && capture == 0) {
+    if (!meeting_->launch(rank_, launch, call.stream, waiter_)) return false;
+  } else {
+    device_.check(device_.table().launch(device_.index(), &launch, call.stream), "a launch");
+  }
+  if (capture == 0) mark_last();
+  return true;
+}
+
+void DeviceRunner::set_tiles(const Call& call, const DevicePlan& plan, DeviceLaunch& launch) const {
+  const size_t element_size = dtype_size(call.dtype);
+  launch.granule = device_granule(element_size);
+  const DeviceLinks& links = links_->links(launch.protocol);
+  const int64_t payload = device_payload_bytes(launch.protocol, links.slot_bytes, element_size);
+  launch.tile_count = launch.protocol == DeviceProtocol::kDirect
+                          ? kDirectTileBytes / static_cast<int64_t>(element_size)
+                          : device_tile_count(plan.planned->plan, payload, element_size);
+  if (plan.planned->plan.spans_blocks) {
+    // Some range holds several whole blocks: the message is one tile, which fits (Planner::make).
+    launch.tile_count = (launch.count + launch.granule - 1) / launch.granule * launch.granule;
+    launch.num_channels = 1;
+    return;
+  }
+  // Alike on all ranks, so not from what only this one knows.
+  if (call.send_counts != nullptr) {
+    launch.num_channels = std::min(max_channels_, kUnevenChannels);
+    return;
+  }
+  const int64_t block_bytes = launch.count * static_cast<int64_t>(element_size);
+  const int64_t message_bytes = block_bytes * info(call.collective).blocks_per_message(num_ranks_);
+  int64_t wanted = (message_bytes + kChannelBytes - 1) / kChannelBytes;
+  if (launch.protocol == DeviceProtocol::kPoison) {  // one tile each
+    wanted = std::max(wanted, (launch.count + launch.tile_count - 1) / launch.tile_count);
+  }
+  launch.num_channels = static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, max_channels_));
+  // A message that is short for its blocks is cut so that each gets its part.
+  const int64_t part = (launch.count + launch.num_channels - 1) / launch.num_channels;
+  const int64_t granules = (part + launch.granule - 1) / launch.granule;
+  launch.tile_count = std::min(launch.tile_count, std::max<int64_t>(granules, 1) * launch.granule);
+}
+
+void DeviceRunner::set_counts(const Call& call, DeviceLaunch& launch) {
+  if (device_.capture_of(call.stream) != 0) {
+    throw UsageError(std::string(info(call.collective).name) +
+                     " with counts cannot be captured: its tables come from the host");
+  }
+  // Counts of blocks, starts in the input, starts in the output; what is not given stays null.
+  const auto n = static_cast<size_t>(num_ranks_);
+  const size_t num_blocks = call.block_counts != nullptr ? n : n * n;
+  staged_counts_.assign(num_blocks + 2 * n, 0);
+  int64_t* const counts = staged_counts_.data();
+  int64_t* const input_starts = counts + num_blocks;
+  int64_t* const output_starts = input_starts + n;
+  const auto prefix_sums = [n](const int64_t* of, int64_t* sums) {
+    std::partial_sum(of, of + n - 1, sums + 1);
+  };
+  auto* const on_device =
+      static_cast<int64_t*>(room(counts_, staged_counts_.size() * sizeof(int64_t), call));
+  const auto& at = [&](const int64_t* staged) { return on_device + (staged - counts); };
+  const int64_t*& in = launch.starts[static_cast<int>(BufferKind::kInput)];
+  const int64_t*& out = launch.starts[static_cast<int>(BufferKind::kOutput)];
+  if (call.block_counts != nullptr) {
+    std::copy_n(call.block_counts, n, counts);
+    prefix_sums(call.block_counts, input_starts);
+    (call.collective == Collective::kReduceScatter ? in : out) = at(input_starts);
+  } else {
+    const auto r = static_cast<size_t>(rank_);
+    for (size_t peer = 0; peer < n; ++peer) {
+      counts[r * n + peer] = call.send_counts[peer];
+      counts[peer * n + r] = call.recv_counts[peer];
+    }
+    prefix_sums(call.send_counts, input_starts);
+    prefix_sums(call.recv_counts, output_starts);
+    in = at(input_starts);
+    out = at(output_starts);
+  }
+  launch.block_counts = on_device;
+  launch.count = *std::max_element(counts, counts + num_blocks);
+}
+
+}  // namespace pycoll

@@ -1,0 +1,120 @@
+#include "comm/device/device_watchdog.h"
+
+#include <bit>
+#include <chrono>
+
+namespace pycoll {
+
+DeviceWatchdog::DeviceWatchdog(Transport& transport, uint64_t* abort_word, DeviceReport* report)
+    : transport_(transport),
+      segment_(transport.segment()),
+      rank_(transport.rank()),
+      abort_word_(abort_word),
+      report_(report),
+      thread_([this] { run(); }) {}
+
+DeviceWatchdog::~DeviceWatchdog() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void DeviceWatchdog::disown() { thread_.detach(); }
+
+void DeviceWatchdog::run() {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    lock.unlock();
+    look();
+    lock.lock();
+    wake_.wait_for(lock, std::chrono::milliseconds(kPeriodMs), [this] { return stop_; });
+  }
+}
+
+void DeviceWatchdog::look() {
+  const std::lock_guard lock(look_mutex_);
+  look_for_report();
+  if (load_acquire(segment_.failure_word()) == 0) look_for_mismatch();
+  if (load_acquire(segment_.failure_word()) == 0) look_for_ended_peers();
+  if (load_acquire(segment_.failure_word()) != 0) store_release(*abort_word_, 1);
+}
+
+DeviceError DeviceWatchdog::error() const {
+  return std::bit_cast<DeviceError>(load_acquire(report_->error));
+}
+
+uint64_t DeviceWatchdog::failed_operation() const { return load_acquire(report_->operation); }
+
+void DeviceWatchdog::look_for_report() {
+  const DeviceError found = error();
+  Failure failure;
+  failure.reporter = static_cast<uint16_t>(rank_);
+  failure.culprit = found.peer;
+  if (found.code == DeviceFailure::kMismatch) {
+    failure.code = FailureCode::kMismatch;
+  } else if (found.code == DeviceFailure::kTimeout) {
+    failure.code = FailureCode::kTimeout;
+    // The rank that never came is the one to name, not the neighbour that waits for it too.
+    for (int rank = 0; rank < segment_.num_ranks(); ++rank) {
+      if (load_acquire(segment_.control(rank).sequence) < failed_operation()) {
+        failure.culprit = static_cast<uint16_t>(rank);
+        break;
+      }
+    }
+  } else {
+    return;
+  }
+  segment_.fail(failure);
+}
+
+void DeviceWatchdog::look_for_mismatch() {
+  // A launch waits for nobody on the host, so here it is that calls are compared.
+  const uint64_t newest = newest_;
+  if (newest > compared_ + RecordRing::kNumRecords) compared_ = newest - RecordRing::kNumRecords;
+  while (compared_ < newest) {
+    const uint64_t sequence = compared_ + 1;
+    const uint32_t own = segment_.records(rank_).read_digest(sequence);
+    bool all_came = true;
+    for (int rank = 0; rank < segment_.num_ranks(); ++rank) {
+      if (load_acquire(segment_.control(rank).sequence) < sequence) {
+        all_came = false;
+        continue;
+      }
+      const uint32_t theirs = segment_.records(rank).read_digest(sequence);
+      if (own == 0 || theirs == 0 || own == theirs) continue;  // 0: replaced meanwhile
+      segment_.fail({.code = FailureCode::kMismatch,
+                     .reporter = static_cast<uint16_t>(rank_),
+                     .culprit = static_cast<uint16_t>(rank)});
+      return;
+    }
+    if (!all_came) return;
+    compared_ = sequence;
+  }
+}
+
+void DeviceWatchdog::look_for_ended_peers() {
+  for (int rank = 0; rank < segment_.num_ranks(); ++rank) {
+    if (rank == rank_) continue;
+    const RankControl& control = segment_.control(rank);
+    Failure failure;
+    failure.reporter = static_cast<uint16_t>(rank_);
+    failure.culprit = static_cast<uint16_t>(rank);
+    if (transport_.has_left(rank)) {
+      // It waited for its own kernels before it left: only a later operation needs it still.
+      if (load_acquire(control.sequence) >= newest_) continue;
+      failure.code = FailureCode::kPeerLeft;
+    } else if (const std::optional<int> signal = transport_.ended_by(rank)) {
+      failure.code = FailureCode::kPeerDied;
+      failure.signal = static_cast<uint8_t>(*signal);
+    } else {
+      continue;
+    }
+    segment_.fail(failure);
+    return;
+  }
+}
+
+}  // namespace pycoll

@@ -1,0 +1,116 @@
+#include "executor/cpu/buffer_exchange.h"
+
+namespace pycoll {
+
+BufferExchange::BufferExchange(Transport& transport, Waiter& waiter, PeerMemory& peer_memory)
+    : transport_(transport),
+      segment_(transport.segment()),
+      waiter_(waiter),
+      peer_memory_(peer_memory),
+      heap_(transport.heap().get()),
+      rank_(transport.rank()),
+      num_ranks_(transport.num_ranks()),
+      peers_(static_cast<size_t>(num_ranks_)) {}
+
+bool BufferExchange::in_heap(const Buffer& buffer) const {
+  return heap_ != nullptr && heap_->contains(buffer.data, buffer.nbytes);
+}
+
+uint32_t BufferExchange::flags_of(const Buffer& buffer) const {
+  if (buffer.nbytes == 0) return kMappedBuffers | kProcessBuffers;
+  return transport_.shares_address_space() || in_heap(buffer) ? kMappedBuffers : kProcessBuffers;
+}
+
+uint64_t BufferExchange::say(const Buffer& buffer) const {
+  if (buffer.nbytes != 0 && !transport_.shares_address_space() && in_heap(buffer)) {
+    return heap_->offset_of(buffer.data);
+  }
+  return reinterpret_cast<uint64_t>(buffer.data);
+}
+
+bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool with_processes) {
+  ++number_;
+  const size_t parity = number_ % 2;
+  ExchangeLine own;
+  const bool threads = transport_.shares_address_space();
+  own.input = say(input);
+  own.output = say(output);
+  own.digest = waiter_.digest();
+  own.flags = (flags_of(input) & flags_of(output)) | (input.data == output.data ? kInPlace : 0u) |
+              (reads_processes_ ? kReadsProcesses : 0u) |
+              (!threads && heap_ == nullptr ? kNoHeap : 0u);
+  own.number = number_;
+  segment_.exchange(rank_).entered[parity].write(own);
+  ring_bells();
+  reach_ = Reach::kNone;
+  // Those that do wait see why, or see that this rank has gone on.
+  if (!with_processes && (own.flags & kMappedBuffers) == 0) return true;
+
+  uint64_t all = ~uint64_t{0};
+  uint64_t any = 0;
+  bool gone_on = false;
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    const ExchangeLine& line = segment_.exchange(rank).entered[parity];
+    if (!waiter_.spin_until([&] { return load_acquire(line.number) >= number_; }, {rank, 0, 0})) {
+      return false;
+    }
+    // A rank that has entered a later operation waits for nobody in this one: it went by slots.
+    const ExchangeLine seen = line.read();
+    if (seen.number != number_) {
+      gone_on = true;
+      continue;
+    }
+    if (seen.digest != waiter_.digest()) return waiter_.mismatch(rank);
+    all &= seen.flags;
+    any |= seen.flags;
+    peers_[static_cast<size_t>(rank)] = {seen.input, seen.output, transport_.pid(rank)};
+  }
+  if (gone_on) return true;
+  if (!probed_ && with_processes) {
+    // The first time, the ranks find out what the system allows, and enter again knowing it.
+    probed_ = true;
+    reads_processes_ = can_use_processes();
+    return exchange(input, output, with_processes);
+  }
+  in_place_ = (any & kInPlace) != 0;
+  if ((all & kMappedBuffers) != 0 && (any & kNoHeap) == 0) {
+    reach_ = Reach::kMapped;
+    for (PeerBuffers& peer : peers_) {
+      if (threads) continue;
+      peer.input = reinterpret_cast<uint64_t>(heap_->at(peer.input));
+      peer.output = reinterpret_cast<uint64_t>(heap_->at(peer.output));
+    }
+  } else if (with_processes && (all & kProcessBuffers) != 0 && (all & kReadsProcesses) != 0) {
+    reach_ = Reach::kProcess;
+  }
+  return true;
+}
+
+bool BufferExchange::can_use_processes() {
+  if (transport_.shares_address_space()) return false;
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    if (rank != rank_ && !peer_memory_.reaches(rank)) return false;
+  }
+  return true;
+}
+
+bool BufferExchange::leave() {
+  store_release(segment_.exchange(rank_).done.value, number_);
+  ring_bells();
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    const uint64_t& done = segment_.exchange(rank).done.value;
+    if (!waiter_.spin_until([&] { return load_acquire(done) >= number_; },
+                            {rank, 0, 0, /*for_credit=*/false})) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void BufferExchange::ring_bells() {
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    if (rank != rank_) segment_.ring_bell(rank);
+  }
+}
+
+}  // namespace pycoll

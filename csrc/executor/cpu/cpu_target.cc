@@ -1,0 +1,203 @@
+#include "executor/cpu/cpu_target.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+
+#include "base/error.h"
+#include "executor/cpu/cpu_direct.h"
+#include "transport/memory/process_memory.h"
+#include "transport/proxy/proxy.h"
+
+namespace pycoll {
+
+CpuTarget::CpuTarget(Segment& segment, Waiter& waiter, int num_ranks)
+    : segment_(segment),
+      proxy_(segment.proxy()),
+      waiter_(waiter),
+      staging_(new std::byte[static_cast<size_t>(num_ranks + 1) *
+                             static_cast<size_t>(LineBatch::kPayloadBytes)]) {}
+
+void CpuTarget::on_post_to_hosts(const ProgramView& program, const StepOperands& operands) {
+  const Step& step = *operands.step;
+  const ProtocolKind protocol = links_->protocol;
+  const int64_t nbytes = operands.count * static_cast<int64_t>(arithmetic_.element_size);
+  for_each_peer(program, step.dst_peers, [&](int peer) {
+    if (proxy_->is_remote(peer)) {
+      proxy_->on_post(protocol, peer, nbytes, waiter_.digest(), waiter_.sequence());
+    } else {
+      segment_.ring_bell(peer);
+    }
+    return true;
+  });
+  for_each_peer(program, step.src_peers, [&](int peer) {
+    proxy_->is_remote(peer) ? proxy_->released(protocol, peer) : segment_.ring_bell(peer);
+    return true;
+  });
+}
+
+void CpuTarget::reduce_copy(const ProgramView& program, const StepOperands& operands) {
+  const void* srcs[kMaxPeers + 1];
+  void* dsts[kMaxPeers + 1];
+  int num_srcs = 0;
+  int num_dsts = 0;
+  for_each_source(
+      program, *links_, operands,
+      [&](RecvEnd& link, int) {
+        srcs[num_srcs++] = link.slot();
+        return true;
+      },
+      [&] { srcs[num_srcs++] = operands.local_src; });
+  if (operands.local_dst != nullptr) dsts[num_dsts++] = operands.local_dst;
+  for_each_destination(program, *links_, *operands.step, [&](SendEnd& link, int) {
+    dsts[num_dsts++] = link.slot();
+    return true;
+  });
+  combine(srcs, num_srcs, dsts, num_dsts, operands);
+}
+
+void CpuTarget::combine(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
+                        const StepOperands& operands) {
+  const size_t count = static_cast<size_t>(operands.count);
+  const bool stays = operands.local_dst != nullptr;  // the first destination; the others' do not
+  const bool streaming = arithmetic_.streaming && stays;
+  if (num_srcs == 1 && num_dsts == 1) {
+    const size_t nbytes = count * arithmetic_.element_size;
+    stays ? copy_bytes(dsts[0], srcs[0], nbytes, streaming)
+          : copy_to_peer(dsts[0], srcs[0], nbytes);
+    return;
+  }
+  arithmetic_.reduce_copy({srcs, num_srcs, dsts, num_dsts, count,
+                           operands.step->has(kFinal) ? arithmetic_.divisor : 1, streaming,
+                           stays ? 1 : 0});
+}
+
+void CpuTarget::begin(const BufferExchange& exchange, const Message& message,
+                      const CpuArithmetic& arithmetic) {
+  exchange_ = &exchange;
+  message_ = &message;
+  arithmetic_ = arithmetic;
+  if (exchange.reach() == Reach::kProcess && stages_ == nullptr) {
+    stages_.reset(new std::byte[(exchange.peers().size() + 1) * Direct::kStageBytes]);
+  }
+}
+
+void CpuTarget::combine_past_caches(const void* const* srcs, int num_srcs, void* const* dsts,
+                                    int num_dsts, const StepOperands& operands) {
+  // Each block's result is made once, in L1, and written out from there to every destination.
+  constexpr int64_t kBlockBytes = 8192;
+  alignas(64) std::byte result[kBlockBytes];
+  const auto element_size = static_cast<int64_t>(arithmetic_.element_size);
+  // The first one ends where a line of the first destination does: a line that is written past the
+  // caches in part, and in part through them, costs more than ten whole ones.
+  const auto past_line = static_cast<int64_t>(reinterpret_cast<uintptr_t>(dsts[0]) % kFlagBytes);
+  int64_t block_count = (kBlockBytes - past_line) / element_size;
+  const void* from[kMaxPeers + 1] = {};
+  for (int64_t at = 0; at < operands.count;
+       at += block_count, block_count = kBlockBytes / element_size) {
+    StepOperands block = operands;
+    block.count = std::min(block_count, operands.count - at);
+    for (int i = 0; i < num_srcs; ++i) {
+      from[i] = static_cast<const std::byte*>(srcs[i]) + at * element_size;
+    }
+    const void* made = from[0];
+    if (num_srcs > 1) {
+      void* const out = result;
+      arithmetic_.reduce_copy({from, num_srcs, &out, 1, static_cast<size_t>(block.count),
+                               operands.step->has(kFinal) ? arithmetic_.divisor : 1, false});
+      made = result;
+    }
+    for (int i = 0; i < num_dsts; ++i) {
+      copy_bytes(static_cast<std::byte*>(dsts[i]) + at * element_size, made,
+                 static_cast<size_t>(block.count * element_size), true);
+    }
+  }
+}
+
+std::byte* CpuTarget::stage(int index) {
+  return stages_.get() + static_cast<int64_t>(index) * Direct::kStageBytes;
+}
+
+bool CpuTarget::combine_in_place(const ProgramView& program, const StepOperands& operands) {
+  const Step& step = *operands.step;
+  const StepPlace& place = program.places[operands.index];
+  const auto element_size = static_cast<int64_t>(arithmetic_.element_size);
+  const auto nbytes = static_cast<size_t>(operands.count * element_size);
+  const auto offset = [&](BufferKind buffer, int32_t index) {
+    return static_cast<uint64_t>((message_->start_of(buffer, index) + operands.offset) *
+                                 element_size);
+  };
+  const bool mapped = exchange_->reach() == Reach::kMapped;
+  const void* srcs[kMaxPeers + 1];
+  void* dsts[kMaxPeers + 1];
+  int num_srcs = 0;
+  int num_dsts = 0;
+  if (operands.local_dst != nullptr) dsts[num_dsts++] = operands.local_dst;
+  const bool only_takes = !mapped && operands.local_src == nullptr &&
+                          operands.local_dst != nullptr && std::has_single_bit(step.src_peers);
+  const bool came = visit_sources(
+      program, operands,
+      [&](int peer) {
+        const PeerBuffers& buffers = exchange_->peers()[static_cast<size_t>(peer)];
+        const uint64_t at = buffers.input + offset(BufferKind::kInput, place.peer_src_index);
+        if (mapped) {
+          srcs[num_srcs++] = reinterpret_cast<const void*>(at);
+          return true;
+        }
+        std::byte* to = only_takes ? operands.local_dst : stage(num_srcs);
+        srcs[num_srcs++] = to;
+        return read_process(buffers.pid, at, to, nbytes) || process_memory_failed(peer, operands);
+      },
+      [&] { srcs[num_srcs++] = operands.local_src; });
+  if (!came) return false;
+  if (mapped) {
+    for_each_peer(program, step.dst_peers, [&](int peer) {
+      const PeerBuffers& buffers = exchange_->peers()[static_cast<size_t>(peer)];
+      const uint64_t at = buffers.output + offset(BufferKind::kOutput, place.peer_dst_index);
+      dsts[num_dsts++] = reinterpret_cast<void*>(at);
+      return true;
+    });
+    if (arithmetic_.streaming) {
+      combine_past_caches(srcs, num_srcs, dsts, num_dsts, operands);
+    } else {
+      combine(srcs, num_srcs, dsts, num_dsts, operands);
+    }
+    return true;
+  }
+  const bool only_gives = num_dsts == 0 && num_srcs == 1 && arithmetic_.divisor == 1;
+  if (num_dsts == 0) {
+    dsts[num_dsts++] = only_gives ? const_cast<void*>(srcs[0]) : stage(num_srcs);
+  }
+  if (!only_takes && !only_gives) combine(srcs, num_srcs, dsts, num_dsts, operands);
+  return for_each_peer(program, step.dst_peers, [&](int peer) {
+    const PeerBuffers& buffers = exchange_->peers()[static_cast<size_t>(peer)];
+    const uint64_t at = buffers.output + offset(BufferKind::kOutput, place.peer_dst_index);
+    return write_process(buffers.pid, at, dsts[0], nbytes) || process_memory_failed(peer, operands);
+  });
+}
+
+bool CpuTarget::process_memory_failed(int peer, const StepOperands& operands) {
+  // A process that is gone is found out about by a wait for it, which never ends well.
+  if (errno == ESRCH) {
+    return waiter_.spin_until([] { return false; },
+                              {peer, operands.index, operands.step->first_chunk});
+  }
+  throw_system_error("access to the memory of rank " + std::to_string(peer) + "'s process");
+}
+
+void CpuTarget::LineBatch::finish() {
+  const size_t element_size = target_.arithmetic_.element_size;
+  std::byte* local = operands_.local_dst == nullptr ? nullptr : operands_.local_dst + at_;
+  if (num_srcs_ == 1) {
+    result_ = static_cast<const std::byte*>(srcs_[0]);
+    if (local != nullptr) std::memcpy(local, result_, static_cast<size_t>(num_bytes_));
+    return;
+  }
+  void* out = local != nullptr ? local : staging(num_srcs_);
+  target_.arithmetic_.reduce_copy(
+      {srcs_, num_srcs_, &out, 1, static_cast<size_t>(num_bytes_) / element_size,
+       operands_.step->has(kFinal) ? target_.arithmetic_.divisor : 1, false});
+  result_ = static_cast<const std::byte*>(out);
+}
+
+}  // namespace pycoll

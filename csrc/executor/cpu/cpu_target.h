@@ -1,0 +1,178 @@
+// CpuTarget: the Target that runs a program on one host thread, with SIMD arithmetic.
+#pragma once
+
+#include <cstring>
+#include <memory>
+
+#include "executor/cpu/buffer_exchange.h"
+#include "executor/links.h"
+#include "executor/protocol.h"
+#include "executor/wait/wait.h"
+#include "reduce/reduce_copy.h"
+#include "transport/ring/line.h"
+
+namespace pycoll {
+
+/// What one rank has sent since its communicator was made.
+struct Ledger {
+  int64_t sent_bytes = 0;     // payload; a multicast slot counts once per reader
+  int64_t sent_messages = 0;  // slots posted, counted alike
+};
+
+/// The arithmetic of one operation.
+struct CpuArithmetic {
+  ReduceCopyFn reduce_copy = nullptr;
+  size_t element_size = 1;
+  int64_t divisor = 1;  // of kFinal steps
+  bool streaming = false;
+};
+
+class CpuTarget {
+ public:
+  class LineBatch;
+
+  CpuTarget(Segment& segment, Waiter& waiter, int num_ranks);
+
+  void begin(Links& links, const CpuArithmetic& arithmetic) {
+    links_ = &links;
+    arithmetic_ = arithmetic;
+  }
+  /// For the protocol direct, on what the exchange told.
+  void begin(const BufferExchange& exchange, const Message& message,
+             const CpuArithmetic& arithmetic);
+
+  Links& links() { return *links_; }
+  size_t element_size() const { return arithmetic_.element_size; }
+  uint32_t digest() const { return waiter_.digest(); }
+  bool mismatch(int peer, int) { return waiter_.mismatch(peer); }
+  static constexpr int num_threads() { return 1; }
+  static constexpr int thread_index() { return 0; }
+  static constexpr void sync() {}
+  static constexpr bool agree(bool ready) { return ready; }
+  template <class Ready>
+  bool spin_until(Ready&& ready, const WaitSite& site) {
+    return waiter_.spin_until(std::forward<Ready>(ready), site);
+  }
+
+  /// One thread looks after all links.
+  template <class Visit>
+  static bool for_own_peers(const ProgramView& program, uint64_t mask, Visit&& visit) {
+    return for_each_peer(program, mask, std::forward<Visit>(visit));
+  }
+  template <class Protocol>
+  bool run_lines(const ProgramView& program, const StepOperands& operands) {
+    return run_in_lines<LineBatch>(*this, program, operands);
+  }
+
+  static constexpr void prepare(const ProgramView&, const StepOperands&) {}
+  /// The bulk arithmetic of a `simple` step, from slots and local chunks to slots and local chunks.
+  void reduce_copy(const ProgramView& program, const StepOperands& operands);
+  /// Accounts for a step that is done and wakes the ranks that it may have unblocked.
+  void on_post(const ProgramView& program, const StepOperands& operands) {
+    const Step& step = *operands.step;
+    const int num_readers = std::popcount(step.dst_peers);
+    ledger_.sent_messages += num_readers;
+    ledger_.sent_bytes +=
+        num_readers * operands.count * static_cast<int64_t>(arithmetic_.element_size);
+    if (proxy_ != nullptr) [[unlikely]]
+      return on_post_to_hosts(program, operands);
+    for_each_peer(program, step.src_peers | step.dst_peers, [this](int peer) {
+      segment_.ring_bell(peer);
+      return true;
+    });
+  }
+  /// A step of the protocol direct: reads the peers' inputs and writes their outputs. False when a
+  /// peer's memory was gone.
+  bool combine_in_place(const ProgramView& program, const StepOperands& operands);
+  /// Accounts for bytes that peers took, or were given, without a message.
+  void count_sent(int64_t nbytes, int64_t num_messages) {
+    ledger_.sent_bytes += nbytes;
+    ledger_.sent_messages += num_messages;
+  }
+  const Ledger& ledger() const { return ledger_; }
+
+ private:
+  Segment& segment_;
+  Proxy* proxy_;  // null: all ranks are on this host
+  Waiter& waiter_;
+  void on_post_to_hosts(const ProgramView& program, const StepOperands& operands);
+  void combine(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
+               const StepOperands& operands);
+  void combine_past_caches(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
+                           const StepOperands& operands);
+  std::byte* stage(int index);
+  bool process_memory_failed(int peer, const StepOperands& operands);
+
+  Links* links_ = nullptr;
+  const BufferExchange* exchange_ = nullptr;
+  const Message* message_ = nullptr;
+  CpuArithmetic arithmetic_;
+  std::unique_ptr<std::byte[]> stages_;  // what was read from other processes, one per source
+  Ledger ledger_;
+  std::unique_ptr<std::byte[]> staging_;  // one batch per source and one for the result
+};
+
+/// Up to 64 lines of each source, unpacked into staging memory that stays in L1.
+class CpuTarget::LineBatch {
+ public:
+  static constexpr int64_t kLineBytes = sizeof(CpuLine);
+  static constexpr int64_t kLinePayloadBytes = sizeof(CpuLine::payload);
+  static constexpr int64_t kPayloadBytes = 64 * kLinePayloadBytes;
+  static constexpr int kTeam = 1;
+  static constexpr bool kCredits = true;
+
+  LineBatch(CpuTarget& target, const StepOperands& operands, int64_t at, int64_t num_bytes)
+      : target_(target), operands_(operands), at_(at), num_bytes_(num_bytes) {}
+
+  /// Waits for the lines one after another: they come in address order.
+  bool add_lines(RecvEnd& link, int peer) {
+    const auto* line = reinterpret_cast<const CpuLine*>(link.slot()) + at_ / kLinePayloadBytes;
+    const uint64_t sequence = link.sequence() & CpuLine::kSequenceMask;
+    const WaitSite site{peer, operands_.index, operands_.step->first_chunk};
+    std::byte* to = staging(num_srcs_);
+    srcs_[num_srcs_++] = to;
+    for (int64_t done = 0; done < num_bytes_; done += kLinePayloadBytes, ++line) {
+      const uint64_t* flag = &line->flag;
+      if (!target_.spin_until([=] { return load_acquire(*flag) >> 24 == sequence; }, site)) {
+        return false;
+      }
+      if ((load_relaxed(*flag) & 0xffffff) != (target_.digest() & 0xffffff)) {
+        return target_.mismatch(peer, operands_.index);
+      }
+      std::memcpy(to + done, line->payload, kLinePayloadBytes);
+    }
+    return true;
+  }
+  void add_local() { srcs_[num_srcs_++] = operands_.local_src + at_; }
+
+  void finish();
+
+  void write_lines(SendEnd& link) const {
+    auto* line = reinterpret_cast<CpuLine*>(link.slot()) + at_ / kLinePayloadBytes;
+    const uint64_t flag = CpuLine::flag_of(link.sequence(), target_.digest());
+    for (int64_t done = 0; done < num_bytes_; done += kLinePayloadBytes, ++line) {
+      const int64_t left = num_bytes_ - done;
+      if (left >= kLinePayloadBytes) {
+        std::memcpy(line->payload, result_ + done, kLinePayloadBytes);
+      } else {
+        std::memcpy(line->payload, result_ + done, static_cast<size_t>(left));
+      }
+      store_release(line->flag, flag);
+    }
+  }
+
+ private:
+  std::byte* staging(int index) const {
+    return target_.staging_.get() + static_cast<int64_t>(index) * kPayloadBytes;
+  }
+
+  CpuTarget& target_;
+  const StepOperands& operands_;
+  int64_t at_;
+  int64_t num_bytes_;
+  const void* srcs_[kMaxPeers + 1];
+  int num_srcs_ = 0;
+  const std::byte* result_ = nullptr;
+};
+
+}  // namespace pycoll

@@ -1,0 +1,233 @@
+// Batches of lines of 16 bytes, each worked through by one thread alone: ll, whose lines are half
+// flag, and poison, whose payload is its own flag.
+#pragma once
+
+#include "executor/device/block.h"
+
+namespace pycoll {
+
+/// The elements of a thread's batch, between the caller's memory and lines.
+template <class Target, DType dtype, int kNum>
+class BatchElements {
+ public:
+  using Storage = typename DeviceTraits<dtype>::Storage;
+  using Elements = Pack<Storage, kNum>;
+  static constexpr int64_t kBytes = sizeof(Elements);
+
+  PYCOLL_HD BatchElements(Target& target, const StepOperands& operands, int64_t at,
+                          int64_t num_bytes)
+      : target_(target), operands_(operands), at_(at), num_bytes_(num_bytes) {}
+
+  PYCOLL_HD void add_local() {
+    const std::byte* from = operands_.local_src + at_;
+    if (num_bytes_ == kBytes && is_aligned(from, kBytes)) {
+      sum_.add(target_.op(), load_pack<Elements>(from));
+      return;
+    }
+    Elements elements{};
+    const bool aligned = is_aligned(from, sizeof(Storage));
+    PYCOLL_UNROLL
+    for (int i = 0; i < kNum; ++i) {
+      const auto at = i * static_cast<int64_t>(sizeof(Storage));
+      if (at >= num_bytes_) break;
+      elements.x[i] = aligned ? load_pack<Pack<Storage, 1>>(from + at).x[0]
+                              : load_bytes<Pack<Storage, 1>>(from + at).x[0];
+    }
+    sum_.add(target_.op(), elements);
+  }
+  PYCOLL_HD void finish() {
+    result_ = sum_.result(target_.divisor(operands_));
+    if (operands_.local_dst == nullptr) return;
+    std::byte* to = operands_.local_dst + at_;
+    if (num_bytes_ == kBytes && is_aligned(to, kBytes)) return store_pack(to, result_);
+    const bool aligned = is_aligned(to, sizeof(Storage));
+    PYCOLL_UNROLL
+    for (int i = 0; i < kNum; ++i) {
+      const auto at = i * static_cast<int64_t>(sizeof(Storage));
+      if (at >= num_bytes_) break;
+      const Pack<Storage, 1> element{{result_.x[i]}};
+      if (aligned) {
+        store_pack(to + at, element);
+      } else {
+        store_bytes(to + at, element);
+      }
+    }
+  }
+
+ protected:
+  PYCOLL_HD WaitSite site(int peer) const {
+    return {peer, operands_.index, operands_.step->first_chunk};
+  }
+
+  Target& target_;
+  const StepOperands& operands_;
+  int64_t at_;
+  int64_t num_bytes_;
+  PackSum<dtype, kNum> sum_;
+  Elements result_;
+};
+
+/// Elements of a thread's batch whose lines carry so many bytes of payload.
+template <DType dtype>
+PYCOLL_HD constexpr int batch_elements(int line_payload_bytes) {
+  const int num = line_payload_bytes / static_cast<int>(dtype_size(dtype));
+  return num == 0 ? 1 : num;
+}
+
+// --- ll ------------------------------------------------------------------------------------------
+
+/// The flag half of ll's words. 16 bits of the message's number on its ring and 15 of the call's
+/// digest; the highest bit tells a flag from cleared memory. The numbers repeat after 65,536
+/// messages, so a reader clears a slot before it gives it back for the kClearUses-th time: no flag
+/// in a slot is older than kClearUses uses of it, and kClearUses * kMaxSlots messages are fewer.
+struct LowLatencyFlag {
+  static constexpr uint64_t kClearUses = 4096;
+  static_assert(kClearUses * kMaxSlots < (1 << 16));
+
+  static PYCOLL_HD uint32_t of(uint64_t sequence, uint32_t digest) {
+    return 0x80000000u | (digest & 0x7fffu) << 16 | static_cast<uint32_t>(sequence & 0xffffu);
+  }
+  /// The message with this flag is the one that is waited for, of whatever call.
+  static PYCOLL_HD bool is_next(uint32_t flag, uint32_t expected) {
+    return ((flag ^ expected) & 0x8000ffffu) == 0;
+  }
+};
+
+/// A line is two 8-byte words, each half payload and half flag, because 8 bytes are what a GPU
+/// certainly stores and loads as one, over any link. A batch is one line, or as many as hold one
+/// element.
+template <class Target, DType dtype>
+class BlockBatch<LowLatency, Target, dtype>
+    : public BatchElements<Target, dtype, batch_elements<dtype>(8)> {
+  using Base = BatchElements<Target, dtype, batch_elements<dtype>(8)>;
+
+ public:
+  static constexpr int64_t kLineBytes = 16;
+  static constexpr int64_t kLinePayloadBytes = 8;
+  static constexpr int64_t kPayloadBytes = Base::kBytes;
+  static constexpr int kNumLines = static_cast<int>(kPayloadBytes / kLinePayloadBytes);
+  static constexpr int kTeam = 1;
+  static constexpr bool kCredits = true;
+
+  using Base::Base;
+
+  PYCOLL_HD bool add_lines(device::BlockRecvEnd& link, int peer) {
+    const std::byte* lines = link.slot() + this->at_ * 2;
+    const uint32_t expected = LowLatencyFlag::of(link.sequence(), this->target_.digest());
+    Payload payload;
+    bool same_call = true;
+    PYCOLL_UNROLL
+    for (int line = 0; line < kNumLines; ++line) {
+      device::Word16 words;
+      const bool came = this->target_.spin_until(
+          [&] {
+            words = device::load_relaxed16(lines + line * kLineBytes);
+            return LowLatencyFlag::is_next(static_cast<uint32_t>(words.low >> 32), expected) &&
+                   LowLatencyFlag::is_next(static_cast<uint32_t>(words.high >> 32), expected);
+          },
+          this->site(peer));
+      if (!came) return false;
+      same_call = same_call && words.low >> 32 == expected && words.high >> 32 == expected;
+      payload.at[line] = (words.low & 0xffffffffu) | words.high << 32;
+    }
+    if (!same_call) return this->target_.mismatch(peer, this->operands_.index);
+    this->sum_.add(this->target_.op(), __builtin_bit_cast(typename Base::Elements, payload));
+    return true;
+  }
+  PYCOLL_HD void write_lines(const device::BlockSendEnd& link) const {
+    std::byte* lines = link.slot() + this->at_ * 2;
+    const uint64_t flag = uint64_t{LowLatencyFlag::of(link.sequence(), this->target_.digest())}
+                          << 32;
+    const auto payload = __builtin_bit_cast(Payload, this->result_);
+    PYCOLL_UNROLL
+    for (int line = 0; line < kNumLines; ++line) {
+      device::store_relaxed16(lines + line * kLineBytes, {flag | (payload.at[line] & 0xffffffffu),
+                                                          flag | payload.at[line] >> 32});
+    }
+  }
+  /// Slots whose flags are getting old.
+  static PYCOLL_HD void clear(Target& target, const ProgramView& program, const Step& step) {
+    for_each_peer(program, step.src_peers, [&](int peer) {
+      const device::BlockRecvEnd& link = target.links().recv[peer];
+      if ((link.slot_uses() + 1) % LowLatencyFlag::kClearUses != 0) return true;
+      target.sync();  // every thread has read its lines
+      for (int64_t at = kLineBytes * target.thread_index(); at < link.slot_bytes();
+           at += kLineBytes * target.num_threads()) {
+        device::store_relaxed16(link.slot() + at, {0, 0});
+      }
+      return true;
+    });
+  }
+
+ private:
+  struct Payload {
+    uint64_t at[kNumLines];
+  };
+};
+
+// --- poison --------------------------------------------------------------------------------------
+
+/// A line is 16 bytes of payload. Until it is written every element of it (every part, of complex
+/// ones) has all bits set; a reader waits until none has, and sets them all again. A line need not
+/// come as a whole, only its elements.
+/// An element of the caller that has all bits set is a NaN; another NaN is sent in its place. What
+/// is made of it is the canonical NaN either way, since each result combines several sources.
+template <class Target, DType dtype>
+class BlockBatch<Poison, Target, dtype>
+    : public BatchElements<Target, dtype, batch_elements<dtype>(16)> {
+  using Base = BatchElements<Target, dtype, batch_elements<dtype>(16)>;
+  using Storage = typename Base::Storage;
+
+ public:
+  static constexpr int64_t kLineBytes = 16;
+  static constexpr int64_t kLinePayloadBytes = 16;
+  static constexpr int64_t kPayloadBytes = 16;
+  static constexpr int kTeam = 1;
+  static constexpr bool kCredits = false;
+  static_assert(sizeof(typename Base::Elements) == kLineBytes);
+
+  using Base::Base;
+
+  PYCOLL_HD bool add_lines(device::BlockRecvEnd& link, int peer) {
+    std::byte* line = link.slot() + this->at_;
+    Parts parts;
+    const bool came = this->target_.spin_until(
+        [&] {
+          parts = __builtin_bit_cast(Parts, device::load_relaxed16(line));
+          bool all = true;
+          PYCOLL_UNROLL
+          for (int i = 0; i < kNumParts; ++i) all = all && parts.at[i] != kPoisoned;
+          return all;
+        },
+        this->site(peer));
+    if (!came) return false;
+    device::store_relaxed16(line, {~uint64_t{0}, ~uint64_t{0}});
+    this->sum_.add(this->target_.op(), __builtin_bit_cast(typename Base::Elements, parts));
+    return true;
+  }
+  /// The whole line, behind the last element too, so that the reader need not know the difference.
+  PYCOLL_HD void write_lines(const device::BlockSendEnd& link) const {
+    auto parts = __builtin_bit_cast(Parts, this->result_);
+    PYCOLL_UNROLL
+    for (int i = 0; i < kNumParts; ++i) {
+      // One bit less is still a NaN: its fraction has another bit set, or is f8_e4m3's, which has
+      // only one (poison_allowed).
+      if (parts.at[i] == kPoisoned) parts.at[i] = static_cast<Part>(kPoisoned ^ 1);
+    }
+    device::store_relaxed16(link.slot() + this->at_, __builtin_bit_cast(device::Word16, parts));
+  }
+
+ private:
+  // What is written as one: an element, or one of the two numbers of a complex one.
+  static constexpr int kPartBytes = dtype_kind(dtype) == DTypeKind::kComplex
+                                        ? static_cast<int>(sizeof(Storage)) / 2
+                                        : static_cast<int>(sizeof(Storage));
+  using Part = UintOf<kPartBytes>;
+  static constexpr int kNumParts = 16 / kPartBytes;
+  static constexpr Part kPoisoned = static_cast<Part>(~Part{0});
+  struct Parts {
+    Part at[kNumParts];
+  };
+};
+
+}  // namespace pycoll

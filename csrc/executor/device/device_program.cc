@@ -1,0 +1,127 @@
+#include "executor/device/device_program.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "reduce/cells.h"
+
+namespace pycoll {
+namespace {
+
+/// A copy of a whole block, as a step that no peer takes part in.
+void add_copy(DeviceProgram& program, const BlockCopy& copy, int32_t num_pieces) {
+  Step step;
+  step.num_chunks = num_pieces;
+  step.flags = kReadLocal | kWriteLocal;
+  StepPlace place;
+  place.block = copy.block;
+  place.src = copy.from;
+  place.src_index = copy.from_index;
+  place.dst = copy.to;
+  place.dst_index = copy.to_index;
+  program.steps.push_back(step);
+  program.places.push_back(place);
+}
+
+}  // namespace
+
+DeviceProgram device_program(const Plan& plan) {
+  DeviceProgram program;
+  const int32_t num_pieces = plan.placement.num_pieces;
+  for (const BlockCopy& copy : plan.placement.before) add_copy(program, copy, num_pieces);
+  program.steps.insert(program.steps.end(), plan.program.steps.begin(), plan.program.steps.end());
+  program.places.insert(program.places.end(), plan.placement.steps.begin(),
+                        plan.placement.steps.end());
+  for (const BlockCopy& copy : plan.placement.after) add_copy(program, copy, num_pieces);
+  for (size_t i = 0; i < plan.program.peers.size(); ++i) {
+    int sent = 0;
+    int received = 0;
+    for (const Step& step : program.steps) {
+      sent += static_cast<int>(step.dst_peers >> i & 1);
+      received += static_cast<int>(step.src_peers >> i & 1);
+    }
+    program.max_link_messages = std::max({program.max_link_messages, sent, received});
+  }
+  return program;
+}
+
+int32_t device_granule(size_t element_size) {
+  return element_size >= 16 ? 1 : static_cast<int32_t>(16 / element_size);
+}
+
+int64_t device_payload_bytes(DeviceProtocol protocol, int64_t slot_bytes, size_t element_size) {
+  switch (protocol) {
+    case DeviceProtocol::kLL:
+      return slot_bytes / 2;
+    case DeviceProtocol::kLL128:
+      return slot_bytes / 128 * static_cast<int64_t>(120 / element_size * element_size);
+    default:
+      return slot_bytes;
+  }
+}
+
+int64_t device_tile_count(const Plan& plan, int64_t payload_bytes, size_t element_size) {
+  // A range of k of the C pieces of a block of g granules has at most ceil(k * g / C) of them.
+  const int64_t granule = device_granule(element_size);
+  const int64_t num_pieces = plan.placement.num_pieces;
+  const int64_t max_range = std::max(plan.program.max_range, 1);
+  const int64_t granules = payload_bytes / static_cast<int64_t>(element_size) / granule;
+  const int64_t of_piece = granules / max_range;
+  return (of_piece > 0 ? of_piece * num_pieces : granules * num_pieces / max_range) * granule;
+}
+
+bool poison_allowed(DType dtype, Op op) {
+  if (dtype == DType::kOpaque || !supported(dtype, op)) return false;
+  // Of f8_e4m3, all bits set is what a negative overflow gives.
+  const DTypeKind kind = dtype_kind(dtype);
+  return (kind == DTypeKind::kFloat || kind == DTypeKind::kComplex) && dtype != DType::kF8E4M3;
+}
+
+std::string why_not_launchable(const DeviceLaunch& launch) {
+  if (launch.dtype == DType::kOpaque || !supported(launch.dtype, launch.op)) {
+    return "no kernel for this dtype and op";
+  }
+  if (launch.num_channels < 1 || launch.num_channels > kMaxDeviceChannels) {
+    return "1 to " + std::to_string(kMaxDeviceChannels) + " channels, not " +
+           std::to_string(launch.num_channels);
+  }
+  if (launch.num_threads < 1 || launch.num_threads > kMaxDeviceThreads) {
+    return "1 to " + std::to_string(kMaxDeviceThreads) + " threads, not " +
+           std::to_string(launch.num_threads);
+  }
+  if (launch.num_peers < 0 || launch.num_ranks > kMaxDeviceRanks) return "too many ranks";
+  if (launch.steps == nullptr && launch.num_steps > kMaxInlineSteps) {
+    return "a long program's steps must lie in device memory";
+  }
+  if (launch.count > 0 && launch.tile_count < 1) return "an element does not fit a slot";
+  if (launch.tile_count % launch.granule != 0) return "a tile is not a multiple of the granule";
+  if (launch.protocol == DeviceProtocol::kPoison) {
+    if (!poison_allowed(launch.dtype, launch.op)) return "this dtype has no poison";
+    const int64_t tiles = (launch.count + launch.tile_count - 1) / launch.tile_count;
+    if (tiles > launch.num_channels) return "poison: more tiles than channels";
+  } else if (launch.links.num_slots < 1 || launch.links.num_slots > kMaxSlots) {
+    if (launch.protocol != DeviceProtocol::kDirect) return "1 to 8 slots";
+  }
+  return "";
+}
+
+void set_program(DeviceLaunch& launch, const Plan& plan, const DeviceProgram& program,
+                 const Step* far_steps, const StepPlace* far_places) {
+  launch.num_steps = static_cast<int32_t>(program.steps.size());
+  launch.num_pieces = plan.placement.num_pieces;
+  launch.num_peers = static_cast<int32_t>(plan.program.peers.size());
+  launch.self_position = plan.program.self_position;
+  launch.rank = plan.program.rank;
+  launch.num_ranks = plan.program.num_ranks;
+  std::copy(plan.program.peers.begin(), plan.program.peers.end(), launch.peers);
+  launch.steps = far_steps;
+  launch.places = far_places;
+  if (program.steps.size() <= kMaxInlineSteps) {
+    launch.steps = nullptr;
+    launch.places = nullptr;
+    std::copy(program.steps.begin(), program.steps.end(), launch.inline_steps);
+    std::copy(program.places.begin(), program.places.end(), launch.inline_places);
+  }
+}
+
+}  // namespace pycoll

@@ -1,0 +1,156 @@
+// What one thread of a block does for one launch: opens the rings of its channel, interprets the
+// program on its channel's tiles, and leaves the rings' positions for the next launch.
+#pragma once
+
+#include <type_traits>
+
+#include "executor/device/block_direct.h"
+#include "executor/device/block_lines.h"
+#include "executor/device/block_long_lines.h"
+#include "executor/device/fixed_program.h"
+
+namespace pycoll {
+
+/// The protocol of this kind.
+template <DeviceProtocol kind>
+struct BlockProtocol;
+template <>
+struct BlockProtocol<DeviceProtocol::kSimple> : Simple {};
+template <>
+struct BlockProtocol<DeviceProtocol::kLL> : LowLatency {};
+template <>
+struct BlockProtocol<DeviceProtocol::kLL128> : LowLatency128 {};
+template <>
+struct BlockProtocol<DeviceProtocol::kPoison> : Poison {};
+template <>
+struct BlockProtocol<DeviceProtocol::kDirect> : BlockDirect {};
+
+/// The cells that have a kernel. kPoison needs a NaN that arithmetic never gives.
+PYCOLL_HD constexpr bool has_kernel(DeviceProtocol protocol, DType dtype) {
+  if (protocol != DeviceProtocol::kPoison) return true;
+  const DTypeKind kind = dtype_kind(dtype);
+  return (kind == DTypeKind::kFloat || kind == DTypeKind::kComplex) && dtype != DType::kF8E4M3;
+}
+
+/// `Fixed`: the program as a constant (fixed_program.h), in place of the launch's steps.
+template <DeviceProtocol kind, DType dtype, class Env, class Fixed = void>
+class BlockRun {
+ public:
+  PYCOLL_HD BlockRun(const Env& env, const DeviceLaunch& launch, int channel, BlockShared& shared)
+      : block_(env, launch, channel, shared), launch_(launch), channel_(channel), shared_(shared) {}
+
+  PYCOLL_HD void run() {
+    open_links();
+    if (block_.thread_index() == 0) share_program();
+    block_.sync();
+    if (run_program(shared_.program, shared_.message)) close_links();
+  }
+
+ private:
+  PYCOLL_HD bool run_program(const ProgramView& program, const Message& message) {
+    if constexpr (kind == DeviceProtocol::kDirect) {
+      return BlockDirect::meet(block_, program, 0) &&
+             interpret<BlockDirect>(block_, program, message) &&
+             BlockDirect::meet(block_, program, launch_.num_steps);
+    } else if constexpr (kind == DeviceProtocol::kPoison) {
+      return interpret<Poison>(block_, program, message) && check_announcements(program);
+    } else if constexpr (!std::is_void_v<Fixed>) {
+      return interpret_fixed<Fixed, BlockProtocol<kind>>(block_, program, message);
+    } else {
+      return interpret<BlockProtocol<kind>>(block_, program, message);
+    }
+  }
+
+  /// Into memory that the block shares: its tables are read at places that only a step knows, and
+  /// registers are for the bytes that are moved.
+  PYCOLL_HD void share_program() {
+    const bool inline_program = launch_.steps == nullptr;
+    shared_.program = {inline_program ? launch_.inline_steps : launch_.steps,
+                       inline_program ? launch_.inline_places : launch_.places,
+                       launch_.num_steps,
+                       launch_.num_pieces,
+                       launch_.peers,
+                       launch_.self_position};
+    shared_.deadline_ns = block_.env().clock_ns() + launch_.timeout_ns;
+    Message& message = shared_.message;
+    for (int i = 0; i < kNumBuffers; ++i) {
+      message.buffers[i] = launch_.buffers[i];
+      message.starts[i] = launch_.starts[i];
+    }
+    message.block_counts = launch_.block_counts;
+    message.count = launch_.count;
+    message.tile_count = launch_.tile_count;
+    message.first_tile = channel_;
+    message.tile_stride = launch_.num_channels;
+    message.granule = launch_.granule;
+  }
+
+  /// Thread i opens, and closes, the links with peer i.
+  PYCOLL_HD void open_links() {
+    const DeviceLinks& links = launch_.links;
+    for (int i = block_.thread_index(); i < launch_.num_peers; i += block_.num_threads()) {
+      const int peer = launch_.peers[i];
+      const DeviceRing send = links.send[at(peer)];
+      const DeviceRing recv = links.recv[at(peer)];
+      DeviceRingState state = links.states[at(peer)];
+      const auto num_slots = static_cast<uint64_t>(links.num_slots);
+      auto first_sent = static_cast<int32_t>(state.posted % num_slots);
+      auto first_received = static_cast<int32_t>(state.released % num_slots);
+      if constexpr (kind == DeviceProtocol::kPoison) {
+        // Each call begins in the next third of the slots, however many messages came before.
+        first_sent = first_received = buffer() * (links.num_slots / kPoisonBuffers);
+        announce(send);
+      }
+      block_.links().send[peer].open(
+          {send.slots, send.tail, send.head, links.slot_bytes, links.num_slots, first_sent},
+          state.posted, state.credit);
+      block_.links().recv[peer].open(
+          {recv.slots, recv.tail, recv.head, links.slot_bytes, links.num_slots, first_received},
+          state.released);
+    }
+  }
+  PYCOLL_HD void close_links() {
+    for (int i = block_.thread_index(); i < launch_.num_peers; i += block_.num_threads()) {
+      const int peer = launch_.peers[i];
+      const device::BlockSendEnd& send = block_.links().send[peer];
+      launch_.links.states[at(peer)] = {send.posted(), block_.links().recv[peer].released(),
+                                        send.credit(), 0};
+    }
+    if constexpr (kind == DeviceProtocol::kPoison) {
+      block_.sync();  // all have read it
+      if (block_.thread_index() == 0) ++launch_.links.epochs[channel_];
+    }
+  }
+
+  // kPoison has no room for a digest in its lines: each rank tells its peers, once per call, apart
+  // from them.
+
+  PYCOLL_HD uint64_t epoch() const { return launch_.links.epochs[channel_]; }
+  PYCOLL_HD int buffer() const { return static_cast<int>(epoch() % kPoisonBuffers); }
+  PYCOLL_HD void announce(const DeviceRing& send) {
+    device::store_ordered(send.tail->marks[buffer()], launch_.digest);
+    device::store_release(send.tail->value, epoch() + 1);
+  }
+  /// The bytes have come already, so this waits for hardly anything.
+  PYCOLL_HD bool check_announcements(const ProgramView& program) {
+    const bool same = block_.for_own_peers(program, ~uint64_t{0}, [&](int peer) {
+      const FlagLine& tail = *launch_.links.recv[at(peer)].tail;
+      const uint64_t expected = epoch() + 1;
+      const int last = launch_.num_steps - 1;
+      return block_.spin_until([&] { return device::load_acquire(tail.value) >= expected; },
+                               {peer, last}) &&
+             (device::load_ordered(tail.marks[buffer()]) == launch_.digest ||
+              block_.mismatch(peer, last));
+    });
+    return block_.agree(same);
+  }
+
+  PYCOLL_HD int at(int peer) const { return channel_ * launch_.num_ranks + peer; }
+
+  Block<Env, dtype> block_;
+  const DeviceLaunch& launch_;
+  int channel_;
+  BlockShared& shared_;
+};
+
+}  // namespace pycoll

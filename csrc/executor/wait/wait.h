@@ -1,0 +1,121 @@
+// The one way to wait: spin_until(condition), with an abort word, a deadline and dead peers in
+// view.
+//
+// The fast path spins. The slow path goes from spinning to yielding to naps on the rank's bell, and
+// every few hundred microseconds looks for what could make the wait endless: a failure that another
+// rank announced, a peer whose process ended, a peer that made a different call, Ctrl-C, and the
+// deadline. Waiting ranks that outnumber the cores skip the spinning: the core is what they wait
+// for.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "base/clock.h"
+#include "executor/wait/wait_site.h"
+#include "transport/transport.h"
+
+namespace pycoll {
+
+inline void cpu_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// Called when an operation's wait turns slow, at most once: where the caller gives up a lock that
+/// it kept for the quick case (Python's GIL).
+struct OnSlow {
+  void (*function)(void*) = nullptr;
+  void* context = nullptr;
+  void operator()() const {
+    if (function != nullptr) function(context);
+  }
+};
+
+class Waiter {
+ public:
+  explicit Waiter(Transport& transport);
+
+  /// Called once per operation. `digest` is of this rank's own record of operation `sequence`.
+  void begin(uint64_t sequence, uint32_t digest, double timeout_s, const OnSlow& on_slow) {
+    sequence_ = sequence;
+    digest_ = digest;
+    timeout_s_ = timeout_s;
+    on_slow_ = on_slow;
+    slow_ = false;
+  }
+  uint32_t digest() const { return digest_; }
+  uint64_t sequence() const { return sequence_; }
+  int rank() const { return rank_; }
+  /// The operation of begin() waited, and was ended, on a device.
+  void waited_elsewhere(const WaitSite& site) {
+    slow_ = true;
+    site_ = site;
+  }
+  /// Some rank of this process may go on.
+  void wake_others() const { segment_.ring_all_bells(); }
+
+  /// True when `ready()` came true; false when it never will: then raise_failure() says why.
+  template <class Ready>
+  bool spin_until(Ready&& ready, const WaitSite& site) {
+    for (int i = 0; i < num_spins_; ++i) {
+      if (ready()) return true;
+      cpu_pause();
+    }
+    using Callable = std::remove_reference_t<Ready>;
+    return wait_slowly([](void* f) { return (*static_cast<Callable*>(f))(); },
+                       const_cast<void*>(static_cast<const void*>(&ready)), site);
+  }
+
+  /// A message came whose mark says that `peer` made another call. Always false.
+  bool mismatch(int peer);
+  /// False when a rank that has entered this operation made another call than this one. Of two
+  /// ranks that published different calls and then asked, at least one is told.
+  bool peers_agree();
+
+  /// Raises the typed error for the failure that broke the communicator. `what` begins the
+  /// message: `all_reduce #412`. `call` says more about this rank's call where that helps.
+  [[noreturn]] void raise_failure(const std::string& what, const std::string& call = "") const;
+  /// The same for the operation of `record`, of this rank.
+  [[noreturn]] void raise_failure(const CallRecord& record) const;
+
+  /// Called about every 20 ms of a slow wait; returning true ends the wait (Ctrl-C).
+  std::function<bool()> interrupted;
+
+ private:
+  bool wait_slowly(bool (*ready)(void*), void* context, const WaitSite& site);
+  bool wait_in_view(bool (*ready)(void*), void* context, const WaitSite& site);
+  bool look_for_trouble(bool (*ready)(void*), void* context, const WaitSite& site);
+  void yield(int64_t now);
+  void nap(bool (*ready)(void*), void* context, int peer);
+  bool spin_with_hosts(bool (*ready)(void*), void* context, int peer);
+  void ask_hosts(const WaitSite& site);
+  std::string describe_end(int rank, int signal) const;
+  /// Who holds up `peer`, that holds up this rank: follows who waits for whom.
+  int find_culprit(int peer) const;
+  std::string describe_missing(int culprit) const;
+  std::string describe_mismatch(const Failure& failure) const;
+
+  Transport& transport_;
+  Segment& segment_;
+  Proxy* proxy_;  // null: all ranks are on this host
+  int rank_;
+  int max_spins_;
+  int num_spins_;  // adapts to whether this rank has its core for itself
+  int64_t yield_ns_;
+  uint64_t sequence_ = 0;
+  uint32_t digest_ = 0;
+  double timeout_s_ = 0;
+  OnSlow on_slow_;
+  bool slow_ = false;                         // this operation had a slow wait
+  Deadline deadline_ = Deadline::after_s(0);  // of this operation, once it is slow
+  unsigned num_looks_ = 0;
+  int64_t asked_ns_ = 0;  // when remote ranks were last asked what they do
+  int64_t credit_asked_ns_ = 0;
+  WaitSite site_;  // of the wait that failed here
+};
+
+}  // namespace pycoll

@@ -1,0 +1,120 @@
+#include "join/wire_cost.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace pycoll {
+namespace {
+
+constexpr int kNumFlights = 16;
+constexpr size_t kFrameBytes = 64 << 10;
+constexpr int kMaxFrames = 256;  // at a time
+constexpr int64_t kLongEnoughNs = 5'000'000;
+constexpr int64_t kNapNs = 1'000'000;
+constexpr uint64_t kNoAnswer = 1;  // in `more`: more frames follow
+constexpr uint64_t kLast = 2;      // the measurement is over
+
+class Probe final : public FrameSink {
+ public:
+  Probe(Wire& wire, int peer, const Deadline& deadline)
+      : wire_(wire), peer_(peer), deadline_(deadline), bytes_(kFrameBytes) {}
+
+  /// Sends frames of so many bytes, and waits until the peer has them all. Returns nanoseconds.
+  int64_t there_and_back(int num_frames, size_t nbytes) {
+    const int64_t start_ns = now_ns();
+    for (int i = 1; i <= num_frames; ++i) send(nbytes, i < num_frames ? kNoAnswer : 0);
+    await();
+    return now_ns() - start_ns;
+  }
+  /// Tells the peer that it may stop answering.
+  void finish() {
+    send(0, kLast);
+    while (wire_.has_unsent()) move();
+  }
+  void answer_until_last() {
+    while (true) {
+      await();
+      if (more_ == kLast) break;
+      if (more_ != kNoAnswer) send(0, 0);
+    }
+    while (wire_.has_unsent()) move();
+  }
+
+ private:
+  bool place(int, const FrameHeader& header, PayloadParts* parts) override {
+    if (header.kind != FrameKind::kHeartbeat || header.nbytes > bytes_.size()) return false;
+    if (header.nbytes != 0) *parts = {1, {bytes_.data()}, {header.nbytes}};
+    return true;
+  }
+  void arrived(int, const FrameHeader& header) override {
+    more_ = header.more;
+    // A burst's frames need not be told apart: its last one asks for the answer.
+    if (more_ != kNoAnswer) has_come_ = true;
+  }
+  void lost(int, int) override {
+    throw PeerDiedError(
+        "rank " + std::to_string(peer_) + " was lost while messages to its host were measured",
+        peer_, /*signal=*/0);
+  }
+
+  void send(size_t nbytes, uint64_t more) {
+    FrameHeader header;
+    header.nbytes = static_cast<uint32_t>(nbytes);
+    header.more = more;
+    wire_.send(peer_, header, bytes_.data(), /*keep=*/false);
+  }
+  void await() {
+    for (has_come_ = false; !has_come_;) move();
+  }
+  void move() {
+    if (wire_.poll(*this, peer_)) return;
+    if (deadline_.expired()) {
+      throw TimeoutError("rank " + std::to_string(peer_) +
+                         " did not answer while messages to its host were measured");
+    }
+    wire_.wait(kNapNs);
+    deadline_.check_interrupt();
+  }
+
+  Wire& wire_;
+  const int peer_;
+  const Deadline& deadline_;
+  std::vector<std::byte> bytes_;  // what is sent and where it goes: nobody looks at it
+  bool has_come_ = false;
+  uint64_t more_ = 0;
+};
+
+}  // namespace
+
+NetworkCost measure_wire(Wire& wire, int peer, bool leads, const Deadline& deadline) {
+  Probe probe(wire, peer, deadline);
+  if (!leads) {
+    probe.answer_until_last();
+    return {};
+  }
+  std::vector<int64_t> flights_ns;
+  for (int i = 0; i < kNumFlights; ++i) flights_ns.push_back(probe.there_and_back(1, 0));
+  std::sort(flights_ns.begin(), flights_ns.end());
+  const int64_t flight_ns = flights_ns[kNumFlights / 2];
+  // Long enough that neither the flight, nor a burst that a throttled link lets through, nor a
+  // window that TCP still opens counts for much.
+  const int64_t long_enough_ns = std::max(kLongEnoughNs, 2 * flight_ns);
+  int num_frames = 1;
+  int64_t took_ns = 0;
+  while (true) {
+    took_ns = probe.there_and_back(num_frames, kFrameBytes);
+    if (took_ns - flight_ns >= long_enough_ns || num_frames == kMaxFrames) break;
+    num_frames *= 2;
+  }
+  probe.finish();
+  const double nbytes = static_cast<double>(num_frames) * kFrameBytes;
+  return {.alpha_s = 0.5e-9 * static_cast<double>(flight_ns),
+          .beta_s_per_byte =
+              1e-9 * static_cast<double>(std::max<int64_t>(took_ns - flight_ns, 1)) / nbytes};
+}
+
+}  // namespace pycoll

@@ -1,0 +1,43 @@
+# pycoll/_cuda.so: the kernels and what calls the CUDA runtime. Not in a default build (decision
+# 0019); linked against the runtime alone, statically, and loaded when a device is first used.
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake before 3.26 does not know that nvcc has it
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+endif()
+file(GLOB cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/csrc/kernels/cuda/*.cu
+     ${CMAKE_SOURCE_DIR}/csrc/kernels/cuda/*.cc)
+pycoll_kernel_files(cuda cuda_kernels.cu kernel_files)
+list(APPEND cuda_sources ${kernel_files})
+add_library(pycoll_cuda MODULE EXCLUDE_FROM_ALL ${cuda_sources})
+target_include_directories(pycoll_cuda PRIVATE ${CMAKE_SOURCE_DIR}/csrc)
+target_link_libraries(pycoll_cuda PRIVATE CUDA::cudart_static Threads::Threads)
+set_target_properties(
+  pycoll_cuda
+  PROPERTIES PREFIX ""
+             OUTPUT_NAME _cuda
+             LIBRARY_OUTPUT_DIRECTORY ${PYCOLL_OUTPUT_DIR})
+
+# What launches cost (benchmarks/launch_bench.cu).
+add_executable(launch_bench EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/benchmarks/launch_bench.cu)
+get_target_property(layers executor PYCOLL_REACHABLE)
+foreach(layer ${layers})
+  target_sources(launch_bench PRIVATE $<TARGET_OBJECTS:${layer}>)
+endforeach()
+target_include_directories(launch_bench PRIVATE ${CMAKE_SOURCE_DIR}/csrc
+                                                ${CMAKE_SOURCE_DIR}/tests/cpp)
+target_link_libraries(launch_bench PRIVATE CUDA::cudart_static Threads::Threads)
+
+foreach(target pycoll_cuda launch_bench)
+  # -fmad=false, as -ffp-contract=off: the same bits as the host's.
+  target_compile_options(
+    ${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-fmad=false>"
+                      "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>")
+  set_target_properties(
+    ${target}
+    PROPERTIES UNITY_BUILD OFF  # they are long, and few
+               CUDA_STANDARD 20
+               CUDA_STANDARD_REQUIRED ON
+               CUDA_RUNTIME_LIBRARY Static
+               CUDA_ARCHITECTURES "${PYCOLL_CUDA_ARCHITECTURES}")
+endforeach()

@@ -1,0 +1,263 @@
+// NVIDIA GPUs as a DeviceTable, over the CUDA runtime. Memory comes from the driver's virtual
+// memory functions where it can be exported as a descriptor: then it lives until the last process
+// that maps it has let go, whoever ends first. The driver's functions are found through the
+// runtime, so that the library is linked against neither.
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "device/device_table.h"
+#include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/launch_cuda.h"
+
+namespace pycoll {
+namespace {
+
+cudaStream_t stream_of(DeviceStream stream) { return static_cast<cudaStream_t>(stream); }
+cudaEvent_t event_of(DeviceEvent event) { return static_cast<cudaEvent_t>(event); }
+
+// --- devices ---
+
+int count_devices(int32_t* num_devices) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  *num_devices = count;
+  if (status == cudaErrorNoDevice) return 0;
+  return cuda_status(status);
+}
+
+int describe(int32_t device, DeviceFacts* facts) {
+  cudaDeviceProp properties{};
+  if (const int status = cuda_status(cudaGetDeviceProperties(&properties, device))) return status;
+  *facts = {};
+  std::snprintf(facts->name, sizeof(facts->name), "%.63s", properties.name);
+  for (size_t i = 0; i < sizeof(properties.uuid.bytes); ++i) {
+    std::snprintf(facts->uuid + 2 * i, 3, "%02x",
+                  static_cast<unsigned char>(properties.uuid.bytes[i]));
+  }
+  facts->total_bytes = properties.totalGlobalMem;
+  facts->num_processors = properties.multiProcessorCount;
+  facts->capability = 10 * properties.major + properties.minor;
+  facts->block_threads = kMaxDeviceThreads;
+  // About a quarter of the processors: enough to move what the links carry, and room for others.
+  facts->max_channels = properties.multiProcessorCount / 4;
+  return 0;
+}
+
+int find_device(const void* p, int32_t* device) {
+  cudaPointerAttributes attributes{};
+  *device = -1;
+  if (const int status = cuda_status(cudaPointerGetAttributes(&attributes, p))) return status;
+  if (attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged) {
+    *device = attributes.device;
+  }
+  return 0;
+}
+
+int reach(int32_t device, int32_t peer, int32_t* can) {
+  int possible = 1;
+  if (device != peer) {
+    if (const int status = cuda_status(cudaDeviceCanAccessPeer(&possible, device, peer))) {
+      return status;
+    }
+  }
+  *can = possible;
+  if (device == peer || possible == 0) return 0;
+  const OnDevice current(device);
+  const cudaError_t status = cudaDeviceEnablePeerAccess(peer, 0);
+  if (status == cudaErrorPeerAccessAlreadyEnabled) {
+    (void)cudaGetLastError();  // it is no error here, and not to be found by others
+    return 0;
+  }
+  return cuda_status(status);
+}
+
+int synchronize_device(int32_t device) {
+  const OnDevice current(device);
+  return cuda_status(cudaDeviceSynchronize());
+}
+
+// --- streams ---
+
+int create_stream(int32_t device, DeviceStream* stream) {
+  const OnDevice current(device);
+  cudaStream_t made = nullptr;
+  const int status = cuda_status(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
+  *stream = made;
+  return status;
+}
+
+int destroy_stream(DeviceStream stream) {
+  return cuda_status(cudaStreamDestroy(stream_of(stream)));
+}
+
+int synchronize_stream(int32_t device, DeviceStream stream) {
+  const OnDevice current(device);
+  return cuda_status(cudaStreamSynchronize(stream_of(stream)));
+}
+
+int copy(int32_t device, void* dst, const void* src, size_t nbytes, DeviceStream stream) {
+  const OnDevice current(device);
+  return cuda_status(cudaMemcpyAsync(dst, src, nbytes, cudaMemcpyDefault, stream_of(stream)));
+}
+
+int create_event(int32_t device, DeviceEvent* event) {
+  const OnDevice current(device);
+  cudaEvent_t made = nullptr;
+  const int status = cuda_status(cudaEventCreateWithFlags(&made, cudaEventDisableTiming));
+  *event = made;
+  return status;
+}
+
+int destroy_event(DeviceEvent event) { return cuda_status(cudaEventDestroy(event_of(event))); }
+
+int record_event(int32_t device, DeviceEvent event, DeviceStream stream) {
+  const OnDevice current(device);
+  return cuda_status(cudaEventRecord(event_of(event), stream_of(stream)));
+}
+
+int wait_event(int32_t device, DeviceStream stream, DeviceEvent event) {
+  const OnDevice current(device);
+  return cuda_status(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0));
+}
+
+int query_event(DeviceEvent event, int32_t* is_over) {
+  const cudaError_t status = cudaEventQuery(event_of(event));
+  *is_over = status == cudaSuccess;
+  if (status != cudaErrorNotReady) return cuda_status(status);
+  (void)cudaGetLastError();
+  return 0;
+}
+
+int synchronize_event(DeviceEvent event) {
+  return cuda_status(cudaEventSynchronize(event_of(event)));
+}
+
+// --- graphs ---
+
+int capture_of(int32_t device, DeviceStream stream, uint64_t* capture) {
+  const OnDevice current(device);
+  cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
+  unsigned long long number = 0;
+  // The legacy default stream is never captured, and must not be asked while another one is.
+  *capture = 0;
+  if (reinterpret_cast<uintptr_t>(stream) <= 1) return 0;
+  const int status = cuda_status(cudaStreamGetCaptureInfo(stream_of(stream), &state, &number));
+  if (status == 0 && state == cudaStreamCaptureStatusActive) *capture = number;
+  return status;
+}
+
+int begin_capture(int32_t device, DeviceStream stream) {
+  const OnDevice current(device);
+  return cuda_status(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal));
+}
+
+int end_capture(int32_t device, DeviceStream stream, DeviceGraph* graph) {
+  const OnDevice current(device);
+  cudaGraph_t captured = nullptr;
+  if (const int status = cuda_status(cudaStreamEndCapture(stream_of(stream), &captured))) {
+    return status;
+  }
+  cudaGraphExec_t made = nullptr;
+  const int status = cuda_status(cudaGraphInstantiate(&made, captured, 0));
+  (void)cudaGraphDestroy(captured);
+  *graph = made;
+  return status;
+}
+
+int launch_graph(int32_t device, DeviceGraph graph, DeviceStream stream) {
+  const OnDevice current(device);
+  return cuda_status(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(stream)));
+}
+
+int destroy_graph(DeviceGraph graph) {
+  return cuda_status(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)));
+}
+
+// --- kernels ---
+
+int preload(int32_t device) {
+  const OnDevice current(device);
+  return cuda_status(static_cast<cudaError_t>(preload_on_cuda()));
+}
+
+int launch(int32_t device, const DeviceLaunch* launch, DeviceStream stream) {
+  const OnDevice current(device);
+  return cuda_status(static_cast<cudaError_t>(launch_on_cuda(*launch, stream)));
+}
+
+int launch_together(int32_t device, const DeviceLaunch* first, const DeviceLaunch* launches,
+                    int32_t num_launches, DeviceStream stream) {
+  const OnDevice current(device);
+  return cuda_status(
+      static_cast<cudaError_t>(launch_together_on_cuda(*first, launches, num_launches, stream)));
+}
+
+int max_resident_blocks(int32_t device, const DeviceLaunch* launch, int32_t* num_blocks) {
+  const OnDevice current(device);
+  return cuda_status(static_cast<cudaError_t>(max_resident_blocks_on_cuda(
+      launch->protocol, launch->dtype, launch->op, launch->num_threads, num_blocks)));
+}
+
+int scale(int32_t device, void* dst, const void* src, int64_t count, int32_t dtype, double factor,
+          DeviceStream stream) {
+  const OnDevice current(device);
+  return cuda_status(static_cast<cudaError_t>(
+      scale_on_cuda(dst, src, count, static_cast<DType>(dtype), factor, stream)));
+}
+
+}  // namespace
+}  // namespace pycoll
+
+#define PYCOLL_TEXT(x) PYCOLL_TEXT_OF(x)
+#define PYCOLL_TEXT_OF(x) #x
+
+extern "C" __attribute__((visibility("default"))) const pycoll::DeviceTable* pycoll_device_table() {
+  using namespace pycoll;
+  static const DeviceTable table = {
+      .version = kDeviceTableVersion,
+      .table_bytes = sizeof(DeviceTable),
+      .launch_bytes = sizeof(DeviceLaunch),
+      .name = "cuda",
+      .built = "CUDA runtime " PYCOLL_TEXT(CUDART_VERSION),
+      .last_error = cuda_last_error,
+      .count_devices = count_devices,
+      .describe = describe,
+      .find_device = find_device,
+      .reach = reach,
+      .synchronize_device = synchronize_device,
+      .allocate = cuda_allocate,
+      .free = cuda_free,
+      .export_memory = cuda_export_memory,
+      .import_memory = cuda_import_memory,
+      .release_import = cuda_release_import,
+      .allocate_host = cuda_allocate_host,
+      .free_host = cuda_free_host,
+      .map_host = cuda_map_host,
+      .unmap_host = cuda_unmap_host,
+      .create_stream = create_stream,
+      .destroy_stream = destroy_stream,
+      .synchronize_stream = synchronize_stream,
+      .copy = copy,
+      .create_event = create_event,
+      .destroy_event = destroy_event,
+      .record_event = record_event,
+      .wait_event = wait_event,
+      .query_event = query_event,
+      .synchronize_event = synchronize_event,
+      .capture_of = capture_of,
+      .begin_capture = begin_capture,
+      .end_capture = end_capture,
+      .launch_graph = launch_graph,
+      .destroy_graph = destroy_graph,
+      .preload = preload,
+      .launch = launch,
+      .launch_together = launch_together,
+      .max_resident_blocks = max_resident_blocks,
+      .scale = scale,
+  };
+  return &table;
+}

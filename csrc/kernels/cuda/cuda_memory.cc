@@ -1,0 +1,261 @@
+#include "kernels/cuda/cuda_memory.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "kernels/cuda/cuda_status.h"
+
+namespace pycoll {
+namespace {
+
+/// The driver's functions, which this library is not linked against.
+struct Driver {
+  template <class Function>
+  static Function find(const char* name) {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult answer{};
+    // 12.0 has all of them, in the form that is used here.
+    if (cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &answer) !=
+            cudaSuccess ||
+        answer != cudaDriverEntryPointSuccess) {
+      (void)cudaGetLastError();
+      return nullptr;
+    }
+    return reinterpret_cast<Function>(found);
+  }
+#define PYCOLL_DRIVER(name) decltype(&::name) name = find<decltype(&::name)>(#name)
+  PYCOLL_DRIVER(cuDeviceGetAttribute);
+  PYCOLL_DRIVER(cuMemCreate);
+  PYCOLL_DRIVER(cuMemRelease);
+  PYCOLL_DRIVER(cuMemAddressReserve);
+  PYCOLL_DRIVER(cuMemAddressFree);
+  PYCOLL_DRIVER(cuMemMap);
+  PYCOLL_DRIVER(cuMemUnmap);
+  PYCOLL_DRIVER(cuMemSetAccess);
+  PYCOLL_DRIVER(cuMemGetAllocationGranularity);
+  PYCOLL_DRIVER(cuMemExportToShareableHandle);
+  PYCOLL_DRIVER(cuMemImportFromShareableHandle);
+  PYCOLL_DRIVER(cuMemGetAddressRange);
+#undef PYCOLL_DRIVER
+
+  bool has_virtual_memory() const {
+    return cuDeviceGetAttribute != nullptr && cuMemCreate != nullptr && cuMemRelease != nullptr &&
+           cuMemAddressReserve != nullptr && cuMemAddressFree != nullptr && cuMemMap != nullptr &&
+           cuMemUnmap != nullptr && cuMemSetAccess != nullptr &&
+           cuMemGetAllocationGranularity != nullptr && cuMemExportToShareableHandle != nullptr &&
+           cuMemImportFromShareableHandle != nullptr;
+  }
+};
+
+const Driver& driver() {
+  static const Driver found;
+  return found;
+}
+
+/// Memory that was mapped here, by address.
+struct Mapped {
+  size_t nbytes;  // mapped
+  CUmemGenericAllocationHandle handle;
+};
+
+struct Mappings {
+  std::mutex mutex;
+  std::map<uintptr_t, Mapped> by_address;
+};
+
+Mappings& mappings() {
+  static Mappings all;
+  return all;
+}
+
+/// Memory of `device` that can be given to other processes as a descriptor.
+CUmemAllocationProp exportable(int device) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = device;
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  return properties;
+}
+
+bool can_export(int device) {
+  const char* setting = std::getenv("PYCOLL_CUDA_VMM");
+  if (setting != nullptr && std::strcmp(setting, "0") == 0) return false;
+  if (!driver().has_virtual_memory()) return false;
+  int supported = 0;
+  return driver().cuDeviceGetAttribute(
+             &supported, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device) ==
+             CUDA_SUCCESS &&
+         supported != 0;
+}
+
+/// Maps `handle` for kernels of `device`, and takes it over.
+int map_handle(int device, CUmemGenericAllocationHandle handle, size_t nbytes, void** memory) {
+  CUdeviceptr address = 0;
+  int status =
+      driver_status(driver().cuMemAddressReserve(&address, nbytes, 0, 0, 0), "reserving addresses");
+  if (status != 0) {
+    (void)driver().cuMemRelease(handle);
+    return status;
+  }
+  status = driver_status(driver().cuMemMap(address, nbytes, 0, handle, 0), "mapping memory");
+  if (status == 0) {
+    CUmemAccessDesc access{};
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = device;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    status = driver_status(driver().cuMemSetAccess(address, nbytes, &access, 1),
+                           "peer access to mapped memory");
+    if (status != 0) (void)driver().cuMemUnmap(address, nbytes);
+  }
+  if (status != 0) {
+    (void)driver().cuMemAddressFree(address, nbytes);
+    (void)driver().cuMemRelease(handle);
+    return status;
+  }
+  *memory = reinterpret_cast<void*>(address);
+  const std::lock_guard lock(mappings().mutex);
+  mappings().by_address.emplace(address, Mapped{nbytes, handle});
+  return 0;
+}
+
+/// False when it was not mapped here.
+bool unmap(void* memory) {
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  const std::lock_guard lock(mappings().mutex);
+  const auto found = mappings().by_address.find(address);
+  if (found == mappings().by_address.end()) return false;
+  (void)driver().cuMemUnmap(address, found->second.nbytes);
+  (void)driver().cuMemAddressFree(address, found->second.nbytes);
+  (void)driver().cuMemRelease(found->second.handle);
+  mappings().by_address.erase(found);
+  return true;
+}
+
+}  // namespace
+
+int cuda_allocate(int32_t device, size_t nbytes, void** memory) {
+  const OnDevice current(device);
+  (void)cudaFree(nullptr);  // the driver's functions need the runtime's context
+  if (!can_export(device)) {
+    if (const int status = cuda_status(cudaMalloc(memory, nbytes))) return status;
+  } else {
+    const CUmemAllocationProp properties = exportable(device);
+    size_t unit = 0;
+    int status = driver_status(driver().cuMemGetAllocationGranularity(
+                                   &unit, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+                               "the size of a page");
+    if (status != 0) return status;
+    const size_t rounded = (nbytes + unit - 1) / unit * unit;
+    CUmemGenericAllocationHandle handle = 0;
+    status = driver_status(driver().cuMemCreate(&handle, rounded, &properties, 0), "an allocation");
+    if (status == 0) status = map_handle(device, handle, rounded, memory);
+    if (status != 0) return status;
+  }
+  // Behind nothing that anybody waits for: a stream of its own would do no better.
+  if (const int status = cuda_status(cudaMemset(*memory, 0, nbytes))) return status;
+  return cuda_status(cudaStreamSynchronize(nullptr));
+}
+
+int cuda_free(void* memory) {
+  if (unmap(memory)) return 0;
+  return cuda_status(cudaFree(memory));
+}
+
+int cuda_export_memory(const void* p, DeviceHandle* handle, int32_t* fd) {
+  *handle = {};
+  *fd = -1;
+  const auto address = reinterpret_cast<uintptr_t>(p);
+  {
+    const std::lock_guard lock(mappings().mutex);
+    auto found = mappings().by_address.upper_bound(address);
+    if (found != mappings().by_address.begin() &&
+        address < (--found)->first + found->second.nbytes) {
+      int shared = -1;
+      const int status = driver_status(
+          driver().cuMemExportToShareableHandle(&shared, found->second.handle,
+                                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+          "exporting memory");
+      if (status != 0) return status;
+      *fd = shared;
+      handle->kind = DeviceHandleKind::kFd;
+      handle->nbytes = found->second.nbytes;
+      handle->offset = address - found->first;
+      return 0;
+    }
+  }
+  // Of another library: by IPC, which hands out the whole allocation that `p` lies in.
+  CUdeviceptr base = 0;
+  size_t nbytes = 0;
+  if (driver().cuMemGetAddressRange == nullptr) return cuda_refuse("the driver is too old");
+  if (const int status = driver_status(driver().cuMemGetAddressRange(&base, &nbytes, address),
+                                       "looking for an allocation")) {
+    return status;
+  }
+  handle->nbytes = nbytes;
+  handle->offset = address - base;
+  cudaIpcMemHandle_t ipc{};
+  static_assert(sizeof(ipc) <= sizeof(handle->bytes));
+  if (cudaIpcGetMemHandle(&ipc, reinterpret_cast<void*>(base)) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return 0;  // kNone: memory that neither way exports
+  }
+  handle->kind = DeviceHandleKind::kIpc;
+  std::memcpy(handle->bytes, &ipc, sizeof(ipc));
+  return 0;
+}
+
+int cuda_import_memory(int32_t device, const DeviceHandle* handle, int32_t fd, void** base) {
+  const OnDevice current(device);
+  (void)cudaFree(nullptr);
+  if (handle->kind == DeviceHandleKind::kIpc) {
+    cudaIpcMemHandle_t ipc{};
+    std::memcpy(&ipc, handle->bytes, sizeof(ipc));
+    return cuda_status(cudaIpcOpenMemHandle(base, ipc, cudaIpcMemLazyEnablePeerAccess));
+  }
+  if (handle->kind != DeviceHandleKind::kFd || !driver().has_virtual_memory()) {
+    return cuda_refuse("this memory cannot be imported");
+  }
+  CUmemGenericAllocationHandle imported = 0;
+  const int status =
+      driver_status(driver().cuMemImportFromShareableHandle(
+                        &imported, reinterpret_cast<void*>(static_cast<uintptr_t>(fd)),
+                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+                    "importing memory");
+  if (status != 0) return status;
+  return map_handle(device, imported, handle->nbytes, base);
+}
+
+int cuda_release_import(void* base) {
+  if (unmap(base)) return 0;
+  return cuda_status(cudaIpcCloseMemHandle(base));
+}
+
+int cuda_allocate_host(size_t nbytes, void** memory) {
+  if (const int status =
+          cuda_status(cudaHostAlloc(memory, nbytes, cudaHostAllocPortable | cudaHostAllocMapped))) {
+    return status;
+  }
+  std::memset(*memory, 0, nbytes);
+  void* on_device = nullptr;
+  if (const int status = cuda_status(cudaHostGetDevicePointer(&on_device, *memory, 0))) {
+    return status;
+  }
+  return on_device == *memory ? 0 : cuda_refuse("kernels see host memory under another address");
+}
+
+int cuda_free_host(void* memory) { return cuda_status(cudaFreeHost(memory)); }
+
+int cuda_map_host(void* memory, size_t nbytes, void** on_device) {
+  if (const int status = cuda_status(
+          cudaHostRegister(memory, nbytes, cudaHostRegisterPortable | cudaHostRegisterMapped))) {
+    return status;
+  }
+  return cuda_status(cudaHostGetDevicePointer(on_device, memory, 0));
+}
+
+int cuda_unmap_host(void* memory) { return cuda_status(cudaHostUnregister(memory)); }
+
+}  // namespace pycoll

@@ -1,7 +1,0 @@
-#include "kernels/cuda_kernels.cuh"
-
-namespace pycoll {
-
-CudaKernels simple_cuda_kernels() { return make_cuda_kernels<DeviceProtocol::kSimple>(); }
-
-}  // namespace pycoll

@@ -1,7 +1,0 @@
-#include "kernels/thread_kernels.h"
-
-namespace pycoll {
-
-const ThreadKernels kLLThreadKernels = make_thread_kernels<DeviceProtocol::kLL>();
-
-}  // namespace pycoll

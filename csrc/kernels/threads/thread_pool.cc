@@ -1,0 +1,41 @@
+#include "kernels/threads/thread_pool.h"
+
+namespace pycoll {
+
+ThreadPool::~ThreadPool() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  began_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void ThreadPool::run(int num, const std::function<void(int)>& work) {
+  std::unique_lock lock(mutex_);
+  while (static_cast<int>(threads_.size()) < num) {
+    const auto index = static_cast<int>(threads_.size());
+    threads_.emplace_back([this, index] { work_off(index); });
+  }
+  work_ = &work;
+  num_wanted_ = num_running_ = num;
+  ++round_;
+  began_.notify_all();
+  ended_.wait(lock, [this] { return num_running_ == 0; });
+}
+
+void ThreadPool::work_off(int index) {
+  std::unique_lock lock(mutex_);
+  for (uint64_t seen = 0;;) {
+    began_.wait(lock, [&] { return stop_ || (round_ != seen && index < num_wanted_); });
+    if (stop_) return;
+    seen = round_;
+    const std::function<void(int)>& work = *work_;
+    lock.unlock();
+    work(index);
+    lock.lock();
+    if (--num_running_ == 0) ended_.notify_one();
+  }
+}
+
+}  // namespace pycoll

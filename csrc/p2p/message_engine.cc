@@ -1,0 +1,370 @@
+#include "p2p/message_engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "reduce/reduce_copy.h"
+
+namespace pycoll {
+namespace {
+
+// Up to this size a message is copied into the mailbox and out of it; above, it is cheaper to make
+// the sender wait and to copy once.
+constexpr size_t kEagerBytes = 64 << 10;
+// Of a message that goes in parts: several fit the mailbox, so that both ranks copy at once.
+// Smaller ones where the bytes come from memory instead of from the caches.
+constexpr size_t part_bytes(size_t nbytes) {
+  return nbytes < (size_t{32} << 20) ? 32 << 10 : 16 << 10;
+}
+// From this size on the receiver writes past the caches.
+constexpr size_t kStreamingBytes = 16 << 20;
+// Messages taken at one look, so that a flood from one rank does not keep the others waiting.
+constexpr int kMaxMessagesPerPoll = 64;
+constexpr size_t kMaxBufferedBytes = size_t{1} << 30;
+
+// libc's copy, here faster than the project's own one at every size from 4 bytes to 64 MiB.
+void copy_message(std::byte* dst, const std::byte* src, size_t nbytes) {
+  if (nbytes != 0) std::memcpy(dst, src, nbytes);
+}
+
+const std::byte* eager_bytes(const MessageHeader& header) {
+  return header.nbytes <= MessageHeader::kInlineBytes ? header.bytes : header.body();
+}
+
+}  // namespace
+
+MessageEngine::MessageEngine(Transport& transport, PeerMemory& peer_memory)
+    : segment_(transport.segment()),
+      rank_(transport.rank()),
+      num_ranks_(transport.num_ranks()),
+      peer_memory_(peer_memory),
+      recorder_(segment_, rank_),
+      parts_are_fast_(transport.name() != "local" && num_ranks_ <= segment_.num_cores()),
+      outboxes_(static_cast<size_t>(num_ranks_)) {
+  for (int peer = 0; peer < num_ranks_; ++peer) {
+    inboxes_.emplace_back(segment_.mailbox(peer, rank_));
+    outboxes_[static_cast<size_t>(peer)].writer = MailboxWriter(segment_.mailbox(rank_, peer));
+  }
+}
+
+// Sending.
+
+void MessageEngine::post_send(MessageOp* op) {
+  if (op->peer == rank_) return send_to_self(op);
+  Outbox& out = outboxes_[static_cast<size_t>(op->peer)];
+  if (out.controls.empty() && out.queued.empty() && write(out, op)) return;
+  op->state = MessageOp::State::kQueued;
+  out.queued.push_back(op);
+  ++num_backlog_;
+}
+
+bool MessageEngine::write(Outbox& out, MessageOp* op) {
+  const size_t nbytes = op->nbytes;
+  const bool eager = nbytes <= std::min(kEagerBytes, out.writer.max_body_bytes()) &&
+                     out.writer.has_eager_budget(nbytes);
+  const bool is_inline = nbytes <= MessageHeader::kInlineBytes;
+  MessageHeader* header = out.writer.reserve(eager && !is_inline ? nbytes : 0);
+  if (header == nullptr) return false;
+  header->kind = eager ? MessageKind::kEager : MessageKind::kAnnounce;
+  header->nbytes = nbytes;
+  header->tag = op->tag;
+  header->dtype = static_cast<uint8_t>(op->dtype) & 0x7f;
+  header->blocking = op->blocking ? 1 : 0;
+  if (eager) {
+    copy_message(is_inline ? header->bytes : header->body(), op->data, nbytes);
+    out.writer.spend_eager_budget(nbytes);
+  } else {
+    op->id = next_id_++;
+    op->state = MessageOp::State::kAnnounced;
+    in_flight_.emplace(op->id, op);
+    header->ref = {op->id, 0, reinterpret_cast<uint64_t>(op->data), 0};
+  }
+  out.writer.commit(header);
+  segment_.ring_message_bell(op->peer);
+  if (eager) finish(op);
+  return true;
+}
+
+void MessageEngine::send_to_self(MessageOp* op) {
+  if (MessageOp* receive = queue_.match(rank_, op->tag)) {
+    receive->source = rank_;
+    if (!fits(receive, rank_, op->dtype, op->nbytes)) {
+      queue_.post(op);  // as pending: it ends with the error that this is
+      return;
+    }
+    copy_message(receive->data, op->data, op->nbytes);
+    finish(receive);
+  } else {
+    Unexpected message{.source = rank_, .tag = op->tag, .dtype = op->dtype, .nbytes = op->nbytes};
+    message.bytes.reset(new std::byte[op->nbytes]);
+    copy_message(message.bytes.get(), op->data, op->nbytes);
+    queue_.add(std::move(message));
+  }
+  finish(op);
+}
+
+bool MessageEngine::write_control(Outbox& out, int peer, const Control& control) {
+  MessageHeader* header = out.writer.reserve(0);
+  if (header == nullptr) return false;
+  header->kind = control.kind;
+  header->ref = control.ref;
+  out.writer.commit(header);
+  segment_.ring_message_bell(peer);
+  return true;
+}
+
+void MessageEngine::tell(int peer, const Control& control) {
+  Outbox& out = outboxes_[static_cast<size_t>(peer)];
+  if (out.controls.empty() && write_control(out, peer, control)) return;
+  out.controls.push_back(control);
+  ++num_controls_;
+  ++num_backlog_;
+}
+
+void MessageEngine::flush(Outbox& out, int peer) {
+  while (!out.controls.empty() && write_control(out, peer, out.controls.front())) {
+    out.controls.pop_front();
+    --num_controls_;
+    --num_backlog_;
+  }
+  while (!out.queued.empty() && write(out, out.queued.front())) {
+    out.queued.pop_front();
+    --num_backlog_;
+  }
+  if (!out.streams.empty()) flush_stream(out, peer);
+}
+
+void MessageEngine::flush_stream(Outbox& out, int peer) {
+  MessageOp* op = out.streams.front();
+  while (op->moved < op->nbytes) {
+    const size_t part = std::min(op->nbytes - op->moved, part_bytes(op->nbytes));
+    MessageHeader* header = out.writer.reserve(part);
+    if (header == nullptr) return;
+    header->kind = MessageKind::kPart;
+    header->nbytes = part;
+    header->ref = {op->id, op->recv_id, 0, op->moved};
+    copy_message(header->body(), op->data + op->moved, part);
+    out.writer.commit(header);
+    segment_.ring_message_bell(peer);
+    op->moved += part;
+  }
+  out.streams.pop_front();
+  --num_backlog_;
+  in_flight_.erase(op->id);
+  finish(op);
+}
+
+// Receiving.
+
+void MessageEngine::post_recv(MessageOp* op) {
+  Unexpected message;
+  if (queue_.take(op->peer, op->tag, num_ranks_, &message)) return accept(op, message);
+  op->state = MessageOp::State::kPosted;
+  queue_.post(op);
+  progress(op->peer);
+}
+
+void MessageEngine::progress(int source) {
+  if (source == kAnySource) {
+    for (int rank = 0; rank < num_ranks_; ++rank) poll(rank);
+  } else {
+    poll(source);
+    poll(next_source_);
+    next_source_ = next_source_ + 1 == num_ranks_ ? 0 : next_source_ + 1;
+  }
+  if (num_backlog_ == 0 || broken_) return;
+  for (int peer = 0; peer < num_ranks_; ++peer) flush(outboxes_[static_cast<size_t>(peer)], peer);
+}
+
+void MessageEngine::poll(int source) {
+  MailboxReader& inbox = inboxes_[static_cast<size_t>(source)];
+  // What nobody waits for stays where it is: the receive that it meets takes it from there.
+  for (int i = 0; i < kMaxMessagesPerPoll && !broken_ && has_pending(); ++i) {
+    const MessageHeader* header = inbox.peek();
+    if (header == nullptr) break;
+    handle(source, *header);
+    inbox.release(header);
+    // The sender may sleep until there is room.
+    segment_.ring_message_bell(source);
+  }
+}
+
+void MessageEngine::handle(int source, const MessageHeader& header) {
+  switch (header.kind) {
+    case MessageKind::kEager:
+      return receive_eager(source, header);
+    case MessageKind::kAnnounce:
+      return receive_announced(source, header);
+    case MessageKind::kPart:
+      return receive_part(header);
+    case MessageKind::kTaken:
+    case MessageKind::kPull: {
+      const auto found = in_flight_.find(header.ref.send_id);
+      if (found == in_flight_.end()) return;
+      MessageOp* op = found->second;
+      if (header.kind == MessageKind::kTaken) {
+        in_flight_.erase(found);
+        return finish(op);
+      }
+      op->state = MessageOp::State::kStreaming;
+      op->recv_id = header.ref.recv_id;
+      outboxes_[static_cast<size_t>(source)].streams.push_back(op);
+      ++num_backlog_;
+      return;
+    }
+    case MessageKind::kSkip:
+      return;
+  }
+}
+
+void MessageEngine::receive_eager(int source, const MessageHeader& header) {
+  const auto dtype = static_cast<DType>(header.dtype);
+  if (MessageOp* op = queue_.match(source, header.tag)) {
+    if (!fits(op, source, dtype, header.nbytes)) return;
+    copy_message(op->data, eager_bytes(header), header.nbytes);
+    inboxes_[static_cast<size_t>(source)].delivered(header.nbytes);
+    return finish(op);
+  }
+  Unexpected message{.source = source, .tag = header.tag, .dtype = dtype, .nbytes = header.nbytes};
+  message.counted = true;
+  message.bytes.reset(new std::byte[header.nbytes]);
+  copy_message(message.bytes.get(), eager_bytes(header), header.nbytes);
+  queue_.add(std::move(message));
+}
+
+void MessageEngine::receive_announced(int source, const MessageHeader& header) {
+  const auto dtype = static_cast<DType>(header.dtype);
+  if (MessageOp* op = queue_.match(source, header.tag)) {
+    if (fits(op, source, dtype, header.nbytes)) {
+      pull(op, source, header.ref.send_id, header.ref.address, header.blocking != 0);
+    }
+    return;
+  }
+  queue_.add({.source = source,
+              .tag = header.tag,
+              .dtype = dtype,
+              .nbytes = header.nbytes,
+              .announced = true,
+              .blocking = header.blocking != 0,
+              .send_id = header.ref.send_id,
+              .address = header.ref.address});
+}
+
+void MessageEngine::receive_part(const MessageHeader& header) {
+  const auto found = arrivals_.find(header.ref.recv_id);
+  if (found == arrivals_.end()) return;
+  MessageOp* op = found->second;
+  if (op->nbytes >= kStreamingBytes) {
+    copy_bytes(op->data + header.ref.offset, header.body(), header.nbytes, true);
+  } else {
+    copy_message(op->data + header.ref.offset, header.body(), header.nbytes);
+  }
+  op->moved += header.nbytes;
+  if (op->moved < op->nbytes) return;
+  arrivals_.erase(found);
+  if (MessageOp* then = op->then) {
+    copy_message(then->data, op->data, op->nbytes);
+    buffered_bytes_ -= op->nbytes;
+    finish(then);
+  }
+  finish(op);
+}
+
+void MessageEngine::accept(MessageOp* op, Unexpected& message) {
+  if (!fits(op, message.source, message.dtype, message.nbytes)) return;
+  if (message.announced) {
+    return pull(op, message.source, message.send_id, message.address, message.blocking);
+  }
+  if (message.arriving != nullptr && message.arriving->state != MessageOp::State::kOver) {
+    // Its buffer must outlive the message: the operation that arrives keeps both.
+    message.arriving->then = op;
+    message.arriving->keep_alive = std::shared_ptr<std::byte[]>(std::move(message.bytes));
+    op->state = MessageOp::State::kArriving;
+    return;
+  }
+  copy_message(op->data, message.bytes.get(), message.nbytes);
+  if (message.counted) {
+    inboxes_[static_cast<size_t>(message.source)].delivered(message.nbytes);
+  } else if (message.source != rank_) {
+    buffered_bytes_ -= message.nbytes;
+  }
+  finish(op);
+}
+
+bool MessageEngine::fits(MessageOp* op, int source, DType dtype, uint64_t nbytes) {
+  op->source = source;
+  if (op->nbytes == nbytes && op->dtype == dtype) return true;
+  segment_.message_mismatch(rank_) = {.source = source,
+                                      .tag = op->tag,
+                                      .sent_bytes = nbytes,
+                                      .expected_bytes = op->nbytes,
+                                      .sent_dtype = static_cast<uint8_t>(dtype),
+                                      .expected_dtype = static_cast<uint8_t>(op->dtype)};
+  segment_.fail({.code = FailureCode::kMessageMismatch,
+                 .reporter = static_cast<uint16_t>(rank_),
+                 .culprit = static_cast<uint16_t>(source)});
+  broken_ = true;
+  op->state = MessageOp::State::kPosted;
+  queue_.post(op);  // still pending: it ends with all others
+  return false;
+}
+
+void MessageEngine::pull(MessageOp* op, int source, uint64_t send_id, uint64_t address,
+                         bool sender_waits) {
+  bool taken = op->nbytes == 0;
+  // Parts through the caches beat a copy from the sender's memory, whose pages the kernel must look
+  // up one by one; if both ranks run, and the sender waits for nothing else.
+  const bool prefer_parts = sender_waits && parts_are_fast_;
+  MailboxReader& inbox = inboxes_[static_cast<size_t>(source)];
+  if (!taken && !prefer_parts && inbox.begin_taking(segment_.failure_word())) {
+    taken = peer_memory_.read(source, op->data, address, op->nbytes);
+    inbox.end_taking();
+  }
+  if (taken) {
+    tell(source, {MessageKind::kTaken, {send_id, 0, 0, 0}});
+    return finish(op);
+  }
+  op->id = next_id_++;
+  op->state = MessageOp::State::kArriving;
+  arrivals_.emplace(op->id, op);
+  tell(source, {MessageKind::kPull, {send_id, op->id, 0, 0}});
+}
+
+void MessageEngine::buffer_announced(int source) {
+  if (queue_.num_held_senders() == 0 || broken_) return;
+  queue_.for_each_held([this, source](Unexpected& message) {
+    if (source != kAnySource && message.source != source) return;
+    if (buffered_bytes_ + message.nbytes > kMaxBufferedBytes) return;
+    message.bytes.reset(new (std::nothrow) std::byte[message.nbytes]);
+    if (message.bytes == nullptr) return;
+    buffered_bytes_ += message.nbytes;
+    message.announced = false;
+    message.arriving = std::make_shared<MessageOp>();
+    message.arriving->self = message.arriving;
+    message.arriving->blocking = false;
+    message.arriving->dtype = message.dtype;
+    message.arriving->peer = message.source;
+    message.arriving->tag = message.tag;
+    message.arriving->data = message.bytes.get();
+    message.arriving->nbytes = message.nbytes;
+    pull(message.arriving.get(), message.source, message.send_id, message.address, true);
+  });
+}
+
+bool MessageEngine::is_being_taken() const {
+  return std::any_of(outboxes_.begin(), outboxes_.end(),
+                     [](const Outbox& out) { return out.writer.is_being_taken(); });
+}
+
+void MessageEngine::finish(MessageOp* op) {
+  op->state = MessageOp::State::kOver;
+  recorder_.end(*op);
+  if (op->self != nullptr) {
+    finished_.push_back(std::move(op->self));
+  } else {
+    store_release(op->over, 1);
+  }
+}
+
+}  // namespace pycoll

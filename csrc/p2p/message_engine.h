@@ -1,0 +1,137 @@
+// Sends and receives of one rank, and what moves them on: matching, mailboxes, announced messages.
+//
+// A small message goes through the mailbox (eager). A large one is announced there; the receive
+// that it meets copies it from the sender's own memory and tells the sender (kTaken). Where the
+// system does not let it, it asks for the bytes in parts through the mailbox (kPull, kPart).
+// Nothing here waits, and nothing here locks: PointToPoint does both.
+#pragma once
+
+#include <deque>
+#include <unordered_map>
+#include <vector>
+
+#include "p2p/message_queue.h"
+#include "p2p/message_recorder.h"
+#include "transport/transport.h"
+
+namespace pycoll {
+
+class MessageEngine {
+ public:
+  MessageEngine(Transport& transport, PeerMemory& peer_memory);
+
+  /// Starts an operation; it may be over on return.
+  void post(MessageOp* op) {
+    recorder_.begin(*op);
+    op->is_send ? post_send(op) : post_recv(op);
+    recorder_.begun();
+  }
+  /// Moves on what comes from `source` and from one other rank; from all with kAnySource.
+  void progress(int source);
+  /// True when every word that others wait for has found room in its mailbox.
+  bool has_told_all() const { return num_controls_ == 0; }
+  bool has_pending() const {
+    return num_backlog_ != 0 || !queue_.posted().empty() || !in_flight_.empty() ||
+           !arrivals_.empty();
+  }
+  /// Copies announced messages whose senders wait into private memory, so that ranks that all send
+  /// before they receive do not wait for each other. Up to a total size.
+  void buffer_announced(int source);
+  /// Every operation that is not over.
+  template <class Visit>
+  void for_each_pending(Visit&& visit);
+  /// Ends all of them with the error that `error_of(op)` makes.
+  template <class ErrorOf>
+  void fail_all(ErrorOf&& error_of);
+  /// True while another rank copies from this one's memory.
+  bool is_being_taken() const;
+  /// Asynchronous operations that have ended since the last call: their arrays are to be let go
+  /// (which may need a lock that must not be waited for here), then they are to be marked.
+  std::vector<std::shared_ptr<MessageOp>> take_finished() { return std::move(finished_); }
+  bool has_finished() const { return !finished_.empty(); }
+
+ private:
+  struct Control {
+    MessageKind kind;
+    MessageRef ref;
+  };
+  struct Outbox {
+    MailboxWriter writer;
+    std::deque<Control> controls;
+    std::deque<MessageOp*> queued;   // sends that are not in the mailbox yet, in order
+    std::deque<MessageOp*> streams;  // sends whose bytes go in parts
+  };
+
+  void post_send(MessageOp* op);
+  void post_recv(MessageOp* op);
+  void send_to_self(MessageOp* op);
+  bool write(Outbox& out, MessageOp* op);
+  bool write_control(Outbox& out, int peer, const Control& control);
+  void tell(int peer, const Control& control);
+  void flush(Outbox& out, int peer);
+  void flush_stream(Outbox& out, int peer);
+
+  void poll(int source);
+  void handle(int source, const MessageHeader& header);
+  void receive_eager(int source, const MessageHeader& header);
+  void receive_announced(int source, const MessageHeader& header);
+  void receive_part(const MessageHeader& header);
+  void accept(MessageOp* op, Unexpected& message);
+  bool fits(MessageOp* op, int source, DType dtype, uint64_t nbytes);
+  void pull(MessageOp* op, int source, uint64_t send_id, uint64_t address, bool sender_waits);
+  void finish(MessageOp* op);
+
+  Segment& segment_;
+  int rank_;
+  int num_ranks_;
+  PeerMemory& peer_memory_;
+  MessageRecorder recorder_;
+  bool parts_are_fast_;
+  std::vector<MailboxReader> inboxes_;
+  std::vector<Outbox> outboxes_;
+  MessageQueue queue_;
+  std::unordered_map<uint64_t, MessageOp*> in_flight_;  // announced or streaming, by id
+  std::unordered_map<uint64_t, MessageOp*> arrivals_;   // receives of parts, by id
+  std::vector<std::shared_ptr<MessageOp>> finished_;
+  uint64_t next_id_ = 1;
+  int num_controls_ = 0;
+  int num_backlog_ = 0;  // operations and controls in outboxes
+  int next_source_ = 0;
+  size_t buffered_bytes_ = 0;
+  bool broken_ = false;  // by a mismatch found here: nothing moves on
+};
+
+template <class Visit>
+void MessageEngine::for_each_pending(Visit&& visit) {
+  for (MessageOp* op : queue_.posted()) visit(*op);
+  for (const auto& [id, op] : in_flight_) visit(*op);
+  for (const auto& [id, op] : arrivals_) visit(op->then == nullptr ? *op : *op->then);
+  for (Outbox& out : outboxes_) {
+    for (MessageOp* op : out.queued) visit(*op);
+  }
+}
+
+template <class ErrorOf>
+void MessageEngine::fail_all(ErrorOf&& error_of) {
+  broken_ = true;
+  std::vector<MessageOp*> pending;
+  for_each_pending([&pending](MessageOp& op) { pending.push_back(&op); });
+  for (const auto& [id, op] : arrivals_) {
+    if (op->then != nullptr) finished_.push_back(std::move(op->self));
+  }
+  queue_.posted().clear();
+  in_flight_.clear();
+  arrivals_.clear();
+  for (Outbox& out : outboxes_) {
+    out.queued.clear();
+    out.streams.clear();
+    out.controls.clear();
+  }
+  num_controls_ = num_backlog_ = 0;
+  for (MessageOp* op : pending) {
+    op->error = error_of(*op);
+    finish(op);
+  }
+}
+
+}  // namespace pycoll

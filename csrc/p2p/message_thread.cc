@@ -1,0 +1,57 @@
+#include "p2p/message_thread.h"
+
+namespace pycoll {
+namespace {
+
+constexpr int kIdleNapsBeforeSleep = 100;
+
+}  // namespace
+
+void MessageThread::wake() {
+  if (thread_ == nullptr) thread_ = std::make_unique<std::thread>([this] { run(); });
+  if (!dozing_) return;
+  {
+    const std::lock_guard lock(mutex_);
+    wake_ = true;
+  }
+  woken_.notify_all();
+}
+
+void MessageThread::stop() {
+  if (thread_ == nullptr) return;
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  woken_.notify_all();
+  segment_.ring_message_bell(rank_);
+  if (is_this_thread()) return;
+  thread_->join();
+  thread_.reset();
+}
+
+void MessageThread::run() {
+  id_ = std::this_thread::get_id();
+  int num_idle = 0;
+  for (;;) {
+    const Progress progress = work_();
+    num_idle = progress == Progress::kIdle ? num_idle + 1 : 0;
+    {
+      std::unique_lock lock(mutex_);
+      if (num_idle > kIdleNapsBeforeSleep) {
+        // First the word, then one more look: whoever starts an operation does it the other way
+        // round, so that one of the two sees the other.
+        dozing_ = true;
+        if (work_() == Progress::kIdle) woken_.wait(lock, [this] { return stop_ || wake_; });
+        dozing_ = false;
+        wake_ = false;
+        num_idle = 0;
+      }
+      if (stop_) return;
+    }
+    if (progress != Progress::kMoved)
+      segment_.nap_for_message(rank_, progress == Progress::kPending);
+  }
+}
+
+}  // namespace pycoll

@@ -1,0 +1,48 @@
+// The thread that moves asynchronous messages on while nobody waits for one.
+//
+// It sleeps when nothing is pending. For a while after the last work it looks again by itself every
+// millisecond, so that starting an operation seldom costs the system call that wakes it.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "transport/ring/segment.h"
+
+namespace pycoll {
+
+class MessageThread {
+ public:
+  enum class Progress { kIdle, kNotNeeded, kPending, kMoved };
+
+  /// `work` moves messages on, and says whether there is anything to do.
+  MessageThread(Segment& segment, int rank, std::function<Progress()> work)
+      : segment_(segment), rank_(rank), work_(std::move(work)) {}
+  ~MessageThread() { stop(); }
+
+  /// Makes sure that it runs and is awake. Called by one thread at a time.
+  void wake();
+  /// Waits for its end, but not for its own.
+  void stop();
+  bool is_this_thread() const { return std::this_thread::get_id() == id_; }
+
+ private:
+  void run();
+
+  Segment& segment_;
+  int rank_;
+  std::function<Progress()> work_;
+  std::mutex mutex_;
+  std::condition_variable woken_;
+  std::atomic<bool> dozing_{false};
+  bool stop_ = false;
+  bool wake_ = false;
+  std::atomic<std::thread::id> id_{};  // once it runs
+  std::unique_ptr<std::thread> thread_;
+};
+
+}  // namespace pycoll

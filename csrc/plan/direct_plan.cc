@@ -1,0 +1,273 @@
+#include "plan/direct_plan.h"
+
+#include <algorithm>
+#include <bit>
+#include <deque>
+#include <map>
+
+#include "base/error.h"
+#include "schedule/lower.h"
+#include "schedule/verify.h"
+
+namespace pycoll {
+namespace {
+
+// Proofs hold for links of any length here: no slot is ever written.
+constexpr int kManySlots = 1 << 20;
+
+class DirectPlanner {
+ public:
+  explicit DirectPlanner(const Schedule& schedule)
+      : schedule_(schedule),
+        row_(info(schedule.collective)),
+        programs_(lower(schedule, {.multicast = false, .join_blocks = false})) {}
+
+  /// Raises UsageError when the schedule is wrong.
+  void prove() {
+    const Proof proof = verify(schedule_, programs_, kManySlots);
+    if (!proof.ok) throw UsageError(proof.error);
+    order_ = proof.order;
+  }
+
+  /// Finds out which messages are pulls, and which pushes.
+  bool classify() {
+    for (const Program& program : programs_) {
+      num_moved_.push_back(0);
+      pulled_.emplace_back(program.steps.size(), 0);
+      pushed_.emplace_back(program.steps.size(), 0);
+      is_stored_push_.emplace_back(program.steps.size(), false);
+      written_by_peers_.emplace_back(static_cast<size_t>(schedule_.num_chunks), false);
+    }
+    std::map<std::pair<int, int>, std::deque<int>> links;  // the sender's steps, in their order
+    for (const Program& program : programs_) {
+      for (size_t i = 0; i < program.steps.size(); ++i) {
+        for_each(program, program.steps[i].dst_peers,
+                 [&](int dst) { links[{program.rank, dst}].push_back(static_cast<int>(i)); });
+      }
+    }
+    bool ok = true;
+    for (const Program& program : programs_) {
+      for (size_t j = 0; j < program.steps.size(); ++j) {
+        for_each(program, program.steps[j].src_peers, [&](int src) {
+          std::deque<int>& link = links[{src, program.rank}];
+          ok = ok && classify(src, link.front(), program.rank, static_cast<int>(j));
+          link.pop_front();
+        });
+        ok = ok && reads_own_input_only(program, j);
+      }
+    }
+    return ok;
+  }
+
+  std::optional<DirectPlan> plan_of(int rank) {
+    DirectPlan direct;
+    Plan& plan = direct.plan;
+    plan.collective = schedule_.collective;
+    plan.algorithm = schedule_.algorithm;
+    plan.order = order_;
+    plan.program = programs_[static_cast<size_t>(rank)];
+    plan.program.steps = kept_steps(rank);
+    std::optional<Placement> placement =
+        place_chunks(schedule_, plan.program, written_by_peers_[static_cast<size_t>(rank)]);
+    if (!placement || !placement->scratch.empty()) return std::nullopt;
+    plan.placement = std::move(*placement);
+    for (size_t i = 0; i < plan.program.steps.size(); ++i) {
+      if (!place_at_peers(plan.program, plan.program.steps[i], plan.placement.steps[i])) {
+        return std::nullopt;
+      }
+    }
+    for (const Step& step : programs_[static_cast<size_t>(rank)].steps) {
+      if (step.dst_peers == 0) continue;
+      const int32_t pieces = schedule_.pieces_per_block();
+      direct.given.push_back({step.first_chunk / pieces, step.first_chunk % pieces, step.num_chunks,
+                              std::popcount(step.dst_peers)});
+    }
+    return direct;
+  }
+
+  bool in_place_allowed() const {
+    if (row_.blocks != Blocks::kOne) return true;  // only a rank's own block may lie in its output
+    // By rank and chunk: who writes it, who reads it.
+    std::map<std::pair<int, int>, int> writer;
+    for (int rank = 0; rank < schedule_.num_ranks; ++rank) {
+      for (const Step& step : kept_steps(rank)) {
+        for_each_chunk(step, [&](int chunk) {
+          if (step.has(kWriteLocal)) writer[{rank, chunk}] = rank;
+          for_each(program(rank), step.dst_peers, [&](int peer) { writer[{peer, chunk}] = rank; });
+        });
+      }
+    }
+    bool ok = true;
+    for (int rank = 0; rank < schedule_.num_ranks; ++rank) {
+      for (const Step& step : kept_steps(rank)) {
+        for_each_chunk(step, [&](int chunk) {
+          const auto check = [&](int where) {
+            const auto found = writer.find({where, chunk});
+            ok = ok && (found == writer.end() || found->second == rank);
+          };
+          if (step.has(kReadLocal)) check(rank);
+          for_each(program(rank), step.src_peers, check);
+        });
+      }
+    }
+    return ok;
+  }
+
+  static DirectWork work_of(const Plan& plan) {
+    DirectWork work;
+    for (const Step& step : plan.program.steps) {
+      const int num_remote = std::popcount(step.src_peers) + std::popcount(step.dst_peers);
+      const int num_srcs = std::popcount(step.src_peers) + (step.has(kReadLocal) ? 1 : 0);
+      const double blocks = static_cast<double>(step.num_chunks) / plan.placement.num_pieces;
+      work.num_accesses += num_remote;
+      work.remote += num_remote * blocks;
+      work.combined += std::max(0, num_srcs - 1) * blocks;
+    }
+    return work;
+  }
+
+ private:
+  const Program& program(int rank) const { return programs_[static_cast<size_t>(rank)]; }
+
+  template <class Visit>
+  static void for_each(const Program& program, uint64_t mask, Visit&& visit) {
+    for (; mask != 0; mask &= mask - 1) {
+      visit(program.peers[static_cast<size_t>(std::countr_zero(mask))]);
+    }
+  }
+  template <class Visit>
+  static void for_each_chunk(const Step& step, Visit&& visit) {
+    for (int chunk = step.first_chunk; chunk < step.chunks().end(); ++chunk) visit(chunk);
+  }
+  static uint64_t bit_of(const Program& program, int peer) {
+    const auto at = std::lower_bound(program.peers.begin(), program.peers.end(), peer);
+    return uint64_t{1} << (at - program.peers.begin());
+  }
+  BlockAt at(int rank, const Step& step) const {
+    return schedule_.block_at(rank, step.first_chunk);
+  }
+
+  /// No step before `index` wrote these chunks: they hold the start value.
+  static bool is_start_value(const Program& program, size_t index) {
+    const ChunkRange chunks = program.steps[index].chunks();
+    return std::none_of(
+        program.steps.begin(), program.steps.begin() + static_cast<long>(index),
+        [&](const Step& step) { return step.has(kWriteLocal) && step.chunks().overlaps(chunks); });
+  }
+  static bool reads_own_input_only(const Program& program, size_t index) {
+    return !program.steps[index].has(kReadLocal) || is_start_value(program, index);
+  }
+  /// The step's chunks are touched by no other step of the program, but for sends of their start
+  /// value before it.
+  static bool is_only_store(const Program& program, size_t index) {
+    const Step& store = program.steps[index];
+    for (size_t i = 0; i < program.steps.size(); ++i) {
+      const Step& step = program.steps[i];
+      if (i == index || !step.chunks().overlaps(store.chunks())) continue;
+      const bool is_plain_send = step.src_peers == 0 && !step.has(kWriteLocal);
+      if (!is_plain_send || i > index) return false;
+    }
+    return true;
+  }
+
+  bool classify(int src, int send_idx, int dst, int receive_idx) {
+    const Program& sender = program(src);
+    const Program& receiver = program(dst);
+    const auto i = static_cast<size_t>(send_idx);
+    const auto j = static_cast<size_t>(receive_idx);
+    const Step& send = sender.steps[i];
+    const Step& receive = receiver.steps[j];
+    const bool can_pull = send.src_peers == 0 && send.has(kReadLocal) && is_start_value(sender, i);
+    const bool only_stores = std::popcount(receive.src_peers) == 1 && receive.dst_peers == 0 &&
+                             !receive.has(kReadLocal) && receive.has(kWriteLocal);
+    const bool can_push = only_stores && is_only_store(receiver, j) &&
+                          row_.output_block(at(dst, receive)) != kNoBlock;
+    // Where both ends could, the one with less to move does.
+    int& sender_moves = num_moved_[static_cast<size_t>(src)];
+    int& receiver_moves = num_moved_[static_cast<size_t>(dst)];
+    if (can_pull && (!can_push || receiver_moves <= sender_moves)) {
+      pulled_[static_cast<size_t>(src)][i] |= bit_of(sender, dst);
+      receiver_moves += receive.num_chunks;
+      return true;
+    }
+    if (!can_push) return false;
+    sender_moves += send.num_chunks;
+    pushed_[static_cast<size_t>(src)][i] |= bit_of(sender, dst);
+    is_stored_push_[static_cast<size_t>(dst)][j] = true;
+    for_each_chunk(receive, [&](int chunk) {
+      written_by_peers_[static_cast<size_t>(dst)][static_cast<size_t>(chunk)] = true;
+    });
+    return true;
+  }
+
+  /// What is left to do for a rank: no sends of what is pulled, no stores of what is pushed.
+  std::vector<Step> kept_steps(int rank) const {
+    std::vector<Step> kept;
+    const auto r = static_cast<size_t>(rank);
+    for (size_t i = 0; i < program(rank).steps.size(); ++i) {
+      Step step = program(rank).steps[i];
+      step.dst_peers &= ~pulled_[r][i];
+      if (is_stored_push_[r][i] || (step.dst_peers == 0 && !step.has(kWriteLocal))) continue;
+      kept.push_back(step);
+    }
+    return kept;
+  }
+
+  /// All peers of a step have its blocks at one index of their buffers.
+  bool place_at_peers(const Program& program, const Step& step, StepPlace& place) const {
+    bool ok = true;
+    const auto unify = [&](auto index_of, int32_t& index, uint64_t mask) {
+      index = kNoBlock;
+      for_each(program, mask, [&](int peer) {
+        const int there = index_of(at(peer, step));
+        ok = ok && there != kNoBlock && (index == kNoBlock || index == there);
+        index = there;
+      });
+    };
+    unify(row_.input_block, place.peer_src_index, step.src_peers);
+    unify(row_.output_block, place.peer_dst_index, step.dst_peers);
+    return ok;
+  }
+
+  const Schedule& schedule_;
+  const CollectiveInfo& row_;
+  std::vector<Program> programs_;
+  Order order_ = Order::kOther;
+  // By rank and step: the destinations whose message is a pull, and a push.
+  std::vector<std::vector<uint64_t>> pulled_;
+  std::vector<int> num_moved_;  // chunks, by rank
+  std::vector<std::vector<uint64_t>> pushed_;
+  std::vector<std::vector<bool>> is_stored_push_;    // by rank and step of the receiver
+  std::vector<std::vector<bool>> written_by_peers_;  // by rank and chunk
+};
+
+}  // namespace
+
+std::optional<DirectPlan> make_direct_plan(const Schedule& schedule, int rank) {
+  DirectPlanner planner(schedule);
+  planner.prove();
+  if (!planner.classify()) return std::nullopt;
+  std::optional<DirectPlan> mine;
+  // All ranks must come to the same answer.
+  for (int other = 0; other < schedule.num_ranks; ++other) {
+    std::optional<DirectPlan> direct = planner.plan_of(other);
+    if (!direct) return std::nullopt;
+    if (other == rank) mine = std::move(direct);
+  }
+  mine->in_place_allowed = planner.in_place_allowed();
+  return mine;
+}
+
+std::vector<DirectWork> direct_work(const Schedule& schedule) {
+  DirectPlanner planner(schedule);
+  if (!planner.classify()) return {};
+  std::vector<DirectWork> work;
+  for (int rank = 0; rank < schedule.num_ranks; ++rank) {
+    const std::optional<DirectPlan> direct = planner.plan_of(rank);
+    if (!direct) return {};
+    work.push_back(DirectPlanner::work_of(direct->plan));
+  }
+  return work;
+}
+
+}  // namespace pycoll

@@ -1,0 +1,48 @@
+// torch's handle on a send or receive: who waits for it moves messages on.
+#pragma once
+
+#include <atomic>
+
+#include "torch/works/torch_work.h"
+
+namespace pycoll::torch_backend {
+
+class MessageWork : public PycollWork {
+ public:
+  using PycollWork::PycollWork;
+  ~MessageWork() override {
+    if (handle_ != nullptr) core().release_message(handle_);
+  }
+
+  /// Once, on any thread. Who waits before helps no message on, but is told of the end.
+  void start(pycoll_comm* comm, const pycoll_message& message) {
+    pycoll_error error;
+    void* const lent = lend(c10::intrusive_ptr<PycollWork>::reclaim_copy(this));
+    const int code = core().start_message(comm, &message, done, lent, &handle_, &error);
+    if (code == PYCOLL_OK) {
+      started_ = true;
+    } else {
+      done(lent, &error);
+    }
+  }
+
+  int sourceRank() const override {
+    return isSuccess() ? core().message_source(handle_) : PYCOLL_ANY_SOURCE;
+  }
+
+ protected:
+  bool wait_for(std::chrono::milliseconds timeout) override {
+    if (!started_) return PycollWork::wait_for(timeout);
+    pycoll_error error;
+    const double timeout_s = std::chrono::duration<double>(timeout).count();
+    if (core().wait_message(handle_, timeout_s, &error) == PYCOLL_PENDING) return false;
+    // The thread that saw its end may still be telling everyone.
+    return PycollWork::wait_for(std::chrono::hours(1));
+  }
+
+ private:
+  pycoll_handle* handle_ = nullptr;  // others than who starts it look once it is started, or over
+  std::atomic<bool> started_ = false;
+};
+
+}  // namespace pycoll::torch_backend

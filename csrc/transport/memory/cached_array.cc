@@ -1,0 +1,130 @@
+#include "transport/memory/cached_array.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <mutex>
+#include <set>
+
+#include "base/error.h"
+
+namespace pycoll {
+namespace {
+
+// Each splits a mapping of this process in three, and the system allows some 65,000.
+constexpr size_t kMaxArrays = 4096;
+// Of all arrays: what a fork copies, at the most.
+constexpr size_t kMaxCachedBytes = size_t{512} << 20;
+
+/// A driver that reads and writes memory by itself may have been told where an array's pages are.
+bool pages_may_be_pinned() {
+  for (const char* driver : {"libcuda.so.1", "libibverbs.so.1"}) {
+    if (void* library = ::dlopen(driver, RTLD_LAZY | RTLD_NOLOAD)) {
+      ::dlclose(library);
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+/// All cached arrays of this process. A fork's handlers are called without a context: this is why
+/// there is one for all, which is never destroyed.
+class ForkGuard {
+ public:
+  static ForkGuard& of_this_process() {
+    static ForkGuard& guard = *new ForkGuard;
+    return guard;
+  }
+
+  std::mutex& mutex() { return mutex_; }
+  void add(CachedArray* array) {
+    arrays_.insert(array);
+    num_bytes_ += array->nbytes_;
+  }
+  void remove(CachedArray* array) {
+    arrays_.erase(array);
+    num_bytes_ -= array->nbytes_;
+  }
+  bool has_room_for(size_t nbytes) const {
+    return arrays_.size() < kMaxArrays && num_bytes_ + nbytes <= kMaxCachedBytes;
+  }
+
+ private:
+  ForkGuard() { ::pthread_atfork(before_fork, in_parent, in_child); }
+
+  /// By the forking thread itself, so that the child finds all that this thread had written.
+  static void before_fork() {
+    ForkGuard& guard = of_this_process();
+    guard.mutex_.lock();
+    for (CachedArray* array : guard.arrays_) {
+      void* copy = ::mmap(nullptr, array->pages_bytes_, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      array->copy_ = copy == MAP_FAILED ? nullptr : copy;
+      if (array->copy_ != nullptr) std::memcpy(copy, array->pages_, array->pages_bytes_);
+    }
+  }
+
+  static void in_parent() {
+    ForkGuard& guard = of_this_process();
+    for (CachedArray* array : guard.arrays_) {
+      if (array->copy_ != nullptr) ::munmap(array->copy_, array->pages_bytes_);
+      array->copy_ = nullptr;
+    }
+    guard.mutex_.unlock();
+  }
+
+  static void in_child() {
+    ForkGuard& guard = of_this_process();
+    for (CachedArray* array : guard.arrays_) {
+      if (array->copy_ == nullptr) continue;  // no memory for a copy: the pages stay shared
+      ::mremap(array->copy_, array->pages_bytes_, array->pages_bytes_,
+               MREMAP_MAYMOVE | MREMAP_FIXED, array->pages_);
+    }
+    guard.arrays_.clear();
+    guard.num_bytes_ = 0;
+    guard.mutex_.unlock();
+  }
+
+  std::mutex mutex_;
+  std::set<CachedArray*> arrays_;
+  size_t num_bytes_ = 0;
+};
+
+void CachedArray::attach(const std::shared_ptr<SharedHeap>& heap) {
+  if (pages_may_be_pinned()) return;
+  ForkGuard& guard = ForkGuard::of_this_process();
+  const std::lock_guard lock(guard.mutex());
+  if (ended_ || heap_ != nullptr || !guard.has_room_for(nbytes_) ||
+      heap->contains(data_, nbytes_) || heap->registered().find(data_, nbytes_) != nullptr) {
+    return;
+  }
+  try {
+    const RegisteredArray& array = heap->registered().add(*heap, data_, nbytes_, nullptr);
+    pages_ = array.pages();
+    pages_bytes_ = array.pages_bytes();
+  } catch (const Error&) {
+    return;  // it is not memory of this process alone, or there is no room: slots will do
+  }
+  heap_ = heap;
+  pid_ = ::getpid();
+  guard.add(this);
+}
+
+void CachedArray::end() {
+  // No lock is taken in a forked process: a thread that it does not have may hold it.
+  if (heap_ != nullptr && ::getpid() != pid_) return;
+  ForkGuard& guard = ForkGuard::of_this_process();
+  const std::lock_guard lock(guard.mutex());
+  ended_ = true;
+  if (heap_ == nullptr) return;
+  guard.remove(this);
+  heap_->registered().forget(data_);
+  heap_.reset();
+}
+
+}  // namespace pycoll

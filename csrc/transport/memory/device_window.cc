@@ -1,0 +1,196 @@
+#include "transport/memory/device_window.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "base/error.h"
+#include "bootstrap/local/local_group.h"
+#include "transport/memory/mapping.h"
+
+namespace pycoll {
+namespace {
+
+/// What a rank tells of its memory.
+struct Offer {
+  DeviceHandle handle{};
+  uint64_t address = 0;     // in its process
+  uint64_t keep_alive = 0;  // a std::shared_ptr<void>, for ranks of the same process
+  int32_t index = 0;        // of its device
+};
+
+/// Whether a rank is content, and if not, why. Fixed in size, since it is gathered.
+struct Verdict {
+  char why[160] = {};
+
+  void set(const std::string& text) { std::snprintf(why, sizeof(why), "%s", text.c_str()); }
+};
+
+uint64_t word_of(size_t from, size_t to) { return 0x7079636f6c6c0000ull + (from << 8) + to; }
+
+/// Host memory that this process maps and its devices reach.
+class HostRegion {
+ public:
+  HostRegion(const Device& device, int fd, size_t nbytes) : device_(device), mapping_(fd, nbytes) {
+    device_.check(device_.table().map_host(mapping_.base(), nbytes, &on_device_),
+                  "mapping host memory");
+  }
+  HostRegion(const HostRegion&) = delete;
+  ~HostRegion() { device_.table().unmap_host(mapping_.base()); }
+
+  std::byte* on_device() const { return static_cast<std::byte*>(on_device_); }
+
+ private:
+  Device device_;
+  Mapping mapping_;
+  void* on_device_ = nullptr;
+};
+
+/// The first complaint of any rank; empty when there is none. Alike on all ranks.
+std::string first_complaint(Transport& transport, const Verdict& mine, const AllGather& gather) {
+  std::vector<Verdict> all(static_cast<size_t>(transport.num_ranks()));
+  gather(&mine, all.data(), sizeof(mine));
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].why[0] != 0) return "rank " + std::to_string(rank) + ": " + all[rank].why;
+  }
+  return {};
+}
+
+}  // namespace
+
+DeviceWindow::DeviceWindow(const Device& device, int num_ranks)
+    : device_(device),
+      bases_(static_cast<size_t>(num_ranks)),
+      nbytes_(static_cast<size_t>(num_ranks)) {}
+
+DeviceWindow::~DeviceWindow() {
+  for (void* base : imports_) device_.table().release_import(base);
+}
+
+std::unique_ptr<DeviceWindow> DeviceWindow::over(Transport& transport, const Device& device,
+                                                 const Memory& memory, const AllGather& gather,
+                                                 const Deadline& deadline, std::string& why) {
+  const auto n = static_cast<size_t>(transport.num_ranks());
+  const auto self = static_cast<size_t>(transport.rank());
+  std::unique_ptr<DeviceWindow> window(new DeviceWindow(device, transport.num_ranks()));
+  Offer mine;
+  int32_t own_fd = -1;
+  Verdict verdict;
+  if (device.table().export_memory(memory.data, &mine.handle, &own_fd) != 0) {
+    verdict.set(device.table().last_error());
+  }
+  const Fd exported(own_fd);
+  mine.handle.nbytes = std::max<uint64_t>(mine.handle.nbytes, memory.nbytes);
+  mine.address = reinterpret_cast<uint64_t>(memory.data);
+  mine.keep_alive = reinterpret_cast<uint64_t>(&memory.keep_alive);
+  mine.index = device.index();
+  std::vector<Offer> offers(n);
+  gather(&mine, offers.data(), sizeof(mine));
+
+  const bool threads = transport.shares_address_space();
+  std::vector<Fd> fds(n);
+  bool all_fds = !threads;
+  for (const Offer& offer : offers) {
+    all_fds = all_fds && offer.handle.kind == DeviceHandleKind::kFd;
+  }
+  if (all_fds && n > 1) fds = pass_descriptors(transport, exported.get(), gather, deadline);
+  for (size_t rank = 0; rank < n; ++rank) {
+    const Offer& offer = offers[rank];
+    window->nbytes_[rank] = offer.handle.nbytes - offer.handle.offset;
+    if (rank == self || threads) {
+      window->bases_[rank] = reinterpret_cast<std::byte*>(offer.address);
+      window->kept_.push_back(
+          rank == self ? memory.keep_alive
+                       : *reinterpret_cast<const std::shared_ptr<void>*>(offer.keep_alive));
+      if (verdict.why[0] == 0 && offer.index != device.index() && !device.reaches(offer.index)) {
+        verdict.set(device.title() + " does not reach the memory of " + device.table().name + ":" +
+                    std::to_string(offer.index));
+      }
+      continue;
+    }
+    const bool can = offer.handle.kind == DeviceHandleKind::kIpc || fds[rank];
+    void* base = nullptr;
+    if (!can) {
+      verdict.set("memory of rank " + std::to_string(rank) + "'s device cannot be exported");
+    } else if (device.table().import_memory(device.index(), &offer.handle, fds[rank].get(),
+                                            &base) != 0) {
+      verdict.set("cannot map memory of rank " + std::to_string(rank) +
+                  "'s device: " + device.table().last_error());
+    } else {
+      window->imports_.push_back(base);
+      window->bases_[rank] = static_cast<std::byte*>(base) + offer.handle.offset;
+    }
+  }
+  // Also says that nobody looks at keep_alive any more.
+  why = first_complaint(transport, verdict, gather);
+  if (!why.empty()) return nullptr;
+  return window;
+}
+
+std::unique_ptr<DeviceWindow> DeviceWindow::of_host(Transport& transport, const Device& device,
+                                                    size_t nbytes, const AllGather& gather,
+                                                    const Deadline& deadline) {
+  const auto n = static_cast<size_t>(transport.num_ranks());
+  const auto self = static_cast<size_t>(transport.rank());
+  std::unique_ptr<DeviceWindow> window(new DeviceWindow(device, transport.num_ranks()));
+  window->on_host_ = true;
+  std::fill(window->nbytes_.begin(), window->nbytes_.end(), nbytes);
+  const Fd memory = create_shared_memory(nbytes);
+  const auto own = std::make_shared<HostRegion>(device, memory.get(), nbytes);
+  std::shared_ptr<void> keep_alive = own;
+  if (transport.shares_address_space()) {
+    Offer mine;
+    mine.address = reinterpret_cast<uint64_t>(own->on_device());
+    mine.keep_alive = reinterpret_cast<uint64_t>(&keep_alive);
+    std::vector<Offer> offers(n);
+    gather(&mine, offers.data(), sizeof(mine));
+    for (size_t rank = 0; rank < n; ++rank) {
+      window->bases_[rank] = reinterpret_cast<std::byte*>(offers[rank].address);
+      window->kept_.push_back(
+          *reinterpret_cast<const std::shared_ptr<void>*>(offers[rank].keep_alive));
+    }
+  } else {
+    const std::vector<Fd> fds = pass_descriptors(transport, memory.get(), gather, deadline);
+    for (size_t rank = 0; rank < n; ++rank) {
+      const auto region =
+          rank == self ? own : std::make_shared<HostRegion>(device, fds[rank].get(), nbytes);
+      window->bases_[rank] = region->on_device();
+      window->kept_.push_back(region);
+    }
+  }
+  const std::string why = first_complaint(transport, {}, gather);
+  if (!why.empty()) throw CudaError(why);
+  return window;
+}
+
+std::string DeviceWindow::test(Transport& transport, const AllGather& gather) const {
+  const auto n = static_cast<size_t>(transport.num_ranks());
+  const auto self = static_cast<size_t>(transport.rank());
+  Verdict verdict;
+  const auto copy = [&](void* dst, const void* src) {
+    if (verdict.why[0] != 0) return;
+    if (device_.table().copy(device_.index(), dst, src, sizeof(uint64_t), nullptr) != 0 ||
+        device_.table().synchronize_stream(device_.index(), nullptr) != 0) {
+      verdict.set(device_.table().last_error());
+    }
+  };
+  for (size_t peer = 0; peer < n; ++peer) {
+    const uint64_t word = word_of(self, peer);
+    copy(bases_[peer] + self * sizeof(uint64_t), &word);
+  }
+  std::string why = first_complaint(transport, verdict, gather);
+  if (!why.empty()) return why;
+  for (size_t peer = 0; peer < n; ++peer) {
+    uint64_t found = 0;
+    constexpr uint64_t kZero = 0;
+    copy(&found, bases_[self] + peer * sizeof(uint64_t));
+    copy(bases_[self] + peer * sizeof(uint64_t), &kZero);
+    if (verdict.why[0] == 0 && found != word_of(peer, self)) {
+      verdict.set("what rank " + std::to_string(peer) + " wrote to " + device_.title() +
+                  " did not arrive");
+    }
+  }
+  return first_complaint(transport, verdict, gather);
+}
+
+}  // namespace pycoll

@@ -1,0 +1,57 @@
+#include "transport/memory/process_memory.h"
+
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+namespace pycoll {
+namespace {
+
+// The kernel pins pages in small batches whatever is asked for; shorter calls let a killed or
+// interrupted rank end.
+constexpr size_t kMaxBytes = size_t{64} << 20;
+
+template <class Transfer>
+bool transfer_all(uint64_t remote_address, void* local, size_t nbytes, Transfer&& transfer) {
+  auto* at = static_cast<char*>(local);
+  while (nbytes != 0) {
+    const size_t wanted = std::min(nbytes, kMaxBytes);
+    const iovec here{at, wanted};
+    const iovec there{reinterpret_cast<void*>(remote_address), wanted};
+    const ssize_t done = transfer(&here, &there);
+    if (done <= 0) {
+      if (done < 0 && errno == EINTR) continue;
+      if (done == 0) errno = EFAULT;
+      return false;
+    }
+    at += done;
+    remote_address += static_cast<uint64_t>(done);
+    nbytes -= static_cast<size_t>(done);
+  }
+  return true;
+}
+
+}  // namespace
+
+bool process_memory_enabled() {
+  const char* setting = std::getenv("PYCOLL_PEER_MEMORY");
+  return setting == nullptr || std::strcmp(setting, "0") != 0;
+}
+
+bool read_process(pid_t pid, uint64_t address, void* to, size_t nbytes) {
+  return transfer_all(address, to, nbytes, [pid](const iovec* here, const iovec* there) {
+    return ::process_vm_readv(pid, here, 1, there, 1, 0);
+  });
+}
+
+bool write_process(pid_t pid, uint64_t address, const void* from, size_t nbytes) {
+  return transfer_all(address, const_cast<void*>(from), nbytes,
+                      [pid](const iovec* here, const iovec* there) {
+                        return ::process_vm_writev(pid, here, 1, there, 1, 0);
+                      });
+}
+
+}  // namespace pycoll

@@ -1,0 +1,187 @@
+#include "transport/net/host_links.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "transport/proxy/proxy.h"
+
+namespace pycoll {
+namespace {
+
+constexpr int64_t kLookPeriodNs = 100'000'000;
+constexpr int64_t kPauseNs = 1'000'000;  // while others move frames on
+constexpr int64_t kLingerNs = 2'000'000'000;
+
+}  // namespace
+
+HostLinks::HostLinks(std::unique_ptr<Wire> wire, int num_ranks, const std::vector<int>& peers,
+                     double silence_s, bool background)
+    : wire_(std::move(wire)),
+      peers_(peers),
+      silence_s_(silence_s),
+      staged_(static_cast<size_t>(num_ranks)),
+      states_(static_cast<size_t>(num_ranks)),
+      heard_(static_cast<size_t>(num_ranks), false),
+      spoken_(static_cast<size_t>(num_ranks), false),
+      heard_ns_(static_cast<size_t>(num_ranks), now_ns()),
+      spoken_ns_(static_cast<size_t>(num_ranks), now_ns()),
+      looked_ns_(now_ns()) {
+  if (!background) return;
+  // Signal handlers belong on the user's threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::make_unique<std::thread>([this] { run(); });
+  } catch (const std::system_error& error) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw SystemError(std::string("the thread of the links did not start: ") + error.what());
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+HostLinks::~HostLinks() {
+  if (thread_ == nullptr) return;
+  stop_ = true;
+  wire_->wake();
+  thread_->join();
+}
+
+void HostLinks::add(Proxy& proxy) {
+  pumps_[proxy.group()] = &proxy;
+  const auto early = early_joins_.find(proxy.group());
+  if (early == early_joins_.end()) return;
+  for (const int peer : early->second) proxy.joined(peer);
+  early_joins_.erase(early);
+}
+
+void HostLinks::remove(Proxy& proxy, const std::byte* begin, const std::byte* end) {
+  const auto found = pumps_.find(proxy.group());
+  if (found == pumps_.end() || found->second != &proxy) return;
+  pumps_.erase(found);
+  wire_->let_go(begin, end);
+  // The last one: the process may end after this.
+  if (pumps_.empty()) flush(now_ns() + kLingerNs);
+}
+
+void HostLinks::flush(int64_t end_ns) {
+  while (!wire_->has_delivered() && now_ns() < end_ns) {
+    wire_->poll(*this, -1);
+    if (!wire_->has_delivered()) wire_->wait(kPauseNs);
+  }
+}
+
+void HostLinks::send(int peer, const FrameHeader& header, const void* payload, bool keep) {
+  spoken_[static_cast<size_t>(peer)] = true;
+  wire_->send(peer, header, payload, keep);
+}
+
+void HostLinks::poll(int first) {
+  num_polls_.fetch_add(1);
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock.owns_lock()) poll_for_all(first);
+}
+
+void HostLinks::poll_for_all(int first) {
+  // Who sleeps until something comes would not see that it has come.
+  if (wire_->poll(*this, first) && num_naps_ != 0) wire_->wake();
+}
+
+void HostLinks::nap(int64_t ns, bool (*ready)(void*), void* context) {
+  // First the count, then the look: whoever moves frames on does it the other way round.
+  ++num_naps_;
+  if (ready == nullptr || !ready(context)) wire_->wait(ns);
+  --num_naps_;
+}
+
+void HostLinks::flush_remaining() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!wire_->has_unsent()) return;
+    wire_->poll(*this, -1);
+    if (!wire_->has_unsent()) return;
+    if (thread_ == nullptr) return flush(now_ns() + kLingerNs);
+  }
+  has_rest_ = true;
+  wire_->wake();
+}
+
+bool HostLinks::place(int peer, const FrameHeader& header, PayloadParts* parts) {
+  heard_[static_cast<size_t>(peer)] = true;
+  if (header.nbytes == 0) return true;
+  const auto proxy = pumps_.find(header.group);
+  if (proxy == pumps_.end()) return header.nbytes <= Proxy::kMaxPayloadBytes;
+  std::vector<std::byte>& staged = staged_[static_cast<size_t>(peer)];
+  return proxy->second->place(peer, header, staged, parts);
+}
+
+void HostLinks::arrived(int peer, const FrameHeader& header) {
+  const auto proxy = pumps_.find(header.group);
+  if (proxy != pumps_.end()) {
+    proxy->second->arrived(peer, header, staged_[static_cast<size_t>(peer)]);
+  } else if (header.kind == FrameKind::kJoin) {
+    early_joins_[header.group].insert(peer);
+  }
+}
+
+void HostLinks::lost(int peer, int) {
+  std::atomic<Peer>& state = states_[static_cast<size_t>(peer)];
+  if (state == Peer::kThere) state = Peer::kGone;
+}
+
+void HostLinks::run() {
+  uint64_t seen = 0;
+  while (!stop_) {
+    wire_->wait(kLookPeriodNs);
+    const uint64_t polls = num_polls_;
+    const bool active = (polls != seen || num_naps_ != 0) && !has_rest_;
+    seen = polls;
+    const int64_t now = now_ns();
+    if (!active || now - looked_ns_ >= kLookPeriodNs) {
+      const std::lock_guard lock(mutex_);
+      has_rest_ = false;
+      if (!active) poll_for_all(-1);
+      if (now - looked_ns_ >= kLookPeriodNs) look_after(now);
+    }
+    // Somebody else moves frames on. What is left when they stop waits for so long.
+    if (active) wire_->pause(kPauseNs);
+  }
+}
+
+void HostLinks::look_after(int64_t now) {
+  const auto silence_ns = static_cast<int64_t>(silence_s_ * 1e9);
+  // Who was stopped itself has not heard what others said meanwhile.
+  const bool was_away = now - looked_ns_ > std::max(silence_ns / 4, 5 * kLookPeriodNs);
+  looked_ns_ = now;
+  for (const int peer : peers_) {
+    const auto at = static_cast<size_t>(peer);
+    if (states_[at] != Peer::kThere) continue;
+    if (heard_[at] || was_away) heard_ns_[at] = now;
+    heard_[at] = false;
+    if (spoken_[at]) spoken_ns_[at] = now;
+    spoken_[at] = false;
+    if (silence_ns <= 0) continue;
+    if (now - spoken_ns_[at] >= std::min<int64_t>(silence_ns / 5, 1'000'000'000)) {
+      spoken_ns_[at] = now;
+      wire_->send(peer, {}, nullptr, false);
+    }
+    if (now - heard_ns_[at] >= silence_ns) {
+      states_[at] = Peer::kSilent;
+      wire_->close(peer);
+    }
+  }
+}
+
+void HostLinks::disown() {
+  disowned_ = true;
+  wire_->disown();
+  // Its thread does not exist here, and cannot be joined; nor can the wire be taken down.
+  (void)thread_.release();
+}
+
+}  // namespace pycoll

@@ -1,0 +1,71 @@
+#include "transport/ring/mailbox.h"
+
+#include "base/pages.h"
+
+namespace pycoll {
+namespace {
+
+uint32_t num_lines(int num_ranks) { return num_ranks <= 16 ? 4096 : 1024; }
+
+// The lines start on a page of their own: the reader's state shares no page with them, so that a
+// mailbox costs one page for it and then only the lines that messages have touched.
+size_t mailbox_bytes(int num_ranks) {
+  return kPage + static_cast<size_t>(num_lines(num_ranks)) * sizeof(MessageHeader);
+}
+
+}  // namespace
+
+size_t MailboxLayout::total_bytes(int num_ranks) {
+  return static_cast<size_t>(num_ranks) * static_cast<size_t>(num_ranks) * mailbox_bytes(num_ranks);
+}
+
+MailboxMemory MailboxLayout::at(std::byte* base, int num_ranks, int src, int dst) {
+  const size_t index =
+      static_cast<size_t>(src) * static_cast<size_t>(num_ranks) + static_cast<size_t>(dst);
+  std::byte* mailbox = base + index * mailbox_bytes(num_ranks);
+  return {reinterpret_cast<MailboxReaderState*>(mailbox),
+          reinterpret_cast<MessageHeader*>(mailbox + kPage), num_lines(num_ranks)};
+}
+
+MessageHeader* MailboxWriter::reserve(size_t body_bytes) {
+  const uint64_t total = memory_.num_lines;
+  const uint64_t wanted = 1 + (body_bytes + sizeof(MessageHeader) - 1) / sizeof(MessageHeader);
+  const uint64_t at = written_ & (total - 1);
+  const uint64_t skipped = at + wanted > total ? total - at : 0;
+  // One line more than the message: the flag behind it is cleared with it.
+  const uint64_t end = written_ + skipped + wanted + 1;
+  if (end - head_ > total) {
+    head_ = load_acquire(memory_.reader->head);
+    if (end - head_ > total) return nullptr;
+  }
+  if (skipped != 0) {
+    MessageHeader* skip = &memory_.lines[at];
+    skip->kind = MessageKind::kSkip;
+    skip->num_lines = static_cast<uint16_t>(skipped);
+    commit(skip);
+  }
+  MessageHeader* header = &memory_.lines[written_ & (total - 1)];
+  header->num_lines = static_cast<uint16_t>(wanted);
+  return header;
+}
+
+void MailboxWriter::commit(MessageHeader* header) {
+  written_ += header->num_lines;
+  store_relaxed(memory_.lines[written_ & (memory_.num_lines - 1)].flag, 0);
+  store_release(header->flag, written_);
+}
+
+bool MailboxWriter::has_eager_budget(size_t nbytes) {
+  const uint64_t end = sent_bytes_ + eager_cost(nbytes);
+  if (end - delivered_bytes_ <= kEagerBudgetBytes) return true;
+  delivered_bytes_ = load_acquire(memory_.reader->delivered_bytes);
+  return end - delivered_bytes_ <= kEagerBudgetBytes;
+}
+
+const MessageHeader* MailboxReader::peek_behind(const MessageHeader* skip) {
+  release(skip);
+  const MessageHeader* header = &memory_.lines[read_ & (memory_.num_lines - 1)];
+  return load_acquire(header->flag) == 0 ? nullptr : header;
+}
+
+}  // namespace pycoll

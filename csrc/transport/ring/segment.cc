@@ -1,0 +1,187 @@
+#include "transport/ring/segment.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <ctime>
+#include <string>
+
+#include "base/error.h"
+#include "base/pages.h"
+#include "transport/proxy/proxy.h"
+
+namespace pycoll {
+namespace {
+
+static_assert(sizeof(SegmentHeader) <= kPage);
+
+// Rings of one rank: a link to each rank, where the link to itself is the multicast ring, whose
+// heads are one per rank. A tail and num_ranks heads for each keeps the arithmetic in one line.
+size_t flag_lines_per_ring(int num_ranks) { return 1 + static_cast<size_t>(num_ranks); }
+
+}  // namespace
+
+void check_num_ranks(int num_ranks) {
+  if (num_ranks >= 1 && num_ranks <= kMaxRanks) return;
+  throw UsageError("a communicator has 1 to " + std::to_string(kMaxRanks) + " ranks, asked for " +
+                   std::to_string(num_ranks));
+}
+
+uint64_t Failure::pack() const {
+  return static_cast<uint64_t>(code) | static_cast<uint64_t>(signal) << 8 |
+         static_cast<uint64_t>(reporter) << 16 | static_cast<uint64_t>(culprit) << 32 |
+         static_cast<uint64_t>(message) << 48;
+}
+
+Failure Failure::unpack(uint64_t word) {
+  return {static_cast<FailureCode>(word & 0xff), static_cast<uint8_t>(word >> 8),
+          static_cast<uint16_t>(word >> 16), static_cast<uint16_t>(word >> 32),
+          static_cast<uint16_t>(word >> 48)};
+}
+
+SegmentLayout SegmentLayout::for_ranks(int num_ranks) {
+  SegmentLayout layout;
+  layout.num_ranks = num_ranks;
+  const auto n = static_cast<size_t>(num_ranks);
+  // Slots that stay in a core's L2 together with the user's tile; smaller for large worlds, whose
+  // rings are n squared.
+  layout.slot_bytes[static_cast<int>(ProtocolKind::kSimple)] = n <= 16 ? 128 << 10 : 32 << 10;
+  layout.slot_bytes[static_cast<int>(ProtocolKind::kLL)] = n <= 16 ? 8 << 10 : 4 << 10;
+  layout.controls = kPage;
+  layout.records = layout.controls + round_up(n * sizeof(RankControl), kPage);
+  layout.names = layout.records + n * RecordRing::kBytes;
+  layout.exchanges = layout.names + n * NameTable::kBytes;
+  layout.flags = layout.exchanges + round_up(n * sizeof(ExchangeMemory), kPage);
+  layout.slots = layout.flags + round_up(kNumSlotProtocols * n * n *
+                                             flag_lines_per_ring(num_ranks) * sizeof(FlagLine),
+                                         kPage);
+  layout.total_bytes = layout.slots;
+  for (size_t bytes : layout.slot_bytes) {
+    layout.total_bytes += n * n * static_cast<size_t>(layout.num_slots) * bytes;
+  }
+  layout.settings = layout.total_bytes;
+  layout.total_bytes += Segment::kSettingsBytes;
+  layout.message_records = layout.total_bytes;
+  layout.message_ends = layout.message_records + n * MessageRing::kBytes;
+  layout.mailboxes = layout.message_ends +
+                     round_up(n * (sizeof(PeerMemoryAddress) + sizeof(MessageMismatch)), kPage);
+  layout.total_bytes = layout.mailboxes + MailboxLayout::total_bytes(num_ranks);
+  return layout;
+}
+
+RankControl& Segment::control(int rank) const {
+  return reinterpret_cast<RankControl*>(base_ + layout_.controls)[rank];
+}
+
+int Segment::num_cores() const {
+  return reinterpret_cast<const SegmentSettings*>(base_ + layout_.settings)->num_cores;
+}
+
+std::string_view Segment::settings_text() const {
+  const auto* settings = reinterpret_cast<const SegmentSettings*>(base_ + layout_.settings);
+  return {reinterpret_cast<const char*>(settings + 1), settings->text_bytes};
+}
+
+ExchangeMemory& Segment::exchange(int rank) const {
+  return reinterpret_cast<ExchangeMemory*>(base_ + layout_.exchanges)[rank];
+}
+
+RingMemory Segment::ring(ProtocolKind protocol, int src, int dst) const {
+  const auto n = static_cast<size_t>(layout_.num_ranks);
+  const size_t pair = static_cast<size_t>(src) * n + static_cast<size_t>(dst);
+  const auto kind = static_cast<size_t>(protocol);
+  RingMemory memory;
+  memory.num_slots = layout_.num_slots;
+  memory.slot_bytes = layout_.slot_bytes[kind];
+  memory.slots = base_ + layout_.slots + pair * memory.num_slots * memory.slot_bytes;
+  if (protocol == ProtocolKind::kLL) {
+    memory.slots += n * n * static_cast<size_t>(layout_.num_slots) * layout_.slot_bytes[0];
+  }
+  auto* lines = reinterpret_cast<FlagLine*>(base_ + layout_.flags) +
+                (kind * n * n + pair) * flag_lines_per_ring(layout_.num_ranks);
+  memory.tail = lines;
+  memory.heads = lines + 1;
+  memory.num_heads = 1;
+  return memory;
+}
+
+RecordRing Segment::records(int rank) const {
+  return RecordRing(base_ + layout_.records + static_cast<size_t>(rank) * RecordRing::kBytes);
+}
+
+NameTable Segment::names(int rank) const {
+  return NameTable(base_ + layout_.names + static_cast<size_t>(rank) * NameTable::kBytes);
+}
+
+void Segment::introduce(std::string_view name) const {
+  SegmentHeader& to = header();
+  // Every rank writes the same.
+  store_relaxed(to.version, SegmentHeader::kVersion);
+  store_relaxed(to.num_ranks, static_cast<uint64_t>(num_ranks()));
+  store_relaxed(to.total_bytes, layout_.total_bytes);
+  if (claim(to.name_claim, 1)) {
+    const size_t size = std::min(name.size(), SegmentHeader::kMaxName);
+    std::memcpy(to.name, name.data(), size);
+    store_release(to.name_size, size);
+  }
+  if (claim(to.tick_claim, 1)) {
+    const TickMoment now = TickMoment::now(has_steady_counter());
+    store_relaxed(to.tick_ticks, now.ticks);
+    store_release(to.tick_ns, static_cast<uint64_t>(now.ns));
+  }
+  store_release(to.magic, SegmentHeader::kMagic);
+}
+
+TickScale Segment::tick_scale() const {
+  const TickMoment now = TickMoment::now(has_steady_counter());
+  const auto ns = static_cast<int64_t>(load_acquire(header().tick_ns));
+  if (ns == 0) return {now, now};
+  return {{load_relaxed(header().tick_ticks), ns}, now};
+}
+
+void Segment::ring_bell(int rank) const {
+  RankControl& control = this->control(rank);
+  // Relaxed on purpose: a wake-up that is missed because the store of the flag is still on its way
+  // costs one nap (executor/wait/wait.cc), which is shorter than a fence on every message is dear.
+  if (std::atomic_ref<uint32_t>(control.asleep).load(std::memory_order_relaxed) == 0) return;
+  std::atomic_ref<uint32_t>(control.bell).fetch_add(1, std::memory_order_release);
+  ::syscall(SYS_futex, &control.bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void Segment::ring_message_bell(int rank) const {
+  if (proxy_ != nullptr && proxy_->is_remote(rank)) [[unlikely]]
+    return proxy_->ring(rank);
+  ring_bell(rank);
+  RankControl& control = this->control(rank);
+  if (std::atomic_ref<uint32_t>(control.message_asleep).load(std::memory_order_relaxed) == 0) {
+    return;
+  }
+  std::atomic_ref<uint32_t>(control.message_bell).fetch_add(1, std::memory_order_release);
+  ::syscall(SYS_futex, &control.message_bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void Segment::nap_for_message(int rank, bool listens) const {
+  RankControl& control = this->control(rank);
+  const std::atomic_ref<uint32_t> asleep(control.message_asleep);
+  const uint32_t heard =
+      std::atomic_ref<uint32_t>(control.message_bell).load(std::memory_order_acquire);
+  const timespec length{0, 1'000'000};
+  if (listens) asleep.store(1, std::memory_order_seq_cst);
+  ::syscall(SYS_futex, &control.message_bell, FUTEX_WAIT, heard, &length, nullptr, 0);
+  if (listens) asleep.store(0, std::memory_order_relaxed);
+}
+
+void Segment::ring_all_bells() const {
+  for (int rank = 0; rank < num_ranks(); ++rank) ring_message_bell(rank);
+}
+
+void Segment::fail(const Failure& failure) const {
+  claim(failure_word(), failure.pack());
+  ring_all_bells();
+}
+
+}  // namespace pycoll

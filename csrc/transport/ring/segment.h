@@ -1,0 +1,209 @@
+// The memory that the ranks of one communicator share, and where everything lies in it.
+//
+// One mapping serves all ranks: a header, a control block, one ring of records and one table of
+// names per rank, and for every ordered pair of ranks one link per protocol, plus one multicast
+// ring per rank and protocol. The memory starts as zeros, which is a valid empty state, so nobody
+// has to initialise it. Pages that nothing touches are never backed.
+#pragma once
+
+#include <bitset>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "base/protocol_kind.h"
+#include "base/ticks.h"
+#include "transport/memory/peer_memory.h"
+#include "transport/ring/exchange_lines.h"
+#include "transport/ring/mailbox.h"
+#include "transport/ring/message_records.h"
+#include "transport/ring/records.h"
+#include "transport/ring/slot.h"
+
+namespace pycoll {
+
+/// Most ranks of a communicator: its rings are n * n, and each rank proves the programs of all.
+inline constexpr int kMaxRanks = 256;
+using RankSet = std::bitset<kMaxRanks>;
+/// Raises UsageError.
+void check_num_ranks(int num_ranks);
+
+enum class FailureCode : uint8_t {
+  kNone,
+  kTimeout,
+  kPeerDied,
+  kPeerLeft,
+  kMismatch,
+  kAborted,
+  kMessageMismatch,  // a receive of another size or dtype than was sent
+};
+
+/// Why a communicator broke. Packed into one word that the first rank to notice claims.
+struct Failure {
+  FailureCode code = FailureCode::kNone;
+  uint8_t signal = 0;     // kPeerDied
+  uint16_t reporter = 0;  // rank that noticed
+  uint16_t culprit = 0;   // rank that it is about
+  uint16_t message = 0;   // of the reporter's messages the one that it happened to; 0: none
+  uint64_t pack() const;
+  static Failure unpack(uint64_t word);
+  /// For `message`, of a message's number.
+  static uint16_t mark_of(uint64_t number) {
+    return static_cast<uint16_t>(number == 0 ? 0 : 1 + number % 0xffff);
+  }
+};
+
+/// What the first page begins with: enough for a reader of another version to say that it is one.
+struct SegmentHeader {
+  static constexpr uint64_t kMagic = 0x6c6c6f63'79702121;  // "!!pycoll"
+  static constexpr uint64_t kVersion = 4;                  // of all that lies in the segment
+  static constexpr size_t kMaxName = 512;
+
+  uint64_t magic = 0;
+  uint64_t version = 0;
+  uint64_t num_ranks = 0;
+  uint64_t total_bytes = 0;
+  // A moment on both clocks, from which readers turn ticks into time. `tick_claim` picks its
+  // writer.
+  uint64_t tick_claim = 0;
+  uint64_t tick_ticks = 0;
+  uint64_t tick_ns = 0;  // last: not 0 when the moment is there
+  uint64_t name_claim = 0;
+  uint64_t name_size = 0;
+  char name[kMaxName] = {};  // of the group: that of the job, then how it was split
+  alignas(kFlagBytes) uint64_t failure = 0;
+};
+
+/// A message that did not fit its receive. Written by the receiver before it breaks the
+/// communicator.
+struct MessageMismatch {
+  int32_t source = 0;
+  int32_t tag = 0;
+  uint64_t sent_bytes = 0;
+  uint64_t expected_bytes = 0;
+  uint8_t sent_dtype = 0;
+  uint8_t expected_dtype = 0;
+};
+
+/// One rank's public state, on lines of its own.
+struct alignas(kFlagBytes) RankControl {
+  uint64_t state = 0;                     // 0: not there yet, 1: there, 2: left
+  uint64_t sequence = 0;                  // newest record
+  uint64_t pid = 0;                       // as the rank itself sees it
+  uint64_t thread_id = 0;                 // of the thread that made the communicator
+  uint64_t stack_signal = 0;              // makes the process write its stacks; 0: none does
+  uint64_t stack_fd = 0;                  // of the process: where it writes them
+  uint64_t message_number = 0;            // newest record of a message
+  alignas(kFlagBytes) uint32_t bell = 0;  // futex word
+  uint32_t asleep = 0;
+  uint32_t message_bell = 0;  // the same for the thread that progresses asynchronous messages
+  uint32_t message_asleep = 0;
+  // Of a slow wait: the rank that must act, plus 1, and when it last looked for
+  // trouble. Who stops for good does not look.
+  uint64_t waits_for = 0;
+  uint64_t looked_ns = 0;
+};
+
+/// What the maker of the memory decides for all ranks before any of them sees it, so that all
+/// choose alike. Text follows, which comm/settings.h reads.
+struct SegmentSettings {
+  int32_t num_cores = 0;  // that the ranks may use, together
+  uint32_t text_bytes = 0;
+};
+
+struct SegmentLayout {
+  static SegmentLayout for_ranks(int num_ranks);
+
+  int num_ranks = 1;
+  int num_slots = kMaxSlots;
+  size_t slot_bytes[kNumSlotProtocols] = {};
+  size_t total_bytes = 0;
+
+  // Byte offsets from the start of the mapping.
+  size_t controls = 0;
+  size_t records = 0;
+  size_t names = 0;
+  size_t exchanges = 0;
+  size_t flags = 0;
+  size_t slots = 0;
+  size_t settings = 0;
+  size_t message_records = 0;
+  size_t message_ends = 0;  // per rank: PeerMemoryAddress, MessageMismatch
+  size_t mailboxes = 0;
+};
+
+class Proxy;
+
+/// A view of the mapping; owns nothing.
+class Segment {
+ public:
+  static constexpr size_t kSettingsBytes = size_t{1} << 20;
+  static constexpr size_t kMaxSettingsText = kSettingsBytes - sizeof(SegmentSettings);
+
+  Segment(std::byte* base, int num_ranks)
+      : base_(base), layout_(SegmentLayout::for_ranks(num_ranks)) {}
+
+  const SegmentLayout& layout() const { return layout_; }
+  int num_ranks() const { return layout_.num_ranks; }
+
+  SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
+  uint64_t& failure_word() const { return header().failure; }
+  RankControl& control(int rank) const;
+  int num_cores() const;
+  std::string_view settings_text() const;
+
+  /// Moves what goes to and comes from ranks of other hosts; null: there are none. They have no
+  /// bells here: the proxy is told in their stead.
+  Proxy* proxy() const { return proxy_; }
+  void set_pump(Proxy* proxy) { proxy_ = proxy; }
+  ExchangeMemory& exchange(int rank) const;
+
+  /// Link from src to dst, or src's multicast ring when dst == src.
+  RingMemory ring(ProtocolKind protocol, int src, int dst) const;
+
+  RecordRing records(int rank) const;
+  MessageRing messages(int rank) const {
+    return MessageRing(base_ + layout_.message_records +
+                       static_cast<size_t>(rank) * MessageRing::kBytes);
+  }
+  NameTable names(int rank) const;
+
+  /// Says what this memory is, and whose. Every rank calls it before anything else, with one name.
+  void introduce(std::string_view name) const;
+  /// From ticks of the records to nanoseconds of CLOCK_MONOTONIC.
+  TickScale tick_scale() const;
+  /// The messages from src to dst (transport/ring/mailbox.h).
+  MailboxMemory mailbox(int src, int dst) const {
+    return MailboxLayout::at(base_ + layout_.mailboxes, num_ranks(), src, dst);
+  }
+  PeerMemoryAddress* peer_memory_addresses() const {
+    return reinterpret_cast<PeerMemoryAddress*>(base_ + layout_.message_ends);
+  }
+  MessageMismatch& message_mismatch(int rank) const {
+    return reinterpret_cast<MessageMismatch*>(peer_memory_addresses() + num_ranks())[rank];
+  }
+
+  /// Writes the record of `rank` and its sequence number. One writer per rank.
+  void publish(int rank, const CallRecord& record) const {
+    records(rank).write(record);
+    store_release(control(rank).sequence, record.sequence);
+  }
+
+  /// Wakes `rank` if it sleeps.
+  void ring_bell(int rank) const;
+  /// The same for a message, which the thread for asynchronous ones may wait for.
+  void ring_message_bell(int rank) const;
+  /// Sleeps for at most a millisecond, or, if it `listens`, until the bell for messages is rung.
+  void nap_for_message(int rank, bool listens) const;
+  void ring_all_bells() const;
+  /// Breaks the communicator with this failure, unless it is already broken.
+  void fail(const Failure& failure) const;
+
+ private:
+  std::byte* base_;
+  SegmentLayout layout_;
+  Proxy* proxy_ = nullptr;
+};
+
+}  // namespace pycoll

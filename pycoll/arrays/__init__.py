@@ -1,0 +1,1 @@
+"""Arrays over shared memory and over device memory."""

@@ -1,0 +1,181 @@
+"""Where a rank is found again when the communicator is broken: a port that it keeps open.
+
+Every rank of a world of processes listens there from the start and tells the others where, but it
+hears nobody until it takes part in `shrink`. So a connection that the kernel accepts shows that the
+process lives, and one that it refuses that the process has ended, whatever the rank is doing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import re
+import socket
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pycoll import _core
+from pycoll.errors import SystemError, UsageError
+
+_BACKLOG = 128
+_LOOPBACK = "127.0.0.1"
+_open_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where one rank is found: its port, at any of these addresses."""
+
+    hosts: tuple[str, ...]
+    port: int
+
+    def to_text(self) -> str:
+        return json.dumps([self.hosts, self.port])
+
+    @classmethod
+    def from_text(cls, text: str) -> Address:
+        hosts, port = json.loads(text)
+        return cls(tuple(hosts), port)
+
+
+@dataclass
+class OwnerPort:
+    """This rank's place in its world.
+
+    Attributes:
+        rank: This rank.
+        addresses: All ranks' places, by rank.
+        secret: What only the ranks of this world know.
+        socket: Where this rank listens.
+    """
+
+    rank: int
+    addresses: list[Address]
+    secret: bytes
+    socket: socket.socket
+
+    @property
+    def own(self) -> Address:
+        return self.addresses[self.rank]
+
+    @property
+    def size(self) -> int:
+        return len(self.addresses)
+
+    def proof(self, who: str, rank: int, nonces: bytes) -> str:
+        """What shows that rank `rank` of this world answers these fresh random numbers."""
+        text = f"pycoll port {who} {rank} ".encode() + nonces
+        return hmac.new(self.secret, text, hashlib.sha256).hexdigest()
+
+
+def open_owner_port(
+    exchange: Callable[[str, str, float], list[bytes]],
+    rank: int,
+    size: int,
+    one_host: bool,
+    name: str,
+    token: str,
+    timeout_s: float,
+    former: Sequence[OwnerPort] = (),
+) -> OwnerPort:
+    """Opens this rank's port and learns the others'. Collective over the world's ranks.
+
+    Args:
+        exchange: Gives every rank's text, by rank: of a topic, this rank's text, a deadline.
+        rank: This rank.
+        size: Number of ranks.
+        one_host: All ranks are on this host: then no other host can reach the port.
+        name: The world's name, different for each that ever was.
+        token: The session's token.
+        timeout_s: Seconds until the others must have come.
+        former: Homes in worlds that this one came from, one of whose ports is kept if it serves.
+
+    Raises:
+        SystemError: No port can be opened; the message names PYCOLL_PORTS.
+        TimeoutError: A rank did not come.
+    """
+    filter = os.environ.get("PYCOLL_IFNAME", "")
+    hosts = [_LOOPBACK] if one_host else _core.bootstrap.interface_addresses(filter)
+    kept = [port.socket for port in former if port.own.hosts == tuple(hosts)]
+    listener = kept[-1] if kept else _listen(hosts)
+    own = Address(tuple(hosts), listener.getsockname()[1])
+    texts = [text.decode() for text in exchange("port", own.to_text(), timeout_s)]
+    secret = hmac.new(token.encode(), f"pycoll port {name}".encode(), hashlib.sha256).digest()
+    return OwnerPort(rank, [Address.from_text(text) for text in texts], secret, listener)
+
+
+def exchange_through(store: Any, rank: int, size: int) -> Callable[[str, str, float], list[bytes]]:
+    """How the ranks that share a store tell each other something: for `open_owner_port`."""
+
+    def exchange(topic: str, own: str, timeout_s: float) -> list[bytes]:
+        store.set(f"{topic}/{rank}", own)
+        # One rank collects, so that n ranks ask 2n times, not n * n.
+        if rank == 0:
+            texts = [store.get(f"{topic}/{r}", timeout_s).decode() for r in range(size)]
+            store.set(f"{topic}s", json.dumps(texts))
+            for peer in range(1, size):
+                store.get(f"{topic}/known/{peer}", timeout_s)
+        else:
+            texts = json.loads(store.get(f"{topic}s", timeout_s))
+            store.set(f"{topic}/known/{rank}", "")
+        return [text.encode() for text in texts]
+
+    return exchange
+
+
+def _ports() -> Sequence[int]:
+    """PYCOLL_PORTS, which the core has checked by now where it counts; 0: any."""
+    found = re.fullmatch(r"(\d+)-(\d+)", os.environ.get("PYCOLL_PORTS", ""))
+    return range(int(found[1]), int(found[2]) + 1) if found else [0]
+
+
+def _listen(hosts: Sequence[str]) -> socket.socket:
+    """Listens at the one address, or at all of this host's where it has several."""
+    if len(hosts) == 1:
+        family = socket.AF_INET6 if ":" in hosts[0] else socket.AF_INET
+        places = [(family, hosts[0], port) for port in _ports()]
+    else:
+        # A socket of IPv6 hears IPv4 too, where the host has it.
+        places = [(socket.AF_INET6, "::", port) for port in _ports()]
+        places += [(socket.AF_INET, "0.0.0.0", port) for port in _ports()]
+    why: OSError | None = None
+    for family, host, port in places:
+        try:
+            listener = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            why = error
+            continue
+        try:
+            listener.bind((host, port))
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            why = error
+            listener.close()
+            continue
+        listener.setblocking(False)
+        _open_sockets.add(listener)
+        return listener
+    raise SystemError(f"no port to be found at after a failure (PYCOLL_PORTS): {why}")
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Splits "host:port"; the host of an IPv6 address may stand in brackets."""
+    found = re.fullmatch(r"\[?([^\]]+?)\]?:(\d+)", address)
+    if not found or not 0 < int(found[2]) < 1 << 16:
+        raise UsageError(f"address is {address!r}, expected 'host:port', as '10.0.0.1:29600'")
+    return found[1], int(found[2])
+
+
+def _leave_to_parent() -> None:
+    """In a forked process, which would keep the port open after the rank's death."""
+    for listener in list(_open_sockets):
+        with contextlib.suppress(OSError):
+            listener.close()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

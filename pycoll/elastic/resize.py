@@ -1,0 +1,233 @@
+"""New worlds from old ones: without the ranks that are gone (`shrink`), with newcomers (`grow`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pycoll import _core
+from pycoll.elastic.agreement import Agreement, Verdict
+from pycoll.elastic.owner_port import OwnerPort, exchange_through, host_and_port, open_owner_port
+from pycoll.errors import TimeoutError, UsageError
+
+if TYPE_CHECKING:
+    from pycoll.communicator import Communicator
+
+_bootstrap = _core.bootstrap
+_NEWCOMER = 1 << 20  # no rank yet
+_POLL_S = 0.05
+# How long rank 0's store answers others of why a meeting failed.
+_LAST_WORD_S = 2.0
+
+
+def shrink(comm: Communicator, timeout_s: float | None) -> Communicator:
+    """The communicator of those ranks of `comm` that are left: see `Communicator.shrink`."""
+    timeout_s = comm.timeout_s if timeout_s is None else timeout_s
+    end = time.monotonic() + timeout_s
+    port = _owner_port_of(comm)
+    token = port.secret.hex()
+    with contextlib.ExitStack() as stack:
+
+        def serve(host: str) -> int:
+            server = _bootstrap.TcpStoreServer(host, 0, token)
+            stack.callback(server.stop, _LAST_WORD_S)
+            return server.port
+
+        verdict = _agree(port, serve, timeout_s)
+        left_s = max(end - time.monotonic(), _LAST_WORD_S)
+        rank, size = verdict.ranks.index(port.rank), len(verdict.ranks)
+        store = None
+        if size > 1:
+            store = _bootstrap.TcpStore(verdict.host, verdict.port, token, rank, left_s)
+        world = _World(rank, size, verdict.name, token)
+        new = _connect(store, world, left_s, comm.timeout_s, comm._owner_ports)
+        del store  # the server goes when all have left
+        return _replace(comm, new, verdict.ranks)
+
+
+def grow(comm: Communicator, num_new: int, address: str, timeout_s: float) -> Communicator:
+    """The communicator of `comm`'s ranks and newcomers: see `Communicator.grow`."""
+    if num_new < 1:
+        raise UsageError(f"num_new is {num_new}, expected 1 or more newcomers")
+    host, port = host_and_port(address)
+    token = _session_token()
+    with contextlib.ExitStack() as stack:
+        if comm.rank == 0:
+            server = _bootstrap.TcpStoreServer(host, port, token)
+            stack.callback(server.stop, _LAST_WORD_S)
+        store = _bootstrap.TcpStore(host, port, token, comm.rank, timeout_s)
+        if comm.rank == 0:
+            _wait_for_newcomers(store, comm.size, num_new, timeout_s)
+        growth = _growth(store, timeout_s)
+        new = None
+        if "late" not in growth:
+            world = _World(comm.rank, growth["size"], growth["name"], token)
+            new = _connect(store, world, timeout_s, comm.timeout_s, comm._owner_ports)
+        del store  # the server goes when all have left
+    if new is None:
+        raise TimeoutError(growth["late"])
+    return _replace(comm, new, list(range(comm.size)) + [-1] * num_new)
+
+
+def join(address: str, timeout_s: float = 60.0) -> Communicator:
+    """Joins a running world as a newcomer, whose ranks call `comm.grow`.
+
+    Args:
+        address: "host:port" where the world's rank 0 waits, as given to `grow`.
+        timeout_s: Seconds until the world must have been found and taken this process in; also the
+            deadline of every later operation.
+
+    Returns:
+        The communicator of the old ranks and the newcomers, who come after them in the order in
+        which they came.
+
+    Raises:
+        UsageError: `address` makes no sense, another PYCOLL_TOKEN is set there, or the world
+            takes fewer newcomers than came.
+        TimeoutError: The world does not wait there, or other newcomers did not come.
+    """
+    host, port = host_and_port(address)
+    token = _session_token()
+    number_here = _NEWCOMER + secrets.randbelow(_NEWCOMER)  # stores want one that nobody else has
+    try:
+        store = _bootstrap.TcpStore(host, port, token, number_here, timeout_s)
+    except TimeoutError as error:
+        why = re.sub(
+            r"^rank \d+ could not reach the store at (.*): start rank 0.*", r"\1", str(error)
+        )
+        raise TimeoutError(
+            f"join: no world takes newcomers at {why}: its ranks call comm.grow(n, {address!r}), "
+            "with the same PYCOLL_TOKEN"
+        ) from None
+    number = store.add("grow/newcomers", 1)
+    growth = _growth(store, timeout_s)
+    if "late" in growth:
+        raise TimeoutError(growth["late"])
+    first, size = growth["first"], growth["size"]
+    if number > size - first:
+        raise UsageError(
+            f"join: {size - first} newcomers were wanted at {address}, this is number {number}"
+        )
+    world = _World(first + number - 1, size, growth["name"], token)
+    new = _connect(store, world, timeout_s, timeout_s)
+    new.former_ranks = list(range(first)) + [-1] * (size - first)
+    return new
+
+
+def _agree(port: OwnerPort, serve: Callable[[str], int], timeout_s: float) -> Verdict:
+    """Runs the agreement on a thread of its own: the caller's may have an event loop."""
+    silence_s = float(os.environ.get("PYCOLL_SILENCE_S") or 5)
+    agreement = Agreement(port, serve, timeout_s, silence_s)
+    outcome: list[Verdict | BaseException] = []
+    finished = threading.Event()  # an interrupted Thread.join takes the thread for ended
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(agreement.run())
+
+    def run() -> None:
+        try:
+            outcome.append(loop.run_until_complete(task))
+        except BaseException as error:  # for the caller, whatever it is
+            outcome.append(error)
+        finally:
+            loop.close()
+            finished.set()
+
+    thread = threading.Thread(target=run, name="pycoll shrink", daemon=True)
+    thread.start()
+    try:
+        while not finished.wait(_POLL_S):
+            pass  # a signal's handler runs in between
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # it has just closed
+            loop.call_soon_threadsafe(task.cancel)
+        raise
+    finally:
+        thread.join()
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+def _wait_for_newcomers(store: Any, first: int, num_new: int, timeout_s: float) -> None:
+    """On rank 0: what all learn is how many there will be, or that too few came."""
+    end = time.monotonic() + timeout_s
+    while (came := store.add("grow/newcomers", 0)) < num_new and time.monotonic() < end:
+        time.sleep(_POLL_S)
+    growth = {"first": first, "size": first + num_new, "name": secrets.token_hex(16)}
+    if came < num_new:
+        late = f"grow: {came} of {num_new} newcomers came within {timeout_s:g} s; they start with "
+        growth = {"late": late + "pycoll.join(address) and the same PYCOLL_TOKEN"}
+    store.set("grow/world", json.dumps(growth))
+
+
+def _growth(store: Any, timeout_s: float) -> dict[str, Any]:
+    """What rank 0 said of the new world."""
+    growth: dict[str, Any] = json.loads(store.get("grow/world", timeout_s + _LAST_WORD_S))
+    return growth
+
+
+@dataclass(frozen=True)
+class _World:
+    """This rank's place in a world that is being made."""
+
+    rank: int
+    size: int
+    name: str  # different for each world that ever was
+    token: str
+
+
+def _connect(
+    store: Any,
+    world: _World,
+    timeout_s: float,
+    operations_s: float,
+    former: Sequence[OwnerPort] = (),
+) -> Communicator:
+    from pycoll.communicator import Communicator
+
+    if world.size == 1:
+        return Communicator(_core.init_local(_core.make_local_world(1), 0, operations_s))
+    who = (world.rank, world.size)
+    core = _core.connect_ranks(store, *who, world.name, world.token, operations_s)
+    new = Communicator(core)
+    one_host = new.transport == "shm"
+    exchange = exchange_through(store, *who)
+    port = open_owner_port(exchange, *who, one_host, world.name, world.token, timeout_s, former)
+    new._owner_ports.append(port)
+    return new
+
+
+def _replace(old: Communicator, new: Communicator, former_ranks: list[int]) -> Communicator:
+    """Closes `old`, but not its port: who finds a rank gone from there takes it for dead."""
+    new.former_ranks = former_ranks
+    new.deterministic, new.register_after = old.deterministic, old.register_after
+    ports = {port.socket for port in new._owner_ports}
+    new._owner_ports[:0] = [port for port in old._owner_ports if port.socket not in ports]
+    old._owner_ports.clear()
+    old.close()
+    return new
+
+
+def _owner_port_of(comm: Communicator) -> OwnerPort:
+    if comm._owner_ports and comm.size > 1:
+        return comm._owner_ports[-1]
+    raise UsageError(
+        "shrink: this communicator cannot: only one of several processes that pycoll.init, join, "
+        "shrink or grow made, and only once; split the new one again"
+    )
+
+
+def _session_token() -> str:
+    """Newcomers are of another job: only PYCOLL_TOKEN and the user can be the same."""
+    if _bootstrap.tls_is_on():
+        return str(_bootstrap.required_secret())
+    return os.environ.get("PYCOLL_TOKEN") or f"pycoll grow of user {os.getuid()}"

@@ -1,0 +1,1 @@
+"""What running ranks do: flight records, traces, stacks, jobs of this host and of others."""

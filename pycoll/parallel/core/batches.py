@@ -1,0 +1,109 @@
+"""Batches: the replicas' shares of those of a loader, and their microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pycoll.errors import UsageError
+from pycoll.parallel.core.mesh import Mesh
+from pycoll.parallel.core.placement import share
+
+
+class Batch(NamedTuple):
+    """One replica's share of a batch."""
+
+    x: Any
+    y: Any
+
+
+def shard(loader: Iterable[Any], mesh: Mesh) -> Iterator[Batch]:
+    """Yields this replica's share of each batch of a loader that is alike on all ranks.
+
+    A sample's place in the batch of all replicas does not depend on the mesh. Where a batch does
+    not divide, shares differ by one sample; of the last batch, if it is smaller than the others,
+    some replicas get none, and still take part.
+
+    Args:
+        loader: Of pairs of inputs and targets, tensors whose first dimension counts samples, or
+            tuples or dicts of them; the same on every rank.
+        mesh: The ranks.
+
+    Yields:
+        The share.
+
+    Raises:
+        UsageError: A batch is smaller than the number of replicas.
+    """
+    replicas = mesh.line_of_dp("ep")
+    num_replicas = replicas.size
+    largest = 0
+    for x, y in loader:
+        size = num_samples(x)
+        if size < num_replicas and size >= largest:
+            raise UsageError(
+                f"a batch of {size} samples is smaller than {replicas.axis.replace('+', ' x ')}="
+                f"{num_replicas}: make batches larger, or the mesh smaller"
+            )
+        largest = max(largest, size)
+        start, stop = share(size, num_replicas, replicas.rank)
+        yield Batch(_map(x, lambda t: t[start:stop]), _map(y, lambda t: t[start:stop]))  # noqa: B023
+
+
+def num_samples(batch: Any) -> int:
+    """The length of its tensors' first dimension."""
+    if isinstance(batch, dict):
+        batch = tuple(batch.values())
+    return num_samples(batch[0]) if isinstance(batch, (tuple, list)) else len(batch)
+
+
+def split(x: Any, y: Any, microbatches: int) -> list[tuple[Any, Any]]:
+    """Consecutive parts whose sizes differ by at most one sample; none of them is empty.
+
+    Raises:
+        UsageError: Less than one part.
+    """
+    if microbatches < 1:
+        raise UsageError(f"microbatches is {microbatches}, expected 1 or more")
+    size = num_samples(x)
+    parts = []
+    for i in range(min(microbatches, size)):
+        start, stop = share(size, min(microbatches, size), i)
+        parts.append((_map(x, lambda t: t[start:stop]), _map(y, lambda t: t[start:stop])))  # noqa: B023
+    return parts
+
+
+def nothing(x: Any, y: Any) -> tuple[Any, Any]:
+    """A microbatch of no sample."""
+    return _map(x, lambda t: t[:0]), _map(y, lambda t: t[:0])
+
+
+def as_call(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a model is called with: a tuple is positional, a dict named."""
+    if isinstance(x, dict):
+        return (), x
+    return (x, {}) if isinstance(x, tuple) else ((x,), {})
+
+
+def to_floating(batch: Any, model: nn.Module) -> Any:
+    """Floating tensors in the model's dtype, where that is float64: `pycoll check` runs so."""
+    first = next(iter(model.parameters()), None)
+    if first is None or first.dtype != torch.float64:
+        return batch
+    return _map(batch, lambda t: t.double() if t.is_floating_point() else t)
+
+
+def _map(batch: Any, function: Any) -> Any:
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, dict):
+        return {key: _map(value, function) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(_map(value, function) for value in batch)
+    return batch
+
+
+__all__ = ["Batch", "as_call", "nothing", "num_samples", "shard", "split", "to_floating"]

@@ -1,0 +1,181 @@
+"""Keyed initialisation: a parameter's values depend on a seed and on its name, on nothing else.
+
+Within `keyed_init`, what fills parameters is noted. When all modules are made, their names are
+known, and the notes are run again with random numbers keyed by seed, name and place of the
+element. Plain modules need no change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
+
+from pycoll.parallel.core.mesh import Mesh
+from pycoll.parallel.core.random import normal, uniform
+
+# What fills a tensor at random: its name within torch.ops.aten, and the arguments' defaults.
+_FILLS: dict[str, Callable[..., Tensor]] = {
+    "uniform_": lambda name, shape, low=0.0, high=1.0: uniform(name, shape, low, high),
+    "normal_": lambda name, shape, mean=0.0, std=1.0: normal(name, shape, mean, std),
+}
+# Tensors made at random that are no parameter yet: keyed by the order in which they are made.
+_MAKES = {"rand": uniform, "randn": normal}
+
+
+class keyed_init:
+    """Makes models whose initial weights are the same on every mesh: `with keyed_init(mesh): ...`.
+
+    Of the modules that are made within the context, parameters and buffers are filled by their
+    own code (torch.nn.init, Tensor.normal_ and their like), but with numbers that are keyed by
+    `seed` and the parameter's full name. `torch.rand` and `torch.randn` are keyed by the order of
+    their calls.
+
+    Args:
+        mesh: The ranks; all of them make the whole model alike.
+        seed: Of all numbers.
+
+    Cost: that of the initialisation, and a few microseconds for each operation noted.
+    """
+
+    def __init__(self, mesh: Mesh | None = None, seed: int = 0) -> None:
+        del mesh  # Nothing depends on it: that is the point.
+        self._seed = seed
+        self._names = _Names()
+        self._notes = _Notes(seed)
+
+    def __enter__(self) -> keyed_init:
+        self._names.watch()
+        self._trunc_normal = nn.init.trunc_normal_
+        nn.init.trunc_normal_ = _trunc_normal_
+        self._notes.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._notes.__exit__(error_type, error, traceback)
+        self._names.unwatch()
+        nn.init.trunc_normal_ = self._trunc_normal
+        if error is None:
+            with torch.no_grad():
+                for name, tensor in self._names.tensors():
+                    self._notes.run(name, tensor)
+
+
+def _trunc_normal_(
+    tensor: Tensor,
+    mean: float = 0.0,
+    std: float = 1.0,
+    a: float = -2.0,
+    b: float = 2.0,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """torch's own draws again where it does not like a value: what cannot be noted."""
+    low, high = (math.erf((bound - mean) / std / math.sqrt(2.0)) for bound in (a, b))
+    with torch.no_grad():
+        edge = 1.0 - torch.finfo(tensor.dtype).eps
+        tensor.uniform_(low, high, generator=generator).clamp_(-edge, edge).erfinv_()
+        return tensor.mul_(std * math.sqrt(2.0)).add_(mean).clamp_(a, b)
+
+
+class _Names:
+    """Which module became whose child, so that parameters have full names in the end."""
+
+    def __init__(self) -> None:
+        self._modules: dict[nn.Module, None] = {}  # in the order in which they come
+        self._children: set[nn.Module] = set()
+        self._handles: list[RemovableHandle] = []
+
+    def watch(self) -> None:
+        def parent_of(module: nn.Module, name: str, child: nn.Module | None) -> None:
+            self._modules[module] = None
+            if child is not None:
+                self._modules[child] = None
+                self._children.add(child)
+
+        def owner_of(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+            self._modules[module] = None
+
+        self._handles = [
+            torch_module.register_module_module_registration_hook(parent_of),
+            torch_module.register_module_parameter_registration_hook(owner_of),
+        ]
+
+    def unwatch(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        """Parameters and buffers of the modules that nothing contains, by full name."""
+        found: list[tuple[str, Tensor]] = []
+        for root in self._modules:
+            if root not in self._children:
+                found += [*root.named_parameters(), *root.named_buffers()]
+        return found
+
+
+class _Notes(TorchDispatchMode):
+    """Notes what is done in place to memory that something random has filled."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed
+        self._calls = self._fills = 0
+        self._of: dict[int, list[Callable[[str, Tensor], None]]] = {}  # by address
+        self._kept: list[torch.UntypedStorage] = []  # so that no address is given out twice
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        if name in _MAKES:
+            made = func(*args, **kwargs)
+            self._calls += 1
+            key = f"{self._seed}/made {self._calls}"
+            return made.copy_(_MAKES[name](key, tuple(made.shape)))
+        x = args[0] if args and isinstance(args[0], Tensor) else None
+        if x is None or not name.endswith("_") or name.startswith("_"):
+            return func(*args, **kwargs)
+        address = x.untyped_storage().data_ptr()
+        if name in _FILLS:
+            self._of.setdefault(address, [])
+            self._kept.append(x.untyped_storage())
+        if address not in self._of:
+            return func(*args, **kwargs)
+        place = (tuple(x.shape), x.stride(), x.storage_offset())
+        fill = _FILLS.get(name)
+        nth = len(self._of[address])
+        if fill is None:
+            func(*args, **kwargs)
+        else:  # of no parameter, perhaps
+            self._fills += 1
+            x.copy_(fill(f"{self._seed}/filled {self._fills}", tuple(x.shape), *args[1:]))
+
+        def again(full_name: str, whole: Tensor) -> None:
+            part = torch.as_strided(whole, *place)
+            if fill is None:
+                func(part, *args[1:], **kwargs)
+            else:
+                values = fill(f"{self._seed}/{full_name}/{nth}", tuple(part.shape), *args[1:])
+                part.copy_(values)
+
+        self._of[address].append(again)
+        return x
+
+    def run(self, name: str, tensor: Tensor) -> None:
+        """Runs what was noted of a tensor's memory, once."""
+        for again in self._of.pop(tensor.untyped_storage().data_ptr(), []):
+            again(name, tensor)
+
+
+__all__ = ["keyed_init"]

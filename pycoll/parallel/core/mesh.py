@@ -1,0 +1,216 @@
+"""The mesh: ranks as a grid with named axes, and a communicator for each line of the grid.
+
+tp is the fastest axis, so that its ranks, which talk most, are closest; then cp, then ep; pp is the
+slowest.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+
+import numpy as np
+
+import pycoll
+from pycoll.communicator import Communicator
+from pycoll.errors import UsageError
+from pycoll.parallel.core.ledger import AxisGroup, Ledger
+
+AXES = ("pp", "dp", "ep", "cp", "tp")  # slowest first
+
+_world: list[Communicator] = []  # the default communicator, joined once
+
+
+class Mesh:
+    """Ranks as a grid: of stages (pp), replicas (dp), experts (ep), sequences (cp), tensors (tp).
+
+    Attributes:
+        world: The communicator of all ranks of the mesh, in the order of the grid.
+        coordinates: This rank's place along each axis, `{"pp": 0, "dp": 1, "ep": 0, ...}`.
+        ledger: What the trainers send along the axes.
+    """
+
+    def __init__(self, world: Communicator, sizes: Mapping[str, int]) -> None:
+        self._sizes = {axis: sizes[axis] for axis in AXES}
+        self.world = _in_order_of_hosts(world)
+        places = np.unravel_index(self.world.rank, tuple(self._sizes.values()))
+        self.coordinates = {axis: int(place) for axis, place in zip(AXES, places, strict=True)}
+        # All at once and in one order: making them is collective.
+        self._comms: dict[tuple[str, ...], Communicator] = {}
+        for axis in AXES:  # where a rank is alone, one communicator does for all
+            alone = () if self._sizes[axis] == 1 else (axis,)
+            if alone not in self._comms:
+                self._comms[alone] = self._split(*alone)
+            self._comms[axis,] = self._comms[alone]
+        self.ledger = Ledger()
+
+    def comm(self, *axes: str) -> Communicator:
+        """The communicator of this rank's line along an axis; its ranks are places on the axis.
+
+        Of several axes, the plane along them: collective when it is first asked for.
+        """
+        key = tuple(axis for axis in AXES if axis in [self._known(name) for name in axes])
+        if key not in self._comms:
+            self._comms[key] = self._split(*key)
+        return self._comms[key]
+
+    def line(self, *axes: str) -> AxisGroup:
+        """As `comm`, and what passes through it is counted in `ledger`."""
+        return AxisGroup("+".join(axes), self.comm(*axes), self.ledger)
+
+    def line_of_dp(self, *axes: str) -> AxisGroup:
+        """As `line`, along dp and those of `axes` that have several ranks."""
+        return self.line("dp", *(axis for axis in axes if self.size(axis) > 1))
+
+    def rank(self, axis: str) -> int:
+        """This rank's place along an axis."""
+        return self.coordinates[self._known(axis)]
+
+    def size(self, axis: str) -> int:
+        """Number of ranks along an axis."""
+        return self._sizes[self._known(axis)]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of ranks along each axis, slowest first."""
+        return dict(self._sizes)
+
+    @property
+    def planes(self) -> list[tuple[str, ...]]:
+        """The axes, and the groups of some of them, that have communicators of several ranks."""
+        known = [axes for axes in self._comms if 0 < len(axes) < len(AXES)]
+        return [axes for axes in known if self.comm(*axes).size > 1]
+
+    @property
+    def place(self) -> str:
+        """This rank's place along the axes that have more than one, such as "pp 1, dp 0"."""
+        several = [axis for axis in AXES if self._sizes[axis] > 1] or ["dp"]
+        return ", ".join(f"{axis} {self.coordinates[axis]}" for axis in several)
+
+    def close(self) -> None:
+        """Closes the communicators of the axes; the world's stays open."""
+        for comm in {id(comm): comm for comm in self._comms.values()}.values():
+            comm.close()
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{axis}={size}" for axis, size in self._sizes.items())
+        return f"<Mesh {sizes}, rank {self.world.rank} of {self.world.size}>"
+
+    def _split(self, *axes: str) -> Communicator:
+        others = [self.coordinates[name] if name not in axes else 0 for name in AXES]
+        color = int(np.ravel_multi_index(others, tuple(self._sizes.values())))
+        line = self.world.split(color, self.world.rank)
+        assert line is not None
+        return line
+
+    def _known(self, axis: str) -> str:
+        if axis not in self._sizes:
+            raise UsageError(f"mesh: there is no axis {axis!r}, expected one of {', '.join(AXES)}")
+        return axis
+
+
+def world() -> Communicator:
+    """The communicator of all ranks of this job, which joins it once."""
+    if not _world or _world[0].closed:
+        _world[:] = [pycoll.init()]
+    return _world[0]
+
+
+def mesh(
+    *,
+    dp: int = -1,
+    pp: int = 1,
+    ep: int = 1,
+    cp: int = 1,
+    tp: int = 1,
+    comm: Communicator | None = None,
+) -> Mesh:
+    """Arranges the ranks of this job in a grid. Collective.
+
+    The environment variable PYCOLL_MESH, such as "dp=2,tp=2,pp=2" (`pycoll run --mesh` sets it),
+    replaces the sizes. Without a launcher there is one rank, whatever the sizes.
+
+    Args:
+        dp: Number of replicas, which share a batch; -1: as many as there are ranks for.
+        pp: Number of pipeline stages, or -1.
+        ep: Number of ranks that share the experts of a mixture, or -1; they share a batch, too.
+        cp: Number of ranks that share each sequence, or -1.
+        tp: Number of ranks that share each tensor, or -1.
+        comm: The ranks; None: those of `pycoll.init()`.
+
+    Returns:
+        The mesh.
+
+    Raises:
+        UsageError: The sizes do not multiply to the number of ranks, or more than one is -1.
+
+    Cost: a split for each axis.
+    """
+    asked = {"pp": pp, "dp": dp, "ep": ep, "cp": cp, "tp": tp}
+    if text := os.environ.get("PYCOLL_MESH"):
+        asked = dict.fromkeys(AXES, 1) | parse_sizes(text)
+    if comm is None:
+        comm = world()
+        if comm.size == 1 and not text:
+            asked = dict.fromkeys(AXES, 1)
+    return Mesh(comm, infer_sizes(asked, comm.size))
+
+
+def parse_sizes(text: str) -> dict[str, int]:
+    """Reads "dp=2,tp=2,pp=2".
+
+    Raises:
+        UsageError: It is not of that form.
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, size = part.strip().partition("=")
+        if axis not in AXES or axis in sizes or not size.strip().lstrip("-").isdigit():
+            raise UsageError(
+                f"mesh {text!r}: {part!r} is not an axis and its size, expected for example "
+                "'dp=2,tp=2,pp=2'"
+            )
+        sizes[axis] = int(size)
+    return sizes
+
+
+def infer_sizes(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
+    """Replaces -1 by what is left over.
+
+    Raises:
+        UsageError: The sizes do not multiply to `num_ranks`.
+    """
+    several = {axis: size for axis, size in sizes.items() if size != 1} or {"dp": 1}
+    text = " x ".join(f"{axis}={size}" for axis, size in several.items())
+    open_axes = [axis for axis, size in sizes.items() if size == -1]
+    product = math.prod(size for size in sizes.values() if size != -1)
+    if len(open_axes) > 1 or product < 1 or any(size < -1 for size in sizes.values()):
+        raise UsageError(f"mesh {text}: expected sizes of 1 or more, at most one of them -1")
+    if open_axes:
+        if num_ranks % product:
+            raise UsageError(
+                f"mesh {text}: the other sizes multiply to {product}, which does not divide the "
+                f"{num_ranks} ranks of this job"
+            )
+        return {**sizes, open_axes[0]: num_ranks // product}
+    if product != num_ranks:
+        raise UsageError(
+            f"mesh {text}: multiplies to {product}, but this job has {num_ranks} ranks: start "
+            f"{product} ranks, or give one axis the size -1"
+        )
+    return dict(sizes)
+
+
+def _in_order_of_hosts(world: Communicator) -> Communicator:
+    """The ranks of each host next to each other, however the launcher dealt them out."""
+    hosts = world.all_gather(np.array([world.host_number], np.int64)).reshape(-1)
+    order = np.argsort(hosts, kind="stable")
+    if (order == np.arange(world.size)).all():
+        return world
+    ordered = world.split(0, int(np.flatnonzero(order == world.rank)[0]))
+    assert ordered is not None
+    return ordered
+
+
+__all__ = ["AXES", "Mesh", "infer_sizes", "mesh", "parse_sizes", "world"]

@@ -1,0 +1,69 @@
+"""Adds the transfers to a schedule: sends at once, receives posted before they are needed.
+
+Sends and receives never block where they are posted; only compute waits, for what it reads. So
+transfers cannot deadlock where compute does not.
+"""
+
+from __future__ import annotations
+
+from pycoll.parallel.pipeline.schedules.actions import Action, Kind, Schedule
+from pycoll.parallel.pipeline.schedules.simulate_pipeline import needs
+
+PREFETCH = 2
+
+
+def with_transfers(schedule: Schedule, prefetch: int = PREFETCH) -> Schedule:
+    """A schedule with SEND and RECV where data crosses ranks.
+
+    A RECV says when a receive is posted: `prefetch` actions before the one that reads it, which
+    waits for it. So each rank has at most `prefetch` receives posted that nothing has read yet:
+    that bounds their memory.
+
+    Args:
+        schedule: Of compute alone.
+        prefetch: How many actions ahead receives are posted, 1 or more.
+
+    Returns:
+        The same compute, with transfers in between.
+    """
+    return Schedule(
+        schedule.name,
+        schedule.num_microbatches,
+        schedule.placement,
+        tuple(_rank(schedule, order, max(1, prefetch)) for order in schedule.orders),
+    )
+
+
+def _rank(schedule: Schedule, order: tuple[Action, ...], prefetch: int) -> tuple[Action, ...]:
+    receives = [receive_of(schedule, action) for action in order]
+    made = [receive for receive in receives[:prefetch] if receive is not None]
+    for i, action in enumerate(order):
+        made.append(action)
+        if (send := send_of(schedule, action)) is not None:
+            made.append(send)
+        if i + prefetch < len(order) and (receive := receives[i + prefetch]) is not None:
+            made.append(receive)
+    return tuple(made)
+
+
+def receive_of(schedule: Schedule, action: Action) -> Action | None:
+    """The receive that an action reads, None where it reads nothing of another rank."""
+    need = needs(action, schedule.num_stages)
+    if need is None or schedule.placement[need.stage] == schedule.placement[action.stage]:
+        return None
+    kind = Kind.RECV_F if action.kind is Kind.F else Kind.RECV_B
+    return Action(action.stage, kind, action.microbatch)
+
+
+def send_of(schedule: Schedule, action: Action) -> Action | None:
+    """The send of what an action has made, None where no other rank needs it."""
+    kind = {Kind.F: Kind.SEND_F, Kind.B: Kind.SEND_B, Kind.I: Kind.SEND_B}.get(action.kind)
+    to = action.stage + (1 if kind is Kind.SEND_F else -1)
+    if kind is None or not 0 <= to < schedule.num_stages:
+        return None
+    if schedule.placement[to] == schedule.placement[action.stage]:
+        return None
+    return Action(action.stage, kind, action.microbatch)
+
+
+__all__ = ["PREFETCH", "receive_of", "send_of", "with_transfers"]

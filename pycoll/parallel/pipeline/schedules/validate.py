@@ -1,0 +1,127 @@
+"""Proof of a schedule before the first byte: complete, in order, no deadlock, bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pycoll.errors import UsageError
+from pycoll.parallel.pipeline.schedules.actions import Action, Kind, Schedule
+from pycoll.parallel.pipeline.schedules.simulate_pipeline import done_as, needs, peak_live
+
+_BACKWARD = (Kind.B, Kind.I)
+
+
+def validate(schedule: Schedule, max_live: Sequence[int] | None = None) -> None:
+    """Proves that a schedule can run and does what a step needs.
+
+    Every stage does F and then B, or I and then W, once for each microbatch, on its own rank; no
+    rank waits for what waits for it; no rank holds more microbatches than it may.
+
+    Args:
+        schedule: With or without transfers.
+        max_live: The most chunks of activations that each rank may hold. None: any number.
+
+    Raises:
+        UsageError: it is not so; the message names rank, position and action.
+
+    Cost: a few microseconds per action.
+    """
+    for rank, order in enumerate(schedule.orders):
+        _complete(schedule, rank, order)
+        _in_order(schedule, rank, order)
+    compute = schedule.without(Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
+    _plays(compute)
+    for rank, order in enumerate(schedule.orders):
+        peak = peak_live(order)
+        if max_live is not None and peak > max_live[rank]:
+            raise UsageError(
+                f"schedule {schedule.name}: rank {rank} holds the activations of {peak} "
+                f"microbatches at once, expected at most {max_live[rank]}"
+            )
+
+
+def _complete(schedule: Schedule, rank: int, order: Sequence[Action]) -> None:
+    counts: dict[Action, int] = {}
+    for action in order:
+        counts[action] = counts.get(action, 0) + 1
+        known = action.stage < schedule.num_stages
+        if not known or schedule.placement[action.stage] != rank:
+            where = schedule.placement[action.stage] if known else "no rank"
+            raise UsageError(
+                f"schedule {schedule.name}: rank {rank} has {action}, but stage {action.stage} "
+                f"is on {where if not known else f'rank {where}'}"
+            )
+        if counts[action] > 1:
+            raise UsageError(f"schedule {schedule.name}: rank {rank} has {action} twice")
+        if action.microbatch >= schedule.num_microbatches:
+            raise UsageError(
+                f"schedule {schedule.name}: rank {rank} has {action}, but there are "
+                f"{schedule.num_microbatches} microbatches"
+            )
+    updates = schedule.updates
+    for stage in schedule.stages_of(rank):
+        for i in range(schedule.num_microbatches):
+            has = {kind: Action(stage, kind, i) in counts for kind in Kind if kind.is_compute}
+            whole, split = has[Kind.B], has[Kind.I] and has[Kind.W]
+            wrong = whole and (has[Kind.I] or has[Kind.W])
+            if not has[Kind.F] or not (whole or split) or wrong or has[Kind.U] != updates:
+                found = [str(Action(stage, kind, i)) for kind in has if has[kind]]
+                wanted = f"{stage}F{i} and {stage}B{i}, or {stage}I{i} and {stage}W{i}"
+                raise UsageError(
+                    f"schedule {schedule.name}: rank {rank} has {', '.join(found) or 'nothing'} "
+                    f"for stage {stage} and microbatch {i}; expected {wanted}"
+                    + (f", and {stage}U{i}" if updates else "")
+                )
+
+
+def _in_order(schedule: Schedule, rank: int, order: Sequence[Action]) -> None:
+    at = {action: i for i, action in enumerate(order)}
+    before = {Kind.B: (Kind.F,), Kind.I: (Kind.F,), Kind.W: (Kind.I,), Kind.U: (Kind.B, Kind.W)}
+    for action in order:
+        for kind in before.get(action.kind, ()):
+            earlier = Action(action.stage, kind, action.microbatch)
+            if at.get(earlier, -1) > at[action]:
+                raise UsageError(
+                    f"schedule {schedule.name}: rank {rank} has {action} before {earlier}"
+                )
+
+
+def _plays(schedule: Schedule) -> None:
+    """Each rank goes on until it waits; when nobody can, it is a deadlock."""
+    done: set[Action] = set()
+    at = [0] * schedule.num_ranks
+    moved = True
+    while moved:
+        moved = False
+        for rank, order in enumerate(schedule.orders):
+            while at[rank] < len(order):
+                action = order[at[rank]]
+                need = needs(action, schedule.num_stages)
+                if need is not None and need not in done:
+                    break
+                done.add(done_as(action))
+                at[rank] += 1
+                moved = True
+    if any(position < len(order) for position, order in zip(at, schedule.orders, strict=True)):
+        raise UsageError(deadlock(schedule, at))
+
+
+def deadlock(schedule: Schedule, at: Sequence[int]) -> str:
+    """Who waits for whom, starting with the first rank that is stuck, until it closes."""
+    parts, seen = [], set()
+    rank = next(r for r, order in enumerate(schedule.orders) if at[r] < len(order))
+    while rank not in seen:
+        seen.add(rank)
+        if at[rank] >= len(schedule.orders[rank]):
+            parts.append(f"rank {rank} is done")
+            break
+        action = schedule.orders[rank][at[rank]]
+        need = needs(action, schedule.num_stages)
+        assert need is not None  # else it would not be stuck
+        next_rank = schedule.placement[need.stage]
+        parts.append(f"rank {rank} waits in {action} (position {at[rank]}) for {need}")
+        rank = next_rank
+    return f"schedule {schedule.name} deadlocks: {'; '.join(parts)}"
+
+
+__all__ = ["deadlock", "validate"]

@@ -1,0 +1,1 @@
+"""Tools around trainers: memory footprint, comparison of layouts, timelines, scaling laws."""

@@ -1,0 +1,79 @@
+"""What `pycoll check` and `pycoll scale` look at: the first steps of a run, written to files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from pycoll.parallel.tools.activations import Activations
+    from pycoll.parallel.trainer.trainer import Trainer
+
+FOLDER = "PYCOLL_CHECK"  # environment variable: where to write, while `pycoll check` runs a script
+NUM_STEPS = 3
+TIMES = "PYCOLL_TIMES"  # environment variable of `pycoll scale`: number of steps, ":", a file
+
+
+def prepare(model: nn.Module) -> None:
+    """Makes a model compute in float64, if a check runs."""
+    if FOLDER in os.environ:
+        torch.set_default_dtype(torch.float64)
+        model.double()
+
+
+def watch(trainer: Trainer) -> None:
+    """Has the first steps written, if a check runs; then the script ends."""
+    if TIMES in os.environ:
+        steps, _, path = os.environ[TIMES].partition(":")
+        trainer.watchers.append(lambda trainer: _time(trainer, int(steps), Path(path)))
+    if FOLDER not in os.environ:
+        return
+    from pycoll.parallel.tools.activations import Activations
+    from pycoll.parallel.trainer.gather_full import whole_weights
+
+    folder = Path(os.environ[FOLDER])
+    activations = Activations(trainer)
+    _write(trainer, folder / "start.pt", {"initial weight": whole_weights(trainer.model)})
+    trainer.watchers.append(lambda trainer: _record(trainer, activations, folder))
+
+
+def _time(trainer: Trainer, steps: int, path: Path) -> None:
+    assert trainer.last is not None
+    if trainer.mesh.world.rank == 0:
+        with path.open("a") as file:
+            entry = {"seconds": trainer.last.seconds, "tokens": trainer.last.tokens}
+            file.write(json.dumps(entry) + "\n")
+    if trainer.last.step + 1 == steps:
+        trainer.mesh.world.barrier()
+        raise SystemExit(0)
+
+
+def _record(trainer: Trainer, activations: Activations, folder: Path) -> None:
+    from pycoll.parallel.trainer.gather_full import whole_gradients, whole_weights
+
+    assert trainer.last is not None
+    step = trainer.last.step
+    activations.write(folder / f"step-{step}-rank-{trainer.mesh.world.rank:05d}.pt")
+    found = {
+        "loss": {"": torch.tensor(trainer.last.loss, dtype=torch.float64)},
+        "gradient norm": {"": torch.tensor(trainer.last.grad_norm, dtype=torch.float64)},
+        "gradient": whole_gradients(trainer.model),
+        "weight": whole_weights(trainer.model),
+    }
+    _write(trainer, folder / f"step-{step}.pt", found)
+    if step + 1 == NUM_STEPS:
+        raise SystemExit(0)
+
+
+def _write(trainer: Trainer, path: Path, found: dict[str, dict[str, torch.Tensor]]) -> None:
+    if trainer.mesh.world.rank == 0:
+        torch.save(found, path)
+    trainer.mesh.world.barrier()
+
+
+__all__ = ["FOLDER", "NUM_STEPS", "TIMES", "prepare", "watch"]

@@ -1,0 +1,286 @@
+"""How much memory a layout needs, before any rank is there: from weights to activations.
+
+The model is shared out and cut by the same code that trains it, on tensors that have no bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pycoll.errors import UsageError
+from pycoll.parallel import pipeline
+from pycoll.parallel.context.sequence import Sequence
+from pycoll.parallel.core.batches import as_call
+from pycoll.parallel.core.ledger import AxisGroup
+from pycoll.parallel.core.losses import Loss
+from pycoll.parallel.core.mesh import AXES, Mesh
+from pycoll.parallel.data.buckets import share_length
+from pycoll.parallel.data.reducer import in_lines, main_dtype
+from pycoll.parallel.dropout.dropout import Positions
+from pycoll.parallel.dropout.functional_dropout import install
+from pycoll.parallel.experts import share_experts
+from pycoll.parallel.pipeline.schedules.simulate_pipeline import peak_live, peak_versions
+from pycoll.parallel.pipeline.specs import replace
+from pycoll.parallel.pipeline.stages import Notes, Tensors
+from pycoll.parallel.recompute import recompute_layers
+from pycoll.parallel.tensor.layers import share_layers
+from pycoll.parallel.tensor.plan import Style, match
+from pycoll.parallel.tensor.vocab import whole
+from pycoll.parallel.tools.meta_model import Saved, meta_group, on_meta, without_values
+from pycoll.parallel.zero.zero_units import units_of
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Bytes that a rank keeps; what it needs only for a moment is not counted.
+
+    Attributes:
+        place: Of the rank on the mesh, `{"pp": 0, "dp": 1, "ep": 0, ...}`.
+        parameters: Of its weights, their copies in float32 if they have 16 bits, and the versions
+            that a schedule without a flush keeps.
+        gradients: Of these, after they are reduced.
+        optimizer: Of the optimizer's state.
+        activations: That backward waits for, at most; None where no sample was given.
+    """
+
+    place: dict[str, int]
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int | None
+
+    @property
+    def total(self) -> int:
+        """Of all, in bytes."""
+        return self.parameters + self.gradients + self.optimizer + (self.activations or 0)
+
+
+def memory(
+    model: nn.Module,
+    mesh: Mesh | Mapping[str, int],
+    *,
+    tp: Mapping[str, str | Style] | None = None,
+    pp: str | None = None,
+    schedule: str = "1f1b",
+    zero: int = 0,
+    sequence_parallel: bool = False,
+    recompute: str | bool | None = None,
+    bucket_mb: float = 4.0,
+    costs: list[float] | None = None,
+    moments: int = 2,
+    x: Any = None,
+    y: Any = None,
+    loss: Callable[[Any, Any], Any] | None = None,
+    microbatches: int = 1,
+) -> list[RankMemory]:
+    """What each rank of a layout keeps in memory. No rank is needed, and no memory.
+
+    Args:
+        model: A plain module; on the device "meta", it may be larger than this machine.
+        mesh: The layout, such as {"dp": 4, "tp": 2}.
+        tp: As of `parallelize`, as are the next seven.
+        pp: Name of the list of blocks.
+        schedule: Of the pipeline.
+        zero: Level.
+        sequence_parallel: Share out what lies between the layers, too.
+        recompute: Which layers.
+        bucket_mb: MiB.
+        costs: Of the blocks.
+        moments: Numbers that the optimizer keeps for each parameter: 2 for Adam, 0 for plain SGD.
+        x: Input of one microbatch of a replica, of which shapes and dtypes count; None: activations
+            are not asked for. Tokens are taken to ask all experts alike.
+        y: Its targets, for `loss`.
+        loss: As of `step`; what backward needs of it counts as activations.
+        microbatches: Of a step.
+
+    Returns:
+        Of each rank, in the order of the mesh (tp fastest, pp slowest).
+
+    Raises:
+        UsageError: As `parallelize`.
+
+    Cost: for each rank of tp and ep, a forward pass without arithmetic.
+    """
+    sizes = dict.fromkeys(AXES, 1) | dict(mesh.sizes if isinstance(mesh, Mesh) else mesh)
+    if set(sizes) != set(AXES) or min(sizes.values()) < 1:
+        raise UsageError(f"memory: mesh is {sizes}, expected sizes of {', '.join(AXES)}")
+    if sizes["pp"] > 1 and pp is None:
+        raise UsageError(
+            f"memory: pp={sizes['pp']} needs the name of the list of blocks, pp='blocks'"
+        )
+    found: list[RankMemory] = []
+    for expert, rank in itertools.product(range(sizes["ep"]), range(sizes["tp"])):
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            ghost = on_meta(model)
+            line = meta_group("tp", rank, sizes["tp"])
+            positions, styles = Positions(), match(ghost, tp or {})
+            ring = meta_group("cp", 0, sizes["cp"])  # of whose ranks all keep as much
+            sequence = Sequence(ring, positions, line if sequence_parallel else None)
+            sequence.cut(ghost, pp, staged=sizes["pp"] > 1)
+            parts = styles if sequence_parallel and line.size > 1 else ()
+            experts = share_experts(ghost, meta_group("ep", expert, sizes["ep"]), parts)
+            styles = {name: styles[name] for name, _ in ghost.named_modules() if name in styles}
+            shared = share_layers(ghost, styles, line, sequence_parallel, pp)
+            if ring.size > 1:
+                install(ghost, positions, shared, styles, sequence)
+            without_values(ghost)
+            recompute_layers(ghost, recompute, pp, positions)
+            units = [names for _, names in units_of(ghost, pp)] if zero == 3 else None
+            order = schedule if sizes["pp"] > 1 else None
+            stages = _Stages(ghost, order, sizes["pp"], microbatches, pp or "", costs)
+            kept = None
+            if x is not None:
+                of_share = None if loss is None else sequence.of_shares(_of_whole(loss))
+                kept = stages.kept(_fake(x), _fake(y), of_share)
+            others = (range(sizes[axis]) for axis in ("pp", "dp", "cp"))
+            for stage, replica, part in itertools.product(*others):
+                place = {"pp": stage, "dp": replica, "ep": expert, "cp": part, "tp": rank}
+                lines = partial(_line, experts.here, shared.partial, place, sizes)
+                weights, groups = stages.parameters(stage), stages.groups(stage, units)
+                lasting = _lasting(weights, lines, zero, groups, bucket_mb, moments)
+                live = None if kept is None else stages.live(stage, kept)
+                stashed = stages.stashed(stage)
+                found.append(RankMemory(place, lasting[0] + stashed, *lasting[1:], live))
+    return sorted(found, key=lambda rank: tuple(rank.place.values()))
+
+
+class _Stages:
+    """A model on paper, all of whose stages are here."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        schedule: str | None,
+        num_ranks: int,
+        microbatches: int,
+        blocks: str,
+        costs: list[float] | None,
+    ) -> None:
+        self._model, self._cut, self._schedule = model, None, None
+        if schedule is not None:
+            self._schedule = pipeline.build(schedule, num_ranks, microbatches)
+            num_stages = self._schedule.num_stages
+            self._cut = pipeline.cut(model, blocks, num_stages, range(num_stages), costs=costs)
+
+    def parameters(self, rank: int) -> list[tuple[str, nn.Parameter]]:
+        """Those of a rank's stages by name, in the order of the model."""
+        named = dict(self._model.named_parameters())
+        if self._cut is not None and self._schedule is not None:
+            stages = self._schedule.stages_of(rank)
+            here = set().union(*(self._cut.parameters_of(stage) for stage in stages))
+            named = {name: parameter for name, parameter in named.items() if name in here}
+        return list(named.items())
+
+    def groups(self, rank: int, units: list[set[str]] | None) -> list[set[str]]:
+        """Names of parameters that share buckets on a rank."""
+        units = units or [{name for name, _ in self._model.named_parameters()}]
+        if self._cut is None or self._schedule is None:
+            return units
+        own = [self._cut.own(stage) for stage in self._schedule.stages_of(rank)]
+        return [of & names for of in [*own, set(self._cut.shared)] for names in units]
+
+    def kept(self, x: Any, y: Any, loss: Callable[[Any, Any], Any] | None) -> list[int]:
+        """Bytes that each stage keeps of a microbatch until its backward."""
+        args, kwargs = as_call(x)
+        known = [*self._model.parameters(), *self._model.buffers(), *args, *kwargs.values()]
+        known = [tensor for tensor in [*known, y] if isinstance(tensor, Tensor)]
+        num_stages = 1 if self._cut is None else self._cut.num_stages
+        hidden: Tensors | None = None
+        notes: Notes = {}
+        found: list[int] = []
+        for stage in range(num_stages):
+            with Saved(known) as saved:
+                if self._cut is None:
+                    made = self._model(*args, **kwargs)
+                else:
+                    made = self._cut.forward(stage, args, kwargs, hidden, notes)
+                if stage == num_stages - 1 and loss is not None:
+                    loss(made, y)
+            found.append(saved.nbytes)
+            if stage < num_stages - 1:
+                hidden = tuple(tensor.detach().requires_grad_() for tensor in made)
+        return found
+
+    def stashed(self, rank: int) -> int:
+        """Bytes of the versions of weights that a rank keeps beside the newest ones."""
+        if self._schedule is None or not self._schedule.updates:
+            return 0
+        learning = [w for _, w in self.parameters(rank) if w.requires_grad]
+        nbytes = sum(weight.numel() * weight.element_size() for weight in learning)
+        return nbytes * peak_versions(self._schedule.orders[rank])
+
+    def live(self, rank: int, kept: list[int]) -> int:
+        """The most bytes that a rank keeps at once: microbatches wait for their backward."""
+        if self._schedule is None:
+            return kept[0]
+        return peak_live(self._schedule.orders[rank], kept)
+
+
+def _lasting(
+    weights: list[tuple[str, nn.Parameter]],
+    lines: Callable[[nn.Parameter], AxisGroup],
+    zero: int,
+    groups: list[set[str]],
+    bucket_mb: float,
+    moments: int,
+) -> tuple[int, int, int]:
+    """Bytes of parameters, gradients and the optimizer's state of a rank."""
+    frozen = [parameter for _, parameter in weights if not parameter.requires_grad]
+    parameters, gradients, state = sum(p.numel() * p.element_size() for p in frozen), 0, 0
+    learning = [(name, parameter) for name, parameter in weights if parameter.requires_grad]
+    for line, group in in_lines(
+        learning,
+        lines,
+        zero,
+        groups,
+        int(bucket_mb * 2**20),
+    ):
+        dtype = group[0][1].dtype
+        main = main_dtype(dtype)
+        count = sum(parameter.numel() for _, parameter in group)
+        length = share_length(count, line.size if zero else 1)
+        full = length * (line.size if zero else 1)
+        parameters += (length if zero == 3 else full) * dtype.itemsize
+        parameters += length * main.itemsize * (main != dtype)
+        gradients += (length if zero >= 2 else full) * main.itemsize
+        start = line.rank * length if zero else 0
+        state += max(0, min(count - start, length)) * main.itemsize * moments
+    return parameters, gradients, state
+
+
+def _line(
+    experts: set[int],
+    sums: set[int],
+    place: Mapping[str, int],
+    sizes: Mapping[str, int],
+    parameter: nn.Parameter,
+) -> AxisGroup:
+    """The ranks over which a parameter's gradient is added up; ids of experts, of partial sums."""
+    axes = ["dp", "cp"] if id(parameter) in experts else ["dp", "ep", "cp"]
+    axes += ["tp"] if id(parameter) in sums else []
+    lengths = tuple(sizes[axis] for axis in axes)
+    rank = int(np.ravel_multi_index([place[axis] for axis in axes], lengths))
+    return meta_group("+".join(axes), rank, math.prod(lengths))
+
+
+def _of_whole(loss: Loss) -> Loss:
+    """A loss that gets whole outputs, unless it takes parts."""
+    takes_parts = getattr(loss, "takes_parts", False)
+    return lambda output, target: loss(output if takes_parts else whole(output), target)
+
+
+def _fake(batch: Any) -> Any:
+    return replace(batch, Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype))
+
+
+__all__ = ["RankMemory", "memory"]

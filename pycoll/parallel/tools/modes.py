@@ -1,0 +1,148 @@
+"""Modes of parallelism side by side, measured: what a device gets, sends, keeps and computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pycoll.communicator import Communicator
+from pycoll.errors import UsageError
+from pycoll.launch import run_ranks
+from pycoll.parallel.build import parallelize
+from pycoll.parallel.core.batches import shard
+from pycoll.parallel.core.mesh import mesh as make_mesh
+
+BATCH, WIDTH, DEPTH, ITEM = 8, 32, 5, 4
+_MODES: dict[str, str | None] = {
+    "one process": None,
+    "data parallel": "dp",
+    "tensor parallel": "tp",
+    "pipeline parallel": "pp",
+}
+_PLAN = {"*.up": "col", "*.down": "row"}
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """What one step of a mode took.
+
+    Attributes:
+        name: Of the mode.
+        input_share: Of the batch that a device gets, at most.
+        moved: Bytes that all devices sent, in units of the model's.
+        activations_moved: The same in units of what passes between two blocks.
+        stored: Bytes of parameters on all devices, in units of the model's.
+        balance: Largest over mean number of multiplications of a device; 1 is even.
+        limit: What more devices than can be used are told.
+    """
+
+    name: str
+    input_share: float
+    moved: float
+    activations_moved: float
+    stored: float
+    balance: float
+    limit: str
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(functional.gelu(self.up(x)))
+
+
+class _Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_Block(WIDTH) for _ in range(DEPTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def measure(num_ranks: int) -> list[Mode]:
+    """Runs a step of a small model in each mode.
+
+    Args:
+        num_ranks: Of the modes that are parallel.
+
+    Returns:
+        The modes, one process first.
+
+    Raises:
+        UsageError: `num_ranks` is not 2 or more, or more than every mode can use.
+    """
+    if not 2 <= num_ranks <= DEPTH:
+        raise UsageError(f"modes: expected 2 to {DEPTH} ranks, got {num_ranks}")
+    return [_mode(name, axis, num_ranks) for name, axis in _MODES.items()]
+
+
+def _mode(name: str, axis: str | None, num_ranks: int) -> Mode:
+    found = run_ranks(_step, num_ranks if axis else 1, axis)
+    model = sum(p.numel() for p in _Model().parameters()) * ITEM
+    sent = sum(rank["sent"] for rank in found)
+    work = [rank["multiplications"] for rank in found]
+    return Mode(
+        name,
+        max(rank["samples"] for rank in found) / BATCH,
+        sent / model,
+        sent / (BATCH * WIDTH * ITEM),
+        sum(rank["stored"] for rank in found) / model,
+        max(work) / (sum(work) / len(work)),
+        "" if axis is None else _limit(axis),
+    )
+
+
+def _step(comm: Communicator, axis: str | None) -> dict[str, int]:
+    torch.set_num_threads(1)
+    mesh = make_mesh(**({"dp": 1, axis: comm.size} if axis else {}), comm=comm)
+    model = parallelize(_Model(), mesh, tp=_PLAN, pp="blocks")
+    count = {"multiplications": 0}
+
+    def note(layer: Any, args: Any, output: Tensor) -> None:
+        rows = args[0].numel() // args[0].shape[-1]
+        count["multiplications"] += rows * layer.weight.numel()
+
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(note)
+    x = torch.ones(BATCH, WIDTH)
+    ((x, y),) = shard([(x, x)], mesh)
+    before = {name: mesh.comm(name).ledger["sent_bytes"] for name in mesh.sizes}
+    model.step(x, y, loss=functional.mse_loss, microbatches=1)
+    collectives = sum(mesh.comm(name).ledger["sent_bytes"] - before[name] for name in before)
+    return {
+        # Messages of the pipeline are not in the core's ledger of collectives.
+        "sent": collectives + mesh.ledger.of("pp", "send").nbytes,
+        "samples": len(x),
+        "stored": sum(p.numel() * p.element_size() for p in model.parameters()),
+        **count,
+    }
+
+
+def _limit(axis: str) -> str:
+    """What a user is told who asks for more than the mode has to share out."""
+
+    def ask(comm: Communicator) -> str:
+        mesh = make_mesh(**{"dp": 1, axis: comm.size}, comm=comm)
+        try:
+            if axis == "dp":
+                list(shard([(torch.ones(1, 1), torch.ones(1))], mesh))
+            parallelize(_Model(), mesh, tp={"*.up": "col"}, pp="blocks")
+        except UsageError as error:
+            return str(error)
+        return f"{4 * WIDTH} columns"
+
+    return str(run_ranks(ask, 2 if axis == "dp" else DEPTH + 1)[0])
+
+
+__all__ = ["Mode", "measure"]

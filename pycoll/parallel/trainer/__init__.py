@@ -1,0 +1,1 @@
+"""The training step: trainer, optimizers, update policy, checkpoints."""

@@ -1,0 +1,272 @@
+"""One training step on any mesh: forward, backward, and gradients that are those of one process.
+
+The mean is exact to the token: losses are sums and counts, and one division by the count of all
+replicas and microbatches makes the gradient, whatever their sizes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from pycoll.parallel.context.sequence import Sequence
+from pycoll.parallel.core.batches import as_call, nothing, num_samples, split, to_floating
+from pycoll.parallel.core.ledger import AxisGroup
+from pycoll.parallel.core.losses import Loss, sums_and_counts
+from pycoll.parallel.core.mesh import Mesh
+from pycoll.parallel.core.placement import Placement
+from pycoll.parallel.core.step_result import StepResult
+from pycoll.parallel.data.reducer import Reducer
+from pycoll.parallel.dropout.dropout import Positions
+
+if TYPE_CHECKING:
+    from pycoll.parallel.trainer.pipeline_step import Pipeline
+    from pycoll.parallel.trainer.update_policy import Updates
+
+
+class Trainer:
+    """What `parallelize` has made of a model; its methods are those of the model, too.
+
+    Attributes:
+        model: The model, of which this rank has its part.
+        mesh: The ranks.
+        reducer: The parameters, their gradients, and whose they are.
+        parameters: This rank's, by the first name that each has in the whole model.
+        placements: Of these, by name.
+        positions: Where in the batch the model is: dropout looks there.
+        replicas: The ranks whose gradients are added up.
+        users: These, and any others that may use parameters that this rank does not.
+        last: The last step's result.
+        updates: Of a schedule that updates weights within a step; None: the optimizer steps after.
+        sequence: Of a batch, of which cp gives this rank a share.
+        watchers: Called after the optimizer's step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mesh: Mesh,
+        reducer: Reducer,
+        parameters: dict[str, nn.Parameter],
+        placements: dict[str, Placement],
+        positions: Positions,
+        *,
+        replicas: AxisGroup,
+        users: AxisGroup,
+        sequence: Sequence,
+        together: bool = False,
+        pipeline: Pipeline | None = None,
+        updates: Updates | None = None,
+    ) -> None:
+        self.model, self.mesh, self.reducer = model, mesh, reducer
+        self.updates = updates
+        self.parameters = parameters
+        self.placements, self.positions = placements, positions
+        self.step_idx = 0
+        self.last: StepResult | None = None
+        self.watchers: list[Callable[[Trainer], None]] = []
+        self._pipeline = pipeline
+        self.replicas, self.users, self.sequence = replicas, users, sequence
+        self._samples = mesh.line_of_dp("ep")
+        self._syncing = True
+        self._settled = False
+        self._sum, self._count = 0.0, 0
+        if pipeline is not None:
+            pipeline.reducer, pipeline.updates = reducer, updates
+        self._bubble_s, self._staleness = 0.0, 0
+        # Layers that ask the other replicas: an empty batch passes through them, too.
+        self._needs_barrier = together
+        self._collective_metrics = together or reducer.level == 3 or updates is not None
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Steps within the context only add to the gradients; the next one outside reduces them."""
+        self._syncing, before = False, self._syncing
+        try:
+            yield
+        finally:
+            self._syncing = before
+
+    def step(self, x: Any, y: Any = None, *, loss: Loss, microbatches: int = 1) -> StepResult:
+        """Forward and backward passes over a batch, and the reduction of the gradients.
+
+        Args:
+            x: This replica's share of the batch, alike on all ranks of the replica: a tensor whose
+                first dimension counts samples, or a tuple or dict of them. It may have no sample.
+            y: The targets, likewise.
+            loss: Called with a microbatch's output and targets; returns a sum and a count, or a
+                mean, which counts as many as there are targets (other than -100).
+            microbatches: Into how many parts the share is split.
+
+        Returns:
+            The result; `parameter.grad` and the optimizer know the mean's gradient.
+
+        Raises:
+            UsageError: No microbatch.
+            Error: What ended a collective; a model whose forward differs between ranks is a
+                CollectiveMismatchError, which names both calls.
+
+        Cost: each parameter's gradient is reduced once over its replicas, and one array of as many
+            float64 as there are parameters.
+        """
+        start_ns = time.monotonic_ns()
+        waited_before = self.mesh.ledger.waited_s
+        unused_before = () if self.last is None else self.last.unused
+        if self._settled:
+            self.reducer.clear()
+            self._settled = False
+            self._sum, self._count = 0.0, 0
+        x, y = to_floating(x, self.model), to_floating(y, self.model)
+        first_sample = self._first_sample(num_samples(x))
+        self.positions.move(step=self.step_idx)
+        parts, losses = split(x, y, microbatches), self._losses(loss)
+        if self.updates is not None:
+            num_updates = self.updates.begin(len(parts), syncing=self._syncing)
+            parts += [nothing(x, y)] * (num_updates - len(parts))
+            losses = self.updates.of_means(losses)
+        elif self._needs_barrier or (self._pipeline is None and self.reducer.level >= 2):
+            parts += [nothing(x, y)] * (microbatches - len(parts))
+        if self._pipeline is None:
+            self._run(parts, losses, first_sample)
+        else:
+            self._run_pipeline(self._pipeline, parts, losses, first_sample)
+        total, count = self._sum, self._count
+        if self._syncing:
+            total, count = self._settle()
+        self.mesh.ledger.span(f"step {self.step_idx}", "steps", start_ns, time.monotonic_ns())
+        self.last = StepResult(
+            step=self.step_idx,
+            loss=total / count if count else 0.0,
+            tokens=count,
+            seconds=(time.monotonic_ns() - start_ns) / 1e9,
+            waited_s=self.mesh.ledger.waited_s - waited_before,
+            bubble_s=self._bubble_s,
+            unused=tuple(self.reducer.unused),
+            unused_now=tuple(name for name in self.reducer.unused if name not in unused_before),
+            rank=self.mesh.world.rank,
+            updates=0 if self.updates is None else len(parts),
+            staleness=self._staleness,
+        )
+        self.step_idx += 1
+        return self.last
+
+    def _first_sample(self, mine: int) -> int:
+        """Place of this replica's first sample in the batch of all."""
+        if not self.model.training or self._samples.size == 1:
+            return 0
+        counts = torch.empty(self._samples.size, dtype=torch.int64)
+        self._samples.comm.all_gather(torch.tensor([mine]), out=counts)
+        return int(counts[: self._samples.rank].sum())
+
+    def _losses(self, loss: Loss) -> Loss:
+        return self.sequence.of_shares(sums_and_counts(loss))
+
+    def stands_in(self) -> bool:
+        """Whether a pipeline's stage runs what is before it, on values that stand in for others."""
+        return self._pipeline is not None and self._pipeline.cut.stands_in
+
+    def evaluate(self, x: Any, y: Any, *, loss: Loss, microbatches: int = 1) -> float:
+        """The mean loss of a batch, forward alone; arguments as of `step`. Collective."""
+        parts, losses = split(x, y, microbatches), self._losses(loss)
+        if self._needs_barrier or (self._pipeline is None and self.reducer.level == 3):
+            parts += [nothing(x, y)] * (microbatches - len(parts))
+        sums = torch.zeros(2, dtype=torch.float64)
+        with torch.no_grad():
+            if self._pipeline is None:
+                for x_part, y_part in parts:
+                    sums += torch.tensor([float(n) for n in losses(self._forward(x_part), y_part)])
+            elif parts:
+                with self._gathered():
+                    result = self._pipeline.run(parts, losses, 0, train=False)
+                sums += torch.tensor([result.loss_sum, result.count])
+        if self.replicas.size > 1:
+            self.replicas.all_reduce(sums)
+        return float(sums[0] / sums[1]) if sums[1] else 0.0
+
+    def _forward(self, x: Any) -> Any:
+        args, kwargs = as_call(x)
+        return self.model(*args, **kwargs)
+
+    def _run(self, parts: list[tuple[Any, Any]], loss: Loss, first_sample: int) -> None:
+        # Gradients that ZeRO shares out are reduced after each microbatch: kept, they would be
+        # whole. So all replicas take part in as many, if with no sample.
+        each = self.reducer.level >= 2 or self.updates is not None
+        for i, (x, y) in enumerate(parts):
+            count = num_samples(x)
+            self.positions.move(first_sample=first_sample, num_samples=count)
+            first_sample += count
+            reduces = self._syncing and (each or i + 1 == len(parts))
+            self.reducer.begin(reduce=reduces)
+            if count or self._collective_metrics:
+                with self._span("forward"):
+                    part_sum, part_count = loss(self._forward(x), y)
+                with self._span("backward"):
+                    part_sum.backward()
+                self._sum += float(part_sum.detach())
+                self._count += int(part_count)
+            if reduces:
+                self.reducer.finish()
+            if self.updates is not None:
+                self.updates.step()
+        if not parts and self._syncing:
+            self.reducer.finish()  # the other replicas wait for this one's zeros
+
+    def _run_pipeline(
+        self, pipeline: Pipeline, parts: list[tuple[Any, Any]], loss: Loss, first_sample: int
+    ) -> None:
+        self._bubble_s, self._staleness = 0.0, 0
+        self.reducer.begin(reduce=self._syncing, staged=True)
+        if parts:
+            with self._gathered():
+                result = pipeline.run(parts, loss, first_sample, train=True)
+            self._sum += result.loss_sum
+            self._count += int(result.count)
+            self._bubble_s = result.time_s - result.busy_s
+            self._staleness = max(result.staleness.values(), default=0)
+            self.reducer.complete(pipeline.cut.shared)
+        if self._syncing and self.updates is None:
+            self.reducer.finish()
+
+    @contextmanager
+    def _gathered(self) -> Iterator[None]:
+        """Parameters that ZeRO 3 shares out, put together: a pipeline meets them many times."""
+        for bucket in self.reducer.buckets:
+            bucket.gather()
+        yield
+        for bucket in self.reducer.buckets:
+            bucket.drop()
+
+    def _settle(self) -> tuple[float, int]:
+        """The loss of all replicas, and gradients divided by what it counts."""
+        tail = torch.tensor([self._sum, self._count], dtype=torch.float64)
+        if self.users.size > self.replicas.size and self.mesh.rank("tp") > 0:
+            tail.zero_()  # ranks of tp know the same loss
+        if self.updates is None:
+            tail = torch.cat([tail, self.reducer.presence()])
+        if self.users.size > 1:
+            self.users.all_reduce(tail)
+        total, count = float(tail[0]), int(tail[1])
+        if self.updates is None:
+            self.reducer.settle(tail[2:], 1.0 / max(count, 1))
+        self._settled = True
+        return total, count
+
+    def clear(self) -> None:
+        """Forgets the gradients: the optimizer has taken its step."""
+        self.reducer.clear()
+        self._settled = False
+        self._sum, self._count = 0.0, 0
+
+    @contextmanager
+    def _span(self, name: str) -> Iterator[None]:
+        start_ns = time.monotonic_ns()
+        yield
+        self.mesh.ledger.span(name, "compute", start_ns, time.monotonic_ns())
+
+
+__all__ = ["StepResult", "Trainer"]

@@ -1,0 +1,185 @@
+"""Schedules: collectives as lists of moves, which can be proved, simulated, explained and drawn.
+
+    >>> s = build("all_reduce", "ring", n=8)
+    >>> s.verify(slots=2).slots
+    2
+
+An algorithm of your own is a generator of moves:
+
+    >>> @register("all_reduce", "mine", num_chunks=1)
+    ... def mine(n, root):
+    ...     for rank in range(1, n):
+    ...         yield reduce(0, 0, src=rank, dst=0)
+    ...         yield copy(1, 0, src=0, dst=rank)
+    >>> build("all_reduce", "mine", n=4).min_slots()
+    1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pycoll import _core
+from pycoll.errors import UsageError
+from pycoll.schedule.algorithm_info import AlgorithmInfo
+from pycoll.schedule.move import Move, copy, reduce
+from pycoll.schedule.proof import Proof, ScheduleError
+from pycoll.schedule.schedule_object import Schedule
+from pycoll.schedule.simulation import Event, Simulation
+
+__all__ = [
+    "AlgorithmInfo",
+    "Event",
+    "Move",
+    "Proof",
+    "Schedule",
+    "ScheduleError",
+    "Simulation",
+    "algorithms",
+    "build",
+    "build_hierarchical",
+    "copy",
+    "info",
+    "reduce",
+    "register",
+]
+
+Generator = Callable[[int, int], Iterable[Move]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    row: AlgorithmInfo
+    generate: Generator
+    num_chunks: int | Callable[[int], int]
+
+
+_registered: dict[tuple[str, str], _Registered] = {}
+
+
+def register(
+    collective: str,
+    name: str,
+    *,
+    num_chunks: int | Callable[[int], int] = 1,
+    cost: str = "",
+    source: str = "",
+) -> Callable[[Generator], Generator]:
+    """Makes a generator of moves an algorithm, usable as `algorithm=name` everywhere.
+
+    Args:
+        collective: such as `all_reduce`.
+        name: of the algorithm. Registering a name again replaces it; built-in names are taken.
+        num_chunks: of all blocks together, a multiple of their number: a number, or a function of
+            n. Blocks are numbered as in csrc/schedule/collectives.h: all_gather has n, all_to_all
+            n * n (block s * n + d goes from s to d), all_reduce one.
+        cost: time of n ranks and N bytes in alpha, beta, gamma.
+        source: where the algorithm was published.
+
+    Returns:
+        A decorator for a function fn(n, root) that yields moves. It is proved for every n for
+        which it is built, before it can run.
+
+    Raises:
+        UsageError: there is no such collective, or the name is a built-in algorithm's.
+    """
+    if name in (row.name for row in _builtin(collective)):
+        raise UsageError(f"{collective} has a built-in algorithm called {name!r}: choose another")
+
+    def decorate(generate: Generator) -> Generator:
+        row = AlgorithmInfo(collective, name, cost, source, None)
+        _registered[collective, name] = _Registered(row, generate, num_chunks)
+        return generate
+
+    return decorate
+
+
+def build(collective: str, algorithm: str, n: int, root: int = 0) -> Schedule:
+    """Builds the schedule of a built-in or registered algorithm.
+
+    Args:
+        collective: such as `all_reduce`.
+        algorithm: a name from algorithms(collective).
+        n: number of ranks.
+        root: rank whose value counts, for collectives that have one.
+
+    Returns:
+        The schedule. A registered algorithm has been proved for this n.
+
+    Raises:
+        UsageError: no such collective or algorithm, or a move that has no meaning.
+        ScheduleError: a registered algorithm does not reach the collective's goal.
+
+    Cost: proportional to the moves; for a registered algorithm also that of min_slots().
+    """
+    own = _registered.get((collective, algorithm))
+    if own is None:
+        info(collective, algorithm)  # its error names the registered algorithms, too
+        return Schedule(_core.build_schedule(collective, algorithm, n, root))
+    num_chunks = own.num_chunks(n) if callable(own.num_chunks) else own.num_chunks
+    moves = [(m.round, m.kind, *m.chunks, m.src, m.dst) for m in own.generate(n, root)]
+    schedule = Schedule(
+        _core.schedule_from_moves(collective, algorithm, n, num_chunks, root, moves)
+    )
+    schedule.min_slots()
+    return schedule
+
+
+def build_hierarchical(collective: str, n: int, ranks_per_host: int, root: int = 0) -> Schedule:
+    """Builds a schedule for hosts of several ranks: rings inside them, and between them.
+
+    Args:
+        collective: all_reduce, reduce_scatter, all_gather, all_to_all or broadcast.
+        n: number of ranks.
+        ranks_per_host: ranks 0, 1, ... of the first host; it divides n.
+        root: rank whose value counts, for broadcast.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        UsageError: another collective, or hosts of that size do not make n ranks.
+
+    Cost: proportional to the moves.
+    Source: M. Cho et al., "BlueConnect", MLSys 2019; see csrc/algorithms/hierarchical.cc.
+    """
+    return Schedule(_core.build_hierarchical(collective, n, ranks_per_host, root))
+
+
+def algorithms(collective: str = "all_reduce") -> list[str]:
+    """Names of the collective's algorithms, built-in ones first.
+
+    Raises:
+        UsageError: there is no such collective.
+    """
+    own = [name for (of, name) in _registered if of == collective]
+    return [row.name for row in _builtin(collective)] + own
+
+
+def info(collective: str, algorithm: str) -> AlgorithmInfo:
+    """The algorithm's row: its cost, its source and what its ranks send.
+
+    Raises:
+        UsageError: no such collective or algorithm.
+    """
+    own = _registered.get((collective, algorithm))
+    if own is not None:
+        return own.row
+    for row in _builtin(collective):
+        if row.name == algorithm:
+            return AlgorithmInfo(collective, row.name, row.cost, row.source, row.sent_fraction)
+    raise UsageError(
+        f"{collective} has no algorithm called {algorithm!r}: "
+        f"expected one of {', '.join(algorithms(collective))}"
+    )
+
+
+def _builtin(collective: str) -> list[Any]:
+    known = [row.name for row in _core.collectives()]
+    if collective not in known:
+        raise UsageError(
+            f"no collective is called {collective!r}: expected one of {', '.join(known)}"
+        )
+    return [row for row in _core.algorithms() if row.collective == collective]

@@ -1,0 +1,294 @@
+"""A schedule as an object: what can be done with the moves of one collective."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from pycoll import _core
+from pycoll.errors import UsageError
+from pycoll.schedule.move import Move
+from pycoll.schedule.proof import Proof, ScheduleError
+from pycoll.schedule.simulation import Event, Simulation
+
+if TYPE_CHECKING:
+    from pycoll.topology import NetworkSimulation, Topology
+
+__all__ = ["Schedule"]
+
+Cost = float | Sequence[Sequence[float]] | Callable[[int, int], float]
+
+_MOST_SLOTS = 64
+
+
+class Schedule:
+    """All moves of the whole world for one collective. Made by build()."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+
+    @property
+    def core(self) -> Any:
+        """The underlying _core.Schedule, which the executor runs."""
+        return self._core
+
+    @property
+    def collective(self) -> str:
+        return self._core.collective
+
+    @property
+    def algorithm(self) -> str:
+        return self._core.algorithm
+
+    @property
+    def n(self) -> int:
+        """Number of ranks."""
+        return self._core.n
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of all blocks together; chunk c is a piece of block c // (chunks of a block)."""
+        return self._core.num_chunks
+
+    @property
+    def chunks_per_message(self) -> int:
+        """Chunks that the size of a message counts: of what a rank brings, or gets if more."""
+        return self._core.chunks_per_message
+
+    @property
+    def root(self) -> int:
+        return self._core.root
+
+    @functools.cached_property
+    def moves(self) -> tuple[Move, ...]:
+        """By ascending round."""
+        return tuple(
+            Move(round, kind, (first, count), src, dst)
+            for round, kind, first, count, src, dst in self._core.moves
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the longest program of a rank."""
+        return max(len(program.steps) for program in self.programs())
+
+    def starts_with_value(self, rank: int, chunk: int) -> bool:
+        """Whether the rank has a value in that chunk before the first round."""
+        return self._core.starts_with_value(rank, chunk)
+
+    def goal(self, rank: int, chunk: int) -> tuple[str, int]:
+        """What the rank must hold in that chunk at the end.
+
+        Returns:
+            `any` (nobody will look), `start` with the rank whose start value it is, `reduced` (of
+            all ranks), `prefix` (of ranks up to this one) or `prefix_before` (of those below it).
+        """
+        return self._core.goal(rank, chunk)
+
+    def programs(
+        self,
+        *,
+        fuse: bool = True,
+        multicast: bool = True,
+        join_blocks: bool = True,
+        join_chunks: bool = True,
+    ) -> list[Any]:
+        """Lowers the moves to what each rank executes.
+
+        Args:
+            fuse: join a receive with the send that passes its result on.
+            multicast: links exist in which one slot has many readers.
+            join_blocks: a message may hold chunks of several blocks.
+            join_chunks: a message may hold several chunks.
+
+        Returns:
+            One program per rank, with .rank, .peers and .steps; a step has .src_peers and
+            .dst_peers (ranks), .first_chunk, .num_chunks, .round, .read_local, .write_local,
+            .final, .multicast_src and .multicast_dst.
+
+        Raises:
+            UsageError: a rank would have more than 64 peers.
+
+        Cost: proportional to the moves; the square of a rank's steps with `fuse`.
+        """
+        return self._core.programs(fuse, multicast, join_blocks, join_chunks)
+
+    lower = programs
+
+    def verify(
+        self,
+        slots: int = 8,
+        *,
+        fuse: bool = True,
+        multicast: bool = True,
+        join_blocks: bool = True,
+        join_chunks: bool = True,
+    ) -> Proof:
+        """Executes the lowered programs on symbolic values, under a real number of slots.
+
+        Args:
+            slots: messages that a link holds until they are read.
+            fuse: as in programs().
+            multicast: as in programs().
+            join_blocks: as in programs().
+            join_chunks: as in programs().
+
+        Returns:
+            The proof.
+
+        Raises:
+            ScheduleError: it fails, saying what happens and where.
+
+        Cost: steps times ranks times chunks; milliseconds for 16 ranks.
+        """
+        programs = self.programs(
+            fuse=fuse, multicast=multicast, join_blocks=join_blocks, join_chunks=join_chunks
+        )
+        proof = _core.verify_programs(self._core, programs, slots)
+        if not proof.ok:
+            raise ScheduleError(proof.error)
+        return Proof(slots, max(len(program.steps) for program in programs), proof.order)
+
+    def min_slots(
+        self,
+        max_slots: int = _MOST_SLOTS,
+        *,
+        fuse: bool = True,
+        multicast: bool = True,
+        join_blocks: bool = True,
+        join_chunks: bool = True,
+    ) -> int:
+        """The smallest number of slots for which the proof holds.
+
+        Args:
+            max_slots: give up beyond it.
+            fuse: as in programs().
+            multicast: as in programs().
+            join_blocks: as in programs().
+            join_chunks: as in programs().
+
+        Returns:
+            A number of slots, at least 1.
+
+        Raises:
+            ScheduleError: max_slots is not enough, or the schedule is wrong.
+
+        Cost: that of verify(), once per slot count up to the result and once for max_slots.
+        """
+        programs = self.programs(
+            fuse=fuse, multicast=multicast, join_blocks=join_blocks, join_chunks=join_chunks
+        )
+        slots, error = _core.min_safe_slots(self._core, programs, max_slots)
+        if slots == 0:
+            raise ScheduleError(error)
+        return slots
+
+    @overload
+    def simulate(
+        self,
+        nbytes: int,
+        alpha: Cost,
+        beta: Cost,
+        gamma: Cost = 0.0,
+        *,
+        slots: int = 8,
+        tile_bytes: int | None = None,
+        topology: None = None,
+    ) -> Simulation: ...
+
+    @overload
+    def simulate(
+        self,
+        nbytes: int,
+        *,
+        slots: int = 8,
+        tile_bytes: int | None = None,
+        topology: Topology,
+    ) -> NetworkSimulation: ...
+
+    def simulate(
+        self,
+        nbytes: int,
+        alpha: Cost | None = None,
+        beta: Cost | None = None,
+        gamma: Cost = 0.0,
+        *,
+        slots: int = 8,
+        tile_bytes: int | None = None,
+        topology: Topology | None = None,
+    ) -> Simulation | NetworkSimulation:
+        """Plays the programs through in time, on links that cost what you say.
+
+        A message of b bytes takes alpha + b beta, and holds the sender's sending port and the
+        receiver's receiving port. Combining takes gamma per byte of each further source.
+
+        Args:
+            nbytes: size of the message: the larger one of what a rank brings and what it gets.
+            alpha: latency, seconds: one number, n x n numbers [src][dst], or f(src, dst).
+            beta: inverse bandwidth, seconds per byte, likewise.
+            gamma: inverse rate of reduction at dst, seconds per byte, likewise.
+            slots: messages that a link holds until they are read.
+            tile_bytes: the message, or each of its blocks, is cut into tiles of this size; None is
+                one tile.
+            topology: a cluster of as many ranks, instead of alpha, beta and gamma: its links are
+                shared, max-min fair, by the messages that cross them.
+
+        Returns:
+            Times, bytes sent and all events; with a topology, times and what the links carried.
+
+        Raises:
+            UsageError: a size is negative, or the ranks deadlock with so few slots.
+
+        Cost: about a microsecond per transfer.
+        Source: the model of R. Hockney, "The communication challenge for MPP", 1994; with a
+            topology, docs/simulation.md.
+        """
+        if topology is not None:
+            if alpha is not None or beta is not None or gamma != 0.0:
+                raise UsageError("simulate: alpha, beta and gamma are what a topology replaces")
+            from pycoll.topology.simulated_world import World
+
+            world = World.of_schedule(topology, self)
+            return world.simulate(nbytes, slots=slots, tile_bytes=tile_bytes)
+        if alpha is None or beta is None:
+            raise UsageError("simulate: expected alpha and beta, or a topology")
+        core = _core.simulate_programs(
+            self.programs(),
+            nbytes,
+            tile_bytes or 0,
+            slots,
+            self._matrix(alpha),
+            self._matrix(beta),
+            self._matrix(gamma),
+        )
+        events = tuple(
+            Event(e.kind, e.rank, e.peer, e.step, e.tile, e.chunks, e.nbytes, e.start_s, e.end_s)
+            for e in core.events
+        )
+        return Simulation(core.time_s, tuple(core.rank_time_s), tuple(core.sent_bytes), events)
+
+    def explain(self, *, fuse: bool = True, multicast: bool = True) -> str:
+        """The programs of all ranks as text, a line per step."""
+        return _core.explain_programs(self._core, self.programs(fuse=fuse, multicast=multicast))
+
+    def draw(self, path: str | Path | None = None, **options: Any) -> Any:
+        """Draws a space-time diagram; see pycoll.draw.draw_schedule."""
+        from pycoll.draw import draw_schedule
+
+        return draw_schedule(self, path, **options)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Schedule {self.collective} {self.algorithm}: {self.n} ranks, "
+            f"{self.num_chunks} chunks, {len(self._core.moves)} moves>"
+        )
+
+    def _matrix(self, cost: Cost) -> list[float]:
+        ranks = range(self.n)
+        if callable(cost):
+            return [float(cost(src, dst)) if src != dst else 0.0 for src in ranks for dst in ranks]
+        if isinstance(cost, (int, float)):
+            return [float(cost)] * self.n**2
+        return [float(value) for row in cost for value in row]
