@@ -80,7 +80,7 @@ def test_plot_draws_curves_and_links(tmp_path):
     args = ("-a", "ring,hierarchical", "--plot", str(picture))
     out, err = run("simulate", "-t", str(EXAMPLES / "rails.toml"), "-n", "16", *args)
     assert f"wrote {picture}" in err
-    words = re.findall(r"<!-- (.*?) -->", picture.read_text())
+    words = re.findall(r">([^<]+)</text>", picture.read_text())
     assert {"time", "busbw, GB/s", "16 KiB", "1 GiB", "ring"} <= set(words)
     assert any(word.startswith("hierarchical:host/ring, 1 GiB: ") for word in words)
     assert any(word.startswith("busiest: host") for word in words)
