@@ -1,0 +1,200 @@
+"""The result that every collective must give each rank, from MPI's definitions; NumPy alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pycoll.bench.arithmetic import reduced
+
+# One block of a rank's result: the ranks that contribute to it, and which block of their input.
+Part = tuple[Sequence[int], int]
+# Blocks by number of ranks.
+Count = Callable[[int], int]
+
+
+def _one(n: int) -> int:
+    return 1
+
+
+def _per_rank(n: int) -> int:
+    return n
+
+
+def _others(n: int) -> float:
+    return (n - 1) / n
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A row of the table of collectives.
+
+    Attributes:
+        name: Its name.
+        parts: (ranks, rank, root) to the blocks of this rank's result; None: it has no result.
+        has_op, has_root: Whether it takes these arguments.
+        in_place: Whether the result lies in the input when there is no `out`.
+        in_blocks, out_blocks: Blocks of a rank's input and output, by number of ranks.
+        own_blocks: Whether the input blocks of different ranks are different blocks of the message.
+        busbw_factor: Bus bandwidth over bytes per second, by number of ranks, as in nccl-tests.
+    """
+
+    name: str
+    parts: Callable[[int, int, int], list[Part] | None]
+    has_op: bool = False
+    has_root: bool = False
+    in_place: bool = False
+    in_blocks: Count = _one
+    out_blocks: Count = _one
+    own_blocks: bool = False
+    busbw_factor: Callable[[int], float] = lambda n: 1.0
+
+    def blocks_per_message(self, n: int) -> int:
+        """Blocks of the larger one of input and output, whose bytes are a message's size."""
+        return max(self.in_blocks(n), self.out_blocks(n))
+
+    def leading(self, n: int, rows: int) -> tuple[int, ...]:
+        """Shape of an input on n ranks for blocks of so many rows, before the row's own axes."""
+        if self.name == "neighbor_exchange":
+            return (2, rows)
+        return (self.in_blocks(n) * rows,)
+
+    def expected(self, values: np.ndarray, rank: int, root: int, op: str) -> np.ndarray | None:
+        """This rank's result, from values of shape (n, *x.shape); None: there is none."""
+        parts = self.parts(len(values), rank, root)
+        if parts is None:
+            return None
+        return np.concatenate([self._block(values, part, op) for part in parts])
+
+    def _block(self, values: np.ndarray, part: Part, op: str) -> np.ndarray:
+        sources, block = part
+        size = values.shape[1] // self.in_blocks(len(values))
+        taken = values[list(sources), block * size : (block + 1) * size]
+        return reduced(taken, op) if self.has_op else taken[0]
+
+    def arguments(self, root: int, op: str = "sum") -> dict[str, Any]:
+        """The arguments that only some collectives have."""
+        given: dict[str, Any] = {"root": root} if self.has_root else {}
+        return given | ({"op": op} if self.has_op else {})
+
+
+COLLECTIVES = {
+    row.name: row
+    for row in (
+        Collective(
+            "all_reduce",
+            lambda n, rank, root: [(range(n), 0)],
+            has_op=True,
+            in_place=True,
+            busbw_factor=lambda n: 2 * _others(n),
+        ),
+        Collective(
+            "broadcast", lambda n, rank, root: [([root], 0)], has_root=True, in_place=True
+        ),
+        Collective(
+            "reduce_scatter",
+            lambda n, rank, root: [(range(n), rank)],
+            has_op=True,
+            in_blocks=_per_rank,
+            busbw_factor=_others,
+        ),
+        Collective(
+            "all_gather",
+            lambda n, rank, root: [([source], 0) for source in range(n)],
+            out_blocks=_per_rank,
+            own_blocks=True,
+            busbw_factor=_others,
+        ),
+        Collective(
+            "reduce",
+            lambda n, rank, root: [(range(n), 0)] if rank == root else None,
+            has_op=True,
+            has_root=True,
+            in_place=True,
+        ),
+        Collective(
+            "gather",
+            lambda n, rank, root: [([s], 0) for s in range(n)] if rank == root else None,
+            has_root=True,
+            out_blocks=_per_rank,
+            own_blocks=True,
+            busbw_factor=_others,
+        ),
+        Collective(
+            "scatter",
+            lambda n, rank, root: [([root], rank)],
+            has_root=True,
+            in_blocks=_per_rank,
+            busbw_factor=_others,
+        ),
+        Collective(
+            "all_to_all",
+            lambda n, rank, root: [([source], rank) for source in range(n)],
+            in_blocks=_per_rank,
+            out_blocks=_per_rank,
+            own_blocks=True,
+            busbw_factor=_others,
+        ),
+        Collective(
+            "scan", lambda n, rank, root: [(range(rank + 1), 0)], has_op=True, in_place=True
+        ),
+        Collective(
+            "exscan",
+            lambda n, rank, root: [(range(rank), 0)] if rank > 0 else None,
+            has_op=True,
+            in_place=True,
+        ),
+        Collective(
+            "neighbor_exchange",
+            lambda n, rank, root: [([(rank - 1) % n], 1), ([(rank + 1) % n], 0)],
+            in_blocks=lambda n: 2,
+            out_blocks=lambda n: 2,
+            own_blocks=True,
+        ),
+    )
+}
+BARRIER = Collective("barrier", lambda n, rank, root: None, busbw_factor=lambda n: 0.0)
+
+
+def is_reduced_alike(name: str) -> bool:
+    """Whether several ranks get the same reduction, which must then be the same bits."""
+    return name == "all_reduce"
+
+
+def roots_of(name: str, n: int) -> list[int]:
+    """Roots to test on n ranks: the first, a middle and the last one."""
+    return sorted({0, n // 2, n - 1}) if COLLECTIVES[name].has_root else [0]
+
+
+def arguments(name: str, root: int, op: str = "sum") -> dict[str, Any]:
+    return COLLECTIVES[name].arguments(root, op)
+
+
+def run(comm: Any, name: str, x: Any, **options: Any) -> Any:
+    return getattr(comm, name)(x, **options)
+
+
+def sources_of_block(
+    name: str, n: int, rank: int, root: int, block: int
+) -> tuple[Sequence[int], bool] | None:
+    """The definition of one block of the message, where blocks are numbered over all inputs.
+
+    Returns:
+        The ranks whose values of the block are reduced to this rank's result, and whether that is
+        a reduction; None: the block is no part of this rank's result.
+    """
+    row = COLLECTIVES["all_reduce" if name == "barrier" else name]
+    for sources, taken in row.parts(n, rank, root) or []:
+        own = sources[0] * row.in_blocks(n) if row.own_blocks else 0
+        if own + taken == block:
+            return sources, row.has_op
+    return None
+
+
+def blocks_of_inputs(name: str, n: int) -> int:
+    """How many blocks `sources_of_block` counts."""
+    row = COLLECTIVES["all_reduce" if name == "barrier" else name]
+    return row.in_blocks(n) * (n if row.own_blocks else 1)
