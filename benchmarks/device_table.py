@@ -18,10 +18,10 @@ from typing import Any
 import device_bench
 import device_peers
 from device_bench import Case
-from record import machine
 
 import pycoll
 from pycoll import _core
+from pycoll.bench.record import machine
 
 SIZES = [8 * 4**k for k in range(13)] + [1 << 28]
 TINY_SIZES = [8, 4096, 100_000]

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from record import Case, Record, Rows
-from report import TITLES, shown_libraries, size_name
+from report import TITLES, Group, Lines, grouped, ordered, shown_libraries, size_name, us
+
+from pycoll.bench.record import Record
 
 COLUMNS = 3
-# Ours are black; the peers' colours differ also for those who see no red or green.
+# Ours are black; the peers' colours also differ without red and green.
 STYLES: dict[str, dict[str, Any]] = {
     "pycoll": {"color": "black", "linewidth": 2.4, "marker": "o", "zorder": 4},
     "pycoll_new": {"color": "black", "linewidth": 2, "marker": "s", "ls": ":", "zorder": 4},
@@ -25,32 +26,27 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def ordered(cases: dict[Case, Rows]) -> list[Case]:
-    """all_reduce first, f32 before bf16, few ranks before many: as they come in the record."""
-    return sorted(cases, key=lambda case: (case.collective != "all_reduce", case.dtype != "f32"))
-
-
-def draw_case(panel: Any, case: Case, rows: Rows) -> None:
+def draw_case(panel: Any, group: Group, lines: Lines) -> None:
     """Median times as lines, the floor dashed."""
-    sizes = sorted(rows)
-    for name in shown_libraries(rows):
-        timings = [(b, rows[b].timings[name]) for b in sizes if name in rows[b].timings]
+    sizes = sorted(lines)
+    for name in shown_libraries(lines):
+        timings = [(b, lines[b].timings[name]) for b in sizes if name in lines[b].timings]
         style = {"linewidth": 1.3, "zorder": 3, "label": TITLES[name]} | STYLES[name]
-        medians = [timing.median_us for _, timing in timings]
+        medians = [us(timing) for _, timing in timings]
         panel.plot([nbytes for nbytes, _ in timings], medians, markersize=4, **style)
-    floors = [(b, rows[b].floor_us) for b in sizes if rows[b].floor_us]
+    floors = [(b, lines[b].floor_us) for b in sizes if lines[b].floor_us]
     if floors:
         panel.plot(*zip(*floors, strict=True), label="floor", color="grey", ls="--", zorder=2)
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
-    panel.set_title(f"{case.collective}, {case.dtype}, {case.n} ranks")
+    panel.set_title(str(group))
     panel.set_xticks([4**k for k in range(1, 15) if k % 2 == 1 and 4**k <= max(sizes) * 2])
     panel.xaxis.set_major_formatter(lambda nbytes, _: size_name(int(nbytes)))
     panel.tick_params(axis="x", labelrotation=35)
     panel.grid(alpha=0.3)
 
 
-def plot(cases: dict[Case, Rows], path: Path) -> None:
+def plot(cases: dict[Group, Lines], path: Path) -> None:
     """Draws all cases; the format follows the file name.
 
     Raises:
@@ -63,12 +59,12 @@ def plot(cases: dict[Case, Rows], path: Path) -> None:
     from matplotlib import pyplot
 
     columns = min(COLUMNS, len(cases))
-    lines = -(-len(cases) // columns)
+    num_rows = -(-len(cases) // columns)
     figure, panels = pyplot.subplots(
-        lines, columns, figsize=(5.2 * columns, 4.2 * lines + 0.6), squeeze=False
+        num_rows, columns, figsize=(5.2 * columns, 4.2 * num_rows + 0.6), squeeze=False
     )
-    for panel, case in zip(panels.flat, ordered(cases), strict=False):
-        draw_case(panel, case, cases[case])
+    for panel, group in zip(panels.flat, ordered(cases), strict=False):
+        draw_case(panel, group, cases[group])
     for row in panels:
         row[0].set_ylabel("median us of the slowest rank")
     spare = panels.flat[len(cases) :]
@@ -95,7 +91,7 @@ def main(
     out: Annotated[Path, typer.Option("--out", "-o", help=".svg or .png")],
 ) -> None:
     """Draws the picture of a record."""
-    plot(Record.load(record).rows, out)
+    plot(grouped(Record.load(record)), out)
 
 
 if __name__ == "__main__":
