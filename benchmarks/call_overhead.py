@@ -24,6 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 import pycoll
+from pycoll.bench.case import Case
+from pycoll.bench.record import Record
+from pycoll.bench.timing import Effort, measure
 from pycoll.local_ranks import local_communicators
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -66,15 +69,14 @@ def cpp_two_ranks(binaries: Path) -> float:
     """ns of an all_reduce of 4 B by two processes, out of place as from Python."""
     record = ROOT / ".bench" / "all_reduce_perf.json"
     record.parent.mkdir(exist_ok=True)
-    command = [str(binaries / "all_reduce_perf"), "-b", "4", "-e", "4", "-n", "20000",
-               "-w", "2000", "-r", "2", "-J", str(record)]  # fmt: skip
+    command = [str(binaries / "all_reduce_perf"), "-b", "4", "-e", "4", "-J", str(record)]
     subprocess.run(command, check=True, capture_output=True)
-    row = json.loads(record.read_text())["rows"][0]
+    row = next(row for case, row in Record.load(record).rows.items() if not case.in_place)
     record.unlink()
-    return row["out_of_place"]["median_us"] * 1e3
+    return row.timing.median_s * 1e9
 
 
-def measure(binaries: Path, rounds: int) -> dict[str, dict[str, float]]:
+def measure_all(binaries: Path, rounds: int) -> dict[str, dict[str, float]]:
     """Medians over interleaved rounds, ns per call: by row, from C++ and from Python."""
     if not (binaries / "call_overhead").exists():
         raise typer.BadParameter(f"no programs in {binaries}: run `make benchmarks`")
@@ -84,15 +86,17 @@ def measure(binaries: Path, rounds: int) -> dict[str, dict[str, float]]:
     )
     job = Job(LIBRARIES["pycoll"], 2, Path(sys.prefix))
     try:
-        job.prepare("all_reduce", "f32", 4)
+        job.prepare(Case.of_size("all_reduce", "f32", 2, 4))
         for _ in range(rounds):
             for name, ns in cpp_alone(binaries).items():
                 samples.setdefault((name, "C++"), []).append(ns)
             for name, ns in python_alone().items():
                 samples.setdefault((name, "Python"), []).append(ns)
             samples.setdefault(("two_ranks_ns", "C++"), []).append(cpp_two_ranks(binaries))
-            two_us = statistics.median(job.measure(2000, 20, 1000))
-            samples.setdefault(("two_ranks_ns", "Python"), []).append(two_us * 1e3)
+            two_ranks = measure(
+                ["pycoll"], lambda name, *plan: job.time_blocks(0, *plan), Effort()
+            )["pycoll"].median_s
+            samples.setdefault(("two_ranks_ns", "Python"), []).append(two_ranks * 1e9)
     finally:
         job.stop()
     rows: dict[str, dict[str, float]] = {}
@@ -114,7 +118,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare a small call from C++ and from Python; about 20 seconds."""
-    rows = measure(binaries, rounds)
+    rows = measure_all(binaries, rounds)
     if as_json:
         print(json.dumps(rows, indent=1))
         return

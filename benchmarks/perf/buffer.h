@@ -14,7 +14,7 @@ namespace pycoll::perf {
 class Buffer {
  public:
   /// Collective where it is registered.
-  Buffer(Communicator& comm, const Options& options, size_t nbytes);
+  Buffer(Communicator& comm, const Options& options, size_t nbytes, bool registered);
 
   /// What a call gets.
   std::byte* data() const { return data_; }

@@ -24,7 +24,8 @@ class Report {
 
  private:
   void print_form(const std::optional<Figures>& figures, int64_t nbytes);
-  std::string json_of(const std::optional<Figures>& figures, int64_t nbytes) const;
+  std::string json_of(const RowPlan& plan, const Figures& figures, bool in_place) const;
+  const char* op_of(const RowPlan& plan) const;
 
   const Options& options_;
   const CollectiveInfo& collective_;
