@@ -3,8 +3,8 @@
     python benchmarks/agreement.py          (after `make benchmarks`, on a quiet machine)
 
 The plain loop is 3,000 calls in a row behind one barrier. The other columns are `pycoll bench`,
-all_reduce_perf and compare.py's measurement of pycoll. Ratios are to the plain loop; the exit status
-is 1 when two columns are more than 20 % apart.
+all_reduce_perf and compare.py's measurement of pycoll. Ratios are to the plain loop; the exit
+status is 1 when two columns are more than 20 % apart.
 """
 
 from __future__ import annotations

@@ -21,7 +21,18 @@ from floor import measure_floor
 from jobs import Job, UnsupportedError
 from measure import FULL, QUICK, measure_row
 from peers import LIBRARIES, PeerError, install
-from report import TITLES, Group, Lines, grouped, size_name, table, time_name, us, verdict_line, verdicts
+from report import (
+    TITLES,
+    Group,
+    Lines,
+    grouped,
+    size_name,
+    table,
+    time_name,
+    us,
+    verdict_line,
+    verdicts,
+)
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -160,9 +171,7 @@ class Run:
                 )
                 self.progress.update(task, advance=1, left=left)
                 medians = (f"{row.case.library} {time_name(us(row.timing))}" for row in rows)
-                self.progress.console.print(
-                    f"{what} us:  {'  '.join(medians)}  [dim]({left})[/]"
-                )
+                self.progress.console.print(f"{what} us:  {'  '.join(medians)}  [dim]({left})[/]")
         finally:
             self.stop()
 

@@ -4,10 +4,10 @@
     python benchmarks/hosts.py --hosts 2 --per-host 2 --rate 1gbit --mpi mpich --json out.json
     python benchmarks/hosts.py --table out.json
 
-Needs root, iproute2 and torch. All run on the same ranks in turn, block after block of calls; before a block
-there is a pause in which a throttled link regains its burst. A file keeps many runs; sizes that it
-has are not measured again, and after `--seconds` no size is begun: start it again until it says that
-nothing is missing.
+Needs root, iproute2 and torch. All run on the same ranks in turn, block after block of calls;
+before a block there is a pause in which a throttled link regains its burst. A file keeps many runs;
+sizes that it has are not measured again, and after `--seconds` no size is begun: start it again
+until it says that nothing is missing.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from pycoll.bench.timing import MOST_CALLS, Effort  # noqa: E402
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_to_all", "reduce_scatter")
 BLOCKS, LIMIT_S = 20, 4.0
 GLOO_PORTS = 100  # apart from those of pycoll
+
 
 @dataclass(frozen=True)
 class Work:

@@ -191,7 +191,7 @@ GOALS = (
 
 
 def verdicts(groups: dict[Group, Lines]) -> list[dict[str, Any]]:
-    """Each goal in each table, for each of our series: met or not, and where it is nearest to it."""
+    """Each goal in each table, for each of our series: met or not, and the size nearest to it."""
     return [
         entry
         for group, lines in sorted(groups.items())
@@ -277,7 +277,9 @@ def table(group: Group, lines: Lines) -> Table:
 
 def ordered(groups: Iterable[Group]) -> list[Group]:
     """all_reduce first, f32 before bf16, few ranks before many: as they come in the record."""
-    return sorted(groups, key=lambda group: (group.collective != "all_reduce", group.dtype != "f32"))
+    return sorted(
+        groups, key=lambda group: (group.collective != "all_reduce", group.dtype != "f32")
+    )
 
 
 def markdown(group: Group, lines: Lines) -> str:

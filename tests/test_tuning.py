@@ -1,4 +1,4 @@
-"""The measured table: its text, its file, and who may use it."""
+"""The measured table: its text, its file, and its use."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_table_with_any_byte_changed_is_refused():
     ],
 )
 def test_line_that_is_wrong_is_refused_and_named(line):
-    """Whatever wrote it: the line is looked at before the digest."""
+    """The line is refused before the digest is compared."""
     head = _core.TuningTable([], []).to_text().rpartition("end ")[0]
     with pytest.raises(UsageError, match="line 4: "):
         _core.TuningTable.parse(f"{head}{line}\nend 0123456789abcdef\n")
@@ -156,7 +156,7 @@ def test_table_is_kept_where_the_environment_says(tmp_path, monkeypatch):
         tuning.path()
 
 
-# Who uses it.
+# Its use.
 
 
 @pytest.mark.ranks
@@ -279,7 +279,7 @@ def test_fitted_costs_of_the_table_are_those_of_the_simulation():
     text = explained()
     assert f"fitted, simple of mapped arrays on {DATE} with 2 ranks" in text
     assert text.splitlines()[0].rpartition(": ")[2].startswith("one_shot/ll")
-    # Other numbers of ranks: of the nearest that share cores, or not, alike.
+    # Other numbers of ranks take the costs of the nearest one that also shares cores, or does not.
     assert ("simulation: fitted" in explained(n=3)) == (CORES >= 3)
 
 

@@ -149,9 +149,7 @@ class DeepSpeed(Gloo):
         self.level = operator.vector_kernel_level()
         operator.initialize(self.size, self.rank)
         # The first one ends when all ranks have each other's memory; then its name can go.
-        self.barrier = partial(
-            torch.ops.deepspeed.inference_all_reduce_.default, torch.zeros(1)
-        )
+        self.barrier = partial(torch.ops.deepspeed.inference_all_reduce_.default, torch.zeros(1))
         self.barrier()
         address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         name = f"deepspeed_allreduce_buffer_{os.getuid()}_{address}_{port}_{self.rank}"

@@ -91,9 +91,7 @@ COLLECTIVES = {
             in_place=True,
             busbw_factor=lambda n: 2 * _others(n),
         ),
-        Collective(
-            "broadcast", lambda n, rank, root: [([root], 0)], has_root=True, in_place=True
-        ),
+        Collective("broadcast", lambda n, rank, root: [([root], 0)], has_root=True, in_place=True),
         Collective(
             "reduce_scatter",
             lambda n, rank, root: [(range(n), rank)],

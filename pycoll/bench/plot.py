@@ -102,7 +102,12 @@ def _figure(rows: list[Row]) -> Any:
         left.plot(sizes, [row.timing.median_s * 1e6 for row in points], **style)
         lows = [row.timing.min_s * 1e6 for row in points]
         left.fill_between(
-            sizes, lows, [row.timing.p99_s * 1e6 for row in points], color=style["color"], alpha=0.12, lw=0
+            sizes,
+            lows,
+            [row.timing.p99_s * 1e6 for row in points],
+            color=style["color"],
+            alpha=0.12,
+            lw=0,
         )
         right.plot(sizes, [row.busbw / 1e9 for row in points], **style)
     for panel in (left, right):

@@ -97,9 +97,7 @@ class Record:
 
     def to_json(self) -> str:
         facts = [f"{json.dumps(name)}: {json.dumps(fact)}" for name, fact in self.facts.items()]
-        lines = [
-            ", ".join(json.dumps(row.as_dict()) for row in rows) for rows in self.messages()
-        ]
+        lines = [", ".join(json.dumps(row.as_dict()) for row in rows) for rows in self.messages()]
         rows = '"rows": [' + ",".join(f"\n{line}" for line in lines) + "\n]"
         return "{" + ",\n".join([*facts, rows]) + "}"
 

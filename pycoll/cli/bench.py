@@ -117,9 +117,7 @@ def bench(
         raise typer.Exit(FAILED)
 
 
-def _cases(
-    collective: str, algorithm: str, sizes: str, dtype: str, op: str, n: int
-) -> list[Case]:
+def _cases(collective: str, algorithm: str, sizes: str, dtype: str, op: str, n: int) -> list[Case]:
     from pycoll.bench.case import Case
     from pycoll.memory import numpy_dtype
 

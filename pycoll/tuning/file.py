@@ -46,7 +46,8 @@ def save(costs: Iterable[_core.TunedCost], sizes: Iterable[_core.TunedSize]) -> 
     """Puts rows into this machine's table, in place of those they are newer than.
 
     Several processes may do so at once: each holds a lock while it reads the table, adds its rows
-    and puts the new table in the old one's place. A reader sees the whole old table or the whole new one.
+    and puts the new table in the old one's place. A reader sees the whole old table or the whole
+    new one.
 
     Args:
         costs: One for each protocol, number of ranks and cores, and kind of arrays.

@@ -19,14 +19,6 @@ PROGRAMS = [*(row.name for row in _core.collectives()), "sendrecv"]
 LAUNCHERS = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_STEP_ID")
 
 
-@pytest.fixture(scope="module")
-def binaries() -> Path:
-    """The programs, in the folder of the package's own build."""
-    folder = builds.plain()
-    builds.build(folder, "benchmarks", "-DPYCOLL_BENCHMARKS=ON")
-    return folder / "benchmarks"
-
-
 def run(program: Path, *flags: str, status: int = 0, **more: str) -> tuple[str, str]:
     env = {name: value for name, value in os.environ.items() if name not in LAUNCHERS} | more
     done = subprocess.run(
@@ -46,46 +38,35 @@ def test_programs_one_for_each_collective_and_one_for_messages(binaries):
 
 
 @pytest.mark.parametrize("ranks", [("-r", "2"), ("-t", "3")], ids=["processes", "threads"])
-@pytest.mark.parametrize("collective", PROGRAMS)
-def test_perf_every_collective_is_right_at_small_sizes(binaries, tmp_path, collective, ranks):
-    record = tmp_path / "perf.json"
-    flags = (
-        "-b",
-        "96",
-        "-e",
-        "24K",
-        "-f",
-        "16",
-        "-n",
-        "3",
-        "-w",
-        "1",
-        "-c",
-        "1",
-        "-J",
-        str(record),
-    )
-    out, err = run(binaries / f"{collective}_perf", *ranks, *flags)
-    assert err == "" and "# Out of bounds values : 0 OK" in out
-    data = json.loads(record.read_text())
-    printed = rows(out)
-    assert len(printed) == len(data["rows"]) == (1 if collective == "barrier" else 3)
-    for cells, row in zip(printed, data["rows"], strict=True):
-        assert len(cells) == 13
-        assert cells[:3] == [str(row["size"]), str(row["count"]), row["type"]]
-        figures = row["out_of_place"]
-        assert 0 < figures["min_us"] <= figures["median_us"]
-        assert figures["wrong"] == (None if collective == "barrier" else 0)
+def test_perf_every_collective_is_right_at_small_sizes(binaries, tmp_path, ranks):
+    path = tmp_path / "perf.json"
+    flags = (*ranks, "-b", "96", "-e", "24K", "-f", "16", "-n", "3", "-w", "1", "-J", str(path))
+    for collective in PROGRAMS:
+        out, err = run(binaries / f"{collective}_perf", *flags)
+        assert err == "" and "# Out of bounds values : 0 OK" in out, collective
+        found = json.loads(path.read_text())["rows"]
+        printed = rows(out)
+        assert len(printed) == (1 if collective == "barrier" else 3)
+        for cells in printed:
+            assert len(cells) == 13, collective
+            forms = [row for row in found if str(row["nbytes"]) == cells[0]]
+            assert len(forms) == 2 - (cells[9] == "N/A"), collective
+            for row in forms:
+                assert (row["collective"], row["dtype"]) == (collective, cells[2])
+                assert 0 < row["min_s"] <= row["median_s"] <= row["p99_s"], collective
+                assert row["num_calls"] == 3 * 40
+                assert row["num_wrong"] == (None if collective == "barrier" else 0), collective
 
 
 def test_perf_size_and_busbw_are_those_of_nccl_tests(binaries, tmp_path):
-    record = tmp_path / "perf.json"
-    run(binaries / "all_reduce_perf", "-t", "4", "-b", "1K", "-e", "1K", "-J", str(record))
-    (row,) = json.loads(record.read_text())["rows"]
-    assert (row["size"], row["count"]) == (1024, 256)
-    figures = row["out_of_place"]
-    assert figures["algbw"] == pytest.approx(1024 / figures["time_us"] / 1e3, abs=1e-3)
-    assert figures["busbw"] == pytest.approx(figures["algbw"] * 2 * 3 / 4, abs=1e-3)
+    path = tmp_path / "perf.json"
+    flags = ("-t", "4", "-b", "1K", "-e", "1K", "-n", "3", "-J", str(path))
+    out, _ = run(binaries / "all_reduce_perf", *flags)
+    ((size, count, *_),) = rows(out)
+    assert (size, count) == ("1024", "256")
+    for row in json.loads(path.read_text())["rows"]:
+        assert row["algbw"] == pytest.approx(1024 / row["median_s"], abs=1)
+        assert row["busbw"] == pytest.approx(row["algbw"] * 2 * 3 / 4, abs=1)
     out, _ = run(
         binaries / "all_reduce_perf", "-b", "8", "-e", "32", "-i", "8", "-t", "1", "-c", "0"
     )
@@ -125,20 +106,17 @@ def test_perf_queued_calls_are_right(binaries, name):
     assert "0 OK" in out
 
 
-@pytest.mark.parametrize(
-    "flags", [("-t", "1"), ("-r", "2", "-R", "1"), ("-t", "3", "-d", "bf16", "-z", "0")]
-)
-def test_sendrecv_of_eager_and_announced_messages_is_right(binaries, tmp_path, flags):
-    record = tmp_path / "perf.json"
-    sizes = ("-b", "16", "-e", "1M", "-f", "256", "-n", "2", "-w", "1", "-J", str(record))
-    out, err = run(binaries / "sendrecv_perf", *flags, *sizes)
-    assert err == "" and "0 OK" in out
-    data = json.loads(record.read_text())["rows"]
-    assert [row["size"] for row in data] == [16, 4096, 1 << 20]
-    for row in data:
-        assert row["in_place"] is None
-        assert row["out_of_place"]["busbw"] == row["out_of_place"]["algbw"]
-        assert row["out_of_place"]["wrong"] == 0
+def test_sendrecv_of_eager_and_announced_messages_is_right(binaries, tmp_path):
+    path = tmp_path / "perf.json"
+    sizes = ("-b", "16", "-e", "1M", "-f", "256", "-n", "2", "-w", "1", "-J", str(path))
+    every = (("-t", "1"), ("-r", "2", "-R", "1"), ("-t", "3", "-d", "bf16", "-z", "0"))
+    for flags in every:
+        out, err = run(binaries / "sendrecv_perf", *flags, *sizes)
+        assert err == "" and "0 OK" in out, flags
+        found = json.loads(path.read_text())["rows"]
+        assert [row["nbytes"] for row in found] == [16, 4096, 1 << 20]
+        for row in found:
+            assert not row["in_place"] and row["busbw"] == row["algbw"] and row["num_wrong"] == 0
 
 
 def test_sendrecv_has_no_algorithm(binaries):
