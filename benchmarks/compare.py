@@ -21,18 +21,7 @@ from floor import measure_floor
 from jobs import Job, UnsupportedError
 from measure import FULL, QUICK, measure_row
 from peers import LIBRARIES, PeerError, install
-from report import (
-    TITLES,
-    Group,
-    Lines,
-    grouped,
-    size_name,
-    table,
-    time_name,
-    us,
-    verdict_line,
-    verdicts,
-)
+from report import TITLES, Group, Lines, grouped, markdown, time_name, us, verdict_line, verdicts
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -40,6 +29,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from pycoll.bench.case import Case
 from pycoll.bench.record import Record, RecordError, machine
 from pycoll.bench.timing import Effort
+from pycoll.cli.units import format_nbytes, parse_sizes
+from pycoll.errors import UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCH_DIR = ROOT / ".bench"
@@ -52,22 +43,6 @@ console = Console(highlight=False)
 if not console.is_terminal:
     console = Console(highlight=False, width=180)  # A log: do not fold the tables.
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-
-
-def parse_size(text: str) -> int:
-    """4, 64K, 16M or 1KiB as bytes."""
-    units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    digits = text.strip().upper().removesuffix("B").removesuffix("I").rstrip()
-    unit = digits[-1:] if digits[-1:] in "KMG" else ""
-    try:
-        nbytes = int(digits.removesuffix(unit)) * units[unit]
-    except ValueError:
-        raise typer.BadParameter(
-            f"size {text!r}: expected a number such as 4, 64K or 16M"
-        ) from None
-    if nbytes < 4 or nbytes % 4:
-        raise typer.BadParameter(f"size {text!r}: expected a positive multiple of 4 bytes")
-    return nbytes
 
 
 def parse_names(text: str, known: Any, option: str) -> list[str]:
@@ -155,7 +130,7 @@ class Run:
                 for name in self.names:
                     if name not in self.jobs:
                         self.start(name, n)
-                what = f"{Group.of(case)} {size_name(case.nbytes):>8}"
+                what = f"{Group.of(case)} {format_nbytes(case.nbytes):>8}"
                 self.progress.update(task, description=what)
                 rows = measure_row(
                     self.jobs, case, self.effort,
@@ -220,7 +195,7 @@ def main(
     collectives: Annotated[str, typer.Option(help=f"Of {', '.join(COLLECTIVES)}.")] = "",
     dtypes: Annotated[str, typer.Option(help="f32, bf16 or both.")] = "",
     ranks: Annotated[str, typer.Option(help="Numbers of ranks.")] = "",
-    sizes: Annotated[str, typer.Option(help="Message sizes, such as 4,64K,16M.")] = "",
+    sizes: Annotated[str, typer.Option(help="Message sizes: 4,64K,16M or 4:64M:4.")] = "",
     every: Annotated[int, typer.Option(help="Without --sizes: powers of 4, or of 2.")] = 4,
     libraries: Annotated[str, typer.Option(help="Which libraries.")] = ",".join(LIBRARIES),
     quick: Annotated[bool, typer.Option("--quick", help="Few samples and sizes.")] = False,
@@ -248,7 +223,10 @@ def main(
     names = parse_names(libraries, LIBRARIES, "--libraries")
     if every not in (2, 4):
         raise typer.BadParameter(f"--every: expected 2 or 4, got {every}")
-    some = [parse_size(text) for text in sizes.split(",")] if sizes else []
+    try:
+        some = parse_sizes(sizes) if sizes else []
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from None
     if quick and not some:
         some = [4, 16 << 10, 16 * MIB]
     plan: list[Case] = []
@@ -303,7 +281,7 @@ def main(
     record.save()
     groups = grouped(record)
     for group, lines in groups.items():
-        console.print(table(group, lines))
+        console.print(f"{group}: median us of the slowest rank\n\n{markdown(group, lines)}\n")
     for entry in verdicts(groups):
         console.print(verdict_line(entry))
     for what, message in record.facts["notes"].items():

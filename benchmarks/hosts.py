@@ -28,13 +28,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "hosts"), str(ROOT / "tests" / "comm")]
 
 from namespaces import Network  # noqa: E402
-from report import size_name, us  # noqa: E402
+from report import us  # noqa: E402
 
 from pycoll.bench.adapters import Gloo, Mpi, Pycoll  # noqa: E402
 from pycoll.bench.case import Case  # noqa: E402
 from pycoll.bench.measure import agree, measure_message  # noqa: E402
 from pycoll.bench.record import Record, Row, by_library, machine  # noqa: E402
 from pycoll.bench.timing import MOST_CALLS, Effort  # noqa: E402
+from pycoll.cli.units import format_nbytes  # noqa: E402
 
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_to_all", "reduce_scatter")
 BLOCKS, LIMIT_S = 20, 4.0
@@ -170,7 +171,7 @@ def table(messages: list[list[Row]]) -> str:
     out = [heads, ["---"] * len(heads)]
     ratios: list[list[float]] = [[] for _ in pairs]
     for nbytes, line in sorted(lines.items()):
-        cells = [size_name(nbytes)]
+        cells = [format_nbytes(nbytes)]
         for (a, b), so_far in zip(pairs, ratios, strict=True):
             one, other = us(line[a]), us(line[b])
             so_far.append(other / one)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from report import TITLES, Group, Lines, grouped, ordered, shown_libraries, size_name, us
+from report import TITLES, Group, Lines, grouped, ordered, shown_libraries, us
 
 from pycoll.bench.record import Record
+from pycoll.cli.units import format_nbytes
 
 COLUMNS = 3
 # Ours are black; the peers' colours also differ without red and green.
@@ -41,7 +42,7 @@ def draw_case(panel: Any, group: Group, lines: Lines) -> None:
     panel.set_yscale("log")
     panel.set_title(str(group))
     panel.set_xticks([4**k for k in range(1, 15) if k % 2 == 1 and 4**k <= max(sizes) * 2])
-    panel.xaxis.set_major_formatter(lambda nbytes, _: size_name(int(nbytes)))
+    panel.xaxis.set_major_formatter(lambda nbytes, _: format_nbytes(int(nbytes)))
     panel.tick_params(axis="x", labelrotation=35)
     panel.grid(alpha=0.3)
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from floor import Floor
-from rich.table import Table
 
 from pycoll.bench.case import Case
 from pycoll.bench.record import Record
 from pycoll.bench.timing import Timing
+from pycoll.cli.units import format_nbytes
 
-KIB, MIB = 1 << 10, 1 << 20
+MIB = 1 << 20
 
 # In the order of the columns. The first two are this library, the rest its peers.
 TITLES = {
@@ -30,14 +30,6 @@ OURS = ("pycoll", "pycoll_new")
 PEERS = tuple(name for name in TITLES if name not in OURS)
 MPIS = ("openmpi", "mpich", "impi")
 MOVERS = ("reduce_scatter", "all_gather", "all_to_all", "broadcast")
-
-
-def size_name(nbytes: int) -> str:
-    """4, 1024, 65536 as 4 B, 1 KiB, 64 KiB."""
-    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.4g} {name}"
-    return f"{nbytes} B"
 
 
 def time_name(us: float) -> str:
@@ -115,11 +107,6 @@ def of_floor(line: Line, ours: str) -> float | None:
     return line.floor_us / us(line.timings[ours])
 
 
-def geometric_mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.geometric_mean(known) if known else None
-
-
 @dataclass(frozen=True, slots=True)
 class Summary:
     """Ratios of one case: by size, their geometric mean, and where they are lowest."""
@@ -133,7 +120,7 @@ class Summary:
 
     @property
     def mean(self) -> float | None:
-        return geometric_mean(self.ratios.values())
+        return statistics.geometric_mean(self.ratios.values()) if self.ratios else None
 
     @property
     def worst_nbytes(self) -> int:
@@ -144,7 +131,7 @@ class Summary:
         worst = self.worst_nbytes
         return (
             f"geometric mean {ratio_name(self.mean)}, "
-            f"lowest {ratio_name(self.ratios[worst])} at {size_name(worst)}"
+            f"lowest {ratio_name(self.ratios[worst])} at {format_nbytes(worst)}"
         )
 
 
@@ -225,11 +212,11 @@ def judged(goal: Goal, group: Group, lines: Lines, ours: str) -> Iterator[dict[s
 def verdict_line(entry: dict[str, Any]) -> str:
     """One verdict as a line of rich markup."""
     mark = "[green]met   [/]" if entry["met"] else "[red]missed[/]"
-    found = f"lowest {ratio_name(entry['worst'])} at {size_name(entry['worst_nbytes'])}"
+    found = f"lowest {ratio_name(entry['worst'])} at {format_nbytes(entry['worst_nbytes'])}"
     if entry["of_mean"]:
         found = f"{ratio_name(entry['mean'])}; {found}"
     elif entry["missed_at"]:
-        found += f"; missed at {', '.join(map(size_name, entry['missed_at']))}"
+        found += f"; missed at {', '.join(map(format_nbytes, entry['missed_at']))}"
     what = f"{entry['case']}, {TITLES[entry['series']]}"
     return f"{mark}  {what}: {entry['goal']} >= {entry['least']:g} ({found})"
 
@@ -237,42 +224,6 @@ def verdict_line(entry: dict[str, Any]) -> str:
 def shown_libraries(lines: Lines) -> list[str]:
     """The libraries that took part in a table, in the order of the columns."""
     return [name for name in TITLES if any(name in line.timings for line in lines.values())]
-
-
-def headings(lines: Lines) -> tuple[list[str], list[str], list[str]]:
-    """Columns of a table: the libraries' times, and our ratios and shares of the floor."""
-    shown = shown_libraries(lines)
-    ours = [TITLES[name] for name in OURS if name in shown]
-    times = [TITLES[name] for name in shown]
-    return times, [f"best / {name}" for name in ours], [f"floor / {name}" for name in ours]
-
-
-def cells(line: Line, lines: Lines) -> tuple[list[str], list[str], list[str]]:
-    """The texts of one size under those headings."""
-    shown = shown_libraries(lines)
-    ours = [name for name in OURS if name in shown]
-    times = [time_name(us(line.timings[k])) if k in line.timings else "-" for k in shown]
-    ratios = [ratio_name(ratio(line, name)) for name in ours]
-    return times, ratios, [ratio_name(of_floor(line, name)) for name in ours]
-
-
-def table(group: Group, lines: Lines) -> Table:
-    """One line per size: medians in us, ratios, share of the floor."""
-    result = Table(title=f"{group}: median us of the slowest rank")
-    times, ratios, shares = headings(lines)
-    for heading in ["size", *times, "best peer", *ratios, "floor", *shares]:
-        result.add_column(heading, justify="right", overflow="fold")
-    for nbytes, line in sorted(lines.items()):
-        texts = cells(line, lines)
-        best = TITLES.get(best_peer(line.timings) or "", "-")
-        floor = time_name(line.floor_us) if line.floor_us else "-"
-        result.add_row(size_name(nbytes), *texts[0], best, *texts[1], floor, *texts[2])
-    result.add_section()
-    ours = [name for name in OURS if name in shown_libraries(lines)]
-    means = [ratio_name(Summary.of(lines, name).mean) for name in ours]
-    shares = [ratio_name(geometric_mean(of_floor(r, k) for r in lines.values())) for k in ours]
-    result.add_row("geometric mean", *[""] * (len(times) + 1), *means, "", *shares)
-    return result
 
 
 def ordered(groups: Iterable[Group]) -> list[Group]:
@@ -283,15 +234,18 @@ def ordered(groups: Iterable[Group]) -> list[Group]:
 
 
 def markdown(group: Group, lines: Lines) -> str:
-    """The table in Markdown, with its summary."""
-    times, ratios, shares = headings(lines)
-    head = [f"{group.n} ranks", *times, *ratios, *shares]
+    """Median us of the slowest rank by size, our ratios and shares of the floor; in Markdown."""
+    shown = shown_libraries(lines)
+    ours = [name for name in OURS if name in shown]
+    head = [f"{group.n} ranks", *(TITLES[name] for name in shown)]
+    head += [f"{what} / {TITLES[name]}" for what in ("best", "floor") for name in ours]
     out = ["| " + " | ".join(head) + " |", "|" + "---:|" * len(head)]
     for nbytes, line in sorted(lines.items()):
-        texts = [size_name(nbytes)]
-        for part in cells(line, lines):
-            texts += part
-        out.append("| " + " | ".join(texts) + " |")
+        cells = [format_nbytes(nbytes)]
+        cells += [time_name(us(line.timings[k])) if k in line.timings else "-" for k in shown]
+        cells += [ratio_name(ratio(line, name)) for name in ours]
+        cells += [ratio_name(of_floor(line, name)) for name in ours]
+        out.append("| " + " | ".join(cells) + " |")
     for name in OURS:
         summary = Summary.of(lines, name)
         if summary.ratios:

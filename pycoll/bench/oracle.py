@@ -12,20 +12,10 @@ from pycoll.bench.arithmetic import reduced
 
 # One block of a rank's result: the ranks that contribute to it, and which block of their input.
 Part = tuple[Sequence[int], int]
-# Blocks by number of ranks.
-Count = Callable[[int], int]
-
-
-def _one(n: int) -> int:
-    return 1
-
-
-def _per_rank(n: int) -> int:
-    return n
-
-
-def _others(n: int) -> float:
-    return (n - 1) / n
+Parts = Callable[[int, int, int], list[Part] | None]
+# By number of ranks.
+_per_rank = lambda n: n  # noqa: E731
+_others = lambda n: (n - 1) / n  # noqa: E731
 
 
 @dataclass(frozen=True)
@@ -43,12 +33,12 @@ class Collective:
     """
 
     name: str
-    parts: Callable[[int, int, int], list[Part] | None]
+    parts: Parts
     has_op: bool = False
     has_root: bool = False
     in_place: bool = False
-    in_blocks: Count = _one
-    out_blocks: Count = _one
+    in_blocks: Callable[[int], int] = lambda n: 1
+    out_blocks: Callable[[int], int] = lambda n: 1
     own_blocks: bool = False
     busbw_factor: Callable[[int], float] = lambda n: 1.0
 
@@ -81,80 +71,37 @@ class Collective:
         return given | ({"op": op} if self.has_op else {})
 
 
-COLLECTIVES = {
-    row.name: row
-    for row in (
-        Collective(
-            "all_reduce",
-            lambda n, rank, root: [(range(n), 0)],
-            has_op=True,
-            in_place=True,
-            busbw_factor=lambda n: 2 * _others(n),
-        ),
-        Collective("broadcast", lambda n, rank, root: [([root], 0)], has_root=True, in_place=True),
-        Collective(
-            "reduce_scatter",
-            lambda n, rank, root: [(range(n), rank)],
-            has_op=True,
-            in_blocks=_per_rank,
-            busbw_factor=_others,
-        ),
-        Collective(
-            "all_gather",
-            lambda n, rank, root: [([source], 0) for source in range(n)],
-            out_blocks=_per_rank,
-            own_blocks=True,
-            busbw_factor=_others,
-        ),
-        Collective(
-            "reduce",
-            lambda n, rank, root: [(range(n), 0)] if rank == root else None,
-            has_op=True,
-            has_root=True,
-            in_place=True,
-        ),
-        Collective(
-            "gather",
-            lambda n, rank, root: [([s], 0) for s in range(n)] if rank == root else None,
-            has_root=True,
-            out_blocks=_per_rank,
-            own_blocks=True,
-            busbw_factor=_others,
-        ),
-        Collective(
-            "scatter",
-            lambda n, rank, root: [([root], rank)],
-            has_root=True,
-            in_blocks=_per_rank,
-            busbw_factor=_others,
-        ),
-        Collective(
-            "all_to_all",
-            lambda n, rank, root: [([source], rank) for source in range(n)],
-            in_blocks=_per_rank,
-            out_blocks=_per_rank,
-            own_blocks=True,
-            busbw_factor=_others,
-        ),
-        Collective(
-            "scan", lambda n, rank, root: [(range(rank + 1), 0)], has_op=True, in_place=True
-        ),
-        Collective(
-            "exscan",
-            lambda n, rank, root: [(range(rank), 0)] if rank > 0 else None,
-            has_op=True,
-            in_place=True,
-        ),
-        Collective(
-            "neighbor_exchange",
-            lambda n, rank, root: [([(rank - 1) % n], 1), ([(rank + 1) % n], 0)],
-            in_blocks=lambda n: 2,
-            out_blocks=lambda n: 2,
-            own_blocks=True,
-        ),
-    )
-}
-BARRIER = Collective("barrier", lambda n, rank, root: None, busbw_factor=lambda n: 0.0)
+def _row(name: str, parts: Parts, flags: str = "", **more: Any) -> Collective:
+    return Collective(name, parts, **dict.fromkeys(flags.split(), True), **more)
+
+
+# fmt: off
+_IN_PARTS = {"in_blocks": _per_rank, "busbw_factor": _others}
+_OUT_PARTS = {"out_blocks": _per_rank, "busbw_factor": _others}
+_ROWS = (
+    _row("all_reduce", lambda n, rank, root: [(range(n), 0)], "has_op in_place",
+         busbw_factor=lambda n: 2 * _others(n)),
+    _row("broadcast", lambda n, rank, root: [([root], 0)], "has_root in_place"),
+    _row("reduce_scatter", lambda n, rank, root: [(range(n), rank)], "has_op", **_IN_PARTS),
+    _row("all_gather", lambda n, rank, root: [([source], 0) for source in range(n)],
+         "own_blocks", **_OUT_PARTS),
+    _row("reduce", lambda n, rank, root: [(range(n), 0)] if rank == root else None,
+         "has_op has_root in_place"),
+    _row("gather", lambda n, rank, root: [([s], 0) for s in range(n)] if rank == root else None,
+         "has_root own_blocks", **_OUT_PARTS),
+    _row("scatter", lambda n, rank, root: [([root], rank)], "has_root", **_IN_PARTS),
+    _row("all_to_all", lambda n, rank, root: [([source], rank) for source in range(n)],
+         "own_blocks", out_blocks=_per_rank, **_IN_PARTS),
+    _row("scan", lambda n, rank, root: [(range(rank + 1), 0)], "has_op in_place"),
+    _row("exscan", lambda n, rank, root: [(range(rank), 0)] if rank > 0 else None,
+         "has_op in_place"),
+    _row("neighbor_exchange",
+         lambda n, rank, root: [([(rank - 1) % n], 1), ([(rank + 1) % n], 0)],
+         "own_blocks", in_blocks=lambda n: 2, out_blocks=lambda n: 2),
+)
+# fmt: on
+COLLECTIVES = {row.name: row for row in _ROWS}
+BARRIER = _row("barrier", lambda n, rank, root: None, busbw_factor=lambda n: 0.0)
 
 
 def is_reduced_alike(name: str) -> bool:
