@@ -29,7 +29,7 @@ REPLAY_SIZES = [8, 8192, 65536]
 
 
 class Table:
-    """What has been measured, on disk after every series."""
+    """The record of all series, on disk after each."""
 
     def __init__(self, path: Path, facts: dict[str, Any], until: float) -> None:
         self.path = path

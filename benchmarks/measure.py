@@ -13,7 +13,7 @@ from pycoll.bench.case import Case
 from pycoll.bench.record import Row
 from pycoll.bench.timing import WARMUP, Effort, LeftOut, measure
 
-# Of a library that takes longer than the limit for all blocks, fewer are measured.
+# A library that would take longer than the limit is measured in fewer blocks.
 FULL, QUICK = Effort(40, rounds=8, limit_s=8.0), Effort(20, rounds=4, limit_s=4.0)
 
 

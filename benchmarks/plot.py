@@ -56,7 +56,7 @@ def plot(cases: dict[Group, Lines], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "pycoll"  # The same picture is the same file.
+    matplotlib.rcParams["svg.hashsalt"] = "pycoll"  # equal pictures are equal files
     from matplotlib import pyplot
 
     columns = min(COLUMNS, len(cases))

@@ -1,4 +1,4 @@
-"""What a comparison says: names, ratios, verdicts, and the tables of the terminal."""
+"""The result of a comparison: names, ratios, verdicts and tables."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Goal:
 
     Attributes:
         what: In words.
-        collectives, ranks, dtypes: Where it holds.
+        collectives, ranks, dtypes: The tables that it is for.
         least: The ratio, at every size from `from_nbytes` to `to_nbytes`; or their mean.
         peers: Against whom; empty: the floor.
         mean: Whether `least` is for the geometric mean.

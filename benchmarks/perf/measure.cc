@@ -114,7 +114,7 @@ std::optional<Figures> measure(Communicator& comm, const Options& options, const
   std::optional<Buffer> second;
   if (!in_place) second.emplace(comm, options, block_bytes * num_out, registered);
   const Buffer& last = in_place ? first : *second;
-  // Where input and output begin in their buffers.
+  // Offsets of input and output in their buffers.
   const size_t shift = in_place ? static_cast<size_t>(std::abs(*place)) * block_bytes : 0;
   const size_t in_at = in_place && *place <= 0 ? shift : 0;
   const size_t out_at = in_place && *place > 0 ? shift : 0;

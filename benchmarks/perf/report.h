@@ -9,7 +9,7 @@
 
 namespace pycoll::perf {
 
-/// What rank 0 says; the other ranks make none.
+/// The output of rank 0; the other ranks have none.
 class Report {
  public:
   Report(const Options& options, const CollectiveInfo& collective, const Communicator& comm);

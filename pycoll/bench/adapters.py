@@ -218,7 +218,7 @@ class Pycoll:
 
 
 class PycollNew(Pycoll):
-    """The same with arrays that stay as new to it as at their first call: none is registered."""
+    """pycoll without automatic registration: its arrays are as new ones at each call."""
 
     def __init__(self) -> None:
         super().__init__()

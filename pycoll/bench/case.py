@@ -57,7 +57,7 @@ class Case:
         return Case(collective, dtype, n, max(1, nbytes // unit) * unit, **more)
 
     def of_library(self, library: str) -> Case:
-        """The same message by another library."""
+        """This message by another library."""
         return replace(self, library=library)
 
     @property

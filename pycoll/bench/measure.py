@@ -119,10 +119,10 @@ def measure(
 
     Args:
         comm: All ranks.
-        cases: What to measure; their libraries are pycoll or gloo.
+        cases: The cases; their libraries are pycoll or gloo.
         options: How.
         record_path: The record, on rank 0; None: none is kept.
-        facts: What the record is about.
+        facts: The facts of the record.
 
     Returns:
         The rows of rank 0, in the order of the cases; elsewhere none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -122,24 +123,22 @@ def run(comm: Any, name: str, x: Any, **options: Any) -> Any:
     return getattr(comm, name)(x, **options)
 
 
-def sources_of_block(
-    name: str, n: int, rank: int, root: int, block: int
-) -> tuple[Sequence[int], bool] | None:
-    """The definition of one block of the message, where blocks are numbered over all inputs.
+@functools.cache
+def sources_by_block(name: str, n: int, rank: int, root: int) -> dict[int, Sequence[int]]:
+    """The definition of a rank's result in blocks of the message, numbered over all inputs.
 
     Returns:
-        The ranks whose values of the block are reduced to this rank's result, and whether that is
-        a reduction; None: the block is no part of this rank's result.
+        By block: the ranks whose values of it are reduced to this rank's result. Other blocks are
+        no part of the result.
     """
     row = COLLECTIVES["all_reduce" if name == "barrier" else name]
-    for sources, taken in row.parts(n, rank, root) or []:
-        own = sources[0] * row.in_blocks(n) if row.own_blocks else 0
-        if own + taken == block:
-            return sources, row.has_op
-    return None
+    return {
+        (sources[0] * row.in_blocks(n) if row.own_blocks else 0) + taken: sources
+        for sources, taken in row.parts(n, rank, root) or []
+    }
 
 
 def blocks_of_inputs(name: str, n: int) -> int:
-    """How many blocks `sources_of_block` counts."""
+    """Number of the blocks that `sources_by_block` counts."""
     row = COLLECTIVES["all_reduce" if name == "barrier" else name]
     return row.in_blocks(n) * (n if row.own_blocks else 1)

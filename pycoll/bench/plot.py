@@ -71,7 +71,7 @@ def plot(rows: list[Row], path: Path) -> None:
     """Writes a picture or a page; the format follows the file's ending.
 
     Args:
-        rows: What was measured.
+        rows: The rows of one or more series.
         path: Ends in .svg, .png or .html.
 
     Raises:

@@ -33,7 +33,7 @@ class Row:
     """One case on all ranks.
 
     Attributes:
-        case: What was measured.
+        case: The measured case.
         timing: Times of a call by the slowest rank.
         chosen: Algorithm and protocol, where the library says which it chose.
         num_wrong: Wrong elements on all ranks; None: not checked.
@@ -167,7 +167,7 @@ def _same_machine(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on. The load is read before any rank runs."""
+    """The machine, on which all figures depend. The load is read before any rank runs."""
     model = platform.processor()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

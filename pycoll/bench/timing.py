@@ -76,8 +76,9 @@ def time_block(call: Call, num_calls: int) -> float:
     return time.perf_counter() - start_s
 
 
-# Each call records its place in the caller's code: the innermost frame outside the package pycoll. A
-# user's loop is such a frame, so this one must be one, too: else each call would walk up the stack.
+# Each call records its place in the caller's code: the innermost frame outside the package pycoll.
+# A user's loop is such a frame. This one becomes such a frame, too: else each call would search the
+# whole stack.
 time_block.__code__ = time_block.__code__.replace(co_filename="<pycoll.bench>")
 
 
@@ -112,7 +113,7 @@ def measure(
     """Times several calls, interleaved: in each round every one has a turn.
 
     Args:
-        names: What is timed.
+        names: Names of the calls.
         time_blocks: Times blocks; raises LeftOut for a name that takes no further part.
         effort: How much.
         shuffled: The order of a round.
@@ -157,7 +158,7 @@ def measure_here(
     """`measure` on a rank of a running world: every rank calls it with the same names.
 
     Args:
-        calls: What is timed, by name.
+        calls: The calls, by name.
         barrier: Before each block.
         slowest: The largest of the ranks' values, on every rank.
         effort: How much.

@@ -1,4 +1,4 @@
-"""What `pycoll tune` shows: a table, a JSON object, a picture."""
+"""The output of `pycoll tune`: a table, a JSON object, a picture."""
 
 from __future__ import annotations
 

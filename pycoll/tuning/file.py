@@ -15,7 +15,7 @@ from pycoll.errors import SystemError, UsageError
 
 
 def path() -> Path:
-    """Where this machine's table lies.
+    """The file of this machine's table.
 
     In PYCOLL_CACHE_DIR, else XDG_CACHE_HOME/pycoll, else HOME/.cache/pycoll.
 

@@ -23,7 +23,7 @@ def fit_costs(
     Args:
         measured: Sizes of one number of ranks.
         n: Number of ranks.
-        cores: That they share.
+        cores: Number of cores that they share.
         date: The date of the measurement.
         max_nbytes: Larger messages do not take part, bytes.
 

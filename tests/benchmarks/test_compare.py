@@ -1,4 +1,4 @@
-"""What benchmarks/compare.py builds on: floor, ratios, rounds, and one library's ranks."""
+"""The parts of benchmarks/compare.py: floor, ratios, rounds, and one library's ranks."""
 
 from __future__ import annotations
 

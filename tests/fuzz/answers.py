@@ -20,7 +20,7 @@ LARGEST = 300
 
 
 def factor_of(op: Collective, rank: int) -> float:
-    """Of premul on a rank."""
+    """The factor of premul on a rank."""
     factors = [1, 2, 3] if op.dtype.startswith("u") else [1, -1, 2, 3]
     factors = [1, -1] if op.dtype == "f8_e5m2" else factors
     return float(factors[(op.seed + rank) % len(factors)])
@@ -46,7 +46,7 @@ def values_of(op: Collective, n: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def scaled(op: Collective, values: np.ndarray) -> np.ndarray:
-    """What premul adds up: each rank's values times its factor; integers wrap around."""
+    """The values times each rank's factor, which premul adds up; integers wrap around."""
     by_rank = (-1,) + (1,) * (values.ndim - 1)
     factors = np.array([factor_of(op, rank) for rank in range(len(values))]).reshape(by_rank)
     if values.dtype.kind in "iu":

@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from pycoll.bench.oracle import blocks_of_inputs, sources_of_block
+from pycoll.bench.oracle import COLLECTIVES, blocks_of_inputs, sources_by_block
 
 _PRIME = 2**61 - 1
 _FACTOR = 1234567891011  # stands for the operator's last factor
@@ -162,12 +162,12 @@ def _wanted_sources(schedule: Any, rank: int, chunk: int) -> tuple[list[int], bo
     """
     name, n = schedule.collective, schedule.n
     block = chunk // (schedule.num_chunks // blocks_of_inputs(name, n))
-    found = sources_of_block(name, n, rank, schedule.root, block)
-    if found is None:
+    sources = sources_by_block(name, n, rank, schedule.root).get(block)
+    if sources is None:
         return None
-    sources, is_reduction = found
     is_prefix = name in ("scan", "exscan")
-    return list(sources), is_reduction and not is_prefix and n > 1, not is_prefix
+    is_final = (name == "barrier" or COLLECTIVES[name].has_op) and not is_prefix and n > 1
+    return list(sources), is_final, not is_prefix
 
 
 def check_programs(
