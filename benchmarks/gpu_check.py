@@ -66,7 +66,7 @@ def missing(parts: list[str], device: str) -> list[str]:
 
 
 def environment(options: argparse.Namespace) -> dict[str, str]:
-    """The environment of programs that use a device. Ranks of a process have a hardware queue each."""
+    """The environment of programs that use a device: a hardware queue for each rank."""
     env = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     if options.device == "threads":
         path = os.environ.get("PYCOLL_DEVICE_LIBRARY")
@@ -200,7 +200,7 @@ def save(path: Path, data: dict[str, Any]) -> None:
 
 
 def launches(options: argparse.Namespace) -> bool:
-    """Runs launch_bench, which measures the cost of a launch; its result is saved for the record."""
+    """Runs launch_bench, which measures the cost of a launch. Saved for the record."""
     program = options.build_folder / "launch_bench"
     if options.device != "cuda" or not program.is_file():
         print("gpu-check: launch_bench: skipped: it was not built, for want of a GPU", flush=True)

@@ -29,7 +29,7 @@ class Library:
     Attributes:
         name: Key on the command line and in the JSON.
         adapter: Class of worker.py that calls it.
-        packages: Packages that pip installs into its environment; empty for pycoll, which is already here.
+        packages: Packages for pip to install; empty for pycoll, which is already here.
         version_marker: The required start of its version string.
         launcher: The command of its bin folder that starts n ranks; None for plain processes.
         environment: Settings by environment variable, for n ranks.

@@ -37,9 +37,8 @@ Buffer::Buffer(Communicator& comm, const Options& options, size_t nbytes, bool r
   data_ = host_ = memory_.get();
   std::memset(host_, 0, nbytes);  // touched
   if (device < 0) return;
-  on_device_ = registered
-                   ? comm.allocate_on_device(device, nbytes)
-                   : std::make_shared<DeviceMemory>(Device(device_table(), device), nbytes);
+  on_device_ = registered ? comm.allocate_on_device(device, nbytes)
+                          : std::make_shared<DeviceMemory>(Device(device_table(), device), nbytes);
   data_ = on_device_->data();
 }
 

@@ -63,8 +63,8 @@ int64_t time_block(Communicator& comm, const Calls& calls, int num_calls) {
   return block_ns[0];
 }
 
-/// How many calls take kBlockNs: the block grows. One that seems long enough is timed again, so that
-/// one interruption does not decide.
+/// How many calls take kBlockNs: the block grows. One that seems long enough is timed again, so
+/// that one interruption does not decide.
 int calls_of_block(Communicator& comm, const Calls& calls) {
   int num_calls = 1;
   while (num_calls < kMaxCalls && (time_block(comm, calls, num_calls) < kBlockNs ||

@@ -14,7 +14,7 @@ struct Figures {
   double median_s = 0;
   double min_s = 0;
   double p99_s = 0;
-  int64_t num_calls = 0;  // in all
+  int64_t num_calls = 0;             // in all
   std::optional<int64_t> num_wrong;  // on all ranks; nothing: not checked
 };
 
