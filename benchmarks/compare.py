@@ -293,13 +293,13 @@ def main(
 
 
 def draw(groups: dict[Group, Lines], path: Path) -> None:
-    try:
-        from plot import plot
+    from plot import plot
 
+    try:
         plot(groups, path)
         console.print(f"plot: {path}")
-    except ImportError:
-        console.print("[yellow]no plot:[/] matplotlib is missing; pip install matplotlib")
+    except UsageError as error:
+        console.print(f"[yellow]no plot:[/] {escape(str(error))}")
 
 
 if __name__ == "__main__":

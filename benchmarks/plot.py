@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import typer
 from report import TITLES, Group, Lines, grouped, ordered, shown_libraries, us
 
+from pycoll.bench.plot import format_panel
 from pycoll.bench.record import Record
-from pycoll.cli.units import format_nbytes
+from pycoll.draw.style import image_format, matplotlib_module, render
 
 COLUMNS = 3
 # Ours are black; the peers' colours also differ without red and green.
@@ -38,53 +39,38 @@ def draw_case(panel: Any, group: Group, lines: Lines) -> None:
     floors = [(b, lines[b].floor_us) for b in sizes if lines[b].floor_us]
     if floors:
         panel.plot(*zip(*floors, strict=True), label="floor", color="grey", ls="--", zorder=2)
-    panel.set_xscale("log", base=2)
+    format_panel(panel)
     panel.set_yscale("log")
     panel.set_title(str(group))
-    panel.set_xticks([4**k for k in range(1, 15) if k % 2 == 1 and 4**k <= max(sizes) * 2])
-    panel.xaxis.set_major_formatter(lambda nbytes, _: format_nbytes(int(nbytes)))
-    panel.tick_params(axis="x", labelrotation=35)
-    panel.grid(alpha=0.3)
 
 
 def plot(cases: dict[Group, Lines], path: Path) -> None:
     """Draws all cases; the format follows the file name.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        UsageError: matplotlib is not installed, or another ending than .svg or .png.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "pycoll"  # equal pictures are equal files
-    from matplotlib import pyplot
+    picture_format = image_format(path, None, ("svg", "png"))
+    matplotlib_module()
+    from matplotlib.figure import Figure
 
     columns = min(COLUMNS, len(cases))
     num_rows = -(-len(cases) // columns)
-    figure, panels = pyplot.subplots(
-        num_rows, columns, figsize=(5.2 * columns, 4.2 * num_rows + 0.6), squeeze=False
-    )
+    figure = Figure(figsize=(5.2 * columns, 4.2 * num_rows + 0.6), layout="constrained")
+    panels = figure.subplots(num_rows, columns, squeeze=False)
+    labels: dict[str, Any] = {}
     for panel, group in zip(panels.flat, ordered(cases), strict=False):
         draw_case(panel, group, cases[group])
+        handles, names = panel.get_legend_handles_labels()
+        labels |= dict(zip(names, handles, strict=True))
     for row in panels:
         row[0].set_ylabel("median us of the slowest rank")
-    spare = panels.flat[len(cases) :]
-    for panel in spare:
+    for panel in panels.flat[len(cases) :]:
         panel.set_axis_off()
-    labels: dict[str, Any] = {}
-    for panel in panels.flat:
-        labels |= {
-            label: line for line, label in zip(*panel.get_legend_handles_labels(), strict=True)
-        }
     order = [name for name in (*TITLES.values(), "floor") if name in labels]
-    handles = [labels[name] for name in order]
-    if len(spare):
-        spare[0].legend(handles, order, loc="center", fontsize=12, frameon=False)
-    else:
-        panels.flat[0].legend(handles, order, loc="upper left", fontsize=9)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
-    pyplot.close(figure)
+    lines = [labels[name] for name in order]
+    figure.legend(lines, order, loc="outside lower center", ncols=len(order), frameon=False)
+    path.write_bytes(render(figure, picture_format))
 
 
 def main(

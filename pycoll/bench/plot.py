@@ -82,6 +82,15 @@ def plot(rows: list[Row], path: Path) -> None:
     path.write_bytes(_page(rows, picture).encode() if chosen == "html" else picture)
 
 
+def format_panel(panel: Any) -> None:
+    """The axis of sizes, as in all pictures of benchmarks."""
+    panel.set_xscale("log", base=2)
+    panel.xaxis.set_major_formatter(lambda nbytes, _: format_nbytes(nbytes))
+    panel.tick_params(axis="x", labelrotation=30)
+    panel.set_xlabel("message")
+    panel.grid(which="major", alpha=0.3)
+
+
 def _figure(rows: list[Row]) -> Any:
     matplotlib_module()
     from matplotlib.figure import Figure
@@ -111,11 +120,7 @@ def _figure(rows: list[Row]) -> Any:
         )
         right.plot(sizes, [row.busbw / 1e9 for row in points], **style)
     for panel in (left, right):
-        panel.set_xscale("log", base=2)
-        panel.xaxis.set_major_formatter(lambda nbytes, _: format_nbytes(nbytes))
-        panel.tick_params(axis="x", labelrotation=30)
-        panel.set_xlabel("message")
-        panel.grid(which="major", alpha=0.3)
+        format_panel(panel)
     left.set_yscale("log")
     left.set_ylabel("us: median, shaded from min to p99")
     right.set_ylabel("busbw at the median, GB/s")
