@@ -115,7 +115,7 @@ def test_fit_finds_the_costs_that_the_times_were_made_with():
 
 @pytest.mark.ranks
 def test_tune_writes_a_table_that_is_used(cache, tmp_path, monkeypatch):
-    monkeypatch.setattr("pycoll.tuning.fit._FIT_STEPS", 100)  # the fit has a test of its own
+    monkeypatch.setattr(tune, "_SWEEPS", 1)  # visits have a test of their own
     picture = tmp_path / "chosen.svg"
     result = invoke(
         "tune", "-n", "2", "-c", "all_reduce", "--min", "256", "--max", "4K", "--rounds", "3",
