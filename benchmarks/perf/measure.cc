@@ -18,8 +18,7 @@ namespace {
 // As in pycoll/bench/timing.py.
 constexpr int64_t kBlockNs = 2'000'000;
 constexpr int kMaxCalls = 1 << 20;  // of a block
-constexpr int kNumBlocks = 40;
-constexpr int kFewestBlocks = 5;  // of calls that are so long that kNumBlocks would take kLimitNs
+constexpr int kFewestBlocks = 5;    // of calls that are so long that more would take kLimitNs
 constexpr int64_t kLimitNs = 2'000'000'000;
 constexpr int64_t kRegisteredBytes = 64 << 10;  // as Python registers arrays (bindings/adopter.h)
 constexpr std::byte kUntouched{0xa5};
@@ -74,11 +73,11 @@ int calls_of_block(Communicator& comm, const Calls& calls) {
   return num_calls;
 }
 
-Figures time_calls(Communicator& comm, const Calls& calls, int calls_per_block) {
-  const int num_calls = calls_per_block > 0 ? calls_per_block : calls_of_block(comm, calls);
+Figures time_calls(Communicator& comm, const Calls& calls, const Options& options) {
+  const int num_calls = options.iters > 0 ? options.iters : calls_of_block(comm, calls);
   const int64_t first_ns = std::max<int64_t>(time_block(comm, calls, num_calls), 1);
   const auto affordable = std::max<int64_t>(kLimitNs / first_ns, kFewestBlocks);
-  const int num_blocks = static_cast<int>(std::min<int64_t>(affordable, kNumBlocks));
+  const int num_blocks = static_cast<int>(std::min<int64_t>(affordable, options.num_blocks));
   std::vector<double> call_s;
   for (int i = 0; i < num_blocks; ++i) {
     const auto block_ns = static_cast<double>(time_block(comm, calls, num_calls));
@@ -158,7 +157,7 @@ std::optional<Figures> measure(Communicator& comm, const Options& options, const
   pattern.fill_input(rank, first.host() + in_at, plan.count);
   first.push();
   calls(options.warmup_iters);
-  Figures figures = time_calls(comm, calls, options.iters);
+  Figures figures = time_calls(comm, calls, options);
 
   if (options.check && collective.id != Collective::kBarrier) {
     std::byte* const output = last.host() + out_at;

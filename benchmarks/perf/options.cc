@@ -113,6 +113,8 @@ std::vector<Flag> flags(const CollectiveInfo& collective) {
        [](Options& o, Text t) { o.step_factor = parse_int(t, 2, kMost); }},
       {"-n", "--iters", "N", "calls of a timed block (as many as take 2 ms)",
        [](Options& o, Text t) { o.iters = parse_int(t, 1, kMost); }},
+      {"-N", "--blocks", "N", "timed blocks, at most (40)",
+       [](Options& o, Text t) { o.num_blocks = parse_int(t, 1, kMost); }},
       {"-w", "--warmup_iters", "N", "calls before all blocks (10)",
        [](Options& o, Text t) { o.warmup_iters = parse_int(t, 0, kMost); }},
       {"-c", "--check", "0|1", "compare the result with the exact one, outside the timed calls (1)",

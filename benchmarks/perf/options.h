@@ -21,6 +21,7 @@ struct Options {
   int64_t step_bytes = int64_t{1} << 20;  // used when step_factor is 0
   int step_factor = 0;
   int iters = 0;  // calls of a block; 0: as many as take 2 ms
+  int num_blocks = 40;
   int warmup_iters = 10;
   bool check = true;
   bool blocking = true;

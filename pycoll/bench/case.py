@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -98,6 +99,7 @@ class Case:
         """Bytes per second over a link, as nccl-tests defines it."""
         return self.algbw(time_s) * self.row.busbw_factor(self.num_ranks)
 
+    @functools.lru_cache(4096)  # noqa: B019  frozen, small, and of use as long as the process
     def _period(self, rank: int, block: int) -> np.ndarray:
         """The elements that a block of a rank's input repeats, in the storage type.
 

@@ -52,7 +52,7 @@ def test_tables_of_the_oracle_are_those_of_the_core():
 
 
 @pure
-@pytest.mark.parametrize("n", [2, 3, 8])
+@pytest.mark.parametrize("n", [2, 5])
 def test_case_expects_the_sums_of_its_inputs_exactly_and_sees_each_fault(n):
     every = [Case.of_size(name, dtype, n, 4 * n * 100) for name in COLLECTIVES
              for dtype in ("f32", "bf16", "f8_e5m2", "bool", "c64")]  # fmt: skip
