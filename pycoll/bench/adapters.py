@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.bench.arithmetic import STORAGE
+from pycoll.bench.arithmetic import SMALL, STORAGE
 from pycoll.bench.case import Case
 
 Call = Callable[[], object]
@@ -169,6 +169,19 @@ class DeepSpeed(Gloo):
         return Prepared(call, bits, bits)
 
 
+def numpy_dtype(dtype: str) -> np.dtype:
+    """The dtype of a NumPy array.
+
+    Raises:
+        UsageError: It needs ml_dtypes, which is not installed.
+    """
+    if dtype in SMALL:
+        from pycoll.memory import numpy_dtype as with_ml_dtypes
+
+        return with_ml_dtypes(dtype)
+    return np.dtype(bool if dtype == "bool" else STORAGE[dtype])
+
+
 class Pycoll:
     """pycoll through its public interface, from one NumPy array into another.
 
@@ -190,7 +203,6 @@ class Pycoll:
     def array(self, blocks: int, case: Case) -> Buffer:
         """Zeros, of the shape (blocks, elements of a block)."""
         from pycoll.errors import UsageError
-        from pycoll.memory import numpy_dtype
 
         try:
             dtype = numpy_dtype(case.dtype)

@@ -118,8 +118,8 @@ def bench(
 
 
 def _cases(collective: str, algorithm: str, sizes: str, dtype: str, op: str, n: int) -> list[Case]:
+    from pycoll.bench.adapters import numpy_dtype
     from pycoll.bench.case import Case
-    from pycoll.memory import numpy_dtype
 
     names: list[str] = []
     try:
