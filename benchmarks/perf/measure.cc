@@ -20,7 +20,7 @@ constexpr int64_t kBlockNs = 2'000'000;
 constexpr int kMaxCalls = 1 << 20;  // of a block
 constexpr int kFewestBlocks = 5;    // of calls that are so long that more would take kLimitNs
 constexpr int64_t kLimitNs = 2'000'000'000;
-constexpr int64_t kRegisteredBytes = 64 << 10;  // as Python registers arrays (bindings/adopter.h)
+constexpr int64_t kRegisteredBytes = 64 << 10;  // from here on Python registers arrays
 constexpr std::byte kUntouched{0xa5};
 
 /// How many blocks the output begins behind the input in one buffer; nothing where the collective
