@@ -1,4 +1,4 @@
-"""The measured table: its text, its file, and who may use it."""
+"""The measured table: its text, its file, and its use."""
 
 from __future__ import annotations
 
@@ -50,39 +50,32 @@ def test_table_with_any_byte_changed_is_refused():
                     _core.TuningTable.parse(text[:at] + new + text[at + 1 :])
 
 
+TIME, COST = "2 2 plain 4096 2026-11-21T14:30:00Z", "2 2 mapped 2026-11-21T14:30:00Z simple"
+WRONG_LINES = [
+    f"time all_reduce {TIME}",
+    *(f"time all_reduce {TIME} {field}" for field in (
+        "ring/simple", "ring=1e-5", "ring/simple/x=1e-5", "ring/simple=nan", "ring/simple=-1e-5",
+        "ring/simple=0", "ring/simple=1e-5 ", " ring/simple=1e-5",
+    )),
+    *(f"time all_reduce {head} ring/simple=1e-5" for head in (
+        "2 2 plain 4096 yesterday", TIME.replace("2 2", "0 2"), TIME.replace("2 2", "2 -2"),
+        TIME.replace("4096", "99999999999999999999"), TIME.replace("plain ", ""),
+        TIME.replace("plain", "both"),
+    )),
+    f"time All-Reduce {TIME} ring/simple=1e-5",
+    *(f"cost {COST} {numbers}" for numbers in ("1 2", "1 2 inf", "1 2 3 4")),
+    "cost 2 2 2026-11-21T14:30:00Z simple 1 2 3", "size 2", "",
+]  # fmt: skip
+
+
 @pytest.mark.pure
-@pytest.mark.parametrize(
-    "line",
-    [
-        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z",
-        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple",
-        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring=1e-5",
-        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple/x=1e-5",
-        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=nan",
-        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=-1e-5",
-        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=0",
-        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5 ",
-        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z  ring/simple=1e-5",
-        "time all_reduce 2 2 plain 4096 yesterday ring/simple=1e-5",
-        "time all_reduce 0 2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
-        "time all_reduce 2 -2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
-        "time all_reduce 2 2 plain 99999999999999999999 2026-11-21T14:30:00Z ring/simple=1e-5",
-        "time All-Reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
-        "cost 2 2 mapped 2026-11-21T14:30:00Z simple 1 2",
-        "cost 2 2 mapped 2026-11-21T14:30:00Z simple 1 2 inf",
-        "cost 2 2 mapped 2026-11-21T14:30:00Z simple 1 2 3 4",
-        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
-        "time all_reduce 2 2 both 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
-        "cost 2 2 2026-11-21T14:30:00Z simple 1 2 3",
-        "size 2",
-        "",
-    ],
-)
-def test_line_that_is_wrong_is_refused_and_named(line):
-    """Whatever wrote it: the line is looked at before the digest."""
+def test_lines_that_are_wrong_are_refused_and_named():
+    """A line is refused before the digest is compared."""
     head = _core.TuningTable([], []).to_text().rpartition("end ")[0]
-    with pytest.raises(UsageError, match="line 4: "):
-        _core.TuningTable.parse(f"{head}{line}\nend 0123456789abcdef\n")
+    for line in WRONG_LINES:
+        with pytest.raises(UsageError, match="line 4: "):
+            _core.TuningTable.parse(f"{head}{line}\nend 0123456789abcdef\n")
+            pytest.fail(f"taken: {line!r}")
 
 
 @pytest.mark.pure
@@ -156,7 +149,7 @@ def test_table_is_kept_where_the_environment_says(tmp_path, monkeypatch):
         tuning.path()
 
 
-# Who uses it.
+# Its use.
 
 
 @pytest.mark.ranks
@@ -279,7 +272,7 @@ def test_fitted_costs_of_the_table_are_those_of_the_simulation():
     text = explained()
     assert f"fitted, simple of mapped arrays on {DATE} with 2 ranks" in text
     assert text.splitlines()[0].rpartition(": ")[2].startswith("one_shot/ll")
-    # Other numbers of ranks: of the nearest that share cores, or not, alike.
+    # Other numbers of ranks take the costs of the nearest one that also shares cores, or does not.
     assert ("simulation: fitted" in explained(n=3)) == (CORES >= 3)
 
 
@@ -336,18 +329,20 @@ DAMAGES += ["stale", "foreign", "other format"]
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("how", DAMAGES)
-def test_table_that_cannot_be_used_is_ignored_with_the_reason(how):
+def test_table_that_cannot_be_used_is_ignored_with_the_reason(tmp_path, monkeypatch):
     untouched = choice()
-    said = _damage(how)
-    text = explained()
-    assert choice() == untouched != "tree/ll"
-    assert "table: ignored, " in text and said in text
-    result = invoke("info")
-    assert result.exit_code == 0 and said in result.stdout
-    if how not in ("folder", "pipe"):
-        tuning.save([], [size(tree__ll=1e-9)])  # and is replaced by the next one
-        assert choice() == "tree/ll"
+    assert untouched != "tree/ll"
+    for how in DAMAGES:
+        monkeypatch.setenv("PYCOLL_CACHE_DIR", str(tmp_path / how))
+        said = _damage(how)
+        text = explained()
+        assert choice() == untouched, how
+        assert "table: ignored, " in text and said in text, (how, text)
+        result = invoke("info")
+        assert result.exit_code == 0 and said in result.stdout, how
+        if how not in ("folder", "pipe"):
+            tuning.save([], [size(tree__ll=1e-9)])  # it is replaced by the next one
+            assert choice() == "tree/ll", how
 
 
 @pytest.mark.ranks
