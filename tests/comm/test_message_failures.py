@@ -137,24 +137,21 @@ def test_what_a_killed_or_closed_peer_had_sent_is_received(tmp_path):
     assert outcome is None, outcome
 
 
-@both
-def test_close_with_pending_messages_ends_them(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        part = comm.split(0)
-        if comm.rank == 0:
-            handles = [part.recv(np.zeros(3), 1, i, async_op=True) for i in range(5)]
-            handles += [part.send(np.zeros(100_000), 1, i, async_op=True) for i in range(5)]
-            start = time.monotonic()
-            part.close()
-            assert time.monotonic() - start < 1
-            for handle in handles:
-                assert handle.done()
-                assert isinstance(handle.exception(), AbortedError)
-                with pytest.raises(AbortedError):
-                    handle.wait()
-        comm.barrier()
-
-    run_ranks(work, 2, threads=threads, timeout_s=10)
+@on_ranks(2)
+def test_close_with_pending_messages_ends_them(comm):
+    part = comm.split(0)
+    if comm.rank == 0:
+        handles = [part.recv(np.zeros(3), 1, i, async_op=True) for i in range(5)]
+        handles += [part.send(np.zeros(100_000), 1, i, async_op=True) for i in range(5)]
+        start = time.monotonic()
+        part.close()
+        assert time.monotonic() - start < 1
+        for handle in handles:
+            assert handle.done()
+            assert isinstance(handle.exception(), AbortedError)
+            with pytest.raises(AbortedError):
+                handle.wait()
+    comm.barrier()
 
 
 @both

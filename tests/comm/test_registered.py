@@ -86,96 +86,84 @@ def test_collective_registered_on_three_ranks_matches_plain(collective):
     run_ranks(work, 3)
 
 
-def test_views_of_registered_array_count_as_registered():
-    def work(comm: pycoll.Communicator) -> None:
-        x = comm.register(array_at(8, 200_000))
-        x[:] = 0
-        part = x[50_001:150_002]
-        part[:] = comm.rank + 1
-        comm.all_reduce(part)
-        assert (part == 3).all() and x[50_000] == 0 and x[150_002] == 0
-        assert comm.flight_record()[-1]["algorithm"].endswith("/direct")
-
-    run_ranks(work, 2)
+@on_ranks(processes=[2])
+def test_views_of_registered_array_count_as_registered(comm):
+    x = comm.register(array_at(8, 200_000))
+    x[:] = 0
+    part = x[50_001:150_002]
+    part[:] = comm.rank + 1
+    comm.all_reduce(part)
+    assert (part == 3).all() and x[50_000] == 0 and x[150_002] == 0
+    assert comm.flight_record()[-1]["algorithm"].endswith("/direct")
 
 
-def test_bytes_around_registered_array_stay():
-    def work(comm: pycoll.Communicator) -> None:
-        whole = np.full(100_000, 7, np.uint8)
-        x = comm.register(whole[1000:60_000])
-        x[:] = 1
-        whole[:1000] = 8  # while it is registered
-        comm.all_reduce(x)
-        comm.unregister(x)
-        assert (whole[:1000] == 8).all() and (whole[60_000:] == 7).all() and (x == 2).all()
-
-    run_ranks(work, 2)
+@on_ranks(processes=[2])
+def test_bytes_around_registered_array_stay(comm):
+    whole = np.full(100_000, 7, np.uint8)
+    x = comm.register(whole[1000:60_000])
+    x[:] = 1
+    whole[:1000] = 8  # while it is registered
+    comm.all_reduce(x)
+    comm.unregister(x)
+    assert (whole[:1000] == 8).all() and (whole[60_000:] == 7).all() and (x == 2).all()
 
 
-def test_unregister_moves_the_array_back_with_its_values():
-    def work(comm: pycoll.Communicator) -> None:
-        x = array_at(16, 100_000)
-        address = x.ctypes.data
-        x[:] = np.arange(x.size)
-        assert shared_pages(x) == 0
-        comm.register(x)
-        comm.register(x[10:20])  # counted: it lies within
-        assert shared_pages(x) > x.nbytes - 2 * PAGE
-        comm.unregister(x[10:20])
-        assert shared_pages(x) > 0
-        comm.unregister(x)
-        assert shared_pages(x) == 0 and x.ctypes.data == address
-        np.testing.assert_array_equal(x, np.arange(x.size))
-        comm.all_reduce(x)  # through slots now
-        np.testing.assert_array_equal(x, np.arange(x.size) * 2)
-
-    run_ranks(work, 2)
+@on_ranks(processes=[2])
+def test_unregister_moves_the_array_back_with_its_values(comm):
+    x = array_at(16, 100_000)
+    address = x.ctypes.data
+    x[:] = np.arange(x.size)
+    assert shared_pages(x) == 0
+    comm.register(x)
+    comm.register(x[10:20])  # counted: it lies within
+    assert shared_pages(x) > x.nbytes - 2 * PAGE
+    comm.unregister(x[10:20])
+    assert shared_pages(x) > 0
+    comm.unregister(x)
+    assert shared_pages(x) == 0 and x.ctypes.data == address
+    np.testing.assert_array_equal(x, np.arange(x.size))
+    comm.all_reduce(x)  # through slots now
+    np.testing.assert_array_equal(x, np.arange(x.size) * 2)
 
 
-def test_close_unregisters_and_lets_the_array_go():
-    def work(comm: pycoll.Communicator) -> None:
-        class Array(np.ndarray):  # can be referred to weakly
-            pass
+@on_ranks(processes=[2])
+def test_close_unregisters_and_lets_the_array_go(comm):
+    class Array(np.ndarray):  # can be referred to weakly
+        pass
 
-        x = array_at(0, 50_000).view(Array)
-        gone = weakref.ref(x)
-        comm.register(x)
-        view = x.view(np.ndarray)[:]
-        del x
-        gc.collect()
-        assert shared_pages(view) > 0
-        comm.close()
-        assert shared_pages(view) == 0
-        del view
-        gc.collect()
-        assert gone() is None
-
-    run_ranks(work, 2)
+    x = array_at(0, 50_000).view(Array)
+    gone = weakref.ref(x)
+    comm.register(x)
+    view = x.view(np.ndarray)[:]
+    del x
+    gc.collect()
+    assert shared_pages(view) > 0
+    comm.close()
+    assert shared_pages(view) == 0
+    del view
+    gc.collect()
+    assert gone() is None
 
 
-def test_registered_with_world_serves_a_part_of_it():
-    def work(comm: pycoll.Communicator) -> None:
-        x = comm.register(array_at(0, 50_000))
-        x[:] = 1
-        part = comm.split(0, key=-comm.rank)
-        assert part is not None
-        part.all_reduce(x)
-        assert part.flight_record()[-1]["algorithm"].endswith("/direct")
-        assert (x == 2).all()
-
-    run_ranks(work, 2)
+@on_ranks(processes=[2])
+def test_registered_with_world_serves_a_part_of_it(comm):
+    x = comm.register(array_at(0, 50_000))
+    x[:] = 1
+    part = comm.split(0, key=-comm.rank)
+    assert part is not None
+    part.all_reduce(x)
+    assert part.flight_record()[-1]["algorithm"].endswith("/direct")
+    assert (x == 2).all()
 
 
-def test_unregister_waits_for_what_is_queued():
-    def work(comm: pycoll.Communicator) -> None:
-        x = comm.register(array_at(4, 500_000))
-        x[:] = 1
-        works = [comm.all_reduce(x, async_op=True) for _ in range(5)]
-        comm.unregister(x)
-        assert all(w.done() for w in works)
-        assert (x == 2**5).all()
-
-    run_ranks(work, 2)
+@on_ranks(processes=[2])
+def test_unregister_waits_for_what_is_queued(comm):
+    x = comm.register(array_at(4, 500_000))
+    x[:] = 1
+    works = [comm.all_reduce(x, async_op=True) for _ in range(5)]
+    comm.unregister(x)
+    assert all(w.done() for w in works)
+    assert (x == 2**5).all()
 
 
 def test_register_torch_tensor_and_empty_and_threads_do_nothing_wrong():
@@ -221,17 +209,14 @@ def test_large_arrays_lie_in_large_pages():
     assert large > 2 * nbytes - (8 << 20)
 
 
-@both
-def test_register_what_is_no_writable_array_raises(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        x = np.zeros(10_000)
-        x.flags.writeable = False
-        with pytest.raises(UsageError, match="read-only"):
-            comm.register(x)
-        with pytest.raises(UsageError, match="contiguous"):
-            comm.register(np.zeros((100, 100))[:, ::2])
-
-    run_ranks(work, 2, threads=threads)
+@on_ranks(2)
+def test_register_what_is_no_writable_array_raises(comm):
+    x = np.zeros(10_000)
+    x.flags.writeable = False
+    with pytest.raises(UsageError, match="read-only"):
+        comm.register(x)
+    with pytest.raises(UsageError, match="contiguous"):
+        comm.register(np.zeros((100, 100))[:, ::2])
 
 
 def test_register_memory_that_cannot_move_raises_and_leaves_it(tmp_path):
@@ -258,22 +243,20 @@ def test_register_memory_that_cannot_move_raises_and_leaves_it(tmp_path):
     run_ranks(work, 2)
 
 
-def test_register_thousand_times_leaves_nothing():
-    def work(comm: pycoll.Communicator) -> None:
-        def maps() -> int:
-            return len(Path("/proc/self/maps").read_text().splitlines())
+@on_ranks(processes=[2])
+def test_register_thousand_times_leaves_nothing(comm):
+    def maps() -> int:
+        return len(Path("/proc/self/maps").read_text().splitlines())
 
-        x = array_at(40, 60_000)
-        references = sys.getrefcount(x)
-        for step in range(1000):
-            comm.register(x)
-            comm.unregister(x)
-            if step == 10:
-                before = maps()
-        assert maps() <= before + 2
-        assert sys.getrefcount(x) == references
-
-    run_ranks(work, 2)
+    x = array_at(40, 60_000)
+    references = sys.getrefcount(x)
+    for step in range(1000):
+        comm.register(x)
+        comm.unregister(x)
+        if step == 10:
+            before = maps()
+    assert maps() <= before + 2
+    assert sys.getrefcount(x) == references
 
 
 @pytest.mark.parametrize("registered", [False, True])

@@ -279,22 +279,20 @@ def test_rule_of_direct_that_cannot_do_without_slots_keeps_its_algorithm(monkeyp
     assert [choice.split("/")[1] for choice in open_algorithm] == ["direct"] * 2
 
 
-def test_named_direct_is_refused_where_it_cannot_run():
-    def work(comm: pycoll.Communicator) -> None:
-        x, out = comm.empty(4096, np.float32), comm.empty(4096, np.float32)
-        with pytest.raises(UsageError, match="ring/direct cannot run without slots on 3 ranks"):
-            comm.all_reduce(x, algorithm="ring/direct")
-        with pytest.raises(UsageError, match="cannot work in place: give it an out"):
-            comm.all_reduce(x, algorithm="one_shot/direct")
-        with pytest.raises(UsageError, match="cannot all reach each other's arrays"):
-            comm.all_reduce(x, out=np.zeros_like(x), algorithm="one_shot/direct")
-        with pytest.raises(UsageError, match="direct is for arrays whose parts all ranks know"):
-            comm.all_to_all(x[:3], send_counts=[1] * 3, algorithm="bruck/direct")
-        x[:] = comm.rank
-        comm.all_reduce(x, out=out, algorithm="one_shot/direct")
-        assert (out == 3).all()
-
-    run_ranks(work, 3)
+@on_ranks(processes=[3])
+def test_named_direct_is_refused_where_it_cannot_run(comm):
+    x, out = comm.empty(4096, np.float32), comm.empty(4096, np.float32)
+    with pytest.raises(UsageError, match="ring/direct cannot run without slots on 3 ranks"):
+        comm.all_reduce(x, algorithm="ring/direct")
+    with pytest.raises(UsageError, match="cannot work in place: give it an out"):
+        comm.all_reduce(x, algorithm="one_shot/direct")
+    with pytest.raises(UsageError, match="cannot all reach each other's arrays"):
+        comm.all_reduce(x, out=np.zeros_like(x), algorithm="one_shot/direct")
+    with pytest.raises(UsageError, match="direct is for arrays whose parts all ranks know"):
+        comm.all_to_all(x[:3], send_counts=[1] * 3, algorithm="bruck/direct")
+    x[:] = comm.rank
+    comm.all_reduce(x, out=out, algorithm="one_shot/direct")
+    assert (out == 3).all()
 
 
 def test_ranks_with_plain_arrays_run_ahead_of_those_that_asked(monkeypatch):

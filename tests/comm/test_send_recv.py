@@ -141,25 +141,22 @@ def test_send_to_oneself_is_buffered(n, threads):
     run_ranks(work, n, threads=threads, timeout_s=10)
 
 
-@both
-def test_async_recv_does_not_hold_up_a_later_send(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        peer = 1 - comm.rank
-        for nbytes in (8, 100_000):
-            y = np.empty(nbytes, np.uint8)
-            first = comm.recv(y, peer, 1, async_op=True)  # its message comes last
-            x, z = payload(comm.rank, 2, nbytes), np.empty(nbytes, np.uint8)
-            second = comm.send(x, peer, 2, async_op=True)
-            comm.recv(z, peer, 2)
-            second.wait()
-            assert not first.done()
-            comm.barrier()
-            comm.send(payload(comm.rank, 1, nbytes), peer, 1)
-            first.wait()
-            np.testing.assert_array_equal(y, payload(peer, 1, nbytes))
-            np.testing.assert_array_equal(z, payload(peer, 2, nbytes))
-
-    run_ranks(work, 2, threads=threads, timeout_s=10)
+@on_ranks(2)
+def test_async_recv_does_not_hold_up_a_later_send(comm):
+    peer = 1 - comm.rank
+    for nbytes in (8, 100_000):
+        y = np.empty(nbytes, np.uint8)
+        first = comm.recv(y, peer, 1, async_op=True)  # its message comes last
+        x, z = payload(comm.rank, 2, nbytes), np.empty(nbytes, np.uint8)
+        second = comm.send(x, peer, 2, async_op=True)
+        comm.recv(z, peer, 2)
+        second.wait()
+        assert not first.done()
+        comm.barrier()
+        comm.send(payload(comm.rank, 1, nbytes), peer, 1)
+        first.wait()
+        np.testing.assert_array_equal(y, payload(peer, 1, nbytes))
+        np.testing.assert_array_equal(z, payload(peer, 2, nbytes))
 
 
 @both
@@ -182,23 +179,20 @@ def test_async_ones_progress_while_nobody_waits(threads, way):
     run_ranks(work, 2, threads=threads, timeout_s=20)
 
 
-@both
-def test_send_recv_next_to_collectives_and_queued_ones(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        peer = comm.rank ^ 1
-        for i in range(20):
-            x, y = payload(comm.rank, i, 50_000), np.empty(50_000, np.uint8)
-            total = np.ones(2000, np.float32)
-            queued = comm.all_reduce(total, async_op=True)
-            receive = comm.recv(y, peer, i, async_op=True)
-            comm.all_reduce(np.ones(10))
-            comm.send(x, peer, i)
-            queued.wait()
-            receive.wait()
-            assert (total == comm.size).all()
-            np.testing.assert_array_equal(y, payload(peer, i, 50_000))
-
-    run_ranks(work, 4, threads=threads, timeout_s=20)
+@on_ranks(4)
+def test_send_recv_next_to_collectives_and_queued_ones(comm):
+    peer = comm.rank ^ 1
+    for i in range(20):
+        x, y = payload(comm.rank, i, 50_000), np.empty(50_000, np.uint8)
+        total = np.ones(2000, np.float32)
+        queued = comm.all_reduce(total, async_op=True)
+        receive = comm.recv(y, peer, i, async_op=True)
+        comm.all_reduce(np.ones(10))
+        comm.send(x, peer, i)
+        queued.wait()
+        receive.wait()
+        assert (total == comm.size).all()
+        np.testing.assert_array_equal(y, payload(peer, i, 50_000))
 
 
 @pytest.mark.parametrize(

@@ -24,70 +24,58 @@ def members(comm: pycoll.Communicator, part: pycoll.Communicator) -> list[int]:
     return ranks.tolist()
 
 
-@both
-def test_split_groups_by_color_and_orders_by_key(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        even_odd = comm.split(comm.rank % 2)
-        assert members(comm, even_odd) == [r for r in range(5) if r % 2 == comm.rank % 2]
-        assert even_odd.rank == comm.rank // 2
-        backwards = comm.split(7, key=-comm.rank)
-        assert members(comm, backwards) == [4, 3, 2, 1, 0]
-        ties = comm.split(0, key=1 if comm.rank < 2 else 0)
-        assert members(comm, ties) == [2, 3, 4, 0, 1]
-        alone = comm.split(comm.rank)
-        assert (alone.rank, alone.size) == (0, 1)
-        assert members(comm, alone) == [comm.rank]
-        assert alone.transport == comm.transport
-        comm.barrier()
-
-    run_ranks(work, 5, threads=threads)
+@on_ranks(5)
+def test_split_groups_by_color_and_orders_by_key(comm):
+    even_odd = comm.split(comm.rank % 2)
+    assert members(comm, even_odd) == [r for r in range(5) if r % 2 == comm.rank % 2]
+    assert even_odd.rank == comm.rank // 2
+    backwards = comm.split(7, key=-comm.rank)
+    assert members(comm, backwards) == [4, 3, 2, 1, 0]
+    ties = comm.split(0, key=1 if comm.rank < 2 else 0)
+    assert members(comm, ties) == [2, 3, 4, 0, 1]
+    alone = comm.split(comm.rank)
+    assert (alone.rank, alone.size) == (0, 1)
+    assert members(comm, alone) == [comm.rank]
+    assert alone.transport == comm.transport
+    comm.barrier()
 
 
-@both
-def test_split_negative_color_gets_none(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        part = comm.split(0 if comm.rank in (0, 2) else -1)
-        assert (part is None) == (comm.rank in (1, 3))
-        if part is not None:
-            assert members(comm, part) == [0, 2]
-        assert comm.split(-1) is None
-        comm.barrier()
-
-    run_ranks(work, 4, threads=threads)
+@on_ranks(4)
+def test_split_negative_color_gets_none(comm):
+    part = comm.split(0 if comm.rank in (0, 2) else -1)
+    assert (part is None) == (comm.rank in (1, 3))
+    if part is not None:
+        assert members(comm, part) == [0, 2]
+    assert comm.split(-1) is None
+    comm.barrier()
 
 
-@both
-def test_split_nests_and_the_parts_work_side_by_side(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        half = comm.split(comm.rank // 2)
-        single = half.split(half.rank)
-        everyone = comm.split(0)
-        for i in range(10):
-            x = np.full(1000, comm.rank + i, np.float64)
-            half.all_reduce(x)
-            comm.all_reduce(x)
-            everyone.all_reduce(x, "max")
-            single.all_reduce(x)
-            assert (x == 2 * (6 + 4 * i)).all()
-        half.close()
-        everyone.split(0).barrier()  # the part of a part outlives its siblings
-
-    run_ranks(work, 4, threads=threads)
+@on_ranks(4)
+def test_split_nests_and_the_parts_work_side_by_side(comm):
+    half = comm.split(comm.rank // 2)
+    single = half.split(half.rank)
+    everyone = comm.split(0)
+    for i in range(10):
+        x = np.full(1000, comm.rank + i, np.float64)
+        half.all_reduce(x)
+        comm.all_reduce(x)
+        everyone.all_reduce(x, "max")
+        single.all_reduce(x)
+        assert (x == 2 * (6 + 4 * i)).all()
+    half.close()
+    everyone.split(0).barrier()  # the part of a part outlives its siblings
 
 
-@both
-def test_split_error_of_one_part_leaves_the_others_alone(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        part = comm.split(comm.rank // 2)
-        if comm.rank < 2:
-            with pytest.raises(CollectiveMismatchError):
-                part.all_reduce(np.ones(1 + comm.rank))
-        else:
-            part.all_reduce(np.ones(1))
-        comm.barrier()
-        comm.split(0).barrier()  # a broken part can be replaced
-
-    run_ranks(work, 4, threads=threads, timeout_s=10)
+@on_ranks(4)
+def test_split_error_of_one_part_leaves_the_others_alone(comm):
+    part = comm.split(comm.rank // 2)
+    if comm.rank < 2:
+        with pytest.raises(CollectiveMismatchError):
+            part.all_reduce(np.ones(1 + comm.rank))
+    else:
+        part.all_reduce(np.ones(1))
+    comm.barrier()
+    comm.split(0).barrier()  # a broken part can be replaced
 
 
 def count_resources(comm: pycoll.Communicator) -> dict[str, int]:
@@ -170,24 +158,18 @@ def test_close_gives_memory_and_descriptors_back_at_once(threads):
         assert after == before
 
 
-@both
-def test_split_member_that_does_not_come_is_a_timeout(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        if comm.rank == 1:
-            time.sleep(1.0)
-            return
-        with pytest.raises(TimeoutError, match="rank 1 has not entered it"):
-            comm.split(0)
-
-    run_ranks(work, 3, threads=threads, timeout_s=0.4)
+@on_ranks(3, timeout_s=0.4)
+def test_split_member_that_does_not_come_is_a_timeout(comm):
+    if comm.rank == 1:
+        time.sleep(1.0)
+        return
+    with pytest.raises(TimeoutError, match="rank 1 has not entered it"):
+        comm.split(0)
 
 
-@both
-def test_split_wants_whole_numbers(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        for color in ("red", 1.5, None, 1 << 40):
-            with pytest.raises((UsageError, TypeError)):
-                comm.split(color)
-        comm.barrier()
-
-    run_ranks(work, 2, threads=threads)
+@on_ranks(2)
+def test_split_wants_whole_numbers(comm):
+    for color in ("red", 1.5, None, 1 << 40):
+        with pytest.raises((UsageError, TypeError)):
+            comm.split(color)
+    comm.barrier()

@@ -105,13 +105,11 @@ def test_worlds_on_both_sides_of_the_smaller_slots_work(n, threads):
     run_ranks(work, n, threads=threads)
 
 
-def test_64_ranks_work():
-    def work(comm: pycoll.Communicator) -> None:
-        x = np.full(100, comm.rank)
-        comm.all_reduce(x, "max", algorithm="ring")
-        assert (x == 63).all()
-
-    run_ranks(work, 64, threads=True)
+@on_ranks(threads=[64])
+def test_64_ranks_work(comm):
+    x = np.full(100, comm.rank)
+    comm.all_reduce(x, "max", algorithm="ring")
+    assert (x == 63).all()
 
 
 def test_forked_process_that_lets_go_of_an_array_does_not_free_it():
