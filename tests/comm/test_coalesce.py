@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from comm_cases import inputs
-from worlds import Comm, on_ranks, run
+from worlds import on_ranks
 
-from pycoll import CollectiveMismatchError, UsageError, run_ranks
+from pycoll import CollectiveMismatchError, UsageError
 
 pytestmark = pytest.mark.ranks
 
@@ -55,7 +55,8 @@ def test_coalesce_keeps_the_order_where_one_reads_what_another_writes(comm):
     assert (y == 8).all()
 
 
-def send_before_receive(comm: Comm) -> None:
+@on_ranks(2, processes=[5], threads=[3], parts=[3])
+def test_coalesce_of_sends_before_receives_does_not_deadlock(comm):
     n = comm.size
     for nbytes in (8, 100_000):
         for with_collectives in (False, True):
@@ -74,13 +75,6 @@ def send_before_receive(comm: Comm) -> None:
                     assert (got[peer] == peer).all()
                 if with_collectives:
                     assert (total == n).all()
-
-
-def test_coalesce_of_sends_before_receives_does_not_deadlock(monkeypatch):
-    for n, kind in [(2, "processes"), (5, "processes"), (2, "threads"), (3, "threads")]:
-        run(send_before_receive, n, kind=kind)
-    monkeypatch.setenv("PYCOLL_PEER_MEMORY", "0")  # messages move in parts, through the mailbox
-    run_ranks(send_before_receive, 3)
 
 
 @on_ranks(2)

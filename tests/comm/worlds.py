@@ -33,6 +33,7 @@ Comm = pycoll.Communicator
 def serve(comm: Comm, requests: list[tuple[Connection, Connection]]) -> None:
     """Runs on each rank: the functions that the test asks for, each in a new communicator."""
     ours = requests[comm.rank][1]
+    ours.send("ready")
     while (request := ours.recv()) is not None:
         fn, args = request
         try:
@@ -53,7 +54,12 @@ class StartedWorld:
         self._thread = threading.Thread(
             target=pycoll.run_ranks, args=(serve, n, self._pipes), kwargs=options, daemon=True
         )
-        self._thread.start()
+        with pytest.MonkeyPatch.context() as patch:
+            if kind == "parts":
+                patch.setenv("PYCOLL_PEER_MEMORY", "0")
+            self._thread.start()
+            for ours, _ in self._pipes:
+                self._reply(ours)
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
         """What `fn(comm, *args)` returns on each rank; an AssertionError if a rank raises."""
@@ -67,7 +73,7 @@ class StartedWorld:
             raise AssertionError(f"rank {failures[0][2]} ({text}):\n{failures[0][3]}")
         return [result for _, result in replies]
 
-    def _reply(self, ours: Connection) -> tuple[bool, Any]:
+    def _reply(self, ours: Connection) -> Any:
         while not ours.poll(1):
             assert self._thread.is_alive(), "the world has ended"
         return ours.recv()
@@ -105,6 +111,7 @@ def on_ranks(
     *both: int,
     processes: Sequence[int] = (),
     threads: Sequence[int] = (),
+    parts: Sequence[int] = (),
     own: bool = False,
     needs: str = "",
     **options: Any,
@@ -115,12 +122,14 @@ def on_ranks(
         *both: numbers of ranks, which are processes first, then threads.
         processes: numbers of ranks that are processes only.
         threads: numbers of ranks that are threads only.
+        parts: numbers of ranks that are processes and move large messages in parts, through the
+            mailbox, instead of from memory to memory.
         own: starts ranks for this test alone: it changes or inspects their process.
         needs: a module without which the test is skipped; implies `own`.
         **options: of `pycoll.run_ranks`; implies `own`.
     """
     worlds = [(n, "processes") for n in (*both, *processes)]
-    worlds += [(n, "threads") for n in (*both, *threads)]
+    worlds += [(n, "threads") for n in (*both, *threads)] + [(n, "parts") for n in parts]
 
     def make(fn: Callable[..., Any]) -> Callable[..., None]:
         def test(**fixtures: Any) -> None:
