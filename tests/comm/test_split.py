@@ -1,4 +1,4 @@
-"""split: who ends up with whom, in which order, and what is given back afterwards."""
+"""split: the members of the parts, their order, and the resources that are given back."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from comm_cases import both
+from worlds import Comm, on_ranks
 
-import pycoll
-from pycoll import CollectiveMismatchError, TimeoutError, UsageError, run_ranks
+from pycoll import CollectiveMismatchError, TimeoutError, UsageError
 
 pytestmark = pytest.mark.ranks
 
 
-def members(comm: pycoll.Communicator, part: pycoll.Communicator) -> list[int]:
+def members(comm: Comm, part: Comm) -> list[int]:
     """World ranks of the part's members, in the part's order."""
     ranks = np.zeros(part.size, np.int64)
     ranks[part.rank] = comm.rank
@@ -78,8 +77,8 @@ def test_split_error_of_one_part_leaves_the_others_alone(comm):
     comm.split(0).barrier()  # a broken part can be replaced
 
 
-def count_resources(comm: pycoll.Communicator) -> dict[str, int]:
-    """What this process has, counted by one rank at a time: counting opens files."""
+def count_resources(comm: Comm) -> dict[str, int]:
+    """Resources of this process, counted by one rank at a time: counting opens files."""
     found: dict[str, int] = {}
     for turn in range(comm.size):
         comm.barrier()
@@ -95,7 +94,7 @@ def count_resources(comm: pycoll.Communicator) -> dict[str, int]:
     return found
 
 
-def use_part(comm: pycoll.Communicator, i: int) -> pycoll.Communicator:
+def use_part(comm: Comm, i: int) -> Comm:
     """Splits, uses the part for everything that takes memory or descriptors, and closes it."""
     with comm.split(comm.rank % (1 + i % 3), key=i) as part:
         x = part.empty(5000, np.float64) if i % 2 else np.empty(5000)
@@ -110,52 +109,42 @@ def use_part(comm: pycoll.Communicator, i: int) -> pycoll.Communicator:
     return part
 
 
-# Of what a rank keeps: its allocator's free memory, which it has for all of its ranks when they are
-# threads, and a page table for the addresses that it has used.
+# A rank keeps the free memory of its allocator, which all ranks share when they are threads, and a
+# page table for the addresses that it has used.
 SLACK_KIB = 2048
 
 
-@both
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
-def test_split_used_and_closed_gives_everything_back(threads, count):
-    def work(comm: pycoll.Communicator) -> tuple[dict[str, int], dict[str, int]]:
-        for i in range(40):  # whatever is made once and for all
-            use_part(comm, i)
-        before = count_resources(comm)
-        for i in range(count):
-            use_part(comm, i)
-        return before, count_resources(comm)
-
-    for before, after in run_ranks(work, 3, threads=threads):
-        assert after.pop("resident KiB") <= before.pop("resident KiB") + SLACK_KIB
-        assert after == before
+@on_ranks(3, own=True)
+def test_split_used_and_closed_gives_everything_back(comm):
+    for i in range(40):  # everything that is made only once
+        use_part(comm, i)
+    before = count_resources(comm)
+    for i in range(200):
+        use_part(comm, i)
+    after = count_resources(comm)
+    assert after.pop("resident KiB") <= before.pop("resident KiB") + SLACK_KIB
+    assert after == before
 
 
-@both
-def test_close_gives_memory_and_descriptors_back_at_once(threads):
-    """And not when the object goes."""
-
-    def work(comm: pycoll.Communicator) -> tuple[dict[str, int], dict[str, int]]:
-        for i in range(40):
-            use_part(comm, i)
-        before = count_resources(comm)
-        parts = [use_part(comm, i) for i in range(20)]
-        comm.barrier()
-        after = count_resources(comm)
-        for part in parts:
-            assert part.closed and part.rank < part.size and "closed" in repr(part)
-            for late in (part.flight_record, part.stragglers, part.barrier):
-                with pytest.raises(UsageError, match="closed"):
-                    late()
+@on_ranks(3, own=True)
+def test_close_gives_memory_and_descriptors_back_while_the_object_exists(comm):
+    for i in range(40):
+        use_part(comm, i)
+    before = count_resources(comm)
+    parts = [use_part(comm, i) for i in range(20)]
+    comm.barrier()
+    after = count_resources(comm)
+    for part in parts:
+        assert part.closed and part.rank < part.size and "closed" in repr(part)
+        for late in (part.flight_record, part.stragglers, part.barrier):
             with pytest.raises(UsageError, match="closed"):
-                part.empty(1, np.uint8)
-            part.close()
-        return before, after
-
-    for before, after in run_ranks(work, 3, threads=threads):
-        # Objects of Python and plans live on, 100 KiB each; slots and mailboxes would be more.
-        assert after.pop("resident KiB") <= before.pop("resident KiB") + SLACK_KIB + 20 * 3 * 200
-        assert after == before
+                late()
+        with pytest.raises(UsageError, match="closed"):
+            part.empty(1, np.uint8)
+        part.close()
+    # Objects of Python and plans live on, 100 KiB each; slots and mailboxes would be more.
+    assert after.pop("resident KiB") <= before.pop("resident KiB") + SLACK_KIB + 20 * 3 * 200
+    assert after == before
 
 
 @on_ranks(3, timeout_s=0.4)
