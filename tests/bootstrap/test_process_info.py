@@ -1,4 +1,4 @@
-"""What a pidfd tells about a process that has ended, and what tells hosts apart."""
+"""The end of a process as its pidfd shows it, and the id of a host."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from pycoll._core import bootstrap
-
-from .conftest import Ranks
 
 pytestmark = pytest.mark.ranks
 
@@ -42,70 +39,57 @@ class Child:
         os.waitpid(self.pid, 0)
 
 
-@pytest.fixture
-def child() -> Iterator[Child]:
-    sleeping = Child()
-    yield sleeping
-    os.close(sleeping.pidfd)
-
-
-def test_running_process_has_not_ended(child: Child) -> None:
+def test_running_process_has_not_ended():
+    child = Child()
     assert not bootstrap.process_ended(child.pidfd)
     assert bootstrap.exit_signal(child.pidfd) == 0
     os.kill(child.pid, signal.SIGKILL)
     child.reap()
-
-
-@pytest.mark.parametrize("number", SIGNALS)
-def test_signal_of_a_killed_process_is_known_before_it_is_reaped(
-    child: Child, number: signal.Signals
-) -> None:
-    os.kill(child.pid, number)
-    child.wait_until_ended()
-    assert bootstrap.exit_signal(child.pidfd) == number
-    child.reap()
-    assert bootstrap.process_ended(child.pidfd)
-
-
-@pytest.mark.parametrize("number", SIGNALS)
-def test_signal_of_a_reaped_process_is_known_to_another_holder_of_its_pidfd(
-    ranks: Ranks, child: Child, number: signal.Signals
-) -> None:
-    told, tell = os.pipe()
-
-    def read_signal() -> int:
-        os.read(told, 1)  # reaped
-        assert bootstrap.process_ended(child.pidfd)
-        return bootstrap.exit_signal(child.pidfd)
-
-    holder = ranks.start(read_signal)
-    os.kill(child.pid, number)
-    child.reap()
-    os.write(tell, b"x")
-    expected = number if KERNEL >= (6, 15) else 0
-    assert ranks.outcome(holder).value == expected
-    assert bootstrap.exit_signal(child.pidfd) == expected
-    os.close(told)
-    os.close(tell)
-
-
-@pytest.mark.parametrize("exit_code", [0, 3, 137])
-def test_process_that_exits_by_itself_has_no_signal(exit_code: int) -> None:
-    child = Child(exit_code)
-    child.wait_until_ended()
-    assert bootstrap.exit_signal(child.pidfd) == 0
-    child.reap()
-    assert bootstrap.exit_signal(child.pidfd) == 0
     os.close(child.pidfd)
 
 
-def test_exit_signal_of_what_is_no_pidfd_is_unknown() -> None:
+def test_signal_of_a_killed_process_is_known_before_and_after_it_is_reaped(ranks):
+    """After, to another holder of its pidfd, too, where the kernel keeps it."""
+    for number in SIGNALS:
+        child = Child()
+        told, tell = os.pipe()
+
+        def read_signal(child=child, told=told) -> int:
+            os.read(told, 1)  # reaped
+            assert bootstrap.process_ended(child.pidfd)
+            return bootstrap.exit_signal(child.pidfd)
+
+        holder = ranks.start(read_signal)
+        os.kill(child.pid, number)
+        child.wait_until_ended()
+        assert bootstrap.exit_signal(child.pidfd) == number
+        child.reap()
+        assert bootstrap.process_ended(child.pidfd)
+        os.write(tell, b"x")
+        expected = number if KERNEL >= (6, 15) else 0
+        assert ranks.outcome(holder).value == expected
+        assert bootstrap.exit_signal(child.pidfd) == expected
+        for fd in (told, tell, child.pidfd):
+            os.close(fd)
+
+
+def test_process_that_exits_by_itself_has_no_signal():
+    for exit_code in (0, 3, 137):
+        child = Child(exit_code)
+        child.wait_until_ended()
+        assert bootstrap.exit_signal(child.pidfd) == 0
+        child.reap()
+        assert bootstrap.exit_signal(child.pidfd) == 0
+        os.close(child.pidfd)
+
+
+def test_exit_signal_of_another_descriptor_is_unknown():
     with open("/dev/null") as other:
         assert bootstrap.exit_signal(other.fileno()) == 0
     assert bootstrap.exit_signal(-1) == 0
 
 
-def test_host_id_is_the_same_in_every_process_of_a_host(ranks: Ranks) -> None:
+def test_host_id_is_the_same_in_every_process_of_a_host(ranks):
     outcomes = ranks.run(lambda rank: bootstrap.host_id(), range(3))
     assert {outcome.value for outcome in outcomes} == {bootstrap.host_id()}
     with open("/proc/sys/kernel/random/boot_id") as boot_id:
@@ -113,7 +97,7 @@ def test_host_id_is_the_same_in_every_process_of_a_host(ranks: Ranks) -> None:
 
 
 @pytest.mark.hosts
-def test_host_id_differs_in_another_network_namespace(ranks: Ranks) -> None:
+def test_host_id_differs_in_another_network_namespace(ranks):
     clone_newnet = 0x40000000
 
     def enter_namespace() -> str:

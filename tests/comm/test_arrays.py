@@ -154,10 +154,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 def test_array_that_cannot_be_used_raises_usage_error():
     (single,) = local_communicators(1)
-    for call in (single.all_reduce, single.broadcast):
-        check_refused(
-            {name: (lambda make=make: call(make()), text) for name, (make, text) in REFUSED.items()}
-        )
+    for collective in ("all_reduce", "broadcast"):
+        call = getattr(single, collective)
+        for name, (make, text) in REFUSED.items():
+            check_refused({f"{collective} of {name}": (call, text)}, make())
 
 
 # Elements that are in no row of the dtype table: copied as bytes, never reduced.

@@ -36,7 +36,7 @@ def until_error(comm: Comm) -> pycoll.Error:
 
 
 def survivor(comm: Comm, dying: set[int]) -> tuple[int, list[int], list[float]]:
-    """Goes on without the dying ranks; returns the new rank, the old ranks, and a gather of them."""
+    """Goes on without the dying ranks; returns the new rank, and the old ranks twice."""
     if comm.rank in dying:
         comm.all_reduce(np.ones(8, np.float32), "max")
         os.kill(os.getpid(), signal.SIGKILL)

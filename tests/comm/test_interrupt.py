@@ -90,7 +90,8 @@ def test_ctrl_c_in_a_blocked_rank_raises_keyboard_interrupt_promptly(tmp_path):
     finally:
         for parent in parents.values():
             parent.kill()
-            parent.communicate()
+            parent.wait()
+            parent.stdout.close()
 
 
 @pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
@@ -122,4 +123,4 @@ def test_ctrl_c_in_the_caller_of_run_ranks_leaves_no_process(threads, tmp_path):
         parent.wait()
     assert out == "interrupted\n"
     assert parent.returncode == 0
-    wait_until_gone([pid for pid in pids if pid != parent.pid])
+    wait_until_gone(pids)
