@@ -47,63 +47,48 @@ def test_rule_without_a_collective_continues_the_one_before(monkeypatch):
     assert choices(monkeypatch, rules, asked) == expected
 
 
-def test_rule_ends_at_its_byte(monkeypatch):
-    """Also within a size class, whose messages share a plan otherwise."""
+def test_first_rule_whose_range_holds_the_size_decides(monkeypatch):
+    """A range ends at its byte, also within a size class, whose messages share a plan otherwise."""
     for last, nbytes in [("100", 100), ("3k", 3072), ("2M", 2 << 20)]:
-        rules = f"all_reduce:tree/ll:0-{last};star/simple"
-        asked = [("all_reduce", size) for size in (nbytes - 1, nbytes, nbytes - 1, nbytes + 1)]
-        expected = ["tree/ll", "star/simple", "tree/ll", "star/simple"]
-        assert choices(monkeypatch, rules, asked) == expected
+        rules = f"all_reduce:tree/ll:8-{last};star/simple:0-max;ring/simple:0-max"
+        sizes = (7, 8, nbytes - 1, nbytes, nbytes - 1, nbytes + 1)
+        expected = [("tree/ll" if 8 <= size < nbytes else "star/simple") for size in sizes]
+        assert choices(monkeypatch, rules, [("all_reduce", size) for size in sizes]) == expected
 
 
-def test_first_of_several_rules_decides(monkeypatch):
-    rules = "all_reduce:tree/ll:8-16;star/simple:0-max;ring/simple:0-max"
-    asked = [("all_reduce", nbytes) for nbytes in (7, 8, 16)]
-    assert choices(monkeypatch, rules, asked) == ["star/simple", "tree/ll", "star/simple"]
-
-
-def test_rule_may_leave_the_protocol_or_the_algorithm_open(monkeypatch):
+def test_rule_may_leave_the_protocol_or_the_algorithm_or_other_sizes_open(monkeypatch):
     asked = [("all_reduce", 8), ("all_reduce", 8 << 20)]
     open_protocol = choices(monkeypatch, "all_reduce:tree", asked)
     assert [choice.split("/")[0] for choice in open_protocol] == ["tree", "tree"]
     open_algorithm = choices(monkeypatch, "all_reduce:auto/simple", asked)
     assert [choice.split("/")[1] for choice in open_algorithm] == ["simple", "simple"]
-    assert choices(monkeypatch, "all_reduce:auto", asked) == choices(monkeypatch, "", asked)
-
-
-def test_rule_leaves_other_collectives_and_sizes_alone(monkeypatch):
-    asked = [("all_reduce", 4096), ("broadcast", 64)]
+    asked += [("all_reduce", 4096), ("broadcast", 64)]
     untouched = choices(monkeypatch, "", asked)
-    assert choices(monkeypatch, "all_reduce:star/simple:0-4096;scan:auto:5-6", asked) == untouched
+    for rules in ("all_reduce:auto", "all_reduce:star/simple:9-4096;scan:auto:5-6"):
+        assert choices(monkeypatch, rules, asked) == untouched
 
 
-def test_algorithm_of_the_call_beats_the_rule(monkeypatch):
+@on_ranks(threads=[3], env={"PYCOLL_ALGO": "all_reduce:star/simple"})
+def test_algorithm_of_the_call_beats_the_rule(comm):
     """The other ranks send as much with both, but star's root sends n - 1 copies."""
-    monkeypatch.setenv("PYCOLL_ALGO", "all_reduce:star/simple")
-
-    def work(comm: Comm) -> list[int]:
-        sent = []
-        for algorithm in (None, "one_shot/simple"):
-            before = comm.ledger["sent_bytes"]
-            comm.all_reduce(np.ones(4), algorithm=algorithm)
-            sent.append(comm.ledger["sent_bytes"] - before)
-        return sent
-
-    assert run_ranks(work, 3, threads=True) == [[64, 64], [32, 64], [32, 64]]
+    for algorithm, copies in [(None, 2 if comm.rank == 0 else 1), ("one_shot/simple", 2)]:
+        before = comm.ledger["sent_bytes"]
+        comm.all_reduce(np.ones(4), algorithm=algorithm)
+        assert comm.ledger["sent_bytes"] - before == copies * 32
 
 
-def test_rules_give_right_results(monkeypatch):
-    monkeypatch.setenv("PYCOLL_ALGO", "all_reduce:tree/ll:0-100;ring/simple:100-5k;star:5k-max")
-
-    def work(comm: Comm) -> None:
-        for count in (0, 1, 12, 13, 100, 639, 640, 641, 5000):
-            x = np.full(count, comm.rank + 1.0)
-            comm.all_reduce(x)
-            assert (x == 6).all()
-            comm.barrier()
-
-    run_ranks(work, 3)
-    run_ranks(work, 3, threads=True)
+@on_ranks(3, env={"PYCOLL_ALGO": "all_reduce:tree/ll:0-100;ring/simple:100-5k;star:5k-max"})
+def test_rules_give_right_results(comm):
+    for count in (0, 1, 12, 13, 100, 639, 640, 641, 5000):
+        x = np.full(count, comm.rank + 1.0)
+        comm.all_reduce(x)
+        assert (x == 6).all()
+        comm.barrier()
+    # The first range ends at 100 bytes.
+    ruled, other = (comm.explain("all_reduce", size).splitlines()[1] for size in (64, 1 << 20))
+    assert "by the rule 'all_reduce:tree/ll:0-100' of PYCOLL_ALGO" in ruled
+    assert "by the rule" in other and "star:5k-max" in other
+    assert comm.explain("broadcast", 64).splitlines()[1] == "  chosen by simulation"
 
 
 WRONG = {
@@ -163,19 +148,15 @@ def test_wrong_rules_of_rank_0_are_refused_on_every_rank(monkeypatch):
         assert "rong" in str(error)
 
 
-def test_rule_of_an_unknown_algorithm_is_refused_by_the_call_that_needs_it(monkeypatch):
-    monkeypatch.setenv("PYCOLL_ALGO", "all_reduce:rong:64-max;broadcast:ring")
-
-    def work(comm: Comm) -> None:
-        comm.all_reduce(np.ones(2))  # not the rule's size
-        for call in (lambda: comm.all_reduce(np.ones(8)), lambda: comm.explain("all_reduce", 64)):
-            with pytest.raises(UsageError, match="rule 'all_reduce:rong:64-max' of PYCOLL_ALGO"):
-                call()
-        with pytest.raises(UsageError, match="broadcast has no algorithm called 'ring'"):
-            comm.broadcast(np.ones(2))
-        comm.all_reduce(np.ones(2))
-
-    run_ranks(work, 2, threads=True)
+@on_ranks(threads=[2], env={"PYCOLL_ALGO": "all_reduce:rong:64-max;broadcast:ring"})
+def test_rule_of_an_unknown_algorithm_is_refused_by_the_call_that_needs_it(comm):
+    comm.all_reduce(np.ones(2))  # not the rule's size
+    for call in (lambda: comm.all_reduce(np.ones(8)), lambda: comm.explain("all_reduce", 64)):
+        with pytest.raises(UsageError, match="rule 'all_reduce:rong:64-max' of PYCOLL_ALGO"):
+            call()
+    with pytest.raises(UsageError, match="broadcast has no algorithm called 'ring'"):
+        comm.broadcast(np.ones(2))
+    comm.all_reduce(np.ones(2))
 
 
 def late(n: int, root: int):
@@ -268,24 +249,17 @@ def test_named_direct_is_refused_where_it_cannot_run(comm):
     assert (out == 3).all()
 
 
-def test_ranks_with_plain_arrays_run_ahead_of_those_that_asked(monkeypatch):
+@on_ranks(processes=[3], env={"PYCOLL_ALGO": "broadcast:star/direct:1k-max"})
+def test_ranks_with_plain_arrays_run_ahead_of_those_that_asked(comm):
     """They do not wait where buffers are exchanged, and may be two operations ahead."""
-    monkeypatch.setenv("PYCOLL_ALGO", "broadcast:star/direct:1k-max")
-
-    def work(comm: Comm) -> int:
-        plain = np.zeros(1024, np.float32)
-        shared = comm.empty(1024, np.float32)
-        wrong = 0
-        for turn in range(300):
-            x = plain if comm.rank == 0 and turn % 5 != 0 else shared
-            x[:] = turn if comm.rank == 0 else -1
-            if comm.rank != 0 and turn % 7 == 0:
-                time.sleep(0.0005)
-            comm.broadcast(x)
-            wrong += int((x != turn).any())
-        return wrong
-
-    assert run_ranks(work, 3) == [0, 0, 0]
+    plain, shared = np.zeros(1024, np.float32), comm.empty(1024, np.float32)
+    for turn in range(300):
+        x = plain if comm.rank == 0 and turn % 5 != 0 else shared
+        x[:] = turn if comm.rank == 0 else -1
+        if comm.rank != 0 and turn % 7 == 0:
+            time.sleep(0.0005)
+        comm.broadcast(x)
+        assert (x == turn).all()
 
 
 def test_rules_of_rank_0_are_those_of_all_ranks(monkeypatch):
@@ -315,14 +289,3 @@ def _with_rules_of_each_rank(monkeypatch, rules: list[str | None], work) -> list
 
     monkeypatch.setattr(pycoll, "init", init)
     return run_ranks(work, len(rules), timeout_s=20, return_errors=True)
-
-
-def test_explain_says_that_a_rule_decided(monkeypatch):
-    monkeypatch.setenv("PYCOLL_ALGO", "all_reduce:tree:0-64k")
-
-    def ask(comm: Comm) -> list[str]:
-        return [comm.explain("all_reduce", nbytes).splitlines()[1] for nbytes in (64, 1 << 20)]
-
-    by_rule, by_simulation = run_ranks(ask, 2, threads=True)[0]
-    assert "by the rule 'all_reduce:tree:0-64k' of PYCOLL_ALGO" in by_rule
-    assert by_simulation == "  chosen by simulation"

@@ -114,6 +114,7 @@ def on_ranks(
     parts: Sequence[int] = (),
     own: bool = False,
     needs: str = "",
+    env: dict[str, str] | None = None,
     **options: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Makes a test of a function of a communicator; its other parameters are fixtures.
@@ -126,6 +127,7 @@ def on_ranks(
             mailbox, instead of from memory to memory.
         own: starts ranks for this test alone: it changes or inspects their process.
         needs: a module without which the test is skipped; implies `own`.
+        env: environment variables of the ranks; implies `own`.
         **options: of `pycoll.run_ranks`; implies `own`.
     """
     worlds = [(n, "processes") for n in (*both, *processes)]
@@ -138,11 +140,14 @@ def on_ranks(
             failures = []
             for n, kind in worlds:
                 try:
-                    if own or needs or options:
+                    if not (own or needs or env or options):
+                        run(test, n, *fixtures.values(), kind=kind)
+                        continue
+                    with pytest.MonkeyPatch.context() as patch:
+                        for name, value in (env or {}).items():
+                            patch.setenv(name, value)
                         is_local = kind == "threads"
                         pycoll.run_ranks(fn, n, *fixtures.values(), threads=is_local, **options)
-                    else:
-                        run(test, n, *fixtures.values(), kind=kind)
                 except Exception as error:
                     cause = error.__cause__ or error
                     failures.append(f"{n} {kind}: {type(error).__name__}: {cause}")
