@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
 import numpy as np
@@ -158,42 +157,3 @@ def test_all_reduce_of_bf16_and_every_op_equals_the_oracle(comm):
         assert (error <= bound).all(), (op, algorithm, count)
         bits = comm.all_gather(x.view(torch.int16))
         assert (bits.view(comm.size, -1) == bits[:count]).all(), (op, algorithm, count)
-
-
-def random_calls(comm: Comm, seed: int, seconds: float) -> None:
-    """The same random calls on all ranks, blocking and queued, in the world and in parts of it."""
-    n = comm.size
-    rng = np.random.default_rng(seed)
-    comms = [comm]
-    end = time.monotonic() + seconds
-    while True:
-        go_on = np.array([time.monotonic() < end], np.uint8)
-        comm.all_reduce(go_on, "min")
-        if not go_on[0]:
-            return
-        if rng.random() < 0.02:
-            for part in comms[1:]:
-                part.close()
-            comms = [comm, comm.split(0, key=int(rng.integers(-9, 9)) * comm.rank)]
-        chosen = comms[rng.integers(len(comms))]
-        queued = []
-        for _ in range(rng.integers(1, 6)):
-            count = int(2 ** rng.uniform(0, 18))
-            values = rng.integers(-99, 99, (n, count)).astype(DTYPES[rng.integers(1, 5)])
-            op = ("sum", "min", "max")[rng.integers(3)]
-            algorithm = rng.choice([None, *builtin_algorithms("all_reduce")])
-            x = values[chosen.rank].copy()
-            work = chosen.all_reduce(x, op, algorithm=algorithm, async_op=bool(rng.integers(2)))
-            queued.append((work, x, reduced(values, op), (seed, algorithm, op, x.dtype, count)))
-        for work, x, expected, case in queued:
-            if work is not x:
-                work.wait()
-            assert (x == expected).all(), case
-
-
-@pytest.mark.slow
-def test_all_reduce_random_sequences_stay_right():
-    seed = int(np.random.default_rng().integers(1 << 30))
-    print(f"seed {seed}")
-    for n, kind in [(2, "processes"), (4, "processes"), (3, "threads"), (7, "threads")]:
-        run(random_calls, n, seed, 4.0, kind=kind)

@@ -117,17 +117,6 @@ def test_deterministic_of_the_communicator_is_the_default_of_its_calls(comm):
     comm.barrier()
 
 
-@on_ranks(threads=[5])
-def test_deterministic_bits_do_not_depend_on_how_a_message_is_cut(comm):
-    comm.deterministic = True
-    values = hard_to_add(comm.size, 90_000, np.float32)
-    whole = comm.all_reduce(values[comm.rank].copy())
-    parts = values[comm.rank].copy()
-    for begin, end in [(0, 1), (1, 100), (100, 5000), (5000, 70_001), (70_001, 90_000)]:
-        comm.all_reduce(parts[begin:end])
-    assert parts.tobytes() == whole.tobytes()
-
-
 @pytest.mark.torch
 @on_ranks(threads=[5], needs="torch")
 def test_deterministic_bf16_is_rounded_once(comm):

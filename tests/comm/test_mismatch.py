@@ -16,70 +16,48 @@ pytestmark = pytest.mark.ranks
 F32 = np.float32
 Call = Callable[[Comm, int], object]
 
-# The call of most ranks and the call of one rank, for so many elements; and the error's text about
-# each.
-MISTAKES: dict[str, tuple[Call, Call, str, str]] = {
-    "count": (
-        lambda comm, count: comm.all_reduce(np.ones(count, F32)),
-        lambda comm, count: comm.all_reduce(np.ones(count + 1, F32)),
-        "shape ({count},)",
-        "shape ({more},)",
-    ),
-    "empty": (
-        lambda comm, count: comm.all_reduce(np.ones(count, F32)),
-        lambda comm, count: comm.all_reduce(np.ones(0, F32)),
-        "shape ({count},)",
-        "shape (0,)",
-    ),
+# The call of most ranks and the call of one rank, for k elements; and the error's text about each.
+MISTAKES: dict[str, tuple[str, str, str, str]] = {
+    "count": ("all_reduce(ones(k))", "all_reduce(ones(k + 1))", "shape ({k},)", "shape ({more},)"),
+    "empty": ("all_reduce(ones(k))", "all_reduce(ones(0))", "shape ({k},)", "shape (0,)"),
     "shape": (
-        lambda comm, count: comm.all_reduce(np.ones((count, 2), F32)),
-        lambda comm, count: comm.all_reduce(np.ones((2, count), F32)),
-        "shape ({count}, 2)",
-        "shape (2, {count})",
+        "all_reduce(ones((k, 2)))",
+        "all_reduce(ones((2, k)))",
+        "shape ({k}, 2)",
+        "shape (2, {k})",
     ),
-    "dtype": (
-        lambda comm, count: comm.all_reduce(np.ones(count, F32)),
-        lambda comm, count: comm.all_reduce(np.ones(count, np.int32)),
-        "dtype f32",
-        "dtype i32",
-    ),
-    "op": (
-        lambda comm, count: comm.all_reduce(np.ones(count, F32), "sum"),
-        lambda comm, count: comm.all_reduce(np.ones(count, F32), "max"),
-        "op sum",
-        "op max",
-    ),
+    "dtype": ("all_reduce(ones(k))", "all_reduce(ones(k, 'i4'))", "dtype f32", "dtype i32"),
+    "op": ("all_reduce(ones(k), 'sum')", "all_reduce(ones(k), 'max')", "op sum", "op max"),
     "collective": (
-        lambda comm, count: comm.all_reduce(np.ones(count, F32)),
-        lambda comm, count: comm.barrier(),
-        "all_reduce(shape ({count},), dtype f32",
+        "all_reduce(ones(k))",
+        "barrier()",
+        "all_reduce(shape ({k},), dtype f32",
         "barrier()",
     ),
     "other_collective": (
-        lambda comm, count: comm.all_reduce(np.ones(count, F32)),
-        lambda comm, count: comm.broadcast(np.ones(count, F32), root=1),
-        "all_reduce(shape ({count},), dtype f32",
-        "broadcast(shape ({count},), dtype f32, root 1",
+        "all_reduce(ones(k))",
+        "broadcast(ones(k), root=1)",
+        "all_reduce(shape ({k},), dtype f32",
+        "broadcast(shape ({k},), dtype f32, root 1",
     ),
-    "root": (
-        lambda comm, count: comm.broadcast(np.ones(count, F32), root=0),
-        lambda comm, count: comm.broadcast(np.ones(count, F32), root=1),
-        "root 0",
-        "root 1",
-    ),
+    "root": ("broadcast(ones(k), root=0)", "broadcast(ones(k), root=1)", "root 0", "root 1"),
     "algorithm": (
-        lambda comm, count: comm.all_reduce(np.ones(count, F32), algorithm="ring"),
-        lambda comm, count: comm.all_reduce(np.ones(count, F32), algorithm="star"),
+        "all_reduce(ones(k), algorithm='ring')",
+        "all_reduce(ones(k), algorithm='star')",
         "algorithm ring",
         "algorithm star",
     ),
     "protocol": (
-        lambda comm, count: comm.all_reduce(np.ones(count, F32), algorithm="ring/ll"),
-        lambda comm, count: comm.all_reduce(np.ones(count, F32), algorithm="ring/simple"),
+        "all_reduce(ones(k), algorithm='ring/ll')",
+        "all_reduce(ones(k), algorithm='ring/simple')",
         "algorithm ring/ll",
         "algorithm ring/simple",
     ),
 }
+
+
+def ones(shape: int | tuple[int, ...], dtype: str = "f4") -> np.ndarray:
+    return np.ones(shape, dtype)
 
 
 def barrier(comm: Comm, count: int) -> None:
@@ -96,9 +74,9 @@ def make_mistakes(comm: Comm) -> dict[str, tuple[list[str], float]]:
             comm.barrier()
             start = time.monotonic()
             texts = []
-            for call in (wrong if comm.rank == odd_one_out else right, barrier):
+            for call in (wrong if comm.rank == odd_one_out else right, "barrier()"):
                 try:
-                    call(part, count)
+                    eval(f"part.{call}", globals(), {"part": part, "k": count})
                 except CollectiveMismatchError as error:
                     texts.append(str(error))
             took_s = time.monotonic() - start
@@ -112,9 +90,7 @@ def check_mistakes(outcomes: list[dict[str, tuple[list[str], float]]]) -> None:
     n = len(outcomes)
     for case in outcomes[0]:
         name, count, odd_one_out = case.split()
-        right, wrong = (
-            text.format(count=count, more=int(count) + 1) for text in MISTAKES[name][2:]
-        )
+        right, wrong = (text.format(k=count, more=int(count) + 1) for text in MISTAKES[name][2:])
         num_at_once = 0
         for rank, outcome in enumerate(outcomes):
             texts, took_s = outcome[case]
@@ -135,26 +111,23 @@ def test_mismatch_raises_on_every_rank_and_names_both_calls():
 
 
 @on_ranks(3)
-def test_mismatch_of_the_order_of_two_calls_is_named(comm):
-    x = np.ones(5)
-    calls = [lambda: comm.all_reduce(x), lambda: comm.barrier()]
-    with pytest.raises(CollectiveMismatchError, match=r"barrier\(\)") as caught:
-        for call in calls if comm.rank != 2 else calls[::-1]:
-            call()
-    assert "rank 2 called barrier()" in str(caught.value)
-    assert "all_reduce(shape (5,), dtype f64, op sum)" in str(caught.value)
-
-
-@on_ranks(3)
-def test_mismatch_with_one_call_too_many_is_seen(comm):
-    """The additional call of one rank meets the next call of the other ranks."""
-    comm.all_reduce(np.ones(5))
-    with pytest.raises(CollectiveMismatchError, match="operation #2") as caught:
-        if comm.rank == 0:
-            comm.all_reduce(np.ones(5))
-        comm.broadcast(np.ones(7))
-        comm.barrier()
-    assert not isinstance(caught.value, UsageError)
+def test_sequences_of_calls_that_differ_raise_on_every_rank(comm):
+    calls: dict[str, Callable[[Comm], object]] = {
+        "a": lambda part: part.all_reduce(np.ones(5)),
+        "b": lambda part: part.barrier(),
+        "c": lambda part: part.broadcast(np.ones(7)),
+    }
+    for odd, odd_calls, other_calls, texts in [
+        (2, "ba", "ab", ["rank 2 called barrier()", "all_reduce(shape (5,), dtype f64, op sum)"]),
+        (0, "aacb", "acb", ["operation #2"]),  # a call too many
+        (1, "bcb", "bacb", ["as operation #2", "rank 1 called broadcast(shape (7,)"]),  # one less
+    ]:
+        part = comm.split(0)
+        with pytest.raises(CollectiveMismatchError) as caught:
+            for call in odd_calls if comm.rank == odd else other_calls:
+                calls[call](part)
+        assert all(text in str(caught.value) for text in texts), caught.value
+        assert not isinstance(caught.value, UsageError)
 
 
 # Calls from which some ranks may return before the other ranks have called.
@@ -200,18 +173,6 @@ def test_mismatch_of_calls_that_do_not_wait_is_raised_in_the_next_call_at_the_la
                 for text in outcome[case]:
                     assert "as operation #1, " in text, (case, text)
                     assert "test_mismatch.py:" in text, (case, text)
-
-
-@on_ranks(3)
-def test_skipped_call_raises_on_every_rank_where_the_next_one_differs(comm):
-    comm.barrier()
-    with pytest.raises(CollectiveMismatchError) as caught:
-        if comm.rank != 1:
-            comm.all_reduce(np.ones(5))
-        comm.broadcast(np.ones(7))
-        comm.barrier()
-    text = str(caught.value)
-    assert "as operation #2" in text and "rank 1 called broadcast(shape (7,)" in text
 
 
 @on_ranks(3)
