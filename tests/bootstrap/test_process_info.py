@@ -15,75 +15,59 @@ from pycoll._core import bootstrap
 pytestmark = pytest.mark.ranks
 
 KERNEL = tuple(int(part) for part in platform.release().split(".")[:2])
-SIGNALS = [signal.SIGKILL, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1]
 
 
-class Child:
-    """A process that sleeps, or exits with a code."""
-
-    def __init__(self, exit_code: int | None = None) -> None:
-        self.pid = os.fork()
-        if self.pid == 0:
-            if exit_code is None:
-                time.sleep(60)
-            os._exit(exit_code or 0)
-        self.pidfd = os.pidfd_open(self.pid)
-
-    def wait_until_ended(self) -> None:
-        deadline = time.monotonic() + 10
-        while not bootstrap.process_ended(self.pidfd):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-
-    def reap(self) -> None:
-        os.waitpid(self.pid, 0)
+def start_child(exit_code: int | None) -> tuple[int, int]:
+    """A process that exits with the code, or sleeps: its pid and pidfd."""
+    pid = os.fork()
+    if pid == 0:
+        if exit_code is None:
+            time.sleep(60)
+        os._exit(exit_code or 0)
+    return pid, os.pidfd_open(pid)
 
 
-def test_running_process_has_not_ended():
-    child = Child()
-    assert not bootstrap.process_ended(child.pidfd)
-    assert bootstrap.exit_signal(child.pidfd) == 0
-    os.kill(child.pid, signal.SIGKILL)
-    child.reap()
-    os.close(child.pidfd)
+def wait_until_ended(pidfd: int) -> None:
+    deadline = time.monotonic() + 30
+    while not bootstrap.process_ended(pidfd):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
-def test_signal_of_a_killed_process_is_known_before_and_after_it_is_reaped(ranks):
-    """After, to another holder of its pidfd, too, where the kernel keeps it."""
-    for number in SIGNALS:
-        child = Child()
-        told, tell = os.pipe()
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGQUIT])
+def test_signal_of_a_killed_process_is_known_before_and_after_it_is_reaped(ranks, number):
+    """Where the kernel keeps it, also to another holder of the pidfd."""
+    pid, pidfd = start_child(None)
+    assert not bootstrap.process_ended(pidfd)
+    assert bootstrap.exit_signal(pidfd) == 0
+    told, tell = os.pipe()
 
-        def read_signal(child=child, told=told) -> int:
-            os.read(told, 1)  # reaped
-            assert bootstrap.process_ended(child.pidfd)
-            return bootstrap.exit_signal(child.pidfd)
+    def read_signal() -> int:
+        os.read(told, 1)  # reaped
+        assert bootstrap.process_ended(pidfd)
+        return bootstrap.exit_signal(pidfd)
 
-        holder = ranks.start(read_signal)
-        os.kill(child.pid, number)
-        child.wait_until_ended()
-        assert bootstrap.exit_signal(child.pidfd) == number
-        child.reap()
-        assert bootstrap.process_ended(child.pidfd)
-        os.write(tell, b"x")
-        expected = number if KERNEL >= (6, 15) else 0
-        assert ranks.outcome(holder).value == expected
-        assert bootstrap.exit_signal(child.pidfd) == expected
-        for fd in (told, tell, child.pidfd):
-            os.close(fd)
+    holder = ranks.start(read_signal)
+    os.kill(pid, number)
+    wait_until_ended(pidfd)
+    assert bootstrap.exit_signal(pidfd) == number
+    os.waitpid(pid, 0)
+    os.write(tell, b"x")
+    expected = number if KERNEL >= (6, 15) else 0
+    assert ranks.outcome(holder).value == expected
+    assert bootstrap.exit_signal(pidfd) == expected
+    for fd in (told, tell, pidfd):
+        os.close(fd)
 
 
-def test_process_that_exits_by_itself_has_no_signal():
+def test_process_that_exits_and_another_descriptor_have_no_signal():
     for exit_code in (0, 3, 137):
-        child = Child(exit_code)
-        child.wait_until_ended()
-        assert bootstrap.exit_signal(child.pidfd) == 0
-        child.reap()
-        assert bootstrap.exit_signal(child.pidfd) == 0
-        os.close(child.pidfd)
-
-
-def test_exit_signal_of_another_descriptor_is_unknown():
+        pid, pidfd = start_child(exit_code)
+        wait_until_ended(pidfd)
+        assert bootstrap.exit_signal(pidfd) == 0
+        os.waitpid(pid, 0)
+        assert bootstrap.exit_signal(pidfd) == 0
+        os.close(pidfd)
     with open("/dev/null") as other:
         assert bootstrap.exit_signal(other.fileno()) == 0
     assert bootstrap.exit_signal(-1) == 0
