@@ -217,6 +217,12 @@ def test_collective_with_wrong_arguments_raises_usage_error(comm):
             comm.group(ranks)
 
 
+def test_number_of_ranks_that_is_impossible_is_refused():
+    for n in (0, 257):
+        with pytest.raises(UsageError, match=f"1 to 256 ranks, asked for {n}"):
+            local_communicators(n)
+
+
 @on_ranks(3)
 def test_usage_error_on_one_rank_takes_no_place_in_the_order(comm):
     """The other ranks do not notice: the call was refused before it was counted."""

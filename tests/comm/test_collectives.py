@@ -13,6 +13,7 @@ from comm_cases import PROTOCOLS, builtin_algorithms, crc, inputs
 from worlds import Comm, on_ranks, run
 
 import pycoll
+from pycoll import UsageError
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
@@ -82,6 +83,27 @@ def test_collective_of_every_algorithm_protocol_size_and_root_equals_numpy(comm)
     ]
     everywhere = comm.all_gather(np.array(bits))
     assert (everywhere.reshape(n, -1) == bits).all(), "the bits of ranks differ"
+
+
+@pytest.mark.slow
+@on_ranks(threads=[72], timeout_s=200)
+def test_every_collective_of_72_ranks_equals_numpy(comm):
+    comm.barrier()
+    for name, oracle in ORACLES.items():
+        shape = oracle.leading(comm.size, 3)
+        values = inputs(comm.size, int(np.prod(shape)), np.int64).reshape(comm.size, *shape)
+        x = values[comm.rank].copy()
+        result = getattr(comm, name)(x, **arguments(name, 36))
+        expected = oracle.expected(values, comm.rank, 36, "sum")
+        if expected is not None:
+            assert (result == expected).all(), name
+
+
+@pytest.mark.slow
+@on_ranks(threads=[96], own=True)
+def test_algorithm_with_too_many_peers_is_refused_in_words(comm):
+    with pytest.raises(UsageError, match="would have 95 peers; at most 64 are possible"):
+        comm.all_reduce(np.ones(10), algorithm="one_shot")
 
 
 def expected_out(name: str, values: np.ndarray, rank: int, root: int) -> np.ndarray | None:

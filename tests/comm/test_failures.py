@@ -1,4 +1,4 @@
-"""Ranks that die, stop, stay away or leave: the errors of the others, in time; nothing is left."""
+"""Ranks that die, stop, stay away, leave or get Ctrl-C: the errors of the others, in time."""
 
 from __future__ import annotations
 
@@ -11,20 +11,30 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import child_pids
+from processes import child_pids, wait_for_pids, wait_until_gone
 from worlds import Comm, on_ranks
 
 import pycoll
 from pycoll import AbortedError, Error, PeerDiedError, TimeoutError, UsageError, run_ranks
 from pycoll.processes import World
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
 ROOT = Path(pycoll.__file__).parents[1]
+
+
+def start(script: str, env: Mapping[str, str] | None = None) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def litter() -> tuple[set[str], set[int]]:
@@ -112,6 +122,21 @@ def test_rank_that_never_calls_is_named_by_all_in_time(count, threads):
     run_ranks(work, 4, threads=threads, timeout_s=0.4)
 
 
+@pytest.mark.slow
+def test_death_of_one_of_96_processes_is_seen_by_all():
+    def work(comm: Comm) -> int:
+        x = comm.all_reduce(np.full(5, comm.rank), algorithm="tree")
+        assert (x == 96 * (96 - 1) // 2).all()
+        if comm.rank == 77:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerDiedError) as died:
+            comm.all_reduce(x, algorithm="tree")
+        return int(died.value.rank)
+
+    outcomes = run_ranks(work, 96, timeout_s=100, return_errors=True)
+    assert [outcome for rank, outcome in enumerate(outcomes) if rank != 77] == [77] * (96 - 1)
+
+
 @on_ranks(3)
 def test_rank_that_closes_early_raises_peer_died_where_it_is_needed(comm):
     comm.all_reduce(np.ones(10))
@@ -186,7 +211,7 @@ def test_rank_stopped_within_an_operation_is_named_by_ranks_that_wait_for_its_ne
 
 def test_rank_that_never_calls_init_is_named():
     script = """
-        import os, sys, time
+        import time
         import pycoll
         start = time.monotonic()
         try:
@@ -195,15 +220,7 @@ def test_rank_that_never_calls_init_is_named():
             print(f"{time.monotonic() - start:.2f} {error}")
     """
     world = World(3)
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(script)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **world.environment(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 2)
-    ]
+    started = [start(script, world.environment(rank)) for rank in (0, 2)]
     texts = [process.communicate(timeout=30)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0]
     took_s = [float(text.partition(" ")[0]) for text in texts]
@@ -256,3 +273,103 @@ def test_forked_process_frees_a_communicator_without_its_threads(comm):
     assert os.waitstatus_to_exitcode(ended[1]) == 0
     part.all_reduce(x)
     assert (x == 4).all()
+
+
+# --- Ctrl-C ---
+
+
+BLOCKING = {
+    "all_reduce": "comm.all_reduce(x)",
+    "large_all_reduce": "comm.all_reduce(np.ones(500_000))",
+    "barrier": "comm.barrier()",
+    "broadcast": "comm.broadcast(x, root=1)",
+    "split": "comm.split(0)",
+    "work": "comm.all_reduce(x, async_op=True).wait()",
+    "behind_work": "comm.all_reduce(x, async_op=True); comm.all_reduce(x)",
+}
+
+
+def blocking_script(call: str, folder: Path) -> str:
+    """Rank 0 waits in the call for rank 1, which never calls it."""
+    return f"""
+        import os, pathlib, sys, time
+        import numpy as np
+        import pycoll
+
+        def work(comm):
+            comm.barrier()
+            x = np.ones(10)
+            interrupted = pathlib.Path({str(folder)!r}, "interrupted")
+            if comm.rank == 1:
+                while not interrupted.exists():
+                    time.sleep(0.01)
+                return
+            pathlib.Path({str(folder)!r}, "rank0").write_text(str(os.getpid()))
+            try:
+                {call}
+            except KeyboardInterrupt:
+                interrupted.write_text(str(time.monotonic()))
+                raise
+
+        try:
+            pycoll.run_ranks(work, 2, timeout_s=30)
+        except KeyboardInterrupt:
+            print("KeyboardInterrupt")
+        except pycoll.Error as error:
+            print(error)
+    """
+
+
+def test_ctrl_c_in_a_blocked_rank_raises_keyboard_interrupt_promptly(tmp_path):
+    folders = {name: tmp_path / name for name in BLOCKING}
+    parents = {}
+    try:
+        for name, folder in folders.items():
+            folder.mkdir()
+            parents[name] = start(blocking_script(BLOCKING[name], folder))
+        pids = {name: wait_for_pids(folder, 1)[0] for name, folder in folders.items()}
+        time.sleep(0.3)  # until they are well inside
+        for name, parent in parents.items():
+            sent_s = time.monotonic()
+            os.kill(pids[name], signal.SIGINT)
+            out, _ = parent.communicate(timeout=20)
+            assert "raised KeyboardInterrupt" in out, name
+            took_s = float((folders[name] / "interrupted").read_text()) - sent_s
+            assert took_s < 10, name
+    finally:
+        for parent in parents.values():
+            parent.kill()
+            parent.wait()
+            parent.stdout.close()
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+def test_ctrl_c_in_the_caller_of_run_ranks_leaves_no_process(threads, tmp_path):
+    script = f"""
+        import os, pathlib, time
+        import numpy as np
+        import pycoll
+
+        def work(comm):
+            comm.barrier()
+            pathlib.Path({str(tmp_path)!r}, f"rank{{comm.rank}}").write_text(str(os.getpid()))
+            while True:
+                comm.all_reduce(np.ones(1000))
+
+        try:
+            pycoll.run_ranks(work, 3, threads={threads})
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    parent = start(script)
+    try:
+        pids = wait_for_pids(tmp_path, 3)
+        time.sleep(0.2)
+        parent.send_signal(signal.SIGINT)
+        out, _ = parent.communicate(timeout=20)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert out == "interrupted\n"
+    assert parent.returncode == 0
+    wait_until_gone(pids)
