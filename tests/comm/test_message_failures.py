@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import resource
@@ -20,13 +21,14 @@ pytestmark = pytest.mark.ranks
 
 @on_ranks(2)
 def test_message_of_another_size_or_dtype_raises_on_both_sides(comm):
-    for first, nbytes in [("send", 8), ("recv", 8), ("send", 100_000), ("recv", 100_000)]:
+    sent = [(8, "u8"), (100_000, "u8"), (3, "f32"), (50_000, "f32")]
+    for first, (count, dtype) in itertools.product(("send", "recv"), sent):
         part = comm.split(0)
         with pytest.raises(CollectiveMismatchError) as caught:
             if comm.rank == 0:
                 if first == "recv":
                     time.sleep(0.1)
-                part.send(np.zeros(nbytes, np.uint8), 1, 7)
+                part.send(np.zeros(count, np.uint8 if dtype == "u8" else np.float32), 1, 7)
                 part.recv(np.zeros(3), 1)  # a small message had been sent well
             else:
                 if first == "send":
@@ -36,7 +38,7 @@ def test_message_of_another_size_or_dtype_raises_on_both_sides(comm):
             part.barrier()
         with pytest.raises(CollectiveMismatchError):
             part.send(np.zeros(1), 1)
-        text = f"rank 0 sent {nbytes} u8 with tag 7 to rank 1, whose receive expects 5 f32"
+        text = f"rank 0 sent {count} {dtype} with tag 7 to rank 1, whose receive expects 5 f32"
         assert text in str(caught.value)
 
 
