@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
+import pytest
+
+pytest.register_assert_rewrite("worlds")
+
 with contextlib.suppress(ImportError):
     # torch's optimizers import it when they are first made: seconds.
     import torch._dynamo  # noqa: F401

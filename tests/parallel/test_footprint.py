@@ -1,8 +1,9 @@
-"""pc.memory says before a run what the ranks then keep."""
+"""pc.memory states before a run what the ranks then keep."""
 
 from __future__ import annotations
 
 import gc
+import math
 
 import pytest
 
@@ -11,8 +12,9 @@ torch = pytest.importorskip("torch")
 from test_memory import Peak  # noqa: E402
 from tiny_gpt import GPT, PLAN  # noqa: E402
 from torch import nn  # noqa: E402
+from worlds import in_one_world  # noqa: E402
 
-from pycoll import UsageError, run_ranks  # noqa: E402
+from pycoll import UsageError  # noqa: E402
 from pycoll import parallel as pc  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
@@ -26,12 +28,15 @@ def storages(tensors) -> int:
     return sum(found.values())
 
 
+def model_for(sizes: dict, dtype: torch.dtype) -> nn.Module:
+    # A token goes to two experts: with two of them, each has moments.
+    return GPT(fused=True, experts=2 * ("ep" in sizes)).to(dtype)
+
+
 def kept(comm, sizes: dict, zero: int, dtype: torch.dtype) -> tuple[int, int, int]:
     """Bytes of parameters, gradients and moments that a rank has after a step."""
-    torch.set_num_threads(1)
     mesh = pc.mesh(**sizes, comm=comm)
-    # A token goes to two experts: with two of them, none is without moments.
-    model = GPT(fused=True, experts=2 * ("ep" in sizes)).to(dtype)
+    model = model_for(sizes, dtype)
     model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks", zero=zero, bucket_mb=0.01)
     optimizer = pc.optimizer(torch.optim.AdamW(model.parameters()))
     ((x, y),) = pc.shard([(X, X)], mesh)
@@ -43,43 +48,42 @@ def kept(comm, sizes: dict, zero: int, dtype: torch.dtype) -> tuple[int, int, in
     before = storages(weights), storages(sums)
     optimizer.step()
     state = [v for s in optimizer.inner.state.values() for k, v in s.items() if k != "step"]
+    mesh.close()
     return *before, sum(v.nbytes for v in state)
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"dp": 2, "tp": 2},
-        pytest.param({"dp": 3}, marks=pytest.mark.slow),
-        pytest.param({"pp": 2, "dp": 2}, marks=pytest.mark.slow),
-        pytest.param({"pp": 2, "dp": 2, "tp": 2}, marks=pytest.mark.slow),
-        pytest.param({"dp": 2, "cp": 2, "tp": 2}, marks=pytest.mark.slow),
-        pytest.param({"dp": 2, "ep": 2, "tp": 2}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
-)
-def test_weights_gradients_and_moments_are_exact(sizes, dtype):
-    for zero in range(4) if dtype == torch.float32 else (0, 3):
-        told = pc.memory(
-            GPT(fused=True, experts=2 * ("ep" in sizes)).to(dtype),
-            sizes,
-            tp=PLAN,
-            pp="blocks",
-            zero=zero,
-            bucket_mb=0.01,
-            microbatches=2,
-        )
-        found = run_ranks(kept, len(told), sizes, zero, dtype)
-        for rank, was in zip(told, found, strict=True):
-            assert (rank.parameters, rank.gradients, rank.optimizer) == was, (zero, rank)
+def assert_exact(layouts: list[dict], zeros: dict[torch.dtype, tuple]) -> None:
+    cases = [
+        (math.prod(sizes.values()), sizes, zero, dtype)
+        for sizes in layouts
+        for dtype, levels in zeros.items()
+        for zero in levels
+    ]
+    for case, found in zip(cases, in_one_world(kept, cases), strict=True):
+        _, sizes, zero, dtype = case
+        options = {"zero": zero, "bucket_mb": 0.01, "microbatches": 2}
+        stated = pc.memory(model_for(sizes, dtype), sizes, tp=PLAN, pp="blocks", **options)
+        assert [(r.parameters, r.gradients, r.optimizer) for r in stated] == found, case
+
+
+def test_weights_gradients_and_moments_are_exact():
+    assert_exact([{"dp": 2, "tp": 2}], {torch.float32: (0, 1, 2, 3), torch.bfloat16: (0, 3)})
+
+
+@pytest.mark.slow
+def test_weights_gradients_and_moments_are_exact_on_every_axis():
+    layouts = [
+        {"dp": 3},
+        {"pp": 2, "dp": 2},
+        {"pp": 2, "dp": 2, "tp": 2},
+        {"dp": 2, "cp": 2, "tp": 2},
+        {"dp": 2, "ep": 2, "tp": 2},
+    ]
+    assert_exact(layouts, {torch.float32: (0, 1, 2, 3), torch.bfloat16: (0, 3)})
 
 
 def waiting(comm, sizes: dict, options: dict) -> int:
     """Bytes that live between a forward and its backward, beside weights and input."""
-    torch.set_num_threads(1)
     mesh = pc.mesh(dp=1, **sizes, comm=comm)
     model = GPT(dim=32, fused="cp" in sizes)
     model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks", **options)
@@ -93,23 +97,21 @@ def waiting(comm, sizes: dict, options: dict) -> int:
     return nbytes - known
 
 
-@pytest.mark.parametrize(
-    ("sizes", "options"),
-    [
-        ({"tp": 1}, {}),
-        ({"tp": 2}, {}),
-        ({"tp": 2}, {"sequence_parallel": True}),
-        ({"tp": 2}, {"recompute": "full"}),
-        pytest.param({"cp": 2}, {}, marks=pytest.mark.slow),
-        pytest.param({"cp": 2, "tp": 2}, {"sequence_parallel": True}, marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
-def test_activations_are_within_5_percent(sizes, options):
-    model = GPT(dim=32, fused="cp" in sizes)
-    told = pc.memory(model, sizes, tp=PLAN, pp="blocks", x=X, y=X, loss=pc.cross_entropy, **options)
-    for rank, was in zip(told, run_ranks(waiting, len(told), sizes, options), strict=True):
-        assert rank.activations == pytest.approx(was, rel=0.05)
+def test_activations_are_within_5_percent():
+    cases = [
+        (1, {"tp": 1}, {}),
+        (2, {"tp": 2}, {}),
+        (2, {"tp": 2}, {"sequence_parallel": True}),
+        (2, {"tp": 2}, {"recompute": "full"}),
+        (2, {"cp": 2}, {}),
+        (4, {"cp": 2, "tp": 2}, {"sequence_parallel": True}),
+    ]
+    for case, found in zip(cases, in_one_world(waiting, cases), strict=True):
+        _, sizes, options = case
+        model = GPT(dim=32, fused="cp" in sizes)
+        args = {"x": X, "y": X, "loss": pc.cross_entropy, **options}
+        stated = pc.memory(model, sizes, tp=PLAN, pp="blocks", **args)
+        assert [rank.activations for rank in stated] == pytest.approx(found, rel=0.05), case
 
 
 @pytest.mark.pure

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,6 +9,7 @@ torch = pytest.importorskip("torch")
 from tiny_gpt import batches  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
+from worlds import assert_equal_one_process, fit  # noqa: E402
 
 from pycoll import UsageError, run_ranks  # noqa: E402
 from pycoll import parallel as pc  # noqa: E402
@@ -57,37 +56,19 @@ class Net(nn.Module):
 
 
 def train(comm, sizes, **options):
-    torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float64)
-    mesh = pc.mesh(**sizes, comm=comm)
-    with pc.keyed_init(mesh, seed=1):
-        model = Net()
-    model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks", **options)
-    optimizer = pc.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
-    losses = []
-    for x, y in pc.shard(batches(4, 7), mesh):
-        losses.append(model.step(x, y, loss=pc.cross_entropy, microbatches=2).loss)
-        optimizer.step()
-    return losses
+    return fit(comm, sizes, Net, batches(4, 7), tp=PLAN, pp="blocks", **options)
 
 
-@functools.cache
-def of_one_process():
-    return run_ranks(train, 1, {})[0]
-
-
-@pytest.mark.parametrize(
-    ("n", "sizes", "options"),
-    [
-        (3, {"dp": 3}, {"recompute": True}),
-        (2, {"tp": 2}, {"sequence_parallel": True}),
-        (4, {"tp": 2, "pp": 2}, {"recompute": True}),
-        (2, {"pp": 2}, {"schedule": "zb1p", "zero": 3}),
-    ],
-)
-def test_functions_drop_what_they_drop_on_one_process(n, sizes, options):
-    for losses in run_ranks(train, n, sizes, **options):
-        assert losses == pytest.approx(of_one_process(), abs=1e-10)
+def test_functions_drop_what_they_drop_on_one_process():
+    assert_equal_one_process(
+        train,
+        [
+            ({"dp": 3}, {"recompute": True}),
+            ({"tp": 2}, {"sequence_parallel": True}),
+            ({"tp": 2, "pp": 2}, {"recompute": True}),
+            ({"pp": 2}, {"schedule": "zb1p", "zero": 3}),
+        ],
+    )
 
 
 def test_masks_differ_between_calls_layers_and_steps_and_scale_what_is_kept():
@@ -115,18 +96,15 @@ def test_masks_differ_between_calls_layers_and_steps_and_scale_what_is_kept():
     run_ranks(work, 1)
 
 
-def test_attention_of_torch_drops_by_place():
-    def work(comm, sizes):
-        torch.set_num_threads(1)
-        torch.set_default_dtype(torch.float64)
-        torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.2, batch_first=True)
-        model = pc.parallelize(nn.Sequential(layer), pc.mesh(**sizes, comm=comm))
-        x = torch.randn(6, 5, 8)[2 * comm.rank : 6 if comm.size == 1 else 2 * comm.rank + 2]
-        return model.step(x, x, loss=lambda out, y: (out.square().sum(), y.numel())).loss
+def train_layer_of_torch(comm, sizes):
+    x = torch.randn(6, 5, 8, generator=torch.Generator().manual_seed(0)).double()
+    layer = lambda: nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, 0.2, batch_first=True))  # noqa: E731
+    loss = lambda out, y: (out.square().sum(), y.numel())  # noqa: E731
+    return fit(comm, sizes, layer, [(x, x)] * 2, loss=loss, microbatches=1)
 
-    one = run_ranks(work, 1, {})[0]
-    assert run_ranks(work, 3, {"dp": 3}) == pytest.approx([one] * 3, abs=1e-10)
+
+def test_attention_of_torch_drops_by_place():
+    assert_equal_one_process(train_layer_of_torch, [({"dp": 3}, {})])
 
 
 def test_what_cannot_be_keyed_is_refused_by_name():

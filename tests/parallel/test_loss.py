@@ -1,4 +1,4 @@
-"""Losses of any kind on logits that are shared out: pc.cross_entropy, and a user's own."""
+"""Losses on logits that ranks share: pc.cross_entropy, and a user's own."""
 
 from __future__ import annotations
 

@@ -1,0 +1,119 @@
+"""Layout invariance: losses, norms and weights of every mesh equal those of one process."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tiny_gpt import train  # noqa: E402
+from worlds import assert_equal_one_process, covering  # noqa: E402
+
+from pycoll.parallel import pipeline  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.ranks]
+
+SCHEDULES = [name for name in pipeline.names() if name != "pipedream"]  # it updates within a step
+FUSED = {"fused": True, "context": 16}  # sequences can be cut where attention is torch's function
+EXPERTS = {**FUSED, "experts": 5}
+# With sequence_parallel, tp leaves experts whole. Blocks with an even number have none.
+NO_EXPERTS = {
+    "*.qkv": "qkv",
+    "blocks.[02468].up|blocks.1[024].up": "col",
+    "*.out|blocks.[02468].down|blocks.1[024].down": "row",
+    "token|head": "vocab",
+}
+
+
+def test_meshes_of_two_to_eight_ranks_equal_one_process():
+    tied, uneven = {"gpt": {"tie": True}}, {"gpt": {"tie": True, "hidden": 37, "vocab": 31}}
+    assert_equal_one_process(
+        train,
+        [
+            *(({"dp": 2}, {"zero": z, "recompute": z == 3, "bucket_mb": 0.01}) for z in range(4)),
+            ({"tp": 2}, {}),
+            ({"tp": 2}, {"sequence_parallel": True}),
+            ({"tp": 2}, {}, uneven),
+            ({"dp": 2, "tp": 2}, {"zero": 2, "sequence_parallel": True, "recompute": "blocks.*"}),
+            ({"pp": 2}, {"schedule": "zb1p", "zero": 3}),
+            ({"pp": 2}, {"schedule": "zb1p", "zero": 3}, tied),
+            ({"cp": 2, "tp": 2}, {"sequence_parallel": True}, {"gpt": FUSED}),
+            ({"dp": 2, "ep": 2}, {"zero": 1}, {"gpt": EXPERTS}),
+            ({"dp": 2, "pp": 2, "tp": 2}, {"zero": 1, "sequence_parallel": True}),
+        ],
+    )
+
+
+VALUES = {
+    "dp": (1, 2, 4, 8),
+    "ep": (1, 2, 5),
+    "cp": (1, 2, 8),
+    "tp": (1, 2, 4, 8),
+    "pp": (1, 2, 4, 8),
+    "zero": (0, 1, 2, 3),
+    "recompute": (False, True),
+    "sequence_parallel": (False, True),
+    "schedule": SCHEDULES,
+}
+AXES = ("dp", "ep", "cp", "tp", "pp")
+
+
+def num_ranks(row: dict) -> int:
+    return math.prod(row[axis] for axis in AXES)
+
+
+def allowed(row: dict) -> bool:
+    return (
+        1 < num_ranks(row) <= 8
+        and (row["tp"] > 1 or not row["sequence_parallel"])
+        and (row["pp"] > 1 or row["schedule"] == "1f1b")
+    )
+
+
+def depth_for(row: dict) -> int:
+    return max(4, row["pp"] * pipeline.generator(row["schedule"]).default_stages)
+
+
+def case_of(row: dict) -> tuple:
+    gpt = EXPERTS if row["ep"] > 1 else FUSED if row["cp"] > 1 else {}
+    options = {name: value for name, value in row.items() if name not in AXES}
+    if row["ep"] > 1 and row["sequence_parallel"]:
+        options["tp"] = NO_EXPERTS
+    return {axis: row[axis] for axis in AXES}, options, {"gpt": {**gpt, "depth": depth_for(row)}}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_pair_of_sizes_and_options_equals_one_process():
+    rows = covering(VALUES, allowed, lambda row: num_ranks(row) // row["pp"] * depth_for(row) + 8)
+    print(f"{len(rows)} combinations")
+    assert_equal_one_process(train, [case_of(row) for row in rows], batch=16)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_twenty_steps_on_every_factorisation_of_8_ranks_equal_one_process():
+    layouts = [
+        {"dp": dp, "tp": tp, "pp": 8 // dp // tp}
+        for dp, tp in (
+            (1, 1),
+            (1, 2),
+            (1, 4),
+            (1, 8),
+            (2, 1),
+            (2, 2),
+            (2, 4),
+            (4, 1),
+            (4, 2),
+            (8, 1),
+        )
+    ]
+    assert_equal_one_process(
+        train,
+        [(sizes, {"zero": i % 4, "recompute": i % 3 == 0}) for i, sizes in enumerate(layouts)],
+        batch=16,
+        steps=20,
+        gpt={"depth": 8},
+    )
