@@ -66,7 +66,8 @@ def test_uneven_batches_and_unused_parameters_equal_one_process():
     cases += [({"dp": 2}, {"microbatches": 1, "zero": zero}, no_sync) for zero in (0, 2)]
     assert_equal_one_process(train, cases)
     with pc.keyed_init(seed=1):
-        untouched = Mlp().never.weight.detach().double()
+        fresh = Mlp()
+    untouched = fresh.never.weight.detach().double()
     for n in sizes:
         _, weights, unused = one_process(train, microbatches=n)
         assert set(unused) >= {"never.weight", "never.bias"}

@@ -85,7 +85,7 @@ def test_weights_gradients_and_moments_are_exact_on_every_axis():
 def waiting(comm, sizes: dict, options: dict) -> int:
     """Bytes that live between a forward and its backward, beside weights and input."""
     mesh = pc.mesh(dp=1, **sizes, comm=comm)
-    model = GPT(dim=32, fused="cp" in sizes)
+    model = GPT(dim=32, depth=2, fused="cp" in sizes)
     model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks", **options)
     with Peak() as living:
         y = pc.trainer_of(model).sequence.take(X) if "cp" in sizes else X
@@ -108,7 +108,7 @@ def test_activations_are_within_5_percent():
     ]
     for case, found in zip(cases, in_one_world(waiting, cases), strict=True):
         _, sizes, options = case
-        model = GPT(dim=32, fused="cp" in sizes)
+        model = GPT(dim=32, depth=2, fused="cp" in sizes)
         args = {"x": X, "y": X, "loss": pc.cross_entropy, **options}
         stated = pc.memory(model, sizes, tp=PLAN, pp="blocks", **args)
         assert [rank.activations for rank in stated] == pytest.approx(found, rel=0.05), case

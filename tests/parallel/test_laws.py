@@ -54,7 +54,7 @@ def test_times_without_one_rank_are_an_error():
         laws.fit_amdahl({2: 1.0, 4: 0.5})
 
 
-@pytest.mark.slow  # it sleeps for half a minute
+@pytest.mark.soak
 @pytest.mark.timing
 @pytest.mark.ranks
 def test_sleeping_jobs_are_as_the_laws_say():

@@ -18,7 +18,7 @@ from pycoll import parallel as pc  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
-DEPTH, WIDTH = 60, 64
+DEPTH, WIDTH = 40, 64
 ITEM = 4  # bytes of a float32
 
 
@@ -76,7 +76,7 @@ def test_peak_is_within_5_percent_of_the_formula():
         2: lambda psi, n: 4 * psi + 12 * psi / n,
         3: lambda psi, n: 16 * psi / n,
     }
-    cases = [(2, 0), (4, 1), (2, 2), (4, 3)]
+    cases = [(2, 0), (4, 1), (2, 2), (2, 3)]
     for (n, zero), found in zip(cases, in_one_world(peak, cases), strict=True):
         for nbytes, count in found:
             share = nbytes / formulas[zero](count, n)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import math
+import os
+import runpy
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import pycoll
 from pycoll import AbortedError, PeerDiedError, UsageError, run_ranks
 from pycoll import parallel as pc
 
@@ -169,3 +176,22 @@ def covering(values: Mapping[str, Sequence], allowed: Callable, cost: Callable) 
         left -= pairs[best]
         chosen.append(rows[best])
     return chosen
+
+
+def run_script(path: Path, n: int, *args: str, **environment: str) -> list[str]:
+    """Runs a script on n forked ranks, which need not import torch; returns what each prints."""
+
+    def rank(comm):
+        pycoll.init = lambda **_: comm  # the script joins the job a second time
+        os.environ.update(environment)
+        sys.argv = [str(path), *args]
+        sys.path.insert(0, str(path.parent))
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            try:
+                runpy.run_path(str(path), run_name="__main__")
+            except SystemExit as ended:
+                if ended.code:
+                    raise AssertionError(f"{path.name}: {ended.code}") from ended
+        return out.getvalue()
+
+    return run_ranks(rank, n, timeout_s=PATIENCE_S)
