@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-
+import torch
 from command_line import invoke
-from worlds import run_script
+from tiny_gpt import GPT, PLAN, batches
+from torch import nn
+from worlds import in_one_world, run_script
+
+from pycoll import parallel as pc
+from pycoll import run_ranks
+from pycoll.parallel.activations import Activations, first_difference
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The broken model adds noise that differs between ranks. With "layer", one layer is wrong on a mesh.
+# "broken" adds noise that differs between ranks; with "layer", one layer is wrong on a mesh.
 SCRIPT = """
 import os
 import sys
@@ -127,3 +132,56 @@ def test_check_starts_processes_and_ends_their_script(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "3 steps on tp=2 equal those of one process: largest difference" in done.stdout
     assert "the end" not in done.stdout
+
+
+class Wrong(nn.Linear):
+    """Off by a little."""
+
+    def forward(self, x):
+        return super().forward(x) + 1e-6
+
+
+def record(comm, sizes: dict, path, wrong: bool, microbatches=2, **options):
+    mesh = pc.mesh(**sizes, comm=comm)
+    with pc.keyed_init(mesh):
+        model = GPT(depth=2, tie=True).double()
+        if wrong:
+            model.blocks[1].up.__class__ = Wrong
+    model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks", **options)
+    activations = Activations(pc.trainer_of(model))
+    model.step(
+        *next(pc.shard(batches(1, 6), mesh)), loss=pc.cross_entropy, microbatches=microbatches
+    )
+    path = path.with_suffix(f".{comm.rank}")
+    activations.write(path)
+    return path
+
+
+def test_first_wrong_output_is_found_on_a_mesh_and_none_where_all_are_right(tmp_path):
+    layouts = [
+        ({"tp": 2}, {"sequence_parallel": True}),
+        ({"pp": 2}, {"recompute": True}),
+        ({"pp": 2, "tp": 2}, {}),
+        ({"dp": 2}, {"zero": 3}),
+    ]
+
+    def work(comm, i: int, wrong: bool):
+        sizes, options = layouts[i]
+        return record(comm, sizes, tmp_path / f"{i}-{wrong}", wrong, **options)
+
+    (one,) = run_ranks(record, 1, {}, tmp_path / "one", False, 1)
+    cases = [
+        (math.prod(layouts[i][0].values()), i, wrong)
+        for i in range(len(layouts))
+        for wrong in (False, True)
+    ]
+    for (_, i, wrong), paths in zip(cases, in_one_world(work, cases), strict=True):
+        if wrong:
+            layer, rank, difference = first_difference(one, paths, 1e-10)
+            assert layer == "blocks.1.up" and rank.startswith("rank "), layouts[i]
+            assert difference == pytest.approx(1e-6, rel=1e-3), layouts[i]
+            continue
+        assert first_difference(one, paths, 1e-10) is None, layouts[i]
+        names = {call[0] for path in paths for call, _ in torch.load(path)["found"]}
+        expected = {f"blocks.{i}.{name}" for i in (0, 1) for name in ("up", "drop", "qkv")}
+        assert expected <= names, layouts[i]

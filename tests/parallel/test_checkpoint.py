@@ -9,16 +9,13 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
+from tiny_gpt import GPT, batches
+from worlds import differences, in_one_world, one_process
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("safetensors")
-
-from tiny_gpt import GPT, batches  # noqa: E402
-from worlds import differences, in_one_world, one_process  # noqa: E402
-
-from pycoll import PeerDiedError, SystemError, UsageError, run_ranks  # noqa: E402
-from pycoll import parallel as pc  # noqa: E402
-from pycoll.parallel.checkpoint import checkpoints, newest  # noqa: E402
+from pycoll import PeerDiedError, SystemError, UsageError, run_ranks
+from pycoll import parallel as pc
+from pycoll.parallel.checkpoint import checkpoints, newest
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 

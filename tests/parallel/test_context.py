@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from tiny_gpt import GPT, Blocks
+from torch import nn
+from torch.nn import functional
+from worlds import assert_equal_one_process, assert_refused, fit, in_one_world
 
-torch = pytest.importorskip("torch")
-
-from tiny_gpt import GPT, Blocks  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from worlds import assert_equal_one_process, assert_refused, fit, in_one_world  # noqa: E402
-
-from pycoll import parallel as pc  # noqa: E402
-from pycoll import run_ranks  # noqa: E402
-from pycoll.parallel.context.ring import Ring, attend  # noqa: E402
-from pycoll.parallel.context.sequence import Sequence  # noqa: E402
-from pycoll.parallel.dropout import Positions  # noqa: E402
+from pycoll import parallel as pc
+from pycoll import run_ranks
+from pycoll.parallel.context.ring import Ring, attend
+from pycoll.parallel.context.sequence import Sequence
+from pycoll.parallel.dropout import Positions
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 

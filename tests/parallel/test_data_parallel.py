@@ -1,18 +1,17 @@
-"""Data parallelism: uneven batches, unused parameters, added gradients, short floats."""
+"""Data parallelism: uneven batches, unused parameters, added gradients, short floats, norms."""
 
 from __future__ import annotations
 
 import io
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from worlds import assert_equal_one_process, fit, one_process
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from worlds import assert_equal_one_process, one_process  # noqa: E402
-
-from pycoll import CollectiveMismatchError, run_ranks  # noqa: E402
-from pycoll import parallel as pc  # noqa: E402
+from pycoll import CollectiveMismatchError, run_ranks
+from pycoll import parallel as pc
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
@@ -128,3 +127,28 @@ def test_parameters_that_zero_3_has_given_up_show_no_numbers():
         assert not out.isnan().any() and not out.equal(torch.full((1, 2), 2.0))
 
     run_ranks(work, 2)
+
+
+OF_IMAGES = [9, 7, 3, 1]  # 3/3/3, 3/2/2, 1/1/1, 1/0/0
+
+
+def net_with_norm() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)
+    )
+
+
+def train_with_norm(comm, sizes, **options):
+    random = torch.Generator().manual_seed(4)
+    data = [
+        (torch.randn(n, 2, 5, 5, generator=random) * 3 + 5, torch.arange(n) % 3) for n in OF_IMAGES
+    ]
+    statistics = lambda model: dict(model.named_buffers())  # noqa: E731
+    loss = functional.cross_entropy
+    return fit(
+        comm, sizes, net_with_norm, data, loss=loss, microbatches=1, also=statistics, **options
+    )
+
+
+def test_batch_normalisation_of_uneven_and_empty_batches_equals_one_process():
+    assert_equal_one_process(train_with_norm, [({"dp": 3}, {})])

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
-from tiny_gpt import GPT, MLP, PLAN  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from worlds import (  # noqa: E402
+import torch
+from tiny_gpt import GPT, MLP, PLAN
+from torch import nn
+from torch.nn import functional
+from worlds import (
     assert_equal_one_process,
     assert_refused,
     in_one_world,
     one_process,
 )
 
-from pycoll import UsageError  # noqa: E402
-from pycoll import parallel as pc  # noqa: E402
-from pycoll.parallel.objects import gather_objects  # noqa: E402
+from pycoll import UsageError
+from pycoll import parallel as pc
+from pycoll.parallel.objects import gather_objects
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from tiny_gpt import batches
+from torch import nn
+from torch.nn import functional
+from worlds import assert_equal_one_process, fit
 
-torch = pytest.importorskip("torch")
-
-from tiny_gpt import batches  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from worlds import assert_equal_one_process, fit  # noqa: E402
-
-from pycoll import UsageError, run_ranks  # noqa: E402
-from pycoll import parallel as pc  # noqa: E402
+from pycoll import UsageError, run_ranks
+from pycoll import parallel as pc
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 

@@ -5,24 +5,22 @@ from __future__ import annotations
 import functools
 
 import pytest
+import torch
+from worlds import assert_equal_one_process, fit, one_process
 
-torch = pytest.importorskip("torch")
+from pycoll import parallel as pc
+
 transformers = pytest.importorskip("transformers")
-
-from worlds import assert_equal_one_process, fit, one_process  # noqa: E402
-
-from pycoll import parallel as pc  # noqa: E402
-
 pytestmark = [pytest.mark.torch, pytest.mark.ranks, pytest.mark.slow]
 
 VOCAB, STEPS = 67, 4
 
 
-def llama(attention="eager"):
+def llama(attention="eager", tied=False):
     config = transformers.LlamaConfig(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=44, num_hidden_layers=4,
         num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=16,
-        use_cache=False, attn_implementation=attention,
+        use_cache=False, attn_implementation=attention, tie_word_embeddings=tied,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config)
 
@@ -69,29 +67,36 @@ def of_whole_logits(output, target):
     return torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), target.flatten())
 
 
-def train(comm, sizes, make, loss=in_parts, **options):
+def train(comm, sizes, make, loss=in_parts, masked=False, **options):
     random = torch.Generator().manual_seed(3)
     tokens = torch.randint(VOCAB, (4, 9), generator=random)
-    data = [({"input_ids": tokens[:, :-1]}, tokens[:, 1:])] * STEPS  # learned by heart
+    inputs = {"input_ids": tokens[:, :-1]}
+    if masked:
+        inputs["attention_mask"] = torch.ones(4, 8).long()
+        inputs["attention_mask"][0, :3] = 0
+    data = [(inputs, tokens[:, 1:])] * STEPS  # learned by heart
     blocks, plan = PLANS[make.func]
     model = lambda: make().train()  # noqa: E731
     return fit(comm, sizes, model, data, loss=loss, tp=plan, pp=blocks, **options)
 
 
 def test_models_by_plan_equal_one_process():
-    eager, sdpa = (functools.partial(llama, name) for name in ("eager", "sdpa"))
-    cases = []
+    eager = functools.partial(llama)
+    sdpa = functools.partial(llama, "sdpa")
+    cases = [
+        ({"cp": 2}, {"zero": 3}, {"make": sdpa}),
+        ({"cp": 2, "tp": 2}, {"sequence_parallel": True, "recompute": True}, {"make": sdpa}),
+        ({"cp": 2, "pp": 2}, {}, {"make": sdpa}),
+    ]
     for make in (eager, functools.partial(gpt2)):
         cases += [
             ({"tp": 2}, {"loss": of_whole_logits, "sequence_parallel": True}, {"make": make}),
             ({"dp": 2}, {"zero": 3, "recompute": True}, {"make": make}),
             ({"dp": 2, "tp": 2, "pp": 2}, {"zero": 1}, {"make": make}),
+            ({"pp": 4}, {"schedule": "zb1p"}, {"make": make, "masked": True}),
         ]
-    cases += [
-        ({"cp": 2}, {"zero": 3}, {"make": sdpa}),
-        ({"cp": 2, "tp": 2}, {"sequence_parallel": True, "recompute": True}, {"make": sdpa}),
-        ({"cp": 2, "pp": 2}, {}, {"make": sdpa}),
-    ]
+    tied = {"make": functools.partial(llama, tied=True), "masked": True}
+    cases.append(({"pp": 2}, {"schedule": "zbv"}, tied))
     assert_equal_one_process(train, cases)
     losses = one_process(train, make=eager)[0]
     assert losses[-1] < losses[0]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from pycoll import parallel as pc  # noqa: E402
-from pycoll.parallel import random  # noqa: E402
+from pycoll import parallel as pc
+from pycoll.parallel import random
 
 pytestmark = [pytest.mark.torch, pytest.mark.pure]
 

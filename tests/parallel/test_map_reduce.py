@@ -6,11 +6,10 @@ import functools
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from pycoll import UsageError, run_ranks  # noqa: E402
-from pycoll import parallel as pc  # noqa: E402
+from pycoll import UsageError, run_ranks
+from pycoll import parallel as pc
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from tiny_gpt import GPT, PLAN, batches
+from torch import nn
+from worlds import assert_refused
 
-torch = pytest.importorskip("torch")
-
-from tiny_gpt import GPT, PLAN, batches  # noqa: E402
-from torch import nn  # noqa: E402
-from worlds import assert_refused  # noqa: E402
-
-from pycoll import CollectiveMismatchError, UsageError, run_ranks  # noqa: E402
-from pycoll import parallel as pc  # noqa: E402
+from pycoll import CollectiveMismatchError, UsageError, run_ranks
+from pycoll import parallel as pc
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 

@@ -7,18 +7,16 @@ import importlib
 import itertools
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from worlds import in_one_world
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-from worlds import in_one_world  # noqa: E402
-
-from pycoll import UsageError, run_ranks  # noqa: E402
-from pycoll import parallel as pc  # noqa: E402
-from pycoll.parallel import collectives  # noqa: E402
-from pycoll.parallel.placement import share  # noqa: E402
-from pycoll.parallel.tensor.im2col import conv2d_by_gemm, im2col  # noqa: E402
+from pycoll import UsageError, run_ranks
+from pycoll import parallel as pc
+from pycoll.parallel import collectives
+from pycoll.parallel.placement import share
+from pycoll.parallel.tensor.im2col import conv2d_by_gemm, im2col
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 

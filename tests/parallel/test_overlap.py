@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
+from torch import nn
+from worlds import in_one_world
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from worlds import in_one_world  # noqa: E402
-
-from pycoll import parallel as pc  # noqa: E402
+from pycoll import parallel as pc
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 

@@ -10,9 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-
 from worlds import run_script
 
 from pycoll.parallel.mesh import parse_sizes

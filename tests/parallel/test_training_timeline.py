@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from tiny_gpt import GPT, PLAN, batches
 
-torch = pytest.importorskip("torch")
-
-from tiny_gpt import GPT, PLAN, batches  # noqa: E402
-
-from pycoll import parallel as pc  # noqa: E402
-from pycoll import run_ranks  # noqa: E402
+from pycoll import parallel as pc
+from pycoll import run_ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 

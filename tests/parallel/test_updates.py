@@ -5,16 +5,13 @@ from __future__ import annotations
 import functools
 
 import pytest
+import torch
+from tiny_gpt import GPT, PLAN, batches, train
+from worlds import assert_equal_one_process, assert_refused
 
-torch = pytest.importorskip("torch")
-
-from tiny_gpt import GPT, PLAN, batches, train  # noqa: E402
-from worlds import assert_equal_one_process, assert_refused  # noqa: E402
-
-from pycoll import parallel as pc  # noqa: E402
-from pycoll import run_ranks  # noqa: E402
-from pycoll.parallel import pipeline  # noqa: E402
-from pycoll.parallel.placement import share  # noqa: E402
+from pycoll import parallel as pc
+from pycoll.parallel import pipeline
+from pycoll.parallel.placement import share
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
@@ -151,42 +148,6 @@ def test_one_microbatch_is_never_stale_and_equals_one_process():
 def train_unclipped(comm, sizes: dict, schedule: str):
     losses, _, weights, _ = train(comm, sizes, microbatches=1, schedule=schedule, clip=None)
     return losses, weights
-
-
-def digits(comm, schedule: str, batch: int, microbatches: int) -> float:
-    """Share of the test set that is read right after 8 epochs of updates of 25 samples each."""
-    from sklearn.datasets import load_digits
-
-    pixels, classes = load_digits(return_X_y=True)
-    x, y = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(classes)
-    mesh = pc.mesh(pp=4, comm=comm)
-
-    def net():
-        layers = [torch.nn.Linear(64, 64) for _ in range(3)] + [torch.nn.Linear(64, 10)]
-        modules = [torch.nn.Sequential(torch.nn.ReLU(), layer) for layer in layers]
-        return torch.nn.Sequential(*modules)
-
-    with pc.keyed_init(mesh, seed=0):
-        model = net()
-    model = pc.parallelize(model, mesh, pp="", schedule=schedule)
-    steps = pc.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
-    for epoch in range(8):
-        order = torch.randperm(1400, generator=torch.Generator().manual_seed(epoch))
-        for i in order.split(batch):
-            loss = torch.nn.functional.cross_entropy
-            model.step(x[i], y[i], loss=loss, microbatches=microbatches)
-            steps.step()
-    alone = net()
-    alone.load_state_dict(pc.whole_weights(model))
-    return float((alone(x[1400:]).argmax(1) == y[1400:]).float().mean())
-
-
-@pytest.mark.slow
-def test_digits_are_read_as_well_as_with_a_flush():
-    pytest.importorskip("sklearn")
-    flush = run_ranks(digits, 4, "1f1b", 25, 1)[0]
-    assert flush > 0.85
-    assert run_ranks(digits, 4, "pipedream", 200, 8)[0] >= flush - 0.01
 
 
 def without_optimizer(mesh):

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from models import GPT, batch, gpt, loss_sum, ranks, train_alone
+from models import batch, gpt, loss_sum, ranks, train_alone
+from tiny_gpt import GPT
 from torch import nn
 from worlds import covering, differences, in_one_world
 
 from pycoll.parallel import pipeline
 from pycoll.parallel.pipeline.shared import sum_shared_gradients
+from pycoll.parallel.pipeline.simulate import peak_versions
+from pycoll.parallel.pipeline.stash import Stash
 
 pytestmark = [pytest.mark.ranks, pytest.mark.torch]
 
@@ -62,7 +65,7 @@ def train(
         "wrong": list(differences([expected_losses, here], [losses, weights])),
         "names": set(weights),
         "shared": dict(cut.shared),
-        "tied": weights.get("embed.weight", weights.get("head.weight")),
+        "tied": weights.get("token.weight", weights.get("head.weight")),
         "live": result.peak_live,
         "sent": result.sent_bytes,
         "messages": len([m for m in comm.message_record() if m["kind"] == "send"]),
@@ -118,7 +121,7 @@ def test_tied_weights_stay_tied_and_equal():
         for name, v in stages.items()
     ]
     for (first, second), (name, v) in zip(assert_parity(cases), stages.items(), strict=True):
-        assert first["shared"] == {"embed.weight": (0, 2 * v - 1)}
+        assert first["shared"] == {"token.weight": (0, 2 * v - 1)}
         if name != "zbv":  # where one rank has both
             assert torch.equal(first["tied"], second["tied"])
 
@@ -141,33 +144,28 @@ def test_uneven_batches_changing_lengths_and_custom_schedules_are_those_of_one_p
 class Scaled(GPT):
     """A weight of the model itself, which every stage uses."""
 
-    def __init__(self) -> None:
-        super().__init__(depth=3)
+    def __init__(self, **sizes) -> None:
+        super().__init__(**sizes)
         self.scale = nn.Parameter(torch.full((16,), 0.7))
 
     def forward(self, tokens):
-        mask = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()
-        x = self.embed(tokens) * self.scale
+        x = self.token(tokens) * self.scale
         for block in self.blocks:
-            x = block(x, mask)
+            x = block(x)
         return self.head(self.norm(x) * self.scale)
 
 
 def test_weight_of_the_model_itself_has_the_same_bits_on_all_stages():
     x, y = batch(6)
 
-    def model() -> Scaled:
-        torch.manual_seed(0)
-        return Scaled().double()
-
     def rank(comm):
-        mine = model()
+        mine = gpt(Scaled, 3)
         cut = pipeline.cut(mine, "blocks", 3, [comm.rank])
         runtime = pipeline.PipelineRuntime(cut, "1f1b", comm, loss_fn=loss_sum)
         runtime.step(x, y, microbatches=3)
         return mine.scale.grad
 
-    reference = model()
+    reference = gpt(Scaled, 3)
     loss_sum(reference(x), y)[0].backward()
     found = ranks(rank, 3)
     assert torch.allclose(found[0], reference.scale.grad, atol=1e-10, rtol=0)
@@ -262,3 +260,80 @@ def test_bytes_sent_are_activations_once_per_cut_and_direction():
     assert [got["sent"] for got in found] == [one_way, 2 * one_way, 2 * one_way, one_way]
     # Four microbatches in three steps, and an announcement of two messages in the first.
     assert [got["messages"] for got in found] == [12 + 8, 24 + 8, 24 + 8, 12]
+
+
+def pipedream_alone(num_stages: int, batches: list, lr: float) -> tuple:
+    """One process that keeps every version of every stage: the definition of weight stashing."""
+    model = gpt(depth=num_stages)
+    cut = pipeline.cut(gpt(depth=num_stages), "blocks", num_stages, range(num_stages))
+    names = [list(cut.parameters_of(stage)) for stage in range(num_stages)]
+    first = {name: p.detach().clone() for name, p in model.named_parameters()}
+    versions = [[{n: first[n] for n in of}] for of in names]
+    losses = []
+    for i, (x, y) in enumerate(batches):
+        used = {}
+        for stage, of in enumerate(versions):
+            stale = min(i, num_stages - 1 - stage)
+            used |= {n: w.clone().requires_grad_() for n, w in of[i - stale].items()}
+        total, count = loss_sum(torch.func.functional_call(model, used, (x,)), y)
+        total.backward()
+        losses.append(float(total.detach()) / count)
+        for of in versions:
+            of.append({n: w - lr * used[n].grad for n, w in of[-1].items()})
+    return losses, {n: w for of in versions for n, w in of[-1].items()}
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_pipedream_is_that_of_one_process_with_all_versions(p):
+    batches = [batch(2, seed=s) for s in range(10)]
+    lr = 0.01
+
+    def rank(comm):
+        model = gpt(depth=p)
+        cut = pipeline.cut(model, "blocks", p, [comm.rank])
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+
+        def update(stage: int, microbatch: int) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        runtime = pipeline.PipelineRuntime(cut, "pipedream", comm, update=update)
+        losses: list[float] = []
+
+        def loss_fn(out, y):
+            made = loss_sum(out, y)
+            losses.append(float(made[0].detach()) / made[1])
+            return made
+
+        result = runtime.step([x for x, _ in batches], [y for _, y in batches], loss_fn=loss_fn)
+        weights = {name: w.detach() for name, w in model.named_parameters()}
+        return losses, weights, result.staleness, result.peak_live
+
+    outcomes = ranks(rank, p)
+    losses, expected = pipedream_alone(p, batches, lr)
+    assert outcomes[-1][0] == pytest.approx(losses, abs=1e-10)
+    for stage, (_, weights, staleness, peak) in enumerate(outcomes):
+        assert staleness == {(stage, i): min(i, p - 1 - stage) for i in range(len(batches))}
+        assert peak == p - stage
+        for name, weight in weights.items():
+            assert (weight - expected[name]).abs().max() <= 1e-10, name
+
+
+def kept(order) -> int:
+    """What stashes keep while an order is done."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    stash = Stash({"weight": weight})
+    for action in order:
+        if action.kind is pipeline.Kind.F:
+            stash.forward(action.microbatch)
+        elif action.kind is pipeline.Kind.B:
+            stash.backward(action.microbatch)
+        else:
+            stash.updated()
+    return stash.peak_versions
+
+
+@pytest.mark.parametrize("m", [1, 2, 5, 9])
+def test_as_many_versions_are_kept_as_stated(m):
+    for order in pipeline.build("pipedream", 4, m).orders:
+        assert peak_versions(order) == kept(order)

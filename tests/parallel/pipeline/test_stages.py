@@ -80,7 +80,7 @@ def test_frozen_first_stage_gets_no_gradients_and_no_bytes():
 
     (first, without), (last, rest) = ranks(rank, 2)
     assert first > 0 and last == 0
-    assert not rest and all(name.startswith(("blocks.0", "embed", "position")) for name in without)
+    assert not rest and all(name.startswith(("blocks.0", "token", "place")) for name in without)
 
 
 # Shapes that change behind the runtime's back.
@@ -181,7 +181,7 @@ def test_what_does_not_fit_together_is_named():
     for fn, text in (
         (wrong_stage, "rank 0 holds stages [1], but schedule gpipe expects [0] there"),
         (no_update, "schedule pipedream updates within a step: give update="),
-        (tied_async, "they share embed.weight: untie them"),
+        (tied_async, "they share token.weight: untie them"),
         (three_stages, "3 stages for 2 ranks: expected a multiple"),
     ):
         assert text in fails(fn)[0]
