@@ -12,15 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import invoke
+from mesh_cases import in_one_world, run_script
 from tiny_gpt import GPT, PLAN, batches
 from torch import nn
-from worlds import in_one_world, run_script
 
 from pycoll import parallel as pc
 from pycoll import run_ranks
 from pycoll.parallel.activations import Activations, first_difference
-
-pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
 ROOT = Path(__file__).resolve().parents[2]
 

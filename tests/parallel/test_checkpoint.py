@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from mesh_cases import differences, in_one_world, one_process
 from tiny_gpt import GPT, batches
-from worlds import differences, in_one_world, one_process
 
 from pycoll import PeerDiedError, SystemError, UsageError, run_ranks
 from pycoll import parallel as pc
 from pycoll.parallel.checkpoint import checkpoints, newest
-
-pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
 HALF, STEPS = 2, 4
 LAYOUTS = {

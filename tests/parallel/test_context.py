@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from mesh_cases import assert_equal_one_process, assert_refused, fit, in_one_world
 from tiny_gpt import GPT, Blocks
 from torch import nn
 from torch.nn import functional
-from worlds import assert_equal_one_process, assert_refused, fit, in_one_world
 
 from pycoll import parallel as pc
 from pycoll import run_ranks
 from pycoll.parallel.context.ring import Ring, attend
 from pycoll.parallel.context.sequence import Sequence
 from pycoll.parallel.dropout import Positions
-
-pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
 LENGTH, DIM = 24, 16
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import io
 
-import pytest
 import torch
+from mesh_cases import assert_equal_one_process, fit, one_process
 from torch import nn
 from torch.nn import functional
-from worlds import assert_equal_one_process, fit, one_process
 
 from pycoll import CollectiveMismatchError, run_ranks
 from pycoll import parallel as pc
-
-pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
 SIZES = [9, 8, 11, 9, 5, 8, 1]  # of batches: some do not divide among the ranks or reach all
 

@@ -6,15 +6,13 @@ import math
 
 import pytest
 import torch
+from mesh_cases import assert_equal_one_process, covering
 from tiny_gpt import GPT, PLAN, batches, train
 from torch.nn import functional
-from worlds import assert_equal_one_process, covering
 
 from pycoll import parallel as pc
 from pycoll import run_ranks
 from pycoll.parallel import pipeline
-
-pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
 SCHEDULES = [name for name in pipeline.names() if name != "pipedream"]  # it updates within a step
 FUSED = {"fused": True, "context": 16}  # sequences can be cut where attention is torch's function

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_gpt import GPT, MLP, PLAN
-from torch import nn
-from torch.nn import functional
-from worlds import (
+from mesh_cases import (
     assert_equal_one_process,
     assert_refused,
     in_one_world,
     one_process,
 )
+from tiny_gpt import GPT, MLP, PLAN
+from torch import nn
+from torch.nn import functional
 
 from pycoll import UsageError
 from pycoll import parallel as pc
 from pycoll.parallel.objects import gather_objects
-
-pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
 DIM, ITEM = 8, 8
 

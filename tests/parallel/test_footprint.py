@@ -8,16 +8,14 @@ import weakref
 
 import pytest
 import torch
+from mesh_cases import in_one_world
 from tiny_gpt import GPT, PLAN
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from worlds import in_one_world
 
 from pycoll import UsageError
 from pycoll import parallel as pc
-
-pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
 DEPTH, WIDTH = 40, 64
 ITEM = 4  # bytes of a float32

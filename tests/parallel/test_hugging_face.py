@@ -6,12 +6,12 @@ import functools
 
 import pytest
 import torch
-from worlds import assert_equal_one_process, fit, one_process
+from mesh_cases import assert_equal_one_process, fit, one_process
 
 from pycoll import parallel as pc
 
 transformers = pytest.importorskip("transformers")
-pytestmark = [pytest.mark.torch, pytest.mark.ranks, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 VOCAB, STEPS = 67, 4
 

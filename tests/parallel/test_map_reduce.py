@@ -11,8 +11,6 @@ import torch
 from pycoll import UsageError, run_ranks
 from pycoll import parallel as pc
 
-pytestmark = [pytest.mark.torch, pytest.mark.ranks]
-
 SHARDS = [np.random.default_rng(i).normal(size=(5, 3)).astype(np.float32) for i in range(7)]
 MERGE = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 

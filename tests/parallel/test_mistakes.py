@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from mesh_cases import assert_refused
 from tiny_gpt import GPT, PLAN, batches
 from torch import nn
-from worlds import assert_refused
 
 from pycoll import CollectiveMismatchError, UsageError, run_ranks
 from pycoll import parallel as pc
-
-pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
 
 def sequence_not_divisible(mesh):

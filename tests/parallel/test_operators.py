@@ -8,17 +8,15 @@ import itertools
 
 import pytest
 import torch
+from mesh_cases import in_one_world
 from torch import nn
 from torch.nn import functional
-from worlds import in_one_world
 
 from pycoll import UsageError, run_ranks
 from pycoll import parallel as pc
 from pycoll.parallel import collectives
 from pycoll.parallel.placement import share
 from pycoll.parallel.tensor.im2col import conv2d_by_gemm, im2col
-
-pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
 TOLERANCE = 1e-12
 

@@ -10,11 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from worlds import run_script
+from mesh_cases import run_script
 
 from pycoll.parallel.mesh import parse_sizes
-
-pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -6,14 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from mesh_cases import in_one_world
 from tiny_gpt import PLAN, Blocks
-from worlds import in_one_world
 
 from pycoll import UsageError
 from pycoll import parallel as pc
 from pycoll.parallel import modes
-
-pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
 BATCH, SEQUENCE, DIM = 2, 8, 16
 ITEM = 4  # bytes of a float32

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from mesh_cases import fit
 from torch import nn
 from torch.nn import functional
-from worlds import fit
 
 from pycoll import parallel as pc
 

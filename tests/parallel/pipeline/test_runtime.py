@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from mesh_cases import covering, differences, in_one_world
 from models import batch, gpt, loss_sum, ranks, train_alone
 from tiny_gpt import GPT
 from torch import nn
-from worlds import covering, differences, in_one_world
 
 from pycoll.parallel import pipeline
 from pycoll.parallel.pipeline.shared import sum_shared_gradients
 from pycoll.parallel.pipeline.simulate import peak_versions
 from pycoll.parallel.pipeline.stash import Stash
-
-pytestmark = [pytest.mark.ranks, pytest.mark.torch]
 
 FLUSHING = [name for name in pipeline.names() if name != "pipedream"]
 
@@ -260,63 +258,6 @@ def test_bytes_sent_are_activations_once_per_cut_and_direction():
     assert [got["sent"] for got in found] == [one_way, 2 * one_way, 2 * one_way, one_way]
     # Four microbatches in three steps, and an announcement of two messages in the first.
     assert [got["messages"] for got in found] == [12 + 8, 24 + 8, 24 + 8, 12]
-
-
-def pipedream_alone(num_stages: int, batches: list, lr: float) -> tuple:
-    """One process that keeps every version of every stage: the definition of weight stashing."""
-    model = gpt(depth=num_stages)
-    cut = pipeline.cut(gpt(depth=num_stages), "blocks", num_stages, range(num_stages))
-    names = [list(cut.parameters_of(stage)) for stage in range(num_stages)]
-    first = {name: p.detach().clone() for name, p in model.named_parameters()}
-    versions = [[{n: first[n] for n in of}] for of in names]
-    losses = []
-    for i, (x, y) in enumerate(batches):
-        used = {}
-        for stage, of in enumerate(versions):
-            stale = min(i, num_stages - 1 - stage)
-            used |= {n: w.clone().requires_grad_() for n, w in of[i - stale].items()}
-        total, count = loss_sum(torch.func.functional_call(model, used, (x,)), y)
-        total.backward()
-        losses.append(float(total.detach()) / count)
-        for of in versions:
-            of.append({n: w - lr * used[n].grad for n, w in of[-1].items()})
-    return losses, {n: w for of in versions for n, w in of[-1].items()}
-
-
-@pytest.mark.parametrize("p", [2, 4])
-def test_pipedream_is_that_of_one_process_with_all_versions(p):
-    batches = [batch(2, seed=s) for s in range(10)]
-    lr = 0.01
-
-    def rank(comm):
-        model = gpt(depth=p)
-        cut = pipeline.cut(model, "blocks", p, [comm.rank])
-        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-
-        def update(stage: int, microbatch: int) -> None:
-            optimizer.step()
-            optimizer.zero_grad()
-
-        runtime = pipeline.PipelineRuntime(cut, "pipedream", comm, update=update)
-        losses: list[float] = []
-
-        def loss_fn(out, y):
-            made = loss_sum(out, y)
-            losses.append(float(made[0].detach()) / made[1])
-            return made
-
-        result = runtime.step([x for x, _ in batches], [y for _, y in batches], loss_fn=loss_fn)
-        weights = {name: w.detach() for name, w in model.named_parameters()}
-        return losses, weights, result.staleness, result.peak_live
-
-    outcomes = ranks(rank, p)
-    losses, expected = pipedream_alone(p, batches, lr)
-    assert outcomes[-1][0] == pytest.approx(losses, abs=1e-10)
-    for stage, (_, weights, staleness, peak) in enumerate(outcomes):
-        assert staleness == {(stage, i): min(i, p - 1 - stage) for i in range(len(batches))}
-        assert peak == p - stage
-        for name, weight in weights.items():
-            assert (weight - expected[name]).abs().max() <= 1e-10, name
 
 
 def kept(order) -> int:

@@ -9,10 +9,7 @@ from pycoll.parallel import pipeline
 from pycoll.parallel.pipeline.pipedream import staleness
 from pycoll.parallel.pipeline.sleeping import Measured, measure
 
-pytestmark = [
-    pytest.mark.ranks, pytest.mark.torch, pytest.mark.timing, pytest.mark.soak,
-    pytest.mark.timeout(1200),
-]  # fmt: skip
+pytestmark = [pytest.mark.timing, pytest.mark.soak, pytest.mark.timeout(1200)]
 
 POINTS = 0.02  # of all time
 UNITS_S = (0.012, 0.03, 0.1, 0.3)
