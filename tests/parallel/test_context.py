@@ -146,7 +146,7 @@ def train_rotated(comm, sizes: dict, **options):
     random = torch.Generator().manual_seed(5)
     data = []
     for step in range(3):
-        x = torch.randn(3, LENGTH, 3, generator=random).double()
+        x = torch.randn(3, LENGTH, 3, generator=random, dtype=torch.float64)
         data.append(((x, torch.tensor([LENGTH, 9 + step, 20])), x))
     loss = lambda out, y: (out - y).square().mean()  # noqa: E731
     return fit(comm, sizes, Rotated, data, loss=loss, microbatches=1, pp="blocks", **options)

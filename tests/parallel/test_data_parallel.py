@@ -138,7 +138,11 @@ def net_with_norm() -> nn.Module:
 def train_with_norm(comm, sizes, **options):
     random = torch.Generator().manual_seed(4)
     data = [
-        (torch.randn(n, 2, 5, 5, generator=random) * 3 + 5, torch.arange(n) % 3) for n in OF_IMAGES
+        (
+            torch.randn(n, 2, 5, 5, generator=random, dtype=torch.float64) * 3 + 5,
+            torch.arange(n) % 3,
+        )
+        for n in OF_IMAGES
     ]
     statistics = lambda model: dict(model.named_buffers())  # noqa: E731
     loss = functional.cross_entropy

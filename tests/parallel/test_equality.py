@@ -17,13 +17,6 @@ from pycoll.parallel import pipeline
 SCHEDULES = [name for name in pipeline.names() if name != "pipedream"]  # it updates within a step
 FUSED = {"fused": True, "context": 16}  # sequences can be cut where attention is torch's function
 EXPERTS = {**FUSED, "experts": 5}
-# With sequence_parallel, tp leaves experts whole. Blocks with an even number have none.
-NO_EXPERTS = {
-    "*.qkv": "qkv",
-    "blocks.[02468].up|blocks.1[024].up": "col",
-    "*.out|blocks.[02468].down|blocks.1[024].down": "row",
-    "token|head": "vocab",
-}
 
 
 def test_meshes_of_two_to_eight_ranks_equal_one_process():
@@ -68,6 +61,8 @@ def allowed(row: dict) -> bool:
         1 < num_ranks(row) <= 8
         and (row["tp"] > 1 or not row["sequence_parallel"])
         and (row["pp"] > 1 or row["schedule"] == "1f1b")
+        and (row["pp"] == 1 or max(row["dp"], row["tp"]) <= 2)
+        and (row["pp"] < 8 or row["schedule"] in ("1f1b", "zbv"))
     )
 
 
@@ -75,11 +70,19 @@ def depth_for(row: dict) -> int:
     return max(4, row["pp"] * pipeline.generator(row["schedule"]).default_stages)
 
 
+def plan_without_experts(depth: int) -> dict:
+    """With sequence_parallel, tp leaves experts whole. Blocks with an even number have none."""
+    up, down = (
+        "|".join(f"blocks.{i}.{name}" for i in range(0, depth, 2)) for name in ("up", "down")
+    )
+    return {"*.qkv": "qkv", up: "col", f"*.out|{down}": "row", "token|head": "vocab"}
+
+
 def case_of(row: dict) -> tuple:
     gpt = EXPERTS if row["ep"] > 1 else FUSED if row["cp"] > 1 else {}
     options = {name: value for name, value in row.items() if name not in AXES}
     if row["ep"] > 1 and row["sequence_parallel"]:
-        options["tp"] = NO_EXPERTS
+        options["tp"] = plan_without_experts(depth_for(row))
     return {axis: row[axis] for axis in AXES}, options, {"gpt": {**gpt, "depth": depth_for(row)}}
 
 

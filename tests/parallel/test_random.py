@@ -149,7 +149,8 @@ def test_masks_differ_between_calls_layers_and_steps_and_scale_what_is_kept():
 
 
 def train_layer_of_torch(comm, sizes):
-    x = torch.randn(6, 5, 8, generator=torch.Generator().manual_seed(0)).double()
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 5, 8, generator=random, dtype=torch.float64)
     layer = lambda: nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, 0.2, batch_first=True))  # noqa: E731
     loss = lambda out, y: (out.square().sum(), y.numel())  # noqa: E731
     return fit(comm, sizes, layer, [(x, x)] * 2, loss=loss, microbatches=1)
