@@ -67,12 +67,12 @@ def fit(
     also: Callable = lambda model: {},
     **options,
 ) -> tuple:
-    """Losses, norms of gradients and weights of a model trained on a mesh, in float64.
+    """Trains a model on a mesh, in float64; returns losses, norms of gradients and weights.
 
     Args:
         make: Makes the model.
         data: Batches, as `pc.shard` takes them.
-        also: What of the trained model is compared beside the weights.
+        also: Makes tensors of the trained model that are compared beside the weights.
         options: Of `pc.parallelize`.
     """
     torch.set_default_dtype(torch.float64)
@@ -91,7 +91,7 @@ def fit(
 
 
 def differences(expected, got, tolerance=TOLERANCE, where="result") -> Iterator[str]:
-    """What differs between nested numbers and tensors, with its place."""
+    """Yields each difference between nested numbers and tensors, with its place."""
     if isinstance(expected, Mapping):
         if expected.keys() != got.keys():
             yield f"{where} has {sorted(got)}, expected {sorted(expected)}"
@@ -115,7 +115,7 @@ def differences(expected, got, tolerance=TOLERANCE, where="result") -> Iterator[
 
 
 def one_process(train: Callable, **setup):
-    """What `train(comm, {}, **setup)` returns on one process, computed once."""
+    """Result of `train(comm, {}, **setup)` on one process, computed once."""
     key = f"{train.__module__}.{train.__qualname__} {setup}"
     if key not in _of_one_process:
         _of_one_process[key] = run_ranks(train, 1, {}, **setup)[0]
@@ -125,7 +125,7 @@ def one_process(train: Callable, **setup):
 def assert_equal_one_process(
     train: Callable, cases: Sequence[tuple], tolerance=TOLERANCE, **setup
 ) -> None:
-    """Trains on each mesh and compares with one process: in one world, as many steps as needed.
+    """Trains on each mesh, all in one world, and compares the results with those of one process.
 
     Args:
         train: Called as `train(comm, sizes, **setup, **options)`.
@@ -165,7 +165,7 @@ def assert_refused(mistakes: Mapping[str, Callable], **sizes: int) -> None:
 
 
 def covering(values: Mapping[str, Sequence], allowed: Callable, cost: Callable) -> list[dict]:
-    """Few cheap combinations with every pair of values that an allowed combination has."""
+    """Chooses few cheap combinations that contain every pair of values of an allowed one."""
     product = (dict(zip(values, of, strict=True)) for of in itertools.product(*values.values()))
     rows = [row for row in product if allowed(row)]
     pairs = [frozenset(itertools.combinations(row.items(), 2)) for row in rows]

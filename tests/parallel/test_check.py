@@ -76,18 +76,14 @@ def script(tmp_path, monkeypatch) -> str:
     return str(tmp_path / "train.py")
 
 
-def check(mesh: str, *command: str, status: int = 0) -> str:
-    return invoke("check", "--mesh", mesh, *command, status=status)
-
-
 @pytest.mark.parametrize("mesh", ["tp=2", "cp=2,tp=2,pp=2"])
 def test_script_that_is_right_is_equal(mesh, script):
-    said = check(mesh, script)
+    said = invoke("check", "--mesh", mesh, script)
     assert f"3 steps on {mesh} equal those of one process: largest difference" in said
 
 
 def test_script_that_is_wrong_is_told_what_differs_first(script):
-    said = check("dp=2", script, "broken", status=1)
+    said = invoke("check", "--mesh", "dp=2", script, "broken", status=1)
     assert "the first tensor that differs: loss of step-0, by" in said
 
 
@@ -100,13 +96,13 @@ def test_script_that_is_wrong_is_told_what_differs_first(script):
     ],
 )
 def test_layer_that_is_wrong_is_named(mesh, rank, script):
-    said = check(mesh, script, "layer", status=1)
+    said = invoke("check", "--mesh", mesh, script, "layer", status=1)
     first = f"output of blocks.1.qkv of step-0, on {rank}, by 1e-06"
     assert f"the first tensor that differs: {first}" in said
 
 
 def test_script_that_steps_too_little_is_an_error(script):
-    said = check("dp=1", script, "short", status=2)
+    said = invoke("check", "--mesh", "dp=1", script, "short", status=2)
     assert "took less than 3 steps of pc.optimizer on one process" in said
 
 

@@ -67,7 +67,7 @@ def first_half(comm, layout: str, folder: Path) -> None:
 
 
 def second_half(comm, layout: str, folder: Path) -> list[str]:
-    """What differs from training that nothing interrupts."""
+    """Differences from training without an interruption."""
     mesh, model, optimizer = prepare(comm, *LAYOUTS[layout])
     with torch.no_grad():
         for piece in pc.trainer_of(model).reducer.pieces.values():
@@ -117,7 +117,7 @@ def test_only_the_newest_are_kept_and_nothing_else_is_left(tmp_path):
         for i in range(3):
             steps(mesh, model, optimizer, i, i + 1)
             pc.save(tmp_path, model, optimizer)
-        pc.save(tmp_path, model, optimizer)  # of the same step once more
+        pc.save(tmp_path, model, optimizer)  # the same step once more
 
     run_ranks(work, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000002", "step-000000003"]
@@ -171,7 +171,7 @@ def test_kill_during_a_save_leaves_the_checkpoint_before_whole(victim, tmp_path,
 
             def die(path, *args):
                 write(path, *args)
-                path.write_bytes(path.read_bytes()[:100])  # half of it has reached the disk
+                path.write_bytes(path.read_bytes()[:100])  # as if the rest had not reached the disk
                 os.kill(os.getpid(), signal.SIGKILL)
 
             monkeypatch.setattr(checkpoint, "write", die)

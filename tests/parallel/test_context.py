@@ -1,4 +1,4 @@
-"""Context parallel: sequences that are cut, and attention that goes around a ring."""
+"""Context parallel: sequences cut over ranks, and attention over a ring."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_keys_and_values_travel_once_forward_and_with_their_gradients_backward()
 
 
 class Rotated(nn.Module):
-    """Blocks that get companions of the sequence: an angle for each place, and a mask."""
+    """Blocks with more inputs along the sequence: an angle for each place, and a mask."""
 
     class Block(nn.Module):
         def __init__(self) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from pycoll import CollectiveMismatchError, run_ranks
 from pycoll import parallel as pc
 
-SIZES = [9, 8, 11, 9, 5, 8, 1]  # of batches: some do not divide among the ranks or reach all
+SIZES = [9, 8, 11, 9, 5, 8, 1]  # batch sizes; some do not divide, or are smaller than the ranks
 
 
 class Mlp(nn.Module):
@@ -55,7 +55,7 @@ def train(comm, sizes, microbatches=1, no_sync=False, dtype=torch.float64, **opt
 
 
 def test_uneven_batches_and_unused_parameters_equal_one_process():
-    """One process takes as many microbatches as there are ranks: each is what a rank has."""
+    """One process takes as many microbatches as there are ranks: one is the share of a rank."""
     sizes = (2, 3, 8)
     cases = [({"dp": n}, {"microbatches": 1}, {"microbatches": n}) for n in sizes]
     no_sync = {"microbatches": 2, "no_sync": True}
@@ -67,7 +67,7 @@ def test_uneven_batches_and_unused_parameters_equal_one_process():
     for n in sizes:
         _, weights, unused = one_process(train, microbatches=n)
         assert set(unused) >= {"never.weight", "never.bias"}
-        assert torch.equal(weights["never.weight"], untouched)  # no decay of it, either
+        assert torch.equal(weights["never.weight"], untouched)  # it does not decay either
 
 
 def test_short_floats_keep_gradients_and_weights_in_float32(monkeypatch):
@@ -119,8 +119,8 @@ def test_parameters_that_zero_3_has_given_up_show_no_numbers():
         model = pc.parallelize(nn.Sequential(nn.Linear(2, 2)), pc.mesh(comm=comm), zero=3)
         assert model[0].weight.shape == (2, 2) and model[0].weight.isnan().all()
         with torch.no_grad():
-            model[0].weight.fill_(1)  # nothing comes of it
-        out = model(torch.ones(1, 2))  # together while they are needed
+            model[0].weight.fill_(1)  # has no effect
+        out = model(torch.ones(1, 2))  # gathers the parameters while it needs them
         assert not out.isnan().any() and not out.equal(torch.full((1, 2), 2.0))
 
     run_ranks(work, 2)

@@ -1,4 +1,4 @@
-"""Memory, in bytes of tensors: what pc.memory states before a run, and docs/parallel.md."""
+"""Memory in bytes of tensors: statements of pc.memory before a run, formulas of the docs."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_stages_keep_what_the_whole_model_keeps_for_as_many_microbatches_as_wait
 
 @pytest.mark.pure
 def test_a_model_that_no_machine_holds():
-    """1e11 parameters in float32: 400 GB of weights, and as much of gradients."""
+    """1e11 parameters in float32: 400 GB of weights, and as many of gradients."""
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(100_000, 100_000, bias=False) for _ in range(10)))
     (alone,) = pc.memory(model, {})
@@ -166,7 +166,7 @@ def test_a_model_that_no_machine_holds():
 
 @pytest.mark.pure
 def test_pipedream_keeps_versions_of_the_weights():
-    """p - s of them on stage s, beside the newest."""
+    """Stage s keeps p - s versions beside the newest."""
     flush, stashed = (
         pc.memory(GPT(), {"pp": 4}, pp="blocks", schedule=name, microbatches=8)
         for name in ("1f1b", "pipedream")

@@ -1,4 +1,4 @@
-"""Models of transformers by plan, with no change to their code: parity with one process."""
+"""Unchanged models of the library transformers, parallelized by a plan, equal one process."""
 
 from __future__ import annotations
 

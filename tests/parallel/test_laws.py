@@ -23,14 +23,6 @@ def test_fits_find_what_the_laws_were_given():
         assert fit.efficiency == dict.fromkeys(times, 1.0)
 
 
-def test_bert_on_1472_devices_needs_a_serial_part_of_four_in_ten_thousand():
-    """A month on one, 47 minutes on 1472: what Amdahl's law then leaves for the serial part."""
-    speed_up = 43200 / 47
-    serial = (1472 / speed_up - 1) / (1472 - 1)
-    assert serial == pytest.approx(4.1e-4, rel=0.02)
-    assert laws.amdahl(1 - serial, 1472) == pytest.approx(speed_up, rel=1e-9)
-
-
 def test_report_of_scaling_knows_strong_from_weak():
     strong = report({1: (1.0, 64), 2: (0.6, 64), 4: (0.4, 64)})
     assert strong["kind"] == "strong" and strong["parallel"] == pytest.approx(0.8)

@@ -1,4 +1,4 @@
-"""map_reduce: what one process would get, to the bit, on any number of ranks."""
+"""map_reduce: the result of one process, to the bit, on any number of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's mistakes: each gets one clear sentence."""
+"""Mistakes of a user: each raises one clear sentence."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_no_stages_to_cut_is_an_error():
 
 
 def test_forward_that_differs_between_ranks_is_a_mismatch():
-    """Ranks of one tensor that were given different batches: named, and no hang."""
+    """Tensor parallel ranks with different batches raise an error that names both, and no hang."""
 
     def work(comm):
         mesh = pc.mesh(tp=2, comm=comm)

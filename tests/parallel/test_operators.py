@@ -82,7 +82,7 @@ def by_samples(comm) -> None:
     ((x, grad),) = pc.shard([(x, grad)], mesh)
     model.step(x, grad, loss=product)
     for got, p in zip(pc.whole_gradients(model).values(), layer.parameters(), strict=True):
-        assert close(got * comm.size, p.grad)  # each replica counted one
+        assert close(got * comm.size, p.grad)  # the loss of each replica counts one
 
 
 def test_convolution_by_channels_space_or_samples_equals_the_whole_one():

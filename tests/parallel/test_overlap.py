@@ -32,7 +32,7 @@ class SlowBackward(nn.Linear):
 
 
 def one_step(comm, sizes: dict, schedule: str, zero: int):
-    """The number of reductions, and how many ended while this rank still computed."""
+    """The stage, its number of reductions, and how many ended while this rank still computed."""
     mesh = pc.mesh(**sizes, comm=comm)
     block = (DIM * DIM + DIM) * 4
     # The gradients of the first layer are the last ones.

@@ -34,9 +34,9 @@ def loss_of(text: str) -> tuple[float, float]:
 
 @pytest.mark.slow
 def test_gpt_says_the_same_on_every_mesh_and_beats_the_bigrams():
-    one, _ = loss_of(run("dp=1", "gpt.py", "--steps", "10"))
-    for mesh in ("dp=4", "tp=2", "pp=4", "dp=2,cp=2", "dp=2,tp=2,pp=2"):
-        other, _ = loss_of(run(mesh, "gpt.py", "--steps", "10"))
+    one, _ = loss_of(run("dp=1", "gpt.py", "--steps", "5"))
+    for mesh in ("dp=4", "tp=2", "dp=2,cp=2", "tp=2,pp=2"):
+        other, _ = loss_of(run(mesh, "gpt.py", "--steps", "5"))
         assert one == pytest.approx(other, abs=2e-4), mesh
     loss, target = loss_of(run("dp=2", "gpt.py"))
     assert loss < target

@@ -1,4 +1,4 @@
-"""PipeDream in the trainer: the weights of one process whose gradients are as old as is stated."""
+"""PipeDream in the trainer: the weights of one process with gradients as old as stated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def made() -> GPT:
 
 
 def parts(x, dp: int, microbatches: int) -> list:
-    """The i-th microbatches of all replicas, together."""
+    """Joins the i-th microbatches of all replicas."""
     found: list[list] = [[] for _ in range(microbatches)]
     for replica in range(dp):
         start, stop = share(len(x), dp, replica)
@@ -93,7 +93,7 @@ def stale(
 
 
 def assert_as_stated(cases: list[tuple]) -> None:
-    """For each case: sizes of a mesh, options of the trainer, and what is not as usual."""
+    """Checks cases: sizes of a mesh, options of the trainer, and other arguments of `stale`."""
     assert_equal_one_process(
         stale,
         [
@@ -114,7 +114,7 @@ def test_pipedream_trains_as_one_process_with_gradients_as_old_as_stated():
 
 @pytest.mark.slow
 def test_pipedream_on_every_mesh():
-    """Among them replicas with different numbers of microbatches, which take the same updates."""
+    """Replicas with different numbers of microbatches take the same updates."""
     assert_as_stated(
         [
             ({"pp": 1}, {}, {}),
@@ -138,7 +138,7 @@ def test_pipedream_on_every_mesh():
 
 @pytest.mark.slow
 def test_one_microbatch_is_never_stale_and_equals_one_process():
-    """With dropout, whose masks go by place."""
+    """Dropout is on; its masks depend on the place alone."""
     pipedream = [({"pp": 2, "tp": 2}, {"schedule": "pipedream"})]
     assert_equal_one_process(train_unclipped, pipedream, schedule="1f1b")
 

@@ -1,4 +1,4 @@
-"""What the trainers send, to the byte: the formulas of docs/parallel.md."""
+"""Bytes that the trainers send: the formulas of docs/parallel.md, and the table of modes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_megatron_block_all_reduces_twice_forward_and_twice_backward():
 
 def test_sequence_parallel_gathers_and_scatters_the_same_bytes():
     def check(found, n, sizes, depth, *_):
-        # Each block: 2 and 2 forward, their conjugates backward; and the ends of the list.
+        # Each block: 2 and 2 forward, their conjugates backward; one gather at an end of the list.
         scattered, gathered = 4 * depth, 4 * depth + 1
         assert found["tp", "reduce_scatter"] == (scattered, scattered * MESSAGE)
         assert found["tp", "all_gather"] == (gathered, gathered * MESSAGE)
@@ -139,10 +139,10 @@ def test_modes_share_input_bytes_storage_and_work_as_they_must(monkeypatch):
     assert dp.moved == pytest.approx(2 * (n - 1), rel=0.02)
     assert dp.stored == n and dp.balance == 1
     # Two all-reduces of an activation per block, 2 (n - 1) / n of it per rank; the gradient of the
-    # first block's input nobody needs.
+    # first block's input is not needed.
     assert tp.activations_moved == pytest.approx(2 * (n - 1) * (2 * modes.DEPTH - 1), rel=0.02)
     assert 1 <= tp.stored < 1.05 and tp.balance == 1
-    # An activation and its gradient at each cut, and that of the input for masks is none.
+    # An activation and its gradient at each cut.
     assert pp.activations_moved >= 2 * (n - 1)
     assert pp.stored == 1 and pp.balance > 1.2  # 5 blocks on 4 stages
     assert "smaller than dp=2" in dp.limit and "cannot split 5 blocks into 6 stages" in pp.limit

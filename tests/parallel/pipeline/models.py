@@ -29,7 +29,7 @@ def batch(samples: int, length: int = 6, vocab: int = 11, seed: int = 1) -> tupl
 
 
 def train_alone(model: nn.Module, batches: list, lr: float = 1e-2) -> list[float]:
-    """One process: the losses; the weights are left in the model."""
+    """Trains on one process, in place; returns the losses."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     losses = []
     for x, y in batches:

@@ -38,7 +38,7 @@ class Attention(nn.Module):
 
 
 class NoInput(nn.Module):
-    """Its output has nothing of its input."""
+    """Its output does not depend on its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def test_split_backward_is_the_whole_one(model, with_input):
     outputs = module(again)
     inputs = [again] if with_input else []
     found, later = backward_inputs(list(outputs), given, inputs, list(module.parameters()))
-    assert all(p.grad is None for p in module.parameters())  # nothing of weights yet
+    assert all(p.grad is None for p in module.parameters())  # no gradient of a weight yet
     later()
     if with_input:
         if leaf.grad is None:

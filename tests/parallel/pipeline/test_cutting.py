@@ -1,4 +1,4 @@
-"""Models cut at their blocks: what each stage has, and what it computes."""
+"""Models cut at their blocks: parts and results of each stage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.pure, pytest.mark.torch]
 
 
 class Inner(nn.Module):
-    """As models of libraries are: blocks that return tuples, keywords, attributes read."""
+    """Like models of libraries: blocks return tuples, take keywords, and have attributes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -41,7 +41,7 @@ def alone(shapes: tuple, depth: int, tied: bool = False) -> tuple:
 def train(
     comm, schedule, shapes, *, depth, m, v=1, tied=False, split_on=None, **options
 ) -> dict[str, Any]:
-    """Trains the cut GPT: what differs from one process, and what the last step reports."""
+    """Trains the cut GPT; returns differences from one process and figures of the last step."""
     model = gpt(depth=depth, tied=tied)
     placed = schedule
     if isinstance(schedule, str):
@@ -171,7 +171,7 @@ def test_weight_of_the_model_itself_has_the_same_bits_on_all_stages():
 
 
 def test_shared_sums_are_made_in_the_order_of_ranks():
-    """Three addends, of which the order matters to the last bit."""
+    """The order of the three addends matters to the last bit."""
     addends = [1e16, 1.0, -1e16]  # in this order 0, in others 1
 
     class Holder:
@@ -261,7 +261,7 @@ def test_bytes_sent_are_activations_once_per_cut_and_direction():
 
 
 def kept(order) -> int:
-    """What stashes keep while an order is done."""
+    """Most versions that a stash keeps while an order is done."""
     weight = torch.nn.Parameter(torch.zeros(1))
     stash = Stash({"weight": weight})
     for action in order:

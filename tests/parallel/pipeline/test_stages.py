@@ -81,7 +81,7 @@ def test_frozen_first_stage_gets_no_gradients_and_no_bytes():
     assert not rest and all(name.startswith(("blocks.0", "token", "place")) for name in without)
 
 
-# Shapes that change behind the runtime's back.
+# Shapes that change while those of the inputs do not.
 
 
 class Growing(nn.Module):
@@ -121,7 +121,7 @@ def test_hidden_shape_that_changes_is_refused_and_taken_where_announced():
     assert ranks(growing_rank, 2, True) == [[3.0, 6.0, 9.0]] * 2
 
 
-# What is refused.
+# Refusals.
 
 
 def assert_refused(mistakes: dict[str, Callable], on_all_ranks: bool) -> None:
