@@ -240,6 +240,7 @@ def test_schedules_need_no_torch():
 @pytest.mark.parametrize("name", names())
 def test_transfers_are_matched_posted_ahead_and_bounded(name):
     schedule = build(name, 4, 6)
+    local = sum(a == b for a, b in zip(schedule.placement, schedule.placement[1:], strict=False))
     for prefetch in (1, 2, 5):
         lowered = with_transfers(schedule, prefetch)
         validate(lowered)
@@ -262,8 +263,4 @@ def test_transfers_are_matched_posted_ahead_and_bounded(name):
                     assert need in posted
                     waiting -= 1
         assert sent == received
-        stages = schedule.num_stages
-        local = sum(
-            a == b for a, b in zip(schedule.placement, schedule.placement[1:], strict=False)
-        )
-        assert len(sent) == 2 * 6 * (stages - 1 - local)
+        assert len(sent) == 2 * 6 * (schedule.num_stages - 1 - local)
