@@ -91,7 +91,7 @@ def case_of(row: dict) -> tuple:
 def test_every_pair_of_sizes_and_options_equals_one_process():
     rows = covering(VALUES, allowed, lambda row: num_ranks(row) // row["pp"] * depth_for(row) + 8)
     print(f"{len(rows)} combinations")
-    assert_equal_one_process(train, [case_of(row) for row in rows], batch=16)
+    assert_equal_one_process(train, [case_of(row) for row in rows], batch=16, steps=3)
 
 
 @pytest.mark.soak
