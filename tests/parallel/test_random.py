@@ -97,8 +97,9 @@ class Functional(Block):
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.token, self.head = nn.Embedding(VOCAB, DIM), nn.Linear(DIM, VOCAB)
+        self.token = nn.Embedding(VOCAB, DIM)
         self.blocks = nn.ModuleList(Functional(DIM, 4, 0.0, 48) for _ in range(2))
+        self.head = nn.Linear(DIM, VOCAB)
 
     def forward(self, tokens):
         x = functional.dropout(self.token(tokens), 0.1, self.training)
