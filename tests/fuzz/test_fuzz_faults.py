@@ -80,9 +80,9 @@ def test_fuzz_calls_that_differ_raise_mismatch_on_every_rank() -> None:
     drive(check_mistakes, several_mistakes(), num_examples(15))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(int(60 * MINUTES) + 600)
-def test_fuzz_faults_of_a_night_are_named_in_time() -> None:
+def test_fuzz_faults_for_minutes_are_named_in_time() -> None:
     warm_up()
     assert drive_for_minutes(check_fault, faults.faults(), share=0.2) > 0
     assert drive_for_minutes(check_mistakes, several_mistakes(), share=0.1) > 0

@@ -56,9 +56,9 @@ def test_fuzz_random_programs_equal_numpy() -> None:
     drive(check, cases(), num_examples(60))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(int(60 * MINUTES) + 600)
-def test_fuzz_random_programs_of_a_night_equal_numpy() -> None:
+def test_fuzz_random_programs_for_minutes_equal_numpy() -> None:
     assert drive_for_minutes(check, cases(), share=0.7) > 0
 
 
