@@ -1,4 +1,4 @@
-"""Networks that lose packets or delay them only slow things down."""
+"""Networks that lose or delay packets only slow things down."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ import time
 import numpy as np
 import pytest
 from delayed import DelayedNetwork
-from namespaces import Network, free_port
-from test_hosts_collectives import one_case
+from host_jobs import one_case
+from namespaces import Network, values
 
 import pycoll
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
 Comm = pycoll.Communicator
-NFT = pytest.mark.skipif(
-    not shutil.which("nft", path=os.environ["PATH"] + ":/usr/sbin"),
-    reason="dropping packets needs nftables (nft)",
-)
 
 
 def some_collectives(comm: Comm, rows: int, rounds: int) -> float:
@@ -32,26 +28,24 @@ def some_collectives(comm: Comm, rows: int, rounds: int) -> float:
     return time.monotonic() - start
 
 
-@NFT
+@pytest.mark.skipif(
+    not shutil.which("nft", path=os.environ["PATH"] + ":/usr/sbin"),
+    reason="dropping packets needs nftables (nft)",
+)
 def test_five_percent_of_loss_only_slow_things_down(two: Network):
     two.set_loss(5)
     try:
-        outcomes = two.run(some_collectives, 2, 3000, 4, PYCOLL_SILENCE_S="4", timeout_s="60")
+        values(two.run(some_collectives, 2, 3000, 4, PYCOLL_SILENCE_S="4", timeout_s="60"))
     finally:
         two.set_loss(0)
-    for outcome in outcomes:
-        outcome.get()
 
 
-@pytest.mark.parametrize("delay_s", [0.0005, 0.05])
-def test_delay_only_slows_things_down(delayed: DelayedNetwork, delay_s):
-    delayed.set_delay(delay_s)
+def test_delay_only_slows_things_down(delayed: DelayedNetwork):
+    delayed.set_delay(0.05)
     env = {"PYCOLL_SILENCE_S": "1.5", "timeout_s": "60"}
-    for outcome in delayed.run(some_collectives, 1, 3000, 1, **env):
-        assert outcome.get() > 2 * delay_s
+    assert min(values(delayed.run(some_collectives, 1, 3000, 1, **env))) > 0.1
 
 
-@pytest.mark.slow
 @pytest.mark.timing
 @pytest.mark.skipif(not shutil.which("iperf3"), reason="the comparison is with iperf3")
 def test_one_link_carries_as_much_as_iperf3(two: Network):
@@ -81,20 +75,3 @@ def test_one_link_carries_as_much_as_iperf3(two: Network):
         two.set_rate(None)
     print(f"iperf3 {iperf3:.2f}, pycoll {ours:.2f} Gbit/s")
     assert ours > 0.8 * iperf3
-
-
-def test_ranks_that_join_in_any_order_find_each_other(two: Network):
-    def main() -> int:
-        rank = int(os.environ["RANK"])
-        time.sleep([0.9, 0.1, 0.6, 0.0][rank])  # the one whom all ask comes last
-        with pycoll.init(timeout_s=20) as comm:
-            return int(comm.all_reduce(np.ones(1))[0])
-
-    env = {
-        "WORLD_SIZE": "4",
-        "MASTER_ADDR": two.address(0),
-        "MASTER_PORT": str(free_port()),
-        "PYCOLL_TOKEN": "t",
-    }
-    pids = [two.start(rank % 2, main, RANK=str(rank), **env) for rank in range(4)]
-    assert [two.outcome(pid).get() for pid in pids] == [4] * 4

@@ -17,7 +17,6 @@ from pycoll import topology
 
 pytestmark = [
     pytest.mark.ranks,
-    pytest.mark.slow,
     pytest.mark.timing,
     pytest.mark.timeout(170),
 ]
