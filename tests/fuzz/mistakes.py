@@ -1,4 +1,4 @@
-"""One rank calls something else than the others: what it can get wrong, and what must follow."""
+"""One rank makes another call than the others: the kinds of mistake, and the errors that follow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Mistake:
     odd: int  # the rank, modulo how many there are
     count: int
     healthy: int  # calls that agree before
-    late: int  # the rank that comes last, modulo
+    late: int  # the rank, modulo the number of ranks, that comes last
     late_ms: int
     choice: int  # of what the kind can choose from
 
@@ -132,8 +132,8 @@ class Seen:
 def make(comm: Comm, m: Mistake) -> Seen:
     """Makes the mistake in a communicator of its own; the calls go on until one raises.
 
-    A rank that waits for nobody in the call itself, as a root, may learn of it in the next one, so
-    there is a barrier after it. After a skipped call that is what the odd rank calls instead.
+    A rank that does not wait in the call itself, as a root, may raise in the next one, so there is
+    a barrier after it. After a skipped call that is what the odd rank calls instead.
     """
     n, rank = comm.size, comm.rank
     right, wrong = KINDS[m.kind]
@@ -150,7 +150,7 @@ def make(comm: Comm, m: Mistake) -> Seen:
             part.barrier()
         except pycoll.Error as error:
             seen = Seen(seen.entered_s, time.monotonic(), type(error).__name__, str(error))
-        comm.barrier()  # nobody leaves while another one still looks
+        comm.barrier()  # no rank leaves while another one still checks
     return seen
 
 

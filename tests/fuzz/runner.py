@@ -264,7 +264,7 @@ def exchange(
         x[:] = content(op, idx)
         return x
 
-    if op.way == "in_turn":  # one order for all: whoever blocks, the other side comes
+    if op.way == "in_turn":  # one order for all ranks, so a blocked rank's peer arrives
         for i, src, dst, m in rows:
             handle = comm.send(to_send(i), dst, m.tag, async_op=True) if src == rank else None
             if dst == rank:

@@ -1,4 +1,4 @@
-"""Ranks that fail or call the wrong thing: the right error on every other rank, in time."""
+"""Ranks that fail or make a wrong call: the right error on every other rank, in time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from pycoll import run_ranks
 
 pytestmark = pytest.mark.ranks
 
-MISMATCH_S = 2.0  # loose, for a machine with more ranks than cores; the campaign reports times
+MISMATCH_S = 10.0  # loose, for a busy machine; the campaign reports times
+# The first sleep or wait for seconds.
+LONG = ("stop", "too_late", "join_too_late")
+SHORT = tuple(kind for kind in faults.FAULTS if kind not in LONG)
 
 
 def check_fault(fault: faults.Fault) -> None:
@@ -44,19 +47,21 @@ def check_mistakes(case: Mistakes) -> None:
         assert mistakes.took_s(seen) < MISMATCH_S, (n, threads, mistake, seen)
 
 
-def warm_up() -> None:
-    """What is opened once and for all."""
-    for threads in (False, True):
-        run_ranks(lambda comm: comm.barrier(), 2, threads=threads)
-
-
 @pytest.mark.timeout(300)
-def test_fuzz_ranks_that_fail_are_named_by_all_others_in_time() -> None:
-    warm_up()
-    drive(check_fault, faults.faults(), num_examples(23))
+@pytest.mark.parametrize("kind", SHORT)
+def test_fuzz_ranks_that_fail_are_named_by_all_others_in_time(kind) -> None:
+    faults.warm_up()
+    drive(check_fault, faults.faults((kind,)), num_examples(2))
 
 
-# A root that waits until all have read a slot waits for the one that does not, not for the first.
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LONG)
+def test_fuzz_ranks_that_stop_are_named_by_all_others_in_time(kind) -> None:
+    faults.warm_up()
+    drive(check_fault, faults.faults((kind,)), num_examples(4))
+
+
+# A root that waits until all ranks have read a slot waits for the rank that does not read it.
 BIG, SMALL = (100, 1_000_000), (1_000_000, 4096)
 ROUND, SCANS = (
     ("all_gather", "messages", "messages", "broadcast"),
@@ -68,21 +73,21 @@ READERS_THAT_FAIL = [
 ]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("fault", READERS_THAT_FAIL, ids=["kill", "stop"])
 def test_reader_of_a_slot_with_many_readers_that_fails_is_named(fault) -> None:
-    warm_up()
+    faults.warm_up()
     check_fault(fault)
 
 
 @pytest.mark.timeout(300)
 def test_fuzz_calls_that_differ_raise_mismatch_on_every_rank() -> None:
-    drive(check_mistakes, several_mistakes(), num_examples(15))
+    drive(check_mistakes, several_mistakes(), num_examples(6))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(int(60 * MINUTES) + 600)
 def test_fuzz_faults_for_minutes_are_named_in_time() -> None:
-    warm_up()
+    faults.warm_up()
     assert drive_for_minutes(check_fault, faults.faults(), share=0.2) > 0
     assert drive_for_minutes(check_mistakes, several_mistakes(), share=0.1) > 0

@@ -23,7 +23,7 @@ class Case:
     n: int
     threads: bool
     programs: tuple[Program, ...]  # one after another in one world
-    late: int = 0  # the rank that joins, or begins, later than the others, modulo
+    late: int = 0  # the rank, modulo n, that joins or begins later than the others
     late_ms: int = 0
 
 
@@ -53,7 +53,7 @@ def check(case: Case) -> None:
 
 @pytest.mark.timeout(300)
 def test_fuzz_random_programs_equal_numpy() -> None:
-    drive(check, cases(), num_examples(60))
+    drive(check, cases(), num_examples(25))
 
 
 @pytest.mark.soak
@@ -63,7 +63,7 @@ def test_fuzz_random_programs_for_minutes_equal_numpy() -> None:
 
 
 def test_fuzz_wrong_result_is_found(monkeypatch) -> None:
-    """The oracle sees one wrong element: what it could not see would be no test."""
+    """One wrong element makes the comparison fail."""
 
     def spoiled(comm) -> None:
         class Spoiled:
