@@ -1,4 +1,4 @@
-"""The measured table: its text, its file, and who may use it."""
+"""The measured table: its text, its file, and its use."""
 
 from __future__ import annotations
 
@@ -50,39 +50,39 @@ def test_table_with_any_byte_changed_is_refused():
                     _core.TuningTable.parse(text[:at] + new + text[at + 1 :])
 
 
+WRONG_LINES = [
+    "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z",
+    "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple",
+    "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring=1e-5",
+    "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple/x=1e-5",
+    "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=nan",
+    "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=-1e-5",
+    "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=0",
+    "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5 ",
+    "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z  ring/simple=1e-5",
+    "time all_reduce 2 2 plain 4096 yesterday ring/simple=1e-5",
+    "time all_reduce 0 2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
+    "time all_reduce 2 -2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
+    "time all_reduce 2 2 plain 99999999999999999999 2026-11-21T14:30:00Z ring/simple=1e-5",
+    "time All-Reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
+    "cost 2 2 mapped 2026-11-21T14:30:00Z simple 1 2",
+    "cost 2 2 mapped 2026-11-21T14:30:00Z simple 1 2 inf",
+    "cost 2 2 mapped 2026-11-21T14:30:00Z simple 1 2 3 4",
+    "time all_reduce 2 2 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
+    "time all_reduce 2 2 both 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
+    "cost 2 2 2026-11-21T14:30:00Z simple 1 2 3",
+    "size 2",
+    "",
+]
+
+
 @pytest.mark.pure
-@pytest.mark.parametrize(
-    "line",
-    [
-        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z",
-        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple",
-        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring=1e-5",
-        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple/x=1e-5",
-        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=nan",
-        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=-1e-5",
-        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=0",
-        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5 ",
-        "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z  ring/simple=1e-5",
-        "time all_reduce 2 2 plain 4096 yesterday ring/simple=1e-5",
-        "time all_reduce 0 2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
-        "time all_reduce 2 -2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
-        "time all_reduce 2 2 plain 99999999999999999999 2026-11-21T14:30:00Z ring/simple=1e-5",
-        "time All-Reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
-        "cost 2 2 mapped 2026-11-21T14:30:00Z simple 1 2",
-        "cost 2 2 mapped 2026-11-21T14:30:00Z simple 1 2 inf",
-        "cost 2 2 mapped 2026-11-21T14:30:00Z simple 1 2 3 4",
-        "time all_reduce 2 2 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
-        "time all_reduce 2 2 both 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
-        "cost 2 2 2026-11-21T14:30:00Z simple 1 2 3",
-        "size 2",
-        "",
-    ],
-)
-def test_line_that_is_wrong_is_refused_and_named(line):
-    """Whatever wrote it: the line is looked at before the digest."""
+def test_line_that_is_wrong_is_refused_and_named():
+    """Lines are checked before the digest."""
     head = _core.TuningTable([], []).to_text().rpartition("end ")[0]
-    with pytest.raises(UsageError, match="line 4: "):
-        _core.TuningTable.parse(f"{head}{line}\nend 0123456789abcdef\n")
+    for line in WRONG_LINES:
+        with pytest.raises(UsageError, match="line 4: "):
+            _core.TuningTable.parse(f"{head}{line}\nend 0123456789abcdef\n")
 
 
 @pytest.mark.pure
@@ -156,7 +156,7 @@ def test_table_is_kept_where_the_environment_says(tmp_path, monkeypatch):
         tuning.path()
 
 
-# Who uses it.
+# Its use.
 
 
 @pytest.mark.ranks
@@ -253,14 +253,9 @@ def _reads_processes() -> bool:
 def test_table_of_other_ranks_collectives_or_cores_is_not_used():
     untouched = choice()
     other = "tree__ll" if untouched != "tree/ll" else "star__ll"
-    tuning.save(
-        [],
-        [
-            size(ranks=3, **{other: 1e-9}),
-            size("broadcast", **{other: 1e-9}),
-            size(cores=CORES + 1, **{other: 1e-9}),
-        ],
-    )
+    time = {other: 1e-9}
+    rows = [size(ranks=3, **time), size("broadcast", **time), size(cores=CORES + 1, **time)]
+    tuning.save([], rows)
     assert choice() == untouched
     assert choice(n=3) == other.replace("__", "/")
 
@@ -279,7 +274,7 @@ def test_fitted_costs_of_the_table_are_those_of_the_simulation():
     text = explained()
     assert f"fitted, simple of mapped arrays on {DATE} with 2 ranks" in text
     assert text.splitlines()[0].rpartition(": ")[2].startswith("one_shot/ll")
-    # Other numbers of ranks: of the nearest that share cores, or not, alike.
+    # For other numbers of ranks: the costs of the nearest number that also shares cores, or not.
     assert ("simulation: fitted" in explained(n=3)) == (CORES >= 3)
 
 

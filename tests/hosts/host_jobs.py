@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 from collective_oracles import INFO, ORACLES, arguments, roots_of
 from comm_cases import PROTOCOLS, builtin_algorithms, inputs
 
@@ -16,6 +17,10 @@ import pycoll
 
 Comm = pycoll.Communicator
 SLOT_BYTES = 128 << 10
+TLS = {"PYCOLL_TLS": "1"}
+plain_and_tls = pytest.mark.parametrize(
+    "links", [{}, pytest.param(TLS, marks=pytest.mark.slow)], ids=["plain", "TLS"]
+)
 HIERARCHICAL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
 

@@ -29,10 +29,13 @@ Comm = pycoll.Communicator
 
 
 def refused(comm: Comm, algorithm: str) -> str:
-    with pytest.raises(UsageError) as error:
+    text = "no error"
+    try:
         comm.all_reduce(np.ones(1000), algorithm=algorithm)
+    except UsageError as error:
+        text = str(error)
     comm.all_reduce(np.ones(1000))
-    return str(error.value)
+    return text
 
 
 def refusals(comm: Comm) -> tuple[str, str]:
@@ -50,7 +53,7 @@ def test_two_hosts_of_one_rank_run_every_algorithm(two):
 
 def test_two_hosts_of_two_ranks_run_every_kind_of_operation(two):
     jobs = [every_algorithm, hierarchical_sizes, split_and_group, messages]
-    places, _, kinds, _, _ = two.run_jobs([*jobs, asynchronous_and_coalesced])
+    places, _, kinds, _, _ = two.run_jobs([*jobs, asynchronous_and_coalesced], 2)
     assert places == (("tcp", 0), ("tcp", 1)) * 2
     assert kinds == (["shm", "tcp", "tcp"],) * 4
 

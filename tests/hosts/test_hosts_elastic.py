@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from host_jobs import plain_and_tls
 from namespaces import TOKEN, Network, Outcome, free_port, values
 from processes import wait_for_pids
 
@@ -34,9 +35,9 @@ def until_error_and_on(comm: Comm, folder: Path) -> tuple[list[int], list[float]
         return new.former_ranks, gathered
 
 
-def start_loop(network: Network, per_host: int, folder: Path) -> list[int]:
-    silence = {"PYCOLL_SILENCE_S": str(SILENCE_S)}
-    pids = network.start_ranks(until_error_and_on, per_host, folder, **silence)
+def start_loop(network: Network, per_host: int, folder: Path, **env: str) -> list[int]:
+    env["PYCOLL_SILENCE_S"] = str(SILENCE_S)
+    pids = network.start_ranks(until_error_and_on, per_host, folder, **env)
     wait_for_pids(folder, len(pids))
     return pids
 
@@ -45,9 +46,10 @@ def went_on(outcomes: list[Outcome], ranks: list[int]) -> None:
     assert values(outcomes) == [(ranks, [float(rank) for rank in ranks])] * len(ranks)
 
 
+@plain_and_tls
 @pytest.mark.parametrize("victim", [0, 3])
-def test_killed_rank_of_two_hosts_leaves_the_three_others(two, victim, tmp_path):
-    pids = start_loop(two, 2, tmp_path)
+def test_killed_rank_of_two_hosts_leaves_the_three_others(two, victim, links, tmp_path):
+    pids = start_loop(two, 2, tmp_path, **links)
     os.kill(pids[victim], signal.SIGKILL)
     outcomes = two.outcomes(pids)
     went_on(outcomes[:victim] + outcomes[victim + 1 :], sorted({0, 1, 2, 3} - {victim}))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import unauthenticated
+from host_jobs import plain_and_tls
 from namespaces import Network, free_port, values
 from processes import wait_for_pids
 
@@ -33,18 +34,19 @@ def loop(comm: Comm, folder: Path, count: int) -> None:
 
 
 def start_loop(
-    network: Network, per_host: int, folder: Path, count: int, silence_s: float = SILENCE_S
+    network: Network, per_host: int, folder: Path, count: int, silence_s: float, **env: str
 ) -> list[int]:
     """Starts ranks that reduce until they fail; returns when all do."""
-    silence = {"PYCOLL_SILENCE_S": str(silence_s)}
-    pids = network.start_ranks(loop, per_host, folder, count, **silence)
+    env["PYCOLL_SILENCE_S"] = str(silence_s)
+    pids = network.start_ranks(loop, per_host, folder, count, **env)
     wait_for_pids(folder, len(pids))
     return pids
 
 
+@plain_and_tls
 @pytest.mark.parametrize(("per_host", "count"), [(1, 1), (2, 100_000)])
-def test_killed_rank_of_another_host_is_named_by_all_at_once(two, count, per_host, tmp_path):
-    pids = start_loop(two, per_host, tmp_path, count, silence_s=30)
+def test_killed_rank_of_another_host_is_named_by_all(two, count, per_host, links, tmp_path):
+    pids = start_loop(two, per_host, tmp_path, count, silence_s=30, **links)
     os.kill(pids[-1], signal.SIGKILL)
     killed_at = time.monotonic()
     others = two.outcomes(pids[:-1])
@@ -56,9 +58,10 @@ def test_killed_rank_of_another_host_is_named_by_all_at_once(two, count, per_hos
     assert two.outcome(pids[-1]).ended == signal.SIGKILL
 
 
+@plain_and_tls
 @pytest.mark.parametrize("how", ["cable", "stopped"])
-def test_silent_host_is_named_within_the_bound(two, how, tmp_path):
-    pids = start_loop(two, 1, tmp_path, 1000)
+def test_silent_host_is_named_within_the_bound(two, how, links, tmp_path):
+    pids = start_loop(two, 1, tmp_path, 1000, SILENCE_S, **links)
     if how == "cable":
         two.set_link(1, False)
     else:
@@ -261,7 +264,8 @@ def test_communicators_come_and_go_and_leave_nothing(two):
     values(two.outcomes(two.start_world(main, [0, 1])))
 
 
-def test_rank_that_left_after_it_sent_is_no_failure_however_slow_its_bytes_are(two):
+@plain_and_tls
+def test_rank_that_left_after_it_sent_is_no_failure_however_slow_its_bytes_are(two, links):
     """Rank 3 hears that rank 1 has left long before the last of its bytes reach rank 2."""
 
     def job(comm: Comm) -> None:
@@ -278,6 +282,6 @@ def test_rank_that_left_after_it_sent_is_no_failure_however_slow_its_bytes_are(t
 
     two.set_rate("8mbit")
     try:
-        two.run_jobs([job], 2)
+        two.run_jobs([job], 2, **links)
     finally:
         two.set_rate(None)
