@@ -27,7 +27,7 @@ FAULTS = (*PROCESS_FAULTS, "leave", "raise", "late", "too_late")
 # How long the others may take to see that a process is gone, on a machine that is busy with other
 # programs; and how long ranks wait for one that does not come.
 NOTICE_S = 10.0
-SHORT_S = 1.0
+SHORT_S = 2.0
 STOPPED_S = 2.5 * SHORT_S
 LONG_S = 30.0
 CALLS = 24

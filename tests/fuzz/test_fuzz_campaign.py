@@ -70,7 +70,7 @@ def random_fault(kind: str, rng: random.Random) -> faults.Fault:
 
 @pytest.mark.parametrize("kind", ["kill", "stop", "exit"])
 def test_campaign_of_ranks_that_fail_names_them_in_time(kind) -> None:
-    """The times after SIGSTOP include the timeout of 1 s."""
+    """The times after SIGSTOP include the timeout of faults.SHORT_S."""
     faults.warm_up()
     rng = random.Random(SEED)
     times_ms, failures = [], []

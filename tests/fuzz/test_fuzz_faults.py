@@ -67,14 +67,14 @@ ROUND, SCANS = (
     ("all_gather", "messages", "messages", "broadcast"),
     ("broadcast", "scan", "broadcast"),
 )
-READERS_THAT_FAIL = [
-    faults.Fault(5, False, "kill", 29, 11, 950, BIG, ROUND, False),
-    faults.Fault(5, False, "stop", 7, 8, 881, SMALL, SCANS, False),
-]
+KILLED = faults.Fault(5, False, "kill", 29, 11, 950, BIG, ROUND, False)
+STOPPED = faults.Fault(5, False, "stop", 7, 8, 881, SMALL, SCANS, False)
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("fault", READERS_THAT_FAIL, ids=["kill", "stop"])
+@pytest.mark.parametrize(
+    "fault", [KILLED, pytest.param(STOPPED, marks=pytest.mark.slow)], ids=["kill", "stop"]
+)
 def test_reader_of_a_slot_with_many_readers_that_fails_is_named(fault) -> None:
     faults.warm_up()
     check_fault(fault)

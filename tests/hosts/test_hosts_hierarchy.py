@@ -64,4 +64,4 @@ def test_costs_between_hosts_are_those_of_the_network(two):
     found = re.findall(r"between hosts: (.+) us and (.+) Gbit/s, measured", texts[0])
     assert len(found) == 2 and found[0] == found[1]
     # The first burst passes at once, and other programs on this machine cost time.
-    assert 0.04 < float(found[0][1]) < 0.25
+    assert 0.02 < float(found[0][1]) < 0.25

@@ -57,7 +57,7 @@ def listen(folder: Path) -> bytes:
 
 
 def wait_for(path: Path) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while not path.exists():
         assert time.monotonic() < end, f"{path.name} has not come"
         time.sleep(0.005)
