@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import pickle
 import re
@@ -310,6 +311,7 @@ def _run(fn: Callable[[], Any]) -> Outcome:
             "text": str(raised) or traceback.format_exc(),
             "rank": getattr(raised, "rank", -1),
         }
+    gc.collect()  # a caught exception may hold a communicator in a cycle
     return Outcome(
         value=value,
         seconds=time.monotonic() - start,

@@ -163,7 +163,7 @@ def many_collectives(comm: Comm, rounds: int) -> None:
     back_to_normal(before)
 
 
-@few_and_many
+@pytest.mark.parametrize("times", [4, pytest.param(20, marks=pytest.mark.soak)])
 @pytest.mark.skipif(
     not shutil.which("nft", path=os.environ["PATH"] + ":/usr/sbin"),
     reason="dropping packets needs nftables (nft)",
@@ -176,11 +176,20 @@ def test_loss_of_five_percent_only_slows_things_down(two, times):
         two.set_loss(0)
 
 
-@few_and_many
-def test_delay_of_200_ms_only_slows_things_down(delayed: DelayedNetwork, times):
-    delayed.set_delay(0.2)
+@pytest.mark.parametrize(
+    ("times", "delay_s"),
+    [
+        (2, 0.02),
+        pytest.param(3, 0.2, marks=pytest.mark.slow),
+        pytest.param(20, 0.2, marks=pytest.mark.soak),
+    ],
+)
+def test_delay_only_slows_things_down(delayed: DelayedNetwork, times, delay_s):
+    delayed.set_delay(delay_s)
     env = {"PYCOLL_SILENCE_S": str(SILENCE_S), "timeout_s": "60"}
-    values(delayed.outcomes(delayed.start_ranks(many_collectives, 1, times, **env), 200))
+    outcomes = delayed.outcomes(delayed.start_ranks(many_collectives, 1, times, **env), 200)
+    values(outcomes)
+    assert min(one.seconds for one in outcomes) > 2 * times * delay_s
 
 
 @few_and_many

@@ -4,34 +4,17 @@ of the formulas. Each value of these settings is in at least one of the cases.""
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import mpi_kit
 import pytest
-from delayed import DelayedNetwork, why_not_delayed
+from delayed import throttled
 from host_jobs import FORMULAS, differences_from_formulas, every_algorithm, sent_per_message_of
-from namespaces import Network
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 PER_HOST = 2
 CASES = [(2, 0.5e-3, "tcp"), (4, 0.0, "tcp"), (4, 0.5e-3, "mpich")]
-
-
-@contextlib.contextmanager
-def throttled(num_hosts: int, delay_s: float) -> Iterator[Network]:
-    """Hosts at 1 Gbit/s."""
-    if delay_s and (why := why_not_delayed()):
-        pytest.skip(why)
-    name = f"pyc{os.getpid()}{'d' if delay_s else 'm'}"
-    with contextlib.closing((DelayedNetwork if delay_s else Network)(num_hosts, name)) as network:
-        if isinstance(network, DelayedNetwork):
-            network.set_delay(delay_s)
-        network.set_rate("1gbit")
-        yield network
 
 
 @pytest.mark.parametrize(("num_hosts", "delay_s", "links"), CASES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from pathlib import Path
@@ -163,41 +162,3 @@ def test_torch_finds_itself_through_its_own_store_and_encrypts_the_links(two, tm
         assert "has another PYCOLL_TOKEN than rank 0" in outcome.text, outcome
     for outcome in world(PYCOLL_TLS="0"):
         assert "rank 0 on host host0 has PYCOLL_TLS=1, and rank 1" in outcome.text, outcome
-
-
-def both(comms: dict[str, Comm], nbytes: int, samples: int) -> dict[str, float]:
-    """Median seconds of an all_reduce with each communicator, sample after sample in turn."""
-    x = np.ones(nbytes // 4, np.float32)
-    calls = 5 if nbytes <= 1 << 16 else 1
-    times: dict[str, list[float]] = {name: [] for name in comms}
-    for _ in range(samples):
-        for name, comm in comms.items():
-            comm.barrier()
-            start = time.perf_counter()
-            for _ in range(calls):
-                comm.all_reduce(x, "max", out=x)
-            comm.barrier()
-            times[name].append((time.perf_counter() - start) / calls)
-    return {name: float(np.median(all_times)) for name, all_times in times.items()}
-
-
-@pytest.mark.timing
-def test_encryption_costs_nothing_that_a_network_of_one_gbit_shows(two):
-    """The table of docs/hosts.md: without a throttle, and at 1 Gbit/s."""
-
-    def main() -> dict[int, dict[str, float]]:
-        comms = {}
-        for name, on, port in ("plain", "0", "20990"), ("tls", "1", "20991"):
-            os.environ |= {"PYCOLL_TLS": on, "MASTER_PORT": port}
-            comms[name] = pycoll.init(timeout_s=30)
-        return {n: both(comms, n, 15) for n in (4, 4 << 10, 64 << 10, 1 << 20, 16 << 20)}
-
-    for rate in (None, "1gbit"):
-        two.set_rate(rate)
-        try:
-            measured = values(two.outcomes(two.start_world(main, [0, 1])))[0]
-        finally:
-            two.set_rate(None)
-        for nbytes, s in measured.items():
-            print(rate, nbytes, *(f"{name} {1e6 * s[name]:.0f} us" for name in s))
-    assert measured[16 << 20]["tls"] < 1.1 * measured[16 << 20]["plain"]
