@@ -72,6 +72,7 @@ def outcomes_without_cable(network: Network, host: int, pids: list[int]) -> list
         network.set_link(host, True)
 
 
+@pytest.mark.slow
 def test_cable_between_two_hosts_leaves_the_one_with_rank_0(two, tmp_path):
     outcomes = outcomes_without_cable(two, 0, start_loop(two, 2, tmp_path))
     went_on(outcomes[:2], [0, 1])

@@ -46,13 +46,13 @@ def test_ranks_of_mpiexec_meet_through_mpi_and_may_link_over_tcp(two):
     assert results == [["tcp", 0], ["tcp", 1]] * 2
 
 
-def test_communicator_of_mpi4py_gives_ranks_their_order(two):
+@pytest.mark.parametrize("links", ["mpi", pytest.param("tcp", marks=pytest.mark.slow)])
+def test_communicator_of_mpi4py_gives_ranks_their_order(two, links):
     need_mpi4py()
-    for env in (OVER_MPI, {}):
-        results = mpi_kit.run(mpi_kit.need("mpich"), two, 2, "mpi4py_communicator", **env)
-        assert [result[1] for result in results] == [2.0, 4.0, 2.0, 4.0]
-        kinds = {transport for result in results for transport in result[0]}
-        assert kinds == ({"mpi"} if env else {"tcp"})
+    env = OVER_MPI if links == "mpi" else {}
+    results = mpi_kit.run(mpi_kit.need("mpich"), two, 2, "mpi4py_communicator", **env)
+    assert [result[1] for result in results] == [2.0, 4.0, 2.0, 4.0]
+    assert {transport for result in results for transport in result[0]} == {links}
 
 
 @pytest.mark.parametrize(("level", "outcome"), [("serialized", ""), ("funneled", "MPI_THREAD")])
