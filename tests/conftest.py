@@ -1,4 +1,4 @@
-"""What holds for the whole test run: nothing is left behind, and each folder has its cost."""
+"""Rules of the whole test run: nothing is left behind, and the cost of each folder is printed."""
 
 from __future__ import annotations
 

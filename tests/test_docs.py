@@ -1,4 +1,4 @@
-"""What the documents show is what happens: examples run, tables and links are true."""
+"""The documents are true: their examples run, their tables and links are current."""
 
 from __future__ import annotations
 

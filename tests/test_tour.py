@@ -66,7 +66,7 @@ def without_comments(text: str) -> str:
 
 
 def end_of(text: str, start: int, brackets: str) -> int:
-    """Where the bracket at `start` is closed."""
+    """The position behind the bracket that closes the one at `start`."""
     depth = 0
     for i in range(start, len(text)):
         depth += (text[i] == brackets[0]) - (text[i] == brackets[1])

@@ -18,7 +18,7 @@ SIZES = (1, 7, 1000, 4096, 16_385, 40_000, 131_073)  # elements of f32
 
 @dataclass(frozen=True)
 class Mistake:
-    """What one rank does instead of the others, among calls that agree."""
+    """A wrong call of one rank, among calls that agree."""
 
     kind: str
     odd: int  # the rank, modulo how many there are
@@ -91,7 +91,7 @@ def barrier(comm: Comm, m: Mistake) -> None:
     comm.barrier()
 
 
-# What the others call, and what the odd one does.
+# The call of the other ranks, and the call of the odd one.
 Call = Callable[[Comm, Mistake], None]
 KINDS: dict[str, tuple[Call, Call]] = {
     "collective": (all_reduce, other_collective),
@@ -121,7 +121,7 @@ def mistakes(kinds: list[str] | None = None) -> st.SearchStrategy[Mistake]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank saw of a mistake."""
+    """The times and the error of one rank."""
 
     entered_s: float  # the monotonic clock, when it began the call
     raised_s: float
@@ -155,7 +155,7 @@ def make(comm: Comm, m: Mistake) -> Seen:
 
 
 def complaint(m: Mistake, outcomes: list[Seen]) -> str:
-    """What is wrong with what the ranks saw; empty: nothing."""
+    """The first wrong outcome, in words; empty: all are right."""
     odd = m.odd % len(outcomes)
     for rank, seen in enumerate(outcomes):
         if seen.error != CollectiveMismatchError.__name__:

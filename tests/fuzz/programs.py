@@ -18,7 +18,7 @@ from places import MEMORIES
 
 from pycoll import _core
 
-# Where the protocols, the eager messages, the slots and the single copy begin or end.
+# Sizes at which a protocol, eager messages, slots or the single copy begin or end.
 EDGES = (16 << 10, 64 << 10, 128 << 10, 512 << 10)
 SMALL = (0, 1, 2, 3, 5, 8, 17, 40, 63, 64, 65, 255, 1000, 4099)
 

@@ -279,7 +279,7 @@ def exchange(
     options = {} if is_noted else {"async_op": True}
 
     def tag(m: Message) -> int:
-        """Where any source will do, one for each size of each turn: no other message has it."""
+        """With any source, a tag for each size of each turn, which no other message has."""
         return (turn + 1) * 1_000_000 + m.nbytes if op.way == "any" else m.tag
 
     for i, src, dst, m in rows:

@@ -56,7 +56,7 @@ def tc(namespace: str, *words: str) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank returned, or the error that it raised."""
+    """A rank's result, or the error that it raised."""
 
     value: Any = None
     error: str = ""  # name of the exception's type
@@ -71,7 +71,7 @@ class Outcome:
 
 
 def values(outcomes: Sequence[Outcome]) -> list[Any]:
-    """What the ranks returned. Fails with the errors of all ranks that raised or were killed."""
+    """The results of the ranks. Fails with the errors of all ranks that raised or were killed."""
     wrong = [
         f"rank {rank}: {one.error or f'status {one.ended}'}: {one.text}"
         for rank, one in enumerate(outcomes)

@@ -97,7 +97,7 @@ def test_simulation_predicts_what_throttled_hosts_take(num_hosts, delay_s):
 
 
 def difference(facts: dict[str, float], model: dict[str, float]) -> str:
-    """What is not within 15 % of the prediction, or 20 % for the ratio of the two; else empty."""
+    """The first time that is not within 15 % of the prediction, or a ratio not within 20 %."""
     print({name: f"{seconds:.3g}" for name, seconds in facts.items()}, model)
     for name, seconds in model.items():
         if facts[name] != pytest.approx(seconds, rel=0.15):
