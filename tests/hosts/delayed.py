@@ -33,7 +33,7 @@ def why_not_delayed() -> str:
 @functools.cache
 def build() -> tempfile.TemporaryDirectory[str]:
     """The folder that `carrier` is in: a second, once for each run of the tests."""
-    folder = tempfile.TemporaryDirectory(prefix="pycoll_carrier")
+    folder = tempfile.TemporaryDirectory(prefix="carrier_of_hosts")
     source = Path(__file__).with_name("carrier.cc")
     program = Path(folder.name) / "carrier"
     subprocess.run(["g++", "-std=c++20", "-O2", "-Wall", source, "-o", program], check=True)

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from collective_oracles import INFO, ORACLES, arguments, roots_of
 from comm_cases import PROTOCOLS, builtin_algorithms, inputs
+from namespaces import TOKEN
 
 import pycoll
 
 Comm = pycoll.Communicator
 SLOT_BYTES = 128 << 10
-TLS = {"PYCOLL_TLS": "1"}
+TLS = {"PYCOLL_TLS": "1", "PYCOLL_TOKEN": TOKEN}
 plain_and_tls = pytest.mark.parametrize(
     "links", [{}, pytest.param(TLS, marks=pytest.mark.slow)], ids=["plain", "TLS"]
 )

@@ -47,12 +47,6 @@ class Mpi:
         # UCX would see that the hosts are one machine, and go past the network.
         return found | {"UCX_TLS": "tcp,self"}
 
-    def here(self, n: int, words: list[str]) -> list[str]:
-        """The command for n ranks on this host."""
-        if self.name == "openmpi":
-            words = ["--oversubscribe", *words]
-        return [str(self.prefix / "bin" / _launcher(self.name)), "-n", str(n), *words]
-
     def on(self, hosts: list[str], per_host: int, launcher: Path, env: dict[str, str]) -> list[str]:
         """The command but for the program, and for `env` of its ranks; `launcher` is their ssh."""
         command = [str(self.prefix / "bin" / _launcher(self.name))]

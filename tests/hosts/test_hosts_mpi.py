@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
 import sys
 
 import mpi_kit
@@ -82,20 +80,11 @@ def test_transport_that_is_not_there_is_the_same_error_on_all_ranks(two):
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.parametrize("over_mpi", [False, True], ids=["one host", "two hosts over MPI"])
-def test_mpiexec_trains_as_one_process_does(two, over_mpi):
+def test_mpiexec_trains_as_one_process_does(two):
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     words = [sys.executable, str(mpi_kit.ROOT / "examples" / "ddp_digits.py")]
-    mpi = mpi_kit.need("mpich")
-    if over_mpi:
-        job = mpi_kit.mpiexec(mpi, two, 2, words, 250, **OVER_MPI)
-    else:
-        environment = os.environ | mpi.environment | {"PYTHONPATH": str(mpi_kit.ROOT)}
-        done = subprocess.run(
-            mpi.here(4, words), env=environment, capture_output=True, text=True, timeout=250
-        )
-        job = mpi_kit.Job(done.returncode, done.stdout + done.stderr)
+    job = mpi_kit.mpiexec(mpi_kit.need("mpich"), two, 2, words, 250, **OVER_MPI)
     assert job.status == 0, job.text
     assert "4 ranks" in job.text, job.text
     assert "off one process (allowed 1e-03): ok" in job.text, job.text
