@@ -6,6 +6,7 @@ import sys
 
 import faults
 import mistakes
+import numpy as np
 import pytest
 from driving import MINUTES, drive, drive_for_minutes, num_examples
 from hypothesis import strategies as st
@@ -14,29 +15,33 @@ from pycoll import run_ranks
 
 pytestmark = pytest.mark.ranks
 
-MISMATCH_S = 10.0  # loose, for a busy machine; the campaign reports times
+MISMATCH_S = 10.0  # loose, for a busy machine; campaigns print times
 # The first sleep or wait for seconds.
 LONG = ("stop", "too_late", "join_too_late")
 SHORT = tuple(kind for kind in faults.FAULTS if kind not in LONG)
 
 
-def check_fault(fault: faults.Fault) -> None:
+def check_fault(fault: faults.Fault) -> float:
+    """Seconds from the fault, or from the call that it hit, to the last error."""
     outcome = faults.run(fault)
     if outcome.complaint:
         print(f"\nfuzz: {fault}: {outcome.complaint}\n{outcome.seen}", file=sys.stderr)
     assert not outcome.complaint, (fault, outcome.complaint)
+    return outcome.slowest_s
 
 
 Mistakes = tuple[int, bool, tuple[mistakes.Mistake, ...]]
 
 
-def several_mistakes() -> st.SearchStrategy[Mistakes]:
-    some = st.lists(mistakes.mistakes(), min_size=5, max_size=20).map(tuple)
+def several_mistakes(kinds: list[str] | None = None) -> st.SearchStrategy[Mistakes]:
+    some = st.lists(mistakes.mistakes(kinds), min_size=5, max_size=20).map(tuple)
     return st.tuples(st.integers(2, 5), st.booleans(), some)
 
 
-def check_mistakes(case: Mistakes) -> None:
+def check_mistakes(case: Mistakes) -> list[float]:
+    """Seconds of each mistake from the last rank's entry to the last rank's error."""
     n, threads, made = case
+    times_s = []
     outcomes = run_ranks(
         lambda comm: [mistakes.make(comm, m) for m in made], n, threads=threads, timeout_s=20
     )
@@ -44,7 +49,9 @@ def check_mistakes(case: Mistakes) -> None:
         seen = [outcome[idx] for outcome in outcomes]
         complaint = mistakes.complaint(mistake, seen)
         assert not complaint, (n, threads, mistake, complaint)
-        assert mistakes.took_s(seen) < MISMATCH_S, (n, threads, mistake, seen)
+        times_s.append(mistakes.took_s(seen))
+        assert times_s[-1] < MISMATCH_S, (n, threads, mistake, seen)
+    return times_s
 
 
 @pytest.mark.timeout(300)
@@ -91,3 +98,28 @@ def test_fuzz_faults_for_minutes_are_named_in_time() -> None:
     faults.warm_up()
     assert drive_for_minutes(check_fault, faults.faults(), share=0.2) > 0
     assert drive_for_minutes(check_mistakes, several_mistakes(), share=0.1) > 0
+
+
+def report(kind: str, times_s: list[float]) -> None:
+    median, p99, slowest = (1e3 * np.quantile(times_s, q) for q in (0.5, 0.99, 1))
+    print(
+        f"\n{kind}: {len(times_s)} right, ms: median {median:.2f}, p99 {p99:.2f}, max {slowest:.2f}"
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", ["kill", "stop", "exit"])
+def test_campaign_of_ranks_that_fail_counts_and_times(kind) -> None:
+    faults.warm_up()
+    times_s: list[float] = []
+    drive(lambda fault: times_s.append(check_fault(fault)), faults.faults((kind,)), 60)
+    report(kind, times_s)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", mistakes.KINDS)
+def test_campaign_of_calls_that_differ_counts_and_times(kind) -> None:
+    times_s: list[float] = []
+    drive(lambda case: times_s.extend(check_mistakes(case)), several_mistakes([kind]), 10)
+    report(kind, times_s)
