@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from cases import each_case
 
 from pycoll import _core, schedule
 
@@ -23,7 +24,7 @@ def kind_of(step):
     )
 
 
-@pytest.mark.parametrize("n", range(2, 18))
+@each_case("n", range(2, 18))
 def test_ring_lowers_to_2n_minus_1_steps(n):
     expected = Counter(
         {

@@ -1,6 +1,7 @@
 """What the proof refuses, and the words it finds for it."""
 
 import pytest
+from cases import each_case
 
 from pycoll import _core, schedule
 
@@ -112,8 +113,8 @@ def test_block_that_ends_at_another_rank_is_missed():
     assert "rank 1, chunk 1, at the end: no value has arrived" in error
 
 
-@pytest.mark.parametrize(
-    ("moves", "order"),
+@each_case(
+    "moves, order",
     [
         ([(0, "reduce", 0, 1, 1, 0), (0, "reduce", 0, 1, 2, 0), (0, "reduce", 0, 1, 3, 0)], "flat"),
         ([(i, "reduce", 0, 1, i + 1, 0) for i in range(3)], "left_fold"),
@@ -203,8 +204,8 @@ def test_final_flag_is_proved_to_apply_once():
     assert "marked as the end of the reduction of chunk 0, but rank 0 has not" in error
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@each_case(
+    "changes, message",
     [
         ({"flags": 1 | 128}, "unknown flags"),
         ({"first_chunk": -1}, "chunks that do not exist"),

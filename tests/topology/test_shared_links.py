@@ -1,6 +1,7 @@
 """Links that messages share, stragglers and jitter, against calculations by hand."""
 
 import pytest
+from cases import each_case
 from clusters import fat_tree, hosts
 
 from pycoll import UsageError, _core, schedule, topology
@@ -194,8 +195,8 @@ def test_jitter_is_named_as_one_sample():
 # Classes of ranks.
 
 
-@pytest.mark.parametrize("name", ["ring", "tree", "halving_doubling", "reduce_broadcast", "star"])
-@pytest.mark.parametrize(
+@each_case("name", ["ring", "tree", "halving_doubling", "reduce_broadcast", "star"])
+@each_case(
     "cluster",
     [
         hosts(4, 4),
@@ -204,7 +205,6 @@ def test_jitter_is_named_as_one_sample():
         fat_tree(4, 4, 2, stragglers=(Straggler(level="rack", units=(1,), link_factor=0.3),)),
         fat_tree(4, 2, 2, stragglers=(Straggler(level="host", units=(2, 6), compute_factor=3),)),
     ],
-    ids=["hosts", "lanes", "fat_tree", "slow_rack", "slow_hosts"],
 )
 def test_classes_of_ranks_give_what_ranks_one_by_one_give(cluster, name):
     for nbytes in (1 << 10, 1 << 24):
@@ -254,7 +254,7 @@ def test_links_carry_what_the_algorithm_sends_and_the_timeline_says_when():
         assert max(parts) <= 1 + 1e-9
 
 
-@pytest.mark.parametrize("nbytes", [0, 1])
+@each_case("nbytes", [0, 1])
 def test_almost_nothing_takes_almost_no_time(nbytes):
     one = fat_tree(2, 2, 2).simulate("all_reduce", "tree", nbytes)
     assert one.time_s < 1e-3
