@@ -24,11 +24,17 @@ from pycoll.device import DeviceArray
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(60)]
 
 
+def reduced(comm: pycoll.Communicator, count: int = 100) -> DeviceArray:
+    """An array that an operation has used: links are made, and nothing is under way."""
+    x = DeviceArray.of(np.ones(count, np.float32))
+    comm.all_reduce(x)
+    comm.synchronize()
+    return x
+
+
 def test_killed_rank_is_named_while_kernels_wait():
     def work(comm: pycoll.Communicator) -> tuple[float, str]:
-        x = DeviceArray.of(np.ones(10_000, np.float32))
-        comm.all_reduce(x)
-        comm.synchronize()
+        x = reduced(comm, 10_000)
         if comm.rank == 1:
             time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -51,9 +57,7 @@ def test_killed_rank_is_named_while_kernels_wait():
 @both
 def test_other_calls_on_ranks_are_a_mismatch_on_all(threads):
     def work(comm: pycoll.Communicator) -> str:
-        x = DeviceArray.of(np.ones(1000, np.float32))
-        comm.all_reduce(x)
-        comm.synchronize()
+        x = reduced(comm, 1000)
         part = x.part(0, 999) if comm.rank == 1 else x
         with pytest.raises(CollectiveMismatchError) as caught:
             comm.all_reduce(part)
@@ -67,9 +71,7 @@ def test_other_calls_on_ranks_are_a_mismatch_on_all(threads):
 
 def test_host_array_against_device_array_is_a_mismatch():
     def work(comm: pycoll.Communicator) -> str:
-        x = DeviceArray.of(np.ones(64, np.float32))
-        comm.all_reduce(x)
-        comm.synchronize()
+        x = reduced(comm, 64)
         with pytest.raises(CollectiveMismatchError) as caught:
             comm.all_reduce(np.ones(64, np.float32) if comm.rank == 0 else x)
             comm.synchronize()
@@ -81,9 +83,7 @@ def test_host_array_against_device_array_is_a_mismatch():
 
 def test_rank_that_never_comes_is_named_at_the_deadline():
     def work(comm: pycoll.Communicator) -> tuple[float, str]:
-        x = DeviceArray.of(np.ones(100, np.float32))
-        comm.all_reduce(x)
-        comm.synchronize()
+        x = reduced(comm)
         start = time.monotonic()
         if comm.rank == 2:
             while time.monotonic() < start + 2.5:
@@ -137,9 +137,7 @@ def test_async_work_raises_what_ended_it():
 
 def test_error_on_the_host_ends_kernels_too():
     def work(comm: pycoll.Communicator) -> None:
-        x = DeviceArray.of(np.ones(100, np.float32))
-        comm.all_reduce(x)
-        comm.synchronize()
+        x = reduced(comm)
         if comm.rank == 0:
             with pytest.raises((CollectiveMismatchError, PeerDiedError)):
                 comm.barrier()
@@ -153,9 +151,7 @@ def test_error_on_the_host_ends_kernels_too():
 
 def test_close_with_kernels_that_wait_ends_in_time():
     def work(comm: pycoll.Communicator) -> float:
-        x = DeviceArray.of(np.ones(100, np.float32))
-        comm.all_reduce(x)
-        comm.synchronize()
+        x = reduced(comm)
         start = time.monotonic()
         if comm.rank == 0:
             comm.all_reduce(x)

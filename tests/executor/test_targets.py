@@ -50,19 +50,19 @@ def assert_clean(folder: Path, programs: list[list[object]]) -> None:
         assert good, f"{program}:\n{output[:6000]}"
 
 
-def build_checks(kind: str, probe: Path, *options: str) -> Path:
-    """The folder with the checks: plain, or under a sanitizer, of few or all dtypes."""
+def build_checks(kind: str, dtypes: str, probe: Path) -> Path:
+    """The folder with the checks: plain, or under a sanitizer."""
     if kind == "plain":
-        build(plain(), "checks", "-DPYCOLL_TESTS=ON", *options)
+        build(plain(), "checks", "-DPYCOLL_TESTS=ON")
         return plain()
     need_sanitizer(kind, probe)
-    build(folder := sanitized(kind), "checks", *options, timeout_s=1500)
+    folder = sanitized(kind, dtypes)
+    build(folder, "checks", timeout_s=1500)
     return folder
 
 
-def test_checks_on_the_host_are_right():
-    build(plain(), "host_checks", "-DPYCOLL_TESTS=ON")
-    assert_clean(plain(), ON_HOST)
+def test_checks_are_right(tmp_path):
+    assert_clean(build_checks("plain", "all", tmp_path), ON_HOST + ON_DEVICES)
 
 
 def test_layers_link_one_by_one():
@@ -73,7 +73,7 @@ def test_layers_link_one_by_one():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["thread", "address"])
 def test_checks_are_right_and_clean_under_sanitizers(kind, tmp_path):
-    folder = build_checks(kind, tmp_path, "-DPYCOLL_CHECK_DTYPES=few")
+    folder = build_checks(kind, "few", tmp_path)
     assert_clean(folder, ON_HOST + ON_DEVICES)
 
 
@@ -82,7 +82,7 @@ def test_checks_are_right_and_clean_under_sanitizers(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["plain", "thread", "address"])
 def test_checks_of_many_ranks_and_every_dtype_are_right_and_clean(kind, tmp_path):
     """Every algorithm x protocol x dtype."""
-    folder = build_checks(kind, tmp_path, "-DPYCOLL_CHECK_DTYPES=all")
+    folder = build_checks(kind, "all", tmp_path)
     assert_clean(folder, ON_DEVICES + MANY_CASES)
 
 

@@ -114,6 +114,6 @@ def test_picture_of_one_size_has_links_only_and_may_be_png(tmp_path):
     ],
 )
 def test_wrong_use_with_clusters_is_named_and_status_2(args, message):
-    _, err = run("simulate", *args, status=2)
-    assert message in err
-    assert all(line.startswith("pycoll: ") for line in err.splitlines())
+    said = invoke("simulate", *args, status=2)
+    assert message in said
+    assert all(line.startswith("pycoll: ") for line in said.splitlines())
