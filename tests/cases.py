@@ -31,7 +31,8 @@ def each_case(names: str, cases: Iterable[Any]) -> Callable[[Callable], Callable
                 try:
                     test(**fixtures, **values)
                 except (Exception, pytest.fail.Exception) as error:
-                    failures.append((", ".join(f"{k}={v!r:.200}" for k, v in values.items()), error))
+                    case = ", ".join(f"{name}={value!r:.200}" for name, value in values.items())
+                    failures.append((case, error))
             if failures:
                 told = [f"{case}: {error!s:.1000}" for case, error in failures[:MAX_REPORTED]]
                 raise AssertionError(

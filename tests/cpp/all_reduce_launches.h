@@ -29,9 +29,8 @@ struct AllReduceShape {
 class AllReduceLaunches {
  public:
   /// Has no launches where the protocol cannot run the algorithm.
-  explicit AllReduceLaunches(
-      const AllReduceShape& shape,
-      std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+  explicit AllReduceLaunches(const AllReduceShape& shape,
+                             std::pmr::memory_resource* memory = std::pmr::get_default_resource())
       : shape_(shape),
         plans_(make_plans(shape)),
         world_({.num_ranks = shape.num_ranks,
@@ -51,10 +50,9 @@ class AllReduceLaunches {
   AllReduceLaunches(const std::string& algorithm, int num_ranks, DeviceProtocol protocol,
                     int64_t count, int num_threads,
                     std::pmr::memory_resource* memory = std::pmr::get_default_resource())
-      : AllReduceLaunches(
-            {algorithm, num_ranks, protocol, count, num_threads, AllReduceShape().num_channels,
-             AllReduceShape().slot_bytes},
-            memory) {}
+      : AllReduceLaunches({algorithm, num_ranks, protocol, count, num_threads,
+                           AllReduceShape().num_channels, AllReduceShape().slot_bytes},
+                          memory) {}
 
   /// By rank.
   std::pmr::vector<DeviceLaunch>& launches() { return launches_; }

@@ -23,8 +23,8 @@ namespace {
 constexpr int kNumChannels = 2;
 constexpr int kNumThreads = 2;
 constexpr int64_t kSlotBytes = 1024;
-// Of a message in a slot, for all protocols alike: where a message is cut decides the order of some
-// sums. kPoison has a message in one.
+// The bytes of a message in a slot, for all protocols: where a message is cut decides the order of
+// some sums. kPoison has a message in one.
 constexpr int64_t kPayloadBytes = kSlotBytes / 2;
 constexpr int64_t kPoisonBytes = 32 << 10;
 constexpr int64_t kTimeoutNs = 60'000'000'000;

@@ -23,7 +23,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int
 
 
 def values(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Of that rank; sums of them round in floating types, and overflow in none."""
+    """The rank's values. Their sums round in floating types, and overflow in none."""
     generator = torch.Generator().manual_seed(1000 * count + rank)
     if dtype.is_floating_point:
         return torch.randn(count, generator=generator).to(dtype)
@@ -209,7 +209,7 @@ def messages_arrive_behind_what_their_streams_do(device: torch.device) -> None:
 
 
 def messages_of_the_host_behind_those_of_a_device(device: torch.device) -> None:
-    """They begin later, on a thread; who waits for them may come first."""
+    """They begin later, on a thread; a wait for them may begin first."""
     rank = dist.get_rank()
     for step in range(30):
         x = torch.full((100,), rank + 1.0, device=device)

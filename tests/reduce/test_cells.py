@@ -20,19 +20,19 @@ REASONS = {
     ("bool", "avg"): "no average",
     ("bool", "premul"): "scaled",
 }
-ALIKE = {"bor": "band", "bxor": "band", "max": "min"}
+SAME_REASON = {"bor": "band", "bxor": "band", "max": "min"}
 IMPOSSIBLE = [(d, op) for d in DTYPES for op in OPS if (d, op) not in CELLS]
 
 
 def reason(dtype: str, op: str) -> str:
-    return REASONS[KIND[dtype], ALIKE.get(op, op)]
+    return REASONS[KIND[dtype], SAME_REASON.get(op, op)]
 
 
 def test_cells_impossible_are_those_with_a_reason() -> None:
-    assert {(KIND[d], ALIKE.get(op, op)) for d, op in IMPOSSIBLE} == set(REASONS)
+    assert {(KIND[d], SAME_REASON.get(op, op)) for d, op in IMPOSSIBLE} == set(REASONS)
     for dtype in DTYPES:
         for op in OPS:
-            assert ((dtype, op) in CELLS) == ((KIND[dtype], ALIKE.get(op, op)) not in REASONS)
+            assert ((dtype, op) in CELLS) == ((KIND[dtype], SAME_REASON.get(op, op)) not in REASONS)
 
 
 @each_case("dtype, op", IMPOSSIBLE)
