@@ -119,8 +119,10 @@ def async_work_on_a_device_behind_one_on_the_host(comm: pycoll.Communicator) -> 
 
 @both
 def test_operations_keep_the_order_of_streams_captures_and_async_work(threads):
+    # While one thread captures, no other one may allocate.
+    alone = [] if threads else [capture_of_more_than_a_launch_is_refused_and_harmless]
     work = in_turn(
-        capture_of_more_than_a_launch_is_refused_and_harmless,
+        *alone,
         operations_on_several_streams_come_in_their_order,
         async_work_runs_beside_the_stream,
         async_work_keeps_its_arrays,
