@@ -119,15 +119,14 @@ def async_work_on_a_device_behind_one_on_the_host(comm: pycoll.Communicator) -> 
 
 @both
 def test_operations_keep_the_order_of_streams_captures_and_async_work(threads):
-    # While one thread captures, no other one may allocate.
-    alone = [] if threads else [capture_of_more_than_a_launch_is_refused_and_harmless]
-    work = in_turn(
-        *alone,
+    works = [
         operations_on_several_streams_come_in_their_order,
         async_work_runs_beside_the_stream,
         async_work_keeps_its_arrays,
         captured_operations_replay_mixed_with_eager_ones,
-        capture_with_async_work_joins_its_stream,
         async_work_on_a_device_behind_one_on_the_host,
-    )
-    run_ranks(work, 2, threads=threads, timeout_s=TIMEOUT_S)
+    ]
+    if not threads:  # one thread captures where another one allocates
+        works.insert(0, capture_of_more_than_a_launch_is_refused_and_harmless)
+        works.append(capture_with_async_work_joins_its_stream)
+    run_ranks(in_turn(*works), 2, threads=threads, timeout_s=TIMEOUT_S)
