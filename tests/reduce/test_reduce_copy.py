@@ -25,6 +25,7 @@ from reduce_oracle import (
     oracle,
     random_values,
     scaled,
+    widen,
 )
 
 from pycoll import _core
@@ -177,27 +178,23 @@ def test_reduce_copy_every_small_float_survives_the_round_trip(dtype: str) -> No
     np.testing.assert_array_equal(got, expected)
 
 
-@each_case("dtype", FLOATS)
-def test_reduce_copy_signed_zeros_are_ordered(dtype: str) -> None:
-    uint = np.dtype(f"u{np.dtype(STORAGE[dtype]).itemsize}")
-    minus = uint.type(1 << (8 * uint.itemsize - 1))
-    a = np.array([0, 0, minus, minus], uint)
-    b = np.array([0, minus, 0, minus], uint)
-    for op, expected in (("min", [0, minus, minus, minus]), ("max", [0, 0, 0, minus])):
-        got = run([a.view(STORAGE[dtype]), b.view(STORAGE[dtype])], dtype, op)
-        np.testing.assert_array_equal(got.view(uint), np.array(expected, uint), err_msg=op)
-
-
 @each_case("dtype, op", [(d, op) for d, op in CELLS if d in FLOATS])
-def test_reduce_copy_nan_of_any_payload_becomes_the_canonical_one(dtype: str, op: str) -> None:
+def test_reduce_copy_zeros_infinities_and_nans_equal_oracle(dtype: str, op: str) -> None:
+    """Signed zeros are ordered, and a NaN of any payload becomes the canonical one."""
     uint = np.dtype(f"u{np.dtype(STORAGE[dtype]).itemsize}")
     nan, infinity = NAN[dtype], INFINITY.get(dtype, 0x7E)  # f8_e4m3: the largest value
     minus = 1 << (8 * uint.itemsize - 1)
-    nans = np.array([nan, nan | minus, infinity | 1, infinity | 1 | minus, nan | 3], uint)
-    others = np.array([0, minus, infinity, infinity | minus, nan | 5], uint)
-    for a, b in ((nans, others), (others, nans)):
-        got = run([a.view(STORAGE[dtype]), b.view(STORAGE[dtype])], dtype, op)
-        np.testing.assert_array_equal(got.view(uint), np.full(len(nans), nan, uint))
+    codes = [c | sign for c in (0, infinity, infinity | 1, nan, nan | 3) for sign in (0, minus)]
+    a, b = (x.ravel().view(STORAGE[dtype]) for x in np.meshgrid(*2 * [np.array(codes, uint)]))
+    got = run([a, b], dtype, op)
+    assert_same_bits(got, oracle([a, b], dtype, op), "all pairs")
+    nans = np.isnan(np.asarray(widen(a, dtype))) | np.isnan(np.asarray(widen(b, dtype)))
+    assert nans.any() and (got.view(uint)[nans] == nan).all()
+    zeros = [got.view(uint)[(a.view(uint) == x) & (b.view(uint) == y)] for x in (0, minus)
+             for y in (0, minus)]  # fmt: skip
+    if op in ("min", "max"):
+        expected = [0, minus, minus, minus] if op == "min" else [0, 0, 0, minus]
+        assert [int(zero[0]) for zero in zeros] == expected
 
 
 def test_reduce_copy_bools_of_other_bytes_become_zero_or_one() -> None:
