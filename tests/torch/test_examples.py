@@ -15,12 +15,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("sklearn")  # of the digits
-
-from torch_ranks import BACKEND, on_ranks  # noqa: E402
-from torchrun import torchrun  # noqa: E402
+from torch_ranks import BACKEND, on_ranks
+from torchrun import torchrun
 
 # Once, not in every rank.
 for module in ("distributed.fsdp", "distributed.pipelining", "distributed.tensor"):
@@ -29,6 +25,7 @@ for module in ("distributed.fsdp", "distributed.pipelining", "distributed.tensor
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+pytest.importorskip("sklearn")  # ddp_digits reads its digits
 TORCH_EXAMPLES = sorted(
     path.stem for path in EXAMPLES.glob("*.py") if "torchrun --nproc-per-node" in path.read_text()
 )

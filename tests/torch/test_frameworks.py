@@ -7,11 +7,8 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
-from torch_ranks import BACKEND  # noqa: E402
-from torchrun import torchrun  # noqa: E402
+from torch_ranks import BACKEND
+from torchrun import torchrun
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks, pytest.mark.slow]
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed import pipelining  # noqa: E402
-from torch_ranks import on_ranks  # noqa: E402
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import pipelining
+from torch_ranks import on_ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 

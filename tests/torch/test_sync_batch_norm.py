@@ -6,15 +6,13 @@ import copy
 import itertools
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch_ranks import on_ranks
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-from torch_ranks import on_ranks  # noqa: E402
-
-from pycoll.torch.sync_batch_norm import SyncBatchNorm  # noqa: E402
+from pycoll.torch.sync_batch_norm import SyncBatchNorm
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch_ranks import cpu_backend, init, note, on_ranks, run_group, wait_for_note
+from torch_ranks import cpu_backend, finish, init, note, on_ranks, run_group, wait_for_note
 
 import pycoll
 import pycoll.torch
@@ -75,9 +75,7 @@ def test_killed_rank_is_named_at_once_by_every_kind_of_call():
 def test_other_call_names_ranks_shapes_and_dtypes(rank, n, is_async):
     x = torch.ones((4, 2) if rank else (3, 2), dtype=torch.float32 if rank else torch.float64)
     with pytest.raises(dist.DistBackendError) as caught:
-        got = dist.all_reduce(x, async_op=is_async)
-        if is_async:
-            got.wait()
+        finish(dist.all_reduce(x, async_op=is_async))
     with pytest.raises(dist.DistBackendError):  # broken for good
         dist.barrier()
     text = str(caught.value)

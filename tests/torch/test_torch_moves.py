@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
-from torch_ranks import cpu_backend, on_ranks, same
+from torch_ranks import cpu_backend, finish, on_ranks, same
 
 pytestmark = [pytest.mark.ranks, pytest.mark.torch]
 
@@ -33,11 +33,6 @@ def same_bytes(got: torch.Tensor, expected: torch.Tensor) -> None:
     assert got.dtype == expected.dtype and got.shape == expected.shape
     a, b = (t.contiguous().reshape(-1).view(torch.uint8) for t in (got, expected))
     assert torch.equal(a, b), (got, expected)
-
-
-def finish(work: dist.Work | None) -> None:
-    if work is not None:
-        work.wait()
 
 
 @on_ranks(2, 3)

@@ -20,22 +20,6 @@ def test_async_operations_end_in_order_and_futures_chain(rank, n):
 
 
 @on_ranks(2)
-def test_operation_within_a_callback_may_be_waited_for(rank, n):
-    # As the PowerSGD hook of torch does.
-    x = torch.full((10,), rank + 1.0)
-
-    def again(future: torch.futures.Future) -> torch.Tensor:
-        y = future.value()[0].clone()
-        return dist.all_reduce(y, async_op=True).get_future().wait()[0]
-
-    first = dist.all_reduce(x, async_op=True).get_future().then(again)
-    second = dist.all_reduce(torch.ones(3), async_op=True)
-    total = n * (n + 1) / 2
-    same(first.wait(), torch.full((10,), total * n))
-    second.wait()
-
-
-@on_ranks(2)
 def test_dropped_works_keep_their_tensors_until_the_end(rank, n):
     for _ in range(100):
         dist.all_reduce(torch.ones(10_000), async_op=True)
@@ -45,16 +29,7 @@ def test_dropped_works_keep_their_tensors_until_the_end(rank, n):
 
 
 @on_ranks(3)
-def test_messages_of_every_kind_arrive(rank, n):
-    for dtype in (torch.float32, torch.int16, torch.float8_e5m2, torch.bool, torch.complex64):
-        for count in (1, 5000, 300_000):
-            x = torch.full((count,), rank + 1).to(dtype)
-            right, left = (rank + 1) % n, (rank - 1) % n
-            y = torch.zeros(count).to(dtype)
-            ops = [dist.P2POp(dist.isend, x, right), dist.P2POp(dist.irecv, y, left)]
-            for w in dist.batch_isend_irecv(ops):
-                w.wait()
-            same(y, torch.full((count,), left + 1).to(dtype))
+def test_messages_arrive_from_any_source_and_by_their_tags(rank, n):
     if rank == 0:
         seen = set()
         for _ in range(n - 1):

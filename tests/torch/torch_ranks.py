@@ -198,6 +198,12 @@ def init(rank: int, n: int, path: Path, timeout_s: float = 30, **kwargs: Any) ->
     )
 
 
+def finish(work: dist.Work | None) -> None:
+    """Waits for an operation; None: one that was not asynchronous."""
+    if work is not None:
+        work.wait()
+
+
 def note(name: str) -> None:
     """Lets the ranks go on that wait for the name."""
     dist.distributed_c10d._get_default_store().set(name, "")
