@@ -58,11 +58,9 @@ def port() -> int:
 def run_example(rank: int, n: int, command: list[str], port: int) -> None:
     name, *arguments = command
     with pytest.MonkeyPatch.context() as patch, io.StringIO() as printed:
-        patch.setenv("MASTER_ADDR", "localhost")
-        patch.setenv("MASTER_PORT", str(port))
-        patch.setenv("RANK", str(rank))
-        patch.setenv("LOCAL_RANK", str(rank))
-        patch.setenv("WORLD_SIZE", str(n))
+        numbers = {"MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n}
+        for variable, value in {"MASTER_ADDR": "localhost", **numbers}.items():
+            patch.setenv(variable, str(value))
         patch.syspath_prepend(str(EXAMPLES))
         patch.setattr(sys, "argv", [name, "--backend", BACKEND, *arguments])
         with contextlib.redirect_stdout(printed):

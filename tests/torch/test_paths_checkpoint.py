@@ -85,12 +85,8 @@ def test_fsdp_model_and_optimizer_resume(rank, n, in_background, tmp_path):
     again, its_optimizer = make_model(mesh)
     loaded = states(again, its_optimizer)
     dcp.load(loaded, checkpoint_id=tmp_path)
-    set_state_dict(
-        again,
-        its_optimizer,
-        model_state_dict=loaded["model"],
-        optim_state_dict=loaded["optimizer"],
-    )
+    parts = {"model_state_dict": loaded["model"], "optim_state_dict": loaded["optimizer"]}
+    set_state_dict(again, its_optimizer, **parts)
     step(again, its_optimizer, 1)
     for a, b in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(a.full_tensor(), b.full_tensor())

@@ -77,11 +77,9 @@ def test_group_made_and_destroyed_repeatedly_leaks_nothing(rank, n, tmp_path, nu
         dist.init_process_group("pycoll", store=store, rank=rank, world_size=n)
         x = torch.ones(10)
         dist.all_reduce(x, async_op=True).wait()
-        work = dist.isend(x, 1) if rank == 0 else dist.irecv(x, 0)
-        work.wait()
+        (dist.isend(x, 1) if rank == 0 else dist.irecv(x, 0)).wait()
         y = cpu_backend().allocate_tensor(100_000, dtype=torch.float32, device=torch.device("cpu"))
         dist.all_reduce(y.fill_(1))
-        del work
         dist.destroy_process_group()
         del y
         if cycle == num_cycles // 5:

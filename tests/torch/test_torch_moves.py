@@ -122,15 +122,12 @@ def test_strided_tensors_are_packed_and_unpacked(rank, n):
     images = torch.full((2, 3, 4, 4), float(rank)).to(memory_format=torch.channels_last)
     images += torch.arange(3.0).view(1, 3, 1, 1)
     dist.broadcast(images, 1)
-    same(
-        images.contiguous(),
-        (torch.arange(3.0).view(1, 3, 1, 1) + 1).expand(2, 3, 4, 4).contiguous(),
-    )
+    expected = (torch.arange(3.0).view(1, 3, 1, 1) + 1).expand(2, 3, 4, 4)
+    same(images.contiguous(), expected.contiguous())
 
     outs = [torch.zeros(3, 2).t() for _ in range(n)]
     mine = torch.arange(6.0).view(3, 2).t() + rank
-    work = dist.all_gather(outs, mine, async_op=True)
-    work.wait()
+    dist.all_gather(outs, mine, async_op=True).wait()
     for r, out in enumerate(outs):
         same(out.contiguous(), (torch.arange(6.0).view(3, 2).t() + r).contiguous())
 

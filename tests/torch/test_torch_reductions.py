@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
@@ -51,14 +52,8 @@ def reduced(op: dist.ReduceOp, parts: list[torch.Tensor]) -> torch.Tensor:
     elif op == dist.ReduceOp.MAX:
         y = x.amax(0)
     else:
-        fold = {
-            dist.ReduceOp.BAND: torch.bitwise_and,
-            dist.ReduceOp.BOR: torch.bitwise_or,
-            dist.ReduceOp.BXOR: torch.bitwise_xor,
-        }[op.op if hasattr(op, "op") else op]
-        y = x[0]
-        for other in x[1:]:
-            y = fold(y, other)
+        folds = (torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor)
+        y = functools.reduce(folds[BITS.index(op)], x)
     # fp8 has no conversion from f64 that rounds once.
     return y.to(torch.float32).to(dtype) if dtype.itemsize == 1 and dtype in FLOATS else y.to(dtype)
 

@@ -43,13 +43,11 @@ def test_messages_arrive_from_any_source_and_by_their_tags(rank, n):
     # Tags choose the message, not the order.
     if rank == 0:
         dist.send(torch.tensor([1.0]), 1, tag=1)
-        work = dist.isend(torch.tensor([2.0]), 1, tag=2)
-        work.wait()
+        dist.isend(torch.tensor([2.0]), 1, tag=2).wait()
     elif rank == 1:
         for tag in (2, 1):
             y = torch.zeros(1)
-            future = dist.irecv(y, 0, tag=tag)
-            future.wait()
+            dist.irecv(y, 0, tag=tag).wait()
             assert y.item() == tag
     dist.barrier()
     if rank == 0:
