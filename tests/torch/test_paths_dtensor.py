@@ -136,6 +136,7 @@ def test_functional_collectives_compiled_by_inductor(rank, n, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
         patch.setattr("torch._inductor.config.compile_threads", 1)  # forks have no pool
+        patch.setattr("torch._inductor.config.cpp_cache_precompile_headers", False)
         check_functional(rank, "inductor")
 
 
