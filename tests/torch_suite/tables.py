@@ -10,8 +10,6 @@ from typing import Any
 
 from suite_client import WORLD_SIZES, Row
 
-from pycoll.bench.record import Record, by_library
-
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parents[1] / "docs" / "torch.md"
 BACKENDS = ("gloo", "pycoll")
@@ -70,27 +68,25 @@ def cell(word: str) -> str:
     return "✓" if word == "works" else f"✗ {word.replace('|', '/')}"
 
 
+def all_but(words: dict[str, str]) -> str:
+    bad = [name for name, word in words.items() if word != "works"]
+    return f"not {', '.join(bad)}" if bad else "all"
+
+
 def of_dtypes(results: dict[str, Any]) -> str:
-    collectives = list(dict.fromkeys(k.split()[0] for k in results["gloo"]["collectives"]))
+    """A line for each collective, then one for the ops of each that has them."""
+    labels = {key.split()[0]: f"`{key.split()[0]}`" for key in results["gloo"]["collectives"]}
+    labels["send_and_recv"] = "`send`, `recv`"
+    rows = [("collectives", *item) for item in labels.items()]
+    for name in ("all_reduce", "reduce_scatter_tensor"):
+        rows.append(("ops", name, f"ops of `{name}`"))
     lines = []
-    for name in collectives:
+    for part, name, label in rows:
         cells = []
         for backend in BACKENDS:
-            of_dtype = {
-                key.split()[1]: word
-                for key, word in results[backend]["collectives"].items()
-                if key.split()[0] == name
-            }
-            bad = [dtype for dtype, word in of_dtype.items() if word != "works"]
-            cells.append("all" if not bad else f"not {', '.join(bad)}")
-        lines.append([f"`{name}`" if name != "send_and_recv" else "`send`, `recv`", *cells])
-    for collective in ("all_reduce", "reduce_scatter_tensor"):
-        cells = []
-        for backend in BACKENDS:
-            ops = {k.split()[1]: w for k, w in results[backend]["ops"].items() if collective in k}
-            bad = [op for op, word in ops.items() if word != "works"]
-            cells.append("all" if not bad else f"not {', '.join(bad)}")
-        lines.append([f"ops of `{collective}`", *cells])
+            found = (key.split() + [word] for key, word in results[backend][part].items())
+            cells.append(all_but({what: word for of, what, word in found if of == name}))
+        lines.append([label, *cells])
     return markdown(["", "Gloo", "pycoll"], lines)
 
 
@@ -116,32 +112,32 @@ def three_digits(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def of_speed(path: Path) -> str:
-    """Times and ratios by size, then a step of DDP."""
-    record = Record.load(path)
+def of_speed(record: Path) -> str:
+    """Times for each size and the ratio of Gloo to pycoll; then a step of DDP."""
+    found = json.loads(record.read_text())
     names = {
         "gloo": "Gloo",
         "pycoll": "pycoll",
         "pycoll once": "tensor not seen before",
         "allocate_tensor": "`allocate_tensor`",
     }
-    facts = record.facts["machine"]
+    facts = found["machine"]
     text = (
-        f"Of {facts['cpu']}, {facts['cores']} cores, torch {record.facts['torch']}, commit "
+        f"Measured on {facts['cpu']}, {facts['cores']} cores, torch {found['torch']}, commit "
         f"{facts['commit'][:10]}: microseconds, the median of the slowest rank.\n"
     )
-    for n, step in record.facts["ddp_step_ms"].items():
+    for result in found["results"]:
         lines = []
-        for rows in record.messages():
-            if rows[0].case.num_ranks != int(n):
-                continue
-            us = {name: timing.median_s * 1e6 for name, timing in by_library(rows).items()}
-            cells = [three_digits(us[name]) for name in names]
-            ratio = f"{us['gloo'] / us['pycoll']:.1f}"
-            lines.append([size_name(rows[0].case.nbytes), *cells, ratio])
-        head = [f"all_reduce, {n} ranks", *names.values(), "Gloo / pycoll"]
+        for row in result["all_reduce"]:
+            times = row["time_us"]
+            cells = [three_digits(times[name]) for name in names]
+            lines.append(
+                [size_name(row["nbytes"]), *cells, f"{times['gloo'] / times['pycoll']:.1f}"]
+            )
+        head = [f"all_reduce, {result['num_ranks']} ranks", *names.values(), "Gloo / pycoll"]
+        step = result["ddp_step_ms"]
         text += f"\n{markdown(head, lines)}\nA step of DDP, 25 million parameters, "
-        text += f"{n} ranks: Gloo {step['gloo']:.0f} ms, pycoll "
+        text += f"{result['num_ranks']} ranks: Gloo {step['gloo']:.0f} ms, pycoll "
         text += f"{step['pycoll']:.0f} ms: {step['gloo'] / step['pycoll']:.2f} times as fast.\n"
     return text
 
