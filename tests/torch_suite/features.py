@@ -33,8 +33,6 @@ from feature_cells import NUM_RANKS, same  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_ranks import init, run_group  # noqa: E402
 
-# --- what the other rows of the table say ---------------------------------------------------------
-
 
 def tensors_that_are_not_contiguous() -> None:
     x = torch.zeros(3, 4)
@@ -261,9 +259,6 @@ REST = [
     *(fsdp2_set_gradient_divide_factor, fsdp2_memory_of_the_process_group, dtensor),
     *(functional_collectives_compiled, pipeline_1f1b, checkpoint_of_torch_distributed),
 ]
-
-
-# --- running them ---------------------------------------------------------------------------------
 
 
 def outcome(probe: Callable[[], None]) -> str:
