@@ -31,9 +31,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from feature_cells import NUM_RANKS, same  # noqa: E402
 from torch import nn  # noqa: E402
-from torch_ranks import run_group  # noqa: E402
-
-# --- what the other rows of the table say ---------------------------------------------------------
+from torch_ranks import init, run_group  # noqa: E402
 
 
 def tensors_that_are_not_contiguous() -> None:
@@ -156,10 +154,7 @@ def ddp_at_debug_level_detail() -> None:
     dist.destroy_process_group()
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     dist.set_debug_level_from_env()
-    store = dist.FileStore(os.environ["FEATURES_STORE"], NUM_RANKS)
-    rank = int(os.environ["FEATURES_RANK"])
-    backend = os.environ["PYCOLL_TEST_BACKEND"]
-    dist.init_process_group(backend, store=store, rank=rank, world_size=NUM_RANKS)
+    init(int(os.environ["FEATURES_RANK"]), NUM_RANKS, Path(os.environ["FEATURES_STORE"]))
     ddp()
 
 
@@ -264,9 +259,6 @@ REST = [
     *(fsdp2_set_gradient_divide_factor, fsdp2_memory_of_the_process_group, dtensor),
     *(functional_collectives_compiled, pipeline_1f1b, checkpoint_of_torch_distributed),
 ]
-
-
-# --- running them ---------------------------------------------------------------------------------
 
 
 def outcome(probe: Callable[[], None]) -> str:
