@@ -115,7 +115,7 @@ def monitored_barrier() -> None:
 
 
 def timeout_of_a_group() -> None:
-    group = dist.new_group(timeout=timedelta(seconds=0.3))
+    group = dist.new_group(timeout=timedelta(seconds=2))
     if dist.get_rank() == 0:
         try:
             dist.barrier(group)
@@ -124,12 +124,12 @@ def timeout_of_a_group() -> None:
         else:
             raise AssertionError("no error")
     else:
-        time.sleep(1)
+        time.sleep(3)
 
 
 def another_shape_on_one_rank_is_named() -> None:
-    """Within a second, on every rank, by an error that has both shapes."""
-    group = dist.new_group(timeout=timedelta(seconds=1))
+    """On every rank, before the time-out, by an error that has both shapes."""
+    group = dist.new_group(timeout=timedelta(seconds=10))
     try:
         dist.all_reduce(torch.ones(3 + dist.get_rank()), group=group)
     except RuntimeError as error:
@@ -269,7 +269,7 @@ def outcome(probe: Callable[[], None]) -> str:
             os.environ.update(FEATURES_STORE=f"{folder}/again", FEATURES_RANK=str(rank))
             probe()
 
-        results = run_group(work, NUM_RANKS, timeout_s=10, return_errors=True)
+        results = run_group(work, NUM_RANKS, timeout_s=60, return_errors=True)
     errors = [str(result) for result in results if isinstance(result, BaseException)]
     if not errors:
         return "works"
