@@ -20,6 +20,36 @@
 namespace pycoll {
 namespace {
 
+/// What a kernel relies on in a launch; empty where all of it holds.
+std::string why_not_launchable(const DeviceLaunch& launch) {
+  if (launch.dtype == DType::kOpaque || !supported(launch.dtype, launch.op)) {
+    return "no kernel for this dtype and op";
+  }
+  if (launch.num_channels < 1 || launch.num_channels > kMaxDeviceChannels) {
+    return "1 to " + std::to_string(kMaxDeviceChannels) + " channels, not " +
+           std::to_string(launch.num_channels);
+  }
+  if (launch.num_threads < 1 || launch.num_threads > kMaxDeviceThreads) {
+    return "1 to " + std::to_string(kMaxDeviceThreads) + " threads, not " +
+           std::to_string(launch.num_threads);
+  }
+  if (launch.num_peers < 0 || launch.num_ranks > kMaxDeviceRanks) return "too many ranks";
+  if (launch.steps == nullptr && launch.num_steps > kMaxInlineSteps) {
+    return "a long program's steps must lie in device memory";
+  }
+  if (launch.count > 0 && launch.tile_count < 1) return "an element does not fit a slot";
+  if (launch.tile_count % launch.granule != 0) return "a tile is not a multiple of the granule";
+  if (launch.protocol == DeviceProtocol::kPoison) {
+    if (!poison_allowed(launch.dtype, launch.op)) return "this dtype has no poison";
+    const int64_t tiles = (launch.count + launch.tile_count - 1) / launch.tile_count;
+    if (tiles > launch.num_channels) return "poison: more tiles than channels";
+  } else if (launch.links.num_slots < 1 || launch.links.num_slots > kMaxSlots) {
+    if (launch.protocol != DeviceProtocol::kDirect) return "1 to 8 slots";
+  }
+  return "";
+}
+
+
 constexpr int kNumChannels = 2;
 constexpr int kNumThreads = 2;
 constexpr int64_t kSlotBytes = 1024;

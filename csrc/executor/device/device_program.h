@@ -35,9 +35,6 @@ int64_t device_tile_count(const Plan& plan, int64_t payload_bytes, size_t elemen
 /// all_reduce.
 bool poison_allowed(DType dtype, Op op);
 
-/// Empty when the kernels can run this launch, else why not. For asserts and tests: a call that
-/// comes here has been checked before.
-std::string why_not_launchable(const DeviceLaunch& launch);
 
 /// Fills in the plan's part: steps and places (inline, or `far_steps` and `far_places` in device
 /// memory when there are more than kMaxInlineSteps), peers, positions.

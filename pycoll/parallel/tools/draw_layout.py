@@ -1,12 +1,11 @@
-"""A picture of a timeline: what `trace` has written, a row for each rank."""
+"""The picture of a training timeline: a row for each rank."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from pycoll.errors import UsageError
+from pycoll.draw.style import render
 
 # What is behind what: first match wins.
 _COLORS = (
@@ -24,25 +23,19 @@ _AXES = {  # of several axes, the first one counts
 }  # fmt: skip
 
 
-def draw(source: str | Path, target: str | Path) -> None:
-    """Draws the compute, bubbles and collectives of a trace.
+def draw(events: list[dict[str, Any]], target: Path) -> None:
+    """Draws the compute, bubbles and collectives of a timeline.
 
     Args:
-        source: What `pc.trace` has written.
-        target: A file whose name ends in svg, png or pdf.
-
-    Raises:
-        UsageError: `source` holds no span of compute.
+        events: Trace events, as `pc.trace` records them.
+        target: The file to write, .svg or .png.
     """
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    events = json.loads(Path(source).read_text())["traceEvents"]
     names = {(e["pid"], e["name"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M"}
     labels = {pid: text for (pid, what, _), text in names.items() if what == "process_name"}
     spans = [event for event in events if event["ph"] == "X"]
-    if not any(event["cat"] == "compute" for event in spans):
-        raise UsageError(f"draw: {source} holds no span of compute")
     figure = Figure(figsize=(11, 0.8 + 0.55 * len(labels)), layout="constrained")
     axes = figure.subplots()
     for row, pid in enumerate(sorted(labels)):
@@ -78,7 +71,7 @@ def draw(source: str | Path, target: str | Path) -> None:
         loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=len(legend), frameon=False,
         fontsize=8,
     )  # fmt: skip
-    figure.savefig(target)
+    target.write_bytes(render(figure, target.suffix.lstrip(".")))
 
 
 def _color(event: dict[str, Any]) -> str:
