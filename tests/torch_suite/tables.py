@@ -125,7 +125,7 @@ def of_speed(record: Path) -> str:
     }
     facts = found["machine"]
     text = (
-        f"Of {facts['cpu']}, {facts['cores']} cores, torch {found['torch']}, commit "
+        f"Measured on {facts['cpu']}, {facts['cores']} cores, torch {found['torch']}, commit "
         f"{facts['commit'][:10]}: microseconds, the median of the slowest rank.\n"
     )
     for result in found["results"]:
