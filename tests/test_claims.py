@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 import pytest
 
+from pycoll import _core
 from pycoll.cli import app
 
 pytestmark = pytest.mark.pure
@@ -38,15 +40,16 @@ def documents() -> Documents:
 
 ROOMS = "csrc|pycoll|tests|benchmarks|examples|docs"
 NAMED_PATH = re.compile(rf"(?<![\w./<>-])(?:{ROOMS})/[\w./*-]*[\w/*]")
-NAMED_HEADER = re.compile(r"`([\w-]+\.(?:h|cc|cuh|cu))`")
+# A file in backticks that is named without all of its folders: `fd.h`, `base/fd.h`.
+NAMED_FILE = re.compile(rf"`(?!(?:{ROOMS})/)((?:[\w-]+/)*[\w-]+\.(?:h|cc|cuh|cu))`")
 ELSEWHERE = {"mpi_abi.h"}  # headers of other projects
 
 
 def missing_paths(docs: Documents) -> list[str]:
-    """Paths anywhere in a text, and C++ files in backticks that are named without their folder."""
+    """Paths anywhere in a text, and C++ files in backticks."""
     files = tracked()
     folders = {str(parent) for path in files for parent in PurePosixPath(path).parents}
-    names = {PurePosixPath(path).name for path in files} | ELSEWHERE
+    ends = {str(PurePosixPath(*PurePosixPath(path).parts[i:])) for path in files for i in range(9)}
     found = []
     for document, text in docs.items():
         for path in NAMED_PATH.findall(text):
@@ -54,7 +57,8 @@ def missing_paths(docs: Documents) -> list[str]:
             there = plain in files or plain in folders or any(ROOT.glob(plain))
             if not there:
                 found.append(f"{document} names {path}")
-        found += [f"{document} names {n}" for n in NAMED_HEADER.findall(text) if n not in names]
+        named = NAMED_FILE.findall(text)
+        found += [f"{document} names {name}" for name in named if name not in ends | ELSEWHERE]
     return found
 
 
@@ -64,11 +68,14 @@ def test_paths_in_documents_exist():
 
 
 def test_paths_that_do_not_exist_are_found():
-    docs = {"a.md": "`csrc/gone/gone.h`, pytest tests/commm -k ring, `gone.cc`, csrc/base/, `fd.h`"}
+    docs = {
+        "a.md": "`csrc/gone/gone.h`, pytest tests/commm -k ring, `gone.cc`, `base/gone.h`, csrc/base/, `fd.h`, `base/fd.h`"
+    }
     assert missing_paths(docs) == [
         "a.md names csrc/gone/gone.h",
         "a.md names tests/commm",
         "a.md names gone.cc",
+        "a.md names base/gone.h",
     ]
 
 
@@ -116,7 +123,25 @@ MESSAGE_RECORDS: Constant = ("csrc/transport/ring/message_records.h", "kNumRecor
 SLOTS: Constant = ("csrc/transport/ring/slot.h", "kMaxSlots", 1)
 NAP_MS: Constant = ("csrc/executor/wait/wait.cc", "kNapNs", 10**6)
 CACHE_KIB: Constant = ("csrc/bindings/arguments/registration_cache.h", "kMinMessage", 1 << 10)
-CONSTANTS: list[tuple[str, str, list[Constant]]] = [
+
+
+def num_algorithms() -> int:
+    return len(_core.algorithms())
+
+
+def num_collectives() -> int:
+    """Those with algorithms: a barrier runs as an all_reduce."""
+    return len({row.collective for row in _core.algorithms()})
+
+
+def num_dtypes() -> int:
+    return len(_core.dtypes())
+
+
+Count = Callable[[], int]
+CONSTANTS: list[tuple[str, str, list[Constant | Count]]] = [
+    ("CHANGELOG.md", r"(\d+) algorithms for (\d+) collectives", [num_algorithms, num_collectives]),
+    ("CHANGELOG.md", r"(\d+) dtypes", [num_dtypes]),
     ("CHANGELOG.md", r"up to (\d+) ranks, (\d+) of them on one host", [RANKS, LOCAL_RANKS]),
     ("CHANGELOG.md", r"The last ([\d,]+)\s+operations", [RECORDS]),
     ("CHANGELOG.md", r"from (\d+) KiB on", [CACHE_KIB]),
@@ -132,8 +157,10 @@ CONSTANTS: list[tuple[str, str, list[Constant]]] = [
 ]
 
 
-def value_of(constant: Constant) -> int:
-    """The constant in units: its definition is a product, quotient or shift of whole numbers."""
+def value_of(constant: Constant | Count) -> int:
+    """The constant in units: its definition is a sum, product or shift of whole numbers."""
+    if callable(constant):
+        return constant()
     file, name, unit = constant
     defined = re.search(rf"\b{name} = ([\d' <*+-]+);", read(file))
     assert defined, f"{file} defines no {name}"

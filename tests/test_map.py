@@ -1,4 +1,4 @@
-"""The map in CONTRIBUTING.md names the folders that git tracks, each with what it holds."""
+"""CONTRIBUTING.md: the map names the folders that git tracks, the glossary each term once."""
 
 from __future__ import annotations
 
@@ -71,3 +71,30 @@ def test_map_with_a_repeated_or_empty_row_fails():
     assert problems(repeated, tracked_folders()) == ["the map names csrc/plan/ more than once"]
     empty = CONTRIBUTING.replace(row, "| `csrc/plan/` |  |\n")
     assert problems(empty, tracked_folders()) == ["the map does not say what csrc/plan/ holds"]
+
+
+def glossary_problems(text: str) -> list[str]:
+    section = text.partition("\n## Glossary\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)[1:]
+    terms = [term for term, _ in rows]
+    found = [f"{term} is there twice" for term in sorted({t for t in terms if terms.count(t) > 1})]
+    found += [
+        f"{term} is not one sentence" for term, text in rows if text.find(".") != len(text) - 1
+    ]
+    if len(terms) < 40 or terms != sorted(terms, key=str.casefold):
+        found.append(f"{len(terms)} terms, expected 40 or more in alphabetical order")
+    return found
+
+
+def test_glossary_has_each_term_once_in_one_sentence():
+    assert glossary_problems(CONTRIBUTING) == []
+
+
+def test_glossary_with_a_repeated_or_longer_term_fails():
+    row = re.search(r"^\| bucket \| .*\n", CONTRIBUTING, re.MULTILINE)[0]
+    repeated = CONTRIBUTING.replace(row, row * 2)
+    assert glossary_problems(repeated) == ["bucket is there twice"]
+    longer = CONTRIBUTING.replace(row, "| bucket | Some gradients. They are reduced together. |\n")
+    assert glossary_problems(longer) == ["bucket is not one sentence"]
+    moved = CONTRIBUTING.replace(row, "").replace("| algbw |", row + "| algbw |")
+    assert len(glossary_problems(moved)) == 1
