@@ -1,9 +1,11 @@
-# make demo: sets everything up and runs the main job.   make test: sets everything up and tests.
+# make demo: sets everything up and runs the main job.
+# make test: sets everything up and tests.   make test-slow: the slower tests.   Both are what CI runs.
+# make soak [SOAK_MINUTES=M]: long random programs, repeated faults, and tests that compare times.
+# make test TESTS=tests/comm: one folder of them; also for test-slow and soak.
 # make bench: compares with gloo, DeepSpeed and MPI.   make benchmarks: builds the C++ programs.
 # make cuda: builds the library for GPUs (needs nvcc).
 # make gpu-check [PART=build|test|bench]: builds, tests and measures on a GPU, with PYTHON as it is.
-# make lint, make test-slow [SLOW_MINUTES=M: none begins later than that] [SLOW="slow and torch"],
-# make clean.
+# make lint, make format, make clean.
 #
 # PYTHON chooses the interpreter of the venv. Nothing is installed outside .venv.
 PYTHON ?= python3
@@ -15,22 +17,33 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 # With the venv's own cmake and ninja, into one build folder, so that only the first one compiles.
 INSTALL := PATH="$(abspath $(BIN)):$$PATH" PYCOLL_BUILD_DIR=build/cmake $(PIP) --no-build-isolation
 
-FUZZ_MINUTES ?= 10
-SLOW ?= slow
+SOAK_MINUTES ?= 10
+TESTS ?= tests
+START := $(shell date +%s)
 
-.PHONY: cuda gpu-check demo test test-slow fuzz bench benchmarks lint format clean build
+# $(call pytest,markers,options): runs the tests, and prints the seconds of set-up and of the tests.
+define pytest
+@begin=$$(date +%s); \
+$(BIN)/python -m pytest -m "$(1)" $(2) $(TESTS); status=$$?; \
+echo "make $@: $$((begin - $(START))) s of set-up"; \
+echo "make $@: $$(($$(date +%s) - begin)) s of tests"; \
+exit $$status
+endef
+
+.PHONY: cuda gpu-check demo test test-slow soak bench benchmarks lint format clean build
 
 demo: $(VENV)/demo build
 	$(BIN)/python examples/demo.py --out out
 
 test: $(VENV)/test build
-	$(BIN)/python -m pytest -m "not slow"
+	$(call pytest,not slow and not soak and not timing)
 
 test-slow: $(VENV)/test $(VENV)/frameworks build
-	PYCOLL_SLOW_MINUTES=$(SLOW_MINUTES) $(BIN)/python -m pytest -m "$(SLOW)"
+	$(call pytest,slow and not soak and not timing)
 
-fuzz: $(VENV)/test build
-	PYCOLL_FUZZ_MINUTES=$(FUZZ_MINUTES) $(BIN)/python -m pytest -m slow -s tests/fuzz
+soak: export PYCOLL_SOAK_MINUTES = $(SOAK_MINUTES)
+soak: $(VENV)/test $(VENV)/frameworks build
+	$(call pytest,soak or timing,-s)
 
 bench: $(VENV)/demo build
 	@$(PIP) ml_dtypes  # bf16 for NumPy

@@ -1,11 +1,11 @@
-// What the library's own code costs per small call, with no waiting in it. Usage: call_overhead
+// The cost of the library's own code per small call, without waiting. Usage: call_overhead
 // [CALLS]; prints JSON, ns per call.
 //
 // "one rank" is a communicator of one: everything but links. "loopback" is two ranks that one
-// thread plays in turn: the root of a broadcast sends, which waits for nobody while a slot is free;
+// thread plays in turn: the root of a broadcast sends, which does not wait while a slot is free;
 // then the other rank receives what is already there. Both run the whole path of a small call: the
 // plan is looked up, the call is announced, its fingerprint compared, the program interpreted, data
-// and flags written and read. What is left out is the flight of a cache line between two cores.
+// and flags written and read. The flight of a cache line between two cores is left out.
 #include <time.h>
 
 #include <algorithm>
@@ -59,7 +59,7 @@ double one_rank_ns(int num_calls) {
   });
 }
 
-/// Of one rank's call: half of what both take.
+/// ns of one rank's call: half of both.
 double loopback_ns(int num_calls) {
   const auto world = make_world(2);
   Communicator root(make_local_transport(world, 0), kTimeoutS);

@@ -1,4 +1,4 @@
-"""What a small call costs from Python and from C++: the library's own code, and with two ranks.
+"""The library's own time of a small call, from Python and from C++; agreement.py has two ranks.
 
 python benchmarks/call_overhead.py          (after `make benchmarks`)
 """
@@ -6,10 +6,8 @@ python benchmarks/call_overhead.py          (after `make benchmarks`)
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from itertools import repeat
@@ -18,12 +16,9 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from jobs import Job
-from peers import LIBRARIES
 from rich.console import Console
 from rich.table import Table
 
-import pycoll
 from pycoll.launch.local_ranks import local_communicators
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,49 +57,24 @@ def cpp_alone(binaries: Path) -> dict[str, float]:
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def cpp_two_ranks(binaries: Path) -> float:
-    """ns of an all_reduce of 4 B by two processes, out of place as from Python."""
-    record = ROOT / ".bench" / "all_reduce_perf.json"
-    record.parent.mkdir(exist_ok=True)
-    command = [str(binaries / "all_reduce_perf"), "-b", "4", "-e", "4", "-n", "20000",
-               "-w", "2000", "-r", "2", "-J", str(record)]  # fmt: skip
-    subprocess.run(command, check=True, capture_output=True)
-    row = json.loads(record.read_text())["rows"][0]
-    record.unlink()
-    return row["out_of_place"]["median_us"] * 1e3
-
-
 def measure(binaries: Path, rounds: int) -> dict[str, dict[str, float]]:
     """Medians over interleaved rounds, ns per call: by row, from C++ and from Python."""
     if not (binaries / "call_overhead").exists():
         raise typer.BadParameter(f"no programs in {binaries}: run `make benchmarks`")
-    samples: dict[tuple[str, str], list[float]] = {}
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, (str(Path(pycoll.__file__).parents[1]), os.environ.get("PYTHONPATH")))
-    )
-    job = Job(LIBRARIES["pycoll"], 2, Path(sys.prefix))
-    try:
-        job.prepare("all_reduce", "f32", 4)
-        for _ in range(rounds):
-            for name, ns in cpp_alone(binaries).items():
-                samples.setdefault((name, "C++"), []).append(ns)
-            for name, ns in python_alone().items():
-                samples.setdefault((name, "Python"), []).append(ns)
-            samples.setdefault(("two_ranks_ns", "C++"), []).append(cpp_two_ranks(binaries))
-            two_us = statistics.median(job.measure(2000, 20, 1000))
-            samples.setdefault(("two_ranks_ns", "Python"), []).append(two_us * 1e3)
-    finally:
-        job.stop()
-    rows: dict[str, dict[str, float]] = {}
-    for (name, language), values in samples.items():
-        rows.setdefault(name, {})[language] = statistics.median(values)
-    return rows
+    samples: dict[str, dict[str, list[float]]] = {}
+    for _ in range(rounds):
+        for language, row in (("C++", cpp_alone(binaries)), ("Python", python_alone())):
+            for name, ns in row.items():
+                samples.setdefault(name, {}).setdefault(language, []).append(ns)
+    return {
+        name: {language: statistics.median(values) for language, values in row.items()}
+        for name, row in samples.items()
+    }
 
 
 TITLES = {
     "one_rank_ns": "one rank, all_reduce of 4 B",
     "loopback_ns": "loopback that never waits, broadcast of 4 B",
-    "two_ranks_ns": "two ranks, all_reduce of 4 B",
 }
 
 
@@ -113,7 +83,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="Interleaved rounds.", min=1)] = ROUNDS,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare a small call from C++ and from Python; about 20 seconds."""
+    """Compare a small call from C++ and from Python; about ten seconds."""
     rows = measure(binaries, rounds)
     if as_json:
         print(json.dumps(rows, indent=1))

@@ -2,7 +2,7 @@
 
 All libraries' ranks are started at once and sleep; each size is measured in several rounds, and in
 each round every library has one turn, in shuffled order, while all others sleep. A slow spell of
-the machine thus falls on all of them alike. docs/benchmarks.md says how to read the result.
+the machine thus falls on all of them. docs/benchmarks.md says how to read the result.
 """
 
 from __future__ import annotations
@@ -17,42 +17,32 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from floor import Floor, measure_floor
+from floor import measure_floor
 from jobs import Job, UnsupportedError
-from measure import FULL, QUICK, Effort, measure_row
-from oracle import COLLECTIVES, DTYPES
+from measure import FULL, QUICK, measure_row
 from peers import LIBRARIES, PeerError, install
-from record import Case, Record, RecordError, Row, machine
-from report import TITLES, size_name, table, time_name, verdict_line, verdicts
+from report import TITLES, Group, Lines, grouped, markdown, time_name, us, verdict_line, verdicts
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from pycoll.bench.case import Case
+from pycoll.bench.record import Record, RecordError, machine
+from pycoll.bench.timing import Effort
+from pycoll.cli.units import format_nbytes, parse_sizes
+from pycoll.errors import UsageError
+
 ROOT = Path(__file__).resolve().parent.parent
 BENCH_DIR = ROOT / ".bench"
 MIN_NBYTES, MIB = 4, 1 << 20
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+DTYPES = ("f32", "bf16")
 MOST_FAILURES = 2  # of one library with so many ranks, before it is left out altogether
 
 console = Console(highlight=False)
 if not console.is_terminal:
     console = Console(highlight=False, width=180)  # A log: do not fold the tables.
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-
-
-def parse_size(text: str) -> int:
-    """4, 64K, 16M or 1KiB as bytes."""
-    units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    digits = text.strip().upper().removesuffix("B").removesuffix("I").rstrip()
-    unit = digits[-1:] if digits[-1:] in "KMG" else ""
-    try:
-        nbytes = int(digits.removesuffix(unit)) * units[unit]
-    except ValueError:
-        raise typer.BadParameter(
-            f"size {text!r}: expected a number such as 4, 64K or 16M"
-        ) from None
-    if nbytes < 4 or nbytes % 4:
-        raise typer.BadParameter(f"size {text!r}: expected a positive multiple of 4 bytes")
-    return nbytes
 
 
 def parse_names(text: str, known: Any, option: str) -> list[str]:
@@ -63,25 +53,23 @@ def parse_names(text: str, known: Any, option: str) -> list[str]:
     return names
 
 
-def sizes_of(case: Case, sizes: list[int], every: int, largest: int) -> list[int]:
+def cases_of(group: Group, sizes: list[int], every: int, largest: int) -> list[Case]:
     """The chosen sizes, or powers; a block of every rank holds at least one element."""
     if not sizes:
         sizes = [MIN_NBYTES * every**i for i in range(28) if MIN_NBYTES * every**i <= largest]
-    block = DTYPES[case.dtype][0] * (
-        1 if case.collective in ("all_reduce", "broadcast") else case.n
+    return sorted(
+        {Case.of_size(group.collective, group.dtype, group.n, nbytes) for nbytes in sizes}
     )
-    return sorted({max(nbytes, block) // block * block for nbytes in sizes})
 
 
 @dataclass(slots=True)
 class Run:
-    """The measuring itself, from case to case."""
+    """The measuring itself, from message to message."""
 
     record: Record
-    plan: dict[Case, list[int]]
+    plan: list[Case]
     names: list[str]
     effort: Effort
-    floor: Floor | None
     progress: Progress
     failures: dict[str, int] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -102,60 +90,63 @@ class Run:
             self.failures[f"{name} {n}"] = MOST_FAILURES
             self.note(f"{name} {n}", str(reason))
         except PeerError as error:
-            self.failed(name, Case("", "", n), error)
+            self.failed(name, n, str(error))
         else:
             hello = self.jobs[name].hello[0]
             used = {"version": hello["version"], "versions": hello["versions"]}
             used |= LIBRARIES[name].settings(n)
             self.record.facts["libraries"].setdefault(str(n), {})[name] = used
 
-    def failed(self, name: str, case: Case, error: PeerError | UnsupportedError) -> None:
-        """A library cannot take part in a case: noted once; twice broken, it is left out."""
-        if isinstance(error, UnsupportedError):
-            key = f"{name}, {case.collective} {case.dtype}"
-            if key not in self.record.facts["notes"]:
-                self.note(key, str(error))
+    def left_out(self, name: str, case: Case, error: PeerError | UnsupportedError) -> None:
+        """Notes once that a library lacks a case, and each time that it failed."""
+        if isinstance(error, PeerError):
+            self.failed(name, case.num_ranks, str(error))
             return
-        key = f"{name} {case.n}"
+        key = f"{name}, {case.collective} {case.dtype}"
+        if key not in self.record.facts["notes"]:
+            self.note(key, str(error))
+
+    def failed(self, name: str, n: int, error: str) -> None:
+        """Notes a failure; a library that has failed twice with n ranks is not started again."""
+        key = f"{name} {n}"
         self.failures[key] = self.failures.get(key, 0) + 1
-        self.note(f"{key} failed ({self.failures[key]})", str(error))
+        self.note(f"{key} failed ({self.failures[key]})", error)
 
     def measure(self) -> None:
-        """Measures all rows that the record does not have."""
-        weights = {(case, b): weight(case, b) for case, sizes in self.plan.items() for b in sizes}
-        todo = [(case, nbytes) for case, nbytes in weights if not self.record.has(case, nbytes)]
+        """Measures all messages that the record does not have."""
+        weights = {case: weight(case) for case in self.plan}
+        there = {case.message for case in self.record.rows}
+        todo = [case for case in weights if case.message not in there]
         total, start_s, spent = sum(weights[key] for key in todo), time.monotonic(), 0.0
         before_s = self.record.facts["took_s"]
         task = self.progress.add_task("", total=len(weights), left="")
         self.progress.update(task, completed=len(weights) - len(todo))
         n = 0
         try:
-            for case, nbytes in todo:
-                if case.n != n:
+            for case in todo:
+                if case.num_ranks != n:
                     self.stop()
-                    n = case.n
+                    n = case.num_ranks
                 for name in self.names:
                     if name not in self.jobs:
                         self.start(name, n)
-                self.progress.update(task, description=f"{case} {size_name(nbytes)}")
-                timings = measure_row(
-                    self.jobs, case, nbytes, self.effort,
-                    lambda name, error, case=case: self.failed(name, case, error),
+                what = f"{Group.of(case)} {format_nbytes(case.nbytes):>8}"
+                self.progress.update(task, description=what)
+                rows = measure_row(
+                    self.jobs, case, self.effort,
+                    lambda name, error, case=case: self.left_out(name, case, error),
                 )  # fmt: skip
                 elapsed_s = time.monotonic() - start_s
                 self.record.facts["took_s"] = round(before_s + elapsed_s, 1)
-                floor_us = self.floor.us(case.collective, n, nbytes) if self.floor else None
-                self.record.add(case, nbytes, Row(floor_us, timings))
-                spent += weights[case, nbytes]
+                self.record.add(*rows)
+                spent += weights[case]
                 left_s = elapsed_s / spent * (total - spent)
                 left = (
                     f"about {left_s / 60:.0f} min left" if left_s > 90 else f"{left_s:.0f} s left"
                 )
                 self.progress.update(task, advance=1, left=left)
-                medians = (f"{k} {time_name(t.median_us)}" for k, t in timings.items())
-                self.progress.console.print(
-                    f"{case} {size_name(nbytes):>8} us:  {'  '.join(medians)}  [dim]({left})[/]"
-                )
+                medians = (f"{row.case.library} {time_name(us(row.timing))}" for row in rows)
+                self.progress.console.print(f"{what} us:  {'  '.join(medians)}  [dim]({left})[/]")
         finally:
             self.stop()
 
@@ -165,9 +156,10 @@ class Run:
         self.jobs.clear()
 
 
-def weight(case: Case, nbytes: int) -> float:
-    """How long a row takes, against others: a fixed time, and one that grows with the message."""
-    return (1.0 if case.n == 2 else 3.0) + case.n * nbytes / (32 * MIB)
+def weight(case: Case) -> float:
+    """Relative time of a message: a constant, and a part that grows with its size."""
+    n = case.num_ranks
+    return (1.0 if n == 2 else 3.0) + n * case.nbytes / (32 * MIB)
 
 
 def prepare(names: list[str]) -> Iterator[tuple[str, str]]:
@@ -181,12 +173,12 @@ def prepare(names: list[str]) -> Iterator[tuple[str, str]]:
             yield name, str(error)
 
 
-def chosen_cases(collectives: str, dtypes: str, ranks: str) -> list[Case]:
-    """What the options name; without them, what the README promises something about."""
+def chosen_groups(collectives: str, dtypes: str, ranks: str) -> list[Group]:
+    """The groups that the options name; without options, those of the README's promises."""
     if not (collectives or dtypes or ranks):
-        every = [Case("all_reduce", dtype, n) for n in (2, 4, 8) for dtype in ("f32", "bf16")]
-        every += [Case(name, "f32", 2) for name in COLLECTIVES if name != "all_reduce"]
-        return sorted(every, key=lambda case: case.n)
+        every = [Group("all_reduce", dtype, n) for n in (2, 4, 8) for dtype in DTYPES]
+        every += [Group(name, "f32", 2) for name in COLLECTIVES if name != "all_reduce"]
+        return sorted(every, key=lambda group: group.n)
     names = parse_names(collectives or "all_reduce", COLLECTIVES, "--collectives")
     types = parse_names(dtypes or "f32", DTYPES, "--dtypes")
     try:
@@ -195,7 +187,7 @@ def chosen_cases(collectives: str, dtypes: str, ranks: str) -> list[Case]:
         worlds = []
     if not worlds or min(worlds) < 2:
         raise typer.BadParameter(f"--ranks {ranks}: expected numbers from 2 up, such as 2,4")
-    return [Case(name, dtype, n) for n in worlds for name in names for dtype in types]
+    return [Group(name, dtype, n) for n in worlds for name in names for dtype in types]
 
 
 @app.command()
@@ -203,7 +195,7 @@ def main(
     collectives: Annotated[str, typer.Option(help=f"Of {', '.join(COLLECTIVES)}.")] = "",
     dtypes: Annotated[str, typer.Option(help="f32, bf16 or both.")] = "",
     ranks: Annotated[str, typer.Option(help="Numbers of ranks.")] = "",
-    sizes: Annotated[str, typer.Option(help="Message sizes, such as 4,64K,16M.")] = "",
+    sizes: Annotated[str, typer.Option(help="Message sizes: 4,64K,16M or 4:64M:4.")] = "",
     every: Annotated[int, typer.Option(help="Without --sizes: powers of 4, or of 2.")] = 4,
     libraries: Annotated[str, typer.Option(help="Which libraries.")] = ",".join(LIBRARIES),
     quick: Annotated[bool, typer.Option("--quick", help="Few samples and sizes.")] = False,
@@ -231,19 +223,21 @@ def main(
     names = parse_names(libraries, LIBRARIES, "--libraries")
     if every not in (2, 4):
         raise typer.BadParameter(f"--every: expected 2 or 4, got {every}")
-    some = [parse_size(text) for text in sizes.split(",")] if sizes else []
+    try:
+        some = parse_sizes(sizes) if sizes else []
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from None
     if quick and not some:
         some = [4, 16 << 10, 16 * MIB]
-    plan = {}
-    for case in chosen_cases(collectives, dtypes, ranks):
-        largest = (256 if case.n == 2 else 64) * MIB
-        plan[case] = sizes_of(case, some, every, largest)
+    plan: list[Case] = []
+    for group in chosen_groups(collectives, dtypes, ranks):
+        plan += cases_of(group, some, every, (256 if group.n == 2 else 64) * MIB)
 
     started_at = datetime.datetime.now(datetime.timezone.utc)
     before = machine()
     facts: dict[str, Any] = {
         "question": {
-            "cases": {str(case): chosen for case, chosen in plan.items()},
+            "cases": [f"{Group.of(case)} {case.nbytes}" for case in plan],
             "libraries": names,
             "quick": quick,
         },
@@ -253,7 +247,6 @@ def main(
         "floor": None,
         "libraries": {},
         "notes": {},
-        "verdicts": [],
     }
     path = output or ROOT / f"benchmarks/results/compare-{started_at:%Y-%m-%d}.json"
     try:
@@ -262,7 +255,7 @@ def main(
         console.print(f"[red]{escape(str(error))}[/]")
         raise typer.Exit(2) from None
     if record.rows:
-        console.print(f"going on with {path}: {sum(map(len, record.rows.values()))} rows are there")
+        console.print(f"going on with {path}: {len(record.messages())} messages are there")
     if before["load_average_1m"] > 0.5:
         console.print(
             f"[yellow]load average is {before['load_average_1m']:.1f}:[/] other processes "
@@ -270,11 +263,8 @@ def main(
         )
     missing = dict(prepare([name for name in names if LIBRARIES[name].packages]))
     record.facts["notes"] |= missing
-    floor: Floor | None = None
     try:
-        stored = record.facts["floor"]
-        floor = Floor.of_record(stored) if stored else measure_floor(BENCH_DIR)
-        record.facts["floor"] = floor.as_record()
+        record.facts["floor"] = record.facts["floor"] or measure_floor(BENCH_DIR).as_record()
     except RuntimeError as error:
         console.print(f"[red]no floor:[/] {escape(str(error))}")
 
@@ -284,32 +274,32 @@ def main(
         *columns, TextColumn("{task.fields[left]}"), console=console,
         disable=not console.is_terminal, transient=True,
     ) as progress:  # fmt: skip
-        run = Run(record, plan, able, QUICK if quick else FULL, floor, progress)
+        run = Run(record, plan, able, QUICK if quick else FULL, progress)
         run.measure()
 
-    record.facts["verdicts"] = verdicts(record.rows)
     record.facts["complete"] = True
     record.save()
-    for case, rows in record.rows.items():
-        console.print(table(case, rows))
-    for entry in record.facts["verdicts"]:
+    groups = grouped(record)
+    for group, lines in groups.items():
+        console.print(f"{group}: median us of the slowest rank\n\n{markdown(group, lines)}\n")
+    for entry in verdicts(groups):
         console.print(verdict_line(entry))
     for what, message in record.facts["notes"].items():
         console.print(f"[yellow]{TITLES.get(what, what)}:[/] {escape(message.splitlines()[0])}")
-    draw(record, plot_path or path.with_suffix(".svg"))
+    draw(groups, plot_path or path.with_suffix(".svg"))
     console.print(f"record: {path} ({record.facts['took_s']} s)")
-    if not any("pycoll" in row.timings for rows in record.rows.values() for row in rows.values()):
+    if not any(case.library == "pycoll" for case in record.rows):
         raise typer.Exit(1)
 
 
-def draw(record: Record, path: Path) -> None:
-    try:
-        from plot import plot
+def draw(groups: dict[Group, Lines], path: Path) -> None:
+    from plot import plot
 
-        plot(record.rows, path)
+    try:
+        plot(groups, path)
         console.print(f"plot: {path}")
-    except ImportError:
-        console.print("[yellow]no plot:[/] matplotlib is missing; pip install matplotlib")
+    except UsageError as error:
+        console.print(f"[yellow]no plot:[/] {escape(str(error))}")
 
 
 if __name__ == "__main__":

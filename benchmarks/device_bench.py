@@ -28,7 +28,7 @@ MIN_ROOFLINE_BYTES = 1 << 20  # shorter messages are the launch's matter
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one message, in us, by the slowest rank; medians over samples."""
+    """Times of one message in us, by the slowest rank; medians over samples."""
 
     nbytes: int
     algorithm: str
@@ -144,7 +144,7 @@ def replay(comm: pycoll.Communicator, nbytes: int, num_calls: int) -> float:
 
 
 def on_ranks(work: Callable[[pycoll.Communicator], Any], n: int, threads: bool) -> Any:
-    """What rank 0 returns. Threads run in a process of their own, so that this one stays bare."""
+    """Returns rank 0's result. Threads run in a child process: this one uses no device."""
     if not threads:
         return pycoll.run_ranks(work, n, timeout_s=TIMEOUT_S)[0]
     within = lambda _: pycoll.run_ranks(work, n, threads=True, timeout_s=TIMEOUT_S)[0]  # noqa: E731
@@ -155,9 +155,9 @@ def run_case(case: Case, sizes: list[int], ceiling: float | None, until: float) 
     """Rows of one series, and a note of sizes for which the time was not enough.
 
     Args:
-        case: What is measured.
+        case: The series to measure.
         sizes: In bytes, ascending.
-        ceiling: Of copies, in bytes read and written per second; None: not known.
+        ceiling: The rate of copies, in bytes read and written per second; None: not known.
         until: time.monotonic() after which no size is begun.
     """
 
@@ -179,7 +179,7 @@ def run_case(case: Case, sizes: list[int], ceiling: float | None, until: float) 
 
 
 def roofline_share(n: int, row: Figures, ceiling: float | None) -> float | None:
-    """Of the rate of copies, what all ranks on one device moved together; None for short ones."""
+    """The share of the rate of copies that all ranks on one device reach; None for short ones."""
     name, _, protocol = row.algorithm.partition("/")
     if ceiling is None or row.nbytes < MIN_ROOFLINE_BYTES or protocol not in ("simple", "direct"):
         return None

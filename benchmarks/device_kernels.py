@@ -47,7 +47,7 @@ def check_all_reduce(comm: pycoll.Communicator, dtype: str) -> int:
 
 
 def check_moves(comm: pycoll.Communicator) -> int:
-    """all_gather and all_to_all: bytes that nobody adds."""
+    """all_gather and all_to_all, which only move bytes."""
     n = comm.size
     for count in COUNTS:
         x = DeviceArray.of(np.full(count, comm.rank, np.int32))

@@ -18,10 +18,10 @@ from typing import Any
 import device_bench
 import device_peers
 from device_bench import Case
-from record import machine
 
 import pycoll
 from pycoll import _core
+from pycoll.bench.record import machine
 
 SIZES = [8 * 4**k for k in range(13)] + [1 << 28]
 TINY_SIZES = [8, 4096, 100_000]
@@ -29,7 +29,7 @@ REPLAY_SIZES = [8, 8192, 65536]
 
 
 class Table:
-    """What has been measured, on disk after every series."""
+    """The record of all series, on disk after each."""
 
     def __init__(self, path: Path, facts: dict[str, Any], until: float) -> None:
         self.path = path

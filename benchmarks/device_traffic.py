@@ -39,8 +39,8 @@ def traffic(collective: str, algorithm: str, n: int, direct: bool = False) -> Tr
         collective: Its name.
         algorithm: A name without its protocol.
         n: Number of ranks.
-        direct: Of the form without slots: steps that only send start values, or only store what
-            came, are not there, and a combining step reads the inputs and writes the outputs.
+        direct: Whether the form without slots is counted: it has no steps that only send start
+            values or only store a message; a combining step reads inputs and writes outputs.
 
     Returns:
         The traffic, in messages.
@@ -66,7 +66,7 @@ def traffic(collective: str, algorithm: str, n: int, direct: bool = False) -> Tr
 
 
 def table() -> str:
-    """Of all_reduce, for few ranks, in Markdown."""
+    """The table of all_reduce for few ranks, in Markdown."""
     heads = ["algorithm", *(f"memory, n={n}" for n in SIZES), *(f"link, n={n}" for n in SIZES)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, direct in ROWS:

@@ -1,9 +1,9 @@
-// What no collective between two cores can beat, measured: how long one cache line takes from core
-// to core, and how long both cores together take to read and write the bytes that must be.
+// The floor of collectives between two cores, measured: the time of one cache line from core to
+// core, and the time in which both cores together read and write the bytes that must be.
 //
 // Two threads, each pinned to its core, run the innermost loop of a collective at the same time:
 // read one or two sources, write the sum to one or two destinations, all in memory that both reach.
-// That is an all_reduce (2 sources, 2 destinations) or a broadcast (1 and 1) without everything
+// This is an all_reduce (2 sources, 2 destinations) or a broadcast (1 and 1) without everything
 // that a library adds. Usage: floor CORE CORE; prints JSON.
 #include <pthread.h>
 #include <sched.h>

@@ -34,7 +34,7 @@ LOOPS = {
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What two cores of this machine can do.
+    """The speed of two cores of this machine.
 
     Attributes:
         flight_us: One-way time of a cache line from core to core.

@@ -50,7 +50,7 @@ def gpus() -> list[dict[str, str]]:
 
 
 def missing(parts: list[str], device: str) -> list[str]:
-    """What these parts need and this machine does not have."""
+    """The needs of these parts that this machine lacks."""
     modules = {module for part in parts for module in MODULES[part]}
     if device == "cuda" and "bench" in parts:
         modules.add("torch")  # the copies that the ceiling is measured with
@@ -66,7 +66,7 @@ def missing(parts: list[str], device: str) -> list[str]:
 
 
 def environment(options: argparse.Namespace) -> dict[str, str]:
-    """Of the programs that use a device. Ranks of one process each have a hardware queue."""
+    """The environment of programs that use a device: a hardware queue for each rank."""
     env = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     if options.device == "threads":
         path = os.environ.get("PYCOLL_DEVICE_LIBRARY")
@@ -118,7 +118,7 @@ def build_backend() -> bool:
 
 
 def sanitize(options: argparse.Namespace, until: float) -> dict[str, str]:
-    """What each of compute-sanitizer's tools says of the main kernels, or why it was not asked."""
+    """The verdict of each tool of compute-sanitizer on the main kernels, or why it was skipped."""
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     program = [sys.executable, str(ROOT / "benchmarks" / "device_kernels.py"), "2"]
     results = {}
@@ -200,7 +200,7 @@ def save(path: Path, data: dict[str, Any]) -> None:
 
 
 def launches(options: argparse.Namespace) -> bool:
-    """What a launch costs, and a program that is data: launch_bench. Saved for the record."""
+    """Runs launch_bench, which measures the cost of a launch. Saved for the record."""
     program = options.build_folder / "launch_bench"
     if options.device != "cuda" or not program.is_file():
         print("gpu-check: launch_bench: skipped: it was not built, for want of a GPU", flush=True)

@@ -13,10 +13,13 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from peers import Library, PeerError
+
+from pycoll.bench.case import Case
 
 START_TIMEOUT_S = 120.0
 TURN_TIMEOUT_S = 120.0
@@ -127,14 +130,14 @@ class Job:
             raise self._error(f"a rank is gone ({error})") from error
         return [self._receive(stream) for stream in self._streams]
 
-    def prepare(self, collective: str, dtype: str, nbytes: int) -> None:
+    def prepare(self, case: Case) -> None:
         """Makes every rank's buffers for a message.
 
         Raises:
             UnsupportedError: The library cannot do that.
             PeerError: A rank is gone.
         """
-        for answer in self._ask(do="prepare", collective=collective, dtype=dtype, nbytes=nbytes):
+        for answer in self._ask(do="prepare", case=asdict(case)):
             if "unsupported" in answer:
                 raise UnsupportedError(answer["unsupported"])
 
@@ -148,11 +151,10 @@ class Job:
             if answer["wrong"]:
                 raise self._error(f"wrong result: {answer['wrong']}")
 
-    def measure(self, warmup: int, samples: int, block: int) -> list[float]:
-        """Times samples blocks of calls; returns us per call of the slowest rank, per block."""
-        answers = self._ask(do="time", warmup=warmup, samples=samples, block=block)
-        by_block = zip(*(answer["block_ns"] for answer in answers), strict=True)
-        return [max(ranks_ns) / block / 1e3 for ranks_ns in by_block]
+    def time_blocks(self, warmup: int, num_calls: int, num_blocks: int) -> list[float]:
+        """Times blocks of calls; returns the seconds of each by the slowest rank."""
+        answers = self._ask(do="time", warmup=warmup, num_calls=num_calls, num_blocks=num_blocks)
+        return [max(ranks_s) for ranks_s in zip(*(a["times_s"] for a in answers), strict=True)]
 
     def stop(self) -> None:
         """Ends all processes: first by closing the connections, then by signals."""

@@ -1,4 +1,4 @@
-// What a launch costs on a GPU: an empty kernel, one with 2 KiB of arguments, and short all_reduces
+// The cost of a launch on a GPU: an empty kernel, one with 2 KiB of arguments, and short all_reduces
 // of ranks that are blocks of one cooperative launch, once interpreted and once with the program as
 // a constant. `launch_bench [--json FILE]`; status 2: there is no GPU.
 //

@@ -29,14 +29,14 @@ class Library:
     Attributes:
         name: Key on the command line and in the JSON.
         adapter: Class of worker.py that calls it.
-        packages: What pip installs into its environment; empty for pycoll, which is already here.
-        version_marker: What its version string must start with, or it is not the right library.
+        packages: Packages for pip to install; empty for pycoll, which is already here.
+        version_marker: The required start of its version string.
         launcher: The command of its bin folder that starts n ranks; None for plain processes.
         environment: Settings by environment variable, for n ranks.
         pin: Whether each rank pins itself; False where the launcher does it, or it is slower.
         build: Python code that is run once after pip, to compile what is compiled at first use.
-        litter: What it leaves behind if it dies while starting, as a pattern of paths in which
-            its own variables may stand.
+        litter: Files that it leaves behind if it dies while starting, as a pattern of paths in
+            which its own variables may stand.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Library:
     litter: str = ""
 
     def prefix(self, bench_dir: Path) -> Path:
-        """Where its environment is."""
+        """The folder of its environment."""
         return bench_dir / self.name if self.packages else Path(sys.prefix)
 
     def commands(self, n: int, bench_dir: Path, address: str) -> list[tuple[list[str], dict]]:
@@ -76,7 +76,7 @@ class Library:
         return {"PATH": path, "TORCH_EXTENSIONS_DIR": str(prefix / "extensions")}
 
     def settings(self, n: int) -> dict[str, object]:
-        """What was set for n ranks, for the record."""
+        """The settings for n ranks, for the record."""
         launcher = " ".join(self.launcher(n)) if self.launcher else "one process per rank"
         return {
             "launcher": launcher,
@@ -86,7 +86,7 @@ class Library:
 
 
 def free_port() -> str:
-    """A TCP port of this host that nobody listens on."""
+    """A free TCP port of this host."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return str(server.getsockname()[1])
 

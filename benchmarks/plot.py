@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from record import Case, Record, Rows
-from report import TITLES, shown_libraries, size_name
+from report import TITLES, Group, Lines, grouped, ordered, shown_libraries, us
+
+from pycoll.bench.plot import format_panel
+from pycoll.bench.record import Record
+from pycoll.draw.style import image_format, matplotlib_module, render
 
 COLUMNS = 3
-# Ours are black; the peers' colours differ also for those who see no red or green.
+# Ours are black; the peers' colours also differ without red and green.
 STYLES: dict[str, dict[str, Any]] = {
     "pycoll": {"color": "black", "linewidth": 2.4, "marker": "o", "zorder": 4},
     "pycoll_new": {"color": "black", "linewidth": 2, "marker": "s", "ls": ":", "zorder": 4},
@@ -25,69 +28,49 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def ordered(cases: dict[Case, Rows]) -> list[Case]:
-    """all_reduce first, f32 before bf16, few ranks before many: as they come in the record."""
-    return sorted(cases, key=lambda case: (case.collective != "all_reduce", case.dtype != "f32"))
-
-
-def draw_case(panel: Any, case: Case, rows: Rows) -> None:
+def draw_case(panel: Any, group: Group, lines: Lines) -> None:
     """Median times as lines, the floor dashed."""
-    sizes = sorted(rows)
-    for name in shown_libraries(rows):
-        timings = [(b, rows[b].timings[name]) for b in sizes if name in rows[b].timings]
+    sizes = sorted(lines)
+    for name in shown_libraries(lines):
+        timings = [(b, lines[b].timings[name]) for b in sizes if name in lines[b].timings]
         style = {"linewidth": 1.3, "zorder": 3, "label": TITLES[name]} | STYLES[name]
-        medians = [timing.median_us for _, timing in timings]
+        medians = [us(timing) for _, timing in timings]
         panel.plot([nbytes for nbytes, _ in timings], medians, markersize=4, **style)
-    floors = [(b, rows[b].floor_us) for b in sizes if rows[b].floor_us]
+    floors = [(b, lines[b].floor_us) for b in sizes if lines[b].floor_us]
     if floors:
         panel.plot(*zip(*floors, strict=True), label="floor", color="grey", ls="--", zorder=2)
-    panel.set_xscale("log", base=2)
+    format_panel(panel)
     panel.set_yscale("log")
-    panel.set_title(f"{case.collective}, {case.dtype}, {case.n} ranks")
-    panel.set_xticks([4**k for k in range(1, 15) if k % 2 == 1 and 4**k <= max(sizes) * 2])
-    panel.xaxis.set_major_formatter(lambda nbytes, _: size_name(int(nbytes)))
-    panel.tick_params(axis="x", labelrotation=35)
-    panel.grid(alpha=0.3)
+    panel.set_title(str(group))
 
 
-def plot(cases: dict[Case, Rows], path: Path) -> None:
+def plot(cases: dict[Group, Lines], path: Path) -> None:
     """Draws all cases; the format follows the file name.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        UsageError: matplotlib is not installed, or another ending than .svg or .png.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "pycoll"  # The same picture is the same file.
-    from matplotlib import pyplot
+    picture_format = image_format(path, None, ("svg", "png"))
+    matplotlib_module()
+    from matplotlib.figure import Figure
 
     columns = min(COLUMNS, len(cases))
-    lines = -(-len(cases) // columns)
-    figure, panels = pyplot.subplots(
-        lines, columns, figsize=(5.2 * columns, 4.2 * lines + 0.6), squeeze=False
-    )
-    for panel, case in zip(panels.flat, ordered(cases), strict=False):
-        draw_case(panel, case, cases[case])
+    num_rows = -(-len(cases) // columns)
+    figure = Figure(figsize=(5.2 * columns, 4.2 * num_rows + 0.6), layout="constrained")
+    panels = figure.subplots(num_rows, columns, squeeze=False)
+    labels: dict[str, Any] = {}
+    for panel, group in zip(panels.flat, ordered(cases), strict=False):
+        draw_case(panel, group, cases[group])
+        handles, names = panel.get_legend_handles_labels()
+        labels |= dict(zip(names, handles, strict=True))
     for row in panels:
         row[0].set_ylabel("median us of the slowest rank")
-    spare = panels.flat[len(cases) :]
-    for panel in spare:
+    for panel in panels.flat[len(cases) :]:
         panel.set_axis_off()
-    labels: dict[str, Any] = {}
-    for panel in panels.flat:
-        labels |= {
-            label: line for line, label in zip(*panel.get_legend_handles_labels(), strict=True)
-        }
     order = [name for name in (*TITLES.values(), "floor") if name in labels]
-    handles = [labels[name] for name in order]
-    if len(spare):
-        spare[0].legend(handles, order, loc="center", fontsize=12, frameon=False)
-    else:
-        panels.flat[0].legend(handles, order, loc="upper left", fontsize=9)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
-    pyplot.close(figure)
+    lines = [labels[name] for name in order]
+    figure.legend(lines, order, loc="outside lower center", ncols=len(order), frameon=False)
+    path.write_bytes(render(figure, picture_format))
 
 
 def main(
@@ -95,7 +78,7 @@ def main(
     out: Annotated[Path, typer.Option("--out", "-o", help=".svg or .png")],
 ) -> None:
     """Draws the picture of a record."""
-    plot(Record.load(record).rows, out)
+    plot(grouped(Record.load(record)), out)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a comparison says: names, ratios, verdicts, and the tables of the terminal."""
+"""The result of a comparison: names, ratios, verdicts and tables."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from record import Case, Row, Rows, Timing
-from rich.table import Table
+from floor import Floor
 
-KIB, MIB = 1 << 10, 1 << 20
+from pycoll.bench.case import Case
+from pycoll.bench.record import Record
+from pycoll.bench.timing import Timing
+from pycoll.cli.units import format_nbytes
+
+MIB = 1 << 20
 
 # In the order of the columns. The first two are this library, the rest its peers.
 TITLES = {
@@ -28,14 +32,6 @@ MPIS = ("openmpi", "mpich", "impi")
 MOVERS = ("reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
 
-def size_name(nbytes: int) -> str:
-    """4, 1024, 65536 as 4 B, 1 KiB, 64 KiB."""
-    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.4g} {name}"
-    return f"{nbytes} B"
-
-
 def time_name(us: float) -> str:
     """A time in us, to three digits."""
     return f"{us:.3g}" if us < 100 else f"{us:,.0f}"
@@ -45,30 +41,70 @@ def ratio_name(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Group:
+    """The messages that one table shows, which differ in their size."""
+
+    collective: str
+    dtype: str
+    n: int
+
+    @staticmethod
+    def of(case: Case) -> Group:
+        return Group(case.collective, case.dtype, case.num_ranks)
+
+    def __str__(self) -> str:
+        return f"{self.collective}, {self.dtype}, {self.n} ranks"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One size of a table: the floor, if it was measured, and every library's timing."""
+
+    floor_us: float | None
+    timings: dict[str, Timing]
+
+
+Lines = dict[int, Line]  # by size of the message, bytes
+
+
+def grouped(record: Record) -> dict[Group, Lines]:
+    """The tables of a record."""
+    stored = record.facts.get("floor")
+    floor = Floor.of_record(stored) if stored else None
+    groups: dict[Group, Lines] = {}
+    for rows in record.messages():
+        case = rows[0].case
+        floor_us = floor.us(case.collective, case.num_ranks, case.nbytes) if floor else None
+        timings = {row.case.library: row.timing for row in rows}
+        groups.setdefault(Group.of(case), {})[case.nbytes] = Line(floor_us, timings)
+    return groups
+
+
+def us(timing: Timing) -> float:
+    """Its median in us, without the digits that are noise of the conversion."""
+    return round(timing.median_s * 1e6, 8)
+
+
 def best_peer(timings: dict[str, Timing], peers: Iterable[str] = PEERS) -> str | None:
     """The fastest of the peers at one size."""
-    medians = {name: timings[name].median_us for name in peers if name in timings}
+    medians = {name: timings[name].median_s for name in peers if name in timings}
     return min(medians, key=medians.__getitem__) if medians else None
 
 
-def ratio(row: Row, ours: str, peers: Iterable[str] = PEERS) -> float | None:
+def ratio(line: Line, ours: str, peers: Iterable[str] = PEERS) -> float | None:
     """How many times our time the fastest peer takes; above 1, we are faster."""
-    best = best_peer(row.timings, peers)
-    if best is None or ours not in row.timings:
+    best = best_peer(line.timings, peers)
+    if best is None or ours not in line.timings:
         return None
-    return row.timings[best].median_us / row.timings[ours].median_us
+    return line.timings[best].median_s / line.timings[ours].median_s
 
 
-def of_floor(row: Row, ours: str) -> float | None:
+def of_floor(line: Line, ours: str) -> float | None:
     """Our speed as a share of what the machine can do."""
-    if row.floor_us is None or ours not in row.timings:
+    if line.floor_us is None or ours not in line.timings:
         return None
-    return row.floor_us / row.timings[ours].median_us
-
-
-def geometric_mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.geometric_mean(known) if known else None
+    return line.floor_us / us(line.timings[ours])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +114,13 @@ class Summary:
     ratios: dict[int, float]
 
     @staticmethod
-    def of(rows: Rows, ours: str, peers: Iterable[str] = PEERS) -> Summary:
-        found = {nbytes: ratio(row, ours, peers) for nbytes, row in sorted(rows.items())}
+    def of(lines: Lines, ours: str, peers: Iterable[str] = PEERS) -> Summary:
+        found = {nbytes: ratio(line, ours, peers) for nbytes, line in sorted(lines.items())}
         return Summary({nbytes: value for nbytes, value in found.items() if value is not None})
 
     @property
     def mean(self) -> float | None:
-        return geometric_mean(self.ratios.values())
+        return statistics.geometric_mean(self.ratios.values()) if self.ratios else None
 
     @property
     def worst_nbytes(self) -> int:
@@ -95,7 +131,7 @@ class Summary:
         worst = self.worst_nbytes
         return (
             f"geometric mean {ratio_name(self.mean)}, "
-            f"lowest {ratio_name(self.ratios[worst])} at {size_name(worst)}"
+            f"lowest {ratio_name(self.ratios[worst])} at {format_nbytes(worst)}"
         )
 
 
@@ -105,7 +141,7 @@ class Goal:
 
     Attributes:
         what: In words.
-        collectives, ranks, dtypes: Where it holds.
+        collectives, ranks, dtypes: The tables that it is for.
         least: The ratio, at every size from `from_nbytes` to `to_nbytes`; or their mean.
         peers: Against whom; empty: the floor.
         mean: Whether `least` is for the geometric mean.
@@ -122,11 +158,11 @@ class Goal:
     mean: bool = False
     sizes: tuple[int, ...] = ()  # only these
 
-    def holds_for(self, case: Case) -> bool:
+    def holds_for(self, group: Group) -> bool:
         return (
-            case.collective in self.collectives
-            and case.dtype in self.dtypes
-            and case.n in self.ranks
+            group.collective in self.collectives
+            and group.dtype in self.dtypes
+            and group.n in self.ranks
         )
 
 
@@ -141,22 +177,22 @@ GOALS = (
 )
 
 
-def verdicts(cases: dict[Case, Rows]) -> list[dict[str, Any]]:
-    """Each goal in each case, for each of our series: met or not, and where it is nearest to it."""
+def verdicts(groups: dict[Group, Lines]) -> list[dict[str, Any]]:
+    """Each goal in each table, for each of our series: met or not, and the size nearest to it."""
     return [
         entry
-        for case, rows in sorted(cases.items())
+        for group, lines in sorted(groups.items())
         for goal in GOALS
-        if goal.holds_for(case)
+        if goal.holds_for(group)
         for ours in OURS
-        for entry in judged(goal, case, rows, ours)
+        for entry in judged(goal, group, lines, ours)
     ]
 
 
-def judged(goal: Goal, case: Case, rows: Rows, ours: str) -> Iterator[dict[str, Any]]:
+def judged(goal: Goal, group: Group, lines: Lines, ours: str) -> Iterator[dict[str, Any]]:
     ratios = {}
-    for nbytes, row in sorted(rows.items()):
-        value = ratio(row, ours, goal.peers) if goal.peers else of_floor(row, ours)
+    for nbytes, line in sorted(lines.items()):
+        value = ratio(line, ours, goal.peers) if goal.peers else of_floor(line, ours)
         wanted = goal.from_nbytes <= nbytes <= goal.to_nbytes
         if value is not None and wanted and (not goal.sizes or nbytes in goal.sizes):
             ratios[nbytes] = value
@@ -164,7 +200,7 @@ def judged(goal: Goal, case: Case, rows: Rows, ours: str) -> Iterator[dict[str, 
         return
     summary = Summary(ratios)
     worst = summary.worst_nbytes
-    entry: dict[str, Any] = {"case": str(case), "series": ours, "goal": goal.what}
+    entry: dict[str, Any] = {"case": str(group), "series": ours, "goal": goal.what}
     entry["least"] = goal.least
     entry |= {"mean": summary.mean, "worst": ratios[worst], "worst_nbytes": worst}
     entry["missed_at"] = [nbytes for nbytes, value in ratios.items() if value < goal.least]
@@ -176,44 +212,45 @@ def judged(goal: Goal, case: Case, rows: Rows, ours: str) -> Iterator[dict[str, 
 def verdict_line(entry: dict[str, Any]) -> str:
     """One verdict as a line of rich markup."""
     mark = "[green]met   [/]" if entry["met"] else "[red]missed[/]"
-    found = f"lowest {ratio_name(entry['worst'])} at {size_name(entry['worst_nbytes'])}"
+    found = f"lowest {ratio_name(entry['worst'])} at {format_nbytes(entry['worst_nbytes'])}"
     if entry["of_mean"]:
         found = f"{ratio_name(entry['mean'])}; {found}"
     elif entry["missed_at"]:
-        found += f"; missed at {', '.join(map(size_name, entry['missed_at']))}"
-    collective, dtype, n = entry["case"].split()
-    what = f"{collective} {dtype}, {n} ranks, {TITLES[entry['series']]}"
+        found += f"; missed at {', '.join(map(format_nbytes, entry['missed_at']))}"
+    what = f"{entry['case']}, {TITLES[entry['series']]}"
     return f"{mark}  {what}: {entry['goal']} >= {entry['least']:g} ({found})"
 
 
-def shown_libraries(rows: Rows) -> list[str]:
-    """Those that took part in a case, in the order of the columns."""
-    return [name for name in TITLES if any(name in row.timings for row in rows.values())]
+def shown_libraries(lines: Lines) -> list[str]:
+    """The libraries that took part in a table, in the order of the columns."""
+    return [name for name in TITLES if any(name in line.timings for line in lines.values())]
 
 
-def table(case: Case, rows: Rows) -> Table:
-    """One line per size: medians in us, ratios, share of the floor."""
-    shown = shown_libraries(rows)
+def ordered(groups: Iterable[Group]) -> list[Group]:
+    """all_reduce first, f32 before bf16, few ranks before many: as they come in the record."""
+    return sorted(
+        groups, key=lambda group: (group.collective != "all_reduce", group.dtype != "f32")
+    )
+
+
+def markdown(group: Group, lines: Lines) -> str:
+    """Median us of the slowest rank by size, our ratios and shares of the floor; in Markdown."""
+    shown = shown_libraries(lines)
     ours = [name for name in OURS if name in shown]
-    title = f"{case.collective}, {case.dtype}, {case.n} ranks: median us of the slowest rank"
-    result = Table(title=title)
-    headings = ["size", *(TITLES[name] for name in shown), "best peer"]
-    headings += [f"best / {TITLES[name]}" for name in ours]
-    headings += ["floor", *(f"floor / {TITLES[name]}" for name in ours)]
-    for heading in headings:
-        result.add_column(heading, justify="right", overflow="fold")
-    for nbytes, row in sorted(rows.items()):
-        times = [time_name(row.timings[k].median_us) if k in row.timings else "-" for k in shown]
-        result.add_row(
-            size_name(nbytes),
-            *times,
-            TITLES.get(best_peer(row.timings) or "", "-"),
-            *(ratio_name(ratio(row, name)) for name in ours),
-            time_name(row.floor_us) if row.floor_us else "-",
-            *(ratio_name(of_floor(row, name)) for name in ours),
-        )
-    result.add_section()
-    means = [ratio_name(Summary.of(rows, name).mean) for name in ours]
-    shares = [ratio_name(geometric_mean(of_floor(r, k) for r in rows.values())) for k in ours]
-    result.add_row("geometric mean", *[""] * (len(shown) + 1), *means, "", *shares)
-    return result
+    head = [f"{group.n} ranks", *(TITLES[name] for name in shown)]
+    head += [f"{what} / {TITLES[name]}" for what in ("best", "floor") for name in ours]
+    out = ["| " + " | ".join(head) + " |", "|" + "---:|" * len(head)]
+    for nbytes, line in sorted(lines.items()):
+        cells = [format_nbytes(nbytes)]
+        cells += [time_name(us(line.timings[k])) if k in line.timings else "-" for k in shown]
+        cells += [ratio_name(ratio(line, name)) for name in ours]
+        cells += [ratio_name(of_floor(line, name)) for name in ours]
+        out.append("| " + " | ".join(cells) + " |")
+    for name in OURS:
+        summary = Summary.of(lines, name)
+        if summary.ratios:
+            out += ["", f"Best peer / {TITLES[name]}: {summary.line()}."]
+        of_mpi = Summary.of(lines, name, MPIS)
+        if group.collective in MOVERS and of_mpi.ratios != summary.ratios and of_mpi.ratios:
+            out += ["", f"Best MPI / {TITLES[name]}: {of_mpi.line()}."]
+    return "\n".join(out)

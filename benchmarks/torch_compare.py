@@ -1,92 +1,62 @@
 """Compares the torch backend with gloo: dist.all_reduce by size, and a DDP step; one run.
 
-Both backends are groups of the same ranks. In each round every size is measured with both, in turn,
-so that a slow spell of the machine falls on both alike. A time is that of the slowest rank, the
-median over rounds. `comm` is the core without torch, whose distance is what the torch layer costs.
-`pycoll` reduces one tensor again and again, as training does; `pycoll once` is what it takes while
-a tensor was not seen often enough for its memory to be moved to where the peers reach it.
+Both backends are groups of the same ranks. In each round both have a turn of one block of calls, so
+that a slow spell of the machine falls on both. A time is that of the slowest rank, the median over
+rounds. `comm` is the core without torch: the difference is the cost of the torch layer. `pycoll`
+reduces one tensor repeatedly, as training does; in `pycoll once` tensors are never registered.
 """
 
 from __future__ import annotations
 
 import copy
-import json
-import statistics
-import sys
 import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
 import typer
-from record import machine
 
 import pycoll
 import pycoll.torch
+from pycoll.bench.case import Case
+from pycoll.bench.measure import agree
+from pycoll.bench.record import Record, Row, by_library, machine
+from pycoll.bench.timing import Effort, Timing, measure_here
 
-WARM_UPS = 9  # rounds; more than uses after which a tensor's memory is moved
+LIMIT_S = 4.0  # for all blocks of one call
+
 SIZES = [4, 64, 1 << 10, 16 << 10, 64 << 10, 1 << 20, 64 << 20]
 
 
-def timed(call: Callable[[], Any], num_calls: int, fence: Callable[[], Any]) -> float:
-    """Microseconds of one call, on this rank."""
-    fence()
-    began = time.perf_counter()
-    for _ in range(num_calls):
-        call()
-    return (time.perf_counter() - began) / num_calls * 1e6
+def measure_calls(
+    comm: pycoll.Communicator, calls: dict[str, Callable[[], Any]], rounds: int
+) -> dict[str, Timing]:
+    """Times calls in turn, round after round. Collective."""
+    effort = Effort(rounds, rounds=rounds, limit_s=LIMIT_S)
+    return measure_here(calls, comm.barrier, lambda value: agree(comm, value), effort)
 
 
-def slowest(comm: pycoll.Communicator, value: float) -> float:
-    return float(comm.all_reduce(torch.tensor([value], dtype=torch.float64), "max")[0])
-
-
-def measure_sizes(
-    comm: pycoll.Communicator, groups: dict[str, Any], sizes: list[int], rounds: int
-) -> list[dict[str, Any]]:
-    samples: dict[tuple[int, str], list[float]] = {}
+def measure_size(
+    comm: pycoll.Communicator, groups: dict[str, Any], nbytes: int, rounds: int
+) -> list[Row]:
     cpu = torch.device("cpu")
     backend = groups["pycoll"]._get_backend(cpu)
-    tensors = {
-        nbytes: (
-            torch.zeros(nbytes // 4),
-            torch.zeros(nbytes // 4),
-            backend.allocate_tensor(nbytes // 4, dtype=torch.float32, device=cpu).zero_(),
-        )
-        for nbytes in sizes
+    x, new = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4)
+    own = backend.allocate_tensor(nbytes // 4, dtype=torch.float32, device=cpu).zero_()
+    calls = {
+        "comm": lambda: comm.all_reduce(new),
+        "pycoll": lambda: dist.all_reduce(x, group=groups["pycoll"]),
+        "pycoll once": lambda: dist.all_reduce(new, group=groups["pycoll once"]),
+        "gloo": lambda: dist.all_reduce(new, group=groups["gloo"]),
+        "pycoll async": lambda: dist.all_reduce(x, group=groups["pycoll"], async_op=True).wait(),
+        "allocate_tensor": lambda: dist.all_reduce(own, group=groups["pycoll"]),
     }
-    for round_idx in range(rounds + WARM_UPS):
-        for nbytes in sizes:
-            x, new, own = tensors[nbytes]
-            calls = {
-                "comm": lambda new=new: comm.all_reduce(new),
-                "pycoll": lambda x=x: dist.all_reduce(x, group=groups["pycoll"]),
-                "pycoll once": lambda new=new: dist.all_reduce(new, group=groups["pycoll once"]),
-                "gloo": lambda new=new: dist.all_reduce(new, group=groups["gloo"]),
-                "pycoll async": lambda x=x: dist.all_reduce(
-                    x, group=groups["pycoll"], async_op=True
-                ).wait(),
-                "allocate_tensor": lambda own=own: dist.all_reduce(own, group=groups["pycoll"]),
-            }
-            for name, call in calls.items():
-                at_least = 8 if nbytes <= 1 << 20 else 1
-                num_calls = (20 if name == "gloo" else 200) * 4096 // max(nbytes, 4096)
-                num_calls = max(at_least, num_calls)
-                sample = slowest(comm, timed(call, num_calls, comm.barrier))
-                if round_idx >= WARM_UPS:
-                    samples.setdefault((nbytes, name), []).append(sample)
-    rows = []
-    for nbytes in sizes:
-        medians = {
-            name: statistics.median(times)
-            for (size, name), times in samples.items()
-            if size == nbytes
-        }
-        rows.append({"nbytes": nbytes, "time_us": medians})
-    return rows
+    timings = measure_calls(comm, calls, rounds)
+    case = Case.of_size("all_reduce", "f32", comm.size, nbytes)
+    return [Row(case.of_library(name), timing) for name, timing in timings.items()]
 
 
 def check(groups: dict[str, Any], rank: int, n: int) -> None:
@@ -116,18 +86,15 @@ def measure_ddp(comm: pycoll.Communicator, groups: dict[str, Any], rounds: int) 
         model.zero_grad()
         model(x).sum().backward()
 
-    samples: dict[str, list[float]] = {name: [] for name in models}
-    for round_idx in range(rounds + 2):
-        for name, model in models.items():
-            sample = slowest(comm, timed(lambda model=model: step(model), 1, comm.barrier))
-            if round_idx > 1:
-                samples[name].append(sample / 1e3)
-    return {name: statistics.median(times) for name, times in samples.items()}
+    calls = {name: partial(step, model) for name, model in models.items()}
+    timings = measure_calls(comm, calls, rounds)
+    return {name: timing.median_s * 1e3 for name, timing in timings.items()}
 
 
 def work(
     comm: pycoll.Communicator, path: str, sizes: list[int], rounds: int, ddp: bool
-) -> dict[str, Any]:
+) -> tuple[list[Row], dict[str, float]]:
+    """Every size and a step of DDP, on each rank. Collective."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", store=dist.FileStore(path, comm.size), rank=comm.rank, world_size=comm.size
@@ -139,28 +106,27 @@ def work(
         "pycoll once": dist.new_group(backend="pycoll", pg_options=never),
     }
     check(groups, comm.rank, comm.size)
-    result: dict[str, Any] = {"num_ranks": comm.size}
-    result["all_reduce"] = measure_sizes(comm, groups, sizes, rounds)
+    rows = [row for size in sizes for row in measure_size(comm, groups, size, rounds)]
+    step_ms = {}
     if ddp:
         both = {name: groups[name] for name in ("gloo", "pycoll")}
-        result["ddp_step_ms"] = measure_ddp(comm, both, rounds)
+        step_ms = measure_ddp(comm, both, rounds)
     dist.destroy_process_group()
-    return result
+    return rows, step_ms
 
 
-def show(result: dict[str, Any]) -> None:
-    print(f"\n{result['num_ranks']} ranks, microseconds")
-    names = list(result["all_reduce"][0]["time_us"])
+def show(messages: list[list[Row]], step_ms: dict[str, float]) -> None:
+    print(f"\n{messages[0][0].case.num_ranks} ranks, microseconds")
+    names = [row.case.library for row in messages[0]]
     print("bytes".rjust(10), *(name.rjust(16) for name in names), "gloo / pycoll".rjust(14))
-    for row in result["all_reduce"]:
-        times = row["time_us"]
-        cells = [f"{times[name]:16.2f}" for name in names]
-        print(f"{row['nbytes']:10d}", *cells, f"{times['gloo'] / times['pycoll']:14.1f}")
-    if step := result.get("ddp_step_ms"):
-        print(
-            f"DDP step: gloo {step['gloo']:.1f} ms, pycoll {step['pycoll']:.1f} ms: "
-            f"{step['gloo'] / step['pycoll']:.2f}x"
-        )
+    for rows in messages:
+        times = by_library(rows)
+        cells = [f"{times[name].median_s * 1e6:16.2f}" for name in names]
+        ratio = times["gloo"].median_s / times["pycoll"].median_s
+        print(f"{rows[0].case.nbytes:10d}", *cells, f"{ratio:14.1f}")
+    if step_ms:
+        gloo, own = step_ms["gloo"], step_ms["pycoll"]
+        print(f"DDP step: gloo {gloo:.1f} ms, pycoll {own:.1f} ms: {gloo / own:.2f}x")
 
 
 def main(
@@ -172,16 +138,18 @@ def main(
 ) -> None:
     """Measures, prints, and writes what was measured."""
     sizes = [size for size in SIZES if size <= max_bytes]
-    results = []
+    facts = {"machine": machine(), "torch": torch.__version__, "ddp_step_ms": {}}
+    record = Record(json_file, facts)
     for n in (int(text) for text in ranks.split(",")):
         with tempfile.TemporaryDirectory() as folder:
-            results.append(
-                pycoll.run_ranks(work, n, f"{folder}/store", sizes, rounds, ddp, timeout_s=120)[0]
-            )
-        show(results[-1])
-    if json_file is not None:
-        facts = {"machine": machine(), "torch": torch.__version__, "python": sys.version.split()[0]}
-        json_file.write_text(json.dumps({**facts, "results": results}, indent=1) + "\n")
+            arguments = (f"{folder}/store", sizes, rounds, ddp)
+            rows, step_ms = pycoll.run_ranks(work, n, *arguments, timeout_s=120)[0]
+        if ddp:
+            record.facts["ddp_step_ms"][str(n)] = step_ms
+        record.add(*rows)
+        show([m for m in record.messages() if m[0].case.num_ranks == n], step_ms)
+    record.facts["complete"] = True
+    record.save()
 
 
 if __name__ == "__main__":

@@ -7,18 +7,23 @@ control connection: an idle library costs nothing.
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 import os
 import socket
 import sys
-import time
+import types
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parent))  # `python -I` leaves it out.
-from adapters import ADAPTERS, Call, Unsupported
-from oracle import Message, encode, wrong_elements
+if importlib.util.find_spec("pycoll") is None:
+    # A peer's environment. pycoll.bench needs NumPy alone, and the package around it is not run.
+    sys.modules["pycoll"] = package = types.ModuleType("pycoll")
+    package.__path__ = [str(Path(__file__).parents[1] / "pycoll")]
+from pycoll.bench.adapters import ADAPTERS, Prepared, Unsupported
+from pycoll.bench.case import Case
+from pycoll.bench.timing import time_block
 
 
 def pin(rank: int) -> None:
@@ -27,55 +32,50 @@ def pin(rank: int) -> None:
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
-def time_blocks(call: Call, warmup: int, samples: int, block: int) -> list[int]:
-    """Runs warmup calls, then times samples blocks of block calls each; returns ns per block."""
-    clock = time.perf_counter_ns
-    block_ns = []
-    for _ in range(warmup):
-        call()
-    for _ in range(samples):
-        start_ns = clock()
-        for _ in repeat(None, block):
-            call()
-        block_ns.append(clock() - start_ns)
-    return block_ns
-
-
 class Rank:
     """A rank and the message that it is prepared for."""
 
     def __init__(self, library: Any) -> None:
         self.library = library
-        self.message: Message | None = None
-        self.prepared: Any = None
+        self.case: Case | None = None
+        self.prepared: Prepared | None = None
 
-    def prepare(self, collective: str, dtype: str, nbytes: int) -> None:
+    def prepare(self, case: Case) -> None:
         """Makes the buffers; those of the last message are freed first."""
-        self.message = self.prepared = None
-        message = Message(collective, dtype, self.library.size, nbytes)
-        self.prepared = self.library.prepare(message)
-        self.message = message
+        self.case = self.prepared = None
+        self.prepared = self.library.prepare(case)
+        self.case = case
 
     def check(self) -> str | None:
-        """Compares one call with the exact result; returns what is wrong, or None."""
-        call, given, got = self.prepared
-        given[:] = encode(self.message.values(self.library.rank), self.message.dtype)
-        call()
-        wrong = wrong_elements(got, self.message, self.library.rank)
-        given[:] = 0  # In-place sums of anything else would grow to infinity.
+        """Compares one call with the exact result; returns the error, or None."""
+        assert self.case is not None and self.prepared is not None
+        self.prepared.run(self.case, self.library.rank)
+        wrong = self.case.why_wrong(self.library.rank, self.prepared.got)
+        self.prepared.reset()
         return wrong
+
+    def time_blocks(self, warmup: int, num_calls: int, num_blocks: int) -> list[float]:
+        """Seconds of each block, on this rank."""
+        assert self.prepared is not None
+        for _ in repeat(None, warmup):
+            self.prepared.call()
+        times_s = []
+        for _ in repeat(None, num_blocks):
+            self.library.barrier()
+            times_s.append(time_block(self.prepared.call, num_calls))
+        return times_s
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["do"] == "prepare":
             try:
-                self.prepare(request["collective"], request["dtype"], request["nbytes"])
+                self.prepare(Case(**request["case"]))
             except Unsupported as reason:
                 return {"unsupported": str(reason)}
             return {}
         if request["do"] == "check":
             return {"wrong": self.check()}
-        plan = request["warmup"], request["samples"], request["block"]
-        return {"block_ns": time_blocks(self.prepared[0], *plan)}
+        plan = request["warmup"], request["num_calls"], request["num_blocks"]
+        return {"times_s": self.time_blocks(*plan)}
 
 
 def serve(rank: Rank, stream: Any) -> None:
@@ -103,7 +103,7 @@ def main() -> None:
     stream.write(json.dumps(hello) + "\n")
     stream.flush()
     if "unsupported" in hello:
-        stream.read()  # Until the driver has heard it, and closes.
+        stream.read()  # until the driver has read it, and closes
         return
     gc.disable()
     serve(Rank(library), stream)

@@ -8,6 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+try:
+    import pycoll._core  # noqa: F401
+except ModuleNotFoundError as _error:
+    if _error.name != "pycoll._core":
+        raise
+    from pycoll.missing_core import explanation
+
+    raise ImportError(explanation(), name="pycoll._core") from None
+
 from pycoll import schedule
 from pycoll._core import ANY_SOURCE
 from pycoll.communicator import Communicator, Work, init

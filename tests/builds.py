@@ -69,15 +69,17 @@ def plain() -> Path:
     return folder
 
 
-def sanitized(kind: str, weakened: Path | None = None) -> Path:
+def sanitized(kind: str, dtypes: str = "few", weakened: Path | None = None) -> Path:
     """A build for one of SANITIZERS, configured but not built.
 
-    `weakened`: folders of headers, see tests/cpp/CMakeLists.txt.
+    `dtypes` of the device checks: few or all. `weakened`: folders of headers. See
+    tests/cpp/CMakeLists.txt.
     """
     folder = ROOT / "build" / f"check-{kind}"
     # Files are compiled eight at a time, in half the time.
     options = ["-DPYCOLL_TESTS=ON", f"-DPYCOLL_SANITIZE={SANITIZERS[kind]}"]
-    options += ["-DCMAKE_UNITY_BUILD=ON", f"-DPYCOLL_WEAKENED={weakened or ''}"]
+    options += ["-DCMAKE_UNITY_BUILD=ON", f"-DPYCOLL_CHECK_DTYPES={dtypes}"]
+    options += [f"-DPYCOLL_WEAKENED={weakened or ''}"]
     options += ["-DCMAKE_BUILD_TYPE=None", f"-DCMAKE_CXX_FLAGS={OPTIMISATION[kind]}"]
     configure(folder, *options)
     return folder

@@ -1,7 +1,8 @@
-"""What holds for the whole test run: nothing is left behind."""
+"""Rules of the whole test run: nothing is left behind, and the cost of each folder is printed."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from processes import child_pids
 
-# Of MPI jobs that may run at the same time.
+# Files of MPI jobs that may run at the same time.
 OTHERS = ("sm_segment.", "mpich_shm_", "Intel_MPI_", "psm2_shm.")
 
 
@@ -21,7 +22,7 @@ def shared_memory_files() -> set[str]:
 
 
 def child_processes() -> dict[int, str]:
-    """Running or waiting to be reaped: either way somebody forgot them."""
+    """Children that run or wait to be reaped, with their command lines."""
     children = {}
     for pid in child_pids():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -37,22 +38,33 @@ for number, handler in (
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, handler)
 
-START = time.monotonic()  # about when the run began
-SLOW_MINUTES = os.environ.get("PYCOLL_SLOW_MINUTES")
+TIERS = ("slow", "soak", "timing")
+costs_s: collections.Counter[str] = collections.Counter()  # by folder of tests
+num_tests: collections.Counter[str] = collections.Counter()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A slow test has five minutes where it does not say otherwise: CI's machine is slower."""
+    """Gives the tests of the slower tiers five minutes each, unless they have a timeout."""
     for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+        slower = any(item.get_closest_marker(tier) for tier in TIERS)
+        if slower and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(300))
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Where time is limited, as in CI, no slow test begins after it: it says so."""
-    used_s = time.monotonic() - START
-    if SLOW_MINUTES and item.get_closest_marker("slow") and used_s > 60 * float(SLOW_MINUTES):
-        pytest.skip(f"the {SLOW_MINUTES} minutes for slow tests are over: `make test-slow`")
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    parts = Path(report.nodeid.partition("::")[0]).parts
+    folder = f"{parts[0]}/{parts[1]}" if len(parts) > 2 else "tests/*.py"
+    costs_s[folder] += report.duration
+    num_tests[folder] += report.when == "call"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The seconds of each folder, dearest first: CONTRIBUTING has a budget for each."""
+    if len(costs_s) < 2:
+        return
+    terminalreporter.section("seconds by folder")
+    for folder, cost_s in costs_s.most_common():
+        terminalreporter.line(f"{cost_s:8.1f} s {num_tests[folder]:6d} tests  {folder}")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -69,7 +81,7 @@ def nothing_is_left_at_the_end() -> Iterator[None]:
     """No process, and no file in /dev/shm of ours."""
     files, children = shared_memory_files(), child_processes()
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while child_processes().keys() - children.keys() and time.monotonic() < deadline:
         time.sleep(0.05)
     left = {pid: line for pid, line in child_processes().items() if pid not in children}

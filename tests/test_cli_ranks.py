@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -54,20 +53,15 @@ def test_run_one_thread_per_rank_unless_told_otherwise(script):
     out, err = run("run", "-n", "2", path)
     assert sorted(out.splitlines()) == ["[0] 1", "[1] 1"]
     assert "OMP_NUM_THREADS=1" in err
-    out, err = run("run", "-n", "2", path, OMP_NUM_THREADS="3")
-    assert (sorted(out.splitlines()), err) == (["[0] 3", "[1] 3"], "")
+    out, err = run("run", "-n", "1", path, OMP_NUM_THREADS="3")
+    assert (out, err) == ("[0] 3\n", "")
     out, err = run("run", "-n", "1", path)
     assert (out, err) == ("[0] None\n", "")
 
 
-def test_run_no_prefix_passes_output_on_as_it_is(script):
-    out, _ = run("run", "-n", "1", "--no-prefix", script("print('a\\nb', end='')"))
-    assert out == "a\nb"
-
-
-def test_run_module_runs_it_by_name():
-    out, _ = run("run", "-n", "2", "-m", "calendar", "2024", "2")
-    assert out.count("February 2024") == 2
+def test_run_module_without_prefix_passes_its_output_on_as_it_is():
+    out, _ = run("run", "-n", "1", "--no-prefix", "-m", "calendar", "2024", "2")
+    assert out.startswith("   February 2024\n")
 
 
 def test_run_prefix_marks_every_line_of_both_streams(script):
@@ -81,10 +75,8 @@ def test_run_status_is_that_of_the_first_rank_that_fails(script):
     path = script(
         "import os, sys, time\nif os.environ['RANK'] == '2': sys.exit(7)\ntime.sleep(1000)\n"
     )
-    begin = time.monotonic()
     _, err = run("run", "-n", "3", "--grace", "0.3", path, status=7)
     assert "rank 2 of 3 exited with status 7" in err
-    assert time.monotonic() - begin < 30
 
 
 def test_run_rank_killed_by_a_signal_is_named(script):
@@ -130,21 +122,17 @@ FEW = ("--iterations", "3", "--warmup", "1")
 def test_bench_rows_are_right_and_in_the_order_asked():
     args = ("-n", "2", "-a", "ring,one_shot", "--sizes", "4,100K", *FEW, "--json", "-")
     rows = json.loads(invoke("bench", *args))["rows"]
-    assert [(row["chosen"], row["nbytes"]) for row in rows] == [
-        ("ring", 4),
-        ("one_shot", 4),
-        ("ring", 100 << 10),
-        ("one_shot", 100 << 10),
-    ]
+    expected = [(name, nbytes) for nbytes in (4, 100 << 10) for name in ("ring", "one_shot")]
+    assert [(row["chosen"], row["nbytes"]) for row in rows] == expected
     assert all(row["num_wrong"] == 0 for row in rows)
     assert all(0 < row["min_s"] <= row["median_s"] <= row["p99_s"] for row in rows)
 
 
-@pytest.mark.parametrize("collective", [row.name for row in _core.collectives()])
-def test_bench_every_collective_is_right(collective):
-    text = invoke("bench", collective, "-n", "3", "--threads", "--sizes", "1K", *FEW)
-    (row,) = (line for line in text.splitlines() if "pycoll, auto" in line)
-    assert row.split()[-1] == "0" and "/" in row  # no wrong element; the choice is named
+def test_bench_every_collective_is_right():
+    for collective in (row.name for row in _core.collectives()):
+        text = invoke("bench", collective, "-n", "3", "--threads", "--sizes", "1K", *FEW)
+        (row,) = (line for line in text.splitlines() if "pycoll, auto" in line)
+        assert row.split()[-1] == "0" and "/" in row, text  # no wrong element; a named choice
 
 
 def test_bench_of_mapped_arrays_measures_the_protocol_direct():
@@ -184,17 +172,16 @@ def test_bench_goes_on_from_its_record(tmp_path: Path):
     assert "another measurement" in other
 
 
-@pytest.mark.parametrize("ending", ["svg", "png", "html"])
-def test_bench_plots_what_it_measured(ending, tmp_path: Path):
+def test_bench_plots_what_it_measured(tmp_path: Path):
     pytest.importorskip("matplotlib")
-    path = tmp_path / f"plot.{ending}"
-    invoke("bench", "--threads", "--sizes", "1K,4K", *FEW, "--dtype", "i32", "--plot", str(path))
-    content = path.read_bytes()
-    assert content.startswith({"svg": b"<?xml", "png": b"\x89PNG", "html": b"<!doctype"}[ending])
-    if ending == "html":
-        page = content.decode()
-        assert page.count("<tr>") == 3 and "<svg" in page and "all_reduce (sum), i32" in page
-        assert "http-equiv" not in page and "src=" not in page  # nothing to load
+    args = ("bench", "--threads", "--sizes", "1K,4K", *FEW, "--dtype", "i32", "--plot")
+    for ending, head in {"svg": "<?xml", "png": "\x89PNG", "html": "<!doctype"}.items():
+        path = tmp_path / f"plot.{ending}"
+        invoke(*args, str(path))
+        assert path.read_bytes().startswith(head.encode("latin-1"))
+    page = (tmp_path / "plot.html").read_text()
+    assert page.count("<tr>") == 3 and "<svg" in page and "all_reduce (sum), i32" in page
+    assert "http-equiv" not in page and "src=" not in page  # nothing to load
 
 
 @pytest.mark.torch
@@ -205,15 +192,9 @@ def test_bench_peers_are_measured_beside_pycoll():
     assert [row["library"] for row in rows] == ["pycoll", "gloo"] * 2
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (("all_reduces",), "no collective is called"),
-        (("--op", "plus"), "--op"),
-        (("--sizes", "0"), "range of sizes"),
-        (("--plot", "x.gif"), "gif"),
-        (("--threads", "--peers"), "--threads"),
-    ],
-)
-def test_bench_asked_wrongly_is_status_2(args, message):
-    assert message in invoke("bench", *args, status=2)
+def test_bench_asked_wrongly_is_status_2():
+    assert "no collective is called" in invoke("bench", "all_reduces", status=2)
+    assert "--op" in invoke("bench", "--op", "plus", status=2)
+    assert "range of sizes" in invoke("bench", "--sizes", "0", status=2)
+    assert "gif" in invoke("bench", "--plot", "x.gif", status=2)
+    assert "--threads" in invoke("bench", "--threads", "--peers", status=2)

@@ -1,4 +1,4 @@
-"""What the documents show is what happens: examples run, tables and links are true."""
+"""The documents are true: their examples run, their tables and links are current."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import environment, invoke
 
 import pycoll
 from pycoll import _core, schedule
@@ -29,24 +30,24 @@ EXAMPLES = [
 ]
 
 
-def relative_to_root(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize(("code", "output"), EXAMPLES)
-def test_example_prints_what_the_document_says(code, output, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+def python(*words: object, cwd: Path = ROOT) -> str:
+    """Runs Python and returns its output."""
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment,
+        [sys.executable, *words],
+        cwd=cwd,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == output
+    return done.stdout
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("code", "output"), EXAMPLES)
+def test_example_prints_what_the_document_says(code, output, tmp_path):
+    assert python("-c", code, cwd=tmp_path) == output
     assert list(tmp_path.iterdir()) == []
 
 
@@ -57,29 +58,22 @@ def test_there_are_examples():
 
 
 @pytest.mark.pure
-@pytest.mark.parametrize("path", DOCUMENTS, ids=relative_to_root)
-def test_links_lead_somewhere(path):
-    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)#]+)", text):
-        if "://" not in target:
-            assert (path.parent / target).exists(), f"{path.name} links to {target}"
-
-
-@pytest.mark.pure
-@pytest.mark.parametrize("path", DOCUMENTS, ids=relative_to_root)
-def test_named_files_exist(path):
+def test_links_paths_and_golden_excerpts_are_of_the_repository():
     """`csrc/...`, `pycoll/...`, `tests/...`: a path in backticks is a path of the repository."""
     folders = "csrc|pycoll|tests|benchmarks|examples|docs"
-    for name in re.findall(rf"`((?:{folders})/[\w./*-]+)`", path.read_text()):
-        assert list(ROOT.glob(name.rstrip("/"))), f"{path.name} names {name}"
-
-
-@pytest.mark.pure
-@pytest.mark.parametrize("path", DOCUMENTS, ids=relative_to_root)
-def test_golden_excerpts_are_golden(path):
-    excerpts = re.findall(r"```text golden (\S+)\n(.*?)```", path.read_text(), re.DOTALL)
-    for name, text in excerpts:
-        assert text in (ROOT / "tests" / "schedule" / "golden" / name).read_text()
+    wrong = []
+    for path in DOCUMENTS:
+        text = path.read_text()
+        for target in re.findall(r"\]\(([^)#]+)", re.sub(r"(?s)```.*?```", "", text)):
+            if "://" not in target and not (path.parent / target).exists():
+                wrong.append(f"{path.name} links to {target}")
+        for name in re.findall(rf"`((?:{folders})/[\w./*-]+)`", text):
+            if not list(ROOT.glob(name.rstrip("/"))):
+                wrong.append(f"{path.name} names {name}")
+        for name, excerpt in re.findall(r"(?s)```text golden (\S+)\n(.*?)```", text):
+            if excerpt not in (ROOT / "tests" / "schedule" / "golden" / name).read_text():
+                wrong.append(f"{path.name} has an old excerpt of {name}")
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.pure
@@ -151,28 +145,21 @@ def test_table_of_collectives_is_the_cores():
 
 
 @pytest.mark.pure
-def test_picture_in_the_readme_is_current(tmp_path):
-    """docs/images/ring.svg shows what `pycoll show ring -n 4 -o docs/images/ring.svg` draws."""
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("ring.svg", "show ring -n 4 -o"),
+        ("simulation.svg", "simulate -t examples/topologies/rails.toml --plot"),
+    ],
+)
+def test_picture_in_the_documents_is_current(name, command, tmp_path, monkeypatch):
+    """`pycoll COMMAND docs/images/NAME` draws it anew."""
     pytest.importorskip("matplotlib")
-    schedule.build("all_reduce", "ring", 4).draw(tmp_path / "ring.svg")
+    monkeypatch.chdir(ROOT)
+    invoke(*command.split(), str(tmp_path / name))
     words = [
         re.findall(r"<!-- (.*?) -->", path.read_text())
-        for path in (tmp_path / "ring.svg", ROOT / "docs" / "images" / "ring.svg")
-    ]
-    assert words[0] and words[0] == words[1]
-
-
-@pytest.mark.pure
-def test_picture_of_simulations_is_current(tmp_path):
-    """`pycoll simulate -t examples/topologies/rails.toml --plot docs/images/simulation.svg`."""
-    pytest.importorskip("matplotlib")
-    command = [sys.executable, "-m", "pycoll", "simulate", "--plot", tmp_path / "drawn.svg"]
-    command += ["-t", ROOT / "examples" / "topologies" / "rails.toml"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=100)
-    words = [
-        re.findall(r"<!-- (.*?) -->", path.read_text())
-        for path in (tmp_path / "drawn.svg", ROOT / "docs" / "images" / "simulation.svg")
+        for path in (tmp_path / name, ROOT / "docs" / "images" / name)
     ]
     assert words[0] and words[0] == words[1]
 
@@ -187,12 +174,7 @@ def test_pre_commit_pins_are_those_of_make_lint():
 
 def test_benchmark_tables_are_those_of_the_record() -> None:
     record = max((ROOT / "benchmarks" / "results").glob("compare-*.json"))
-    printed = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "markdown.py", record],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    printed = python("benchmarks/markdown.py", record)
     assert printed.strip() in (ROOT / "docs" / "benchmarks.md").read_text()
     readme = (ROOT / "README.md").read_text()
     shown = readme.split("<!-- benchmark table: make bench -->")[1].split("<!-- end of")[0]
@@ -204,13 +186,7 @@ def test_benchmark_tables_are_those_of_the_record() -> None:
 @pytest.mark.pure
 def test_tables_of_hosts_are_those_of_the_record() -> None:
     record = max((ROOT / "benchmarks" / "results").glob("hosts-*.json"))
-    printed = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "hosts.py", "--table", record],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
+    printed = python("benchmarks/hosts.py", "--table", record)
     assert "| geometric mean |" in printed
     assert printed.strip() in (ROOT / "docs" / "hosts.md").read_text()
 

@@ -25,9 +25,10 @@ std::shared_ptr<std::byte> pages(size_t nbytes) {
 
 }  // namespace
 
-Buffer::Buffer(Communicator& comm, const Options& options, size_t nbytes) : nbytes_(nbytes) {
+Buffer::Buffer(Communicator& comm, const Options& options, size_t nbytes, bool registered)
+    : nbytes_(nbytes) {
   const int device = device_of(options, comm.rank());
-  if (options.registered && device < 0) {
+  if (registered && device < 0) {
     const auto shared = std::make_shared<SharedMemory>(comm.allocate(nbytes));
     memory_ = {shared, shared->data()};
   } else {
@@ -36,9 +37,8 @@ Buffer::Buffer(Communicator& comm, const Options& options, size_t nbytes) : nbyt
   data_ = host_ = memory_.get();
   std::memset(host_, 0, nbytes);  // touched
   if (device < 0) return;
-  on_device_ = options.registered
-                   ? comm.allocate_on_device(device, nbytes)
-                   : std::make_shared<DeviceMemory>(Device(device_table(), device), nbytes);
+  on_device_ = registered ? comm.allocate_on_device(device, nbytes)
+                          : std::make_shared<DeviceMemory>(Device(device_table(), device), nbytes);
   data_ = on_device_->data();
 }
 

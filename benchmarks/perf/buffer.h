@@ -14,11 +14,11 @@ namespace pycoll::perf {
 class Buffer {
  public:
   /// Collective where it is registered.
-  Buffer(Communicator& comm, const Options& options, size_t nbytes);
+  Buffer(Communicator& comm, const Options& options, size_t nbytes, bool registered);
 
-  /// What a call gets.
+  /// The argument of a call.
   std::byte* data() const { return data_; }
-  /// The same bytes for the host; of a device's memory as they were at the last pull().
+  /// The bytes for the host; those of a device's memory are as of the last pull().
   std::byte* host() const { return host_; }
   /// Makes data() what host() is.
   void push() const;

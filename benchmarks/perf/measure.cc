@@ -15,7 +15,12 @@
 namespace pycoll::perf {
 namespace {
 
-constexpr int kMaxSamples = 20;  // the timed calls are cut into so many blocks
+// As in pycoll/bench/timing.py.
+constexpr int64_t kBlockNs = 2'000'000;
+constexpr int kMaxCalls = 1 << 20;  // of a block
+constexpr int kFewestBlocks = 5;    // of calls that are so long that more would take kLimitNs
+constexpr int64_t kLimitNs = 2'000'000'000;
+constexpr int64_t kRegisteredBytes = 64 << 10;  // from here on Python registers arrays
 constexpr std::byte kUntouched{0xa5};
 
 /// How many blocks the output begins behind the input in one buffer; nothing where the collective
@@ -45,18 +50,46 @@ void agree(Communicator& comm, std::vector<int64_t>& values, Op op) {
   comm.run(call);
 }
 
-/// ns of every block of calls, by the slowest rank.
-std::vector<int64_t> time_blocks(Communicator& comm, const std::function<void(int)>& calls,
-                                 const std::vector<int>& calls_of_block) {
-  std::vector<int64_t> block_ns;
+using Calls = std::function<void(int)>;
+
+/// ns of a block of calls by the slowest rank.
+int64_t time_block(Communicator& comm, const Calls& calls, int num_calls) {
   comm.barrier();
-  for (const int num_calls : calls_of_block) {
-    const int64_t start_ns = now_ns();
-    calls(num_calls);
-    block_ns.push_back(now_ns() - start_ns);
-  }
+  const int64_t start_ns = now_ns();
+  calls(num_calls);
+  std::vector<int64_t> block_ns = {now_ns() - start_ns};
   agree(comm, block_ns, Op::kMax);
-  return block_ns;
+  return block_ns[0];
+}
+
+/// How many calls take kBlockNs: the block grows. One that seems long enough is timed again, so
+/// that one interruption does not decide.
+int calls_of_block(Communicator& comm, const Calls& calls) {
+  int num_calls = 1;
+  while (num_calls < kMaxCalls && (time_block(comm, calls, num_calls) < kBlockNs ||
+                                   time_block(comm, calls, num_calls) < kBlockNs)) {
+    num_calls *= 2;
+  }
+  return num_calls;
+}
+
+Figures time_calls(Communicator& comm, const Calls& calls, const Options& options) {
+  const int num_calls = options.iters > 0 ? options.iters : calls_of_block(comm, calls);
+  const int64_t first_ns = std::max<int64_t>(time_block(comm, calls, num_calls), 1);
+  const auto affordable = std::max<int64_t>(kLimitNs / first_ns, kFewestBlocks);
+  const int num_blocks = static_cast<int>(std::min<int64_t>(affordable, options.num_blocks));
+  std::vector<double> call_s;
+  for (int i = 0; i < num_blocks; ++i) {
+    const auto block_ns = static_cast<double>(time_block(comm, calls, num_calls));
+    call_s.push_back(block_ns / 1e9 / num_calls);
+  }
+  std::sort(call_s.begin(), call_s.end());
+  Figures figures;
+  figures.median_s = (call_s[(num_blocks - 1) / 2] + call_s[num_blocks / 2]) / 2;
+  figures.min_s = call_s[0];
+  figures.p99_s = call_s[(99 * num_blocks + 99) / 100 - 1];
+  figures.num_calls = int64_t{num_calls} * num_blocks;
+  return figures;
 }
 
 }  // namespace
@@ -71,11 +104,16 @@ std::optional<Figures> measure(Communicator& comm, const Options& options, const
   if (in_place && !place) return {};
 
   const auto block_bytes = static_cast<size_t>(plan.block_bytes());
-  const Buffer first(comm, options, block_bytes * (in_place ? std::max(num_in, num_out) : num_in));
+  const bool on_device = device_of(options, rank) >= 0;
+  const bool is_large = plan.message_bytes(n) >= kRegisteredBytes;
+  const bool registered =
+      options.registered.value_or(is_large && !on_device && collective.id != kSendRecv);
+  const int num_first = in_place ? std::max(num_in, num_out) : num_in;
+  const Buffer first(comm, options, block_bytes * num_first, registered);
   std::optional<Buffer> second;
-  if (!in_place) second.emplace(comm, options, block_bytes * num_out);
+  if (!in_place) second.emplace(comm, options, block_bytes * num_out, registered);
   const Buffer& last = in_place ? first : *second;
-  // Where input and output begin in their buffers.
+  // Offsets of input and output in their buffers.
   const size_t shift = in_place ? static_cast<size_t>(std::abs(*place)) * block_bytes : 0;
   const size_t in_at = in_place && *place <= 0 ? shift : 0;
   const size_t out_at = in_place && *place > 0 ? shift : 0;
@@ -93,7 +131,6 @@ std::optional<Figures> measure(Communicator& comm, const Options& options, const
   call.algorithm = options.algorithm;
 
   std::vector<std::shared_ptr<Work>> works;
-  works.reserve(static_cast<size_t>(options.iters));
   std::optional<SendRecv> messages;
   if (collective.id == kSendRecv) messages.emplace(comm, call);
   const auto calls = [&](int num_calls) {
@@ -120,24 +157,7 @@ std::optional<Figures> measure(Communicator& comm, const Options& options, const
   pattern.fill_input(rank, first.host() + in_at, plan.count);
   first.push();
   calls(options.warmup_iters);
-  const int num_samples = std::min(kMaxSamples, options.iters);
-  std::vector<int> calls_of_block(static_cast<size_t>(num_samples));
-  for (int i = 0; i < num_samples; ++i) {
-    calls_of_block[i] = options.iters / num_samples + (i < options.iters % num_samples);
-  }
-  const std::vector<int64_t> block_ns = time_blocks(comm, calls, calls_of_block);
-
-  Figures figures;
-  std::vector<double> call_us;
-  int64_t total_ns = 0;
-  for (int i = 0; i < num_samples; ++i) {
-    total_ns += block_ns[i];
-    call_us.push_back(static_cast<double>(block_ns[i]) / 1e3 / calls_of_block[i]);
-  }
-  std::sort(call_us.begin(), call_us.end());
-  figures.mean_us = static_cast<double>(total_ns) / 1e3 / options.iters;
-  figures.median_us = (call_us[(num_samples - 1) / 2] + call_us[num_samples / 2]) / 2;
-  figures.min_us = call_us[0];
+  Figures figures = time_calls(comm, calls, options);
 
   if (options.check && collective.id != Collective::kBarrier) {
     std::byte* const output = last.host() + out_at;

@@ -9,11 +9,12 @@
 
 namespace pycoll::perf {
 
-/// Times of one call by the slowest rank, in us. The mean is what nccl-tests prints.
+/// Seconds of one call by the slowest rank, over all blocks of calls.
 struct Figures {
-  double mean_us = 0;
-  double median_us = 0;
-  double min_us = 0;
+  double median_s = 0;
+  double min_s = 0;
+  double p99_s = 0;
+  int64_t num_calls = 0;             // in all
   std::optional<int64_t> num_wrong;  // on all ranks; nothing: not checked
 };
 

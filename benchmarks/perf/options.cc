@@ -111,9 +111,11 @@ std::vector<Flag> flags(const CollectiveInfo& collective) {
        [](Options& o, Text t) { o.step_bytes = parse_bytes(t); }},
       {"-f", "--stepfactor", "N", "factor between sizes, instead of -i",
        [](Options& o, Text t) { o.step_factor = parse_int(t, 2, kMost); }},
-      {"-n", "--iters", "N", "timed calls (20)",
+      {"-n", "--iters", "N", "calls of a timed block (as many as take 2 ms)",
        [](Options& o, Text t) { o.iters = parse_int(t, 1, kMost); }},
-      {"-w", "--warmup_iters", "N", "calls before them (5)",
+      {"-N", "--blocks", "N", "timed blocks, at most (40)",
+       [](Options& o, Text t) { o.num_blocks = parse_int(t, 1, kMost); }},
+      {"-w", "--warmup_iters", "N", "calls before all blocks (10)",
        [](Options& o, Text t) { o.warmup_iters = parse_int(t, 0, kMost); }},
       {"-c", "--check", "0|1", "compare the result with the exact one, outside the timed calls (1)",
        [](Options& o, Text t) { o.check = parse_int(t, 0, kMost) != 0; }},
@@ -126,7 +128,7 @@ std::vector<Flag> flags(const CollectiveInfo& collective) {
       {"-z", "--blocking", "0|1",
        "1: each call on the caller's thread; 0: queued, then waited for (1)",
        [](Options& o, Text t) { o.blocking = parse_int(t, 0, 1) != 0; }},
-      {"-R", "--local_register", "0|1", "buffers in memory that the peers reach (0)",
+      {"-R", "--local_register", "0|1", "buffers in memory that the peers reach (from 64 KiB on)",
        [](Options& o, Text t) { o.registered = parse_int(t, 0, 2) != 0; }},
       {"-g", "--gpus", "N", "arrays on N devices, dealt to the ranks in turn; 0: on the host (0)",
        [](Options& o, Text t) { o.num_devices = parse_int(t, 0, 64); }},
@@ -165,7 +167,6 @@ std::vector<Flag> flags(const CollectiveInfo& collective) {
   const char* n = name.c_str();
   std::printf("  %s -b 8 -e 128M -f 4                  2 processes on this host\n", n);
   std::printf("  %s -b 1K -e 1M -f 2 -t 4 -d bf16      4 threads\n", n);
-  std::printf("  %s -b 4 -e 4 -n 20000 -w 1000         small messages need many calls\n", n);
   std::printf("  %s -b 8 -e 256M -f 4 -t 8 -g 1        8 threads on one GPU\n", n);
   std::printf("  mpiexec -n 4 %s -b 1M -e 1M -J out.json\n", n);
   std::exit(0);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,11 +20,12 @@ struct Options {
   int64_t max_bytes = int64_t{32} << 20;
   int64_t step_bytes = int64_t{1} << 20;  // used when step_factor is 0
   int step_factor = 0;
-  int iters = 20;
-  int warmup_iters = 5;
+  int iters = 0;  // calls of a block; 0: as many as take 2 ms
+  int num_blocks = 40;
+  int warmup_iters = 10;
   bool check = true;
   bool blocking = true;
-  bool registered = false;
+  std::optional<bool> registered;  // nothing: as Python registers arrays by itself
   bool pinned = true;
   std::vector<Op> ops = {Op::kSum};
   std::vector<DType> dtypes = {DType::kF32};

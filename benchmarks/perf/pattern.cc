@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 
 #include "base/error.h"
+#include "reduce/conversion.h"
 #include "reduce/reduce_copy.h"
 
 namespace pycoll::perf {
@@ -12,43 +12,33 @@ namespace {
 
 constexpr int kNumValues = 4;
 
-/// A small integer as a float of so many exponent and mantissa bits.
-uint64_t float_bits(int value, int exponent_bits, int mantissa_bits) {
-  if (value == 0) return 0;
-  const int power = value >= 2 ? 1 : 0;  // values are 0 to 3
-  const uint64_t exponent = static_cast<uint64_t>(power) + (uint64_t{1} << (exponent_bits - 1)) - 1;
-  const uint64_t fraction = static_cast<uint64_t>(value - (1 << power));
-  return (exponent << mantissa_bits) | (fraction << (mantissa_bits - power));
+/// A small integer as an element of a dtype; the second part of a complex one is 0.
+template <DType dtype>
+std::vector<std::byte> encode_as(int value) {
+  using Traits = DTypeTraits<dtype>;
+  typename Traits::Storage stored{};
+  if constexpr (dtype_kind(dtype) == DTypeKind::kComplex) {
+    stored.re = static_cast<decltype(stored.re)>(value);
+  } else {
+    if (dtype == DType::kBool) value %= 2;
+    stored = Traits::store(static_cast<typename Traits::Acc>(value));
+  }
+  std::vector<std::byte> bytes(sizeof(stored));
+  std::memcpy(bytes.data(), &stored, sizeof(stored));
+  return bytes;
 }
 
-struct Encoding {
-  std::string_view dtype;
-  int exponent_bits;  // 0: an integer
-  int mantissa_bits;
-  size_t part_size;  // bytes of a number; a complex element is two, the second one 0
-};
-
-constexpr Encoding kEncodings[] = {
-    {"f32", 8, 23, 4},    {"f64", 11, 52, 8},   {"f16", 5, 10, 2}, {"bf16", 8, 7, 2},
-    {"f8_e4m3", 4, 3, 1}, {"f8_e5m2", 5, 2, 1}, {"c64", 8, 23, 4}, {"c128", 11, 52, 8},
-    {"i8", 0, 0, 1},      {"i16", 0, 0, 2},     {"i32", 0, 0, 4},  {"i64", 0, 0, 8},
-    {"u8", 0, 0, 1},      {"u16", 0, 0, 2},     {"u32", 0, 0, 4},  {"u64", 0, 0, 8},
-    {"bool", 0, 0, 1},
-};
-
 std::vector<std::byte> encode(DType dtype, int value) {
-  for (const Encoding& encoding : kEncodings) {
-    if (encoding.dtype != dtype_name(dtype)) continue;
-    if (encoding.dtype == "bool") value %= 2;
-    const uint64_t bits = encoding.exponent_bits == 0
-                              ? static_cast<uint64_t>(value)
-                              : float_bits(value, encoding.exponent_bits, encoding.mantissa_bits);
-    std::vector<std::byte> bytes(dtype_size(dtype));
-    std::memcpy(bytes.data(), &bits, encoding.part_size);
-    return bytes;
+  switch (dtype) {
+#define X(id, name, kind, type, acc) \
+  case DType::id:                    \
+    return encode_as<DType::id>(value);
+    PYCOLL_FOR_EACH_DTYPE(X)
+#undef X
+    case DType::kOpaque:
+      break;
   }
-  throw UsageError("results of dtype " + std::string(dtype_name(dtype)) +
-                   " cannot be checked yet: pass -c 0");
+  throw UsageError("opaque elements have no values");
 }
 
 /// Numbers that look random, from small ones.

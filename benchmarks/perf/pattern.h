@@ -1,4 +1,4 @@
-// What ranks bring and must get, for every collective, dtype and op, from the table of collectives.
+// Inputs and exact results of ranks, for every collective, dtype and op, from the core's tables.
 //
 // A block repeats kPeriod elements, small integers that depend on rank, block and place. Small
 // integers add up exactly in every dtype and order, so results are compared bit by bit; and since

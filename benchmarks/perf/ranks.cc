@@ -68,7 +68,7 @@ int run_this_rank(const Options& options, const std::function<bool(Communicator&
   return guarded([&] { return rank_main(*init_from_environment(options.timeout_s).comm); }) ? 0 : 1;
 }
 
-/// A TCP port of this host that nobody listens on.
+/// A free TCP port of this host.
 int free_port() {
   const Fd socket_fd(::socket(AF_INET, SOCK_STREAM, 0));
   sockaddr_in address{};
@@ -104,7 +104,7 @@ int run_processes(const Options& options, const std::function<bool(Communicator&
     const pid_t pid = fork();
     if (pid < 0) throw SystemError("cannot start a process for a rank");
     if (pid == 0) {
-      // Whoever ends this program in any way ends its ranks.
+      // A rank ends when this program ends in any way.
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (getppid() != parent) _exit(1);
       pin(options, rank);

@@ -9,7 +9,7 @@
 
 namespace pycoll::perf {
 
-/// What rank 0 says; the other ranks make none.
+/// The output of rank 0; the other ranks have none.
 class Report {
  public:
   Report(const Options& options, const CollectiveInfo& collective, const Communicator& comm);
@@ -24,7 +24,8 @@ class Report {
 
  private:
   void print_form(const std::optional<Figures>& figures, int64_t nbytes);
-  std::string json_of(const std::optional<Figures>& figures, int64_t nbytes) const;
+  std::string json_of(const RowPlan& plan, const Figures& figures, bool in_place) const;
+  const char* op_of(const RowPlan& plan) const;
 
   const Options& options_;
   const CollectiveInfo& collective_;

@@ -1,4 +1,4 @@
-// What every perf binary does.
+// The main function of every perf binary.
 #pragma once
 
 #include <string_view>

@@ -23,7 +23,7 @@ class SendRecv {
 
   /// Both as one group, so many times, on the caller's thread.
   void run(int num_calls);
-  /// The same operations, all started before any is waited for.
+  /// As run(), but all operations are started before the first wait.
   void run_queued(int num_calls, double timeout_s);
 
  private:

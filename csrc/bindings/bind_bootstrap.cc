@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "bindings/bind.h"
 #include "bindings/interrupt.h"
@@ -108,6 +109,21 @@ void bind_session(py::module_& m) {
       .def_readonly("has_address", &LaunchEnv::has_address)
       .def_readonly("by_mpiexec", &LaunchEnv::by_mpiexec);
   m.def("read_launch_env", &read_launch_env);
+  m.def("environment_table", [] {
+    py::list rows;
+    for (const EnvVariable& row : kEnvironment) {
+      py::dict found;
+      found["name"] = std::string(row.name);
+      found["expected"] = env_expectation(row);
+      found["default"] = std::string(row.otherwise);
+      found["help"] = std::string(row.help);
+      rows.append(found);
+    }
+    return rows;
+  });
+  m.def("read_environment",
+        [](const std::string& name) { return env_text(name).value_or(std::string()); });
+  m.def("check_environment", &check_environment);
   m.def("tls_is_on", &tls_is_on);
   m.def("required_secret", &required_secret);
 

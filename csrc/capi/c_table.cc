@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "base/version.h"
 #include "capi/c_messages.h"
@@ -130,6 +131,14 @@ int allocate(pycoll_comm* comm, size_t nbytes, pycoll_memory** memory, void** da
   });
 }
 
+int register_after(int otherwise, int* uses, pycoll_error* error) {
+  return guarded_call(error, [&] {
+    const char* name = "PYCOLL_REGISTER_AFTER";
+    *uses = env_text(name) ? static_cast<int>(env_number(name)) : otherwise;
+    return static_cast<int>(PYCOLL_OK);
+  });
+}
+
 int cache(pycoll_comm* comm, void* data, size_t nbytes, pycoll_array** array, pycoll_error* error) {
   return guarded_call(error, [&] {
     auto cached = std::make_shared<CachedArray>(static_cast<std::byte*>(data), nbytes);
@@ -216,6 +225,7 @@ constexpr pycoll_api kTable = {
     .free = [](pycoll_memory* memory) { delete memory; },
     .cache = cache,
     .end_array = end_array,
+    .register_after = register_after,
     .name_site = name_site,
     .reduces =
         [](int dtype, int op) {

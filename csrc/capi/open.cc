@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "bootstrap/join/rendezvous.h"
 #include "bootstrap/security/tls_setting.h"
@@ -57,6 +58,7 @@ class ForeignStore : public Store {
 
 std::unique_ptr<Communicator> open_through(const pycoll_store& store, int rank, int num_ranks,
                                            double timeout_s) {
+  check_environment();
   const Deadline deadline = Deadline::after_s(timeout_s);
   if (num_ranks == 1) {
     return std::make_unique<Communicator>(make_local_transport(make_world(1), 0), timeout_s);

@@ -209,6 +209,9 @@ typedef struct pycoll_api {
                pycoll_error* error);
   void (*end_array)(pycoll_array* array);
 
+  /* Sets *uses to PYCOLL_REGISTER_AFTER, or to `otherwise` where it is not set. */
+  int (*register_after)(int otherwise, int* uses, pycoll_error* error);
+
   /* The number of a place in the user's code ("train.py:12 in step"), for `site`: alike for alike
    * texts. 0 when there is no room for more. */
   uint16_t (*name_site)(pycoll_comm* comm, const char* text);

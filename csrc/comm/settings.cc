@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "base/version.h"
 #include "comm/machine.h"
@@ -41,7 +42,7 @@ std::string table_or_why_not(const std::string& text, const std::string& path, s
 
 Settings Settings::read() {
   Settings settings;
-  if (const char* rules = std::getenv(kRulesVariable)) settings.rules = rules;
+  settings.rules = env_text(kRulesVariable).value_or("");
   const std::string path = tuning_table_path();
   if (path.empty()) {
     settings.table_note = "none, neither PYCOLL_CACHE_DIR, XDG_CACHE_HOME nor HOME is set";

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 
+#include "base/environment.h"
 #include "base/error.h"
 
 namespace pycoll {
@@ -30,9 +31,9 @@ struct Opened {
 };
 
 Opened open_library() {
-  const char* named = std::getenv(kDeviceLibraryVariable);
-  const std::string path = named != nullptr && *named != '\0' ? named : default_path();
-  if (named == nullptr && ::access(path.c_str(), R_OK) != 0) {
+  const auto named = env_text(kDeviceLibraryVariable);
+  const std::string path = named.value_or(default_path());
+  if (!named && ::access(path.c_str(), R_OK) != 0) {
     return {nullptr, "this build of pycoll has no CUDA part (" + path +
                          " is missing): with nvcc on PATH, build again with PYCOLL_CUDA=on"};
   }
@@ -53,9 +54,8 @@ Opened open_library() {
 Opened opened() {
   static std::mutex mutex;
   static std::map<std::string, Opened> found;
-  const char* named = std::getenv(kDeviceLibraryVariable);
   const std::lock_guard lock(mutex);
-  const auto [at, is_new] = found.try_emplace(named == nullptr ? "" : named);
+  const auto [at, is_new] = found.try_emplace(env_text(kDeviceLibraryVariable).value_or(""));
   if (is_new) at->second = open_library();
   return at->second;
 }

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "bootstrap/join/serialize.h"
 #include "bootstrap/join/tcp_mesh.h"
@@ -73,8 +74,7 @@ Offer own_offer(const Meeting& meeting) {
   if (offer.tls) {
     offer.knows = as_text(hmac_sha256(meeting.token, "pycoll offer " + meeting.name));
   }
-  const char* wanted = std::getenv(kTransportVariable);
-  if (wanted != nullptr) offer.wanted = wanted;
+  offer.wanted = env_text(kTransportVariable).value_or("");
   if (offer.wanted == "tcp") return offer;
   if (offer.wanted.empty() && !(meeting.may_use_mpi && has_fabric())) return offer;
   try {

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <functional>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "bootstrap/join/rendezvous.h"
 #include "bootstrap/join/serialize.h"
@@ -18,19 +19,6 @@ namespace {
 
 /// How long rank 0, having failed, serves on for the others to read why.
 constexpr double kLastWordSeconds = 2;
-
-double read_silence_s() {
-  constexpr double kDefault = 5;
-  const char* text = std::getenv(kSilenceVariable);
-  if (text == nullptr || *text == 0) return kDefault;
-  char* end = nullptr;
-  const double seconds = std::strtod(text, &end);
-  if (*end != 0 || !(seconds >= 0) || seconds > 1e6) {
-    throw UsageError(std::string(kSilenceVariable) + "=" + text +
-                     " is not a number of seconds (0: never)");
-  }
-  return seconds;
-}
 
 Joined init_alone(double timeout_s) {
   return {std::make_unique<Communicator>(make_local_transport(make_world(1), 0), timeout_s),
@@ -77,7 +65,7 @@ NetworkCost network_cost(Wire& wire, const Meeting& meeting, const HostTable& ho
 std::unique_ptr<Transport> connect_hosts(const Meeting& meeting, HostsWorld world,
                                          const Deadline& deadline) {
   LinkRules rules;
-  rules.silence_s = read_silence_s();
+  rules.silence_s = env_number(kSilenceVariable);
   std::unique_ptr<Wire> wire = connect_wire(meeting, world, rules, deadline);
   Settings settings = Settings::from_bytes(world.settings);
   settings.network = network_cost(*wire, meeting, world.hosts, deadline);
@@ -89,10 +77,12 @@ std::unique_ptr<Transport> connect_hosts(const Meeting& meeting, HostsWorld worl
 
 std::shared_ptr<LocalWorld> make_world(int num_ranks) {
   check_num_ranks(num_ranks);
+  check_environment();
   return make_local_world(num_ranks, Settings::read().to_bytes());
 }
 
 Joined init_from_environment(double timeout_s, Deadline::Interrupt interrupt) {
+  check_environment();
   const Deadline deadline = Deadline::after_s(timeout_s, interrupt);
   const LaunchEnv env = read_launch_env();
   if (env.num_ranks == 1) return init_alone(timeout_s);
@@ -100,6 +90,7 @@ Joined init_from_environment(double timeout_s, Deadline::Interrupt interrupt) {
 }
 
 Joined init_at(const LaunchEnv& env, const Deadline& deadline) {
+  check_environment();
   Session session = join(env, deadline);
   try {
     auto comm = std::make_unique<Communicator>(
@@ -116,6 +107,7 @@ Joined init_at(const LaunchEnv& env, const Deadline& deadline) {
 }
 
 Joined init_over_mpi(std::shared_ptr<MpiComm> comm, const Deadline& deadline) {
+  check_environment();
   if (comm->size() == 1) return init_alone(deadline.timeout_s());
   const Exchange exchange = [comm, timeout_s = deadline.timeout_s()](const std::string&,
                                                                      const std::string& own) {

@@ -10,6 +10,8 @@
 #include <sstream>
 #include <vector>
 
+#include "base/environment.h"
+
 namespace pycoll {
 namespace {
 
@@ -116,9 +118,8 @@ MpiLibrary find_mpi_library(const std::string& folder) {
     found.handle = nullptr;
     return false;
   };
-  const char* named = std::getenv(kMpiVariable);
-  if (named != nullptr && *named != 0) {
-    try_path(named, 0);
+  if (const auto named = env_text(kMpiVariable)) {
+    try_path(*named, 0);
     return found;
   }
   for (const std::string& path : loaded_libraries()) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "reduce/cells.h"
 #include "reduce/copy_to_peer.h"
@@ -34,13 +35,13 @@ Isa choose_isa() {
 #endif
       {"generic", true, kernels_generic},
   };
-  const char* const limit = std::getenv("PYCOLL_ISA");
-  bool allowed = limit == nullptr || *limit == '\0';
+  const auto limit = env_text("PYCOLL_ISA");
+  bool allowed = !limit;
   for (const Isa& isa : best_first) {
-    allowed = allowed || std::string_view(limit) == isa.name;
+    allowed = allowed || *limit == isa.name;
     if (allowed && isa.supported) return isa;
   }
-  throw UsageError("PYCOLL_ISA=" + std::string(limit) +
+  throw UsageError("PYCOLL_ISA=" + *limit +
                    ": not an instruction set of this build; use avx512, avx2 or generic");
 }
 

@@ -1,1 +1,1 @@
-"""What `pycoll bench` does: cases, measuring on ranks, a record that grows, pictures of it."""
+"""The library of all benchmarks: oracle, cases, timing, records, and libraries under test."""

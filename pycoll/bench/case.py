@@ -1,146 +1,153 @@
-"""One measured point, and what its ranks bring and must get."""
+"""One measured case: its inputs by rank, and the result that each rank must get. NumPy alone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from pycoll import _core
-from pycoll.errors import UsageError
+from pycoll.bench.arithmetic import DTYPES, EXACT, ITEMSIZE, KIND, OPS, narrow, oracle
+from pycoll.bench.oracle import BARRIER, COLLECTIVES, Collective
 
-NUMPY_DTYPES = {
-    "f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16", "i8": "int8",
-    "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8",
-}  # fmt: skip
-OPS = ("sum", "prod", "min", "max", "avg")
-_COMBINE = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}
-_PERIOD = 61  # a prime: a block in the wrong place does not look right
+PERIOD = 61  # a prime: a shifted block does not look right
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Case:
-    """A message: which collective, how large, of what, and by whom it is carried out."""
+    """A message, and the library that carries it.
+
+    Attributes:
+        collective, dtype, op: Their names; op is "none" where the collective takes none.
+        num_ranks: Number of ranks.
+        nbytes: Bytes of the larger one of input and output, as nccl-tests counts them.
+        in_place: Whether the output lies in the input.
+        library: Its name.
+        algorithm: "auto": the library chooses.
+        where: Hosts and links, when the ranks are on several hosts.
+    """
 
     collective: str
-    algorithm: str  # "auto": pycoll chooses
-    nbytes: int
     dtype: str
-    op: str
+    num_ranks: int
+    nbytes: int
+    op: str = "sum"
+    in_place: bool = False
     library: str = "pycoll"
+    algorithm: str = "auto"
+    where: str = ""
+
+    @staticmethod
+    def of_size(collective: str, dtype: str, n: int, nbytes: int, **more: Any) -> Case:
+        """The case of about so many bytes: whole elements, and at least one in each block.
+
+        Raises:
+            ValueError: No such collective, dtype or op.
+        """
+        if collective not in (*COLLECTIVES, "barrier"):
+            known = ", ".join((*COLLECTIVES, "barrier"))
+            raise ValueError(f"no collective is called {collective!r}: expected one of {known}")
+        for what, name, names in (("dtype", dtype, DTYPES), ("op", more.get("op", "sum"), OPS)):
+            if name not in (*names, "none"):
+                raise ValueError(f"expected --{what} to be one of {', '.join(names)}, got {name!r}")
+        row = COLLECTIVES.get(collective, BARRIER)
+        more["op"] = more.get("op", "sum") if row.has_op else "none"
+        unit = ITEMSIZE[dtype] * row.blocks_per_message(n)
+        return Case(collective, dtype, n, max(1, nbytes // unit) * unit, **more)
+
+    def of_library(self, library: str) -> Case:
+        """This message by another library."""
+        return replace(self, library=library)
+
+    @property
+    def row(self) -> Collective:
+        return COLLECTIVES.get(self.collective, BARRIER)
 
     @property
     def series(self) -> str:
-        """What the points of one line in a plot have in common."""
-        return self.library if self.library != "pycoll" else f"pycoll, {self.algorithm}"
+        """The name of this line in a plot against size."""
+        return f"pycoll, {self.algorithm}" if self.library == "pycoll" else self.library
 
-
-def info(collective: str) -> _core.CollectiveInfo:
-    """The collective's row of the core's table.
-
-    Raises:
-        UsageError: There is none.
-    """
-    for row in _core.collectives():
-        if row.name == collective:
-            return row
-    known = ", ".join(row.name for row in _core.collectives())
-    raise UsageError(f"no collective is called {collective!r}: expected one of {known}")
-
-
-def numpy_dtype(name: str) -> np.dtype:
-    """NumPy's dtype for one of ours; bf16 comes from ml_dtypes.
-
-    Raises:
-        UsageError: Unknown, or ml_dtypes is not installed.
-    """
-    if name not in NUMPY_DTYPES:
-        known = ", ".join(NUMPY_DTYPES)
-        raise UsageError(f"bench: expected --dtype to be one of {known}, got {name!r}")
-    if name != "bf16":
-        return np.dtype(NUMPY_DTYPES[name])
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise UsageError("bench: bf16 needs ml_dtypes: pip install ml_dtypes") from None
-    return np.dtype(ml_dtypes.bfloat16)
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A case among n ranks, as one of them sees it."""
-
-    case: Case
-    n: int
-    rank: int
+    @property
+    def message(self) -> tuple[str, str, str, int, int, str]:
+        """Equal for the cases that are compared with each other."""
+        return self.collective, self.dtype, self.op, self.num_ranks, self.nbytes, self.where
 
     @property
     def block(self) -> int:
-        """Elements of one block; at least one."""
-        blocks = info(self.case.collective).blocks_per_message(self.n)
-        return max(1, self.case.nbytes // (numpy_dtype(self.case.dtype).itemsize * blocks))
+        """Elements of a block."""
+        blocks = self.row.blocks_per_message(self.num_ranks)
+        return self.nbytes // (ITEMSIZE[self.dtype] * blocks)
 
     @property
-    def nbytes(self) -> int:
-        """The size of the message, as nccl-tests counts it."""
-        blocks = info(self.case.collective).blocks_per_message(self.n)
-        return self.block * blocks * numpy_dtype(self.case.dtype).itemsize
+    def num_in(self) -> int:
+        """Elements of a rank's input."""
+        return self.row.in_blocks(self.num_ranks) * self.block
 
-    def brought(self, rank: int) -> np.ndarray:
-        """What a rank brings, small integers as float64: shape (blocks, block)."""
-        in_parts = self.case.collective in ("reduce_scatter", "all_to_all", "scatter")
-        blocks = self.n if in_parts else 2 if self.case.collective == "neighbor_exchange" else 1
-        place = np.arange(blocks * self.block, dtype=np.int64) % _PERIOD
-        pattern = place * place % _PERIOD
-        values = pattern % 2 + 1 if self.case.op == "prod" else pattern % 4 + rank % 3
-        return values.reshape(blocks, self.block).astype(np.float64)
+    @property
+    def num_out(self) -> int:
+        """Elements of a rank's output."""
+        return self.row.out_blocks(self.num_ranks) * self.block
 
-    def reduced(self, num_ranks: int) -> np.ndarray:
-        """Of the first ranks."""
-        result = self.brought(0)
-        for rank in range(1, num_ranks):
-            result = _COMBINE.get(self.case.op, np.add)(result, self.brought(rank))
-        if self.case.op == "avg":
-            result = result / self.n
-            if np.issubdtype(numpy_dtype(self.case.dtype), np.integer):
-                result = np.trunc(result)
-        return result
+    def algbw(self, time_s: float) -> float:
+        """Bytes per second."""
+        return self.nbytes / time_s
 
-    def expected(self) -> np.ndarray | None:
-        """What this rank must get, flat; None where nobody looks."""
-        n, rank, name = self.n, self.rank, self.case.collective
-        if name in ("gather", "reduce") and rank != 0 or name == "exscan" and rank == 0:
-            return None
-        if name in ("all_reduce", "reduce"):
-            result = self.reduced(n)
-        elif name in ("scan", "exscan"):
-            result = self.reduced(rank + 1 if name == "scan" else rank)
-        elif name == "reduce_scatter":
-            result = self.reduced(n)[rank]
-        elif name in ("all_gather", "gather"):
-            result = np.concatenate([self.brought(r) for r in range(n)])
-        elif name == "all_to_all":
-            result = np.stack([self.brought(r)[rank] for r in range(n)])
-        elif name == "broadcast":
-            result = self.brought(0)
-        elif name == "scatter":
-            result = self.brought(0)[rank]
-        elif name == "neighbor_exchange":
-            result = np.stack([self.brought((rank - 1) % n)[1], self.brought((rank + 1) % n)[0]])
+    def busbw(self, time_s: float) -> float:
+        """Bytes per second over a link, as nccl-tests defines it."""
+        return self.algbw(time_s) * self.row.busbw_factor(self.num_ranks)
+
+    @functools.lru_cache(4096)  # noqa: B019  frozen, small, and of use as long as the process
+    def _period(self, rank: int, block: int) -> np.ndarray:
+        """The elements that a block of a rank's input repeats, in the storage type.
+
+        They are whole numbers so small that every sum is exact in the dtype, in any order.
+        """
+        exact = EXACT.get(self.dtype, math.inf)
+        if KIND[self.dtype] == "bool":
+            low, high = 0, 2
+        elif self.op == "prod":
+            low, high = 1, 3 if rank < 4 else 2
+        elif 3 * self.num_ranks > exact:
+            low, high = 0, 2 if rank < exact else 1
         else:
-            return None
-        return result.reshape(-1)
+            low, high = 0, 4
+        values = np.random.default_rng([rank, block]).integers(low, high, PERIOD)
+        return narrow(values.astype(np.float64), self.dtype)
 
-    def num_wrong(self, got: Any) -> int:
-        """Elements that are not what they must be."""
-        expected = self.expected()
-        if expected is None:
-            return 0
-        dtype = numpy_dtype(self.case.dtype)
-        want, have = expected.astype(dtype), np.asarray(got).reshape(-1)
-        if self.case.op == "avg" and not np.issubdtype(dtype, np.integer):
-            # The quotient is rounded once here and once there, from sums that are exact.
-            close = np.isclose(have.astype(np.float64), expected, rtol=2**-7, atol=0)
-            return int(np.count_nonzero(~close))
-        return int(np.count_nonzero(want != have))
+    def inputs(self, rank: int) -> np.ndarray:
+        """A rank's input, flat, in the storage type."""
+        blocks = range(self.row.in_blocks(self.num_ranks))
+        return np.concatenate([np.resize(self._period(rank, b), self.block) for b in blocks])
+
+    def expected(self, rank: int) -> np.ndarray | None:
+        """A rank's result with root 0, in the storage type; None: it has none."""
+        parts = self.row.parts(self.num_ranks, rank, 0)
+        if parts is None:
+            return None
+        blocks = []
+        for sources, block in parts:
+            periods = [self._period(source, block) for source in sources]
+            if self.row.has_op:
+                divisor = len(periods) if self.op == "avg" else 1
+                periods = [oracle(periods, self.dtype, self.op, divisor)]
+            blocks.append(np.resize(periods[0], self.block))
+        return np.concatenate(blocks)
+
+    def wrong_elements(self, rank: int, got: Any) -> np.ndarray:
+        """Places of the elements of a result, given in the storage type, that are not exact."""
+        want = self.expected(rank)
+        return np.flatnonzero([] if want is None else np.asarray(got).reshape(-1) != want)
+
+    def why_wrong(self, rank: int, got: Any) -> str | None:
+        """The error of a result in words; None: it is exact."""
+        wrong, want = self.wrong_elements(rank, got), self.expected(rank)
+        if wrong.size == 0 or want is None:
+            return None
+        first = int(wrong[0])
+        return (
+            f"{wrong.size} of {want.size} elements wrong, "
+            f"the first at {first}: expected {want[first]}, got {np.ravel(got)[first]}"
+        )

@@ -47,34 +47,31 @@ p {{ color: #5f6368; }}
 
 def cells(row: Row) -> tuple[str, ...]:
     """A row of a table, under HEADERS."""
+    timing = row.timing
     return (
         row.case.series,
         row.chosen,
-        format_nbytes(row.nbytes),
-        format_seconds(row.median_s),
-        format_seconds(row.min_s),
-        format_seconds(row.p99_s),
+        format_nbytes(row.case.nbytes),
+        *(format_seconds(t) for t in (timing.median_s, timing.min_s, timing.p99_s)),
         format_rate(row.algbw),
         format_rate(row.busbw),
-        str(row.num_calls),
+        str(timing.num_calls),
         str(row.num_wrong),
     )
 
 
 def title_of(rows: list[Row]) -> str:
     """`all_reduce (sum), f32, 2 ranks`."""
-    from pycoll.bench.case import info
-
     case = rows[0].case
-    op = f" ({case.op})" if info(case.collective).has_op else ""
-    return f"{case.collective}{op}, {case.dtype}, {rows[0].num_ranks} ranks"
+    op = f" ({case.op})" if case.row.has_op else ""
+    return f"{case.collective}{op}, {case.dtype}, {case.num_ranks} ranks"
 
 
 def plot(rows: list[Row], path: Path) -> None:
     """Writes a picture or a page; the format follows the file's ending.
 
     Args:
-        rows: What was measured.
+        rows: The rows of one or more series.
         path: Ends in .svg, .png or .html.
 
     Raises:
@@ -83,6 +80,15 @@ def plot(rows: list[Row], path: Path) -> None:
     chosen = image_format(path, None, FORMATS)
     picture = render(_figure(rows), "png" if chosen == "png" else "svg")
     path.write_bytes(_page(rows, picture).encode() if chosen == "html" else picture)
+
+
+def format_panel(panel: Any) -> None:
+    """The axis of sizes, as in all pictures of benchmarks."""
+    panel.set_xscale("log", base=2)
+    panel.xaxis.set_major_formatter(lambda nbytes, _: format_nbytes(nbytes))
+    panel.tick_params(axis="x", labelrotation=30)
+    panel.set_xlabel("message")
+    panel.grid(which="major", alpha=0.3)
 
 
 def _figure(rows: list[Row]) -> Any:
@@ -95,25 +101,26 @@ def _figure(rows: list[Row]) -> Any:
     for row in rows:
         series.setdefault(row.case.series, []).append(row)
     for i, (name, points) in enumerate(series.items()):
-        sizes = [row.nbytes for row in points]
+        sizes = [row.case.nbytes for row in points]
         style = {
             "label": name,
             "color": _COLORS[i % len(_COLORS)],
             "marker": "os^vDPX*"[i % 8],
             "markersize": 4,
         }
-        left.plot(sizes, [row.median_s * 1e6 for row in points], **style)
-        lows = [row.min_s * 1e6 for row in points]
+        left.plot(sizes, [row.timing.median_s * 1e6 for row in points], **style)
+        lows = [row.timing.min_s * 1e6 for row in points]
         left.fill_between(
-            sizes, lows, [row.p99_s * 1e6 for row in points], color=style["color"], alpha=0.12, lw=0
+            sizes,
+            lows,
+            [row.timing.p99_s * 1e6 for row in points],
+            color=style["color"],
+            alpha=0.12,
+            lw=0,
         )
         right.plot(sizes, [row.busbw / 1e9 for row in points], **style)
     for panel in (left, right):
-        panel.set_xscale("log", base=2)
-        panel.xaxis.set_major_formatter(lambda nbytes, _: format_nbytes(nbytes))
-        panel.tick_params(axis="x", labelrotation=30)
-        panel.set_xlabel("message")
-        panel.grid(which="major", alpha=0.3)
+        format_panel(panel)
     left.set_yscale("log")
     left.set_ylabel("us: median, shaded from min to p99")
     right.set_ylabel("busbw at the median, GB/s")
@@ -131,6 +138,8 @@ def _page(rows: list[Row], picture: bytes) -> str:
             parts[-1] = f'<td class="wrong">{texts[-1]}</td>'
         return f"<tr>{''.join(parts)}</tr>"
 
+    from pycoll import __version__
+
     facts = machine()
     return _PAGE.format(
         title=html.escape(title_of(rows)),
@@ -139,6 +148,6 @@ def _page(rows: list[Row], picture: bytes) -> str:
         body="\n".join(map(line, rows)),
         machine=html.escape(
             f"{facts['cores']} cores ({facts['cpu']}), Python {facts['python']}, "
-            f"pycoll {facts['pycoll']}"
+            f"pycoll {__version__}"
         ),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -49,9 +49,9 @@ def bench(
     dtype: Annotated[str, typer.Option("--dtype", "-d", help="f32, bf16, i64, ...")] = "f32",
     op: Annotated[str, typer.Option("--op", help="sum, prod, min, max or avg.")] = "sum",
     iterations: Annotated[
-        int, typer.Option("--iterations", help="Samples per size, at most.", min=1)
-    ] = 100,
-    warmup: Annotated[int, typer.Option("--warmup", help="Untimed calls first.", min=0)] = 5,
+        int, typer.Option("--iterations", help="Blocks of calls per size, at most.", min=1)
+    ] = 40,
+    warmup: Annotated[int, typer.Option("--warmup", help="Untimed calls first.", min=0)] = 10,
     mapped: Annotated[
         bool, typer.Option("--mapped", help="Arrays of comm.empty, which all ranks map.")
     ] = False,
@@ -73,33 +73,39 @@ def bench(
 ) -> None:
     """Measure a collective on local ranks: time, bandwidth, and whether the result is right.
 
-    A call's time is that of its slowest rank. Results are checked at every size, outside of the
-    timed region; the exit status is 1 when an element is wrong.
+    Calls are timed in blocks of about 2 ms; a call's time is that of its slowest rank. Results are
+    checked at every size, outside of the timed calls; the exit status is 1 when an element is
+    wrong.
     """
     load_modules(module)
-    from pycoll.bench.measure import Effort, measure
-    from pycoll.bench.record import Record
+    from pycoll.bench.measure import Options, measure
+    from pycoll.bench.record import Record, RecordError, machine
+    from pycoll.bench.timing import Effort
     from pycoll.launch import run_ranks
 
     if out is not None:
         from pycoll.bench.plot import FORMATS
         from pycoll.draw.style import image_format
 
-        image_format(out, None, FORMATS)  # A wrong ending is told before, not after.
-    cases = _cases(collective, algorithm, sizes, dtype, op)
+        image_format(out, None, FORMATS)  # before the ranks start, as all that can be refused
+    cases = _cases(collective, algorithm, sizes, dtype, op, n)
     if peers:
         cases = _with_peers(cases, threads)
-    question: dict[str, object] = {"ranks": n, "threads": threads, "iterations": iterations}
-    question |= {"warmup": warmup}
-    if mapped:
-        question["arrays"] = "mapped"
+    question = {"ranks": n, "threads": threads, "iterations": iterations, "warmup": warmup}
+    question |= {"arrays": "mapped" if mapped else "plain"}
+    facts: dict[str, Any] = {"question": question, "machine": machine()}
     printed = json_path is not None and str(json_path) == "-"
     path = None if printed else json_path
-    Record.open(path, question)  # As above: what does not fit is told before ranks start.
-    effort = Effort(iterations, warmup, sys.stderr.isatty(), mapped)
-    rows = run_ranks(measure, n, cases, effort, path, question, threads=threads)[0]
+    try:
+        Record.open(path, facts)
+    except RecordError as error:
+        raise UsageError(f"--json: {error}") from None
+    options = Options(Effort(iterations), warmup, mapped, not threads, sys.stderr.isatty())
+    rows = run_ranks(measure, n, cases, options, path, facts, threads=threads)[0]
     if printed:
-        typer.echo(Record(None, question, {row.case: row for row in rows}).to_json())
+        record = Record(None, facts)
+        record.add(*rows)
+        typer.echo(record.to_json())
     else:
         _print_table(rows)
     if out is not None:
@@ -111,14 +117,16 @@ def bench(
         raise typer.Exit(FAILED)
 
 
-def _cases(collective: str, algorithm: str, sizes: str, dtype: str, op: str) -> list[Case]:
-    from pycoll.bench.case import OPS, Case, info, numpy_dtype
+def _cases(collective: str, algorithm: str, sizes: str, dtype: str, op: str, n: int) -> list[Case]:
+    from pycoll.bench.adapters import numpy_dtype
+    from pycoll.bench.case import Case
 
-    has_op = info(collective).has_op
-    numpy_dtype(dtype)
-    if op not in OPS:
-        raise UsageError(f"bench: expected --op to be one of {', '.join(OPS)}, got {op!r}")
     names: list[str] = []
+    try:
+        Case.of_size(collective, dtype, n, 1, op=op)
+    except ValueError as error:
+        raise UsageError(f"bench: {error}") from None
+    numpy_dtype(dtype)  # which may need ml_dtypes
     for name in algorithm.split(","):
         if name == "auto":
             names.append(name)
@@ -127,28 +135,26 @@ def _cases(collective: str, algorithm: str, sizes: str, dtype: str, op: str) -> 
         else:
             choose_algorithms(collective, name.partition("/")[0])
             names.append(name)
-    nbytes = [1] if collective == "barrier" else parse_sizes(sizes)
-    ops = op if has_op else "sum"
-    return [Case(collective, name, size, dtype, ops) for size in nbytes for name in names]
+    all_sizes = [1] if collective == "barrier" else parse_sizes(sizes)
+    every = (
+        Case.of_size(collective, dtype, n, size, op=op, algorithm=name)
+        for size in all_sizes
+        for name in names
+    )
+    return list(dict.fromkeys(every))
 
 
 def _with_peers(cases: list[Case], threads: bool) -> list[Case]:
     """Each size of a peer next to pycoll's, so that a slow spell falls on both."""
     from dataclasses import replace
+    from importlib.util import find_spec
 
-    from pycoll.bench.peers import installed
-
-    names = installed()
     if threads:
         raise UsageError("bench: --peers needs ranks that are processes: leave --threads out")
-    if not names:
+    if find_spec("torch") is None:
         raise UsageError("bench: --peers finds none here: pip install torch, for gloo")
-    every: dict[Case, None] = {}
-    for case in cases:
-        every[case] = None
-        for name in names:
-            every.setdefault(replace(case, algorithm=name, library=name))
-    return list(every)
+    pairs = ((case, replace(case, algorithm="auto", library="gloo")) for case in cases)
+    return list(dict.fromkeys(case for pair in pairs for case in pair))
 
 
 def _print_table(rows: list[Row]) -> None:

@@ -16,6 +16,8 @@ EPILOG = """[bold]Examples[/bold]
 
   pycoll info --json
 
+  pycoll info --env  # environment variables: values, defaults, what they do
+
   torchrun --nnodes 2 --nproc-per-node 4 ... -m pycoll info --cluster
 
   mpiexec -hosts a,b,c -n 12 pycoll info --cluster --plot cluster.svg
@@ -32,6 +34,9 @@ def info(
             "Run it on every rank, under the job's launcher.",
         ),
     ] = False,
+    env: Annotated[
+        bool, typer.Option("--env", help="The environment variables that pycoll reads.")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="With --cluster, a picture: .svg or .png.")
     ] = None,
@@ -45,6 +50,8 @@ def info(
         from pycoll.errors import UsageError
 
         raise UsageError("--plot draws the links of a cluster: it needs --cluster")
+    if env:
+        return _environment(as_json)
     facts = _facts()
     if as_json:
         import json
@@ -54,6 +61,34 @@ def info(
     width = max(map(len, facts))
     for name, value in facts.items():
         typer.echo(f"{name:<{width}}  {_text(value)}")
+
+
+def _environment(as_json: bool) -> None:
+    """Prints the table of variables, and refuses values that are wrong."""
+    from pycoll import environment
+    from pycoll.errors import UsageError
+
+    rows = environment.table()
+    if as_json:
+        import dataclasses
+        import json
+
+        typer.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
+    else:
+        for row in rows:
+            typer.echo(f"{row.name}={row.value}" if row.value else row.name)
+            typer.echo(f"    {row.help}")
+            typer.echo(f"    {row.expected}; default: {row.default}")
+    for name in environment.unknown():
+        typer.echo(f"warning: {name} is set, but pycoll reads no variable of that name", err=True)
+    wrong = []
+    for row in rows:
+        try:
+            environment.read(row.name)
+        except UsageError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise UsageError("\n".join(wrong))
 
 
 def _facts() -> dict[str, Any]:

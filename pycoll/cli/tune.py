@@ -56,7 +56,7 @@ def tune(
     ] = 4,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, 1 MiB at most.")] = False,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", help="Of each candidate, at most.", min=3)
+        int | None, typer.Option("--rounds", help="Rounds of each candidate, at most.", min=3)
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Then measure again: is the choice the best?")
@@ -200,8 +200,8 @@ def _check(
         for idx, size in enumerate(sizes):
             if size.first_ratio <= CLOSE:
                 continue
-            # Of many candidates one is always lucky: whether it is the best one, fresh times of
-            # the two tell.
+            # One of many candidates is always lucky: fresh times of the two decide whether it is
+            # the best one.
             first = size.measured
             what = f"{first.collective}, {first.arrays} arrays, {format_nbytes(first.nbytes)}"
             advance(f"{what}, again", 0)

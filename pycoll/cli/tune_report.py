@@ -1,4 +1,4 @@
-"""What `pycoll tune` shows: a table, a JSON object, a picture."""
+"""The output of `pycoll tune`: a table, a JSON object, a picture."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Size:
     Attributes:
         num_ranks: Number of ranks.
         measured: Its times; with those of AUTO when the choice was checked.
-        chosen: ALGORITHM/PROTOCOL, or None when nobody looked.
+        chosen: ALGORITHM/PROTOCOL, or None when it was not asked for.
         again: A second look at a choice that the first one found slow: the best one of the first
             measurement, and the choice's ratio to it.
     """
@@ -42,7 +42,7 @@ class Size:
 
     @property
     def time_s(self) -> float:
-        """Of what pycoll does by itself, seconds."""
+        """Time of the algorithm that pycoll chooses by itself, seconds."""
         from pycoll.tuning import AUTO
 
         times = self.measured.times_s()
@@ -50,12 +50,12 @@ class Size:
 
     @property
     def first_ratio(self) -> float:
-        """Its time over that of the best one, both of the first measurement."""
+        """Time of the choice over that of the best one, in the first measurement."""
         return self.time_s / self.measured.times_s()[self.measured.best()]
 
     @property
     def ratio(self) -> float:
-        """The same, by the second measurement where there was one."""
+        """The ratio of the second measurement, or of the first where there was one only."""
         return self.again[1] if self.again else self.first_ratio
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,25 @@ def render(fig: Any, format: str) -> bytes:
         options["metadata"] = {"Date": None, "Creator": "pycoll"}
     else:
         options["dpi"] = min(150.0, _MAX_PIXELS / max(fig.get_size_inches()))
-    with matplotlib.rc_context({"svg.hashsalt": "pycoll", "svg.fonttype": "path"}):
+    # Text stays text: small files, and words that can be searched for.
+    style = {"svg.hashsalt": "pycoll", "svg.fonttype": "none"}
+    with matplotlib.rc_context(style | {"font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"]}):
         fig.savefig(out, format=format, **options)
-    return out.getvalue()
+    content = out.getvalue()
+    return _compact(content.decode()).encode() if format == "svg" else content
+
+
+def _compact(svg: str) -> str:
+    """The same picture with an element a line, and lines in tenths of a point."""
+
+    def path(found: re.Match[str]) -> str:
+        return " " + re.sub(r"(\d\.\d)\d+", r"\1", " ".join(found[0].split())).replace(' "', '"')
+
+    svg = re.sub(r"(?s)<metadata>.*?</metadata>\s*", "", svg)
+    svg = re.sub(r' d="[^"]*"', path, svg)
+    svg = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", svg)
+    svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)
+    return re.sub(r"\n\s+", "\n", svg)
 
 
 def image_format(path: str | Path | None, format: str | None, known: tuple[str, ...]) -> str:

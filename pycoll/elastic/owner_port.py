@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pycoll import _core
+from pycoll import _core, environment
 from pycoll.errors import SystemError, UsageError
 
 _BACKLOG = 128
@@ -99,7 +99,7 @@ def open_owner_port(
         SystemError: No port can be opened; the message names PYCOLL_PORTS.
         TimeoutError: A rank did not come.
     """
-    filter = os.environ.get("PYCOLL_IFNAME", "")
+    filter = environment.read("PYCOLL_IFNAME")
     hosts = [_LOOPBACK] if one_host else _core.bootstrap.interface_addresses(filter)
     kept = [port.socket for port in former if port.own.hosts == tuple(hosts)]
     listener = kept[-1] if kept else _listen(hosts)
@@ -129,9 +129,9 @@ def exchange_through(store: Any, rank: int, size: int) -> Callable[[str, str, fl
 
 
 def _ports() -> Sequence[int]:
-    """PYCOLL_PORTS, which the core has checked by now where it counts; 0: any."""
-    found = re.fullmatch(r"(\d+)-(\d+)", os.environ.get("PYCOLL_PORTS", ""))
-    return range(int(found[1]), int(found[2]) + 1) if found else [0]
+    """The ports of PYCOLL_PORTS; [0], the system's choice, where it is not set."""
+    first, _, last = environment.read("PYCOLL_PORTS").partition("-")
+    return range(int(first), int(last) + 1) if first else [0]
 
 
 def _listen(hosts: Sequence[str]) -> socket.socket:

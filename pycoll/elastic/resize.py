@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pycoll import _core
+from pycoll import _core, environment
 from pycoll.elastic.agreement import Agreement, Verdict
 from pycoll.elastic.owner_port import OwnerPort, exchange_through, host_and_port, open_owner_port
 from pycoll.errors import TimeoutError, UsageError
@@ -125,7 +125,7 @@ def join(address: str, timeout_s: float = 60.0) -> Communicator:
 
 def _agree(port: OwnerPort, serve: Callable[[str], int], timeout_s: float) -> Verdict:
     """Runs the agreement on a thread of its own: the caller's may have an event loop."""
-    silence_s = float(os.environ.get("PYCOLL_SILENCE_S") or 5)
+    silence_s = float(environment.read("PYCOLL_SILENCE_S") or 5)
     agreement = Agreement(port, serve, timeout_s, silence_s)
     outcome: list[Verdict | BaseException] = []
     finished = threading.Event()  # an interrupted Thread.join takes the thread for ended
@@ -230,4 +230,4 @@ def _session_token() -> str:
     """Newcomers are of another job: only PYCOLL_TOKEN and the user can be the same."""
     if _bootstrap.tls_is_on():
         return str(_bootstrap.required_secret())
-    return os.environ.get("PYCOLL_TOKEN") or f"pycoll grow of user {os.getuid()}"
+    return environment.read("PYCOLL_TOKEN") or f"pycoll grow of user {os.getuid()}"

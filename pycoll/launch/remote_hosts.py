@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pycoll import environment
 from pycoll.errors import UsageError
 
 SSH_VARIABLE = "PYCOLL_SSH"
@@ -34,7 +35,7 @@ def host_names(text: str) -> list[str]:
 
 def ssh_words(ssh: str | None) -> list[str]:
     """The program that gets a host and a command line: what is asked for, PYCOLL_SSH, or ssh."""
-    return shlex.split(ssh or os.environ.get(SSH_VARIABLE) or _SSH)
+    return shlex.split(ssh or environment.read(SSH_VARIABLE) or _SSH)
 
 
 def over_there(words: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pycoll import environment
 from pycoll.observe.stacks import is_handled, signal_from_text
 
 if TYPE_CHECKING:
@@ -276,16 +277,16 @@ _kept: list[GroupRecords] = []  # of watched groups that nobody in Python holds
 def watch_group(records: GroupRecords) -> None:
     """The same for a group that another library has opened, as long as it is open."""
     _kept[:] = [other for other in _kept if not other.closed]
-    if os.environ.get(FOLDER_VARIABLE) or os.environ.get(SIGNAL_VARIABLE):
+    if environment.read(FOLDER_VARIABLE) or environment.read(SIGNAL_VARIABLE):
         _kept.append(records)
         watch(records)
 
 
 def watch(comm: Communicator | GroupRecords) -> None:
     """Lets a communicator dump on its first error, and the process on a signal, where asked to."""
-    if os.environ.get(FOLDER_VARIABLE):
+    if environment.read(FOLDER_VARIABLE):
         comm._set_on_failure(functools.partial(_dump_referenced, weakref.ref(comm)))
-    if text := os.environ.get(SIGNAL_VARIABLE, ""):
+    if text := environment.read(SIGNAL_VARIABLE):
         _watched.add(comm)
         signum = signal_from_text(text, SIGNAL_VARIABLE)
         in_main = threading.current_thread() is threading.main_thread()
@@ -305,7 +306,7 @@ def _dump_referenced(reference: weakref.ref[Communicator | GroupRecords]) -> Non
 
 def _dump(comm: Communicator | GroupRecords) -> list[Path]:
     with suppress(OSError):  # a full disk must not hide the error that is about to be raised
-        folder = os.environ.get(FOLDER_VARIABLE) or "."
+        folder = environment.read(FOLDER_VARIABLE) or "."
         return write(
             CommunicatorSource(comm),
             [comm.rank],

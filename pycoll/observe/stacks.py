@@ -14,6 +14,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from pycoll import environment
 from pycoll.errors import UsageError
 
 VARIABLE = "PYCOLL_DOCTOR_SIGNAL"
@@ -74,7 +75,7 @@ def install() -> StackWriter | None:
     if _writer is not None and _writer.pid == os.getpid():
         return _writer
     default = "SIGRTMIN+7"
-    signum = signal_from_text(os.environ.get(VARIABLE, default), VARIABLE)
+    signum = signal_from_text(environment.read(VARIABLE) or default, VARIABLE)
     inherited = _writer is not None and _writer.signum == signum  # of the process that forked us
     if signum is None or (not inherited and is_handled("self", signum)):
         return None

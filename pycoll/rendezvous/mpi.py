@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from pycoll import _core
+from pycoll import _core, environment
 from pycoll.errors import MpiError, SystemError, UsageError
 
 _TRY_S = 2.0  # how long an address may take to answer
@@ -46,7 +46,7 @@ def init_over(comm: Any, timeout_s: float) -> Any:
     usable = shared and facts["abi"] in facts["abis"].split(", ")
     if all(comm.allgather(usable)):
         return _core.init_over_mpi(module._handleof(comm), timeout_s)
-    if os.environ.get("PYCOLL_TRANSPORT") == "mpi":
+    if environment.read("PYCOLL_TRANSPORT") == "mpi":
         raise MpiError(
             "PYCOLL_TRANSPORT=mpi, but mpi4py uses a library of MPI that this build of pycoll "
             f"cannot share ({module.Get_library_version().splitlines()[0]}; pycoll: "
@@ -80,7 +80,7 @@ def _choose_place(one_host: bool) -> tuple[str, int]:
 
 def own_addresses() -> list[str]:
     """Addresses under which other hosts may reach this one, as PYCOLL_IFNAME lets them through."""
-    return list(_core.bootstrap.interface_addresses(os.environ.get("PYCOLL_IFNAME", "")))
+    return list(_core.bootstrap.interface_addresses(environment.read("PYCOLL_IFNAME")))
 
 
 class Launched:

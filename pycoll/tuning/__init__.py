@@ -5,6 +5,7 @@ all its ranks choose by it. `pycoll tune` makes it: `measure` runs on every rank
 the costs that the simulation needs, and `save` puts what was found into the file.
 """
 
+from pycoll.bench.timing import spread_ranks
 from pycoll.tuning.file import load, path, save, today
 from pycoll.tuning.fit import fit_costs
 from pycoll.tuning.measure import (
@@ -15,7 +16,6 @@ from pycoll.tuning.measure import (
     asks_for_arrays,
     measure,
     smallest_nbytes,
-    spread_ranks,
 )
 
 __all__ = [

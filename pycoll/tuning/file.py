@@ -15,7 +15,7 @@ from pycoll.errors import SystemError, UsageError
 
 
 def path() -> Path:
-    """Where this machine's table lies.
+    """The file of this machine's table.
 
     In PYCOLL_CACHE_DIR, else XDG_CACHE_HOME/pycoll, else HOME/.cache/pycoll.
 
@@ -46,7 +46,8 @@ def save(costs: Iterable[_core.TunedCost], sizes: Iterable[_core.TunedSize]) -> 
     """Puts rows into this machine's table, in place of those they are newer than.
 
     Several processes may do so at once: each holds a lock while it reads the table, adds its rows
-    and puts the new table in the old one's place. Who reads sees the old or the new one, whole.
+    and puts the new table in the old one's place. A reader sees the whole old table or the whole
+    new one.
 
     Args:
         costs: One for each protocol, number of ranks and cores, and kind of arrays.

@@ -17,14 +17,14 @@ def fit_costs(
 ) -> list[_core.TunedCost]:
     """Finds the costs whose simulated times are nearest, for each protocol and kind of arrays.
 
-    Nearest is the smallest mean of about |log(simulated / measured)|: a factor counts alike at
-    every size, and one odd measurement counts little.
+    Nearest is the smallest mean of about |log(simulated / measured)|: a factor counts as much at
+    one size as at another, and one odd measurement counts little.
 
     Args:
-        measured: Of one number of ranks.
+        measured: Sizes of one number of ranks.
         n: Number of ranks.
-        cores: That they share.
-        date: Of the measurement.
+        cores: Number of cores that they share.
+        date: The date of the measurement.
         max_nbytes: Larger messages do not take part, bytes.
 
     Returns:

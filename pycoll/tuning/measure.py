@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pycoll import _core
+from pycoll.bench.timing import BLOCK_S, calibrate
 from pycoll.errors import UsageError
 
 if TYPE_CHECKING:
     from pycoll.communicator import Communicator
 
 ARRAYS = ("plain", "mapped")  # NumPy's own, and those of Communicator.empty
-AUTO = "auto"  # the candidate that is what pycoll does by itself
-_MAX_CALLS = 2000  # of one batch
+AUTO = "auto"  # the candidate that pycoll chooses by itself
 # After so many rounds, candidates that are so many times slower than the best get no more.
 _FEW_ROUNDS = 5
 _FEWER_ROUNDS, _FAR = 2, 3.0
@@ -29,13 +28,13 @@ class Effort:
 
     Attributes:
         rounds: Batches of calls of each candidate, one candidate after another in each round.
-        batch_s: About how long one batch takes, seconds.
+        batch_s: A batch takes at least so long, seconds.
         limit_s: No further round begins after so many seconds of one size, beyond the first five.
         margin: A candidate so many times slower than the best after five rounds is left behind.
     """
 
     rounds: int = 21
-    batch_s: float = 0.4e-3
+    batch_s: float = BLOCK_S
     limit_s: float = 1.5
     margin: float = 1.5
 
@@ -50,11 +49,11 @@ class Measured:
 
     Attributes:
         collective: Its name.
-        arrays: Where the arrays lay: plain or mapped.
+        arrays: Kind of the arrays: plain or mapped.
         nbytes: Size of the message, bytes.
         rounds_s: For each choice (ALGORITHM/PROTOCOL, or AUTO) the seconds per call of the slowest
             rank, one for each round; a choice that was left behind has fewer.
-        earlier: The same of earlier visits to this size.
+        earlier: `rounds_s` of earlier visits to this size.
     """
 
     collective: str
@@ -66,8 +65,8 @@ class Measured:
     def times_s(self) -> dict[str, float]:
         """Seconds per call of each choice, the fastest first.
 
-        Of a visit, the lower quartile of the rounds: what disturbs a round only ever makes it
-        longer, and may disturb more than half of them. Of several visits the geometric mean: a
+        A visit counts by the lower quartile of its rounds: a disturbance only ever makes a round
+        longer, and may hit more than half of them. Visits count by their geometric mean: a
         virtual machine's cores may be close to each other in one and far apart in another, and
         what is good in both is better than what is best in one.
         """
@@ -107,13 +106,6 @@ def lower_quartile(values: list[float]) -> float:
     return sorted(values)[(len(values) - 1) // 4]
 
 
-def spread_ranks(comm: Communicator) -> None:
-    """New processes begin on their parent's core; one that wakes up is put on an idle one."""
-    for _ in range(20):
-        time.sleep(0.005)
-        comm.barrier()
-
-
 def measure(
     comm: Communicator,
     collective: str,
@@ -125,7 +117,7 @@ def measure(
     """Times what may be chosen for a size, interleaved. Collective.
 
     Args:
-        comm: Of the ranks that take part.
+        comm: The ranks that take part.
         collective: Its name.
         nbytes: Size of the message, bytes; f32 elements.
         effort: How long to measure.
@@ -138,7 +130,7 @@ def measure(
     Raises:
         As the collective.
 
-    Cost: about rounds * candidates * batch_s, and at least 10 calls of each candidate.
+    Cost: about rounds * candidates * batch_s, and twice that for finding out the calls of a batch.
     """
     import numpy as np
 
@@ -158,15 +150,17 @@ def measure(
 
     live = []
     for choice in choices or _core.choices(collective, x.nbytes):
-        # Some algorithms do not exist for every number of ranks, or cannot do without slots: all
-        # ranks are told so alike.
+        # Some algorithms do not exist for every number of ranks, or cannot do without slots: the
+        # call raises on all ranks.
         with suppress(UsageError):
             _core.time_calls(comm, collective, x, out, _argument(choice), 1)
             live.append(choice)
-    once_s = slowest(live, dict.fromkeys(live, 1))
     num_calls = {
-        choice: min(max(1, int(effort.batch_s / max(t, 1e-9))), _MAX_CALLS)
-        for choice, t in zip(live, once_s, strict=True)
+        choice: calibrate(
+            lambda k, choice=choice: k * slowest([choice], {choice: k})[0],
+            effort.batch_s,
+        )[0]
+        for choice in live
     }
     rounds_s: dict[str, list[float]] = {choice: [] for choice in live}
     spent_s = 0.0
@@ -179,7 +173,8 @@ def measure(
             least_s = {choice: min(rounds_s[choice]) for choice in live}
             most_s = margin * min(least_s.values())
             live = [choice for choice in live if least_s[choice] <= most_s or choice == AUTO]
-        # Who comes first in a round finds the caches as the last of the round before left them.
+        # The first candidate of a round finds the caches as the last one of the round before left
+        # them, so each candidate is first in some rounds.
         turn = round_idx % len(live)
         order = live[turn:] + live[:turn]
         for choice, t in zip(order, slowest(order, num_calls), strict=True):
@@ -198,5 +193,5 @@ def asks_for_arrays(collective: str, nbytes: int) -> bool:
 
 
 def smallest_nbytes(collective: str, n: int) -> int:
-    """Of a message of f32 with an element in each block."""
+    """The smallest message of f32 with an element in each block, in bytes."""
     return 4 * next(r.blocks_per_message(n) for r in _core.collectives() if r.name == collective)

@@ -54,6 +54,7 @@ def library() -> str:
     return str(folder / "_device_threads.so")
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.timeout(400)
 def test_all_but_the_build_runs_on_the_emulated_device(library, tmp_path):

@@ -1,4 +1,4 @@
-"""Ranks as forked processes, and ports that nobody else is given."""
+"""Ranks as forked processes, and ports that no other process is given."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _run(fn: Callable[[], Any]) -> Outcome:
 
 
 class Ranks:
-    """Forks processes, one call each, and collects what became of them."""
+    """Forks processes, one call each, and collects their outcomes."""
 
     def __init__(self) -> None:
         self._readers: dict[int, int] = {}  # pid -> pipe
@@ -97,7 +97,7 @@ def ranks() -> Iterator[Ranks]:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """A loopback port; bound here without listening, so that the kernel gives it to nobody else."""
+    """A loopback port; bound here without listening, so that the kernel gives it to no other."""
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("127.0.0.1", 0))

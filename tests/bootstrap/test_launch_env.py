@@ -37,69 +37,54 @@ def read(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> bootstra
     return bootstrap.read_launch_env()
 
 
-def test_no_variables_mean_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_variables_mean_one_rank(monkeypatch):
     env = read(monkeypatch, {})
     assert (env.rank, env.num_ranks, env.master_addr, env.master_port) == (0, 1, "127.0.0.1", 0)
     assert env.token == f"uid {os.geteuid()} "
 
 
-def test_torchrun_style_variables_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_style_variables_are_read(monkeypatch):
     env = read(monkeypatch, {**TORCHRUN, "PYCOLL_TOKEN": "secret"})
     assert (env.rank, env.num_ranks) == (2, 4)
     assert (env.master_addr, env.master_port, env.token) == ("10.0.0.1", 29500, "secret")
+    for port, expected in [("29500", 29501), ("65535", 65534)]:  # not that of torchrun's agent
+        agent = {**TORCHRUN, "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        assert read(monkeypatch, agent).master_port == expected
+        agent["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+        assert read(monkeypatch, agent).master_port == int(port)
 
 
-@pytest.mark.parametrize(("port", "expected"), [("29500", 29501), ("65535", 65534)])
-def test_port_of_torchruns_agent_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, port: str, expected: int
-) -> None:
-    agent = {**TORCHRUN, "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    assert read(monkeypatch, agent).master_port == expected
-    agent["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    assert read(monkeypatch, agent).master_port == int(port)
-
-
-@pytest.mark.parametrize(
-    ("variables", "rank", "num_ranks"),
-    [
+def test_mpiexec_and_srun_variables_are_read(monkeypatch):
+    for variables, rank, num_ranks in [
         (OPEN_MPI, 1, 2),
         (SRUN, 3, 5),
         ({**SRUN, **OPEN_MPI}, 1, 2),
         ({**OPEN_MPI, **TORCHRUN}, 2, 4),
         ({"PMI_RANK": "6", "PMI_SIZE": "7", "MASTER_PORT": "29500"}, 6, 7),
-    ],
-)
-def test_mpiexec_and_srun_variables_are_read(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], rank: int, num_ranks: int
-) -> None:
-    env = read(monkeypatch, variables)
-    assert (env.rank, env.num_ranks) == (rank, num_ranks)
+    ]:
+        env = read(monkeypatch, variables)
+        assert (env.rank, env.num_ranks) == (rank, num_ranks), variables
+    batch = {name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}
+    assert read(monkeypatch, batch).num_ranks == 1
 
 
-@pytest.mark.parametrize(
-    ("variables", "other_job"),
-    [
+def test_port_and_token_follow_from_the_job(monkeypatch):
+    for variables, other_job in [
         (OPEN_MPI, {"PMIX_NAMESPACE": "prterun-host-4839@1"}),
         (SRUN, {"SLURM_JOB_ID": "78"}),
         (SRUN, {"SLURM_STEP_ID": "1"}),
-    ],
-)
-def test_port_and_token_follow_from_the_job(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], other_job: dict[str, str]
-) -> None:
-    rank_name = next(name for name in variables if name.endswith(("_RANK", "_PROCID")))
-    one = read(monkeypatch, variables)
-    peer = read(monkeypatch, {**variables, rank_name: "0"})
-    other = read(monkeypatch, {**variables, **other_job})
-    assert one.master_addr == "127.0.0.1"
-    assert 20000 <= one.master_port < 32000
-    assert (peer.master_port, peer.token) == (one.master_port, one.token)
-    assert (other.master_port, other.token) != (one.master_port, one.token)
+    ]:
+        rank_name = next(name for name in variables if name.endswith(("_RANK", "_PROCID")))
+        one = read(monkeypatch, variables)
+        peer = read(monkeypatch, {**variables, rank_name: "0"})
+        other = read(monkeypatch, {**variables, **other_job})
+        assert one.master_addr == "127.0.0.1"
+        assert 20000 <= one.master_port < 32000
+        assert (peer.master_port, peer.token) == (one.master_port, one.token)
+        assert (other.master_port, other.token) != (one.master_port, one.token)
 
 
-def test_mpich_ranks_find_their_job_through_the_pmi_socket(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_mpich_ranks_find_their_job_through_the_pmi_socket(monkeypatch):
     ends = socket.socketpair()
     variables = {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": str(ends[0].fileno())}
     env = read(monkeypatch, variables)
@@ -109,31 +94,25 @@ def test_mpich_ranks_find_their_job_through_the_pmi_socket(
         end.close()
 
 
-@pytest.mark.parametrize(
-    ("hosts", "first"),
-    [
-        ("node[01-03,07],login", "node01"),
-        ("node[3,5-7]", "node3"),
-        ("rack[2-3]-n", "rack2-n"),
-        ("10.77.0.1,10.77.0.2", "10.77.0.1"),
-        ("alone", "alone"),
-    ],
-)
-def test_srun_over_several_hosts_meets_at_the_first(
-    monkeypatch: pytest.MonkeyPatch, hosts: str, first: str
-) -> None:
-    several = {**SRUN, "SLURM_STEP_NUM_NODES": "4", "SLURM_STEP_NODELIST": hosts}
-    env = read(monkeypatch, several)
-    assert (env.master_addr, env.has_address) == (first, True)
-    assert env.master_port == read(monkeypatch, {**several, "SLURM_PROCID": "0"}).master_port
-    one = {**several, "SLURM_STEP_NUM_NODES": "1"}
-    assert read(monkeypatch, one).master_addr == "127.0.0.1"
-    assert read(monkeypatch, {**several, "MASTER_ADDR": "10.0.0.9"}).master_addr == "10.0.0.9"
+def test_srun_over_several_hosts_meets_at_the_first(monkeypatch):
+    for hosts, first in {
+        "node[01-03,07],login": "node01",
+        "node[3,5-7]": "node3",
+        "rack[2-3]-n": "rack2-n",
+        "10.77.0.1,10.77.0.2": "10.77.0.1",
+        "alone": "alone",
+    }.items():
+        several = {**SRUN, "SLURM_STEP_NUM_NODES": "4", "SLURM_STEP_NODELIST": hosts}
+        env = read(monkeypatch, several)
+        assert (env.master_addr, env.has_address) == (first, True)
+        assert env.master_port == read(monkeypatch, {**several, "SLURM_PROCID": "0"}).master_port
+        one = {**several, "SLURM_STEP_NUM_NODES": "1"}
+        assert read(monkeypatch, one).master_addr == "127.0.0.1"
+        elsewhere = {**several, "MASTER_ADDR": "10.0.0.9"}
+        assert read(monkeypatch, elsewhere).master_addr == "10.0.0.9"
 
 
-def test_mpiexec_over_several_hosts_leaves_the_address_to_mpi(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_mpiexec_over_several_hosts_leaves_the_address_to_mpi(monkeypatch):
     variables = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}
     env = read(monkeypatch, variables)
     assert (env.rank, env.has_address, env.by_mpiexec) == (2, False, True)
@@ -146,31 +125,21 @@ def test_mpiexec_over_several_hosts_leaves_the_address_to_mpi(
     assert not read(monkeypatch, openmpi).has_address
 
 
-def test_batch_script_of_slurm_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = {name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}
-    assert read(monkeypatch, batch).num_ranks == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"RANK": "x"}, "RANK=x is not a number"),
-        ({"RANK": ""}, "RANK= is not a number"),
-        ({"RANK": "1.5"}, "RANK=1.5 is not a number"),
-        ({"RANK": "-1"}, "RANK=-1 is not between 0 and"),
-        ({"RANK": "4"}, "RANK=4 is not below WORLD_SIZE=4"),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 is not between 1 and"),
-        ({"WORLD_SIZE": "99999999999"}, "WORLD_SIZE=99999999999 is not between"),
-        ({"MASTER_PORT": "http"}, "MASTER_PORT=http is not a number"),
-        ({"MASTER_PORT": "65536"}, "MASTER_PORT=65536 is not between 1 and 65535"),
-        ({"RANK": None}, "RANK is not set, but WORLD_SIZE is"),
-        ({"WORLD_SIZE": None}, "WORLD_SIZE is not set, but RANK is"),
-        ({"MASTER_PORT": None}, "MASTER_PORT is not set, .* set MASTER_ADDR and MASTER_PORT"),
-    ],
-)
-def test_wrong_variable_is_named(
-    monkeypatch: pytest.MonkeyPatch, change: dict[str, str | None], text: str
-) -> None:
-    variables = {k: v for k, v in {**TORCHRUN, **change}.items() if v is not None}
-    with pytest.raises(errors.UsageError, match=text):
-        read(monkeypatch, variables)
+def test_wrong_variable_is_named(monkeypatch):
+    for name, value, text in [
+        ("RANK", "x", "RANK=x is not a number"),
+        ("RANK", "", "RANK= is not a number"),
+        ("RANK", "1.5", "RANK=1.5 is not a number"),
+        ("RANK", "-1", "RANK=-1 is not between 0 and"),
+        ("RANK", "4", "RANK=4 is not below WORLD_SIZE=4"),
+        ("WORLD_SIZE", "0", "WORLD_SIZE=0 is not between 1 and"),
+        ("WORLD_SIZE", "99999999999", "WORLD_SIZE=99999999999 is not between"),
+        ("MASTER_PORT", "http", "MASTER_PORT=http is not a number"),
+        ("MASTER_PORT", "65536", "MASTER_PORT=65536 is not between 1 and 65535"),
+        ("RANK", None, "RANK is not set, but WORLD_SIZE is"),
+        ("WORLD_SIZE", None, "WORLD_SIZE is not set, but RANK is"),
+        ("MASTER_PORT", None, "MASTER_PORT is not set, .* set MASTER_ADDR and MASTER_PORT"),
+    ]:
+        variables = {k: v for k, v in {**TORCHRUN, name: value}.items() if v is not None}
+        with pytest.raises(errors.UsageError, match=text):
+            read(monkeypatch, variables)

@@ -1,4 +1,4 @@
-"""What the ranks of one host hand each other, and how they learn that one is missing."""
+"""Ranks of one host pass each other memory and pidfds, and name the ranks that are missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -21,7 +20,7 @@ import pytest
 from pycoll import errors
 from pycoll._core import bootstrap
 
-from .conftest import Ranks, num_open_fds
+from .conftest import Outcome, num_open_fds
 
 pytestmark = pytest.mark.ranks
 
@@ -45,7 +44,7 @@ def form(
 
 
 def share(group: bootstrap.LocalGroup, rank: int, num_ranks: int) -> bytes:
-    """Writes this rank's byte and waits until it sees everyone's."""
+    """Writes this rank's byte and waits until it sees the bytes of all ranks."""
     deadline = time.monotonic() + 10
     with mmap.mmap(group.memory_fd, NBYTES) as memory:
         memory[rank] = rank + 1
@@ -88,16 +87,17 @@ def wait_until_listening(name: str) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("num_ranks", range(1, 9))
-def test_group_of_all_ranks_shares_memory_and_pidfds(
-    ranks: Ranks, name: str, num_ranks: int
-) -> None:
-    outcomes = ranks.run(lambda rank: form_and_share(name, rank, num_ranks), range(num_ranks))
+def check_group(outcomes: list[Outcome], order: list[int]) -> None:
+    num_ranks = len(order)
     assert [outcome.text for outcome in outcomes] == [""] * num_ranks
-    pids = [outcome.value["pid"] for outcome in outcomes]
+    pids = [
+        outcome.value["pid"]
+        for _, outcome in sorted(zip(order, outcomes, strict=True), key=lambda pair: pair[0])
+    ]
     for outcome in outcomes:
         assert outcome.value["bytes"] == bytes(range(1, num_ranks + 1))
         assert outcome.value["pids"] == pids
+        assert outcome.value["num_pidfds"] == num_ranks
         # A rank that has ended and was reaped reads as -1.
         assert all(
             seen in (pid, -1) for seen, pid in zip(outcome.value["pidfds"], pids, strict=True)
@@ -105,37 +105,27 @@ def test_group_of_all_ranks_shares_memory_and_pidfds(
         assert not any(outcome.value["inheritable"])
         assert outcome.value["link"].startswith("/memfd:")  # so not in /dev/shm
         assert outcome.num_fds_leaked == 0
-    with open("/proc/net/unix") as sockets:
-        assert f"@pycoll-{name}" not in sockets.read()
 
 
-def test_group_of_64_ranks_forms(ranks: Ranks, name: str) -> None:
-    outcomes = ranks.run(lambda rank: form_and_share(name, rank, 64), range(64))
-    assert [outcome.text for outcome in outcomes] == [""] * 64
-    assert all(outcome.value["bytes"] == bytes(range(1, 65)) for outcome in outcomes)
-    assert all(outcome.value["num_pidfds"] == 64 for outcome in outcomes)
-
-
-def test_groups_that_join_in_random_order_form(ranks: Ranks, name: str) -> None:
+def test_groups_that_join_in_random_order_share_memory_and_pidfds(ranks, name):
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     choose = random.Random(seed)
-    for round_idx in range(50):
-        num_ranks = choose.randrange(2, 9)
+    for i, num_ranks in enumerate([1, 2, 3, 5, 8, *(choose.randrange(2, 9) for _ in range(8)), 64]):
         order = choose.sample(range(num_ranks), num_ranks)
         delays = [choose.choice([0, 0, 0.001, 0.01]) for _ in order]
         outcomes = ranks.run(
-            lambda rank, n=num_ranks, delays=delays, i=round_idx: form_and_share(
+            lambda rank, n=num_ranks, delays=delays, i=i: form_and_share(
                 f"{name}-{i}", rank, n, delays[rank]
             ),
             order,
         )
-        assert [outcome.text for outcome in outcomes] == [""] * num_ranks
-        assert all(outcome.value["bytes"] == bytes(range(1, num_ranks + 1)) for outcome in outcomes)
-        assert all(outcome.num_fds_leaked == 0 for outcome in outcomes)
+        check_group(outcomes, order)
+        with open("/proc/net/unix") as sockets:
+            assert f"@pycoll-{name}" not in sockets.read()
 
 
-def test_memory_of_a_group_can_neither_shrink_nor_grow(name: str) -> None:
+def test_memory_of_a_group_can_neither_shrink_nor_grow(name):
     group = form(name, 0, 1)
     seals = fcntl.fcntl(group.memory_fd, F_GET_SEALS)
     assert seals & F_SEAL_SHRINK_AND_GROW == F_SEAL_SHRINK_AND_GROW
@@ -146,88 +136,66 @@ def test_memory_of_a_group_can_neither_shrink_nor_grow(name: str) -> None:
     group.close()
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "present", "text"),
-    [
-        (4, [0, 1, 3], "rank 2 of 4 did not join within 0.7 s"),
+def test_missing_ranks_are_named_on_every_rank_that_joined(ranks, name):
+    for num_ranks, present, text in [
         (8, [3, 0, 7, 1, 4, 6], "ranks 2, 5 of 8 did not join within 0.7 s"),
-        (3, [0], "ranks 1, 2 of 3 did not join within 0.7 s"),
         (3, [1, 2], "rank 0 of 3 did not join within 0.7 s"),
-    ],
-)
-def test_missing_ranks_are_named_on_every_rank_that_came(
-    ranks: Ranks, name: str, num_ranks: int, present: list[int], text: str
-) -> None:
-    outcomes = ranks.run(lambda rank: form(name, rank, num_ranks, 0.7), present)
-    for outcome in outcomes:
-        assert outcome.error == "TimeoutError"
-        assert outcome.text.startswith(text + ":")
-        assert outcome.num_fds_leaked == 0
+    ]:
+        outcomes = ranks.run(lambda rank, n=num_ranks: form(name, rank, n, 0.7), present)
+        for outcome in outcomes:
+            assert outcome.error == "TimeoutError"
+            assert outcome.text.startswith(text + ":")
+            assert outcome.num_fds_leaked == 0
 
 
-def test_first_deadline_to_pass_ends_the_joining_for_all(ranks: Ranks, name: str) -> None:
+def test_first_deadline_to_pass_ends_the_joining_for_all(ranks, name):
     timeouts = {0: 30.0, 1: 30.0, 2: 0.3}
     outcomes = ranks.run(lambda rank: form(name, rank, 4, timeouts[rank]), range(3))
     for outcome in outcomes:
         assert outcome.error == "TimeoutError"
         assert outcome.text.startswith("rank 3 of 4 did not join within 0.3 s")
-        assert outcome.seconds < 5
+        assert outcome.seconds < 20
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_rank_killed_while_it_joins_is_named_on_every_other(
-    ranks: Ranks, name: str, number: signal.Signals
-) -> None:
+@pytest.mark.parametrize(
+    ("victim", "number"), [(2, signal.SIGKILL), (2, signal.SIGTERM), (0, signal.SIGKILL)]
+)
+def test_rank_killed_while_it_joins_is_named_on_every_other(ranks, name, victim, number):
     pids = [ranks.start(lambda rank=rank: form(name, rank, 4, 30)) for rank in range(3)]
     wait_until_listening(name)
-    time.sleep(0.3)  # rank 3 never comes
-    os.kill(pids[2], number)
-    for pid in pids[:2]:
+    time.sleep(0.3)  # rank 3 never joins
+    os.kill(pids[victim], number)
+    for pid in set(pids) - {pids[victim]}:
         outcome = ranks.outcome(pid)
-        assert (outcome.error, outcome.rank, outcome.signal) == ("PeerDiedError", 2, number)
-        assert f"rank 2 (process {pids[2]}) ended" in outcome.text
-        assert outcome.seconds < 5
+        assert (outcome.error, outcome.rank) == ("PeerDiedError", victim)
+        if victim != 0:  # the leader knows the pids
+            assert outcome.signal == number
+            assert f"rank {victim} (process {pids[victim]}) ended" in outcome.text
+        assert outcome.seconds < 20
         assert outcome.num_fds_leaked == 0
 
 
-def test_leader_killed_while_it_joins_is_named_on_every_other(ranks: Ranks, name: str) -> None:
-    pids = [ranks.start(lambda rank=rank: form(name, rank, 4, 30)) for rank in range(3)]
-    wait_until_listening(name)
-    time.sleep(0.3)
-    os.kill(pids[0], signal.SIGKILL)
-    for pid in pids[1:]:
-        outcome = ranks.outcome(pid)
-        assert (outcome.error, outcome.rank) == ("PeerDiedError", 0)
-        assert outcome.seconds < 5
-        assert outcome.num_fds_leaked == 0
-
-
-def test_late_leader_is_waited_for(ranks: Ranks, name: str) -> None:
+def test_late_leader_is_waited_for(ranks, name):
     delays = {0: 0.5, 1: 0.0, 2: 0.0}
     outcomes = ranks.run(lambda rank: form_and_share(name, rank, 3, delays[rank]), range(3))
     assert [outcome.text for outcome in outcomes] == [""] * 3
 
 
-@pytest.mark.parametrize(
-    ("rank", "num_ranks", "other", "text"),
-    [
+def test_rank_that_does_not_fit_is_refused_and_disturbs_no_other(ranks, name):
+    leader = ranks.start(lambda: form_and_share(name, 0, 3))
+    for rank, num_ranks, other, text in [
         (1, 3, {"token": "guess"}, "session token is not the leader's"),
         (1, 3, {"shared_bytes": NBYTES + 1}, f"expects {NBYTES + 1} bytes of shared memory"),
         (1, 4, {}, "it expects 4 ranks, the leader 3"),
         (3, 4, {"shared_bytes": 1}, "it expects 4 ranks, the leader 3"),
-    ],
-)
-def test_rank_that_does_not_fit_is_refused_and_disturbs_nobody(
-    ranks: Ranks, name: str, rank: int, num_ranks: int, other: dict[str, Any], text: str
-) -> None:
-    leader = ranks.start(lambda: form_and_share(name, 0, 3))
-    with pytest.raises(errors.UsageError, match=f"rank {rank} cannot join.*{text}"):
-        form(name, rank, num_ranks, **other)
+    ]:
+        with pytest.raises(errors.UsageError, match=f"rank {rank} cannot join.*{text}"):
+            form(name, rank, num_ranks, **other)
     rest = ranks.run(lambda rank: form_and_share(name, rank, 3), [1, 2])
     assert [outcome.text for outcome in (ranks.outcome(leader), *rest)] == [""] * 3
 
 
-def test_second_process_with_the_same_rank_is_refused(ranks: Ranks, name: str) -> None:
+def test_second_process_with_the_same_rank_is_refused(ranks, name):
     leader = ranks.start(lambda: form_and_share(name, 0, 3))
     first = ranks.start(lambda: form_and_share(name, 1, 3))
     time.sleep(0.3)
@@ -238,59 +206,56 @@ def test_second_process_with_the_same_rank_is_refused(ranks: Ranks, name: str) -
 
 
 def _connect(name: str) -> socket.socket:
-    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    stranger.connect(f"\0pycoll-{name}")
-    return stranger
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer.connect(f"\0pycoll-{name}")
+    return peer
 
 
-def _send_garbage(stranger: socket.socket) -> None:
+def _send_garbage(peer: socket.socket) -> None:
     for message in (b"", b"\x00", b"\x00\xff\xff\xff\xff", b"\x02" * 300, os.urandom(5000)):
         try:
-            stranger.send(message)
+            peer.send(message)
         except (BrokenPipeError, ConnectionResetError):
             return
 
 
-def _send_many_fds(stranger: socket.socket) -> None:
+def _send_many_fds(peer: socket.socket) -> None:
     with open("/dev/null") as null:
         fds = array.array("i", [null.fileno()] * 100)
-        stranger.sendmsg([b"\x00"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+        peer.sendmsg([b"\x00"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
 
 
-@pytest.mark.parametrize("act", [_send_garbage, _send_many_fds, lambda stranger: None])
-def test_strangers_are_dropped_without_harm(
-    ranks: Ranks, name: str, act: Callable[[socket.socket], None]
-) -> None:
+@pytest.mark.parametrize("act", [_send_garbage, _send_many_fds, lambda peer: None])
+def test_unauthenticated_peers_are_dropped_without_harm(ranks, name, act):
     leader = ranks.start(lambda: form_and_share(name, 0, 2))
     wait_until_listening(name)
-    strangers = []
+    peers = []
     for _ in range(520):  # more than are kept
-        stranger = _connect(name)
-        act(stranger)
-        strangers.append(stranger)
-    strangers[0].settimeout(5)
+        peers.append(_connect(name))
+        act(peers[-1])
+    peers[0].settimeout(5)
     with suppress(ConnectionResetError):
-        assert strangers[0].recv(100) == b""  # the oldest gave way, at the latest
+        assert peers[0].recv(100) == b""  # the oldest gave way, at the latest
     last = ranks.start(lambda: form_and_share(name, 1, 2))
     for pid in (last, leader):
         outcome = ranks.outcome(pid)
         assert outcome.text == ""
         assert outcome.num_fds_leaked == 0
-    for stranger in strangers:
-        stranger.close()
+    for peer in peers:
+        peer.close()
 
 
 @as_root
-def test_another_user_who_knows_the_token_cannot_join(ranks: Ranks, name: str) -> None:
+def test_another_user_that_knows_the_token_cannot_join(ranks, name):
     def join_as_other_user() -> bytes:
         os.setresuid(OTHER_UID, OTHER_UID, OTHER_UID)
         token = b"secret"
         hello = struct.pack("<BI", 0, len(token)) + token + struct.pack("<iiQ", 1, 2, NBYTES)
         pidfd = os.pidfd_open(os.getpid())
-        with _connect(name) as stranger, suppress(BrokenPipeError, ConnectionResetError):
-            stranger.settimeout(5)
-            socket.send_fds(stranger, [hello], [pidfd])
-            return stranger.recv(1000)
+        with _connect(name) as peer, suppress(BrokenPipeError, ConnectionResetError):
+            peer.settimeout(5)
+            socket.send_fds(peer, [hello], [pidfd])
+            return peer.recv(1000)
         return b""
 
     leader = ranks.start(lambda: form_and_share(name, 0, 2))
@@ -300,7 +265,7 @@ def test_another_user_who_knows_the_token_cannot_join(ranks: Ranks, name: str) -
     assert [ranks.outcome(pid).text for pid in (last, leader)] == ["", ""]
 
 
-def test_leader_that_fails_before_it_reads_a_hello_is_understood(ranks: Ranks, name: str) -> None:
+def test_leader_that_fails_before_it_reads_a_hello_is_understood(ranks, name):
     text = b"ranks 2, 3 of 4 did not join within 1 s"
     failure = struct.pack("<BBI", 3, 0, len(text)) + text + struct.pack("<ii", 0, 0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -316,7 +281,7 @@ def test_leader_that_fails_before_it_reads_a_hello_is_understood(ranks: Ranks, n
 
 
 @as_root
-def test_another_user_cannot_lead(ranks: Ranks, name: str) -> None:
+def test_another_user_cannot_lead(ranks, name):
     def lead_as_other_user() -> None:
         os.setresuid(OTHER_UID, OTHER_UID, OTHER_UID)
         form(name, 0, 2, 2)
@@ -327,7 +292,7 @@ def test_another_user_cannot_lead(ranks: Ranks, name: str) -> None:
         form(name, 1, 2, 0.5)
 
 
-def test_rank_without_room_for_descriptors_says_so(ranks: Ranks, name: str) -> None:
+def test_rank_without_room_for_descriptors_says_so(ranks, name):
     def join_with_few_descriptors() -> None:
         limit = num_open_fds() + 4
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
@@ -342,17 +307,12 @@ def test_rank_without_room_for_descriptors_says_so(ranks: Ranks, name: str) -> N
     assert [ranks.outcome(pid).text for pid in rest] == [""] * 7
 
 
-@pytest.mark.parametrize(
-    ("rank", "num_ranks", "text"),
-    [
+def test_impossible_rank_or_size_is_refused(name):
+    for rank, num_ranks, text in [
         (0, 0, "1 to 252 ranks, not 0"),
         (0, 253, "not 253"),
         (4, 4, "rank 4 is not"),
         (-1, 4, "rank -1"),
-    ],
-)
-def test_impossible_rank_or_size_is_refused(
-    name: str, rank: int, num_ranks: int, text: str
-) -> None:
-    with pytest.raises(errors.UsageError, match=text):
-        form(name, rank, num_ranks)
+    ]:
+        with pytest.raises(errors.UsageError, match=text):
+            form(name, rank, num_ranks)

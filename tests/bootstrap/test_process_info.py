@@ -1,4 +1,4 @@
-"""What a pidfd tells about a process that has ended, and what tells hosts apart."""
+"""The end of a process as its pidfd shows it, and the id of a host."""
 
 from __future__ import annotations
 
@@ -7,105 +7,73 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from pycoll._core import bootstrap
 
-from .conftest import Ranks
-
 pytestmark = pytest.mark.ranks
 
 KERNEL = tuple(int(part) for part in platform.release().split(".")[:2])
-SIGNALS = [signal.SIGKILL, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1]
 
 
-class Child:
-    """A process that sleeps, or exits with a code."""
-
-    def __init__(self, exit_code: int | None = None) -> None:
-        self.pid = os.fork()
-        if self.pid == 0:
-            if exit_code is None:
-                time.sleep(60)
-            os._exit(exit_code or 0)
-        self.pidfd = os.pidfd_open(self.pid)
-
-    def wait_until_ended(self) -> None:
-        deadline = time.monotonic() + 10
-        while not bootstrap.process_ended(self.pidfd):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-
-    def reap(self) -> None:
-        os.waitpid(self.pid, 0)
+def start_child(exit_code: int | None) -> tuple[int, int]:
+    """A process that exits with the code, or sleeps: its pid and pidfd."""
+    pid = os.fork()
+    if pid == 0:
+        if exit_code is None:
+            time.sleep(60)
+        os._exit(exit_code or 0)
+    return pid, os.pidfd_open(pid)
 
 
-@pytest.fixture
-def child() -> Iterator[Child]:
-    sleeping = Child()
-    yield sleeping
-    os.close(sleeping.pidfd)
+def wait_until_ended(pidfd: int) -> None:
+    deadline = time.monotonic() + 30
+    while not bootstrap.process_ended(pidfd):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
-def test_running_process_has_not_ended(child: Child) -> None:
-    assert not bootstrap.process_ended(child.pidfd)
-    assert bootstrap.exit_signal(child.pidfd) == 0
-    os.kill(child.pid, signal.SIGKILL)
-    child.reap()
-
-
-@pytest.mark.parametrize("number", SIGNALS)
-def test_signal_of_a_killed_process_is_known_before_it_is_reaped(
-    child: Child, number: signal.Signals
-) -> None:
-    os.kill(child.pid, number)
-    child.wait_until_ended()
-    assert bootstrap.exit_signal(child.pidfd) == number
-    child.reap()
-    assert bootstrap.process_ended(child.pidfd)
-
-
-@pytest.mark.parametrize("number", SIGNALS)
-def test_signal_of_a_reaped_process_is_known_to_another_holder_of_its_pidfd(
-    ranks: Ranks, child: Child, number: signal.Signals
-) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGQUIT])
+def test_signal_of_a_killed_process_is_known_before_and_after_it_is_reaped(ranks, number):
+    """Where the kernel keeps it, also to another holder of the pidfd."""
+    pid, pidfd = start_child(None)
+    assert not bootstrap.process_ended(pidfd)
+    assert bootstrap.exit_signal(pidfd) == 0
     told, tell = os.pipe()
 
     def read_signal() -> int:
         os.read(told, 1)  # reaped
-        assert bootstrap.process_ended(child.pidfd)
-        return bootstrap.exit_signal(child.pidfd)
+        assert bootstrap.process_ended(pidfd)
+        return bootstrap.exit_signal(pidfd)
 
     holder = ranks.start(read_signal)
-    os.kill(child.pid, number)
-    child.reap()
+    os.kill(pid, number)
+    wait_until_ended(pidfd)
+    assert bootstrap.exit_signal(pidfd) == number
+    os.waitpid(pid, 0)
     os.write(tell, b"x")
     expected = number if KERNEL >= (6, 15) else 0
     assert ranks.outcome(holder).value == expected
-    assert bootstrap.exit_signal(child.pidfd) == expected
-    os.close(told)
-    os.close(tell)
+    assert bootstrap.exit_signal(pidfd) == expected
+    for fd in (told, tell, pidfd):
+        os.close(fd)
 
 
-@pytest.mark.parametrize("exit_code", [0, 3, 137])
-def test_process_that_exits_by_itself_has_no_signal(exit_code: int) -> None:
-    child = Child(exit_code)
-    child.wait_until_ended()
-    assert bootstrap.exit_signal(child.pidfd) == 0
-    child.reap()
-    assert bootstrap.exit_signal(child.pidfd) == 0
-    os.close(child.pidfd)
-
-
-def test_exit_signal_of_what_is_no_pidfd_is_unknown() -> None:
+def test_process_that_exits_and_another_descriptor_have_no_signal():
+    for exit_code in (0, 3, 137):
+        pid, pidfd = start_child(exit_code)
+        wait_until_ended(pidfd)
+        assert bootstrap.exit_signal(pidfd) == 0
+        os.waitpid(pid, 0)
+        assert bootstrap.exit_signal(pidfd) == 0
+        os.close(pidfd)
     with open("/dev/null") as other:
         assert bootstrap.exit_signal(other.fileno()) == 0
     assert bootstrap.exit_signal(-1) == 0
 
 
-def test_host_id_is_the_same_in_every_process_of_a_host(ranks: Ranks) -> None:
+def test_host_id_is_the_same_in_every_process_of_a_host(ranks):
     outcomes = ranks.run(lambda rank: bootstrap.host_id(), range(3))
     assert {outcome.value for outcome in outcomes} == {bootstrap.host_id()}
     with open("/proc/sys/kernel/random/boot_id") as boot_id:
@@ -113,7 +81,7 @@ def test_host_id_is_the_same_in_every_process_of_a_host(ranks: Ranks) -> None:
 
 
 @pytest.mark.hosts
-def test_host_id_differs_in_another_network_namespace(ranks: Ranks) -> None:
+def test_host_id_differs_in_another_network_namespace(ranks):
     clone_newnet = 0x40000000
 
     def enter_namespace() -> str:

@@ -1,9 +1,12 @@
-"""What the tests of communicators share: inputs, oracles, sizes at the edges of tiles."""
+"""Inputs, oracles, sizes at the edges of tiles, and checks that tests of communicators share."""
 
 from __future__ import annotations
 
 import functools
+import re
 import zlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +25,7 @@ def builtin_algorithms(collective: str) -> list[str]:
 
 
 def inputs(n: int, count: int, dtype: object = np.float32, *, seed: int = 0) -> np.ndarray:
-    """The values of all ranks, shape (n, count): the same on every rank that asks."""
+    """The values of all ranks, shape (n, count), identical on every rank."""
     rng = np.random.default_rng([seed, n])
     if np.issubdtype(dtype, np.integer):
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
@@ -46,13 +49,27 @@ def reduced(values: np.ndarray, op: str) -> np.ndarray:
     return (np.abs(exact) // n * np.sign(exact)).astype(values.dtype)
 
 
+def check_refused(cases: dict[str, tuple[Callable[..., Any], str]], *args: Any) -> None:
+    """Every case's call raises a UsageError whose text matches the case's pattern."""
+    wrong = []
+    for name, (call, pattern) in cases.items():
+        try:
+            call(*args)
+        except pycoll.UsageError as error:
+            if not re.search(pattern, str(error)):
+                wrong.append(f"{name}: {str(error)!r} does not match {pattern!r}")
+        else:
+            wrong.append(f"{name}: no error, expected {pattern!r}")
+    assert not wrong, "\n".join(wrong)
+
+
 def crc(x: np.ndarray) -> int:
     return zlib.crc32(x.tobytes())
 
 
 @functools.cache
 def slot_payload_bytes(protocol: str) -> int:
-    """What one slot carries, found from outside: one byte more takes one more message."""
+    """Bytes that one slot carries, found from outside: one byte more takes one more message."""
 
     def search(comm: pycoll.Communicator) -> int:
         def num_messages(nbytes: int) -> int:

@@ -1,4 +1,4 @@
-"""What may be passed as an array: anything contiguous in host memory, without a copy."""
+"""Arrays that a call takes: anything contiguous in CPU memory, without a copy."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comm_cases import both
+from comm_cases import check_refused
+from worlds import Comm, on_ranks
 
 import pycoll
-from pycoll import UsageError, run_ranks
+from pycoll import UsageError
 from pycoll.launch.local_ranks import local_communicators
 
 pytestmark = pytest.mark.ranks
@@ -31,139 +32,99 @@ class OnlyDlpack:
         return self._array.__dlpack_device__()
 
 
-@both
-def test_all_reduce_in_place_returns_the_very_array(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        x = np.full((2, 3), comm.rank + 1.0)
-        assert comm.all_reduce(x) is x
-        np.testing.assert_array_equal(x, np.full((2, 3), 3.0))
-
-    run_ranks(work, 2, threads=threads)
-
-
-@both
-def test_all_reduce_out_gets_the_result_and_x_stays(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        for count in (1, 100, 70_000):
-            x = np.full(count, comm.rank + 1.0)
-            x.flags.writeable = False  # only read
-            out = np.zeros(count)
-            assert comm.all_reduce(x, "sum", out) is out
-            assert comm.all_reduce(x, op="sum", out=out) is out
-            assert (out == 3).all()
-            assert (x == comm.rank + 1).all()
-
-    run_ranks(work, 2, threads=threads)
+@on_ranks(2)
+def test_all_reduce_in_place_returns_the_very_array_of_any_shape(comm):
+    x = np.full((2, 3), comm.rank + 1.0)
+    assert comm.all_reduce(x) is x
+    np.testing.assert_array_equal(x, np.full((2, 3), 3.0))
+    assert comm.all_reduce(x, out=x) is x and (x == 6).all()
+    x = np.array(comm.rank + 1.0)
+    comm.all_reduce(x)
+    assert x.shape == () and float(x) == 3
+    x = np.ones((1, 2, 1, 3, 1, 2, 1, 5))
+    comm.all_reduce(x)
+    assert (x == 2).all()
+    comm.all_reduce(np.ones((3, 0, 2)))
 
 
-@both
-def test_all_reduce_out_of_another_library_and_shape_works(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        out = array.array("d", [0.0] * 6)
-        assert comm.all_reduce(np.full((2, 3), 2.0), out=out) is out
-        assert out.tolist() == [4.0] * 6
-
-    run_ranks(work, 2, threads=threads)
-
-
-@both
-def test_all_reduce_arrays_of_the_standard_library_work(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        for typecode in "fdilqB":
-            x = array.array(typecode, [1, 2, 3])
-            comm.all_reduce(x)
-            assert x.tolist() == [2, 4, 6], typecode
-        data = bytearray([1, 2, 3])
-        comm.all_reduce(data)
-        assert data == bytearray([2, 4, 6])
-        data.append(7)  # the call has let go of its memory
-        comm.all_reduce(memoryview(data)[1:3])
-        assert data == bytearray([2, 8, 12, 7])
-        grid = memoryview(bytearray(24)).cast("i", (2, 3))
-        comm.all_reduce(grid, "max")
-
-    run_ranks(work, 2, threads=threads)
+@on_ranks(2)
+def test_all_reduce_out_gets_the_result_and_x_stays(comm):
+    for count in (1, 100, 70_000):
+        x = np.full(count, comm.rank + 1.0)
+        x.flags.writeable = False  # only read
+        out = np.zeros(count)
+        assert comm.all_reduce(x, "sum", out) is out
+        assert comm.all_reduce(x, op="sum", out=out) is out
+        assert (out == 3).all()
+        assert (x == comm.rank + 1).all()
+    halves = np.full(10, 2.0)
+    comm.all_reduce(halves[:5], out=halves[5:])
+    assert halves.tolist() == [2] * 5 + [4] * 5
+    out = array.array("d", [0.0] * 6)  # another library's, of another shape
+    assert comm.all_reduce(np.full((2, 3), 2.0), out=out) is out
+    assert out.tolist() == [4.0] * 6
 
 
-@both
-def test_all_reduce_object_with_only_dlpack_works(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        x = np.arange(5, dtype=np.float32)
-        comm.all_reduce(OnlyDlpack(x))
-        comm.all_reduce(OnlyDlpack(x), async_op=True).wait()
-        np.testing.assert_array_equal(x, np.arange(5) * 4)
-
-    run_ranks(work, 2, threads=threads)
-
-
-@both
-def test_all_reduce_zero_dimensional_array_works(threads):
-    def work(comm: pycoll.Communicator) -> float:
-        x = np.array(comm.rank + 1.0)
+@on_ranks(2)
+def test_all_reduce_takes_arrays_of_the_standard_library_and_dlpack(comm):
+    for typecode in "fdilqB":
+        x = array.array(typecode, [1, 2, 3])
         comm.all_reduce(x)
-        assert x.shape == ()
-        return float(x)
-
-    assert run_ranks(work, 3, threads=threads) == [6.0] * 3
-
-
-@both
-def test_all_reduce_many_dimensions_work(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        x = np.ones((1, 2, 1, 3, 1, 2, 1, 5))
-        comm.all_reduce(x)
-        assert (x == 2).all()
-        comm.all_reduce(np.ones((3, 0, 2)))
-
-    run_ranks(work, 2, threads=threads)
+        assert x.tolist() == [2, 4, 6], typecode
+    data = bytearray([1, 2, 3])
+    comm.all_reduce(data)
+    assert data == bytearray([2, 4, 6])
+    data.append(7)  # the call has let go of its memory
+    comm.all_reduce(memoryview(data)[1:3])
+    assert data == bytearray([2, 8, 12, 7])
+    grid = memoryview(bytearray(24)).cast("i", (2, 3))
+    comm.all_reduce(grid, "max")
+    x = np.arange(5, dtype=np.float32)
+    comm.all_reduce(OnlyDlpack(x))
+    comm.all_reduce(OnlyDlpack(x), async_op=True).wait()
+    np.testing.assert_array_equal(x, np.arange(5) * 4)
 
 
-@both
-def test_all_reduce_misaligned_arrays_work(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        for dtype in (np.float32, np.float64, np.float16, np.int64):
-            size = np.dtype(dtype).itemsize
-            for count in (1, 5, 1000, 50_001):
-                for algorithm in ("ring/simple", "ring/ll", "one_shot/ll", "two_shot/simple"):
-                    memory = bytearray(count * size + 2)
-                    x = np.frombuffer(memory, dtype, count, offset=1)
-                    assert x.ctypes.data % size == 1 or size == 1
-                    x[:] = comm.rank + 1
-                    comm.all_reduce(x, algorithm=algorithm)
-                    assert (x == 6).all()
-                    assert (memory[0], memory[-1]) == (0, 0)  # nothing beside it was touched
-
-    run_ranks(work, 3, threads=threads)
+@on_ranks(3)
+def test_all_reduce_takes_misaligned_arrays(comm):
+    for dtype in (np.float32, np.float64, np.float16, np.int64):
+        size = np.dtype(dtype).itemsize
+        for count in (1, 1000, 50_001):
+            for algorithm in ("ring/simple", "ring/ll", "one_shot/ll", "two_shot/simple"):
+                memory = bytearray(count * size + 2)
+                x = np.frombuffer(memory, dtype, count, offset=1)
+                assert x.ctypes.data % size == 1 or size == 1
+                x[:] = comm.rank + 1
+                comm.all_reduce(x, algorithm=algorithm)
+                assert (x == 6).all()
+                assert (memory[0], memory[-1]) == (0, 0)  # nothing beside it was touched
 
 
 @pytest.mark.torch
-@both
-def test_all_reduce_torch_tensors_work(threads):
-    torch = pytest.importorskip("torch", reason="tests torch tensors")
+@on_ranks(2, needs="torch")
+def test_all_reduce_takes_torch_tensors(comm):
+    import torch
 
-    def work(comm: pycoll.Communicator) -> None:
-        x = torch.full((2, 3), comm.rank + 1.0)
-        assert comm.all_reduce(x) is x
-        assert torch.equal(x, torch.full((2, 3), 3.0))
-        out = torch.empty(2, 3)
-        comm.all_reduce(x, "avg", out)
-        assert torch.equal(out, x)
-        parameter = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
-        comm.all_reduce(parameter)
-        assert torch.equal(parameter.detach(), torch.full((4,), 2.0, dtype=torch.float64))
-        # Not backward(): in a thread of this process it would fix which devices autograd knows.
-        parameter.grad = torch.ones_like(parameter)
-        comm.all_reduce(parameter.grad)
-        assert torch.equal(parameter.grad, torch.full((4,), 2.0, dtype=torch.float64))
-        scalar = torch.tensor(1.5)
-        comm.all_reduce(scalar, async_op=True).wait()
-        assert scalar.item() == 3
-        part = torch.zeros(10, dtype=torch.int32)[3:7]
-        comm.broadcast(part.fill_(comm.rank), root=1)
-        assert part.tolist() == [1] * 4
-        comm.all_reduce(torch.zeros(2, 0, 8))  # whatever its strides are
-
-    run_ranks(work, 2, threads=threads)
+    x = torch.full((2, 3), comm.rank + 1.0)
+    assert comm.all_reduce(x) is x
+    assert torch.equal(x, torch.full((2, 3), 3.0))
+    out = torch.empty(2, 3)
+    comm.all_reduce(x, "avg", out)
+    assert torch.equal(out, x)
+    parameter = torch.nn.Parameter(torch.ones(4, dtype=torch.float64))
+    comm.all_reduce(parameter)
+    assert torch.equal(parameter.detach(), torch.full((4,), 2.0, dtype=torch.float64))
+    # Not backward(): in a thread of this process it would fix which devices autograd knows.
+    parameter.grad = torch.ones_like(parameter)
+    comm.all_reduce(parameter.grad)
+    assert torch.equal(parameter.grad, torch.full((4,), 2.0, dtype=torch.float64))
+    scalar = torch.tensor(1.5)
+    comm.all_reduce(scalar, async_op=True).wait()
+    assert scalar.item() == 3
+    part = torch.zeros(10, dtype=torch.int32)[3:7]
+    comm.broadcast(part.fill_(comm.rank), root=1)
+    assert part.tolist() == [1] * 4
+    comm.all_reduce(torch.zeros(2, 0, 8))  # whatever its strides are
 
 
 def _read_only() -> np.ndarray:
@@ -191,18 +152,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def single() -> pycoll.Communicator:
-    return local_communicators(1)[0]
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_array_that_cannot_be_used_raises_usage_error(single, name):
-    make, text = REFUSED[name]
-    with pytest.raises(UsageError, match=text):
-        single.all_reduce(make())
-    with pytest.raises(UsageError, match=text):
-        single.broadcast(make())
+def test_array_that_cannot_be_used_raises_usage_error():
+    (single,) = local_communicators(1)
+    for collective in ("all_reduce", "broadcast"):
+        call = getattr(single, collective)
+        for name, (make, text) in REFUSED.items():
+            check_refused({f"{collective} of {name}": (call, text)}, make())
 
 
 # Elements that are in no row of the dtype table: copied as bytes, never reduced.
@@ -221,11 +176,9 @@ OPAQUE: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPAQUE)
-def test_elements_of_any_type_are_copied(name):
-    make, text = OPAQUE[name]
-
-    def work(comm: pycoll.Communicator) -> None:
+@on_ranks(threads=[3])
+def test_elements_of_any_type_are_copied(comm):
+    for name, (make, text) in OPAQUE.items():
         x = make()
         if isinstance(x, np.ndarray):
             x = x.copy()  # writable
@@ -235,26 +188,22 @@ def test_elements_of_any_type_are_copied(name):
             if comm.rank != 1:
                 view[:] = 0
             comm.broadcast(x, root=1, algorithm=algorithm)
-            assert view.tobytes() == expected
+            assert view.tobytes() == expected, name
         with pytest.raises(UsageError, match=f"x has dtype .*{text}.*, which pycoll can copy"):
             comm.all_reduce(x)
 
-    run_ranks(work, 3, threads=True)
 
-
-@both
-def test_elements_of_two_sizes_raise_mismatch(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        with pytest.raises(pycoll.CollectiveMismatchError, match="opaque of 3 bytes"):
-            comm.broadcast(np.zeros(4, "V3" if comm.rank == 0 else "V5"))
-            comm.barrier()  # the root of a small message does not wait for the others
-
-    run_ranks(work, 2, threads=threads)
+@on_ranks(2)
+def test_elements_of_two_sizes_raise_mismatch(comm):
+    with pytest.raises(pycoll.CollectiveMismatchError, match="opaque of 3 bytes"):
+        comm.broadcast(np.zeros(4, "V3" if comm.rank == 0 else "V5"))
+        comm.barrier()  # the root of a small message does not wait for the others
 
 
 @pytest.mark.torch
-def test_tensor_that_cannot_be_used_raises_usage_error(single):
+def test_tensor_that_cannot_be_used_raises_usage_error():
     torch = pytest.importorskip("torch", reason="tests torch tensors")
+    (single,) = local_communicators(1)
     for tensor, text in [
         (torch.ones(3, 4).t(), "contiguous"),
         (torch.ones(4, dtype=torch.complex32), "dtype torch.complex32.*copy"),
@@ -264,77 +213,6 @@ def test_tensor_that_cannot_be_used_raises_usage_error(single):
     ]:
         with pytest.raises(UsageError, match=text):
             single.all_reduce(tensor)
-
-
-def test_out_that_does_not_fit_raises_usage_error(single):
-    x = np.ones(4)
-    for out, text in [
-        (np.ones(5), "out has 5 elements of f64, expected 4 of f64"),
-        (np.ones(4, np.float32), "out has 4 elements of f32"),
-        (_read_only(), "out is read-only"),
-        (np.ones(8)[::2], "out is not contiguous"),
-        ([0.0] * 4, "out is a list"),
-    ]:
-        with pytest.raises(UsageError, match=text):
-            single.all_reduce(x, out=out)
-
-
-def test_out_that_overlaps_x_raises_usage_error(single):
-    memory = np.ones(10)
-    single.all_reduce(memory[:5], out=memory[5:])
-    single.all_reduce(memory[:5], out=memory[:5])
-    for first, last in [(1, 6), (4, 9)]:
-        with pytest.raises(UsageError, match="overlaps"):
-            single.all_reduce(memory[:5], out=memory[first:last])
-
-
-def test_arguments_that_make_no_sense_raise_usage_error(single):
-    x = np.ones(4)
-    for call, text in [
-        (lambda: single.all_reduce(x, "mean"), "unknown op 'mean': expected one of sum, prod"),
-        (lambda: single.all_reduce(x, 3), "op is a int, expected a str"),
-        (lambda: single.all_reduce(x, algorithm="rings"), "no algorithm called 'rings'.*ring"),
-        (lambda: single.all_reduce(x, algorithm="ring/fast"), "unknown protocol 'fast'"),
-        (lambda: single.all_reduce(x[:0], algorithm="ring/fast"), "unknown protocol 'fast'"),
-        (lambda: single.all_reduce(x, algorithm=3), "algorithm is a int, expected a str"),
-        (lambda: single.all_reduce(x, sync=True), "no argument 'sync'"),
-        (lambda: single.all_reduce(x, "sum", x, "ring"), "at most 3 positional"),
-        (lambda: single.all_reduce(x, x=x), "x.*twice"),
-        (lambda: single.all_reduce(), "needs an array x"),
-        (lambda: single.broadcast(x, root=1), r"root is 1, expected a rank in 0\.\.0"),
-        (lambda: single.broadcast(x, root=-1), "root is -1"),
-        (lambda: single.broadcast(x, root="0"), "root is '0', expected a rank"),
-        (lambda: single.broadcast(x, root=1 << 80), "root"),
-        (lambda: single.explain("all_red", 8), "all_red"),
-    ]:
-        with pytest.raises(UsageError, match=text):
-            call()
-
-
-@both
-def test_usage_error_on_one_rank_takes_no_place_in_the_order(threads):
-    """The others do not notice: the call was refused before it entered."""
-
-    def work(comm: pycoll.Communicator) -> None:
-        mistakes = [
-            lambda: comm.all_reduce(np.ones(10)[::2]),
-            lambda: comm.all_reduce(_read_only()),
-            lambda: comm.all_reduce([1.0]),
-            lambda: comm.all_reduce(np.ones(4), "mean"),
-            lambda: comm.all_reduce(np.ones(4), algorithm="nobody's"),
-            lambda: comm.all_reduce(np.ones(4), algorithm="ring/fast"),
-            lambda: comm.all_reduce(np.ones(4), algorithm="ring/fast", async_op=True).wait(),
-            lambda: comm.broadcast(np.ones(4), root=comm.size),
-        ]
-        for i, mistake in enumerate(mistakes):
-            if comm.rank == i % comm.size:
-                with pytest.raises(UsageError):
-                    mistake()
-            x = np.full(5, comm.rank + i)
-            comm.all_reduce(x)
-            assert (x == 3 + 3 * i).all()
-
-    run_ranks(work, 3, threads=threads, timeout_s=10)
 
 
 def test_closed_communicator_refuses_every_call():
@@ -355,13 +233,10 @@ def test_closed_communicator_refuses_every_call():
     assert "closed" in repr(comm)
 
 
-@both
-def test_context_manager_closes(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        with comm.split(0) as part:
-            assert not part.closed
-            part.barrier()
-        assert part.closed
-        comm.barrier()
-
-    run_ranks(work, 2, threads=threads)
+@on_ranks(2)
+def test_context_manager_closes(comm: Comm):
+    with comm.split(0) as part:
+        assert not part.closed
+        part.barrier()
+    assert part.closed
+    comm.barrier()

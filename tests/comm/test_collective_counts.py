@@ -6,16 +6,15 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from comm_cases import both, inputs, reduced
+from comm_cases import inputs, reduced
+from worlds import Comm, on_ranks
 
-import pycoll
-from pycoll import CollectiveMismatchError, UsageError, run_ranks
+from pycoll import CollectiveMismatchError
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
-Comm = pycoll.Communicator
 ROW = (3,)
-each_world = pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
+each_world = on_ranks(2, processes=[3, 5], threads=[1, 4, 8])
 
 # Rows of rank r's block of n.
 PATTERNS: dict[str, Callable[[int, int], int]] = {
@@ -37,54 +36,46 @@ def rows_of(n: int, rows: int, seed: int = 0) -> np.ndarray:
     return inputs(n, rows * ROW[0], seed=seed).reshape(n, rows, *ROW)
 
 
-@both
 @each_world
-def test_all_gather_with_counts_equals_numpy(n, threads):
-    def work(comm: Comm) -> None:
-        rank = comm.rank
-        for counts in all_counts(n):
-            values = [rows_of(n, count)[r] for r, count in enumerate(counts)]
-            everything = np.concatenate(values)
-            for given in (counts, tuple(counts), np.array(counts)):
-                result = comm.all_gather(values[rank].copy(), counts=given)
-                assert result.shape == everything.shape
-                np.testing.assert_array_equal(result, everything, str(counts))
-            out = np.full(everything.shape, np.nan, np.float32)
-            begin = sum(counts[:rank])
-            mine = out[begin : begin + counts[rank]]
-            mine[...] = values[rank]
-            assert comm.all_gather(mine, out, counts=counts) is out  # in place
-            np.testing.assert_array_equal(out, everything, str(counts))
-            started = comm.all_gather(values[rank].copy(), counts=counts, async_op=True)
-            np.testing.assert_array_equal(started.wait(), everything, str(counts))
-
-    run_ranks(work, n, threads=threads)
+def test_all_gather_with_counts_equals_numpy(comm):
+    n, rank = comm.size, comm.rank
+    for counts in all_counts(n):
+        values = [rows_of(n, count)[r] for r, count in enumerate(counts)]
+        everything = np.concatenate(values)
+        for given in (counts, tuple(counts), np.array(counts)):
+            result = comm.all_gather(values[rank].copy(), counts=given)
+            assert result.shape == everything.shape
+            np.testing.assert_array_equal(result, everything, str(counts))
+        out = np.full(everything.shape, np.nan, np.float32)
+        begin = sum(counts[:rank])
+        mine = out[begin : begin + counts[rank]]
+        mine[...] = values[rank]
+        assert comm.all_gather(mine, out, counts=counts) is out  # in place
+        np.testing.assert_array_equal(out, everything, str(counts))
+        started = comm.all_gather(values[rank].copy(), counts=counts, async_op=True)
+        np.testing.assert_array_equal(started.wait(), everything, str(counts))
 
 
-@both
 @each_world
-def test_reduce_scatter_with_counts_equals_numpy(n, threads):
-    def work(comm: Comm) -> None:
-        rank = comm.rank
-        for counts in all_counts(n):
-            begin = sum(counts[:rank])
-            mine = slice(begin, begin + counts[rank])
-            for op in ("sum", "max", "avg"):
-                values = rows_of(n, sum(counts))
-                expected = reduced(values, op)[mine]
-                bound = n * 2.0**-23 * np.abs(values).sum(axis=0)[mine]
-                x = values[rank].copy()
-                results = [
-                    comm.reduce_scatter(x, op, counts=counts),
-                    comm.reduce_scatter(x, op, counts=counts, async_op=True).wait(),
-                    comm.reduce_scatter(x, op, np.zeros(counts[rank] * ROW[0], "f"), counts=counts),
-                    comm.reduce_scatter(x, op, x[mine], counts=counts),  # the last: in place
-                ]
-                for result in results:
-                    result = result.reshape(expected.shape)
-                    assert (np.abs(result - expected) <= bound).all(), (counts, op)
-
-    run_ranks(work, n, threads=threads)
+def test_reduce_scatter_with_counts_equals_numpy(comm):
+    n, rank = comm.size, comm.rank
+    for counts in all_counts(n):
+        begin = sum(counts[:rank])
+        mine = slice(begin, begin + counts[rank])
+        for op in ("sum", "max", "avg"):
+            values = rows_of(n, sum(counts))
+            expected = reduced(values, op)[mine]
+            bound = n * 2.0**-23 * np.abs(values).sum(axis=0)[mine]
+            x = values[rank].copy()
+            results = [
+                comm.reduce_scatter(x, op, counts=counts),
+                comm.reduce_scatter(x, op, counts=counts, async_op=True).wait(),
+                comm.reduce_scatter(x, op, np.zeros(counts[rank] * ROW[0], "f"), counts=counts),
+                comm.reduce_scatter(x, op, x[mine], counts=counts),  # the last: in place
+            ]
+            for result in results:
+                result = result.reshape(expected.shape)
+                assert (np.abs(result - expected) <= bound).all(), (counts, op)
 
 
 def exchanges(n: int) -> list[np.ndarray]:
@@ -94,34 +85,30 @@ def exchanges(n: int) -> list[np.ndarray]:
     return [*matrices, np.diag(range(n)), np.triu(np.full((n, n), 3))]
 
 
-@both
 @each_world
-def test_all_to_all_with_counts_equals_numpy(n, threads):
-    def work(comm: Comm) -> None:
-        rank = comm.rank
-        for counts in exchanges(n):
-            values = [rows_of(n, int(counts[r].sum()))[r] for r in range(n)]
-            ends = counts.cumsum(axis=1)
-            expected = np.concatenate(
-                [values[s][ends[s, rank] - counts[s, rank] : ends[s, rank]] for s in range(n)]
-            )
-            send, recv = counts[rank].tolist(), counts[:, rank].tolist()
-            x = values[rank].copy()
-            out = np.full(expected.shape, np.nan, np.float32)
-            assert comm.all_to_all(x, out, send, recv) is out
-            results = [
-                out,
-                comm.all_to_all(x, None, send, recv),
-                comm.all_to_all(x, send_counts=send),  # the ranks tell each other
-                comm.all_to_all(x, None, send, recv, async_op=True).wait(),
-                comm.all_to_all(x, None, send, async_op=True).wait(),
-            ]
-            for result in results:
-                assert result.shape == expected.shape
-                np.testing.assert_array_equal(result, expected, str(counts))
-            np.testing.assert_array_equal(x, values[rank])
-
-    run_ranks(work, n, threads=threads)
+def test_all_to_all_with_counts_equals_numpy(comm):
+    n, rank = comm.size, comm.rank
+    for counts in exchanges(n):
+        values = [rows_of(n, int(counts[r].sum()))[r] for r in range(n)]
+        ends = counts.cumsum(axis=1)
+        expected = np.concatenate(
+            [values[s][ends[s, rank] - counts[s, rank] : ends[s, rank]] for s in range(n)]
+        )
+        send, recv = counts[rank].tolist(), counts[:, rank].tolist()
+        x = values[rank].copy()
+        out = np.full(expected.shape, np.nan, np.float32)
+        assert comm.all_to_all(x, out, send, recv) is out
+        results = [
+            out,
+            comm.all_to_all(x, None, send, recv),
+            comm.all_to_all(x, send_counts=send),  # the ranks tell each other
+            comm.all_to_all(x, None, send, recv, async_op=True).wait(),
+            comm.all_to_all(x, None, send, async_op=True).wait(),
+        ]
+        for result in results:
+            assert result.shape == expected.shape
+            np.testing.assert_array_equal(result, expected, str(counts))
+        np.testing.assert_array_equal(x, values[rank])
 
 
 MISTAKES: dict[str, Callable[[Comm], object]] = {
@@ -139,25 +126,11 @@ MISTAKES: dict[str, Callable[[Comm], object]] = {
 }
 
 
-@both
-@pytest.mark.parametrize("name", MISTAKES)
-def test_counts_that_differ_raise_mismatch_on_every_rank(name, threads):
-    def work(comm: Comm) -> str:
-        try:
-            MISTAKES[name](comm)
-            comm.barrier()  # who waits for nobody learns of it here
-        except CollectiveMismatchError as error:
-            return str(error)
-        return ""
-
-    for text in run_ranks(work, 3, threads=threads, timeout_s=10):
-        assert name.removesuffix("_without") in text
-
-
-def test_counts_with_a_named_algorithm_say_what_there_is():
-    def work(comm: Comm) -> None:
-        with pytest.raises(UsageError):
-            comm.all_to_all(np.ones(2), None, [1, 1], [1, 1], algorithm="nothing")
+@on_ranks(3)
+def test_counts_that_differ_raise_mismatch_on_every_rank(comm):
+    for name, mistake in MISTAKES.items():
+        part = comm.split(0)
+        with pytest.raises(CollectiveMismatchError, match=name.removesuffix("_without")):
+            mistake(part)
+            part.barrier()  # where a rank that waits for no other raises
         comm.barrier()
-
-    run_ranks(work, 2, threads=True)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import random
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 from collective_oracles import INFO, ORACLES, arguments, roots_of
-from comm_cases import PROTOCOLS, both, builtin_algorithms, inputs
+from comm_cases import PROTOCOLS, builtin_algorithms, crc, inputs
+from worlds import Comm, on_ranks, run
 
 import pycoll
-from pycoll import run_ranks
+from pycoll import UsageError
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
 SLOT_BYTES = 128 << 10
 ODD = 4099
-each_world = pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
-Comm = pycoll.Communicator
 
 
 def test_collectives_all_have_an_oracle_and_an_algorithm() -> None:
@@ -58,31 +59,51 @@ def named(name: str) -> list[str]:
     return [f"{algorithm}/{p}" for algorithm in builtin_algorithms(name) for p in PROTOCOLS]
 
 
-def every_size(comm: Comm, name: str) -> None:
+@on_ranks(2, 3, processes=[1, 5], threads=[4, 8])
+def test_collective_of_every_algorithm_protocol_size_and_root_equals_numpy(comm):
     n, rank = comm.size, comm.rank
-    larger_than_a_slot = SLOT_BYTES // 4 + 5
-    for rows in sorted({0, 1, n - 1, n, n + 1, ODD, larger_than_a_slot}):
-        values = values_of(name, n, rows)
-        for root in roots_of(name, n) if rows <= ODD else [n - 1 if INFO[name].has_root else 0]:
-            for algorithm in named(name):
-                case = (name, n, rows, root, algorithm)
-                x = values[rank].copy()
-                result = getattr(comm, name)(x, **arguments(name, root), algorithm=algorithm)
-                check(name, values, rank, root, result, case)
-                if ORACLES[name].in_place:
-                    assert result is None or result is x, case
-                else:
-                    assert (x == values[rank]).all(), case
+    for name in ORACLES:
+        larger_than_a_slot = SLOT_BYTES // 4 + 5
+        for rows in sorted({0, 1, n + 1, ODD, larger_than_a_slot}):
+            values = values_of(name, n, rows)
+            last = n - 1 if INFO[name].has_root else 0
+            for root in roots_of(name, n) if rows <= ODD else [last]:
+                for algorithm in named(name):
+                    case = (name, n, rows, root, algorithm)
+                    x = values[rank].copy()
+                    result = getattr(comm, name)(x, **arguments(name, root), algorithm=algorithm)
+                    check(name, values, rank, root, result, case)
+                    if ORACLES[name].in_place:
+                        assert result is None or result is x, case
+                    else:
+                        assert (x == values[rank]).all(), case
+    bits = [
+        crc(comm.all_reduce(values_of("all_reduce", n, ODD)[rank].copy(), algorithm=algorithm))
+        for algorithm in named("all_reduce")
+    ]
+    everywhere = comm.all_gather(np.array(bits))
+    assert (everywhere.reshape(n, -1) == bits).all(), "the bits of ranks differ"
 
 
-@both
-@each_world
-def test_collective_every_algorithm_protocol_size_and_root_equals_numpy(n, threads):
-    def work(comm: Comm) -> None:
-        for name in ORACLES:
-            every_size(comm, name)
+@pytest.mark.slow
+@on_ranks(threads=[72], timeout_s=200)
+def test_every_collective_of_72_ranks_equals_numpy(comm):
+    comm.barrier()
+    for name, oracle in ORACLES.items():
+        shape = oracle.leading(comm.size, 3)
+        values = inputs(comm.size, int(np.prod(shape)), np.int64).reshape(comm.size, *shape)
+        x = values[comm.rank].copy()
+        result = getattr(comm, name)(x, **arguments(name, 36))
+        expected = oracle.expected(values, comm.rank, 36, "sum")
+        if expected is not None:
+            assert (result == expected).all(), name
 
-    run_ranks(work, n, threads=threads)
+
+@pytest.mark.slow
+@on_ranks(threads=[96], own=True)
+def test_algorithm_with_too_many_peers_is_refused_in_words(comm):
+    with pytest.raises(UsageError, match="would have 95 peers; at most 64 are possible"):
+        comm.all_reduce(np.ones(10), algorithm="one_shot")
 
 
 def expected_out(name: str, values: np.ndarray, rank: int, root: int) -> np.ndarray | None:
@@ -93,26 +114,20 @@ def expected_out(name: str, values: np.ndarray, rank: int, root: int) -> np.ndar
     return None if like is None else np.full(like.shape, np.nan, values.dtype)
 
 
-@both
-@pytest.mark.parametrize("n", [2, 3])
-def test_collective_with_an_out_leaves_x_and_returns_out(n, threads):
-    def work(comm: Comm) -> None:
-        rank = comm.rank
-        for name in ORACLES:
-            if name == "broadcast":  # has no out
-                continue
-            for rows, row in [(1, ()), (ODD, ()), (7, (3, 2)), (SLOT_BYTES // 8, (3,))]:
-                values = values_of(name, n, rows, row)
-                for root in roots_of(name, n):
-                    for algorithm in [None, *named(name)]:
-                        x = read_only(values[rank])
-                        out = expected_out(name, values, rank, root)
-                        options = arguments(name, root)
-                        result = getattr(comm, name)(x, out=out, algorithm=algorithm, **options)
-                        assert result is out, (name, algorithm)
-                        check(name, values, rank, root, result, (name, rows, row, root, algorithm))
-
-    run_ranks(work, n, threads=threads)
+@on_ranks(processes=[2], threads=[3])
+def test_collective_with_an_out_leaves_x_and_returns_out(comm):
+    n, rank = comm.size, comm.rank
+    for name in sorted(set(ORACLES) - {"broadcast"}):  # which has no out
+        for rows, row in [(1, ()), (7, (3, 2)), (SLOT_BYTES // 8, (3,))]:
+            values = values_of(name, n, rows, row)
+            for root in roots_of(name, n):
+                for algorithm in [None, *named(name)]:
+                    x = read_only(values[rank])
+                    out = expected_out(name, values, rank, root)
+                    options = arguments(name, root)
+                    result = getattr(comm, name)(x, out=out, algorithm=algorithm, **options)
+                    assert result is out, (name, algorithm)
+                    check(name, values, rank, root, result, (name, rows, row, root, algorithm))
 
 
 def misaligned(x: np.ndarray) -> tuple[np.ndarray, bytearray]:
@@ -123,176 +138,169 @@ def misaligned(x: np.ndarray) -> tuple[np.ndarray, bytearray]:
     return view, memory
 
 
-def test_collective_with_misaligned_arrays_touches_nothing_beside_them():
-    def work(comm: Comm) -> None:
-        n, rank, root = comm.size, comm.rank, 1
-        for name in ORACLES:
-            for rows in (1, 5, 1000, 40_001):
-                values = values_of(name, n, rows)
-                for algorithm in named(name):
-                    case = (name, rows, algorithm)
-                    options = {**arguments(name, root), "algorithm": algorithm}
-                    x, around_x = misaligned(values[rank])
-                    result = getattr(comm, name)(x, **options)
-                    check(name, values, rank, root, result, case)
-                    assert (around_x[0], around_x[-1]) == (0, 0), case
-                    if name == "broadcast":
-                        continue
-                    x[...] = values[rank]
-                    like = expected_out(name, values, rank, root)
-                    out, around_out = (None, b"00") if like is None else misaligned(like)
-                    assert getattr(comm, name)(x, out=out, **options) is out, case
-                    check(name, values, rank, root, out, case)
-                    assert around_out[0] == around_out[-1], case
-
-    run_ranks(work, 3, threads=True)
+@on_ranks(threads=[3])
+def test_collective_with_misaligned_arrays_touches_nothing_beside_them(comm):
+    n, rank, root = comm.size, comm.rank, 1
+    for name in ORACLES:
+        for rows in (1, 1000, 40_001):
+            values = values_of(name, n, rows)
+            for algorithm in named(name):
+                case = (name, rows, algorithm)
+                options = {**arguments(name, root), "algorithm": algorithm}
+                x, around_x = misaligned(values[rank])
+                result = getattr(comm, name)(x, **options)
+                check(name, values, rank, root, result, case)
+                assert (around_x[0], around_x[-1]) == (0, 0), case
+                if name == "broadcast":
+                    continue
+                x[...] = values[rank]
+                like = expected_out(name, values, rank, root)
+                out, around_out = (None, b"00") if like is None else misaligned(like)
+                assert getattr(comm, name)(x, out=out, **options) is out, case
+                check(name, values, rank, root, out, case)
+                assert around_out[0] == around_out[-1], case
 
 
-@both
-@pytest.mark.parametrize("n", [1, 2, 4, 5])
-def test_collective_with_its_own_block_in_place_equals_numpy(n, threads):
+@on_ranks(processes=[2, 5], threads=[1, 4])
+def test_collective_with_its_own_block_in_place_equals_numpy(comm):
     """NCCL's in-place calls: out is this rank's block of x, or x this rank's block of out."""
-
-    def work(comm: Comm) -> None:
-        rank = comm.rank
-        for rows in (0, 1, 7, ODD, SLOT_BYTES // 4 + 5):
-            mine = slice(rank * rows, (rank + 1) * rows)
-            values = values_of("reduce_scatter", n, rows)
-            for algorithm in [None, *named("reduce_scatter")]:
-                x = values[rank].copy()
-                out = comm.reduce_scatter(x, out=x[mine], algorithm=algorithm)
-                check("reduce_scatter", values, rank, 0, out, (rows, algorithm))
-            values = values_of("all_gather", n, rows)
-            for algorithm in [None, *named("all_gather")]:
-                out = np.full(n * rows, np.nan, np.float32)
-                out[mine] = values[rank]
-                assert comm.all_gather(out[mine], out, algorithm=algorithm) is out
-                check("all_gather", values, rank, 0, out, (rows, algorithm))
-
-    run_ranks(work, n, threads=threads)
+    n, rank = comm.size, comm.rank
+    for rows in (0, 7, SLOT_BYTES // 4 + 5):
+        mine = slice(rank * rows, (rank + 1) * rows)
+        values = values_of("reduce_scatter", n, rows)
+        for algorithm in [None, *named("reduce_scatter")]:
+            x = values[rank].copy()
+            out = comm.reduce_scatter(x, out=x[mine], algorithm=algorithm)
+            check("reduce_scatter", values, rank, 0, out, (rows, algorithm))
+        values = values_of("all_gather", n, rows)
+        for algorithm in [None, *named("all_gather")]:
+            out = np.full(n * rows, np.nan, np.float32)
+            out[mine] = values[rank]
+            assert comm.all_gather(out[mine], out, algorithm=algorithm) is out
+            check("all_gather", values, rank, 0, out, (rows, algorithm))
 
 
-@both
-@pytest.mark.parametrize("n", [2, 4])
-def test_collective_async_all_at_once_equal_numpy(n, threads):
-    def work(comm: Comm) -> None:
-        rank = comm.rank
-        queued = []
-        for rows in (3, ODD):
-            for name in ORACLES:
-                values = values_of(name, n, rows, seed=rows)
-                for root in roots_of(name, n):
-                    x = values[rank].copy()
-                    started = getattr(comm, name)(x, async_op=True, **arguments(name, root))
-                    assert isinstance(started, pycoll.Work)
-                    queued.append((started, name, values, root))
-                queued.append((comm.barrier(async_op=True), "barrier", None, 0))
-        for started, name, values, root in queued:
-            result = started.wait()
-            assert started.done() and started.exception() is None
-            if name == "barrier":
-                assert result is None
-            else:
-                check(name, values, rank, root, result, name)
-
-    run_ranks(work, n, threads=threads)
-
-
-def test_collective_async_keeps_its_arrays_alive():
-    def work(comm: Comm) -> None:
+@on_ranks(processes=[2], threads=[4])
+def test_collective_async_all_at_once_equal_numpy(comm):
+    n, rank = comm.size, comm.rank
+    queued = []
+    for rows in (3, ODD):
         for name in ORACLES:
-            values = values_of(name, comm.size, ODD)
-            started = [
-                getattr(comm, name)(values[comm.rank].copy(), async_op=True, **arguments(name, 0))
-                for _ in range(8)
-            ]
-            for one in started:
-                check(name, values, comm.rank, 0, one.wait(), name)
-
-    run_ranks(work, 2, threads=True)
-
-
-def test_collective_all_reduce_like_results_have_the_same_bits_on_all_ranks():
-    def work(comm: Comm) -> list[bytes]:
-        return [
-            comm.all_reduce(
-                values_of("all_reduce", 5, rows)[comm.rank].copy(), algorithm=a
-            ).tobytes()
-            for a in named("all_reduce")
-            for rows in (1, 6, ODD)
-        ]
-
-    first, *others = run_ranks(work, 5, threads=True)
-    assert all(other == first for other in others)
+            values = values_of(name, n, rows, seed=rows)
+            for root in roots_of(name, n):
+                # No other reference keeps the array.
+                x = values[rank].copy()
+                started = getattr(comm, name)(x, async_op=True, **arguments(name, root))
+                del x
+                assert isinstance(started, pycoll.Work)
+                queued.append((started, name, values, root))
+            queued.append((comm.barrier(async_op=True), "barrier", None, 0))
+    for started, name, values, root in queued:
+        result = started.wait()
+        assert started.done() and started.exception() is None
+        if name == "barrier":
+            assert result is None
+        else:
+            check(name, values, rank, root, result, name)
 
 
-def test_collective_zero_dimensional_arrays_gather_to_one_axis():
-    def work(comm: Comm) -> None:
-        x = np.array(comm.rank + 1.5)
-        everything = np.arange(comm.size) + 1.5
-        np.testing.assert_array_equal(comm.all_gather(x), everything)
-        gathered = comm.gather(x, root=1)
-        assert (gathered is None) == (comm.rank != 1)
-        assert gathered is None or (gathered == everything).all()
-        out = np.zeros((comm.size, 1))
-        assert comm.all_gather(x, out) is out
-        np.testing.assert_array_equal(out[:, 0], everything)
-        assert comm.scan(x.copy()) == everything[: comm.rank + 1].sum()
-        reduced = comm.reduce(x.copy(), 2, "max")
-        assert reduced == comm.size + 0.5 if comm.rank == 2 else reduced is None
-
-    run_ranks(work, 3, threads=True)
+@on_ranks(threads=[3])
+def test_collective_of_zero_dimensional_arrays_gathers_to_one_axis(comm):
+    x = np.array(comm.rank + 1.5)
+    everything = np.arange(comm.size) + 1.5
+    np.testing.assert_array_equal(comm.all_gather(x), everything)
+    gathered = comm.gather(x, root=1)
+    assert (gathered is None) == (comm.rank != 1)
+    assert gathered is None or (gathered == everything).all()
+    out = np.zeros((comm.size, 1))
+    assert comm.all_gather(x, out) is out
+    np.testing.assert_array_equal(out[:, 0], everything)
+    assert comm.scan(x.copy()) == everything[: comm.rank + 1].sum()
+    reduced = comm.reduce(x.copy(), 2, "max")
+    assert reduced == comm.size + 0.5 if comm.rank == 2 else reduced is None
 
 
-def test_collective_many_axes_are_kept():
-    def work(comm: Comm) -> None:
-        x = np.full((4, 1, 2, 1, 3, 1, 2, 1), comm.rank, np.float32)
-        assert comm.all_gather(x).shape == (8, *x.shape[1:])
-        assert comm.reduce_scatter(x).shape == (2, *x.shape[1:])
-        assert comm.all_to_all(x).shape == x.shape
-        assert comm.scatter(x, root=1).shape == (2, *x.shape[1:])
-        gathered = comm.all_gather(x, np.zeros((2, *x.shape), np.float32))
-        assert (gathered[1] == 1).all() and (gathered[0] == 0).all()
-
-    run_ranks(work, 2, threads=True)
+@on_ranks(threads=[2])
+def test_collective_keeps_many_axes(comm):
+    x = np.full((4, 1, 2, 1, 3, 1, 2, 1), comm.rank, np.float32)
+    assert comm.all_gather(x).shape == (8, *x.shape[1:])
+    assert comm.reduce_scatter(x).shape == (2, *x.shape[1:])
+    assert comm.all_to_all(x).shape == x.shape
+    assert comm.scatter(x, root=1).shape == (2, *x.shape[1:])
+    gathered = comm.all_gather(x, np.zeros((2, *x.shape), np.float32))
+    assert (gathered[1] == 1).all() and (gathered[0] == 0).all()
 
 
-def test_scatter_non_roots_need_only_out_or_only_an_array_like_the_roots():
-    def work(comm: Comm) -> None:
-        x = np.arange(12.0).reshape(6, 2)
-        mine = x.reshape(3, 2, 2)[comm.rank]
-        at_root = comm.rank == 2
-        out = np.zeros((2, 2))
-        assert comm.scatter(x if at_root else None, 2, out) is out
-        np.testing.assert_array_equal(out, mine)
-        out = np.zeros(4)  # of another shape
-        comm.scatter(x, 2, out)
-        np.testing.assert_array_equal(out, mine.reshape(-1))
-        result = comm.scatter(x if at_root else np.full_like(x, np.nan), root=2)
-        np.testing.assert_array_equal(result, mine)
-
-    run_ranks(work, 3, threads=True)
+@on_ranks(threads=[3])
+def test_scatter_needs_on_other_ranks_only_out_or_an_array_like_the_roots(comm):
+    x = np.arange(12.0).reshape(6, 2)
+    mine = x.reshape(3, 2, 2)[comm.rank]
+    at_root = comm.rank == 2
+    out = np.zeros((2, 2))
+    assert comm.scatter(x if at_root else None, 2, out) is out
+    np.testing.assert_array_equal(out, mine)
+    out = np.zeros(4)  # of another shape
+    comm.scatter(x, 2, out)
+    np.testing.assert_array_equal(out, mine.reshape(-1))
+    result = comm.scatter(x if at_root else np.full_like(x, np.nan), root=2)
+    np.testing.assert_array_equal(result, mine)
 
 
 @pytest.mark.torch
-@both
-def test_collective_results_are_of_the_library_of_x(threads):
-    torch = pytest.importorskip("torch", reason="tests torch tensors")
+@on_ranks(2, needs="torch")
+def test_collective_results_are_of_the_library_of_x(comm):
+    import torch
 
-    def work(comm: Comm) -> None:
-        n, rank = comm.size, comm.rank
-        for name in ORACLES:
-            values = values_of(name, n, 5, (2,))
-            x = torch.from_numpy(values[rank].copy())
-            result = getattr(comm, name)(x, **arguments(name, 0))
-            assert result is None or type(result) is torch.Tensor, name
-            check(name, values, rank, 0, None if result is None else result.numpy(), name)
-        parameter = torch.nn.Parameter(torch.full((2, 3), float(rank), dtype=torch.bfloat16))
-        gathered = comm.all_gather(parameter)
-        assert gathered.dtype == torch.bfloat16 and not gathered.requires_grad
-        assert gathered[:, 0].tolist() == [r for r in range(n) for _ in range(2)]
-        buffer = memoryview(bytearray([rank, rank])).cast("B")
-        assert comm.all_gather(buffer).tolist() == [r for r in range(n) for _ in range(2)]
-        assert comm.all_gather(bytearray([rank])).dtype == np.uint8
+    n, rank = comm.size, comm.rank
+    for name in ORACLES:
+        values = values_of(name, n, 5, (2,))
+        x = torch.from_numpy(values[rank].copy())
+        result = getattr(comm, name)(x, **arguments(name, 0))
+        assert result is None or type(result) is torch.Tensor, name
+        check(name, values, rank, 0, None if result is None else result.numpy(), name)
+    parameter = torch.nn.Parameter(torch.full((2, 3), float(rank), dtype=torch.bfloat16))
+    gathered = comm.all_gather(parameter)
+    assert gathered.dtype == torch.bfloat16 and not gathered.requires_grad
+    assert gathered[:, 0].tolist() == [r for r in range(n) for _ in range(2)]
+    buffer = memoryview(bytearray([rank, rank])).cast("B")
+    assert comm.all_gather(buffer).tolist() == [r for r in range(n) for _ in range(2)]
+    assert comm.all_gather(bytearray([rank])).dtype == np.uint8
 
-    run_ranks(work, 2, threads=threads)
+
+# --- barrier ---
+
+NUM_BARRIERS = 30
+
+
+def enter_at_random_times(comm: Comm, seed: int) -> list[tuple[float, float]]:
+    delays = random.Random(seed * 100 + comm.rank)
+    times = []
+    for _ in range(NUM_BARRIERS):
+        time.sleep(delays.choice([0.0, 0.0, 0.001, 0.005]))
+        entered = time.monotonic()  # the same clock in all processes of a host
+        comm.barrier()
+        times.append((entered, time.monotonic()))
+    return times
+
+
+def test_barrier_no_rank_leaves_before_the_last_has_entered():
+    for kind, sizes in {"processes": (1, 2, 3, 5, 8), "threads": (2, 4, 8)}.items():
+        for n in sizes:
+            seed = random.randrange(1 << 30)
+            times = run(enter_at_random_times, n, seed, kind=kind)
+            for i in range(NUM_BARRIERS):
+                last_entry = max(rank_times[i][0] for rank_times in times)
+                first_exit = min(rank_times[i][1] for rank_times in times)
+                assert first_exit >= last_entry, f"barrier {i} of {n} {kind} with seed {seed}"
+
+
+@on_ranks(3)
+def test_barrier_between_other_collectives_keeps_their_order(comm):
+    for i in range(50):
+        x = np.full(7, comm.rank + i)
+        comm.all_reduce(x)
+        comm.barrier()
+        y = np.full(3, comm.rank)
+        comm.broadcast(y, root=i % comm.size)
+        assert (x == 3 + 3 * i).all()
+        assert (y == i % comm.size).all()

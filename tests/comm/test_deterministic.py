@@ -1,4 +1,4 @@
-"""deterministic=True: bits that nothing but the values and the order of their ranks decides.
+"""deterministic=True: only the values and the order of their ranks decide the bits.
 
 They are those of one sum from rank 0 on in the accumulator's type (f32 for 16-bit floats), rounded
 once: whatever the algorithm, the protocol, the size of the message and the collective.
@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 from collective_oracles import INFO, ORACLES, arguments
 from comm_cases import PROTOCOLS, builtin_algorithms
+from worlds import Comm, on_ranks, run
 
-import pycoll
 from pycoll import CollectiveMismatchError, UsageError, _core, run_ranks, tuning
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
-Comm = pycoll.Communicator
 REDUCING = [name for name in ORACLES if INFO[name].has_op]
 COUNT = 3000 * 2 * 3 * 4  # elements: blocks for every n, and more than a slot
 
@@ -63,7 +62,7 @@ def call(comm: Comm, name: str, x: Any, op: str = "sum", **options: Any) -> Any:
 
 
 def is_refused(comm: Comm, name: str, algorithm: str) -> bool:
-    """Whether the algorithm says that it cannot be deterministic: on all ranks alike."""
+    """Whether the algorithm says that it cannot be deterministic."""
     x = np.ones(comm.size, np.float16)
     try:
         call(comm, name, x, algorithm=algorithm, deterministic=True)
@@ -80,8 +79,9 @@ def every_choice(comm: Comm, dtype: type) -> dict[str, list[str]]:
         allowed[name] = [a for a in builtin_algorithms(name) if not is_refused(comm, name, a)]
         for op in ("sum", "prod", "avg") if name not in ("scan", "exscan") else ("sum", "prod"):
             for count in (n, 7 * n, COUNT):
-                values = hard_to_add(n, COUNT, dtype)[:, :count]
-                right = expected(name, values, rank, op)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    values = hard_to_add(n, COUNT, dtype)[:, :count]
+                    right = expected(name, values, rank, op)
                 for algorithm in [None, *(f"{a}/{p}" for a in allowed[name] for p in PROTOCOLS)]:
                     x = values[rank].copy()
                     result = call(comm, name, x, op, algorithm=algorithm, deterministic=True)
@@ -90,86 +90,54 @@ def every_choice(comm: Comm, dtype: type) -> dict[str, list[str]]:
     return allowed
 
 
-@pytest.mark.parametrize(
-    ("n", "dtype", "threads"),
-    [
-        (2, np.float32, False),
-        (3, np.float32, True),
-        (3, np.float16, True),
-        (4, np.float32, True),
-        (5, np.float16, False),
-        (8, np.float32, True),
-    ],
-)
-def test_deterministic_bits_are_the_same_for_every_algorithm_protocol_and_size(n, dtype, threads):
-    with np.errstate(over="ignore", invalid="ignore"):
-        for allowed in run_ranks(every_choice, n, dtype, threads=threads):
-            assert all(allowed.values()), (
-                f"no deterministic algorithm of some collective: {allowed}"
-            )
+def test_deterministic_bits_are_identical_for_every_algorithm_protocol_and_size():
+    for n, dtype, kind in [
+        (2, np.float32, "processes"),
+        (3, np.float16, "threads"),
+        (4, np.float32, "threads"),
+        (5, np.float16, "processes"),
+        (8, np.float32, "threads"),
+    ]:
+        first, *others = run(every_choice, n, dtype, kind=kind)
+        assert all(other == first for other in others)
+        assert all(first.values()), f"no deterministic algorithm of some collective: {first}"
+        if n > 2:
+            assert "ring" not in first["all_reduce"], "each block's sum starts at another rank"
 
 
-def test_deterministic_is_refused_by_algorithms_that_cannot():
-    def work(comm: Comm) -> list[str]:
-        return [a for a in builtin_algorithms("all_reduce") if is_refused(comm, "all_reduce", a)]
-
-    first, *others = run_ranks(work, 5, threads=True)
-    assert "ring" in first, "each block's sum starts at another rank"
-    assert all(other == first for other in others)
-
-
-def test_deterministic_of_the_communicator_is_the_default_of_its_calls():
-    def work(comm: Comm) -> None:
-        x = np.ones(10, np.float16)
+@on_ranks(threads=[4])
+def test_deterministic_of_the_communicator_is_the_default_of_its_calls(comm):
+    x = np.ones(10, np.float16)
+    comm.all_reduce(x, algorithm="ring")
+    comm.deterministic = True
+    with pytest.raises(UsageError, match="deterministic"):
         comm.all_reduce(x, algorithm="ring")
-        comm.deterministic = True
-        with pytest.raises(UsageError, match="deterministic"):
-            comm.all_reduce(x, algorithm="ring")
-        comm.all_reduce(x, algorithm="ring", deterministic=False)
-        comm.all_gather(x, algorithm="ring")  # moves bits and adds none
-        comm.barrier()
-
-    run_ranks(work, 4, threads=True)
-
-
-def test_deterministic_bits_do_not_depend_on_how_a_message_is_cut():
-    def work(comm: Comm) -> None:
-        comm.deterministic = True
-        values = hard_to_add(comm.size, 90_000, np.float32)
-        whole = comm.all_reduce(values[comm.rank].copy())
-        parts = values[comm.rank].copy()
-        for begin, end in [(0, 1), (1, 100), (100, 5000), (5000, 70_001), (70_001, 90_000)]:
-            comm.all_reduce(parts[begin:end])
-        assert parts.tobytes() == whole.tobytes()
-
-    run_ranks(work, 5, threads=True)
+    comm.all_reduce(x, algorithm="ring", deterministic=False)
+    comm.all_gather(x, algorithm="ring")  # moves bits and adds none
+    comm.barrier()
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("n", [3, 5])
-def test_deterministic_bf16_is_rounded_once(n):
-    torch = pytest.importorskip("torch", reason="bf16 needs torch")
+@on_ranks(threads=[5], needs="torch")
+def test_deterministic_bf16_is_rounded_once(comm):
+    import torch
 
-    def work(comm: Comm) -> None:
-        for count in (1, 1000, 100_000):
-            values = torch.from_numpy(hard_to_add(n, count, np.float32)).bfloat16()
-            right = torch.from_numpy(canonical(values.float().numpy(), "sum")).bfloat16()
-            for algorithm in [None, *builtin_algorithms("all_reduce")]:
-                x = values[comm.rank].clone()
-                try:
-                    comm.all_reduce(x, algorithm=algorithm, deterministic=True)
-                except UsageError:
-                    assert algorithm is not None
-                    continue
-                assert torch.equal(x.view(torch.int16), right.view(torch.int16)), algorithm
-
-    run_ranks(work, n, threads=True)
+    for count in (1, 1000, 100_000):
+        values = torch.from_numpy(hard_to_add(comm.size, count, np.float32)).bfloat16()
+        right = torch.from_numpy(canonical(values.float().numpy(), "sum")).bfloat16()
+        for algorithm in [None, *builtin_algorithms("all_reduce")]:
+            x = values[comm.rank].clone()
+            try:
+                comm.all_reduce(x, algorithm=algorithm, deterministic=True)
+            except UsageError:
+                assert algorithm is not None
+                continue
+            assert torch.equal(x.view(torch.int16), right.view(torch.int16)), algorithm
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize("by", ["table", "rule"])
-def test_deterministic_bits_do_not_depend_on_who_chooses_what(by, dtype, monkeypatch, tmp_path):
-    """Whatever a measured table or a rule prefers: what runs in its place has the same bits."""
+@pytest.mark.parametrize(("by", "dtype"), [("table", np.float32), ("rule", np.float16)])
+def test_deterministic_bits_do_not_depend_on_what_is_preferred(by, dtype, monkeypatch, tmp_path):
+    """A measured table or a rule prefers an algorithm: the one that runs has the same bits."""
     monkeypatch.setenv("PYCOLL_CACHE_DIR", str(tmp_path))
     n, count = 4, 4 * 3000
     values = hard_to_add(n, count, dtype)
@@ -202,10 +170,8 @@ def test_deterministic_bits_do_not_depend_on_who_chooses_what(by, dtype, monkeyp
             assert ran["ring/simple"] != "ring/simple", "a ring starts at another rank each time"
 
 
-def test_deterministic_on_some_ranks_only_is_a_mismatch():
-    def work(comm: Comm) -> None:
+@on_ranks(threads=[3])
+def test_deterministic_on_some_ranks_only_is_a_mismatch(comm):
+    with pytest.raises(CollectiveMismatchError, match="deterministic"):
         comm.all_reduce(np.ones(100), deterministic=comm.rank == 1)
         comm.barrier()
-
-    with pytest.raises(CollectiveMismatchError, match="deterministic"):
-        run_ranks(work, 3, threads=True, timeout_s=10)

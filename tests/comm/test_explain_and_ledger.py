@@ -1,13 +1,15 @@
-"""What a communicator tells about itself: explain(), the ledger; and algorithms of one's own."""
+"""explain() and the ledger of a communicator; and algorithms that are registered in Python."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
-from comm_cases import PROTOCOLS, both, builtin_algorithms, inputs, reduced
+from comm_cases import PROTOCOLS, builtin_algorithms, inputs, reduced
+from worlds import Comm, on_ranks, run
 
-import pycoll
-from pycoll import UsageError, run_ranks, schedule
+from pycoll import UsageError, schedule
 
 pytestmark = pytest.mark.ranks
 
@@ -15,85 +17,61 @@ pytestmark = pytest.mark.ranks
 COUNT = 840 * 16
 
 
-@both
-@pytest.mark.parametrize("n", range(2, 9))
-def test_ledger_equals_the_formulas_exactly(n, threads):
-    def measure(comm: pycoll.Communicator) -> dict:
-        sent = {}
-
-        x = np.ones(COUNT, np.float32)
-        for protocol in PROTOCOLS:
-            for name in builtin_algorithms("all_reduce"):
-                before = comm.ledger["sent_bytes"]
-                comm.all_reduce(x, "max", algorithm=f"{name}/{protocol}")
-                sent[f"{name}/{protocol}"] = comm.ledger["sent_bytes"] - before
-            for name in builtin_algorithms("broadcast"):
-                for root in range(n):
-                    before = comm.ledger["sent_bytes"]
-                    comm.broadcast(x, root, algorithm=f"{name}/{protocol}")
-                    sent[f"{name}/{protocol} from {root}"] = comm.ledger["sent_bytes"] - before
-        return sent
-
-    outcomes = run_ranks(measure, n, threads=threads)
-    nbytes = 4 * COUNT
-
-    for rank in range(n):
+def measure(comm: Comm) -> dict[tuple, int]:
+    """Bytes that this rank sends, by collective, algorithm, protocol and root."""
+    sent = {}
+    x = np.ones(COUNT, np.float32)
+    for protocol in PROTOCOLS:
         for name in builtin_algorithms("all_reduce"):
-            fraction = schedule.info("all_reduce", name).sent_fraction
-            for protocol in PROTOCOLS:
-                sent = outcomes[rank][f"{name}/{protocol}"]
-                assert sent == round(fraction(n, rank) * nbytes), (name, protocol, rank)
+            before = comm.ledger["sent_bytes"]
+            comm.all_reduce(x, "max", algorithm=f"{name}/{protocol}")
+            sent["all_reduce", name, protocol] = comm.ledger["sent_bytes"] - before
         for name in builtin_algorithms("broadcast"):
-            fraction = schedule.info("broadcast", name).sent_fraction
-            for protocol in PROTOCOLS:
-                for root in range(n):
-                    sent = outcomes[rank][f"{name}/{protocol} from {root}"]
-                    assert sent == round(fraction(n, rank, root) * nbytes), (name, rank, root)
-        for protocol in PROTOCOLS:  # said here once more, by hand
-            least = 2 * (n - 1) * nbytes // n
-            for name in ("ring", "halving_doubling", "two_shot"):
-                assert outcomes[rank][f"{name}/{protocol}"] == least
-            assert outcomes[rank][f"all_to_all/{protocol}"] == (n - 1) * nbytes
-            star = (n - 1) * nbytes if rank == 0 else nbytes
-            assert outcomes[rank][f"star/{protocol}"] == star
+            for root in range(comm.size):
+                before = comm.ledger["sent_bytes"]
+                comm.broadcast(x, root, algorithm=f"{name}/{protocol}")
+                sent["broadcast", name, protocol, root] = comm.ledger["sent_bytes"] - before
+    return sent
 
 
-@both
-def test_explain_names_the_choice_its_proof_and_its_times(threads):
-    def work(comm: pycoll.Communicator) -> str:
-        first = comm.explain("all_reduce", 4096, "f32")
-        assert "measured: not yet" in first
-        for _ in range(40):
-            comm.all_reduce(np.ones(1024, np.float32))
-        for nbytes in (0, 1, 1 << 20, 1 << 30):
-            assert f"of {nbytes} bytes" in comm.explain("all_reduce", nbytes)
-        assert "broadcast of 8 bytes" in comm.explain("broadcast", 8, root=comm.size - 1)
-        return comm.explain("all_reduce", 4096)
-
-    texts = run_ranks(work, 3, threads=threads)
-    for text in texts:
-        assert text.startswith("all_reduce of 4096 bytes on 3 ranks: ")
-        assert f"over {'local' if threads else 'shm'}" in text
-        assert "proved: safe with" in text
-        assert "measured: " in text
-        assert " us" in text
-        for name in ("ring", "one_shot", "two_shot", "halving_doubling", "tree"):
-            assert name in text
-    assert len({text.splitlines()[0] for text in texts}) == 1  # all ranks choose alike
+def test_ledger_equals_the_formulas_exactly():
+    nbytes = 4 * COUNT
+    for n in range(2, 9):
+        outcomes = run(measure, n, kind="processes" if n in (2, 3, 5) else "threads")
+        for rank, outcome in enumerate(outcomes):
+            for case, sent in outcome.items():
+                collective, name, _, *root = case
+                fraction = schedule.info(collective, name).sent_fraction
+                assert sent == round(fraction(n, rank, *root) * nbytes), (n, rank, case)
+            for protocol in PROTOCOLS:  # once more, by hand
+                least = 2 * (n - 1) * nbytes // n
+                for name in ("ring", "halving_doubling", "two_shot"):
+                    assert outcome["all_reduce", name, protocol] == least
+                assert outcome["all_reduce", "all_to_all", protocol] == (n - 1) * nbytes
+                star = (n - 1) * nbytes if rank == 0 else nbytes
+                assert outcome["all_reduce", "star", protocol] == star
 
 
-@pytest.fixture
-def registered():
-    """Registers algorithms under names that nobody else uses, and takes them out again."""
-    names = []
+def explain(comm: Comm) -> str:
+    assert "measured: not yet" in comm.explain("all_reduce", 4096, "f32")
+    for _ in range(40):
+        comm.all_reduce(np.ones(1024, np.float32))
+    for nbytes in (0, 1, 1 << 20, 1 << 30):
+        assert f"of {nbytes} bytes" in comm.explain("all_reduce", nbytes)
+    assert "broadcast of 8 bytes" in comm.explain("broadcast", 8, root=comm.size - 1)
+    return comm.explain("all_reduce", 4096)
 
-    def register(name: str, generate, **options) -> None:
-        schedule.register("all_reduce", name, **options)(generate)
-        names.append(name)
 
-    yield register
-    for name in names:
-        del schedule._registered["all_reduce", name]
+def test_explain_names_the_choice_its_proof_and_its_times():
+    for kind, transport in {"processes": "shm", "threads": "local"}.items():
+        texts = run(explain, 3, kind=kind)
+        for text in texts:
+            assert text.startswith("all_reduce of 4096 bytes on 3 ranks: ")
+            for part in (f"over {transport}", "proved: safe with", "measured: ", " us"):
+                assert part in text
+            for name in ("ring", "one_shot", "two_shot", "halving_doubling", "tree"):
+                assert name in text
+        assert len({text.splitlines()[0] for text in texts}) == 1  # the same choice on all ranks
 
 
 def last_rank_reduces(n: int, root: int):
@@ -110,36 +88,35 @@ def loses_a_rank(n: int, root: int):
         yield schedule.copy(1, 0, src=0, dst=rank)
 
 
-@both
-def test_algorithm_registered_in_python_runs(threads, registered):
-    registered("mine", last_rank_reduces)
-
-    def work(comm: pycoll.Communicator) -> None:
-        for count in (0, 1, 5, 100_003):
-            values = inputs(comm.size, count, np.int64)
-            for algorithm in ("mine", "mine/ll", "mine/simple"):
-                x = values[comm.rank].copy()
-                before = comm.ledger["sent_bytes"]
-                comm.all_reduce(x, algorithm=algorithm)
-                assert (x == reduced(values, "sum")).all()
-                copies = comm.size - 1 if comm.rank == comm.size - 1 else 1
-                assert comm.ledger["sent_bytes"] - before == copies * 8 * count
-                comm.all_reduce(x, "max", algorithm=algorithm, async_op=True).wait()
-
-    for n in (2, 3, 4):
-        run_ranks(work, n, threads=threads)
+@pytest.fixture
+def mine_and_wrong() -> Iterator[None]:
+    """Two algorithms that are registered in Python."""
+    schedule.register("all_reduce", "mine")(last_rank_reduces)
+    schedule.register("all_reduce", "wrong")(loses_a_rank)
+    yield
+    for name in ("mine", "wrong"):
+        del schedule._registered["all_reduce", name]
 
 
-@both
-def test_algorithm_registered_in_python_that_is_wrong_is_refused_on_all_ranks(threads, registered):
-    registered("wrong", loses_a_rank)
+@on_ranks(2, 3, 4, own=True)
+def test_algorithm_registered_in_python_runs(comm, mine_and_wrong):
+    for count in (0, 1, 5, 100_003):
+        values = inputs(comm.size, count, np.int64)
+        for algorithm in ("mine", "mine/ll", "mine/simple"):
+            x = values[comm.rank].copy()
+            before = comm.ledger["sent_bytes"]
+            comm.all_reduce(x, algorithm=algorithm)
+            assert (x == reduced(values, "sum")).all()
+            copies = comm.size - 1 if comm.rank == comm.size - 1 else 1
+            assert comm.ledger["sent_bytes"] - before == copies * 8 * count
+            comm.all_reduce(x, "max", algorithm=algorithm, async_op=True).wait()
 
-    def work(comm: pycoll.Communicator) -> None:
-        for algorithm in ("wrong", "wrong/ll", "wrong/simple"):
-            with pytest.raises(UsageError, match="wrong.*rank 2 has not contributed"):
-                comm.all_reduce(np.ones(10), algorithm=algorithm)
-        x = np.ones(10)
-        comm.all_reduce(x)  # nothing was started, so nothing is broken
-        assert (x == 3).all()
 
-    run_ranks(work, 3, threads=threads, timeout_s=10)
+@on_ranks(3, own=True)
+def test_wrong_algorithm_registered_in_python_is_refused_on_all_ranks(comm, mine_and_wrong):
+    for algorithm in ("wrong", "wrong/ll", "wrong/simple"):
+        with pytest.raises(UsageError, match="wrong.*rank 2 has not contributed"):
+            comm.all_reduce(np.ones(10), algorithm=algorithm)
+    x = np.ones(10)
+    comm.all_reduce(x)  # nothing was started, so nothing is broken
+    assert (x == 3).all()

@@ -1,4 +1,4 @@
-"""What a rank's record of messages says, and what errors and files make of it."""
+"""A rank's record of messages; and errors, files and traces that use it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from comm_cases import both
+from worlds import Comm, on_ranks
 
-import pycoll
 from pycoll import AbortedError, PeerDiedError, run_ranks
 from pycoll import TimeoutError as PycollTimeoutError
 
@@ -18,94 +17,84 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
 
 def line_of(text: str) -> int:
-    """Of the line of this file that holds the text, which stands here in two parts."""
+    """Number of the line of this file that holds the text, which stands here in two parts."""
     return 1 + next(
         i for i, line in enumerate(Path(__file__).read_text().splitlines()) if text in line
     )
 
 
-@both
-@pytest.mark.parametrize("count", [1, 1000, 100_000])
-def test_record_holds_both_ends_of_a_message(threads, count):
-    def work(comm: pycoll.Communicator) -> list[dict]:
+@on_ranks(3)
+def test_record_holds_both_ends_of_a_message(comm):
+    for count in (1, 1000, 100_000):
+        part = comm.split(0)
         x = np.full(count, comm.rank, np.float32)
         before = time.monotonic_ns()
         if comm.rank == 0:
-            comm.send(x, 1, 7)  # here: a send
-            comm.recv_any(x, 8)
+            part.send(x, 1, 7)  # here: a send
+            part.recv_any(x, 8)
         elif comm.rank == 1:
-            comm.recv(x, 0, tag=7, async_op=True).wait()
-            comm.send(x, 0, 8)
-        comm.barrier()
-        found = comm.message_record()
+            part.recv(x, 0, tag=7, async_op=True).wait()
+            part.send(x, 0, 8)
+        part.barrier()
+        found = part.message_record()
         after = time.monotonic_ns()
         for record in found:
             assert before <= record["entered_ns"] <= record["finished_ns"] <= after
             assert record["failed"] is False and record["rank"] == comm.rank
             assert (record["dtype"], record["count"], record["nbytes"]) == ("f32", count, 4 * count)
-        everyone = comm.message_record(all_ranks=True)
+        everyone = part.message_record(all_ranks=True)
         assert [record["rank"] for record in everyone] == [0, 0, 1, 1]
-        return found
+        keys = ("number", "kind", "peer", "source", "tag", "blocking")
+        said = [tuple(record[key] for key in keys) for record in found]
+        if comm.rank == 0:
+            assert said == [(1, "send", 1, None, 7, True), (2, "recv", None, 1, 8, True)]
+            here = f"test_message_record.py:{line_of('# here: ' + 'a send')} in "
+            assert here in found[0]["site"]
+        elif comm.rank == 1:
+            assert said == [(1, "recv", 0, 0, 7, False), (2, "send", 0, None, 8, True)]
+        else:
+            assert said == []
 
-    sender, receiver, nobody = run_ranks(work, 3, threads=threads)
-    said = [
-        [(r["number"], r["kind"], r["peer"], r["source"], r["tag"], r["blocking"]) for r in found]
-        for found in (sender, receiver)
-    ]
-    assert said[0] == [(1, "send", 1, None, 7, True), (2, "recv", None, 1, 8, True)]
-    assert said[1] == [(1, "recv", 0, 0, 7, False), (2, "send", 0, None, 8, True)]
-    assert nobody == []
-    assert f"test_message_record.py:{line_of('# here: ' + 'a send')} in " in sender[0]["site"]
 
-
-def test_record_keeps_the_last_1024_messages():
-    def work(comm: pycoll.Communicator) -> list[dict]:
-        x = np.zeros(1)
-        late = comm.recv(x, 0, 9999, async_op=True)  # its place is taken while it goes on
-        for i in range(1500):
-            comm.send(x, 0, i)
-            comm.recv(x, 0, i)
-        comm.send(x, 0, 9999)
-        late.wait()
-        return comm.message_record()
-
-    (found,) = run_ranks(work, 1)
+@on_ranks(processes=[1])
+def test_record_keeps_the_last_1024_messages(comm):
+    x = np.zeros(1)
+    late = comm.recv(x, 0, 9999, async_op=True)  # its place is taken while it goes on
+    for i in range(1500):
+        comm.send(x, 0, i)
+        comm.recv(x, 0, i)
+    comm.send(x, 0, 9999)
+    late.wait()
+    found = comm.message_record()
     assert [record["number"] for record in found] == list(range(3002 - 1023, 3003))
     assert all(record["finished_ns"] is not None for record in found)
 
 
-@both
-def test_record_shows_a_message_that_goes_on(threads):
-    def work(comm: pycoll.Communicator) -> tuple[object, object]:
-        if comm.rank == 1:
-            comm.barrier()
-            comm.recv(np.zeros(100_000), 0)
-            return None, None
-        sent = comm.send(np.zeros(100_000), 1, async_op=True)
-        (record,) = comm.message_record()
+@on_ranks(2)
+def test_record_shows_a_message_that_goes_on(comm):
+    if comm.rank == 1:
         comm.barrier()
-        sent.wait()
-        (ended,) = comm.message_record()
-        return record["finished_ns"], ended["finished_ns"]
+        comm.recv(np.zeros(100_000), 0)
+        return
+    sent = comm.send(np.zeros(100_000), 1, async_op=True)
+    (record,) = comm.message_record()
+    comm.barrier()
+    sent.wait()
+    (ended,) = comm.message_record()
+    assert record["finished_ns"] is None and ended["finished_ns"] is not None
 
-    pending, ended = run_ranks(work, 2, threads=threads)[0]
-    assert pending is None and ended is not None
 
-
-@both
-@pytest.mark.parametrize("then", ["recv", "barrier"])
-def test_timeout_of_an_asynchronous_send_is_named_by_whatever_fails_of_it(threads, then):
-    def work(comm: pycoll.Communicator) -> tuple[str, str]:
+@pytest.mark.parametrize(("threads", "then"), [(False, "recv"), (True, "barrier")])
+def test_timeout_of_an_asynchronous_send_is_named_by_calls_that_fail_after_it(threads, then):
+    def work(comm: Comm) -> tuple[str, str]:
         if comm.rank == 0:
-            time.sleep(2.5)
+            time.sleep(1.6)
             with pytest.raises(AbortedError) as caught:
                 comm.barrier()
             return str(caught.value), ""
-        if comm.rank == 2:
-            time.sleep(0.3)
-        else:
+        if comm.rank == 1:
             sent = comm.send(np.zeros(25_000, np.float32), 0, 7, async_op=True)  # here: too late
-            time.sleep(0.3)
+        time.sleep(0.3)
         with pytest.raises(AbortedError) as caught:
             if then == "recv":
                 comm.recv(np.zeros(4, np.float32), 0)
@@ -117,31 +106,29 @@ def test_timeout_of_an_asynchronous_send_is_named_by_whatever_fails_of_it(thread
             sent.wait()
         return str(caught.value), str(own.value)
 
-    texts = run_ranks(work, 3, threads=threads, timeout_s=1.5)
+    texts = run_ranks(work, 3, threads=threads, timeout_s=1)
     for late, _ in texts:
         assert "cannot go on: rank 1's send(25000 f32, tag 7, to rank 0), called at " in late
         assert f"test_message_record.py:{line_of('# here: ' + 'too late')} in" in late
         assert ", timed out waiting for rank 0; make a new communicator" in late
-    assert texts[1][1].startswith("send(25000 f32, tag 7, to rank 0): rank 1 of 3 waited 1.5 s")
+    assert texts[1][1].startswith("send(25000 f32, tag 7, to rank 0): rank 1 of 3 waited 1 s")
 
 
-def test_peer_that_left_is_named_with_the_message_that_needed_it():
-    def work(comm: pycoll.Communicator) -> str:
-        if comm.rank == 2:
-            comm.close()
-            return ""
-        if comm.rank == 1:
-            with pytest.raises(PeerDiedError) as caught:
-                comm.recv(np.zeros(3), 0)
-            return str(caught.value)
+@on_ranks(processes=[3])
+def test_peer_that_left_is_named_with_the_message_that_needed_it(comm):
+    if comm.rank == 2:
+        comm.close()
+    elif comm.rank == 1:
+        with pytest.raises(PeerDiedError) as caught:
+            comm.recv(np.zeros(3), 0)
+        text = "rank 2 closed its communicator, which rank 0's send(100000 f64, tag 5"
+        assert text in str(caught.value)
+    else:
         sent = comm.send(np.zeros(100_000), 2, 5, async_op=True)
         with pytest.raises(PeerDiedError) as caught:
             sent.wait()
-        return str(caught.value)
-
-    own, other, _ = run_ranks(work, 3, timeout_s=20)
-    assert own.startswith("send(100000 f64, tag 5, to rank 2): ") and "needed" not in own
-    assert "rank 2 closed its communicator, which rank 0's send(100000 f64, tag 5" in other
+        assert str(caught.value).startswith("send(100000 f64, tag 5, to rank 2): ")
+        assert "needed" not in str(caught.value)
 
 
 def test_failed_message_dumps_the_record_and_trace_shows_it(tmp_path, monkeypatch):
@@ -149,7 +136,7 @@ def test_failed_message_dumps_the_record_and_trace_shows_it(tmp_path, monkeypatc
 
     monkeypatch.setenv("PYCOLL_FLIGHT_DIR", str(tmp_path / "flight"))
 
-    def work(comm: pycoll.Communicator) -> None:
+    def work(comm: Comm) -> None:
         x = np.zeros(3, np.float32)
         comm.all_reduce(x)
         if comm.rank == 0:

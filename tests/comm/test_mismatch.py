@@ -7,166 +7,130 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from comm_cases import both
+from worlds import Comm, on_ranks, run
 
-import pycoll
-from pycoll import CollectiveMismatchError, UsageError, run_ranks
+from pycoll import CollectiveMismatchError, UsageError
 
 pytestmark = pytest.mark.ranks
 
 F32 = np.float32
-Call = Callable[[pycoll.Communicator, int], object]
+Call = Callable[[Comm, int], object]
 
-# What most ranks call and what one calls instead, for a message of so many elements, and what the
-# message must say about each.
-MISTAKES: dict[str, tuple[Call, Call, str, str]] = {
-    "count": (
-        lambda comm, count: comm.all_reduce(np.ones(count, F32)),
-        lambda comm, count: comm.all_reduce(np.ones(count + 1, F32)),
-        "shape ({count},)",
-        "shape ({more},)",
-    ),
-    "empty": (
-        lambda comm, count: comm.all_reduce(np.ones(count, F32)),
-        lambda comm, count: comm.all_reduce(np.ones(0, F32)),
-        "shape ({count},)",
-        "shape (0,)",
-    ),
+# The call of most ranks and the call of one rank, for k elements; and the error's text about each.
+MISTAKES: dict[str, tuple[str, str, str, str]] = {
+    "count": ("all_reduce(ones(k))", "all_reduce(ones(k + 1))", "shape ({k},)", "shape ({more},)"),
+    "empty": ("all_reduce(ones(k))", "all_reduce(ones(0))", "shape ({k},)", "shape (0,)"),
     "shape": (
-        lambda comm, count: comm.all_reduce(np.ones((count, 2), F32)),
-        lambda comm, count: comm.all_reduce(np.ones((2, count), F32)),
-        "shape ({count}, 2)",
-        "shape (2, {count})",
+        "all_reduce(ones((k, 2)))",
+        "all_reduce(ones((2, k)))",
+        "shape ({k}, 2)",
+        "shape (2, {k})",
     ),
-    "dtype": (
-        lambda comm, count: comm.all_reduce(np.ones(count, F32)),
-        lambda comm, count: comm.all_reduce(np.ones(count, np.int32)),
-        "dtype f32",
-        "dtype i32",
-    ),
-    "op": (
-        lambda comm, count: comm.all_reduce(np.ones(count, F32), "sum"),
-        lambda comm, count: comm.all_reduce(np.ones(count, F32), "max"),
-        "op sum",
-        "op max",
-    ),
+    "dtype": ("all_reduce(ones(k))", "all_reduce(ones(k, 'i4'))", "dtype f32", "dtype i32"),
+    "op": ("all_reduce(ones(k), 'sum')", "all_reduce(ones(k), 'max')", "op sum", "op max"),
     "collective": (
-        lambda comm, count: comm.all_reduce(np.ones(count, F32)),
-        lambda comm, count: comm.barrier(),
-        "all_reduce(shape ({count},), dtype f32",
+        "all_reduce(ones(k))",
+        "barrier()",
+        "all_reduce(shape ({k},), dtype f32",
         "barrier()",
     ),
     "other_collective": (
-        lambda comm, count: comm.all_reduce(np.ones(count, F32)),
-        lambda comm, count: comm.broadcast(np.ones(count, F32), root=1),
-        "all_reduce(shape ({count},), dtype f32",
-        "broadcast(shape ({count},), dtype f32, root 1",
+        "all_reduce(ones(k))",
+        "broadcast(ones(k), root=1)",
+        "all_reduce(shape ({k},), dtype f32",
+        "broadcast(shape ({k},), dtype f32, root 1",
     ),
-    "root": (
-        lambda comm, count: comm.broadcast(np.ones(count, F32), root=0),
-        lambda comm, count: comm.broadcast(np.ones(count, F32), root=1),
-        "root 0",
-        "root 1",
-    ),
+    "root": ("broadcast(ones(k), root=0)", "broadcast(ones(k), root=1)", "root 0", "root 1"),
     "algorithm": (
-        lambda comm, count: comm.all_reduce(np.ones(count, F32), algorithm="ring"),
-        lambda comm, count: comm.all_reduce(np.ones(count, F32), algorithm="star"),
+        "all_reduce(ones(k), algorithm='ring')",
+        "all_reduce(ones(k), algorithm='star')",
         "algorithm ring",
         "algorithm star",
     ),
     "protocol": (
-        lambda comm, count: comm.all_reduce(np.ones(count, F32), algorithm="ring/ll"),
-        lambda comm, count: comm.all_reduce(np.ones(count, F32), algorithm="ring/simple"),
+        "all_reduce(ones(k), algorithm='ring/ll')",
+        "all_reduce(ones(k), algorithm='ring/simple')",
         "algorithm ring/ll",
         "algorithm ring/simple",
     ),
 }
 
 
-def barrier(comm: pycoll.Communicator, count: int) -> None:
+def ones(shape: int | tuple[int, ...], dtype: str = "f4") -> np.ndarray:
+    return np.ones(shape, dtype)
+
+
+def barrier(comm: Comm, count: int) -> None:
     comm.barrier()
 
 
-def make_mistakes(comm: pycoll.Communicator) -> dict[str, tuple[list[str], float]]:
+def make_mistakes(comm: Comm) -> dict[str, tuple[list[str], float]]:
     """Each mistake in a communicator of its own. Returns the messages, and how long they took."""
     found = {}
     for name, (right, wrong, _, _) in MISTAKES.items():
-        for count in (3, 40_000, 600_000):
-            for odd_one_out in {1, comm.size - 1}:
-                part = comm.split(0)
-                part.all_reduce(np.ones(count, F32))  # all is well so far, and plans are made
-                comm.barrier()
-                start = time.monotonic()
-                texts = []
-                for call in (wrong if comm.rank == odd_one_out else right, barrier):
-                    try:
-                        call(part, count)
-                    except CollectiveMismatchError as error:
-                        texts.append(str(error))
-                took_s = time.monotonic() - start
-                found[f"{name} {count} {odd_one_out}"] = (texts, took_s)
-                part.close()
+        for count, odd_one_out in [(3, 1), (40_000, comm.size - 1), (600_000, comm.size - 1)]:
+            part = comm.split(0)
+            part.all_reduce(np.ones(count, F32))  # all is well so far, and plans are made
+            comm.barrier()
+            start = time.monotonic()
+            texts = []
+            for call in (wrong if comm.rank == odd_one_out else right, "barrier()"):
+                try:
+                    eval(f"part.{call}", globals(), {"part": part, "k": count})
+                except CollectiveMismatchError as error:
+                    texts.append(str(error))
+            took_s = time.monotonic() - start
+            found[f"{name} {count} {odd_one_out}"] = (texts, took_s)
+            part.close()
     comm.barrier()
     return found
 
 
-@both
-@pytest.mark.parametrize("n", [2, 3, 4])
-def test_mismatch_raises_on_every_rank_and_names_both_calls(n, threads):
-    outcomes = run_ranks(make_mistakes, n, threads=threads, timeout_s=20)
+def check_mistakes(outcomes: list[dict[str, tuple[list[str], float]]]) -> None:
+    n = len(outcomes)
     for case in outcomes[0]:
         name, count, odd_one_out = case.split()
-        right, wrong = (
-            text.format(count=count, more=int(count) + 1) for text in MISTAKES[name][2:]
-        )
+        right, wrong = (text.format(k=count, more=int(count) + 1) for text in MISTAKES[name][2:])
         num_at_once = 0
         for rank, outcome in enumerate(outcomes):
             texts, took_s = outcome[case]
-            # In that call; or in the next, of a rank that waited for nobody.
+            # In that call; or in the next, of a rank that waited for no other.
             assert texts, f"{case}: rank {rank} of {n} noticed nothing"
             num_at_once += len(texts) == 2
             for text in texts:
-                assert f"rank {odd_one_out} called" in text, (case, text)
-                assert right in text, (case, text)
-                assert wrong in text, (case, text)
-                assert "operation #2" in text, (case, text)
-            assert took_s < 0.9, f"{case}: rank {rank} took {took_s:.3f} s"
-        # Only who waits for nobody may learn of it later: a root, and a rank with nothing to send.
+                for part in (f"rank {odd_one_out} called", right, wrong, "operation #2"):
+                    assert part in text, (case, part, text)
+            assert took_s < 10, f"{case}: rank {rank} took {took_s:.3f} s"
+        # A root, and a rank with nothing to send, may raise later: they wait for no other rank.
         assert num_at_once >= (n if name not in ("root", "empty", "other_collective") else 1), case
-    slowest_s = max(took_s for outcome in outcomes for _, took_s in outcome.values())
-    print(f"\nslowest mismatch of {n} ranks: {slowest_s * 1e3:.1f} ms")
 
 
-@both
-def test_mismatch_of_the_order_of_two_calls_is_named(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        x = np.ones(5)
-        calls = [lambda: comm.all_reduce(x), lambda: comm.barrier()]
-        for call in calls if comm.rank != 2 else calls[::-1]:
-            call()
-
-    with pytest.raises(CollectiveMismatchError, match=r"barrier\(\)") as caught:
-        run_ranks(work, 3, threads=threads, timeout_s=10)
-    assert "rank 2 called barrier()" in str(caught.value)
-    assert "all_reduce(shape (5,), dtype f64, op sum)" in str(caught.value)
+def test_mismatch_raises_on_every_rank_and_names_both_calls():
+    for n, kind in [(2, "processes"), (2, "threads"), (3, "threads"), (4, "processes")]:
+        check_mistakes(run(make_mistakes, n, kind=kind))
 
 
-@both
-def test_mismatch_with_one_call_too_many_is_seen_or_times_out(threads):
-    """A rank that calls once more than the others meets their next call."""
+@on_ranks(3)
+def test_sequences_of_calls_that_differ_raise_on_every_rank(comm):
+    calls: dict[str, Callable[[Comm], object]] = {
+        "a": lambda part: part.all_reduce(np.ones(5)),
+        "b": lambda part: part.barrier(),
+        "c": lambda part: part.broadcast(np.ones(7)),
+    }
+    for odd, odd_calls, other_calls, texts in [
+        (2, "ba", "ab", ["rank 2 called barrier()", "all_reduce(shape (5,), dtype f64, op sum)"]),
+        (0, "aacb", "acb", ["operation #2"]),  # a call too many
+        (1, "bcb", "bacb", ["as operation #2", "rank 1 called broadcast(shape (7,)"]),  # one less
+    ]:
+        part = comm.split(0)
+        with pytest.raises(CollectiveMismatchError) as caught:
+            for call in odd_calls if comm.rank == odd else other_calls:
+                calls[call](part)
+        assert all(text in str(caught.value) for text in texts), caught.value
+        assert not isinstance(caught.value, UsageError)
 
-    def work(comm: pycoll.Communicator) -> None:
-        comm.all_reduce(np.ones(5))
-        if comm.rank == 0:
-            comm.all_reduce(np.ones(5))
-        comm.broadcast(np.ones(7))
 
-    with pytest.raises(CollectiveMismatchError, match="operation #2") as caught:
-        run_ranks(work, 3, threads=threads, timeout_s=10)
-    assert not isinstance(caught.value, UsageError)
-
-
-# Calls from which some rank, or every rank, may return before the others have come.
+# Calls from which some ranks may return before the other ranks have called.
 LEAVE_EARLY: dict[str, Call] = {
     "empty": lambda comm, root: comm.all_reduce(np.ones(0, F32)),
     "broadcast": lambda comm, root: comm.broadcast(np.ones(3, F32), root=root),
@@ -177,8 +141,8 @@ LEAVE_EARLY: dict[str, Call] = {
 }
 
 
-def mix_early_leavers(comm: pycoll.Communicator) -> dict[tuple[str, str, int, int], list[str]]:
-    """Every two of them, with roots of which each may leave, in a communicator of their own."""
+def mix_early_leavers(comm: Comm) -> dict[tuple[str, str, int, int], list[str]]:
+    """Every two of them, with roots that let each return early, in a communicator of their own."""
     found = {}
     for first, call_first in LEAVE_EARLY.items():
         for second, call_second in LEAVE_EARLY.items():
@@ -200,57 +164,31 @@ def mix_early_leavers(comm: pycoll.Communicator) -> dict[tuple[str, str, int, in
     return found
 
 
-@both
-@pytest.mark.parametrize("n", [2, 3])
-def test_mismatch_of_calls_that_wait_for_nobody_is_raised_in_the_next_call_at_the_latest(
-    n, threads
-):
-    outcomes = run_ranks(mix_early_leavers, n, threads=threads, timeout_s=20)
-    for case in outcomes[0]:
-        for rank, outcome in enumerate(outcomes):
-            texts = outcome[case]
-            assert texts, f"{case}: rank {rank} of {n} noticed nothing"
-            for text in texts:
-                assert "as operation #1, " in text, (case, text)
-                assert "test_mismatch.py:" in text, (case, text)
+def test_mismatch_of_calls_that_do_not_wait_is_raised_in_the_next_call_at_the_latest():
+    for n, kind in [(2, "processes"), (3, "threads")]:
+        outcomes = run(mix_early_leavers, n, kind=kind)
+        for case in outcomes[0]:
+            for rank, outcome in enumerate(outcomes):
+                assert outcome[case], f"{case}: rank {rank} of {n} noticed nothing"
+                for text in outcome[case]:
+                    assert "as operation #1, " in text, (case, text)
+                    assert "test_mismatch.py:" in text, (case, text)
 
 
-@both
-def test_skipped_call_raises_on_every_rank_where_the_next_one_differs(threads):
-    def work(comm: pycoll.Communicator) -> str:
-        comm.barrier()
-        with pytest.raises(CollectiveMismatchError) as caught:
-            if comm.rank != 1:
-                comm.all_reduce(np.ones(5))
-            comm.broadcast(np.ones(7))
-            comm.barrier()
-        return str(caught.value)
-
-    for text in run_ranks(work, 3, threads=threads, timeout_s=10):
-        assert "as operation #2" in text and "rank 1 called broadcast(shape (7,)" in text
-
-
-@both
-def test_calls_that_agree_raise_no_false_alarm(threads):
+@on_ranks(3)
+def test_calls_that_agree_raise_no_false_alarm(comm):
     """Early leavers run ahead of each other; sizes, roots and collectives change all the time."""
-
-    def work(comm: pycoll.Communicator) -> None:
-        calls = list(LEAVE_EARLY.values()) + [barrier]
-        rng = np.random.default_rng(7)  # alike on all ranks
-        for _ in range(2000):
-            calls[rng.integers(len(calls))](comm, int(rng.integers(comm.size)))
-
-    run_ranks(work, 3, threads=threads, timeout_s=20)
+    calls = list(LEAVE_EARLY.values()) + [barrier]
+    rng = np.random.default_rng(7)  # identical on all ranks
+    for _ in range(1000):
+        calls[rng.integers(len(calls))](comm, int(rng.integers(comm.size)))
 
 
-@both
-def test_split_sizes_that_differ_name_both_ranks_and_places(threads):
-    def work(comm: pycoll.Communicator) -> str:
-        send, recv = {0: ([1, 2], [1, 3]), 1: ([3, 4], [5, 4])}[comm.rank]  # 0 sends 2, 1 expects 5
-        with pytest.raises(CollectiveMismatchError) as caught:
-            comm.all_to_all(np.ones(sum(send)), send_counts=send, recv_counts=recv)
-        return str(caught.value)
-
-    for text in run_ranks(work, 2, threads=threads, timeout_s=10):
-        assert "rank 0 of 2 sends 2 elements to rank 1, which expects 5" in text
-        assert text.count("test_mismatch.py:") == 2
+@on_ranks(2)
+def test_split_sizes_that_differ_name_both_ranks_and_places(comm):
+    send, recv = {0: ([1, 2], [1, 3]), 1: ([3, 4], [5, 4])}[comm.rank]  # 0 sends 2, 1 expects 5
+    with pytest.raises(CollectiveMismatchError) as caught:
+        comm.all_to_all(np.ones(sum(send)), send_counts=send, recv_counts=recv)
+    text = str(caught.value)
+    assert "rank 0 of 2 sends 2 elements to rank 1, which expects 5" in text
+    assert text.count("test_mismatch.py:") == 2

@@ -1,4 +1,4 @@
-"""split: who ends up with whom, in which order, and what is given back afterwards."""
+"""split and group: the members of the parts, their order, and the resources given back."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from comm_cases import both
+from worlds import Comm, on_ranks
 
-import pycoll
-from pycoll import CollectiveMismatchError, TimeoutError, UsageError, run_ranks
+from pycoll import CollectiveMismatchError, TimeoutError, UsageError
 
 pytestmark = pytest.mark.ranks
 
 
-def members(comm: pycoll.Communicator, part: pycoll.Communicator) -> list[int]:
+def members(comm: Comm, part: Comm) -> list[int]:
     """World ranks of the part's members, in the part's order."""
     ranks = np.zeros(part.size, np.int64)
     ranks[part.rank] = comm.rank
@@ -24,74 +23,62 @@ def members(comm: pycoll.Communicator, part: pycoll.Communicator) -> list[int]:
     return ranks.tolist()
 
 
-@both
-def test_split_groups_by_color_and_orders_by_key(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        even_odd = comm.split(comm.rank % 2)
-        assert members(comm, even_odd) == [r for r in range(5) if r % 2 == comm.rank % 2]
-        assert even_odd.rank == comm.rank // 2
-        backwards = comm.split(7, key=-comm.rank)
-        assert members(comm, backwards) == [4, 3, 2, 1, 0]
-        ties = comm.split(0, key=1 if comm.rank < 2 else 0)
-        assert members(comm, ties) == [2, 3, 4, 0, 1]
-        alone = comm.split(comm.rank)
-        assert (alone.rank, alone.size) == (0, 1)
-        assert members(comm, alone) == [comm.rank]
-        assert alone.transport == comm.transport
-        comm.barrier()
-
-    run_ranks(work, 5, threads=threads)
+@on_ranks(5)
+def test_split_groups_by_color_and_orders_by_key(comm):
+    even_odd = comm.split(comm.rank % 2)
+    assert members(comm, even_odd) == [r for r in range(5) if r % 2 == comm.rank % 2]
+    assert even_odd.rank == comm.rank // 2
+    backwards = comm.split(7, key=-comm.rank)
+    assert members(comm, backwards) == [4, 3, 2, 1, 0]
+    ties = comm.split(0, key=1 if comm.rank < 2 else 0)
+    assert members(comm, ties) == [2, 3, 4, 0, 1]
+    alone = comm.split(comm.rank)
+    assert (alone.rank, alone.size) == (0, 1)
+    assert members(comm, alone) == [comm.rank]
+    assert alone.transport == comm.transport
+    comm.barrier()
 
 
-@both
-def test_split_negative_color_gets_none(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        part = comm.split(0 if comm.rank in (0, 2) else -1)
-        assert (part is None) == (comm.rank in (1, 3))
-        if part is not None:
-            assert members(comm, part) == [0, 2]
-        assert comm.split(-1) is None
-        comm.barrier()
-
-    run_ranks(work, 4, threads=threads)
+@on_ranks(4)
+def test_split_negative_color_gets_none(comm):
+    part = comm.split(0 if comm.rank in (0, 2) else -1)
+    assert (part is None) == (comm.rank in (1, 3))
+    if part is not None:
+        assert members(comm, part) == [0, 2]
+    assert comm.split(-1) is None
+    comm.barrier()
 
 
-@both
-def test_split_nests_and_the_parts_work_side_by_side(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        half = comm.split(comm.rank // 2)
-        single = half.split(half.rank)
-        everyone = comm.split(0)
-        for i in range(10):
-            x = np.full(1000, comm.rank + i, np.float64)
-            half.all_reduce(x)
-            comm.all_reduce(x)
-            everyone.all_reduce(x, "max")
-            single.all_reduce(x)
-            assert (x == 2 * (6 + 4 * i)).all()
-        half.close()
-        everyone.split(0).barrier()  # the part of a part outlives its siblings
-
-    run_ranks(work, 4, threads=threads)
+@on_ranks(4)
+def test_split_nests_and_the_parts_work_side_by_side(comm):
+    half = comm.split(comm.rank // 2)
+    single = half.split(half.rank)
+    everyone = comm.split(0)
+    for i in range(10):
+        x = np.full(1000, comm.rank + i, np.float64)
+        half.all_reduce(x)
+        comm.all_reduce(x)
+        everyone.all_reduce(x, "max")
+        single.all_reduce(x)
+        assert (x == 2 * (6 + 4 * i)).all()
+    half.close()
+    everyone.split(0).barrier()  # the part of a part outlives its siblings
 
 
-@both
-def test_split_error_of_one_part_leaves_the_others_alone(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        part = comm.split(comm.rank // 2)
-        if comm.rank < 2:
-            with pytest.raises(CollectiveMismatchError):
-                part.all_reduce(np.ones(1 + comm.rank))
-        else:
-            part.all_reduce(np.ones(1))
-        comm.barrier()
-        comm.split(0).barrier()  # a broken part can be replaced
-
-    run_ranks(work, 4, threads=threads, timeout_s=10)
+@on_ranks(4)
+def test_split_error_of_one_part_leaves_the_others_alone(comm):
+    part = comm.split(comm.rank // 2)
+    if comm.rank < 2:
+        with pytest.raises(CollectiveMismatchError):
+            part.all_reduce(np.ones(1 + comm.rank))
+    else:
+        part.all_reduce(np.ones(1))
+    comm.barrier()
+    comm.split(0).barrier()  # a broken part can be replaced
 
 
-def count_resources(comm: pycoll.Communicator) -> dict[str, int]:
-    """What this process has, counted by one rank at a time: counting opens files."""
+def count_resources(comm: Comm) -> dict[str, int]:
+    """Resources of this process, counted by one rank at a time: counting opens files."""
     found: dict[str, int] = {}
     for turn in range(comm.size):
         comm.barrier()
@@ -107,7 +94,7 @@ def count_resources(comm: pycoll.Communicator) -> dict[str, int]:
     return found
 
 
-def use_part(comm: pycoll.Communicator, i: int) -> pycoll.Communicator:
+def use_part(comm: Comm, i: int) -> Comm:
     """Splits, uses the part for everything that takes memory or descriptors, and closes it."""
     with comm.split(comm.rank % (1 + i % 3), key=i) as part:
         x = part.empty(5000, np.float64) if i % 2 else np.empty(5000)
@@ -122,72 +109,91 @@ def use_part(comm: pycoll.Communicator, i: int) -> pycoll.Communicator:
     return part
 
 
-# Of what a rank keeps: its allocator's free memory, which it has for all of its ranks when they are
-# threads, and a page table for the addresses that it has used.
+# A rank keeps the free memory of its allocator, which all ranks share when they are threads, and a
+# page table for the addresses that it has used.
 SLACK_KIB = 2048
 
 
-@both
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
-def test_split_used_and_closed_gives_everything_back(threads, count):
-    def work(comm: pycoll.Communicator) -> tuple[dict[str, int], dict[str, int]]:
-        for i in range(40):  # whatever is made once and for all
-            use_part(comm, i)
-        before = count_resources(comm)
-        for i in range(count):
-            use_part(comm, i)
-        return before, count_resources(comm)
-
-    for before, after in run_ranks(work, 3, threads=threads):
-        assert after.pop("resident KiB") <= before.pop("resident KiB") + SLACK_KIB
-        assert after == before
+@on_ranks(3, own=True)
+def test_split_used_and_closed_gives_everything_back(comm):
+    for i in range(40):  # everything that is made only once
+        use_part(comm, i)
+    before = count_resources(comm)
+    for i in range(200):
+        use_part(comm, i)
+    after = count_resources(comm)
+    assert after.pop("resident KiB") <= before.pop("resident KiB") + SLACK_KIB
+    assert after == before
 
 
-@both
-def test_close_gives_memory_and_descriptors_back_at_once(threads):
-    """And not when the object goes."""
-
-    def work(comm: pycoll.Communicator) -> tuple[dict[str, int], dict[str, int]]:
-        for i in range(40):
-            use_part(comm, i)
-        before = count_resources(comm)
-        parts = [use_part(comm, i) for i in range(20)]
-        comm.barrier()
-        after = count_resources(comm)
-        for part in parts:
-            assert part.closed and part.rank < part.size and "closed" in repr(part)
-            for late in (part.flight_record, part.stragglers, part.barrier):
-                with pytest.raises(UsageError, match="closed"):
-                    late()
+@on_ranks(3, own=True)
+def test_close_gives_memory_and_descriptors_back_while_the_object_exists(comm):
+    for i in range(40):
+        use_part(comm, i)
+    before = count_resources(comm)
+    parts = [use_part(comm, i) for i in range(20)]
+    comm.barrier()
+    after = count_resources(comm)
+    for part in parts:
+        assert part.closed and part.rank < part.size and "closed" in repr(part)
+        for late in (part.flight_record, part.stragglers, part.barrier):
             with pytest.raises(UsageError, match="closed"):
-                part.empty(1, np.uint8)
-            part.close()
-        return before, after
-
-    for before, after in run_ranks(work, 3, threads=threads):
-        # Objects of Python and plans live on, 100 KiB each; slots and mailboxes would be more.
-        assert after.pop("resident KiB") <= before.pop("resident KiB") + SLACK_KIB + 20 * 3 * 200
-        assert after == before
-
-
-@both
-def test_split_member_that_does_not_come_is_a_timeout(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        if comm.rank == 1:
-            time.sleep(1.0)
-            return
-        with pytest.raises(TimeoutError, match="rank 1 has not entered it"):
-            comm.split(0)
-
-    run_ranks(work, 3, threads=threads, timeout_s=0.4)
+                late()
+        with pytest.raises(UsageError, match="closed"):
+            part.empty(1, np.uint8)
+        part.close()
+    # Objects of Python and plans live on, 100 KiB each; slots and mailboxes would be more.
+    assert after.pop("resident KiB") <= before.pop("resident KiB") + SLACK_KIB + 20 * 3 * 200
+    assert after == before
 
 
-@both
-def test_split_wants_whole_numbers(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        for color in ("red", 1.5, None, 1 << 40):
-            with pytest.raises((UsageError, TypeError)):
-                comm.split(color)
-        comm.barrier()
+@on_ranks(3, timeout_s=0.4)
+def test_split_member_that_does_not_come_is_a_timeout(comm):
+    if comm.rank == 1:
+        time.sleep(1.0)
+        return
+    with pytest.raises(TimeoutError, match="rank 1 has not entered it"):
+        comm.split(0)
 
-    run_ranks(work, 2, threads=threads)
+
+@on_ranks(2)
+def test_split_wants_whole_numbers(comm):
+    for color in ("red", 1.5, None, 1 << 40):
+        with pytest.raises((UsageError, TypeError)):
+            comm.split(color)
+    comm.barrier()
+
+
+# --- group ---
+
+
+@on_ranks(4)
+def test_group_has_the_ranks_in_the_order_of_the_list(comm):
+    for ranks in ([2, 0], (1,), range(4), np.array([3, 1, 2])):
+        part = comm.group(ranks)
+        if comm.rank not in list(ranks):
+            assert part is None
+            continue
+        with part:
+            assert part.rank == list(ranks).index(comm.rank)
+            assert part.size == len(ranks)
+            x = np.array([comm.rank])
+            assert part.all_reduce(x)[0] == sum(ranks)
+            x[0] = comm.rank
+            assert part.broadcast(x, root=len(ranks) - 1)[0] == list(ranks)[-1]
+
+
+@on_ranks(threads=[2])
+def test_group_takes_deterministic_over(comm):
+    assert not comm.deterministic
+    assert not comm.group([0, 1]).deterministic
+    comm.deterministic = True
+    assert comm.group([0, 1]).deterministic
+    assert comm.split(0).deterministic
+
+
+@on_ranks(threads=[3])
+def test_group_with_other_ranks_on_one_rank_raises_usage_error_there(comm):
+    with pytest.raises(UsageError, match="and not on all of them: . of . came"):
+        comm.group([0, 1] if comm.rank == 0 else [0, 1, 2])
+    comm.barrier()  # which is as usable as before

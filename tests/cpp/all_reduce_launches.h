@@ -1,96 +1,148 @@
 // The launches of one all_reduce of f32 on all ranks of a process, with one way through the
-// memory of a DeviceWorld: for what compares ways to run them.
+// memory of a DeviceWorld: for checks of what launches do, and of ways to run them.
 #pragma once
 
+#include <algorithm>
 #include <memory_resource>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "algorithms/table/registry.h"
 #include "device_world.h"
 #include "executor/device/device_program.h"
+#include "plan/direct_plan.h"
 #include "plan/plan.h"
 
 namespace pycoll {
 
+struct AllReduceShape {
+  std::string algorithm = "one_shot";
+  int num_ranks = 2;
+  DeviceProtocol protocol = DeviceProtocol::kSimple;
+  int64_t count = 64;
+  int num_threads = 2;  // of a block
+  int num_channels = 1;
+  int64_t slot_bytes = 16 << 10;
+};
+
 class AllReduceLaunches {
  public:
+  /// Has no launches where the protocol cannot run the algorithm.
+  explicit AllReduceLaunches(const AllReduceShape& shape,
+                             std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+      : shape_(shape),
+        plans_(make_plans(shape)),
+        world_({.num_ranks = shape.num_ranks,
+                .protocol = shape.protocol,
+                .num_channels = shape.num_channels,
+                .slot_bytes = shape.slot_bytes,
+                .num_slots = num_slots()},
+               memory),
+        launches_(plans_.size(), memory),
+        peer_buffers_(plans_.size(), memory),
+        input_(static_cast<size_t>(shape.num_ranks * shape.count), memory),
+        output_(input_.size(), memory),
+        scratch_(input_.size() * plans_.size(), memory) {
+    for (int rank = 0; rank < static_cast<int>(plans_.size()); ++rank) set_up(rank);
+    fill(0);
+  }
   AllReduceLaunches(const std::string& algorithm, int num_ranks, DeviceProtocol protocol,
                     int64_t count, int num_threads,
                     std::pmr::memory_resource* memory = std::pmr::get_default_resource())
-      : plans_(make_plans(algorithm, num_ranks)),
-        world_({.num_ranks = num_ranks,
-                .protocol = protocol,
-                .num_channels = 1,
-                .slot_bytes = kSlotBytes,
-                .num_slots = num_slots()},
-               memory),
-        launches_(static_cast<size_t>(num_ranks), memory),
-        input_(static_cast<size_t>(num_ranks * count), memory),
-        output_(input_.size(), memory),
-        count_(count) {
-    for (int rank = 0; rank < num_ranks; ++rank) {
-      DeviceLaunch& launch = launches_[static_cast<size_t>(rank)];
-      const Plan& plan = plans_[static_cast<size_t>(rank)];
-      world_.set_up(launch, rank);
-      set_program(launch, plan, device_program(plan));
-      launch.buffers[0] = reinterpret_cast<std::byte*>(input_.data() + rank * count);
-      launch.buffers[1] = reinterpret_cast<std::byte*>(output_.data() + rank * count);
-      launch.count = count;
-      launch.granule = device_granule(sizeof(float));
-      launch.tile_count = device_tile_count(
-          plan, device_payload_bytes(protocol, kSlotBytes, sizeof(float)), sizeof(float));
-      launch.num_threads = num_threads;
-      launch.digest = 0x1234567;
-      launch.timeout_ns = 10'000'000'000;
-      for (int64_t i = 0; i < count; ++i) {
-        input_[static_cast<size_t>(rank * count + i)] = static_cast<float>(rank + 1 + i % 5);
-      }
-    }
-  }
+      : AllReduceLaunches({algorithm, num_ranks, protocol, count, num_threads,
+                           AllReduceShape().num_channels, AllReduceShape().slot_bytes},
+                          memory) {}
+
   /// By rank.
-  const std::pmr::vector<DeviceLaunch>& launches() const { return launches_; }
-  int num_ranks() const { return static_cast<int>(launches_.size()); }
-  /// Whether the outputs are the sums, which are forgotten then.
-  bool take_sums() {
-    const int n = num_ranks();
+  std::pmr::vector<DeviceLaunch>& launches() { return launches_; }
+  int num_ranks() const { return shape_.num_ranks; }
+  DeviceWorld& world() { return world_; }
+
+  /// The rank's input of that round.
+  void fill(int rank, int round) {
+    for (int64_t i = 0; i < shape_.count; ++i) input_[at(rank, i)] = value(rank, i, round);
+  }
+  void fill(int round) {
+    for (int rank = 0; rank < num_ranks(); ++rank) fill(rank, round);
+  }
+  /// Whether the rank's output is the sum of that round's inputs, which is forgotten then.
+  bool take_sum(int rank, int round) {
+    bool right = world_.error(rank).code == DeviceFailure::kNone;
+    for (int64_t i = 0; i < launches_[static_cast<size_t>(rank)].count; ++i) {
+      float sum = 0;
+      for (int from = 0; from < num_ranks(); ++from) sum += value(from, i, round);
+      right = right && output_[at(rank, i)] == sum;
+      output_[at(rank, i)] = 0;
+    }
+    return right;
+  }
+  bool take_sums(int round = 0) {
     bool right = true;
-    for (size_t at = 0; at < output_.size(); ++at) {
-      const auto i = static_cast<int64_t>(at) % count_;
-      const auto sum = static_cast<float>(n * (n + 1) / 2 + n * (i % 5));
-      right = right && output_[at] == sum;
-      output_[at] = 0;
-    }
-    for (int rank = 0; rank < n; ++rank) {
-      right = right && world_.error(rank).code == DeviceFailure::kNone;
-    }
+    for (int rank = 0; rank < num_ranks(); ++rank) right = take_sum(rank, round) && right;
     return right;
   }
 
  private:
-  static constexpr int64_t kSlotBytes = 16 << 10;
-
-  static std::vector<Plan> make_plans(const std::string& algorithm, int num_ranks) {
+  /// Sums of them are exact.
+  static float value(int rank, int64_t i, int round) {
+    return static_cast<float>((rank + 1) * (round + 1) + static_cast<int>(i % 7));
+  }
+  static std::vector<Plan> make_plans(const AllReduceShape& shape) {
     const Schedule schedule =
-        find_algorithm(Collective::kAllReduce, algorithm).generate(num_ranks, 0);
+        find_algorithm(Collective::kAllReduce, shape.algorithm).generate(shape.num_ranks, 0);
     std::vector<Plan> plans;
-    for (int rank = 0; rank < num_ranks; ++rank) {
-      plans.push_back(make_plan(schedule, rank, {.num_slots = kMaxSlots, .multicast = false}));
+    for (int rank = 0; rank < shape.num_ranks; ++rank) {
+      if (shape.protocol == DeviceProtocol::kDirect) {
+        std::optional<DirectPlan> direct = make_direct_plan(schedule, rank);
+        if (!direct) return {};
+        plans.push_back(std::move(direct->plan));
+      } else {
+        plans.push_back(make_plan(schedule, rank, {.num_slots = kMaxSlots, .multicast = false}));
+      }
     }
     return plans;
   }
   int num_slots() const {
     int num = 2;
-    for (const Plan& plan : plans_) num = num < plan.min_slots ? plan.min_slots : num;
+    for (const Plan& plan : plans_) {
+      num = std::max(num, shape_.protocol == DeviceProtocol::kPoison
+                              ? kPoisonBuffers * device_program(plan).max_link_messages
+                              : plan.min_slots);
+    }
     return num;
   }
+  size_t at(int rank, int64_t i) const { return static_cast<size_t>(rank * shape_.count + i); }
 
+  void set_up(int rank) {
+    const auto r = static_cast<size_t>(rank);
+    DeviceLaunch& launch = launches_[r];
+    const Plan& plan = plans_[r];
+    world_.set_up(launch, rank);
+    set_program(launch, plan, device_program(plan));
+    launch.buffers[0] = reinterpret_cast<std::byte*>(&input_[at(rank, 0)]);
+    launch.buffers[1] = reinterpret_cast<std::byte*>(&output_[at(rank, 0)]);
+    launch.buffers[2] = reinterpret_cast<std::byte*>(&scratch_[r * input_.size()]);
+    peer_buffers_[r] = {launch.buffers[0], launch.buffers[1]};
+    launch.peer_buffers = peer_buffers_.data();
+    launch.count = shape_.count;
+    launch.granule = device_granule(sizeof(float));
+    launch.tile_count = device_tile_count(
+        plan, device_payload_bytes(shape_.protocol, shape_.slot_bytes, sizeof(float)),
+        sizeof(float));
+    launch.num_threads = shape_.num_threads;
+    launch.digest = 0x1234567;
+    launch.timeout_ns = 60'000'000'000;
+  }
+
+  AllReduceShape shape_;
   std::vector<Plan> plans_;
   DeviceWorld world_;
   std::pmr::vector<DeviceLaunch> launches_;
+  std::pmr::vector<DevicePeerBuffers> peer_buffers_;
   std::pmr::vector<float> input_;
   std::pmr::vector<float> output_;
-  int64_t count_;
+  std::pmr::vector<float> scratch_;
 };
 
 }  // namespace pycoll

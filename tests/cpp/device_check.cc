@@ -1,6 +1,6 @@
 // Runs every algorithm of every collective with every device protocol on teams of host threads, and
 // compares bit by bit with the same program on CpuTarget, on random bits. Built plain and under
-// sanitizers; `device_check few|all [ranks ...]`: a few dtypes or every one.
+// sanitizers; `device_check few|all [ranks ...]`: the dtypes of few_kernels.cc or every one.
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -11,8 +11,8 @@
 
 #include "algorithms/table/registry.h"
 #include "device_world.h"
-#include "executor/cpu/cpu_target.h"
 #include "executor/device/device_program.h"
+#include "executor/cpu/cpu_target.h"
 #include "kernels/threads/launch_threads.h"
 #include "plan/direct_plan.h"
 #include "reduce/cells.h"
@@ -23,8 +23,8 @@ namespace {
 constexpr int kNumChannels = 2;
 constexpr int kNumThreads = 2;
 constexpr int64_t kSlotBytes = 1024;
-// Of a message in a slot, for all protocols alike: where a message is cut decides the order of some
-// sums. kPoison has a message in one.
+// The bytes of a message in a slot, for all protocols: where a message is cut decides the order of
+// some sums. kPoison has a message in one.
 constexpr int64_t kPayloadBytes = kSlotBytes / 2;
 constexpr int64_t kPoisonBytes = 32 << 10;
 constexpr int64_t kTimeoutNs = 60'000'000'000;
@@ -311,11 +311,10 @@ void check_algorithms(const std::vector<DType>& dtypes, int num_ranks) {
   }
 }
 
-/// Every dtype and op through the paths of aligned packs, of elements, and of bytes.
-void check_arithmetic() {
+/// These dtypes and every op through the paths of aligned packs, of elements, and of bytes.
+void check_arithmetic(const std::vector<DType>& dtypes) {
   const Plans plans(find_algorithm(Collective::kAllReduce, "one_shot"), 3);
-  for (int d = 0; d < kNumDTypes; ++d) {
-    const auto dtype = static_cast<DType>(d);
+  for (const DType dtype : dtypes) {
     for (const Op op : ops_of(dtype)) {
       for (const int shift : {0, static_cast<int>(dtype_size(dtype)) % 16, 1}) {
         run_cases(plans, {dtype, op}, {131, shift});
@@ -331,7 +330,7 @@ void check(bool all, const std::vector<int>& worlds) {
     for (int d = 0; d < kNumDTypes; ++d) dtypes.push_back(static_cast<DType>(d));
   }
   for (const int num_ranks : worlds) check_algorithms(dtypes, num_ranks);
-  check_arithmetic();
+  check_arithmetic(dtypes);
 }
 
 }  // namespace

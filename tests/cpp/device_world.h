@@ -61,7 +61,7 @@ class DeviceWorld {
     const uint64_t word = ranks_[static_cast<size_t>(rank)].report[0].error;
     return __builtin_bit_cast(DeviceError, word);
   }
-  /// Of the operation that failed.
+  /// The number of the operation that failed.
   uint64_t failed_operation(int rank) const {
     return ranks_[static_cast<size_t>(rank)].report[0].operation;
   }

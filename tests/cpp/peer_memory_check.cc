@@ -97,12 +97,12 @@ int run() {
   Segment segment(memory.base(), 2);
   Segment other_segment(other_memory.base(), 2);
   const pid_t peer = fork_rank(segment, kSecret);
-  const pid_t stranger = fork_rank(other_segment, kSecret + 1);
+  const pid_t outsider = fork_rank(other_segment, kSecret + 1);
   check(segment, peer, true, "the peer");
-  check(segment, stranger, false, "a rank of another communicator");
+  check(segment, outsider, false, "a rank of another communicator");
   check(segment, ::getpid(), false, "this very process");
   check(segment, 0, false, "a process without a number here");
-  for (const pid_t child : {peer, stranger}) {
+  for (const pid_t child : {peer, outsider}) {
     ::kill(child, SIGKILL);
     ::waitpid(child, nullptr, 0);
   }

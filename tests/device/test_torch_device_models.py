@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
 import torch.distributed as dist  # noqa: E402
-from torch_device_ranks import run_group, same  # noqa: E402
+from torch_device_ranks import run_in_turn, same  # noqa: E402
 
 pytestmark = [
     pytest.mark.ranks,
@@ -41,60 +41,59 @@ def close(got: list[torch.Tensor], expected: list[torch.Tensor], exact: bool) ->
         torch.testing.assert_close(a, b, **({"rtol": 0, "atol": 0} if exact else {}))
 
 
-def test_ddp_trains_as_on_the_cpu(kind):
-    def work(device: torch.device) -> None:
-        wrap = torch.nn.parallel.DistributedDataParallel
-        got = train(device, lambda model: wrap(model, bucket_cap_mb=0.001))
-        expected = train(torch.device("cpu"), lambda model: wrap(model, bucket_cap_mb=0.001))
-        close(got, expected, device.type != "cuda")
-
-    run_group(kind, work, 2)
+def ddp_trains_as_on_the_cpu(device: torch.device) -> None:
+    wrap = torch.nn.parallel.DistributedDataParallel
+    got = train(device, lambda model: wrap(model, bucket_cap_mb=0.001))
+    expected = train(torch.device("cpu"), lambda model: wrap(model, bucket_cap_mb=0.001))
+    close(got, expected, device.type != "cuda")
 
 
-def test_fsdp2_trains_as_on_the_cpu(kind):
+def fsdp2_trains_as_on_the_cpu(device: torch.device) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    def work(device: torch.device) -> None:
-        def shard(place: str) -> Callable[[Any], Any]:
-            mesh = init_device_mesh(place, (dist.get_world_size(),))
-            return lambda model: fully_shard(model, mesh=mesh)
+    def shard(place: str) -> Callable[[Any], Any]:
+        mesh = init_device_mesh(place, (dist.get_world_size(),))
+        return lambda model: fully_shard(model, mesh=mesh)
 
-        got = train(device, shard(device.type))
-        close(got, train(torch.device("cpu"), shard("cpu")), device.type != "cuda")
-
-    run_group(kind, work, 2)
+    got = train(device, shard(device.type))
+    close(got, train(torch.device("cpu"), shard("cpu")), device.type != "cuda")
 
 
-def test_dtensor_moves_between_placements(kind):
+def dtensor_moves_between_placements(device: torch.device) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
-    def work(device: torch.device) -> None:
-        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-        whole = torch.arange(24.0).reshape(4, 6)
-        sharded = distribute_tensor(whole.to(device), mesh, [Shard(0)])
-        same(sharded.full_tensor().cpu(), whole)
-        same(sharded.redistribute(mesh, [Shard(1)]).full_tensor().cpu(), whole)
-        summed = sharded.sum(0)
-        assert isinstance(summed.placements[0], Partial)
-        same(summed.redistribute(mesh, [Replicate()]).to_local().cpu(), whole.sum(0))
-
-    run_group(kind, work, 2)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    whole = torch.arange(24.0).reshape(4, 6)
+    sharded = distribute_tensor(whole.to(device), mesh, [Shard(0)])
+    same(sharded.full_tensor().cpu(), whole)
+    same(sharded.redistribute(mesh, [Shard(1)]).full_tensor().cpu(), whole)
+    summed = sharded.sum(0)
+    assert isinstance(summed.placements[0], Partial)
+    same(summed.redistribute(mesh, [Replicate()]).to_local().cpu(), whole.sum(0))
 
 
-def test_compiled_functional_collectives(kind):
+def compiled_functional_collectives(device: torch.device) -> None:
     import torch.distributed._functional_collectives as functional
 
     # There is no code generator for the emulated device: what is traced is run as it is.
-    compiler = "inductor" if kind == "cuda" else "aot_eager"
+    compiler = "inductor" if device.type == "cuda" else "aot_eager"
 
-    def work(device: torch.device) -> None:
-        @torch.compile(fullgraph=True, backend=compiler)
-        def step(x: torch.Tensor) -> torch.Tensor:
-            return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
+    @torch.compile(fullgraph=True, backend=compiler)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
 
-        x = torch.full((16,), dist.get_rank() + 1.0, device=device)
-        same(step(x).cpu(), torch.full((16,), 7.0))
+    x = torch.full((16,), dist.get_rank() + 1.0, device=device)
+    same(step(x).cpu(), torch.full((16,), 7.0))
 
-    run_group(kind, work, 2)
+
+def test_models_and_tensors_made_parallel(kind):
+    run_in_turn(
+        kind,
+        2,
+        ddp_trains_as_on_the_cpu,
+        fsdp2_trains_as_on_the_cpu,
+        dtensor_moves_between_placements,
+        compiled_functional_collectives,
+    )

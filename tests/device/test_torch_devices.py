@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
 import torch.distributed as dist  # noqa: E402
-from torch_device_ranks import run_group, same  # noqa: E402
+from torch_device_ranks import run_group, run_in_turn, same  # noqa: E402
 
 pytestmark = [
     pytest.mark.ranks,
@@ -23,7 +23,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int
 
 
 def values(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Of that rank; sums of them round in floating types, and overflow in none."""
+    """The rank's values. Their sums round in floating types, and overflow in none."""
     generator = torch.Generator().manual_seed(1000 * count + rank)
     if dtype.is_floating_point:
         return torch.randn(count, generator=generator).to(dtype)
@@ -82,241 +82,240 @@ def calls(device: torch.device, dtype: torch.dtype, count: int) -> list[torch.Te
     return results
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_collectives_give_the_bits_of_the_cpu(kind, n):
-    def work(device: torch.device) -> None:
-        for dtype in DTYPES:
-            for count in (1, 1000):
-                on_device = calls(device, dtype, count)
-                on_cpu = calls(torch.device("cpu"), dtype, count)
-                assert len(on_device) == len(on_cpu)
-                for i, (got, expected) in enumerate(zip(on_device, on_cpu, strict=True)):
-                    assert got.equal(expected), f"result {i} of {count} {dtype}"
-
-    run_group(kind, work, n)
+def collectives_give_the_bits_of_the_cpu(device: torch.device) -> None:
+    for dtype in DTYPES:
+        for count in (1, 1000):
+            on_device = calls(device, dtype, count)
+            on_cpu = calls(torch.device("cpu"), dtype, count)
+            assert len(on_device) == len(on_cpu)
+            for i, (got, expected) in enumerate(zip(on_device, on_cpu, strict=True)):
+                assert got.equal(expected), f"result {i} of {count} {dtype}"
 
 
-def test_tensors_that_are_not_contiguous_and_scaled_sums(kind):
-    def work(device: torch.device) -> None:
-        rank, n = dist.get_rank(), dist.get_world_size()
-        for place in (torch.device("cpu"), device):
-            square = torch.arange(12.0).reshape(3, 4).to(place) + rank
-            dist.all_reduce(square.t())
-            same(square.cpu(), torch.arange(12.0).reshape(3, 4) * n + sum(range(n)))
-            column = square[:, 1]
-            dist.broadcast(column, 0, async_op=True).wait()
-            y = torch.full((5,), rank + 1.0, device=place)
-            dist.all_reduce(y, dist._make_nccl_premul_sum(0.5))
-            same(y.cpu(), torch.full((5,), 0.5 * n * (n + 1) / 2))
-            dist.all_reduce(y, dist.ReduceOp.AVG)
-            same(y.cpu(), torch.full((5,), 0.5 * n * (n + 1) / 2))
-
-    run_group(kind, work, 2)
+def tensors_that_are_not_contiguous_and_scaled_sums(device: torch.device) -> None:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    for place in (torch.device("cpu"), device):
+        square = torch.arange(12.0).reshape(3, 4).to(place) + rank
+        dist.all_reduce(square.t())
+        same(square.cpu(), torch.arange(12.0).reshape(3, 4) * n + sum(range(n)))
+        column = square[:, 1]
+        dist.broadcast(column, 0, async_op=True).wait()
+        y = torch.full((5,), rank + 1.0, device=place)
+        dist.all_reduce(y, dist._make_nccl_premul_sum(0.5))
+        same(y.cpu(), torch.full((5,), 0.5 * n * (n + 1) / 2))
+        dist.all_reduce(y, dist.ReduceOp.AVG)
+        same(y.cpu(), torch.full((5,), 0.5 * n * (n + 1) / 2))
 
 
-def test_async_operations_do_not_hold_the_host_and_waits_order_streams(kind):
-    def work(device: torch.device) -> None:
-        rank = dist.get_rank()
-        dist.all_reduce(torch.ones(1, device=device))
-        tensors = [torch.full((50_000,), float(rank + i), device=device) for i in range(4)]
-        dist.barrier()
-        if rank == 1:
-            time.sleep(0.5)
-        start = time.monotonic()
-        works = [dist.all_reduce(x, async_op=True) for x in tensors]
-        took_s = time.monotonic() - start
-        if rank == 0:
-            assert took_s < 0.4, took_s  # and the other rank has not called yet
-            assert not works[-1].is_completed()
-        for i, (x, handle) in enumerate(zip(tensors, works, strict=True)):
-            handle.wait()  # the stream does
-            x.mul_(2)
-            assert (x.cpu() == 2 * (2 * i + 1)).all()
-        works[-1].wait(timedelta(seconds=30))  # the host does
-        assert all(handle.is_completed() and handle.is_success() for handle in works)
-
-    run_group(kind, work, 2)
+def async_operations_do_not_hold_the_host_and_waits_order_streams(device: torch.device) -> None:
+    rank = dist.get_rank()
+    dist.all_reduce(torch.ones(1, device=device))
+    tensors = [torch.full((50_000,), float(rank + i), device=device) for i in range(4)]
+    dist.barrier()
+    if rank == 1:
+        time.sleep(1.5)
+    start = time.monotonic()
+    works = [dist.all_reduce(x, async_op=True) for x in tensors]
+    took_s = time.monotonic() - start
+    if rank == 0:
+        assert took_s < 1.2, took_s  # and the other rank has not called yet
+        assert not works[-1].is_completed()
+    for i, (x, handle) in enumerate(zip(tensors, works, strict=True)):
+        handle.wait()  # the stream does
+        x.mul_(2)
+        assert (x.cpu() == 2 * (2 * i + 1)).all()
+    works[-1].wait(timedelta(seconds=30))  # the host does
+    assert all(handle.is_completed() and handle.is_success() for handle in works)
 
 
-def test_dropped_tensors_of_async_operations_are_not_used_anew_too_early(kind):
-    def work(device: torch.device) -> None:
-        rank = dist.get_rank()
-        kept = []
-        for step in range(10):
-            x = torch.full((20_000,), float(step + rank), device=device)
-            out = torch.empty(40_000, device=device)
-            kept.append((dist.all_gather_into_tensor(out, x, async_op=True), out))
-            del x
-            torch.full((20_000,), -1.0, device=device)  # in x's memory, if that is free
-        for step, (handle, out) in enumerate(kept):
-            handle.wait()
-            halves = out.cpu().reshape(2, -1)
-            assert (halves[0] == step).all() and (halves[1] == step + 1).all()
-
-    run_group(kind, work, 2)
+def dropped_tensors_of_async_operations_are_not_used_anew_too_early(device: torch.device) -> None:
+    rank = dist.get_rank()
+    kept = []
+    for step in range(10):
+        x = torch.full((20_000,), float(step + rank), device=device)
+        out = torch.empty(40_000, device=device)
+        kept.append((dist.all_gather_into_tensor(out, x, async_op=True), out))
+        del x
+        torch.full((20_000,), -1.0, device=device)  # in x's memory, if that is free
+    for step, (handle, out) in enumerate(kept):
+        handle.wait()
+        halves = out.cpu().reshape(2, -1)
+        assert (halves[0] == step).all() and (halves[1] == step + 1).all()
 
 
-def test_futures_run_their_callbacks_behind_the_operation(kind):
-    def work(device: torch.device) -> None:
-        rank, n = dist.get_rank(), dist.get_world_size()
-        dist.all_reduce(torch.ones(1, device=device))
-        x = torch.full((30_000,), rank + 1.0, device=device)
-        if rank == 1:
-            time.sleep(0.2)
-        future = dist.all_reduce(x, async_op=True).get_future()
-        doubled = future.then(lambda done: done.value()[0] * 2)
-        same(doubled.wait().cpu(), torch.full((30_000,), 1.0 * n * (n + 1)))
-
-    run_group(kind, work, 2)
+def futures_run_their_callbacks_behind_the_operation(device: torch.device) -> None:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    dist.all_reduce(torch.ones(1, device=device))
+    x = torch.full((30_000,), rank + 1.0, device=device)
+    if rank == 1:
+        time.sleep(0.2)
+    future = dist.all_reduce(x, async_op=True).get_future()
+    doubled = future.then(lambda done: done.value()[0] * 2)
+    same(doubled.wait().cpu(), torch.full((30_000,), 1.0 * n * (n + 1)))
 
 
-def test_coalesced_operations_and_functional_collectives(kind):
+def coalesced_operations_and_functional_collectives(device: torch.device) -> None:
     import torch.distributed._functional_collectives as functional
 
-    def work(device: torch.device) -> None:
-        rank, n = dist.get_rank(), dist.get_world_size()
-        group = dist.group.WORLD
-        xs = [torch.full((100 * (i + 1),), float(rank + i), device=device) for i in range(3)]
-        with dist._coalescing_manager(group, device, async_ops=True) as manager:
-            for x in xs:
-                dist.all_reduce(x)
-        manager.wait()
-        for i, x in enumerate(xs):
-            same(x.cpu(), torch.full((100 * (i + 1),), 2.0 * i + 1))
-        outs = [torch.empty(n * 10, device=device) for _ in range(2)]
-        with dist._coalescing_manager(group, device):
-            for i, out in enumerate(outs):
-                dist.all_gather_into_tensor(out, torch.full((10,), rank + 10.0 * i, device=device))
+    rank, n = dist.get_rank(), dist.get_world_size()
+    group = dist.group.WORLD
+    xs = [torch.full((100 * (i + 1),), float(rank + i), device=device) for i in range(3)]
+    with dist._coalescing_manager(group, device, async_ops=True) as manager:
+        for x in xs:
+            dist.all_reduce(x)
+    manager.wait()
+    for i, x in enumerate(xs):
+        same(x.cpu(), torch.full((100 * (i + 1),), 2.0 * i + 1))
+    outs = [torch.empty(n * 10, device=device) for _ in range(2)]
+    with dist._coalescing_manager(group, device):
         for i, out in enumerate(outs):
-            same(out.cpu(), torch.arange(n).repeat_interleave(10) + 10.0 * i)
-        x = torch.full((8,), rank + 1.0, device=device)
-        same(functional.all_reduce(x, "sum", group).cpu(), torch.full((8,), 3.0))
-        gathered = functional.all_gather_tensor(x, 0, group)
-        same(gathered.cpu(), torch.arange(1.0, n + 1).repeat_interleave(8))
-        same(functional.reduce_scatter_tensor(gathered, "sum", 0, group).cpu(), x.cpu() * n)
+            dist.all_gather_into_tensor(out, torch.full((10,), rank + 10.0 * i, device=device))
+    for i, out in enumerate(outs):
+        same(out.cpu(), torch.arange(n).repeat_interleave(10) + 10.0 * i)
+    x = torch.full((8,), rank + 1.0, device=device)
+    same(functional.all_reduce(x, "sum", group).cpu(), torch.full((8,), 3.0))
+    gathered = functional.all_gather_tensor(x, 0, group)
+    same(gathered.cpu(), torch.arange(1.0, n + 1).repeat_interleave(8))
+    same(functional.reduce_scatter_tensor(gathered, "sum", 0, group).cpu(), x.cpu() * n)
 
-    run_group(kind, work, 2)
+
+def messages_arrive_behind_what_their_streams_do(device: torch.device) -> None:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    right, left = (rank + 1) % n, (rank - 1) % n
+    for count in (1, 1000, 300_000):
+        x = torch.full((count,), float(rank), device=device)
+        got = torch.zeros(count, device=device)
+        x.add_(1)
+        ops = [dist.P2POp(dist.isend, x, right), dist.P2POp(dist.irecv, got, left)]
+        for handle in dist.batch_isend_irecv(ops):
+            handle.wait()
+        same(got.cpu(), torch.full((count,), left + 1.0))
+        sent = dist.isend(got * 2, left, tag=5)
+        back = torch.zeros(count, 2, device=device)[:, 0]  # not contiguous
+        received = dist.irecv(back, right, tag=5)
+        same(received.get_future().wait()[0].cpu(), torch.full((count,), 2.0 * (rank + 1)))
+        received.wait()
+        sent.wait()
+    if rank == 0:
+        dist.send(torch.arange(5, device=device), 1)
+        dist.send(torch.arange(7), 1)  # of the host, to a device
+    elif rank == 1:
+        x = torch.zeros(5, dtype=torch.long, device=device)
+        assert dist.recv(x) == 0
+        same(x.cpu(), torch.arange(5))
+        x = torch.zeros(7, dtype=torch.long, device=device)
+        dist.recv(x, 0)
+        same(x.cpu(), torch.arange(7))
 
 
-def test_messages_arrive_behind_what_their_streams_do(kind):
-    def work(device: torch.device) -> None:
-        rank, n = dist.get_rank(), dist.get_world_size()
-        right, left = (rank + 1) % n, (rank - 1) % n
-        for count in (1, 1000, 300_000):
-            x = torch.full((count,), float(rank), device=device)
-            got = torch.zeros(count, device=device)
-            x.add_(1)
-            ops = [dist.P2POp(dist.isend, x, right), dist.P2POp(dist.irecv, got, left)]
-            for handle in dist.batch_isend_irecv(ops):
-                handle.wait()
-            same(got.cpu(), torch.full((count,), left + 1.0))
-            sent = dist.isend(got * 2, left, tag=5)
-            back = torch.zeros(count, 2, device=device)[:, 0]  # not contiguous
-            received = dist.irecv(back, right, tag=5)
-            same(received.get_future().wait()[0].cpu(), torch.full((count,), 2.0 * (rank + 1)))
-            received.wait()
-            sent.wait()
+def messages_of_the_host_behind_those_of_a_device(device: torch.device) -> None:
+    """They begin later, on a thread; a wait for them may begin first."""
+    rank = dist.get_rank()
+    for step in range(30):
+        x = torch.full((100,), rank + 1.0, device=device)
         if rank == 0:
-            dist.send(torch.arange(5, device=device), 1)
-            dist.send(torch.arange(7), 1)  # of the host, to a device
-        elif rank == 1:
-            x = torch.zeros(5, dtype=torch.long, device=device)
-            assert dist.recv(x) == 0
-            same(x.cpu(), torch.arange(5))
-            x = torch.zeros(7, dtype=torch.long, device=device)
-            dist.recv(x, 0)
-            same(x.cpu(), torch.arange(7))
-
-    run_group(kind, work, 3)
-
-
-def test_messages_of_the_host_behind_those_of_a_device(kind):
-    """They begin later, on a thread; who waits for them may come first."""
-
-    def work(device: torch.device) -> None:
-        rank = dist.get_rank()
-        for step in range(30):
-            x = torch.full((100,), rank + 1.0, device=device)
-            if rank == 0:
-                handles = [dist.isend(x, 1), dist.isend(torch.arange(7) + step, 1)]
-            else:
-                got, of_host = torch.zeros(100, device=device), torch.zeros(7, dtype=torch.long)
-                handles = [dist.irecv(got, 0), dist.irecv(of_host, None)]
-            for handle in reversed(handles):
-                handle.wait()
-            if rank == 1:
-                assert handles[1]._source_rank() == 0
-                same(got.cpu(), torch.ones(100))
-                same(of_host, torch.arange(7) + step)
-
-    run_group(kind, work, 2)
+            handles = [dist.isend(x, 1), dist.isend(torch.arange(7) + step, 1)]
+        else:
+            got, of_host = torch.zeros(100, device=device), torch.zeros(7, dtype=torch.long)
+            handles = [dist.irecv(got, 0), dist.irecv(of_host, None)]
+        for handle in reversed(handles):
+            handle.wait()
+        if rank == 1:
+            assert handles[1]._source_rank() == 0
+            same(got.cpu(), torch.ones(100))
+            same(of_host, torch.arange(7) + step)
 
 
-def test_barriers_and_early_links(kind):
-    def work(device: torch.device) -> None:
-        backend = dist.group.WORLD._get_backend(device)
-        backend.eager_connect_single_device(device)
-        dist.barrier()
-        dist.barrier(device_ids=[device.index])
-        options = dist.BarrierOptions()
-        options.device = device
-        backend.barrier(options).wait()
-        assert backend.allocate_tensor(10, device=device, dtype=torch.float32).device == device
-
-    run_group(kind, work, 2)
+def barriers_and_early_links(device: torch.device) -> None:
+    backend = dist.group.WORLD._get_backend(device)
+    backend.eager_connect_single_device(device)
+    dist.barrier()
+    dist.barrier(device_ids=[device.index])
+    options = dist.BarrierOptions()
+    options.device = device
+    backend.barrier(options).wait()
+    assert backend.allocate_tensor(10, device=device, dtype=torch.float32).device == device
 
 
-def test_captured_operations_are_replayed_among_others(kind):
+def captured_operations_are_replayed_among_others(device: torch.device) -> None:
     """As many frameworks do with a whole step: a graph, replayed, and calls between replays."""
-
-    def work(device: torch.device) -> None:
-        rank = dist.get_rank()
-        x = torch.full((1000,), rank + 1.0, device=device)
-        halves = torch.zeros(2000, device=device)
-        dist.all_reduce(torch.ones(1, device=device))  # links are made before a capture
-        module = torch.get_device_module(device)
-        module.synchronize()
-        graph, stream = module.CUDAGraph(), torch.Stream(device)
-        before = module.current_stream()
-        torch.accelerator.set_stream(stream)
-        graph.capture_begin()
-        dist.all_reduce(x)
-        handle = dist.all_gather_into_tensor(halves, x, async_op=True)
-        handle.wait()
-        with pytest.raises(RuntimeError, match="cannot be captured"):
-            dist.send(x, 1 - rank)
-        graph.capture_end()
-        same(x.cpu(), torch.full((1000,), rank + 1.0))  # nothing has run
-        for step in range(100):
-            graph.replay()
-            assert (halves.cpu() == 3.0).all(), step
+    rank = dist.get_rank()
+    x = torch.full((1000,), rank + 1.0, device=device)
+    halves = torch.zeros(2000, device=device)
+    dist.all_reduce(torch.ones(1, device=device))  # links are made before a capture
+    module = torch.get_device_module(device)
+    module.synchronize()
+    graph, stream = module.CUDAGraph(), torch.Stream(device)
+    before = module.current_stream()
+    torch.accelerator.set_stream(stream)
+    graph.capture_begin()
+    dist.all_reduce(x)
+    handle = dist.all_gather_into_tensor(halves, x, async_op=True)
+    handle.wait()
+    with pytest.raises(RuntimeError, match="cannot be captured"):
+        dist.send(x, 1 - rank)
+    graph.capture_end()
+    same(x.cpu(), torch.full((1000,), rank + 1.0))  # nothing has run
+    for step in range(100):
+        graph.replay()
+        assert (halves.cpu() == 3.0).all(), step
+        x.fill_(rank + 1.0)
+        if step % 10 == 0:
+            dist.all_reduce(x, dist.ReduceOp.MAX)  # eager, behind the replay
+            assert (x.cpu() == 2).all()
             x.fill_(rank + 1.0)
-            if step % 10 == 0:
-                dist.all_reduce(x, dist.ReduceOp.MAX)  # eager, behind the replay
-                assert (x.cpu() == 2).all()
-                x.fill_(rank + 1.0)
-        stream.synchronize()
-        torch.accelerator.set_stream(before)
-        graph.reset()
-
-    run_group(kind, work, 2)
+    stream.synchronize()
+    torch.accelerator.set_stream(before)
+    graph.reset()
 
 
-def test_groups_that_are_split_and_two_backends(kind):
-    def work(device: torch.device) -> None:
-        rank = dist.get_rank()
-        pair = dist.new_group([1, 2])
-        if rank in (1, 2):
-            x = torch.full((4,), float(rank), device=device)
-            dist.all_reduce(x, group=pair)
-            same(x.cpu(), torch.full((4,), 3.0))
-        both = dist.new_group(backend=f"cpu:gloo,{device.type}:pycoll")
-        for place in (torch.device("cpu"), device):
-            x = torch.ones(4, device=place)
-            dist.all_reduce(x, group=both)
-            same(x.cpu(), torch.full((4,), 3.0))
+def groups_that_are_split_and_two_backends(device: torch.device) -> None:
+    rank = dist.get_rank()
+    pair = dist.new_group([1, 2])
+    if rank in (1, 2):
+        x = torch.full((4,), float(rank), device=device)
+        dist.all_reduce(x, group=pair)
+        same(x.cpu(), torch.full((4,), 3.0))
+    both = dist.new_group(backend=f"cpu:gloo,{device.type}:pycoll")
+    for place in (torch.device("cpu"), device):
+        x = torch.ones(4, device=place)
+        dist.all_reduce(x, group=both)
+        same(x.cpu(), torch.full((4,), 3.0))
 
-    run_group(kind, work, 3)
+
+def tensors_of_several_devices_are_refused(device: torch.device) -> None:
+    mixed = [torch.ones(1, device=device), torch.ones(1)]
+    with pytest.raises(ValueError, match="another on"):
+        dist.all_gather(mixed, torch.ones(1, device=device))
+    with pytest.raises(ValueError, match="moves tensors of the CPU"):
+        dist.group.WORLD._get_backend(device).allreduce([torch.ones(1, device="meta")])
+    dist.all_reduce(torch.ones(1, device=device))
+
+
+def test_operations_of_two_ranks(kind):
+    run_in_turn(
+        kind,
+        2,
+        tensors_that_are_not_contiguous_and_scaled_sums,
+        async_operations_do_not_hold_the_host_and_waits_order_streams,
+        dropped_tensors_of_async_operations_are_not_used_anew_too_early,
+        futures_run_their_callbacks_behind_the_operation,
+        coalesced_operations_and_functional_collectives,
+        messages_of_the_host_behind_those_of_a_device,
+        barriers_and_early_links,
+        captured_operations_are_replayed_among_others,
+        tensors_of_several_devices_are_refused,
+    )
+
+
+def test_operations_of_three_ranks(kind):
+    run_in_turn(
+        kind,
+        3,
+        collectives_give_the_bits_of_the_cpu,
+        messages_arrive_behind_what_their_streams_do,
+        groups_that_are_split_and_two_backends,
+    )
 
 
 def test_errors_name_the_ranks(kind):
@@ -345,15 +344,3 @@ def test_errors_name_the_ranks(kind):
 
     text = run_group(kind, late, 2, timeout_s=1.5)[0]
     assert "Timed out waiting" in text and "rank 1" in text, text
-
-
-def test_tensors_of_several_devices_are_refused(kind):
-    def work(device: torch.device) -> None:
-        mixed = [torch.ones(1, device=device), torch.ones(1)]
-        with pytest.raises(ValueError, match="another on"):
-            dist.all_gather(mixed, torch.ones(1, device=device))
-        with pytest.raises(ValueError, match="moves tensors of the CPU"):
-            dist.group.WORLD._get_backend(device).allreduce([torch.ones(1, device="meta")])
-        dist.all_reduce(torch.ones(1, device=device))
-
-    run_group(kind, work, 2)

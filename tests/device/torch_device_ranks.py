@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "torch"))
 
 from torch_ranks import init, same
 
-__all__ = ["run_group", "same"]
+__all__ = ["run_group", "run_in_turn", "same"]
 
 
 def run_group(
@@ -42,3 +42,14 @@ def run_group(
 
     with tempfile.TemporaryDirectory() as folder:
         return pycoll.run_ranks(work, n, folder, **options)
+
+
+def run_in_turn(kind: str, n: int, *works: Callable[[torch.device], None]) -> None:
+    """Calls each of these with the device, on n ranks of one group."""
+
+    def work(device: torch.device) -> None:
+        for each in works:
+            each(device)
+            dist.barrier()
+
+    run_group(kind, work, n)

@@ -1,6 +1,6 @@
-// The emulated device (csrc/kernels/threads/thread_device.cc) as a device of torch, "emulated:0":
-// memory, streams and events are its own. What torch computes there runs on the host, behind the
-// current stream, so that whoever forgets to wait for a stream reads what was there before.
+// The emulated device (csrc/kernels/threads/thread_device.cc) as a device of torch, "emulated:0": memory,
+// streams and events are its own. What torch computes there runs on the host, behind the current
+// stream, so that code that forgets to wait for a stream reads what was there before.
 //
 // Memory is handed out anew as soon as its tensor is gone, as CUDA's allocator does: but for
 // streams that it was recorded on, which are waited for.
@@ -49,7 +49,7 @@ void check(int status) { TORCH_CHECK(status == 0, "the emulated device: ", table
 thread_local c10::DeviceIndex current_device = 0;
 thread_local std::map<c10::DeviceIndex, c10::StreamId> current_streams;
 
-/// Of one process: a forked one has none of it.
+/// The streams of one process: a forked one has none of them.
 struct Streams {
   const pid_t pid = ::getpid();
   std::mutex mutex;
@@ -258,7 +258,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 
 // --- operators ---
 
-/// The tensor as the host sees it, once all that the current stream has got is over.
+/// The tensor as the host sees it, once all that was given to the current stream is over.
 at::Tensor on_host(const at::Tensor& tensor) {
   if (tensor.device().is_cpu()) return tensor;
   wait_for(current_stream(tensor.device()));

@@ -48,7 +48,7 @@ def build() -> Path:
 
 
 class Device:
-    """What torch.emulated is: as torch.cuda, for whoever asks torch.get_device_module."""
+    """The module torch.emulated, which torch.get_device_module returns: as torch.cuda."""
 
     def __init__(self, extension: Any) -> None:
         self._extension = extension

@@ -11,7 +11,7 @@ import pytest
 import pycoll
 from pycoll import run_ranks
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.soak, pytest.mark.timing]
 
 NUM_RANKS = 8
 SIZES_BYTES = [4 << (2 * i) for i in range(8)]  # 4 B to 64 KiB

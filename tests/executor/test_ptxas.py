@@ -5,83 +5,67 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from builds import ROOT, build, configure, run
+from builds import build, configure, run
 
-pytestmark = [pytest.mark.timeout(300)]
-
-ARCHITECTURES = ("80", "90a", "100a")
-# As csrc/kernels/cuda.cmake has them.
-FLAGS = ("-std=c++20", "--expt-relaxed-constexpr", "-fmad=false", "-O3", f"-I{ROOT / 'csrc'}")
-SUMS = """
-#include "kernels/cuda/cuda_kernels.cuh"
-namespace pycoll {
-#define SUM(protocol, dtype)                                                       \\
-  template __global__ void run_kernel<DeviceProtocol::protocol, DType::dtype>(     \\
-      const __grid_constant__ DeviceLaunch, const DeviceLaunch*);
-SUM(kSimple, kF32)
-SUM(kSimple, kBF16)
-SUM(kLL, kF32)
-SUM(kLL, kBF16)
-}  // namespace pycoll
-"""
+REPORT = re.compile(
+    r"Compiling entry function '(\w+)' for 'sm_(\w+)'.*?"
+    r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads.*?"
+    r"Used (\d+) registers",
+    re.DOTALL,
+)
+# In the mangled name of a kernel: the protocols simple and ll, the dtypes f32 and bf16.
+SUM = re.compile(r"run_kernel.*DeviceProtocolE[01]E.*DTypeE[03]E")
 
 
-def nvcc() -> str:
+def need_nvcc() -> None:
     found = os.environ.get("CUDACXX") or shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     if not Path(found).is_file():
         pytest.skip("nvcc is not installed: nothing is known of the kernels here")
-    return found
 
 
-def compile_kernels(source: str, folder: Path, *architectures: str) -> str:
-    """Compiles to machine code, and returns what ptxas reports."""
-    file = folder / "kernels.cu"
-    file.write_text(source)
-    targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
-    done = subprocess.run(
-        [nvcc(), *FLAGS, *targets, "-Xptxas", "-v", "-Xcompiler", "-Wall,-Wextra"]
-        + ["--threads", "2", "-c", str(file), "-o", str(folder / "kernels.o")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    return done.stdout
+def build_library(folder: Path, *options: str) -> str:
+    """Builds the library for GPUs. Returns what the compilers said: no warning."""
+    start = time.monotonic()
+    configure(folder, "-DPYCOLL_CUDA=ON", f"-DPYCOLL_OUTPUT_DIR={folder}", *options)
+    said = build(folder, "pycoll_cuda", timeout_s=1500)
+    assert "warning" not in said, said[-4000:]
+    size = (folder / "_cuda.so").stat().st_size
+    print(f"{size >> 20} MiB in {time.monotonic() - start:.0f} s")
+    return said
 
 
-def test_sum_kernels_do_not_spill(tmp_path):
-    report = compile_kernels(SUMS, tmp_path, *ARCHITECTURES)
-    assert "warning" not in report, report
-    frames = re.findall(
-        r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", report
-    )
-    registers = [int(found) for found in re.findall(r"Used (\d+) registers", report)]
-    print(f"registers: {registers}")
-    assert len(frames) == len(registers) == 4 * len(ARCHITECTURES), report
-    assert all(frame == ("0", "0", "0") for frame in frames), report
-    # A block has 512 threads, and a multiprocessor 65,536 registers.
-    assert max(registers) <= 128
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The library for one architecture: its folder, with the PTX, and what ptxas reports."""
+    need_nvcc()
+    folder = tmp_path_factory.mktemp("cuda")
+    flags = f"-Xptxas -v --keep --keep-dir {folder}"
+    architecture = "-DPYCOLL_CUDA_ARCHITECTURES=90a-real"
+    return folder, build_library(folder, architecture, f"-DCMAKE_CUDA_FLAGS={flags}")
 
 
-def test_sum_kernel_is_all_there(tmp_path):
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_sum_kernels_do_not_spill(library):
+    sums = [found for found in REPORT.findall(library[1]) if SUM.search(found[0])]
+    print(f"{len(sums)} kernels, registers: {[int(found[-1]) for found in sums]}")
+    assert len(sums) == 4, library[1][-4000:]
+    for name, architecture, *frame, registers in sums:
+        assert (architecture, frame) == ("90a", ["0", "0", "0"]), name
+        # A block has 512 threads, and a multiprocessor 65,536 registers.
+        assert int(registers) <= 128, name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_sum_kernel_is_all_there(library):
     """What nvcc cannot compile for a device it may leave out without a word."""
-    source = tmp_path / "kernel.cu"
-    others = "SUM(kSimple, kBF16)\nSUM(kLL, kF32)\nSUM(kLL, kBF16)\n"
-    assert others in SUMS
-    source.write_text(SUMS.replace(others, ""))
-    subprocess.run(
-        [nvcc(), *FLAGS, "-gencode=arch=compute_80,code=compute_80", "-ptx", str(source)]
-        + ["-o", str(tmp_path / "kernel.ptx")],
-        check=True,
-        timeout=280,
-    )
-    ptx = (tmp_path / "kernel.ptx").read_text()
+    text = (library[0] / "cuda_kernels_simple.ptx").read_text()
+    ptx = next(part for part in text.split(".entry")[1:] if SUM.search(part.split("(")[0]))
     expected = {
         r"\bld\.(global\.)?v2\.[ub]64": 8,  # two sources, four packs in flight
         r"\bst\.(global\.)?v2\.[ub]64": 4,
@@ -96,30 +80,22 @@ def test_sum_kernel_is_all_there(tmp_path):
     assert all(found[pattern] >= least for pattern, least in expected.items()), found
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_library_for_gpus_builds_for_all_architectures():
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_library_for_gpus_builds_for_all_architectures(tmp_path):
     """As `make cuda` does; on two cores of their own in under three minutes."""
-    nvcc()
-    folder = ROOT / "build" / "check-cuda"
-    configure(folder, "-DPYCOLL_CUDA=ON", f"-DPYCOLL_OUTPUT_DIR={folder}")
-    library = folder / "_cuda.so"
-    library.unlink(missing_ok=True)
-    start = time.monotonic()
-    said = build(folder, "pycoll_cuda", timeout_s=800)
-    assert "warning" not in said, said[-4000:]
-    print(f"{library.stat().st_size >> 20} MiB in {time.monotonic() - start:.0f} s")
+    need_nvcc()
+    build_library(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_launch_bench_builds_and_says_that_there_is_no_gpu():
+def test_launch_bench_builds_and_says_that_there_is_no_gpu(tmp_path):
     """For one of the architectures; without a GPU it ends with status 2."""
-    nvcc()
-    folder = ROOT / "build" / "check-launch"
-    configure(folder, "-DPYCOLL_CUDA=ON", "-DPYCOLL_CUDA_ARCHITECTURES=90a-real",
+    need_nvcc()
+    configure(tmp_path, "-DPYCOLL_CUDA=ON", "-DPYCOLL_CUDA_ARCHITECTURES=90a-real",
               "-DCMAKE_CXX_FLAGS_RELEASE=-O1")  # fmt: skip
-    said = build(folder, "launch_bench", timeout_s=800)
+    said = build(tmp_path, "launch_bench", timeout_s=800)
     assert "warning" not in said, said[-4000:]
-    done = run(folder / "launch_bench", CUDA_VISIBLE_DEVICES="")
+    done = run(tmp_path / "launch_bench", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2 and "no GPU here" in done.stdout, done.stdout

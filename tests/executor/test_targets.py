@@ -7,32 +7,31 @@ from pathlib import Path
 import pytest
 from builds import ROOT, build, need_sanitizer, plain, run, sanitized
 
-pytestmark = [pytest.mark.sanitizer, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.sanitizer, pytest.mark.timeout(600)]
 
 REPORTS = ("WARNING: ThreadSanitizer", "ERROR: AddressSanitizer", "runtime error:", "LeakSanitizer")
+# The programs of tests/cpp, with the arguments of each run. All print the number of failures.
+ON_HOST: list[list[object]] = [
+    ["executor_check", 2, 3, 4],
+    ["communicator_check"],
+    ["peer_memory_check"],
+]
+ON_DEVICES: list[list[object]] = [
+    ["device_check", "few", 3],
+    ["device_failure_check"],
+    *(["device_order_check", p] for p in ("simple", "ll", "ll128", "poison", "direct")),
+]
+MANY_CASES: list[list[object]] = [
+    ["executor_check", 1, 5, 6, 7, 8],
+    *(["device_check", "all", n] for n in range(1, 9)),
+]
 
 
-SLOW = pytest.mark.slow  # to compile
-
-
-@pytest.fixture(scope="module", params=["plain", "thread", pytest.param("address", marks=SLOW)])
-def tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A build tree with the C++ checks in it."""
-    if request.param == "plain":
-        folder = plain()
-        build(folder, "checks", "-DPYCOLL_TESTS=ON")
-        return folder
-    need_sanitizer(request.param, tmp_path_factory.mktemp("probe"))
-    folder = sanitized(request.param)
-    build(folder, "checks")
-    return folder
-
-
-def check(folder: Path, program: str, *arguments: object, timeout_s: float = 400) -> str:
+def check(folder: Path, program: object, *arguments: object) -> str:
     done = run(
-        folder / "tests/cpp" / program,
+        folder / "tests/cpp" / str(program),
         *arguments,
-        timeout_s=timeout_s,
+        timeout_s=800,
         TSAN_OPTIONS="exitcode=66 halt_on_error=1",
         UBSAN_OPTIONS="halt_on_error=1 print_stacktrace=1",
         ASAN_OPTIONS="detect_leaks=1",
@@ -40,58 +39,53 @@ def check(folder: Path, program: str, *arguments: object, timeout_s: float = 400
     return done.stdout + f"\nexit code {done.returncode}"
 
 
-def assert_clean(output: str) -> None:
-    print(output)
-    assert not [report for report in REPORTS if report in output], output[:6000]
-    assert ", 0 failures\n" in output
-    assert output.endswith("exit code 0")
+def assert_clean(folder: Path, programs: list[list[object]]) -> None:
+    """All of the programs end without a failure and without a report."""
+    for program in programs:
+        output = check(folder, *program)
+        print(*program, output)
+        reports = [report for report in REPORTS if report in output]
+        good = not reports and ", 0 failures\n" in output and output.endswith("exit code 0")
+        assert good, f"{program}:\n{output[:6000]}"
 
 
-def test_executor_check_on_2_to_4_ranks_is_right_and_clean(tree):
-    assert_clean(check(tree, "executor_check", 2, 3, 4))
+def build_checks(kind: str, dtypes: str, probe: Path) -> Path:
+    """The folder with the checks: plain, or under a sanitizer."""
+    if kind == "plain":
+        build(folder := plain(), "checks", "-DPYCOLL_TESTS=ON")
+        build(folder, "fixed_program_check")
+        return folder
+    need_sanitizer(kind, probe)
+    folder = sanitized(kind, dtypes)
+    build(folder, "checks", timeout_s=1500)
+    return folder
 
 
-def test_device_check_on_3_ranks_is_right_and_clean(tree):
-    assert_clean(check(tree, "device_check", "few", 3))
-
-
-def test_device_failures_are_reported_by_those_that_wait(tree):
-    assert_clean(check(tree, "device_failure_check"))
-
-
-@pytest.mark.parametrize("protocol", ["simple", "ll", "ll128", "poison", "direct"])
-def test_device_protocols_keep_calls_in_order(tree, protocol):
-    assert_clean(check(tree, "device_order_check", protocol))
-
-
-def test_fixed_programs_equal_what_their_algorithms_lower_to(tree):
-    assert_clean(check(tree, "fixed_program_check"))
-
-
-def test_communicator_check_is_right_and_clean(tree):
-    assert_clean(check(tree, "communicator_check"))
-
-
-def test_peer_memory_check_tells_peers_from_strangers(tree):
-    assert_clean(check(tree, "peer_memory_check"))
-
-
-@pytest.mark.slow
-def test_executor_check_on_more_ranks_is_right_and_clean(tree):
-    assert_clean(check(tree, "executor_check", 1, 5, 6, 7, 8))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("num_ranks", [(1, 2, 3, 4), (5, 6), (7,), (8,)], ids=str)
-def test_device_check_of_every_dtype_is_right_and_clean(tree, num_ranks):
-    """Every algorithm x protocol x dtype on so many ranks."""
-    assert_clean(check(tree, "device_check", "all", *num_ranks, timeout_s=800))
+def test_checks_are_right(tmp_path):
+    folder = build_checks("plain", "all", tmp_path)
+    # What fixed programs are is decided by the compiler: a sanitizer would see nothing new.
+    assert_clean(folder, [*ON_HOST, *ON_DEVICES, ["fixed_program_check"]])
 
 
 def test_layers_link_one_by_one():
     """Every folder as a shared library of itself and what it may use: no symbol is undefined."""
     build(plain(), "layers", "-DPYCOLL_TESTS=ON")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["thread", "address"])
+def test_checks_are_right_and_clean_under_sanitizers(kind, tmp_path):
+    folder = build_checks(kind, "few", tmp_path)
+    assert_clean(folder, ON_HOST + ON_DEVICES)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("kind", ["plain", "thread", "address"])
+def test_checks_of_many_ranks_and_every_dtype_are_right_and_clean(kind, tmp_path):
+    """Every algorithm x protocol x dtype."""
+    folder = build_checks(kind, "all", tmp_path)
+    assert_clean(folder, ON_DEVICES + MANY_CASES)
 
 
 RELEASE = "store(value, PYCOLL_ORDER(release));"
@@ -191,7 +185,7 @@ def weakened(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("change", WEAKENED)
 def test_weakened_order_is_noticed(weakened, change):
     """The tests above can fail: each line that keeps an order is one that a test needs."""

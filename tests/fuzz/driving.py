@@ -1,8 +1,8 @@
-"""How the fuzz tests are driven: seeds that replay, sizes for every commit and for the night.
+"""How the fuzz tests are driven: seeds that replay, sizes for every commit and for `make soak`.
 
 PYCOLL_TEST_SEED       of the random cases; a failure prints it
 PYCOLL_FUZZ_EXAMPLES   cases of each test, 0 < n; else a size that suits every commit
-PYCOLL_FUZZ_MINUTES    of `make fuzz`, in all; every round has a seed of its own
+PYCOLL_SOAK_MINUTES    the campaigns of `make soak`, in all; every round has a seed of its own
 PYCOLL_FUZZ_SHRINK=0   keeps a failing case as it is, which for a hang saves many timeouts
 """
 
@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 SEED = int(os.environ.get("PYCOLL_TEST_SEED", "20240817"))
-MINUTES = float(os.environ.get("PYCOLL_FUZZ_MINUTES", "1"))
+MINUTES = float(os.environ.get("PYCOLL_SOAK_MINUTES", "1"))
 
 
 def num_examples(default: int) -> int:
@@ -64,7 +64,7 @@ def drive(
 def drive_for_minutes(
     check: Callable[[Any], None], cases: st.SearchStrategy[Any], share: float
 ) -> int:
-    """Rounds of 50 cases until this share of PYCOLL_FUZZ_MINUTES is over. Returns how many."""
+    """Rounds of 50 cases until this share of PYCOLL_SOAK_MINUTES is over. Returns how many."""
     end = time.monotonic() + share * MINUTES * 60
     rounds = 0
     while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""One rank calls something else than the others: what it can get wrong, and what must follow."""
+"""One rank makes another call than the others: the kinds of mistake, and the errors that follow."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SIZES = (1, 7, 1000, 4096, 16_385, 40_000, 131_073)  # elements of f32
 
 @dataclass(frozen=True)
 class Mistake:
-    """What one rank does instead of the others, among calls that agree."""
+    """A wrong call of one rank, among calls that agree."""
 
     kind: str
     odd: int  # the rank, modulo how many there are
     count: int
     healthy: int  # calls that agree before
-    late: int  # the rank that comes last, modulo
+    late: int  # the rank, modulo the number of ranks, that comes last
     late_ms: int
     choice: int  # of what the kind can choose from
 
@@ -91,7 +91,7 @@ def barrier(comm: Comm, m: Mistake) -> None:
     comm.barrier()
 
 
-# What the others call, and what the odd one does.
+# The call of the other ranks, and the call of the odd one.
 Call = Callable[[Comm, Mistake], None]
 KINDS: dict[str, tuple[Call, Call]] = {
     "collective": (all_reduce, other_collective),
@@ -121,7 +121,7 @@ def mistakes(kinds: list[str] | None = None) -> st.SearchStrategy[Mistake]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank saw of a mistake."""
+    """The times and the error of one rank."""
 
     entered_s: float  # the monotonic clock, when it began the call
     raised_s: float
@@ -132,8 +132,8 @@ class Seen:
 def make(comm: Comm, m: Mistake) -> Seen:
     """Makes the mistake in a communicator of its own; the calls go on until one raises.
 
-    A rank that waits for nobody in the call itself, as a root, may learn of it in the next one, so
-    there is a barrier after it. After a skipped call that is what the odd rank calls instead.
+    A rank that does not wait in the call itself, as a root, may raise in the next one, so there is
+    a barrier after it. After a skipped call that is what the odd rank calls instead.
     """
     n, rank = comm.size, comm.rank
     right, wrong = KINDS[m.kind]
@@ -150,12 +150,12 @@ def make(comm: Comm, m: Mistake) -> Seen:
             part.barrier()
         except pycoll.Error as error:
             seen = Seen(seen.entered_s, time.monotonic(), type(error).__name__, str(error))
-        comm.barrier()  # nobody leaves while another one still looks
+        comm.barrier()  # no rank leaves while another one still checks
     return seen
 
 
 def complaint(m: Mistake, outcomes: list[Seen]) -> str:
-    """What is wrong with what the ranks saw; empty: nothing."""
+    """The first wrong outcome, in words; empty: all are right."""
     odd = m.odd % len(outcomes)
     for rank, seen in enumerate(outcomes):
         if seen.error != CollectiveMismatchError.__name__:

@@ -1,4 +1,4 @@
-"""Where the arrays of a random program lie: whose memory, and how far from where it begins."""
+"""The places of the arrays of a random program: the kind of memory, and the offset in it."""
 
 from __future__ import annotations
 

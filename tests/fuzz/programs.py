@@ -18,7 +18,7 @@ from places import MEMORIES
 
 from pycoll import _core
 
-# Where the protocols, the eager messages, the slots and the single copy begin or end.
+# Sizes at which a protocol, eager messages, slots or the single copy begin or end.
 EDGES = (16 << 10, 64 << 10, 128 << 10, 512 << 10)
 SMALL = (0, 1, 2, 3, 5, 8, 17, 40, 63, 64, 65, 255, 1000, 4099)
 
@@ -116,7 +116,7 @@ Op = Collective | Barrier | Messages | Coalesce | Split | Close | Delay | Wait
 Program = tuple[Op, ...]
 
 shifts = st.sampled_from([0, 0, 0, 1, 2, 3])
-numbers = st.integers(0, 59)  # a multiple of 1..5: modulo gives every rank alike
+numbers = st.integers(0, 59)  # a multiple of 1..5: modulo gives every rank equally often
 rarely = st.sampled_from([False, False, False, True])
 nbytes = st.one_of(
     st.sampled_from(SMALL),
@@ -137,7 +137,7 @@ def collectives(draw: st.DrawFn, coalesced: bool = False) -> Collective:
         protocols = ["", *(f"/{protocol}" for protocol in PROTOCOLS)]
         algorithm += draw(st.sampled_from(protocols if coalesced else [*protocols, "/direct"]))
         if algorithm.endswith("/direct"):
-            # Of all ranks, or it has no way.
+            # Arrays of this kind on all ranks, or `direct` is refused.
             memory, out = draw(st.sampled_from(["shared", "registered"])), "own"
     dtype = draw(st.sampled_from(list(DTYPES)))
     prefix = name in ("scan", "exscan")

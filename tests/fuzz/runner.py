@@ -264,7 +264,7 @@ def exchange(
         x[:] = content(op, idx)
         return x
 
-    if op.way == "in_turn":  # one order for all: whoever blocks, the other side comes
+    if op.way == "in_turn":  # one order for all ranks, so a blocked rank's peer arrives
         for i, src, dst, m in rows:
             handle = comm.send(to_send(i), dst, m.tag, async_op=True) if src == rank else None
             if dst == rank:
@@ -279,7 +279,7 @@ def exchange(
     options = {} if is_noted else {"async_op": True}
 
     def tag(m: Message) -> int:
-        """Where any source will do, one for each size of each turn: no other message has it."""
+        """With any source, a tag for each size of each turn, which no other message has."""
         return (turn + 1) * 1_000_000 + m.nbytes if op.way == "any" else m.tag
 
     for i, src, dst, m in rows:

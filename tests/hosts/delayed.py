@@ -8,15 +8,18 @@ to a card that cuts it (TSO).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
 import os
 import struct
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from namespaces import NAMESPACES, Network, ip
 
 TUN = Path("/dev/net/tun")
@@ -30,7 +33,7 @@ def why_not_delayed() -> str:
 @functools.cache
 def build() -> tempfile.TemporaryDirectory[str]:
     """The folder that `carrier` is in: a second, once for each run of the tests."""
-    folder = tempfile.TemporaryDirectory(prefix="pycoll_carrier")
+    folder = tempfile.TemporaryDirectory(prefix="carrier_of_hosts")
     source = Path(__file__).with_name("carrier.cc")
     program = Path(folder.name) / "carrier"
     subprocess.run(["g++", "-std=c++20", "-O2", "-Wall", source, "-o", program], check=True)
@@ -76,3 +79,16 @@ class DelayedNetwork(Network):
         if carrier := getattr(self, "_carrier", None):
             carrier.kill()
             carrier.wait()
+
+
+@contextlib.contextmanager
+def throttled(num_hosts: int, delay_s: float) -> Iterator[Network]:
+    """Hosts at 1 Gbit/s whose packets take so long. Skips the test where that is impossible."""
+    if delay_s and (why := why_not_delayed()):
+        pytest.skip(why)
+    name = f"pyc{os.getpid()}{'d' if delay_s else 'm'}"
+    with contextlib.closing((DelayedNetwork if delay_s else Network)(num_hosts, name)) as network:
+        if isinstance(network, DelayedNetwork):
+            network.set_delay(delay_s)
+        network.set_rate("1gbit")
+        yield network

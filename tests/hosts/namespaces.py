@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import pickle
 import re
@@ -19,14 +20,15 @@ import socket
 import subprocess
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 NAMESPACES = Path("/run/netns")
 CLONE_NEWNET, CLONE_NEWUTS = 0x40000000, 0x04000000
-# Where Debian keeps ip and tc, which not every root has on its path.
+TOKEN = "a token of tests that is hard to guess"
+# Debian keeps ip and tc there, and not every root has these folders on its path.
 os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 
@@ -54,7 +56,7 @@ def tc(namespace: str, *words: str) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank returned, or the error that it raised."""
+    """A rank's result, or the error that it raised."""
 
     value: Any = None
     error: str = ""  # name of the exception's type
@@ -65,9 +67,18 @@ class Outcome:
     fds_leaked: int = 0
 
     def get(self) -> Any:
-        assert not self.error, f"{self.error}: {self.text}"
-        assert self.ended == 0, f"the rank ended with status {self.ended}"
-        return self.value
+        return values([self])[0]
+
+
+def values(outcomes: Sequence[Outcome]) -> list[Any]:
+    """The results of the ranks. Fails with the errors of all ranks that raised or were killed."""
+    wrong = [
+        f"rank {rank}: {one.error or f'status {one.ended}'}: {one.text}"
+        for rank, one in enumerate(outcomes)
+        if one.error or one.ended
+    ]
+    assert not wrong, "\n".join(wrong)
+    return [one.value for one in outcomes]
 
 
 @dataclass
@@ -132,7 +143,7 @@ class Network:
                        "burst", "256kb", "latency", "50ms")  # fmt: skip
 
     def _queues(self, host: int) -> list[tuple[str, str]]:
-        """What is to be held up at a host's port: namespaces and interfaces."""
+        """Namespaces and interfaces of the queues at a host's port."""
         return [(self.namespace(host), "eth0"), (self.switch, f"port{host}")]
 
     def set_link(self, host: int, up: bool) -> None:
@@ -140,7 +151,7 @@ class Network:
         ip("-n", self.switch, "link", "set", f"port{host}", "up" if up else "down")
 
     def set_loss(self, percent: int) -> None:
-        """Of the packets that come to a host, so many are dropped at random. Needs nftables."""
+        """Drops so many of the packets that reach a host, at random. Needs nftables."""
         for host in range(self.n):
             enter = ["ip", "netns", "exec", self.namespace(host)]
             subprocess.run([*enter, "nft", "delete", "table", "inet", "loss"], capture_output=True)
@@ -151,12 +162,6 @@ class Network:
                     f"add rule inet loss input numgen random mod 100 < {percent} drop"
                 )
                 subprocess.run([*enter, "nft", rules], check=True, capture_output=True)
-
-    def sent_bytes(self, host: int) -> int:
-        """What the host has sent, as its interface counts it."""
-        lines = ip("-n", self.namespace(host), "-s", "link", "show", "eth0").splitlines()
-        at = next(i for i, line in enumerate(lines) if "TX:" in line)
-        return int(lines[at + 1].split()[0])
 
     def enter(self, host: int) -> None:
         """Makes the calling process a process of that host."""
@@ -185,7 +190,7 @@ class Network:
         return pid
 
     def kill(self, pid: int) -> None:
-        """One that `start` began."""
+        """Kills a process that `start` began."""
         os.kill(pid, signal.SIGKILL)
         self.outcome(pid)
 
@@ -208,36 +213,69 @@ class Network:
             return Outcome(error="Ended", text=f"status {status}", ended=status)
         return pickle.loads(data)
 
+    def start_world(self, fn: Callable[[], Any], hosts: Sequence[int], **env: str) -> list[int]:
+        """Starts `fn()` as the ranks of a world: rank i on hosts[i], with the variables for it."""
+        world = {
+            "WORLD_SIZE": str(len(hosts)),
+            "MASTER_ADDR": self.address(hosts[0]),
+            "MASTER_PORT": str(free_port()),
+            "PYCOLL_TOKEN": TOKEN,
+        }
+        pids = []
+        for rank, host in enumerate(hosts):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(list(hosts[:rank]).count(host))}
+            pids.append(self.start(host, fn, **(world | own | env)))
+        return pids
+
     def start_ranks(
         self, fn: Callable[..., Any], per_host: int, *args: Any, **env: str
     ) -> list[int]:
-        """`fn(comm, *args)` on `per_host` ranks of each host, host after host."""
+        """Starts `fn(comm, *args)` on `per_host` ranks of each host, host after host."""
         import pycoll
 
         timeout_s = float(env.pop("timeout_s", "20"))
-        port = str(free_port())
 
         def rank_main() -> Any:
             with pycoll.init(timeout_s=timeout_s) as comm:
                 return fn(comm, *args)
 
-        pids = []
-        for rank in range(self.n * per_host):
-            who = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(self.n * per_host),
-                "LOCAL_RANK": str(rank % per_host),
-                "MASTER_ADDR": self.address(0),
-                "MASTER_PORT": port,
-                "PYCOLL_TOKEN": "of a test",
-            }
-            pids.append(self.start(rank // per_host, rank_main, **(who | env)))
-        return pids
+        hosts = [rank // per_host for rank in range(self.n * per_host)]
+        return self.start_world(rank_main, hosts, **env)
+
+    def outcomes(self, pids: Sequence[int], timeout_s: float = 60) -> list[Outcome]:
+        return [self.outcome(pid, timeout_s) for pid in pids]
 
     def run(
         self, fn: Callable[..., Any], per_host: int = 1, *args: Any, **env: str
     ) -> list[Outcome]:
-        return [self.outcome(pid) for pid in self.start_ranks(fn, per_host, *args, **env)]
+        return self.outcomes(self.start_ranks(fn, per_host, *args, **env))
+
+    def run_jobs(
+        self, jobs: Sequence[Callable[[Any], Any]], per_host: int = 1, **env: str
+    ) -> list[tuple[Any, ...]]:
+        """Runs `job(comm)` of each job, one after another in one world.
+
+        Returns what the ranks returned, job after job. A failure names the job and every rank's
+        error.
+        """
+
+        def work(comm: Any) -> list[Any]:
+            results = []
+            for job in jobs:
+                try:
+                    results.append(job(comm))
+                except Exception as error:
+                    name = getattr(job, "__name__", str(job))
+                    text = traceback.format_exc(limit=-3)
+                    raise AssertionError(f"{name}: {error!r}\n{text}") from error
+            return results
+
+        pids = self.start_ranks(work, per_host, **env)
+        outcomes = self.outcomes(pids, timeout_s=250)
+        results = values(outcomes)
+        leaked = [one.fds_leaked for one in outcomes]
+        assert max(leaked) <= 1, f"descriptors left open by each rank: {leaked}"  # NumPy opens one
+        return list(zip(*results, strict=True))
 
     def command(self, host: int, words: list[str], **env: str) -> subprocess.Popen[str]:
         """Starts a program on that host."""
@@ -273,6 +311,7 @@ def _run(fn: Callable[[], Any]) -> Outcome:
             "text": str(raised) or traceback.format_exc(),
             "rank": getattr(raised, "rank", -1),
         }
+    gc.collect()  # a caught exception may hold a communicator in a cycle
     return Outcome(
         value=value,
         seconds=time.monotonic() - start,
@@ -282,7 +321,7 @@ def _run(fn: Callable[[], Any]) -> Outcome:
 
 
 def launcher_script(network: Network) -> Path:
-    """What stands for ssh: gets a host's address and a command line. The caller removes it."""
+    """Writes a stand-in for ssh, called with an address and a command. The caller removes it."""
     path = Path(f"/run/{network.name}{os.getpid()}.sh")
     space = NAMESPACES / network.namespace(0)
     path.write_text(
@@ -299,8 +338,8 @@ _ports: Iterator[int] = iter(range(21000 + os.getpid() % 5000, 32000))
 
 
 def free_port() -> int:
-    """A port of this test alone: the namespaces have no others' ports."""
+    """A port of this test alone: namespaces share no ports with other programs."""
     return next(_ports)
 
 
-__all__ = ["Network", "Outcome", "free_port", "launcher_script", "why_not"]
+__all__ = ["TOKEN", "Network", "Outcome", "free_port", "launcher_script", "values", "why_not"]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from collective_oracles import ORACLES, arguments, roots_of, run
 from comm_cases import inputs
+from namespaces import values
 
 import pycoll
 from pycoll import PeerDiedError, UsageError, _core
@@ -51,14 +52,9 @@ def everything(comm: Comm) -> None:
     parts = PART_BYTES // 4
     for name in ORACLES:
         for root in roots_of(name, comm.size):
-            for rows in (0, 1, 4099):
-                check(comm, name, rows, root)
-        check(comm, name, 2 * parts // comm.size + 3, 0)  # several parts
-
-
-def test_every_collective_equals_numpy(two, library):
-    for outcome in two.run(everything, 2, timeout_s="60", PYCOLL_DEVICE_LIBRARY=library):
-        outcome.get()
+            check(comm, name, 4099, root)
+        for rows in (0, 1, 2 * parts // comm.size + 3):  # the last in several parts
+            check(comm, name, rows, 0)
 
 
 def asynchronous(comm: Comm) -> None:
@@ -70,7 +66,7 @@ def asynchronous(comm: Comm) -> None:
     ]
     works = [comm.all_reduce(x, async_op=True) for x in arrays]
     for i, (x, work) in enumerate(zip(arrays, works, strict=True)):
-        work.wait()  # what the stream gets now is behind it
+        work.wait()  # later work of the stream is behind it
         comm.all_reduce(x, "max")
         total = sum(range(comm.size)) + i * comm.size
         assert (x.numpy() == total).all(), i
@@ -100,9 +96,8 @@ def asynchronous(comm: Comm) -> None:
     comm.all_reduce(arrays[0], "min")
 
 
-def test_asynchronous_registered_and_captured(two, library):
-    for outcome in two.run(asynchronous, 2, timeout_s="60", PYCOLL_DEVICE_LIBRARY=library):
-        outcome.get()
+def test_every_collective_and_asynchronous_registered_and_captured(two, library):
+    two.run_jobs([everything, asynchronous], 2, timeout_s="60", PYCOLL_DEVICE_LIBRARY=library)
 
 
 def test_rank_that_is_gone_is_named(two, library):
@@ -117,7 +112,7 @@ def test_rank_that_is_gone_is_named(two, library):
             )
         return str(died.value)
 
-    said = [o.get() for o in two.run(job, 2, timeout_s="30", PYCOLL_DEVICE_LIBRARY=library)]
+    (said,) = two.run_jobs([job], 2, timeout_s="30", PYCOLL_DEVICE_LIBRARY=library)
     assert said[3] == "left"
     assert all("rank 3" in text for text in said[:3]), said
 
@@ -156,10 +151,4 @@ def test_torch_groups_give_the_bits_of_the_cpu(two, library, monkeypatch):
         assert all(a.equal(b) for a, b in zip(got, expected, strict=True))
         dist.destroy_process_group()
 
-    pids = []
-    for rank in range(4):
-        env = {"RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": two.address(0)}
-        env |= {"MASTER_PORT": "20997", "PYCOLL_DEVICE_LIBRARY": library}
-        pids.append(two.start(rank // 2, job, **env))
-    for outcome in [two.outcome(pid) for pid in pids]:
-        outcome.get()
+    values(two.outcomes(two.start_world(job, [0, 0, 1, 1], PYCOLL_DEVICE_LIBRARY=library), 300))

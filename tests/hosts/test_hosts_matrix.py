@@ -1,81 +1,36 @@
-"""What several hosts must show: two and four of them with two ranks each, 1 Gbit/s, packets that
-take 0.5 ms or no time; over TCP and over every MPI that is here. All collectives equal NumPy, and
-what the interfaces count is what the schedules say."""
+"""Two and four hosts with two ranks each at 1 Gbit/s, over TCP and over MPI, with packets that take
+0.5 ms or no time. Every collective equals NumPy, and the bytes that the interfaces count are those
+of the formulas. Each value of these settings is in at least one of the cases."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import mpi_kit
 import pytest
-from delayed import DelayedNetwork, why_not_delayed
-from host_jobs import FORMULAS, Hosts, every_algorithm, sent_per_message_of_all
-from namespaces import Network
+from delayed import throttled
+from host_jobs import FORMULAS, differences_from_formulas, every_algorithm, sent_per_message_of
 
-pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 PER_HOST = 2
-DELAY_S = 0.5e-3
+CASES = [(2, 0.5e-3, "tcp"), (4, 0.0, "tcp"), (4, 0.5e-3, "mpich")]
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["2 hosts", "4 hosts"])
-def num_hosts(request) -> int:
-    return int(request.param)
+@pytest.mark.parametrize(("num_hosts", "delay_s", "links"), CASES)
+def test_every_algorithm_equals_numpy_and_sends_the_bytes_of_the_formula(num_hosts, delay_s, links):
+    def bytes_of_all(comm: Any) -> dict[str, float]:
+        return sent_per_message_of(comm, FORMULAS)
 
-
-@pytest.fixture(scope="module", params=[0.0, DELAY_S], ids=["no delay", "0.5 ms"])
-def hosts(num_hosts: int, request) -> Iterator[Network]:
-    delay_s: float = request.param
-    if delay_s and (why := why_not_delayed()):
-        pytest.skip(why)
-    if delay_s:
-        network: Network = DelayedNetwork(num_hosts, name=f"pyc{os.getpid()}d")
-    else:
-        network = Network(num_hosts, name=f"pyc{os.getpid()}m")
-    try:
-        if isinstance(network, DelayedNetwork):
-            network.set_delay(delay_s)
-        network.set_rate("1gbit")
-        yield network
-    finally:
-        network.close()
-
-
-LINKS = pytest.mark.parametrize("links", ["tcp", "mpich", "impi"])
-
-
-@LINKS
-def test_every_collective_and_algorithm_equals_numpy(hosts: Network, links: str):
-    places = [(links if links == "tcp" else "mpi", i) for i in range(PER_HOST)] * hosts.n
-    if links == "tcp":
-        pids = hosts.start_ranks(every_algorithm, PER_HOST, timeout_s="60")
-        assert [hosts.outcome(pid, 250).get() for pid in pids] == places
-    else:
-        results = over_mpi(hosts, links, "collectives")
-        assert [tuple(result[:2]) for result in results] == places
-
-
-@LINKS
-def test_bytes_that_leave_each_host_are_those_of_the_formula(hosts: Network, links: str):
-    if links == "tcp":
-        pids = hosts.start_ranks(sent_per_message_of_all, PER_HOST, timeout_s="60")
-        sent_by_rank = [hosts.outcome(pid, 250).get() for pid in pids]
-    else:
-        sent_by_rank = [result[2] for result in over_mpi(hosts, links, "bytes_of_all")]
-    wrong = []
-    for (name, algorithm), formula in FORMULAS.items():
-        of_hosts = [float(formula(Hosts(host, hosts.n, PER_HOST))) for host in range(hosts.n)]
-        for host, expected in enumerate(of_hosts):
-            sent = sent_by_rank[host * PER_HOST][f"{name}/{algorithm}"]
-            text = f"{name}/{algorithm}: host {host} sent {sent:.4f} messages, formula {expected}"
-            print(text)
-            # Where no message leaves, credits and acknowledgements of those that come do.
-            if abs(sent - expected) > (0.03 * expected if expected else 0.01 * sum(of_hosts)):
-                wrong.append(text)
-    assert not wrong, "\n".join(wrong)
-
-
-def over_mpi(hosts: Network, name: str, job: str) -> list[Any]:
-    return mpi_kit.run(mpi_kit.need(name), hosts, PER_HOST, job, 250, PYCOLL_TRANSPORT="mpi")
+    with throttled(num_hosts, delay_s) as network:
+        if links == "tcp":
+            jobs = [every_algorithm, bytes_of_all]
+            places, sent = network.run_jobs(jobs, PER_HOST, timeout_s="60")
+        else:
+            env = {"PYCOLL_TRANSPORT": "mpi"}
+            mpi = mpi_kit.need(links)
+            results = mpi_kit.run(mpi, network, PER_HOST, "collectives_and_bytes", 250, **env)
+            places, sent = zip(*results, strict=True)
+    transport = "tcp" if links == "tcp" else "mpi"
+    assert [tuple(place) for place in places] == [(transport, 0), (transport, 1)] * num_hosts
+    assert not differences_from_formulas(list(sent[::PER_HOST]), PER_HOST)

@@ -1,23 +1,28 @@
-"""`pycoll check`: says that a script computes the same on a mesh, or what differs first."""
+"""`pycoll check`: reports whether a script computes the same on a mesh, or what differs first."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from command_line import invoke
+from mesh_cases import in_one_world, run_script
+from tiny_gpt import GPT, PLAN, batches
+from torch import nn
 
-pytest.importorskip("torch")
-
-pytestmark = [pytest.mark.torch, pytest.mark.ranks]
+from pycoll import parallel as pc
+from pycoll import run_ranks
+from pycoll.parallel.tools.activations import Activations, first_difference
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The second model drops without telling where: each rank draws masks of its own. With "layer", one
-# layer is wrong on a mesh.
+# "broken" adds noise that differs between ranks; with "layer", one layer is wrong on a mesh.
 SCRIPT = """
 import os
 import sys
@@ -51,76 +56,126 @@ main()
 """
 
 
-def check(tmp_path: Path, mesh: str, *args: str) -> subprocess.CompletedProcess[str]:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    path = f"{ROOT}:{ROOT / 'tests' / 'parallel'}"
-    return subprocess.run(
-        [sys.executable, "-m", "pycoll", "check", "--mesh", mesh, str(script), *args],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+class Forked:
+    """In place of the command's launcher: ranks that need not import torch."""
+
+    def __init__(self, command: list[str], world, extra: dict[str, str], *_) -> None:
+        self.script, self.args = Path(command[1]), command[2:]
+        self.num_ranks, self.extra = world.size, extra
+        world.close()
+
+    def run(self) -> int:
+        run_script(self.script, self.num_ranks, *self.args, **self.extra)
+        return 0
 
 
-def test_script_that_is_right_is_said_to_be_equal(tmp_path):
-    done = check(tmp_path, "tp=2")
-    assert done.returncode == 0, done.stderr
-    assert "3 steps on tp=2 equal those of one process: largest difference" in done.stdout
-    assert "the end" not in done.stdout
+@pytest.fixture
+def script(tmp_path, monkeypatch) -> str:
+    monkeypatch.setattr("pycoll.cli.run._Launch", Forked)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return str(tmp_path / "train.py")
 
 
-@pytest.mark.slow
-def test_script_on_all_axes_is_said_to_be_equal(tmp_path):
-    done = check(tmp_path, "cp=2,tp=2,pp=2")
-    assert done.returncode == 0, done.stderr
-    assert "equal those of one process" in done.stdout
+@pytest.mark.parametrize("mesh", ["tp=2", "cp=2,tp=2,pp=2"])
+def test_script_that_is_right_is_equal(mesh, script):
+    said = invoke("check", "--mesh", mesh, script)
+    assert f"3 steps on {mesh} equal those of one process: largest difference" in said
 
 
-@pytest.mark.slow
-def test_script_that_is_wrong_is_told_what_differs_first(tmp_path):
-    done = check(tmp_path, "dp=2", "broken")
-    assert done.returncode == 1, done.stderr
-    assert "the first tensor that differs: loss of step-0, by" in done.stdout
+def test_script_that_is_wrong_is_told_what_differs_first(script):
+    said = invoke("check", "--mesh", "dp=2", script, "broken", status=1)
+    assert "the first tensor that differs: loss of step-0, by" in said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "rank"),
     [
-        ("tp=2", "rank 0: tp 0"),
         ("pp=2", "rank 1: pp 1"),
         ("dp=2,cp=2,tp=2", "rank 0: dp 0, cp 0, tp 0"),
         ("ep=2,cp=2", "rank 0: ep 0, cp 0"),
     ],
 )
-def test_layer_that_is_wrong_is_named(mesh, rank, tmp_path):
-    done = check(tmp_path, mesh, "layer")
-    assert done.returncode == 1, done.stderr
+def test_layer_that_is_wrong_is_named(mesh, rank, script):
+    said = invoke("check", "--mesh", mesh, script, "layer", status=1)
     first = f"output of blocks.1.qkv of step-0, on {rank}, by 1e-06"
-    assert f"the first tensor that differs: {first}" in done.stdout
+    assert f"the first tensor that differs: {first}" in said
+
+
+def test_script_that_steps_too_little_is_an_error(script):
+    said = invoke("check", "--mesh", "dp=1", script, "short", status=2)
+    assert "took less than 3 steps of pc.optimizer on one process" in said
+
+
+def test_scale_times_a_script_on_one_rank_and_two(script):
+    said = invoke("scale", "--json", "--steps", "4", script)
+    found = json.loads(said[said.index("{") :])
+    assert found["kind"] == "strong" and [row["ranks"] for row in found["rows"]] == [1, 2]
+    assert all(row["seconds"] > 0 and row["tokens"] == 60 for row in found["rows"])
 
 
 @pytest.mark.slow
-def test_script_that_steps_too_little_is_an_error(tmp_path):
-    done = check(tmp_path, "dp=1", "short")
-    assert done.returncode == 2
-    assert "took less than 3 steps of pc.optimizer on one process" in done.stderr
-
-
-@pytest.mark.slow
-def test_scale_times_a_script_on_one_rank_and_two(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
+def test_check_starts_processes_and_ends_their_script(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, "-m", "pycoll", "scale", "--json", "--steps", "4", str(script)],
+        [sys.executable, "-m", "pycoll", "check", "--mesh", "tp=2", str(tmp_path / "train.py")],
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'parallel'}"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["kind"] == "strong" and [row["ranks"] for row in found["rows"]] == [1, 2]
-    assert all(row["seconds"] > 0 and row["tokens"] == 60 for row in found["rows"])
+    assert "3 steps on tp=2 equal those of one process: largest difference" in done.stdout
+    assert "the end" not in done.stdout
+
+
+class Wrong(nn.Linear):
+    """Off by a little."""
+
+    def forward(self, x):
+        return super().forward(x) + 1e-6
+
+
+def record(comm, sizes: dict, path, wrong: bool, microbatches=2, **options):
+    mesh = pc.mesh(**sizes, comm=comm)
+    with pc.keyed_init(mesh):
+        model = GPT(depth=2, tie=True).double()
+        if wrong:
+            model.blocks[1].up.__class__ = Wrong
+    model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks", **options)
+    activations = Activations(pc.trainer_of(model))
+    model.step(
+        *next(pc.shard(batches(1, 6), mesh)), loss=pc.cross_entropy, microbatches=microbatches
+    )
+    path = path.with_suffix(f".{comm.rank}")
+    activations.write(path)
+    return path
+
+
+def test_first_wrong_output_is_found_on_a_mesh_and_none_where_all_are_right(tmp_path):
+    layouts = [
+        ({"tp": 2}, {"sequence_parallel": True}),
+        ({"pp": 2}, {"recompute": True}),
+        ({"pp": 2, "tp": 2}, {}),
+        ({"dp": 2}, {"zero": 3}),
+    ]
+
+    def work(comm, i: int, wrong: bool):
+        sizes, options = layouts[i]
+        return record(comm, sizes, tmp_path / f"{i}-{wrong}", wrong, **options)
+
+    (one,) = run_ranks(record, 1, {}, tmp_path / "one", False, 1)
+    cases = [
+        (math.prod(layouts[i][0].values()), i, wrong)
+        for i in range(len(layouts))
+        for wrong in (False, True)
+    ]
+    for (_, i, wrong), paths in zip(cases, in_one_world(work, cases), strict=True):
+        if wrong:
+            layer, rank, difference = first_difference(one, paths, 1e-10)
+            assert layer == "blocks.1.up" and rank.startswith("rank "), layouts[i]
+            assert difference == pytest.approx(1e-6, rel=1e-3), layouts[i]
+            continue
+        assert first_difference(one, paths, 1e-10) is None, layouts[i]
+        names = {call[0] for path in paths for call, _ in torch.load(path)["found"]}
+        expected = {f"blocks.{i}.{name}" for i in (0, 1) for name in ("up", "drop", "qkv")}
+        assert expected <= names, layouts[i]

@@ -1,25 +1,28 @@
-"""Expert parallel: experts are shared out, tokens travel, and all is as on one process."""
+"""Expert parallel: experts are spread over ranks, tokens travel, results equal one process."""
 
 from __future__ import annotations
 
 import pytest
+import torch
+from mesh_cases import (
+    assert_equal_one_process,
+    assert_refused,
+    in_one_world,
+    one_process,
+)
+from tiny_gpt import GPT, MLP, PLAN
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-from tiny_gpt import GPT, MLP, PLAN  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from pycoll import UsageError, run_ranks  # noqa: E402
-from pycoll import parallel as pc  # noqa: E402
-
-pytestmark = [pytest.mark.torch, pytest.mark.ranks]
+from pycoll import UsageError
+from pycoll import parallel as pc
+from pycoll.parallel.core.object_collectives import gather_objects
 
 DIM, ITEM = 8, 8
 
 
 class Mixture(nn.Module):
-    """Experts that are asked as the first feature of a token says."""
+    """The first feature of a token chooses its experts."""
 
     def __init__(self, num_experts: int, each: int = 2) -> None:
         super().__init__()
@@ -41,7 +44,6 @@ def by_hand(experts, tokens, indices, weights):
     return torch.stack(rows)
 
 
-@pytest.mark.slow
 def test_experts_on_one_process_are_a_loop_and_need_no_mesh():
     torch.manual_seed(0)
     experts = pc.Experts(MLP(DIM, 4) for _ in range(3))
@@ -62,8 +64,7 @@ def test_experts_on_one_process_are_a_loop_and_need_no_mesh():
 
 
 def train(comm, sizes: dict, num_experts=6, **options):
-    """Batches of 5, 2 and 1 tokens: ranks without samples, and experts that nobody asks."""
-    torch.set_num_threads(1)
+    """Batches of 5, 2 and 1 tokens: ranks without samples, and experts without tokens."""
     torch.set_default_dtype(torch.float64)
     mesh = pc.mesh(**sizes, comm=comm)
     with pc.keyed_init(mesh, seed=2):
@@ -78,44 +79,30 @@ def train(comm, sizes: dict, num_experts=6, **options):
         losses.append(model.evaluate(x, y, **args))
         losses.append(model.step(x, y, **args).loss)
         optimizer.step()
-    return losses, pc.whole_weights(model), pc.trainer_of(model).last.unused
+    unused = gather_objects(pc.trainer_of(model).last.unused, comm)
+    return losses, pc.whole_weights(model), sorted({name for of in unused for name in of})
 
 
-@pytest.mark.parametrize(
-    ("n", "sizes", "options"),
-    [
-        (2, {"dp": 1, "ep": 2}, {"zero": 3}),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (3, {"dp": 1, "ep": 3}, {}),
-                (4, {"dp": 1, "ep": 4}, {"zero": 1}),
-                (4, {"dp": 2, "ep": 2}, {"zero": 2}),
-            )
-        ),
-    ],
-    ids=str,
-)
-def test_few_tokens_and_experts_without_any_equal_one_process(n, sizes, options):
-    ((losses, weights, unused),) = run_ranks(train, 1, {})
-    assert "experts.5.up.weight" in unused
-    found = run_ranks(train, n, sizes, **options)
-    for got in found:
-        assert losses == pytest.approx(got[0], abs=1e-10)
-        assert weights.keys() == got[1].keys()
-        for name, weight in weights.items():
-            assert (weight - got[1][name]).abs().max() <= 1e-10, name
-    assert set(unused) == set().union(*(got[2] for got in found))
+def test_few_tokens_and_experts_without_any_equal_one_process():
+    assert_equal_one_process(
+        train,
+        [
+            ({"ep": 2}, {"zero": 3}),
+            ({"ep": 3}, {}),
+            ({"ep": 4}, {"zero": 1}),
+            ({"dp": 2, "ep": 2}, {"zero": 2}),
+        ],
+    )
+    assert "experts.5.up.weight" in one_process(train)[2]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [2, 4])
-def test_tokens_travel_twice_forward_and_twice_backward(n):
-    """Of uniform routing, k of n tokens each time, but for those whose experts are here."""
+def test_tokens_travel_twice_forward_and_twice_backward():
+    """With uniform routing, k of n tokens each time, except those with their expert here."""
     tokens, each, layers, microbatches = 16, 2, 3, 2
 
     def work(comm):
         torch.set_default_dtype(torch.float64)
+        n = comm.size
         mesh = pc.mesh(dp=1, ep=-1, comm=comm)
         model = pc.parallelize(nn.Sequential(*(Mixture(4) for _ in range(layers))), mesh)
         uniform = torch.arange(tokens * each // microbatches).view(-1, each) % 4
@@ -137,23 +124,10 @@ def test_tokens_travel_twice_forward_and_twice_backward(n):
         sent -= counts.nbytes * (n - 1) // n + entry.calls * agreeing
         return entry.calls, entry.nbytes, counts.calls, sent
 
-    moved = each * tokens * DIM * ITEM
-    for calls, nbytes, counts, sent in run_ranks(work, n):
-        assert calls == 4 * layers * microbatches and counts == layers * microbatches
-        assert nbytes == 4 * layers * moved
-        assert sent == 4 * layers * moved * (n - 1) // n
-
-
-def fewer_experts_than_ranks(mesh):
-    pc.parallelize(nn.Sequential(pc.Experts([nn.Linear(2, 2)])), mesh)
-
-
-def no_experts(mesh):
-    pc.parallelize(nn.Linear(2, 2), mesh)
-
-
-def dropout_within_experts(mesh):
-    pc.parallelize(pc.Experts(nn.Dropout(0.1) for _ in range(4)), mesh)
+    moved = 4 * layers * each * tokens * DIM * ITEM
+    for n, found in zip((2, 4), in_one_world(work, [(2,), (4,)]), strict=True):
+        calls = layers * microbatches
+        assert found == [(4 * calls, moved, calls, moved * (n - 1) // n)] * n
 
 
 class Dropping(nn.Module):
@@ -172,39 +146,33 @@ def function_that_drops_within_experts(mesh):
     pc.parallelize(model, mesh).step(x, x, loss=lambda out, y: out.sum())
 
 
-MISTAKES = {
-    fewer_experts_than_ranks: "ep=2: layer '0' has 1 experts, fewer than ranks: take ep=1 or less",
-    no_experts: "ep=2: Linear has no pc.Experts that could be shared out",
-    dropout_within_experts: "layer '0': dropout within experts cannot be keyed by place",
-    function_that_drops_within_experts: "layer 'experts.0': dropout within experts cannot be keyed",
-}
-
-
-@pytest.mark.slow
 def test_what_experts_cannot_is_one_sentence_on_every_rank():
-    def work(comm):
-        torch.set_num_threads(1)
-        mesh = pc.mesh(dp=1, ep=2, comm=comm)
-        said = {}
-        for mistake in MISTAKES:
-            with pytest.raises(UsageError) as raised:
-                mistake(mesh)
-            said[mistake.__name__] = str(raised.value)
-        with pytest.raises(UsageError, match="a batch of 1 samples is smaller than dp x ep=2"):
-            list(pc.shard([(torch.ones(1), torch.ones(1))], mesh))
-        return said
-
-    for mistake, message in MISTAKES.items():
-        assert message in run_ranks(work, 2)[0][mistake.__name__]
-
-
-@pytest.mark.slow
-def test_tensors_within_experts_are_refused_with_sequence_parallel():
-    def work(comm):
-        model = GPT(experts=4)
-        with pytest.raises(UsageError, match=r"layer 'blocks.1.experts.0.up': with sequence_par"):
-            pc.parallelize(
-                model, pc.mesh(dp=1, tp=2, comm=comm), tp=PLAN, pp="blocks", sequence_parallel=True
+    one = (torch.ones(1), torch.ones(1))
+    assert_refused(
+        {
+            "ep=2: layer '0' has 1 experts, fewer than ranks: take ep=1 or less": (
+                lambda mesh: pc.parallelize(nn.Sequential(pc.Experts([nn.Linear(2, 2)])), mesh)
+            ),
+            "ep=2: Linear has no pc.Experts that could be shared out": (
+                lambda mesh: pc.parallelize(nn.Linear(2, 2), mesh)
+            ),
+            "layer '0': dropout within experts cannot be keyed by place": (
+                lambda mesh: pc.parallelize(pc.Experts(nn.Dropout(0.1) for _ in range(4)), mesh)
+            ),
+            "dropout within experts cannot be keyed by place, so meshes would differ": (
+                function_that_drops_within_experts
+            ),
+            "a batch of 1 samples is smaller than dp x ep=2": (
+                lambda mesh: list(pc.shard([one], mesh))
+            ),
+        },
+        ep=2,
+    )
+    assert_refused(
+        {
+            "layer 'blocks.1.experts.0.up': with sequence_par": lambda mesh: pc.parallelize(
+                GPT(experts=4), mesh, tp=PLAN, pp="blocks", sequence_parallel=True
             )
-
-    run_ranks(work, 2)
+        },
+        tp=2,
+    )

@@ -1,25 +1,26 @@
-"""Models of transformers by plan, with no change to their code: parity with one process."""
+"""Unchanged models of the library transformers, parallelized by a plan, equal one process."""
 
 from __future__ import annotations
 
+import functools
+
 import pytest
+import torch
+from mesh_cases import assert_equal_one_process, fit, one_process
 
-torch = pytest.importorskip("torch")
+from pycoll import parallel as pc
+
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow
 
-from pycoll import parallel as pc  # noqa: E402
-from pycoll import run_ranks  # noqa: E402
-
-pytestmark = [pytest.mark.torch, pytest.mark.ranks, pytest.mark.slow]
-
-VOCAB, STEPS = 67, 5
+VOCAB, STEPS = 67, 3
 
 
-def llama(attention="eager"):
+def llama(attention="eager", tied=False):
     config = transformers.LlamaConfig(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=44, num_hidden_layers=4,
         num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=16,
-        use_cache=False, attn_implementation=attention,
+        use_cache=False, attn_implementation=attention, tie_word_embeddings=tied,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config)
 
@@ -66,47 +67,36 @@ def of_whole_logits(output, target):
     return torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), target.flatten())
 
 
-def train(comm, make, loss, sizes: dict, options: dict, *attention):
-    torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float64)
-    mesh = pc.mesh(**sizes, comm=comm)
-    with pc.keyed_init(mesh, seed=1):
-        model = make(*attention).train()
-    blocks, plan = PLANS[make]
-    model = pc.parallelize(model, mesh, tp=plan, pp=blocks, **options)
-    optimizer = pc.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2), clip=1.0)
+def train(comm, sizes, make, loss=in_parts, masked=False, **options):
     random = torch.Generator().manual_seed(3)
-    losses = []
-    data = [torch.randint(VOCAB, (4, 9), generator=random)] * STEPS  # learned by heart
-    for x, y in pc.shard([({"input_ids": t[:, :-1]}, t[:, 1:]) for t in data], mesh):
-        losses.append(model.step(x, y, loss=loss, microbatches=2).loss)
-        optimizer.step()
-    return losses, pc.whole_weights(model)
+    tokens = torch.randint(VOCAB, (4, 9), generator=random)
+    inputs = {"input_ids": tokens[:, :-1]}
+    if masked:
+        inputs["attention_mask"] = torch.ones(4, 8).long()
+        inputs["attention_mask"][0, 5:] = 0
+    data = [(inputs, tokens[:, 1:])] * STEPS  # learned by heart
+    blocks, plan = PLANS[make.func]
+    model = lambda: make().train()  # noqa: E731
+    return fit(comm, sizes, model, data, loss=loss, tp=plan, pp=blocks, **options)
 
 
-@pytest.mark.parametrize("make", PLANS)
-def test_model_by_plan_equals_one_process(make):
-    losses, weights = run_ranks(train, 1, make, in_parts, {}, {})[0]
+def test_models_by_plan_equal_one_process():
+    eager = functools.partial(llama)
+    sdpa = functools.partial(llama, "sdpa")
+    cases = [
+        ({"cp": 2}, {"zero": 3}, {"make": sdpa}),
+        ({"cp": 2, "tp": 2}, {"sequence_parallel": True, "recompute": True}, {"make": sdpa}),
+        ({"cp": 2, "pp": 2}, {}, {"make": sdpa}),
+    ]
+    for make in (eager, functools.partial(gpt2)):
+        cases += [
+            ({"tp": 2}, {"loss": of_whole_logits, "sequence_parallel": True}, {"make": make}),
+            ({"dp": 2}, {"zero": 3, "recompute": True}, {"make": make}),
+            ({"dp": 2, "tp": 2, "pp": 2}, {"zero": 1}, {"make": make}),
+        ]
+    tied = {"make": functools.partial(llama, tied=True), "masked": True}
+    masked = {"make": functools.partial(gpt2), "masked": True}
+    cases += [({"pp": 2}, {"schedule": "zbv"}, tied), ({"pp": 4}, {"schedule": "zb1p"}, masked)]
+    assert_equal_one_process(train, cases)
+    losses = one_process(train, make=eager)[0]
     assert losses[-1] < losses[0]
-    for n, loss, sizes, options in (
-        (2, of_whole_logits, {"tp": 2}, {"sequence_parallel": True}),
-        (2, in_parts, {"dp": 2}, {"zero": 3, "recompute": True}),
-        (8, in_parts, {"tp": 2, "pp": 2}, {"zero": 1}),
-    ):
-        for got in run_ranks(train, n, make, loss, sizes, options):
-            assert all(abs(a - b) <= 1e-10 for a, b in zip(losses, got[0], strict=True))
-            for name, weight in weights.items():
-                assert (weight - got[1][name]).abs().max() <= 1e-10, (sizes, name)
-
-
-def test_llama_of_cut_sequences_equals_one_process():
-    losses, weights = run_ranks(train, 1, llama, in_parts, {}, {}, "sdpa")[0]
-    for n, sizes, options in (
-        (2, {"dp": 1, "cp": 2}, {"zero": 3}),
-        (4, {"cp": 2, "tp": 2}, {"sequence_parallel": True, "recompute": True}),
-        (4, {"cp": 2, "pp": 2}, {}),
-    ):
-        for got in run_ranks(train, n, llama, in_parts, sizes, options, "sdpa"):
-            assert all(abs(a - b) <= 1e-10 for a, b in zip(losses, got[0], strict=True))
-            for name, weight in weights.items():
-                assert (weight - got[1][name]).abs().max() <= 1e-10, (sizes, name)

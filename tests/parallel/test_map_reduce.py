@@ -1,4 +1,4 @@
-"""map_reduce: what one process would get, to the bit, on any number of ranks."""
+"""map_reduce: the result of one process, to the bit, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import functools
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from pycoll import UsageError, run_ranks  # noqa: E402
-from pycoll import parallel as pc  # noqa: E402
-
-pytestmark = [pytest.mark.torch, pytest.mark.ranks]
+from pycoll import UsageError, run_ranks
+from pycoll import parallel as pc
 
 SHARDS = [np.random.default_rng(i).normal(size=(5, 3)).astype(np.float32) for i in range(7)]
 MERGE = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}

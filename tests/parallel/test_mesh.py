@@ -39,7 +39,6 @@ def test_text_of_sizes_is_read_or_refused():
             parse_sizes(text)
 
 
-@pytest.mark.ranks
 def test_coordinates_and_communicators_agree():
     def work(comm):
         mesh = pc.mesh(pp=2, tp=2, comm=comm)
@@ -57,12 +56,10 @@ def test_coordinates_and_communicators_agree():
         assert ranks["pp"] == [rank % 4, rank % 4 + 4]
 
 
-@pytest.mark.ranks
 def test_environment_replaces_the_sizes(monkeypatch):
     monkeypatch.setenv("PYCOLL_MESH", "pp=2")
     assert run_ranks(lambda comm: pc.mesh(tp=2, comm=comm).sizes["pp"], 2) == [2, 2]
 
 
-@pytest.mark.ranks
 def test_no_launcher_is_a_world_of_one():
     assert run_ranks(lambda comm: pc.mesh(pp=2, tp=2).sizes, 1) == [dict.fromkeys(AXES, 1)]

@@ -1,63 +1,20 @@
-"""A user's mistakes: each gets one clear sentence."""
+"""Mistakes of a user: each raises one clear sentence."""
 
 from __future__ import annotations
 
 import pytest
+import torch
+from mesh_cases import assert_refused
+from tiny_gpt import GPT, PLAN, batches
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from tiny_gpt import GPT, PLAN, batches  # noqa: E402
-from torch import nn  # noqa: E402
-
-from pycoll import CollectiveMismatchError, UsageError, run_ranks  # noqa: E402
-from pycoll import parallel as pc  # noqa: E402
-
-pytestmark = [pytest.mark.torch, pytest.mark.ranks]
-
-
-def wrong_mesh(mesh):
-    pc.mesh(dp=3, tp=2, comm=mesh.world)
-
-
-def heads_not_divisible(mesh):
-    pc.parallelize(GPT(heads=1, dim=8), mesh, tp=PLAN)
-
-
-def pattern_that_matches_nothing(mesh):
-    pc.parallelize(GPT(), mesh, tp={"*.qvk": "col"})
-
-
-def unknown_style(mesh):
-    pc.parallelize(GPT(), mesh, tp={"*.qkv": "column"})
-
-
-def style_of_another_layer(mesh):
-    pc.parallelize(GPT(), mesh, tp={"*.norm_1": "row"})
-
-
-def tied_in_part(mesh):
-    pc.parallelize(GPT(tie=True), mesh, tp={"head": "vocab"})
-
-
-def sequence_without_blocks(mesh):
-    pc.parallelize(GPT(), mesh, tp=PLAN, sequence_parallel=True)
+from pycoll import CollectiveMismatchError, UsageError, run_ranks
+from pycoll import parallel as pc
 
 
 def sequence_not_divisible(mesh):
     model = pc.parallelize(GPT(), mesh, tp=PLAN, pp="blocks", sequence_parallel=True)
     model.step(torch.zeros(1, 7).long(), torch.zeros(1, 7).long(), loss=pc.cross_entropy)
-
-
-def no_such_zero(mesh):
-    pc.parallelize(GPT(), mesh, zero=4)
-
-
-def no_such_schedule(mesh):
-    pc.parallelize(GPT(), mesh, schedule="1f2b")
-
-
-def recompute_of_nothing(mesh):
-    pc.parallelize(GPT(), mesh, recompute="*.attention")
 
 
 def no_microbatch(mesh):
@@ -69,39 +26,46 @@ def optimizer_of_another_model(mesh):
     pc.optimizer(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
 
 
-MISTAKES = {
-    wrong_mesh: "mesh dp=3 x tp=2: multiplies to 6, but this job has 2 ranks: start 6 ranks",
-    heads_not_divisible: "its heads = 1 does not divide among tp=2 ranks: choose a tp that divides",
-    pattern_that_matches_nothing: "'*.qvk' matches no layer of GPT; near names are blocks.0.qkv",
-    unknown_style: "'*.qkv' is 'column', expected one of col, qkv, ",
-    style_of_another_layer: "layer 'blocks.0.norm_1' (LayerNorm) cannot be Row(): expected",
-    tied_in_part: "layer 'token' is tied to one that the plan shares out: name both",
-    sequence_without_blocks: "sequence_parallel: needs the name of the list of blocks",
-    sequence_not_divisible: "a sequence of 7 does not divide among tp=2 ranks: pad it",
-    no_such_zero: "zero is 4, expected 0, 1, 2 or 3",
-    no_such_schedule: "no schedule '1f2b': expected one of naive, gpipe, ",
-    recompute_of_nothing: "recompute: '*.attention' matches no layer of GPT",
-    no_microbatch: "microbatches is 0, expected 1 or more",
-    optimizer_of_another_model: "expected a new optimizer of the parameters of one model that",
-}
+def parallelize(**options):
+    gpt = options.pop("gpt", {})
+    return lambda mesh: pc.parallelize(GPT(**gpt), mesh, **options)
 
 
 def test_each_mistake_is_one_sentence_on_every_rank():
-    def work(comm):
-        torch.set_num_threads(1)
-        mesh = pc.mesh(tp=2, comm=comm)
-        said = {}
-        for mistake in MISTAKES:
-            with pytest.raises(UsageError) as raised:
-                mistake(mesh)
-            said[mistake.__name__] = str(raised.value)
-        return said
-
-    for said in run_ranks(work, 2):
-        for mistake, message in MISTAKES.items():
-            text = said[mistake.__name__]
-            assert message in text
-            assert "\n" not in text
+    assert_refused(
+        {
+            "mesh dp=3 x tp=2: multiplies to 6, but this job has 2 ranks: start 6 ranks": (
+                lambda mesh: pc.mesh(dp=3, tp=2, comm=mesh.world)
+            ),
+            "its heads = 1 does not divide among tp=2 ranks: choose a tp that divides": (
+                parallelize(gpt={"heads": 1, "dim": 8}, tp=PLAN)
+            ),
+            "'*.qvk' matches no layer of GPT; near names are blocks.0.qkv": (
+                parallelize(tp={"*.qvk": "col"})
+            ),
+            "'*.qkv' is 'column', expected one of col, qkv, ": parallelize(tp={"*.qkv": "column"}),
+            "layer 'blocks.0.norm_1' (LayerNorm) cannot be Row(): expected": (
+                parallelize(tp={"*.norm_1": "row"})
+            ),
+            "layer 'token' is tied to one that the plan shares out: name both": (
+                parallelize(gpt={"tie": True}, tp={"head": "vocab"})
+            ),
+            "sequence_parallel: needs the name of the list of blocks": (
+                parallelize(tp=PLAN, sequence_parallel=True)
+            ),
+            "a sequence of 7 does not divide among tp=2 ranks: pad it": sequence_not_divisible,
+            "zero is 4, expected 0, 1, 2 or 3": parallelize(zero=4),
+            "no schedule '1f2b': expected one of naive, gpipe, ": parallelize(schedule="1f2b"),
+            "recompute: '*.attention' matches no layer of GPT": parallelize(
+                recompute="*.attention"
+            ),
+            "microbatches is 0, expected 1 or more": no_microbatch,
+            "expected a new optimizer of the parameters of one model that": (
+                optimizer_of_another_model
+            ),
+        },
+        tp=2,
+    )
 
 
 def test_batch_smaller_than_the_replicas_is_an_error_but_a_last_one_is_not():
@@ -128,7 +92,7 @@ def test_no_stages_to_cut_is_an_error():
 
 
 def test_forward_that_differs_between_ranks_is_a_mismatch():
-    """Ranks of one tensor that were given different batches: named, and no hang."""
+    """Tensor parallel ranks with different batches raise an error that names both, and no hang."""
 
     def work(comm):
         mesh = pc.mesh(tp=2, comm=comm)

@@ -7,25 +7,21 @@ import importlib
 import itertools
 
 import pytest
+import torch
+from mesh_cases import in_one_world
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from pycoll import UsageError, run_ranks  # noqa: E402
-from pycoll import parallel as pc  # noqa: E402
-from pycoll.parallel.core import collectives  # noqa: E402
-from pycoll.parallel.core.placement import share  # noqa: E402
-from pycoll.parallel.tensor.im2col import conv2d_by_gemm, im2col  # noqa: E402
-
-pytestmark = [pytest.mark.torch, pytest.mark.ranks]
+from pycoll import UsageError, run_ranks
+from pycoll import parallel as pc
+from pycoll.parallel.core import collectives
+from pycoll.parallel.core.placement import share
+from pycoll.parallel.tensor.im2col import conv2d_by_gemm, im2col
 
 TOLERANCE = 1e-12
 
 
 def make():
-    torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     layer = nn.Conv2d(5, 7, 3, padding=1)
@@ -36,68 +32,63 @@ def close(a, b) -> bool:
     return bool((a - b).abs().max() <= TOLERANCE)
 
 
-@pytest.mark.parametrize("n", [2, 3])
-@pytest.mark.parametrize("by", ["conv_out", "conv_in"])
-def test_convolution_by_channels_equals_the_whole_one(n, by):
-    def work(comm):
-        layer, x, grad = make()
-        whole, x_whole = layer(x.requires_grad_()), x
-        whole.backward(grad)
-        gradients = [p.grad.clone() for p in layer.parameters()]
-        mesh = pc.mesh(tp=n, comm=comm)
-        model = nn.Sequential(make()[0])
-        model = pc.parallelize(model, mesh, tp={"0": by})
-        x = x_whole.detach().clone().requires_grad_()
-        out = model(x)
-        assert close(out, whole) and all(len(p) or True for p in model.parameters())
-        model.step(x, grad, loss=lambda out, grad: ((out * grad).sum(), 1))
-        assert close(x.grad, x_whole.grad)
-        for got, expected in zip(pc.whole_gradients(model).values(), gradients, strict=True):
-            assert close(got, expected)
-
-    run_ranks(work, n)
+def product(out, grad):
+    """A loss with the gradient `grad`."""
+    return (out * grad).sum(), 1
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_convolution_by_space_exchanges_its_borders_and_no_more(n):
-    def work(comm):
-        layer, x, grad = make()
-        x.requires_grad_()
-        layer(x).backward(grad)
-        expected = [p.grad.clone() for p in layer.parameters()]
-        mesh = pc.mesh(tp=n, comm=comm)
-        model = pc.parallelize(nn.Sequential(make()[0]), mesh, tp={"0": "conv_space"})
-        start, stop = share(10, n, comm.rank)
-        mine = x.detach()[:, :, start:stop].clone().requires_grad_()
-        mesh.ledger.clear()
-        out = model(mine)
-        assert close(
-            out, functional.conv2d(x, layer.weight, layer.bias, padding=1)[:, :, start:stop]
-        )
-        sent = mesh.ledger.of("tp", "send").nbytes
-        neighbours = (comm.rank > 0) + (comm.rank < n - 1)
-        assert sent == neighbours * (3 // 2) * 6 * 5 * 4 * 8  # rows, W, C, N, bytes
-        model.step(mine, grad[:, :, start:stop], loss=lambda out, grad: ((out * grad).sum(), 1))
-        assert close(mine.grad, x.grad[:, :, start:stop])
-        for got, whole in zip(pc.whole_gradients(model).values(), expected, strict=True):
-            assert close(got, whole)
-
-    run_ranks(work, n)
+def by_channels(comm, by: str) -> None:
+    layer, x, grad = make()
+    whole, x_whole = layer(x.requires_grad_()), x
+    whole.backward(grad)
+    gradients = [p.grad.clone() for p in layer.parameters()]
+    mesh = pc.mesh(tp=comm.size, comm=comm)
+    model = pc.parallelize(nn.Sequential(make()[0]), mesh, tp={"0": by})
+    x = x_whole.detach().clone().requires_grad_()
+    assert close(model(x), whole)
+    model.step(x, grad, loss=product)
+    assert close(x.grad, x_whole.grad)
+    for got, expected in zip(pc.whole_gradients(model).values(), gradients, strict=True):
+        assert close(got, expected)
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_convolution_by_samples_is_data_parallel(n):
-    def work(comm):
-        layer, x, grad = make()
-        layer(x).backward(grad)
-        mesh = pc.mesh(comm=comm)
-        model = pc.parallelize(nn.Sequential(make()[0]), mesh)
-        ((x, grad),) = pc.shard([(x, grad)], mesh)
-        model.step(x, grad, loss=lambda out, grad: ((out * grad).sum(), 1))
-        for got, p in zip(pc.whole_gradients(model).values(), layer.parameters(), strict=True):
-            assert close(got * n, p.grad)  # each replica counted one
+def by_space(comm) -> None:
+    """Exchanges its borders, and no more."""
+    layer, x, grad = make()
+    n = comm.size
+    whole = layer(x.requires_grad_())
+    whole.backward(grad)
+    gradients = [p.grad.clone() for p in layer.parameters()]
+    mesh = pc.mesh(tp=n, comm=comm)
+    model = pc.parallelize(nn.Sequential(make()[0]), mesh, tp={"0": "conv_space"})
+    start, stop = share(10, n, comm.rank)
+    mine = x.detach()[:, :, start:stop].clone().requires_grad_()
+    mesh.ledger.clear()
+    assert close(model(mine), whole[:, :, start:stop])
+    neighbours = (comm.rank > 0) + (comm.rank < n - 1)
+    rows, w, c, batch, nbytes = 3 // 2, 6, 5, 4, 8
+    assert mesh.ledger.of("tp", "send").nbytes == neighbours * rows * w * c * batch * nbytes
+    model.step(mine, grad[:, :, start:stop], loss=product)
+    assert close(mine.grad, x.grad[:, :, start:stop])
+    for got, expected in zip(pc.whole_gradients(model).values(), gradients, strict=True):
+        assert close(got, expected)
 
-    run_ranks(work, n)
+
+def by_samples(comm) -> None:
+    layer, x, grad = make()
+    layer(x).backward(grad)
+    mesh = pc.mesh(comm=comm)
+    model = pc.parallelize(nn.Sequential(make()[0]), mesh)
+    ((x, grad),) = pc.shard([(x, grad)], mesh)
+    model.step(x, grad, loss=product)
+    for got, p in zip(pc.whole_gradients(model).values(), layer.parameters(), strict=True):
+        assert close(got * comm.size, p.grad)  # the loss of each replica counts one
+
+
+def test_convolution_by_channels_space_or_samples_equals_the_whole_one():
+    kinds = ((by_channels, "conv_out"), (by_channels, "conv_in"), (by_space,), (by_samples,))
+    call = lambda comm, work, *args: work(comm, *args)  # noqa: E731
+    in_one_world(call, [(n, *kind) for n in (2, 3) for kind in kinds])
 
 
 def test_im2col_of_three_channels_and_two_filters():
@@ -111,18 +102,16 @@ def test_im2col_of_three_channels_and_two_filters():
     assert out[0, 0, 0, 0] == 132 and out[0, 1, 0, 0] == 0 + 4 + 9 + 13 + 18 + 22
 
 
-@pytest.mark.parametrize(("stride", "padding"), [(1, 0), (2, 1), (3, 2)])
-def test_im2col_equals_unfold_and_its_product_the_convolution(stride, padding):
+def test_product_of_im2col_is_the_convolution():
     torch.manual_seed(1)
     x, weight = torch.randn(2, 3, 9, 8).double(), torch.randn(4, 3, 3, 2).double()
-    unfolded = functional.unfold(x, (3, 2), padding=padding, stride=stride)
-    assert torch.equal(im2col(x, (3, 2), stride, padding), unfolded)
-    expected = functional.conv2d(x, weight, stride=stride, padding=padding)
-    assert close(conv2d_by_gemm(x, weight, None, stride, padding), expected)
 
     def work(comm):
         line = pc.mesh(tp=3, comm=comm).line("tp")
-        assert close(conv2d_by_gemm(x, weight, line, stride, padding), expected)
+        for stride, padding in ((1, 0), (2, 1), (3, 2)):
+            expected = functional.conv2d(x, weight, stride=stride, padding=padding)
+            assert close(conv2d_by_gemm(x, weight, line, stride, padding), expected)
+            assert close(conv2d_by_gemm(x, weight, None, stride, padding), expected)
 
     run_ranks(work, 3)
 

@@ -1,69 +1,102 @@
-"""Gradients of a pipeline are reduced over the replicas while its ranks still compute."""
+"""Times within a step: gradients are reduced while ranks compute; the trace has all spans."""
 
 from __future__ import annotations
 
+import json
 import time
 
-import pytest
+import torch
+from mesh_cases import in_one_world
+from tiny_gpt import GPT, PLAN, batches
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from pycoll import parallel as pc  # noqa: E402
-from pycoll import run_ranks  # noqa: E402
-
-pytestmark = [pytest.mark.torch, pytest.mark.ranks]
+from pycoll import parallel as pc
+from pycoll import run_ranks
 
 DIM, PAUSE_S = 16, 0.2
+computed_ns: list[int] = []  # when the slow backward was done
 
 
 class SlowBackward(nn.Linear):
-    """Takes its time to pass a gradient on."""
+    """Pauses before it passes its gradient on."""
 
     def forward(self, x):
         y = super().forward(x)
         if y.requires_grad:
-            y.register_hook(lambda gradient: time.sleep(PAUSE_S))
+            y.register_hook(self.pause)
         return y
 
-
-class Blocks(nn.Module):
-    """The first block is the last one whose gradients are there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        kinds = (SlowBackward, nn.Linear, nn.Linear, nn.Linear)
-        self.blocks = nn.ModuleList(kind(DIM, DIM) for kind in kinds)
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x
+    def pause(self, gradient) -> None:
+        time.sleep(PAUSE_S)
+        computed_ns.append(time.monotonic_ns())
 
 
-def one_step(comm, schedule: str, zero: int):
-    """The stage, the end of its rank's compute, and the ends of its reductions."""
-    torch.set_num_threads(1)
-    mesh = pc.mesh(pp=2, dp=2, comm=comm)
-    mesh.ledger.spans = []
+def one_step(comm, sizes: dict, schedule: str, zero: int):
+    """The stage, its number of reductions, and how many ended while this rank still computed."""
+    mesh = pc.mesh(**sizes, comm=comm)
     block = (DIM * DIM + DIM) * 4
-    model = pc.parallelize(
-        Blocks(), mesh, pp="blocks", schedule=schedule, zero=zero, bucket_mb=block / 2**20
-    )
+    # The gradients of the first layer are the last ones.
+    model = nn.Sequential(SlowBackward(DIM, DIM), *(nn.Linear(DIM, DIM) for _ in range(3)))
+    options = {"schedule": schedule, "zero": zero, "bucket_mb": block / 2**20}
+    model = pc.parallelize(model, mesh, pp="", **options)
     x = torch.randn(4, DIM)
+    computed_ns.clear()
     model.step(x, x, loss=lambda out, y: (out.sum(), out.numel()), microbatches=2)
     reduced = [
         record["finished_ns"]
         for record in mesh.comm("dp").flight_record()
         if record["nbytes"] in (block, block // 2) and "reduce" in record["collective"]
     ]
-    computed = [end for _, track, _, end in mesh.ledger.spans if track == "compute"]
-    return mesh.rank("pp"), max(computed), reduced
+    end = max(computed_ns, default=0)
+    return mesh.rank("pp"), len(reduced), sum(ns < end for ns in reduced)
 
 
-@pytest.mark.parametrize(("schedule", "zero"), [("1f1b", 0), ("zbv", 0), ("interleaved_1f1b", 2)])
-def test_gradients_are_reduced_while_a_rank_still_computes(schedule, zero):
-    for stage, computed, reduced in run_ranks(one_step, 4, schedule, zero):
-        assert len(reduced) == 2  # each of its blocks once, however many microbatches
-        assert stage > 0 or min(reduced) < computed
+def test_gradients_are_reduced_while_a_rank_still_computes():
+    stages = {"pp": 2, "dp": 2}
+    cases = [
+        (2, {"dp": 2}, "1f1b", 0),
+        (2, {"dp": 2}, "1f1b", 1),
+        (4, stages, "1f1b", 0),
+        (4, stages, "zbv", 0),
+        (4, stages, "interleaved_1f1b", 2),
+    ]
+    for case, found in zip(cases, in_one_world(one_step, cases), strict=True):
+        for stage, reduced, early in found:
+            # Each of its layers once, however many microbatches. Stage 0 has the slow one.
+            assert reduced == 8 // case[0], case
+            assert stage > 0 or early > 0, case
+
+
+def test_trace_has_compute_bubbles_and_collectives_of_all_ranks(tmp_path):
+    path = tmp_path / "trace.json"
+
+    def work(comm):
+        mesh = pc.mesh(pp=2, tp=2, comm=comm)
+        model = pc.parallelize(GPT(), mesh, tp=PLAN, pp="blocks")
+        optimizer = pc.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+        def step() -> None:
+            model.step(*next(batches(1, 4)), loss=pc.cross_entropy, microbatches=4)
+            optimizer.step()
+
+        step()
+        with pc.trace(mesh, path):
+            step()
+        step()
+
+    run_ranks(work, 4)
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {(e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M"}
+    assert {(1, "rank 1: pp 0, tp 1"), (3, "axis tp"), (2, "bubble")} <= names
+    spans = [event for event in events if event["ph"] == "X"]
+    for rank in range(4):
+        mine = [e for e in spans if e["pid"] == rank]
+        steps = [e for e in mine if e["cat"] == "steps"]
+        assert [e["name"] for e in steps] == ["step 1"]
+        # Four microbatches, forward and backward, and the optimizer.
+        assert len([e for e in mine if e["cat"] == "compute"]) == 9
+        inside = [e for e in mine if e["cat"] == "axis tp"]
+        # Microbatches, blocks of the stage, twice forward and twice backward; and the ends.
+        assert len(inside) >= 4 * 2 * 4
+        for event in inside:
+            assert event["ts"] >= steps[0]["ts"] and event["dur"] >= 0

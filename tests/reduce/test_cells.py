@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cases import each_case
 from reduce_oracle import CELLS, DTYPES, KIND, OPS
 
 import pycoll
@@ -19,22 +20,22 @@ REASONS = {
     ("bool", "avg"): "no average",
     ("bool", "premul"): "scaled",
 }
-ALIKE = {"bor": "band", "bxor": "band", "max": "min"}
+SAME_REASON = {"bor": "band", "bxor": "band", "max": "min"}
 IMPOSSIBLE = [(d, op) for d in DTYPES for op in OPS if (d, op) not in CELLS]
 
 
 def reason(dtype: str, op: str) -> str:
-    return REASONS[KIND[dtype], ALIKE.get(op, op)]
+    return REASONS[KIND[dtype], SAME_REASON.get(op, op)]
 
 
 def test_cells_impossible_are_those_with_a_reason() -> None:
-    assert {(KIND[d], ALIKE.get(op, op)) for d, op in IMPOSSIBLE} == set(REASONS)
+    assert {(KIND[d], SAME_REASON.get(op, op)) for d, op in IMPOSSIBLE} == set(REASONS)
     for dtype in DTYPES:
         for op in OPS:
-            assert ((dtype, op) in CELLS) == ((KIND[dtype], ALIKE.get(op, op)) not in REASONS)
+            assert ((dtype, op) in CELLS) == ((KIND[dtype], SAME_REASON.get(op, op)) not in REASONS)
 
 
-@pytest.mark.parametrize("dtype, op", IMPOSSIBLE)
+@each_case("dtype, op", IMPOSSIBLE)
 def test_cell_impossible_raises_and_says_why(dtype: str, op: str) -> None:
     assert reason(dtype, op) in _core.why_unsupported(dtype, op)
     operand = np.zeros(16, np.uint8)
@@ -56,7 +57,7 @@ def test_cell_of_unknown_name_raises() -> None:
         _core.why_unsupported("f32", "mean")
 
 
-@pytest.mark.parametrize("dtype", [d for d in DTYPES if KIND[d] in ("int", "uint")])
+@each_case("dtype", [d for d in DTYPES if KIND[d] in ("int", "uint")])
 def test_premul_factor_that_an_integer_dtype_lacks_raises(dtype: str) -> None:
     info = np.iinfo(dtype.replace("i", "int") if dtype[0] == "i" else dtype.replace("u", "uint"))
     x = np.zeros(1, info.dtype)

@@ -9,9 +9,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
+from cases import each_case
 from reduce_oracle import (
     CELLS,
     DTYPES,
@@ -23,6 +25,7 @@ from reduce_oracle import (
     oracle,
     random_values,
     scaled,
+    widen,
 )
 
 from pycoll import _core
@@ -43,7 +46,7 @@ GUARD = 0xA5
 
 
 class Operand:
-    """An array at a byte offset from alignment, between guard bytes that nobody may write."""
+    """An array at a byte offset from alignment, between guard bytes that must not be written."""
 
     def __init__(self, values: Array, offset: int) -> None:
         self.pages = np.full(values.nbytes + 256, GUARD, np.uint8)
@@ -91,55 +94,49 @@ def assert_same_bits(got: Array, expected: Array, context: str) -> None:
     np.testing.assert_array_equal(got.view(np.uint8), expected.view(np.uint8), err_msg=context)
 
 
-@pytest.mark.parametrize("dtype, op", CELLS)
+@each_case("dtype, op", CELLS)
 def test_reduce_copy_any_operands_equals_oracle(dtype: str, op: str) -> None:
     rng = np.random.default_rng([DTYPES.index(dtype), OPS.index(op)])
-    for count in COUNTS:
+    for i, count in enumerate(COUNTS):
         srcs = [random_values(rng, dtype, count) for _ in range(9)]
         for num_srcs in range(1, 10):
-            divisor = num_srcs if op == "avg" else 1
+            divisor, num_dsts = num_srcs if op == "avg" else 1, 1 + (i + num_srcs) % 3
+            offsets = [0] if rng.random() < 0.3 else rng.integers(0, 64, 12).tolist()
+            got = run(srcs[:num_srcs], dtype, op, divisor, num_dsts, offsets=offsets)
             expected = oracle(srcs[:num_srcs], dtype, op, divisor)
-            for num_dsts in (1, 2, 3):
-                offsets = [0] if rng.random() < 0.3 else rng.integers(0, 64, 12).tolist()
-                got = run(srcs[:num_srcs], dtype, op, divisor, num_dsts, offsets=offsets)
-                context = f"{count=} {num_srcs=} {num_dsts=} {offsets=}"
-                assert_same_bits(got, expected, context)
+            assert_same_bits(got, expected, f"{count=} {num_srcs=} {num_dsts=} {offsets=}")
 
 
-@pytest.mark.parametrize("num_dsts", [1, 3])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_reduce_copy_streaming_equals_oracle(dtype: str, num_dsts: int) -> None:
+def check_sums(dtype: str, srcs: list[Array], *how: Any) -> None:
+    """The sum of the sources, reduced with each of these arguments of `run`, and the oracle's."""
+    for num_srcs in (1, 3):
+        expected = oracle(srcs[:num_srcs], dtype, "sum")
+        for arguments in how:
+            got = run(srcs[:num_srcs], dtype, "sum", 1, *arguments)
+            assert_same_bits(got, expected, f"{len(expected)=} {num_srcs=} {arguments=}")
+
+
+@each_case("dtype", DTYPES)
+def test_reduce_copy_streaming_equals_oracle(dtype: str) -> None:
     rng = np.random.default_rng(7)
     for count in (0, 1, 100, 8191, 8193, 70001):
         srcs = [random_values(rng, dtype, count) for _ in range(3)]
-        for num_srcs in (1, 3):
-            for offsets in ([0], [16], rng.integers(0, 64, 5).tolist()):
-                got = run(srcs[:num_srcs], dtype, "sum", 1, num_dsts, True, offsets)
-                expected = oracle(srcs[:num_srcs], dtype, "sum")
-                assert_same_bits(got, expected, f"{count=} {num_srcs=} {offsets=}")
+        anywhere = rng.integers(0, 64, 5).tolist()
+        check_sums(dtype, srcs, (1, True, [0]), (3, True, [16]), (3, True, anywhere))
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_reduce_copy_to_peers_equals_oracle(dtype: str, streaming: bool) -> None:
+@each_case("dtype", DTYPES)
+def test_reduce_copy_to_peers_equals_oracle(dtype: str) -> None:
     rng = np.random.default_rng(8)
-    for count in (0, 1, 100, 511, 8193, 70001):
+    for count in (0, 1, 511, 8193, 70001):
         srcs = [random_values(rng, dtype, count) for _ in range(3)]
-        for num_srcs in (1, 3):
-            for num_dsts, first_to_peer in ((1, 0), (2, 1), (3, 1), (3, 0)):
-                offsets = rng.integers(0, 64, 5).tolist()
-                streams = streaming and first_to_peer != 0
-                got = run(
-                    srcs[:num_srcs], dtype, "sum", 1, num_dsts, streams, offsets, first_to_peer
-                )
-                expected = oracle(srcs[:num_srcs], dtype, "sum")
-                assert_same_bits(
-                    got, expected, f"{count=} {num_srcs=} {num_dsts=} {first_to_peer=}"
-                )
+        how = ((1, False, 0), (2, False, 1), (2, True, 1), (3, True, 1), (3, False, 0))
+        offsets = [rng.integers(0, 64, 5).tolist() for _ in how]
+        check_sums(dtype, srcs, *((a, b, o, c) for (a, b, c), o in zip(how, offsets, strict=True)))
 
 
-@pytest.mark.parametrize("divisor", [2, 3, 7, 255, 256, 1000])
-@pytest.mark.parametrize("dtype", [d for d, op in CELLS if op == "avg"])
+@each_case("divisor", [2, 3, 7, 255, 256, 1000])
+@each_case("dtype", [d for d, op in CELLS if op == "avg"])
 def test_reduce_copy_divisor_divides_before_rounding(dtype: str, divisor: int) -> None:
     rng = np.random.default_rng(divisor)
     srcs = [random_values(rng, dtype, 3001) for _ in range(3)]
@@ -148,29 +145,28 @@ def test_reduce_copy_divisor_divides_before_rounding(dtype: str, divisor: int) -
         assert_same_bits(got, oracle(srcs[:num_srcs], dtype, "avg", divisor), f"{num_srcs=}")
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_case("streaming", [False, True])
+@each_case("dtype", DTYPES)
 def test_reduce_copy_destination_is_a_source_equals_oracle(dtype: str, streaming: bool) -> None:
     rng = np.random.default_rng(11)
-    for count in (1, 17, 65, 4099, 20000):
+    for count in (1, 65, 4099, 20000):
         for num_srcs in (1, 2, 5):
             values = [random_values(rng, dtype, count) for _ in range(num_srcs)]
             expected = oracle(values, dtype, "sum").view(np.uint8)
-            for alias in range(num_srcs):
-                for position in (0, 1):
-                    # 24 bytes off: aligned for no vector, so that the head is partial.
-                    operands = [Operand(v, 24) for v in values]
-                    dsts = [Operand(values[0], 48).bytes, Operand(values[0], 0).bytes]
-                    dsts[position] = operands[alias].bytes
-                    srcs = [operand.bytes for operand in operands]
-                    _core._reduce_copy(srcs, dsts, dtype, "sum", 1, streaming)
-                    context = f"{count=} {num_srcs=} {alias=} {position=}"
-                    for dst in dsts:
-                        np.testing.assert_array_equal(dst, expected, err_msg=context)
-                    assert all(operand.guards_are_whole() for operand in operands)
+            for alias, position in [(a, p) for a in {0, num_srcs - 1} for p in (0, 1)]:
+                # 24 bytes off: aligned for no vector, so that the head is partial.
+                operands = [Operand(v, 24) for v in values]
+                dsts = [Operand(values[0], 48).bytes, Operand(values[0], 0).bytes]
+                dsts[position] = operands[alias].bytes
+                srcs = [operand.bytes for operand in operands]
+                _core._reduce_copy(srcs, dsts, dtype, "sum", 1, streaming)
+                context = f"{count=} {num_srcs=} {alias=} {position=}"
+                for dst in dsts:
+                    np.testing.assert_array_equal(dst, expected, err_msg=context)
+                assert all(operand.guards_are_whole() for operand in operands)
 
 
-@pytest.mark.parametrize("dtype", [d for d in FLOATS if np.dtype(STORAGE[d]).itemsize <= 2])
+@each_case("dtype", [d for d in FLOATS if np.dtype(STORAGE[d]).itemsize <= 2])
 def test_reduce_copy_every_small_float_survives_the_round_trip(dtype: str) -> None:
     uint = np.dtype(f"u{np.dtype(STORAGE[dtype]).itemsize}")
     sign = 1 << (8 * uint.itemsize - 1)
@@ -182,27 +178,23 @@ def test_reduce_copy_every_small_float_survives_the_round_trip(dtype: str) -> No
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_reduce_copy_signed_zeros_are_ordered(dtype: str) -> None:
-    uint = np.dtype(f"u{np.dtype(STORAGE[dtype]).itemsize}")
-    minus = uint.type(1 << (8 * uint.itemsize - 1))
-    a = np.array([0, 0, minus, minus], uint)
-    b = np.array([0, minus, 0, minus], uint)
-    for op, expected in (("min", [0, minus, minus, minus]), ("max", [0, 0, 0, minus])):
-        got = run([a.view(STORAGE[dtype]), b.view(STORAGE[dtype])], dtype, op)
-        np.testing.assert_array_equal(got.view(uint), np.array(expected, uint), err_msg=op)
-
-
-@pytest.mark.parametrize("dtype, op", [(d, op) for d, op in CELLS if d in FLOATS])
-def test_reduce_copy_nan_of_any_payload_becomes_the_canonical_one(dtype: str, op: str) -> None:
+@each_case("dtype, op", [(d, op) for d, op in CELLS if d in FLOATS])
+def test_reduce_copy_zeros_infinities_and_nans_equal_oracle(dtype: str, op: str) -> None:
+    """Signed zeros are ordered, and a NaN of any payload becomes the canonical one."""
     uint = np.dtype(f"u{np.dtype(STORAGE[dtype]).itemsize}")
     nan, infinity = NAN[dtype], INFINITY.get(dtype, 0x7E)  # f8_e4m3: the largest value
     minus = 1 << (8 * uint.itemsize - 1)
-    nans = np.array([nan, nan | minus, infinity | 1, infinity | 1 | minus, nan | 3], uint)
-    others = np.array([0, minus, infinity, infinity | minus, nan | 5], uint)
-    for a, b in ((nans, others), (others, nans)):
-        got = run([a.view(STORAGE[dtype]), b.view(STORAGE[dtype])], dtype, op)
-        np.testing.assert_array_equal(got.view(uint), np.full(len(nans), nan, uint))
+    codes = [c | sign for c in (0, infinity, infinity | 1, nan, nan | 3) for sign in (0, minus)]
+    a, b = (x.ravel().view(STORAGE[dtype]) for x in np.meshgrid(*2 * [np.array(codes, uint)]))
+    got = run([a, b], dtype, op)
+    assert_same_bits(got, oracle([a, b], dtype, op), "all pairs")
+    nans = np.isnan(np.asarray(widen(a, dtype))) | np.isnan(np.asarray(widen(b, dtype)))
+    assert nans.any() and (got.view(uint)[nans] == nan).all()
+    zeros = [got.view(uint)[(a.view(uint) == x) & (b.view(uint) == y)] for x in (0, minus)
+             for y in (0, minus)]  # fmt: skip
+    if op in ("min", "max"):
+        expected = [0, minus, minus, minus] if op == "min" else [0, 0, 0, minus]
+        assert [int(zero[0]) for zero in zeros] == expected
 
 
 def test_reduce_copy_bools_of_other_bytes_become_zero_or_one() -> None:
@@ -227,7 +219,7 @@ def run_scale(values: Array, dtype: str, factor: float, offset: int = 0) -> Arra
     return target.bytes.copy().view(STORAGE[dtype])
 
 
-@pytest.mark.parametrize("dtype", [d for d, op in CELLS if op == "premul"])
+@each_case("dtype", [d for d, op in CELLS if op == "premul"])
 def test_scale_equals_oracle(dtype: str) -> None:
     rng = np.random.default_rng(13)
     whole, any_number = [0, 1, 3, 127], [0.5, -1.0, 1 / 3, -0.0, 1e30, float("inf")]
@@ -240,7 +232,7 @@ def test_scale_equals_oracle(dtype: str) -> None:
             assert_same_bits(got, scaled(values, dtype, factor), f"{count=} {factor=}")
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@each_case("streaming", [False, True])
 def test_copy_bytes_any_size_and_alignment_copies(streaming: bool) -> None:
     rng = np.random.default_rng(5)
     for nbytes in [*range(0, 300), 4095, 4096, 4097, 100_003]:

@@ -1,6 +1,6 @@
-"""Runs lowered programs on numbers, in a random order, knowing nothing of how they are proved.
+"""Runs lowered programs on numbers, in a random order, independently of their proof.
 
-Links are rings of slots that hold bare values: a reader takes what lies there, as memory would.
+Links are rings of slots that hold bare values, as memory would: a reader takes the slot's value.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from typing import Any
+
+from pycoll.bench.oracle import COLLECTIVES, blocks_of_inputs, sources_by_block
 
 _PRIME = 2**61 - 1
 _FACTOR = 1234567891011  # stands for the operator's last factor
@@ -152,44 +154,20 @@ class _World:
 
 
 def _wanted_sources(schedule: Any, rank: int, chunk: int) -> tuple[list[int], bool, bool] | None:
-    """What the rank must hold in that chunk at the end, told from MPI's definitions alone.
+    """The promise for that chunk of the rank at the end, from the table of collectives.
 
     Returns:
         Ranks whose start values are summed; whether the operator's last factor applies; whether all
-        ranks that want it must have the same bits. None: nobody will look.
+        ranks that want it must have the same bits. None: the collective promises nothing.
     """
-    n, root = schedule.n, schedule.root
-    everyone = list(range(n))
-    blocks = {"all_to_all": n * n, "neighbor_exchange": 2 * n}
-    for name in ("reduce_scatter", "all_gather", "gather", "scatter"):
-        blocks[name] = n
-    block = chunk // (schedule.num_chunks // blocks.get(schedule.collective, 1))
-    reduction = (everyone, n > 1, True)
-    match schedule.collective:
-        case "all_reduce" | "barrier":
-            return reduction
-        case "reduce_scatter":
-            return reduction if rank == block else None
-        case "reduce":
-            return reduction if rank == root else None
-        case "broadcast":
-            return [root], False, True
-        case "all_gather":
-            return [block], False, True
-        case "gather":
-            return ([block], False, True) if rank == root else None
-        case "scatter":
-            return ([root], False, True) if rank == block else None
-        case "all_to_all":
-            return ([block // n], False, True) if rank == block % n else None
-        case "scan":
-            return everyone[: rank + 1], False, False
-        case "exscan":
-            return (everyone[:rank], False, False) if rank > 0 else None
-        case "neighbor_exchange":
-            to = (block // 2 + (1 if block % 2 else -1)) % n
-            return ([block // 2], False, True) if rank == to else None
-    raise AssertionError(f"no definition of {schedule.collective} is known here")
+    name, n = schedule.collective, schedule.n
+    block = chunk // (schedule.num_chunks // blocks_of_inputs(name, n))
+    sources = sources_by_block(name, n, rank, schedule.root).get(block)
+    if sources is None:
+        return None
+    is_prefix = name in ("scan", "exscan")
+    is_final = (name == "barrier" or COLLECTIVES[name].has_op) and not is_prefix and n > 1
+    return list(sources), is_final, not is_prefix
 
 
 def check_programs(

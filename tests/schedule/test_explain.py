@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 from pycoll import _core, schedule
 
@@ -16,7 +17,7 @@ GOLDEN = Path(__file__).parent / "golden"
 ALGORITHMS = [(row.collective, row.name) for row in _core.algorithms()]
 
 
-@pytest.mark.parametrize(("collective", "name"), ALGORITHMS)
+@each_case("collective, name", ALGORITHMS)
 def test_explain_equals_the_golden_file(collective, name):
     text = schedule.build(collective, name, 4).explain()
     path = GOLDEN / f"{collective}_{name}_4.txt"

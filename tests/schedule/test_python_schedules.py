@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from cases import each_case
 from program_oracle import check_programs
 
 from pycoll import _core, schedule
@@ -31,7 +32,7 @@ def register_chain(name="up_down", num_chunks=2):
                 yield copy(chunk + n - 1 + i, (chunk, 1), src=i, dst=i + 1)
 
 
-@pytest.mark.parametrize("n", range(1, 18))
+@each_case("n", [1, 2, 3, 5, 8, 17])
 def test_registered_algorithm_is_built_proved_and_simulated(n):
     register_chain()
     s = schedule.build("all_reduce", "up_down", n)
@@ -97,8 +98,8 @@ def test_registered_name_may_not_hide_a_built_in_one():
         register_chain(name="ring")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
+@each_case(
+    "arguments, message",
     [
         (("all_reduce", "rong", 4), "no algorithm called 'rong': expected one of ring, halving"),
         (("all_reducing", "ring", 4), "no collective is called 'all_reducing': .* all_reduce"),
@@ -109,18 +110,16 @@ def test_registered_name_may_not_hide_a_built_in_one():
         (("broadcast", "star", 4, -1), "expected a root from 0 to 3, got -1"),
     ],
 )
-@pytest.mark.parametrize("every", [False, True])
-def test_build_of_something_unknown_is_refused(arguments, message, every):
-    names = [arguments[1]]
-    if every and arguments[1] in ("ring", "star"):
-        names = schedule.algorithms(arguments[0]) if "all_reducing" not in arguments else names
-    for name in names:
+def test_build_of_something_unknown_is_refused(arguments, message):
+    collective, name, *numbers = arguments
+    is_known = name != "rong" and collective != "all_reducing"
+    for one in schedule.algorithms(collective) if is_known else [name]:
         with pytest.raises(UsageError, match=message):
-            schedule.build(arguments[0], name, *arguments[2:])
+            schedule.build(collective, one, *numbers)
 
 
-@pytest.mark.parametrize(
-    ("moves", "message"),
+@each_case(
+    "moves, message",
     [
         ([(-1, "copy", 0, 1, 0, 1)], "rounds are counted from 0"),
         ([(0, "copy", 0, 1, 0, 3)], "there is no such rank"),
@@ -190,7 +189,7 @@ def test_registered_algorithms_of_several_blocks_are_proved_and_simulated():
             if rank != root:
                 yield copy(0, rank, rank, root)
 
-    for n in range(1, 9):
+    for n in (1, 2, 3, 5, 8):
         for collective, name in (
             ("all_to_all", "halves"),
             ("scan", "two_step"),

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+from cases import each_case
 
 from pycoll import _core, schedule
 
@@ -11,8 +12,8 @@ pytestmark = pytest.mark.pure
 ALGORITHMS = [(row.collective, row.name) for row in _core.algorithms()]
 
 
-@pytest.mark.parametrize(("collective", "name"), ALGORITHMS)
-@pytest.mark.parametrize("n", [2, 3, 6, 8])
+@each_case("collective, name", ALGORITHMS)
+@each_case("n", [2, 3, 6, 8])
 def test_no_port_carries_two_transfers_at_once(collective, name, n):
     s = schedule.build(collective, name, n)
     events = s.simulate(10_000, 1e-6, 1e-9, 1e-9, slots=2, tile_bytes=3000).events
@@ -25,7 +26,7 @@ def test_no_port_carries_two_transfers_at_once(collective, name, n):
     assert [e.start_s for e in events] == sorted(e.start_s for e in events)
 
 
-@pytest.mark.parametrize("tile_bytes", [1, 100, 999, 1000, 4096, None])
+@each_case("tile_bytes", [1, 100, 999, 1000, 4096, None])
 def test_tiles_send_the_same_bytes(tile_bytes):
     s = schedule.build("all_reduce", "ring", 3)
     assert sum(s.simulate(1000, 0, 1e-9, tile_bytes=tile_bytes).sent_bytes) == 4 * 1000
@@ -77,7 +78,7 @@ def test_deadlock_is_an_error_that_names_the_step():
         schedule.build("all_reduce", "ring", 4).simulate(64, 1e-6, 1e-9, slots=1)
 
 
-@pytest.mark.parametrize("bad", [{"nbytes": -1}, {"tile_bytes": -5}, {"slots": 0}])
+@each_case("bad", [{"nbytes": -1}, {"tile_bytes": -5}, {"slots": 0}])
 def test_impossible_sizes_are_refused(bad):
     arguments = {"nbytes": 8, "alpha": 0.0, "beta": 0.0} | bad
     with pytest.raises(schedule.UsageError, match="simulate: expected nbytes"):

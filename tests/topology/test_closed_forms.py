@@ -3,9 +3,10 @@
 import math
 
 import pytest
+from cases import each_case
 from clusters import fat_tree, hosts
 
-from pycoll import schedule, topology
+from pycoll import _core, schedule, topology
 from pycoll.topology import Level, Straggler, Topology
 
 pytestmark = pytest.mark.pure
@@ -13,6 +14,9 @@ pytestmark = pytest.mark.pure
 ALPHA, BETA, GAMMA = 3e-6, 2e-9, 5e-10  # seconds, seconds per byte
 RANKS = (16, 64, 256)
 PIECES = 4  # of each of the two trees
+of_ranks_and_sizes = each_case(
+    "n, nbytes", [(n, nbytes) for n in RANKS for nbytes in (1 << 10, 1 << 20, 1 << 30)]
+)
 
 
 def one_switch(n, alpha=ALPHA, beta=BETA, gamma=GAMMA):
@@ -26,8 +30,7 @@ def one_switch(n, alpha=ALPHA, beta=BETA, gamma=GAMMA):
     )
 
 
-@pytest.mark.parametrize("nbytes", [1 << 10, 1 << 20, 1 << 30])
-@pytest.mark.parametrize("n", RANKS)
+@of_ranks_and_sizes
 def test_ring_equals_the_closed_form(n, nbytes):
     time_s = one_switch(n).simulate("all_reduce", "ring", nbytes).time_s
     chunk = nbytes / n
@@ -35,8 +38,7 @@ def test_ring_equals_the_closed_form(n, nbytes):
     assert time_s == pytest.approx(expected_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("nbytes", [1 << 10, 1 << 20, 1 << 30])
-@pytest.mark.parametrize("n", RANKS)
+@of_ranks_and_sizes
 def test_halving_doubling_equals_the_closed_form(n, nbytes):
     time_s = one_switch(n).simulate("all_reduce", "halving_doubling", nbytes).time_s
     others = (n - 1) / n
@@ -44,8 +46,7 @@ def test_halving_doubling_equals_the_closed_form(n, nbytes):
     assert time_s == pytest.approx(expected_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("nbytes", [1 << 10, 1 << 20, 1 << 30])
-@pytest.mark.parametrize("n", RANKS)
+@of_ranks_and_sizes
 def test_binomial_tree_equals_the_closed_form(n, nbytes):
     # A rank that sends to another one goes on while the message is under way: overhead alone.
     cluster = topology.uniform(
@@ -57,7 +58,7 @@ def test_binomial_tree_equals_the_closed_form(n, nbytes):
     assert time_s == pytest.approx(expected_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("n", RANKS)
+@each_case("n", RANKS)
 def test_double_binary_tree_equals_the_closed_form(n):
     """Up lg n and down lg n levels; every further piece follows at the pace of the busiest part."""
     nbytes, lg = 1 << 23, math.log2(n)
@@ -68,7 +69,7 @@ def test_double_binary_tree_equals_the_closed_form(n):
         cluster = topology.uniform(n, **costs)
         return cluster.simulate("all_reduce", "tree", nbytes, tile_bytes=nbytes).time_s
 
-    # On the way, messages are in nobody's way.
+    # Messages that are under way do not delay each other.
     assert time_s(latency_s=1.0) == pytest.approx(2 * lg + PIECES - 1, rel=1e-6)
     # Two children at each level; while a piece is combined, the next one waits.
     assert time_s(gamma_s_per_byte=1.0) == pytest.approx((2 * lg + 2 * (PIECES - 1)) * piece)
@@ -78,9 +79,8 @@ def test_double_binary_tree_equals_the_closed_form(n):
     assert time_s(link_bytes_per_s=1.0) == pytest.approx(expected_s, rel=0.01)
 
 
-@pytest.mark.parametrize("nbytes", [1 << 10, 1 << 20, 1 << 30])
-@pytest.mark.parametrize("n", RANKS)
-@pytest.mark.parametrize("between", ["ring", "halving_doubling"])
+@of_ranks_and_sizes
+@each_case("between", ["ring", "halving_doubling"])
 def test_hierarchical_equals_the_closed_form(n, nbytes, between):
     m, inside_s, inside_beta, outside_s, outside_beta = 8, 1e-6, 1 / 400e9, 5e-6, 1 / 50e9
     cluster = Topology(
@@ -100,7 +100,7 @@ def test_hierarchical_equals_the_closed_form(n, nbytes, between):
     assert one.algorithm == f"hierarchical:host/{between}"
 
 
-@pytest.mark.parametrize("n", [64, 256])
+@each_case("n", [64, 256])
 def test_hierarchy_of_three_levels_equals_the_closed_form(n):
     m, racks, nbytes = 4, 4, 1 << 20
     per_rack = n // (m * racks)
@@ -127,8 +127,8 @@ ONE_AT_A_TIME = ("ring", "ring_naive", "all_to_all")
 ONE_AT_A_TIME_OF_POWERS = ("halving_doubling", "reduce_broadcast")
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 8, 16])
-@pytest.mark.parametrize("name", schedule.algorithms("all_reduce"))
+@each_case("n", [2, 3, 5, 8, 16])
+@each_case("name", [row.name for row in _core.algorithms() if row.collective == "all_reduce"])
 def test_one_switch_gives_what_the_simulator_of_events_gives(name, n):
     s = schedule.build("all_reduce", name, n)
     nbytes = 960 * s.num_chunks
@@ -144,8 +144,8 @@ def test_one_switch_gives_what_the_simulator_of_events_gives(name, n):
         assert time_s == pytest.approx(events_s, rel=0.5)
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "all_gather"])
-@pytest.mark.parametrize("n", [1, 2, 3, 8, 24])
+@each_case("collective", ["all_reduce", "reduce_scatter", "all_gather"])
+@each_case("n", [1, 2, 3, 8, 24])
 def test_ring_without_moves_is_the_ring_of_moves(collective, n):
     slow = Straggler(level="rank", units=(n // 2,), compute_factor=3, link_factor=0.5, delay_s=1e-5)
     cluster = Topology(
@@ -162,7 +162,7 @@ def test_ring_without_moves_is_the_ring_of_moves(collective, n):
     )
 
 
-@pytest.mark.parametrize(("num_hosts", "per_host"), [(1, 4), (4, 1), (2, 2), (3, 4), (8, 8)])
+@each_case("num_hosts, per_host", [(1, 4), (4, 1), (2, 2), (3, 4), (8, 8)])
 def test_hierarchical_without_moves_is_that_of_moves(num_hosts, per_host):
     n = num_hosts * per_host
     s = schedule.build_hierarchical("all_reduce", n, per_host)

@@ -4,6 +4,7 @@ import math
 import random
 
 import pytest
+from cases import each_case
 from clusters import fat_tree, hosts
 
 from pycoll import _core, schedule
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.pure
 
 
 def max_min_rates(routes, capacity):
-    """Progressive filling: raise all rates alike until a link is full, fix those on it, go on."""
+    """Progressive filling: raise all rates equally until a link is full, fix those on it, go on."""
     rates, room = {}, dict(capacity)
     while len(rates) < len(routes):
         open_flows = {flow: route for flow, route in routes.items() if flow not in rates}
@@ -43,7 +44,7 @@ def ends_of(flows, capacity):
     return ends
 
 
-@pytest.mark.parametrize("seed", range(40))
+@each_case("seed", range(20))
 def test_random_messages_end_when_an_independent_solution_says(seed):
     rng = random.Random(seed)
     slow = Straggler(level="host", units=(1,), link_factor=rng.choice([0.3, 1.0, 2.5]))
@@ -60,7 +61,7 @@ def test_random_messages_end_when_an_independent_solution_says(seed):
     fabric = cluster.fabric()
     moves, flows, chunk = [], {}, 0
     num_chunks = 4 * n
-    for src in range(n):  # each rank sends one message, to anybody
+    for src in range(n):  # each rank sends one message, to any other rank
         dst, count = rng.choice([r for r in range(n) if r != src]), rng.randint(1, 4)
         moves.append((0, "copy", chunk, count, src, dst))
         flows[src, dst] = (fabric.route(src, dst), count * 1000.0)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from cases import each_case
 
 import pycoll
 from pycoll import UsageError, topology
@@ -61,7 +62,7 @@ def test_file_says_what_the_cluster_is(tmp_path):
     assert cluster.ranks_per("host") == 4 and cluster.num_units("host") == 2
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@each_case("path", EXAMPLES)
 def test_every_example_is_simulated(path):
     cluster = topology.load(path)
     assert cluster.name
@@ -77,8 +78,8 @@ def test_there_is_an_example_of_each_kind():
     assert kinds <= {path.stem for path in EXAMPLES}
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
+@each_case(
+    "old, new, message",
     [
         ("latency_us", "latancy_us", r"\[\[level\]\] 1 \(host\): unknown key 'latancy_us': did you"
          " mean 'latency_us'"),

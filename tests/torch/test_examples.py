@@ -1,6 +1,6 @@
 """Every torch example runs and agrees with one process.
 
-Quick: as forks of this process with torchrun's environment. Slow: under torchrun, with more ranks.
+In forked ranks with torchrun's environment; one of them under torchrun itself.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import os
 import re
 import runpy
 import socket
@@ -16,22 +15,17 @@ import sys
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("sklearn")  # of the digits
-
-from group_ranks import BACKEND  # noqa: E402
-from torchrun import torchrun  # noqa: E402
-
-import pycoll  # noqa: E402
+from torch_ranks import BACKEND, on_ranks
+from torchrun import torchrun
 
 # Once, not in every rank.
-for module in ("_dynamo", "distributed.fsdp", "distributed.pipelining", "distributed.tensor"):
+for module in ("distributed.fsdp", "distributed.pipelining", "distributed.tensor"):
     importlib.import_module(f"torch.{module}")
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+pytest.importorskip("sklearn")  # ddp_digits reads its digits
 TORCH_EXAMPLES = sorted(
     path.stem for path in EXAMPLES.glob("*.py") if "torchrun --nproc-per-node" in path.read_text()
 )
@@ -55,35 +49,46 @@ def test_there_are_the_examples_that_the_documents_name():
     assert TORCH_EXAMPLES == ["ddp_digits", "dtensor_tp", "fsdp2_gpt", "pipeline_1f1b"]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_example_agrees_with_one_process(command, monkeypatch):
-    name, *arguments = command
-    with socket.create_server(("localhost", 0)) as server:
-        monkeypatch.setenv("MASTER_PORT", str(server.getsockname()[1]))
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    monkeypatch.setattr(sys, "argv", [name, "--backend", BACKEND, *arguments])
+@pytest.fixture
+def ports() -> list[int]:
+    """A free port for each number of ranks: a second group in one process needs another one."""
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("localhost", 0))) for _ in range(5)]
+        return [server.getsockname()[1] for server in servers]
 
-    def work(comm: pycoll.Communicator) -> str:
-        rank, size = comm.rank, comm.size
-        comm.close()
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
+
+def run_example(rank: int, n: int, command: list[str], ports: list[int]) -> None:
+    name, *arguments = command
+    with pytest.MonkeyPatch.context() as patch, io.StringIO() as printed:
+        numbers = {"MASTER_PORT": ports[n], "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": n}
+        for variable, value in {"MASTER_ADDR": "localhost", **numbers}.items():
+            patch.setenv(variable, str(value))
+        patch.syspath_prepend(str(EXAMPLES))
+        patch.setattr(sys, "argv", [name, "--backend", BACKEND, *arguments])
+        with contextlib.redirect_stdout(printed):
             try:
                 runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
             except SystemExit as end:
                 raise AssertionError(printed.getvalue()) from end
-        return printed.getvalue()
+        if rank == 0:
+            check_output(printed.getvalue(), n)
+        else:
+            assert not printed.getvalue()
 
-    first, *others = pycoll.run_ranks(work, 2)
-    check_output(first, 2)
-    assert not any(others)
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@on_ranks(2, group=False)
+def test_example_agrees_with_one_process(rank, n, command, ports):
+    run_example(rank, n, command, ports)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("num_ranks", [2, 3, 4])
-@pytest.mark.parametrize("name", TORCH_EXAMPLES)
-def test_example_runs_under_torchrun(name, num_ranks):
-    output = torchrun(num_ranks, EXAMPLES / f"{name}.py", "--backend", BACKEND)
-    check_output(output, num_ranks)
+@pytest.mark.parametrize("command", COMMANDS[: len(TORCH_EXAMPLES)], ids=" ".join)
+@on_ranks(3, 4, group=False)
+def test_example_agrees_with_one_process_on_more_ranks(rank, n, command, ports):
+    run_example(rank, n, command, ports)
+
+
+@pytest.mark.slow
+def test_example_runs_under_torchrun():
+    check_output(torchrun(2, EXAMPLES / "ddp_digits.py", "--backend", BACKEND), 2)

@@ -7,11 +7,8 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
-from group_ranks import BACKEND  # noqa: E402
-from torchrun import torchrun  # noqa: E402
+from torch_ranks import BACKEND
+from torchrun import torchrun
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks, pytest.mark.slow]
 
@@ -19,8 +16,7 @@ FOLDER = Path(__file__).parent / "frameworks"
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("num_ranks", [2, 3])
-@pytest.mark.parametrize("framework", ["accelerate", "lightning"])
+@pytest.mark.parametrize(("framework", "num_ranks"), [("accelerate", 3), ("lightning", 2)])
 def test_framework_trains_as_one_process(framework, num_ranks):
     """By name alone: torch finds the backend through the entry point of the installed package."""
     if importlib.util.find_spec(framework) is None:

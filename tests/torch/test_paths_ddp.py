@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import copy
-import os
+import functools
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from group_ranks import BACKEND, run_with_group  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.algorithms.ddp_comm_hooks import (  # noqa: E402
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import (
     default_hooks,
     powerSGD_hook,
 )
-from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch_ranks import beyond_gloo, finish, init, on_ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
@@ -40,7 +38,7 @@ class Model(nn.Module):
 
 
 def batch(step: int, n: int, dtype=torch.float64) -> torch.Tensor:
-    """Of all ranks: shape [n, 6, 20]."""
+    """Inputs of all ranks, shape [n, 6, 20]."""
     return torch.randn(n, 6, 20, generator=torch.Generator().manual_seed(step)).to(dtype)
 
 
@@ -67,140 +65,106 @@ def train_beside_one_process(options: dict, hook=None, dtype=torch.float64, use_
     return largest_difference(ours.module, alone)
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_ddp_steps_as_one_process(n):
-    def work() -> list[float]:
-        return [
-            train_beside_one_process({}),
-            train_beside_one_process({"gradient_as_bucket_view": True}),
-            train_beside_one_process({"static_graph": True}),
-            train_beside_one_process({"find_unused_parameters": True}, use_all=False),
-            train_beside_one_process({"broadcast_buffers": False}),
-            train_beside_one_process({}, dtype=torch.float32) / 1e8,
-        ]
-
-    for off in run_with_group(work, n):
-        assert max(off) < 1e-12, off
-
-
-@pytest.mark.parametrize("n", [2, 3])
-def test_torch_s_own_hooks_average(n):
-    def work() -> list[float]:
-        def plain(hook):
-            return lambda ddp: ddp.register_comm_hook(None, hook)
-
-        return [
-            train_beside_one_process({}, plain(default_hooks.allreduce_hook)),
-            train_beside_one_process({}, plain(default_hooks.fp16_compress_hook)) / 1e9,
-        ]
-
-    for off in run_with_group(work, n):
-        assert max(off) < 1e-11, off
+@on_ranks(2, 3)
+def test_ddp_steps_as_one_process(rank, n):
+    off = {
+        "plain": train_beside_one_process({}),
+        "bucket view": train_beside_one_process({"gradient_as_bucket_view": True}),
+        "static graph": train_beside_one_process({"static_graph": True}),
+        "unused": train_beside_one_process({"find_unused_parameters": True}, use_all=False),
+        "buffers": train_beside_one_process({"broadcast_buffers": False}),
+        "float32": train_beside_one_process({}, dtype=torch.float32) / 1e8,
+    }
+    for hook, scale in ((default_hooks.allreduce_hook, 1), (default_hooks.fp16_compress_hook, 1e9)):
+        register = functools.partial(
+            DistributedDataParallel.register_comm_hook, state=None, hook=hook
+        )
+        off[hook.__name__] = train_beside_one_process({}, register) / scale / 10
+    assert max(off.values()) < 1e-12, off
 
 
-@pytest.mark.skipif(BACKEND == "gloo", reason="both of Gloo's threads wait within callbacks")
-@pytest.mark.parametrize("n", [2, 3])
-def test_callback_may_wait_for_a_further_operation(n):
+@beyond_gloo("both of Gloo's threads wait within callbacks")
+@on_ranks(2, 3)
+def test_callback_may_wait_for_a_further_operation(rank, n):
     """As PowerSGD's does, for several buckets at once."""
 
-    def work() -> list[float]:
-        def power_sgd(ddp):
-            state = powerSGD_hook.PowerSGDState(
-                None, matrix_approximation_rank=60, start_powerSGD_iter=2, min_compression_rate=0
-            )
-            ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    def power_sgd(ddp):
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=60, start_powerSGD_iter=2, min_compression_rate=0
+        )
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
-        def a_chain(ddp):
-            """Waits within a callback for a further operation, as PowerSGD does."""
+    def a_chain(ddp):
+        def hook(group, bucket):
+            first = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
 
-            def hook(group, bucket):
-                first = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+            def again(done):
+                total = done.value()[0].clone()
+                dist.all_reduce(total, async_op=True).get_future().wait()
+                return total / n**2
 
-                def again(done):
-                    total = done.value()[0].clone()
-                    dist.all_reduce(total, async_op=True).get_future().wait()
-                    return total / dist.get_world_size() ** 2
+            return first.then(again)
 
-                return first.then(again)
+        ddp.register_comm_hook(None, hook)
 
-            ddp.register_comm_hook(None, hook)
-
-        return [
-            train_beside_one_process({}, a_chain),
-            train_beside_one_process({}, power_sgd, torch.float32) / 1e7,
-        ]
-
-    for off in run_with_group(work, n):
-        assert max(off) < 1e-11, off
+    assert train_beside_one_process({}, a_chain) < 1e-11
+    assert train_beside_one_process({}, power_sgd, torch.float32) < 1e-4
 
 
-def test_no_sync_accumulates_and_join_lets_a_rank_end_early():
-    def work() -> tuple[float, int]:
-        n, rank = dist.get_world_size(), dist.get_rank()
-        alone = Model()
-        ours = DistributedDataParallel(copy.deepcopy(alone))
-        with ours.no_sync():
-            ours(batch(0, n)[rank]).square().mean().backward()
-        ours(batch(1, n)[rank]).square().mean().backward()
-        for step in range(2):
-            alone(batch(step, n).flatten(0, 1)).square().mean().backward()
-        pairs = zip(ours.parameters(), alone.parameters(), strict=True)
-        off = max((a.grad - b.grad).abs().max().item() for a, b in pairs)
-        steps = 0
-        with ours.join():
-            for _ in range(2 + 3 * rank):
-                ours(batch(2, n)[rank]).sum().backward()
-                steps += 1
-        return off, steps
-
-    for rank, (off, steps) in enumerate(run_with_group(work, 3)):
-        assert off < 1e-12
-        assert steps == 2 + 3 * rank
+@on_ranks(3)
+def test_no_sync_accumulates_and_join_lets_a_rank_end_early(rank, n):
+    alone = Model()
+    ours = DistributedDataParallel(copy.deepcopy(alone))
+    with ours.no_sync():
+        ours(batch(0, n)[rank]).square().mean().backward()
+    ours(batch(1, n)[rank]).square().mean().backward()
+    for step in range(2):
+        alone(batch(step, n).flatten(0, 1)).square().mean().backward()
+    pairs = zip(ours.parameters(), alone.parameters(), strict=True)
+    assert max((a.grad - b.grad).abs().max().item() for a, b in pairs) < 1e-12
+    with ours.join():
+        for _ in range(2 + 3 * rank):
+            ours(batch(2, n)[rank]).sum().backward()
 
 
-def test_zero_redundancy_optimizer_shards_the_state():
-    def work() -> float:
-        n, rank = dist.get_world_size(), dist.get_rank()
-        alone = Model()
-        ours = DistributedDataParallel(copy.deepcopy(alone))
-        sharded = ZeroRedundancyOptimizer(ours.parameters(), torch.optim.Adam, lr=0.01)
-        whole = torch.optim.Adam(alone.parameters(), lr=0.01)
-        for step in range(3):
-            ours(batch(step, n)[rank]).square().mean().backward()
-            alone(batch(step, n).flatten(0, 1)).square().mean().backward()
-            for optimizer in (sharded, whole):
-                optimizer.step()
-                optimizer.zero_grad()
-        sharded.consolidate_state_dict(to=0)
-        return largest_difference(ours.module, alone)
-
-    assert max(run_with_group(work, 2)) < 1e-12
+@on_ranks(2)
+def test_zero_redundancy_optimizer_shards_the_state(rank, n):
+    alone = Model()
+    ours = DistributedDataParallel(copy.deepcopy(alone))
+    sharded = ZeroRedundancyOptimizer(ours.parameters(), torch.optim.Adam, lr=0.01)
+    whole = torch.optim.Adam(alone.parameters(), lr=0.01)
+    for step in range(3):
+        ours(batch(step, n)[rank]).square().mean().backward()
+        alone(batch(step, n).flatten(0, 1)).square().mean().backward()
+        for optimizer in (sharded, whole):
+            optimizer.step()
+            optimizer.zero_grad()
+    sharded.consolidate_state_dict(to=0)
+    assert largest_difference(ours.module, alone) < 1e-12
 
 
 @pytest.mark.parametrize("level", ["INFO", "DETAIL"])
-def test_debug_level_changes_nothing(level, monkeypatch):
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", level)
-
-    def work() -> float:
-        assert os.environ["TORCH_DISTRIBUTED_DEBUG"] == level
-        group = dist.new_group()
-        x = torch.full((3,), float(dist.get_rank()))
-        dist.all_reduce(x, group=group)
+@on_ranks(2, group=False)
+def test_debug_level_changes_nothing_but_detail_names_a_shape_that_differs(
+    rank, n, level, tmp_path
+):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_DISTRIBUTED_DEBUG", level)
+        dist.set_debug_level_from_env()
+    init(rank, n, tmp_path / "store")
+    group = dist.new_group()
+    for is_async in (False, True):
+        x = torch.full((3,), float(rank))
+        finish(dist.all_reduce(x, group=group, async_op=is_async))
         assert x.tolist() == [1.0] * 3
-        return train_beside_one_process({"process_group": group})
-
-    assert max(run_with_group(work, 2)) < 1e-12
-
-
-def test_debug_level_detail_names_a_shape_that_differs(monkeypatch):
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
-
-    def work() -> str:
-        group = dist.new_group()
+    outs = [torch.zeros(3) for _ in range(n)]
+    dist.all_gather(outs, torch.full((3,), float(rank)))
+    assert [out[0] for out in outs] == [0, 1]
+    dist.barrier()
+    assert train_beside_one_process({"process_group": group}) < 1e-12
+    if level == "DETAIL":
         with pytest.raises(RuntimeError) as error:
-            dist.all_reduce(torch.ones(3 + dist.get_rank()), group=group)
-        return str(error.value)
-
-    for text in run_with_group(work, 2):
-        assert "3" in text and "4" in text
-        assert "ALLREDUCE" in text or "all_reduce" in text
+            dist.all_reduce(torch.ones(3 + rank), group=group)
+        assert "3" in str(error.value) and "4" in str(error.value)
+        assert "ALLREDUCE" in str(error.value) or "all_reduce" in str(error.value)
+    dist.destroy_process_group()

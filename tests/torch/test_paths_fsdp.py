@@ -5,18 +5,12 @@ from __future__ import annotations
 import copy
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from group_ranks import BACKEND, run_with_group  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.fsdp import (  # noqa: E402
-    FSDPModule,
-    MixedPrecisionPolicy,
-    fully_shard,
-)
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch_ranks import BACKEND, on_ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
@@ -68,84 +62,48 @@ def train(mesh, prepare=None, gradient_scale: float = 1.0, **options) -> float:
     )
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_fully_shard_steps_as_one_process(n):
-    def work() -> dict[str, float]:
-        mesh = init_device_mesh("cpu", (n,))
-
-        def sum_only(module):
-            module.set_force_sum_reduction_for_comms(True)
-
-        return {
-            "AVG": train(mesh),
-            "SUM": train(mesh, sum_only),
-            "kept after forward": train(mesh, reshard_after_forward=False),
-            "bf16": train(mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16)) / 1e4,
-            "bf16 reduced in f32": train(
-                mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-            )
-            / 1e4,
-        }
-
-    for off in run_with_group(work, n):
-        assert max(off.values()) < 2e-6, off
+@on_ranks(2, 3)
+def test_fully_shard_steps_as_one_process(rank, n):
+    mesh, bf16 = init_device_mesh("cpu", (n,)), torch.bfloat16
+    reduced_wide = MixedPrecisionPolicy(bf16, torch.float32)
+    off = {
+        "AVG": train(mesh),
+        "SUM": train(mesh, lambda module: module.set_force_sum_reduction_for_comms(True)),
+        "kept after forward": train(mesh, reshard_after_forward=False),
+        "bf16": train(mesh, mp_policy=MixedPrecisionPolicy(bf16)) / 1e4,
+        "bf16 reduced in f32": train(mesh, mp_policy=reduced_wide) / 1e4,
+    }
+    if BACKEND != "gloo":  # it has no PREMUL_SUM and allocates no tensors
+        memory = FSDPModule.set_allocate_memory_from_process_group_for_comm
+        off["divide factor"] = train(mesh, lambda m: m.set_gradient_divide_factor(3.0), 3.0 / n)
+        off["memory of the group"] = train(mesh, lambda module: memory(module, True))
+    assert max(off.values()) < 2e-6, off
 
 
-@pytest.mark.skipif(BACKEND == "gloo", reason="Gloo has no PREMUL_SUM")
-def test_set_gradient_divide_factor_divides_within_the_reduce_scatter():
-    def work() -> float:
-        mesh = init_device_mesh("cpu", (2,))
-        return train(mesh, lambda module: module.set_gradient_divide_factor(3.0), 3.0 / 2)
-
-    assert max(run_with_group(work, 2)) < 2e-6
+@on_ranks(4)
+def test_hybrid_sharding_reduces_within_and_between_groups(rank, n):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    assert train(mesh) < 2e-6
+    assert train(mesh, lambda module: module.set_requires_all_reduce(True)) < 2e-6
 
 
-@pytest.mark.skipif(BACKEND == "gloo", reason="Gloo allocates no tensors")
-def test_buffers_from_the_process_group_are_used():
-    def work() -> float:
-        mesh = init_device_mesh("cpu", (2,))
-        return train(mesh, lambda m: m.set_allocate_memory_from_process_group_for_comm(True))
-
-    assert max(run_with_group(work, 2)) < 2e-6
-
-
-def test_hybrid_sharding_reduces_within_and_between_groups():
-    def work() -> dict[str, float]:
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-
-        def last_of_two(module):
-            module.set_requires_all_reduce(True)
-
-        return {"plain": train(mesh), "all_reduce set": train(mesh, last_of_two)}
-
-    for off in run_with_group(work, 4):
-        assert max(off.values()) < 2e-6, off
+@on_ranks(2)
+def test_gradients_accumulate_without_and_with_reduction(rank, n):
+    alone = make_model()
+    ours = shard(copy.deepcopy(alone), mesh=init_device_mesh("cpu", (n,)))
+    for step in range(3):
+        ours.set_requires_gradient_sync(step == 2)
+        ours(batch(step, n)[rank]).square().mean().backward()
+        alone(batch(step, n).flatten(0, 1)).square().mean().backward()
+    pairs = zip(ours.parameters(), alone.parameters(), strict=True)
+    assert max((a.grad.full_tensor() - b.grad).abs().max().item() for a, b in pairs) < 1e-5
 
 
-def test_gradients_accumulate_without_and_with_reduction():
-    def work() -> float:
-        n, rank = dist.get_world_size(), dist.get_rank()
-        alone = make_model()
-        ours = shard(copy.deepcopy(alone), mesh=init_device_mesh("cpu", (n,)))
-        for step in range(3):
-            ours.set_requires_gradient_sync(step == 2)
-            ours(batch(step, n)[rank]).square().mean().backward()
-            alone(batch(step, n).flatten(0, 1)).square().mean().backward()
-        pairs = zip(ours.parameters(), alone.parameters(), strict=True)
-        return max((a.grad.full_tensor() - b.grad).abs().max().item() for a, b in pairs)
-
-    assert max(run_with_group(work, 2)) < 1e-5
-
-
-def test_clip_grad_norm_is_of_the_whole_model():
-    def work() -> tuple[float, float]:
-        n, rank = dist.get_world_size(), dist.get_rank()
-        alone = make_model()
-        ours = shard(copy.deepcopy(alone), mesh=init_device_mesh("cpu", (n,)))
-        ours(batch(0, n)[rank]).square().mean().backward()
-        alone(batch(0, n).flatten(0, 1)).square().mean().backward()
-        norms = [nn.utils.clip_grad_norm_(m.parameters(), 0.1) for m in (ours, alone)]
-        return norms[0].full_tensor().item(), norms[1].item()
-
-    for ours, alone in run_with_group(work, 2):
-        assert ours == pytest.approx(alone, rel=1e-5)
+@on_ranks(2)
+def test_clip_grad_norm_is_of_the_whole_model(rank, n):
+    alone = make_model()
+    ours = shard(copy.deepcopy(alone), mesh=init_device_mesh("cpu", (n,)))
+    ours(batch(0, n)[rank]).square().mean().backward()
+    alone(batch(0, n).flatten(0, 1)).square().mean().backward()
+    norms = [nn.utils.clip_grad_norm_(m.parameters(), 0.1) for m in (ours, alone)]
+    assert norms[0].full_tensor().item() == pytest.approx(norms[1].item(), rel=1e-5)

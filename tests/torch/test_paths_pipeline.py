@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from group_ranks import run_with_group  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed import pipelining  # noqa: E402
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import pipelining
+from torch_ranks import on_ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
@@ -51,12 +49,8 @@ def run_schedule(name: str, stages_per_rank: int) -> float:
     return worst
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_schedule_gives_the_gradients_of_one_process(n):
-    def work() -> dict[str, float]:
-        found = {name: run_schedule(name, 1) for name in ONE_STAGE}
-        return found | {name: run_schedule(name, 2) for name in TWO_STAGES}
-
-    for off in run_with_group(work, n):
-        assert len(off) == len(ONE_STAGE) + len(TWO_STAGES)
-        assert max(off.values()) < 1e-6, off
+@on_ranks(2, 3)
+def test_schedule_gives_the_gradients_of_one_process(rank, n):
+    off = {name: run_schedule(name, 1) for name in ONE_STAGE}
+    off |= {name: run_schedule(name, 2) for name in TWO_STAGES}
+    assert max(off.values()) < 1e-6, off

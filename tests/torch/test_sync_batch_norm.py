@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch_ranks import on_ranks
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from group_ranks import run_with_group  # noqa: E402
-from torch import nn  # noqa: E402
+from pycoll.torch.sync_batch_norm import SyncBatchNorm
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
 CHANNELS = 5
-# Batches of each rank: even, uneven, some empty.
-BATCHES = [(4, 4), (1, 6), (0, 5), (3, 0, 2), (1, 1, 0, 7)]
+# Batches of each rank, by the number of ranks: even, uneven, some empty.
+BATCHES = {2: [(4, 4), (1, 6), (0, 5)], 3: [(3, 0, 2)], 4: [(1, 1, 0, 7)]}
 SHAPES = [(), (3,), (2, 3), (2, 1, 3)]
 TOLERANCE = {
     torch.float64: 1e-12,
@@ -55,85 +57,68 @@ def step(layer, x, grad) -> dict[str, torch.Tensor]:
     return found | {name: buffer.clone() for name, buffer in layer.named_buffers()}
 
 
-def work(cases: list[tuple]) -> float:
-    """Largest difference, in units of what the dtype allows."""
-    from pycoll.torch.sync_batch_norm import SyncBatchNorm
-
-    rank, worst = dist.get_rank(), 0.0
-    for batches, shape, dtype, affine, tracked, momentum in cases:
-        x, grad = data_of_all(batches, shape, dtype)
-        plain = {0: nn.BatchNorm1d, 1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
-        wide = torch.float64
-        alone = make_layer(plain[len(shape)], affine, tracked, momentum, wide)
-        ours = make_layer(SyncBatchNorm, affine, tracked, momentum, dtype)
-        begin = sum(batches[:rank])
-        mine = slice(begin, begin + batches[rank])
-        for _ in range(2):  # the second step moves running statistics that are not 0 and 1
-            expected = step(alone, x.to(wide), grad.to(wide))
-            found = step(ours, x[mine], grad[mine])
-        for name in ("output", "grad"):
-            expected[name] = expected[name][mine]
-        for name, tensor in found.items():
-            assert tensor.dtype == (torch.int64 if name.startswith("num") else dtype), name
-            tensor = tensor.double()
-            if name.startswith("grad of"):  # of the own batch: together they are the whole
-                tensor = tensor.clone()
-                dist.all_reduce(tensor)
-            assert tensor.shape == expected[name].shape, name
-            scale = max(1.0, expected[name].abs().max().item() if tensor.numel() else 1.0)
-            off = (tensor - expected[name]).abs().max().item() / scale if tensor.numel() else 0.0
-            assert off <= TOLERANCE[dtype], (name, off, batches, shape, dtype)
-            worst = max(worst, off / TOLERANCE[dtype])
-        # Evaluating: running statistics where there are some, else those of the own batch.
-        alone.eval()
-        ours.eval()
-        if tracked and batches[rank]:  # here no rank waits for another
-            off = (ours(x[mine]).double() - alone(x[mine].to(wide))).abs().max()
-            assert off <= 10 * TOLERANCE[dtype], (batches, shape, dtype, off)
-    return worst
+def check(rank: int, batches: tuple[int, ...], case: tuple) -> None:
+    """Two steps of all batches, compared with the layer of one process in float64."""
+    shape, dtype, affine, (tracked, momentum) = case
+    x, grad = data_of_all(batches, shape, dtype)
+    plain = {0: nn.BatchNorm1d, 1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+    wide = torch.float64
+    alone = make_layer(plain[len(shape)], affine, tracked, momentum, wide)
+    ours = make_layer(SyncBatchNorm, affine, tracked, momentum, dtype)
+    begin = sum(batches[:rank])
+    mine = slice(begin, begin + batches[rank])
+    for _ in range(2):  # the second step moves running statistics that are not 0 and 1
+        expected = step(alone, x.to(wide), grad.to(wide))
+        found = step(ours, x[mine], grad[mine])
+    for name in ("output", "grad"):
+        expected[name] = expected[name][mine]
+    for name, tensor in found.items():
+        assert tensor.dtype == (torch.int64 if name.startswith("num") else dtype), name
+        tensor = tensor.double()
+        if name.startswith("grad of"):  # of the own batch: together they are the whole
+            tensor = tensor.clone()
+            dist.all_reduce(tensor)
+        assert tensor.shape == expected[name].shape, name
+        if tensor.numel():
+            scale = max(1.0, expected[name].abs().max().item())
+            off = (tensor - expected[name]).abs().max().item() / scale
+            assert off <= TOLERANCE[dtype], (name, off, batches, case)
+    # Evaluating: running statistics where there are some, else those of the own batch.
+    alone.eval()
+    ours.eval()
+    if tracked and batches[rank]:  # here no rank waits for another
+        off = (ours(x[mine]).double() - alone(x[mine].to(wide))).abs().max()
+        assert off <= 10 * TOLERANCE[dtype], (off, batches, case)
 
 
-@pytest.mark.parametrize("batches", BATCHES, ids=str)
-def test_batches_of_all_ranks_give_the_result_of_one_process(batches):
-    cases = [
-        (batches, shape, dtype, affine, tracked, momentum)
-        for shape in SHAPES
-        for dtype in TOLERANCE
-        for affine in (True, False)
-        for tracked, momentum in [(True, 0.1), (True, None), (False, 0.1)]
-    ]
-    assert max(run_with_group(work, len(batches), cases)) <= 1
+@on_ranks(*BATCHES)
+def test_batches_of_all_ranks_give_the_result_of_one_process(rank, n):
+    """All shapes with all dtypes for all batches; the six kinds of layer in turn."""
+    kinds = [*itertools.product((True, False), [(True, 0.1), (True, None), (False, 0.1)])]
+    for batches in BATCHES[n]:
+        for i, (shape, dtype) in enumerate(itertools.product(SHAPES, TOLERANCE)):
+            for affine, statistics in (kinds[(i + sum(batches)) % 6], kinds[(2 * i) % 6]):
+                check(rank, batches, (shape, dtype, affine, statistics))
 
 
-def test_one_value_per_channel_raises_on_every_rank():
-    def work() -> str:
-        from pycoll.torch.sync_batch_norm import SyncBatchNorm
-
-        with pytest.raises(ValueError, match="more than 1 value per channel") as error:
-            SyncBatchNorm(CHANNELS)(torch.ones(int(dist.get_rank() == 1), CHANNELS))
-        return str(error.value)
-
-    messages = run_with_group(work, 2)
-    assert "(0, 5) on this rank" in messages[0]
-    assert "(1, 5) on this rank" in messages[1]
+@on_ranks(2)
+def test_one_value_per_channel_raises_on_every_rank(rank, n):
+    with pytest.raises(ValueError, match="more than 1 value per channel") as error:
+        SyncBatchNorm(CHANNELS)(torch.ones(int(rank == 1), CHANNELS))
+    assert f"({rank}, 5) on this rank" in str(error.value)
 
 
-def test_all_batches_empty_gives_an_empty_result_and_keeps_statistics():
-    def work() -> tuple[tuple[int, ...], float]:
-        from pycoll.torch.sync_batch_norm import SyncBatchNorm
-
-        layer = SyncBatchNorm(CHANNELS)
-        x = torch.empty(0, CHANNELS, 3, requires_grad=True)
-        output = layer(x)
-        output.sum().backward()
-        return tuple(output.shape), layer.running_var.sum().item()
-
-    assert run_with_group(work, 2) == [((0, CHANNELS, 3), CHANNELS)] * 2
+@on_ranks(2)
+def test_all_batches_empty_gives_an_empty_result_and_keeps_statistics(rank, n):
+    layer = SyncBatchNorm(CHANNELS)
+    x = torch.empty(0, CHANNELS, 3, requires_grad=True)
+    output = layer(x)
+    output.sum().backward()
+    assert output.shape == (0, CHANNELS, 3)
+    assert layer.running_var.sum().item() == CHANNELS
 
 
 def test_convert_takes_over_parameters_buffers_and_mode():
-    from pycoll.torch.sync_batch_norm import SyncBatchNorm
-
     model = nn.Sequential(
         nn.Conv2d(3, 4, 1),
         nn.BatchNorm2d(4, eps=0.1, momentum=None),
@@ -155,43 +140,35 @@ def test_convert_takes_over_parameters_buffers_and_mode():
 
 
 def test_without_a_group_it_is_torch_s_own():
-    from pycoll.torch.sync_batch_norm import SyncBatchNorm
-
     x = torch.arange(24.0).view(4, 2, 3)
     assert torch.equal(SyncBatchNorm(2)(x), nn.BatchNorm1d(2)(x))
     with pytest.raises(ValueError, match=r"\[N, C, ...\]"):
         SyncBatchNorm(2)(torch.ones(3))
 
 
-def test_model_with_convolutions_under_ddp_trains_as_one_process():
+def make_network() -> nn.Module:
+    torch.manual_seed(1)
+    layers = [nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)]
+    return nn.Sequential(*layers).double()
+
+
+@on_ranks(3)
+def test_model_with_convolutions_under_ddp_trains_as_one_process(rank, n):
     """Uneven batches, ranks weigh in with their share, so that DDP's mean is the whole's."""
-
-    def work() -> float:
-        from torch.nn.parallel import DistributedDataParallel
-
-        from pycoll.torch.sync_batch_norm import SyncBatchNorm
-
-        def make() -> nn.Module:
-            torch.manual_seed(1)
-            return nn.Sequential(
-                nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)
-            ).double()
-
-        sizes = [5, 1, 0]
-        begin = sum(sizes[: dist.get_rank()])
-        mine = slice(begin, begin + sizes[dist.get_rank()])
-        alone, ours = make(), DistributedDataParallel(SyncBatchNorm.convert(make()))
-        random = torch.Generator().manual_seed(5)
-        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (alone, ours)]
-        for _ in range(4):
-            x = torch.randn(6, 2, 5, 5, generator=random, dtype=torch.float64)
-            y = torch.randn(6, 3, generator=random, dtype=torch.float64)
-            (alone(x) - y).square().sum().backward()
-            ((ours(x[mine]) - y[mine]).square().sum() * len(sizes)).backward()
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-        theirs = alone.state_dict()
-        return max((t - theirs[k]).abs().max().item() for k, t in ours.module.state_dict().items())
-
-    assert max(run_with_group(work, 3)) < 1e-8
+    sizes = [5, 1, 0]
+    begin = sum(sizes[:rank])
+    mine = slice(begin, begin + sizes[rank])
+    alone, ours = make_network(), DistributedDataParallel(SyncBatchNorm.convert(make_network()))
+    random = torch.Generator().manual_seed(5)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (alone, ours)]
+    for _ in range(4):
+        x = torch.randn(6, 2, 5, 5, generator=random, dtype=torch.float64)
+        y = torch.randn(6, 3, generator=random, dtype=torch.float64)
+        (alone(x) - y).square().sum().backward()
+        ((ours(x[mine]) - y[mine]).square().sum() * n).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    theirs = alone.state_dict()
+    for name, tensor in ours.module.state_dict().items():
+        assert (tensor - theirs[name]).abs().max() < 1e-8, name

@@ -1,4 +1,4 @@
-"""How the shim comes to be: built once whoever asks, never half, and found without an import."""
+"""Building the shim: once for all ranks, never half, and found without an import of torch."""
 
 from __future__ import annotations
 
@@ -118,25 +118,6 @@ def test_header_of_the_table_is_plain_c(tmp_path):
     flags = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
     command = [compiler, *flags, f"-I{torch_build.source_folder()}", str(source)]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_registering_imports_nothing_of_the_package():
-    script = """
-        import sys, torch, _pycoll_torch
-        _pycoll_torch.register()
-        _pycoll_torch.register()  # also by `import pycoll.torch`
-        assert torch.distributed.Backend.PYCOLL == "pycoll"
-        assert torch.distributed.Backend.backend_capability["pycoll"] == ["cpu", "cuda"]
-        assert not [name for name in sys.modules if name.split(".")[0] == "pycoll"]
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-        timeout=60,
-    )
     assert done.returncode == 0, done.stderr
 
 

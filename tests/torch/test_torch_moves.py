@@ -1,11 +1,13 @@
-"""Collectives that move bytes: every dtype, uneven sizes, strange strides, no elements."""
+"""Collectives that move bytes: every dtype, uneven sizes, unusual strides, no elements."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch_ranks import run_group, same
+from torch_ranks import cpu_backend, finish, on_ranks, same
 
 pytestmark = [pytest.mark.ranks, pytest.mark.torch]
 
@@ -18,7 +20,7 @@ DTYPES = [
 
 
 def value(rank: int, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """Random bytes, alike wherever they are made."""
+    """Random bytes, identical on all ranks."""
     generator = torch.Generator().manual_seed(rank)
     if dtype == torch.bool:
         return torch.rand(shape, generator=generator) > 0.5
@@ -33,15 +35,12 @@ def same_bytes(got: torch.Tensor, expected: torch.Tensor) -> None:
     assert torch.equal(a, b), (got, expected)
 
 
-def finish(work: dist.Work | None) -> None:
-    if work is not None:
-        work.wait()
-
-
-def check_moves(rank: int, n: int, is_async: bool) -> None:
-    for dtype in DTYPES:
+@on_ranks(2, 3)
+def test_moves_of_every_dtype_bring_the_same_bytes(rank, n):
+    for dtype, is_async in itertools.product(DTYPES, (False, True)):
         parts = [value(r, dtype, 5, 7) for r in range(n)]
         mine = parts[rank]
+        whole = torch.cat([part.view(torch.uint8) for part in parts]).view(dtype)
 
         for root in range(n):
             x = mine.clone() if rank == root else torch.zeros_like(mine)
@@ -62,30 +61,31 @@ def check_moves(rank: int, n: int, is_async: bool) -> None:
         for out, part in zip(outs, parts, strict=True):
             same_bytes(out, part)
 
-        out = torch.zeros((n * 5, 7), dtype=torch.uint8 if dtype == torch.bool else dtype)
-        out = out.to(dtype)
+        out = torch.zeros_like(whole)
         finish(dist.all_gather_into_tensor(out, mine, async_op=is_async))
-        same_bytes(
-            out,
-            torch.cat([p.view(torch.uint8) if p.dtype != torch.bool else p for p in parts]).view(
-                dtype
-            ),
-        )
+        same_bytes(out, whole)
 
+        # Rank s sends value(100 s + d) to rank d.
         sent = [value(100 * rank + r, dtype, 3) for r in range(n)]
+        received = [value(100 * r + rank, dtype, 3) for r in range(n)]
         outs = [torch.zeros_like(sent[0]) for _ in range(n)]
         finish(dist.all_to_all(outs, sent, async_op=is_async))
-        for source, out in enumerate(outs):
-            same_bytes(out, value(100 * source + rank, dtype, 3))
+        for out, expected in zip(outs, received, strict=True):
+            same_bytes(out, expected)
+        x, y = (torch.cat([p.view(torch.uint8) for p in ps]) for ps in (sent, received))
+        out = torch.zeros_like(y).view(dtype)
+        finish(dist.all_to_all_single(out, x.view(dtype), async_op=is_async))
+        same_bytes(out, y.view(dtype))
+
+        x = torch.zeros_like(mine)
+        works = [dist.isend(mine, (rank + 1) % n), dist.irecv(x, (rank - 1) % n)]
+        for work in works:
+            work.wait()
+        same_bytes(x, parts[rank - 1])
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("n", [2, 3])
-def test_moves_of_every_dtype_bring_the_same_bytes(n, is_async):
-    run_group(check_moves, n, is_async)
-
-
-def check_uneven(rank: int, n: int) -> None:
+@on_ranks(2, 3)
+def test_uneven_lists_and_splits_arrive_whole(rank, n):
     lengths = [3, 0, 5][:n]
     parts = [torch.full((length, 2), float(r)) for r, length in enumerate(lengths)]
     outs = [torch.empty_like(part) for part in parts]
@@ -110,12 +110,8 @@ def check_uneven(rank: int, n: int) -> None:
         same(out, torch.full((s + rank, 2), 10.0 * s + rank))
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_uneven_lists_and_splits_arrive_whole(n):
-    run_group(check_uneven, n)
-
-
-def check_strides(rank: int, n: int) -> None:
+@on_ranks(2)
+def test_strided_tensors_are_packed_and_unpacked(rank, n):
     base = torch.zeros(4, 6)
     x = base.t()[::2]  # neither order nor gaps are those of a contiguous tensor
     x += rank + 1
@@ -126,21 +122,18 @@ def check_strides(rank: int, n: int) -> None:
     images = torch.full((2, 3, 4, 4), float(rank)).to(memory_format=torch.channels_last)
     images += torch.arange(3.0).view(1, 3, 1, 1)
     dist.broadcast(images, 1)
-    same(
-        images.contiguous(),
-        (torch.arange(3.0).view(1, 3, 1, 1) + 1).expand(2, 3, 4, 4).contiguous(),
-    )
+    expected = (torch.arange(3.0).view(1, 3, 1, 1) + 1).expand(2, 3, 4, 4)
+    same(images.contiguous(), expected.contiguous())
 
     outs = [torch.zeros(3, 2).t() for _ in range(n)]
     mine = torch.arange(6.0).view(3, 2).t() + rank
-    work = dist.all_gather(outs, mine, async_op=True)
-    work.wait()
+    dist.all_gather(outs, mine, async_op=True).wait()
     for r, out in enumerate(outs):
         same(out.contiguous(), (torch.arange(6.0).view(3, 2).t() + r).contiguous())
 
     conj = torch.full((2,), 1 + 2j).conj()
     # torch refuses it before it comes to us, and its dispatcher reduces a copy.
-    dist.group.WORLD._get_backend(torch.device("cpu")).allreduce([conj]).wait()
+    cpu_backend().allreduce([conj]).wait()
     same(conj.resolve_conj(), torch.full((2,), n * (1 - 2j)))
 
     if rank == 0:
@@ -156,11 +149,8 @@ def check_strides(rank: int, n: int) -> None:
     dist.broadcast(parameter.detach(), 0)
 
 
-def test_strided_tensors_are_packed_and_unpacked():
-    run_group(check_strides, 2)
-
-
-def check_nothing(rank: int, n: int) -> None:
+@on_ranks(2)
+def test_tensors_without_elements_pass(rank, n):
     empty = torch.empty(0, 3)
     dist.all_reduce(empty)
     dist.broadcast(empty, 0)
@@ -182,11 +172,8 @@ def check_nothing(rank: int, n: int) -> None:
     assert scalar.item() == 2 * n
 
 
-def test_tensors_without_elements_pass():
-    run_group(check_nothing, 2)
-
-
-def check_aliases(rank: int, n: int) -> None:
+@on_ranks(2)
+def test_aliases_that_would_mix_results_raise_and_others_work(rank, n):
     buffer = torch.zeros(4)
     for call in (
         lambda: dist.all_gather([buffer] * n, torch.ones(4)),
@@ -209,11 +196,8 @@ def check_aliases(rank: int, n: int) -> None:
     same(whole, torch.arange(n).repeat_interleave(2).float())
 
 
-def test_aliases_that_would_mix_results_raise_and_others_work():
-    run_group(check_aliases, 2)
-
-
-def check_large(rank: int, n: int) -> None:
+@on_ranks(2, 3)
+def test_large_lists_go_through_kept_memory(rank, n):
     count = 300_001
     parts = [torch.full((count,), float(r)) for r in range(n)]
     outs = [torch.zeros(count) for _ in range(n)]
@@ -222,7 +206,7 @@ def check_large(rank: int, n: int) -> None:
         work.wait()
     for out, part in zip(outs, parts, strict=True):
         same(out, part)
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    backend = cpu_backend()
     assert backend.supports_tensor_alloc(torch.device("cpu"))
     x = backend.allocate_tensor(count, dtype=torch.float32, device=torch.device("cpu"))
     x.fill_(rank + 1)
@@ -235,8 +219,3 @@ def check_large(rank: int, n: int) -> None:
     dist.destroy_process_group()
     y.fill_(1)  # outlives its group
     assert y.sum() == count
-
-
-@pytest.mark.parametrize("n", [2, 3])
-def test_large_lists_go_through_kept_memory(n):
-    run_group(check_large, n)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch_ranks import run_group, same
+from torch_ranks import finish, on_ranks, same
 
 pytestmark = [pytest.mark.ranks, pytest.mark.torch]
 
@@ -51,86 +52,61 @@ def reduced(op: dist.ReduceOp, parts: list[torch.Tensor]) -> torch.Tensor:
     elif op == dist.ReduceOp.MAX:
         y = x.amax(0)
     else:
-        fold = {
-            dist.ReduceOp.BAND: torch.bitwise_and,
-            dist.ReduceOp.BOR: torch.bitwise_or,
-            dist.ReduceOp.BXOR: torch.bitwise_xor,
-        }[op.op if hasattr(op, "op") else op]
-        y = x[0]
-        for other in x[1:]:
-            y = fold(y, other)
+        folds = (torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor)
+        y = functools.reduce(folds[BITS.index(op)], x)
     # fp8 has no conversion from f64 that rounds once.
     return y.to(torch.float32).to(dtype) if dtype.itemsize == 1 and dtype in FLOATS else y.to(dtype)
 
 
-def check_reductions(rank: int, n: int) -> None:
+@on_ranks(1, 2, 3)
+def test_reductions_of_every_dtype_and_op_match_the_oracle(rank, n):
     for (dtype, op), is_async in itertools.product(CASES, [False, True]):
         parts = [value(r, dtype) for r in range(n)]
         expected = reduced(op, parts)
         x = parts[rank].clone()
         work = dist.all_reduce(x, op, async_op=is_async)
+        finish(work)
         if is_async:
-            work.wait()
             # Complex tensors come to a backend as pairs of numbers.
             assert work.get_future().value()[0].data_ptr() == x.data_ptr()
         same(x, expected)
 
         x = parts[rank].clone()
-        work = dist.reduce(x, n - 1, op, async_op=is_async)
-        if is_async:
-            work.wait()
+        finish(dist.reduce(x, n - 1, op, async_op=is_async))
         if rank == n - 1:
             same(x, expected)
 
         whole = [value(r, dtype, COUNT * n) for r in range(n)]
         mine = reduced(op, [w[rank * COUNT : (rank + 1) * COUNT] for w in whole])
         out = torch.empty(COUNT, dtype=dtype)
-        work = dist.reduce_scatter_tensor(out, whole[rank], op, async_op=is_async)
-        if is_async:
-            work.wait()
+        finish(dist.reduce_scatter_tensor(out, whole[rank], op, async_op=is_async))
         same(out, mine)
         out = torch.empty(COUNT, dtype=dtype)
         chunks = [chunk.clone() for chunk in whole[rank].chunk(n)]
-        work = dist.reduce_scatter(out, chunks, op, async_op=is_async)
-        if is_async:
-            work.wait()
+        finish(dist.reduce_scatter(out, chunks, op, async_op=is_async))
         same(out, mine)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_reductions_of_every_dtype_and_op_match_the_oracle(n):
-    run_group(check_reductions, n)
+@on_ranks(2)
+def test_premul_sum_with_a_number_or_a_tensor_multiplies_first(rank, n):
+    for dtype in FLOATS + COMPLEX:
+        own = dtype if dtype in FLOATS[:4] else torch.float32
+        for factor in (0.5, torch.tensor([2.0]), torch.tensor([0.5], dtype=own)):
+            op = dist._make_nccl_premul_sum(factor)
+            wide = torch.complex128 if dtype.is_complex else torch.float64
+            parts = [value(r, dtype).to(wide) * float(factor) for r in range(n)]
+            narrow = torch.float32 if dtype.itemsize == 1 else dtype
+            expected = reduced(dist.ReduceOp.SUM, parts).to(narrow).to(dtype)
+            x = value(rank, dtype)
+            dist.all_reduce(x, op)
+            same(x, expected)
+            out = torch.empty(COUNT, dtype=dtype)
+            dist.reduce_scatter_tensor(out, value(rank, dtype).repeat(n), op)
+            same(out, expected)
 
 
-def check_premul(rank: int, n: int) -> None:
-    for dtype, factor in itertools.product(FLOATS + COMPLEX, [0.5, torch.tensor([2.0])]):
-        op = dist._make_nccl_premul_sum(factor)
-        x = value(rank, dtype)
-        dist.all_reduce(x, op)
-        parts = [value(r, dtype) for r in range(n)]
-        by = float(factor)
-        same(
-            x,
-            reduced(
-                dist.ReduceOp.SUM,
-                [
-                    (p.to(torch.complex128 if dtype.is_complex else torch.float64) * by)
-                    for p in parts
-                ],
-            )
-            .to(torch.float32 if dtype.itemsize == 1 else dtype)
-            .to(dtype),
-        )
-        out = torch.empty(COUNT, dtype=dtype)
-        dist.reduce_scatter_tensor(out, value(rank, dtype).repeat(n), op)
-        same(out, x)
-
-
-def test_premul_sum_with_a_number_or_a_tensor_multiplies_first():
-    run_group(check_premul, 2)
-
-
-def check_refused(rank: int, n: int) -> None:
+@on_ranks(2)
+def test_reduction_without_a_meaning_raises_value_error_and_leaves_the_group_good(rank, n):
     for dtype, op in [
         (torch.int64, dist.ReduceOp.AVG),
         (torch.bool, dist.ReduceOp.AVG),
@@ -145,7 +121,3 @@ def check_refused(rank: int, n: int) -> None:
     x = torch.ones(2)
     dist.all_reduce(x)
     assert x.tolist() == [n, n]
-
-
-def test_reduction_without_a_meaning_raises_value_error_and_leaves_the_group_good():
-    run_group(check_refused, 2)

@@ -2,219 +2,120 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-import time
-
 import pytest
 import torch
 import torch.distributed as dist
-from torch_ranks import run_group, same
+from torch_ranks import cpu_backend, on_ranks, run_group, same
 
 pytestmark = [pytest.mark.ranks, pytest.mark.torch]
 
 
-def test_async_operations_end_in_order_and_futures_chain():
-    def work(rank: int, n: int) -> None:
-        tensors = [torch.full((100,), float(i + rank)) for i in range(50)]
-        futures = [dist.all_reduce(x, async_op=True).get_future() for x in tensors]
-        doubled = [f.then(lambda f: f.value()[0] * 2) for f in futures]
-        for i, future in enumerate(doubled):
-            same(future.wait(), torch.full((100,), 2.0 * sum(i + r for r in range(n))))
-
-    run_group(work, 3)
+@on_ranks(3)
+def test_async_operations_end_in_order_and_futures_chain(rank, n):
+    tensors = [torch.full((100,), float(i + rank)) for i in range(50)]
+    futures = [dist.all_reduce(x, async_op=True).get_future() for x in tensors]
+    doubled = [f.then(lambda f: f.value()[0] * 2) for f in futures]
+    for i, future in enumerate(doubled):
+        same(future.wait(), torch.full((100,), 2.0 * sum(i + r for r in range(n))))
 
 
-def test_operation_within_a_callback_may_be_waited_for():
-    # As the PowerSGD hook of torch does.
-    def work(rank: int, n: int) -> None:
-        x = torch.full((10,), rank + 1.0)
-
-        def again(future: torch.futures.Future) -> torch.Tensor:
-            y = future.value()[0].clone()
-            return dist.all_reduce(y, async_op=True).get_future().wait()[0]
-
-        first = dist.all_reduce(x, async_op=True).get_future().then(again)
-        second = dist.all_reduce(torch.ones(3), async_op=True)
-        total = n * (n + 1) / 2
-        same(first.wait(), torch.full((10,), total * n))
-        second.wait()
-
-    run_group(work, 2)
+@on_ranks(2)
+def test_dropped_works_keep_their_tensors_until_the_end(rank, n):
+    for _ in range(100):
+        dist.all_reduce(torch.ones(10_000), async_op=True)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x.item() == n
 
 
-def test_dropped_works_keep_their_tensors_until_the_end():
-    def work(rank: int, n: int) -> None:
-        for _ in range(100):
-            dist.all_reduce(torch.ones(10_000), async_op=True)
-        x = torch.ones(1)
-        dist.all_reduce(x)
-        assert x.item() == n
+@on_ranks(3)
+def test_messages_arrive_from_any_source_and_by_their_tags(rank, n):
+    if rank == 0:
+        seen = set()
+        for _ in range(n - 1):
+            y = torch.zeros(1)
+            source = dist.recv(y, tag=7)
+            assert y.item() == source
+            seen.add(source)
+        assert seen == set(range(1, n))
+    else:
+        dist.send(torch.full((1,), float(rank)), 0, tag=7)
+    # Tags choose the message, not the order.
+    if rank == 0:
+        dist.send(torch.tensor([1.0]), 1, tag=1)
+        dist.isend(torch.tensor([2.0]), 1, tag=2).wait()
+    elif rank == 1:
+        for tag in (2, 1):
+            y = torch.zeros(1)
+            dist.irecv(y, 0, tag=tag).wait()
+            assert y.item() == tag
+    dist.barrier()
+    if rank == 0:
+        dist.send(torch.ones(3), 1)
+    elif rank == 1:
+        y = torch.zeros(3)
+        same(dist.irecv(y, 0).get_future().wait()[0], torch.ones(3))
 
-    run_group(work, 2)
+
+@on_ranks(2)
+def test_coalesced_operations_give_what_single_ones_give(rank, n):
+    def coalesced(is_async: bool, call, *arguments: list) -> None:
+        with dist._coalescing_manager(async_ops=is_async) as manager:
+            for each in zip(*arguments, strict=True):
+                call(*each)
+        if is_async:
+            manager.wait()
+
+    for is_async in (False, True):
+        xs = [torch.full((i + 1,), float(rank + i)) for i in range(5)]
+        coalesced(is_async, dist.all_reduce, xs)
+        for i, x in enumerate(xs):
+            same(x, torch.full((i + 1,), float(sum(r + i for r in range(n)))))
+        outs = [torch.zeros(n * (i + 1)) for i in range(3)]
+        ins = [torch.full((i + 1,), float(rank)) for i in range(3)]
+        coalesced(is_async, dist.all_gather_into_tensor, outs, ins)
+        for i, out in enumerate(outs):
+            same(out, torch.arange(n).repeat_interleave(i + 1).float())
+        outs = [torch.zeros(i + 1) for i in range(3)]
+        ins = [torch.arange(n).repeat_interleave(i + 1).float() + i for i in range(3)]
+        coalesced(is_async, dist.reduce_scatter_tensor, outs, ins)
+        for i, out in enumerate(outs):
+            same(out, torch.full((i + 1,), float(n * (rank + i))))
+    # With a device, the backend itself collects what is called.
+    x, y = torch.ones(3), torch.full((2,), float(rank))
+    with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as cm:
+        dist.group.WORLD.allreduce([x])
+        dist.group.WORLD.broadcast(y, 1)
+    cm.wait()
+    assert x.tolist() == [n] * 3 and y.tolist() == [1, 1]
+    same(cm.works[0].get_future().wait()[0], x)
+    lists = [[torch.zeros(2), torch.zeros(3)] for _ in range(n)]
+    dist.all_gather_coalesced(lists, [torch.full((2,), float(rank)), torch.full((3,), 9.0)])
+    for r, (a, b) in enumerate(lists):
+        assert a.tolist() == [r, r] and b.tolist() == [9, 9, 9]
 
 
-def test_waits_do_not_hold_the_gil():
-    def work(rank: int, n: int) -> int:
-        ticks = 0
-        stop = False
+@on_ranks(3)
+def test_sparse_tensors_are_added_up(rank, n):
+    x = torch.zeros(6, 2)
+    x[rank] = 1
+    x[5, 1] = rank + 1
+    sparse = x.to_sparse()
+    dist.all_reduce(sparse)
+    expected = torch.zeros(6, 2)
+    expected[:n] = 1
+    expected[5, 1] = n * (n + 1) / 2
+    same(sparse.to_dense(), expected)
 
-        def count() -> None:
-            nonlocal ticks
-            while not stop:
-                ticks += 1
-                time.sleep(0.01)
 
-        dist.barrier()
-        thread = threading.Thread(target=count)
-        thread.start()
-        if rank == 1:
-            time.sleep(1)
+@on_ranks(2)
+def test_profiler_sees_operations_under_their_names(rank, n):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
         dist.all_reduce(torch.ones(2))
-        if rank == 1:
-            time.sleep(1)
-        dist.all_reduce(torch.ones(2), async_op=True).wait()
-        stop = True
-        thread.join()
-        return ticks
-
-    assert min(run_group(work, 2)) > 20  # of 200, on a machine that is not busy
-
-
-def test_messages_of_every_kind_arrive():
-    def work(rank: int, n: int) -> None:
-        for dtype in (torch.float32, torch.int16, torch.float8_e5m2, torch.bool, torch.complex64):
-            for count in (1, 5000, 300_000):
-                x = torch.full((count,), rank + 1).to(dtype)
-                right, left = (rank + 1) % n, (rank - 1) % n
-                y = torch.zeros(count).to(dtype)
-                ops = [dist.P2POp(dist.isend, x, right), dist.P2POp(dist.irecv, y, left)]
-                for w in dist.batch_isend_irecv(ops):
-                    w.wait()
-                same(y, torch.full((count,), left + 1).to(dtype))
-        if rank == 0:
-            seen = set()
-            for _ in range(n - 1):
-                y = torch.zeros(1)
-                source = dist.recv(y, tag=7)
-                assert y.item() == source
-                seen.add(source)
-            assert seen == set(range(1, n))
-        else:
-            dist.send(torch.full((1,), float(rank)), 0, tag=7)
-        # Tags choose the message, not the order.
-        if rank == 0:
-            dist.send(torch.tensor([1.0]), 1, tag=1)
-            work = dist.isend(torch.tensor([2.0]), 1, tag=2)
-            work.wait()
-        elif rank == 1:
-            for tag in (2, 1):
-                y = torch.zeros(1)
-                future = dist.irecv(y, 0, tag=tag)
-                future.wait()
-                assert y.item() == tag
+        dist.all_gather([torch.zeros(2) for _ in range(n)], torch.ones(2), async_op=True).wait()
         dist.barrier()
-        if rank == 0:
-            dist.send(torch.ones(3), 1)
-        elif rank == 1:
-            y = torch.zeros(3)
-            same(dist.irecv(y, 0).get_future().wait()[0], torch.ones(3))
-
-    run_group(work, 3)
-
-
-def test_coalesced_operations_give_what_single_ones_give():
-    def work(rank: int, n: int) -> None:
-        for is_async in (False, True):
-            xs = [torch.full((i + 1,), float(rank + i)) for i in range(5)]
-            with dist._coalescing_manager(async_ops=is_async) as cm:
-                for x in xs:
-                    dist.all_reduce(x)
-            if is_async:
-                cm.wait()
-            for i, x in enumerate(xs):
-                same(x, torch.full((i + 1,), float(sum(r + i for r in range(n)))))
-            outs = [torch.zeros(n * (i + 1)) for i in range(3)]
-            with dist._coalescing_manager(async_ops=is_async) as cm:
-                for i, out in enumerate(outs):
-                    dist.all_gather_into_tensor(out, torch.full((i + 1,), float(rank)))
-            if is_async:
-                cm.wait()
-            for i, out in enumerate(outs):
-                same(out, torch.arange(n).repeat_interleave(i + 1).float())
-            outs = [torch.zeros(i + 1) for i in range(3)]
-            with dist._coalescing_manager(async_ops=is_async) as cm:
-                for i, out in enumerate(outs):
-                    dist.reduce_scatter_tensor(out, torch.ones(n * (i + 1)))
-            if is_async:
-                cm.wait()
-            for i, out in enumerate(outs):
-                same(out, torch.full((i + 1,), float(n)))
-        # With a device, the backend itself collects what is called.
-        x, y = torch.ones(3), torch.full((2,), float(rank))
-        with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as cm:
-            dist.group.WORLD.allreduce([x])
-            dist.group.WORLD.broadcast(y, 1)
-        cm.wait()
-        assert x.tolist() == [n] * 3 and y.tolist() == [1, 1]
-        same(cm.works[0].get_future().wait()[0], x)
-        lists = [[torch.zeros(2), torch.zeros(3)] for _ in range(n)]
-        dist.all_gather_coalesced(lists, [torch.full((2,), float(rank)), torch.full((3,), 9.0)])
-        for r, (a, b) in enumerate(lists):
-            assert a.tolist() == [r, r] and b.tolist() == [9, 9, 9]
-
-    run_group(work, 2)
-
-
-def test_object_collectives_bring_objects():
-    def work(rank: int, n: int) -> None:
-        objects = [None] * n
-        dist.all_gather_object(objects, {"rank": rank, "text": "x" * 1000 * rank})
-        assert [o["rank"] for o in objects] == list(range(n))
-        box = [rank, "hello"] if rank == 0 else [None, None]
-        dist.broadcast_object_list(box, 0)
-        assert box == [0, "hello"]
-        out = [None]
-        dist.scatter_object_list(out, [f"for {r}" for r in range(n)] if rank == 0 else None, 0)
-        assert out == [f"for {rank}"]
-        got = [None] * n if rank == 1 else None
-        dist.gather_object((rank,), got, 1)
-        assert rank != 1 or got == [(r,) for r in range(n)]
-        if rank == 0:
-            dist.send_object_list([1, "two"], 1)
-        elif rank == 1:
-            pair = [None, None]
-            dist.recv_object_list(pair, 0)
-            assert pair == [1, "two"]
-
-    run_group(work, 3)
-
-
-def test_sparse_tensors_are_added_up():
-    def work(rank: int, n: int) -> None:
-        x = torch.zeros(6, 2)
-        x[rank] = 1
-        x[5, 1] = rank + 1
-        sparse = x.to_sparse()
-        dist.all_reduce(sparse)
-        expected = torch.zeros(6, 2)
-        expected[:n] = 1
-        expected[5, 1] = n * (n + 1) / 2
-        same(sparse.to_dense(), expected)
-
-    run_group(work, 3)
-
-
-def test_profiler_sees_operations_under_their_names():
-    def work(rank: int, n: int) -> set[str]:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
-            dist.all_reduce(torch.ones(2))
-            dist.all_gather([torch.zeros(2) for _ in range(n)], torch.ones(2), async_op=True).wait()
-            dist.barrier()
-        return {event.name for event in prof.events()}
-
-    for names in run_group(work, 2):
-        assert {"pycoll:all_reduce", "pycoll:all_gather", "pycoll:barrier"} <= names, names
+    names = {event.name for event in prof.events()}
+    assert {"pycoll:all_reduce", "pycoll:all_gather", "pycoll:barrier"} <= names, names
 
 
 def test_completion_hook_and_sequence_numbers_see_every_operation(capfd):
@@ -227,7 +128,7 @@ def test_completion_hook_and_sequence_numbers_see_every_operation(capfd):
                 raise ValueError("a hook of a user")
 
         group = dist.new_group()
-        backend = group._get_backend(torch.device("cpu"))
+        backend = cpu_backend(group)
         assert backend._get_sequence_number_for_group() == 0
         group._register_on_completion_hook(hook)
         for _ in range(3):
@@ -235,14 +136,9 @@ def test_completion_hook_and_sequence_numbers_see_every_operation(capfd):
         dist.barrier(group=group)
         group._wait_for_pending_works()
         assert [info.seq for info in seen] == [1, 2, 3, 4]
-        assert (
-            seen[0].op_type == dist.distributed_c10d._OpType.ALLREDUCE
-            if hasattr(dist.distributed_c10d, "_OpType")
-            else True
-        )
+        assert [str(info.op_type).rpartition(".")[2] for info in seen[:1]] == ["ALLREDUCE"]
         assert all(info.active_duration.total_seconds() >= 0 for info in seen)
         assert backend._get_sequence_number_for_group() == 4
 
-    run_group(work, 2)
+    run_group(work, 2)  # in fresh ranks, which print where capfd reads
     assert "the completion hook raised: ValueError: a hook of a user" in capfd.readouterr().err
-    assert "torch" in sys.modules

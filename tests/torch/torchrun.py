@@ -1,4 +1,4 @@
-"""torchrun as a user starts it, ended in a way that its workers do not outlive."""
+"""torchrun as a user starts it, ended together with its workers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def torchrun(num_ranks: int, script: Path, *arguments: str, timeout_s: float = 240) -> str:
     """Standard output of all ranks. Fails with standard error when one of them does."""
-    return torchrun_verbose(num_ranks, script, *arguments, timeout_s=timeout_s)[0]
-
-
-def torchrun_verbose(
-    num_ranks: int, script: Path, *arguments: str, timeout_s: float = 240
-) -> tuple[str, str]:
-    """Standard output and standard error."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launcher += ["--nproc-per-node", str(num_ranks)]
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -42,4 +35,4 @@ def torchrun_verbose(
     finally:
         process.kill()
     assert process.returncode == 0, errors
-    return output, errors
+    return output

@@ -42,95 +42,47 @@ def total(dtype: torch.dtype) -> torch.Tensor:
     return sum(x.to(torch.complex128) for x in everyone(dtype)).real.to(dtype)
 
 
-# --- one collective with one dtype ----------------------------------------------------------------
+MOVES = ["broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter"]
+MOVES += ["all_to_all", "all_to_all_single", "send_and_recv"]
+REDUCTIONS = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
+COLLECTIVES = {**dict.fromkeys(MOVES, DTYPES), **dict.fromkeys(REDUCTIONS, REDUCED)}
 
 
-def broadcast(dtype: torch.dtype) -> None:
-    x = mine(dtype)
-    dist.broadcast(x, src=1)
-    same(x, mine(dtype, 1))
-
-
-def all_reduce(dtype: torch.dtype) -> None:
-    x = mine(dtype)
-    dist.all_reduce(x)
-    same(x, total(dtype))
-
-
-def reduce(dtype: torch.dtype) -> None:
-    x = mine(dtype)
-    dist.reduce(x, dst=0)
-    if dist.get_rank() == 0:
+def check_collective(name: str, dtype: torch.dtype) -> None:
+    """One collective with one dtype."""
+    x, at_root = mine(dtype), dist.get_rank() == 0
+    copies = [mine(dtype) for _ in range(NUM_RANKS)]
+    part, parts = torch.empty_like(x), [torch.empty_like(x) for _ in range(NUM_RANKS)]
+    whole = torch.cat(parts)
+    if name == "broadcast":
+        dist.broadcast(x, src=1)
+        same(x, mine(dtype, 1))
+    elif name == "scatter":
+        dist.scatter(part, everyone(dtype) if at_root else None, src=0)
+        same(part, x)
+    elif name == "send_and_recv":
+        dist.send(x, 1) if at_root else dist.recv(x, 0)
+        same(x, mine(dtype, 0))
+    elif name in ("all_gather", "gather", "all_to_all"):
+        if name == "gather":
+            dist.gather(x, parts if at_root else None, dst=0)
+        else:
+            getattr(dist, name)(parts, x if name == "all_gather" else copies)
+        if at_root or name != "gather":
+            same(torch.cat(parts), torch.cat(everyone(dtype)))
+    elif name in ("all_gather_into_tensor", "all_to_all_single"):
+        getattr(dist, name)(whole, x if name == "all_gather_into_tensor" else torch.cat(copies))
+        same(whole, torch.cat(everyone(dtype)))
+    elif name == "all_reduce":
+        dist.all_reduce(x)
         same(x, total(dtype))
-
-
-def all_gather(dtype: torch.dtype) -> None:
-    parts = [torch.empty_like(mine(dtype)) for _ in range(NUM_RANKS)]
-    dist.all_gather(parts, mine(dtype))
-    same(torch.cat(parts), torch.cat(everyone(dtype)))
-
-
-def all_gather_into_tensor(dtype: torch.dtype) -> None:
-    whole = torch.cat([torch.empty_like(mine(dtype))] * NUM_RANKS)
-    dist.all_gather_into_tensor(whole, mine(dtype))
-    same(whole, torch.cat(everyone(dtype)))
-
-
-def gather(dtype: torch.dtype) -> None:
-    parts = [torch.empty_like(mine(dtype)) for _ in range(NUM_RANKS)]
-    at_root = dist.get_rank() == 0
-    dist.gather(mine(dtype), parts if at_root else None, dst=0)
-    if at_root:
-        same(torch.cat(parts), torch.cat(everyone(dtype)))
-
-
-def scatter(dtype: torch.dtype) -> None:
-    x = torch.empty_like(mine(dtype))
-    dist.scatter(x, everyone(dtype) if dist.get_rank() == 0 else None, src=0)
-    same(x, mine(dtype))
-
-
-def reduce_scatter(dtype: torch.dtype) -> None:
-    x = torch.empty_like(mine(dtype))
-    dist.reduce_scatter(x, [mine(dtype) for _ in range(NUM_RANKS)])
-    same(x, total(dtype))
-
-
-def reduce_scatter_tensor(dtype: torch.dtype) -> None:
-    x = torch.empty_like(mine(dtype))
-    dist.reduce_scatter_tensor(x, torch.cat([mine(dtype)] * NUM_RANKS))
-    same(x, total(dtype))
-
-
-def all_to_all(dtype: torch.dtype) -> None:
-    parts = [torch.empty_like(mine(dtype)) for _ in range(NUM_RANKS)]
-    dist.all_to_all(parts, [mine(dtype) for _ in range(NUM_RANKS)])
-    same(torch.cat(parts), torch.cat(everyone(dtype)))
-
-
-def all_to_all_single(dtype: torch.dtype) -> None:
-    whole = torch.cat([torch.empty_like(mine(dtype))] * NUM_RANKS)
-    dist.all_to_all_single(whole, torch.cat([mine(dtype)] * NUM_RANKS))
-    same(whole, torch.cat(everyone(dtype)))
-
-
-def send_and_recv(dtype: torch.dtype) -> None:
-    x = mine(dtype)
-    if dist.get_rank() == 0:
-        dist.send(x, 1)
+    elif name == "reduce":
+        dist.reduce(x, dst=0)
+        if at_root:
+            same(x, total(dtype))
     else:
-        dist.recv(x, 0)
-    same(x, mine(dtype, 0))
-
-
-COLLECTIVES: dict[Callable[[torch.dtype], None], list[torch.dtype]] = {
-    **{f: DTYPES for f in (broadcast, all_gather, all_gather_into_tensor, gather, scatter)},
-    **{f: DTYPES for f in (all_to_all, all_to_all_single, send_and_recv)},
-    **{f: REDUCED for f in (all_reduce, reduce, reduce_scatter, reduce_scatter_tensor)},
-}
-
-
-# --- one op ---------------------------------------------------------------------------------------
+        getattr(dist, name)(part, copies if name == "reduce_scatter" else torch.cat(copies))
+        same(part, total(dtype))
 
 
 def op_in(collective: str, name: str) -> None:

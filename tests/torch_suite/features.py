@@ -6,12 +6,14 @@ ranks, and writes features.json. A probe checks the values that it gets.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -24,10 +26,12 @@ BACKENDS = ("gloo", "pycoll")
 
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "torch")]
 
+import feature_cells as cells  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from feature_cells import COLLECTIVES, NUM_RANKS, OPS, op_in, same, short  # noqa: E402
+from feature_cells import NUM_RANKS, same  # noqa: E402
 from torch import nn  # noqa: E402
+from torch_ranks import run_group  # noqa: E402
 
 # --- what the other rows of the table say ---------------------------------------------------------
 
@@ -265,20 +269,15 @@ REST = [
 # --- running them ---------------------------------------------------------------------------------
 
 
-def outcome(probe: Callable[..., None], *args: Any) -> str:
+def outcome(probe: Callable[[], None]) -> str:
     """ "works", or what the first rank with an error says."""
-    import tempfile
-
-    from group_ranks import run_with_group
-
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["FEATURES_STORE"] = f"{folder}/again"
 
-        def work() -> None:
-            os.environ["FEATURES_RANK"] = str(dist.get_rank())
-            probe(*args)
+        def work(rank: int, n: int) -> None:
+            os.environ.update(FEATURES_STORE=f"{folder}/again", FEATURES_RANK=str(rank))
+            probe()
 
-        results = run_with_group(work, NUM_RANKS, group_timeout_s=10, return_errors=True)
+        results = run_group(work, NUM_RANKS, timeout_s=10, return_errors=True)
     errors = [str(result) for result in results if isinstance(result, BaseException)]
     if not errors:
         return "works"
@@ -287,20 +286,33 @@ def outcome(probe: Callable[..., None], *args: Any) -> str:
     return re.sub(r":\d+\]|0x\w+|\d+ms", "", text)[:100]
 
 
+def outcomes(probes: dict[str, Callable[[], None]]) -> dict[str, str]:
+    """In the same ranks where all of them work; else each in fresh ranks."""
+
+    def all_of_them() -> None:
+        for probe in probes.values():
+            probe()
+
+    if outcome(all_of_them) == "works":
+        return dict.fromkeys(probes, "works")
+    return {name: outcome(probe) for name, probe in probes.items()}
+
+
 def probe_all() -> dict[str, dict[str, str]]:
-    for module in ("_dynamo", "distributed.fsdp", "distributed.pipelining"):
+    for module in ("distributed.fsdp", "distributed.pipelining"):
         importlib.import_module(f"torch.{module}")  # once, not in every rank
-    found: dict[str, dict[str, str]] = {"collectives": {}, "ops": {}, "rest": {}}
-    for collective, dtypes in COLLECTIVES.items():
-        for dtype in dtypes:
-            key = f"{collective.__name__} {short(dtype)}"
-            found["collectives"][key] = outcome(collective, dtype)
-    for collective in ("all_reduce", "reduce_scatter_tensor"):
-        for op in OPS:
-            found["ops"][f"{collective} {op}"] = outcome(op_in, collective, op)
-    for probe in REST:
-        found["rest"][probe.__name__] = outcome(probe)
-    return found
+    collectives = {
+        f"{name} {cells.short(dtype)}": functools.partial(cells.check_collective, name, dtype)
+        for name, dtypes in cells.COLLECTIVES.items()
+        for dtype in dtypes
+    }
+    ops = {
+        f"{collective} {op}": functools.partial(cells.op_in, collective, op)
+        for collective in ("all_reduce", "reduce_scatter_tensor")
+        for op in cells.OPS
+    }
+    rest = {probe.__name__: outcome(probe) for probe in REST}
+    return {"collectives": outcomes(collectives), "ops": outcomes(ops), "rest": rest}
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ VIEWS = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one test: "pass", "skip" or "fail", why, and what its processes printed last."""
+    """Result of a test: "pass", "skip" or "fail", why, and what its processes printed last."""
 
     name: str
     outcome: str

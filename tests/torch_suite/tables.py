@@ -68,27 +68,25 @@ def cell(word: str) -> str:
     return "✓" if word == "works" else f"✗ {word.replace('|', '/')}"
 
 
+def all_but(words: dict[str, str]) -> str:
+    bad = [name for name, word in words.items() if word != "works"]
+    return f"not {', '.join(bad)}" if bad else "all"
+
+
 def of_dtypes(results: dict[str, Any]) -> str:
-    collectives = list(dict.fromkeys(k.split()[0] for k in results["gloo"]["collectives"]))
+    """A line for each collective, then one for the ops of each that has them."""
+    labels = {key.split()[0]: f"`{key.split()[0]}`" for key in results["gloo"]["collectives"]}
+    labels["send_and_recv"] = "`send`, `recv`"
+    rows = [("collectives", *item) for item in labels.items()]
+    for name in ("all_reduce", "reduce_scatter_tensor"):
+        rows.append(("ops", name, f"ops of `{name}`"))
     lines = []
-    for name in collectives:
+    for part, name, label in rows:
         cells = []
         for backend in BACKENDS:
-            of_dtype = {
-                key.split()[1]: word
-                for key, word in results[backend]["collectives"].items()
-                if key.split()[0] == name
-            }
-            bad = [dtype for dtype, word in of_dtype.items() if word != "works"]
-            cells.append("all" if not bad else f"not {', '.join(bad)}")
-        lines.append([f"`{name}`" if name != "send_and_recv" else "`send`, `recv`", *cells])
-    for collective in ("all_reduce", "reduce_scatter_tensor"):
-        cells = []
-        for backend in BACKENDS:
-            ops = {k.split()[1]: w for k, w in results[backend]["ops"].items() if collective in k}
-            bad = [op for op, word in ops.items() if word != "works"]
-            cells.append("all" if not bad else f"not {', '.join(bad)}")
-        lines.append([f"ops of `{collective}`", *cells])
+            found = (key.split() + [word] for key, word in results[backend][part].items())
+            cells.append(all_but({what: word for of, what, word in found if of == name}))
+        lines.append([label, *cells])
     return markdown(["", "Gloo", "pycoll"], lines)
 
 
@@ -115,7 +113,7 @@ def three_digits(value: float) -> str:
 
 
 def of_speed(record: Path) -> str:
-    """Of each size, the times and how often pycoll's goes into Gloo's; then a step of DDP."""
+    """Times for each size and the ratio of Gloo to pycoll; then a step of DDP."""
     found = json.loads(record.read_text())
     names = {
         "gloo": "Gloo",

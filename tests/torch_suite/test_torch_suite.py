@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,69 +24,90 @@ pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
 HEAD, ROWS = read_table()
 BACKEND = os.environ.get("PYCOLL_TEST_BACKEND", "pycoll")
-# At two ranks the tests that torch runs for Gloo where there is no GPU, but for those that wait.
-QUICK_WORLD_SIZE = 2
+QUICK = ("gloo", 2)  # view and number of ranks of the fast tier
+SLOW_WORLD_SIZE = 4  # every test that passes anywhere passes there
+
+of_this_torch = pytest.mark.skipif(
+    torch.__version__.partition("+")[0] != HEAD["torch"].partition("+")[0],
+    reason=f"the table is of torch {HEAD['torch']}, this is {torch.__version__}",
+)
 
 
 def is_quick(row: Row, world_size: int) -> bool:
-    return world_size == QUICK_WORLD_SIZE and row.view == "gloo" and not row.long
+    """Tests that torch runs for Gloo where there is no GPU, but for those that wait."""
+    return (row.view, world_size) == QUICK and not row.long
 
 
-CASES = [
-    pytest.param(
-        (row.view, world_size),
-        row.test,
-        id=f"{world_size}-{row.view}-{row.test}".replace(" ", "-"),
-        marks=() if is_quick(row, world_size) else pytest.mark.slow,
-    )
-    for world_size in WORLD_SIZES
-    for view in VIEWS
-    for row in ROWS
-    if row.view == view and (row.passes("gloo", world_size) or row.passes("pycoll", world_size))
-]
+def names_of(view: str, world_size: int, quick: bool = False) -> list[str]:
+    """Tests that must pass, the long ones first, so that they do not run alone at the end."""
+    rows = [
+        row
+        for row in ROWS
+        if row.view == view and is_quick(row, world_size) == quick
+        if row.passes("gloo", world_size) or row.passes("pycoll", world_size)
+    ]
+    return [row.test for row in sorted(rows, key=lambda row: not row.long)]
+
+
+def check_all_pass(server: Server, names: list[str]) -> None:
+    server.ask(names)
+    outcomes = [server.outcome(name) for name in names]
+    failures = [x for x in outcomes if x.outcome != "pass"]
+    texts = [f"{x.name}: {in_a_word(x)}\n{x.reason}\n{x.log}" for x in failures]
+    assert not failures, f"{len(failures)} of {len(names)} do not pass\n\n" + "\n".join(texts)
 
 
 @pytest.fixture(scope="module")
-def servers(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, int], Server]]:
-    """One for each view and world size while its tests run: the next one ends the last."""
-    running: dict[tuple[str, int], Server] = {}
-    yield running
-    for server in running.values():
+def quick_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    """A server, since its start takes seconds, and the folder of its temporary files."""
+    folder = tmp_path_factory.mktemp("server")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        server = Server(BACKEND, *QUICK)
+    yield server, folder
+    server.close()
+
+
+@of_this_torch
+@pytest.mark.timeout(600)
+def test_tests_that_torch_runs_for_gloo_pass_on_two_ranks(quick_server):
+    check_all_pass(quick_server[0], names_of(*QUICK, quick=True))
+
+
+def test_server_that_is_told_to_end_leaves_no_file(quick_server):
+    server, folder = quick_server
+    server.ask(["test_get_rank", "test_barrier_timeout_global"])
+    assert server.outcome("test_get_rank").outcome == "pass"
+    assert list(folder.iterdir())
+    server.close()
+    assert not list(folder.iterdir())
+
+
+@of_this_torch
+@pytest.mark.timeout(1800)  # the server ends a test after 240 s
+@pytest.mark.parametrize(
+    ("world_size", "view"),
+    [
+        pytest.param(n, view, marks=pytest.mark.slow if n == SLOW_WORLD_SIZE else pytest.mark.soak)
+        for n in WORLD_SIZES
+        for view in VIEWS
+    ],
+)
+def test_tests_of_a_view_pass(world_size, view):
+    server = Server(BACKEND, view, world_size)
+    try:
+        check_all_pass(server, names_of(view, world_size))
+    finally:
         server.close()
 
 
-def asked(servers: dict, key: tuple[str, int], request: pytest.FixtureRequest) -> Server:
-    """With all its tests of this session asked for, so that several run at a time."""
-    if key not in servers:
-        for other in list(servers):
-            servers.pop(other).close()
-        servers[key] = Server(BACKEND, *key)
-        if "PYTEST_XDIST_WORKER" not in os.environ:
-            cases = [getattr(item, "callspec", None) for item in request.session.items]
-            params = [case.params for case in cases if case is not None]
-            servers[key].ask(p["name"] for p in params if p.get("key") == key and "name" in p)
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        servers[key].ask([request.node.callspec.params["name"]])
-    return servers[key]
-
-
-@pytest.mark.timeout(300)  # the server ends a test after 240 s
-@pytest.mark.parametrize(("key", "name"), CASES)
-def test_of_torch_passes(key, name, servers, request):
-    if torch.__version__.partition("+")[0] != HEAD["torch"].partition("+")[0]:
-        pytest.skip(f"the table is of torch {HEAD['torch']}, this is {torch.__version__}")
-    outcome = asked(servers, key, request).outcome(name)
-    assert outcome.outcome == "pass", f"{in_a_word(outcome)}\n{outcome.reason}\n{outcome.log}"
-
-
-def test_server_that_is_told_to_end_leaves_no_file(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    server = Server("gloo", "gloo", 2)
-    server.ask(["test_get_rank", "test_barrier_timeout_global"])
-    assert server.outcome("test_get_rank").outcome == "pass"
-    assert list(tmp_path.iterdir())
-    server.close()
-    assert not list(tmp_path.iterdir())
+@pytest.mark.pure
+def test_slow_tier_has_every_test_that_passes_somewhere():
+    for view in VIEWS:
+        slow = {*names_of(view, SLOW_WORLD_SIZE)}
+        for n in WORLD_SIZES:
+            left_out = {*names_of(view, n), *names_of(view, n, quick=True)} - slow
+            assert not left_out, (view, n, left_out)
 
 
 @pytest.mark.pure
@@ -118,13 +138,9 @@ def test_tables_of_the_document_are_what_was_recorded():
     assert tables.DOCUMENT.read_text() == expected
 
 
+@of_this_torch
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_features_of_the_document_are_what_pycoll_does():
     import features
 
-    environment = {**os.environ, "PYCOLL_TEST_BACKEND": "pycoll"}
-    command = [sys.executable, features.__file__, "probe"]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-    recorded = json.loads(features.RESULTS.read_text())
-    assert json.loads(done.stdout.splitlines()[-1]) == recorded["pycoll"]
+    assert features.probe_all() == json.loads(features.RESULTS.read_text())[BACKEND]

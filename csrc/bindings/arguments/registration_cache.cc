@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "transport/memory/cached_array.h"
 
@@ -15,7 +16,6 @@ namespace py = pybind11;
 
 namespace {
 
-constexpr const char* kAfterVariable = "PYCOLL_REGISTER_AFTER";
 constexpr int kRegisterAfter = 8;  // a move costs as much as some ten messages save
 constexpr int kOwnsData = 0x4;     // NPY_ARRAY_OWNDATA
 
@@ -81,18 +81,8 @@ std::shared_ptr<CachedArray> follow(PyObject* owner, const ArrayView& view) {
 
 }  // namespace
 
-RegistrationCache::RegistrationCache() : after_(kRegisterAfter) {
-  const char* text = std::getenv(kAfterVariable);
-  if (text == nullptr) return;
-  char* end = nullptr;
-  const long number = std::strtol(text, &end, 10);
-  if (*text == '\0' || *end != '\0' || number < 0 || number > 1'000'000) {
-    throw UsageError(std::string(kAfterVariable) + " is '" + text +
-                     "', expected after how many uses an array is registered by itself, or 0 for "
-                     "never");
-  }
-  after_ = static_cast<int>(number);
-}
+RegistrationCache::RegistrationCache()
+    : after_(static_cast<int>(env_number("PYCOLL_REGISTER_AFTER"))) {}
 
 RegistrationCache::Seen& RegistrationCache::find(const PyObject* owner, const ArrayView& view) {
   // One of two places, so that x and out of a loop never keep each other out.

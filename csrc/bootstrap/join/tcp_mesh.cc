@@ -11,6 +11,7 @@
 #include <deque>
 #include <optional>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "base/socket.h"
 #include "bootstrap/join/interfaces.h"
@@ -249,16 +250,10 @@ struct PortRange {
 };
 
 PortRange read_ports() {
-  const char* text = std::getenv("PYCOLL_PORTS");
-  if (text == nullptr || *text == 0) return {};
-  PortRange range;
-  char rest = 0;
-  if (std::sscanf(text, "%d-%d%c", &range.first, &range.last, &rest) != 2 || range.first < 1 ||
-      range.last > 65535 || range.first > range.last) {
-    throw UsageError("PYCOLL_PORTS=" + std::string(text) +
-                     " is not a range of ports like 20000-20100");
-  }
-  return range;
+  const auto text = env_text("PYCOLL_PORTS");
+  if (!text) return {};
+  const auto [first, last] = *env_parse_ports(*text);
+  return {first, last};
 }
 
 /// Binds to the first port of the range that is free.
@@ -277,10 +272,10 @@ bool bind_within(int socket, SocketAddress address, const PortRange& range) {
 }  // namespace
 
 MeshListeners::MeshListeners() {
-  const char* filter = std::getenv("PYCOLL_IFNAME");
+  const std::string filter = env_text("PYCOLL_IFNAME").value_or("");
   const PortRange range = read_ports();
   std::string why;
-  for (const InterfaceAddress& one : interface_addresses(filter == nullptr ? "" : filter)) {
+  for (const InterfaceAddress& one : interface_addresses(filter)) {
     Fd socket(::socket(one.address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!socket || !bind_within(socket.get(), one.address, range)) {
       why = one.text + ": " + std::strerror(errno);

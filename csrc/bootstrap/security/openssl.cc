@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "base/environment.h"
 #include "base/error.h"
 
 namespace pycoll {
@@ -21,9 +22,8 @@ constexpr uint64_t kNoExitHandler = 0x00080000;
 }  // namespace
 
 OpenSsl::OpenSsl() {
-  const char* named = std::getenv(kOpenSslVariable);
-  const char* path = named != nullptr && *named != 0 ? named : "libssl.so.3";
-  void* library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  const std::string path = env_text(kOpenSslVariable).value_or("libssl.so.3");
+  void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) fail(::dlerror());
   const auto find = [&](auto& function, const char* name) {
     // Those of libcrypto are found through libssl, which needs it.

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "bootstrap/security/sha256.h"
 #include "bootstrap/security/token.h"
@@ -14,17 +15,10 @@ constexpr size_t kMinSecretBytes = 16;
 
 }  // namespace
 
-bool tls_is_on() {
-  const char* value = std::getenv(kTlsVariable);
-  const std::string_view text = value == nullptr ? "" : value;
-  if (text.empty() || text == "0") return false;
-  if (text == "1") return true;
-  throw UsageError(std::string(kTlsVariable) + "=" + value + ", expected 1 or 0");
-}
+bool tls_is_on() { return env_flag(kTlsVariable); }
 
 std::string required_secret() {
-  const char* token = std::getenv("PYCOLL_TOKEN");
-  const std::string secret = token == nullptr ? "" : token;
+  const std::string secret = env_text("PYCOLL_TOKEN").value_or("");
   if (secret.size() >= kMinSecretBytes) return secret;
   throw UsageError(std::string(kTlsVariable) +
                    "=1 needs a secret that all ranks share and nobody " +

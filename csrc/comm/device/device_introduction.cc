@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "comm/device/device_blocks.h"
 #include "executor/device/device_launch.h"
@@ -11,10 +12,7 @@
 namespace pycoll {
 namespace {
 
-bool wants_host_links() {
-  const char* setting = std::getenv("PYCOLL_DEVICE_LINKS");
-  return setting != nullptr && std::strcmp(setting, "host") == 0;
-}
+bool wants_host_links() { return env_text("PYCOLL_DEVICE_LINKS") == "host"; }
 
 }  // namespace
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 
+#include "base/environment.h"
 #include "kernels/cuda/cuda_status.h"
 
 namespace pycoll {
@@ -81,9 +82,7 @@ CUmemAllocationProp exportable(int device) {
 }
 
 bool can_export(int device) {
-  const char* setting = std::getenv("PYCOLL_CUDA_VMM");
-  if (setting != nullptr && std::strcmp(setting, "0") == 0) return false;
-  if (!driver().has_virtual_memory()) return false;
+  if (!env_flag("PYCOLL_CUDA_VMM") || !driver().has_virtual_memory()) return false;
   int supported = 0;
   return driver().cuDeviceGetAttribute(
              &supported, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device) ==

@@ -15,6 +15,7 @@
 #include <set>
 #include <string>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "device/device_table.h"
 #include "kernels/threads/launch_threads.h"
@@ -24,22 +25,17 @@
 namespace pycoll {
 namespace {
 
-constexpr int kNumProcessors = 32;
+constexpr int kNumProcessors = 32;  // as the default of PYCOLL_DEVICE_THREADS_PROCESSORS
 // Every one is a thread of the host: enough to be several.
 constexpr int kBlockThreads = 4;
 constexpr int kMaxChannels = 2;
 
 thread_local std::string last_error_text;
 
-int number_from(const char* variable, int otherwise) {
-  const char* text = std::getenv(variable);
-  return text != nullptr ? std::atoi(text) : otherwise;
-}
-
 /// Of one process. A forked one begins anew: the threads are not there.
 struct Machine {
   const pid_t pid = ::getpid();
-  const int num_devices = number_from("PYCOLL_DEVICE_THREADS_COUNT", 1);
+  const int num_devices = static_cast<int>(env_number("PYCOLL_DEVICE_THREADS_COUNT"));
   ThreadMemory memory;
   std::mutex mutex;                     // of what is below
   std::vector<ThreadStream*> defaults;  // by device
@@ -123,7 +119,7 @@ int find_device(const void* p, int32_t* device) {
 }
 
 int reach(int32_t device, int32_t peer, int32_t* can) {
-  *can = device == peer || number_from("PYCOLL_DEVICE_THREADS_REACH", 1) != 0;
+  *can = device == peer || env_flag("PYCOLL_DEVICE_THREADS_REACH");
   return 0;
 }
 
@@ -320,7 +316,7 @@ int launch_together(int32_t device, const DeviceLaunch*, const DeviceLaunch* lau
 }
 
 int max_resident_blocks(int32_t, const DeviceLaunch*, int32_t* num_blocks) {
-  *num_blocks = number_from("PYCOLL_DEVICE_THREADS_PROCESSORS", kNumProcessors);
+  *num_blocks = static_cast<int>(env_number("PYCOLL_DEVICE_THREADS_PROCESSORS"));
   return 0;
 }
 

@@ -7,16 +7,14 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/environment.h"
 #include "base/error.h"
 
 namespace pycoll {
 namespace {
 
 /// For tests of the way around.
-bool may_export() {
-  const char* setting = std::getenv("PYCOLL_DEVICE_THREADS_EXPORT");
-  return setting == nullptr || std::strcmp(setting, "0") != 0;
-}
+bool may_export() { return env_flag("PYCOLL_DEVICE_THREADS_EXPORT"); }
 
 }  // namespace
 

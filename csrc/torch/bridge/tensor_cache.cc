@@ -3,8 +3,6 @@
 #include <ATen/Context.h>
 #include <c10/core/CPUAllocator.h>
 
-#include <cstdlib>
-
 namespace pycoll::torch_backend {
 namespace {
 
@@ -24,15 +22,11 @@ struct CachedTensor {
 }  // namespace
 
 int default_register_after() {
-  const char* text = std::getenv("PYCOLL_REGISTER_AFTER");
-  if (text == nullptr) return at::globalContext().hasCUDA() ? 0 : kRegisterAfter;
-  char* end = nullptr;
-  const long number = std::strtol(text, &end, 10);
-  TORCH_CHECK_VALUE(*text != '\0' && *end == '\0' && number >= 0 && number <= 1'000'000,
-                    "PYCOLL_REGISTER_AFTER is '", text,
-                    "', expected after how many uses a tensor is registered by itself, or 0 for "
-                    "never");
-  return static_cast<int>(number);
+  const int otherwise = at::globalContext().hasCUDA() ? 0 : kRegisterAfter;
+  int uses = 0;
+  pycoll_error error;
+  check(core().register_after(otherwise, &uses, &error), error);
+  return uses;
 }
 
 TensorCache::Seen& TensorCache::find(const at::Tensor& tensor) {

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/environment.h"
+
 namespace pycoll {
 namespace {
 
@@ -36,10 +38,7 @@ bool transfer_all(uint64_t remote_address, void* local, size_t nbytes, Transfer&
 
 }  // namespace
 
-bool process_memory_enabled() {
-  const char* setting = std::getenv("PYCOLL_PEER_MEMORY");
-  return setting == nullptr || std::strcmp(setting, "0") != 0;
-}
+bool process_memory_enabled() { return env_flag("PYCOLL_PEER_MEMORY"); }
 
 bool read_process(pid_t pid, uint64_t address, void* to, size_t nbytes) {
   return transfer_all(address, to, nbytes, [pid](const iovec* here, const iovec* there) {

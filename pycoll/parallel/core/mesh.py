@@ -7,12 +7,12 @@ slowest.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 
 import numpy as np
 
 import pycoll
+from pycoll import environment
 from pycoll.communicator import Communicator
 from pycoll.errors import UsageError
 from pycoll.parallel.core.ledger import AxisGroup, Ledger
@@ -148,7 +148,7 @@ def mesh(
     Cost: a split for each axis.
     """
     asked = {"pp": pp, "dp": dp, "ep": ep, "cp": cp, "tp": tp}
-    if text := os.environ.get("PYCOLL_MESH"):
+    if text := environment.read("PYCOLL_MESH"):
         asked = dict.fromkeys(AXES, 1) | parse_sizes(text)
     if comm is None:
         comm = world()

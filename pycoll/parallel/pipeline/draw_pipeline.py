@@ -94,6 +94,9 @@ def summary(schedule: Schedule, played: Simulation) -> str:
     )
 
 
+_MAX_TEXT = 2000  # characters of a line of draw_text
+
+
 class _Drawing:
     def __init__(
         self,
@@ -227,9 +230,14 @@ def _lighter(color: str, part: float) -> str:
 
 
 def draw_text(schedule: Schedule, played: Simulation) -> str:
-    """The picture in characters: a column for each unit of the shortest action."""
-    unit = min((e.end - e.start for e in played.events if e.end > e.start), default=1.0)
+    """The picture in characters: a column for each unit of the shortest forward or backward.
+
+    Lines have at most _MAX_TEXT characters: measured times may differ by orders of magnitude.
+    """
+    actions = (e for e in played.events if e.end > e.start and e.action.kind is not Kind.U)
     width = len(str(schedule.num_microbatches - 1)) + 2
+    unit = min((e.end - e.start for e in actions), default=1.0)
+    unit = max(unit, played.time * width / _MAX_TEXT)
     columns = max(1, round(played.time / unit))
     lines = []
     for rank in range(schedule.num_ranks):

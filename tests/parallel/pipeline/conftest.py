@@ -10,14 +10,14 @@ from pycoll.parallel.pipeline.sleeping import warm_up
 
 @pytest.fixture(scope="session", autouse=True)
 def warm() -> None:
-    """Once, in place of in every rank. Not when this is imported: autograd's engine counts devices
-    when it is first used, so tests of torch devices, which come before these, need it unused."""
+    """Warms up once, instead of in every rank. An import would be too early: autograd's engine
+    counts devices at its first use, and the tests of torch devices run before these."""
     warm_up()
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Threads of a small model cost more than they bring; ranks have one each anyway."""
+    """Threads slow a small model down; ranks have one each anyway."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,20 +1,25 @@
-"""Models cut at their blocks: what each stage has, and what it computes."""
+"""Models cut at their blocks: parts and results of each stage."""
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import pytest
 import torch
-from models import GPT, batch, gpt, loss_sum
+from models import batch, gpt
+from tiny_gpt import GPT
 from torch import nn
 
 from pycoll.errors import UsageError
 from pycoll.parallel import pipeline
+from pycoll.parallel.pipeline.microbatches import split_batch
 
 pytestmark = [pytest.mark.pure, pytest.mark.torch]
 
 
 class Inner(nn.Module):
-    """As models of libraries are: blocks that return tuples, keywords, attributes read."""
+    """Like models of libraries: blocks return tuples, take keywords, and have attributes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,12 +100,11 @@ def test_cut_of_a_library_like_model_computes_the_same(stages):
 def test_part_of_a_cut_model_alone_behaves_as_before():
     model = gpt(depth=2)
     x = torch.randn(1, 3, 16).double()
-    mask = torch.ones(3, 3, dtype=torch.bool)
-    expected = model.blocks[0](x, mask)
+    expected = model.blocks[0](x)
     cut = pipeline.cut(model, "blocks", 2, [0])
-    assert torch.equal(cut.model.blocks[0](x, mask), expected)
+    assert torch.equal(cut.model.blocks[0](x), expected)
     with pytest.raises(UsageError, match="blocks.1 is not on this rank, which holds stages"):
-        model.blocks[1](x, mask)
+        model.blocks[1](x)
     assert "Block of another rank" in repr(model)
 
 
@@ -111,35 +115,26 @@ def test_blocks_are_split_by_costs():
         pipeline.cut(gpt(depth=4), "blocks", 2, [0], costs=[1, 1, 1])
 
 
-def test_sequential_is_cut_as_it_is():
+@pytest.mark.parametrize("several_times", [False, True])
+def test_sequential_is_cut_as_it_is_and_a_block_used_twice_is_shared(several_times):
     def model():
         torch.manual_seed(1)
-        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2), nn.Tanh())
+        layers = [nn.Linear(3, 3)] * 4 if several_times else [nn.Linear(3, 3) for _ in range(4)]
+        return nn.Sequential(*layers)
 
     x = torch.randn(5, 3)
-    cuts = [pipeline.cut(model(), "", 3, [stage]) for stage in range(3)]
-    assert torch.equal(run_stages(cuts, (x,), {}), model()(x))
-
-
-def test_one_block_several_times_is_one_shared_parameter():
-    def model():
-        torch.manual_seed(1)
-        return nn.Sequential(*[nn.Linear(3, 3)] * 4)
-
-    x = torch.randn(2, 3)
     cuts = [pipeline.cut(model(), "", 2, [stage]) for stage in range(2)]
     assert torch.equal(run_stages(cuts, (x,), {}), model()(x))
-    assert cuts[1].shared == {"0.weight": (0, 1), "0.bias": (0, 1)}
+    shared = {"0.weight": (0, 1), "0.bias": (0, 1)} if several_times else {}
+    assert cuts[1].shared == shared
 
 
 class HeadFirst(GPT):
     """Registers its head before its blocks."""
 
-    def __init__(self) -> None:
-        super().__init__(depth=2)
-        blocks, self.blocks = self.blocks, None
-        del self.blocks
-        self.blocks = blocks
+    def __init__(self, **sizes) -> None:
+        super().__init__(**sizes)
+        self._modules["blocks"] = self._modules.pop("blocks")
 
 
 class Reuses(nn.Module):
@@ -159,9 +154,9 @@ class Reuses(nn.Module):
 
 class Backwards(GPT):
     def forward(self, tokens):
-        x = self.embed(tokens)
+        x = self.token(tokens)
         for block in reversed(self.blocks):
-            x = block(x, torch.ones(1, dtype=torch.bool))
+            x = block(x)
         return self.head(x)
 
 
@@ -169,11 +164,11 @@ def test_models_that_cannot_be_cut_so_are_told_why():
     tokens, _ = batch(2)
     with pytest.raises(UsageError, match=r"no list of blocks 'layers'.* there are blocks"):
         pipeline.cut(gpt(), "layers", 2, [0])
-    cuts = [pipeline.cut(HeadFirst(), "blocks", 2, [stage]) for stage in range(2)]
+    cuts = [pipeline.cut(gpt(HeadFirst, 2), "blocks", 2, [stage]) for stage in range(2)]
     with pytest.raises(UsageError, match="norm is registered before the blocks, but used after"):
         run_stages(cuts, (tokens,), {})
     with pytest.raises(UsageError, match="expected the blocks in their order, each once"):
-        run_stages([pipeline.cut(Backwards(), "blocks", 2, [0])], (tokens,), {})
+        run_stages([pipeline.cut(gpt(Backwards), "blocks", 2, [0])], (tokens,), {})
     with pytest.raises(UsageError, match=r"keep it on both, with both=\['embed'\]"):
         run_stages([pipeline.cut(Reuses(), "blocks", 2, [s]) for s in range(2)], (tokens,), {})
     with pytest.raises(UsageError, match="stage 0 has no inputs: give every rank"):
@@ -184,21 +179,16 @@ class Slices(GPT):
     """Uses weights before the blocks without calling their module."""
 
     def forward(self, tokens):
-        x = self.embed(tokens) + self.position.weight[: tokens.shape[1]]
-        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
+        x = self.token(tokens) + self.place.weight[: tokens.shape[1]]
         for block in self.blocks:
-            x = block(x, mask)
+            x = block(x)
         return self.head(self.norm(x))
 
 
 def test_weights_sliced_before_the_blocks_are_blanks_behind_the_first_stage():
-    def model():
-        torch.manual_seed(2)
-        return Slices(depth=3)
-
     tokens, _ = batch(2)
-    cuts = [pipeline.cut(model(), "blocks", 3, [stage]) for stage in range(3)]
-    assert torch.equal(run_stages(cuts, (tokens,), {}), model()(tokens))
+    cuts = [pipeline.cut(gpt(Slices, 3), "blocks", 3, [stage]) for stage in range(3)]
+    assert torch.equal(run_stages(cuts, (tokens,), {}), gpt(Slices, 3)(tokens))
 
 
 def test_module_used_on_both_sides_stays_on_both():
@@ -212,11 +202,50 @@ def test_module_used_on_both_sides_stays_on_both():
     assert cuts[0].shared == {"embed.weight": (0, 1)}
 
 
-def test_loss_of_models_is_that_of_the_reference():
-    """The oracle itself: the sum over samples does not depend on how they are split."""
-    x, y = batch(6)
-    model = gpt()
-    whole, count = loss_sum(model(x), y)
-    parts = [loss_sum(model(x[i : i + 2]), y[i : i + 2]) for i in (0, 2, 4)]
-    assert float(whole.detach()) == pytest.approx(sum(float(t.detach()) for t, _ in parts))
-    assert count == sum(n for _, n in parts)
+def brute_force(costs: list[float], stages: int, before: float, after: float) -> float:
+    best = float("inf")
+    for cuts in itertools.combinations(range(1, len(costs)), stages - 1):
+        bounds = [0, *cuts, len(costs)]
+        sums = [sum(costs[a:b]) for a, b in itertools.pairwise(bounds)]
+        sums[0] += before
+        sums[-1] += after
+        best = min(best, max(sums))
+    return best
+
+
+def test_split_is_as_good_as_all_splits():
+    generator = random.Random(7)
+    for blocks in range(1, 13):
+        for stages in range(1, min(4, blocks) + 1):
+            for _ in range(5):
+                costs = [generator.choice([0.0, 1.0, generator.random()]) for _ in range(blocks)]
+                before, after = generator.choice([(0.0, 0.0), (0.7, 1.3)])
+                bounds = pipeline.split(costs, stages, before, after)
+                assert len(bounds) == stages + 1 and bounds[0] == 0 and bounds[-1] == blocks
+                assert all(a < b for a, b in itertools.pairwise(bounds))
+                sums = [sum(costs[a:b]) for a, b in itertools.pairwise(bounds)]
+                sums[0] += before
+                sums[-1] += after
+                expected = brute_force(costs, stages, before, after)
+                assert max(sums) == pytest.approx(expected, abs=1e-12), (costs, stages)
+
+
+def test_split_of_too_few_blocks_is_refused():
+    with pytest.raises(UsageError, match=r"cannot split 2 blocks into 3 stages: expected 1\.\.2"):
+        pipeline.split([1, 1], 3)
+    with pytest.raises(UsageError, match="the cost of a block is nan"):
+        pipeline.split([1, float("nan")], 2)
+
+
+def test_batch_is_split_as_even_as_it_can_be():
+    x = torch.arange(7)
+    parts = split_batch({"x": x, "flag": True, "pair": (x, None)}, 3)
+    assert [len(part["x"]) for part in parts] == [2, 2, 3]
+    assert torch.equal(torch.cat([part["pair"][0] for part in parts]), x)
+    assert all(part["flag"] is True for part in parts)
+    assert len(split_batch(x, 10)) == 7
+    assert split_batch(x[:0], 2) == [] and split_batch(None, 2) is None
+    with pytest.raises(UsageError, match=r"have \[5, 7\] samples"):
+        split_batch((x, x[:5]), 2)
+    with pytest.raises(UsageError, match="2 microbatches are given in a list, but microbatches"):
+        split_batch([x, x], 3)

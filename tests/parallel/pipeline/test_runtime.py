@@ -2,143 +2,168 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+from typing import Any
+
 import pytest
 import torch
-from models import GPT, batch, gpt, loss_sum, ranks, train_alone
+from mesh_cases import covering, differences, in_one_world
+from models import batch, gpt, loss_sum, ranks, train_alone
+from tiny_gpt import GPT
 from torch import nn
 
 from pycoll.parallel import pipeline
+from pycoll.parallel.pipeline.schedules.simulate_pipeline import peak_versions
 from pycoll.parallel.pipeline.shared import sum_shared_gradients
-
-pytestmark = [pytest.mark.ranks, pytest.mark.torch]
+from pycoll.parallel.pipeline.stash import Stash
 
 FLUSHING = [name for name in pipeline.names() if name != "pipedream"]
-TOLERANCE = 1e-10
 
 
-def stages_of(name: str) -> tuple[int, ...]:
-    return pipeline.generator(name).allowed_stages or (1, 2)
+def stages_of(name: str) -> int:
+    return (pipeline.generator(name).allowed_stages or (1, 2))[-1]
 
 
-def train(comm, name, batches, *, v=1, m=4, depth=8, tied=False, **options) -> tuple:
-    """Trains the cut GPT: the losses, the weights that are here, the last step's result."""
+def made(shapes: tuple) -> list:
+    return [batch(n, length, seed=i) for i, (n, length) in enumerate(shapes)]
+
+
+@functools.cache
+def alone(shapes: tuple, depth: int, tied: bool = False) -> tuple:
+    """One process: losses and weights."""
     model = gpt(depth=depth, tied=tied)
-    schedule = pipeline.build(name, comm.size, m, v)
-    cut = pipeline.cut(model, "blocks", schedule.num_stages, schedule.stages_of(comm.rank))
+    losses = train_alone(model, made(shapes))
+    named = model.named_parameters(remove_duplicate=False)
+    return losses, {name: weight.detach() for name, weight in named}
+
+
+def train(
+    comm, schedule, shapes, *, depth, m, v=1, tied=False, split_on=None, **options
+) -> dict[str, Any]:
+    """Trains the cut GPT; returns differences from one process and figures of the last step."""
+    model = gpt(depth=depth, tied=tied)
+    placed = schedule
+    if isinstance(schedule, str):
+        placed = pipeline.build(schedule, comm.size, m, v)
+    cut = pipeline.cut(model, "blocks", placed.num_stages, placed.stages_of(comm.rank))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    runtime = pipeline.PipelineRuntime(cut, name, comm, loss_fn=loss_sum, **options)
+    options["split_backward"] = split_on in (None, comm.rank)
+    runtime = pipeline.PipelineRuntime(cut, schedule, comm, loss_fn=loss_sum, **options)
     losses = []
-    for x, y in batches:
+    for x, y in made(shapes):
         optimizer.zero_grad()
         result = runtime.step(x, y, microbatches=m, scale=1 / y.numel())
         optimizer.step()
         losses.append(result.loss)
-    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    return losses, weights, result, dict(cut.shared)
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    expected_losses, expected = alone(shapes, depth, tied)
+    here = {name: expected[name] for name in weights}
+    return {
+        "wrong": list(differences([expected_losses, here], [losses, weights])),
+        "names": set(weights),
+        "shared": dict(cut.shared),
+        "tied": weights.get("token.weight", weights.get("head.weight")),
+        "live": result.peak_live,
+        "sent": result.sent_bytes,
+        "messages": len([m for m in comm.message_record() if m["kind"] == "send"]),
+    }
 
 
-def assert_parity(outcomes: list, batches: list, **model_options) -> None:
-    reference = gpt(**model_options)
-    losses = train_alone(reference, batches)
-    expected = dict(reference.named_parameters(remove_duplicate=False))
-    seen = set()
-    for rank, (got, weights, *_) in enumerate(outcomes):
-        assert got == pytest.approx(losses, abs=TOLERANCE), rank
-        for name, weight in weights.items():
-            worst = (weight - expected[name].detach()).abs().max()
-            assert worst <= TOLERANCE, (rank, name, float(worst))
-        seen |= weights.keys()
-    assert seen >= {name for name, _ in reference.named_parameters()}
+def assert_parity(cases: list[tuple]) -> list[list[dict]]:
+    """Each case `(n, schedule, shapes, options)` trains as one process does; all in one world."""
+    for _, _, shapes, options in cases:
+        alone(shapes, options["depth"], options.get("tied", False))  # before the ranks are forked
+    work = lambda comm, schedule, shapes, options: train(comm, schedule, shapes, **options)  # noqa: E731
+    outcomes = in_one_world(work, cases)
+    for (_, schedule, _, options), found in zip(cases, outcomes, strict=True):
+        wrong = [f"rank {rank}: {text}" for rank, got in enumerate(found) for text in got["wrong"]]
+        assert not wrong, (schedule, options, wrong)
+        names = {name for name, _ in gpt(depth=options["depth"]).named_parameters()}
+        assert set().union(*(got["names"] for got in found)) >= names - {"head.weight"}
+    return outcomes
 
 
-@pytest.mark.parametrize("p", [2, 4])
-@pytest.mark.parametrize("name", FLUSHING)
-def test_training_by_schedule_is_that_of_one_process(name, p):
-    batches = [batch(6, length=4, seed=s) for s in range(2)]
-    v = stages_of(name)[-1]
-    depth = 2 * p if v == 2 else p + 1
-    cases = [(v, m) for m in (1, 3, 6)]
+def assert_live(cases: list[tuple], outcomes: list[list[dict]]) -> None:
+    for (p, name, _, options), found in zip(cases, outcomes, strict=True):
+        row, m, v = pipeline.generator(name), options["m"], options["v"]
+        assert [got["live"] for got in found] == [row.live(p, m, v, rank) for rank in range(p)]
 
-    def rank(comm):
-        return [train(comm, name, batches, v=v, m=m, depth=depth) for v, m in cases]
 
-    outcomes = ranks(rank, p)
-    row = pipeline.generator(name)
-    for i, (v, m) in enumerate(cases):
-        assert_parity([of[i] for of in outcomes], batches, depth=depth)
-        stated = [row.live(p, m, v, rank) for rank in range(p)]
-        assert [of[i][2].peak_live for of in outcomes] == stated
+def test_training_by_schedule_is_that_of_one_process():
+    shapes = ((6, 4),) * 2
+    cases = []
+    for name, (p, m) in itertools.product(FLUSHING, ((2, 3), (4, 1), (4, 6))):
+        v = stages_of(name)
+        depth = 2 * p if v == 2 else p + 1
+        cases.append((p, name, shapes, {"v": v, "m": m, "depth": depth}))
+    assert_live(cases, assert_parity(cases))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("p", [2, 3, 4, 8])
-@pytest.mark.parametrize("name", FLUSHING)
-def test_training_of_many_shapes_for_twenty_steps_is_that_of_one_process(name, p):
-    batches = [batch(6, length=4, seed=s) for s in range(20)]
-    v = stages_of(name)[-1]
-    cases = [(m, tied) for m in (1, 4, 6) for tied in (False, True)]
-
-    def rank(comm):
-        return [train(comm, name, batches, v=v, m=m, depth=v * p, tied=tied) for m, tied in cases]
-
-    outcomes = ranks(rank, p)
-    for i, (_, tied) in enumerate(cases):
-        assert_parity([of[i] for of in outcomes], batches, depth=v * p, tied=tied)
+def test_every_pair_of_schedule_ranks_microbatches_and_ties_is_that_of_one_process():
+    values = {"name": FLUSHING, "p": (2, 3, 4, 8), "m": (1, 4, 6), "tied": (False, True)}
+    cases = []
+    for row in covering(values, lambda row: True, lambda row: 1):
+        v = stages_of(row["name"])
+        options = {"v": v, "m": row["m"], "tied": row["tied"], "depth": v * row["p"]}
+        cases.append((row["p"], row["name"], ((6, 4),) * 4, options))
+    assert_live(cases, assert_parity(cases))
 
 
-@pytest.mark.parametrize("name", ["gpipe", "interleaved_1f1b", "zbv"])
-def test_tied_weights_stay_tied_and_equal(name):
-    batches = [batch(8, seed=s) for s in range(3)]
-    v = pipeline.generator(name).default_stages
-    outcomes = ranks(train, 2, name, batches, v=v, m=4, depth=4, tied=True)
-    assert_parity(outcomes, batches, depth=4, tied=True)
-    assert outcomes[0][3] == {"embed.weight": (0, 2 * v - 1)}
-    if name != "zbv":  # where one rank has both
-        assert torch.equal(outcomes[0][1]["embed.weight"], outcomes[1][1]["head.weight"])
+def test_tied_weights_stay_tied_and_equal():
+    names = ("gpipe", "interleaved_1f1b", "zbv")
+    stages = {name: pipeline.generator(name).default_stages for name in names}
+    cases = [
+        (2, name, ((8, 6),) * 3, {"v": v, "m": 4, "depth": 4, "tied": True})
+        for name, v in stages.items()
+    ]
+    for (first, second), (name, v) in zip(assert_parity(cases), stages.items(), strict=True):
+        assert first["shared"] == {"token.weight": (0, 2 * v - 1)}
+        if name != "zbv":  # where one rank has both
+            assert torch.equal(first["tied"], second["tied"])
 
 
-def test_uneven_batches_few_samples_and_changing_lengths_are_those_of_one_process():
-    shapes = [(7, 6), (7, 6), (2, 6), (5, 9), (7, 6), (1, 3), (8, 6)]
-    batches = [batch(n, length, seed=i) for i, (n, length) in enumerate(shapes)]
-
-    def rank(comm):
-        return [train(comm, name, batches, m=3, depth=4) for name in ("1f1b", "zb1p")]
-
-    outcomes = ranks(rank, 3)
-    for i in range(2):
-        assert_parity([of[i] for of in outcomes], batches, depth=4)
+def test_uneven_batches_changing_lengths_and_custom_schedules_are_those_of_one_process():
+    """Tags say what a message is: in the first text, stage 1 begins with what is sent last."""
+    shapes = ((7, 6), (7, 6), (2, 6), (5, 9), (7, 6), (1, 3), (8, 6))
+    order = pipeline.Schedule.from_text("0F0 0F1 0F2 0B1 0B0 0B2\n1F2 1F0 1F1 1B0 1B2 1B1")
+    split = pipeline.Schedule.from_text("0F0 0F1 0I0 0I1 0W1 0W0\n1F0 1B0 1F1 1I1 1W1")
+    assert_parity(
+        [
+            (3, "1f1b", shapes, {"m": 3, "depth": 4}),
+            (3, "zb1p", shapes, {"m": 3, "depth": 4}),
+            (2, order, ((5, 6),) * 3, {"m": 3, "depth": 2}),
+            (2, split, ((4, 6),) * 2, {"m": 2, "depth": 2, "split_on": 0}),
+        ]
+    )
 
 
 class Scaled(GPT):
     """A weight of the model itself, which every stage uses."""
 
-    def __init__(self) -> None:
-        super().__init__(depth=3)
+    def __init__(self, **sizes) -> None:
+        super().__init__(**sizes)
         self.scale = nn.Parameter(torch.full((16,), 0.7))
 
     def forward(self, tokens):
-        mask = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()
-        x = self.embed(tokens) * self.scale
+        x = self.token(tokens) * self.scale
         for block in self.blocks:
-            x = block(x, mask)
+            x = block(x)
         return self.head(self.norm(x) * self.scale)
 
 
 def test_weight_of_the_model_itself_has_the_same_bits_on_all_stages():
     x, y = batch(6)
 
-    def model() -> Scaled:
-        torch.manual_seed(0)
-        return Scaled().double()
-
     def rank(comm):
-        mine = model()
+        mine = gpt(Scaled, 3)
         cut = pipeline.cut(mine, "blocks", 3, [comm.rank])
         runtime = pipeline.PipelineRuntime(cut, "1f1b", comm, loss_fn=loss_sum)
         runtime.step(x, y, microbatches=3)
         return mine.scale.grad
 
-    reference = model()
+    reference = gpt(Scaled, 3)
     loss_sum(reference(x), y)[0].backward()
     found = ranks(rank, 3)
     assert torch.allclose(found[0], reference.scale.grad, atol=1e-10, rtol=0)
@@ -146,7 +171,7 @@ def test_weight_of_the_model_itself_has_the_same_bits_on_all_stages():
 
 
 def test_shared_sums_are_made_in_the_order_of_ranks():
-    """Three addends, of which the order matters to the last bit."""
+    """The order of the three addends matters to the last bit."""
     addends = [1e16, 1.0, -1e16]  # in this order 0, in others 1
 
     class Holder:
@@ -165,49 +190,6 @@ def test_shared_sums_are_made_in_the_order_of_ranks():
         return float(holder.weight.grad)
 
     assert ranks(rank, 3) == [0.0] * 3
-
-
-def test_stages_may_take_microbatches_in_another_order():
-    """Tags say what a message is: stage 1 begins with the microbatch that is sent last."""
-    batches = [batch(5, seed=s) for s in range(3)]
-    text = "0F0 0F1 0F2 0B1 0B0 0B2\n1F2 1F0 1F1 1B0 1B2 1B1"
-
-    def rank(comm):
-        model = gpt(depth=2)
-        cut = pipeline.cut(model, "blocks", 2, [comm.rank])
-        schedule = pipeline.Schedule.from_text(text)
-        runtime = pipeline.PipelineRuntime(cut, schedule, comm, loss_fn=loss_sum)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        losses = []
-        for x, y in batches:
-            optimizer.zero_grad()
-            losses.append(runtime.step(x, y, microbatches=3, scale=1 / y.numel()).loss)
-            optimizer.step()
-        return losses, {name: p.detach() for name, p in model.named_parameters()}
-
-    assert_parity(ranks(rank, 2), batches, depth=2)
-
-
-def test_custom_schedule_without_split_backward_is_that_of_one_process():
-    batches = [batch(4, seed=s) for s in range(2)]
-    text = "0F0 0F1 0I0 0I1 0W1 0W0\n1F0 1B0 1F1 1I1 1W1"
-
-    def rank(comm):
-        model = gpt(depth=2)
-        cut = pipeline.cut(model, "blocks", 2, [comm.rank])
-        schedule = pipeline.Schedule.from_text(text)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        runtime = pipeline.PipelineRuntime(
-            cut, schedule, comm, loss_fn=loss_sum, split_backward=comm.rank == 0
-        )
-        losses = []
-        for x, y in batches:
-            optimizer.zero_grad()
-            losses.append(runtime.step(x, y, microbatches=2, scale=1 / y.numel()).loss)
-            optimizer.step()
-        return losses, {name: p.detach() for name, p in model.named_parameters()}
-
-    assert_parity(ranks(rank, 2), batches, depth=2)
 
 
 def test_evaluation_gives_loss_and_outputs_without_gradients():
@@ -271,15 +253,28 @@ def test_gradients_are_added_in_place_and_stages_report_once_all_is_there():
 
 def test_bytes_sent_are_activations_once_per_cut_and_direction():
     """The ledger: b s h per cut and direction, nothing else; shapes are announced once."""
-    batches = [batch(8, seed=s) for s in range(3)]
-
-    def rank(comm):
-        *_, result, _ = train(comm, "1f1b", batches, m=4, depth=4)
-        record = comm.message_record()
-        return result.sent_bytes, len([m for m in record if m["kind"] == "send"])
-
+    (found,) = assert_parity([(4, "1f1b", ((8, 6),) * 3, {"m": 4, "depth": 4})])
     one_way = 8 * 6 * 16 * 8  # samples, length, dim, bytes
-    sent = ranks(rank, 4)
-    assert [nbytes for nbytes, _ in sent] == [one_way, 2 * one_way, 2 * one_way, one_way]
+    assert [got["sent"] for got in found] == [one_way, 2 * one_way, 2 * one_way, one_way]
     # Four microbatches in three steps, and an announcement of two messages in the first.
-    assert [messages for _, messages in sent] == [12 + 8, 24 + 8, 24 + 8, 12]
+    assert [got["messages"] for got in found] == [12 + 8, 24 + 8, 24 + 8, 12]
+
+
+def kept(order) -> int:
+    """Most versions that a stash keeps while an order is done."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    stash = Stash({"weight": weight})
+    for action in order:
+        if action.kind is pipeline.Kind.F:
+            stash.forward(action.microbatch)
+        elif action.kind is pipeline.Kind.B:
+            stash.backward(action.microbatch)
+        else:
+            stash.updated()
+    return stash.peak_versions
+
+
+@pytest.mark.parametrize("m", [1, 2, 5, 9])
+def test_as_many_versions_are_kept_as_stated(m):
+    for order in pipeline.build("pipedream", 4, m).orders:
+        assert peak_versions(order) == kept(order)

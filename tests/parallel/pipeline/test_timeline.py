@@ -13,8 +13,6 @@ from pycoll.errors import UsageError
 from pycoll.parallel import pipeline
 from pycoll.parallel.pipeline import trace_events as timeline
 
-pytestmark = [pytest.mark.ranks, pytest.mark.torch]
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -1,0 +1,198 @@
+// The environment variables that pycoll reads when it runs, in one table: `pycoll info --env`
+// prints it, and every reader of a variable looks its row up. An empty value counts as not set.
+//
+// All in this header, because the libraries for devices are linked without the core.
+#pragma once
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
+
+namespace pycoll {
+
+enum class EnvType : uint8_t {
+  kText,     // any text; its reader parses it
+  kFlag,     // 0 or 1
+  kNumber,   // a whole number from `min` to `max`
+  kSeconds,  // a number of seconds from `min` to `max`
+  kChoice,   // one of the words of `choices`
+  kPorts,    // FIRST-LAST
+};
+
+struct EnvVariable {
+  std::string_view name;
+  EnvType type;
+  std::string_view otherwise;  // what holds where it is not set, for people
+  std::string_view help;
+  std::string_view choices = {};  // separated by spaces
+  double min = 0, max = 0;
+};
+
+inline constexpr EnvVariable kEnvironment[] = {
+    // How ranks find and trust each other.
+    {"PYCOLL_TOKEN", EnvType::kText, "by the user and the job",
+     "Secret of a job: a process without it is refused."},
+    {"PYCOLL_TLS", EnvType::kFlag, "0", "1: encrypt connections between hosts (docs/hosts.md)."},
+    {"PYCOLL_OPENSSL", EnvType::kText, "libssl.so.3", "OpenSSL library for PYCOLL_TLS=1."},
+    {"PYCOLL_IFNAME", EnvType::kText, "all that reach the peers",
+     "Interfaces to listen on, by the beginnings of their names."},
+    {"PYCOLL_PORTS", EnvType::kPorts, "the system's choice",
+     "Ports to listen on, such as 20000-20100."},
+    {"PYCOLL_TRANSPORT", EnvType::kChoice, "mpi on a fast fabric, else tcp",
+     "What carries messages between hosts.", "tcp mpi"},
+    {"PYCOLL_MPI", EnvType::kText, "the one that is loaded or found", "MPI library to use."},
+    {"PYCOLL_SILENCE_S", EnvType::kSeconds, "5",
+     "Seconds without a sign of life after which a host counts as lost; 0: never.", "", 0, 1e6},
+    {"PYCOLL_SSH", EnvType::kText, "ssh", "Command of `pycoll run --hosts` to reach a host."},
+    // What runs.
+    {"PYCOLL_ALGO", EnvType::kText, "by tuning table and model",
+     "Rules of selection, such as all_reduce:ring:0-64k (docs/selection.md)."},
+    {"PYCOLL_ISA", EnvType::kChoice, "the best that the CPU has",
+     "Instruction set of reductions at most.", "generic avx2 avx512"},
+    {"PYCOLL_REGISTER_AFTER", EnvType::kNumber, "8",
+     "Uses of an array before it is registered automatically; 0: never.", "", 0, 1e6},
+    {"PYCOLL_PEER_MEMORY", EnvType::kFlag, "1",
+     "0: never read or write another process's arrays by process_vm_readv."},
+    {"PYCOLL_CACHE_DIR", EnvType::kText, "~/.cache/pycoll",
+     "Folder of tuning tables and of torch backends that were built at first use."},
+    {"PYCOLL_MESH", EnvType::kText, "what the script says",
+     "Sizes of the axes of pc.mesh, such as dp=2,tp=2 (`pycoll run --mesh`)."},
+    // What is seen.
+    {"PYCOLL_FLIGHT_DIR", EnvType::kText, "no files",
+     "Folder in which a rank writes its flight record on its first error."},
+    {"PYCOLL_DUMP_SIGNAL", EnvType::kText, "none",
+     "Signal on which a process writes its flight records, such as USR1."},
+    {"PYCOLL_DOCTOR_SIGNAL", EnvType::kText, "SIGRTMIN+7",
+     "Signal by which `pycoll doctor` asks for Python stacks; 0: never."},
+    {"PYCOLL_CHECK", EnvType::kText, "none", "Set by `pycoll check` for the script that it runs."},
+    {"PYCOLL_TIMES", EnvType::kText, "none", "Set by `pycoll scale` for the script that it runs."},
+    // Devices.
+    {"PYCOLL_DEVICE_LIBRARY", EnvType::kText, "pycoll/_cuda.so", "Device library to load."},
+    {"PYCOLL_DEVICE_LINKS", EnvType::kChoice, "device", "Memory of the links between devices.",
+     "device host"},
+    {"PYCOLL_CUDA_VMM", EnvType::kFlag, "1",
+     "0: share GPU memory by CUDA IPC instead of virtual memory handles."},
+    {"PYCOLL_DEVICE_THREADS_COUNT", EnvType::kNumber, "1", "Devices that are emulated.", "", 1, 64},
+    {"PYCOLL_DEVICE_THREADS_PROCESSORS", EnvType::kNumber, "32",
+     "Processors of an emulated device.", "", 1, 1024},
+    {"PYCOLL_DEVICE_THREADS_REACH", EnvType::kFlag, "1",
+     "0: emulated devices do not reach each other's memory."},
+    {"PYCOLL_DEVICE_THREADS_EXPORT", EnvType::kFlag, "1",
+     "0: memory of an emulated device cannot be shared."},
+};
+
+inline const EnvVariable& env_row(std::string_view name) {
+  for (const EnvVariable& row : kEnvironment) {
+    if (row.name == name) return row;
+  }
+  throw UsageError(std::string(name) + " is not in the table of environment variables");
+}
+
+/// What a value of the row must be, for messages and for people.
+inline std::string env_expectation(const EnvVariable& row) {
+  const auto whole = [](double bound) { return std::to_string(static_cast<int64_t>(bound)); };
+  switch (row.type) {
+    case EnvType::kFlag:
+      return "0 or 1";
+    case EnvType::kNumber:
+      return "a number from " + whole(row.min) + " to " + whole(row.max);
+    case EnvType::kSeconds:
+      return "a number of seconds from " + whole(row.min) + " to " + whole(row.max);
+    case EnvType::kChoice:
+      return std::string("one of ").append(row.choices);
+    case EnvType::kPorts:
+      return "a range of ports like 20000-20100";
+    case EnvType::kText:
+      break;
+  }
+  return "text";
+}
+
+[[noreturn]] inline void refuse_env(const EnvVariable& row, std::string_view text) {
+  throw UsageError(std::string(row.name) + "=" + std::string(text) + ": expected " +
+                   env_expectation(row) + ". " + std::string(row.help));
+}
+
+inline std::optional<double> env_parse(std::string_view text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) return {};
+  return value;
+}
+
+/// Two ports; nothing where the text is no range.
+inline std::optional<std::pair<int, int>> env_parse_ports(std::string_view text) {
+  const size_t dash = text.find('-');
+  if (dash == std::string_view::npos) return {};
+  const auto first = env_parse(text.substr(0, dash)), last = env_parse(text.substr(dash + 1));
+  const auto is_port = [](double port) {
+    return port >= 1 && port <= 65535 && port == std::floor(port);
+  };
+  if (!first || !last || !is_port(*first) || !is_port(*last) || *first > *last) return {};
+  return std::pair(static_cast<int>(*first), static_cast<int>(*last));
+}
+
+/// Whether `text` is one of the words of `choices`, which spaces separate.
+inline bool is_choice(std::string_view choices, std::string_view text) {
+  while (!choices.empty()) {
+    const std::string_view word = choices.substr(0, choices.find(' '));
+    if (word == text) return true;
+    choices.remove_prefix(std::min(choices.size(), word.size() + 1));
+  }
+  return false;
+}
+
+inline bool env_accepts(const EnvVariable& row, std::string_view text) {
+  switch (row.type) {
+    case EnvType::kFlag:
+      return text == "0" || text == "1";
+    case EnvType::kNumber:
+    case EnvType::kSeconds: {
+      const auto value = env_parse(text);
+      return value && *value >= row.min && *value <= row.max &&
+             (row.type == EnvType::kSeconds || *value == std::floor(*value));
+    }
+    case EnvType::kChoice:
+      return is_choice(row.choices, text);
+    case EnvType::kPorts:
+      return env_parse_ports(text).has_value();
+    case EnvType::kText:
+      break;
+  }
+  return true;
+}
+
+/// The value of a variable of the table; nothing where it is not set, or empty. Raises UsageError
+/// for a value that its row does not accept.
+inline std::optional<std::string> env_text(std::string_view name) {
+  const EnvVariable& row = env_row(name);
+  const char* text = std::getenv(std::string(name).c_str());
+  if (text == nullptr || *text == 0) return {};
+  if (!env_accepts(row, text)) refuse_env(row, text);
+  return text;
+}
+
+inline bool env_flag(std::string_view name) {
+  return env_text(name).value_or(std::string(env_row(name).otherwise)) == "1";
+}
+
+/// Of a variable of numbers or seconds whose default is a number.
+inline double env_number(std::string_view name) {
+  const std::string text = env_text(name).value_or(std::string(env_row(name).otherwise));
+  return env_parse(text).value_or(0);
+}
+
+/// Raises UsageError for the first variable whose value its row does not accept. Communicators call
+/// it when they are made, so that a wrong value is an error and is not ignored.
+inline void check_environment() {
+  for (const EnvVariable& row : kEnvironment) env_text(row.name);
+}
+
+}  // namespace pycoll

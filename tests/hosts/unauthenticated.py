@@ -1,0 +1,66 @@
+"""Unauthenticated peers: programs that connect to the ports of a job without knowing its token."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from pathlib import Path
+
+from namespaces import Network
+
+import pycoll
+
+KINDS = ("bytes", "scan", "slow", "token", "rank")
+TLS_KINDS = ("bytes", "slow greeting", "wrong token")
+
+
+def listening_ports() -> list[int]:
+    """The ports on which programs of the calling process's host listen."""
+    lines = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
+    words = [line.split() for line in lines]
+    return [int(w[1].split(":")[1], 16) for w in words if w[3] == "0A"]
+
+
+def attack(address: str, kind: str, seconds: float) -> int:
+    """Connects to every port for so long. Returns how many connections were accepted."""
+    kept, accepted = [], 0
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for port in listening_ports():
+            with contextlib.suppress(OSError, pycoll.UsageError, pycoll.TimeoutError):
+                if kind == "wrong token":
+                    accepted += 1
+                    pycoll._core.bootstrap.TcpStore(address, port, "another token", 1, 0.05)
+                    continue
+                s = socket.create_connection((address, port), timeout=0.2)
+                accepted += 1
+                if "slow" in kind:
+                    kept.append(s)  # neither sends the rest nor closes
+                speak(s, kind)
+        time.sleep(0.02)
+    return accepted
+
+
+def speak(s: socket.socket, kind: str) -> None:
+    if kind == "bytes":
+        s.sendall(os.urandom(5000))
+    elif kind == "slow":
+        s.sendall(b"p")
+    elif kind == "slow greeting":
+        s.sendall(b"\x16\x03\x01\x02")
+    elif kind == "token":
+        s.sendall(b"pycoll 1" + (1).to_bytes(4, "little") + bytes(20))
+        s.settimeout(0.3)
+        s.recv(16)
+        s.sendall(bytes(32))
+        assert s.recv(32) == b""  # the listener does not even prove that it knows the token
+    elif kind == "rank":
+        s.sendall(b"pycoll 1" + (7).to_bytes(4, "little") + bytes(20))
+
+
+def start(network: Network, kinds: tuple[str, ...], seconds: float, **env: str) -> list[int]:
+    """Starts attackers of all kinds on host 0. Their outcomes: how many connections they made."""
+    address = network.address(0)
+    return [network.start(0, lambda k=kind: attack(address, k, seconds), **env) for kind in kinds]
