@@ -158,7 +158,7 @@ def test_picture_in_the_documents_is_current(name, command, tmp_path, monkeypatc
     monkeypatch.chdir(ROOT)
     invoke(*command.split(), str(tmp_path / name))
     words = [
-        re.findall(r"<!-- (.*?) -->", path.read_text())
+        re.findall(r">([^<]+)</text>", path.read_text())
         for path in (tmp_path / name, ROOT / "docs" / "images" / name)
     ]
     assert words[0] and words[0] == words[1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -51,39 +50,32 @@ def test_table_with_any_byte_changed_is_refused():
                     _core.TuningTable.parse(text[:at] + new + text[at + 1 :])
 
 
+TIME, COST = "2 2 plain 4096 2026-11-21T14:30:00Z", "2 2 mapped 2026-11-21T14:30:00Z simple"
 WRONG_LINES = [
-    "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z",
-    "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple",
-    "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring=1e-5",
-    "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple/x=1e-5",
-    "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=nan",
-    "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=-1e-5",
-    "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=0",
-    "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5 ",
-    "time all_reduce 2 2 plain 4096 2026-11-21T14:30:00Z  ring/simple=1e-5",
-    "time all_reduce 2 2 plain 4096 yesterday ring/simple=1e-5",
-    "time all_reduce 0 2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
-    "time all_reduce 2 -2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
-    "time all_reduce 2 2 plain 99999999999999999999 2026-11-21T14:30:00Z ring/simple=1e-5",
-    "time All-Reduce 2 2 plain 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
-    "cost 2 2 mapped 2026-11-21T14:30:00Z simple 1 2",
-    "cost 2 2 mapped 2026-11-21T14:30:00Z simple 1 2 inf",
-    "cost 2 2 mapped 2026-11-21T14:30:00Z simple 1 2 3 4",
-    "time all_reduce 2 2 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
-    "time all_reduce 2 2 both 4096 2026-11-21T14:30:00Z ring/simple=1e-5",
-    "cost 2 2 2026-11-21T14:30:00Z simple 1 2 3",
-    "size 2",
-    "",
-]
+    f"time all_reduce {TIME}",
+    *(f"time all_reduce {TIME} {field}" for field in (
+        "ring/simple", "ring=1e-5", "ring/simple/x=1e-5", "ring/simple=nan", "ring/simple=-1e-5",
+        "ring/simple=0", "ring/simple=1e-5 ", " ring/simple=1e-5",
+    )),
+    *(f"time all_reduce {head} ring/simple=1e-5" for head in (
+        "2 2 plain 4096 yesterday", TIME.replace("2 2", "0 2"), TIME.replace("2 2", "2 -2"),
+        TIME.replace("4096", "99999999999999999999"), TIME.replace("plain ", ""),
+        TIME.replace("plain", "both"),
+    )),
+    f"time All-Reduce {TIME} ring/simple=1e-5",
+    *(f"cost {COST} {numbers}" for numbers in ("1 2", "1 2 inf", "1 2 3 4")),
+    "cost 2 2 2026-11-21T14:30:00Z simple 1 2 3", "size 2", "",
+]  # fmt: skip
 
 
 @pytest.mark.pure
-def test_line_that_is_wrong_is_refused_and_named():
-    """Lines are checked before the digest."""
+def test_lines_that_are_wrong_are_refused_and_named():
+    """A line is refused before the digest is compared."""
     head = _core.TuningTable([], []).to_text().rpartition("end ")[0]
     for line in WRONG_LINES:
         with pytest.raises(UsageError, match="line 4: "):
             _core.TuningTable.parse(f"{head}{line}\nend 0123456789abcdef\n")
+            pytest.fail(f"taken: {line!r}")
 
 
 @pytest.mark.pure
@@ -254,9 +246,14 @@ def _reads_processes() -> bool:
 def test_table_of_other_ranks_collectives_or_cores_is_not_used():
     untouched = choice()
     other = "tree__ll" if untouched != "tree/ll" else "star__ll"
-    time = {other: 1e-9}
-    rows = [size(ranks=3, **time), size("broadcast", **time), size(cores=CORES + 1, **time)]
-    tuning.save([], rows)
+    tuning.save(
+        [],
+        [
+            size(ranks=3, **{other: 1e-9}),
+            size("broadcast", **{other: 1e-9}),
+            size(cores=CORES + 1, **{other: 1e-9}),
+        ],
+    )
     assert choice() == untouched
     assert choice(n=3) == other.replace("__", "/")
 
@@ -275,18 +272,49 @@ def test_fitted_costs_of_the_table_are_those_of_the_simulation():
     text = explained()
     assert f"fitted, simple of mapped arrays on {DATE} with 2 ranks" in text
     assert text.splitlines()[0].rpartition(": ")[2].startswith("one_shot/ll")
-    # For other numbers of ranks: the costs of the nearest number that also shares cores, or not.
+    # Other numbers of ranks take the costs of the nearest one that also shares cores, or does not.
     assert ("simulation: fitted" in explained(n=3)) == (CORES >= 3)
 
 
-def _rewritten(old: str, new: str) -> Callable[[Path], object]:
-    """A change to the text, with the digest that belongs to it."""
-
-    def rewrite(file: Path) -> None:
-        body = file.read_text().replace(old, new, 1).rpartition("end ")[0]
-        file.write_text(f"{body}end {_digest(body)}\n")
-
-    return rewrite
+def _damage(how: str) -> str:
+    """Spoils this machine's table; returns what is said of it."""
+    file = tuning.save([], [size(tree__ll=1e-9)])
+    text = file.read_text()
+    if how == "torn":
+        file.write_text(text[: len(text) // 2])
+        return "is damaged, line "
+    if how == "changed":
+        file.write_text(text.replace("tree/ll", "star/ll"))
+        return "the digest is not that of the lines before"
+    if how == "noise":
+        file.write_bytes(bytes(range(256)) * 64)
+        return "is damaged, line 1: expected 'pycoll-tuning 2'"
+    if how == "empty":
+        file.write_bytes(b"")
+        return "is damaged, line 1: "
+    if how == "huge":
+        file.write_bytes(b"#" * (2 << 20))
+        return "is longer than"
+    if how == "folder":
+        file.unlink()
+        file.mkdir()
+        return "cannot read"
+    if how == "pipe":
+        file.unlink()
+        os.mkfifo(file)
+        return "cannot read"
+    old, new = {
+        "stale": ("pycoll 0.1.0", "pycoll 0.0.9"),
+        "foreign": ("machine ", "machine VAX-11 "),
+        "other format": ("pycoll-tuning 2", "pycoll-tuning 1"),
+    }[how]
+    body = text.replace(old, new, 1).rpartition("end ")[0]
+    file.write_text(f"{body}end {_digest(body)}\n")
+    return {
+        "stale": "is of pycoll 0.0.9, this is",
+        "foreign": "was measured on another machine (VAX-11 ",
+        "other format": "is damaged, line 1: expected 'pycoll-tuning 2'",
+    }[how]
 
 
 def _digest(body: str) -> str:
@@ -296,47 +324,25 @@ def _digest(body: str) -> str:
     return f"{value:016x}"
 
 
-# What happens to this machine's table, and the reason that is given.
-DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "torn": (lambda file: os.truncate(file, file.stat().st_size // 2), "is damaged, line "),
-    "changed": (
-        lambda file: file.write_text(file.read_text().replace("tree/ll", "star/ll")),
-        "the digest is not that of the lines before",
-    ),
-    "noise": (
-        lambda file: file.write_bytes(bytes(range(256)) * 64),
-        "is damaged, line 1: expected 'pycoll-tuning 2'",
-    ),
-    "empty": (lambda file: file.write_bytes(b""), "is damaged, line 1: "),
-    "huge": (lambda file: file.write_bytes(b"#" * (2 << 20)), "is longer than"),
-    "folder": (lambda file: (file.unlink(), file.mkdir()), "cannot read"),
-    "pipe": (lambda file: (file.unlink(), os.mkfifo(file)), "cannot read"),
-    "stale": (_rewritten("pycoll 0.1.0", "pycoll 0.0.9"), "is of pycoll 0.0.9, this is"),
-    "foreign": (
-        _rewritten("machine ", "machine VAX-11 "),
-        "was measured on another machine (VAX-11 ",
-    ),
-    "other format": (
-        _rewritten("pycoll-tuning 2", "pycoll-tuning 1"),
-        "is damaged, line 1: expected 'pycoll-tuning 2'",
-    ),
-}
+DAMAGES = ["torn", "changed", "noise", "empty", "huge", "folder", "pipe"]
+DAMAGES += ["stale", "foreign", "other format"]
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("how", DAMAGES)
-def test_table_that_cannot_be_used_is_ignored_with_the_reason(how):
+def test_table_that_cannot_be_used_is_ignored_with_the_reason(tmp_path, monkeypatch):
     untouched = choice()
-    damage, reason = DAMAGES[how]
-    damage(tuning.save([], [size(tree__ll=1e-9)]))
-    text = explained()
-    assert choice() == untouched != "tree/ll"
-    assert "table: ignored, " in text and reason in text
-    result = invoke("info")
-    assert result.exit_code == 0 and reason in result.stdout
-    if how not in ("folder", "pipe"):
-        tuning.save([], [size(tree__ll=1e-9)])  # and is replaced by the next one
-        assert choice() == "tree/ll"
+    assert untouched != "tree/ll"
+    for how in DAMAGES:
+        monkeypatch.setenv("PYCOLL_CACHE_DIR", str(tmp_path / how))
+        said = _damage(how)
+        text = explained()
+        assert choice() == untouched, how
+        assert "table: ignored, " in text and said in text, (how, text)
+        result = invoke("info")
+        assert result.exit_code == 0 and said in result.stdout, how
+        if how not in ("folder", "pipe"):
+            tuning.save([], [size(tree__ll=1e-9)])  # it is replaced by the next one
+            assert choice() == "tree/ll", how
 
 
 @pytest.mark.ranks

@@ -10,6 +10,8 @@ from typing import Any
 
 from suite_client import WORLD_SIZES, Row
 
+from pycoll.bench.record import Record, by_library
+
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parents[1] / "docs" / "torch.md"
 BACKENDS = ("gloo", "pycoll")
@@ -112,32 +114,32 @@ def three_digits(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def of_speed(record: Path) -> str:
-    """Times for each size and the ratio of Gloo to pycoll; then a step of DDP."""
-    found = json.loads(record.read_text())
+def of_speed(path: Path) -> str:
+    """Times and ratios by size, then a step of DDP."""
+    record = Record.load(path)
     names = {
         "gloo": "Gloo",
         "pycoll": "pycoll",
         "pycoll once": "tensor not seen before",
         "allocate_tensor": "`allocate_tensor`",
     }
-    facts = found["machine"]
+    facts = record.facts["machine"]
     text = (
-        f"Measured on {facts['cpu']}, {facts['cores']} cores, torch {found['torch']}, commit "
+        f"Measured on {facts['cpu']}, {facts['cores']} cores, torch {record.facts['torch']}, commit "
         f"{facts['commit'][:10]}: microseconds, the median of the slowest rank.\n"
     )
-    for result in found["results"]:
+    for n, step in record.facts["ddp_step_ms"].items():
         lines = []
-        for row in result["all_reduce"]:
-            times = row["time_us"]
-            cells = [three_digits(times[name]) for name in names]
-            lines.append(
-                [size_name(row["nbytes"]), *cells, f"{times['gloo'] / times['pycoll']:.1f}"]
-            )
-        head = [f"all_reduce, {result['num_ranks']} ranks", *names.values(), "Gloo / pycoll"]
-        step = result["ddp_step_ms"]
+        for rows in record.messages():
+            if rows[0].case.num_ranks != int(n):
+                continue
+            us = {name: timing.median_s * 1e6 for name, timing in by_library(rows).items()}
+            cells = [three_digits(us[name]) for name in names]
+            ratio = f"{us['gloo'] / us['pycoll']:.1f}"
+            lines.append([size_name(rows[0].case.nbytes), *cells, ratio])
+        head = [f"all_reduce, {n} ranks", *names.values(), "Gloo / pycoll"]
         text += f"\n{markdown(head, lines)}\nA step of DDP, 25 million parameters, "
-        text += f"{result['num_ranks']} ranks: Gloo {step['gloo']:.0f} ms, pycoll "
+        text += f"{n} ranks: Gloo {step['gloo']:.0f} ms, pycoll "
         text += f"{step['pycoll']:.0f} ms: {step['gloo'] / step['pycoll']:.2f} times as fast.\n"
     return text
 
