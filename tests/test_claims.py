@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -76,6 +77,38 @@ def test_paths_that_do_not_exist_are_found():
         "a.md names gone.cc",
         "a.md names base/gone.h",
     ]
+
+
+# --- Links ----------------------------------------------------------------------------------------
+
+
+def anchors_of(text: str) -> set[str]:
+    """The anchors that GitHub gives to the headings of a document."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"(?s)```.*?```", "", text), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {heading.strip().replace(" ", "-") for heading in plain}
+
+
+def broken_anchors(docs: Documents) -> list[str]:
+    found = []
+    for document, text in docs.items():
+        for target, anchor in re.findall(r"\]\(([\w./-]*)#([^)]+)\)", text):
+            at = str(PurePosixPath(document).parent / target) if target else document
+            path = os.path.normpath(at)
+            if path not in docs or anchor not in anchors_of(docs[path]):
+                found.append(f"{document} links to {target}#{anchor}")
+    return found
+
+
+def test_anchors_in_links_exist():
+    found = broken_anchors(documents())
+    assert not found, "\n".join(found)
+
+
+def test_anchors_of_changed_headings_are_found():
+    docs = {"docs/a.md": "# `ll`: short\n[b](../b.md#c-d) [a](#ll-short)", "b.md": "## C, d\n"}
+    assert broken_anchors(docs) == []
+    assert broken_anchors({**docs, "b.md": "## C\n"}) == ["docs/a.md links to ../b.md#c-d"]
 
 
 # --- Symbols --------------------------------------------------------------------------------------
