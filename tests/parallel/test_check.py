@@ -1,4 +1,4 @@
-"""`pycoll check`: reports whether a script computes the same on a mesh, or what differs first."""
+"""`pycoll check` finds the first difference of a mesh; `pycoll scale` times it and fits laws."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from mesh_cases import in_one_world, run_script
 from tiny_gpt import GPT, PLAN, batches
 from torch import nn
 
+from pycoll import UsageError, run_ranks
 from pycoll import parallel as pc
-from pycoll import run_ranks
+from pycoll.cli.scale import report
+from pycoll.parallel.tools import scaling_laws as laws
 from pycoll.parallel.tools.activations import Activations, first_difference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,3 +181,34 @@ def test_first_wrong_output_is_found_on_a_mesh_and_none_where_all_are_right(tmp_
         names = {call[0] for path in paths for call, _ in torch.load(path)["found"]}
         expected = {f"blocks.{i}.{name}" for i in (0, 1) for name in ("up", "drop", "qkv")}
         assert expected <= names, layouts[i]
+
+
+@pytest.mark.pure
+def test_fits_find_what_the_laws_were_given():
+    for parallel in (0.0, 0.5, 0.8, 1.0):
+        times = {n: 3.0 / laws.amdahl(parallel, n) for n in (1, 2, 4, 8)}
+        fit = laws.fit_amdahl(times)
+        assert fit.parallel == pytest.approx(parallel, abs=1e-9)
+        assert fit.speed_up == pytest.approx(fit.law)
+        alone = {n: 3.0 * laws.gustafson(parallel, n) for n in times}
+        fit = laws.fit_gustafson(dict.fromkeys(times, 3.0), alone)
+        assert fit.parallel == pytest.approx(parallel, abs=1e-9)
+        assert fit.efficiency == dict.fromkeys(times, 1.0)
+
+
+@pytest.mark.pure
+def test_report_of_scaling_knows_strong_from_weak():
+    strong = report({1: (1.0, 64), 2: (0.6, 64), 4: (0.4, 64)})
+    assert strong["kind"] == "strong" and strong["parallel"] == pytest.approx(0.8)
+    assert [row["efficiency"] for row in strong["rows"]] == pytest.approx([1, 1 / 1.2, 1 / 1.6])
+    weak = report({1: (1.0, 64), 2: (1.25, 128)})
+    assert weak["kind"] == "weak" and weak["rows"][1]["speed_up"] == pytest.approx(1.6)
+    assert weak["rows"][1]["efficiency"] == pytest.approx(0.8)
+    with pytest.raises(UsageError, match="they neither stay nor grow"):
+        report({1: (1.0, 64), 2: (1.0, 100)})
+
+
+@pytest.mark.pure
+def test_times_without_one_rank_are_an_error():
+    with pytest.raises(UsageError, match="expected times of one rank"):
+        laws.fit_amdahl({2: 1.0, 4: 0.5})

@@ -34,26 +34,15 @@ def gpt2():
 
 
 PLANS = {
-    llama: (
-        "model.layers",
-        {
-            "*.q_proj|*.k_proj|*.v_proj|*.gate_proj|*.up_proj": "col",
-            "*.o_proj|*.down_proj": "row",
-            "*.self_attn|*.mlp": "region",
-            "model.embed_tokens|lm_head": "vocab",
-        },
-    ),
-    gpt2: (
-        "transformer.h",
-        {
-            "*.c_attn": "qkv",
-            "*.c_fc": "col",
-            "*.c_proj": "row",
-            "*.attn|*.mlp": "region",
-            "transformer.wte|lm_head": "vocab",
-        },
-    ),
-}
+    llama: ("model.layers", {
+        "*.q_proj|*.k_proj|*.v_proj|*.gate_proj|*.up_proj": "col", "*.o_proj|*.down_proj": "row",
+        "*.self_attn|*.mlp": "region", "model.embed_tokens|lm_head": "vocab",
+    }),
+    gpt2: ("transformer.h", {
+        "*.c_attn": "qkv", "*.c_fc": "col", "*.c_proj": "row",
+        "*.attn|*.mlp": "region", "transformer.wte|lm_head": "vocab",
+    }),
+}  # fmt: skip
 
 
 def in_parts(output, target):

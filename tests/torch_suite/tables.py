@@ -125,7 +125,8 @@ def of_speed(path: Path) -> str:
     }
     facts = record.facts["machine"]
     text = (
-        f"Measured on {facts['cpu']}, {facts['cores']} cores, torch {record.facts['torch']}, commit "
+        f"Measured on {facts['cpu']}, {facts['cores']} cores, torch "
+        f"{record.facts['torch']}, commit "
         f"{facts['commit'][:10]}: microseconds, the median of the slowest rank.\n"
     )
     for n, step in record.facts["ddp_step_ms"].items():

@@ -68,11 +68,6 @@ def test_documents_list_every_schedule_and_its_name_in_torch():
         assert f"| `{name}` | {torch_name}".rstrip() in table, name
 
 
-def test_unknown_format_is_refused():
-    with pytest.raises(UsageError, match="cannot draw as 'gif'"):
-        draw_pipeline(pipeline.build("gpipe", 2, 2), "x.gif")
-
-
 # The command.
 
 
@@ -108,15 +103,14 @@ def test_command_proves_a_schedule_of_a_file(tmp_path):
     )
 
 
-def test_command_asked_wrongly_says_what_is_expected():
+def test_command_asked_wrongly_says_what_is_expected_and_help_shows_examples():
     assert "did you mean gpipe?" in invoke("pipeline", "-s", "gipe", status=2)
     assert "--costs 1,2: expected the times" in invoke("pipeline", "--costs", "1,2", status=2)
     assert "name a schedule to draw" in invoke("pipeline", "--text", status=2)
-
-
-def test_help_shows_examples():
-    text = invoke("pipeline", "--help")
-    assert "pycoll pipeline --schedule 1f1b -p 4 -m 8 --plot 1f1b.svg" in text
+    with pytest.raises(UsageError, match="cannot draw as 'gif'"):
+        draw_pipeline(pipeline.build("gpipe", 2, 2), "x.gif")
+    example = "pycoll pipeline --schedule 1f1b -p 4 -m 8 --plot 1f1b.svg"
+    assert example in invoke("pipeline", "--help")
 
 
 @pytest.mark.ranks
