@@ -313,5 +313,5 @@ def test_commands_in_documents_exist():
 
 
 def test_commands_that_do_not_exist_are_found():
-    text = "`make tests`, make sure\n```sh\nmake bench\npycoll display ring  # pycoll is fast\n```\n"
+    text = "`make tests`, make sure\n```sh\nmake bench\npycoll display ring  # pycoll\n```\n"
     assert wrong_commands({"a.md": text}) == ["a.md names make tests", "a.md names pycoll display"]
