@@ -1,4 +1,4 @@
-"""DistributedDataParallel reads digits: the same weights as one process with the whole batch.
+"""Trains on digits with DistributedDataParallel: the weights are those of one process.
 
 torchrun --nproc-per-node 2 examples/ddp_digits.py [--backend gloo] [--hook bf16|int8]
 """
@@ -34,7 +34,7 @@ def make_model() -> nn.Module:
 
 
 def train(model: nn.Module, rank: int, num_ranks: int, watch: Stopwatch) -> None:
-    """A rank takes its share of every batch; one process is rank 0 of 1."""
+    """Trains on this rank's share of every batch; a single process is rank 0 of 1."""
     images, labels = digits()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     share = BATCH // num_ranks

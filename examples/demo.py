@@ -2,8 +2,8 @@
 
 Every run starts from the same weights and sees the same batches. A rank computes the gradient of
 its share of the batch, `comm.all_reduce` averages the gradients, and every rank takes the same
-step. Next to it runs a single process with the whole batch: in float64 both must end in the same
-weights. What the ranks sent is counted by the core and compared with the textbook's formula.
+step. A single process trains with the whole batch; in float64 both must end in the same weights.
+The core counts the bytes that the ranks send, and the demo compares them with the formula.
 
     python examples/demo.py --ranks 4 --out out
 """
@@ -36,7 +36,7 @@ MIN_ACCURACY = 0.95
 
 @dataclass(frozen=True)
 class Run:
-    """What one training run came to, as one rank saw it."""
+    """Result of one training run on one rank."""
 
     losses: list[float]  # of the whole batch, per step
     weights: np.ndarray  # (num_parameters,) float64
@@ -111,7 +111,7 @@ def train(
 
 
 def median_s(comm: pycoll.Communicator, x: np.ndarray, algorithm: str | None) -> float:
-    """Seconds of one all-reduce of `x`, when the ranks come together."""
+    """Returns the median seconds of one all-reduce of `x` after a barrier."""
     times = []
     for _ in range(60):
         comm.barrier()
@@ -122,9 +122,10 @@ def median_s(comm: pycoll.Communicator, x: np.ndarray, algorithm: str | None) ->
 
 
 def calibrate(comm: pycoll.Communicator) -> tuple[float, float]:
-    """alpha (s) and beta (s/byte) of this machine, from the algorithm that is all single hops.
+    """Returns alpha (s) and beta (s/byte) of this machine, measured with ring_naive.
 
-    ring_naive takes 2(n-1)(alpha + N beta) with gamma counted in beta: two sizes give both.
+    It consists of single hops and takes 2(n-1)(alpha + N beta), where beta includes gamma, so two
+    sizes give both.
     """
 
     hops = max(1, 2 * (comm.size - 1))
@@ -137,7 +138,7 @@ def calibrate(comm: pycoll.Communicator) -> tuple[float, float]:
 def train_with_all(
     comm: pycoll.Communicator, algorithms: list[str], epochs: int, num_steps: int
 ) -> tuple[dict[str, Run], tuple[float, float]]:
-    """One rank's work: every algorithm in turn. Rank 0 shows the progress."""
+    """Trains with every algorithm in turn. Rank 0 shows the progress."""
     progress = Progress(
         TextColumn("{task.description:<18}"),
         BarColumn(),
@@ -173,7 +174,7 @@ def main(
     num_steps = epochs * (train_samples // BATCH)
     console.print(
         f"Training 64-{HIDDEN}-10 on {train_samples} digits in float64: {num_steps} steps, "
-        f"{ranks} ranks, next to a single process."
+        f"{ranks} ranks, compared with a single process."
     )
     single = pycoll.run_ranks(train, 1, None, epochs)[0]
     results = pycoll.run_ranks(train_with_all, ranks, algorithms, epochs, num_steps)
@@ -239,12 +240,12 @@ def main(
         sys.exit(1)
     console.print(
         f"[green]All {len(algorithms)} algorithms match the single process to {TOLERANCE:g}, "
-        "and send what their formulas say."
+        "and each rank sends the bytes of its formula."
     )
 
 
 def _spread(values: list[float]) -> str:
-    """`27,120` when all ranks are alike, `9,040 .. 27,120` else."""
+    """Formats values as `27,120` if all ranks have the same, else as `9,040 .. 27,120`."""
     low, high = min(values), max(values)
     return f"{low:,.0f}" if low == high else f"{low:,.0f} .. {high:,.0f}"
 

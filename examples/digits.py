@@ -3,8 +3,8 @@
 python examples/digits.py
 pycoll run -n 3 examples/digits.py
 
-Batches do not divide among the ranks, and batch normalisation sees all of them. At least 97 of 100
-digits of the test set must be read right.
+Batches need not be divisible by the number of ranks, and batch normalisation uses the whole batch.
+At least 97 of 100 digits of the test set must be classified correctly.
 """
 
 from __future__ import annotations

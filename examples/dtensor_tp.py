@@ -33,7 +33,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        # A rank sees its own heads only: their number follows from the width that it got.
+        # A rank has its own heads only: their number follows from the width of its shard.
         q, k, v = (
             layer(x_BTD).unflatten(-1, (-1, HEAD_WIDTH)).transpose(1, 2)
             for layer in (self.q, self.k, self.v)
@@ -68,7 +68,7 @@ def make_model() -> nn.Module:
 
 
 def split(model: nn.Module) -> nn.Module:
-    """Columns, then rows: one exchange at each end of attention and of the MLP."""
+    """Shards columns, then rows: one exchange at each end of attention and of the MLP."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     whole = {"input_layouts": (Shard(1),), "desired_input_layouts": (Replicate(),)}
     plan = {
@@ -89,7 +89,7 @@ def split(model: nn.Module) -> nn.Module:
 
 
 def train(model: nn.Module, rank: int, num_ranks: int, watch: Stopwatch) -> list[torch.Tensor]:
-    """A rank feeds its part of the sequence; returns its part of every step's output."""
+    """Trains on this rank's part of the sequence; returns its part of every step's output."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     random = torch.Generator().manual_seed(3)
     outputs = []

@@ -1,11 +1,12 @@
-"""A GPT learns Python's own documentation, on one process or on any mesh, from this one file.
+"""Trains a GPT on Python's own documentation, in one process or on any mesh.
 
 python examples/gpt.py
 pycoll run --mesh dp=4 examples/gpt.py
 pycoll run --mesh dp=2,tp=2,pp=2 examples/gpt.py
 pycoll run --mesh dp=2,cp=2 examples/gpt.py
 
-It must beat the bigram entropy of the text: what is known of a character by the one before it.
+Its loss must be lower than the bigram entropy of the text, the entropy of a character when the
+previous character is known.
 """
 
 from __future__ import annotations
@@ -60,14 +61,14 @@ class GPT(nn.Module):
 
 
 def bigram_entropy(text: str) -> float:
-    """Nats per character, given the one before."""
+    """Returns the nats per character when the previous character is known."""
     pairs, firsts = Counter(zip(text, text[1:], strict=False)), Counter(text[:-1])
     counts = ((count, firsts[first]) for (first, _), count in pairs.items())
     return -sum(n * math.log(n / of) for n, of in counts) / (len(text) - 1)
 
 
 def batches(tokens: torch.Tensor, steps: int, size: int):
-    """Windows of the text at random places, alike on all ranks."""
+    """Yields windows of the text at random places, identical on all ranks."""
     random = torch.Generator().manual_seed(1)
     for _ in range(steps):
         at = torch.randint(len(tokens) - CONTEXT, (size, 1), generator=random)
@@ -87,7 +88,7 @@ def main() -> None:
     letters = {letter: i for i, letter in enumerate(sorted(set(text)))}
     tokens = torch.tensor([letters[letter] for letter in text])
 
-    mesh = pc.mesh(dp=-1)  # `pycoll run --mesh` says otherwise
+    mesh = pc.mesh(dp=-1)  # `pycoll run --mesh` overrides it
     with pc.keyed_init(mesh, seed=0):
         model = GPT(len(letters))
     model = pc.parallelize(

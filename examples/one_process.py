@@ -1,4 +1,4 @@
-"""What the torch examples share: start, compare with one process, and say how far off."""
+"""Helpers of the torch examples: start, compare with one process, and print the difference."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ import torch.distributed as dist
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """With the option that every example has."""
+    """Returns a parser with the option that every example has."""
     result = argparse.ArgumentParser(description=description)
-    result.add_argument("--backend", default="pycoll", help="of torch.distributed, as gloo")
+    result.add_argument(
+        "--backend", default="pycoll", help="backend of torch.distributed, such as gloo"
+    )
     return result
 
 
 @contextmanager
 def process_group(backend: str):
-    """Of all ranks that torchrun started. Leaves it, whatever happens."""
+    """Context with the process group of all ranks that torchrun started."""
     if backend == "pycoll":
         import pycoll.torch  # noqa: F401  (not needed where pycoll is installed)
     torch.set_num_threads(1)
@@ -34,13 +36,13 @@ def process_group(backend: str):
 
 
 def say(text: str) -> None:
-    """Once, not once per rank."""
+    """Prints on rank 0 only."""
     if dist.get_rank() == 0:
         print(text, flush=True)
 
 
 def check(what: str, compare: Callable[[], float], tolerance: float) -> None:
-    """Rank 0 computes how far off the result is; every rank leaves with an error if too far."""
+    """Compares on rank 0; every rank exits with status 1 if the difference is too large."""
     off = torch.zeros(1, dtype=torch.float64)
     if dist.get_rank() == 0:
         off[0] = compare()
@@ -55,7 +57,7 @@ def check(what: str, compare: Callable[[], float], tolerance: float) -> None:
 def largest_difference(
     ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]
 ) -> float:
-    """Over all tensors, which both must have."""
+    """Returns the largest difference over all tensors; both must have the same names."""
     assert ours.keys() == theirs.keys(), sorted(ours.keys() ^ theirs.keys())
     return max(
         (tensor.double() - theirs[name].double()).abs().max().item()
@@ -64,7 +66,7 @@ def largest_difference(
 
 
 class Stopwatch:
-    """Seconds of the middle step: `with watch: step()`."""
+    """Measures the median time of a step: `with watch: step()`."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []

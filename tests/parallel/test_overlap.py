@@ -82,9 +82,12 @@ def test_trace_has_compute_bubbles_and_collectives_of_all_ranks(tmp_path):
         step()
         with pc.trace(mesh, path):
             step()
-        step()
+        with pc.trace(mesh, path.with_suffix(".svg")):
+            step()
 
     run_ranks(work, 4)
+    picture = path.with_suffix(".svg").read_text()
+    assert all(text in picture for text in ("rank 3: pp 1, tp 1", "bubble", "tp collectives"))
     events = json.loads(path.read_text())["traceEvents"]
     names = {(e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M"}
     assert {(1, "rank 1: pp 0, tp 1"), (3, "axis tp"), (2, "bubble")} <= names
