@@ -2,6 +2,7 @@
 # make bench: compares with gloo, DeepSpeed and MPI.   make benchmarks: builds the C++ programs.
 # make cuda: builds the library for GPUs (needs nvcc).
 # make gpu-check [PART=build|test|bench]: builds, tests and measures on a GPU, with PYTHON as it is.
+# make faults [FAULTS=NAME...]: plants known faults one at a time; the fast tests must find them.
 # make lint, make test-slow [SLOW_MINUTES=M: none begins later than that] [SLOW="slow and torch"],
 # make clean.
 #
@@ -18,7 +19,7 @@ INSTALL := PATH="$(abspath $(BIN)):$$PATH" PYCOLL_BUILD_DIR=build/cmake $(PIP) -
 FUZZ_MINUTES ?= 10
 SLOW ?= slow
 
-.PHONY: cuda gpu-check demo test test-slow fuzz bench benchmarks lint format clean build
+.PHONY: cuda gpu-check demo test test-slow fuzz faults bench benchmarks lint format clean build
 
 demo: $(VENV)/demo build
 	$(BIN)/python examples/demo.py --out out
@@ -31,6 +32,9 @@ test-slow: $(VENV)/test $(VENV)/frameworks build
 
 fuzz: $(VENV)/test build
 	PYCOLL_FUZZ_MINUTES=$(FUZZ_MINUTES) $(BIN)/python -m pytest -m slow -s tests/fuzz
+
+faults: $(VENV)/test build
+	$(BIN)/python tests/faults/run.py $(FAULTS)
 
 bench: $(VENV)/demo build
 	@$(PIP) ml_dtypes  # bf16 for NumPy
