@@ -126,6 +126,8 @@ class Scratch:
         with log.open("a") as out:
             start = out.tell()
             status = run_group(command, self.folder, clean_environment(self.folder), out, timeout_s)
+        if status == 4:  # a path or an option that pytest does not know
+            sys.exit(f"faults: pytest refused {arguments}, see {log}")
         with log.open() as file:
             file.seek(start)
             return status, file.read()
@@ -228,7 +230,9 @@ def finder(status: int | None, output: str) -> str:
         hung = " (timeout)" if "Failed: Timeout" in output else ""
         return failed[0] + hung
     lines = [line.strip() for line in output.split("\n") if re.match(r"tests/\S+?::", line)]
-    last = next((line for line in reversed(lines) if not OUTCOME.match(line)), "collection")
+    if status == 2 or not lines:
+        return "the collection of tests"
+    last = next((line for line in reversed(lines) if not OUTCOME.match(line)), lines[-1])
     return f"{last} ({'timeout' if status is None or 'Timeout' in output else 'crash'})"
 
 
