@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Plants the faults of planted_faults.py one at a time, and records which fast test finds each."""
+"""Plants the faults of planted_faults.py one at a time, and records which fast test finds each.
+
+Ends with status 1 if a fault is missed that the record's column `before` says was found.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ examples:
 
 @dataclass(frozen=True)
 class Found:
-    """The outcome of one fault; no `by`: no test found it."""
+    """The outcome of one fault. `by` is empty if no test found it."""
 
     by: str
     seconds: int
@@ -50,7 +53,7 @@ class Scratch:
     """A copy of the tree with a build of its own; the user's tree is never changed.
 
     Args:
-        folder: Its place. What was built there before is reused.
+        folder: Folder of the copy; an earlier build there is reused.
         commit: The commit to copy; None: the working tree.
     """
 
@@ -69,7 +72,7 @@ class Scratch:
         self.logs.mkdir(parents=True, exist_ok=True)
 
     def _write(self, name: str, content: bytes, mode: int) -> None:
-        """Leaves a file that is right untouched, so that it is not compiled again."""
+        """Writes a file that differs; others are not compiled again."""
         path = self.folder / name
         if path.is_file() and path.read_bytes() == content:
             return
@@ -78,7 +81,7 @@ class Scratch:
         path.chmod(mode)
 
     def _remove_others(self, files: Iterable[str]) -> None:
-        """Files of an earlier tree, but not what was built."""
+        """Removes the files of an earlier tree; build outputs stay."""
         listed = self.folder / "files.txt"
         if listed.is_file():
             for name in set(listed.read_text().split("\n")).difference(files):
@@ -121,7 +124,7 @@ class Scratch:
             sys.exit(f"faults: expected pycoll of {self.folder}, got {done.stdout or done.stderr}")
 
     def test(self, log: Path, arguments: list[str], timeout_s: float) -> tuple[int | None, str]:
-        """Runs pytest. Returns its status, None where time was over, and its output."""
+        """Runs pytest. Returns its status (None: it took too long) and its output."""
         # pytest refuses a marker that an older commit does not have.
         markers = (self.folder / "pyproject.toml").read_text()
         fast = " and ".join(f"not {name}" for name in NOT_FAST if f'"{name}:' in markers)
@@ -137,7 +140,7 @@ class Scratch:
 
 
 def of_working_tree() -> dict[str, tuple[bytes, int]]:
-    """What git tracks or would add: contents and modes by path."""
+    """Files that git tracks or would add: contents and modes by path."""
     listed = git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split(b"\0")
     paths = {name.decode(): ROOT / name.decode() for name in listed if name}
     return {
@@ -161,9 +164,9 @@ def git(*words: str) -> bytes:
 
 
 def clean_environment(folder: Path) -> dict[str, str]:
-    """Without variables that change what pycoll does; the package is that of `folder`."""
-    strange = ("PYCOLL_", "PYTEST_", "MASTER_", "SLURM_", "OMPI_", "PMI_", "PMIX_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(strange)}
+    """The environment without the variables that pycoll reads; imports come from `folder`."""
+    removed = ("PYCOLL_", "PYTEST_", "MASTER_", "SLURM_", "OMPI_", "PMI_", "PMIX_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(removed)}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         kept.pop(name, None)
     path = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', os.defpath)}"
@@ -173,7 +176,7 @@ def clean_environment(folder: Path) -> dict[str, str]:
 def run_group(
     command: list[str], folder: Path, environment: dict[str, str], out: object, timeout_s: float
 ) -> int | None:
-    """Runs a command; None: its time was over. Leaves no process."""
+    """Runs a command and ends all its processes. Returns its status; None: it took too long."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -186,7 +189,7 @@ def run_group(
     try:
         return process.wait(timeout_s)
     except (subprocess.TimeoutExpired, KeyboardInterrupt) as reason:
-        os.killpg(process.pid, signal.SIGINT)  # pytest ends what its tests have started
+        os.killpg(process.pid, signal.SIGINT)  # pytest ends the processes of its tests
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
@@ -200,7 +203,7 @@ def run_group(
 
 
 def end_orphans() -> None:
-    """Ends what the tests have left behind: this process is the parent of all orphans."""
+    """Ends processes that the tests have left: this process adopts all orphans."""
     while children := own_children():
         for pid in children:
             os.kill(pid, signal.SIGKILL)
@@ -226,7 +229,7 @@ def failures(output: str) -> list[str]:
 
 
 def finder(status: int | None, output: str) -> str:
-    """The id of the first failing test, or of the one that hung; empty: all passed."""
+    """The id of the first test that failed or hung; empty: all passed."""
     if status in (0, 5):  # 5: no test is selected
         return ""
     if failed := failures(output):
@@ -290,6 +293,11 @@ def write_record(path: Path, column: str, commit: str, found: dict[str, Found]) 
         lines.append(f"  {json.dumps(row)}")
     head = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in heads.items())
     path.write_text("{\n" + head + ' "faults": [\n' + ",\n".join(lines) + "\n ]\n}\n")
+
+
+def found_before(path: Path) -> set[str]:
+    rows = json.loads(path.read_text())["faults"]
+    return {row["name"] for row in rows if row["before"] and row["before"]["found"]}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -368,7 +376,8 @@ def main() -> None:
         write_record(options.record, options.column, commit, found)
     missed = [name for name, one in found.items() if not one.by]
     print(f"{len(found) - len(missed)} of {len(found)} faults are found; record: {options.record}")
-    sys.exit(1 if missed else 0)
+    if worse := found_before(options.record).intersection(missed):
+        sys.exit(f"faults: found before, but not now: {', '.join(sorted(worse))}")
 
 
 if __name__ == "__main__":
