@@ -5,6 +5,7 @@
 # make bench: compares with gloo, DeepSpeed and MPI.   make benchmarks: builds the C++ programs.
 # make cuda: builds the library for GPUs (needs nvcc).
 # make gpu-check [PART=build|test|bench]: builds, tests and measures on a GPU, with PYTHON as it is.
+# make faults [FAULTS=NAME...]: plants known faults one at a time; the fast tests must find them.
 # make lint, make format, make clean.
 #
 # PYTHON chooses the interpreter of the venv. Nothing is installed outside .venv.
@@ -30,7 +31,7 @@ echo "make $@: $$(($$(date +%s) - begin)) s of tests"; \
 exit $$status
 endef
 
-.PHONY: cuda gpu-check demo test test-slow soak bench benchmarks lint format clean build
+.PHONY: cuda gpu-check demo test test-slow soak faults bench benchmarks lint format clean build
 
 demo: $(VENV)/demo build
 	$(BIN)/python examples/demo.py --out out
@@ -44,6 +45,9 @@ test-slow: $(VENV)/test $(VENV)/frameworks build
 soak: export PYCOLL_SOAK_MINUTES = $(SOAK_MINUTES)
 soak: $(VENV)/test $(VENV)/frameworks build
 	$(call pytest,soak or timing,-s)
+
+faults: $(VENV)/test build
+	$(BIN)/python tests/faults/run.py $(FAULTS)
 
 bench: $(VENV)/demo build
 	@$(PIP) ml_dtypes  # bf16 for NumPy
