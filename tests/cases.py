@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
+from pycoll import _core
+
 MAX_REPORTED = 8
+
+INFO = {row.name: row for row in _core.collectives()}  # the core's table of collectives
 
 
 def each_case(names: str, cases: Iterable[Any]) -> Callable[[Callable], Callable]:

@@ -33,22 +33,6 @@ def inputs(n: int, count: int, dtype: object = np.float32, *, seed: int = 0) -> 
     return rng.uniform(-1, 1, (n, count)).astype(dtype)
 
 
-def reduced(values: np.ndarray, op: str) -> np.ndarray:
-    """The oracle: rank after rank, floats in fp64, integers with wrap-around in their own type."""
-    is_integer = np.issubdtype(values.dtype, np.integer)
-    combine = {"prod": np.multiply, "min": np.minimum, "max": np.maximum}.get(op, np.add)
-    total = values[0].astype(values.dtype if is_integer else np.float64)
-    for value in values[1:]:
-        total = combine(total, value)
-    if op != "avg":
-        return total
-    n = len(values)
-    if not is_integer:
-        return total / n
-    exact = total.astype(object)  # Python's integers: |min| has no room in a fixed width
-    return (np.abs(exact) // n * np.sign(exact)).astype(values.dtype)
-
-
 def check_refused(cases: dict[str, tuple[Callable[..., Any], str]], *args: Any) -> None:
     """Every case's call raises a UsageError whose text matches the case's pattern."""
     wrong = []

@@ -12,11 +12,12 @@ from comm_cases import (
     builtin_algorithms,
     crc,
     inputs,
-    reduced,
     slot_payload_bytes,
     tile_count,
 )
 from worlds import Comm, on_ranks, run
+
+from pycoll.bench.arithmetic import reduced
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from comm_cases import inputs, reduced
+from comm_cases import inputs
 from worlds import Comm, on_ranks
 
 from pycoll import CollectiveMismatchError
+from pycoll.bench.arithmetic import reduced
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collective_oracles import INFO, ORACLES, arguments, roots_of
+from cases import INFO
 from comm_cases import PROTOCOLS, builtin_algorithms, crc, inputs
 from worlds import Comm, on_ranks, run
 
 import pycoll
 from pycoll import UsageError
+from pycoll.bench.oracle import COLLECTIVES as ORACLES
+from pycoll.bench.oracle import arguments, roots_of
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collective_oracles import INFO, ORACLES, arguments
+from cases import INFO
 from comm_cases import PROTOCOLS, builtin_algorithms
 from worlds import Comm, on_ranks, run
 
 from pycoll import CollectiveMismatchError, UsageError, _core, run_ranks, tuning
+from pycoll.bench.oracle import COLLECTIVES as ORACLES
+from pycoll.bench.oracle import arguments
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 

@@ -14,7 +14,7 @@ import pycoll
 from pycoll import UsageError, _core
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reduce"))
-from reduce_oracle import (
+from pycoll.bench.arithmetic import (
     CELLS,
     DTYPES,
     KIND,

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from comm_cases import PROTOCOLS, builtin_algorithms, inputs, reduced
+from comm_cases import PROTOCOLS, builtin_algorithms, inputs
 from worlds import Comm, on_ranks, run
 
 from pycoll import UsageError, schedule
+from pycoll.bench.arithmetic import reduced
 
 pytestmark = pytest.mark.ranks
 

@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import in_turn
-from collective_oracles import INFO, ORACLES, arguments, is_reduced_alike, roots_of, run
+from cases import INFO, in_turn
 from comm_cases import both, builtin_algorithms, crc, inputs
 
 import pycoll
 from pycoll import UsageError, run_ranks
 from pycoll.arrays.device import DeviceArray
 from pycoll.arrays.memory import numpy_dtype
+from pycoll.bench.oracle import COLLECTIVES as ORACLES
+from pycoll.bench.oracle import arguments, is_reduced_alike, roots_of, run
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 

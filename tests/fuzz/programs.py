@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
-from collective_oracles import INFO, ORACLES
+from cases import INFO
 from comm_cases import PROTOCOLS, builtin_algorithms
 from hypothesis import strategies as st
 from places import MEMORIES
 
 from pycoll import _core
+from pycoll.bench.oracle import COLLECTIVES as ORACLES
 
 # Sizes at which a protocol, eager messages, slots or the single copy begin or end.
 EDGES = (16 << 10, 64 << 10, 128 << 10, 512 << 10)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from answers import PERIOD, compare, counts_of, factor_of, oracle, values_of, with_counts
-from collective_oracles import ORACLES, arguments
 from places import Places
 from programs import (
     DTYPES,
@@ -28,6 +27,8 @@ from programs import (
 )
 
 import pycoll
+from pycoll.bench.oracle import COLLECTIVES as ORACLES
+from pycoll.bench.oracle import arguments
 
 Check = Callable[[Any], None]
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collective_oracles import INFO, ORACLES, arguments, roots_of
+from cases import INFO
 from comm_cases import PROTOCOLS, builtin_algorithms, inputs
 from namespaces import TOKEN
 
 import pycoll
+from pycoll.bench.oracle import COLLECTIVES as ORACLES
+from pycoll.bench.oracle import arguments, roots_of
 
 Comm = pycoll.Communicator
 SLOT_BYTES = 128 << 10

@@ -6,7 +6,6 @@ import random
 
 import numpy as np
 import pytest
-from collective_oracles import ORACLES, roots_of
 from comm_cases import builtin_algorithms, crc
 from host_jobs import (
     asynchronous_and_coalesced,
@@ -22,6 +21,8 @@ from namespaces import values
 
 import pycoll
 from pycoll import UsageError
+from pycoll.bench.oracle import COLLECTIVES as ORACLES
+from pycoll.bench.oracle import roots_of
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 

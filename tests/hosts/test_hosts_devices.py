@@ -7,13 +7,14 @@ from typing import Any
 import builds
 import numpy as np
 import pytest
-from collective_oracles import ORACLES, arguments, roots_of, run
 from comm_cases import inputs
 from namespaces import values
 
 import pycoll
 from pycoll import PeerDiedError, UsageError, _core
 from pycoll.arrays.device import DeviceArray
+from pycoll.bench.oracle import COLLECTIVES as ORACLES
+from pycoll.bench.oracle import arguments, roots_of, run
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400, func_only=True)]
 

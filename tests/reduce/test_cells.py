@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cases import each_case
-from reduce_oracle import CELLS, DTYPES, KIND, OPS
 
 import pycoll
 from pycoll import UsageError, _core
+from pycoll.bench.arithmetic import CELLS, DTYPES, KIND, OPS
 
 pytestmark = pytest.mark.pure
 

@@ -7,9 +7,9 @@ import functools
 import numpy as np
 import pytest
 from cases import each_case
-from reduce_oracle import Array, narrow, widen
 
 from pycoll import _core
+from pycoll.bench.arithmetic import Array, narrow, widen
 
 pytestmark = pytest.mark.pure
 

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import each_case
-from reduce_oracle import (
+
+from pycoll import _core
+from pycoll.bench.arithmetic import (
     CELLS,
     DTYPES,
     FLOATS,
@@ -27,8 +29,6 @@ from reduce_oracle import (
     scaled,
     widen,
 )
-
-from pycoll import _core
 
 pytestmark = pytest.mark.pure
 
