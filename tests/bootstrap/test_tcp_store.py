@@ -105,7 +105,7 @@ def test_add_to_what_cannot_be_added_to_is_refused(
 ) -> None:
     store = connect(server)
     store.set("word", value)
-    with pytest.raises(errors.UsageError, match="'word' is not a number, or the sum too large"):
+    with pytest.raises(errors.UsageError, match="'word' is not a number, or the sum is too large"):
         store.add("word", 1)
     assert store.get("word", 5) == value
 
@@ -164,9 +164,9 @@ def test_connect_with_another_token_is_refused_and_disturbs_nobody(
 
 
 def test_token_of_too_many_bytes_is_refused(server: bootstrap.TcpStoreServer) -> None:
-    with pytest.raises(errors.UsageError, match="has 1025 bytes; it may have 1024"):
+    with pytest.raises(errors.UsageError, match="has 1025 bytes; the maximum is 1024"):
         connect(server, 1, "x" * 1025)
-    with pytest.raises(errors.UsageError, match="has 1025 bytes; it may have 1024"):
+    with pytest.raises(errors.UsageError, match="has 1025 bytes; the maximum is 1024"):
         bootstrap.TcpStoreServer("127.0.0.1", 0, "x" * 1025)
 
 
@@ -222,7 +222,7 @@ def test_server_with_hundreds_of_silent_connections_serves_on(
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "::ffff:0.0.0.0"])
 def test_server_on_every_interface_is_refused(address: str) -> None:
-    with pytest.raises(errors.UsageError, match="does not listen on every interface"):
+    with pytest.raises(errors.UsageError, match="cannot listen on every interface"):
         bootstrap.TcpStoreServer(address, 0, "t")
 
 
@@ -266,7 +266,7 @@ def test_second_join_of_a_rank_waits_for_the_next_session(port: int) -> None:
     old = bootstrap.TcpStoreServer("127.0.0.1", port, "t")
     first = bootstrap.TcpStore("127.0.0.1", port, "t", 1, 5)
     first.set("session", b"old")
-    with pytest.raises(errors.TimeoutError, match="rank 1 has joined that session before"):
+    with pytest.raises(errors.TimeoutError, match="rank 1 has already joined that session"):
         bootstrap.TcpStore("127.0.0.1", port, "t", 1, 0.2)
     thread, results = in_thread(lambda: bootstrap.TcpStore("127.0.0.1", port, "t", 1, 10))
     time.sleep(0.2)

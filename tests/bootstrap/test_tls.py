@@ -113,8 +113,8 @@ def test_changed_byte_ends_the_connection():
 @pytest.mark.parametrize(
     ("there", "here", "text"),
     [
-        (True, False, r"the store at .* wants TLS, and rank 1 does not: set PYCOLL_TLS alike on"),
-        (False, True, r"rank 1 wants TLS, and the store at .* does not: set PYCOLL_TLS alike on"),
+        (True, False, r"the store at .* wants TLS, and rank 1 does not: set PYCOLL_TLS to"),
+        (False, True, r"rank 1 wants TLS, and the store at .* does not: set PYCOLL_TLS to"),
     ],
 )
 def test_ranks_that_do_not_agree_about_tls_hear_it_at_once(there, here, text):
@@ -200,9 +200,9 @@ def test_strangers_are_cut_off_and_do_no_harm():
 @pytest.mark.parametrize(
     ("env", "text"),
     [
-        ({"PYCOLL_TLS": "yes"}, "PYCOLL_TLS=yes, expected 1 or 0"),
-        ({"PYCOLL_TLS": "1"}, "set PYCOLL_TOKEN to 16 or more random characters"),
-        ({"PYCOLL_TLS": "1", "PYCOLL_TOKEN": "secret"}, "it has 6"),
+        ({"PYCOLL_TLS": "yes"}, "PYCOLL_TLS=yes: expected 0 or 1"),
+        ({"PYCOLL_TLS": "1"}, "not set: set it to at least 16 random characters"),
+        ({"PYCOLL_TLS": "1", "PYCOLL_TOKEN": "secret"}, "PYCOLL_TOKEN has 6 characters"),
     ],
 )
 def test_settings_that_protect_nothing_are_refused(monkeypatch, env, text):
@@ -224,5 +224,5 @@ def test_missing_library_is_one_sentence():
     words = [sys.executable, "-c", code]
     said = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout
     assert said.startswith("PYCOLL_TLS=1 needs OpenSSL 3, but /nowhere/libssl.so.3: cannot open")
-    assert "install the system's libssl3, or name the library by PYCOLL_OPENSSL" in said
+    assert "install the system's libssl3, or set the path of the library in PYCOLL_OPENSSL" in said
     assert len(said.splitlines()) == 1
