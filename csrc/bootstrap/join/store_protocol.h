@@ -22,7 +22,7 @@ enum class StoreFrame : uint8_t {
   kGet,      // text key
   kAdd,      // text key, int64 delta
   kOk,       // text result
-  kError,    // text what was wrong with the request
+  kError,    // text error: the request was invalid
   kRefused,  // reply to a hello with another token
   kTaken,    // reply to a hello of a rank that has already joined this session
 };
