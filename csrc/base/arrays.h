@@ -1,5 +1,4 @@
-// The kinds of memory that a call's arrays lie in: this decides which protocols can carry its
-// bytes.
+// The kinds of memory of a call's arrays, which decide the protocols that can carry its bytes.
 #pragma once
 
 #include <cstdint>

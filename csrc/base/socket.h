@@ -15,8 +15,7 @@ namespace pycoll {
 /// of ready descriptors.
 int poll_fds(std::vector<pollfd>& fds, int64_t wait_ns);
 
-/// Waits until `fd` is ready for `events` or has failed. Returns false if the deadline passes
-/// first.
+/// Waits until `fd` is ready for `events` or has failed; false if the deadline passes first.
 bool wait_for_fd(int fd, short events, const Deadline& deadline);
 
 /// Sleeps before another attempt, but not beyond the deadline, then checks for interrupts.

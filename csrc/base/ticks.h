@@ -49,8 +49,7 @@ struct TickMoment {
 };
 
 /// Converts ticks to nanoseconds of CLOCK_MONOTONIC, from two moments. Between the two, the error
-/// is at most that of the moments themselves, however close they are, so no calibration wait is
-/// needed.
+/// is at most that of the moments, however close they are, so no wait for calibration is needed.
 class TickScale {
  public:
   TickScale(const TickMoment& first, const TickMoment& last)

@@ -19,8 +19,7 @@ class Transport {
  public:
   virtual ~Transport() = default;
   virtual std::string_view name() const = 0;
-  /// Identifies the group on this host (the job's name, then the splits); equal on all of its
-  /// ranks.
+  /// Identifies the group on this host: the job's name, then its splits. Equal on all its ranks.
   virtual std::string group_name() const = 0;
   virtual int rank() const = 0;
   virtual int num_ranks() const = 0;

@@ -11,7 +11,7 @@ struct LaunchEnv {
   std::string master_addr = "127.0.0.1";
   int master_port = 0;  // 0: a world of one rank, or MPI knows the address
   std::string token;
-  bool has_address = true;  // of rank 0, reachable from all ranks' hosts
+  bool has_address = true;  // rank 0's address is known, or all ranks share one host
   bool by_mpiexec = false;  // MPI can connect the ranks
 };
 

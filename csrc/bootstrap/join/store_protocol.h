@@ -2,8 +2,7 @@
 //
 // A frame is a uint32 length and that many bytes: kind, request number, payload. The first frame of
 // a client is its hello; the server reads no other frame before it accepts the hello. Every request
-// gets one reply with its number, so that a client recognizes the late reply to an abandoned
-// request.
+// gets one reply with its number, so that a client recognizes a late reply.
 #pragma once
 
 #include <cstddef>

@@ -3,8 +3,7 @@
 // The lower of two ranks listens at all addresses of its host that other hosts may reach. The
 // higher one tries them all at once and keeps the first that answers. Both prove that they know the
 // session's key by an HMAC over fresh random numbers of both ends. The key itself never travels,
-// and an unauthenticated peer learns nothing, not even a proof. Afterwards no rank listens any
-// more.
+// and an unauthenticated peer learns nothing, not even a proof. Afterwards no rank listens.
 #pragma once
 
 #include <memory>

@@ -18,8 +18,7 @@ class Channel {
   Channel() = default;
   /// A channel without encryption.
   explicit Channel(Fd socket) : socket_(std::move(socket)) {}
-  /// An encrypted channel between two ends that know the secret. The socket is connected and
-  /// non-blocking.
+  /// An encrypted channel between two ends that know the secret, over a non-blocking socket.
   Channel(Fd socket, Tls::Role role, std::string_view secret)
       : socket_(std::move(socket)), tls_(std::make_unique<Tls>(socket_.get(), role, secret)) {}
 
@@ -53,8 +52,7 @@ class Channel {
     iovec part = {bytes, nbytes};
     return receive(&part, 1);
   }
-  /// Whether bytes may be buffered that a poll of the socket does not show: receive() before
-  /// waiting.
+  /// Whether bytes may be buffered that a poll of the socket does not show: receive() first.
   bool may_have_more() const { return tls_ != nullptr && tls_->may_have_more(); }
 
  private:

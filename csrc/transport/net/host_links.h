@@ -1,8 +1,7 @@
 // This process's links to all ranks on other hosts, shared by the communicators of a session.
 //
 // A waiting thread moves frames itself (poll). While no thread waits, a background thread does; it
-// also sends heartbeats and detects lost peers. One lock lets only one thread use the wire at a
-// time.
+// also sends heartbeats and detects lost peers. One lock guards the wire.
 #pragma once
 
 #include <atomic>

@@ -37,8 +37,7 @@ struct FrameHeader {
   uint32_t mark = 0;      // kSlot: digest of the sender's call
   uint32_t call = 0;      // kSlot: low bits of the call's number
   uint32_t sequence = 0;  // kSlot: low bits of the message's number on its ring
-  // In every frame of a group: number of messages that the sender has read from the receiver, by
-  // protocol.
+  // In every frame of a group: messages that the sender has read from the receiver, by protocol.
   uint32_t heads[kNumSlotProtocols] = {};
   uint32_t spare_too = 0;
   uint64_t word = 0;
@@ -46,7 +45,7 @@ struct FrameHeader {
 };
 static_assert(sizeof(FrameHeader) == 56);
 
-/// Where a payload goes: the parts have its length in sum; without parts it is discarded.
+/// Destination of a payload: the parts add up to its length; without parts it is discarded.
 struct PayloadParts {
   int num_parts = 0;
   std::byte* data[2] = {};

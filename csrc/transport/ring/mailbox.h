@@ -3,9 +3,8 @@
 // A message is a header of one cache line, followed by a body of whole lines, so that a small
 // message needs one cache-line transfer. Invariants:
 //   - only the writer writes lines, and only lines that `head` has passed (a credit);
-//   - before a header's flag is released, the flag of the line behind the message is cleared, so
-//   that
-//     the reader, which reads that line next, never mistakes an old body for a header;
+//   - before a header's flag is released, the flag of the line behind the message is cleared: the
+//     reader, which reads that line next, never mistakes an old body for a header;
 //   - only the reader advances `head`, after its last load from the lines that it returns.
 // The memory starts as zeros, which is an empty ring.
 #pragma once

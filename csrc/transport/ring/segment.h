@@ -92,7 +92,7 @@ struct alignas(kFlagBytes) RankControl {
   uint64_t state = 0;                     // 0: not joined, 1: joined, 2: left
   uint64_t sequence = 0;                  // number of the newest record
   uint64_t pid = 0;                       // in the rank's own pid namespace
-  uint64_t thread_id = 0;                 // of the thread that made the communicator
+  uint64_t thread_id = 0;                 // thread that created the communicator
   uint64_t stack_signal = 0;              // signal that makes the process write its stacks; 0: none
   uint64_t stack_fd = 0;                  // descriptor of the process to which it writes them
   uint64_t message_number = 0;            // number of the newest message record
@@ -109,7 +109,7 @@ struct alignas(kFlagBytes) RankControl {
 /// Settings that the creator of the memory writes before any other rank maps it, so that all ranks
 /// make identical choices. A text follows, which comm/settings.h reads.
 struct SegmentSettings {
-  int32_t num_cores = 0;  // that at least one rank may use
+  int32_t num_cores = 0;  // cores that at least one rank may use
   uint32_t text_bytes = 0;
 };
 
