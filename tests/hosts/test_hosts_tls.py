@@ -83,7 +83,7 @@ def test_who_listens_between_hosts_sees_token_and_payload_without_tls_only(two, 
 
 def test_rank_with_another_token_or_without_tls_hears_so_at_once(two):
     wrong: list[tuple[dict[str, str], str]] = [
-        ({"PYCOLL_TOKEN": "another that nobody guesses"}, "it has another session token"),
+        ({"PYCOLL_TOKEN": "another that nobody guesses"}, "their session tokens differ"),
         ({"PYCOLL_TLS": "0"}, "wants TLS, and rank 1 does not: set PYCOLL_TLS to the same"),
     ]
     env = {"WORLD_SIZE": "3", "MASTER_ADDR": two.address(0)} | TLS

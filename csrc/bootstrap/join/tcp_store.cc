@@ -106,7 +106,7 @@ bool TcpStore::encrypt(const Deadline& deadline) {
 
 void TcpStore::throw_refused() const {
   throw UsageError("the store at " + where_ + " refused rank " + std::to_string(rank_) +
-                   ": it has another session token; set the same PYCOLL_TOKEN on every "
+                   ": their session tokens differ; set the same PYCOLL_TOKEN on every "
                    "rank, or another MASTER_PORT if that store belongs to another job");
 }
 
