@@ -1,4 +1,4 @@
-// Where the arrays of a call lie, as far as it decides how its bytes may travel.
+// The kinds of memory of a call's arrays, which decide the protocols that can carry its bytes.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 namespace pycoll {
 
 enum class Arrays : uint8_t {
-  kPlain,   // anywhere: the others reach them, if at all, by the kernel
-  kMapped,  // in memory that all ranks map, or in the one process of ranks that are threads
+  kPlain,   // anywhere: other ranks reach them through the kernel, if at all
+  kMapped,  // in memory that all ranks map, or in the process that all ranks share as threads
 };
 inline constexpr int kNumArrays = 2;
 inline constexpr Arrays kAllArrays[] = {Arrays::kPlain, Arrays::kMapped};

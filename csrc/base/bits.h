@@ -1,5 +1,5 @@
-// Bits of a mask, on hosts and devices. Not <bit>'s functions: nvcc takes them in device code
-// without a word and makes nothing of them.
+// Bits of a mask, on hosts and devices. These replace the functions of <bit>: nvcc accepts those in
+// device code without a warning, but generates no code for them.
 #pragma once
 
 #include <bit>
@@ -17,7 +17,7 @@ PYCOLL_HD inline int count_bits(uint64_t mask) {
 #endif
 }
 
-/// Position of the lowest bit; the mask is not 0.
+/// Position of the lowest set bit. The mask must not be 0.
 PYCOLL_HD inline int lowest_bit(uint64_t mask) {
 #ifdef __CUDA_ARCH__
   return __ffsll(static_cast<long long>(mask)) - 1;

@@ -15,7 +15,7 @@ inline int64_t now_ns() {
 /// A point in time after which waiting is an error.
 class Deadline {
  public:
-  /// Called now and then by who waits, to let a signal (Ctrl-C) in: throws if waiting shall end.
+  /// Called now and then by a waiting thread, to handle signals (Ctrl-C). Throws to end the wait.
   using Interrupt = void (*)();
 
   static Deadline after_s(double timeout_s, Interrupt interrupt = nullptr) {
@@ -27,7 +27,7 @@ class Deadline {
   double timeout_s() const { return timeout_s_; }
   /// A deadline with the same timeout that starts now.
   Deadline restarted() const { return after_s(timeout_s_, interrupt_); }
-  /// The same, so much later.
+  /// A deadline `more_s` seconds later, with the same timeout.
   Deadline extended_s(double more_s) const {
     return Deadline(at_ns_ + static_cast<int64_t>(more_s * 1e9), timeout_s_, interrupt_);
   }

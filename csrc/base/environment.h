@@ -1,7 +1,7 @@
-// The environment variables that pycoll reads when it runs, in one table: `pycoll info --env`
-// prints it, and every reader of a variable looks its row up. An empty value counts as not set.
+// The table of environment variables that pycoll reads at run time: `pycoll info --env` prints it,
+// and every reader of a variable looks up its row. An empty value counts as not set.
 //
-// All in this header, because the libraries for devices are linked without the core.
+// Everything is in this header, because the libraries for devices are linked without the core.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace pycoll {
 
 enum class EnvType : uint8_t {
-  kText,     // any text; its reader parses it
+  kText,     // any text; the reader of the variable parses it
   kFlag,     // 0 or 1
   kNumber,   // a whole number from `min` to `max`
   kSeconds,  // a number of seconds from `min` to `max`
@@ -29,7 +29,7 @@ enum class EnvType : uint8_t {
 struct EnvVariable {
   std::string_view name;
   EnvType type;
-  std::string_view otherwise;  // what holds where it is not set, for people
+  std::string_view otherwise;  // the default, in words
   std::string_view help;
   std::string_view choices = {};  // separated by spaces
   double min = 0, max = 0;
@@ -37,53 +37,54 @@ struct EnvVariable {
 
 inline constexpr EnvVariable kEnvironment[] = {
     // How ranks find and trust each other.
-    {"PYCOLL_TOKEN", EnvType::kText, "by the user and the job",
+    {"PYCOLL_TOKEN", EnvType::kText, "derived from user and job",
      "Secret of a job: a process without it is refused."},
     {"PYCOLL_TLS", EnvType::kFlag, "0", "1: encrypt connections between hosts (docs/hosts.md)."},
     {"PYCOLL_OPENSSL", EnvType::kText, "libssl.so.3", "OpenSSL library for PYCOLL_TLS=1."},
-    {"PYCOLL_IFNAME", EnvType::kText, "all that reach the peers",
+    {"PYCOLL_IFNAME", EnvType::kText, "every interface that is up",
      "Interfaces to listen on, by the beginnings of their names."},
     {"PYCOLL_PORTS", EnvType::kPorts, "the system's choice",
      "Ports to listen on, such as 20000-20100."},
     {"PYCOLL_TRANSPORT", EnvType::kChoice, "mpi on a fast fabric, else tcp",
-     "What carries messages between hosts.", "tcp mpi"},
-    {"PYCOLL_MPI", EnvType::kText, "the one that is loaded or found", "MPI library to use."},
+     "Transport between hosts.", "tcp mpi"},
+    {"PYCOLL_MPI", EnvType::kText, "the loaded one, else the first found", "MPI library to use."},
     {"PYCOLL_SILENCE_S", EnvType::kSeconds, "5",
      "Seconds without a sign of life after which a host counts as lost; 0: never.", "", 0, 1e6},
     {"PYCOLL_SSH", EnvType::kText, "ssh", "Command of `pycoll run --hosts` to reach a host."},
-    // What runs.
-    {"PYCOLL_ALGO", EnvType::kText, "by tuning table and model",
+    // Selection of algorithms, and where their bytes go.
+    {"PYCOLL_ALGO", EnvType::kText, "tuning table, else cost model",
      "Rules of selection, such as all_reduce:ring:0-64k (docs/selection.md)."},
-    {"PYCOLL_ISA", EnvType::kChoice, "the best that the CPU has",
-     "Instruction set of reductions at most.", "generic avx2 avx512"},
+    {"PYCOLL_ISA", EnvType::kChoice, "the best one of the CPU",
+     "Highest instruction set that reductions may use.", "generic avx2 avx512"},
     {"PYCOLL_REGISTER_AFTER", EnvType::kNumber, "8",
      "Uses of an array before it is registered automatically; 0: never.", "", 0, 1e6},
     {"PYCOLL_PEER_MEMORY", EnvType::kFlag, "1",
      "0: never read or write another process's arrays by process_vm_readv."},
     {"PYCOLL_CACHE_DIR", EnvType::kText, "~/.cache/pycoll",
-     "Folder of tuning tables and of torch backends that were built at first use."},
-    {"PYCOLL_MESH", EnvType::kText, "what the script says",
+     "Folder of tuning tables and of torch backends built at first use."},
+    {"PYCOLL_MESH", EnvType::kText, "set by the script",
      "Sizes of the axes of pc.mesh, such as dp=2,tp=2 (`pycoll run --mesh`)."},
-    // What is seen.
+    // Diagnosis.
     {"PYCOLL_FLIGHT_DIR", EnvType::kText, "no files",
      "Folder in which a rank writes its flight record on its first error."},
     {"PYCOLL_DUMP_SIGNAL", EnvType::kText, "none",
      "Signal on which a process writes its flight records, such as USR1."},
     {"PYCOLL_DOCTOR_SIGNAL", EnvType::kText, "SIGRTMIN+7",
      "Signal by which `pycoll doctor` asks for Python stacks; 0: never."},
-    {"PYCOLL_CHECK", EnvType::kText, "none", "Set by `pycoll check` for the script that it runs."},
-    {"PYCOLL_TIMES", EnvType::kText, "none", "Set by `pycoll scale` for the script that it runs."},
+    {"PYCOLL_CHECK", EnvType::kText, "none", "Set by `pycoll check` for the script it runs."},
+    {"PYCOLL_TIMES", EnvType::kText, "none", "Set by `pycoll scale` for the script it runs."},
     // Devices.
     {"PYCOLL_DEVICE_LIBRARY", EnvType::kText, "pycoll/_cuda.so", "Device library to load."},
     {"PYCOLL_DEVICE_LINKS", EnvType::kChoice, "device", "Memory of the links between devices.",
      "device host"},
     {"PYCOLL_CUDA_VMM", EnvType::kFlag, "1",
      "0: share GPU memory by CUDA IPC instead of virtual memory handles."},
-    {"PYCOLL_DEVICE_THREADS_COUNT", EnvType::kNumber, "1", "Devices that are emulated.", "", 1, 64},
+    {"PYCOLL_DEVICE_THREADS_COUNT", EnvType::kNumber, "1", "Number of emulated devices.", "", 1,
+     64},
     {"PYCOLL_DEVICE_THREADS_PROCESSORS", EnvType::kNumber, "32",
      "Processors of an emulated device.", "", 1, 1024},
     {"PYCOLL_DEVICE_THREADS_REACH", EnvType::kFlag, "1",
-     "0: emulated devices do not reach each other's memory."},
+     "0: emulated devices cannot access each other's memory."},
     {"PYCOLL_DEVICE_THREADS_EXPORT", EnvType::kFlag, "1",
      "0: memory of an emulated device cannot be shared."},
 };
@@ -95,7 +96,7 @@ inline const EnvVariable& env_row(std::string_view name) {
   throw UsageError(std::string(name) + " is not in the table of environment variables");
 }
 
-/// What a value of the row must be, for messages and for people.
+/// Describes the values that the row accepts, for error messages and `pycoll info --env`.
 inline std::string env_expectation(const EnvVariable& row) {
   const auto whole = [](double bound) { return std::to_string(static_cast<int64_t>(bound)); };
   switch (row.type) {
@@ -127,7 +128,7 @@ inline std::optional<double> env_parse(std::string_view text) {
   return value;
 }
 
-/// Two ports; nothing where the text is no range.
+/// The first and last port of the range; nothing if the text is not a range.
 inline std::optional<std::pair<int, int>> env_parse_ports(std::string_view text) {
   const size_t dash = text.find('-');
   if (dash == std::string_view::npos) return {};
@@ -139,7 +140,7 @@ inline std::optional<std::pair<int, int>> env_parse_ports(std::string_view text)
   return std::pair(static_cast<int>(*first), static_cast<int>(*last));
 }
 
-/// Whether `text` is one of the words of `choices`, which spaces separate.
+/// Whether `text` is one of the space-separated words of `choices`.
 inline bool is_choice(std::string_view choices, std::string_view text) {
   while (!choices.empty()) {
     const std::string_view word = choices.substr(0, choices.find(' '));
@@ -169,8 +170,8 @@ inline bool env_accepts(const EnvVariable& row, std::string_view text) {
   return true;
 }
 
-/// The value of a variable of the table; nothing where it is not set, or empty. Raises UsageError
-/// for a value that its row does not accept.
+/// The value of a variable of the table; nothing if it is not set or empty. Raises UsageError for a
+/// value that its row does not accept.
 inline std::optional<std::string> env_text(std::string_view name) {
   const EnvVariable& row = env_row(name);
   const char* text = std::getenv(std::string(name).c_str());
@@ -183,14 +184,14 @@ inline bool env_flag(std::string_view name) {
   return env_text(name).value_or(std::string(env_row(name).otherwise)) == "1";
 }
 
-/// Of a variable of numbers or seconds whose default is a number.
+/// The value of a kNumber or kSeconds variable whose default is a number.
 inline double env_number(std::string_view name) {
   const std::string text = env_text(name).value_or(std::string(env_row(name).otherwise));
   return env_parse(text).value_or(0);
 }
 
-/// Raises UsageError for the first variable whose value its row does not accept. Communicators call
-/// it when they are made, so that a wrong value is an error and is not ignored.
+/// Raises UsageError for the first variable whose value its row does not accept. Every new
+/// communicator calls it, so that a wrong value is an error and is not ignored.
 inline void check_environment() {
   for (const EnvVariable& row : kEnvironment) env_text(row.name);
 }

@@ -1,5 +1,5 @@
-// Typed exceptions of the control plane. The data plane never throws: it writes an ErrorWord
-// (transport/ring/segment.h) that the caller's thread turns into one of these.
+// Typed exceptions of the control plane. The data plane never throws: it writes a Failure
+// (transport/ring/segment.h), from which the caller's thread raises one of these.
 #pragma once
 
 #include <stdexcept>
@@ -13,37 +13,37 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The caller asked for something that cannot be done (Python: also a ValueError).
+/// The caller asked for something impossible (Python: also a ValueError).
 class UsageError : public Error {
  public:
   using Error::Error;
 };
 
-/// The operating system refused something (Python: also an OSError).
+/// A call of the operating system failed (Python: also an OSError).
 class SystemError : public Error {
  public:
   using Error::Error;
 };
 
-/// A device, or its library, refused something.
+/// A call of a device or of its library failed.
 class CudaError : public Error {
  public:
   using Error::Error;
 };
 
-/// MPI refused something, or there is none that this build can use.
+/// A call of MPI failed, or no MPI library fits this build.
 class MpiError : public Error {
  public:
   using Error::Error;
 };
 
-/// A peer did not come, or did not move on, before the deadline.
+/// A peer did not arrive, or made no progress, before the deadline.
 class TimeoutError : public Error {
  public:
   using Error::Error;
 };
 
-/// A peer's process ended, or a peer left the communicator, while others still needed it.
+/// A peer's process ended, or a peer left the communicator, while other ranks still needed it.
 class PeerDiedError : public Error {
  public:
   PeerDiedError(const std::string& what, int rank, int signal)

@@ -1,4 +1,4 @@
-// One owner per file descriptor.
+// A file descriptor with a single owner.
 #pragma once
 
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// What lets one source serve the host compiler and nvcc.
+// Macros that let the host compiler and nvcc compile the same source.
 #pragma once
 
 #ifdef __CUDACC__
@@ -7,11 +7,11 @@
 #define PYCOLL_HD
 #endif
 
-// Before a loop over an array that shall live in a GPU's registers: all of its indices are
-// constants then. A host compiler decides for itself.
+// For a loop over an array that must stay in a GPU's registers: unrolling makes all of its indices
+// constants. The host compiler decides on its own.
 #ifdef __CUDA_ARCH__
 #define PYCOLL_UNROLL _Pragma("unroll")
-#define PYCOLL_NO_UNROLL _Pragma("unroll 1")  // or it runs out of registers
+#define PYCOLL_NO_UNROLL _Pragma("unroll 1")  // else the kernel runs out of registers
 #else
 #define PYCOLL_UNROLL
 #define PYCOLL_NO_UNROLL

@@ -1,4 +1,4 @@
-// Pages of memory, in bytes: as x86-64 and arm64 have them.
+// Sizes of memory pages in bytes, on x86-64 and arm64.
 #pragma once
 
 #include <cstddef>

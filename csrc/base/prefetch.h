@@ -1,13 +1,13 @@
-// Cache hints. Nothing but time depends on them, and none of them faults, whatever the address.
+// Cache hints. They affect time only, and never fault, whatever the address.
 #pragma once
 
 namespace pycoll {
 
-/// Brings the line here, to be read.
+/// Fetches the cache line for reading.
 inline void prefetch_for_read(const void* line) { __builtin_prefetch(line, 0); }
 
-/// Brings the line here and takes it from every other core, to be written. Without the hint a store
-/// asks for ownership when it retires, and the few stores that may wait for it hold up all others.
+/// Fetches the cache line for writing and invalidates it on all other cores. Without the hint a
+/// store asks for ownership when it retires, and the store buffer fills while a few stores wait.
 inline void prefetch_for_write(const void* line) {
 #if defined(__x86_64__)
   asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));

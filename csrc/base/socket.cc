@@ -13,7 +13,7 @@
 namespace pycoll {
 namespace {
 
-// A signal that arrives just before poll() does not wake it; waking up now and then does.
+// A signal that arrives just before poll() does not wake it, so a wait polls this often.
 constexpr int64_t kInterruptCheckNs = 200'000'000;
 
 timespec to_timespec(int64_t ns) {
@@ -36,7 +36,7 @@ int poll_fds(std::vector<pollfd>& fds, int64_t wait_ns) {
 bool wait_for_fd(int fd, short events, const Deadline& deadline) {
   std::vector<pollfd> fds = {{.fd = fd, .events = events, .revents = 0}};
   while (true) {
-    // Read before the last poll: what is ready at the deadline is still in time.
+    // Read before the last poll, so that a descriptor that is ready at the deadline still counts.
     const int64_t remaining_ns = deadline.remaining_ns();
     if (poll_fds(fds, std::min(remaining_ns, kInterruptCheckNs)) > 0) return true;
     deadline.check_interrupt();

@@ -1,4 +1,4 @@
-// What TCP and Unix sockets need alike: waiting with a deadline, and addresses.
+// Helpers for TCP and Unix sockets: waits with a deadline, and addresses.
 #pragma once
 
 #include <poll.h>
@@ -11,14 +11,14 @@
 
 namespace pycoll {
 
-/// Waits until one of `fds` is ready, a signal came or `wait_ns` passed; returns how many are
-/// ready.
+/// Waits until one of `fds` is ready, a signal arrives or `wait_ns` has passed. Returns the number
+/// of ready descriptors.
 int poll_fds(std::vector<pollfd>& fds, int64_t wait_ns);
 
-/// Waits until `fd` is ready for `events`, or has failed; false when the deadline came first.
+/// Waits until `fd` is ready for `events` or has failed; false if the deadline passes first.
 bool wait_for_fd(int fd, short events, const Deadline& deadline);
 
-/// Sleeps before another attempt, but not beyond the deadline; lets interrupts through.
+/// Sleeps before another attempt, but not beyond the deadline, then checks for interrupts.
 void pause_ms(int pause_ms, const Deadline& deadline);
 
 struct SocketAddress {
@@ -28,19 +28,19 @@ struct SocketAddress {
   int family() const { return storage.ss_family; }
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
-  /// True for 0.0.0.0 and ::, which mean every interface.
+  /// Whether this is 0.0.0.0 or ::, which mean every interface.
   bool is_any() const;
   int port() const;
 };
 
-/// IPv4 and IPv6 addresses of `host`. Raises SystemError when there is none.
+/// IPv4 and IPv6 addresses of `host`. Raises SystemError if there are none.
 std::vector<SocketAddress> resolve_tcp(const std::string& host, int port);
 
 /// The address that `fd` is bound to.
 SocketAddress local_address(int fd);
 
-/// True when both ends of `fd` are itself: on loopback, a client that tries a port on which nobody
-/// listens may be given that very port as its own, and TCP then joins the socket with itself.
+/// Whether `fd` is connected to itself: on loopback, a client that tries a port without a listener
+/// may get that port as its own, and TCP then connects the socket to itself.
 bool is_connected_to_itself(int fd);
 
 /// "127.0.0.1:29500" or "[::1]:29500".

@@ -1,6 +1,6 @@
-// A clock that costs a few nanoseconds to read and that all processes of a host share: x86's time
-// stamp counter where the CPU promises that it never stops and ticks at one rate, else
-// CLOCK_MONOTONIC. Ticks become nanoseconds only when somebody reads what was recorded.
+// A clock that takes a few nanoseconds to read and is common to all processes of a host: x86's time
+// stamp counter where the CPU guarantees that it never stops and has a constant rate, else
+// CLOCK_MONOTONIC. Ticks are converted to nanoseconds only when a record is read.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace pycoll {
 
-/// True when read_ticks may use the counter. The same for all processes of a host.
+/// Whether read_ticks may use the counter; identical for all processes of a host.
 inline bool has_steady_counter() {
 #if defined(__x86_64__)
   unsigned a = 0;
@@ -36,7 +36,7 @@ inline uint64_t read_ticks(bool steady_counter) {
   return static_cast<uint64_t>(now_ns());
 }
 
-/// One moment on both clocks.
+/// One moment, read on both clocks.
 struct TickMoment {
   uint64_t ticks = 0;
   int64_t ns = 0;
@@ -48,8 +48,8 @@ struct TickMoment {
   }
 };
 
-/// Turns ticks into nanoseconds of CLOCK_MONOTONIC, from two moments. Between them an error is at
-/// most that of the moments themselves, however close they are: so nothing ever waits to calibrate.
+/// Converts ticks to nanoseconds of CLOCK_MONOTONIC, from two moments. Between the two, the error
+/// is at most that of the moments, however close they are, so no wait for calibration is needed.
 class TickScale {
  public:
   TickScale(const TickMoment& first, const TickMoment& last)

@@ -1,4 +1,4 @@
-// The version of pycoll, as in pyproject.toml and pycoll/__init__.py (a test compares them).
+// The version of pycoll, identical to pyproject.toml and pycoll/__init__.py (a test compares them).
 #pragma once
 
 #include <string_view>

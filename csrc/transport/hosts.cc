@@ -1,5 +1,5 @@
-// Ranks on several hosts: each host has shared memory of its own, laid out for all ranks of the
-// communicator, and every rank has a proxy between it and the ranks of other hosts.
+// Ranks on several hosts: each host has its own shared memory, laid out for all ranks of the
+// communicator, and every rank has a proxy between that memory and the ranks of other hosts.
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,14 +26,14 @@ void write_settings(int memory, int num_cores, size_t offset, std::string_view t
   }
 }
 
-/// The same on all ranks, unlike std::hash.
+/// FNV-1a: identical on all ranks, which std::hash does not guarantee.
 uint64_t hash_name(std::string_view name) {
   uint64_t hash = 1469598103934665603ull;
   for (const char c : name) hash = (hash ^ static_cast<uint8_t>(c)) * 1099511628211ull;
   return hash;
 }
 
-/// What all communicators of a session share on this rank.
+/// State that all communicators of a session share on this rank.
 struct Session {
   HostsWorld world;
   std::shared_ptr<HostLinks> host_links;
@@ -52,7 +52,7 @@ class HostsTransport final : public Transport {
         mapping_(group_.memory.get(), SegmentLayout::for_ranks(num_ranks_).total_bytes),
         segment_(mapping_.base(), num_ranks_),
         proxy_(session_->host_links, segment_, rank, members_, remote_ranks(), hash_name(name_)) {
-    segment_.set_pump(&proxy_);
+    segment_.set_proxy(&proxy_);
     proxy_.say_joined();
     wait_for_all(deadline);
   }
@@ -76,7 +76,7 @@ class HostsTransport final : public Transport {
     return session_->world.hosts.name_of(members_[static_cast<size_t>(rank)]);
   }
   int host_number(int rank) const override {
-    std::vector<int> seen;  // hosts, as the world numbers them
+    std::vector<int> seen;  // host numbers of the world
     for (int one = 0;; ++one) {
       const int host = world_host(members_[static_cast<size_t>(one)]);
       const auto found = std::find(seen.begin(), seen.end(), host);
@@ -150,13 +150,13 @@ class HostsTransport final : public Transport {
     return remote;
   }
 
-  /// Memory with the other ranks of this host.
+  /// Creates or maps the memory shared with the other ranks of this host.
   LocalGroup form(const Deadline& deadline) {
     check_num_ranks(num_ranks_);
     const SegmentLayout layout = SegmentLayout::for_ranks(num_ranks_);
     int num_here = 0;
     for (int rank = 0; rank < num_ranks_; ++rank) num_here += is_here(rank);
-    // All ranks of all hosts must choose alike, so all are told the same.
+    // Identical on all hosts, so that all ranks choose the same algorithm.
     const int num_cores = session_->world.hosts.num_cores(members_);
     return form_local_group(
         name_, host_rank(rank_), num_here, layout.total_bytes, session_->world.token, deadline,
@@ -193,7 +193,7 @@ class HostsTransport final : public Transport {
   int rank_;
   std::vector<int> members_;  // ranks of the world
   int num_ranks_;
-  LocalGroup group_;  // of this host's members
+  LocalGroup group_;  // the members on this host
   Mapping mapping_;
   Segment segment_;
   Proxy proxy_;

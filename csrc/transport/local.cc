@@ -1,7 +1,7 @@
-// Ranks as threads of one process: tests, notebooks, several ranks on one device.
+// Ranks as threads of one process: for tests, notebooks, and several ranks on one device.
 //
-// A world is made once and handed to every thread. Sub-worlds are found through their parent, by
-// id: the first member that asks makes one.
+// A world is created once and passed to every thread. The first member that asks its parent for the
+// id of a sub-world creates it.
 #include <unistd.h>
 
 #include <atomic>
@@ -24,7 +24,7 @@ class LocalWorld {
         name_(std::move(name)),
         memory_(create_shared_memory(SegmentLayout::for_ranks(num_ranks).total_bytes)),
         mapping_(memory_.get(), SegmentLayout::for_ranks(num_ranks).total_bytes) {
-    // A world of its own: no other of this host has this name at the same time.
+    // A top-level world: its name is unique on this host while it lives.
     if (name_.empty()) {
       name_ = "threads-" + std::to_string(::getpid()) + "-" +
               std::to_string(reinterpret_cast<uintptr_t>(mapping_.base()) >> 12);
@@ -41,7 +41,7 @@ class LocalWorld {
   const std::string& name() const { return name_; }
   std::byte* base() const { return mapping_.base(); }
 
-  /// One of the ranks, which all do this at most once, no longer uses the memory.
+  /// One rank no longer uses the memory. Each rank calls this at most once.
   void leave() {
     if (--num_users_ != 0 || !mapping_.release()) return;
     memory_.reset();
@@ -67,7 +67,7 @@ class LocalWorld {
   int num_ranks_;
   std::atomic<int> num_users_;
   std::string name_;
-  Fd memory_;  // threads need none, but `pycoll doctor` finds the mapping by it
+  Fd memory_;  // threads do not need it, but `pycoll doctor` finds the mapping by it
   Mapping mapping_;
   std::mutex mutex_;
   std::map<std::string, Child> children_;

@@ -1,4 +1,4 @@
-// Ranks as processes of one host, over one memfd: nothing in /dev/shm, nothing that outlives them.
+// Ranks as processes of one host, over one memfd: nothing in /dev/shm, and nothing outlives them.
 #include <unistd.h>
 
 #include <vector>
@@ -24,7 +24,7 @@ void write_settings(int memory, std::span<const pid_t> pids, size_t offset, std:
 
 class ShmTransport final : public Transport {
  public:
-  /// `parent` is the transport that this one is a part of, if any: its heap serves both.
+  /// `parent` is the transport that this one was split from, if any: both use its heap.
   ShmTransport(std::string name, int rank, int num_ranks, std::string token,
                const Deadline& deadline, std::string_view settings, ShmTransport* parent)
       : name_(std::move(name)),
@@ -82,7 +82,7 @@ class ShmTransport final : public Transport {
     heap_.reset();
   }
 
-  /// The segment, then the heap, which begins at a large page.
+  /// Size of the segment and, after it, the heap, which begins at a large page.
   static size_t total_bytes(int num_ranks, bool with_heap) {
     const size_t segment = SegmentLayout::for_ranks(num_ranks).total_bytes;
     const size_t heap_at = round_up(segment, kLargePage);
@@ -93,7 +93,7 @@ class ShmTransport final : public Transport {
   std::string name_;
   std::string token_;
   int rank_;
-  LocalGroup group_;  // its descriptor of the memory is how `pycoll doctor` finds it
+  LocalGroup group_;  // `pycoll doctor` finds the memory by its descriptor
   Mapping mapping_;
   Segment segment_;
   std::shared_ptr<SharedHeap> heap_;

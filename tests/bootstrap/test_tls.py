@@ -109,6 +109,7 @@ def test_changed_byte_ends_the_connection():
         relay.close()
 
 
+<<<<<<< HEAD
 def test_ranks_that_do_not_agree_about_tls_raise_at_once():
     for there, text in [
         (True, r"the store at .* wants TLS, and rank 1 does not: set PYCOLL_TLS"),
@@ -125,6 +126,26 @@ def test_ranks_that_do_not_agree_about_tls_raise_at_once():
             ):
                 bootstrap.TcpStore("127.0.0.1", server.port, token, 1, 20)
             assert time.monotonic() - start < 10
+=======
+@pytest.mark.parametrize(
+    ("there", "here", "text"),
+    [
+        (True, False, r"the store at .* wants TLS, and rank 1 does not: set PYCOLL_TLS to"),
+        (False, True, r"rank 1 wants TLS, and the store at .* does not: set PYCOLL_TLS to"),
+    ],
+)
+def test_ranks_that_do_not_agree_about_tls_hear_it_at_once(there, here, text):
+    for length in (20, 247, 759):  # the last would make a plain hello look like TLS for two bytes
+        token = "x" * length
+        start = time.monotonic()
+        with (
+            serving(there, token) as server,
+            tls(here),
+            pytest.raises(errors.UsageError, match=text),
+        ):
+            bootstrap.TcpStore("127.0.0.1", server.port, token, 1, 20)
+        assert time.monotonic() - start < 2
+>>>>>>> h-p2
 
 
 def test_wrong_token_is_refused_at_once_and_not_shown():
@@ -194,7 +215,19 @@ def test_unauthenticated_peers_are_cut_off_and_do_no_harm():
             one.close()
 
 
+<<<<<<< HEAD
 def test_settings_that_protect_nothing_are_refused(monkeypatch):
+=======
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        ({"PYCOLL_TLS": "yes"}, "PYCOLL_TLS=yes: expected 0 or 1"),
+        ({"PYCOLL_TLS": "1"}, "not set: set it to at least 16 random characters"),
+        ({"PYCOLL_TLS": "1", "PYCOLL_TOKEN": "secret"}, "PYCOLL_TOKEN has 6 characters"),
+    ],
+)
+def test_settings_that_protect_nothing_are_refused(monkeypatch, env, text):
+>>>>>>> h-p2
     for name in ("PYCOLL_TOKEN", "PYCOLL_TLS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}.items():
@@ -219,5 +252,5 @@ def test_missing_library_is_one_sentence():
     words = [sys.executable, "-c", code]
     said = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout
     assert said.startswith("PYCOLL_TLS=1 needs OpenSSL 3, but /nowhere/libssl.so.3: cannot open")
-    assert "install the system's libssl3, or name the library by PYCOLL_OPENSSL" in said
+    assert "install the system's libssl3, or set the path of the library in PYCOLL_OPENSSL" in said
     assert len(said.splitlines()) == 1

@@ -1,4 +1,4 @@
-// How ranks tell each other what they are: all of them at once, whatever carries it.
+// All-gather of small byte strings while ranks join, over any carrier.
 #pragma once
 
 #include <functional>
@@ -10,18 +10,18 @@
 
 namespace pycoll {
 
-/// Every rank's `own` bytes, by rank. Collective; a `topic` is used once.
+/// Returns every rank's `own` bytes, by rank. Collective; each `topic` is used at most once.
 using Exchange =
     std::function<std::vector<std::string>(const std::string& topic, const std::string& own)>;
 
-/// One through a store.
+/// An Exchange through a store.
 class StoreExchange {
  public:
   StoreExchange(Store& store, int rank, int num_ranks, const Deadline& deadline)
       : store_(store), rank_(rank), num_ranks_(num_ranks), deadline_(deadline) {}
 
   std::vector<std::string> operator()(const std::string& topic, const std::string& own);
-  /// Removes what it has put there, once no rank looks at it any more.
+  /// Removes its keys from the store, once no rank reads them any more.
   void forget();
 
  private:

@@ -1,4 +1,4 @@
-// Which ranks share a host, and what the hosts are called.
+// Which ranks share a host, and the names of the hosts.
 #pragma once
 
 #include <string>
@@ -8,18 +8,18 @@
 
 namespace pycoll {
 
-/// Where each rank of a world runs. The same on all ranks.
+/// Where each rank of a world runs; identical on all ranks.
 struct HostTable {
-  std::vector<int> host_of;        // by rank: hosts are numbered by their first ranks
-  std::vector<std::string> names;  // by host: as the system calls it, for people
-  std::vector<std::string> boots;  // by rank: hosts of one boot share their cores
-  std::vector<std::string> cores;  // by rank: bits of the cores it may use
+  std::vector<int> host_of;        // by rank: hosts are numbered in the order of their first ranks
+  std::vector<std::string> names;  // by host: its gethostname(), for messages
+  std::vector<std::string> boots;  // by rank: boot ids; hosts with the same one share their cores
+  std::vector<std::string> cores;  // by rank: bit mask of the cores that it may use
 
   int num_hosts() const { return static_cast<int>(names.size()); }
   const std::string& name_of(int rank) const {
     return names[static_cast<size_t>(host_of[static_cast<size_t>(rank)])];
   }
-  /// Cores that at least one of these ranks may use, all hosts together.
+  /// Number of cores that at least one of these ranks may use, summed over all hosts.
   int num_cores(const std::vector<int>& ranks) const;
 };
 

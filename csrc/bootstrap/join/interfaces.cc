@@ -89,8 +89,8 @@ std::vector<InterfaceAddress> interface_addresses(const std::string& filter) {
   for (const Found& one : found) {
     names += (names.empty() ? "" : ", ") + one.address.interface + " (" + one.address.text + ")";
   }
-  throw UsageError("no interface that is up and has an address fits PYCOLL_IFNAME=" + filter +
-                   "; there are: " + (names.empty() ? "none" : names));
+  throw UsageError("no interface that is up and has an address matches PYCOLL_IFNAME=" + filter +
+                   "; interfaces found: " + (names.empty() ? "none" : names));
 }
 
 }  // namespace pycoll

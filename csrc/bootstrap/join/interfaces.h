@@ -1,4 +1,4 @@
-// The addresses under which other hosts may reach this one.
+// Addresses at which other hosts may reach this one.
 #pragma once
 
 #include <string>
@@ -15,14 +15,14 @@ struct InterfaceAddress {
   SocketAddress address;
 };
 
-/// Addresses of the interfaces that are up: IPv4 before IPv6, none of loopback, none that needs a
-/// scope. `filter` chooses interfaces as NCCL_SOCKET_IFNAME does: "eth,ib" those whose names begin
-/// so, "=eth0,eth1" those with exactly these names, "^docker,lo" and "^=lo" all others. Empty: all.
-/// Of a host without any network, and where the filter names it, loopback counts.
-/// Raises UsageError, listing the interfaces, when none is left.
+/// Addresses of the interfaces that are up: IPv4 before IPv6, without loopback and without
+/// addresses that need a scope. `filter` chooses interfaces as NCCL_SOCKET_IFNAME does: "eth,ib"
+/// takes names that begin with these, "=eth0,eth1" takes exactly these names, "^docker,lo" and
+/// "^=lo" take all other interfaces. Empty: all. Loopback counts if the filter names it, or if the
+/// host has no network. Raises UsageError, listing the interfaces, if none is left.
 std::vector<InterfaceAddress> interface_addresses(const std::string& filter);
 
-/// Whether the filter lets this interface through.
+/// Whether the filter accepts this interface.
 bool interface_matches(const std::string& filter, std::string_view name);
 
 }  // namespace pycoll

@@ -1,4 +1,4 @@
-// The words in which ranks that did not join are reported; the same on every rank.
+// The error text for ranks that did not join; identical on every rank.
 #pragma once
 
 #include <cstdio>
@@ -22,7 +22,7 @@ inline std::string did_not_join(const std::vector<int>& missing_ranks, int num_r
     text += (i > 0 ? ", " : "") + std::to_string(missing_ranks[i]);
   }
   return text + " of " + std::to_string(num_ranks) + " did not join within " +
-         format_seconds(timeout_s) + ": see whether they were started and what they printed";
+         format_seconds(timeout_s) + ": check that they were started, and read their output";
 }
 
 }  // namespace pycoll

@@ -18,8 +18,8 @@ namespace {
 struct Launcher {
   const char* rank;
   const char* num_ranks;
-  const char* only_with;  // does not count unless this is set too; may be null
-  const char* num_local;  // ranks on this host; may be null
+  const char* only_with;  // counts only if this is set too; may be null
+  const char* num_local;  // number of ranks on this host; may be null
 };
 
 constexpr Launcher kLaunchers[] = {
@@ -60,7 +60,7 @@ int required_number(const char* name, const char* because, int min, int max) {
   return parse_number(name, *text, min, max);
 }
 
-/// Reads rank and size of the first launcher that left its variables. Returns the launcher.
+/// Reads rank and size from the first launcher whose variables are set. Returns the launcher.
 const Launcher* read_ranks(LaunchEnv& env) {
   for (const Launcher& launcher : kLaunchers) {
     if (!variable(launcher.rank) && !variable(launcher.num_ranks)) continue;
@@ -76,20 +76,20 @@ const Launcher* read_ranks(LaunchEnv& env) {
   return nullptr;
 }
 
-/// Whether the launcher says that there are ranks on other hosts.
+/// Whether the launcher's variables say that there are ranks on other hosts.
 bool has_other_hosts(const LaunchEnv& env, const Launcher& launcher) {
   if (launcher.num_local != nullptr) {
     if (const auto here = variable(launcher.num_local)) {
       return parse_number(launcher.num_local, *here, 1, INT32_MAX) < env.num_ranks;
     }
   }
-  // srun's, which starts MPI's ranks too.
+  // A variable of srun, which may start MPI's ranks too.
   const auto num_hosts = variable("SLURM_STEP_NUM_NODES");
   return launcher.rank != std::string("RANK") && num_hosts &&
          parse_number("SLURM_STEP_NUM_NODES", *num_hosts, 1, INT32_MAX) > 1;
 }
 
-/// The first of "node[01-03,07],login": "node01". SLURM starts rank 0 there.
+/// The first host of a list, where SLURM starts rank 0: "node01" of "node[01-03,07],login".
 std::string first_host(const std::string& list) {
   const size_t end = list.find_first_of("[,");
   if (end == list.npos || list[end] == ',') return list.substr(0, end);
@@ -100,8 +100,8 @@ std::string first_host(const std::string& list) {
          list.substr(close + 1, list.find(',', close) - close - 1);
 }
 
-/// The process that made the socket on which mpiexec of MPICH and Intel MPI talks to a rank: its
-/// proxy on this host, the same for all ranks of the job here, whatever shells lie in between.
+/// Names the process that created the socket through which mpiexec of MPICH or Intel MPI talks to a
+/// rank: mpiexec's proxy, common to all ranks of the job on this host, even behind shells.
 std::optional<std::string> pmi_proxy() {
   const auto text = variable("PMI_FD");
   if (!text) return std::nullopt;
@@ -112,7 +112,7 @@ std::optional<std::string> pmi_proxy() {
   return "pmi " + std::to_string(credentials.pid);
 }
 
-/// What the ranks of one job share and other jobs do not; empty if the launcher gives nothing.
+/// An identity that is unique to the job and common to its ranks; empty if the launcher sets none.
 std::string job_identity() {
   for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}) {
     if (const auto value = variable(name)) return *value;
@@ -123,7 +123,7 @@ std::string job_identity() {
   return job && step ? "slurm " + *job + "." + *step : "";
 }
 
-/// FNV-1a: the same on every rank, unlike std::hash, which promises nothing.
+/// FNV-1a: identical on every rank, which std::hash does not guarantee.
 uint64_t hash(const std::string& text) {
   uint64_t value = 0xcbf29ce484222325;
   for (const char byte : text) {
@@ -140,9 +140,9 @@ int read_port(const LaunchEnv& env, const std::string& job, const std::string& u
   }
   if (env.num_ranks == 1 || !env.has_address) return 0;
   if (job.empty()) {
-    throw UsageError("MASTER_PORT is not set, and no variable tells this job of " +
+    throw UsageError("MASTER_PORT is not set, and no variable distinguishes this job of " +
                      std::to_string(env.num_ranks) +
-                     " ranks from others: set MASTER_ADDR and MASTER_PORT on every rank");
+                     " ranks from other jobs: set MASTER_ADDR and MASTER_PORT on every rank");
   }
   return kFirstDerivedPort + static_cast<int>(hash(user_and_job) % kNumDerivedPorts);
 }

@@ -1,4 +1,4 @@
-// Who this process is among the ranks, as its launcher says in the environment.
+// The rank of this process and its world, from the environment variables of its launcher.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@ struct LaunchEnv {
   int rank = 0;
   int num_ranks = 1;
   std::string master_addr = "127.0.0.1";
-  int master_port = 0;  // 0: for one rank, which needs no known port, and where MPI is to be asked
+  int master_port = 0;  // 0: a world of one rank, or MPI knows the address
   std::string token;
-  bool has_address = true;  // of rank 0, that other hosts reach; or all ranks are on one host
-  bool by_mpiexec = false;  // MPI can bring the ranks together
+  bool has_address = true;  // rank 0's address is known, or all ranks share one host
+  bool by_mpiexec = false;  // MPI can connect the ranks
 };
 
-/// Reads the launcher's variables; the first launcher with a variable set counts:
+/// Reads the launcher's variables. The first launcher in this table with a variable set counts:
 ///
 /// | Launcher                  | rank                 | world size           |
 /// |---------------------------|----------------------|----------------------|
@@ -25,24 +25,25 @@ struct LaunchEnv {
 /// | srun                      | SLURM_PROCID         | SLURM_NTASKS         |
 /// | none of them              | 0                    | 1                    |
 ///
-/// (SLURM_* count only with SLURM_STEP_ID: a batch script has the others too, but is one process.)
+/// (SLURM_* count only with SLURM_STEP_ID: a batch script has them too, but is one process.)
 ///
-/// Address: MASTER_ADDR; without it, of a job that srun has spread over several hosts the first one
-/// of SLURM_STEP_NODELIST, of one that mpiexec has (MPI_LOCALNRANKS, OMPI_COMM_WORLD_LOCAL_SIZE)
-/// none: MPI knows it. Else 127.0.0.1. Port: MASTER_PORT; plus one when
-/// TORCHELASTIC_USE_AGENT_STORE=True, because torchrun's agent listens on MASTER_PORT itself;
-/// without MASTER_PORT one of 20000 to 31999 that follows from the user and the job's identity:
-/// PMIX_NAMESPACE, OMPI_MCA_ess_base_jobid, the process behind PMI_FD, or SLURM_JOB_ID and
-/// SLURM_STEP_ID. (PMI_ID is no such identity: it differs between the ranks of a job.)
+/// Address: MASTER_ADDR. Without it, a job on several hosts uses the first host of
+/// SLURM_STEP_NODELIST if srun started it, and no address if mpiexec did (MPI_LOCALNRANKS,
+/// OMPI_COMM_WORLD_LOCAL_SIZE): MPI knows it. All other jobs use 127.0.0.1.
 ///
-/// Token: PYCOLL_TOKEN, else the user's id and the job's identity. That default keeps apart jobs
-/// that meet by accident; it is no secret, so set PYCOLL_TOKEN where others can reach the port.
-/// With PYCOLL_TLS=1 several ranks need one.
+/// Port: MASTER_PORT; plus one with TORCHELASTIC_USE_AGENT_STORE=True, because torchrun's agent
+/// listens on MASTER_PORT itself. Without MASTER_PORT, a port from 20000 to 31999 is derived from
+/// the user and the job's identity: PMIX_NAMESPACE, OMPI_MCA_ess_base_jobid, the process behind
+/// PMI_FD, or SLURM_JOB_ID and SLURM_STEP_ID. (PMI_ID differs between the ranks of a job.)
 ///
-/// Raises UsageError, naming the variable, where one is missing or makes no sense.
+/// Token: PYCOLL_TOKEN, else the user's id and the job's identity. The default separates jobs that
+/// use the same port by accident. It is no secret: set PYCOLL_TOKEN where other users can reach the
+/// port. With PYCOLL_TLS=1, a world of several ranks must set it.
+///
+/// Raises UsageError, naming the variable, for a missing or invalid value.
 LaunchEnv read_launch_env();
 
-/// Whether MPI would know of this process: its launcher has left its variables.
+/// Whether an MPI launcher started this process: its environment variables are set.
 bool was_started_by_mpiexec();
 
 }  // namespace pycoll

@@ -12,7 +12,8 @@
 namespace pycoll {
 namespace {
 
-/// How long rank 0, having failed, serves on for the others to read why, and how long they try.
+/// After a failure, how long rank 0 keeps serving so that other ranks can read the reason, and how
+/// long those try to read it.
 constexpr double kLastWordSeconds = 2;
 
 const char kRankZeroKey[] = "join/rank_zero";
@@ -22,7 +23,7 @@ const char kVerdictKey[] = "join/verdict";
 std::string arrived_key(int rank) { return "join/arrived/" + std::to_string(rank); }
 std::string done_key(int rank) { return "join/done/" + std::to_string(rank); }
 
-/// How joining ends, for every rank alike.
+/// The outcome of joining, identical on every rank.
 struct Verdict {
   enum class Kind : uint8_t { kJoined, kTimeout, kUsage };
   Kind kind = Kind::kJoined;
@@ -36,7 +37,7 @@ struct Verdict {
     const auto kind = static_cast<Kind>(reader.number<uint8_t>());
     return {.kind = kind, .text = std::string(reader.text())};
   }
-  /// The session's name, or the error raised.
+  /// Returns the session's name, or raises the error.
   const std::string& name() const {
     if (kind == Kind::kTimeout) throw TimeoutError(text);
     if (kind == Kind::kUsage) throw UsageError(text);
@@ -44,12 +45,12 @@ struct Verdict {
   }
 };
 
-/// The first verdict stands.
+/// Publishes a verdict, unless another rank has already done so.
 void propose(Store& store, const Verdict& verdict) {
   if (store.add(kNumVerdictsKey, 1) == 1) store.set(kVerdictKey, verdict.to_bytes());
 }
 
-/// Says where this rank and rank 0 disagree; empty if they do not.
+/// Describes where this rank and rank 0 disagree; empty if they agree.
 std::string disagreement(Store& store, const LaunchEnv& env, const Deadline& deadline) {
   const std::string rank_zero = store.get(kRankZeroKey, deadline);
   WireReader reader(rank_zero);
@@ -83,7 +84,7 @@ Verdict wait_for_verdict(Store& store, const LaunchEnv& env, const Deadline& dea
   try {
     return Verdict::from(store.get(kVerdictKey, deadline));
   } catch (const TimeoutError&) {
-    // The first deadline to pass ends it for all: one rank less cannot become a session.
+    // The first deadline that passes ends it for all ranks: a session needs every rank.
   }
   std::vector<int> missing;
   for (int rank = 0; rank < env.num_ranks; ++rank) {
@@ -94,7 +95,7 @@ Verdict wait_for_verdict(Store& store, const LaunchEnv& env, const Deadline& dea
   return Verdict::from(store.get(kVerdictKey, Deadline::after_s(kLastWordSeconds)));
 }
 
-/// Rank 0 keeps the store up until everyone knows that the session stands.
+/// Waits on rank 0, which serves the store, until every rank knows that all have joined.
 void wait_until_known(Store& store, const LaunchEnv& env, const Deadline& deadline) {
   if (env.rank != 0) return store.set(done_key(env.rank), "");
   for (int rank = 1; rank < env.num_ranks; ++rank) {
@@ -113,7 +114,7 @@ std::vector<std::string> Session::exchange(const std::string& topic, const std::
   if (over_mpi) return over_mpi(topic, own);
   if (!store) throw UsageError("the session is closed");
   std::vector<std::string> all = StoreExchange(*store, rank, num_ranks, deadline)(topic, own);
-  // Rank 0 may close the store after this.
+  // Rank 0 may close the store after this call, so it waits until every rank has the result.
   const auto known = [&topic](int who) { return "known/" + topic + "/" + std::to_string(who); };
   if (rank != 0) store->set(known(rank), "");
   for (int peer = 1; rank == 0 && peer < num_ranks; ++peer) store->get(known(peer), deadline);
@@ -123,7 +124,7 @@ std::vector<std::string> Session::exchange(const std::string& topic, const std::
 std::string meet(Store& store, const LaunchEnv& env, const Deadline& deadline) {
   arrive(store, env, deadline);
   const std::string name = wait_for_verdict(store, env, deadline).name();
-  store.remove(arrived_key(env.rank));  // only who has waited in vain would ask
+  store.remove(arrived_key(env.rank));  // only a rank whose wait timed out would read it
   return name;
 }
 
@@ -138,7 +139,7 @@ Session join(const LaunchEnv& env, const Deadline& deadline) {
   session.rank = env.rank;
   session.num_ranks = env.num_ranks;
   session.token = env.token;
-  // A world of one needs no port that others know, and so cannot find it in use.
+  // A world of one needs no port known to other ranks: a free one is never already in use.
   const bool alone = env.num_ranks == 1;
   const std::string address = alone ? "127.0.0.1" : env.master_addr;
   int port = alone ? 0 : env.master_port;

@@ -1,5 +1,5 @@
-// How bootstrap messages are written as bytes: little-endian numbers, and strings after their
-// length. Readers trust nothing: whatever does not fit raises MalformedMessage.
+// The byte format of bootstrap messages: little-endian numbers, and strings preceded by their
+// length. A reader checks everything: input that does not fit raises MalformedMessage.
 #pragma once
 
 #include <bit>
@@ -13,7 +13,7 @@
 
 namespace pycoll {
 
-static_assert(std::endian::native == std::endian::little, "numbers are sent as they lie in memory");
+static_assert(std::endian::native == std::endian::little, "numbers are sent in host byte order");
 
 class MalformedMessage : public Error {
  public:

@@ -1,8 +1,8 @@
 // The messages between a TcpStore and its server.
 //
 // A frame is a uint32 length and that many bytes: kind, request number, payload. The first frame of
-// a client is its hello; no other is read before it was accepted. Every request gets one reply with
-// its number, so that a client that gave up on one can tell its late reply from the next.
+// a client is its hello; the server reads no other frame before it accepts the hello. Every request
+// gets one reply with its number, so that a client recognizes a late reply.
 #pragma once
 
 #include <cstddef>
@@ -21,14 +21,14 @@ enum class StoreFrame : uint8_t {
   kGet,      // text key
   kAdd,      // text key, int64 delta
   kOk,       // text result
-  kError,    // text why: the request was wrong
-  kRefused,  // to a hello with another token
-  kTaken,    // to a hello of a rank that has joined this session before
+  kError,    // text error: the request was invalid
+  kRefused,  // reply to a hello with another token
+  kTaken,    // reply to a hello of a rank that has already joined this session
 };
 
 inline constexpr std::string_view kStoreMagic = "pycoll store 1";
 inline constexpr size_t kMaxFrameBytes = 16 << 20;
-/// What a stranger may make the server hold.
+/// Bytes that the server buffers for an unauthenticated peer.
 inline constexpr size_t kMaxHelloBytes = 4096;
 
 inline std::string store_frame(StoreFrame kind, uint32_t number, const WireWriter& payload) {
@@ -38,7 +38,8 @@ inline std::string store_frame(StoreFrame kind, uint32_t number, const WireWrite
   return frame.bytes() + payload.bytes();
 }
 
-/// Takes the first whole frame off `buffer`, without its length; nothing while it is incomplete.
+/// Removes the first frame from `buffer` and returns it without its length; nothing while the frame
+/// is incomplete.
 inline std::optional<std::string> take_frame(std::string& buffer, size_t max_bytes) {
   uint32_t nbytes;
   if (buffer.size() < sizeof(nbytes)) return std::nullopt;

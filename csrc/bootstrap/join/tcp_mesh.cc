@@ -23,10 +23,11 @@
 namespace pycoll {
 namespace {
 
-constexpr int64_t kStrangerNs = 10'000'000'000;
+constexpr int64_t kHandshakeNs = 10'000'000'000;
 constexpr int64_t kAttemptNs = 3'000'000'000;
 constexpr int64_t kRetryNs = 100'000'000;
 constexpr int64_t kPollNs = 50'000'000;
+constexpr const char* kOtherJob = "the server at that address belongs to another job";
 
 struct Target {
   std::string text;
@@ -40,7 +41,7 @@ struct Target {
 struct Attempt {
   Channel channel;
   std::unique_ptr<MeshHandshake> handshake;
-  Target* target = nullptr;  // of a connector
+  Target* target = nullptr;  // null on the accepting end
   bool connecting = false;
   int64_t end_ns = 0;
 };
@@ -144,15 +145,15 @@ class Mesh {
       Fd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!socket) {
         if (errno == EINTR || errno == ECONNABORTED) continue;
-        // Out of descriptors: the oldest stranger makes room; who remains is heard later.
-        if (errno == EMFILE || errno == ENFILE) drop_oldest_stranger();
+        // Out of descriptors: close the oldest unauthenticated connection, accept the others later.
+        if (errno == EMFILE || errno == ENFILE) drop_oldest_unauthenticated();
         return;
       }
       set_options(socket.get());
       Attempt& attempt = attempts_.emplace_back();
       attempt.channel = channel_over(std::move(socket), Tls::Role::kAccepts);
       attempt.handshake = std::make_unique<MeshHandshake>(key_, rank_);
-      attempt.end_ns = now_ns() + kStrangerNs;
+      attempt.end_ns = now_ns() + kHandshakeNs;
     }
   }
 
@@ -168,18 +169,18 @@ class Mesh {
     const Tls::Greeting greeting = attempt.channel.greet();
     if (greeting == Tls::Greeting::kGoesOn) return;
     if (greeting == Tls::Greeting::kFailed) {
-      return drop(attempt, "who answers there does not know this session");
+      return drop(attempt, kOtherJob);
     }
     const auto state = attempt.handshake->advance(attempt.channel, [this](int peer) {
       return peer > rank_ && peer < static_cast<int>(ranks_.size()) &&
              ranks_[static_cast<size_t>(peer)].is_remote && !link(peer);
     });
     if (state == MeshHandshake::State::kFailed) {
-      return drop(attempt, "who answers there does not know this session");
+      return drop(attempt, kOtherJob);
     }
     const int peer = attempt.handshake->peer();
     if (state == MeshHandshake::State::kProved && !link(peer)) {
-      // This end connected, so it has the choice among several that answer.
+      // This end connected, so it chooses among the addresses that answer.
       if (attempt.handshake->choose(attempt.channel)) adopt(attempt);
     } else if (state == MeshHandshake::State::kChosen) {
       adopt(attempt);
@@ -200,19 +201,20 @@ class Mesh {
   }
 
   void drop_the_gone() {
-    size_t num_strangers = 0;
+    size_t num_unauthenticated = 0;
     for (Attempt& one : attempts_) {
       if (one.channel && now_ns() >= one.end_ns) drop(one, "no answer");
-      num_strangers += one.channel && one.target == nullptr;
+      num_unauthenticated += one.channel && one.target == nullptr;
     }
-    for (; num_strangers > kMaxStrangers; --num_strangers) drop_oldest_stranger();
+    for (; num_unauthenticated > kMaxUnauthenticated; --num_unauthenticated)
+      drop_oldest_unauthenticated();
     for (Attempt& one : attempts_) {
       if (!one.channel && one.target != nullptr) one.target->busy = false;
     }
     std::erase_if(attempts_, [](const Attempt& one) { return !one.channel; });
   }
 
-  void drop_oldest_stranger() {
+  void drop_oldest_unauthenticated() {
     const auto oldest = std::find_if(attempts_.begin(), attempts_.end(), [](const Attempt& one) {
       return one.channel && one.target == nullptr;
     });
@@ -222,15 +224,16 @@ class Mesh {
   [[noreturn]] void give_up(int peer) {
     std::string text = "rank " + std::to_string(rank_) + " and rank " + std::to_string(peer) +
                        " on host " + ranks_[static_cast<size_t>(peer)].host +
-                       " found no connection within " + format_seconds(deadline_.timeout_s());
+                       " could not connect within " + format_seconds(deadline_.timeout_s());
     std::string tried;
     for (const Target& target : targets_) {
       if (target.peer != peer) continue;
       tried += (tried.empty() ? "; tried " : ", ") + target.text + " (" + target.obstacle + ")";
     }
-    throw TimeoutError(text + tried +
-                       ": PYCOLL_IFNAME chooses interfaces, PYCOLL_PORTS the ports that a firewall "
-                       "lets through");
+    throw TimeoutError(
+        text + tried +
+        ": set PYCOLL_IFNAME to interfaces that reach the other hosts, or PYCOLL_PORTS "
+        "to ports that the firewall lets through");
   }
 
   const MeshListeners& listeners_;
@@ -239,7 +242,7 @@ class Mesh {
   const std::string key_;
   const bool encrypted_;
   const Deadline& deadline_;
-  std::deque<Target> targets_;  // their addresses stay
+  std::deque<Target> targets_;  // a deque: Attempt points to its elements
   std::vector<Attempt> attempts_;
   std::vector<Channel> links_;
 };
@@ -256,7 +259,7 @@ PortRange read_ports() {
   return {first, last};
 }
 
-/// Binds to the first port of the range that is free.
+/// Binds to the first free port of the range.
 bool bind_within(int socket, SocketAddress address, const PortRange& range) {
   in_port_t& port = address.family() == AF_INET
                         ? reinterpret_cast<sockaddr_in*>(&address.storage)->sin_port
@@ -286,7 +289,8 @@ MeshListeners::MeshListeners() {
     sockets_.push_back(std::move(socket));
   }
   if (sockets_.empty()) {
-    throw SystemError("cannot listen for ranks of other hosts at any address, the last " + why);
+    throw SystemError(
+        "cannot listen for ranks of other hosts at any address; the last one failed with " + why);
   }
 }
 

@@ -1,9 +1,9 @@
 // One authenticated TCP connection between every two ranks that do not share a host.
 //
-// Of two ranks the lower one listens, at all addresses under which others may reach its host; the
+// The lower of two ranks listens at all addresses of its host that other hosts may reach. The
 // higher one tries them all at once and keeps the first that answers. Both prove that they know the
-// session's key, by an HMAC over fresh random numbers of both: the key itself never travels, and a
-// stranger learns nothing, not even a proof. Afterwards nobody listens any more.
+// session's key by an HMAC over fresh random numbers of both ends. The key itself never travels,
+// and an unauthenticated peer learns nothing, not even a proof. Afterwards no rank listens.
 #pragma once
 
 #include <memory>
@@ -20,10 +20,10 @@ namespace pycoll {
 /// Sockets that listen at this host's addresses, for this rank alone.
 class MeshListeners {
  public:
-  /// PYCOLL_IFNAME chooses interfaces, PYCOLL_PORTS ("20000-20100") ports; else the system does.
+  /// PYCOLL_IFNAME restricts the interfaces, and PYCOLL_PORTS ("20000-20100") the ports.
   MeshListeners();
 
-  /// For connect_mesh of the others.
+  /// The addresses and ports, for connect_mesh on other ranks.
   std::string to_bytes() const;
   const std::vector<Fd>& sockets() const { return sockets_; }
 
@@ -34,14 +34,14 @@ class MeshListeners {
 };
 
 struct MeshRank {
-  bool is_remote = false;  // it runs on another host: a connection is wanted
+  bool is_remote = false;  // it runs on another host and needs a connection
   std::string listeners;   // its MeshListeners::to_bytes()
-  std::string host;        // what its host is called
+  std::string host;        // the name of its host
 };
 
-/// One channel for each remote rank, without delay (TCP_NODELAY); by rank. `encrypted`: by TLS,
-/// with the same key, alike on all ranks. Raises TimeoutError naming a rank that could not be
-/// reached and what was tried.
+/// Returns one channel for each remote rank, by rank, with TCP_NODELAY. `encrypted`, identical on
+/// all ranks, turns on TLS with the same key. Raises TimeoutError naming a rank that could not be
+/// reached and the addresses tried.
 std::vector<Channel> connect_mesh(const MeshListeners& listeners, int rank,
                                   const std::vector<MeshRank>& ranks, std::string_view key,
                                   bool encrypted, const Deadline& deadline);

@@ -19,13 +19,15 @@
 namespace pycoll {
 namespace {
 
-/// Connects to one address; an empty Fd, and errno, when that fails.
+constexpr const char* kNoAnswer = "the server did not answer";
+
+/// Connects to one address. Returns an empty Fd and sets errno on failure.
 Fd connect_to(const SocketAddress& address, const Deadline& deadline) {
   Fd socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) return socket;
   const int on = 1;
   const int idle_s = 10;
-  // SO_REUSEADDR: should the port be given to this very socket, rank 0 can still listen on it.
+  // SO_REUSEADDR: if this socket gets that port as its own, rank 0 can still listen on it.
   ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
@@ -53,7 +55,7 @@ TcpStore::TcpStore(const std::string& address, int port, const std::string& toke
                    const Deadline& deadline)
     : rank_(rank), where_(join_host_port(address, port)), deadline_(deadline) {
   check_token(token);
-  // Rank 0 is often milliseconds away at first, and seconds if it has to be started by hand.
+  // Rank 0 is usually late by milliseconds, or by seconds if it is started by hand.
   for (int pause = 5; !try_to_join(address, port, token, deadline);
        pause = std::min(2 * pause, 200)) {
     if (deadline.expired()) {
@@ -92,11 +94,11 @@ bool TcpStore::encrypt(const Deadline& deadline) {
       case Tls::Greeting::kFailed:
         if (channel_.refusal() == Tls::Refusal::kOtherSecret) throw_refused();
         if (channel_.refusal() == Tls::Refusal::kNoTls) throw_tls_here_only(true);
-        obstacle_ = "what listens there did not prove with TLS that it knows the session token";
+        obstacle_ = "the server did not prove with TLS that it knows the session token";
         return false;
       case Tls::Greeting::kGoesOn:
         if (wait_for_fd(channel_.fd(), POLLIN, deadline)) continue;
-        if (obstacle_.empty()) obstacle_ = "who listens there did not answer";
+        if (obstacle_.empty()) obstacle_ = kNoAnswer;
         return false;
     }
   }
@@ -104,7 +106,7 @@ bool TcpStore::encrypt(const Deadline& deadline) {
 
 void TcpStore::throw_refused() const {
   throw UsageError("the store at " + where_ + " refused rank " + std::to_string(rank_) +
-                   ": its session token is another one; set the same PYCOLL_TOKEN on every "
+                   ": their session tokens differ; set the same PYCOLL_TOKEN on every "
                    "rank, or another MASTER_PORT if that store belongs to another job");
 }
 
@@ -113,7 +115,7 @@ void TcpStore::throw_tls_here_only(bool on_this_rank) const {
   const std::string there = "the store at " + where_;
   throw UsageError((on_this_rank ? here : there) + " wants TLS, and " +
                    (on_this_rank ? there : here) + " does not: set " + kTlsVariable +
-                   " alike on all ranks");
+                   " to the same value on all ranks");
 }
 
 bool TcpStore::greet(const std::string& token, const Deadline& deadline) {
@@ -134,21 +136,21 @@ bool TcpStore::greet(const std::string& token, const Deadline& deadline) {
     }
     if (kind == StoreFrame::kTaken) {
       obstacle_ = "rank " + std::to_string(rank_) +
-                  " has joined that session before: two processes have this rank, or rank 0 has "
-                  "not closed its last session";
+                  " has already joined that session: two processes have this rank, or rank 0 has "
+                  "not closed its previous session";
       return false;
     }
     if (kind != StoreFrame::kOk || text != kStoreMagic) throw MalformedMessage();
     return true;
   } catch (const PeerDiedError&) {
     if (Tls::is_refusal(in_)) throw_tls_here_only(false);
-    obstacle_ = "who listens there closed the connection";
+    obstacle_ = "the server closed the connection";
   } catch (const TimeoutError&) {
-    // The deadline cut off this attempt; what kept an earlier one from working says more.
-    if (obstacle_.empty()) obstacle_ = "who listens there did not answer";
+    // The deadline cut off this attempt: the reason of an earlier failure says more.
+    if (obstacle_.empty()) obstacle_ = kNoAnswer;
   } catch (const MalformedMessage&) {
     if (Tls::is_refusal(in_)) throw_tls_here_only(false);
-    obstacle_ = "what listens there is not a pycoll store";
+    obstacle_ = "the server there is not a pycoll store";
   }
   return false;
 }
@@ -173,8 +175,8 @@ std::string TcpStore::request(StoreFrame kind, const WireWriter& payload, const 
   const uint32_t number = ++last_number_;
   const std::string message = store_frame(kind, number, payload);
   if (message.size() > kMaxFrameBytes) {
-    throw UsageError(what + ": " + std::to_string(message.size()) + " bytes; the store takes " +
-                     std::to_string(kMaxFrameBytes) + " at most");
+    throw UsageError(what + ": " + std::to_string(message.size()) +
+                     " bytes; the store takes at most " + std::to_string(kMaxFrameBytes));
   }
   if (!channel_) throw_server_gone(what);
   try {
@@ -183,7 +185,7 @@ std::string TcpStore::request(StoreFrame kind, const WireWriter& payload, const 
       const std::string frame = receive_frame(what, deadline);
       WireReader reader(frame);
       const auto reply = static_cast<StoreFrame>(reader.number<uint8_t>());
-      if (reader.number<uint32_t>() != number) continue;  // of a get that timed out
+      if (reader.number<uint32_t>() != number) continue;  // the late reply to a get that timed out
       const std::string text(reader.text());
       if (reply == StoreFrame::kError) throw UsageError(text);
       if (reply != StoreFrame::kOk) throw MalformedMessage();
@@ -207,9 +209,9 @@ void TcpStore::send_all(const std::string& bytes, const std::string& what,
       sent += static_cast<size_t>(now);
     } else if (errno == EAGAIN) {
       if (wait_for_fd(channel_.fd(), POLLOUT, deadline)) continue;
-      channel_.reset();  // half a request cannot be taken back
+      channel_.reset();  // a request sent in part cannot be taken back
       throw TimeoutError("rank " + std::to_string(rank_) + ": " + what + ": the store at " +
-                         where_ + " took no data for " + format_seconds(deadline.timeout_s()));
+                         where_ + " accepted no data for " + format_seconds(deadline.timeout_s()));
     } else if (errno != EINTR) {
       throw_server_gone(what);
     }

@@ -1,4 +1,4 @@
-// A Store on rank 0's TcpStoreServer.
+// The Store of rank 0's TcpStoreServer.
 #pragma once
 
 #include <mutex>
@@ -10,12 +10,12 @@
 
 namespace pycoll {
 
-/// Every call raises PeerDiedError for rank 0 as soon as the server is gone.
+/// Every call raises PeerDiedError for rank 0 once the server is gone.
 class TcpStore final : public Store {
  public:
-  /// Connects, retrying until the deadline: rank 0 may start later. Raises TimeoutError when nobody
-  /// answers, UsageError when the server has another token. The deadline's timeout also bounds how
-  /// long `set` and `add` wait for the server's answer.
+  /// Connects, retrying until the deadline: rank 0 may start later. Raises TimeoutError without
+  /// an answer, and UsageError if the server has another token. The deadline's timeout also bounds
+  /// how long `set` and `add` wait for the server's answer.
   TcpStore(const std::string& address, int port, const std::string& token, int rank,
            const Deadline& deadline);
 
@@ -24,18 +24,18 @@ class TcpStore final : public Store {
   int64_t add(const std::string& key, int64_t delta) override;
 
  private:
-  /// One attempt to connect and be welcomed; says in `obstacle_` why it did not work.
+  /// Makes one attempt to connect and join; on failure `obstacle_` says why.
   bool try_to_join(const std::string& address, int port, const std::string& token,
                    const Deadline& deadline);
   bool greet(const std::string& token, const Deadline& deadline);
-  /// TLS's greeting, where it is on; false, and `obstacle_`, when that does not work.
+  /// Performs the TLS handshake if TLS is on; false, with the reason in `obstacle_`, if it fails.
   bool encrypt(const Deadline& deadline);
   [[noreturn]] void throw_refused() const;
   [[noreturn]] void throw_tls_here_only(bool on_this_rank) const;
   std::string request(StoreFrame kind, const WireWriter& payload, const std::string& what,
                       const Deadline& deadline);
   void send_all(const std::string& bytes, const std::string& what, const Deadline& deadline);
-  /// The next frame from the server, whatever its number.
+  /// Returns the next frame from the server, with any request number.
   std::string receive_frame(const std::string& what, const Deadline& deadline);
   [[noreturn]] void throw_server_gone(const std::string& what) const;
 

@@ -53,12 +53,12 @@ struct TcpStoreServer::Connection {
   bool closing = false;  // close once `out` is sent
   std::string in;
   std::string out;
-  std::optional<Wait> wait;  // the last get, while it is not answered
+  std::optional<Wait> wait;  // the last get, until it is answered
 
   void reply(StoreFrame kind, uint32_t number, std::string_view text) {
     out += store_frame(kind, number, WireWriter().text(text));
   }
-  /// Sends what the socket takes; true when nothing is left to send.
+  /// Sends what the socket accepts; true once all is sent, unless that closes the connection.
   bool flush() {
     while (!out.empty()) {
       const ssize_t sent = channel.send(out);
@@ -72,7 +72,7 @@ struct TcpStoreServer::Connection {
     if (closing) channel.reset();
     return static_cast<bool>(channel);
   }
-  /// Reads what one look at the socket brings; a client that left is dropped.
+  /// Reads what the socket and TLS have ready; drops a client that has left.
   void fill() {
     const Tls::Greeting greeting = channel.greet();
     if (greeting == Tls::Greeting::kFailed) channel.reset();
@@ -92,11 +92,11 @@ struct TcpStoreServer::Connection {
 TcpStoreServer::TcpStoreServer(const std::string& address, int port, std::string token)
     : token_(std::move(token)), encrypted_(tls_is_on()), stop_at_ns_(kNever) {
   check_token(token_);
-  if (encrypted_) openssl();  // here it can say that there is none
+  if (encrypted_) openssl();  // raises here, in the caller's thread, if there is none
   listen_on(address, port);
   wake_ = Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_) throw_system_error("eventfd");
-  // Signal handlers belong on the user's threads: this one inherits a mask that blocks them all.
+  // Signal handlers must run on the user's threads, so this one inherits a mask of all signals.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -105,7 +105,7 @@ TcpStoreServer::TcpStoreServer(const std::string& address, int port, std::string
     thread_ = std::thread([this] { serve(); });
   } catch (const std::system_error& error) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw SystemError(std::string("the store's thread did not start: ") + error.what());
+    throw SystemError(std::string("the thread of the store server did not start: ") + error.what());
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
@@ -117,9 +117,8 @@ void TcpStoreServer::listen_on(const std::string& address, int port) {
   std::string why;
   for (const SocketAddress& candidate : resolve_tcp(address, port)) {
     if (candidate.is_any()) {
-      throw UsageError(
-          "the store does not listen on every interface (" + address +
-          "): set MASTER_ADDR to the one address through which the ranks reach rank 0");
+      throw UsageError("the store cannot listen on every interface (" + address +
+                       "): set MASTER_ADDR to the one address at which the ranks reach rank 0");
     }
     Fd socket(::socket(candidate.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     const int on = 1;
@@ -151,7 +150,7 @@ void TcpStoreServer::serve() {
   while (true) {
     const bool stopping = stop_at_ns_ != kNever;
     if (stopping) {
-      // shutdown() also when a forked child still holds the listening socket.
+      // shutdown() works even if a forked child still holds the listening socket.
       if (listener_) ::shutdown(listener_.get(), SHUT_RDWR);
       listener_.reset();
       std::erase_if(connections_, [](const auto& one) { return !one->welcome; });
@@ -162,7 +161,7 @@ void TcpStoreServer::serve() {
     fds.push_back({.fd = stopping ? -1 : wake_.get(), .events = POLLIN, .revents = 0});
     fds.push_back({.fd = accepting ? listener_.get() : -1, .events = POLLIN, .revents = 0});
     for (const auto& one : connections_) {
-      // Who does not read its replies is not read from either.
+      // A client with unread replies: read no more of its requests.
       const short events = one->out.empty() ? POLLIN : POLLOUT;
       fds.push_back({.fd = one->channel.fd(), .events = events, .revents = 0});
     }
@@ -193,7 +192,7 @@ void TcpStoreServer::accept_all() {
     Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-        // The connection stays in the queue: look again later instead of spinning.
+        // The connection stays in the queue: accept it later instead of spinning.
         accept_after_ns_ = now_ns() + kOutOfFdsPauseNs;
       }
       if (errno == EINTR || errno == ECONNABORTED) continue;
@@ -276,7 +275,7 @@ void TcpStoreServer::handle_request(Connection& connection, const std::string& f
     int64_t sum = 0;
     if (!before || __builtin_add_overflow(*before, delta, &sum)) {
       connection.reply(StoreFrame::kError, number,
-                       "add: the value of '" + key + "' is not a number, or the sum too large");
+                       "add: the value of '" + key + "' is not a number, or the sum is too large");
       return;
     }
     if (delta != 0) set_value(key, std::to_string(sum));
@@ -297,12 +296,13 @@ void TcpStoreServer::set_value(const std::string& key, std::string value) {
 }
 
 void TcpStoreServer::drop_the_gone() {
-  size_t num_strangers = 0;
-  for (const auto& one : connections_) num_strangers += !one->welcome;
+  size_t num_unauthenticated = 0;
+  for (const auto& one : connections_) num_unauthenticated += !one->welcome;
   for (const auto& one : connections_) {  // oldest first
-    if (one->welcome || (num_strangers <= kMaxStrangers && now_ns() < one->hello_by_ns)) continue;
+    if (one->welcome || (num_unauthenticated <= kMaxUnauthenticated && now_ns() < one->hello_by_ns))
+      continue;
     one->channel.reset();
-    --num_strangers;
+    --num_unauthenticated;
   }
   std::erase_if(connections_, [](const auto& one) { return !one->channel; });
 }

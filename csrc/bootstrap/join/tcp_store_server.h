@@ -1,9 +1,9 @@
 // The server behind every TcpStore of a session: one thread inside rank 0's process.
 //
-// It listens only on the address it is given. A connection must open with a hello that carries the
-// session token, and with PYCOLL_TLS=1 with TLS's greeting before it; whoever sends anything else,
-// or nothing for kHelloSeconds, is cut off and leaves no trace. Each rank may join a session once,
-// so that a rank which already starts the next session cannot end up in the old one.
+// It listens only on the given address. A connection must begin with a hello that carries the
+// session token, after a TLS handshake with PYCOLL_TLS=1. The server closes a connection that sends
+// anything else, or nothing for kHelloSeconds, and keeps nothing of it. Each rank may join a
+// session once, so that a rank which already starts the next session cannot join the old one.
 #pragma once
 
 #include <atomic>
@@ -31,9 +31,9 @@ class TcpStoreServer {
 
   int port() const { return port_; }
 
-  /// Takes no new clients, serves those there until all have left but for at most `linger_s`, then
-  /// cuts off the rest (their calls raise PeerDiedError) and ends the thread. Without `linger_s`
-  /// nobody is waited for. A second call does nothing.
+  /// Refuses new clients, serves the connected ones until all have left or `linger_s` has passed,
+  /// then disconnects the rest (their calls raise PeerDiedError) and ends the thread. With
+  /// `linger_s` 0 it does not wait for clients. A second call does nothing.
   void stop(double linger_s = 0);
 
  private:
@@ -57,7 +57,7 @@ class TcpStoreServer {
   std::atomic<int64_t> stop_at_ns_;
   std::thread thread_;
 
-  // Touched by the thread only.
+  // Used by the thread only.
   int64_t accept_after_ns_ = 0;
   std::vector<std::unique_ptr<Connection>> connections_;
   std::map<std::string, std::string> values_;

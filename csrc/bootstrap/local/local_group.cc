@@ -18,7 +18,7 @@
 namespace pycoll {
 namespace {
 
-/// How long the leader may take to say who is missing.
+/// How long the leader may take to report the missing ranks.
 constexpr double kLastWordSeconds = 2;
 
 PeerDiedError leader_is_gone() {
@@ -29,7 +29,7 @@ Fd connect_to_leader(const std::string& socket_name, int num_ranks, const Deadli
   for (int pause = 1;; pause = std::min(2 * pause, 50)) {
     Fd socket = connect_at(socket_name);
     pid_t pid = -1;
-    // Another user who sits on the name must not get our token.
+    // A socket of another user under this name must not get the token.
     if (socket && is_own_user(socket.get(), &pid)) return socket;
     if (deadline.expired()) {
       throw TimeoutError(did_not_join({0}, num_ranks, deadline.timeout_s()));
@@ -47,19 +47,20 @@ void send_hello(int socket, int rank, int num_ranks, size_t shared_bytes, const 
   const Fd own_pidfd = open_own_pidfd();
   while (!send_packet(socket, hello.bytes(), {own_pidfd.get()})) {
     if (errno == EPIPE || errno == ECONNRESET) throw leader_is_gone();
-    // EAGAIN, ETOOMANYREFS: the leader has not yet read what it was sent before.
+    // EAGAIN, ETOOMANYREFS: the leader has not yet read earlier packets.
     if (errno != EAGAIN && errno != ETOOMANYREFS) throw_system_error("send to local rank 0");
     if (deadline.expired())
-      throw TimeoutError("rank 0 did not listen within " + format_seconds(deadline.timeout_s()));
+      throw TimeoutError("rank 0 did not read this rank's hello within " +
+                         format_seconds(deadline.timeout_s()));
     pause_ms(1, deadline);
   }
 }
 
 LocalGroup read_welcome(Packet packet, WireReader& reader, int num_ranks, size_t shared_bytes) {
   if (packet.lost_fds || packet.fds.size() != static_cast<size_t>(num_ranks) + 1) {
-    throw SystemError("received " + std::to_string(packet.fds.size()) + " of " +
-                      std::to_string(num_ranks + 1) +
-                      " descriptors from rank 0: too many open files? (see ulimit -n)");
+    throw SystemError(
+        "received " + std::to_string(packet.fds.size()) + " of " + std::to_string(num_ranks + 1) +
+        " descriptors from rank 0: this process may have too many open files (see ulimit -n)");
   }
   LocalGroup group;
   group.memory = std::move(packet.fds[0]);
@@ -82,7 +83,7 @@ LocalGroup follow(const std::string& socket_name, int rank, int num_ranks, size_
   const Fd socket = connect_to_leader(socket_name, num_ranks, deadline);
   send_hello(socket.get(), rank, num_ranks, shared_bytes, token, deadline);
   if (!wait_for_fd(socket.get(), POLLIN, deadline)) {
-    // Only the leader knows who is missing.
+    // Only the leader knows which ranks are missing.
     WireWriter give_up;
     give_up.number(static_cast<uint8_t>(GroupPacket::kGiveUp)).number(deadline.timeout_s());
     send_packet(socket.get(), give_up.bytes(), {});
@@ -101,7 +102,7 @@ LocalGroup follow(const std::string& socket_name, int rank, int num_ranks, size_
     return read_welcome(std::move(packet), reader, num_ranks, shared_bytes);
   } catch (const MalformedMessage&) {
     throw SystemError("rank 0 sent a malformed message at '" + socket_name +
-                      "'; do all ranks run the same version of pycoll?");
+                      "': run the same version of pycoll on all ranks");
   }
 }
 
@@ -115,8 +116,8 @@ LocalGroup form_local_group(const std::string& name, int rank, int num_ranks, si
                      std::to_string(num_ranks));
   }
   if (rank < 0 || rank >= num_ranks) {
-    throw UsageError("rank " + std::to_string(rank) + " is not one of " +
-                     std::to_string(num_ranks) + " ranks: they are 0 to " +
+    throw UsageError("rank " + std::to_string(rank) + " does not exist among " +
+                     std::to_string(num_ranks) + " ranks: expected 0 to " +
                      std::to_string(num_ranks - 1));
   }
   check_token(token);

@@ -1,9 +1,9 @@
-// What the ranks of one host give each other once: shared memory, and a handle on every process.
+// Setup of the ranks of one host: shared memory, and a pidfd of every process.
 //
-// Rank 0 leads: it makes the memory (a sealed memfd, so no file and nothing to clean up), and
-// listens at an abstract Unix socket. Everyone else sends a pidfd of itself; when all have, the
-// leader hands the memory and all pidfds to everyone. Kernel objects are passed, never names: no
-// process can mistake another one's memory, and what is left of a killed job is nothing.
+// Rank 0 leads: it creates the memory (a sealed memfd, so there is no file to clean up) and listens
+// at an abstract Unix socket. Every other rank sends its own pidfd; once all have, the leader sends
+// the memory and all pidfds to every rank. Ranks pass kernel objects, never names: no process can
+// open the wrong memory, and a killed job leaves nothing behind.
 #pragma once
 
 #include <sys/types.h>
@@ -24,25 +24,25 @@ inline constexpr int kMaxLocalRanks = 252;
 
 struct LocalGroup {
   Fd memory;                // memfd of shared_bytes zeros; it can neither shrink nor grow
-  std::vector<Fd> pidfds;   // of every rank, one's own too
-  std::vector<pid_t> pids;  // as the leader sees them
+  std::vector<Fd> pidfds;   // of every rank, including the own one
+  std::vector<pid_t> pids;  // in the leader's pid namespace
 };
 
-/// What the leader writes into the memory when all have come, before anyone else has it. Gets the
-/// memfd and the processes of all ranks; may raise SystemError.
+/// Initializes the memory on the leader once all ranks have arrived, before any other rank gets it.
+/// Takes the memfd and the processes of all ranks; may raise SystemError.
 using PrepareMemory = std::function<void(int memory, std::span<const pid_t> pids)>;
 
-/// A memfd of so many zeros that can neither shrink nor grow. Raises SystemError.
+/// Creates a memfd of `nbytes` zeros that can neither shrink nor grow. Raises SystemError.
 Fd create_shared_memory(size_t nbytes);
 
 /// Every rank of the group calls this with the same `name`, `num_ranks`, `shared_bytes` and
 /// `token`.
 ///
-/// Raises on every rank that came: TimeoutError naming the ranks that did not come before the first
-/// deadline to pass, PeerDiedError naming a rank whose process ended while it waited here. A rank
-/// whose arguments differ from the leader's raises UsageError, and counts as one that did not come.
-/// A rank that dies after the last one came is not noticed here: its pidfd tells. `prepare` is
-/// called on rank 0 only.
+/// Raises on every rank that arrived: TimeoutError naming the ranks that had not arrived when the
+/// first deadline passed, or PeerDiedError naming a rank whose process ended while it waited here.
+/// A rank whose arguments differ from the leader's raises UsageError and counts as not arrived. The
+/// call does not notice a rank that dies after the last one arrived: its pidfd shows it. `prepare`
+/// is called on rank 0 only.
 LocalGroup form_local_group(const std::string& name, int rank, int num_ranks, size_t shared_bytes,
                             const std::string& token, const Deadline& deadline,
                             const PrepareMemory& prepare = {});

@@ -18,19 +18,19 @@
 namespace pycoll {
 namespace {
 
-constexpr size_t kMaxLocalStrangers = 2 * kMaxLocalRanks;
+constexpr size_t kMaxPending = 2 * kMaxLocalRanks;
 constexpr int64_t kInterruptCheckNs = 200'000'000;
 
 }  // namespace
 
 Fd create_shared_memory(size_t nbytes) {
-  // MFD_NOEXEC_SEAL (Linux 6.3; older kernels reject it): some systems allow no other memfd.
+  // Some systems require MFD_NOEXEC_SEAL; kernels before Linux 6.3 reject it.
   constexpr unsigned kNoexecSeal = 8;
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   Fd memory(::memfd_create("pycoll", kFlags | kNoexecSeal));
   if (!memory) memory = Fd(::memfd_create("pycoll", kFlags));
   if (!memory) throw_system_error("memfd_create");
-  // Without the seals, a rank that shrinks the memory would kill the others with SIGBUS.
+  // Without the seals, a rank that shrinks the memory would kill the other ranks by SIGBUS.
   if (::ftruncate(memory.get(), static_cast<off_t>(nbytes)) != 0 ||
       ::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
     throw_system_error("cannot make shared memory of " + std::to_string(nbytes) + " bytes");
@@ -67,41 +67,41 @@ void LocalGroupLeader::gather(const Deadline& deadline) {
     for (const Joiner& joiner : joiners_) {
       fds.push_back({.fd = joiner.socket.get(), .events = POLLIN, .revents = 0});
     }
-    for (const Stranger& stranger : strangers_) {
-      fds.push_back({.fd = stranger.socket.get(), .events = POLLIN, .revents = 0});
+    for (const PendingPeer& peer : pending_) {
+      fds.push_back({.fd = peer.socket.get(), .events = POLLIN, .revents = 0});
     }
     const int64_t remaining_ns = deadline.remaining_ns();
     const int num_ready = poll_fds(fds, std::min(remaining_ns, kInterruptCheckNs));
     deadline.check_interrupt();
     if (num_ready == 0 && remaining_ns <= 0) fail(timeout_after(deadline.timeout_s()));
 
-    const size_t first_stranger = 1 + joiners_.size();
+    const size_t first_pending = 1 + joiners_.size();
     for (int rank = 1; rank < num_ranks_; ++rank) {
       if (fds[static_cast<size_t>(1 + rank)].revents != 0) hear_joiner(rank);
     }
-    for (size_t i = first_stranger; i < fds.size(); ++i) {
-      if (fds[i].revents != 0) hear_hello(std::move(strangers_[i - first_stranger]));
+    for (size_t i = first_pending; i < fds.size(); ++i) {
+      if (fds[i].revents != 0) hear_hello(std::move(pending_[i - first_pending]));
     }
-    std::erase_if(strangers_, [](const Stranger& one) { return !one.socket; });
-    if (fds[0].revents != 0) accept_strangers();
+    std::erase_if(pending_, [](const PendingPeer& one) { return !one.socket; });
+    if (fds[0].revents != 0) accept_pending();
   }
 }
 
-void LocalGroupLeader::accept_strangers() {
+void LocalGroupLeader::accept_pending() {
   while (Fd socket = accept_from(listener_.get())) {
     pid_t pid = -1;
     if (!is_own_user(socket.get(), &pid)) continue;
-    // Silent connections must not use up our descriptors: the oldest gives way.
-    if (strangers_.size() == kMaxLocalStrangers) strangers_.erase(strangers_.begin());
-    strangers_.push_back({.socket = std::move(socket), .pid = pid});
+    // Silent connections must not use up the descriptors: close the oldest.
+    if (pending_.size() == kMaxPending) pending_.erase(pending_.begin());
+    pending_.push_back({.socket = std::move(socket), .pid = pid});
   }
 }
 
-void LocalGroupLeader::hear_hello(Stranger stranger) {
-  Packet packet = receive_packet(stranger.socket.get());
+void LocalGroupLeader::hear_hello(PendingPeer peer) {
+  Packet packet = receive_packet(peer.socket.get());
   const auto refuse = [&](const std::string& why) {
     const GroupFailure refusal = {.kind = GroupFailure::Kind::kUsage, .text = why};
-    send_packet(stranger.socket.get(), refusal.to_bytes(), {});
+    send_packet(peer.socket.get(), refusal.to_bytes(), {});
   };
   try {
     WireReader reader(packet.bytes);
@@ -113,28 +113,28 @@ void LocalGroupLeader::hear_hello(Stranger stranger) {
     reader.expect_end();
     const std::string who = "rank " + std::to_string(rank) + " cannot join the local group: ";
     if (!same_token(token_, token)) {
-      refuse(who + "its session token is not the leader's; set the same PYCOLL_TOKEN on all ranks");
+      refuse(who +
+             "its session token differs from the leader's; set the same PYCOLL_TOKEN on all ranks");
     } else if (num_ranks != num_ranks_) {
       refuse(who + "it expects " + std::to_string(num_ranks) + " ranks, the leader " +
              std::to_string(num_ranks_));
     } else if (shared_bytes != shared_bytes_) {
       refuse(who + "it expects " + std::to_string(shared_bytes) +
              " bytes of shared memory, the leader " + std::to_string(shared_bytes_) +
-             "; do all ranks run the same version of pycoll?");
+             ": run the same version of pycoll on all ranks");
     } else if (rank < 1 || rank >= num_ranks_) {
       refuse(who + "ranks are 0 to " + std::to_string(num_ranks_ - 1));
     } else if (joiners_[static_cast<size_t>(rank)].socket) {
       refuse(who + "another process has joined as this rank");
     } else if (packet.fds.size() != 1) {
       throw SystemError("did not receive the pidfd of rank " + std::to_string(rank) +
-                        ": too many open files? (see ulimit -n)");
+                        ": rank 0 may have too many open files (see ulimit -n)");
     } else {
-      joiners_[static_cast<size_t>(rank)] = {.socket = std::move(stranger.socket),
-                                             .pidfd = std::move(packet.fds[0]),
-                                             .pid = stranger.pid};
+      joiners_[static_cast<size_t>(rank)] = {
+          .socket = std::move(peer.socket), .pidfd = std::move(packet.fds[0]), .pid = peer.pid};
     }
   } catch (const MalformedMessage&) {
-    // A stranger: its socket closes here.
+    // Not a rank of pycoll: its socket closes here.
   }
 }
 
@@ -146,7 +146,7 @@ void LocalGroupLeader::hear_joiner(int rank) {
       fail(timeout_after(reader.number<double>()));
     }
   } catch (const MalformedMessage&) {
-    // An empty packet: the rank has gone. Its own messages are well formed.
+    // An empty packet: the rank has left. Ranks send no malformed packets.
   }
   fail(death_of(rank));
 }
@@ -170,12 +170,12 @@ LocalGroup LocalGroupLeader::welcome_all(const Deadline& deadline) {
   for (int rank = 1; rank < num_ranks_; ++rank) {
     const int socket = joiners_[static_cast<size_t>(rank)].socket.get();
     while (!send_packet(socket, welcome.bytes(), fds)) {
-      // A rank that has just died keeps nobody: the others hold its pidfd.
+      // A rank that has just died does not stop the others: they hold its pidfd.
       if (errno == EPIPE || errno == ECONNRESET) break;
-      // The kernel bounds how many descriptors are on their way: wait until some have arrived.
+      // The kernel limits the descriptors in flight: wait until some have arrived.
       if (errno != ETOOMANYREFS && errno != EAGAIN) throw_system_error("send to a local rank");
       if (deadline.expired()) {
-        throw SystemError("too many descriptors on their way to the other ranks for " +
+        throw SystemError("too many descriptors in flight to the other ranks for " +
                           format_seconds(deadline.timeout_s()) + " (see ulimit -n)");
       }
       pause_ms(1, deadline);
@@ -203,7 +203,7 @@ GroupFailure LocalGroupLeader::timeout_after(double timeout_s) const {
 
 GroupFailure LocalGroupLeader::death_of(int rank) const {
   const Joiner& joiner = joiners_[static_cast<size_t>(rank)];
-  // A dying process closes its sockets a moment before its pidfd tells.
+  // A dying process closes its sockets a moment before its pidfd becomes readable.
   wait_for_fd(joiner.pidfd.get(), POLLIN, Deadline::after_s(0.2));
   const bool ended = process_ended(joiner.pidfd.get());
   const int signal = ended ? exit_signal(joiner.pidfd.get()) : 0;

@@ -20,7 +20,7 @@ class LocalGroupLeader {
   LocalGroupLeader(const std::string& socket_name, int num_ranks, size_t shared_bytes,
                    const std::string& token);
 
-  /// Waits for everyone, and tells everyone the outcome.
+  /// Waits for all ranks, and sends the outcome to each.
   LocalGroup form(const Deadline& deadline, const PrepareMemory& prepare);
 
  private:
@@ -29,16 +29,16 @@ class LocalGroupLeader {
     Fd pidfd;
     pid_t pid = -1;
   };
-  struct Stranger {
+  struct PendingPeer {
     Fd socket;
     pid_t pid = -1;
   };
 
   void gather(const Deadline& deadline);
-  void accept_strangers();
-  /// Reads the hello of `stranger`, and makes it a joiner or cuts it off.
-  void hear_hello(Stranger stranger);
-  /// A joiner has nothing to say but that it gives up, or that it died.
+  void accept_pending();
+  /// Reads the hello of `peer`, and makes it a joiner or closes its connection.
+  void hear_hello(PendingPeer peer);
+  /// Handles input from a joiner, which can only mean that it has given up or died.
   void hear_joiner(int rank);
   std::vector<pid_t> pids() const;
   LocalGroup welcome_all(const Deadline& deadline);
@@ -52,8 +52,8 @@ class LocalGroupLeader {
   const std::string& token_;
   Fd memory_;
   Fd listener_;
-  std::vector<Joiner> joiners_;      // by rank; without a socket until it came
-  std::vector<Stranger> strangers_;  // connected, hello not read yet; oldest first
+  std::vector<Joiner> joiners_;       // by rank; without a socket until the rank arrives
+  std::vector<PendingPeer> pending_;  // connected, hello not read yet; oldest first
 };
 
 }  // namespace pycoll

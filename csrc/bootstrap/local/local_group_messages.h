@@ -20,8 +20,8 @@ struct GroupFailure {
   enum class Kind : uint8_t { kTimeout, kPeerDied, kUsage, kSystem };
   Kind kind = Kind::kSystem;
   std::string text;
-  int rank = 0;    // kPeerDied: who
-  int signal = 0;  // kPeerDied: by what
+  int rank = 0;    // kPeerDied: the rank that ended
+  int signal = 0;  // kPeerDied: the signal that ended it
 
   [[noreturn]] void raise() const {
     if (kind == Kind::kTimeout) throw TimeoutError(text);
@@ -37,7 +37,7 @@ struct GroupFailure {
     return writer.bytes();
   }
 
-  /// Reads what follows the packet's first byte.
+  /// Reads the packet after its first byte.
   static GroupFailure from(WireReader& reader) {
     GroupFailure failure;
     failure.kind = static_cast<Kind>(reader.number<uint8_t>());

@@ -103,8 +103,8 @@ Packet receive_packet(int socket) {
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxPacketFds * sizeof(int))];
   msghdr message = {};
   ssize_t received = -1;
-  // A peer that closed with packets of ours unread leaves ECONNRESET once, and what it sent before
-  // that can still be read: hence more than one attempt.
+  // A peer that closed without reading all packets causes ECONNRESET once. Packets that it sent
+  // before can still be read, so try again.
   for (int attempt = 0; received < 0 && attempt < 3; ++attempt) {
     message = {};
     message.msg_iov = &part;

@@ -1,5 +1,5 @@
 // Abstract Unix sockets that carry whole packets and file descriptors between processes of a host.
-// An abstract name is no entry in any file system: it ends with its socket.
+// An abstract name is not in any file system: it disappears with its socket.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ inline constexpr int kMaxPacketFds = 253;
 inline constexpr size_t kMaxPacketBytes = 8192;
 
 struct Packet {
-  std::string bytes;      // empty: the other end has closed
+  std::string bytes;      // empty: the other end has closed the connection
   std::vector<Fd> fds;    // close-on-exec
   bool lost_fds = false;  // some did not fit into this process's table of descriptors
 };
@@ -23,19 +23,20 @@ struct Packet {
 /// Listens at the abstract name `name`. Raises SystemError.
 Fd listen_at(const std::string& name);
 
-/// Connects without waiting; an empty Fd, and errno, when nobody listens or the queue is full.
+/// Connects without waiting. Returns an empty Fd and sets errno if there is no listener or its
+/// queue is full.
 Fd connect_at(const std::string& name);
 
-/// Accepts a connection; an empty Fd when there is none. Raises SystemError.
+/// Accepts a connection; an empty Fd if there is none. Raises SystemError.
 Fd accept_from(int listener);
 
-/// True when the process at the other end belongs to our user. `pid` is its process id.
+/// Whether the process at the other end belongs to this user. Sets `pid` to its process id.
 bool is_own_user(int socket, pid_t* pid);
 
-/// Sends one packet without waiting; false, and errno, when it could not be sent.
+/// Sends one packet without waiting. Returns false and sets errno on failure.
 bool send_packet(int socket, std::string_view bytes, const std::vector<int>& fds);
 
-/// Receives one packet of a socket that is ready. A broken connection reads as a closed one.
+/// Receives one packet from a ready socket. A broken connection counts as closed.
 Packet receive_packet(int socket);
 
 }  // namespace pycoll

@@ -22,7 +22,7 @@ namespace pycoll {
 namespace {
 
 // struct pidfd_info, PIDFD_GET_INFO and PIDFD_INFO_EXIT of Linux 6.15's <linux/pidfd.h>, under
-// names of our own because the system's headers may be older than the kernel.
+// other names because the system's headers may be older than the kernel.
 struct PidfdInfo {
   uint64_t mask;
   uint64_t cgroup_id;
@@ -33,7 +33,7 @@ static_assert(sizeof(PidfdInfo) == 64);
 constexpr uint64_t kPidfdInfoExit = 1 << 3;
 constexpr unsigned long kPidfdGetInfo = _IOWR(0xFF, 11, PidfdInfo);
 
-/// As waitpid() would give it; for a process that was reaped.
+/// The status that waitpid() returned, for a reaped process.
 std::optional<int> wait_status_of_reaped(int pidfd) {
   PidfdInfo info = {};
   info.mask = kPidfdInfoExit;
@@ -41,7 +41,7 @@ std::optional<int> wait_status_of_reaped(int pidfd) {
   return info.wait_status;
 }
 
-/// The pid in our pid namespace; -1 once it was reaped.
+/// The pid in this process's pid namespace; -1 once the process was reaped.
 pid_t pid_of(int pidfd) {
   std::ifstream file("/proc/self/fdinfo/" + std::to_string(pidfd));
   for (std::string line; std::getline(file, line);) {
@@ -50,7 +50,7 @@ pid_t pid_of(int pidfd) {
   return -1;
 }
 
-/// For a process that has ended and was not reaped.
+/// The wait status of a process that has ended but was not reaped.
 std::optional<int> wait_status_of_zombie(int pidfd) {
   const pid_t pid = pid_of(pidfd);
   if (pid <= 0) return {};
@@ -65,7 +65,7 @@ std::optional<int> wait_status_of_zombie(int pidfd) {
   std::string field;
   fields >> state;
   for (int i = 0; i < 49; ++i) fields >> field;
-  // The pid may have been given to another process before the file was read, not after this.
+  // The pid may have been reused before the file was read; this check rules that out.
   if (!fields || state != "Z" || pid_of(pidfd) != pid) return {};
   return std::stoi(field);
 }

@@ -1,4 +1,4 @@
-// Which process and which host: what is asked of a pidfd, and what tells two hosts apart.
+// Queries about processes, through their pidfds, and the identity of this host.
 #pragma once
 
 #include <sys/types.h>
@@ -13,21 +13,21 @@ namespace pycoll {
 /// A pidfd of the calling process.
 Fd open_own_pidfd();
 
-/// True once the process has ended, reaped or not. Costs one system call.
+/// Whether the process has ended, reaped or not. Costs one system call.
 bool process_ended(int pidfd);
 
-/// The signal that ended the process, or 0: it exited by itself, still runs, or nobody can tell.
+/// The signal that ended the process, or 0: it exited, still runs, or its end is unknown.
 ///
-/// A process that is not reaped yet is looked up in /proc; after that only Linux 6.15 and later
-/// still know. Between the two there is a moment without an answer, so that 0 is no proof.
+/// Reads /proc for a process that is not reaped yet; for a reaped one only Linux 6.15 and later
+/// know the signal. There is a short gap between the two, so 0 is no proof.
 int exit_signal(int pidfd);
 
-/// Cores that at least one of the processes may run on; 0 stands for the calling thread. A process
-/// that cannot be asked counts for none.
+/// Number of cores that at least one of the processes may run on; pid 0 is the calling thread. A
+/// process whose affinity cannot be read adds none.
 int num_usable_cores(std::span<const pid_t> pids);
 
-/// The same on all ranks that can share memory and reach each other's abstract sockets: boot id
-/// and network namespace. Two network namespaces of one machine count as two hosts.
+/// Boot id and network namespace: identical for all ranks that can share memory and reach each
+/// other's abstract sockets. Two network namespaces of one machine count as two hosts.
 std::string host_id();
 
 }  // namespace pycoll

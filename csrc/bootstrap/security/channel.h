@@ -1,4 +1,4 @@
-// One end of a TCP connection between ranks: as it is, or encrypted.
+// One end of a TCP connection between ranks, plain or encrypted.
 #pragma once
 
 #include <sys/socket.h>
@@ -16,9 +16,9 @@ namespace pycoll {
 class Channel {
  public:
   Channel() = default;
-  /// Sends bytes as they are.
+  /// A channel without encryption.
   explicit Channel(Fd socket) : socket_(std::move(socket)) {}
-  /// Encrypted, between two that know the secret. The socket is connected and does not block.
+  /// An encrypted channel between two ends that know the secret, over a non-blocking socket.
   Channel(Fd socket, Tls::Role role, std::string_view secret)
       : socket_(std::move(socket)), tls_(std::make_unique<Tls>(socket_.get(), role, secret)) {}
 
@@ -26,13 +26,13 @@ class Channel {
   explicit operator bool() const { return static_cast<bool>(socket_); }
   void reset() { socket_.reset(); }
 
-  /// To be gone on with, whenever the socket can be read, until it is kDone; kDone at once of a
-  /// channel that does not encrypt.
+  /// Continues the TLS handshake. Call it whenever the socket is readable, until it returns kDone.
+  /// A plain channel returns kDone at once.
   Tls::Greeting greet() { return tls_ == nullptr ? Tls::Greeting::kDone : tls_->greet(); }
   Tls::Refusal refusal() const { return tls_ == nullptr ? Tls::Refusal::kNone : tls_->refusal(); }
   bool is_encrypted() const { return tls_ != nullptr; }
 
-  /// As sendmsg and recvmsg, without waiting. After EAGAIN the next send begins with the same
+  /// As sendmsg and recvmsg, without waiting. After EAGAIN the next send must begin with the same
   /// bytes.
   ssize_t send(iovec* parts, size_t num_parts) {
     if (tls_ != nullptr) return tls_->send(parts, num_parts);
@@ -52,7 +52,7 @@ class Channel {
     iovec part = {bytes, nbytes};
     return receive(&part, 1);
   }
-  /// Bytes may have come that no poll of the socket shows: receive before you wait for it.
+  /// Whether bytes may be buffered that a poll of the socket does not show: receive() first.
   bool may_have_more() const { return tls_ != nullptr && tls_->may_have_more(); }
 
  private:

@@ -67,7 +67,7 @@ MeshHandshake::State MeshHandshake::advance(Channel& channel,
         break;
       case Step::kHearProof:
         if (!hear(channel, kProofBytes)) return failed_ ? State::kFailed : State::kGoesOn;
-        // Since its hello, another connection of that rank may have been chosen.
+        // Another connection of that rank may have been chosen since this one's hello.
         if (!same_token(proof("connect"), in_) || !wanted(peer_)) return State::kFailed;
         in_.clear();
         if (!send(channel, proof("accept"))) return State::kFailed;
@@ -92,7 +92,7 @@ MeshHandshake::State MeshHandshake::advance(Channel& channel,
 bool MeshHandshake::choose(Channel& channel) { return send(channel, std::string(1, kChoice)); }
 
 bool MeshHandshake::send(Channel& channel, const std::string& bytes) {
-  // A few bytes on a fresh connection: a socket that does not take them is of no use.
+  // A few bytes on a new connection: a socket that does not accept them is unusable.
   return channel.send(bytes) == static_cast<ssize_t>(bytes.size());
 }
 

@@ -1,13 +1,13 @@
-// How the two ends of a new connection prove to each other that they belong to one session.
+// The handshake by which both ends of a new connection prove that they belong to one session.
 //
-//   connector -> acceptor: magic, own rank, the rank that is meant, a random number
+//   connector -> acceptor: magic, own rank, rank of the acceptor, a random number
 //   acceptor -> connector: a random number
 //   connector -> acceptor: HMAC(key, "connect", ranks, both numbers)
 //   acceptor -> connector: HMAC(key, "accept", ranks, both numbers)
-//   connector -> acceptor: one byte: this connection it is
+//   connector -> acceptor: one byte: the connection is chosen
 //
-// The acceptor proves nothing before the connector has. Messages are of fixed size and are read to
-// the byte: what follows them belongs to the link.
+// The acceptor sends its proof only after the connector's. Messages have a fixed size and no byte
+// beyond them is read: it belongs to the link.
 #pragma once
 
 #include <functional>
@@ -21,15 +21,15 @@ class MeshHandshake {
  public:
   enum class State { kGoesOn, kProved, kChosen, kFailed };
 
-  /// Of the connector.
+  /// The connector's end.
   MeshHandshake(const std::string& key, int rank, int peer);
-  /// Of the acceptor, who learns who comes.
+  /// The acceptor's end, which learns the peer's rank from the hello.
   MeshHandshake(const std::string& key, int rank);
 
-  /// Sends and reads what the channel allows. kProved: the connector may choose(). kChosen: the
-  /// acceptor's link is made. `wanted(rank)`: whether the acceptor expects that rank.
+  /// Sends and receives as far as the channel allows. kProved: the connector may choose(). kChosen:
+  /// the acceptor's link is established. `wanted(rank)`: whether the acceptor expects that rank.
   State advance(Channel& channel, const std::function<bool(int)>& wanted);
-  /// Says that this connection it is. False when the other end has gone.
+  /// Tells the acceptor that this connection is chosen. False if the other end is gone.
   bool choose(Channel& channel);
   int peer() const { return peer_; }
 

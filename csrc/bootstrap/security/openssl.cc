@@ -11,12 +11,13 @@
 namespace pycoll {
 namespace {
 
-// Threads may still use it when the process's exit handlers run.
+// Threads may still use OpenSSL while the exit handlers of the process run.
 constexpr uint64_t kNoExitHandler = 0x00080000;
 
 [[noreturn]] void fail(const std::string& why) {
   throw SystemError("PYCOLL_TLS=1 needs OpenSSL 3, but " + why +
-                    ": install the system's libssl3, or name the library by " + kOpenSslVariable);
+                    ": install the system's libssl3, or set the path of the library in " +
+                    kOpenSslVariable);
 }
 
 }  // namespace
@@ -26,7 +27,7 @@ OpenSsl::OpenSsl() {
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) fail(::dlerror());
   const auto find = [&](auto& function, const char* name) {
-    // Those of libcrypto are found through libssl, which needs it.
+    // libssl depends on libcrypto, so dlsym finds its functions too.
     void* found = ::dlsym(library, name);
     if (found == nullptr) fail(std::string(path) + " has no " + name);
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(found);

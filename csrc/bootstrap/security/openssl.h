@@ -1,11 +1,11 @@
-// The functions of the system's OpenSSL 3 that encryption needs, found when it is first asked for:
-// neither its headers nor its library are needed to build pycoll, or to run it without encryption.
+// The functions of the system's OpenSSL 3 that encryption needs, loaded at first use: building
+// pycoll, or running it without encryption, needs neither its headers nor its library.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-// OpenSSL's types, of which only the names are known here.
+// Opaque types of OpenSSL.
 struct ssl_st;
 struct ssl_ctx_st;
 struct ssl_method_st;
@@ -14,7 +14,7 @@ struct bio_method_st;
 
 namespace pycoll {
 
-/// Names the library, where it is not the system's libssl.so.3.
+/// Variable with the path of the library, if it is not the system's libssl.so.3.
 inline constexpr const char* kOpenSslVariable = "PYCOLL_OPENSSL";
 
 struct OpenSsl {
@@ -63,11 +63,11 @@ struct OpenSsl {
   void (*ERR_clear_error)();
   unsigned long (*ERR_peek_error)();
 
-  /// Raises SystemError that says what to install.
+  /// Raises SystemError, which says what to install.
   OpenSsl();
 };
 
-/// The library, which stays loaded. Raises as above, at every call, where there is none.
+/// The library, which stays loaded. Every call raises SystemError if there is none.
 const OpenSsl& openssl();
 
 }  // namespace pycoll

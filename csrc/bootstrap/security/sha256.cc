@@ -53,7 +53,7 @@ std::string_view as_text(const Digest& digest) {
 Digest sha256(std::string_view bytes) {
   uint32_t state[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                        0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  // A 1 bit, zeros, and the length in bits fill the last block.
+  // Padding: a 1 bit, zeros, and the length in bits fill the last block.
   std::string padded(bytes);
   padded += '\x80';
   padded.append((2 * kBlockBytes - 8 - padded.size() % kBlockBytes) % kBlockBytes, '\0');

@@ -1,5 +1,5 @@
-// SHA-256 and HMAC-SHA-256 (FIPS 180-4, RFC 2104): to prove that one knows a secret without saying
-// it. For a few hundred bytes per connection; not made to be fast.
+// SHA-256 and HMAC-SHA-256 (FIPS 180-4, RFC 2104), which prove knowledge of a secret without
+// sending it. For a few hundred bytes per connection; not optimized for speed.
 #pragma once
 
 #include <array>

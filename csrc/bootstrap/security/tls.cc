@@ -14,8 +14,8 @@ namespace {
 
 using namespace std::string_view_literals;
 
-constexpr size_t kRecordBytes = 16384;            // the largest that TLS knows
-constexpr size_t kBatchBytes = 4 * kRecordBytes;  // encrypted at once, and then sent at once
+constexpr size_t kRecordBytes = 16384;            // the maximum of TLS
+constexpr size_t kBatchBytes = 4 * kRecordBytes;  // encrypted in one go, then sent in one call
 constexpr size_t kReadBytes = 65536;
 // RFC 8446, 5.5: AES-GCM is safe for 2^24.5 full records with one key. OpenSSL does not count.
 constexpr size_t kRecordsPerKey = 1 << 16;
@@ -27,13 +27,13 @@ constexpr int kCtrlReadAhead = 41;
 constexpr int kCtrlSessionCache = 44;
 constexpr int kCtrlMinVersion = 123;
 constexpr long kTls13 = 0x0304;
-constexpr long kModes = 1 | 2;  // partial writes; of buffers that move
+constexpr long kModes = 1 | 2;  // partial writes, and moving write buffers
 constexpr int kVerifyPeer = 1;
 constexpr int kErrorWantRead = 2;
 constexpr int kErrorWantWrite = 3;
 constexpr int kErrorOrderlyEnd = 6;
 constexpr int kKeyUpdateNotRequested = 0;
-constexpr int kBioType = 127 | 0x0400;  // BIO_TYPE_SOURCE_SINK and a number of one's own
+constexpr int kBioType = 127 | 0x0400;  // BIO_TYPE_SOURCE_SINK and a number of our choice
 constexpr int kBioCtrlFlush = 11;
 constexpr int kBioReadRetry = 1 | 8;
 constexpr int kBioRetryFlags = 1 | 2 | 4 | 8;
@@ -41,14 +41,14 @@ constexpr unsigned long kReasonMask = 0x7FFFFF;
 constexpr unsigned long kReasonOfAlert = 1000;
 
 // Alerts of TLS (RFC 8446, 6.2).
-constexpr unsigned long kIllegalParameter = 47;  // OpenSSL's where the proof of the key is wrong
+constexpr unsigned long kIllegalParameter = 47;  // sent by OpenSSL if the proof of the key is wrong
 constexpr unsigned long kProtocolVersion = 70;
 constexpr std::string_view kAlertNoTls = "\x15\x03\x03\x00\x02\x02\x46"sv;
 constexpr std::string_view kAlertFailed = "\x15\x03\x03\x00\x02\x02\x28"sv;
 
 }  // namespace
 
-/// Goes through the caller's bytes.
+/// A cursor over the caller's bytes.
 class Tls::Parts {
  public:
   Parts(const iovec* parts, size_t num_parts) : part_(parts), end_(parts + num_parts) { settle(); }
@@ -83,7 +83,7 @@ Tls::Tls(int socket, Role role, std::string_view secret)
   bio_st* bio = ssl_ == nullptr ? nullptr : api_.BIO_new(method);
   if (bio == nullptr) {
     if (ssl_ != nullptr) api_.SSL_free(ssl_);
-    throw SystemError("OpenSSL: there is no memory for a connection");
+    throw SystemError("OpenSSL: out of memory for a connection");
   }
   api_.BIO_set_data(bio, this);
   api_.BIO_set_init(bio, 1);
@@ -92,7 +92,7 @@ Tls::Tls(int socket, Role role, std::string_view secret)
   if (role == Role::kAccepts) {
     api_.SSL_set_accept_state(ssl_);
   } else {
-    // Nobody's certificate is trusted, so only the key opens.
+    // No certificate is trusted, so the handshake succeeds only with the key.
     api_.SSL_set_verify(ssl_, kVerifyPeer, nullptr);
     api_.SSL_set_connect_state(ssl_);
   }
@@ -107,7 +107,7 @@ ssl_ctx_st* Tls::context(const OpenSsl& api) {
 
 ssl_ctx_st* Tls::make_context(const OpenSsl& api) {
   ssl_ctx_st* made = api.SSL_CTX_new(api.TLS_method());
-  // Both with SHA-256, to which OpenSSL binds keys that are given in this way.
+  // Both use SHA-256, the hash to which OpenSSL binds pre-shared keys of these callbacks.
   if (made == nullptr ||
       api.SSL_CTX_set_ciphersuites(made, "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256") !=
           1 ||
@@ -126,7 +126,7 @@ ssl_ctx_st* Tls::make_context(const OpenSsl& api) {
 
 bio_method_st* Tls::make_bio_method(const OpenSsl& api) {
   bio_method_st* method = api.BIO_meth_new(kBioType, "pycoll");
-  if (method == nullptr) throw SystemError("OpenSSL: there is no memory for a method");
+  if (method == nullptr) throw SystemError("OpenSSL: out of memory for a BIO method");
   api.BIO_meth_set_read(method, read_socket);
   api.BIO_meth_set_write(method, keep_output);
   api.BIO_meth_set_ctrl(method, [](bio_st*, int command, long, void*) -> long {
@@ -162,7 +162,7 @@ int Tls::read_socket(bio_st* bio, char* bytes, int nbytes) {
   return static_cast<int>(got);
 }
 
-/// Takes all: so that a whole batch of records leaves by one call of the system.
+/// Buffers all output, so that one system call sends a whole batch of records.
 int Tls::keep_output(bio_st* bio, const char* bytes, int nbytes) {
   const OpenSsl& api = openssl();
   auto* self = static_cast<Tls*>(api.BIO_get_data(bio));
@@ -181,12 +181,13 @@ Tls::Greeting Tls::greet() {
     const unsigned long reason = api_.ERR_peek_error() & kReasonMask;
     if (reason == kReasonOfAlert + kIllegalParameter) refusal_ = Refusal::kOtherSecret;
     if (reason == kReasonOfAlert + kProtocolVersion) refusal_ = Refusal::kNoTls;
-    // OpenSSL says nothing to who speaks no TLS; after an alert of its own, another is not heard.
+    // OpenSSL sends no alert to an end without TLS. If it has sent one, this second one is ignored.
     if (role_ == Role::kAccepts) out_.insert(out_.end(), kAlertFailed.begin(), kAlertFailed.end());
   }
-  // A few bytes on a fresh connection: a socket that does not take them is of no use.
+  // A few bytes on a new connection: a socket that does not accept them is unusable.
   if (!flush()) fail(errno);
-  if (returned == 1 && api_.SSL_session_reused(ssl_) != 1) fail(EPROTO);  // not by the key
+  if (returned == 1 && api_.SSL_session_reused(ssl_) != 1)
+    fail(EPROTO);  // not authenticated by the key
   if (failed_ != 0) return Greeting::kFailed;
   if (goes_on) return Greeting::kGoesOn;
   greeted_ = may_have_more_ = true;
@@ -225,7 +226,7 @@ bool Tls::flush() {
 bool Tls::write(const std::byte* bytes, size_t nbytes) {
   const int written = api_.SSL_write(ssl_, bytes, static_cast<int>(nbytes));
   if (written != static_cast<int>(nbytes)) {
-    fail(EPROTO);  // it has where to write to
+    fail(EPROTO);  // keep_output() accepts everything
     return false;
   }
   in_out_ += nbytes;
@@ -233,7 +234,7 @@ bool Tls::write(const std::byte* bytes, size_t nbytes) {
   return true;
 }
 
-/// Fills `out_`, with records that are as large as they can be.
+/// Fills `out_` with records of maximum size.
 bool Tls::encrypt(Parts& parts) {
   api_.ERR_clear_error();
   if (num_records_ >= kRecordsPerKey) {

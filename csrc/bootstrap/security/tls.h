@@ -1,9 +1,9 @@
-// TLS 1.3 over one connected, non-blocking socket, with a key that both ends have from elsewhere:
-// no certificates. Keys of the records are fresh for each connection (psk_dhe_ke), so that whoever
-// learns the secret later cannot read what was recorded before.
+// TLS 1.3 over one connected, non-blocking socket, with a pre-shared key and without certificates.
+// Every connection has fresh record keys (psk_dhe_ke): a recorded session stays unreadable even if
+// the secret leaks later.
 //
-// A connection ends as TCP's does, without a word of TLS: who leaves says so in frames, and one
-// that is cut in between counts as lost.
+// A connection ends as in TCP, without a TLS alert: a leaving rank says so in a frame, and a
+// connection that breaks without that frame counts as lost.
 #pragma once
 
 #include <sys/types.h>
@@ -22,29 +22,31 @@ class Tls {
  public:
   enum class Role { kConnects, kAccepts };
   enum class Greeting { kGoesOn, kDone, kFailed };
-  /// What the other end said when it refused the greeting.
+  /// Why the other end refused the handshake.
   enum class Refusal { kNone, kNoTls, kOtherSecret };
 
-  /// Raises SystemError where there is no OpenSSL.
+  /// Raises SystemError if OpenSSL is not installed.
   Tls(int socket, Role role, std::string_view secret);
   ~Tls();
   Tls(const Tls&) = delete;
   Tls& operator=(const Tls&) = delete;
 
-  /// Goes on with the greeting as far as the socket allows; kGoesOn: when it can be read again.
+  /// Continues the TLS handshake as far as the socket allows. kGoesOn: call again when it is
+  /// readable.
   Greeting greet();
   Refusal refusal() const { return refusal_; }
 
-  /// As sendmsg and recvmsg of a non-blocking socket: how many bytes, 0 for an end, or -1 and
-  /// errno. After EAGAIN the next send must begin with the same bytes: some are encrypted already.
+  /// As sendmsg and recvmsg of a non-blocking socket: return the number of bytes, 0 at the end, or
+  /// -1 and errno. After EAGAIN the next send must begin with the same bytes: some are already
+  /// encrypted.
   ssize_t send(const iovec* parts, size_t num_parts);
   ssize_t receive(const iovec* parts, size_t num_parts);
-  /// Bytes may have come that the socket does not show any more: receive() until it says EAGAIN.
+  /// Whether bytes may be buffered that a poll of the socket does not show: receive() until EAGAIN.
   bool may_have_more() const { return may_have_more_; }
 
-  /// What an end that speaks no TLS answers to one that does, so that it need not guess.
+  /// The answer of an end without TLS to an end with TLS, so that the latter knows the reason.
   static std::string_view refusal_without_tls();
-  /// Whether these first bytes are TLS's.
+  /// Whether these first bytes begin a TLS handshake.
   static bool is_greeting(std::string_view bytes);
   static bool is_refusal(std::string_view bytes);
 
@@ -65,7 +67,7 @@ class Tls {
   bool encrypt(Parts& parts);
   bool write(const std::byte* bytes, size_t nbytes);
   bool flush();
-  /// Of a call that has not worked: errno is set. True when it may be repeated.
+  /// Sets errno after a failed call. Returns whether the call may be repeated.
   bool may_repeat(int returned);
   void fail(int error);
 
@@ -76,14 +78,14 @@ class Tls {
   ssl_st* ssl_;
   bool greeted_ = false;
   Refusal refusal_ = Refusal::kNone;
-  int failed_ = 0;        // errno: nothing works any more
-  bool ended_ = false;    // the other end has closed
+  int failed_ = 0;        // errno: every later call fails
+  bool ended_ = false;    // the other end has closed the connection
   int socket_error_ = 0;  // of the last read
   bool may_have_more_ = false;
   size_t num_records_ = 0;  // encrypted with the current key
-  std::vector<char> out_;   // encrypted, from `out_sent_` on not yet sent
+  std::vector<char> out_;   // encrypted bytes; sent up to `out_sent_`
   size_t out_sent_ = 0;
-  size_t in_out_ = 0;  // bytes of the caller's that are in `out_`
+  size_t in_out_ = 0;  // plain bytes of the caller that `out_` contains
   std::unique_ptr<std::byte[]> record_;
 };
 

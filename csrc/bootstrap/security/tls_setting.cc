@@ -20,12 +20,14 @@ bool tls_is_on() { return env_flag(kTlsVariable); }
 std::string required_secret() {
   const std::string secret = env_text("PYCOLL_TOKEN").value_or("");
   if (secret.size() >= kMinSecretBytes) return secret;
-  throw UsageError(std::string(kTlsVariable) +
-                   "=1 needs a secret that all ranks share and nobody " +
-                   "can guess: set PYCOLL_TOKEN to " + std::to_string(kMinSecretBytes) +
-                   " or more random characters, such as `openssl rand -hex 16` prints (" +
-                   (secret.empty() ? "it is not set" : "it has " + std::to_string(secret.size())) +
-                   "); pycoll run does so itself");
+  throw UsageError(
+      std::string(kTlsVariable) +
+      "=1 needs a secret that all ranks share and that cannot be guessed, but "
+      "PYCOLL_TOKEN " +
+      (secret.empty() ? "is not set" : "has " + std::to_string(secret.size()) + " characters") +
+      ": set it to at least " + std::to_string(kMinSecretBytes) +
+      " random characters, such as the output of `openssl rand -hex 16` (pycoll run "
+      "does this itself)");
 }
 
 std::string sealed_token(const std::string& token) {

@@ -1,22 +1,22 @@
-// Whether what ranks send over TCP is encrypted, and with whose secret.
+// Whether TCP connections between ranks are encrypted, and the secret for it.
 #pragma once
 
 #include <string>
 
 namespace pycoll {
 
-/// 1: encrypt; 0 or unset: do not. The same on all ranks.
+/// 1: encrypt; 0 or unset: do not. Must be identical on all ranks.
 inline constexpr const char* kTlsVariable = "PYCOLL_TLS";
 
-/// Raises UsageError where the variable is neither.
+/// Raises UsageError for any other value of the variable.
 bool tls_is_on();
 
-/// The launcher's secret, PYCOLL_TOKEN, where TLS is on. Raises UsageError where nobody has set one
-/// that cannot be guessed: who records a greeting may try guesses for as long as he likes.
+/// The launcher's secret, PYCOLL_TOKEN, for TLS. Raises UsageError if it is missing or too short: a
+/// recorded handshake allows offline guessing.
 std::string required_secret();
 
-/// Of a token that has travelled by other ways than TLS: one that only those can make who know the
-/// launcher's secret, too. Without TLS the token itself.
+/// Derives, from a token that was sent outside TLS, a token that requires the launcher's secret
+/// too. Without TLS it returns the token itself.
 std::string sealed_token(const std::string& token);
 
 }  // namespace pycoll

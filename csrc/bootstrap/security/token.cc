@@ -9,11 +9,11 @@ namespace pycoll {
 void check_token(std::string_view token) {
   if (token.size() <= kMaxTokenBytes) return;
   throw UsageError("the session token (PYCOLL_TOKEN) has " + std::to_string(token.size()) +
-                   " bytes; it may have " + std::to_string(kMaxTokenBytes));
+                   " bytes; the maximum is " + std::to_string(kMaxTokenBytes));
 }
 
 bool same_token(std::string_view own, std::string_view offered) {
-  // volatile: the compiler may not stop at the first difference.
+  // volatile: the compiler must not stop at the first difference.
   volatile unsigned char difference = own.size() == offered.size() ? 0 : 1;
   for (size_t i = 0; i < offered.size(); ++i) {
     const char expected = i < own.size() ? own[i] : '\0';

@@ -1,6 +1,6 @@
-// The session token: who knows it belongs to the session. It keeps other jobs and passers-by out.
-// Without TLS (bootstrap/security/tls_setting.h) it travels unencrypted, and is no defence against
-// someone who reads the network's traffic.
+// The session token: a process that knows it belongs to the session. It keeps out other jobs and
+// unrelated connections. Without TLS (bootstrap/security/tls_setting.h) it travels unencrypted and does not
+// protect against eavesdroppers on the network.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,13 @@
 namespace pycoll {
 
 inline constexpr size_t kMaxTokenBytes = 1024;
-/// Connections that have not said the token yet; one more, and the oldest of them is closed.
-inline constexpr size_t kMaxStrangers = 128;
+/// Limit of connections that have not sent the token yet; beyond it, the oldest is closed.
+inline constexpr size_t kMaxUnauthenticated = 128;
 
-/// Raises UsageError for a token that no hello could carry.
+/// Raises UsageError for a token that is too long for a hello.
 void check_token(std::string_view token);
 
-/// Compares in a time that does not tell where the two differ.
+/// Compares in a time that does not depend on where the two differ.
 bool same_token(std::string_view own, std::string_view offered);
 
 /// Two hexadecimal digits for each byte.

@@ -14,12 +14,12 @@
 namespace pycoll {
 namespace {
 
-// Each splits a mapping of this process in three, and the system allows some 65,000.
+// Each array splits a mapping of this process in three, and the system allows about 65,000.
 constexpr size_t kMaxArrays = 4096;
-// Of all arrays: what a fork copies, at the most.
+// Limit over all arrays, because a fork copies their bytes.
 constexpr size_t kMaxCachedBytes = size_t{512} << 20;
 
-/// A driver that reads and writes memory by itself may have been told where an array's pages are.
+/// Whether a driver is loaded that may access an array's pages directly, at their old place.
 bool pages_may_be_pinned() {
   for (const char* driver : {"libcuda.so.1", "libibverbs.so.1"}) {
     if (void* library = ::dlopen(driver, RTLD_LAZY | RTLD_NOLOAD)) {
@@ -32,8 +32,8 @@ bool pages_may_be_pinned() {
 
 }  // namespace
 
-/// All cached arrays of this process. A fork's handlers are called without a context: this is why
-/// there is one for all, which is never destroyed.
+/// All cached arrays of this process. Fork handlers are called without a context, so there is one
+/// guard per process, which is never destroyed.
 class ForkGuard {
  public:
   static ForkGuard& of_this_process() {
@@ -57,7 +57,7 @@ class ForkGuard {
  private:
   ForkGuard() { ::pthread_atfork(before_fork, in_parent, in_child); }
 
-  /// By the forking thread itself, so that the child finds all that this thread had written.
+  /// Copies the pages on the forking thread, so that the child finds everything this thread wrote.
   static void before_fork() {
     ForkGuard& guard = of_this_process();
     guard.mutex_.lock();
@@ -81,7 +81,7 @@ class ForkGuard {
   static void in_child() {
     ForkGuard& guard = of_this_process();
     for (CachedArray* array : guard.arrays_) {
-      if (array->copy_ == nullptr) continue;  // no memory for a copy: the pages stay shared
+      if (array->copy_ == nullptr) continue;  // without memory for a copy, the pages stay shared
       ::mremap(array->copy_, array->pages_bytes_, array->pages_bytes_,
                MREMAP_MAYMOVE | MREMAP_FIXED, array->pages_);
     }
@@ -108,7 +108,7 @@ void CachedArray::attach(const std::shared_ptr<SharedHeap>& heap) {
     pages_ = array.pages();
     pages_bytes_ = array.pages_bytes();
   } catch (const Error&) {
-    return;  // it is not memory of this process alone, or there is no room: slots will do
+    return;  // not private memory, or no room in the heap: slots are used instead
   }
   heap_ = heap;
   pid_ = ::getpid();
@@ -116,7 +116,7 @@ void CachedArray::attach(const std::shared_ptr<SharedHeap>& heap) {
 }
 
 void CachedArray::end() {
-  // No lock is taken in a forked process: a thread that it does not have may hold it.
+  // Take no lock in a forked process: a thread of the parent may have held it.
   if (heap_ != nullptr && ::getpid() != pid_) return;
   ForkGuard& guard = ForkGuard::of_this_process();
   const std::lock_guard lock(guard.mutex());

@@ -1,9 +1,9 @@
-// Arrays that are moved into the shared heap without their user's asking, because they come again
-// and again: tensors of the torch backend, and NumPy's arrays.
+// An entry of the registration cache: an array that is registered automatically because it is used
+// repeatedly. Tensors of the torch backend and NumPy arrays use it.
 //
-// It must change nothing but speed. So the content moves once, when the caller has the array for
-// itself, and never back: an array's owner says when it is dead, and its pages are then replaced by
-// fresh ones. And a process that is forked meanwhile gets a copy of its own, as it does of ordinary
+// The cache must affect speed only. The content moves to the shared heap once, while the caller has
+// exclusive access to the array, and never back: when the array's owner reports its end, fresh
+// pages replace those that moved. A forked process gets its own copy of the pages, as of ordinary
 // memory.
 #pragma once
 
@@ -18,16 +18,16 @@ namespace pycoll {
 
 class CachedArray {
  public:
-  /// Of `[data, data + nbytes)`, which stays where it is until attach().
+  /// An entry for `[data, data + nbytes)`, which stays private until attach().
   CachedArray(std::byte* data, size_t nbytes) : data_(data), nbytes_(nbytes) {}
   CachedArray(const CachedArray&) = delete;
   CachedArray& operator=(const CachedArray&) = delete;
 
-  /// Moves it. Nobody else may write it meanwhile. Nothing happens where it cannot move, or is
-  /// reached already, or dead.
+  /// Moves the array into the heap. No other thread may write it meanwhile. Does nothing if it
+  /// cannot move, has already moved, or has ended.
   void attach(const std::shared_ptr<SharedHeap>& heap);
-  /// The array is dead: its memory is about to be freed, and nobody reads it any more. Once, on any
-  /// thread. In a process forked off since, nothing is left to do.
+  /// Call once, on any thread, when the array's memory is about to be freed and is no longer read.
+  /// Does nothing in a process forked since attach().
   void end();
 
  private:
@@ -36,11 +36,11 @@ class CachedArray {
   std::byte* data_;
   size_t nbytes_;
   bool ended_ = false;
-  std::shared_ptr<SharedHeap> heap_;  // once it has moved
+  std::shared_ptr<SharedHeap> heap_;  // set once the array has moved
   pid_t pid_ = 0;
-  std::byte* pages_ = nullptr;  // those that moved
+  std::byte* pages_ = nullptr;  // the pages that moved
   size_t pages_bytes_ = 0;
-  void* copy_ = nullptr;  // of them, for a process that is being forked
+  void* copy_ = nullptr;  // of the pages, for a process being forked
 };
 
 }  // namespace pycoll

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kLookPeriodMs = 20;
 
-/// Where a rank listens, which nobody else can guess.
+/// The secret, unguessable address at which a rank listens.
 struct Address {
   uint8_t secret[16];
 
@@ -54,14 +54,14 @@ std::vector<Fd> pass_descriptors(Transport& transport, int own, const AllGather&
   }
   const Fd listener = listen_at(mine.name());
   std::vector<Address> addresses(n);
-  gather(&mine, addresses.data(), sizeof(mine));  // from here on all listen
+  gather(&mine, addresses.data(), sizeof(mine));  // afterwards all ranks listen
   const auto rank_text = [](size_t rank) { return std::string(1, static_cast<char>(rank)); };
   for (size_t peer = 0; peer < n; ++peer) {
     if (peer == self) continue;
-    // What is sent can be received after the socket is closed.
+    // The receiver can read the packet even after this socket is closed.
     const Fd socket = connect_at(addresses[peer].name());
     if (!socket || !send_packet(socket.get(), rank_text(self), {own})) {
-      // A rank that has gone meanwhile is named below, by all who miss its descriptor.
+      // A rank that has ended is reported below, by all ranks that wait for its descriptor.
       if (!transport.ended_by(static_cast<int>(peer))) {
         throw_system_error("passing a handle of device memory to rank " + std::to_string(peer));
       }
@@ -81,9 +81,12 @@ std::vector<Fd> pass_descriptors(Transport& transport, int own, const AllGather&
     pid_t pid = 0;
     if (!is_own_user(socket.get(), &pid)) continue;
     pollfd ready{socket.get(), POLLIN, 0};
-    ::poll(&ready, 1, kLookPeriodMs);  // it was sent right behind the connection
+    ::poll(&ready, 1, kLookPeriodMs);  // the packet follows the connection at once
     Packet packet = receive_packet(socket.get());
-    if (packet.lost_fds) throw SystemError("too many open files to take a handle of device memory");
+    if (packet.lost_fds)
+      throw SystemError(
+          "cannot receive a handle of device memory: this process may have too many open files "
+          "(see ulimit -n)");
     if (packet.bytes.size() != 1 || packet.fds.size() != 1) continue;
     const auto rank = static_cast<size_t>(static_cast<uint8_t>(packet.bytes[0]));
     if (rank >= n || came[rank]) continue;

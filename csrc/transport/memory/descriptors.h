@@ -1,5 +1,4 @@
-// Passes one file descriptor of each rank to all others, over Unix sockets that live for this
-// alone.
+// Passes one file descriptor of each rank to all other ranks, over temporary Unix sockets.
 #pragma once
 
 #include <functional>
@@ -11,12 +10,12 @@
 
 namespace pycoll {
 
-/// Gathers `nbytes` of every rank into `all`, on all ranks: whatever links they have already.
+/// Gathers `nbytes` of every rank into `all` on all ranks, over any existing links.
 using AllGather = std::function<void(const void* mine, void* all, size_t nbytes)>;
 
-/// Every rank calls this with a descriptor of its own, which stays its own. By rank; the own place
-/// stays empty. Raises TimeoutError that names a rank that did not come, PeerDiedError,
-/// SystemError.
+/// Every rank calls this with its own descriptor, which it keeps. Returns the descriptors by rank;
+/// the own entry stays empty. Raises TimeoutError naming a rank that did not send one,
+/// PeerDiedError or SystemError.
 std::vector<Fd> pass_descriptors(Transport& transport, int own, const AllGather& gather,
                                  const Deadline& deadline);
 

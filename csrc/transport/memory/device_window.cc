@@ -11,15 +11,15 @@
 namespace pycoll {
 namespace {
 
-/// What a rank tells of its memory.
+/// A rank's memory, as it describes it to the other ranks.
 struct Offer {
   DeviceHandle handle{};
   uint64_t address = 0;     // in its process
   uint64_t keep_alive = 0;  // a std::shared_ptr<void>, for ranks of the same process
-  int32_t index = 0;        // of its device
+  int32_t index = 0;        // of the rank's device
 };
 
-/// Whether a rank is content, and if not, why. Fixed in size, since it is gathered.
+/// Why a rank cannot use the window; empty if it can. Fixed in size, because it is gathered.
 struct Verdict {
   char why[160] = {};
 
@@ -28,7 +28,7 @@ struct Verdict {
 
 uint64_t word_of(size_t from, size_t to) { return 0x7079636f6c6c0000ull + (from << 8) + to; }
 
-/// Host memory that this process maps and its devices reach.
+/// Host memory that this process maps and that its devices reach.
 class HostRegion {
  public:
   HostRegion(const Device& device, int fd, size_t nbytes) : device_(device), mapping_(fd, nbytes) {
@@ -46,7 +46,7 @@ class HostRegion {
   void* on_device_ = nullptr;
 };
 
-/// The first complaint of any rank; empty when there is none. Alike on all ranks.
+/// The first reason of any rank, identical on all ranks; empty if there is none.
 std::string first_complaint(Transport& transport, const Verdict& mine, const AllGather& gather) {
   std::vector<Verdict> all(static_cast<size_t>(transport.num_ranks()));
   gather(&mine, all.data(), sizeof(mine));
@@ -103,7 +103,7 @@ std::unique_ptr<DeviceWindow> DeviceWindow::over(Transport& transport, const Dev
           rank == self ? memory.keep_alive
                        : *reinterpret_cast<const std::shared_ptr<void>*>(offer.keep_alive));
       if (verdict.why[0] == 0 && offer.index != device.index() && !device.reaches(offer.index)) {
-        verdict.set(device.title() + " does not reach the memory of " + device.table().name + ":" +
+        verdict.set(device.title() + " cannot access the memory of " + device.table().name + ":" +
                     std::to_string(offer.index));
       }
       continue;
@@ -121,7 +121,7 @@ std::unique_ptr<DeviceWindow> DeviceWindow::over(Transport& transport, const Dev
       window->bases_[rank] = static_cast<std::byte*>(base) + offer.handle.offset;
     }
   }
-  // Also says that nobody looks at keep_alive any more.
+  // Also ensures that every rank has copied the keep_alive pointers.
   why = first_complaint(transport, verdict, gather);
   if (!why.empty()) return nullptr;
   return window;
@@ -186,7 +186,7 @@ std::string DeviceWindow::test(Transport& transport, const AllGather& gather) co
     copy(&found, bases_[self] + peer * sizeof(uint64_t));
     copy(bases_[self] + peer * sizeof(uint64_t), &kZero);
     if (verdict.why[0] == 0 && found != word_of(peer, self)) {
-      verdict.set("what rank " + std::to_string(peer) + " wrote to " + device_.title() +
+      verdict.set("a word that rank " + std::to_string(peer) + " wrote to " + device_.title() +
                   " did not arrive");
     }
   }

@@ -14,8 +14,8 @@
 namespace pycoll {
 namespace {
 
-constexpr int kCollapse = 25;  // MADV_COLLAPSE, for which libc's headers may be too old
-// x86-64 and arm64 give a process 128 TiB; other mappings must fit, too.
+constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older libc headers lack
+// x86-64 and arm64 give a process at least 128 TiB; other mappings must fit too.
 constexpr size_t kMaxTotalBytes = size_t{16} << 40;
 
 }  // namespace
@@ -36,8 +36,8 @@ std::shared_ptr<SharedHeap> SharedHeap::map(const Fd& memory, size_t file_offset
   if (area == 0) return nullptr;
   Fd own(::fcntl(memory.get(), F_DUPFD_CLOEXEC, 0));
   if (!own) return nullptr;
-  // At a large page, as in the file: then large pages can be mapped as such. What is left over on
-  // both sides goes back.
+  // Aligned to a large page, as in the file, so that large pages can be mapped as such. Unmap the
+  // rest on both sides.
   const size_t nbytes = area * static_cast<size_t>(num_ranks);
   void* reserved = ::mmap(nullptr, nbytes + kLargePage, PROT_NONE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -81,7 +81,7 @@ void SharedHeap::leave() {
 }
 
 std::byte* SharedHeap::allocate(size_t nbytes) {
-  // Whole pages, so that free() can give them back; large ones where large pages could serve them.
+  // Whole pages, so that free() can return them; aligned to large pages if they fit.
   const size_t wanted = round_up(std::max<size_t>(nbytes, 1), kPage);
   const size_t alignment = wanted >= kLargePage ? kLargePage : kPage;
   const std::lock_guard lock(mutex_);
@@ -95,13 +95,13 @@ std::byte* SharedHeap::allocate(size_t nbytes) {
     throw SystemError("no " + std::to_string(nbytes) + " bytes of shared memory are left: " +
                       std::to_string(area_bytes_) + " bytes of address space are taken");
   }
-  // Backed now: a system that is out of memory says so here, instead of by a signal at first use.
+  // Back the pages now: without memory this fails here, instead of by a signal at first use.
   const auto file_at = static_cast<off_t>(file_offset_ + static_cast<size_t>(own_ - base_) + start);
   if (::fallocate(memory_.get(), FALLOC_FL_KEEP_SIZE, file_at, static_cast<off_t>(wanted)) != 0) {
     throw_system_error("allocation of " + std::to_string(nbytes) + " bytes of shared memory");
   }
-  // In large pages, of which a core remembers more; where the system has none left, or is older
-  // than Linux 6.1, small ones do.
+  // Use large pages, which cover more memory per TLB entry. If none are left, or before Linux 6.1,
+  // small pages remain.
   if (wanted >= kLargePage) {
     ::madvise(own_ + start, wanted / kLargePage * kLargePage, kCollapse);
   }
@@ -113,7 +113,8 @@ void SharedHeap::free(std::byte* memory) {
   const std::lock_guard lock(mutex_);
   const auto found = taken_.find(memory);
   if (found == taken_.end()) return;
-  ::madvise(memory, found->second, MADV_REMOVE);  // a hole in the file, for all who map it
+  ::madvise(memory, found->second,
+            MADV_REMOVE);  // punches a hole in the file, for all ranks that map it
   taken_.erase(found);
 }
 

@@ -1,9 +1,9 @@
-// Memory that every rank of a host reaches directly: what comm.empty() gives.
+// Memory that every rank of a host reaches directly, as allocated by comm.empty().
 //
 // Each rank owns an area of one sparse memfd that all ranks map. A pointer into the own area is an
-// offset that means the same bytes to every peer: no handles travel, and nothing is set up per
-// allocation. Pages exist from the first touch on, and go back to the system when an allocation is
-// freed. Ranks that are threads share an address space: there every pointer is reachable.
+// offset that means the same bytes on every peer: ranks send no handles, and an allocation needs no
+// setup on peers. Freeing an allocation returns its pages to the system. Ranks that are threads
+// share an address space, so they reach every pointer.
 #pragma once
 
 #include <sys/types.h>
@@ -21,31 +21,31 @@ namespace pycoll {
 
 class SharedHeap {
  public:
-  /// Bytes of address space that each of `num_ranks` ranks gets: as much as the host has memory,
-  /// so that the space never runs out first. 0 where the process may not have that much.
+  /// Bytes of address space for each of `num_ranks` ranks: the size of the host's memory, so that
+  /// memory runs out first. 0 if the process may not reserve that much.
   static size_t area_bytes(int num_ranks);
 
-  /// Maps the areas of all ranks, which start at byte `file_offset` of `memory`. Null when the
-  /// system refuses (an address space limit): such a rank can neither allocate nor reach.
+  /// Maps the areas of all ranks, which start at byte `file_offset` of `memory`. Null if the system
+  /// refuses (an address space limit): the rank can then neither allocate nor access peers' areas.
   static std::shared_ptr<SharedHeap> map(const Fd& memory, size_t file_offset, int rank,
                                          int num_ranks);
   ~SharedHeap();
   SharedHeap(const SharedHeap&) = delete;
   SharedHeap& operator=(const SharedHeap&) = delete;
 
-  /// A transport begins to use it, or ends. With the last one its descriptor goes; what was
-  /// allocated stays as long as somebody has it, and nothing more can be.
+  /// Called when a transport starts and stops using the heap. The last leave() closes the
+  /// descriptor: allocations stay valid while they have an owner, but no new ones are possible.
   void enter();
   void leave();
 
-  /// Zeroed, page-aligned memory of the own area. Raises SystemError when there is none.
+  /// Allocates zeroed, page-aligned memory in the own area. Raises SystemError if none is left.
   std::byte* allocate(size_t nbytes);
   void free(std::byte* memory);
 
-  /// Maps `nbytes` of the heap at `place`, in place of what is there; both start a page. False,
-  /// with errno, when the system refuses.
+  /// Maps `nbytes` of the heap at `memory` over the pages at `place`; both are page-aligned.
+  /// Returns false and sets errno on failure.
   bool map_at(std::byte* place, std::byte* memory, size_t nbytes);
-  /// Of this process, by whichever communicator.
+  /// The arrays that any communicator of this process has registered.
   RegisteredArrays& registered() { return registered_; }
 
   /// Whether [p, p + nbytes) lies in the own area.
@@ -53,7 +53,7 @@ class SharedHeap {
     const auto offset = static_cast<size_t>(static_cast<const std::byte*>(p) - own_);
     return p >= own_ && offset < area_bytes_ && nbytes <= area_bytes_ - offset;
   }
-  /// The same number on all ranks for the same bytes.
+  /// Offset of the bytes at `p`, identical on all ranks.
   uint64_t offset_of(const void* p) const {
     return static_cast<uint64_t>(static_cast<const std::byte*>(p) - base_);
   }
@@ -67,15 +67,15 @@ class SharedHeap {
 
   Fd memory_;
   int num_transports_ = 0;
-  pid_t pid_;  // a process forked later shares the memory, which is not its to free
+  pid_t pid_;  // a forked process shares the memory and must not free it
   size_t file_offset_;
   std::byte* base_;
   size_t area_bytes_;
   int num_ranks_;
   std::byte* own_;
   mutable std::mutex mutex_;
-  std::map<std::byte*, size_t> taken_;  // by address
-  RegisteredArrays registered_;         // last: it gives its regions back
+  std::map<std::byte*, size_t> taken_;  // size by address
+  RegisteredArrays registered_;         // last: its destructor frees regions of this heap
 };
 
 }  // namespace pycoll

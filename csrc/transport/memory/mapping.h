@@ -1,4 +1,4 @@
-// One owner per memory mapping.
+// A memory mapping with a single owner.
 #pragma once
 
 #include <sys/mman.h>
@@ -30,8 +30,8 @@ class Mapping {
 
   std::byte* base() const { return base_; }
 
-  /// Gives the memory back and keeps its address: zeros that nobody shares are there from now on,
-  /// so that a late look hurts nobody. False when the system refuses; then nothing has changed.
+  /// Frees the memory but keeps its address range, which then has private zeros, so that a late
+  /// read is harmless. False if the system refuses; nothing has changed then.
   bool release() {
     if (base_ == nullptr) return true;
     return ::mmap(base_, bytes_, PROT_READ | PROT_WRITE,

@@ -13,8 +13,8 @@ PeerMemory::PeerMemory(Transport& transport)
     : transport_(transport),
       addresses_(transport.segment().peer_memory_addresses()),
       reach_(static_cast<size_t>(transport.num_ranks())) {
-  // A pid may mean another process in the reader's namespace, or by now: a constant could be there
-  // as well, the token cannot.
+  // In the reader's namespace, or after reuse, the pid may be another process, which might contain
+  // a constant but not this random token.
   if (::getrandom(&token_, sizeof(token_), 0) != sizeof(token_)) {
     token_ = reinterpret_cast<uint64_t>(this);
   }

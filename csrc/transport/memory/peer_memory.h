@@ -1,4 +1,4 @@
-// Reading another rank's own memory, where the system allows it: one copy instead of two.
+// Reads another rank's private memory where the system allows it: one copy instead of two.
 #pragma once
 
 #include <atomic>
@@ -10,25 +10,24 @@ namespace pycoll {
 
 class Transport;
 
-/// What a rank publishes so that others can tell that they found its memory.
+/// A token that a rank publishes so that peers can verify that they read its memory.
 struct alignas(64) PeerMemoryAddress {
   uint64_t token_address = 0;
   uint64_t token = 0;
 };
 
-/// One per rank and communicator. Any thread.
+/// One per rank and communicator. Any thread may call it.
 class PeerMemory {
  public:
   /// Publishes this rank's token.
   explicit PeerMemory(Transport& transport);
   PeerMemory(const PeerMemory&) = delete;
 
-  /// Whether the system lets this rank read the memory of `peer`, and thereby write it. Tried once,
-  /// by the peer's token; from then on remembered. The peer has been heard of before.
+  /// Whether the system lets this rank read, and therefore write, the memory of `peer`. Tries once,
+  /// by reading the peer's token, and caches the result. The peer must have joined.
   bool reaches(int peer);
 
-  /// Copies from the memory of `peer`. False when the system refuses, or the peer's process has
-  /// ended.
+  /// Copies from the memory of `peer`. False if the system refuses or the peer's process has ended.
   bool read(int peer, void* dst, uint64_t address, size_t nbytes);
 
  private:

@@ -12,8 +12,8 @@
 namespace pycoll {
 namespace {
 
-// The kernel pins pages in small batches whatever is asked for; shorter calls let a killed or
-// interrupted rank end.
+// The kernel pins pages in small batches anyway; limiting a call lets a killed or interrupted rank
+// end soon.
 constexpr size_t kMaxBytes = size_t{64} << 20;
 
 template <class Transfer>

@@ -1,4 +1,4 @@
-// Another process's memory, read and written by the kernel: one copy, without a slot between.
+// Reads and writes another process's memory through the kernel: one copy, without a slot.
 #pragma once
 
 #include <sys/types.h>
@@ -8,11 +8,11 @@
 
 namespace pycoll {
 
-/// False when PYCOLL_PEER_MEMORY=0 forbids it: for tests of the way around, and for systems where
-/// the calls exist and are slow.
+/// False with PYCOLL_PEER_MEMORY=0, which is for tests of the fallback and for systems on which the
+/// calls are slow.
 bool process_memory_enabled();
 
-/// False with errno set when the system refuses or the process is gone.
+/// Returns false and sets errno if the system refuses or the process has ended.
 bool read_process(pid_t pid, uint64_t address, void* to, size_t nbytes);
 bool write_process(pid_t pid, uint64_t address, const void* from, size_t nbytes);
 

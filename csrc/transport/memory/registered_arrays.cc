@@ -21,8 +21,8 @@ constexpr size_t kLargeArray = 4 * kLargePage;
 std::byte* page_down(std::byte* p) { return p - reinterpret_cast<uintptr_t>(p) % kPage; }
 std::byte* page_up(std::byte* p) { return page_down(p + (kPage - 1)); }
 
-/// Raises UsageError unless all pages are writable memory of this process alone: those of a file,
-/// or those that are shared with others already, would be torn from it.
+/// Raises UsageError unless all pages are private, writable, anonymous memory: moving the pages of
+/// a file, or pages that are already shared, would detach them from it.
 void check_private(const std::byte* begin, const std::byte* end) {
   auto at = reinterpret_cast<uintptr_t>(begin);
   const auto last = reinterpret_cast<uintptr_t>(end);
@@ -47,7 +47,7 @@ void check_private(const std::byte* begin, const std::byte* end) {
     }
     at = to;
   }
-  if (at < last) throw UsageError("x cannot be registered: some of its memory is not mapped");
+  if (at < last) throw UsageError("x cannot be registered: part of its memory is not mapped");
 }
 
 }  // namespace
@@ -57,8 +57,8 @@ RegisteredArray::RegisteredArray(SharedHeap& heap, std::byte* data, size_t nbyte
   std::byte* const pages_end = page_down(data + nbytes);
   pages_bytes_ = pages_end > pages_ ? static_cast<size_t>(pages_end - pages_) : 0;
   if (pages_bytes_ != 0) check_private(pages_, pages_end);
-  // As far into a page as the array is: of a large array into a large page, so that its owner's
-  // view of it is made of large pages, too.
+  // Keep the offset of the array within its page: within a large page for a large array, so that
+  // the owner's mapping can use large pages too.
   const size_t page = nbytes >= kLargeArray ? kLargePage : kPage;
   const size_t into_page = reinterpret_cast<uintptr_t>(data) % page;
   region_ = heap.allocate(into_page + nbytes);
@@ -74,7 +74,7 @@ RegisteredArray::~RegisteredArray() {
   if (pages_bytes_ != 0) {
     void* own =
         ::mmap(nullptr, pages_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    // Without memory to move to, the array stays where it is, and its part of the heap is lost.
+    // Without memory for the move, the array stays in the heap, and its region is never freed.
     if (own == MAP_FAILED) return;
     ::madvise(own, pages_bytes_, MADV_HUGEPAGE);
     std::memcpy(own, pages_, pages_bytes_);
@@ -118,8 +118,8 @@ void RegisteredArray::copy_edges_out(std::byte* p, size_t nbytes) const {
 const RegisteredArray& RegisteredArrays::add(SharedHeap& heap, std::byte* data, size_t nbytes,
                                              std::shared_ptr<void> keep_alive) {
   const std::lock_guard lock(mutex_);
-  // The last one that starts at or before the new one's last byte is the only one that can hold
-  // it, and if any overlaps it, this one does.
+  // Only the last array that starts at or before the new one's last byte can contain it. If any
+  // array overlaps it, this one does.
   const auto found = entries_.lower_bound(data + std::max<size_t>(nbytes, 1) - 1);
   if (found != entries_.end()) {
     RegisteredArray& array = *found->second.array;
@@ -128,7 +128,8 @@ const RegisteredArray& RegisteredArrays::add(SharedHeap& heap, std::byte* data, 
       return array;
     }
     if (data < array.data() + array.nbytes()) {
-      throw UsageError("x overlaps an array that is registered already: unregister that first");
+      throw UsageError(
+          "x overlaps an array that is already registered: unregister that array first");
     }
   }
   const auto added = entries_.emplace(
@@ -149,7 +150,7 @@ void RegisteredArrays::forget(std::byte* data) {
 }
 
 bool RegisteredArrays::remove(std::byte* data) {
-  Entry gone;  // its owner is let go without the lock
+  Entry gone;  // destroyed without the lock
   {
     const std::lock_guard lock(mutex_);
     const auto found = entries_.lower_bound(data);

@@ -13,7 +13,7 @@ namespace pycoll {
 namespace {
 
 constexpr int64_t kLookPeriodNs = 100'000'000;
-constexpr int64_t kPauseNs = 1'000'000;  // while others move frames on
+constexpr int64_t kPauseNs = 1'000'000;  // while other threads move frames
 constexpr int64_t kLingerNs = 2'000'000'000;
 
 }  // namespace
@@ -31,7 +31,7 @@ HostLinks::HostLinks(std::unique_ptr<Wire> wire, int num_ranks, const std::vecto
       spoken_ns_(static_cast<size_t>(num_ranks), now_ns()),
       looked_ns_(now_ns()) {
   if (!background) return;
-  // Signal handlers belong on the user's threads.
+  // Signal handlers must run on the user's threads.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -40,7 +40,8 @@ HostLinks::HostLinks(std::unique_ptr<Wire> wire, int num_ranks, const std::vecto
     thread_ = std::make_unique<std::thread>([this] { run(); });
   } catch (const std::system_error& error) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw SystemError(std::string("the thread of the links did not start: ") + error.what());
+    throw SystemError(std::string("the thread of the links between hosts did not start: ") +
+                      error.what());
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
@@ -53,7 +54,7 @@ HostLinks::~HostLinks() {
 }
 
 void HostLinks::add(Proxy& proxy) {
-  pumps_[proxy.group()] = &proxy;
+  proxies_[proxy.group()] = &proxy;
   const auto early = early_joins_.find(proxy.group());
   if (early == early_joins_.end()) return;
   for (const int peer : early->second) proxy.joined(peer);
@@ -61,12 +62,12 @@ void HostLinks::add(Proxy& proxy) {
 }
 
 void HostLinks::remove(Proxy& proxy, const std::byte* begin, const std::byte* end) {
-  const auto found = pumps_.find(proxy.group());
-  if (found == pumps_.end() || found->second != &proxy) return;
-  pumps_.erase(found);
+  const auto found = proxies_.find(proxy.group());
+  if (found == proxies_.end() || found->second != &proxy) return;
+  proxies_.erase(found);
   wire_->let_go(begin, end);
-  // The last one: the process may end after this.
-  if (pumps_.empty()) flush(now_ns() + kLingerNs);
+  // After the last proxy, the process may end.
+  if (proxies_.empty()) flush(now_ns() + kLingerNs);
 }
 
 void HostLinks::flush(int64_t end_ns) {
@@ -88,12 +89,12 @@ void HostLinks::poll(int first) {
 }
 
 void HostLinks::poll_for_all(int first) {
-  // Who sleeps until something comes would not see that it has come.
+  // A sleeping thread does not see that its frames have arrived: wake it.
   if (wire_->poll(*this, first) && num_naps_ != 0) wire_->wake();
 }
 
 void HostLinks::nap(int64_t ns, bool (*ready)(void*), void* context) {
-  // First the count, then the look: whoever moves frames on does it the other way round.
+  // Count first, then check; poll_for_all() moves frames first, then reads the count.
   ++num_naps_;
   if (ready == nullptr || !ready(context)) wire_->wait(ns);
   --num_naps_;
@@ -114,15 +115,15 @@ void HostLinks::flush_remaining() {
 bool HostLinks::place(int peer, const FrameHeader& header, PayloadParts* parts) {
   heard_[static_cast<size_t>(peer)] = true;
   if (header.nbytes == 0) return true;
-  const auto proxy = pumps_.find(header.group);
-  if (proxy == pumps_.end()) return header.nbytes <= Proxy::kMaxPayloadBytes;
+  const auto proxy = proxies_.find(header.group);
+  if (proxy == proxies_.end()) return header.nbytes <= Proxy::kMaxPayloadBytes;
   std::vector<std::byte>& staged = staged_[static_cast<size_t>(peer)];
   return proxy->second->place(peer, header, staged, parts);
 }
 
 void HostLinks::arrived(int peer, const FrameHeader& header) {
-  const auto proxy = pumps_.find(header.group);
-  if (proxy != pumps_.end()) {
+  const auto proxy = proxies_.find(header.group);
+  if (proxy != proxies_.end()) {
     proxy->second->arrived(peer, header, staged_[static_cast<size_t>(peer)]);
   } else if (header.kind == FrameKind::kJoin) {
     early_joins_[header.group].insert(peer);
@@ -148,14 +149,14 @@ void HostLinks::run() {
       if (!active) poll_for_all(-1);
       if (now - looked_ns_ >= kLookPeriodNs) look_after(now);
     }
-    // Somebody else moves frames on. What is left when they stop waits for so long.
+    // Other threads move frames. When they stop, the rest waits for at most this pause.
     if (active) wire_->pause(kPauseNs);
   }
 }
 
 void HostLinks::look_after(int64_t now) {
   const auto silence_ns = static_cast<int64_t>(silence_s_ * 1e9);
-  // Who was stopped itself has not heard what others said meanwhile.
+  // A rank that was suspended may have unread messages.
   const bool was_away = now - looked_ns_ > std::max(silence_ns / 4, 5 * kLookPeriodNs);
   looked_ns_ = now;
   for (const int peer : peers_) {
@@ -180,7 +181,7 @@ void HostLinks::look_after(int64_t now) {
 void HostLinks::disown() {
   disowned_ = true;
   wire_->disown();
-  // Its thread does not exist here, and cannot be joined; nor can the wire be taken down.
+  // The thread does not exist in this process and cannot be joined.
   (void)thread_.release();
 }
 

@@ -15,10 +15,10 @@
 namespace pycoll {
 namespace {
 
-// What is read together with the end of a payload: headers and small frames. What of a large
-// payload falls into it is copied once more, so it is small beside one.
+// Buffer for headers and small frames, which are read together with the end of a payload. It is
+// small because the part of a large payload that falls into it is copied once more.
 constexpr size_t kInputBytes = 4096;
-constexpr int kMaxReads = 16;  // from one peer in one poll, so that nobody starves
+constexpr int kMaxReads = 16;  // from one peer in one poll, so that no peer starves
 constexpr int kMaxFramesPerSend = 16;
 constexpr uint32_t kWakeEvent = UINT32_MAX;
 
@@ -28,13 +28,13 @@ struct TcpWire::Link {
   int peer = 0;
   Channel channel;
   bool wants_output = false;
-  int failed = -1;  // errno of a send that failed: told at the next poll
+  int failed = -1;  // errno of a failed send, reported at the next poll
   std::deque<Unsent> unsent;
-  // The frame that is coming: its header, and what of its payload is still to come.
+  // The frame being received: its header, and the missing part of its payload.
   bool in_payload = false;
   FrameHeader header;
   PayloadParts parts;
-  size_t to_skip = 0;  // of a payload that nobody wants
+  size_t to_skip = 0;  // bytes left of a payload to discard
   size_t input_bytes = 0;
   std::byte input[kInputBytes];
 };
@@ -59,7 +59,7 @@ TcpWire::TcpWire(std::vector<Channel> channels) : epoll_(::epoll_create1(EPOLL_C
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wakeup_.fd(), &event) != 0) {
     throw_system_error("epoll_ctl");
   }
-  may_have_more_ = encrypted_;  // behind the handshake
+  may_have_more_ = encrypted_;  // TLS may have read bytes beyond the handshake
 }
 
 TcpWire::~TcpWire() = default;
@@ -157,7 +157,7 @@ bool TcpWire::serve(FrameSink& sink, int first) {
     if (!link.unsent.empty() && link.failed < 0) moved = flush(link) || moved;
     const bool came = read(link, sink);
     moved = moved || came;
-    // What had come before the connection broke is still good.
+    // Frames that arrived before the connection broke are still valid.
     if (link.channel && link.failed >= 0 && !came) fail(link, sink, link.failed);
   };
   if (first >= 0 && links_[static_cast<size_t>(first)] != nullptr) {
@@ -165,7 +165,7 @@ bool TcpWire::serve(FrameSink& sink, int first) {
     if (moved && num_unsent_ == 0) return true;
   }
   if (present_.size() <= 2 || may_have_more_) {
-    // As cheap as to ask who is ready, or more than that would say.
+    // Polling every link costs no more than epoll here, or may find bytes that epoll does not show.
     for (Link* link : present_) {
       if (link->peer != first) serve(*link);
     }
@@ -210,7 +210,7 @@ bool TcpWire::read(Link& link, FrameSink& sink) {
   return moved;
 }
 
-/// Hands on what was read: `direct_bytes` of it at most are a payload's, at their places already.
+/// Processes `nbytes` that were read; up to `direct_bytes` of them are payload, already in place.
 bool TcpWire::take(Link& link, size_t nbytes, size_t direct_bytes, FrameSink& sink) {
   size_t direct = std::min(nbytes, direct_bytes);
   link.input_bytes += nbytes - direct;
@@ -223,7 +223,7 @@ bool TcpWire::take(Link& link, size_t nbytes, size_t direct_bytes, FrameSink& si
     }
   };
   advance(direct);
-  size_t at = 0;  // of the input
+  size_t at = 0;  // offset into the input
   for (;;) {
     if (link.in_payload) {
       const size_t skipped = std::min(link.to_skip, link.input_bytes - at);
@@ -241,7 +241,7 @@ bool TcpWire::take(Link& link, size_t nbytes, size_t direct_bytes, FrameSink& si
       if (missing != 0) break;
       link.in_payload = false;
       sink.arrived(link.peer, link.header);
-      if (!link.channel) return true;  // closed by what that frame said
+      if (!link.channel) return true;  // the frame made the sink close the link
       continue;
     }
     if (link.input_bytes - at < sizeof(FrameHeader)) break;
@@ -263,8 +263,8 @@ void TcpWire::fail(Link& link, FrameSink& sink, int error) {
   sink.lost(link.peer, error);
 }
 
-/// What the kernel has not got through is lost with a socket that is closed while frames come in:
-/// those are answered by a reset.
+/// Also checks the kernel's queue: closing a socket while frames come in sends a reset, which
+/// discards its unacknowledged bytes.
 bool TcpWire::has_delivered() const {
   if (has_unsent()) return false;
   return std::all_of(present_.begin(), present_.end(), [](const Link* link) {

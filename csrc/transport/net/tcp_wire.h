@@ -15,7 +15,7 @@ namespace pycoll {
 
 class TcpWire final : public Wire {
  public:
-  /// `channels`: by rank of the world; empty where a rank is on this host.
+  /// `channels`: by rank of the world; empty for ranks of this host.
   explicit TcpWire(std::vector<Channel> channels);
   ~TcpWire() override;
 
@@ -35,8 +35,8 @@ class TcpWire final : public Wire {
   struct Unsent {
     FrameHeader header;
     const std::byte* payload;
-    std::unique_ptr<std::byte[]> own;  // where the payload is a copy
-    size_t sent;                       // bytes of header and payload
+    std::unique_ptr<std::byte[]> own;  // set if the payload is a copy
+    size_t sent;                       // bytes sent so far of header and payload
     size_t size() const { return sizeof(header) + header.nbytes; }
   };
   struct Link;
@@ -54,7 +54,7 @@ class TcpWire final : public Wire {
   std::vector<Link*> present_;
   size_t num_unsent_ = 0;  // frames
   bool encrypted_ = false;
-  // Bytes may be here that epoll does not show: nobody sleeps until poll() has looked.
+  // Bytes may be buffered that epoll does not show: no thread sleeps before the next poll().
   std::atomic<bool> may_have_more_{false};
 };
 

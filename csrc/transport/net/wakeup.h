@@ -21,14 +21,15 @@ class Wakeup {
   int fd() const { return event_.get(); }
   void give() {
     const uint64_t one = 1;
-    if (::write(event_.get(), &one, sizeof(one)) < 0) return;  // it is full: somebody will wake
+    if (::write(event_.get(), &one, sizeof(one)) < 0)
+      return;  // the counter is full, so a wakeup is pending
   }
-  /// Takes the kicks that there are.
+  /// Consumes all pending wakeups.
   void clear() {
     uint64_t count;
     if (::read(event_.get(), &count, sizeof(count)) < 0) return;
   }
-  /// Sleeps until one is given, or for so long.
+  /// Sleeps until give(), or for `ns`.
   void wait(int64_t ns) {
     pollfd fd = {.fd = event_.get(), .events = POLLIN, .revents = 0};
     const timespec timeout = {static_cast<time_t>(ns / 1'000'000'000),

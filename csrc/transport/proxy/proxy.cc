@@ -36,7 +36,7 @@ Proxy::Proxy(std::shared_ptr<HostLinks> host_links, Segment& segment, int rank,
     }
     link(peer).mail_out = segment.mailbox(rank, peer);
     link(peer).mail_in = segment.mailbox(peer, rank);
-    // Whoever looks for it finds it there: it has shaken hands, or there is no communicator.
+    // Joining fails unless every remote rank joins, so mark it as joined now.
     store_release(segment.control(peer).state, 1);
   }
   packed_.resize(segment.layout().slot_bytes[static_cast<size_t>(ProtocolKind::kLL)]);
@@ -104,7 +104,7 @@ void Proxy::on_post(ProtocolKind protocol, int peer, int64_t nbytes, uint32_t ma
   header.sequence = static_cast<uint32_t>(to.posted[kind]);
   const bool packs = protocol == ProtocolKind::kLL;
   if (packs) {
-    // The flags of the lines are made anew over there.
+    // The receiver's proxy writes new flags into the lines.
     const auto* line = reinterpret_cast<const CpuLine*>(payload);
     const auto size = static_cast<size_t>(nbytes);
     for (size_t at = 0; at < size; at += CpuLine::kPayloadBytes, ++line) {
@@ -119,7 +119,7 @@ void Proxy::released(ProtocolKind protocol, int peer) {
   const std::lock_guard lock(host_links_->mutex());
   const Link& from = link(peer);
   const auto kind = static_cast<size_t>(protocol);
-  // Mostly it goes back with the next message. The writer that runs out of credits asks.
+  // Usually the credit returns with the next message; a writer without credits asks for it.
   const uint64_t owed = load_relaxed(from.in[kind].heads[0].value) - from.told[kind];
   if (owed >= static_cast<uint64_t>(from.in[kind].num_slots) / 2) {
     send_bytes(peer, FrameKind::kCredit, "");

@@ -1,10 +1,11 @@
-// The proxy: what makes a ring in this host's memory a link to a rank of another host.
+// The proxy: turns a ring in this host's memory into a link to a rank of another host.
 //
 // Every host has the rings of all ranks. A rank writes its message for a remote rank into a ring as
-// for any other; its proxy sends the slot, and the proxy of the receiver puts it into that rank's
-// ring there. What a reader releases goes back as a credit, with the next frame. So whoever reads
-// and writes rings needs not know where the other end runs. Mailboxes alike, and the states and
-// records of remote ranks are mirrored when somebody needs them (transport/proxy/state_snapshot.h).
+// for a local one; its proxy sends the slot, and the receiver's proxy puts it into the same ring on
+// the other host. Slots that a reader releases return as credits, with the next frame. So readers
+// and writers of rings need not know where the other end runs. Mailboxes work in the same way, and
+// the states and records of remote ranks are mirrored on request
+// (transport/proxy/state_snapshot.h).
 #pragma once
 
 #include <cstdint>
@@ -20,9 +21,8 @@ class Proxy {
  public:
   static constexpr size_t kMaxPayloadBytes = size_t{1} << 20;
 
-  /// `members`: the ranks of this communicator as ranks of the world; `remote`: those that run on
-  /// another host. `group` is the same for all members, and another one for every
-  /// communicator.
+  /// `members`: the ranks of this communicator as ranks of the world; `remote`: the members that
+  /// run on other hosts. `group` is equal on all members, and different for every communicator.
   Proxy(std::shared_ptr<HostLinks> host_links, Segment& segment, int rank, std::vector<int> members,
         const RankSet& remote, uint64_t group);
   ~Proxy();
@@ -30,41 +30,42 @@ class Proxy {
 
   uint64_t group() const { return group_; }
   bool is_remote(int rank) const { return rank >= 0 && remote_[static_cast<size_t>(rank)]; }
-  /// Remote members that have not said that they are there; and says so for this rank.
+  /// Tells the remote members that this rank has joined.
   void say_joined();
+  /// Remote members that have not joined yet.
   std::vector<int> missing() const;
 
-  // For the thread that runs an operation. All may be called while the proxy's thread works.
+  // For the thread that runs an operation; may be called while the background thread works.
 
   /// A message of `nbytes` was posted for `peer`, in the call with this number.
   void on_post(ProtocolKind protocol, int peer, int64_t nbytes, uint32_t mark, uint64_t call);
   /// A message of `peer` was read.
   void released(ProtocolKind protocol, int peer);
-  /// Something of this rank changed that `peer` may wait for: messages, its end, a failure.
+  /// Sends `peer` what it may wait for: this rank's messages, its end, a failure.
   void ring(int peer);
-  /// Moves frames on, of all communicators; from `peer` first.
+  /// Moves the frames of all communicators, first those from `peer`.
   void poll(int peer) {
     host_links_->poll(is_remote(peer) ? members_[static_cast<size_t>(peer)] : -1);
   }
   void nap(int64_t ns, bool (*ready)(void*) = nullptr, void* context = nullptr) {
     host_links_->nap(ns, ready, context);
   }
-  /// This call ends.
+  /// At the end of a call: leaves its unsent frames to the background thread.
   void flush_remaining() { host_links_->flush_remaining(); }
-  /// Asks `peer` (-1: all) what it is doing in that operation, and says what this rank does.
+  /// Asks `peer` (-1: all) for its state in that operation, and sends this rank's.
   void request_status(int peer, uint64_t sequence);
-  /// The same, and waits for what it says. False when nothing came in `timeout_s`.
+  /// As request_status(), and waits for the answer. False if none arrives within `timeout_s`.
   bool fetch_record(int peer, uint64_t sequence, double timeout_s);
   HostLinks::Peer state_of(int peer) const {
     return host_links_->state_of(members_[static_cast<size_t>(peer)]);
   }
-  /// `peer`, of another host, has left: behind all that it sent here. (Its state in the segment
-  /// says so as soon as one rank of this host has heard it.)
+  /// Whether `peer`, of another host, has left and everything it sent has arrived. (Its state in
+  /// the segment changes earlier: once any rank of this host has received the news.)
   bool has_left(int peer) const { return load_acquire(link(peer).peer_left) != 0; }
-  /// Lets go of the memory.
+  /// Stops using the memory.
   void close();
 
-  // For HostLinks, which has the lock. Peers are ranks of the world.
+  // For HostLinks, which holds the lock. Peers are ranks of the world.
 
   void joined(int world_peer);
   bool place(int world_peer, const FrameHeader& header, std::vector<std::byte>& staged,
@@ -77,7 +78,7 @@ class Proxy {
     RingMemory in[kNumSlotProtocols];
     uint64_t posted[kNumSlotProtocols] = {};
     uint64_t received[kNumSlotProtocols] = {};
-    uint64_t told[kNumSlotProtocols] = {};  // of what was released
+    uint64_t told[kNumSlotProtocols] = {};  // released messages that the peer knows of
     MailboxMemory mail_out;
     MailboxMemory mail_in;
     uint64_t shipped = 0;   // lines
@@ -85,8 +86,8 @@ class Proxy {
     uint64_t told_head = 0;
     uint64_t told_delivered = 0;
     bool joined = false;
-    bool left = false;       // this rank, and the peer knows
-    uint64_t peer_left = 0;  // the peer, and this rank knows
+    bool left = false;       // this rank has left and told the peer
+    uint64_t peer_left = 0;  // the peer has left and told this rank
   };
 
   Link& link(int peer) { return links_[static_cast<size_t>(peer)]; }
@@ -114,7 +115,7 @@ class Proxy {
   Segment& segment_;
   const int rank_;
   const std::vector<int> members_;  // ranks of the world
-  std::vector<int> ranks_;          // of the world's ranks: members here, or -1
+  std::vector<int> ranks_;          // by rank of the world: rank here, or -1
   const RankSet remote_;
   const uint64_t group_;
   std::vector<Link> links_;  // by rank

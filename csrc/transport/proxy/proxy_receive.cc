@@ -1,4 +1,4 @@
-// The proxy's other half: what comes from remote ranks.
+// The receiving half of the proxy: frames from remote ranks.
 #include <algorithm>
 #include <cstring>
 
@@ -53,7 +53,7 @@ bool Proxy::place_slot(int peer, const FrameHeader& header, std::vector<std::byt
   Link& from = link(peer);
   const RingMemory& ring = from.in[header.protocol];
   const uint64_t index = from.received[header.protocol];
-  // Acquires the reader's release of what was there before.
+  // Acquires the reader's release of the slot's previous message.
   const uint64_t head = load_acquire(ring.heads[0].value);
   if (header.sequence != static_cast<uint32_t>(index + 1) ||
       index - head >= static_cast<uint64_t>(ring.num_slots) || header.nbytes > ring.slot_bytes) {
@@ -87,7 +87,7 @@ void Proxy::unload_slot(int peer, const FrameHeader& header, const std::vector<s
     set_mark(*ring.tail, slot, header.mark);
     store_release(ring.tail->value, index + 1);  // pairs with RecvEnd::has_full_slot
   }
-  // A rank that has left its call already would not see that this one is another.
+  // A rank that has already left its call would not notice that this call differs.
   const uint64_t newest = load_acquire(segment_.control(rank_).sequence);
   const uint64_t call = widen(header.call, newest);
   const uint32_t own = call <= newest ? segment_.records(rank_).read_digest(call) : 0;
@@ -105,7 +105,7 @@ bool Proxy::place_lines(int peer, const FrameHeader& header, std::vector<std::by
       from.unloaded + num_lines - load_acquire(from.mail_in.reader->head) > total) {
     return false;
   }
-  // The header, whose flag says that the message is there, comes last: into its place later.
+  // The header contains the flag that publishes the message, so it is staged and written last.
   staged.resize(std::max(staged.size(), sizeof(CpuLine)));
   std::byte* body = reinterpret_cast<std::byte*>(from.mail_in.lines + first + 1);
   *parts = {2, {staged.data(), body}, {sizeof(CpuLine), header.nbytes - sizeof(CpuLine)}};
@@ -175,7 +175,7 @@ void Proxy::hear_state(int peer, const FrameHeader& header, const std::vector<st
         });
     if (header.kind == FrameKind::kAsk) send_bytes(peer, FrameKind::kTell, own_state(sequence));
   } catch (const MalformedMessage&) {
-    // It only explains; who sends nonsense in earnest is found out by the rings.
+    // A state only helps diagnosis, so ignore a malformed one; malformed slots end the link.
   }
 }
 
@@ -191,7 +191,7 @@ void Proxy::hear_failure(const FrameHeader& header, const std::vector<std::byte>
   try {
     const Failure failure = failure_from_bytes(segment_, as_text(staged, header.nbytes),
                                                [this](int rank) { return is_remote(rank); });
-    failure_told_ = true;  // by whoever has told it
+    failure_told_ = true;  // the sender has told every rank
     segment_.fail(failure);
   } catch (const MalformedMessage&) {
     segment_.fail({.code = FailureCode::kAborted, .reporter = static_cast<uint16_t>(rank_)});

@@ -27,7 +27,7 @@ Record from_raw(WireReader& reader) {
   return record;
 }
 
-/// Moments as ages: hosts have clocks of their own.
+/// Converts moments to ages and back, because hosts have different clocks.
 struct Clock {
   explicit Clock(const Segment& segment)
       : scale(segment.tick_scale()), now(TickMoment::now(has_steady_counter())) {}
@@ -66,7 +66,7 @@ int read_rank(const Segment& segment, WireReader& from) {
   return rank;
 }
 
-/// The operation about which the two first differ; 0: none that is on record.
+/// The first recorded operation in which the two ranks differ; 0: none.
 uint64_t first_difference(const Segment& segment, int one, int other) {
   const uint64_t newest = std::min(load_acquire(segment.control(one).sequence),
                                    load_acquire(segment.control(other).sequence));
@@ -80,7 +80,7 @@ uint64_t first_difference(const Segment& segment, int one, int other) {
   return 0;
 }
 
-/// The reporter's message that met the failure. Number 0: none.
+/// The reporter's message during which the failure occurred. Number 0: none.
 MessageRecord failed_message(const Segment& segment, const Failure& failure) {
   MessageRecord record;
   const uint64_t newest = load_acquire(segment.control(failure.reporter).message_number);
@@ -147,7 +147,7 @@ void read_state(const Segment& segment, WireReader& from, const std::function<bo
       record.finished = clock.ticks_at(finished_ns) | (failed ? CallRecord::kFailed : 0);
     }
     records.push_back(record);
-    // What says nothing new is not written again: while it is, nobody could read it.
+    // Skip a record without news: it is unreadable while it is written.
     CallRecord known;
     if (mirrors &&
         !(segment.records(rank).read(record.sequence, &known) && known.digest == record.digest &&

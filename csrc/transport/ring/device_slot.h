@@ -1,9 +1,9 @@
-// Every acquire and release between devices, and the two ends of a ring in device memory.
+// The acquire and release operations between devices, and the two ends of a ring in device memory.
 //
-// The invariants are those of slot.h, with one reader per ring and the memory of a push: slots and
-// tail lie with the reader, the head with the writer. All orders are at system scope: the other end
-// may be another GPU, or another process on this one. On host threads the same source uses
-// std::atomic_ref, so that ThreadSanitizer checks it.
+// The invariants are those of slot.h, with one reader per ring and a push layout: slots and tail
+// are in the reader's memory, the head is in the writer's. All orders have system scope: the other
+// end may be on another GPU, or in another process on this one. On host threads the same source
+// uses std::atomic_ref, so that ThreadSanitizer checks it.
 #pragma once
 
 #include <cstddef>
@@ -44,8 +44,8 @@ template <class T>
 PYCOLL_HD inline void store_relaxed(T& word, T value) {
   SystemRef<T>(word).store(value, PYCOLL_ORDER(relaxed));
 }
-/// What a flag orders. On host threads no atomic access, so that ThreadSanitizer says so when no
-/// flag does; on a GPU one that no cache answers.
+/// Loads a word whose access a flag orders. On host threads this is not atomic, so that
+/// ThreadSanitizer reports a missing flag; on a GPU it bypasses caches that are not coherent.
 template <class T>
 PYCOLL_HD inline T load_ordered(const T& word) {
 #ifdef __CUDA_ARCH__
@@ -62,7 +62,7 @@ PYCOLL_HD inline void store_ordered(T& word, T value) {
   word = value;
 #endif
 }
-/// True for the one caller that finds 0 and leaves 1.
+/// Sets `word` from 0 to 1; true only for the caller that does so.
 PYCOLL_HD inline bool claim(uint64_t& word) {
   uint64_t expected = 0;
   return SystemRef<uint64_t>(word).compare_exchange_strong(expected, 1, PYCOLL_ORDER(acq_rel),
@@ -70,8 +70,8 @@ PYCOLL_HD inline bool claim(uint64_t& word) {
 }
 #undef PYCOLL_ORDER
 
-/// 16 bytes that are moved by one instruction on a GPU. Each half is whole by itself; that both
-/// come together is promised by nothing but what ll128 says it relies on (block_long_lines.h).
+/// 16 bytes that one instruction moves on a GPU. Each half is atomic. No standard guarantees that
+/// both halves arrive together; block_long_lines.h states what ll128 relies on.
 struct alignas(16) Word16 {
   uint64_t low;
   uint64_t high;
@@ -103,7 +103,7 @@ PYCOLL_HD inline void store_relaxed16(void* to, Word16 word) {
 #endif
 }
 
-/// What both ends of a ring know of it. `index` is the slot of the message that is next.
+/// A ring as both ends see it. `index` is the slot of the next message.
 struct RingCursor {
   std::byte* slots;
   FlagLine* tail;
@@ -116,16 +116,16 @@ struct RingCursor {
   PYCOLL_HD void advance() { index = index + 1 == num_slots ? 0 : index + 1; }
 };
 
-/// The writer's end, in memory that a block shares. One thread changes it, between two barriers.
+/// The writer's end, in a block's shared memory. One thread changes it, between two barriers.
 class BlockSendEnd {
  public:
-  /// Goes on behind `posted` messages. No constructor: shared memory of a GPU has none.
+  /// Continues after `posted` messages. Replaces a constructor, which GPU shared memory cannot run.
   PYCOLL_HD void open(const RingCursor& ring, uint64_t posted, uint64_t credit) {
     ring_ = ring;
     posted_ = posted;
     released_ = credit;
   }
-  /// A credit: pairs with BlockRecvEnd::release, so that the reader's loads are over.
+  /// Checks for a credit. Pairs with BlockRecvEnd::release, so that the reader's loads are over.
   PYCOLL_HD bool has_free_slot() {
     if (posted_ - released_ < static_cast<uint64_t>(ring_.num_slots)) return true;
     released_ = load_acquire(*ring_.head);
@@ -136,8 +136,7 @@ class BlockSendEnd {
   PYCOLL_HD uint64_t posted() const { return posted_; }
   PYCOLL_HD uint64_t credit() const { return released_; }
   /// Makes the slot's bytes and its mark visible: pairs with BlockRecvEnd::has_full_slot. The
-  /// block's other threads have written before the barrier that stands before this, and a release
-  /// is cumulative.
+  /// block's other threads have written before the preceding barrier, and a release is cumulative.
   PYCOLL_HD void post(uint32_t mark) {
     store_ordered(ring_.tail->marks[ring_.index], mark);
     store_release(ring_.tail->value, ++posted_);
@@ -152,10 +151,10 @@ class BlockSendEnd {
  private:
   RingCursor ring_;
   uint64_t posted_;
-  uint64_t released_;  // the head when last looked at
+  uint64_t released_;  // the head at the last check
 };
 
-/// The reader's end, likewise.
+/// The reader's end, also in a block's shared memory.
 class BlockRecvEnd {
  public:
   PYCOLL_HD void open(const RingCursor& ring, uint64_t released) {
@@ -163,7 +162,7 @@ class BlockRecvEnd {
     released_ = released;
     seen_ = released;
   }
-  /// Pairs with BlockSendEnd::post.
+  /// Whether a message has arrived. Pairs with BlockSendEnd::post.
   PYCOLL_HD bool has_full_slot() {
     if (seen_ > released_) return true;
     seen_ = load_acquire(ring_.tail->value);
@@ -174,16 +173,16 @@ class BlockRecvEnd {
   PYCOLL_HD uint64_t released() const { return released_; }
   PYCOLL_HD int64_t slot_bytes() const { return ring_.slot_bytes; }
   PYCOLL_HD uint32_t mark() const { return load_ordered(ring_.tail->marks[ring_.index]); }
-  /// Uses of this slot before the one now.
+  /// Number of earlier uses of this slot.
   PYCOLL_HD uint64_t slot_uses() const {
     return released_ / static_cast<uint64_t>(ring_.num_slots);
   }
-  /// Gives the slot back: pairs with BlockSendEnd::has_free_slot.
+  /// Returns the slot to the writer: pairs with BlockSendEnd::has_free_slot.
   PYCOLL_HD void release() {
     store_release(*ring_.head, ++released_);
     ring_.advance();
   }
-  /// Moves on where slots need no credit.
+  /// As release(), for slots that need no credit.
   PYCOLL_HD void release_in_band() {
     ++released_;
     ring_.advance();
@@ -192,7 +191,7 @@ class BlockRecvEnd {
  private:
   RingCursor ring_;
   uint64_t released_;
-  uint64_t seen_;  // the tail when last looked at
+  uint64_t seen_;  // the tail at the last check
 };
 
 }  // namespace pycoll::device

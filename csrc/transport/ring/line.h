@@ -1,5 +1,5 @@
-// A line of the host's ll (executor/protocol.h): one cache line, so that bytes and flag come with
-// one flight.
+// A line of the host's ll protocol (executor/protocol.h): one cache line, so that its bytes and
+// flag arrive together.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ struct alignas(64) CpuLine {
   std::byte payload[kPayloadBytes];
   uint64_t flag;
 
-  /// Of the message with this number on its ring, in a call with this mark.
+  /// The flag for message `sequence` of a ring, in a call with this mark.
   static constexpr uint64_t flag_of(uint64_t sequence, uint32_t mark) {
     return (sequence & kSequenceMask) << 24 | (mark & kMarkMask);
   }

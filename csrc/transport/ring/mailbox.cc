@@ -7,8 +7,8 @@ namespace {
 
 uint32_t num_lines(int num_ranks) { return num_ranks <= 16 ? 4096 : 1024; }
 
-// The lines start on a page of their own: the reader's state shares no page with them, so that a
-// mailbox costs one page for it and then only the lines that messages have touched.
+// The lines start on a new page, which they do not share with the reader's state: a mailbox uses
+// one page for that state, and otherwise only pages that messages have touched.
 size_t mailbox_bytes(int num_ranks) {
   return kPage + static_cast<size_t>(num_lines(num_ranks)) * sizeof(MessageHeader);
 }
@@ -32,7 +32,7 @@ MessageHeader* MailboxWriter::reserve(size_t body_bytes) {
   const uint64_t wanted = 1 + (body_bytes + sizeof(MessageHeader) - 1) / sizeof(MessageHeader);
   const uint64_t at = written_ & (total - 1);
   const uint64_t skipped = at + wanted > total ? total - at : 0;
-  // One line more than the message: the flag behind it is cleared with it.
+  // One line more than the message, because the flag of the line behind it is cleared too.
   const uint64_t end = written_ + skipped + wanted + 1;
   if (end - head_ > total) {
     head_ = load_acquire(memory_.reader->head);

@@ -1,7 +1,7 @@
-// What messages every rank sent and received last: as transport/ring/records.h, for what has no
-// place in the sequence of collectives.
+// Records of every rank's last sends and receives: as transport/ring/records.h, for point-to-point
+// messages, which are not in the sequence of collectives.
 //
-// One thread of the rank writes at a time, any number of readers look at any time and never wait.
+// One thread of the rank writes at a time; any number of readers read at any time and never wait.
 #pragma once
 
 #include <cstddef>
@@ -12,21 +12,21 @@
 
 namespace pycoll {
 
-/// One send or receive of one rank: a cache line.
+/// One send or receive of one rank, on one cache line.
 struct alignas(64) MessageRecord {
   static constexpr uint8_t kSend = 1;
-  static constexpr uint8_t kBlocking = 2;  // the rank does nothing else until it is over
+  static constexpr uint8_t kBlocking = 2;  // the caller waits until it is over
   static constexpr uint64_t kFailed = uint64_t{1} << 63;
   static constexpr int16_t kNobody = -1;
 
-  uint64_t number = 0;    // among the messages of the rank in its communicator: 1, 2, ...
+  uint64_t number = 0;    // of the message on its rank and communicator: 1, 2, ...
   uint64_t entered = 0;   // ticks (base/ticks.h)
-  uint64_t finished = 0;  // ticks; 0 while it goes on; see failed()
+  uint64_t finished = 0;  // ticks; 0 while in progress; see failed()
   uint64_t nbytes = 0;
   int32_t tag = 0;
-  int16_t peer = 0;          // as the caller named it; kNobody: whoever sends
-  int16_t source = kNobody;  // of a receive that a message has met
-  uint16_t site = 0;         // the user's file and line, a name of the rank's NameTable
+  int16_t peer = 0;          // given by the caller; kNobody: any source
+  int16_t source = kNobody;  // of a receive: the sender of its message
+  uint16_t site = 0;         // id in the rank's NameTable: the user's file and line
   uint8_t dtype = 0;
   uint8_t flags = 0;
 
@@ -36,7 +36,7 @@ struct alignas(64) MessageRecord {
 };
 static_assert(sizeof(MessageRecord) == 64);
 
-/// The last messages of one rank. A view; owns nothing.
+/// The last messages of one rank: a view of memory that it does not own.
 class MessageRing {
  public:
   static constexpr size_t kNumRecords = 1024;
@@ -44,27 +44,27 @@ class MessageRing {
 
   explicit MessageRing(std::byte* base) : words_(reinterpret_cast<uint64_t*>(base)) {}
 
-  /// Writes a record in place of the one that is kNumRecords older.
+  /// Writes a record over the one that is kNumRecords older.
   void write(const MessageRecord& record) const {
     uint64_t* to = at(record.number);
-    // As RecordRing: without its number a record is none, and it gets the number last.
+    // As in RecordRing, a record without a number is invalid, so the number is written last.
     store_release(to[0], 0);
     for (size_t i = 1; i < kNumWords; ++i) store_release(to[i], word(record, i));
     store_release(to[0], record.number);
   }
-  /// Says that the message is over, at these ticks.
+  /// Records the end of the message, at these ticks.
   void finish(uint64_t number, uint64_t ticks) const {
     uint64_t* to = at(number);
-    // A record that was replaced while its message went on is another one's place now.
+    // A newer record may have replaced this one while its message was in progress.
     if (load_acquire(to[0]) == number) store_release(to[kFinishedWord], ticks);
   }
-  /// Says whose message a receive has met. The rest of the record is as written.
+  /// Records the source of a receive's message; leaves the rest of the record unchanged.
   void set_source(const MessageRecord& record) const {
     uint64_t* to = at(record.number);
     if (load_acquire(to[0]) == record.number)
       store_release(to[kSourceWord], word(record, kSourceWord));
   }
-  /// Copies the record of `number`. False when it is not written yet, or was replaced.
+  /// Copies the record of `number`. False if it is not written yet or was replaced.
   bool read(uint64_t number, MessageRecord* record) const {
     const uint64_t* from = at(number);
     uint64_t words[kNumWords];
@@ -76,11 +76,11 @@ class MessageRing {
     std::memcpy(static_cast<void*>(record), words, sizeof(words));
     return true;
   }
-  /// Asks for the line of the record of `number`, to be written soon.
+  /// Prefetches the record of `number` for writing.
   void warm(uint64_t number) const { prefetch_for_write(at(number)); }
 
  private:
-  static constexpr size_t kNumWords = 6;  // that say anything
+  static constexpr size_t kNumWords = 6;  // words in use; the rest is padding
   static constexpr size_t kLineWords = sizeof(MessageRecord) / sizeof(uint64_t);
 
   static constexpr size_t kFinishedWord = offsetof(MessageRecord, finished) / sizeof(uint64_t);

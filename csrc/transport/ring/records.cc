@@ -6,7 +6,7 @@
 namespace pycoll {
 namespace {
 
-// Both halves of the product of two words. Several of them run at once, unlike a chain of steps.
+// XOR of both halves of the product of two words. Independent calls run in parallel in the CPU.
 uint64_t mix(uint64_t a, uint64_t b) {
   __extension__ using Wide = unsigned __int128;
   const Wide product = static_cast<Wide>(a ^ 0x9e3779b97f4a7c15ull) * (b ^ 0xd1b54a32d192ed03ull);
@@ -24,14 +24,14 @@ uint32_t CallRecord::compute_digest() const {
   const auto word = [](int64_t value) { return static_cast<uint64_t>(value); };
   const uint64_t what = uint64_t{collective} | uint64_t{dtype} << 8 | uint64_t{op} << 16 |
                         uint64_t{flags} << 24 | uint64_t{element_size} << 32;
-  // `asked` is in, and what was chosen: ranks that run different algorithms would wait for each
-  // other forever.
+  // Includes the requested and the chosen algorithm: ranks that run different algorithms would wait
+  // for each other forever.
   uint64_t hash =
       mix(sequence, what) + mix(static_cast<uint32_t>(root) | uint64_t{counts_hash} << 32,
                                 asked_hash | uint64_t{chosen_hash} << 32);
   if ((flags & kHasCounts) == 0) hash += mix(word(count), 1);
   if ((flags & (kHasCounts | kShapesMayDiffer)) == 0) {
-    // Each product has factors of its own: equal words in other places must not cancel.
+    // Each product has different constants, so that equal words at other places do not cancel.
     hash += mix(word(shape[0]) + (uint64_t{num_dims} << 56), word(shape[1]) + (uint64_t{1} << 60)) +
             mix(word(shape[2]) + (uint64_t{2} << 60), word(shape[3]) + (uint64_t{3} << 60)) +
             mix(word(shape[4]) + (uint64_t{4} << 60), word(shape[5]) + (uint64_t{5} << 60));
@@ -56,8 +56,8 @@ void RecordRing::write(const CallRecord& record) const {
   uint64_t* to = at(record.sequence);
   uint64_t words[kNumWords];
   std::memcpy(words, &record, sizeof(record));
-  // Word 0 is the sequence number: cleared first, so that a reader never takes a half-written
-  // record for a whole one (it reads the number before and after).
+  // Word 0, the sequence number, is cleared first. A reader reads it before and after the record,
+  // so it never accepts a half-written record.
   store_release(to[0], 0);
   for (size_t i = 1; i < kNumWords; ++i) store_release(to[i], words[i]);
   store_release(to[0], words[0]);
@@ -97,10 +97,11 @@ uint32_t RecordRing::read_digest(uint64_t sequence) const {
 void NameTable::write(uint16_t id, std::string_view text) const {
   if (text.size() > kMaxText) {
     text.remove_prefix(text.size() - kMaxText);
-    while ((static_cast<uint8_t>(text.front()) & 0xc0) == 0x80) text.remove_prefix(1);  // of UTF-8
+    while ((static_cast<uint8_t>(text.front()) & 0xc0) == 0x80)
+      text.remove_prefix(1);  // UTF-8 tail
   }
   std::memcpy(at(id) + sizeof(uint64_t), text.data(), text.size());
-  // The length, last: pairs with read.
+  // The length is written last: pairs with read().
   store_release(*reinterpret_cast<uint64_t*>(at(id)), text.size());
 }
 

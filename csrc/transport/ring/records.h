@@ -1,7 +1,7 @@
-// What every rank did last, in memory that the other ranks, and `pycoll doctor`, can read.
+// Records of every rank's last operations, in memory that other ranks and `pycoll doctor` can read.
 //
-// One rank writes its records and names, any number of readers look at any time and never wait.
-// docs/memory_model.md argues why a record that was read whole is whole.
+// One rank writes its records and names; any number of readers read at any time and never wait.
+// docs/memory_model.md argues why read() never returns a half-written record.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,11 @@ namespace pycoll {
 /// One operation of one rank: two cache lines. Names are ids in the rank's NameTable.
 struct CallRecord {
   static constexpr uint8_t kDeterministic = 1;
-  static constexpr uint8_t kHasCounts = 2;  // blocks of different sizes: `count` says nothing
+  static constexpr uint8_t kHasCounts = 2;  // blocks of different sizes: `count` is unused
   static constexpr uint8_t kShapesMayDiffer = 4;
-  static constexpr uint8_t kOnDevice = 8;  // its arrays are; finished when it was launched
+  static constexpr uint8_t kOnDevice = 8;  // its arrays are on a device; finished at its launch
 
-  uint64_t sequence = 0;  // of the operation in its communicator: 1, 2, ...
+  uint64_t sequence = 0;  // number of the operation in its communicator: 1, 2, ...
   uint64_t entered = 0;   // ticks (base/ticks.h)
   uint64_t finished = 0;  // ticks; 0 while it runs; see failed()
   uint8_t collective = 0;
@@ -29,17 +29,17 @@ struct CallRecord {
   uint8_t flags = 0;
   uint8_t unused = 0;
   uint16_t site = 0;          // the user's file and line
-  uint32_t digest = 0;        // of what must agree between ranks; never 0
-  uint16_t element_size = 0;  // bytes; 65535: or more
+  uint32_t digest = 0;        // of the fields that must be equal on all ranks; never 0
+  uint16_t element_size = 0;  // bytes; 65535 also stands for more
   int16_t root = 0;           // of a rooted collective
   uint16_t asked = 0;         // the algorithm that the caller asked for; 0: pycoll's choice
-  uint16_t chosen = 0;        // algorithm/protocol that runs
+  uint16_t chosen = 0;        // the algorithm/protocol that runs
   uint32_t counts_hash = 0;   // of the ranks' block sizes, where they differ
   uint32_t asked_hash = 0;
   uint32_t chosen_hash = 0;
-  int64_t count = 0;  // elements of a block; bytes, of a dtype that is not in the table
+  int64_t count = 0;  // elements of a block; bytes for a dtype outside the table
   int64_t shape[6] = {};
-  uint64_t spare[2] = {};  // two whole cache lines
+  uint64_t spare[2] = {};  // pads to two cache lines
 
   /// Computes `digest` from the other fields.
   uint32_t compute_digest() const;
@@ -50,11 +50,11 @@ struct CallRecord {
 };
 static_assert(sizeof(CallRecord) == 128);
 
-/// Of a text that ranks compare, as 32 bits. 0 for none.
+/// A 32-bit hash of a text that ranks compare; 0 for an empty text.
 uint32_t hash_text(std::string_view text);
 uint32_t hash_counts(const int64_t* counts, int num_counts);
 
-/// The last operations of one rank. A view; owns nothing.
+/// The last operations of one rank: a view of memory that it does not own.
 class RecordRing {
  public:
   static constexpr size_t kNumRecords = 1024;
@@ -62,19 +62,19 @@ class RecordRing {
 
   explicit RecordRing(std::byte* base) : words_(reinterpret_cast<uint64_t*>(base)) {}
 
-  /// Writes a record in place of the one that is kNumRecords older.
+  /// Writes a record over the one that is kNumRecords older.
   void write(const CallRecord& record) const;
-  /// Says that the operation is over, at these ticks.
+  /// Records the end of the operation, at these ticks.
   void finish(uint64_t sequence, uint64_t ticks) const {
     store_release(at(sequence)[kFinishedWord], ticks);
   }
-  /// Says that another algorithm runs than the record has said.
+  /// Updates the record after another algorithm was chosen.
   void rewrite_chosen(const CallRecord& record) const;
-  /// Copies the record of `sequence`. False when it is not written yet, or was replaced.
+  /// Copies the record of `sequence`. False if it is not written yet or was replaced.
   bool read(uint64_t sequence, CallRecord* record) const;
-  /// The digest of the record alone, 0 when it is not there.
+  /// Returns only the digest of the record; 0 if the record does not exist.
   uint32_t read_digest(uint64_t sequence) const;
-  /// Asks for the lines of the record of `sequence`, to be written soon.
+  /// Prefetches the record of `sequence` for writing.
   void warm(uint64_t sequence) const {
     prefetch_for_write(at(sequence));
     prefetch_for_write(at(sequence) + kNumWords / 2);
@@ -89,8 +89,8 @@ class RecordRing {
   uint64_t* words_;
 };
 
-/// Names that one rank's records refer to: algorithms, and places in the user's code. Only ever
-/// added to, so an id that was read from a record stays good. A view; owns nothing.
+/// Names that one rank's records refer to: algorithms, and places in the user's code. Names are
+/// only added, so an id read from a record stays valid. A view of memory that it does not own.
 class NameTable {
  public:
   static constexpr uint16_t kNumNames = 1024;
@@ -100,9 +100,9 @@ class NameTable {
 
   explicit NameTable(std::byte* base) : base_(base) {}
 
-  /// Writes the name with this id, 1 .. kNumNames - 1. Of a long text the end is kept.
+  /// Writes the name with this id, 1 .. kNumNames - 1. A long text is cut to its end.
   void write(uint16_t id, std::string_view text) const;
-  /// Empty for id 0 and for ids that are not written. Lives as long as the mapping.
+  /// Returns the name; empty for id 0 and for ids not written. It lives as long as the mapping.
   std::string_view read(uint16_t id) const;
 
  private:

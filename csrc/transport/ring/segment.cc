@@ -19,8 +19,8 @@ namespace {
 
 static_assert(sizeof(SegmentHeader) <= kPage);
 
-// Rings of one rank: a link to each rank, where the link to itself is the multicast ring, whose
-// heads are one per rank. A tail and num_ranks heads for each keeps the arithmetic in one line.
+// A rank has one ring to each rank; its ring to itself is the multicast ring, with one head per
+// rank. A tail and num_ranks heads for every ring keep the layout uniform.
 size_t flag_lines_per_ring(int num_ranks) { return 1 + static_cast<size_t>(num_ranks); }
 
 }  // namespace
@@ -47,8 +47,8 @@ SegmentLayout SegmentLayout::for_ranks(int num_ranks) {
   SegmentLayout layout;
   layout.num_ranks = num_ranks;
   const auto n = static_cast<size_t>(num_ranks);
-  // Slots that stay in a core's L2 together with the user's tile; smaller for large worlds, whose
-  // rings are n squared.
+  // Slots that fit into a core's L2 cache together with the user's tile; smaller for large worlds,
+  // which have n squared rings.
   layout.slot_bytes[static_cast<int>(ProtocolKind::kSimple)] = n <= 16 ? 128 << 10 : 32 << 10;
   layout.slot_bytes[static_cast<int>(ProtocolKind::kLL)] = n <= 16 ? 8 << 10 : 4 << 10;
   layout.controls = kPage;
@@ -119,7 +119,7 @@ NameTable Segment::names(int rank) const {
 
 void Segment::introduce(std::string_view name) const {
   SegmentHeader& to = header();
-  // Every rank writes the same.
+  // Every rank writes the same values.
   store_relaxed(to.version, SegmentHeader::kVersion);
   store_relaxed(to.num_ranks, static_cast<uint64_t>(num_ranks()));
   store_relaxed(to.total_bytes, layout_.total_bytes);
@@ -145,8 +145,8 @@ TickScale Segment::tick_scale() const {
 
 void Segment::ring_bell(int rank) const {
   RankControl& control = this->control(rank);
-  // Relaxed on purpose: a wake-up that is missed because the store of the flag is still on its way
-  // costs one nap (executor/wait/wait.cc), which is shorter than a fence on every message is dear.
+  // Relaxed on purpose: a wakeup missed because the store of the flag is not visible yet costs at
+  // most one sleep (executor/wait/wait.cc), cheaper than a fence on every message.
   if (std::atomic_ref<uint32_t>(control.asleep).load(std::memory_order_relaxed) == 0) return;
   std::atomic_ref<uint32_t>(control.bell).fetch_add(1, std::memory_order_release);
   ::syscall(SYS_futex, &control.bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);

@@ -1,9 +1,9 @@
-// The memory that the ranks of one communicator share, and where everything lies in it.
+// The memory that the ranks of one communicator share, and its layout.
 //
 // One mapping serves all ranks: a header, a control block, one ring of records and one table of
 // names per rank, and for every ordered pair of ranks one link per protocol, plus one multicast
-// ring per rank and protocol. The memory starts as zeros, which is a valid empty state, so nobody
-// has to initialise it. Pages that nothing touches are never backed.
+// ring per rank and protocol. The memory starts as zeros, which is a valid empty state, so no
+// rank has to initialize it. Pages that are never touched use no physical memory.
 #pragma once
 
 #include <bitset>
@@ -23,10 +23,11 @@
 
 namespace pycoll {
 
-/// Most ranks of a communicator: its rings are n * n, and each rank proves the programs of all.
+/// Maximum number of ranks of a communicator: it has n * n rings, and each rank proves the programs
+/// of all ranks.
 inline constexpr int kMaxRanks = 256;
 using RankSet = std::bitset<kMaxRanks>;
-/// Raises UsageError.
+/// Raises UsageError unless `num_ranks` is from 1 to kMaxRanks.
 void check_num_ranks(int num_ranks);
 
 enum class FailureCode : uint8_t {
@@ -36,46 +37,46 @@ enum class FailureCode : uint8_t {
   kPeerLeft,
   kMismatch,
   kAborted,
-  kMessageMismatch,  // a receive of another size or dtype than was sent
+  kMessageMismatch,  // a receive and its message differ in size or dtype
 };
 
-/// Why a communicator broke. Packed into one word that the first rank to notice claims.
+/// Why a communicator broke; packed into one word, which the first rank that notices claims.
 struct Failure {
   FailureCode code = FailureCode::kNone;
   uint8_t signal = 0;     // kPeerDied
-  uint16_t reporter = 0;  // rank that noticed
-  uint16_t culprit = 0;   // rank that it is about
-  uint16_t message = 0;   // of the reporter's messages the one that it happened to; 0: none
+  uint16_t reporter = 0;  // rank that noticed the failure
+  uint16_t culprit = 0;   // rank that caused it
+  uint16_t message = 0;   // mark_of() the reporter's message that failed; 0: none
   uint64_t pack() const;
   static Failure unpack(uint64_t word);
-  /// For `message`, of a message's number.
+  /// The value of `message` for a message's number.
   static uint16_t mark_of(uint64_t number) {
     return static_cast<uint16_t>(number == 0 ? 0 : 1 + number % 0xffff);
   }
 };
 
-/// What the first page begins with: enough for a reader of another version to say that it is one.
+/// The start of the first page, by which a reader of another version recognizes the mismatch.
 struct SegmentHeader {
   static constexpr uint64_t kMagic = 0x6c6c6f63'79702121;  // "!!pycoll"
-  static constexpr uint64_t kVersion = 4;                  // of all that lies in the segment
+  static constexpr uint64_t kVersion = 4;                  // version of the whole segment layout
   static constexpr size_t kMaxName = 512;
 
   uint64_t magic = 0;
   uint64_t version = 0;
   uint64_t num_ranks = 0;
   uint64_t total_bytes = 0;
-  // A moment on both clocks, from which readers turn ticks into time. `tick_claim` picks its
-  // writer.
+  // A moment on both clocks, from which readers convert ticks to time. The rank that claims
+  // `tick_claim` writes it.
   uint64_t tick_claim = 0;
   uint64_t tick_ticks = 0;
-  uint64_t tick_ns = 0;  // last: not 0 when the moment is there
+  uint64_t tick_ns = 0;  // written last: not 0 once the moment is valid
   uint64_t name_claim = 0;
   uint64_t name_size = 0;
-  char name[kMaxName] = {};  // of the group: that of the job, then how it was split
+  char name[kMaxName] = {};  // of the group: the job's name, then the splits
   alignas(kFlagBytes) uint64_t failure = 0;
 };
 
-/// A message that did not fit its receive. Written by the receiver before it breaks the
+/// A message that did not match its receive. The receiver writes it before it breaks the
 /// communicator.
 struct MessageMismatch {
   int32_t source = 0;
@@ -86,29 +87,29 @@ struct MessageMismatch {
   uint8_t expected_dtype = 0;
 };
 
-/// One rank's public state, on lines of its own.
+/// One rank's public state, on cache lines that it shares with no other rank.
 struct alignas(kFlagBytes) RankControl {
-  uint64_t state = 0;                     // 0: not there yet, 1: there, 2: left
-  uint64_t sequence = 0;                  // newest record
-  uint64_t pid = 0;                       // as the rank itself sees it
-  uint64_t thread_id = 0;                 // of the thread that made the communicator
-  uint64_t stack_signal = 0;              // makes the process write its stacks; 0: none does
-  uint64_t stack_fd = 0;                  // of the process: where it writes them
-  uint64_t message_number = 0;            // newest record of a message
+  uint64_t state = 0;                     // 0: not joined, 1: joined, 2: left
+  uint64_t sequence = 0;                  // number of the newest record
+  uint64_t pid = 0;                       // in the rank's own pid namespace
+  uint64_t thread_id = 0;                 // thread that created the communicator
+  uint64_t stack_signal = 0;              // signal that makes the process write its stacks; 0: none
+  uint64_t stack_fd = 0;                  // descriptor of the process to which it writes them
+  uint64_t message_number = 0;            // number of the newest message record
   alignas(kFlagBytes) uint32_t bell = 0;  // futex word
   uint32_t asleep = 0;
-  uint32_t message_bell = 0;  // the same for the thread that progresses asynchronous messages
+  uint32_t message_bell = 0;  // as `bell`, for the thread that progresses asynchronous messages
   uint32_t message_asleep = 0;
-  // Of a slow wait: the rank that must act, plus 1, and when it last looked for
-  // trouble. Who stops for good does not look.
+  // During a slow wait: the rank that must act, plus 1, and the time of the last check for dead
+  // peers. Ranks that are shutting down skip this check.
   uint64_t waits_for = 0;
   uint64_t looked_ns = 0;
 };
 
-/// What the maker of the memory decides for all ranks before any of them sees it, so that all
-/// choose alike. Text follows, which comm/settings.h reads.
+/// Settings that the creator of the memory writes before any other rank maps it, so that all ranks
+/// make identical choices. A text follows, which comm/settings.h reads.
 struct SegmentSettings {
-  int32_t num_cores = 0;  // that the ranks may use, together
+  int32_t num_cores = 0;  // cores that at least one rank may use
   uint32_t text_bytes = 0;
 };
 
@@ -135,7 +136,7 @@ struct SegmentLayout {
 
 class Proxy;
 
-/// A view of the mapping; owns nothing.
+/// A view of the mapping, which it does not own.
 class Segment {
  public:
   static constexpr size_t kSettingsBytes = size_t{1} << 20;
@@ -153,10 +154,10 @@ class Segment {
   int num_cores() const;
   std::string_view settings_text() const;
 
-  /// Moves what goes to and comes from ranks of other hosts; null: there are none. They have no
-  /// bells here: the proxy is told in their stead.
+  /// The proxy for ranks of other hosts; null if there are none. Ringing the bell of such a rank
+  /// calls the proxy instead.
   Proxy* proxy() const { return proxy_; }
-  void set_pump(Proxy* proxy) { proxy_ = proxy; }
+  void set_proxy(Proxy* proxy) { proxy_ = proxy; }
   ExchangeMemory& exchange(int rank) const;
 
   /// Link from src to dst, or src's multicast ring when dst == src.
@@ -169,9 +170,9 @@ class Segment {
   }
   NameTable names(int rank) const;
 
-  /// Says what this memory is, and whose. Every rank calls it before anything else, with one name.
+  /// Writes the header. Every rank calls it before anything else, with the same name.
   void introduce(std::string_view name) const;
-  /// From ticks of the records to nanoseconds of CLOCK_MONOTONIC.
+  /// Converts the ticks of records to nanoseconds of CLOCK_MONOTONIC.
   TickScale tick_scale() const;
   /// The messages from src to dst (transport/ring/mailbox.h).
   MailboxMemory mailbox(int src, int dst) const {
@@ -192,9 +193,9 @@ class Segment {
 
   /// Wakes `rank` if it sleeps.
   void ring_bell(int rank) const;
-  /// The same for a message, which the thread for asynchronous ones may wait for.
+  /// As ring_bell(), for a message; also wakes the thread that progresses asynchronous messages.
   void ring_message_bell(int rank) const;
-  /// Sleeps for at most a millisecond, or, if it `listens`, until the bell for messages is rung.
+  /// Sleeps for at most a millisecond; if `listens`, the bell for messages ends the sleep.
   void nap_for_message(int rank, bool listens) const;
   void ring_all_bells() const;
   /// Breaks the communicator with this failure, unless it is already broken.

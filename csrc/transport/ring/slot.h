@@ -1,8 +1,8 @@
-// Every acquire and release of the project, and the two ends of a ring of slots built on them.
+// The acquire and release operations of the host's rings, and the two ends of a ring of slots.
 //
 // A ring carries messages from one writer to one reader (a link) or to all other ranks (multicast).
-// Invariants, argued in docs/memory_model.md:
-//   - the writer alone advances `tail`; reader i alone advances `heads[i]`; both only grow;
+// Invariants (docs/memory_model.md has the argument):
+//   - only the writer advances `tail`, only reader i advances `heads[i]`; both only grow;
 //   - slot k % num_slots is written only when every head has passed k - num_slots (a credit);
 //   - bytes written before `tail` is released are read only after `tail` is acquired, and bytes
 //     read before a head is released are overwritten only after that head is acquired.
@@ -16,7 +16,7 @@
 
 namespace pycoll {
 
-// Two lines: the adjacent-line prefetcher of x86 pairs them, so one flag must own both.
+// Two cache lines: the adjacent-line prefetcher of x86 pairs them, so one flag must own both.
 inline constexpr size_t kFlagBytes = 128;
 inline constexpr int kMaxSlots = 8;
 
@@ -32,8 +32,9 @@ inline void store_release(uint64_t& word, uint64_t value) {
 inline void store_relaxed(uint64_t& word, uint64_t value) {
   std::atomic_ref<uint64_t>(word).store(value, std::memory_order_relaxed);
 }
-/// Between this rank's record of a call and its look at the others' (Waiter::peers_agree): of two
-/// ranks that do both, at least one sees the other's record. Pairs with the same call there.
+/// Separates this rank's record of a call from its reads of other ranks' records
+/// (Waiter::peers_agree): of two ranks that do both, at least one sees the other's record. Pairs
+/// with the same call on the other rank.
 inline void fence_before_look() {
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
@@ -44,20 +45,20 @@ inline void fence_before_look() {
 #pragma GCC diagnostic pop
 #endif
 }
-/// Nothing after this is done before the store is seen by all: where two ranks each store one word
-/// and then load the other's, and at least one of them must see the other's store.
+/// Stores `value`; later operations begin only after the store is visible to all ranks. For two
+/// ranks that each store one word and then load the other's: at least one sees the other's store.
 inline void store_then_fence(uint64_t& word, uint64_t value) {
   std::atomic_ref<uint64_t>(word).exchange(value, std::memory_order_seq_cst);
 }
-/// True when `word` was 0 and is now `value`; acquires what the winner released otherwise.
+/// Sets `word` to `value` if it is 0; true on success. Otherwise acquires the winner's release.
 inline bool claim(uint64_t& word, uint64_t value) {
   uint64_t expected = 0;
   return std::atomic_ref<uint64_t>(word).compare_exchange_strong(expected, value,
                                                                  std::memory_order_acq_rel);
 }
 
-/// One flag on its own lines. `marks` lies on the first of them: a reader that polls `value` gets
-/// the mark of the slot (a digest of the writer's call) with the same cache-line flight.
+/// One flag on its own cache lines. `marks` lies on the first of them: a reader that polls `value`
+/// gets the mark of the slot (a digest of the writer's call) with the same cache-line transfer.
 struct alignas(kFlagBytes) FlagLine {
   uint64_t value = 0;
   uint32_t marks[kMaxSlots] = {};
@@ -68,7 +69,7 @@ inline void set_mark(FlagLine& line, uint64_t index, uint32_t mark) {
   std::atomic_ref<uint32_t>(line.marks[index]).store(mark, std::memory_order_relaxed);
 }
 
-/// Where a ring lives in shared memory.
+/// The addresses of a ring in shared memory.
 struct RingMemory {
   std::byte* slots = nullptr;
   size_t slot_bytes = 0;
@@ -84,7 +85,7 @@ class SendEnd {
   SendEnd() = default;
   explicit SendEnd(const RingMemory& memory) : memory_(memory) {}
 
-  /// A credit: pairs with RecvEnd::release, so that the readers' loads are over.
+  /// Checks for a credit. Pairs with RecvEnd::release, so that the readers' loads are over.
   bool has_free_slot() {
     if (posted_ - released_ < static_cast<uint64_t>(memory_.num_slots)) return true;
     uint64_t slowest = posted_;
@@ -95,23 +96,23 @@ class SendEnd {
     released_ = slowest;
     return posted_ - released_ < static_cast<uint64_t>(memory_.num_slots);
   }
-  /// The same of one reader, whatever the others have read.
+  /// As has_free_slot(), for one reader, regardless of the others.
   bool has_free_slot_of(int reader) const {
     return posted_ - load_acquire(memory_.heads[reader].value) <
            static_cast<uint64_t>(memory_.num_slots);
   }
   std::byte* slot() const { return memory_.slots + index() * memory_.slot_bytes; }
-  /// Sequence number of the message now being written: 1, 2, ...
+  /// Sequence number of the message being written: 1, 2, ...
   uint64_t sequence() const { return posted_ + 1; }
   /// Makes the slot's bytes and its mark visible: pairs with RecvEnd::has_full_slot.
   void post(uint32_t mark) {
     set_mark(*memory_.tail, index(), mark);
     store_release(memory_.tail->value, ++posted_);
   }
-  /// The bytes carried their own flags (ll): nothing to make visible.
+  /// As post(), for bytes that carry their own flags (ll): there is nothing to make visible.
   void post_in_band() { ++posted_; }
-  /// Asks for ownership of the next slot's first lines, which its last reader still shares, while
-  /// this rank waits for something else. A hint: nothing depends on it.
+  /// Prefetches the first lines of the next slot for writing, since its last reader still shares
+  /// them, while this rank waits for something else. Affects time only.
   void warm_next(int64_t nbytes) const {
     const int64_t wanted = nbytes < kMaxWarmBytes ? nbytes : kMaxWarmBytes;
     for (int64_t at = 0; at < wanted; at += 64) prefetch_for_write(slot() + at);
@@ -124,7 +125,7 @@ class SendEnd {
 
   RingMemory memory_;
   uint64_t posted_ = 0;
-  uint64_t released_ = 0;  // slowest head when last looked at
+  uint64_t released_ = 0;  // slowest head at the last check
 };
 
 /// A reader's end. Private to the reading rank.
@@ -133,7 +134,7 @@ class RecvEnd {
   RecvEnd() = default;
   RecvEnd(const RingMemory& memory, int reader) : memory_(memory), reader_(reader) {}
 
-  /// Pairs with SendEnd::post.
+  /// Whether a message has arrived. Pairs with SendEnd::post.
   bool has_full_slot() {
     if (seen_ > released_) return true;
     seen_ = load_acquire(memory_.tail->value);
@@ -144,7 +145,7 @@ class RecvEnd {
   uint32_t mark() const {
     return std::atomic_ref<uint32_t>(memory_.tail->marks[index()]).load(std::memory_order_relaxed);
   }
-  /// Gives the slot back: pairs with SendEnd::has_free_slot.
+  /// Returns the slot to the writer: pairs with SendEnd::has_free_slot.
   void release() { store_release(memory_.heads[reader_].value, ++released_); }
 
  private:
@@ -153,7 +154,7 @@ class RecvEnd {
   RingMemory memory_;
   int reader_ = 0;
   uint64_t released_ = 0;
-  uint64_t seen_ = 0;  // tail when last looked at
+  uint64_t seen_ = 0;  // tail at the last check
 };
 
 }  // namespace pycoll
