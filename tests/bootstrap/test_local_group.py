@@ -181,17 +181,10 @@ def test_late_leader_is_waited_for(ranks, name):
     assert [outcome.text for outcome in outcomes] == [""] * 3
 
 
-<<<<<<< HEAD
 def test_rank_that_does_not_fit_is_refused_and_disturbs_no_other(ranks, name):
     leader = ranks.start(lambda: form_and_share(name, 0, 3))
     for rank, num_ranks, other, text in [
-        (1, 3, {"token": "guess"}, "session token is not the leader's"),
-=======
-@pytest.mark.parametrize(
-    ("rank", "num_ranks", "other", "text"),
-    [
         (1, 3, {"token": "guess"}, "session token differs from the leader's"),
->>>>>>> h-p2
         (1, 3, {"shared_bytes": NBYTES + 1}, f"expects {NBYTES + 1} bytes of shared memory"),
         (1, 4, {}, "it expects 4 ranks, the leader 3"),
         (3, 4, {"shared_bytes": 1}, "it expects 4 ranks, the leader 3"),

@@ -76,13 +76,8 @@ def test_listener_sees_token_and_payload_without_tls_only(two, on, tmp_path):
 
 def test_rank_with_another_token_or_without_tls_is_refused_at_once(two):
     wrong: list[tuple[dict[str, str], str]] = [
-<<<<<<< HEAD
-        ({"PYCOLL_TOKEN": "another token, also long"}, "its session token is another one"),
+        ({"PYCOLL_TOKEN": "another token, also long"}, "their session tokens differ"),
         ({"PYCOLL_TLS": "0"}, "wants TLS, and rank 1 does not: set PYCOLL_TLS"),
-=======
-        ({"PYCOLL_TOKEN": "another that nobody guesses"}, "their session tokens differ"),
-        ({"PYCOLL_TLS": "0"}, "wants TLS, and rank 1 does not: set PYCOLL_TLS to the same"),
->>>>>>> h-p2
     ]
     worlds = []
     for changed, _ in wrong:
