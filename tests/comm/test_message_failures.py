@@ -62,7 +62,7 @@ def test_recv_timeout_names_what_it_waited_for(threads):
     text = run_ranks(work, 2, threads=threads, timeout_s=0.5)[0]
     assert text == (
         "recv(4 f32, tag 3, from rank 1): rank 0 of 2 waited 0.5 s: no message with this tag "
-        "has come"
+        "has arrived"
     )
 
 
