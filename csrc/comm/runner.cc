@@ -10,17 +10,18 @@
 namespace pycoll {
 namespace {
 
-// From this size on, results are written past the caches: no line of the output is read before it
-// is overwritten. Below, the caches hold enough of it to win.
+// Results of at least this size are written around the caches, which avoids reading output lines
+// before they are overwritten. For smaller ones the caches are faster.
 constexpr int64_t kStreamingBytes = int64_t{32} << 20;
-// The same without slots, where every output is written by whoever has the result.
+// The same threshold for direct plans, in which the rank that has a result writes it to the
+// outputs.
 constexpr int64_t kDirectStreamingBytes = int64_t{6} << 20;
-// A rank's own block, which it copies and nobody reads.
+// The same threshold for copying a rank's own block, which no other rank reads.
 constexpr int64_t kBlockStreamingBytes = int64_t{8} << 20;
-// Below, most of a registered array is edges (transport/memory/registered_arrays.h): slots copy no
-// more than they.
+// Smaller arrays are mostly edges if registered (transport/memory/registered_arrays.h), so slots
+// need no more copies.
 constexpr size_t kMinRegisteredBytes = 16 << 10;
-/// Blocks of one buffer, counted by the table of collectives.
+/// Elements of all blocks that `index_of`, a column of the table of collectives, puts in a buffer.
 int64_t count_blocks(const Call& call, int rank, int num_ranks,
                      int (*index_of)(const BlockAt& at)) {
   const CollectiveInfo& row = info(call.collective);
@@ -86,9 +87,9 @@ std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const C
   if (planned == nullptr) {
     throw UsageError(
         std::string(info(call.collective).name) + ": algorithm " + std::string(call.algorithm) +
-        (reach != Reach::kNone ? " cannot work in place: give it an out"
-                               : ": the ranks cannot all reach each other's arrays: make them with "
-                                 "comm.empty()"));
+        (reach != Reach::kNone ? " cannot work in place: pass out="
+                               : ": the ranks cannot all access each other's arrays: make them "
+                                 "with comm.empty()"));
   }
   if (planned->protocol != ProtocolKind::kDirect) return std::nullopt;
   Message message = message_of(call, planned->plan);
@@ -132,7 +133,7 @@ bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {
 template <class Protocol>
 bool Runner::run(const Plan& plan, const Message& message) {
   const Segment& segment = transport_.segment();
-  // The answer is the same on all ranks.
+  // All ranks decide the same, from values that are identical on all ranks.
   if (segment.proxy() != nullptr && message.count > message.tile_count &&
       plan.min_slots * kTilesTogether <= segment.layout().num_slots) {
     return interpret_together<Protocol>(host_, plan.view(), message, kTilesTogether);
@@ -172,7 +173,7 @@ void Runner::set_block_counts(const Call& call, Message& message) {
     (call.collective == Collective::kReduceScatter ? input_starts : output_starts) = starts;
   } else {
     const auto r = static_cast<size_t>(rank_);
-    block_counts_.assign(n * n, 0);  // a rank's program names the pairs that it is in
+    block_counts_.assign(n * n, 0);  // a rank's program uses only the pairs that contain this rank
     for (size_t peer = 0; peer < n; ++peer) {
       block_counts_[r * n + peer] = call.send_counts[peer];
       block_counts_[peer * n + r] = call.recv_counts[peer];

@@ -93,7 +93,7 @@ def test_poison_sums_what_it_may_and_says_what_it_may_not(threads):
 def test_protocols_of_devices_are_refused_for_arrays_of_the_host():
     def work(comm: pycoll.Communicator) -> None:
         for protocol in ("ll128", "poison"):
-            with pytest.raises(UsageError, match=f"{protocol} is for arrays of devices"):
+            with pytest.raises(UsageError, match=f"{protocol} is for device arrays only"):
                 comm.all_reduce(np.ones(4, np.float32), algorithm=f"one_shot/{protocol}")
 
     run_ranks(work, 2, threads=True, timeout_s=TIMEOUT_S)

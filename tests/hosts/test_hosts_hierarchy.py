@@ -37,7 +37,7 @@ def test_hierarchical_is_refused_where_hosts_have_one_rank(two):
         return str(refused.value)
 
     for outcome in two.run(job):
-        assert "needs several hosts with the same number of ranks" in outcome.get()
+        assert "on several hosts, each with the same number" in outcome.get()
 
 
 @pytest.mark.parametrize(("name", "algorithm"), TO_HOSTS)

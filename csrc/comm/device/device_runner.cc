@@ -178,7 +178,7 @@ PlannedCall& DeviceRunner::choose(const CallPlan& plan, Call& call) {
   // A rank without an array of its own, or with one of another size, cannot tell where it lies.
   const bool alike = call.input != nullptr && call.output != nullptr && !row.has_root &&
                      call.block_counts == nullptr && call.send_counts == nullptr;
-  if (plan.enters && (alike || call.collective == Collective::kBroadcast)) {
+  if (plan.exchanges_buffers && (alike || call.collective == Collective::kBroadcast)) {
     const size_t element_size = dtype_size(call.dtype);
     places_ = arrays_.find(
         call.input, static_cast<size_t>(input_count(call, rank_, num_ranks_)) * element_size,
