@@ -182,7 +182,7 @@ class Communicator {
   [[noreturn]] static void raise_closed();
   void open_messages();
   void open_device(const Call& call);
-  AllGather host_gather(const Call& call);
+  AllGather cpu_gather(const Call& call);
   bool share_on_device(std::byte* data, size_t nbytes, const std::shared_ptr<void>& keep_alive);
   void execute_on_device(const Call& call, const OnSlow& on_slow);
   std::shared_ptr<DeviceWork> device_work(DeviceStream stream, std::shared_ptr<void> keep_alive);

@@ -53,7 +53,7 @@ Runner::Runner(Transport& transport, Waiter& waiter, PeerMemory& peer_memory)
     : transport_(transport),
       rank_(transport.rank()),
       num_ranks_(transport.num_ranks()),
-      host_(transport.segment(), waiter, num_ranks_),
+      cpu_(transport.segment(), waiter, num_ranks_),
       simple_links_(transport.segment(), rank_, ProtocolKind::kSimple),
       ll_links_(transport.segment(), rank_, ProtocolKind::kLL),
       heap_(transport.heap().get()),
@@ -100,9 +100,9 @@ std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const C
     message.tile_count = std::max<int64_t>(
         tile_count(planned->plan, Direct::kStageBytes, static_cast<size_t>(element_size)), 1);
   }
-  host_.begin(exchange_, message, arithmetic_of(call, nbytes, kDirectStreamingBytes));
+  cpu_.begin(exchange_, message, arithmetic_of(call, nbytes, kDirectStreamingBytes));
   copy_blocks(message, planned->plan.placement.before, static_cast<size_t>(element_size));
-  if (message.count != 0 && !interpret<Direct>(host_, planned->plan.view(), message)) return false;
+  if (message.count != 0 && !interpret<Direct>(cpu_, planned->plan.view(), message)) return false;
   account(message, *planned);
   if (!exchange_.leave()) return false;
   if (output.array != nullptr) output.array->copy_edges_out(output.data, output.nbytes);
@@ -115,13 +115,13 @@ bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {
   copy_blocks(message, planned.plan.placement.before, arithmetic.element_size);
   bool ok;
   if (planned.protocol == ProtocolKind::kLL) {
-    host_.begin(ll_links_, arithmetic);
+    cpu_.begin(ll_links_, arithmetic);
     message.tile_count = tile_count(
         planned.plan, LowLatency::payload_bytes<CpuTarget::LineBatch>(ll_links_.slot_bytes),
         arithmetic.element_size);
     ok = run<LowLatency>(planned.plan, message);
   } else {
-    host_.begin(simple_links_, arithmetic);
+    cpu_.begin(simple_links_, arithmetic);
     message.tile_count = tile_count(planned.plan, static_cast<int64_t>(simple_links_.slot_bytes),
                                     arithmetic.element_size);
     ok = run<Simple>(planned.plan, message);
@@ -136,9 +136,9 @@ bool Runner::run(const Plan& plan, const Message& message) {
   // All ranks decide the same, from values that are identical on all ranks.
   if (segment.proxy() != nullptr && message.count > message.tile_count &&
       plan.min_slots * kTilesTogether <= segment.layout().num_slots) {
-    return interpret_together<Protocol>(host_, plan.view(), message, kTilesTogether);
+    return interpret_together<Protocol>(cpu_, plan.view(), message, kTilesTogether);
   }
-  return interpret<Protocol>(host_, plan.view(), message);
+  return interpret<Protocol>(cpu_, plan.view(), message);
 }
 
 Message Runner::message_of(const Call& call, const Plan& plan) {
@@ -218,7 +218,7 @@ void Runner::account(const Message& message, const PlannedCall& direct) {
                     direct.plan.placement.num_pieces, given.first_piece, given.num_pieces)
             .count;
     if (count == 0) continue;
-    host_.count_sent(given.num_peers * count * static_cast<int64_t>(host_.element_size()),
+    cpu_.count_sent(given.num_peers * count * static_cast<int64_t>(cpu_.element_size()),
                      given.num_peers);
   }
 }

@@ -26,7 +26,7 @@ class Runner {
   /// the failure.
   bool run_slots(const Call& call, int64_t nbytes, PlannedCall& planned);
 
-  const Ledger& ledger() const { return host_.ledger(); }
+  const Ledger& ledger() const { return cpu_.ledger(); }
 
  private:
   /// A buffer of a call, and its address in the heap if it is in a registered array.
@@ -50,7 +50,7 @@ class Runner {
   Transport& transport_;
   int rank_;
   int num_ranks_;
-  CpuTarget host_;
+  CpuTarget cpu_;
   Links simple_links_;
   Links ll_links_;
   SharedHeap* heap_;  // owned by the transport; null: none

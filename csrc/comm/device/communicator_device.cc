@@ -36,12 +36,12 @@ void Communicator::open_device(const Call& call) {
         "ranks: call one before the capture");
   }
   const double timeout_s = call.timeout_s > 0 ? call.timeout_s : timeout_s_.load();
-  device_ = std::make_unique<DeviceRunner>(*transport_, device, inputs_, waiter_, host_gather(call),
+  device_ = std::make_unique<DeviceRunner>(*transport_, device, inputs_, waiter_, cpu_gather(call),
                                            Deadline::after_s(timeout_s));
   device_->planner().set_algorithm_source(algorithm_source_);
 }
 
-AllGather Communicator::host_gather(const Call& call) {
+AllGather Communicator::cpu_gather(const Call& call) {
   return [this, &call](const void* mine, void* all, size_t nbytes) {
     Call exchange;
     exchange.collective = Collective::kAllGather;
@@ -63,7 +63,7 @@ bool Communicator::share_on_device(std::byte* data, size_t nbytes,
   std::string why;
   std::unique_ptr<DeviceWindow> window =
       DeviceWindow::over(*transport_, device_->device(), {data, nbytes, keep_alive},
-                         host_gather(plain), Deadline::after_s(timeout_s_), why);
+                         cpu_gather(plain), Deadline::after_s(timeout_s_), why);
   if (window == nullptr) return false;  // on all ranks: the array is sent through links
   device_->arrays().add(data, nbytes, std::move(window), keep_alive);
   return true;
