@@ -219,7 +219,7 @@ void Runner::account(const Message& message, const PlannedCall& direct) {
             .count;
     if (count == 0) continue;
     cpu_.count_sent(given.num_peers * count * static_cast<int64_t>(cpu_.element_size()),
-                     given.num_peers);
+                    given.num_peers);
   }
 }
 
