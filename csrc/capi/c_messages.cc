@@ -10,8 +10,8 @@
 namespace pycoll {
 namespace {
 
-/// Stands in a MessageOp's keep_alive, which the core lets go of when the operation is over, after
-/// it has noted the error and before anyone is told.
+/// Kept in a MessageOp's keep_alive. The core releases it when the operation is over: after storing
+/// the error and before notifying any waiting thread.
 class Notice {
  public:
   Notice(const MessageOp* op, pycoll_done done, void* context)

@@ -200,7 +200,7 @@ int poll_device_work(pycoll_device_work* work, pycoll_error* error) {
 constexpr pycoll_api kTable = {
     .version = PYCOLL_CAPI_VERSION,
     .size = sizeof(pycoll_api),
-    .core_version = kVersion.data(),  // of a literal: ends with a zero
+    .core_version = kVersion.data(),  // a literal, so null-terminated
     .open = open_communicator,
     .close = close_communicator,
     .release = release_communicator,

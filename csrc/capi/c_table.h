@@ -1,4 +1,4 @@
-// The table of pycoll.h, for whoever hands it out.
+// The function table of pycoll.h.
 #pragma once
 
 #include "capi/pycoll.h"

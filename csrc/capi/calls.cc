@@ -8,7 +8,7 @@
 namespace pycoll {
 namespace {
 
-// The enumerators of pycoll.h have the order of the core's tables.
+// The enumerators of pycoll.h are in the order of the core's tables.
 static_assert(PYCOLL_NEIGHBOR_EXCHANGE + 1 == kNumCollectives);
 static_assert(PYCOLL_BARRIER == static_cast<int>(Collective::kBarrier));
 static_assert(PYCOLL_ALL_TO_ALL == static_cast<int>(Collective::kAllToAll));
@@ -44,7 +44,7 @@ Call call_of(const pycoll_call& from) {
   call.deterministic = from.deterministic != 0;
   call.timeout_s = from.timeout_s;
   call.site = from.site;
-  // As in every other library of collectives, what must agree is how many elements there are.
+  // As in other collectives libraries, only the numbers of elements must agree.
   call.shapes_may_differ = true;
   return call;
 }

@@ -1,4 +1,4 @@
-// The C calls as the core's.
+// Conversion of C calls to the core's types.
 #pragma once
 
 #include <vector>
@@ -10,10 +10,11 @@
 namespace pycoll {
 
 Call call_of(const pycoll_call& call);
-/// Raises UsageError for a tag or a peer that there cannot be.
+/// Raises UsageError for an invalid tag or peer.
 MessageOp message_of(const pycoll_message& message, int num_ranks);
 
-/// A call that outlives its caller's: it has counts of its own. The buffers stay the caller's.
+/// A call with its own copy of the counts, so that it may outlive the caller's pycoll_call. The
+/// caller still owns the buffers.
 class KeptCall {
  public:
   KeptCall(const pycoll_call& call, int num_ranks);

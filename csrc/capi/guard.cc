@@ -46,7 +46,7 @@ int describe_error(const std::exception_ptr& raised, pycoll_error* error) {
   } catch (const std::exception& e) {
     return fill(error, PYCOLL_ERROR, e.what());
   } catch (...) {
-    return fill(error, PYCOLL_ERROR, "an error of an unknown kind");
+    return fill(error, PYCOLL_ERROR, "an exception of unknown type");
   }
 }
 

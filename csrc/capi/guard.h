@@ -1,4 +1,4 @@
-// No exception leaves the C functions: it becomes a code and a text.
+// Turns exceptions into a code and a text, so that none leaves the C functions.
 #pragma once
 
 #include <exception>
@@ -8,9 +8,9 @@
 
 namespace pycoll {
 
-/// The code of `raised`; its text goes to `error`.
+/// Returns the code of `raised` and stores its text in `error`.
 int describe_error(const std::exception_ptr& raised, pycoll_error* error);
-/// Raises the error of that code, with that text.
+/// Raises the exception that belongs to `error.code`, with the text of `error`.
 [[noreturn]] void raise_described(const pycoll_error& error);
 
 template <class Body>

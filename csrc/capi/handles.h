@@ -1,4 +1,4 @@
-// What the opaque pointers of pycoll.h point to.
+// Definitions of the opaque types of pycoll.h.
 #pragma once
 
 #include <unistd.h>
@@ -11,14 +11,14 @@
 
 namespace pycoll {
 
-/// A communicator with what its users' threads need beside it.
+/// A communicator, shared by its C handles.
 struct SharedCommunicator {
   explicit SharedCommunicator(std::unique_ptr<Communicator> opened) : comm(std::move(opened)) {}
   ~SharedCommunicator() { Communicator::retire(std::move(comm)); }
 
   std::unique_ptr<Communicator> comm;
-  pid_t pid = ::getpid();  // a forked process is not the rank
-  std::mutex starting;     // of asynchronous operations: their order, and the threads behind them
+  pid_t pid = ::getpid();  // differs in a forked process, which is not the rank
+  std::mutex starting;     // serializes the start of asynchronous operations and of their threads
 };
 
 }  // namespace pycoll

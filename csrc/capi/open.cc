@@ -43,7 +43,7 @@ class ForeignStore : public Store {
 
   void remove(const std::string& key) override {
     pycoll_error error;
-    store_.remove(store_.context, key.c_str(), &error);  // one that stays does no harm
+    store_.remove(store_.context, key.c_str(), &error);  // a failure is harmless: the key stays
   }
 
  private:
@@ -67,13 +67,13 @@ std::unique_ptr<Communicator> open_through(const pycoll_store& store, int rank, 
   LaunchEnv who;
   who.rank = rank;
   who.num_ranks = num_ranks;
-  // Before the meeting: then all ranks find it at once.
+  // Stored before the ranks meet, so that no rank waits for it.
   if (rank == 0) keys.set("token", random_hex());
   const std::string name = meet(keys, who, deadline);
   const std::string token = sealed_token(keys.get("token", deadline));
   auto transport =
       connect_through(keys, rank, num_ranks, name, token, deadline, was_started_by_mpiexec());
-  // Rank 0 comes here when all others have come to it, behind their last look at the store.
+  // Rank 0 gets here once all other ranks have read the store for the last time.
   if (rank == 0) {
     forget_meeting(keys);
     keys.remove("token");

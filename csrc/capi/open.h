@@ -1,4 +1,4 @@
-// How ranks that share another library's store become a communicator.
+// Opens a communicator for ranks that share the key-value store of another library.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace pycoll {
 
-/// Collective over the ranks. Raises TimeoutError naming the ranks that did not come, UsageError
-/// where they disagree about their number, and what the store says.
+/// Collective over the ranks. Raises TimeoutError naming the missing ranks, UsageError when the
+/// ranks disagree about their number, and the store's own errors.
 std::unique_ptr<Communicator> open_through(const pycoll_store& store, int rank, int num_ranks,
                                            double timeout_s);
 

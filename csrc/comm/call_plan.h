@@ -1,4 +1,4 @@
-// What a call runs, by where its arrays turn out to be.
+// The plans of a call. The place of the ranks' arrays decides which one runs.
 #pragma once
 
 #include <cstdint>
@@ -10,26 +10,26 @@
 
 namespace pycoll {
 
-/// A plan with its protocol, and what running it has shown.
+/// A plan with its protocol and its measurements.
 struct PlannedCall {
   Plan plan;
   ProtocolKind protocol = ProtocolKind::kSimple;
-  std::vector<BufferRef> given;  // direct: what peers take and get, for the ledger
+  std::vector<BufferRef> given;  // direct: what peers read and write here, for the ledger
   bool in_place_allowed = true;  // input and output may be the same memory
   uint16_t name_id = 0;          // of algorithm/protocol in this rank's records; 0: not written yet
-  uint32_t name_hash = 0;        // the same for all ranks
+  uint32_t name_hash = 0;        // equal on all ranks
   int64_t num_calls = 0;
-  double measured_s = 0;  // running mean of the timed calls, 0 when there was none
+  double measured_s = 0;  // running mean of the timed calls; 0: none yet
 };
 
 struct CallPlan {
-  /// What runs with arrays anywhere.
+  /// The plan through slots, which works for all arrays.
   PlannedCall* slots = nullptr;
-  /// By reach, and whether some rank's input is its output. Null: the call named a protocol that
-  /// such arrays do not allow. All are `slots` where no array makes a difference.
+  /// Plans by reach, and by whether some rank's input is its output. Null: the call named a
+  /// protocol that such arrays do not allow. All equal `slots` if no array allows a direct plan.
   PlannedCall* at[kNumReaches][2] = {};
-  bool enters = false;          // some are direct: ranks tell each other where their arrays are
-  bool uses_processes = false;  // some are, by the kernel
+  bool exchanges_buffers = false;  // a plan is direct, so the ranks exchange their arrays' places
+  bool uses_processes = false;     // a plan is direct through the kernel (Reach::kProcess)
   int64_t num_calls = 0;
 
   PlannedCall* of(Reach reach, bool in_place) const {

@@ -6,7 +6,7 @@
 namespace pycoll {
 namespace {
 
-// Above this total the messages themselves cost more than their number.
+// Above this total the size of messages costs more than their number.
 constexpr int64_t kMaxFusedBytes = 64 << 10;
 constexpr size_t kMaxFusedCalls = 256;
 
@@ -20,15 +20,15 @@ bool overlap(const void* first, int64_t first_bytes, const void* second, int64_t
   return a < b + second_bytes && b < a + first_bytes;
 }
 
-/// The order in which values are combined depends on the size of a message: results may be packed
-/// only where no order changes them.
+/// Whether the order of reduction cannot change the result. The order depends on the size of the
+/// message, so only such calls may be packed.
 bool is_order_free(const Call& call, int num_ranks) {
   if (num_ranks <= 2 || call.deterministic) return true;
   const std::string_view dtype = dtype_name(call.dtype);
   return dtype[0] == 'i' || dtype[0] == 'u' || dtype == "bool";
 }
 
-bool alike(const Call& a, const Call& b) {
+bool have_same_operation(const Call& a, const Call& b) {
   return a.collective == b.collective && a.dtype == b.dtype && a.op == b.op &&
          a.factor == b.factor && a.deterministic == b.deterministic;
 }
@@ -51,12 +51,12 @@ void Batch::run(Communicator& comm, const OnSlow& on_slow) {
   if (messages_.empty()) return run_calls(comm, on_slow);
   PointToPoint& messages = comm.messages();
   try {
-    // While a collective runs, nobody waits for a message: then they need their thread.
+    // While a collective runs, no thread waits for messages, so they need their own thread.
     messages.post_all(messages_, !calls_.empty());
     run_calls(comm, on_slow);
     messages.wait_for_all(messages_, on_slow);
   } catch (...) {
-    // The arrays of what is still pending are about to be let go.
+    // The arrays of pending operations are about to be released.
     messages.abandon();
     throw;
   }
@@ -85,10 +85,10 @@ size_t Batch::fusable_from(size_t first, int num_ranks) const {
   for (; end < calls_.size() && end - first < kMaxFusedCalls; ++end) {
     const Call& call = calls_[end].call;
     total += bytes_of(call);
-    if (!alike(call, model) || call.device >= 0 || !calls_[end].algorithm.empty() ||
+    if (!have_same_operation(call, model) || call.device >= 0 || !calls_[end].algorithm.empty() ||
         total > kMaxFusedBytes)
       break;
-    // A call that reads what an earlier one of the group has written must come after it.
+    // A call that reads the output of an earlier one of the group must run after it.
     const auto reads_output_of = [&call](const QueuedCall& earlier) {
       return overlap(call.input, bytes_of(call), earlier.call.output, bytes_of(earlier.call));
     };
@@ -117,7 +117,7 @@ void Batch::run_fused(Communicator& comm, size_t first, size_t end, const OnSlow
     if (nbytes != 0) std::memcpy(packed_.get() + at, call.input, nbytes);
     at += nbytes;
     fused.count += call.count;
-    // What must agree between ranks: the counts of the parts, folded where they are many.
+    // The ranks must agree on the counts of the parts. Counts beyond the fifth are hashed into one.
     const size_t dim = std::min<size_t>(i - first, 5);
     fused.shape[dim] = dim < 5 ? call.count : fused.shape[dim] * 31 + call.count;
     fused.num_dims = static_cast<int>(dim) + 1;

@@ -1,8 +1,8 @@
-// A group of operations that is handed over first and run at its end, in one go.
+// A group of operations that are collected first and run together at the end of the group.
 //
-// Messages are all posted before anything waits, so that no order of sends and receives within a
-// group can deadlock. Collectives run in their order; neighbouring small all_reduces are packed
-// into one where that cannot change a bit of the result.
+// All messages are posted before the first wait, so that no order of sends and receives within a
+// group can deadlock. Collectives run in order; consecutive small all_reduces are packed into one
+// if that cannot change a bit of the result.
 #pragma once
 
 #include <memory>
@@ -15,14 +15,14 @@ namespace pycoll {
 
 class Batch {
  public:
-  /// `keep_alive` holds what the operation points to, until the batch is gone.
+  /// Adds an operation. `keep_alive` owns its arrays until the batch is destroyed.
   void add(const Call& call, std::shared_ptr<void> keep_alive);
   void add(const MessageOp& op, std::shared_ptr<void> keep_alive);
-  /// Of all operations.
+  /// Bytes of all operations.
   int64_t nbytes() const { return nbytes_; }
 
-  /// Runs all. Raises the error that ended it; the communicator is broken then, unless the first
-  /// collective was refused and there were no messages.
+  /// Runs all operations. Raises the first error; the communicator is broken then, unless the first
+  /// collective was refused and there are no messages.
   void run(Communicator& comm, const OnSlow& on_slow);
 
  private:
@@ -38,7 +38,7 @@ class Batch {
   std::vector<QueuedCall> calls_;
   std::vector<std::shared_ptr<MessageOp>> messages_;
   std::vector<std::shared_ptr<void>> keep_alive_;
-  std::unique_ptr<std::byte[]> packed_;  // small all_reduces behind each other
+  std::unique_ptr<std::byte[]> packed_;  // payload of packed all_reduces
   int64_t nbytes_ = 0;
 };
 

@@ -8,9 +8,9 @@
 
 #include "base/error.h"
 #include "comm/counts.h"
-#include "comm/normalized_call.h"
 #include "comm/device/device_runner.h"
 #include "comm/device/host_staging.h"
+#include "comm/normalized_call.h"
 #include "comm/settings.h"
 #include "reduce/cells.h"
 #include "transport/proxy/proxy.h"
@@ -18,9 +18,9 @@
 namespace pycoll {
 namespace {
 
-// Every so many calls of a plan, one is timed for explain().
+// One of this many calls of a plan is timed for explain().
 constexpr int64_t kTimedEvery = 16;
-// An all_to_all with counts is planned as if its message were of this size.
+// An all_to_all with counts is planned as if its payload had this size.
 constexpr int64_t kUnevenBytes = int64_t{1} << 20;
 
 PlannerLinks links_of(const Transport& transport, const Segment& segment) {
@@ -78,7 +78,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_
 Communicator::~Communicator() {
   close();
   if (closed_by_own_thread_) give_back();
-  // Whose thread is missing cannot be destroyed: condition variables wait for those who wait there.
+  // After fork the message thread is gone, so destroying its condition variable would block.
   if (is_disowned_) (void)messages_.release();
 }
 
@@ -107,7 +107,7 @@ void Communicator::give_back() {
   progress_.reset();
   for (std::byte* data : registered_) transport_->heap()->registered().remove(data);
   registered_.clear();
-  // Other threads may be within an operation: then the memory goes with this object.
+  // If another thread is within an operation, the memory is freed with this object.
   const std::unique_lock lock(run_mutex_, std::try_to_lock);
   if (!lock.owns_lock() || (messages_ != nullptr && messages_->is_waiting())) return;
   staging_.reset();
@@ -119,8 +119,8 @@ void Communicator::disown() {
   closed_ = true;
   closed_by_own_thread_ = false;
   is_disowned_ = true;
-  (void)progress_.release();  // its thread does not exist here, and cannot be joined
-  if (device_ != nullptr) device_.release()->disown();  // nor does anything of a device
+  (void)progress_.release();  // its thread does not exist in this process and cannot be joined
+  if (device_ != nullptr) device_.release()->disown();  // device contexts do not survive fork
   (void)staging_.release();
   transport_->disown();
 }
@@ -164,7 +164,7 @@ void Communicator::cache_array(std::shared_ptr<CachedArray> array) {
     progress_->submit_local([array = std::move(array), heap] { array->attach(heap); });
     return;
   }
-  // Where another thread is within an operation, it may need this one before it ends.
+  // Does not wait: an operation of another thread may need this thread before it ends.
   const std::unique_lock lock(run_mutex_, std::try_to_lock);
   if (lock.owns_lock()) array->attach(heap);
 }
@@ -199,7 +199,7 @@ void Communicator::run(const Call& call) {
 
 void Communicator::wait_interruptibly(const Work& work) {
   while (!work.wait(0.05)) {
-    // The progress thread cannot see Ctrl-C. What it runs ends soon after this.
+    // The progress thread cannot see Ctrl-C. Its operation ends soon after this.
     if (waiter_.interrupted && waiter_.interrupted()) fail_aborted();
   }
 }
@@ -241,7 +241,7 @@ void Communicator::execute(const Call& call) {
     on_slow = {};
     lock.lock();
   }
-  if (released_) raise_closed();  // meanwhile
+  if (released_) raise_closed();  // closed since check_open()
   if (call.device >= 0) [[unlikely]]
     return execute_on_device(call, on_slow);
   check_reduction(call);
@@ -277,7 +277,8 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
   const Call& plain =
       NormalizedCall::is_plain(call) ? call : plain_call_.prepare(call, rank_, num_ranks_);
   const int64_t nbytes = message_bytes(plain);
-  // First, since it may refuse the call: one that the peers must not see has no number.
+  // Done first, because it may refuse the call. A refused call gets no sequence number, and the
+  // peers do not see it.
   CallPlan& plan = planner_.find({call.collective, nbytes, call.root, call.algorithm,
                                   call.block_counts != nullptr || call.send_counts != nullptr,
                                   order_needed(call)});
@@ -285,7 +286,7 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
   const CallRecord& record = recorder_.prepare(call, sequence_ + 1, *planned);
   waiter_.begin(record.sequence, record.digest,
                 call.timeout_s > 0 ? call.timeout_s : timeout_s_.load(), on_slow);
-  // A broken communicator publishes nothing more: its last records say what broke it.
+  // A broken communicator publishes no more records: the last ones show what broke it.
   if (load_acquire(segment_.failure_word()) != 0) {
     recorder_.refuse();
     waiter_.raise_failure(record);
@@ -294,7 +295,8 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
   sequence_ = record.sequence;
 
   if (nbytes == 0) {
-    if (proxy_ != nullptr) proxy_->request_status(-1, sequence_);  // nothing else tells them
+    if (proxy_ != nullptr)
+      proxy_->request_status(-1, sequence_);  // no message informs the other hosts
     if (!waiter_.peers_agree()) raise_failure();
     recorder_.finish();
     return;
@@ -303,12 +305,12 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
   const int64_t start = timed ? now_ns() : 0;
   if (&plain != &call) plain_call_.scale_input(call);
   std::optional<bool> done;
-  if (plan.enters && call.collective != Collective::kBarrier) {
+  if (plan.exchanges_buffers && call.collective != Collective::kBarrier) {
     done = runner_.run_direct(plain, nbytes, plan, planned);
     if (planned != plan.slots) recorder_.runs(*planned);
   }
   bool ok = done ? *done : runner_.run_slots(plain, nbytes, *planned);
-  // No message and no wait need have told such a rank of a mismatch.
+  // Such a rank may not have seen a mismatch in any message or wait.
   if (ok && Recorder::may_leave_early(call, rank_, num_ranks_)) ok = waiter_.peers_agree();
   if (proxy_ != nullptr) [[unlikely]]
     proxy_->flush_remaining();
@@ -327,7 +329,7 @@ int64_t Communicator::message_bytes(const Call& call) const {
     return element_size *
            std::accumulate(call.block_counts, call.block_counts + num_ranks_, int64_t{0});
   }
-  // How much there is, each rank knows only of itself; the plan must be alike.
+  // Each rank knows only its own counts, but the plan must be identical on all ranks.
   if (call.send_counts != nullptr) return kUnevenBytes;
   return call.count * element_size * info(call.collective).blocks_per_message(num_ranks_);
 }
@@ -345,7 +347,7 @@ void Communicator::barrier() {
 
 std::unique_ptr<Communicator> Communicator::split(int color, int key,
                                                   Deadline::Interrupt interrupt) {
-  // Everyone's color and key by a sum in which each rank fills in its own two places.
+  // Gathers all colors and keys by a sum: each rank fills in its own two elements.
   std::vector<int64_t> all(static_cast<size_t>(2 * num_ranks_), 0);
   all[static_cast<size_t>(2 * rank_)] = color;
   all[static_cast<size_t>(2 * rank_ + 1)] = key;

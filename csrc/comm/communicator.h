@@ -1,4 +1,4 @@
-// A communicator: the ranks that take part, their transport, and the plans for what they do.
+// A communicator: its ranks, their transport, and the plans of its operations.
 #pragma once
 
 #include <atomic>
@@ -29,122 +29,130 @@ class HostStaging;
 
 class Communicator {
  public:
-  /// `inputs`: of selection, alike on all ranks; null: those that the transport's maker shared.
-  /// Raises UsageError, on all ranks, when its rules cannot be read.
+  /// `inputs`: inputs of selection, identical on all ranks; null: those that the transport shares.
+  /// Raises UsageError on all ranks if their rules cannot be parsed.
   Communicator(std::unique_ptr<Transport> transport, double timeout_s,
                std::shared_ptr<const SelectionInputs> inputs = nullptr);
-  ~Communicator();  // as close()
-  /// Destroys it, on any thread: also on one of its own, where a garbage collector may find itself.
+  ~Communicator();  // calls close()
+  /// Destroys a communicator. May be called on any thread, also on one of the communicator's own,
+  /// on which a garbage collector may run.
   static void retire(std::unique_ptr<Communicator> comm);
 
   int rank() const { return rank_; }
   int size() const { return num_ranks_; }
-  /// Place of this rank among those of its host.
+  /// Index of this rank among the ranks of its host.
   int host_rank() const { return host_rank_; }
-  /// Of this rank's host: hosts are numbered by their first ranks.
+  /// Number of this rank's host. Hosts are numbered in the order of their first ranks.
   int host_number() const { return host_number_; }
   double timeout_s() const { return timeout_s_; }
-  /// Of what begins from now on. Any thread.
+  /// Sets the timeout of later operations. May be called by any thread.
   void set_timeout_s(double timeout_s);
   std::string_view transport_name() const { return transport_->name(); }
   bool closed() const { return closed_; }
-  /// Raises UsageError when it is closed.
+  /// Raises UsageError if the communicator is closed.
   void check_open() const {
     if (closed_) [[unlikely]]
       raise_closed();
   }
 
-  /// Runs the operation on the caller's thread, after any that are queued.
-  /// Raises the typed error that ended it; the communicator is broken then.
+  /// Runs the operation on the caller's thread, after all queued ones. Raises its error; the
+  /// communicator is broken then.
   void run(const Call& call);
-  /// Queues the operation. `keep_alive` is let go when it is over.
+  /// Queues the operation. `keep_alive` is released when it is over.
   std::shared_ptr<Work> start(const Call& call, std::shared_ptr<void> keep_alive);
-  /// The same of arrays of a device: beside the call's stream, behind what that has got.
+  /// Starts an operation on device arrays: on a stream of its own, behind the earlier work of the
+  /// call's stream.
   std::shared_ptr<DeviceWork> start_on_device(const Call& call, std::shared_ptr<void> keep_alive);
-  /// Runs operations on the stream that their calls name, all the same one, in their order. Returns
-  /// when the device has them; null when the stream is captured. Raises as run().
+  /// Runs operations in order on the stream of their calls, which all name the same one. Returns
+  /// when they are queued there; null if the stream is being captured. Raises like run().
   std::shared_ptr<DeviceWork> give_to_device(std::span<const Call> calls);
-  /// Memory of a device that peers' kernels reach, zeroed. Collective; raises as run().
+  /// Allocates zeroed device memory that peers' kernels can access. Collective; raises like run().
   std::shared_ptr<DeviceMemory> allocate_on_device(int device, size_t nbytes);
-  /// Lets peers' kernels reach an array of a device, where the system can do that; `keep_alive` is
-  /// held until it is unregistered, or the communicator closes. Collective; raises as run().
+  /// Lets peers' kernels access a device array, if the system supports it. `keep_alive` is held
+  /// until the array is unregistered or the communicator closes. Collective; raises like run().
   void register_on_device(int device, std::byte* data, size_t nbytes,
                           std::shared_ptr<void> keep_alive);
-  /// On all ranks alike, when all that uses it is over. False when it was not registered.
+  /// Unregisters an array, once all operations on it are over. All ranks call this in the same
+  /// order. False if it was not registered.
   bool unregister_on_device(const std::byte* data);
-  /// Waits until all operations on a device are over. Raises what ended one.
+  /// Waits until all operations on the device are over. Raises the error of a failed one.
   void synchronize();
-  /// Queues a function that runs operations of this communicator, and raises nothing; and one that
-  /// is called when these are over, and may let others close it.
+  /// Queues `operations`, which runs operations of this communicator and raises nothing. `then` is
+  /// called when it is over, and may let another thread close the communicator.
   void enqueue(std::function<void()> operations, std::function<void()> then);
-  /// True for what a queued operation calls: it may run operations, and must not wait for queued
-  /// ones.
+  /// True on the progress thread: functions called there may run operations, but must not wait for
+  /// queued ones.
   bool is_progress_thread() const { return progress_ != nullptr && progress_->is_this_thread(); }
   void barrier();
 
-  /// Sends and receives. The communicator is open.
+  /// Sends and receives. Raises UsageError if the communicator is closed.
   PointToPoint& messages() {
     if (messages_ == nullptr || closed_) open_messages();
     return *messages_;
   }
 
-  /// Those of an operation that was started: also after close().
+  /// Sends and receives, for an operation that was started. Works also after close().
   PointToPoint& opened_messages() { return *messages_; }
 
-  /// Memory that peers reach without a copy, zeroed. Not collective.
+  /// Allocates zeroed memory that peers access without a copy. Not collective.
   SharedMemory allocate(size_t nbytes) {
     check_open();
     return {*transport_, nbytes};
   }
-  /// Lets peers reach an array of the caller without a copy; `keep_alive` is held until the array
-  /// is unregistered, or the communicator closes. Not collective. Nothing happens where there is no
-  /// shared heap, or for what lies in it. Raises UsageError for memory that cannot move, or that
-  /// overlaps another registered array in part.
+  /// Lets peers access a caller's array without a copy. `keep_alive` is held until the array is
+  /// unregistered or the communicator closes. Not collective. Does nothing if there is no shared
+  /// heap, or if the array is already in it. Raises UsageError for memory that cannot be moved, or
+  /// that partly overlaps another registered array.
   void register_array(std::byte* data, size_t nbytes, std::shared_ptr<void> keep_alive);
-  /// Once for each time it was registered; after what is queued. False when it was not.
+  /// Undoes one register_array(), after all queued operations. False if the array is not
+  /// registered.
   bool unregister_array(std::byte* data);
-  /// Lets peers reach an array that its owner watches, from the next operation on; without a word
-  /// where that is not possible. After what is queued, and not waited for. Not collective.
+  /// Lets peers access an array whose owner reports its end, from the next operation on. Runs after
+  /// all queued operations, without waiting for them. Does nothing, without an error, where that is
+  /// impossible. Not collective.
   void cache_array(std::shared_ptr<CachedArray> array);
-  /// Whether peers reach this memory without a copy already, or never will.
+  /// Whether registering this memory is pointless: peers already access it without a copy, or there
+  /// is no shared heap.
   bool reaches(const void* data, size_t nbytes) const {
     SharedHeap* const heap = transport_->heap().get();
     return heap == nullptr || heap->contains(data, nbytes) ||
            heap->registered().find(data, nbytes) != nullptr;
   }
 
-  /// The ranks with this rank's color, ordered by key, then rank. Collective. Null when color < 0.
-  /// `interrupt` lets a signal into the wait for the other members.
+  /// Makes a communicator of the ranks with this rank's color, ordered by key, then rank.
+  /// Collective. Null if color < 0. `interrupt` lets a signal end the wait for the other members.
   std::unique_ptr<Communicator> split(int color, int key, Deadline::Interrupt interrupt = nullptr);
 
-  /// Ends what is going on, on all ranks, with AbortedError, and breaks the communicator. Any
-  /// thread.
+  /// Ends all pending operations of all ranks with AbortedError, and breaks the communicator. May
+  /// be called by any thread.
   void abort() { fail_aborted(); }
-  /// Leaves: peers that still wait for this rank are told. Never waits for a peer. Gives memory and
-  /// descriptors back, at once if no other thread is within an operation. Any thread.
+  /// Leaves the communicator; peers that still wait for this rank raise an error. Never waits for a
+  /// peer. Releases memory and descriptors, immediately if no other thread is within an operation.
+  /// May be called by any thread.
   void close();
-  /// In a process forked off this rank's: closes without a word to the peers, for whom the rank is
-  /// still there.
+  /// Closes the communicator in a forked process. The peers do not notice: for them the rank still
+  /// exists.
   void disown();
 
-  /// Makes an algorithm written elsewhere known under its name. Proved when first used.
+  /// Adds a custom algorithm under its name. It is proved when first used.
   void add_schedule(const Schedule& schedule);
   bool knows_algorithm(Collective collective, std::string_view name, int root) const {
     return planner_.knows(collective, name, root);
   }
-  /// Where algorithms that PYCOLL_ALGO names, and that are not built in, come from. It is called
-  /// within an operation, on the thread that runs it.
+  /// Sets the source of algorithms that PYCOLL_ALGO names and that are not built in. It is called
+  /// within an operation, on the operation's thread.
   void set_algorithm_source(AlgorithmSource source) {
     algorithm_source_ = std::move(source);
     planner_.set_algorithm_source(algorithm_source_);
   }
-  /// Which algorithm, protocol and transport messages in such arrays get, at which predicted and
-  /// measured time, and why.
+  /// Describes the algorithm, protocol and transport of such a call, its predicted and measured
+  /// time, and the reason for the choice.
   std::string explain(Collective collective, int64_t nbytes, int root, Arrays arrays);
-  /// The same for arrays of this rank's device. Raises UsageError before the first call on one.
+  /// explain() for arrays of this rank's device. Raises UsageError before the first device call.
   std::string explain_on_device(Collective collective, int64_t nbytes, int root, Arrays arrays);
 
-  /// What the ranks share. Both raise UsageError when close() has given that back.
+  /// The memory that the ranks share. segment() and recorder() raise UsageError once close() has
+  /// released it.
   const Segment& segment() const {
     if (released_) [[unlikely]]
       raise_closed();
@@ -156,13 +164,13 @@ class Communicator {
     return recorder_;
   }
   Ledger ledger() const { return runner_.ledger(); }
-  /// Called about every 20 ms of a slow wait of run(); true ends it (Ctrl-C).
+  /// Sets a function that a slow wait of run() calls about every 20 ms; true ends it (Ctrl-C).
   void set_interrupted(std::function<bool()> f) { waiter_.interrupted = std::move(f); }
 
  private:
   void execute(const Call& call);
   void perform(const Call& call, const OnSlow& on_slow);
-  /// Raises UsageError for what cannot be reduced, before a rank says anything to the others.
+  /// Raises UsageError for a dtype and op that cannot be reduced, before the peers see the call.
   static void check_reduction(const Call& call);
   void agree_on_counts(const Call& call, const OnSlow& on_slow);
   int64_t message_bytes(const Call& call) const;
@@ -174,7 +182,7 @@ class Communicator {
   [[noreturn]] static void raise_closed();
   void open_messages();
   void open_device(const Call& call);
-  AllGather host_gather(const Call& call);
+  AllGather cpu_gather(const Call& call);
   bool share_on_device(std::byte* data, size_t nbytes, const std::shared_ptr<void>& keep_alive);
   void execute_on_device(const Call& call, const OnSlow& on_slow);
   std::shared_ptr<DeviceWork> device_work(DeviceStream stream, std::shared_ptr<void> keep_alive);
@@ -197,7 +205,8 @@ class Communicator {
   int num_ranks_;
   Proxy* const proxy_;  // null: all ranks are on one host
   std::atomic<double> timeout_s_;
-  std::shared_ptr<const SelectionInputs> inputs_;  // shared with all that split from this one
+  std::shared_ptr<const SelectionInputs>
+      inputs_;  // shared with all communicators split from this one
   Planner planner_;
   PeerMemory peer_memory_;
   Waiter waiter_;
@@ -207,18 +216,18 @@ class Communicator {
   uint64_t sequence_ = 0;
   int num_splits_ = 0;
   std::atomic<bool> closed_ = false;
-  bool closed_by_own_thread_ = false;  // which nobody has joined yet
+  bool closed_by_own_thread_ = false;  // that thread is not joined yet
   bool is_disowned_ = false;
-  std::atomic<bool> released_ = false;  // closed, and the memory is gone
+  std::atomic<bool> released_ = false;  // closed, and the memory is released
   std::mutex run_mutex_;                // one operation at a time
   std::unique_ptr<ProgressThread> progress_;
-  std::unique_ptr<PointToPoint> messages_;  // once there are any
+  std::unique_ptr<PointToPoint> messages_;  // null until the first message
   std::vector<std::byte*> registered_;      // one for each register_array()
   AlgorithmSource algorithm_source_;
-  // From the first call on a device on: one of them.
+  // Set by the first device call: one of the two.
   std::unique_ptr<DeviceRunner> device_;
-  std::unique_ptr<HostStaging> staging_;                   // of ranks on several hosts
-  std::vector<std::shared_ptr<DeviceWork>> device_works_;  // that may still run
+  std::unique_ptr<HostStaging> staging_;                   // if the ranks are on several hosts
+  std::vector<std::shared_ptr<DeviceWork>> device_works_;  // which may still run
   const int host_rank_;
   const int host_number_;
 };

@@ -29,7 +29,7 @@ void check_counts(std::span<const int64_t> rows, const Segment& segment, uint64_
           std::to_string(sent) + " elements to rank " + std::to_string(dst) + ", which expects " +
           std::to_string(expected) + " from it: send_counts[" + std::to_string(dst) + "] on rank " +
           std::to_string(src) + " and recv_counts[" + std::to_string(src) + "] on rank " +
-          std::to_string(dst) + " must be alike; rank " + std::to_string(src) + " called it" +
+          std::to_string(dst) + " must be equal; rank " + std::to_string(src) + " called it" +
           place(src) + " and rank " + std::to_string(dst) + place(dst));
     }
   }

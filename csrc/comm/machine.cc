@@ -18,8 +18,8 @@ namespace pycoll {
 namespace {
 
 std::string cpu_model() {
-  // The first processor stands for all: the kernel makes the file piece by piece, and a large
-  // machine's is long.
+  // Reads the first processor only: the kernel generates the file in pieces, and it is long on a
+  // large machine.
   std::string text;
   read_file("/proc/cpuinfo", 4096, text);
   for (const std::string_view key : {"model name", "CPU part", "cpu model"}) {
@@ -44,7 +44,7 @@ int read_file(const std::string& path, size_t max_bytes, std::string& text) {
   if (!file) return errno;
   struct stat status = {};
   if (::fstat(file.get(), &status) != 0) return errno;
-  // A pipe or a device in a file's place could block or never end.
+  // Reading a pipe or a device could block or never end.
   if (!S_ISREG(status.st_mode)) return S_ISDIR(status.st_mode) ? EISDIR : EINVAL;
   text.clear();
   char buffer[16384];
@@ -64,7 +64,7 @@ std::string machine_fingerprint() {
   ::uname(&name);
   std::string text = cpu_model() + "; " + std::to_string(::sysconf(_SC_NPROCESSORS_ONLN)) +
                      " cores; " + name.machine;
-  // One line of printable words, whatever the kernel says.
+  // Keeps the text printable and on one line, whatever the kernel reports.
   std::replace_if(text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
   return text;
 }

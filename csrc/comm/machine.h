@@ -1,16 +1,16 @@
-// What this machine is, and where its measured table lies.
+// The fingerprint of this machine, and the path of its tuning table.
 #pragma once
 
 #include <string>
 
 namespace pycoll {
 
-/// What tells this machine from others, as far as a message's time goes: CPU, cores, architecture.
+/// Text that identifies the machine as far as it affects times: CPU, cores, architecture.
 std::string machine_fingerprint();
 
-/// The measured table of this machine: in PYCOLL_CACHE_DIR, else XDG_CACHE_HOME/pycoll, else
-/// HOME/.cache/pycoll. Machines that share a home directory have a file each. Empty when none of
-/// the three is set.
+/// Path of this machine's tuning table: in PYCOLL_CACHE_DIR, else XDG_CACHE_HOME/pycoll, else
+/// HOME/.cache/pycoll. Machines that share a home directory have one file each. Empty if none of
+/// the three variables is set.
 std::string tuning_table_path();
 
 /// Reads at most `max_bytes` of a file. Returns 0 or an errno.

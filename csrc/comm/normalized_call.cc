@@ -30,7 +30,7 @@ void NormalizedCall::count_bytes(int num_ranks) {
 void NormalizedCall::find_room(const Call& call, int rank, int num_ranks, const Room& room) {
   plain_.op = Op::kSum;
   scaled_count_ = input_count(call, rank, num_ranks);
-  // In place the caller's array is to be overwritten anyway; so is an output like the input.
+  // An in-place array, and an output as large as the input, are overwritten anyway.
   if (call.input == call.output || call.collective == Collective::kAllReduce) {
     scaled_ = call.output;
   } else {
@@ -51,11 +51,11 @@ void NormalizedCall::scale_input(const Call& call) const {
 
 Order order_needed(const Call& call) {
   if (!call.deterministic || !info(call.collective).has_op) return Order::kOther;
-  // These have one result in whatever order.
+  // The result of min and max does not depend on the order.
   if (call.op == Op::kMin || call.op == Op::kMax) return Order::kOther;
   const DTypeKind kind = dtype_kind(call.dtype);
   if (kind != DTypeKind::kFloat && kind != DTypeKind::kComplex) return Order::kOther;
-  // Small floats are accumulated in f32: several steps would round several times.
+  // Small floats are accumulated in f32, and several steps would round several times.
   return dtype_size(call.dtype) < sizeof(float) ? Order::kFlat : Order::kLeftFold;
 }
 

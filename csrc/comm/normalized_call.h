@@ -1,5 +1,5 @@
-// What the Runner runs in place of a call whose elements or op it does not know: opaque elements
-// are bytes to it, and premul is a sum of scaled inputs.
+// Rewrites a call for the Runner, which knows neither opaque elements nor premul: opaque elements
+// become bytes, and premul becomes a sum of scaled inputs.
 #pragma once
 
 #include <functional>
@@ -17,16 +17,16 @@ class NormalizedCall {
     return call.dtype != DType::kOpaque && call.op != Op::kPremul;
   }
 
-  /// Gives memory of at least so many bytes that lives as long as the plain call.
+  /// Returns memory of at least `nbytes` that lives as long as the plain call.
   using Room = std::function<void*(size_t nbytes)>;
 
-  /// A plain call with the same effect, once scale_input() has been called. It lives until the next
-  /// one is prepared. `room`: where scaled inputs go on a device.
+  /// Returns a plain call with the same effect, once scale_input() has been called. It lives until
+  /// the next prepare(). `room`: allocates the scaled inputs of a device call.
   const Call& prepare(const Call& call, int rank, int num_ranks, const Room& room = {});
-  /// The first half of premul; nothing for other calls. Afterwards, so that a call that is refused
-  /// in between leaves its arrays as they were.
+  /// Scales the input of a premul call; does nothing for other calls. Separate from prepare(), so
+  /// that a call refused in between does not change its arrays.
   void scale_input(const Call& call) const;
-  /// What that writes, for who does it in its place.
+  /// Output of scale_input(), for engines that scale on the device instead.
   void* scaled() const { return scaled_; }
   int64_t scaled_count() const { return scaled_count_; }
 
@@ -44,9 +44,9 @@ class NormalizedCall {
   size_t room_bytes_ = 0;
 };
 
-/// The least canonical order of reduction that gives the bits of deterministic=True for `call`: those
-/// of one reduction from rank 0 on, in the type that the dtype is accumulated in, rounded once.
-/// kOther: any order does, as for every call that is not deterministic.
+/// The least strict order of reduction that gives the bits of deterministic=True for `call`: the
+/// bits of one reduction in rank order, in the accumulation type of the dtype, rounded once.
+/// kOther: any order is allowed, as for every call that is not deterministic.
 Order order_needed(const Call& call);
 
 }  // namespace pycoll

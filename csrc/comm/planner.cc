@@ -12,7 +12,7 @@
 namespace pycoll {
 namespace {
 
-// A barrier is the all-reduce of one byte that nobody looks at.
+// A barrier is an all-reduce of one byte whose value is not used.
 Collective schedule_of(Collective collective) {
   return collective == Collective::kBarrier ? Collective::kAllReduce : collective;
 }
@@ -58,7 +58,7 @@ CallPlan& Planner::find(const PlanKey& wanted) {
     CallPlan* chosen = by_root[root][static_cast<size_t>(class_idx)];
     if (chosen != nullptr) return *chosen;
   }
-  // A rule that begins or ends within the class is looked up for every message.
+  // If a rule begins or ends within the size class, every call looks up its rule.
   const int64_t first = first_of_class(wanted.nbytes);
   const bool shared = selector_.rules().agree_between(collective, first, 2 * first - 1);
   const Rule* rule = selector_.rules().find(collective, wanted.nbytes);
@@ -73,8 +73,8 @@ CallPlan& Planner::find(const PlanKey& wanted) {
 }
 
 Ranking Planner::rank_candidates(const PlanKey& wanted, Arrays arrays, const Rule* rule) const {
-  // Every message of a class that has the same rule gets the same answer, whichever comes first:
-  // that of its smallest, a power of two, since messages often are.
+  // All messages of a size class with the same rule share one ranking: that of the smallest
+  // message, a power of two, which is a frequent size.
   return selector_.rank(schedule_of(wanted.collective), first_of_class(wanted.nbytes),
                         links_.all_mapped ? Arrays::kMapped : arrays, rule);
 }
@@ -94,8 +94,8 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
     const Ranking plain = rank_candidates(wanted, Arrays::kPlain, rule);
     plan.slots = first_that_can(wanted, plain, /*direct=*/false, /*in_place=*/true);
     if (plan.slots == nullptr) {
-      throw UsageError("no algorithm of " + std::string(info(wanted.collective).name) +
-                       " is deterministic for this dtype and op");
+      throw UsageError("no " + std::string(info(wanted.collective).name) +
+                       " algorithm is deterministic for this dtype and op");
     }
     fill();
     if (num_ranks_ == 1 || !links_.one_host) return plan;
@@ -107,15 +107,15 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
         PlannedCall* first = first_that_can(wanted, ranking, /*direct=*/true, in_place);
         plan.at[static_cast<size_t>(reach)][in_place ? 1 : 0] = first;
         if (first->protocol != ProtocolKind::kDirect) continue;
-        plan.enters = true;
+        plan.exchanges_buffers = true;
         plan.uses_processes = plan.uses_processes || reach == Reach::kProcess;
       }
     }
   } catch (const UsageError& error) {
     if (rule == nullptr) throw;
-    throw UsageError("the rule '" + rule->text + "' of PYCOLL_ALGO: " + error.what());
+    throw UsageError("rule '" + rule->text + "' of PYCOLL_ALGO: " + error.what());
   }
-  if (!plan.enters) fill();  // nobody finds out where the arrays are
+  if (!plan.exchanges_buffers) fill();  // the ranks do not know each other's arrays
   return plan;
 }
 
@@ -151,8 +151,8 @@ CallPlan Planner::name_plans(const PlanKey& wanted) {
                                     ? default_protocol(wanted.nbytes)
                                     : protocol_from_name(wanted.algorithm.substr(slash + 1));
   if (!is_of_hosts(protocol) && !selector_.topology().of_devices) {
-    throw UsageError(std::string(wanted.algorithm) + ": the protocol " + protocol_name(protocol) +
-                     " is for arrays of devices");
+    throw UsageError(std::string(wanted.algorithm) + ": protocol " + protocol_name(protocol) +
+                     " is for device arrays only");
   }
   CallPlan plan;
   PlannedCall* planned = nullptr;
@@ -160,24 +160,23 @@ CallPlan Planner::name_plans(const PlanKey& wanted) {
     planned = &slots_plan(wanted, name, protocol);
   } else if (!links_.one_host) {
     throw UsageError(std::string(wanted.algorithm) +
-                     ": the protocol direct needs all ranks on one host");
+                     ": protocol direct needs all ranks on one host");
   } else if (wanted.collective == Collective::kBarrier ||
              (wanted.uneven && wanted.collective == Collective::kAllToAll)) {
     throw UsageError(std::string(wanted.algorithm) +
-                     ": the protocol direct is for arrays whose parts all ranks know");
+                     ": protocol direct needs block sizes known to all ranks");
   } else {
     planned = direct_plan(wanted, name);
     if (planned == nullptr) {
       throw UsageError(title_of(wanted.collective, name) + "/direct cannot run without slots on " +
                        std::to_string(num_ranks_) +
-                       " ranks: some bytes of it are neither read where they start nor written "
-                       "where they end");
+                       " ranks: this schedule needs intermediate copies, which direct cannot make");
     }
   }
   if (planned->plan.order > wanted.order) {
     throw UsageError(title_of(wanted.collective, name) +
-                     " is not deterministic for this dtype and op: it does not reduce from rank 0 "
-                     "on in one go; of those built in, these do: " +
+                     " is not deterministic for this dtype and op: it does not reduce in rank "
+                     "order; built-in algorithms that do: " +
                      names_in_order(wanted));
   }
   if (protocol != ProtocolKind::kDirect) {
@@ -185,11 +184,11 @@ CallPlan Planner::name_plans(const PlanKey& wanted) {
     for (auto& places : plan.at) std::fill(std::begin(places), std::end(places), planned);
     return plan;
   }
-  // Until the ranks have entered, records show what runs else.
+  // Until the ranks have exchanged their buffers, records show the plan for other arrays.
   PlanKey any = wanted;
   any.algorithm = {};
   plan.slots = find(any).slots;
-  plan.enters = plan.uses_processes = true;
+  plan.exchanges_buffers = plan.uses_processes = true;
   for (const Reach reach : {Reach::kMapped, Reach::kProcess}) {
     plan.at[static_cast<size_t>(reach)][0] = planned;
     plan.at[static_cast<size_t>(reach)][1] = planned->in_place_allowed ? planned : nullptr;
@@ -243,15 +242,15 @@ Plan Planner::make(const PlanKey& wanted, std::string_view name, ProtocolKind pr
                       .multicast = links_.one_host && links_.multicast,
                       .join_blocks = !wanted.uneven};
   Plan plan = make_plan(schedule, rank_, options);
-  // The largest messages of this size class decide.
+  // The plan must fit the largest message of this size class.
   constexpr int64_t kLargestElement = 16;
   const int64_t largest_block =
       2 * first_of_class(wanted.nbytes) / info(wanted.collective).blocks_per_message(num_ranks_);
   const int64_t payload = links_.slot_payloads[static_cast<size_t>(protocol)];
   const bool one_tile =
       tile_count(plan, payload, kLargestElement) * kLargestElement >= largest_block;
-  // Of several tiles, those that hold whole blocks cannot be; and between hosts the messages that
-  // cross fill a slot, however many chunks pass between ranks of one host at once.
+  // Blocks cannot be joined in a message of several tiles. Between hosts, chunks are not joined
+  // either, so that each message that crosses hosts fills a slot.
   if (!wanted.uneven && !one_tile) {
     options.join_blocks = !plan.spans_blocks;
     options.join_chunks = links_.one_host || plan.program.max_range == 1;
@@ -260,8 +259,8 @@ Plan Planner::make(const PlanKey& wanted, std::string_view name, ProtocolKind pr
   if (wanted.uneven && wanted.collective == Collective::kAllToAll &&
       !plan.placement.scratch.empty()) {
     throw UsageError("all_to_all algorithm " + std::string(name) +
-                     " passes blocks on through ranks that do not know their sizes: with counts, "
-                     "use pairwise");
+                     " forwards blocks through ranks that do not know their sizes; use pairwise "
+                     "with counts");
   }
   return plan;
 }
@@ -275,9 +274,8 @@ Schedule Planner::generate(Collective collective, std::string_view name, int roo
                           root);
     }
     throw UsageError(title_of(collective, name) +
-                     " needs several hosts with the same number of ranks, two or more, whose "
-                     "numbers follow each other; and it is for all_reduce, reduce_scatter, "
-                     "all_gather and broadcast");
+                     " is for all_reduce, reduce_scatter, all_gather, all_to_all and broadcast on "
+                     "several hosts, each with the same number of consecutive ranks, at least two");
   }
   if (is_built_in(collective, name) || !source_) {
     return find_algorithm(collective, name).generate(num_ranks_, root);
@@ -301,7 +299,7 @@ bool Planner::knows(Collective collective, std::string_view name, int root) cons
          schedules_.count(key_of(collective, name, root)) != 0;
 }
 
-// --- what the planner says of its choice
+// --- explain()
 
 namespace {
 
@@ -315,29 +313,30 @@ std::string name_of(const PlannedCall& planned) {
   return planned.plan.algorithm + "/" + protocol_name(planned.protocol);
 }
 
-std::string either(const CallPlan& plan, Reach reach) {
-  const std::string apart = name_of(*plan.of(reach, false));
+std::string names_of(const CallPlan& plan, Reach reach) {
+  const std::string out_of_place = name_of(*plan.of(reach, false));
   const std::string in_place = name_of(*plan.of(reach, true));
-  return apart == in_place ? apart : apart + ", or " + in_place + " where x is out";
+  return out_of_place == in_place ? in_place : out_of_place + ", or " + in_place + " in place";
 }
 
 }  // namespace
 
 std::string Planner::describe_arrays(const PlanKey& wanted, const CallPlan& plan) {
-  if (!plan.enters) {
-    return num_ranks_ == 1 ? "" : "  whatever the arrays: none is reached directly\n";
+  if (!plan.exchanges_buffers) {
+    return num_ranks_ == 1 ? "" : "  for all arrays: the ranks do not access them directly\n";
   }
-  if (links_.all_mapped) return "  the ranks are threads: they reach each other's arrays\n";
+  if (links_.all_mapped)
+    return "  the ranks are threads, and access each other's arrays directly\n";
   const auto why = [&](Arrays arrays) {
     const Rule* rule = selector_.rules().find(wanted.collective, wanted.nbytes);
     return rank_candidates(wanted, arrays, rule).why;
   };
   std::string text =
-      "  when all arrays of all ranks are mapped (comm.empty()): " + either(plan, Reach::kMapped) +
+      "  if all arrays of all ranks are mapped (comm.empty()): " + names_of(plan, Reach::kMapped) +
       ", " + why(Arrays::kMapped) + "\n";
   if (plan.uses_processes) {
-    text += "  when none is, and the system lets processes read each other: " +
-            either(plan, Reach::kProcess) + ", " + why(Arrays::kPlain) + "\n";
+    text += "  if none is, and processes may read each other's memory: " +
+            names_of(plan, Reach::kProcess) + ", " + why(Arrays::kPlain) + "\n";
   }
   return text + "  else: " + name_of(*plan.slots) + ", through slots\n";
 }
@@ -351,25 +350,25 @@ std::string Planner::explain(const PlanKey& wanted, Arrays arrays, std::string_v
   const CollectiveInfo& row =
       info(wanted.collective == Collective::kBarrier ? Collective::kAllReduce : wanted.collective);
   const Rule* rule = selector_.rules().find(row.id, wanted.nbytes);
-  // Where nobody asks for the arrays, those of plain ones have decided.
-  const Ranking ranking = rank_candidates(wanted, plan.enters ? arrays : Arrays::kPlain, rule);
+  // If the ranks do not exchange their buffers, the ranking for plain arrays has decided.
+  const Ranking ranking =
+      rank_candidates(wanted, plan.exchanges_buffers ? arrays : Arrays::kPlain, rule);
   std::string text = std::string(info(wanted.collective).name) + " of " +
                      std::to_string(wanted.nbytes) + " bytes on " + std::to_string(num_ranks_) +
                      " ranks: " + name_of(planned) + " over " + std::string(transport) + "\n";
   text += "  chosen " + ranking.why + "\n";
   text += describe_arrays(wanted, plan);
-  text +=
-      planned.protocol == ProtocolKind::kDirect
-          ? std::string("  proved: every byte is read where it starts or written where it ends\n")
-          : "  proved: safe with " + std::to_string(planned.plan.min_slots) +
-                " slots, links have " + std::to_string(links_.num_slots) + "\n";
+  text += planned.protocol == ProtocolKind::kDirect
+              ? std::string("  proved: runs without intermediate copies\n")
+              : "  proved: safe with " + std::to_string(planned.plan.min_slots) +
+                    " slots, links have " + std::to_string(links_.num_slots) + "\n";
   text +=
       "  measured: " +
       (planned.measured_s > 0 ? microseconds(planned.measured_s) + " (mean of " +
                                     std::to_string(planned.num_calls) + " calls of this size class)"
                               : std::string("not yet")) +
       "\n  " + arrays_name(arrays) +
-      " arrays: the best first, predicted by simulation and measured by `pycoll tune`:\n";
+      " arrays, best first; times predicted by simulation and measured by `pycoll tune`:\n";
   for (const Candidate& candidate : ranking.candidates) {
     char line[128];
     std::snprintf(line, sizeof(line), "    %-18s %-7s %12s %12s\n", candidate.algorithm.c_str(),
@@ -382,7 +381,7 @@ std::string Planner::explain(const PlanKey& wanted, Arrays arrays, std::string_v
   if (topology.oversubscribed()) {
     text += "  " + std::to_string(num_ranks_) + " ranks share " +
             std::to_string(topology.num_cores) +
-            " cores: each message is taken to cost a turn of the scheduler\n";
+            " cores: the simulation adds a scheduler time slice to each message\n";
   }
   return text;
 }

@@ -1,4 +1,5 @@
-// Finds what a call runs: an array index when pycoll chooses, a map look-up for a named algorithm.
+// Finds the plan of a call: by an array index if pycoll chooses the algorithm, by a map look-up if
+// the call names it.
 #pragma once
 
 #include <array>
@@ -17,42 +18,42 @@
 
 namespace pycoll {
 
-/// What a plan depends on.
+/// The properties of a call on which its plan depends.
 struct PlanKey {
   Collective collective = Collective::kAllReduce;
-  int64_t nbytes = 0;  // of the message
+  int64_t nbytes = 0;  // size of the payload
   int root = 0;
   std::string_view algorithm;   // "", "NAME" or "NAME/PROTOCOL"
-  bool uneven = false;          // its blocks differ in size
-  Order order = Order::kOther;  // the least canonical one that will do
+  bool uneven = false;          // the blocks differ in size
+  Order order = Order::kOther;  // the least strict order that is sufficient
 };
 
-/// What is fixed of the transport.
+/// Fixed properties of the transport.
 struct PlannerLinks {
   int num_slots = 0;
   std::array<int64_t, kNumProtocols> slot_payloads{};  // bytes that a slot holds, by protocol
-  bool all_mapped = false;  // ranks are threads: they reach each other's arrays wherever they are
-  bool one_host = true;     // else there are no slots with many readers, and nothing is direct
-  bool multicast = true;    // a rank writes once what all others read
+  bool all_mapped = false;  // ranks are threads, and can access all arrays of each other
+  bool one_host = true;     // else no slots with many readers, and no direct plans
+  bool multicast = true;    // a rank writes a message to several readers once
 };
 
-/// Builds an algorithm that the core does not know, for (collective, name, root). Raises UsageError
-/// when nobody knows it.
+/// Generates an algorithm that is not built in, for (collective, name, root). Raises UsageError if
+/// the name is unknown.
 using AlgorithmSource = std::function<Schedule(Collective, std::string_view, int)>;
 
 class Planner {
  public:
   Planner(Selector selector, int rank, const PlannerLinks& links);
 
-  /// Raises UsageError for unknown names, for schedules that are not proved, and for those that
-  /// cannot do with uneven blocks, or do not reduce in the order that is wanted.
+  /// Returns the plan of a call. Raises UsageError for unknown names, and for schedules that are
+  /// not proved, cannot handle uneven blocks, or do not reduce in the wanted order.
   CallPlan& find(const PlanKey& wanted);
 
   void add_schedule(const Schedule& schedule);
-  /// Where rules of PYCOLL_ALGO find algorithms that are not built in.
+  /// Sets the source of algorithms that rules of PYCOLL_ALGO name and that are not built in.
   void set_algorithm_source(AlgorithmSource source) { source_ = std::move(source); }
   bool knows(Collective collective, std::string_view name, int root) const;
-  /// For arrays of that kind.
+  /// Text of Communicator::explain() for this kind of arrays.
   std::string explain(const PlanKey& wanted, Arrays arrays, std::string_view transport);
 
  private:
@@ -74,7 +75,7 @@ class Planner {
   std::string describe_arrays(const PlanKey& wanted, const CallPlan& plan);
 
   using SizeClasses = std::array<CallPlan*, kNumSizeClasses>;
-  // Order, collective, root, size class, uneven, and the rule or the name that decides.
+  // Order, collective, root, size class, uneven, and the deciding rule or name.
   using ChosenKey = std::tuple<Order, Collective, int, int, bool, const Rule*>;
   using NamedKey = std::tuple<Order, Collective, int, int, bool, std::string>;
 
@@ -83,12 +84,12 @@ class Planner {
   int num_ranks_;
   int rank_;
   PlannerLinks links_;
-  // Of `chosen_`, what has no border of a rule within its size class: by order, collective, root,
-  // and size class.
+  // Plans of `chosen_` whose size class contains no rule's border, by order, collective, root and
+  // size class.
   std::array<std::array<std::vector<SizeClasses>, kNumCollectives>, kNumOrders> by_class_;
   std::map<ChosenKey, CallPlan> chosen_;
   std::map<NamedKey, CallPlan, std::less<>> named_;
-  // The last named call's: most name what the last one named.
+  // Entry of the last named call. Most calls name the same algorithm as the last one.
   std::map<NamedKey, CallPlan, std::less<>>::iterator last_named_ = named_.end();
   std::map<std::string, PlannedCall> plans_;  // by collective/algorithm/protocol/root/class
   std::map<std::string, std::unique_ptr<PlannedCall>> direct_plans_;  // by .../root; null: none

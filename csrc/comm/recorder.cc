@@ -28,7 +28,7 @@ const CallRecord& Recorder::prepare(const Call& call, uint64_t sequence, Planned
   record.dtype = static_cast<uint8_t>(call.dtype);
   record.op = static_cast<uint8_t>(call.op);
   record.num_dims = static_cast<uint8_t>(call.num_dims);
-  // Of a scatter only the root brings an array.
+  // Only the root of a scatter passes an input array, so the shapes may differ.
   record.flags =
       static_cast<uint8_t>((call.deterministic ? CallRecord::kDeterministic : 0) |
                            (has_counts ? CallRecord::kHasCounts : 0) |
@@ -88,7 +88,7 @@ bool Recorder::may_leave_early(const Call& call, int rank, int num_ranks) {
   switch (call.collective) {
     case Collective::kBroadcast:
     case Collective::kScatter:
-      return rank == call.root;  // the others have a message, with a digest, from the root
+      return rank == call.root;  // the others receive a message, with a digest, from the root
     case Collective::kReduce:
     case Collective::kGather:
       return rank != call.root;

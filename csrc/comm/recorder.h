@@ -1,4 +1,4 @@
-// Writes down what this rank does: one record per operation, in the memory that all ranks share.
+// Records the operations of this rank, one record each, in the memory that all ranks share.
 #pragma once
 
 #include <cstdint>
@@ -19,38 +19,38 @@ class Recorder {
  public:
   Recorder(const Segment& segment, int rank);
 
-  /// The record of a call that is about to begin. Nobody sees it before publish().
+  /// Fills in the record of a call that is about to begin. It is private until publish().
   const CallRecord& prepare(const Call& call, uint64_t sequence, PlannedCall& planned);
   void publish() const { segment_.publish(rank_, current_); }
-  /// What runs instead of what was chosen, now that the ranks know each other's arrays.
+  /// Replaces the recorded plan, once the ranks have exchanged their arrays' places.
   void runs(PlannedCall& planned) {
     if (planned.name_id == 0) name_plan(planned);
     current_.chosen = planned.name_id;
     ring_.rewrite_chosen(current_);
   }
-  /// The operation is over.
+  /// Records the end of the operation.
   void finish() {
     ring_.finish(current_.sequence, read_ticks(steady_counter_));
-    // The ring is larger than L1: the next record's lines must not hold up the next message.
+    // The ring is larger than L1, so this prefetches the next record's cache lines.
     ring_.warm(current_.sequence + 1);
   }
-  /// The operation ended with an error, which is about to be raised.
+  /// Records that the current operation failed, before its error is raised.
   void fail();
-  /// The same for an earlier one, which went on after its call.
+  /// Records that an earlier operation failed, which continued after its call.
   void fail(uint64_t sequence);
-  /// The same for one that nobody has seen yet, since an earlier one broke the communicator, and
-  /// for a message. Any thread.
+  /// Reports a failure without changing a record: for an unpublished operation, refused because the
+  /// communicator is already broken, and for a message. May be called by any thread.
   void refuse();
-  /// A rank that may leave an operation before others have entered it compares its call with those
-  /// of the ranks that have (Waiter::peers_agree). True for such a rank.
+  /// True for a rank that may leave an operation before all peers have entered it. Such a rank
+  /// compares its call with those of the ranks that have entered (Waiter::peers_agree).
   static bool may_leave_early(const Call& call, int rank, int num_ranks);
 
   const CallRecord& current() const { return current_; }
 
-  /// The id of a name in this rank's table; 0 when the table is full. Any thread.
+  /// The id of a name in this rank's table; 0 if the table is full. May be called by any thread.
   uint16_t name_id(std::string_view text);
 
-  /// Called once, after the first operation that failed was recorded, on its thread.
+  /// Sets a function that is called once, after the first failure is recorded, on the same thread.
   void set_on_failure(std::function<void()> f) { on_failure_ = std::move(f); }
 
  private:
@@ -62,10 +62,10 @@ class Recorder {
   const int rank_;
   const bool steady_counter_;
   CallRecord current_;
-  std::string last_asked_;  // most calls ask for what the last one asked for
+  std::string last_asked_;  // algorithm that the last call named; most calls repeat it
   uint16_t last_asked_id_ = 0;
   uint32_t last_asked_hash_ = 0;
-  std::mutex mutex_;  // of the three below
+  std::mutex mutex_;  // guards the three members below
   std::function<void()> on_failure_;
   std::unordered_map<std::string, uint16_t> ids_;
   uint16_t num_names_ = 0;

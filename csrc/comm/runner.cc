@@ -10,17 +10,18 @@
 namespace pycoll {
 namespace {
 
-// From this size on, results are written past the caches: no line of the output is read before it
-// is overwritten. Below, the caches hold enough of it to win.
+// Results of at least this size are written around the caches, which avoids reading output lines
+// before they are overwritten. For smaller ones the caches are faster.
 constexpr int64_t kStreamingBytes = int64_t{32} << 20;
-// The same without slots, where every output is written by whoever has the result.
+// The same threshold for direct plans, in which the rank that has a result writes it to the
+// outputs.
 constexpr int64_t kDirectStreamingBytes = int64_t{6} << 20;
-// A rank's own block, which it copies and nobody reads.
+// The same threshold for copying a rank's own block, which no other rank reads.
 constexpr int64_t kBlockStreamingBytes = int64_t{8} << 20;
-// Below, most of a registered array is edges (transport/memory/registered_arrays.h): slots copy no
-// more than they.
+// Smaller arrays are mostly edges if registered (transport/memory/registered_arrays.h), so slots
+// need no more copies.
 constexpr size_t kMinRegisteredBytes = 16 << 10;
-/// Blocks of one buffer, counted by the table of collectives.
+/// Elements of all blocks that `index_of`, a column of the table of collectives, puts in a buffer.
 int64_t count_blocks(const Call& call, int rank, int num_ranks,
                      int (*index_of)(const BlockAt& at)) {
   const CollectiveInfo& row = info(call.collective);
@@ -52,7 +53,7 @@ Runner::Runner(Transport& transport, Waiter& waiter, PeerMemory& peer_memory)
     : transport_(transport),
       rank_(transport.rank()),
       num_ranks_(transport.num_ranks()),
-      host_(transport.segment(), waiter, num_ranks_),
+      cpu_(transport.segment(), waiter, num_ranks_),
       simple_links_(transport.segment(), rank_, ProtocolKind::kSimple),
       ll_links_(transport.segment(), rank_, ProtocolKind::kLL),
       heap_(transport.heap().get()),
@@ -86,9 +87,9 @@ std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const C
   if (planned == nullptr) {
     throw UsageError(
         std::string(info(call.collective).name) + ": algorithm " + std::string(call.algorithm) +
-        (reach != Reach::kNone ? " cannot work in place: give it an out"
-                               : ": the ranks cannot all reach each other's arrays: make them with "
-                                 "comm.empty()"));
+        (reach != Reach::kNone ? " cannot work in place: pass out="
+                               : ": the ranks cannot all access each other's arrays: make them "
+                                 "with comm.empty()"));
   }
   if (planned->protocol != ProtocolKind::kDirect) return std::nullopt;
   Message message = message_of(call, planned->plan);
@@ -99,9 +100,9 @@ std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const C
     message.tile_count = std::max<int64_t>(
         tile_count(planned->plan, Direct::kStageBytes, static_cast<size_t>(element_size)), 1);
   }
-  host_.begin(exchange_, message, arithmetic_of(call, nbytes, kDirectStreamingBytes));
+  cpu_.begin(exchange_, message, arithmetic_of(call, nbytes, kDirectStreamingBytes));
   copy_blocks(message, planned->plan.placement.before, static_cast<size_t>(element_size));
-  if (message.count != 0 && !interpret<Direct>(host_, planned->plan.view(), message)) return false;
+  if (message.count != 0 && !interpret<Direct>(cpu_, planned->plan.view(), message)) return false;
   account(message, *planned);
   if (!exchange_.leave()) return false;
   if (output.array != nullptr) output.array->copy_edges_out(output.data, output.nbytes);
@@ -114,13 +115,13 @@ bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {
   copy_blocks(message, planned.plan.placement.before, arithmetic.element_size);
   bool ok;
   if (planned.protocol == ProtocolKind::kLL) {
-    host_.begin(ll_links_, arithmetic);
+    cpu_.begin(ll_links_, arithmetic);
     message.tile_count = tile_count(
         planned.plan, LowLatency::payload_bytes<CpuTarget::LineBatch>(ll_links_.slot_bytes),
         arithmetic.element_size);
     ok = run<LowLatency>(planned.plan, message);
   } else {
-    host_.begin(simple_links_, arithmetic);
+    cpu_.begin(simple_links_, arithmetic);
     message.tile_count = tile_count(planned.plan, static_cast<int64_t>(simple_links_.slot_bytes),
                                     arithmetic.element_size);
     ok = run<Simple>(planned.plan, message);
@@ -132,12 +133,12 @@ bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {
 template <class Protocol>
 bool Runner::run(const Plan& plan, const Message& message) {
   const Segment& segment = transport_.segment();
-  // The answer is the same on all ranks.
+  // All ranks decide the same, from values that are identical on all ranks.
   if (segment.proxy() != nullptr && message.count > message.tile_count &&
       plan.min_slots * kTilesTogether <= segment.layout().num_slots) {
-    return interpret_together<Protocol>(host_, plan.view(), message, kTilesTogether);
+    return interpret_together<Protocol>(cpu_, plan.view(), message, kTilesTogether);
   }
-  return interpret<Protocol>(host_, plan.view(), message);
+  return interpret<Protocol>(cpu_, plan.view(), message);
 }
 
 Message Runner::message_of(const Call& call, const Plan& plan) {
@@ -172,7 +173,7 @@ void Runner::set_block_counts(const Call& call, Message& message) {
     (call.collective == Collective::kReduceScatter ? input_starts : output_starts) = starts;
   } else {
     const auto r = static_cast<size_t>(rank_);
-    block_counts_.assign(n * n, 0);  // a rank's program names the pairs that it is in
+    block_counts_.assign(n * n, 0);  // a rank's program uses only the pairs that contain this rank
     for (size_t peer = 0; peer < n; ++peer) {
       block_counts_[r * n + peer] = call.send_counts[peer];
       block_counts_[peer * n + r] = call.recv_counts[peer];
@@ -217,8 +218,8 @@ void Runner::account(const Message& message, const PlannedCall& direct) {
                     direct.plan.placement.num_pieces, given.first_piece, given.num_pieces)
             .count;
     if (count == 0) continue;
-    host_.count_sent(given.num_peers * count * static_cast<int64_t>(host_.element_size()),
-                     given.num_peers);
+    cpu_.count_sent(given.num_peers * count * static_cast<int64_t>(cpu_.element_size()),
+                    given.num_peers);
   }
 }
 

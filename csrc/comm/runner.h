@@ -1,5 +1,5 @@
-// Runs one operation of a rank: the call's buffers become the message of a program, and the program
-// is interpreted through slots, or directly on the ranks' own buffers.
+// Runs one operation of a rank: interprets the plan's program on the call's buffers, through slots
+// or directly on the ranks' own buffers.
 #pragma once
 
 #include <memory>
@@ -17,22 +17,23 @@ class Runner {
  public:
   Runner(Transport& transport, Waiter& waiter, PeerMemory& peer_memory);
 
-  /// Tells the ranks where the buffers are, and with that decides on `planned`. Runs it if it is
-  /// direct; nothing when it is to go through slots. Raises UsageError, on all ranks, when the
-  /// buffers do not allow what the call named.
+  /// Exchanges the buffers' places with the other ranks, and sets `planned` accordingly. Runs it if
+  /// it is direct; returns nullopt if it needs slots. Raises UsageError on all ranks if the buffers
+  /// do not allow the named algorithm.
   std::optional<bool> run_direct(const Call& call, int64_t nbytes, const CallPlan& plan,
                                  PlannedCall*& planned);
-  /// Runs through slots. Both return false when a wait failed: the waiter knows why.
+  /// Runs a plan through slots. Like run_direct(), returns false if a wait failed; the waiter has
+  /// the failure.
   bool run_slots(const Call& call, int64_t nbytes, PlannedCall& planned);
 
-  const Ledger& ledger() const { return host_.ledger(); }
+  const Ledger& ledger() const { return cpu_.ledger(); }
 
  private:
-  /// A buffer of a call as peers reach it: in the heap, where a registered array has its bytes.
+  /// A buffer of a call, and its address in the heap if it is in a registered array.
   struct Reachable {
     const RegisteredArray* array;
-    std::byte* data;    // of the caller
-    std::byte* mapped;  // the same bytes, or `data`
+    std::byte* data;    // the caller's address
+    std::byte* mapped;  // the address of the same bytes in the heap; else `data`
     size_t nbytes;
   };
   Reachable reachable(const void* data, int64_t count, DType dtype) const;
@@ -49,19 +50,19 @@ class Runner {
   Transport& transport_;
   int rank_;
   int num_ranks_;
-  CpuTarget host_;
+  CpuTarget cpu_;
   Links simple_links_;
   Links ll_links_;
-  SharedHeap* heap_;  // the transport keeps it; null: none
+  SharedHeap* heap_;  // owned by the transport; null: none
   BufferExchange exchange_;
-  std::unique_ptr<std::byte[]> scratch_;  // grows to what the largest call needed
+  std::unique_ptr<std::byte[]> scratch_;  // as large as the largest call needed
   size_t scratch_bytes_ = 0;
-  std::vector<int64_t> block_counts_;  // of a call whose blocks differ
+  std::vector<int64_t> block_counts_;  // for a call whose blocks differ
   std::vector<int64_t> starts_;
   std::vector<int64_t> more_starts_;
 };
 
-/// Elements that the call's input and output hold on this rank.
+/// Elements of the call's input and output on this rank.
 int64_t input_count(const Call& call, int rank, int num_ranks);
 int64_t output_count(const Call& call, int rank, int num_ranks);
 

@@ -15,10 +15,10 @@
 namespace pycoll {
 namespace {
 
-// With each text goes its length; the lengths stand in one line before the texts.
+// Size of the header, which has the length of each text and the network cost as text.
 constexpr size_t kHeaderBytes = 64;
 
-std::string table_or_why_not(const std::string& text, const std::string& path, std::string& note) {
+std::string check_table(const std::string& text, const std::string& path, std::string& note) {
   const std::string again = "; `pycoll tune` makes a new one";
   try {
     const TuningTable table = TuningTable::parse(text);
@@ -48,7 +48,7 @@ Settings Settings::read() {
     settings.table_note = "none, neither PYCOLL_CACHE_DIR, XDG_CACHE_HOME nor HOME is set";
   } else {
     std::string text;
-    // Room for the rules and the notes too.
+    // Leaves room for the rules and the note.
     const size_t room = Segment::kMaxSettingsText - 3 * 4096;
     const int error = read_file(path, room + 1, text);
     if (error == ENOENT) {
@@ -59,10 +59,11 @@ Settings Settings::read() {
       settings.table_note =
           "ignored, " + path + " is longer than " + std::to_string(room) + " bytes";
     } else {
-      settings.table = table_or_why_not(text, path, settings.table_note);
+      settings.table = check_table(text, path, settings.table_note);
     }
   }
-  // Nobody's rules are as long; should they be, they are shown to be wrong and not cut in half.
+  // Rules that are too long are replaced by text that is not a rule, so that all ranks raise an
+  // error.
   if (settings.rules.size() > 4096) settings.rules = "too long: more than 4096 characters";
   settings.table_note.resize(std::min<size_t>(settings.table_note.size(), 4096));
   return settings;
@@ -82,7 +83,7 @@ Settings Settings::from_bytes(std::string_view bytes) {
       std::sscanf(bytes.data(), "%zu %zu %zu %lf %lf", &sizes[0], &sizes[1], &sizes[2],
                   &settings.network.alpha_s, &settings.network.beta_s_per_byte) != 5 ||
       bytes.size() - kHeaderBytes != sizes[0] + sizes[1] + sizes[2]) {
-    return settings;  // a world that was made without settings
+    return settings;  // the world was made without settings
   }
   bytes.remove_prefix(kHeaderBytes);
   settings.rules = bytes.substr(0, sizes[0]);

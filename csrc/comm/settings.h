@@ -1,6 +1,6 @@
-// What the job's environment, cache directory and network say about selection. The rank that makes
-// a communicator's memory reads it and writes it there before the others see the memory, so that
-// all ranks choose alike even when their environments and files differ.
+// Settings of the selection from the job's environment, cache directory and network. The rank that
+// creates a communicator's memory reads them and stores them there before the other ranks map it,
+// so that all ranks choose identically even if their environments and files differ.
 #pragma once
 
 #include <memory>
@@ -13,18 +13,18 @@ namespace pycoll {
 
 struct Settings {
   std::string rules;       // PYCOLL_ALGO
-  std::string table;       // text of the measured table; empty: there is none, or it is ignored
-  std::string table_note;  // where it is from, or why there is none
-  NetworkCost network;     // between the hosts, as measured when the ranks met
+  std::string table;       // text of the tuning table; empty: there is none, or it is ignored
+  std::string table_note;  // the table's path, or why there is none
+  NetworkCost network;     // between hosts, as measured when the ranks met
 
-  /// From the environment and the file system. Raises nothing: what is wrong with the table is in
-  /// its note, and what is wrong with the rules comes out when they are parsed, on every rank.
+  /// Reads the settings from the environment and the file system. Raises nothing: `table_note` has
+  /// the table's problem, and every rank raises the rules' errors in parse().
   static Settings read();
 
   std::string to_bytes() const;  // at most Segment::kMaxSettingsText
   static Settings from_bytes(std::string_view bytes);
 
-  /// Raises UsageError for rules that cannot be read.
+  /// Parses the rules and the table. Raises UsageError for invalid rules.
   std::shared_ptr<const SelectionInputs> parse() const;
 };
 

@@ -18,7 +18,7 @@ SharedMemory::SharedMemory(Transport& transport, size_t nbytes)
   void* memory =
       ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
-    throw_system_error("allocation of " + std::to_string(nbytes) + " bytes");
+    throw_system_error("allocating " + std::to_string(nbytes) + " bytes");
   }
   ::madvise(memory, mapped, MADV_HUGEPAGE);
   own_ = {static_cast<std::byte*>(memory), Unmap{mapped}};

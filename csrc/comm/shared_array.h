@@ -1,4 +1,4 @@
-// Memory for messages, which the ranks of a host reach without a copy.
+// Memory for arrays that the ranks of a host access without a copy.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,11 @@
 
 namespace pycoll {
 
-/// One owner of zeroed memory. Outlives the communicator that it was made for.
+/// Owner of zeroed memory. May outlive the communicator that allocated it.
 class SharedMemory {
  public:
-  /// From the shared heap of the transport; plain memory where ranks are threads, or where there is
-  /// no heap. Raises SystemError when there is no memory left.
+  /// Allocates from the transport's shared heap; plain memory if ranks are threads or there is no
+  /// heap. Raises SystemError if the memory is exhausted.
   SharedMemory(Transport& transport, size_t nbytes);
   SharedMemory(SharedMemory&&) = default;
   SharedMemory& operator=(SharedMemory&&) = delete;
@@ -28,7 +28,7 @@ class SharedMemory {
   };
 
   std::shared_ptr<SharedHeap> heap_;
-  std::unique_ptr<std::byte, Unmap> own_;  // where there is no heap
+  std::unique_ptr<std::byte, Unmap> own_;  // without a heap
   std::byte* data_ = nullptr;
   size_t nbytes_ = 0;
 };

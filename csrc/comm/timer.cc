@@ -15,14 +15,15 @@ double time_calls(Communicator& comm, Collective collective, const TimedBuffers&
   Call call;
   call.collective = collective;
   call.input = buffers.input;
-  // As Python's broadcast does: its root has nothing to copy.
+  // In place, like Python's broadcast: the root has nothing to copy.
   call.output = collective == Collective::kBroadcast ? buffers.input : buffers.output;
   call.count = buffers.count / blocks;
   call.dtype = buffers.dtype;
   call.num_dims = 1;
   call.shape[0] = call.count;
   call.algorithm = algorithm;
-  const int num_untimed = num_calls > 1 ? 2 : 1;  // one alone is a long one
+  const int num_untimed =
+      num_calls > 1 ? 2 : 1;  // a single timed call takes long, so one untimed call is enough
   for (int i = 0; i < num_untimed; ++i) comm.run(call);
   comm.barrier();
   const int64_t start = now_ns();

@@ -1,5 +1,4 @@
-// Times calls of one collective as a program would make them: one after another, on the caller's
-// buffers.
+// Times consecutive calls of one collective on the caller's buffers.
 #pragma once
 
 #include <string_view>
@@ -8,7 +7,7 @@
 
 namespace pycoll {
 
-/// Buffers of one message each.
+/// Input and output of the timed calls.
 struct TimedBuffers {
   void* input = nullptr;
   void* output = nullptr;
@@ -16,9 +15,9 @@ struct TimedBuffers {
   DType dtype = DType::kF32;
 };
 
-/// Seconds per call on this rank, after a barrier and one or two calls that are not timed. All
-/// ranks call this alike. `algorithm` is "", "NAME" or "NAME/PROTOCOL"; reductions are sums, roots
-/// are 0.
+/// Returns the seconds per call on this rank, after a barrier and one or two untimed calls.
+/// Collective, with identical arguments on all ranks. `algorithm` is "", "NAME" or "NAME/PROTOCOL";
+/// reductions are sums, roots are 0.
 double time_calls(Communicator& comm, Collective collective, const TimedBuffers& buffers,
                   std::string_view algorithm, int64_t num_calls);
 

@@ -12,18 +12,18 @@ void Device::raise(const char* what) const {
 
 DeviceFacts Device::facts() const {
   DeviceFacts facts{};
-  check(table_->describe(index_, &facts), "its description");
+  check(table_->describe(index_, &facts), "reading its properties");
   return facts;
 }
 
 bool Device::reaches(int peer) const {
   int32_t can = 0;
-  check(table_->reach(index_, peer, &can), "asking for peer access");
+  check(table_->reach(index_, peer, &can), "querying peer access");
   return can != 0;
 }
 
 DeviceMemory::DeviceMemory(const Device& device, size_t nbytes) : device_(device), nbytes_(nbytes) {
-  const std::string what = "an allocation of " + std::to_string(nbytes) + " bytes";
+  const std::string what = "allocating " + std::to_string(nbytes) + " bytes";
   device_.check(device_.table().allocate(device_.index(), std::max<size_t>(nbytes, 1), &data_),
                 what.c_str());
 }
@@ -36,7 +36,7 @@ DeviceMemory::~DeviceMemory() {
 
 PinnedMemory::PinnedMemory(const Device& device, size_t nbytes) : device_(device) {
   device_.check(device_.table().allocate_host(std::max<size_t>(nbytes, 1), &data_),
-                "an allocation of pinned memory");
+                "allocating pinned memory");
 }
 
 PinnedMemory::~PinnedMemory() {
@@ -44,7 +44,7 @@ PinnedMemory::~PinnedMemory() {
 }
 
 StreamEvent::StreamEvent(const Device& device) : device_(device) {
-  device_.check(device_.table().create_event(device_.index(), &event_), "making an event");
+  device_.check(device_.table().create_event(device_.index(), &event_), "creating an event");
 }
 
 StreamEvent::~StreamEvent() {
@@ -53,12 +53,12 @@ StreamEvent::~StreamEvent() {
 
 bool StreamEvent::is_over() const {
   int32_t is_over = 0;
-  device_.check(device_.table().query_event(event_, &is_over), "asking for an event");
+  device_.check(device_.table().query_event(event_, &is_over), "querying an event");
   return is_over != 0;
 }
 
 Stream::Stream(const Device& device) : device_(device) {
-  device_.check(device_.table().create_stream(device_.index(), &stream_), "making a stream");
+  device_.check(device_.table().create_stream(device_.index(), &stream_), "creating a stream");
 }
 
 Stream::~Stream() {

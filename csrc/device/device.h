@@ -1,5 +1,5 @@
-// A device as the core uses it: the table's functions with exceptions, and one owner for each
-// allocation, event and stream.
+// The core's interface to a device: wraps the table's functions, with exceptions, and has an owner
+// class for allocations, events and streams.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace pycoll {
 
-/// One device of this process. A value: two words.
+/// One device of this process. A value type of two words.
 class Device {
  public:
   Device() = default;
@@ -23,25 +23,25 @@ class Device {
   std::string title() const { return std::string(table_->name) + ":" + std::to_string(index_); }
   DeviceFacts facts() const;
 
-  /// Raises CudaError, with what the library says, unless `status` is 0.
+  /// Raises CudaError with the library's last error unless `status` is 0.
   void check(int status, const char* what) const {
     if (status != 0) [[unlikely]]
       raise(what);
   }
 
   void copy(void* dst, const void* src, size_t nbytes, DeviceStream stream) const {
-    check(table_->copy(index_, dst, src, nbytes, stream), "a copy");
+    check(table_->copy(index_, dst, src, nbytes, stream), "copying");
   }
   void synchronize(DeviceStream stream) const {
     check(table_->synchronize_stream(index_, stream), "waiting for a stream");
   }
-  /// 0: `stream` is not being captured.
+  /// Number of the capture of `stream`; 0: it is not being captured.
   uint64_t capture_of(DeviceStream stream) const {
     uint64_t capture = 0;
-    check(table_->capture_of(index_, stream, &capture), "looking at a stream's capture");
+    check(table_->capture_of(index_, stream, &capture), "querying a stream's capture");
     return capture;
   }
-  /// Whether kernels here reach memory there.
+  /// Whether kernels of this device can access memory of device `peer`.
   bool reaches(int peer) const;
 
  private:
@@ -51,7 +51,7 @@ class Device {
   int index_ = 0;
 };
 
-/// Memory of a device, zeroed. Who lets go of it waits for all work on the device.
+/// Zeroed memory of a device. Its destructor waits for all work on the device.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
@@ -78,7 +78,7 @@ class DeviceMemory {
   size_t nbytes_ = 0;
 };
 
-/// Zeroed host memory that kernels reach under the same address.
+/// Zeroed CPU memory that kernels access at the same address.
 class PinnedMemory {
  public:
   PinnedMemory() = default;
@@ -99,7 +99,7 @@ class PinnedMemory {
   void* data_ = nullptr;
 };
 
-/// A place in a stream.
+/// A point in a stream.
 class StreamEvent {
  public:
   explicit StreamEvent(const Device& device);
@@ -108,13 +108,15 @@ class StreamEvent {
   StreamEvent& operator=(StreamEvent&&) = delete;
   ~StreamEvent();
 
-  /// Behind what `stream` has got so far.
+  /// Records the event behind all work queued on `stream` so far.
   void record(DeviceStream stream) {
-    device_.check(device_.table().record_event(device_.index(), event_, stream), "an event");
+    device_.check(device_.table().record_event(device_.index(), event_, stream),
+                  "recording an event");
   }
-  /// What `stream` gets from now on waits for it.
+  /// Makes all later work on `stream` wait for the event.
   void hold(DeviceStream stream) const {
-    device_.check(device_.table().wait_event(device_.index(), stream, event_), "an event");
+    device_.check(device_.table().wait_event(device_.index(), stream, event_),
+                  "making a stream wait for an event");
   }
   bool is_over() const;
   void synchronize() const {

@@ -13,7 +13,7 @@
 namespace pycoll {
 namespace {
 
-/// The library beside the one that this code is in.
+/// Path of the device library in the folder of the core's own library.
 std::string default_path() {
   Dl_info found{};
   if (::dladdr(reinterpret_cast<const void*>(&default_path), &found) == 0 ||
@@ -27,7 +27,7 @@ std::string default_path() {
 
 struct Opened {
   const DeviceTable* table = nullptr;
-  std::string note;  // the path, or why there is no table
+  std::string note;  // the library's path, or why there is no table
 };
 
 Opened open_library() {
@@ -37,20 +37,20 @@ Opened open_library() {
     return {nullptr, "this build of pycoll has no CUDA part (" + path +
                          " is missing): with nvcc on PATH, build again with PYCOLL_CUDA=on"};
   }
-  // Never closed: threads of it may run until the process ends.
+  // Never closed: its threads may run until the process ends.
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return {nullptr, "cannot open " + path + ": " + ::dlerror()};
   using GetTable = const DeviceTable* (*)();
   const auto get_table = reinterpret_cast<GetTable>(::dlsym(library, "pycoll_device_table"));
-  if (get_table == nullptr) return {nullptr, path + " is no device library of pycoll"};
+  if (get_table == nullptr) return {nullptr, path + " is not a device library of pycoll"};
   const DeviceTable* table = get_table();
   if (table->version != kDeviceTableVersion || table->table_bytes != sizeof(DeviceTable)) {
-    return {nullptr, path + " is of another version of pycoll: build both again"};
+    return {nullptr, path + " belongs to another version of pycoll: rebuild both"};
   }
   return {table, path};
 }
 
-/// The last one that was asked for: tests name several, one after another.
+/// The library that was opened last. Tests name several, one after another.
 Opened opened() {
   static std::mutex mutex;
   static std::map<std::string, Opened> found;
@@ -71,7 +71,7 @@ const DeviceTable* find_device_table(std::string& note) {
 const DeviceTable& device_table() {
   const Opened found = opened();
   if (found.table != nullptr) return *found.table;
-  throw UsageError("arrays of a device need a library of pycoll that is not there: " + found.note);
+  throw UsageError("device arrays need pycoll's device library: " + found.note);
 }
 
 }  // namespace pycoll

@@ -1,4 +1,4 @@
-// Finds and opens the library that gives this process its DeviceTable.
+// Finds and opens the library that provides this process's DeviceTable.
 #pragma once
 
 #include <string>
@@ -7,14 +7,15 @@
 
 namespace pycoll {
 
-/// Names the library in place of the one that lies beside the core.
+/// Environment variable with the path of the library. Default: the one beside the core.
 inline constexpr const char* kDeviceLibraryVariable = "PYCOLL_DEVICE_LIBRARY";
 
-/// The table of this process, opened once. Raises UsageError that says what to build or install
-/// when there is no library, or none that fits this build.
+/// The table of this process, opened once. Raises UsageError with what to build or install when
+/// there is no library, or only one that does not fit this build.
 const DeviceTable& device_table();
 
-/// The same without an error: null, and why there is none, or which library it is.
+/// The table of this process, or null; does not raise. `note` is the library's path, or why there
+/// is none.
 const DeviceTable* find_device_table(std::string& note);
 
 }  // namespace pycoll

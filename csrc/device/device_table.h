@@ -1,10 +1,10 @@
-// The one door between the core and a device: a table of C functions that a library gives.
+// The only interface between the core and a device: a table of C functions from a device library.
 //
-// Two libraries give it: `_cuda` for NVIDIA GPUs (csrc/kernels/cuda/cuda_device.cc), and
-// `_device_threads`, which emulates a device with memory and threads of the host
-// (csrc/kernels/threads/thread_device.cc), so that everything on this side of the table is tested
-// on every machine. The core is built without either; it opens one when it meets an array of a
-// device (library.h). Only PODs and pointers cross the door.
+// Two libraries provide it: `_cuda` for NVIDIA GPUs (csrc/kernels/cuda/cuda_device.cc), and
+// `_device_threads`, which emulates a device with CPU memory and threads
+// (csrc/kernels/threads/thread_device.cc), so that all users of the table are tested on every
+// machine. The core is built without either, and opens one when it is first passed a device array
+// (device_library.h). Only PODs and pointers cross the interface.
 #pragma once
 
 #include <cstddef>
@@ -18,88 +18,88 @@ inline constexpr uint32_t kDeviceTableVersion = 1;
 
 struct DeviceFacts {
   char name[64];
-  char uuid[40];  // the same in all processes of a host, whatever number they give the device
+  char uuid[40];  // identical in all processes of a host, even if their device numbers differ
   uint64_t total_bytes;
   int32_t num_processors;
   int32_t capability;     // 90: compute capability 9.0; 0: not a GPU
-  int32_t block_threads;  // of a launch's blocks
-  int32_t max_channels;   // blocks of one rank's launch that are worth it
+  int32_t block_threads;  // threads of a block
+  int32_t max_channels;   // largest useful number of blocks in one rank's launch
 };
 
-/// How another process reaches an allocation.
+/// How another process maps an allocation.
 enum class DeviceHandleKind : uint32_t {
-  kNone,  // it cannot: memory that the system does not export
+  kNone,  // not at all: the system does not export this memory
   kFd,    // by a file descriptor that is passed to it
   kIpc,   // by `bytes`, as long as the owner keeps the allocation
 };
 struct DeviceHandle {
   DeviceHandleKind kind;
   uint32_t reserved;
-  uint64_t nbytes;  // of the whole allocation
-  uint64_t offset;  // of the pointer that was asked for in it
+  uint64_t nbytes;  // size of the whole allocation
+  uint64_t offset;  // offset of the exported pointer in it
   uint8_t bytes[64];
 };
 
-/// Streams, events and graphs are opaque. Stream 0 and 1 are a device's default stream, 2 is that
-/// of the calling thread, as in CUDA.
+/// Streams, events and graphs are opaque. Streams 0 and 1 are the device's default stream, 2 is the
+/// calling thread's default stream, as in CUDA.
 using DeviceStream = void*;
 using DeviceEvent = void*;
 using DeviceGraph = void*;
 
-/// Functions return 0, or not: then last_error() says why, on that thread. All may be called from
-/// any thread; none changes the thread's current device. What is named `device` is its number in
-/// this process.
+/// Functions return 0 on success; otherwise last_error() on the same thread says why. All may be
+/// called from any thread; none changes the thread's current device. `device` is a device's number
+/// in this process.
 struct DeviceTable {
-  uint32_t version;       // kDeviceTableVersion of who built the library
+  uint32_t version;       // kDeviceTableVersion when the library was built
   uint32_t table_bytes;   // sizeof(DeviceTable)
   uint32_t launch_bytes;  // sizeof(DeviceLaunch)
   const char* name;       // "cuda" or "threads"
-  const char* built;      // with what, for people
+  const char* built;      // the runtime it was built with, for people
   const char* (*last_error)();
 
   // --- devices ---
   int (*count_devices)(int32_t* num_devices);
   int (*describe)(int32_t device, DeviceFacts* facts);
-  /// -1: `p` is no memory of a device.
+  /// Sets *device to the device whose memory `p` is in; -1: none.
   int (*find_device)(const void* p, int32_t* device);
-  /// Whether kernels of `device` reach memory of `peer`; from then on they may.
+  /// Sets *can to whether kernels of `device` can access memory of `peer`, and enables the access.
   int (*reach)(int32_t device, int32_t peer, int32_t* can);
-  /// Waits until all that was queued there is over.
+  /// Waits until all work queued on the device is over.
   int (*synchronize_device)(int32_t device);
 
   // --- memory ---
-  /// Zeroed, at least 512-byte aligned, and exportable if the system can.
+  /// Allocates zeroed memory, at least 512-byte aligned, and exportable if the system allows it.
   int (*allocate)(int32_t device, size_t nbytes, void** memory);
-  /// All work that uses it is over.
+  /// Frees memory that no queued work uses any more.
   int (*free)(void* memory);
-  /// How others reach the allocation that `p` lies in; `fd` is the caller's to close, or -1.
+  /// Exports the allocation that contains `p`. The caller closes `fd`, which may be -1.
   int (*export_memory)(const void* p, DeviceHandle* handle, int32_t* fd);
-  /// Maps the whole allocation for kernels of `device`; `fd` stays the caller's.
+  /// Maps the whole allocation for kernels of `device`. The caller still owns `fd`.
   int (*import_memory)(int32_t device, const DeviceHandle* handle, int32_t fd, void** base);
   int (*release_import)(void* base);
-  /// Zeroed host memory that kernels reach under the same address.
+  /// Allocates zeroed CPU memory that kernels access at the same address.
   int (*allocate_host)(size_t nbytes, void** memory);
   int (*free_host)(void* memory);
-  /// Lets kernels reach host memory that is mapped already, as `on_device`.
+  /// Makes CPU memory that is already mapped accessible to kernels, at address `on_device`.
   int (*map_host)(void* memory, size_t nbytes, void** on_device);
   int (*unmap_host)(void* memory);
 
-  // --- work in the order of a stream ---
+  // --- stream-ordered work ---
   int (*create_stream)(int32_t device, DeviceStream* stream);
   int (*destroy_stream)(DeviceStream stream);
   int (*synchronize_stream)(int32_t device, DeviceStream stream);
-  /// From and to memory of any kind.
+  /// Copies between memory of any kind.
   int (*copy)(int32_t device, void* dst, const void* src, size_t nbytes, DeviceStream stream);
   int (*create_event)(int32_t device, DeviceEvent* event);
   int (*destroy_event)(DeviceEvent event);
   int (*record_event)(int32_t device, DeviceEvent event, DeviceStream stream);
-  /// What `stream` gets from now on begins after what `event` was last recorded behind.
+  /// Makes all later work on `stream` wait until `event`, as last recorded, is over.
   int (*wait_event)(int32_t device, DeviceStream stream, DeviceEvent event);
   int (*query_event)(DeviceEvent event, int32_t* is_over);
   int (*synchronize_event)(DeviceEvent event);
 
   // --- graphs ---
-  /// 0: work given to the stream runs. Else it is recorded, for the capture of that number.
+  /// Sets *capture to the number of the capture that records the stream's work; 0: the work runs.
   int (*capture_of)(int32_t device, DeviceStream stream, uint64_t* capture);
   int (*begin_capture)(int32_t device, DeviceStream stream);
   int (*end_capture)(int32_t device, DeviceStream stream, DeviceGraph* graph);
@@ -107,22 +107,22 @@ struct DeviceTable {
   int (*destroy_graph)(DeviceGraph graph);
 
   // --- kernels ---
-  /// Loads all of them, so that no launch does while another kernel waits for it.
+  /// Loads all kernels, so that no launch loads one while another kernel waits for it.
   int (*preload)(int32_t device);
   /// Runs one rank's part of one operation. `launch` is copied.
   int (*launch)(int32_t device, const DeviceLaunch* launch, DeviceStream stream);
-  /// Runs the parts of several ranks as one kernel whose blocks are all resident. `launches` lie in
-  /// memory that the device reads when it comes to it; `first` is a copy of one of them here.
+  /// Runs the parts of several ranks as one kernel whose blocks are all resident. `launches` are in
+  /// memory that the device reads when the kernel starts; `first` is a CPU copy of one of them.
   int (*launch_together)(int32_t device, const DeviceLaunch* first, const DeviceLaunch* launches,
                          int32_t num_launches, DeviceStream stream);
-  /// How many blocks of the kernel that runs such a launch the device holds at once.
+  /// Sets *num_blocks to how many blocks of the kernel of `launch` are resident at once.
   int (*max_resident_blocks)(int32_t device, const DeviceLaunch* launch, int32_t* num_blocks);
-  /// dst[i] <- src[i] * factor, in elements of a DType of that number.
+  /// dst[i] <- src[i] * factor, for elements of the DType with number `dtype`.
   int (*scale)(int32_t device, void* dst, const void* src, int64_t count, int32_t dtype,
                double factor, DeviceStream stream);
 };
 
 }  // namespace pycoll
 
-/// What a library exports.
+/// The function that a device library exports.
 extern "C" const pycoll::DeviceTable* pycoll_device_table();

@@ -15,16 +15,16 @@
 namespace pycoll {
 namespace {
 
-/// What a rank says before the links are made.
+/// A rank's settings and abilities, which the ranks exchange before they make the links.
 struct Offer {
   std::string wanted;    // PYCOLL_TRANSPORT
-  std::string settings;  // of rank 0
+  std::string settings;  // rank 0's settings; others: empty
   bool has_mpi = false;
-  std::string no_mpi;  // why not
+  std::string no_mpi;  // why there is no MPI
   int mpi_rank = 0;    // in MPI_COMM_WORLD
   bool background = true;
   bool tls = false;   // PYCOLL_TLS
-  std::string knows;  // with TLS: shows that this rank has the same secret
+  std::string knows;  // with TLS: proves that this rank has the same secret
 
   std::string to_bytes() const {
     return WireWriter()
@@ -53,8 +53,8 @@ struct Offer {
   }
 };
 
-/// Whether this host has a network that MPI drives past the kernel: InfiniBand, RoCE, Omni-Path,
-/// EFA, Slingshot. Over others TCP was measured to be as fast or faster (docs/hosts.md).
+/// Whether this host has a network that MPI drives without the kernel: InfiniBand, RoCE, Omni-Path,
+/// EFA, Slingshot. On other networks TCP was measured to be as fast or faster (docs/hosts.md).
 bool has_fabric() {
   for (const char* folder : {"/sys/class/infiniband", "/sys/class/cxi"}) {
     std::error_code error;
@@ -92,21 +92,22 @@ std::string place(int rank, const HostTable& hosts) {
   return "rank " + std::to_string(rank) + " on host " + hosts.name_of(rank);
 }
 
-/// Raises UsageError where this rank and rank 0 would not understand each other.
+/// Raises UsageError if `rank` and rank 0 differ in PYCOLL_TLS or in the token.
 void check_tls(const std::vector<Offer>& offers, int rank, const HostTable& hosts) {
   const Offer& first = offers.front();
   const Offer& offer = offers[static_cast<size_t>(rank)];
   if (offer.tls != first.tls) {
     throw UsageError(place(offer.tls ? rank : 0, hosts) + " has " + kTlsVariable + "=1, and " +
-                     place(offer.tls ? 0 : rank, hosts) + " has not: set it alike on all ranks");
+                     place(offer.tls ? 0 : rank, hosts) +
+                     " has not: set it to the same value on all ranks");
   }
   if (offer.knows != first.knows) {
     throw UsageError(place(rank, hosts) + " has another PYCOLL_TOKEN than " + place(0, hosts) +
-                     ": set the same on all ranks");
+                     ": set it to the same value on all ranks");
   }
 }
 
-/// "tcp" or "mpi", the same on all ranks; or the same error.
+/// Chooses "tcp" or "mpi". All ranks get the same result, or the same error.
 std::string choice_of(const std::vector<Offer>& offers, const HostTable& hosts) {
   const std::string& wanted = offers.front().wanted;
   for (int rank = 0; rank < static_cast<int>(offers.size()); ++rank) {
@@ -117,15 +118,17 @@ std::string choice_of(const std::vector<Offer>& offers, const HostTable& hosts) 
     }
     if (offer.wanted != wanted) {
       throw UsageError(place(rank, hosts) + " has " + own + ", and " + place(0, hosts) + " has " +
-                       kTransportVariable + "=" + wanted + ": set it alike on all ranks");
+                       kTransportVariable + "=" + wanted +
+                       ": set it to the same value on all ranks");
     }
     check_tls(offers, rank, hosts);
     if (wanted == "mpi" && offer.tls) {
-      throw UsageError(own + ", whose messages nobody encrypts, but " + kTlsVariable +
-                       "=1 wants that: leave out one of them");
+      throw UsageError(own + " cannot encrypt messages, but " + kTlsVariable +
+                       "=1 requires it: unset one of them");
     }
     if (wanted == "mpi" && !offer.has_mpi) {
-      throw UsageError(own + ", but on " + place(rank, hosts) + " " + offer.no_mpi);
+      throw UsageError(own + ", but MPI is not available on " + place(rank, hosts) + ": " +
+                       offer.no_mpi);
     }
   }
   if (!wanted.empty()) return wanted;
@@ -163,14 +166,14 @@ std::unique_ptr<Wire> connect_by_tcp(const Meeting& meeting, const HostsWorld& w
   for (int peer = 0; peer < meeting.num_ranks; ++peer) {
     const auto at = static_cast<size_t>(peer);
     WireReader reader(all[at]);
-    // The same error on all ranks.
+    // All ranks raise the same error.
     if (const std::string_view text = reader.text(); !text.empty()) {
       throw UsageError(place(peer, hosts) + ": " + std::string(text));
     }
     const bool is_remote = hosts.host_of[at] != hosts.host_of[static_cast<size_t>(meeting.rank)];
     ranks.push_back({is_remote, std::string(reader.text()), hosts.name_of(peer)});
   }
-  // Of the session alone: what was learnt in another one is of no use.
+  // A key of this session alone: a key learnt in another session does not fit.
   const std::string key = as_text(hmac_sha256(world.token, "pycoll links " + world.name));
   return std::make_unique<TcpWire>(
       connect_mesh(*listeners, meeting.rank, ranks, key, tls_is_on(), deadline));
@@ -186,7 +189,7 @@ std::unique_ptr<Wire> connect_wire(const Meeting& meeting, HostsWorld& world, Li
   for (const std::string& bytes : meeting.exchange("offers", own.to_bytes())) {
     offers.push_back(Offer::from(bytes));
   }
-  // The first rank of every host puts rank 0's settings into the memory there.
+  // The first rank of each host stores rank 0's settings in the shared memory of that host.
   world.settings = offers.front().settings;
   if (choice_of(offers, world.hosts) == "tcp") return connect_by_tcp(meeting, world, deadline);
   std::shared_ptr<MpiComm> comm = meeting.comm;
@@ -196,7 +199,7 @@ std::unique_ptr<Wire> connect_wire(const Meeting& meeting, HostsWorld& world, Li
     comm = mpi().of_members(members, meeting.name);
   }
   for (const Offer& offer : offers) {
-    // Somebody whose links rest between calls says nothing then.
+    // A rank without background progress sends no heartbeats between its calls.
     if (!offer.background) rules.silence_s = 0;
   }
   rules.background = own.background;

@@ -1,4 +1,4 @@
-// Which wire the hosts of a session get: TCP or MPI. The ranks agree, and all make the same one.
+// Connects the hosts of a session by TCP or MPI. The ranks agree on one of the two.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace pycoll {
 
-/// tcp or mpi; unset: see connect_wire.
+/// Environment variable: tcp or mpi. Unset: see connect_wire.
 inline constexpr const char* kTransportVariable = "PYCOLL_TRANSPORT";
 
 /// Ranks that have found each other.
@@ -18,17 +18,17 @@ struct Meeting {
   int rank = 0;
   int num_ranks = 1;
   std::string name;   // of the session
-  std::string token;  // of these ranks alone
+  std::string token;  // secret of these ranks
   Exchange exchange;
-  std::shared_ptr<MpiComm> comm;  // of these ranks in this order, where they have met over MPI
-  bool may_use_mpi = false;       // the launcher was MPI's
+  std::shared_ptr<MpiComm> comm;  // these ranks, in this order; null unless they met over MPI
+  bool may_use_mpi = false;       // the launcher is MPI's
 };
 
-/// Links to the ranks on other hosts, and what holds for them. Fills in rank 0's settings.
+/// Makes the links to the ranks on other hosts, and sets `rules` and rank 0's settings in `world`.
 ///
-/// PYCOLL_TRANSPORT says which, alike on all ranks. Unset: MPI where all ranks have one and a
-/// network that is MPI's alone (choice_of explains), else TCP. Raises UsageError on all ranks where
-/// they disagree, or one of them has not what is asked for.
+/// PYCOLL_TRANSPORT chooses the wire, identically on all ranks. Unset: MPI if all ranks have it and
+/// a network that MPI drives without the kernel, else TCP. Raises UsageError on all ranks if
+/// their settings differ, or if a rank lacks the chosen wire.
 std::unique_ptr<Wire> connect_wire(const Meeting& meeting, HostsWorld& world, LinkRules& rules,
                                    const Deadline& deadline);
 

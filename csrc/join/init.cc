@@ -17,7 +17,7 @@
 namespace pycoll {
 namespace {
 
-/// How long rank 0, having failed, serves on for the others to read why.
+/// How long a failed rank 0 keeps its store running, so that the other ranks can read why.
 constexpr double kLastWordSeconds = 2;
 
 Joined init_alone(double timeout_s) {
@@ -25,27 +25,29 @@ Joined init_alone(double timeout_s) {
           Session()};
 }
 
-/// Where mpiexec has spread the ranks over hosts, and nobody has said where rank 0 is.
+/// Joins ranks that mpiexec started on several hosts without an address of rank 0.
 Joined init_from_launcher(const LaunchEnv& env, const Deadline& deadline) {
   Mpi* found = nullptr;
   try {
     found = &mpi();
   } catch (const MpiError& error) {
-    throw MpiError("mpiexec has put the " + std::to_string(env.num_ranks) +
-                   " ranks on several hosts, so they meet through MPI, and " + error.what() +
-                   ". Or set MASTER_ADDR to an address of rank 0's host, and MASTER_PORT");
+    throw MpiError("mpiexec started the " + std::to_string(env.num_ranks) +
+                   " ranks on several hosts, so they must meet through MPI, but " + error.what() +
+                   ". Alternatively, set MASTER_ADDR to an address of rank 0's host, and "
+                   "MASTER_PORT");
   }
   if (found->world_size() != env.num_ranks || found->world_rank() != env.rank) {
     throw MpiError(
         "the launcher says rank " + std::to_string(env.rank) + " of " +
         std::to_string(env.num_ranks) + ", MPI says rank " + std::to_string(found->world_rank()) +
         " of " + std::to_string(found->world_size()) + ": " + mpi_library_facts().path +
-        " does not understand this mpiexec; PYCOLL_MPI names the library of the same MPI");
+        " does not belong to this mpiexec; set PYCOLL_MPI to the library of the same MPI");
   }
   return init_over_mpi(found->duplicate_world(deadline), deadline);
 }
 
-/// Between the first ranks of the first two hosts, which stand for all. The same on all ranks.
+/// Measures the network between the first ranks of the first two hosts, as an example for all.
+/// Returns the same cost on all ranks.
 NetworkCost network_cost(Wire& wire, const Meeting& meeting, const HostTable& hosts,
                          const Deadline& deadline) {
   const auto second = std::find(hosts.host_of.begin(), hosts.host_of.end(), 1);
@@ -100,7 +102,7 @@ Joined init_at(const LaunchEnv& env, const Deadline& deadline) {
     return {std::move(comm), std::move(session)};
   } catch (const Error&) {
     session.store.reset();
-    // The others read what kept the ranks apart.
+    // Lets the other ranks read the error.
     if (session.server) session.server->stop(kLastWordSeconds);
     throw;
   }
@@ -113,7 +115,7 @@ Joined init_over_mpi(std::shared_ptr<MpiComm> comm, const Deadline& deadline) {
                                                                      const std::string& own) {
     return comm->exchange(own, Deadline::after_s(timeout_s));
   };
-  // Who takes part in MPI's messages belongs to the job: the token need not be known before.
+  // MPI connects ranks of the same job only, so rank 0 can make the token here.
   WireWriter own;
   own.text(random_hex()).text(random_hex());
   const std::string of_rank_0 = exchange("name", own.bytes()).front();
@@ -137,7 +139,7 @@ std::unique_ptr<Transport> connect_through(Store& store, int rank, int num_ranks
   StoreExchange exchange(store, rank, num_ranks, deadline);
   auto transport = connect_ranks(
       {rank, num_ranks, name, token, std::ref(exchange), nullptr, may_use_mpi}, deadline);
-  // All others have come to rank 0, behind their last look at the store.
+  // Rank 0 gets here once all other ranks have read the store for the last time.
   exchange.forget();
   return transport;
 }

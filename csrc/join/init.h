@@ -1,4 +1,4 @@
-// The world's communicator, from what the launcher put into the environment, or of threads.
+// Makes the world's communicator: of the launcher's processes, or of threads of this process.
 #pragma once
 
 #include <memory>
@@ -10,37 +10,37 @@
 
 namespace pycoll {
 
-/// After how many seconds of silence a rank of another host counts as lost; 0: never.
+/// Environment variable: seconds of silence after which a rank of another host is lost; 0: never.
 inline constexpr const char* kSilenceVariable = "PYCOLL_SILENCE_S";
 
 struct Joined {
   std::unique_ptr<Communicator> comm;
-  Session session;  // can exchange nothing where there is one rank
+  Session session;  // with a single rank it cannot exchange anything
 };
 
 /// Joins the ranks that the environment names (bootstrap/join/launch_env.h). Collective over them.
-/// Raises UsageError for an environment that makes no sense, TimeoutError naming the ranks that did
-/// not come before the deadline, whose timeout is also that of every later operation. `interrupt`
-/// lets a signal into the wait.
+/// Raises UsageError for an invalid environment, and TimeoutError naming the ranks that did not
+/// join within `timeout_s`, which is also the timeout of every later operation. `interrupt` lets a
+/// signal end the wait.
 ///
-/// The communicator needs the session no more; the ranks may tell each other things through it.
+/// The communicator does not need the session; the ranks may exchange values through it.
 Joined init_from_environment(double timeout_s, Deadline::Interrupt interrupt = nullptr);
 
-/// The same at an address that is known.
+/// Joins the ranks at the known address of `env`.
 Joined init_at(const LaunchEnv& env, const Deadline& deadline);
-/// The same among the ranks of an MPI communicator, in their order.
+/// Joins the ranks of an MPI communicator, in their order.
 Joined init_over_mpi(std::shared_ptr<MpiComm> comm, const Deadline& deadline);
 
-/// The transport of ranks that have met: shared memory on one host, and links between hosts.
+/// Makes the transport of ranks that have met: shared memory on one host, and links between hosts.
 /// Collective over them; when it returns, no rank needs the exchange any more.
 std::unique_ptr<Transport> connect_ranks(const Meeting& meeting, const Deadline& deadline);
-/// The same of ranks that share a store, in which nothing stays. MPI may make the links only if
-/// `may_use_mpi`, or if it is asked for (PYCOLL_TRANSPORT).
+/// Makes the transport of ranks that share a store, and leaves no keys in it. The links use MPI
+/// only if `may_use_mpi` is set or PYCOLL_TRANSPORT asks for it.
 std::unique_ptr<Transport> connect_through(Store& store, int rank, int num_ranks,
                                            const std::string& name, const std::string& token,
                                            const Deadline& deadline, bool may_use_mpi = false);
 
-/// A world of ranks that are threads of this process, with the settings of its environment.
+/// Makes a world whose ranks are threads of this process, with the settings of its environment.
 std::shared_ptr<LocalWorld> make_world(int num_ranks);
 
 }  // namespace pycoll

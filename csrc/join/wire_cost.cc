@@ -12,18 +12,18 @@ namespace {
 
 constexpr int kNumFlights = 16;
 constexpr size_t kFrameBytes = 64 << 10;
-constexpr int kMaxFrames = 256;  // at a time
+constexpr int kMaxFrames = 256;  // in one burst
 constexpr int64_t kLongEnoughNs = 5'000'000;
 constexpr int64_t kNapNs = 1'000'000;
-constexpr uint64_t kNoAnswer = 1;  // in `more`: more frames follow
-constexpr uint64_t kLast = 2;      // the measurement is over
+constexpr uint64_t kNoAnswer = 1;  // `more`: further frames of the burst follow
+constexpr uint64_t kLast = 2;      // `more`: the measurement is over
 
 class Probe final : public FrameSink {
  public:
   Probe(Wire& wire, int peer, const Deadline& deadline)
       : wire_(wire), peer_(peer), deadline_(deadline), bytes_(kFrameBytes) {}
 
-  /// Sends frames of so many bytes, and waits until the peer has them all. Returns nanoseconds.
+  /// Sends frames of `nbytes` and waits until the peer has received all. Returns nanoseconds.
   int64_t there_and_back(int num_frames, size_t nbytes) {
     const int64_t start_ns = now_ns();
     for (int i = 1; i <= num_frames; ++i) send(nbytes, i < num_frames ? kNoAnswer : 0);
@@ -52,12 +52,12 @@ class Probe final : public FrameSink {
   }
   void arrived(int, const FrameHeader& header) override {
     more_ = header.more;
-    // A burst's frames need not be told apart: its last one asks for the answer.
+    // Only the last frame of a burst asks for an answer.
     if (more_ != kNoAnswer) has_come_ = true;
   }
   void lost(int, int) override {
     throw PeerDiedError(
-        "rank " + std::to_string(peer_) + " was lost while messages to its host were measured",
+        "rank " + std::to_string(peer_) + " was lost while the network to its host was measured",
         peer_, /*signal=*/0);
   }
 
@@ -74,7 +74,7 @@ class Probe final : public FrameSink {
     if (wire_.poll(*this, peer_)) return;
     if (deadline_.expired()) {
       throw TimeoutError("rank " + std::to_string(peer_) +
-                         " did not answer while messages to its host were measured");
+                         " did not answer while the network to its host was measured");
     }
     wire_.wait(kNapNs);
     deadline_.check_interrupt();
@@ -83,7 +83,7 @@ class Probe final : public FrameSink {
   Wire& wire_;
   const int peer_;
   const Deadline& deadline_;
-  std::vector<std::byte> bytes_;  // what is sent and where it goes: nobody looks at it
+  std::vector<std::byte> bytes_;  // payload of sends and receives; its contents do not matter
   bool has_come_ = false;
   uint64_t more_ = 0;
 };
@@ -100,8 +100,8 @@ NetworkCost measure_wire(Wire& wire, int peer, bool leads, const Deadline& deadl
   for (int i = 0; i < kNumFlights; ++i) flights_ns.push_back(probe.there_and_back(1, 0));
   std::sort(flights_ns.begin(), flights_ns.end());
   const int64_t flight_ns = flights_ns[kNumFlights / 2];
-  // Long enough that neither the flight, nor a burst that a throttled link lets through, nor a
-  // window that TCP still opens counts for much.
+  // Long enough that the latency, the initial burst of a throttled link and TCP's slow start hardly
+  // matter.
   const int64_t long_enough_ns = std::max(kLongEnoughNs, 2 * flight_ns);
   int num_frames = 1;
   int64_t took_ns = 0;

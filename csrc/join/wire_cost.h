@@ -1,4 +1,4 @@
-// What messages to another host take: measured on the wire, before anything else uses it.
+// Measures the network cost of messages to another host, before the wire has other uses.
 #pragma once
 
 #include "base/clock.h"
@@ -7,9 +7,9 @@
 
 namespace pycoll {
 
-/// Messages there and back between this rank and `peer`, which both call this; one of them leads
-/// and gets the result. Cost: some 16 flights, then as many bytes as take 5 ms, at most 32 MiB.
-/// Raises PeerDiedError and TimeoutError, naming the peer.
+/// Measures round trips between this rank and `peer`, which both call this; the one with `leads`
+/// gets the result. Takes 16 round trips, then as many bytes as take 5 ms, at most 32 MiB. Raises
+/// PeerDiedError and TimeoutError, naming the peer.
 NetworkCost measure_wire(Wire& wire, int peer, bool leads, const Deadline& deadline);
 
 }  // namespace pycoll

@@ -1,7 +1,7 @@
-// The functions of MPI that pycoll uses, of the library that was loaded.
+// The MPI functions that pycoll uses, from the loaded library.
 //
 // Included by the files of this folder that are compiled once for each ABI: PYCOLL_MPI_ABI is the
-// namespace of one, PYCOLL_MPI_HEADER its header.
+// ABI's namespace, PYCOLL_MPI_HEADER its header.
 #pragma once
 
 #include PYCOLL_MPI_HEADER
@@ -23,11 +23,11 @@ struct MpiApi {
   PYCOLL_MPI_FUNCTIONS(PYCOLL_MPI_MEMBER)
 #undef PYCOLL_MPI_MEMBER
 
-  /// Those of a library (dlopen); of the one that is linked, where the build is for that. Raises
-  /// MpiError naming a function that is missing.
+  /// Loads the functions from a library opened by dlopen, or from the linked one if the build links
+  /// an MPI. Raises MpiError naming a missing function.
   static MpiApi load(void* library, const std::string& path);
 
-  /// Raises MpiError with MPI's words, unless `code` is MPI_SUCCESS.
+  /// Raises MpiError with MPI's error text, unless `code` is MPI_SUCCESS.
   void check(int code, const char* what) const;
   std::string text_of(int code) const;
 };

@@ -27,7 +27,7 @@ std::unique_ptr<Mpi> start(void* library, const std::string& path);
 
 namespace {
 
-/// MPI is one to a process: it is started once, and everything that calls it shares its lock.
+/// The MPI of this process: there is only one. It is started once; all its users share its lock.
 struct Process {
   std::mutex mutex;
   std::string folder;
@@ -36,7 +36,7 @@ struct Process {
 };
 
 Process& process() {
-  static Process* const one = new Process;  // never taken down: threads may outlive main()
+  static Process* const one = new Process;  // never destroyed: threads may outlive main()
   return *one;
 }
 
@@ -47,7 +47,7 @@ const MpiLibrary& library_of(Process& process) {
 
 std::string linked_abi() {
 #ifdef PYCOLL_MPI_HAS_LINKED
-  return PYCOLL_MPI_HAS_LINKED;  // as library.cc names it
+  return PYCOLL_MPI_HAS_LINKED;  // the name that mpi_library.cc uses
 #else
   return "";
 #endif
@@ -56,7 +56,7 @@ std::string linked_abi() {
 std::unique_ptr<Mpi> start(const MpiLibrary& library) {
   if (mpi_abis().empty()) {
     throw MpiError(
-        "this build of pycoll has no MPI: build it where mpi_abi.h is found (pip install mpich)");
+        "this build of pycoll has no MPI: rebuild it with mpi_abi.h installed (pip install mpich)");
   }
 #ifdef PYCOLL_MPI_HAS_LINKED
   if (library.abi == linked_abi()) return linked::start(library.handle, library.path);
@@ -68,13 +68,14 @@ std::unique_ptr<Mpi> start(const MpiLibrary& library) {
   if (library.abi == "mpich") return mpich::start(library.handle, library.path);
 #endif
   if (library.handle == nullptr) {
-    throw MpiError("found no library of MPI with the standard ABI (" + library.problem +
-                   "): " + kMpiVariable + "=/path/to/libmpi_abi.so.1 names one");
+    throw MpiError("found no MPI library with the standard ABI (" + library.problem + "): set " +
+                   kMpiVariable + "=/path/to/libmpi_abi.so.1");
   }
   throw MpiError(
-      library.path + " has the ABI of " + library.abi + ", this build knows " + mpi_abis() + ": " +
-      kMpiVariable + "=/path/to/libmpi_abi.so.1 names another library" +
-      (library.abi == "openmpi" ? ", the CMake option PYCOLL_MPICC builds for this one" : ""));
+      library.path + " has the ABI of " + library.abi + ", expected one of " + mpi_abis() +
+      ": set " + kMpiVariable + "=/path/to/libmpi_abi.so.1 for another library" +
+      (library.abi == "openmpi" ? ", or build with the CMake option PYCOLL_MPICC for this one"
+                                : ""));
 }
 
 }  // namespace

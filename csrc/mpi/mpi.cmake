@@ -1,11 +1,12 @@
-# What of csrc/mpi is compiled once for each ABI of MPI whose header is here. Only headers are
-# needed: the library is found at run time. Without any the build is good, and says so.
+# Compiles part of csrc/mpi once for each MPI ABI whose header is found. Only headers are needed:
+# the library is found at run time. Without any header, the build has no MPI, and its summary says
+# so.
 #
-# PYCOLL_MPI_INCLUDE: folders with mpi_abi.h (the standard ABI of MPI 5) and perhaps MPICH's mpi.h
-# (its older ABI, which Intel MPI has, too, and mpi4py's wheels use).
-# PYCOLL_MPICC: a compiler wrapper, for an MPI with neither, such as Open MPI 5: the core is then
-# linked with that MPI.
-option(PYCOLL_MPI "Links over MPI, where a header is found" ON)
+# PYCOLL_MPI_INCLUDE: folders with mpi_abi.h (the standard ABI of MPI 5) and optionally MPICH's
+# mpi.h (its older ABI, which Intel MPI also has and mpi4py's wheels use).
+# PYCOLL_MPICC: a compiler wrapper, for an MPI with neither ABI, such as Open MPI 5: the core is
+# then linked with that MPI.
+option(PYCOLL_MPI "Links over MPI, if a header is found" ON)
 set(PYCOLL_MPI_INCLUDE "" CACHE STRING "Folders where mpi_abi.h and MPICH's mpi.h may be")
 set(PYCOLL_MPICC "" CACHE FILEPATH "mpicc of an MPI without the standard ABI, to link with")
 set(PYCOLL_MPI_FILES api runtime mpi_exchange mpi_wire mpi_wire_end)
@@ -18,7 +19,7 @@ function(pycoll_mpi_abi name folder header)
   list(TRANSFORM sources APPEND .cc)
   add_library(mpi_${name} OBJECT ${sources})
   target_include_directories(mpi_${name} PRIVATE ${CMAKE_SOURCE_DIR}/csrc)
-  # As a system's: its warnings are not ours.
+  # SYSTEM: silences warnings of MPI's header.
   target_include_directories(mpi_${name} SYSTEM PRIVATE ${folder})
   target_compile_definitions(
     mpi_${name} PRIVATE PYCOLL_MPI_ABI=${name} PYCOLL_MPI_HEADER=<${header}> MPICH_SKIP_MPICXX
@@ -39,7 +40,7 @@ if(PYCOLL_MPI AND PYCOLL_MPI_ABI_FOLDER)
   set(PYCOLL_MPI_TEXT ", mpi")
 endif()
 if(PYCOLL_MPI AND PYCOLL_MPICH_FOLDER)
-  # Whose mpi.h it is.
+  # Checks that mpi.h is MPICH's.
   file(STRINGS ${PYCOLL_MPICH_FOLDER}/mpi.h version REGEX "define +MPICH_NUMVERSION")
   if(version)
     pycoll_mpi_abi(mpich ${PYCOLL_MPICH_FOLDER} mpi.h)

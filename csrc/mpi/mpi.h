@@ -1,7 +1,8 @@
 // The MPI of this process: found and loaded at run time, used for meeting and for links.
 //
-// No type of MPI is named here, because handles differ between ABIs: what uses them is compiled
-// once for each ABI whose header the build has found (mpi/api.h), and the library says which it is.
+// This header names no MPI types, because handles differ between ABIs. The code that uses them is
+// compiled once for each ABI whose header the build has found (mpi/api.h); the loaded library
+// determines the ABI.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +15,24 @@
 
 namespace pycoll {
 
-/// A communicator of MPI that is pycoll's alone.
+/// An MPI communicator that only pycoll uses.
 class MpiComm {
  public:
   virtual ~MpiComm() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// Every rank's `own` bytes, by rank. Collective. Raises TimeoutError naming who did not come.
+  /// Returns the `own` bytes of all ranks, by rank. Collective. Raises TimeoutError naming the
+  /// missing ranks.
   virtual std::vector<std::string> exchange(const std::string& own, const Deadline& deadline) = 0;
-  /// Frames to and from `peers`, ranks of this communicator, which becomes the wire's.
+  /// Makes a wire to `peers`, which are ranks of this communicator. The wire keeps the
+  /// communicator.
   virtual std::unique_ptr<Wire> make_wire(const std::vector<int>& peers) = 0;
 };
 
 /// How threads may call MPI.
 enum class MpiThreads : uint8_t {
-  kAny,         // any thread, one at a time at least: links move on by themselves
-  kCallerOnly,  // somebody else calls MPI too, and not thread-safely: links move within calls only
+  kAny,         // from any thread, at least one at a time: links progress in the background
+  kCallerOnly,  // the program calls MPI too, without a lock: links progress within calls only
 };
 
 class Mpi {
@@ -40,38 +43,40 @@ class Mpi {
   virtual int world_size() const = 0;
   virtual MpiThreads threads() const = 0;
 
-  /// MPI_COMM_WORLD's ranks. Collective over them.
+  /// Duplicates MPI_COMM_WORLD. Collective over its ranks.
   virtual std::shared_ptr<MpiComm> duplicate_world(const Deadline& deadline) = 0;
-  /// The ranks of an MPI communicator, given as the C handle that the library knows.
+  /// Duplicates the MPI communicator with this C handle. Collective over its ranks.
   virtual std::shared_ptr<MpiComm> duplicate(uintptr_t handle, const Deadline& deadline) = 0;
-  /// These ranks of MPI_COMM_WORLD, in this order. Collective over them, who all have come: there
-  /// is no deadline. `name` tells apart what one process does twice at a time.
+  /// Makes a communicator of these ranks of MPI_COMM_WORLD, in this order. Collective over them; it
+  /// has no deadline, because all of them have already met. `name` distinguishes concurrent calls
+  /// of one process.
   virtual std::shared_ptr<MpiComm> of_members(const std::vector<int>& world_ranks,
                                               const std::string& name) = 0;
 
-  /// Ends all wires, and MPI where it was started here. `in_order`: the ranks end together; else
-  /// they may not, and MPI's own end would wait for them.
+  /// Ends all wires, and MPI if pycoll started it. `in_order`: all ranks end together. Otherwise
+  /// MPI is not finalized, because MPI_Finalize could wait for the other ranks forever.
   virtual void finish(bool in_order) = 0;
 };
 
-/// This process's MPI. The first call finds the library, and starts MPI unless somebody has.
-/// Raises MpiError saying what was tried; UsageError where MPI runs and allows no use by pycoll.
+/// This process's MPI. The first call finds the library, and starts MPI unless it is running.
+/// Raises MpiError with the libraries that were tried, and UsageError if MPI is running with a
+/// thread level that pycoll cannot use.
 Mpi& mpi();
-/// The same without starting anything: null unless mpi() has been successful.
+/// This process's MPI; null unless mpi() has succeeded before. Starts nothing.
 Mpi* running_mpi();
 
-/// Where else to look for a library: the folder of this Python environment.
+/// Adds a folder to search for the library: that of this Python environment.
 void set_mpi_folder(const std::string& folder);
-/// The library that mpi() would use or uses, and its ABI ("abi", "mpich", "linked"); empty where
-/// there is none.
+/// The library that mpi() uses or would use, and its ABI ("abi", "mpich", "linked"). Both are empty
+/// if there is none.
 struct MpiLibraryFacts {
   std::string path;
   std::string abi;
 };
 MpiLibraryFacts mpi_library_facts();
-/// Whether the shared library in this file calls the same MPI: then they have handles in common.
+/// Whether the shared library at `path` uses the same MPI, so that its handles are valid here.
 bool shares_mpi_with(const std::string& path);
-/// The ABIs that this build knows: "abi", "abi, mpich", ...; empty: it was built without.
+/// The ABIs that this build supports: "abi", "abi, mpich", ...; empty: it was built without MPI.
 std::string mpi_abis();
 
 }  // namespace pycoll

@@ -1,5 +1,5 @@
-// How the ranks of an MPI communicator tell each other what they are: to rank 0, which tells all.
-// Of point-to-point messages, so that rank 0 can say who did not come.
+// Exchanges values among the ranks of an MPI communicator: rank 0 collects them and sends them to
+// all. It uses point-to-point messages, so that rank 0 can name the missing ranks.
 #include <cstring>
 
 #include "bootstrap/join/joining.h"
@@ -9,13 +9,13 @@
 namespace pycoll::PYCOLL_MPI_ABI {
 namespace {
 
-// Beside those of a wire over the same communicator (mpi_wire.cc).
+// Tags that differ from those of a wire over the same communicator (mpi_wire.cc).
 constexpr int kSizeTag = 30'001;
 constexpr int kBytesTag = 30'002;
 constexpr double kLastWordSeconds = 2;
 
-/// What MPI may still read or write when a deadline has passed, or a signal ended the wait: it
-/// stays unless it is done with.
+/// Memory that MPI may still read or write after a deadline has passed or a signal ended the wait.
+/// It is freed only when its request is done.
 struct Message {
   MPI_Request request = MPI_REQUEST_NULL;
   uint64_t nbytes = 0;
@@ -28,7 +28,7 @@ std::vector<std::string> Comm::exchange(const std::string& own, const Deadline& 
   const MpiApi& api = shared_->api;
   const auto post = [&](bool sends, int peer, void* data, size_t nbytes, int tag, MPI_Request* to) {
     const std::lock_guard lock(shared_->mutex);
-    if (shared_->over) throw UsageError("MPI has ended");
+    if (shared_->over) throw UsageError("cannot exchange values: MPI has ended");
     const int count = static_cast<int>(nbytes);
     api.check(sends ? api.Isend(data, count, MPI_BYTE, peer, tag, comm_, to)
                     : api.Irecv(data, count, MPI_BYTE, peer, tag, comm_, to),

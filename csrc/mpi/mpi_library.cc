@@ -15,7 +15,7 @@
 namespace pycoll {
 namespace {
 
-// A plain libmpi_abi.so may be a script for linkers.
+// Versioned names only: an unversioned libmpi_abi.so may be a linker script.
 constexpr const char* kStandardNames[] = {"libmpi_abi.so.1", "libmpi_abi.so.0"};
 
 std::string abi_of(void* library) {
@@ -30,7 +30,7 @@ std::string abi_of(void* library) {
 
 std::string file_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
-/// Paths of the MPI libraries that the process has loaded: those of the standard ABI first.
+/// Paths of the MPI libraries that the process has loaded, those of the standard ABI first.
 std::vector<std::string> loaded_libraries() {
   std::vector<std::string> paths;
   const auto visit = [](dl_phdr_info* info, size_t, void* context) {
@@ -53,7 +53,7 @@ pid_t parent_of(pid_t pid) {
   std::stringstream text;
   text << file.rdbuf();
   const std::string stat = text.str();
-  const size_t end = stat.rfind(')');  // of the name, which may have anything in it
+  const size_t end = stat.rfind(')');  // ends the process name, which may contain any character
   int parent = 0;
   char state = 0;
   if (end == stat.npos || std::sscanf(stat.c_str() + end + 1, " %c %d", &state, &parent) != 2) {
@@ -62,8 +62,8 @@ pid_t parent_of(pid_t pid) {
   return parent;
 }
 
-/// Where the library of the MPI is whose launcher started this process: it knows best how to talk
-/// to it. Its proxy on this host is a parent of ours.
+/// Library folders of the MPI whose launcher started this process. Its library fits the launcher
+/// best. The launcher's proxy on this host is an ancestor of this process.
 std::vector<std::string> launcher_folders() {
   std::vector<std::string> folders;
   pid_t pid = ::getppid();
@@ -85,8 +85,9 @@ std::vector<std::string> launcher_folders() {
   return folders;
 }
 
-/// Intel MPI asks for its libfabric by name when it starts. Its wheel has that beside it, where
-/// nobody looks who has not set LD_LIBRARY_PATH: a library that is loaded already is found.
+/// Loads the libfabric beside an MPI library. Intel MPI loads its libfabric by name when it starts;
+/// its wheel has it in a directory outside the loader's search path. An already loaded library is
+/// found by its name.
 void load_fabric_beside(const std::string& path) {
   const size_t slash = path.rfind('/');
   if (slash == path.npos) return;
@@ -114,7 +115,7 @@ MpiLibrary find_mpi_library(const std::string& folder) {
     found.abi = abi_of(found.handle);
     load_fabric_beside(path);
     if (!found.abi.empty()) return true;
-    found.problem += (found.problem.empty() ? "" : "; ") + path + " is no library of MPI";
+    found.problem += (found.problem.empty() ? "" : "; ") + path + " is not an MPI library";
     found.handle = nullptr;
     return false;
   };

@@ -12,11 +12,12 @@ namespace pycoll::PYCOLL_MPI_ABI {
 namespace {
 
 constexpr int kTag = 1;
-// Who waits first gives way to others, then sleeps, longer and longer: MPI wakes nobody.
+// A waiting rank first yields, then sleeps for longer and longer: MPI cannot wake it.
 constexpr int kYields = 64;
 constexpr int64_t kShortestNapNs = 30'000;
 constexpr int kMaxDoublings = 5;
-constexpr int64_t kPatienceNs = 50'000'000;  // of one that ends, for its peers to end, too
+constexpr int64_t kPatienceNs =
+    50'000'000;  // how long an ending wire waits for its peers' goodbyes
 
 }  // namespace
 
@@ -25,7 +26,7 @@ MpiWire::MpiWire(std::shared_ptr<Comm> comm, const std::vector<int>& peers)
   const std::lock_guard lock(shared_.mutex);
   links_.resize(static_cast<size_t>(comm_->size()));
   for (const int peer : peers) {
-    // Memory that no message has come to yet is not touched.
+    // Not initialized, so that memory without messages uses no pages.
     links_[static_cast<size_t>(peer)] = std::make_unique_for_overwrite<Link>();
     Link& link = *links_[static_cast<size_t>(peer)];
     link.peer = peer;
@@ -46,7 +47,7 @@ MpiWire::~MpiWire() {
   end(kPatienceNs);
 }
 
-// What MPI is asked about.
+// Requests that are passed to MPI_Testsome.
 
 void MpiWire::add(MPI_Request request, Purpose purpose) {
   num_sends_ += purpose.sent != nullptr;
@@ -81,7 +82,7 @@ void MpiWire::note_next(Link& link, const MPI_Status& status) {
   link.next_bytes = static_cast<size_t>(std::max(nbytes, 0));
 }
 
-/// Asks once what is done. True when something is.
+/// Asks MPI once which requests are done. Returns true if any is.
 bool MpiWire::complete() {
   const auto num_requests = static_cast<int>(requests_.size());
   if (num_requests == 0) return false;
@@ -100,7 +101,7 @@ bool MpiWire::complete() {
       note_next(*purpose.link, status);
     }
   }
-  // From the end, where remove() takes its replacements from.
+  // In descending order, because remove() moves the last request into the gap.
   std::sort(done_.begin(), done_.begin() + num_done, std::greater<>());
   for (int i = 0; i < num_done; ++i) remove(static_cast<size_t>(done_[static_cast<size_t>(i)]));
   return true;
@@ -131,7 +132,7 @@ void MpiWire::send(int peer, const FrameHeader& header, const void* payload, boo
     link.failed = EIO;
     return;
   }
-  // A short message is mostly gone at once: nothing to ask about later.
+  // A short message is mostly sent at once, so its request need not be kept.
   int is_sent = 0;
   if (api_.Test(&request, &is_sent, MPI_STATUS_IGNORE) != MPI_SUCCESS) {
     link.failed = EIO;
@@ -150,15 +151,15 @@ bool MpiWire::poll(FrameSink& sink, int) {
     if (!link->open) continue;
     const bool came = take(*link, sink);
     moved = moved || came;
-    // What had come before it failed is still good.
+    // Messages that came before the failure are still valid.
     if (link->open && link->failed >= 0 && !came) fail(*link, sink, link->failed);
   }
   if (moved) num_idle_ = 0;
   return moved;
 }
 
-/// Hands on the message that has come. Others of this link may be here, too: MPI tells at the next
-/// poll, as to ask it at once would hold up what this one brings.
+/// Delivers the next message, if it has come. Further messages of this link wait for the next poll:
+/// testing for them now would delay this one.
 bool MpiWire::take(Link& link, FrameSink& sink) {
   if (link.next_bytes == 0) return false;
   const std::byte* from = link.posted[link.next].bytes;
@@ -184,7 +185,7 @@ bool MpiWire::take(Link& link, FrameSink& sink) {
   link.next = (link.next + 1) % kNumPosted;
   link.next_bytes = 0;
   sink.arrived(link.peer, header);
-  if (!link.open) return true;  // closed by what that frame said
+  if (!link.open) return true;  // closed by that frame
   post(link, taken);
   add(link.requests[link.next], {.link = &link});
   return true;

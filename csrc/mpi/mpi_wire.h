@@ -1,9 +1,9 @@
-// Frames as messages of MPI, each one message, header and payload together.
+// Sends frames as MPI messages: one message for each frame, with header and payload.
 //
-// They are copied into memory of the wire, and from there: MPI never holds memory that somebody may
-// want back, and receives are posted before anything comes. To send from and receive into the
-// rings, by a second message for the payload, was measured to be slower: that one has to wait until
-// its receive is posted. Compiled once for each ABI.
+// Frames are copied into and out of the wire's own memory, so that MPI never holds memory that its
+// owner may need back, and receives are posted before messages come. Sending from and receiving
+// into the rings, with a second message for the payload, was measured to be slower: that message
+// must wait until its receive is posted. Compiled once for each ABI.
 #pragma once
 
 #include <array>
@@ -34,18 +34,18 @@ class MpiWire final : public Wire {
   void close(int peer) override;
   void disown() override;
 
-  // With the runtime's lock.
+  // The caller of these two holds the runtime's lock.
 
-  /// Tells all peers that nothing more comes.
+  /// Tells all peers that this rank sends no more messages.
   void say_goodbye();
-  /// After that leaves no receive posted; waits for the peers' goodbyes, at most so long.
+  /// Says goodbye, waits at most `patience_ns` for the peers' goodbyes, and cancels all receives.
   void end(int64_t patience_ns);
 
  private:
   // A slot of a ring, or the largest message of a mailbox.
   static constexpr size_t kMaxPayloadBytes = 128 << 10;
   static constexpr size_t kMessageBytes = sizeof(FrameHeader) + kMaxPayloadBytes;
-  static constexpr size_t kNumPosted = 8;  // receives, for each peer: 1 MiB
+  static constexpr size_t kNumPosted = 8;  // receives for each peer: 1 MiB
   static constexpr uint16_t kGoodbye = 1;  // FrameHeader::spare: nothing comes after it
 
   struct Message {
@@ -54,13 +54,13 @@ class MpiWire final : public Wire {
   struct Link {
     int peer = 0;
     bool open = true;
-    int failed = -1;  // told at the next poll
+    int failed = -1;  // error that the next poll reports; -1: none
     std::array<Message, kNumPosted> posted;
     std::array<MPI_Request, kNumPosted> requests;
-    size_t next = 0;        // of `posted`: the message that comes next
-    size_t next_bytes = 0;  // it is here: so long; else 0
+    size_t next = 0;        // index in `posted` of the next message
+    size_t next_bytes = 0;  // its length once it has come; else 0
   };
-  /// What a request of `requests_` is for: a link's next message, or one that is sent.
+  /// Purpose of a request of `requests_`: to receive a link's next message, or to send `sent`.
   struct Purpose {
     Link* link = nullptr;
     std::unique_ptr<Message> sent = nullptr;
@@ -85,14 +85,14 @@ class MpiWire final : public Wire {
   Wakeup wakeup_;
   std::vector<std::unique_ptr<Link>> links_;  // by rank; null: none
   std::vector<Link*> present_;
-  // Of the same length: what MPI is asked about.
+  // Active requests, and the purpose of each.
   std::vector<MPI_Request> requests_;
   std::vector<Purpose> purposes_;
   std::vector<int> done_;
   std::vector<MPI_Status> statuses_;
   std::vector<std::unique_ptr<Message>> spare_;
   size_t num_sends_ = 0;
-  std::atomic<int> num_idle_{0};  // waits since something moved
+  std::atomic<int> num_idle_{0};  // waits since the last progress
   bool said_goodbye_ = false;
   bool ended_ = false;
   bool disowned_ = false;

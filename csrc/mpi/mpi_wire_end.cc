@@ -1,5 +1,5 @@
-// How links over MPI end: MPI may read and write a message's memory until its request is done, so
-// what cannot be brought to an end keeps its memory.
+// The end of links over MPI. MPI may access a message's memory until its request is done, so the
+// memory of requests that cannot be completed is never freed.
 #include <sched.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ void MpiWire::close(int peer) {
   if (!is_over()) drop(*links_[static_cast<size_t>(peer)]);
 }
 
-/// No more messages from there. Receives that MPI does not give back stay.
+/// Stops receiving from the link's peer. Receives that MPI cannot cancel stay posted.
 void MpiWire::drop(Link& link) {
   link.open = false;
   for (size_t at = purposes_.size(); at-- > 0;) {
@@ -49,7 +49,7 @@ void MpiWire::say_goodbye() {
   said_goodbye_ = true;
 }
 
-/// Reads on, without heed, until a peer's goodbye. True when it has come, or never will.
+/// Reads and discards messages until the peer's goodbye. True if it has come or can never come.
 bool MpiWire::has_heard_goodbye(Link& link) {
   for (int i = 0; link.open && i < kMaxLastWords; ++i) {
     int is_here = link.next_bytes != 0;
@@ -84,7 +84,7 @@ void MpiWire::end(int64_t patience_ns) {
   const int64_t end_ns = now_ns() + patience_ns;
   for (bool all_done = false; !all_done && now_ns() < end_ns;) {
     all_done = complete_sends();
-    // What nobody receives some MPIs complain of at their end.
+    // Some MPIs report unreceived messages in MPI_Finalize.
     for (Link* link : present_) all_done = has_heard_goodbye(*link) && all_done;
     if (!all_done) ::sched_yield();
   }
@@ -93,7 +93,7 @@ void MpiWire::end(int64_t patience_ns) {
   leave_to_mpi();
 }
 
-/// What is not done now never may be: its memory stays with MPI.
+/// Leaks the memory of all requests that are not done: MPI may still access it.
 void MpiWire::leave_to_mpi() {
   for (Purpose& purpose : purposes_) (void)purpose.sent.release();
   for (auto& link : links_) {

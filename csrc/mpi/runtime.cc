@@ -15,12 +15,12 @@ namespace {
 constexpr double kPatienceSeconds = 5;
 constexpr double kForeverSeconds = 1e9;
 constexpr int64_t kGoodbyeNs = 200'000'000;
-constexpr int kManyTests = 20'000;  // then somebody else needs the core more
+constexpr int kManyTests = 20'000;  // after that, sleep and leave the CPU to other threads
 
-/// A pointer in one ABI, a number in another.
+/// Converts a handle, which is a pointer in one ABI and a number in another.
 MPI_Comm from_handle(uintptr_t handle) { return (MPI_Comm)handle; }
 
-/// The library's own words for itself, without the paragraph on how it was built.
+/// First line of the library's version text, without its build details.
 std::string first_line(const char* text) {
   std::string line(text, std::strcspn(text, "\n"));
   for (char& c : line) {
@@ -40,25 +40,24 @@ Runtime::Runtime(const MpiApi& api) : shared_(std::make_shared<Shared>()), pid_(
   int finalized = 0;
   api.check(api.Initialized(&runs), "MPI_Initialized");
   api.check(api.Finalized(&finalized), "MPI_Finalized");
-  if (finalized != 0)
-    throw UsageError("MPI_Finalize was called: no communicator over MPI any more");
+  if (finalized != 0) throw UsageError("cannot use MPI after MPI_Finalize");
   int level = MPI_THREAD_SINGLE;
   if (runs == 0) {
-    // All that it gives: the program may call MPI later, beside pycoll's thread.
+    // The highest level, since the program may later call MPI beside pycoll's thread.
     api.check(api.Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
     started_here_ = true;
     if (level < MPI_THREAD_SERIALIZED) {
       throw MpiError("this MPI allows calls from one thread only (MPI_Init_thread gave " +
-                     std::to_string(level) + "); PYCOLL_TRANSPORT=tcp does without it");
+                     std::to_string(level) + "); set PYCOLL_TRANSPORT=tcp to do without MPI");
     }
   } else {
     api.check(api.Query_thread(&level), "MPI_Query_thread");
     if (level < MPI_THREAD_SERIALIZED) {
       throw UsageError(
-          "MPI was initialised for one thread; pycoll needs MPI_THREAD_MULTIPLE, or "
-          "MPI_THREAD_SERIALIZED with links that move within calls only. With mpi4py: "
-          "mpi4py.rc.thread_level = 'multiple' before `from mpi4py import MPI`. "
-          "PYCOLL_TRANSPORT=tcp does without MPI's links");
+          "MPI was initialised for one thread, expected MPI_THREAD_MULTIPLE, or "
+          "MPI_THREAD_SERIALIZED with links that progress within calls only. With mpi4py, set "
+          "mpi4py.rc.thread_level = 'multiple' before `from mpi4py import MPI`; or set "
+          "PYCOLL_TRANSPORT=tcp to do without MPI's links");
     }
     if (level < MPI_THREAD_MULTIPLE) threads_ = MpiThreads::kCallerOnly;
   }
@@ -88,17 +87,17 @@ std::shared_ptr<MpiComm> Runtime::duplicate(uintptr_t handle, const Deadline& de
 
 std::shared_ptr<MpiComm> Runtime::duplicate_comm(MPI_Comm comm, const Deadline& deadline) {
   const MpiApi& api = shared_->api;
-  // Left behind, should the deadline pass: MPI may still write into it.
+  // Leaked if the deadline passes, because MPI may still write into it.
   auto made = std::make_unique<MPI_Comm>(MPI_COMM_NULL);
   MPI_Request request = MPI_REQUEST_NULL;
   {
     const std::lock_guard lock(shared_->mutex);
-    if (shared_->over) throw UsageError("MPI has ended: no communicator over it any more");
+    if (shared_->over) throw UsageError("cannot make a communicator: MPI has ended");
     api.check(api.Comm_idup(comm, made.get(), &request), "MPI_Comm_idup");
   }
   if (!wait_for(*shared_, &request, MPI_STATUS_IGNORE, deadline)) {
     (void)made.release();
-    throw TimeoutError("not all ranks of the MPI communicator came within " +
+    throw TimeoutError("not all ranks of the MPI communicator joined within " +
                        std::to_string(static_cast<int>(deadline.timeout_s())) +
                        " s: all of them must call pycoll.init");
   }
@@ -109,7 +108,7 @@ std::shared_ptr<MpiComm> Runtime::of_members(const std::vector<int>& world_ranks
                                              const std::string& name) {
   const MpiApi& api = shared_->api;
   const std::lock_guard lock(shared_->mutex);
-  if (shared_->over) throw UsageError("MPI has ended: no communicator over it any more");
+  if (shared_->over) throw UsageError("cannot make a communicator: MPI has ended");
   unsigned hash = 5381;
   for (const char c : name) hash = hash * 33 + static_cast<unsigned char>(c);
   MPI_Group world;
@@ -142,7 +141,7 @@ void Runtime::finish(bool in_order) {
   for (MpiWire* wire : shared_->wires) wire->say_goodbye();
   bool all_are_here = false;
   if (started_here_ && in_order) {
-    // MPI's end waits for all ranks. After a failure one may never come.
+    // MPI_Finalize waits for all ranks. After a failure some rank may never call it.
     const double patience_s = shared_->saw_failure ? kPatienceSeconds : kForeverSeconds;
     MPI_Request request = MPI_REQUEST_NULL;
     all_are_here = api.Ibarrier(MPI_COMM_WORLD, &request) == MPI_SUCCESS &&
@@ -157,7 +156,7 @@ Comm::Comm(std::shared_ptr<Shared> shared, MPI_Comm comm)
     : shared_(std::move(shared)), comm_(comm) {
   const std::lock_guard lock(shared_->mutex);
   const MpiApi& api = shared_->api;
-  // A rank that is gone is an error here, not the end of the program.
+  // Makes the loss of a rank an error code instead of the end of the program.
   api.check(api.Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   api.check(api.Comm_rank(comm_, &rank_), "MPI_Comm_rank");
   api.check(api.Comm_size(comm_, &size_), "MPI_Comm_size");

@@ -1,7 +1,7 @@
-// A running MPI, and who may call it when.
+// A running MPI, and the lock for calls of it.
 //
-// Compiled once for each ABI (mpi/api.h). One thread at a time is in MPI, for all of pycoll's wires
-// together: MPI_THREAD_SERIALIZED suffices.
+// Compiled once for each ABI (mpi/api.h). All wires of pycoll share the lock, so that one thread at
+// a time calls MPI: MPI_THREAD_SERIALIZED suffices.
 #pragma once
 
 #include <sys/types.h>
@@ -19,18 +19,18 @@ namespace pycoll::PYCOLL_MPI_ABI {
 
 class MpiWire;
 
-/// What outlives the runtime's users: they hold it, and look whether MPI has ended.
+/// State that the runtime shares with its communicators and wires, which check `over`.
 struct Shared {
   MpiApi api;
   std::recursive_mutex mutex;
-  bool over = false;         // no more calls of MPI
-  bool saw_failure = false;  // some rank may be gone
+  bool over = false;         // MPI must not be called any more
+  bool saw_failure = false;  // a rank may be gone
   std::set<MpiWire*> wires;
 };
 
 class Runtime final : public Mpi {
  public:
-  /// Starts MPI unless it runs.
+  /// Starts MPI unless it is running.
   explicit Runtime(const MpiApi& api);
 
   std::string version() const override { return version_; }
@@ -47,7 +47,7 @@ class Runtime final : public Mpi {
   std::shared_ptr<MpiComm> duplicate_comm(MPI_Comm comm, const Deadline& deadline);
 
   std::shared_ptr<Shared> shared_;
-  const pid_t pid_;  // a fork of it has no MPI
+  const pid_t pid_;  // a forked process has another pid, and no MPI
   bool started_here_ = false;
   MpiThreads threads_ = MpiThreads::kAny;
   std::string version_;
@@ -55,7 +55,7 @@ class Runtime final : public Mpi {
   int world_size_ = 1;
 };
 
-/// A communicator that ends with its owner.
+/// An MPI communicator that is freed with this object.
 class Comm final : public MpiComm, public std::enable_shared_from_this<Comm> {
  public:
   Comm(std::shared_ptr<Shared> shared, MPI_Comm comm);
@@ -68,7 +68,7 @@ class Comm final : public MpiComm, public std::enable_shared_from_this<Comm> {
 
   MPI_Comm get() const { return comm_; }
   const std::shared_ptr<Shared>& shared() const { return shared_; }
-  /// In a forked process: MPI knows nothing of it.
+  /// Makes the destructor leave MPI alone: for a forked process, in which MPI does not work.
   void disown() { disowned_ = true; }
 
  private:

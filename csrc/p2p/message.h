@@ -13,45 +13,45 @@
 
 namespace pycoll {
 
-/// As the peer of a receive: whoever sends.
+/// Peer of a receive that accepts messages from any rank.
 inline constexpr int kAnySource = -1;
 
 struct MessageOp {
   enum class State : uint8_t {
     kQueued,     // a send that has not found room in the mailbox
-    kAnnounced,  // a send whose bytes the receiver will take
+    kAnnounced,  // a send whose bytes the receiver will copy
     kStreaming,  // a send that writes its bytes in parts
-    kPosted,     // a receive that no message has met
-    kArriving,   // a receive whose bytes come in parts
+    kPosted,     // a receive that no message has matched yet
+    kArriving,   // a receive whose bytes arrive in parts
     kOver,
   };
 
   bool is_send = false;
-  bool blocking = true;  // its rank does nothing else until it is over
+  bool blocking = true;  // the rank does nothing else until the operation is over
   DType dtype = DType::kU8;
   State state = State::kOver;
   int peer = 0;  // kAnySource: receive from anyone
   int32_t tag = 0;
   std::byte* data = nullptr;  // a send only reads it
   size_t nbytes = 0;
-  int source = kAnySource;    // of a receive: whose message it got
+  int source = kAnySource;    // receive: the rank that sent the message
   uint16_t site = 0;          // the user's file and line
-  uint64_t number = 0;        // of its record; 0: it has none
-  uint64_t id = 0;            // among the operations of this rank that a peer names
-  uint64_t recv_id = 0;       // kStreaming: the receive at the peer
-  size_t moved = 0;           // bytes that have gone or come in parts
+  uint64_t number = 0;        // number of its record; 0: none
+  uint64_t id = 0;            // identifies the operation to the peer
+  uint64_t recv_id = 0;       // kStreaming: id of the receive at the peer
+  size_t moved = 0;           // bytes sent or received in parts so far
   int64_t deadline_ns = 0;    // 0 until a wait is slow
-  MessageOp* then = nullptr;  // a receive that waits for what arrives here
+  MessageOp* then = nullptr;  // a receive that gets the message after it has arrived here
   std::exception_ptr error;
-  // Of an asynchronous operation until it is over: its arrays, and itself.
+  // Owners of the arrays and of this operation; set until an asynchronous operation is over.
   std::shared_ptr<void> keep_alive;
   std::shared_ptr<MessageOp> self;
-  uint64_t over = 0;  // 1 at its end; released after all that is above
+  uint64_t over = 0;  // 1 at the end; stored with release after all members above
 
   bool is_over() const { return load_acquire(over) != 0; }
 };
 
-/// `recv(10 f32, tag 7, from rank 2)`: how messages name it.
+/// `recv(10 f32, tag 7, from rank 2)`: the operation's name in error messages.
 inline std::string describe(const MessageOp& op) {
   return describe_message(op.is_send, op.dtype, op.nbytes, op.tag, op.peer);
 }

@@ -9,21 +9,21 @@
 namespace pycoll {
 namespace {
 
-// Up to this size a message is copied into the mailbox and out of it; above, it is cheaper to make
-// the sender wait and to copy once.
+// A message up to this size is copied into the mailbox and out of it. For a larger one it is
+// cheaper to make the sender wait and to copy once.
 constexpr size_t kEagerBytes = 64 << 10;
-// Of a message that goes in parts: several fit the mailbox, so that both ranks copy at once.
-// Smaller ones where the bytes come from memory instead of from the caches.
+// Size of a message's parts. Several fit into the mailbox, so that both ranks copy at once. Large
+// messages, whose bytes come from memory instead of the caches, have smaller parts.
 constexpr size_t part_bytes(size_t nbytes) {
   return nbytes < (size_t{32} << 20) ? 32 << 10 : 16 << 10;
 }
-// From this size on the receiver writes past the caches.
+// For messages of at least this size the receiver writes around the caches.
 constexpr size_t kStreamingBytes = 16 << 20;
-// Messages taken at one look, so that a flood from one rank does not keep the others waiting.
+// Messages taken in one poll: limits how long a flood from one rank delays the other ranks.
 constexpr int kMaxMessagesPerPoll = 64;
 constexpr size_t kMaxBufferedBytes = size_t{1} << 30;
 
-// libc's copy, here faster than the project's own one at every size from 4 bytes to 64 MiB.
+// libc's copy: for messages faster than copy_bytes at every size from 4 bytes to 64 MiB.
 void copy_message(std::byte* dst, const std::byte* src, size_t nbytes) {
   if (nbytes != 0) std::memcpy(dst, src, nbytes);
 }
@@ -90,7 +90,7 @@ void MessageEngine::send_to_self(MessageOp* op) {
   if (MessageOp* receive = queue_.match(rank_, op->tag)) {
     receive->source = rank_;
     if (!fits(receive, rank_, op->dtype, op->nbytes)) {
-      queue_.post(op);  // as pending: it ends with the error that this is
+      queue_.post(op);  // stays pending, and ends with the mismatch error
       return;
     }
     copy_message(receive->data, op->data, op->nbytes);
@@ -179,13 +179,13 @@ void MessageEngine::progress(int source) {
 
 void MessageEngine::poll(int source) {
   MailboxReader& inbox = inboxes_[static_cast<size_t>(source)];
-  // What nobody waits for stays where it is: the receive that it meets takes it from there.
+  // Without pending operations messages stay in the mailbox until a receive takes them from there.
   for (int i = 0; i < kMaxMessagesPerPoll && !broken_ && has_pending(); ++i) {
     const MessageHeader* header = inbox.peek();
     if (header == nullptr) break;
     handle(source, *header);
     inbox.release(header);
-    // The sender may sleep until there is room.
+    // The sender may be sleeping until there is room.
     segment_.ring_message_bell(source);
   }
 }
@@ -277,7 +277,7 @@ void MessageEngine::accept(MessageOp* op, Unexpected& message) {
     return pull(op, message.source, message.send_id, message.address, message.blocking);
   }
   if (message.arriving != nullptr && message.arriving->state != MessageOp::State::kOver) {
-    // Its buffer must outlive the message: the operation that arrives keeps both.
+    // The buffer must outlive `message`, so the arriving operation now owns it.
     message.arriving->then = op;
     message.arriving->keep_alive = std::shared_ptr<std::byte[]>(std::move(message.bytes));
     op->state = MessageOp::State::kArriving;
@@ -306,15 +306,16 @@ bool MessageEngine::fits(MessageOp* op, int source, DType dtype, uint64_t nbytes
                  .culprit = static_cast<uint16_t>(source)});
   broken_ = true;
   op->state = MessageOp::State::kPosted;
-  queue_.post(op);  // still pending: it ends with all others
+  queue_.post(op);  // stays pending, and ends with all others
   return false;
 }
 
 void MessageEngine::pull(MessageOp* op, int source, uint64_t send_id, uint64_t address,
                          bool sender_waits) {
   bool taken = op->nbytes == 0;
-  // Parts through the caches beat a copy from the sender's memory, whose pages the kernel must look
-  // up one by one; if both ranks run, and the sender waits for nothing else.
+  // Parts through the caches are faster than a copy from the sender's memory, whose pages the
+  // kernel must look up one by one. This needs both ranks running, and a sender that only waits for
+  // this.
   const bool prefer_parts = sender_waits && parts_are_fast_;
   MailboxReader& inbox = inboxes_[static_cast<size_t>(source)];
   if (!taken && !prefer_parts && inbox.begin_taking(segment_.failure_word())) {

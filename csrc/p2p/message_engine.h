@@ -1,9 +1,9 @@
-// Sends and receives of one rank, and what moves them on: matching, mailboxes, announced messages.
+// Progress of one rank's sends and receives: matching, mailboxes, announced messages.
 //
-// A small message goes through the mailbox (eager). A large one is announced there; the receive
-// that it meets copies it from the sender's own memory and tells the sender (kTaken). Where the
-// system does not let it, it asks for the bytes in parts through the mailbox (kPull, kPart).
-// Nothing here waits, and nothing here locks: PointToPoint does both.
+// A small message goes through the mailbox (eager). A large one is announced there; the matching
+// receive copies it from the sender's own memory and tells the sender (kTaken). If the system does
+// not permit that, the receive asks for the bytes in parts through the mailbox (kPull, kPart).
+// The engine neither waits nor locks: PointToPoint does both.
 #pragma once
 
 #include <deque>
@@ -20,33 +20,33 @@ class MessageEngine {
  public:
   MessageEngine(Transport& transport, PeerMemory& peer_memory);
 
-  /// Starts an operation; it may be over on return.
+  /// Starts an operation, which may be over on return.
   void post(MessageOp* op) {
     recorder_.begin(*op);
     op->is_send ? post_send(op) : post_recv(op);
     recorder_.begun();
   }
-  /// Moves on what comes from `source` and from one other rank; from all with kAnySource.
+  /// Handles messages from `source` and from one other rank; with kAnySource, from all ranks.
   void progress(int source);
-  /// True when every word that others wait for has found room in its mailbox.
+  /// True when all control messages, which peers wait for, are in the mailboxes.
   bool has_told_all() const { return num_controls_ == 0; }
   bool has_pending() const {
     return num_backlog_ != 0 || !queue_.posted().empty() || !in_flight_.empty() ||
            !arrivals_.empty();
   }
-  /// Copies announced messages whose senders wait into private memory, so that ranks that all send
-  /// before they receive do not wait for each other. Up to a total size.
+  /// Copies announced messages of waiting senders into private memory, up to a total size, so that
+  /// ranks that all send before they receive do not wait for each other.
   void buffer_announced(int source);
-  /// Every operation that is not over.
+  /// Calls `visit` for every operation that is not over.
   template <class Visit>
   void for_each_pending(Visit&& visit);
-  /// Ends all of them with the error that `error_of(op)` makes.
+  /// Ends every pending operation with the error that `error_of(op)` makes.
   template <class ErrorOf>
   void fail_all(ErrorOf&& error_of);
   /// True while another rank copies from this one's memory.
   bool is_being_taken() const;
-  /// Asynchronous operations that have ended since the last call: their arrays are to be let go
-  /// (which may need a lock that must not be waited for here), then they are to be marked.
+  /// Returns the asynchronous operations that have ended since the last call. The caller releases
+  /// their arrays, which may need a lock that must not be waited for here, and marks them as over.
   std::vector<std::shared_ptr<MessageOp>> take_finished() { return std::move(finished_); }
   bool has_finished() const { return !finished_.empty(); }
 
@@ -59,7 +59,7 @@ class MessageEngine {
     MailboxWriter writer;
     std::deque<Control> controls;
     std::deque<MessageOp*> queued;   // sends that are not in the mailbox yet, in order
-    std::deque<MessageOp*> streams;  // sends whose bytes go in parts
+    std::deque<MessageOp*> streams;  // sends in parts
   };
 
   void post_send(MessageOp* op);
@@ -91,14 +91,14 @@ class MessageEngine {
   std::vector<Outbox> outboxes_;
   MessageQueue queue_;
   std::unordered_map<uint64_t, MessageOp*> in_flight_;  // announced or streaming, by id
-  std::unordered_map<uint64_t, MessageOp*> arrivals_;   // receives of parts, by id
+  std::unordered_map<uint64_t, MessageOp*> arrivals_;   // receives in parts, by id
   std::vector<std::shared_ptr<MessageOp>> finished_;
   uint64_t next_id_ = 1;
   int num_controls_ = 0;
   int num_backlog_ = 0;  // operations and controls in outboxes
   int next_source_ = 0;
   size_t buffered_bytes_ = 0;
-  bool broken_ = false;  // by a mismatch found here: nothing moves on
+  bool broken_ = false;  // after a mismatch found here: no operation progresses
 };
 
 template <class Visit>

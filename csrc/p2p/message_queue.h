@@ -1,7 +1,7 @@
-// What a rank has been sent and has not asked for, and what it has asked for and not been sent.
+// Matches messages with receives: keeps unexpected messages and posted receives.
 //
-// Messages of one source and tag meet receives in the order in which they were sent; receives that
-// several could take meet them in the order in which they were posted.
+// Messages of one source and tag are matched in the order in which they were sent. If several
+// receives match a message, the one posted first takes it.
 #pragma once
 
 #include <compare>
@@ -19,27 +19,29 @@ struct Unexpected {
   int32_t tag = 0;
   DType dtype = DType::kU8;
   size_t nbytes = 0;
-  bool announced = false;                         // the bytes are still the sender's
+  bool announced = false;                         // the bytes are still in the sender's memory
   bool blocking = false;                          // the sender waits
-  uint64_t send_id = 0;                           // announced
-  uint64_t address = 0;                           // announced
-  std::unique_ptr<std::byte[]> bytes = nullptr;   // else: here
-  bool counted = false;                           // against the sender's budget of eager bytes
-  std::shared_ptr<MessageOp> arriving = nullptr;  // else: on their way into `bytes`
+  uint64_t send_id = 0;                           // announced: id of the send
+  uint64_t address = 0;                           // announced: address at the sender
+  std::unique_ptr<std::byte[]> bytes = nullptr;   // not announced: the bytes
+  bool counted = false;                           // counts in the sender's budget of eager bytes
+  std::shared_ptr<MessageOp> arriving = nullptr;  // receives in parts into `bytes`; null: complete
 };
 
 class MessageQueue {
  public:
-  /// Announced messages whose senders wait.
+  /// Number of announced messages whose senders wait.
   int num_held_senders() const { return num_held_senders_; }
   void add(Unexpected message) {
     if (message.announced && message.blocking) ++num_held_senders_;
     const Key key{message.source, message.tag, ++num_arrived_};
     unexpected_.emplace(key, std::move(message));
   }
-  /// The oldest message from `source` (or from any of `num_ranks`) with this tag, taken out.
+  /// Removes the oldest message from `source` (or from any of `num_ranks`) with this tag. False:
+  /// there is none.
   bool take(int source, int32_t tag, int num_ranks, Unexpected* message);
-  /// Shows those of num_held_senders() to `visit`, which may take them over (announced = false).
+  /// Calls `visit` for each announced message of a waiting sender. `visit` may take the message
+  /// over by setting announced = false.
   template <class Visit>
   void for_each_held(Visit&& visit) {
     for (auto& [key, message] : unexpected_) {
@@ -50,7 +52,8 @@ class MessageQueue {
   }
 
   void post(MessageOp* op) { posted_.push_back(op); }
-  /// The oldest receive that takes a message of this source and tag, taken out; null: none.
+  /// Removes and returns the oldest receive that matches a message of this source and tag; null:
+  /// none.
   MessageOp* match(int source, int32_t tag);
   std::vector<MessageOp*>& posted() { return posted_; }
   const std::vector<MessageOp*>& posted() const { return posted_; }

@@ -1,4 +1,4 @@
-// Writes down the messages of this rank, in the memory that all ranks share.
+// Records the messages of this rank in the memory that all ranks share.
 #pragma once
 
 #include "base/ticks.h"
@@ -7,7 +7,7 @@
 
 namespace pycoll {
 
-/// Used by one thread at a time, as the engine that owns it.
+/// Used by one thread at a time, like the engine that owns it.
 class MessageRecorder {
  public:
   MessageRecorder(const Segment& segment, int rank)
@@ -16,23 +16,23 @@ class MessageRecorder {
         number_(load_acquire(newest_)),
         steady_counter_(has_steady_counter()) {}
 
-  /// The operation is about to begin; it gets its number.
+  /// Records the begin of an operation, and sets its number.
   void begin(MessageOp& op) {
     entered_ = read_ticks(steady_counter_);
     op.number = ++number_;
     MessageRecord record = record_of(op);
     record.entered = entered_;
-    // Who sends is known already, but for a receive from anyone.
+    // The source of a receive is its peer; kAnySource until a message has matched.
     if (!op.is_send) record.source = record.peer;
     ring_.write(record);
     store_release(newest_, number_);
     ring_.warm(number_ + 1);
     beginning_ = true;
   }
-  /// Its call returns.
+  /// Marks the end of the call that began the operation.
   void begun() { beginning_ = false; }
-  /// The operation is over. One of few bytes that ends as it begins ends at the same moment: that
-  /// saves a look at the clock.
+  /// Records the end of an operation. A small one that ends within its first call gets its begin as
+  /// its end, which saves reading the clock.
   void end(const MessageOp& op) {
     if (op.number == 0) return;
     if (op.peer < 0) ring_.set_source(record_of(op));

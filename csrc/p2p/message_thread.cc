@@ -39,8 +39,8 @@ void MessageThread::run() {
     {
       std::unique_lock lock(mutex_);
       if (num_idle > kIdleNapsBeforeSleep) {
-        // First the word, then one more look: whoever starts an operation does it the other way
-        // round, so that one of the two sees the other.
+        // Sets the flag first, then looks for work once more. A thread that starts an operation
+        // does the opposite, so that at least one of the two sees the other.
         dozing_ = true;
         if (work_() == Progress::kIdle) woken_.wait(lock, [this] { return stop_ || wake_; });
         dozing_ = false;

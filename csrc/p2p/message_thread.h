@@ -1,7 +1,7 @@
-// The thread that moves asynchronous messages on while nobody waits for one.
+// The thread that progresses asynchronous messages while no other thread waits for one.
 //
-// It sleeps when nothing is pending. For a while after the last work it looks again by itself every
-// millisecond, so that starting an operation seldom costs the system call that wakes it.
+// It sleeps when nothing is pending. For a while after its last work it looks for work every
+// millisecond, so that starting an operation seldom costs a system call that wakes it.
 #pragma once
 
 #include <atomic>
@@ -19,14 +19,14 @@ class MessageThread {
  public:
   enum class Progress { kIdle, kNotNeeded, kPending, kMoved };
 
-  /// `work` moves messages on, and says whether there is anything to do.
+  /// `work` progresses messages, and returns whether there is anything to do.
   MessageThread(Segment& segment, int rank, std::function<Progress()> work)
       : segment_(segment), rank_(rank), work_(std::move(work)) {}
   ~MessageThread() { stop(); }
 
-  /// Makes sure that it runs and is awake. Called by one thread at a time.
+  /// Starts the thread or wakes it up. Called by one thread at a time.
   void wake();
-  /// Waits for its end, but not for its own.
+  /// Ends the thread, and joins it unless called by the thread itself.
   void stop();
   bool is_this_thread() const { return std::this_thread::get_id() == id_; }
 
@@ -41,7 +41,7 @@ class MessageThread {
   std::atomic<bool> dozing_{false};
   bool stop_ = false;
   bool wake_ = false;
-  std::atomic<std::thread::id> id_{};  // once it runs
+  std::atomic<std::thread::id> id_{};  // set once the thread runs
   std::unique_ptr<std::thread> thread_;
 };
 

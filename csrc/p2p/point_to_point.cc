@@ -10,8 +10,9 @@
 
 namespace pycoll {
 
-/// The engine's lock, where there is somebody to lock out. What ended meanwhile is finalized after
-/// it is given back: letting go of arrays may need Python's lock, whose holder may wait for this.
+/// The engine's lock; it does nothing until there is a second thread. Operations that ended under
+/// the lock are finalized after unlocking, because releasing their arrays may need the GIL, whose
+/// holder may wait for this lock.
 class PointToPoint::Lock {
  public:
   explicit Lock(PointToPoint& owner) : owner_(owner), locks_(owner.has_thread_) {
@@ -88,7 +89,7 @@ void PointToPoint::start(const std::shared_ptr<MessageOp>& op) {
     over = op->state == MessageOp::State::kOver && engine_.has_told_all();
   }
   if (over) return;
-  // From here on there is a second thread. It sees the engine as this one has left it.
+  // From here on there is a second thread. It sees the engine's state as this thread left it.
   has_thread_ = true;
   thread_.wake();
 }
@@ -137,7 +138,7 @@ bool PointToPoint::test(MessageOp& op) {
   return op.is_over();
 }
 
-/// Until the operation is over, in whatever way, or the time has come.
+/// Waits until the operation is over, successfully or not, or until `end_ns`.
 void PointToPoint::wait_until_over(Waiter& waiter, MessageOp& op, int64_t end_ns) {
   const Waiting waiting(*this);
   const auto look = [this, end_ns] { return now_ns() >= end_ns || look_for_trouble(); };
@@ -153,7 +154,7 @@ void PointToPoint::wait_until_over(Waiter& waiter, MessageOp& op, int64_t end_ns
 bool PointToPoint::step(MessageOp& op) {
   const Lock lock(*this);
   engine_.progress(op.peer);
-  // The awaited rank waits itself, in a send to this one: neither would come to its next call.
+  // The awaited rank may itself wait in a send to this rank: without this, both would wait forever.
   if (op.peer != kAnySource) engine_.buffer_announced(op.peer);
   return op.is_over() && engine_.has_told_all();
 }
@@ -164,7 +165,7 @@ MessageThread::Progress PointToPoint::progress_alone() {
   {
     const Lock lock(*this);
     if (!engine_.has_pending()) return kIdle;
-    if (num_waiting_ != 0) return kNotNeeded;  // whoever waits moves everything on
+    if (num_waiting_ != 0) return kNotNeeded;  // the waiting threads progress all messages
     engine_.progress(kAnySource);
     moved = engine_.has_finished();
   }
@@ -184,7 +185,7 @@ void PointToPoint::finalize(std::vector<std::shared_ptr<MessageOp>> finished) {
   }
 }
 
-// What ends a wait.
+// Ends of a wait.
 
 std::vector<Failure> PointToPoint::find_ended_peers() {
   const auto num_ranks = static_cast<size_t>(segment_.num_ranks());
@@ -221,7 +222,7 @@ bool PointToPoint::find_failure(MessageOp& op, int64_t now, const std::vector<Fa
   if (op.peer != kAnySource) {
     *failure = ends[static_cast<size_t>(op.peer)];
   } else {
-    // From anyone: as long as anyone is left.
+    // A receive from any rank fails only when all peers have ended.
     bool anyone = false;
     for (int peer = 0; peer < segment_.num_ranks(); ++peer) {
       const Failure& end = ends[static_cast<size_t>(peer)];
@@ -245,7 +246,7 @@ bool PointToPoint::look_for_trouble() {
   if (load_acquire(segment_.failure_word()) != 0) return true;
   const std::vector<Failure> ends = find_ended_peers();
   const Lock lock(*this);
-  // What a peer had sent before it ended is still good.
+  // Messages that a peer sent before it ended are still valid.
   engine_.progress(kAnySource);
   const int64_t now = now_ns();
   Failure failure;
@@ -253,15 +254,15 @@ bool PointToPoint::look_for_trouble() {
   engine_.for_each_pending(
       [&](MessageOp& op) { failed = failed || find_failure(op, now, ends, &failure); });
   if (failed) segment_.fail(failure);
-  // Senders that wait for this rank may hold up others, and so the one that it waits for.
+  // Senders that wait for this rank may delay other ranks, among them the one that it waits for.
   if (num_waiting_ != 0) engine_.buffer_announced(kAnySource);
   return load_acquire(segment_.failure_word()) != 0;
 }
 
 void PointToPoint::end_all() {
   const Lock lock(*this);
-  // A rank that is a thread may be copying from an array that is about to be let go. It has looked
-  // at the failure word after it said that it copies, so that this look cannot miss it.
+  // Another rank in this process may be copying from an array that is about to be released. It
+  // announces the copy before it checks the failure word, so this check cannot miss it.
   while (transport_.name() == "local" && engine_.is_being_taken()) ::sched_yield();
   engine_.fail_all([this](const MessageOp& op) { return error_of(op); });
 }
@@ -314,7 +315,7 @@ void PointToPoint::raise_timeout(const MessageOp& op, const Failure& failure) co
   if (!here) {
     std::string what = describe_failed_message(segment_, failure);
     if (what.empty()) what = "rank " + std::to_string(failure.reporter);
-    // A receive from anyone waits for nobody in particular: its own rank stands for that.
+    // The culprit of a receive from any rank is its own rank, since it waits for no particular one.
     const std::string whom = failure.culprit == failure.reporter
                                  ? ""
                                  : " waiting for rank " + std::to_string(failure.culprit);
@@ -324,17 +325,17 @@ void PointToPoint::raise_timeout(const MessageOp& op, const Failure& failure) co
   std::string why;
   switch (op.state) {
     case MessageOp::State::kPosted:
-      why = "no message with this tag has come";
+      why = "no message with this tag has arrived";
       break;
     case MessageOp::State::kArriving:
-      why = "its bytes have not all come: the sender has sent " + std::to_string(op.moved) +
-            " of " + std::to_string(op.nbytes);
+      why = "only " + std::to_string(op.moved) + " of " + std::to_string(op.nbytes) +
+            " bytes have arrived";
       break;
     case MessageOp::State::kQueued:
-      why = "the mailbox there is full: that rank is in no send or receive";
+      why = "the peer's mailbox is full, because that rank is in no send or receive";
       break;
     default:
-      why = "no receive there has taken it";
+      why = "no receive of the peer has matched it";
   }
   throw TimeoutError(me + " waited " + seconds + ": " + why);
 }

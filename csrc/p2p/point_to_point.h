@@ -1,9 +1,10 @@
-// Sends and receives between two ranks of a communicator: who waits for them, and what ends a wait.
+// Sends and receives between two ranks of a communicator: their threads, their waits and how waits
+// end.
 //
-// They are apart from the collectives: another sequence, other memory. A blocking call runs on the
-// caller's thread. Asynchronous ones are moved on by every thread that waits for a message, and by
-// a thread of their own while nobody does. The lock is held while messages are moved, never while
-// waiting; before the first asynchronous operation there is nobody to lock out.
+// They are separate from the collectives: they have their own sequence and memory. A blocking call
+// runs on the caller's thread. Asynchronous operations are progressed by every thread that waits
+// for a message, and by a thread of their own while no thread waits. The lock is held while
+// messages progress, never while waiting; it is not needed before the first asynchronous operation.
 #pragma once
 
 #include <atomic>
@@ -18,35 +19,34 @@ namespace pycoll {
 
 class PointToPoint {
  public:
-  /// `interrupted`: as Waiter's. `on_failure`: called before an error is raised, on its thread.
+  /// `interrupted`: see Waiter. `on_failure`: called before an error is raised, on the same thread.
   PointToPoint(Transport& transport, PeerMemory& peer_memory, double timeout_s,
                std::function<bool()> interrupted, std::function<void()> on_failure);
   ~PointToPoint() { close(); }
 
-  /// Of what begins from now on. Any thread.
+  /// Sets the timeout of later operations. May be called by any thread.
   void set_timeout_s(double timeout_s) { timeout_s_ = timeout_s; }
 
-  /// Runs the operation. Raises what ended it; the communicator is broken then.
+  /// Runs the operation. Raises its error; the communicator is broken then.
   void run(MessageOp& op, const OnSlow& on_slow);
-  /// Starts it; `op` keeps its arrays.
+  /// Starts the operation; `op` owns its arrays.
   void start(const std::shared_ptr<MessageOp>& op);
-  /// Waits at most `timeout_s`; false when it is still going on then. Raises what ended it.
+  /// Waits at most `timeout_s`; false if the operation is not over by then. Raises its error.
   bool wait(MessageOp& op, double timeout_s);
-  /// True when it is over, well or not.
+  /// True when the operation is over, successfully or not.
   bool test(MessageOp& op);
 
-  /// Starts all before anything is waited for. `alone`: they go on while this thread does something
-  /// else than wait for them.
+  /// Starts all operations. `alone`: they progress also while this thread does not wait for them.
   void post_all(const std::vector<std::shared_ptr<MessageOp>>& ops, bool alone);
   void wait_for_all(const std::vector<std::shared_ptr<MessageOp>>& ops, const OnSlow& on_slow);
 
-  /// Ends what is pending, if anything is, by breaking the communicator.
+  /// Ends pending operations, if there are any, by breaking the communicator.
   void abandon();
-  /// The same, and forever.
+  /// Ends pending operations like abandon(), and the message thread. Later calls do nothing.
   void close();
   /// True while some thread waits for a message.
   bool is_waiting() const { return num_waiting_ != 0; }
-  /// True for what an asynchronous message that ends calls.
+  /// True on the message thread: in functions that run when an asynchronous message ends.
   bool is_own_thread() const { return thread_.is_this_thread(); }
 
  private:
@@ -76,15 +76,15 @@ class PointToPoint {
   std::atomic<double> timeout_s_;
   std::function<void()> on_failure_;  // before an error is raised
   Waiter run_waiter_;
-  std::mutex wait_mutex_;  // of wait_waiter_: a Work may be waited for on any thread
+  std::mutex wait_mutex_;  // guards wait_waiter_: any thread may wait for a Work
   Waiter wait_waiter_;
-  std::mutex mutex_;  // of engine_, once there is a thread
+  std::mutex mutex_;  // guards engine_, once has_thread_ is set
   MessageEngine engine_;
   std::atomic<bool> has_thread_{false};
-  std::atomic<int> num_waiting_{0};  // threads in a wait: they move everything on
+  std::atomic<int> num_waiting_{0};  // waiting threads, which progress all messages
   std::atomic<bool> closed_{false};
-  int64_t next_look_ns_ = 0;  // of the thread
-  MessageThread thread_;      // last: it uses the others
+  int64_t next_look_ns_ = 0;  // next failure check of thread_
+  MessageThread thread_;      // last, because it uses the others
 };
 
 }  // namespace pycoll

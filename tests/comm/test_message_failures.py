@@ -55,7 +55,7 @@ def test_recv_timeout_names_what_it_waited_for(comm):
         comm.recv(np.zeros(4, np.float32), 1, 3)
     assert str(caught.value) == (
         "recv(4 f32, tag 3, from rank 1): rank 0 of 2 waited 0.5 s: no message with this tag "
-        "has come"
+        "has arrived"
     )
 
 

@@ -51,7 +51,7 @@ void ProgressThread::run() {
     } catch (...) {
       error = std::current_exception();
     }
-    item.operation = nullptr;  // lets go of the caller's memory before anyone is told
+    item.operation = nullptr;  // releases the caller's memory before any notification
     num_operations_.fetch_sub(item.is_local ? 0 : 1, std::memory_order_acq_rel);
     num_pending_.fetch_sub(1, std::memory_order_acq_rel);
     if (item.then) item.then();

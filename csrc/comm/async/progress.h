@@ -1,4 +1,4 @@
-// The progress thread: runs queued operations in their order, one at a time.
+// The progress thread: runs queued operations in order, one at a time.
 #pragma once
 
 #include <atomic>
@@ -16,18 +16,18 @@ namespace pycoll {
 class ProgressThread {
  public:
   ProgressThread();
-  ~ProgressThread();  // finishes what is queued: break the communicator first to end it early
+  ~ProgressThread();  // runs all queued operations: break the communicator first to end them early
 
-  /// `then` is called when the operation is over and does not count as pending any more: who
-  /// hears of its end by it may close the communicator at once.
+  /// Queues an operation. `then` is called when the operation is over and no longer counts as
+  /// pending, so that it may let another thread close the communicator.
   std::shared_ptr<Work> submit(std::function<void()> operation, std::function<void()> then = {});
-  /// The same for what concerns this rank alone.
+  /// Queues an action of this rank alone, for which no other rank waits.
   std::shared_ptr<Work> submit_local(std::function<void()> action);
-  /// True for what a queued operation calls.
+  /// True on the progress thread: in functions that a queued operation calls.
   bool is_this_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
-  /// What is queued or running.
+  /// Number of queued and running operations and actions.
   int num_pending() const { return num_pending_.load(std::memory_order_acquire); }
-  /// Of these, operations: other ranks may wait for them.
+  /// Number of queued and running operations, for which other ranks may wait.
   int num_operations() const { return num_operations_.load(std::memory_order_acquire); }
 
  private:
@@ -46,7 +46,7 @@ class ProgressThread {
   bool stop_ = false;
   std::atomic<int> num_pending_{0};
   std::atomic<int> num_operations_{0};
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last, because it uses the others
 };
 
 }  // namespace pycoll

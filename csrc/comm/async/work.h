@@ -9,17 +9,17 @@ namespace pycoll {
 
 class Work {
  public:
-  /// True when it is over, well or not.
+  /// True when the operation is over, successfully or not.
   bool done() const;
-  /// The same, after at most `timeout_s`.
+  /// Waits at most `timeout_s` for the operation; true when it is over.
   bool ended(double timeout_s) const;
-  /// Waits at most `timeout_s`. False when it is still running then. Rethrows the operation's
-  /// error.
+  /// Waits at most `timeout_s`; false if the operation is not over by then. Rethrows the
+  /// operation's error.
   bool wait(double timeout_s) const;
   /// The operation's error once it is over, else null.
   std::exception_ptr error() const;
 
-  /// For the progress thread.
+  /// Marks the operation as over. Called by the progress thread.
   void finish(std::exception_ptr error);
 
  private:

@@ -1,4 +1,4 @@
-// The communicator's operations on arrays of a device.
+// The communicator's operations on device arrays.
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -7,9 +7,9 @@
 
 #include "base/error.h"
 #include "comm/communicator.h"
-#include "comm/normalized_call.h"
 #include "comm/device/device_runner.h"
 #include "comm/device/host_staging.h"
+#include "comm/normalized_call.h"
 #include "device/device_library.h"
 #include "executor/device/device_launch.h"
 #include "reduce/cells.h"
@@ -20,27 +20,28 @@ void Communicator::open_device(const Call& call) {
   if (device_ != nullptr) {
     if (device_->device().index() == call.device) return;
     throw UsageError(std::string(info(call.collective).name) + ": the array is on device " +
-                     std::to_string(call.device) + ", this communicator's rank is on " +
-                     device_->device().title() + ": a communicator has one device per rank");
+                     std::to_string(call.device) + ", expected " + device_->device().title() +
+                     ": a communicator uses one device per rank");
   }
   if (num_ranks_ > kMaxDeviceRanks) {
-    throw UsageError("arrays of devices need a communicator of at most " +
+    throw UsageError("device arrays need a communicator of at most " +
                      std::to_string(kMaxDeviceRanks) + " ranks, this one has " +
-                     std::to_string(num_ranks_) + ": copy them to the host, or split it");
+                     std::to_string(num_ranks_) +
+                     ": copy the arrays to CPU memory, or split the communicator");
   }
   const Device device(device_table(), call.device);
   if (device.capture_of(call.stream) != 0) {
     throw UsageError(
-        "the first collective on a device makes links to the other ranks, which cannot be done "
-        "while a stream is captured: call one before the capture");
+        "the first collective on a device cannot be captured, because it makes links to the other "
+        "ranks: call one before the capture");
   }
   const double timeout_s = call.timeout_s > 0 ? call.timeout_s : timeout_s_.load();
-  device_ = std::make_unique<DeviceRunner>(*transport_, device, inputs_, waiter_, host_gather(call),
+  device_ = std::make_unique<DeviceRunner>(*transport_, device, inputs_, waiter_, cpu_gather(call),
                                            Deadline::after_s(timeout_s));
   device_->planner().set_algorithm_source(algorithm_source_);
 }
 
-AllGather Communicator::host_gather(const Call& call) {
+AllGather Communicator::cpu_gather(const Call& call) {
   return [this, &call](const void* mine, void* all, size_t nbytes) {
     Call exchange;
     exchange.collective = Collective::kAllGather;
@@ -62,8 +63,8 @@ bool Communicator::share_on_device(std::byte* data, size_t nbytes,
   std::string why;
   std::unique_ptr<DeviceWindow> window =
       DeviceWindow::over(*transport_, device_->device(), {data, nbytes, keep_alive},
-                         host_gather(plain), Deadline::after_s(timeout_s_), why);
-  if (window == nullptr) return false;  // on all ranks: their arrays go through links
+                         cpu_gather(plain), Deadline::after_s(timeout_s_), why);
+  if (window == nullptr) return false;  // on all ranks: the array is sent through links
   device_->arrays().add(data, nbytes, std::move(window), keep_alive);
   return true;
 }
@@ -89,7 +90,7 @@ std::shared_ptr<DeviceMemory> Communicator::allocate_on_device(int device, size_
 void Communicator::register_on_device(int device, std::byte* data, size_t nbytes,
                                       std::shared_ptr<void> keep_alive) {
   check_open();
-  if (proxy_ != nullptr) return;  // nobody reaches it, wherever it is
+  if (proxy_ != nullptr) return;  // no use: with several hosts no peer accesses device memory
   Call opening;
   opening.device = device;
   after_queued([&] {
@@ -113,7 +114,8 @@ void Communicator::execute_on_device(const Call& call, const OnSlow& on_slow) {
   check_device_failure();
   if (call.send_counts != nullptr) {
     if (device_->device().capture_of(call.stream) != 0) {
-      throw UsageError("all_to_all with counts cannot be captured: the ranks compare their counts");
+      throw UsageError(
+          "all_to_all with counts cannot be captured, because the CPUs compare the counts");
     }
     agree_on_counts(call, on_slow);
   }
@@ -123,15 +125,16 @@ void Communicator::execute_on_device(const Call& call, const OnSlow& on_slow) {
   Call plain =
       NormalizedCall::is_plain(call) ? call : plain_call_.prepare(call, rank_, num_ranks_, room);
   const int64_t nbytes = message_bytes(plain);
-  // First, since all of this may refuse the call: one that the peers must not see has no number.
+  // Done first, because all of this may refuse the call. A refused call gets no sequence number,
+  // and the peers do not see it.
   CallPlan& plan = device_->planner().find(
       {call.collective, nbytes, call.root, call.algorithm,
        call.block_counts != nullptr || call.send_counts != nullptr, order_needed(call)});
   PlannedCall& planned = nbytes != 0 ? choose_on_device(plan, plain) : *plan.slots;
   if (nbytes != 0) device_->prepare(plain, planned);
-  Call said = call;
-  said.places_hash = plain.places_hash;
-  const CallRecord& record = recorder_.prepare(said, sequence_ + 1, planned);
+  Call recorded = call;
+  recorded.places_hash = plain.places_hash;
+  const CallRecord& record = recorder_.prepare(recorded, sequence_ + 1, planned);
   const double timeout_s = call.timeout_s > 0 ? call.timeout_s : timeout_s_.load();
   waiter_.begin(record.sequence, record.digest, timeout_s, on_slow);
   if (load_acquire(segment_.failure_word()) != 0) raise_device_failure();
@@ -156,7 +159,7 @@ PlannedCall& Communicator::choose_on_device(const CallPlan& plan, Call& call) {
     throw UsageError(std::string(info(call.collective).name) + ": algorithm " +
                      std::string(call.algorithm) + ": " + why);
   }
-  // A rule of PYCOLL_ALGO is for the messages that can have it.
+  // A rule of PYCOLL_ALGO is ignored for calls that cannot use its protocol.
   const std::string instead = planned.plan.algorithm + "/simple";
   return *device_->planner()
               .find({call.collective, message_bytes(call), call.root, instead,
@@ -169,14 +172,14 @@ std::string Communicator::explain_on_device(Collective collective, int64_t nbyte
                                             Arrays arrays) {
   if (proxy_ != nullptr) {
     return explain(collective, nbytes, root, Arrays::kPlain) +
-           "\nArrays of devices: in parts of 4 MiB through pinned memory of the hosts.";
+           "\nDevice arrays: in parts of 4 MiB through pinned CPU memory.";
   }
   const std::lock_guard lock(run_mutex_);
   check_open();
   if (device_ == nullptr) {
     throw UsageError(
-        "explain: nothing is known of devices before the first collective on one, which makes the "
-        "links");
+        "explain: device links do not exist before the first collective on a device: call one "
+        "first");
   }
   PlanKey wanted;
   wanted.collective = collective;
@@ -186,7 +189,7 @@ std::string Communicator::explain_on_device(Collective collective, int64_t nbyte
 }
 
 void Communicator::check_device_failure() {
-  // What the watchdog has not seen yet, and what it has.
+  // Reports a device error that the watchdog has not seen yet, then checks for any failure.
   if (device_->watchdog().error().code != DeviceFailure::kNone) device_->watchdog().look();
   if (load_acquire(segment_.failure_word()) != 0) raise_device_failure();
 }
@@ -195,7 +198,7 @@ void Communicator::raise_device_failure() {
   const DeviceError error = device_->watchdog().error();
   CallRecord failed;
   segment_.records(rank_).read(load_acquire(segment_.control(rank_).sequence), &failed);
-  Waiter waiter(*transport_);  // its words: another thread may be within an operation
+  Waiter waiter(*transport_);  // not waiter_, which another thread may be using
   if (error.code != DeviceFailure::kNone) {
     segment_.records(rank_).read(device_->watchdog().failed_operation(), &failed);
     waiter.begin(failed.sequence, failed.digest, timeout_s_, {});
@@ -224,7 +227,7 @@ std::shared_ptr<DeviceWork> Communicator::device_work(DeviceStream stream,
                                                       std::shared_ptr<void> keep_alive) {
   std::erase_if(device_works_, [](const auto& pending) { return pending->done(); });
   const bool captured = device_->device().capture_of(stream) != 0;
-  // A captured one has not run yet, and may outlive this object.
+  // A captured operation has not run yet, and may outlive this object.
   std::function<std::exception_ptr(uint64_t)> ended_by;
   if (!captured) ended_by = [this](uint64_t sequence) { return device_error_of(sequence); };
   auto work = std::make_shared<DeviceWork>(device_->device(), sequence_, std::move(keep_alive),
@@ -237,7 +240,7 @@ std::shared_ptr<DeviceWork> Communicator::device_work(DeviceStream stream,
 std::shared_ptr<DeviceWork> Communicator::start_on_device(const Call& call,
                                                           std::shared_ptr<void> keep_alive) {
   check_open();
-  call.on_slow();  // what is queued may need the GIL to end
+  call.on_slow();  // queued operations may need the GIL to end
   if (proxy_ != nullptr) return start_staged(call, std::move(keep_alive));
   std::shared_ptr<DeviceWork> work;
   after_queued([&] {
@@ -256,7 +259,7 @@ std::shared_ptr<DeviceWork> Communicator::give_to_device(std::span<const Call> c
   after_queued([&] {
     for (const Call& call : calls) execute_on_device(call, call.on_slow);
     const DeviceStream stream = calls.back().stream;
-    if (proxy_ != nullptr) {  // the host had to wait for them
+    if (proxy_ != nullptr) {  // staged operations are over on return
       work = std::make_shared<DeviceWork>(staging_->device(), 0, nullptr, nullptr);
       work->over().record(stream);
       return;
@@ -276,7 +279,7 @@ void Communicator::synchronize() {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
     if (waiter_.interrupted && waiter_.interrupted()) fail_aborted();
   }
-  // What broke the communicator after this rank's operations is for the next call.
+  // A failure after this rank's operations is raised by the next call.
   if (device_->watchdog().error().code != DeviceFailure::kNone) check_device_failure();
 }
 

@@ -1,4 +1,4 @@
-// The communicator's operations on arrays of a device, when its ranks are on several hosts.
+// The communicator's operations on device arrays if its ranks are on several hosts.
 #include <chrono>
 #include <string>
 #include <thread>
@@ -20,19 +20,19 @@ void Communicator::open_staging(const Call& call) {
   const Device device(device_table(), call.device);
   if (call.stream != nullptr && device.capture_of(call.stream) != 0) {
     throw UsageError(std::string(info(call.collective).name) +
-                     ": cannot be captured when the ranks are on several hosts: the hosts move the "
-                     "bytes of their devices");
+                     ": cannot be captured when the ranks are on several hosts, because the CPUs "
+                     "move the bytes");
   }
   if (staging_ == nullptr) {
     staging_ = std::make_unique<HostStaging>(device, rank_, num_ranks_);
   } else if (staging_->device().index() != call.device) {
     throw UsageError(std::string(info(call.collective).name) + ": the array is on device " +
-                     std::to_string(call.device) + ", this communicator's rank is on " +
-                     staging_->device().title() + ": a communicator has one device per rank");
+                     std::to_string(call.device) + ", expected " + staging_->device().title() +
+                     ": a communicator uses one device per rank");
   }
 }
 
-// Ends early when the communicator is broken: the next operation on the host says why.
+// Returns early if the communicator is broken: the next CPU operation raises the error.
 void Communicator::wait_for_device(const StreamEvent& event) {
   for (int looks = 0; !event.is_over(); ++looks) {
     if (load_acquire(segment_.failure_word()) != 0) return;
@@ -61,7 +61,7 @@ void Communicator::execute_staged(const Call& call, const OnSlow& on_slow) {
 std::shared_ptr<DeviceWork> Communicator::start_staged(const Call& call,
                                                        std::shared_ptr<void> keep_alive) {
   if (staging_ == nullptr) after_queued([&] { open_staging(call); });
-  open_staging(call);  // refuses what it cannot have
+  open_staging(call);  // checks the device and the stream
   const Device& device = staging_->device();
   auto begun = std::make_shared<StreamEvent>(device);
   begun->record(call.stream);
@@ -71,7 +71,7 @@ std::shared_ptr<DeviceWork> Communicator::start_staged(const Call& call,
     const std::lock_guard lock(run_mutex_);
     Call own = call;
     own.algorithm = name;
-    own.stream = staging_->delivering();  // the caller's own waits when it asks the work
+    own.stream = staging_->delivering();  // DeviceWork::hold makes the caller's stream wait
     execute_staged(own, *begun, {});
     work->over().record(own.stream);
   }));

@@ -9,8 +9,8 @@ void DeviceArrays::add(std::byte* data, size_t nbytes, std::unique_ptr<DeviceWin
                        std::shared_ptr<void> keep_alive) {
   const auto [at, is_new] = arrays_.try_emplace(
       data, Array{++last_number_, nbytes, std::move(window), std::move(keep_alive)});
-  if (!is_new) throw UsageError("this array is registered already");
-  // Tables are made here, where memory may be had: a call may be captured.
+  if (!is_new) throw UsageError("this array is already registered: unregister it first");
+  // Makes the tables now: a captured call could not allocate them.
   for (const auto& [other_data, other] : arrays_) {
     make_table(other, at->second);
     if (&other != &at->second) make_table(at->second, other);

@@ -1,6 +1,6 @@
-// Arrays of a rank's device that the kernels of all ranks reach: those of comm.empty(device=...)
-// and those that were registered. All ranks register alike, so the same number means the same
-// registration on all of them.
+// Arrays of a rank's device that the kernels of all ranks can access: from comm.empty(device=...),
+// and registered ones. All ranks register in the same order, so a number identifies the same
+// registration on all ranks.
 #pragma once
 
 #include <map>
@@ -18,20 +18,21 @@ class DeviceArrays {
  public:
   DeviceArrays(const Device& device, int num_ranks) : device_(device), num_ranks_(num_ranks) {}
 
-  /// Takes a window over this rank's [data, data + nbytes). On all ranks alike.
+  /// Adds the array [data, data + nbytes) with its window. All ranks add arrays in the same order.
   void add(std::byte* data, size_t nbytes, std::unique_ptr<DeviceWindow> window,
            std::shared_ptr<void> keep_alive);
-  /// Of the array that starts there. False when there is none. No kernel uses it any more.
+  /// Removes the array that starts at `data` and is no longer used by a kernel. False if there is
+  /// none.
   bool remove(const std::byte* data);
 
-  /// Where a call's buffers lie, as a launch says it.
+  /// Places of a call's buffers, for its launch.
   struct Places {
     const DevicePeerBuffers* peer_buffers = nullptr;
     int64_t input_offset = 0;
     int64_t output_offset = 0;
-    uint32_t hash = 0;  // alike on ranks whose places are
+    uint32_t hash = 0;  // equal on ranks with equal places
   };
-  /// Nothing unless both lie in such arrays.
+  /// Finds the places of a call's buffers; nullopt unless both are in registered arrays.
   std::optional<Places> find(const void* input, size_t input_bytes, const void* output,
                              size_t output_bytes);
   bool empty() const { return arrays_.empty(); }
@@ -52,8 +53,8 @@ class DeviceArrays {
   int num_ranks_;
   uint64_t last_number_ = 0;
   Arrays arrays_;  // by address
-  // Peers' buffers by the numbers of the input's and the output's array; captured graphs may use
-  // one after its array is gone, so none is freed before the end.
+  // Peers' buffers, by the numbers of the input's and the output's array. Not freed before the end,
+  // because a captured graph may use a table after its array is removed.
   std::map<std::pair<uint64_t, uint64_t>, DeviceMemory> tables_;
 };
 

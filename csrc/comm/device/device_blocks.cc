@@ -6,7 +6,7 @@
 namespace pycoll {
 namespace {
 
-/// What a process knows of its devices: they have no other place where communicators meet.
+/// Blocks taken on each device by all communicators of this process.
 struct Taken {
   std::mutex mutex;
   std::map<int, int> blocks;  // by device

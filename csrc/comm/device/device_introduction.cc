@@ -24,12 +24,12 @@ DeviceIntroduction introduce(const Device& device) {
   mine.max_channels = facts.max_channels;
   mine.wants_host = wants_host_links() ? 1 : 0;
   mine.taken_blocks = DeviceBlocks::taken(device.index());
-  // The kernel that needs most: the others fit where it does.
+  // Asks for the kernel that needs most resources, so that all others fit, too.
   DeviceLaunch largest;
   largest.num_threads = facts.block_threads;
   largest.dtype = DType::kBF16;
   device.check(device.table().max_resident_blocks(device.index(), &largest, &mine.resident_blocks),
-               "asking how many blocks fit");
+               "querying the number of resident blocks");
   return mine;
 }
 
@@ -43,7 +43,7 @@ int channels_for(const std::vector<DeviceIntroduction>& all, const Device& devic
       ++sharing;
       taken = threads ? std::max(taken, other.taken_blocks) : taken + other.taken_blocks;
     }
-    // One cooperative launch of all ranks begins when there is room for all of it.
+    // A cooperative launch of all ranks starts only when all its blocks fit.
     const bool alone = threads && sharing == static_cast<int>(all.size());
     int room = (one.resident_blocks - (alone ? 0 : taken)) / sharing;
     if (room < 1) {
@@ -51,9 +51,9 @@ int channels_for(const std::vector<DeviceIntroduction>& all, const Device& devic
                        "), which holds " + std::to_string(one.resident_blocks) +
                        " blocks at once, of which other communicators have " +
                        std::to_string(taken) +
-                       ": they need one each; use fewer ranks, or close a communicator");
+                       ": each rank needs one; use fewer ranks, or close a communicator");
     }
-    if (!alone && room > 1) room /= 2;  // there may be more communicators
+    if (!alone && room > 1) room /= 2;  // leaves blocks for further communicators
     channels = std::min({channels, one.max_channels, room});
   }
   return channels;

@@ -1,4 +1,4 @@
-// What ranks tell each other of their devices before they make links, and what follows from it.
+// Facts about their devices that ranks exchange before they make links.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@ namespace pycoll {
 
 struct DeviceIntroduction {
   char uuid[sizeof(DeviceFacts::uuid)] = {};
-  int32_t index = 0;  // of the device in its process
+  int32_t index = 0;  // number of the device in its process
   int32_t max_channels = 0;
   int32_t resident_blocks = 0;
   int32_t taken_blocks = 0;  // by other communicators of its process
   int32_t wants_host = 0;    // PYCOLL_DEVICE_LINKS=host
-  uint64_t meeting = 0;      // a std::shared_ptr<DeviceMeeting>, of the first rank of a place
+  uint64_t meeting = 0;      // pointer to the leader's std::shared_ptr<DeviceMeeting>
 
   bool same_device(const DeviceIntroduction& other) const {
     return std::strncmp(uuid, other.uuid, sizeof(uuid)) == 0;
@@ -25,9 +25,9 @@ struct DeviceIntroduction {
 
 DeviceIntroduction introduce(const Device& device);
 
-/// Blocks of each rank, so that those of all ranks on a device are resident together, beside those
-/// of other communicators: a kernel waits for its peers, which must not wait for their place.
-/// `threads`: the ranks are threads of one process. Raises UsageError when there is no room.
+/// Returns the number of blocks of each rank for which the blocks of all ranks on a device, and of
+/// other communicators, are resident together: a kernel waits for its peers, so these must run.
+/// `threads`: the ranks are threads of one process. Raises UsageError if not all of them fit.
 int channels_for(const std::vector<DeviceIntroduction>& all, const Device& device, bool threads);
 
 }  // namespace pycoll

@@ -6,12 +6,12 @@
 namespace pycoll {
 namespace {
 
-// The words that ranks test their reach with (DeviceWindow::test).
+// Bytes of the words with which ranks test their access (DeviceWindow::test).
 constexpr size_t kTestBytes = 4096;
 static_assert(kTestBytes >= kMaxDeviceRanks * sizeof(uint64_t));
 
-/// Where the rings of one protocol lie in a rank's window: rings[channel * num_ranks + peer], first
-/// what that peer writes (tails), then what it releases (heads), then the slots that it fills.
+/// Offsets of one protocol's rings, [channel * num_ranks + peer], in a rank's window: the tails
+/// that the peer writes, the heads that it releases, and the slots that it fills.
 struct Region {
   size_t tails = 0;
   size_t heads = 0;
@@ -44,7 +44,7 @@ struct Layout {
 }  // namespace
 
 DeviceRingShape device_ring_shape(DeviceProtocol protocol, int num_ranks) {
-  const bool many = num_ranks > 16;  // rings are as many as pairs of ranks
+  const bool many = num_ranks > 16;  // the number of rings grows with the pairs of ranks
   switch (protocol) {
     case DeviceProtocol::kSimple:
       return {kMaxSlots, many ? 16 << 10 : 64 << 10};
@@ -54,9 +54,9 @@ DeviceRingShape device_ring_shape(DeviceProtocol protocol, int num_ranks) {
       return {kMaxSlots, many ? 8 << 10 : 32 << 10};
     case DeviceProtocol::kPoison:
       return {2 * kPoisonBuffers,
-              many ? 8 << 10 : 32 << 10};  // of two messages per link, as two_shot
+              many ? 8 << 10 : 32 << 10};  // two messages per link, for two_shot
     case DeviceProtocol::kDirect:
-      return {kMaxSlots, 0};  // marks alone
+      return {kMaxSlots, 0};  // tails and heads only
   }
   return {};
 }
@@ -70,7 +70,8 @@ DeviceLinkMemory::DeviceLinkMemory(const Device& device, const DeviceWindow& win
     : num_channels_(num_channels) {
   const Layout layout(num_ranks, num_channels);
   const size_t num_rings = layout.num_rings;
-  // One table after another: rings to send and to receive, states, epochs; then the failed word.
+  // For each protocol: tables of send rings, receive rings, states and epochs. Then the failed
+  // word.
   const size_t protocol_bytes = num_rings * (2 * sizeof(DeviceRing) + sizeof(DeviceRingState)) +
                                 static_cast<size_t>(num_channels) * sizeof(uint64_t);
   std::vector<std::byte> bytes(kNumDeviceProtocols * protocol_bytes + sizeof(uint64_t));
@@ -84,8 +85,8 @@ DeviceLinkMemory::DeviceLinkMemory(const Device& device, const DeviceWindow& win
     for (size_t c = 0; c < static_cast<size_t>(num_channels); ++c) {
       for (int peer = 0; peer < num_ranks; ++peer) {
         const auto n = static_cast<size_t>(num_ranks);
-        const size_t mine = c * n + static_cast<size_t>(rank);    // the place of this rank there
-        const size_t theirs = c * n + static_cast<size_t>(peer);  // the place of the peer here
+        const size_t mine = c * n + static_cast<size_t>(rank);    // this rank's ring at the peer
+        const size_t theirs = c * n + static_cast<size_t>(peer);  // the peer's ring here
         std::byte* const here = window.at(rank);
         std::byte* const there = window.at(peer);
         const auto tail = [&](std::byte* base, size_t ring) {

@@ -1,5 +1,5 @@
-// The memory of a rank's links on a device: where every ring lies in the ranks' windows, and the
-// tables that its kernels find them by.
+// The memory of a rank's links on a device: the layout of the rings in the ranks' windows, and the
+// tables with which its kernels find them.
 #pragma once
 
 #include <array>
@@ -10,9 +10,9 @@
 
 namespace pycoll {
 
-/// What is fixed of the rings of a protocol, alike on all ranks.
+/// Size of the rings of a protocol; identical on all ranks.
 struct DeviceRingShape {
-  int num_slots = 0;  // 0: tails alone
+  int num_slots = 0;  // 0: tails only
   int64_t slot_bytes = 0;
 };
 DeviceRingShape device_ring_shape(DeviceProtocol protocol, int num_ranks);
@@ -22,7 +22,7 @@ class DeviceLinkMemory {
   /// Bytes of a window that holds one rank's links.
   static size_t window_bytes(int num_ranks, int num_channels);
 
-  /// `window` was made of so many zeroed bytes per rank. Nobody uses the links before all ranks
+  /// `window` has window_bytes() zeroed bytes per rank. No rank may use the links before all ranks
   /// have made theirs.
   DeviceLinkMemory(const Device& device, const DeviceWindow& window, int rank, int num_ranks,
                    int num_channels);
@@ -31,7 +31,7 @@ class DeviceLinkMemory {
     return links_[static_cast<size_t>(protocol)];
   }
   int num_channels() const { return num_channels_; }
-  /// For the member of that name of a launch.
+  /// Value for DeviceLaunch::failed.
   uint64_t* failed_word() const { return failed_; }
 
  private:

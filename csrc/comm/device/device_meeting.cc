@@ -33,7 +33,8 @@ bool DeviceMeeting::launch(int rank, const DeviceLaunch& launch, DeviceStream st
       store_release(launched_, round);
       waiter.wake_others();
     } else {
-      // Whoever has not come is found by the wait; this one is looked after.
+      // Names one rank that has not arrived. The wait watches that rank and reports all missing
+      // ones.
       for (const Member& member : members_) {
         if (member.launch.operation < launch.operation) missing = member.rank;
       }
@@ -43,9 +44,9 @@ bool DeviceMeeting::launch(int rank, const DeviceLaunch& launch, DeviceStream st
       waiter.spin_until([&] { return load_acquire(launched_) >= round; }, {missing, 0, 0});
   if (!met) return false;
   if (load_acquire(failed_) != 0) {
-    throw CudaError(device_.title() + ": the launch of all ranks of this device failed");
+    throw CudaError(device_.title() + ": the common launch of this device's ranks failed");
   }
-  // Nobody records it anew before all members are here again.
+  // The event is recorded again only after all members have arrived for the next operation.
   over_.hold(stream);
   return true;
 }
@@ -66,7 +67,7 @@ bool DeviceMeeting::launch_all(Waiter& waiter) {
         device_.table().launch_together(device_.index(), staged_.data(),
                                         reinterpret_cast<const DeviceLaunch*>(launches_.data()),
                                         static_cast<int32_t>(staged_.size()), stream_.get()),
-        "a launch of all ranks of this device");
+        "the common launch of this device's ranks");
     over_.record(stream_.get());
   } catch (const CudaError&) {
     store_release(failed_, 1);

@@ -1,6 +1,7 @@
-// Where ranks of one process meet that share a device: their parts of an operation become one
-// cooperative launch, whose blocks are resident together. Kernels of their own might wait behind
-// one another: a process has few hardware queues, and ranks may even use the same stream.
+// Combines the kernels of ranks that are threads of one process and share a device: their parts of
+// an operation become one cooperative launch, whose blocks are resident together. Separate kernels
+// could be queued behind one another: a process has few hardware queues, and ranks may even use the
+// same stream.
 #pragma once
 
 #include <memory>
@@ -18,8 +19,9 @@ class DeviceMeeting {
   /// `members`: ranks, ascending.
   DeviceMeeting(const Device& device, std::vector<int> members);
 
-  /// Every member calls this for the same operation. Returns when all have and the launch is behind
-  /// what each stream had got; false when the wait for a member failed.
+  /// Called by every member for the same operation. Returns once all members have called it and the
+  /// launch is queued behind the earlier work of their streams; false if the wait for a member
+  /// failed.
   bool launch(int rank, const DeviceLaunch& launch, DeviceStream stream, Waiter& waiter);
 
  private:
@@ -33,14 +35,14 @@ class DeviceMeeting {
   Device device_;
   Stream stream_;
   StreamEvent over_;
-  DeviceMemory launches_;  // of all members
+  DeviceMemory launches_;  // launches of all members
   std::vector<DeviceLaunch> staged_;
   std::mutex mutex_;
   std::vector<Member> members_;
   size_t num_arrived_ = 0;
-  uint64_t round_ = 0;     // in which members arrive now
-  uint64_t launched_ = 0;  // rounds: atomic
-  uint64_t failed_ = 0;    // a launch did not work: atomic
+  uint64_t round_ = 0;     // number of finished rounds; each operation is a round
+  uint64_t launched_ = 0;  // atomic: number of launched rounds
+  uint64_t failed_ = 0;    // atomic: 1 after a failed launch
 };
 
 }  // namespace pycoll

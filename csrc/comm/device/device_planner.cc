@@ -6,12 +6,12 @@
 namespace pycoll {
 namespace {
 
-/// Rules hold for devices too; what was measured of host memory does not.
+/// Inputs for devices: the rules, but not the tuning table, which was measured with CPU memory.
 std::shared_ptr<const SelectionInputs> without_table(
     const std::shared_ptr<const SelectionInputs>& inputs) {
   auto own = std::make_shared<SelectionInputs>();
   own->rules = inputs->rules;
-  own->table_note = "none of devices";
+  own->table_note = "none, tables are measured with CPU memory";
   return own;
 }
 
@@ -36,7 +36,7 @@ PlannerLinks device_links_of(int num_ranks) {
   links.num_slots = kMaxSlots;
   links.multicast = false;
   const auto payload = [&](DeviceProtocol protocol) {
-    // Half of it: ranges are cut at granules, so that one may be longer than its share.
+    // Half of the payload: ranges are cut at granules, so one may be longer than its share.
     return device_payload_bytes(protocol, device_ring_shape(protocol, num_ranks).slot_bytes, 1) / 2;
   };
   for (const ProtocolKind protocol : device_protocols()) {
@@ -67,8 +67,8 @@ DevicePlan& DevicePlanner::of(PlannedCall& planned, bool prepared) {
     if (prepared) {
       throw UsageError(
           planned.plan.algorithm +
-          ": its program needs memory, which cannot be had while a stream is captured: "
-          "call it once before the capture");
+          ": its program needs device memory, which cannot be allocated while a stream is "
+          "captured: call it once before the capture");
     }
     const size_t step_bytes = num_steps * sizeof(Step);
     const size_t place_bytes = num_steps * sizeof(StepPlace);

@@ -1,5 +1,5 @@
-// Finds what a call on a device runs: the planner of the host with a device's links and costs, and
-// beside each plan what its launches have in common.
+// Finds the plan of a device call: the planner for CPU calls with a device's links and costs, and
+// for each plan the common part of its launches.
 #pragma once
 
 #include <map>
@@ -12,11 +12,11 @@
 
 namespace pycoll {
 
-/// A plan as a device runs it.
+/// A plan in the form that a device runs.
 struct DevicePlan {
   PlannedCall* planned = nullptr;
   DeviceProgram program;
-  DeviceLaunch model;  // all of a launch that its plan decides
+  DeviceLaunch model;  // the members of a launch that depend on the plan only
   DeviceMemory far;    // steps and places of a long program
   size_t num_scratch_blocks = 0;
 };
@@ -27,8 +27,8 @@ class DevicePlanner {
                 const std::shared_ptr<const SelectionInputs>& inputs);
 
   Planner& planner() { return planner_; }
-  /// `prepared`: only what is there already, since memory for a new one cannot be had now. Raises
-  /// UsageError when it is not there.
+  /// Returns the device plan of `planned`. `prepared`: allocates no memory, because the stream is
+  /// being captured, and raises UsageError if a new plan needs memory.
   DevicePlan& of(PlannedCall& planned, bool prepared);
 
  private:

@@ -10,11 +10,11 @@
 namespace pycoll {
 namespace {
 
-// Work for one block: less is not worth another one.
+// Smallest amount of work that is worth another block.
 constexpr int64_t kChannelBytes = 32 << 10;
-// Without slots a tile is only what one block does before another one goes on.
+// Tile size without slots: it only determines how the work is split among blocks.
 constexpr int64_t kDirectTileBytes = 1 << 20;
-// Blocks of unequal messages, whose size no rank knows of all others.
+// Number of blocks for all_to_all with counts, where no rank knows all sizes.
 constexpr int kUnevenChannels = 4;
 
 }  // namespace
@@ -34,9 +34,9 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
       captured_last_(device) {
   if (device.table().launch_bytes != sizeof(DeviceLaunch)) {
     throw UsageError(std::string("the library of ") + device.title() +
-                     " is of another version of pycoll: build both again");
+                     " belongs to another version of pycoll: rebuild both");
   }
-  device.check(device.table().preload(device.index()), "loading its kernels");
+  device.check(device.table().preload(device.index()), "loading the kernels");
   const auto n = static_cast<size_t>(num_ranks_);
   std::vector<DeviceIntroduction> all(n);
   const DeviceIntroduction mine = introduce(device);
@@ -57,7 +57,7 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
   }
   if (window_ == nullptr) {
     window_ = DeviceWindow::of_host(transport, device, window_bytes, gather, deadline);
-    path_ = "through pinned host memory (" + why + ")";
+    path_ = "through pinned CPU memory (" + why + ")";
   } else {
     path_ = "through each other's device memory";
   }
@@ -67,7 +67,7 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
                    return mine.same_device(other);
                  });
 
-  // Ranks of this process on this device, if there are several.
+  // If several ranks of this process use this device, they launch together.
   std::vector<int> members;
   for (size_t rank = 0; rank < n && transport.shares_address_space(); ++rank) {
     if (all[rank].index == device.index()) members.push_back(static_cast<int>(rank));
@@ -76,12 +76,13 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
   if (leads) meeting_ = std::make_shared<DeviceMeeting>(device, members);
   uint64_t offered = leads ? reinterpret_cast<uint64_t>(&meeting_) : 0;
   std::vector<uint64_t> meetings(n);
-  gather(&offered, meetings.data(), sizeof(offered));  // all links are made, too
+  gather(&offered, meetings.data(),
+         sizeof(offered));  // after this, all ranks have made their links
   if (members.size() > 1 && !leads) {
     meeting_ = *reinterpret_cast<const std::shared_ptr<DeviceMeeting>*>(
         meetings[static_cast<size_t>(members[0])]);
   }
-  gather(&offered, meetings.data(), sizeof(offered));  // nobody looks at an offer any more
+  gather(&offered, meetings.data(), sizeof(offered));  // after this, no rank reads an offer
   watchdog_ = std::make_unique<DeviceWatchdog>(
       transport, reinterpret_cast<uint64_t*>(pinned_.data()),
       reinterpret_cast<DeviceReport*>(pinned_.data() + kFlagBytes));
@@ -95,7 +96,7 @@ void DeviceRunner::finish() {
     // A kernel that waits for a peer ends by its own deadline, or by the watchdog's abort word.
     last()->synchronize();
   } catch (const CudaError&) {
-    // The device is lost, and nothing runs there any more.
+    // The device is lost, so nothing runs on it any more.
   }
   launched_ = false;
 }
@@ -121,10 +122,11 @@ void* DeviceRunner::room(DeviceMemory& memory, size_t nbytes, const Call& call) 
   if (nbytes <= memory.nbytes()) return memory.data();
   if (device_.capture_of(call.stream) != 0) {
     throw UsageError(std::string(info(call.collective).name) + " needs " + std::to_string(nbytes) +
-                     " bytes more of device memory, which cannot be had while a stream is "
+                     " bytes of device memory, which cannot be allocated while a stream is "
                      "captured: call it once before the capture");
   }
-  // At least twice as much as before: what is outgrown stays, and is never more than what is used.
+  // At least doubles the size. The old memory is kept, so its total never exceeds the memory in
+  // use.
   DeviceMemory larger(device_, std::max(nbytes, 2 * memory.nbytes()));
   std::swap(memory, larger);
   if (larger.data() != nullptr) outgrown_.push_back(std::move(larger));
@@ -135,12 +137,12 @@ void DeviceRunner::scale_input(const Call& call, void* dst, int64_t count) {
   order_behind_last(call.stream, device_.capture_of(call.stream));
   device_.check(device_.table().scale(device_.index(), dst, call.input, count,
                                       static_cast<int32_t>(call.dtype), call.factor, call.stream),
-                "the multiplication of premul");
+                "scaling the input of premul");
 }
 
 void DeviceRunner::order_behind_last(DeviceStream stream, uint64_t capture) {
-  // All operations use the same links, one after another. Between a capture and what is outside,
-  // the caller orders: a replay belongs behind the calls made before it.
+  // All operations use the same links, so they run one after another. The caller orders captured
+  // operations and others: a replay must run behind all earlier calls.
   if (capture != 0) {
     if (capture == capture_ && stream != captured_stream_) {
       captured_last_.record(captured_stream_);
@@ -157,7 +159,8 @@ void DeviceRunner::order_behind_last(DeviceStream stream, uint64_t capture) {
 }
 
 void DeviceRunner::mark_last() {
-  // The default streams are always there. Any other one may be gone when somebody asks.
+  // Default streams always exist. Any other stream may be destroyed before last() is called, so its
+  // event is recorded now.
   if (reinterpret_cast<uintptr_t>(last_stream_) > 2) last();
 }
 
@@ -175,10 +178,11 @@ PlannedCall& DeviceRunner::choose(const CallPlan& plan, Call& call) {
   places_.reset();
   const CollectiveInfo& row = info(call.collective);
   const bool named = call.algorithm.ends_with("/direct");
-  // A rank without an array of its own, or with one of another size, cannot tell where it lies.
-  const bool alike = call.input != nullptr && call.output != nullptr && !row.has_root &&
-                     call.block_counts == nullptr && call.send_counts == nullptr;
-  if (plan.enters && (alike || call.collective == Collective::kBroadcast)) {
+  // All ranks must have equal arrays: a rank without an array, or with one of another size, cannot
+  // know its place.
+  const bool equal_arrays = call.input != nullptr && call.output != nullptr && !row.has_root &&
+                            call.block_counts == nullptr && call.send_counts == nullptr;
+  if (plan.exchanges_buffers && (equal_arrays || call.collective == Collective::kBroadcast)) {
     const size_t element_size = dtype_size(call.dtype);
     places_ = arrays_.find(
         call.input, static_cast<size_t>(input_count(call, rank_, num_ranks_)) * element_size,
@@ -187,12 +191,13 @@ PlannedCall& DeviceRunner::choose(const CallPlan& plan, Call& call) {
   if (!places_) {
     if (!named) return *plan.slots;
     throw UsageError(std::string(row.name) + ": algorithm " + std::string(call.algorithm) +
-                     " needs arrays that the ranks reach: make them with comm.empty(device=...)");
+                     " needs arrays that all ranks can access: make them with "
+                     "comm.empty(device=...)");
   }
   PlannedCall* planned = plan.of(Reach::kMapped, call.input == call.output);
   if (planned == nullptr) {
     throw UsageError(std::string(row.name) + ": algorithm " + std::string(call.algorithm) +
-                     " cannot work in place: give it an out");
+                     " cannot work in place: pass out=");
   }
   if (planned->protocol == ProtocolKind::kDirect) {
     call.places_hash = places_->hash;
@@ -204,23 +209,23 @@ PlannedCall& DeviceRunner::choose(const CallPlan& plan, Call& call) {
 
 const char* DeviceRunner::why_not(const Call& call, PlannedCall& planned) {
   if (planned.protocol == ProtocolKind::kLL128 && !whole_lines_) {
-    return "the protocol ll128 needs ranks that share a device: elsewhere it is not known that "
-           "lines of 128 bytes arrive whole";
+    return "protocol ll128 needs ranks that share a device, because other links may split lines of "
+           "128 bytes";
   }
   if (planned.protocol != ProtocolKind::kPoison) return nullptr;
   if (call.collective != Collective::kAllReduce || num_ranks_ == 1 ||
       !poison_allowed(call.dtype, call.op)) {
-    return "the protocol poison is for all_reduce of floating-point numbers, but not f8_e4m3, on "
-           "several ranks";
+    return "protocol poison is for all_reduce of floating-point dtypes except f8_e4m3 on several "
+           "ranks only";
   }
   const DevicePlan& plan = planner_.of(planned, device_.capture_of(call.stream) != 0);
   const DeviceLinks& links = links_->links(DeviceProtocol::kPoison);
   if (kPoisonBuffers * plan.program.max_link_messages > links.num_slots) {
-    return "the protocol poison has room for two messages to a peer, as one_shot and two_shot send";
+    return "protocol poison has room for two messages to a peer: use one_shot or two_shot";
   }
   const int64_t tile = device_tile_count(planned.plan, links.slot_bytes, dtype_size(call.dtype));
   if ((call.count + tile - 1) / tile > max_channels_) {
-    return "the protocol poison is for messages of one slot for each block";
+    return "protocol poison needs a payload of at most one slot for each block";
   }
   return nullptr;
 }
@@ -271,7 +276,8 @@ bool DeviceRunner::launch(const Call& call, const CallRecord& record, double tim
   if (meeting_ != nullptr && capture == 0) {
     if (!meeting_->launch(rank_, launch, call.stream, waiter_)) return false;
   } else {
-    device_.check(device_.table().launch(device_.index(), &launch, call.stream), "a launch");
+    device_.check(device_.table().launch(device_.index(), &launch, call.stream),
+                  "launching a kernel");
   }
   if (capture == 0) mark_last();
   return true;
@@ -286,12 +292,13 @@ void DeviceRunner::set_tiles(const Call& call, const DevicePlan& plan, DeviceLau
                           ? kDirectTileBytes / static_cast<int64_t>(element_size)
                           : device_tile_count(plan.planned->plan, payload, element_size);
   if (plan.planned->plan.spans_blocks) {
-    // Some range holds several whole blocks: the message is one tile, which fits (Planner::make).
+    // Some range contains several whole blocks, so the message is one tile, which fits
+    // (Planner::make).
     launch.tile_count = (launch.count + launch.granule - 1) / launch.granule * launch.granule;
     launch.num_channels = 1;
     return;
   }
-  // Alike on all ranks, so not from what only this one knows.
+  // The number must be identical on all ranks, so it cannot depend on this rank's counts.
   if (call.send_counts != nullptr) {
     launch.num_channels = std::min(max_channels_, kUnevenChannels);
     return;
@@ -299,11 +306,11 @@ void DeviceRunner::set_tiles(const Call& call, const DevicePlan& plan, DeviceLau
   const int64_t block_bytes = launch.count * static_cast<int64_t>(element_size);
   const int64_t message_bytes = block_bytes * info(call.collective).blocks_per_message(num_ranks_);
   int64_t wanted = (message_bytes + kChannelBytes - 1) / kChannelBytes;
-  if (launch.protocol == DeviceProtocol::kPoison) {  // one tile each
+  if (launch.protocol == DeviceProtocol::kPoison) {  // one tile for each block
     wanted = std::max(wanted, (launch.count + launch.tile_count - 1) / launch.tile_count);
   }
   launch.num_channels = static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, max_channels_));
-  // A message that is short for its blocks is cut so that each gets its part.
+  // A short message is cut into smaller tiles, so that each block gets a part.
   const int64_t part = (launch.count + launch.num_channels - 1) / launch.num_channels;
   const int64_t granules = (part + launch.granule - 1) / launch.granule;
   launch.tile_count = std::min(launch.tile_count, std::max<int64_t>(granules, 1) * launch.granule);
@@ -312,9 +319,9 @@ void DeviceRunner::set_tiles(const Call& call, const DevicePlan& plan, DeviceLau
 void DeviceRunner::set_counts(const Call& call, DeviceLaunch& launch) {
   if (device_.capture_of(call.stream) != 0) {
     throw UsageError(std::string(info(call.collective).name) +
-                     " with counts cannot be captured: its tables come from the host");
+                     " with counts cannot be captured, because its tables come from the CPU");
   }
-  // Counts of blocks, starts in the input, starts in the output; what is not given stays null.
+  // Block counts, starts in the input, starts in the output. Pointers to unused tables stay null.
   const auto n = static_cast<size_t>(num_ranks_);
   const size_t num_blocks = call.block_counts != nullptr ? n : n * n;
   staged_counts_.assign(num_blocks + 2 * n, 0);

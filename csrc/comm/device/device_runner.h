@@ -1,6 +1,6 @@
-// Runs the operations of a rank on its device: set-up with the other ranks once, then a launch for
-// each call, in the order of the caller's stream. The host waits for nobody after the set-up,
-// unless ranks of one process share the device (device_meeting.h).
+// Runs the operations of a rank on its device: one set-up with the other ranks, then one launch for
+// each call, in the order of the caller's stream. After the set-up the CPU does not wait for other
+// ranks, unless ranks of one process share the device (device_meeting.h).
 #pragma once
 
 #include <memory>
@@ -18,11 +18,11 @@ namespace pycoll {
 
 class DeviceRunner {
  public:
-  /// Collective, on all ranks alike. Raises as `gather` does, and CudaError.
+  /// Sets up the links. Collective. Raises the errors of `gather`, and CudaError.
   DeviceRunner(Transport& transport, const Device& device,
                const std::shared_ptr<const SelectionInputs>& inputs, Waiter& waiter,
                const AllGather& gather, const Deadline& deadline);
-  ~DeviceRunner();  // as finish()
+  ~DeviceRunner();  // calls finish()
 
   const Device& device() const { return device_; }
   Planner& planner() { return planner_.planner(); }
@@ -30,32 +30,33 @@ class DeviceRunner {
 
   DeviceArrays& arrays() { return arrays_; }
 
-  /// What a plain call runs: without slots where its arrays are registered. Sets its places_hash
-  /// then. Raises UsageError when it names a protocol that its arrays do not allow.
+  /// Chooses the plan of a plain call: a direct one if its arrays are registered, and then sets its
+  /// places_hash. Raises UsageError if the call names a protocol that its arrays do not allow.
   PlannedCall& choose(const CallPlan& plan, Call& call);
-  /// Why the links, or this call, cannot have the protocol that is planned; null: they can. Alike
+  /// Returns why the links or this call cannot use the planned protocol; null: they can. Identical
   /// on all ranks.
   const char* why_not(const Call& call, PlannedCall& planned);
-  /// Makes the launch of the call that was chosen for. Raises UsageError when it would need memory
-  /// that cannot be had while the stream is captured, and CudaError.
+  /// Prepares the launch of a call after choose(). Raises CudaError, and UsageError if it needs
+  /// memory that cannot be allocated while the stream is being captured.
   void prepare(const Call& call, PlannedCall& planned);
-  /// Launches it as the operation of `record`, behind what the call's stream has got. False when a
-  /// wait for the ranks of this process failed: the waiter knows why. Raises CudaError.
+  /// Launches the prepared call as the operation of `record`, behind the earlier work of its
+  /// stream. False if a wait for the ranks of this process failed; the waiter has the failure.
+  /// Raises CudaError.
   bool launch(const Call& call, const CallRecord& record, double timeout_s);
-  /// A stream of its own for asynchronous operations, behind what `stream` has got.
+  /// Returns the stream for asynchronous operations, behind the earlier work of `stream`.
   DeviceStream stream_beside(DeviceStream stream);
-  /// Waits for what was launched, as long as that may take.
+  /// Waits, without a timeout, for all launched operations.
   void finish();
   /// dst <- the call's input times its factor, on its stream: the first half of premul.
   void scale_input(const Call& call, void* dst, int64_t count);
-  /// Memory of the device that lives as long as this object, at least `nbytes` of it. Raises
-  /// UsageError while `call`'s stream is captured and there is not enough.
+  /// Returns at least `nbytes` of device memory that lives as long as this object. Raises
+  /// UsageError if `memory` must grow while the stream of `call` is being captured.
   void* room(DeviceMemory& memory, size_t nbytes, const Call& call);
   DeviceMemory& premul_room() { return premul_room_; }
 
-  /// Behind everything that was launched so far, but for captures; null when nothing was.
+  /// An event behind all launched operations except captured ones; null if there are none.
   const StreamEvent* last();
-  /// A sentence for explain().
+  /// Description of the device and its links, for explain().
   std::string describe() const;
   void disown();
 
@@ -72,32 +73,32 @@ class DeviceRunner {
   const int num_ranks_;
   DevicePlanner planner_;
   DeviceArrays arrays_;
-  std::optional<DeviceArrays::Places> places_;  // of the next call
-  std::string path_;                            // how the ranks reach each other, for people
+  std::optional<DeviceArrays::Places> places_;  // of the next call's buffers
+  std::string path_;                            // how the ranks access each other, for explain()
   std::unique_ptr<DeviceWindow> window_;
   std::unique_ptr<DeviceLinkMemory> links_;
-  bool whole_lines_ = false;  // 128 bytes that a warp writes arrive together
+  bool whole_lines_ = false;  // 128-byte lines that a warp writes arrive as a whole
   int block_threads_ = 0;
   int max_channels_ = 0;
   std::unique_ptr<DeviceBlocks> blocks_;
-  std::shared_ptr<DeviceMeeting> meeting_;  // with the ranks of this process on this device
+  std::shared_ptr<DeviceMeeting> meeting_;  // null unless ranks of this process share the device
   PinnedMemory pinned_;                     // the abort word and the report
   std::unique_ptr<DeviceWatchdog> watchdog_;
   // The order of operations on several streams.
   StreamEvent last_;
   DeviceStream last_stream_ = nullptr;
   bool launched_ = false;
-  bool is_marked_ = true;  // `last_` is behind what was launched last
+  bool is_marked_ = true;  // `last_` is recorded behind the last launch
   StreamEvent captured_last_;
   DeviceStream captured_stream_ = nullptr;
-  uint64_t capture_ = 0;  // that had the last captured operation
-  DeviceLaunch next_;     // as prepare() made it
+  uint64_t capture_ = 0;  // capture of the last captured operation
+  DeviceLaunch next_;     // made by prepare()
   std::unique_ptr<Stream> beside_;
   std::unique_ptr<StreamEvent> before_beside_;
   DeviceMemory scratch_;
   DeviceMemory premul_room_;
   DeviceMemory counts_;
-  std::vector<DeviceMemory> outgrown_;  // captured graphs may still use it
+  std::vector<DeviceMemory> outgrown_;  // captured graphs may still use these
   std::vector<int64_t> staged_counts_;
 };
 

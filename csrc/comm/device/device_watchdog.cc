@@ -57,7 +57,7 @@ void DeviceWatchdog::look_for_report() {
     failure.code = FailureCode::kMismatch;
   } else if (found.code == DeviceFailure::kTimeout) {
     failure.code = FailureCode::kTimeout;
-    // The rank that never came is the one to name, not the neighbour that waits for it too.
+    // Names a rank that has not entered the operation, not a neighbour that also waits for it.
     for (int rank = 0; rank < segment_.num_ranks(); ++rank) {
       if (load_acquire(segment_.control(rank).sequence) < failed_operation()) {
         failure.culprit = static_cast<uint16_t>(rank);
@@ -71,7 +71,7 @@ void DeviceWatchdog::look_for_report() {
 }
 
 void DeviceWatchdog::look_for_mismatch() {
-  // A launch waits for nobody on the host, so here it is that calls are compared.
+  // Launches do not synchronize on the CPU, so calls are compared here.
   const uint64_t newest = newest_;
   if (newest > compared_ + RecordRing::kNumRecords) compared_ = newest - RecordRing::kNumRecords;
   while (compared_ < newest) {
@@ -84,7 +84,7 @@ void DeviceWatchdog::look_for_mismatch() {
         continue;
       }
       const uint32_t theirs = segment_.records(rank).read_digest(sequence);
-      if (own == 0 || theirs == 0 || own == theirs) continue;  // 0: replaced meanwhile
+      if (own == 0 || theirs == 0 || own == theirs) continue;  // 0: already overwritten
       segment_.fail({.code = FailureCode::kMismatch,
                      .reporter = static_cast<uint16_t>(rank_),
                      .culprit = static_cast<uint16_t>(rank)});
@@ -103,7 +103,7 @@ void DeviceWatchdog::look_for_ended_peers() {
     failure.reporter = static_cast<uint16_t>(rank_);
     failure.culprit = static_cast<uint16_t>(rank);
     if (transport_.has_left(rank)) {
-      // It waited for its own kernels before it left: only a later operation needs it still.
+      // A rank waits for its own kernels before it leaves, so only later operations still need it.
       if (load_acquire(control.sequence) >= newest_) continue;
       failure.code = FailureCode::kPeerLeft;
     } else if (const std::optional<int> signal = transport_.ended_by(rank)) {

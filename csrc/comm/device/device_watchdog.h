@@ -1,5 +1,5 @@
-// Looks after the kernels of a rank while its threads do something else: what a device reports ends
-// the communicator on all ranks, and what ends the communicator ends the kernels that still wait.
+// Watches the kernels of a rank on a thread of its own. An error that a device reports breaks the
+// communicator on all ranks, and a broken communicator ends the kernels that still wait.
 #pragma once
 
 #include <atomic>
@@ -14,20 +14,20 @@ namespace pycoll {
 
 class DeviceWatchdog {
  public:
-  /// Both are in host memory that kernels reach; they outlive this object.
+  /// `abort_word` and `report` are in CPU memory that kernels access, and outlive this object.
   DeviceWatchdog(Transport& transport, uint64_t* abort_word, DeviceReport* report);
   ~DeviceWatchdog();
 
-  /// A launch of operation `sequence` was given to the device. One thread at a time.
+  /// Notes that operation `sequence` was queued on the device. Called by one thread at a time.
   void launched(uint64_t sequence) { newest_.store(sequence); }
-  /// What the thread does now and then, now: afterwards the failure word says what has gone wrong.
+  /// Checks for errors, which the thread does periodically. A found error is in the failure word.
   void look();
-  /// In a forked process: the thread does not exist here.
+  /// Detaches the thread, which does not exist in a forked process.
   void disown();
 
-  /// What a kernel reported; its code is kNone when nothing.
+  /// The error that a kernel reported; its code is kNone if there is none.
   DeviceError error() const;
-  /// The operation that it reported on.
+  /// The operation of the reported error.
   uint64_t failed_operation() const;
 
  private:
@@ -44,12 +44,12 @@ class DeviceWatchdog {
   uint64_t* const abort_word_;
   DeviceReport* const report_;
   std::atomic<uint64_t> newest_{0};
-  std::mutex look_mutex_;  // of what follows
+  std::mutex look_mutex_;  // guards compared_
   uint64_t compared_ = 0;  // operations whose calls agree on all ranks
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last, because it uses the others
 };
 
 }  // namespace pycoll

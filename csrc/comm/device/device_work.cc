@@ -9,7 +9,7 @@
 namespace pycoll {
 namespace {
 
-// Between two looks: an operation on a device takes some 10 us at least.
+// Time between two checks. An operation on a device takes at least about 10 us.
 constexpr std::chrono::microseconds kLookPeriod{50};
 
 }  // namespace
@@ -40,7 +40,7 @@ void DeviceWork::settle() {
 }
 
 void DeviceWork::hold(DeviceStream stream) {
-  if (giving_ != nullptr) (void)giving_->wait(0);  // raises what ended it
+  if (giving_ != nullptr) (void)giving_->wait(0);  // raises its error
   over_.hold(stream);
   const std::lock_guard lock(mutex_);
   if (error_) std::rethrow_exception(error_);

@@ -8,8 +8,8 @@
 namespace pycoll {
 namespace {
 
-constexpr int64_t kPartBytes = int64_t{4} << 20;  // of a message
-constexpr size_t kNumSlots = 3;                   // one comes, one crosses, one goes
+constexpr int64_t kPartBytes = int64_t{4} << 20;  // of the payload
+constexpr size_t kNumSlots = 3;                   // one is fetched, one crosses, one is delivered
 
 int64_t element_bytes(const Call& call) {
   return static_cast<int64_t>(call.element_size != 0 ? call.element_size : dtype_size(call.dtype));
@@ -19,7 +19,7 @@ bool has_equal_blocks(const Call& call) {
   return call.block_counts == nullptr && call.send_counts == nullptr;
 }
 
-/// Elements of a block in one part. Alike on all ranks.
+/// Elements of a block in one part; identical on all ranks.
 int64_t part_elements(const Call& call, int num_ranks) {
   const int64_t bytes = element_bytes(call) * info(call.collective).blocks_per_message(num_ranks);
   return std::max<int64_t>(kPartBytes / bytes, 1);
@@ -89,7 +89,7 @@ void HostStaging::make_room(const Call& call, Part part, Slot& slot) {
        output_count(one, rank_, num_ranks_) * element_bytes(call));
 }
 
-// `copy` gets where a run of bytes lies in the caller's buffer, in the slot, and how long it is.
+// Calls copy(offset in the caller's buffer, offset in the slot, nbytes) for each run of bytes.
 template <class Copy>
 void HostStaging::for_each_block(const Call& call, Part part, int64_t total,
                                  const Copy& copy) const {

@@ -1,5 +1,5 @@
-// Operations on arrays of a device whose ranks are on several hosts: through pinned host memory, in
-// parts. While one part crosses the network, the next is fetched and the one before is delivered.
+// Runs operations on device arrays of ranks on several hosts: through pinned CPU memory, in parts.
+// While one part crosses the network, the next is fetched and the previous one is delivered.
 #pragma once
 
 #include <functional>
@@ -18,20 +18,20 @@ class HostStaging {
 
   const Device& device() const { return device_; }
 
-  /// Runs `call` by `perform`, which gets the same call on host arrays, once for each part. Behind
-  /// `begun`; what `call.stream` gets afterwards is behind the operation. `wait` waits for an event
-  /// of the device. Raises as both do, and CudaError.
+  /// Runs `call` behind `begun`: calls `perform` once for each part, with the call on CPU arrays.
+  /// Later work on `call.stream` is behind the operation. `wait` waits for a device event. Raises
+  /// the errors of `wait` and `perform`, and CudaError.
   void run(const Call& call, const StreamEvent& begun,
            const std::function<void(const StreamEvent&)>& wait,
            const std::function<void(const Call&)>& perform);
 
-  /// Where results go to the device.
+  /// The stream that copies results to the device.
   DeviceStream delivering() const { return up_.get(); }
-  /// Behind all that was delivered so far.
+  /// An event behind all deliveries so far.
   StreamEvent& over() { return over_; }
 
  private:
-  /// Where a part is on the host, and how far it has got.
+  /// CPU memory of a part, and the events of its copies.
   struct Slot {
     explicit Slot(const Device& device) : fetched(device), delivered(device) {}
     PinnedMemory input, output;
@@ -40,7 +40,7 @@ class HostStaging {
     bool used = false;
   };
 
-  /// Elements [begin, begin + count) of each block of a buffer, or all of one that has no parts.
+  /// Elements [begin, begin + count) of each block of a buffer; unused if the call has no parts.
   struct Part {
     int64_t begin, count;
   };
