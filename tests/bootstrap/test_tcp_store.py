@@ -105,7 +105,9 @@ def test_add_to_what_is_no_number_is_refused(server):
     store = connect(server)
     for value in (b"ten", b"", b"1x", b"9223372036854775807"):
         store.set("word", value)
-        with pytest.raises(errors.UsageError, match="'word' is not a number, or the sum is too large"):
+        with pytest.raises(
+            errors.UsageError, match="'word' is not a number, or the sum is too large"
+        ):
             store.add("word", 1)
         assert store.get("word", 5) == value
 

@@ -223,7 +223,7 @@ def test_wrong_calls_are_refused_and_say_why():
         comm.all_reduce(x)
         assert "blocks of" in comm.explain("all_reduce", 64, on_device=True)
         for protocol in ("ll128", "poison"):
-            with pytest.raises(UsageError, match=f"{protocol} is for arrays of devices"):
+            with pytest.raises(UsageError, match=f"{protocol} is for device arrays only"):
                 comm.all_reduce(np.ones(4, np.float32), algorithm=f"one_shot/{protocol}")
         with pytest.raises(UsageError, match="x is on device 0, out in host memory"):
             comm.all_reduce(x, out=np.ones(4))

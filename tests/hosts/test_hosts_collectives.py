@@ -48,7 +48,7 @@ def test_two_hosts_of_one_rank_run_every_algorithm(two):
     assert places == (("tcp", 0),) * 2
     for direct, hierarchical in texts:
         assert "direct needs all ranks on one host" in direct
-        assert "needs several hosts with the same number of ranks" in hierarchical
+        assert "on several hosts, each with the same number" in hierarchical
     assert statuses == (0, 0)  # a forked child keeps no link and prints nothing
 
 

@@ -23,6 +23,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import selectors
+import shutil
 import signal
 import sys
 import tempfile
@@ -274,9 +275,17 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--list", action="store_true", help="print the names of the tests")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the folder goes, too
     with tempfile.TemporaryDirectory(prefix="torch_suite_", ignore_cleanup_errors=True) as folder:
         tempfile.tempdir = os.environ["TMPDIR"] = folder
+        server = os.getpid()
+
+        def end(*_: object) -> None:
+            # An exception could be swallowed: some imports and hooks of fork ignore all of them.
+            if os.getpid() == server:
+                shutil.rmtree(folder, ignore_errors=True)
+            os._exit(1)
+
+        signal.signal(signal.SIGTERM, end)
         suite = load_suite(args.backend, args.view, args.world_size)
         if args.list:
             print("\n".join(sorted(unittest.TestLoader().getTestCaseNames(suite))))

@@ -10,8 +10,8 @@ import pytest
 
 from pycoll.errors import UsageError
 from pycoll.parallel.pipeline import Action, Costs, Kind, Schedule, build, generator, names
-from pycoll.parallel.pipeline.schedules import simulate_pipeline as simulate
-from pycoll.parallel.pipeline.schedules import validate
+from pycoll.parallel.pipeline import simulate
+from pycoll.parallel.pipeline import validate
 from pycoll.parallel.pipeline.schedules.transfers import receive_of, with_transfers
 
 pytestmark = pytest.mark.pure
