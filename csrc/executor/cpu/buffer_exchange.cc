@@ -43,7 +43,7 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool wi
   segment_.exchange(rank_).entered[parity].write(own);
   ring_bells();
   reach_ = Reach::kNone;
-  // Those that do wait see why, or see that this rank has gone on.
+  // Ranks that do wait see the reason, or see that this rank has moved on.
   if (!with_processes && (own.flags & kMappedBuffers) == 0) return true;
 
   uint64_t all = ~uint64_t{0};
@@ -54,7 +54,7 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool wi
     if (!waiter_.spin_until([&] { return load_acquire(line.number) >= number_; }, {rank, 0, 0})) {
       return false;
     }
-    // A rank that has entered a later operation waits for nobody in this one: it went by slots.
+    // A rank that has entered a later operation used slots in this one, and did not wait.
     const ExchangeLine seen = line.read();
     if (seen.number != number_) {
       gone_on = true;
@@ -67,7 +67,7 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool wi
   }
   if (gone_on) return true;
   if (!probed_ && with_processes) {
-    // The first time, the ranks find out what the system allows, and enter again knowing it.
+    // In the first exchange, the ranks find out what the system allows; then they exchange again.
     probed_ = true;
     reads_processes_ = can_use_processes();
     return exchange(input, output, with_processes);
