@@ -19,7 +19,7 @@ void check_alone(const Schedule& schedule, const Move& move) {
   if (move.round < 0) problem = "rounds are counted from 0";
   if (!is_rank(move.src) || !is_rank(move.dst)) problem = "there is no such rank";
   if (move.src == move.dst) problem = "a move joins two different ranks";
-  // Compared without adding, so that no value can overflow.
+  // Compares without an addition, so that no value can overflow.
   if (move.chunks.first < 0 || move.chunks.count < 1 ||
       move.chunks.count > schedule.num_chunks - move.chunks.first) {
     problem = "there are no such chunks";
@@ -34,7 +34,7 @@ void check_alone(const Schedule& schedule, const Move& move) {
   }
 }
 
-/// `a` and `b` reach the same rank in the same round.
+/// Checks two moves to the same rank in the same round.
 void check_pair(const Schedule& schedule, const Move& a, const Move& b) {
   const char* problem = nullptr;
   if (a.chunks == b.chunks) {
@@ -104,7 +104,7 @@ Schedule ScheduleBuilder::build() {
   std::stable_sort(schedule_.moves.begin(), schedule_.moves.end(),
                    [](const Move& a, const Move& b) { return a.round < b.round; });
 
-  // Side by side in this order stand the moves that might meet; a range that overlaps any earlier
+  // This order puts moves that may conflict next to each other. A range that overlaps any earlier
   // one overlaps the one just before it, or that one has been refused already.
   std::vector<Move> meeting = schedule_.moves;
   const auto key = [](const Move& move) {
