@@ -1,6 +1,6 @@
 // Binomial trees: in each round every rank with the message sends it on, so their number doubles.
 //
-// Cost: broadcast and reduce ceil(lg n)(alpha + beta N), and reduce gamma N with each; scatter and
+// Cost: broadcast and reduce ceil(lg n)(alpha + beta N), plus gamma N each for reduce; scatter and
 // gather ceil(lg n) alpha + (n-1)/n beta N, where inner ranks pass on their subtrees' blocks. The
 // root sends or receives ceil(lg n) times, which suits small messages. Blocks are numbered by rank,
 // so a subtree that wraps around past rank n-1 travels as two messages.

@@ -10,7 +10,7 @@
 namespace pycoll {
 namespace {
 
-/// Leaves every rank from `first_rank` on with the reduction of `first_rank` to itself.
+/// Leaves every rank from `first_rank` on with the reduction of `first_rank` to that rank.
 void add_doubling(ScheduleBuilder& builder, int n, int first_rank, int first_round) {
   int round = first_round;
   for (int distance = 1; first_rank + distance < n; distance *= 2, ++round) {

@@ -1,8 +1,8 @@
-// Naive ring: the message travels around the ring to be reduced, and the result travels around it.
+// Naive ring: the message travels around the ring to be reduced, then its result does.
 //
 // Cost: 2(n-1)(alpha + beta N) + (n-1) gamma N. One rank works at a time; it is the baseline for
-// the chunked ring. Source: folklore; analysed as the starting point of Patarasuk & Yuan, JPDC 69
-// (2009).
+// the chunked ring.
+// Source: folklore; analysed as the starting point of Patarasuk & Yuan, JPDC 69 (2009).
 #include "algorithms/table/registry.h"
 
 namespace pycoll {

@@ -248,7 +248,7 @@ std::optional<DirectPlan> make_direct_plan(const Schedule& schedule, int rank) {
   planner.prove();
   if (!planner.classify()) return std::nullopt;
   std::optional<DirectPlan> mine;
-  // All ranks must come to the same answer.
+  // All ranks must compute the same answer.
   for (int other = 0; other < schedule.num_ranks; ++other) {
     std::optional<DirectPlan> direct = planner.plan_of(other);
     if (!direct) return std::nullopt;

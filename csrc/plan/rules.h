@@ -7,9 +7,10 @@
 //   size   = digits [ "k" | "m" | "g" ]
 //
 // A rule without a collective uses that of the rule before it; auto is pycoll's choice. A range
-// includes its start and excludes its end; k, m and g are powers of 1024. Spaces around words and
-// the case of k, m and g do not matter. The first rule that matches a message applies. An algorithm
-// may be registered in Python, even after the rules are read: it is looked up when it is needed.
+// includes its start and excludes its end; k, m and g are 1024, 1024^2 and 1024^3. Spaces around
+// words and the case of k, m and g do not matter. The first rule that matches a message applies. An
+// algorithm may be registered in Python, even after the rules are read: it is looked up when it is
+// needed.
 #pragma once
 
 #include <cstdint>

@@ -264,8 +264,9 @@ const TunedCost* TuningTable::cost(std::string_view protocol, int num_ranks, int
     return std::abs(std::log2(static_cast<double>(row->num_ranks) / num_ranks));
   };
   for (const TunedCost& row : costs) {
-    const bool alike = (row.num_ranks > row.num_cores) == (num_ranks > num_cores);
-    if (row.protocol != protocol || row.num_cores != num_cores || row.arrays != arrays || !alike) {
+    const bool same_load = (row.num_ranks > row.num_cores) == (num_ranks > num_cores);
+    if (row.protocol != protocol || row.num_cores != num_cores || row.arrays != arrays ||
+        !same_load) {
       continue;
     }
     if (nearest == nullptr || distance(&row) < distance(nearest)) nearest = &row;

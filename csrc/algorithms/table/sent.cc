@@ -108,7 +108,7 @@ double chain_scan(int n, int rank, int) { return is_below_last(n, rank); }
 double doubling_scan(int n, int rank, int) { return num_doublings(n, rank); }
 double all_pairs_scan(int n, int rank, int) { return n - 1 - rank; }
 
-// In an exscan each rank first sends its own value to the next rank; rank 0 then has no more part.
+// In an exscan each rank first sends its own value to the next rank; the rest excludes rank 0.
 
 double chain_exscan(int n, int rank, int) { return is_below_last(n, rank) * (rank == 0 ? 1 : 2); }
 
