@@ -177,7 +177,7 @@ class Walk {
 
 /// Work outside the longest chain delays the next call, so it counts a little even with spare
 /// cores.
-double with_work_beside(double longest_s, double work_s, int num_ranks, int num_cores) {
+double add_other_work(double longest_s, double work_s, int num_ranks, int num_cores) {
   return longest_s + (num_ranks > num_cores ? work_s / num_cores : kSpareWork * work_s / num_ranks);
 }
 
@@ -204,7 +204,7 @@ double estimate_s(const std::vector<Program>& programs, int64_t nbytes, const Li
                               static_cast<double>(sample.pieces * sample.num_tiles);
   const Walk walk(programs, chunk_nbytes, sample.num_tiles, cost, hosts);
   const int num_ranks = static_cast<int>(programs.size());
-  return with_work_beside(walk.longest_s(), walk.work_s(), num_ranks, num_cores) * sample.scale;
+  return add_other_work(walk.longest_s(), walk.work_s(), num_ranks, num_cores) * sample.scale;
 }
 
 double estimate_direct_s(const std::vector<DirectWork>& work, double block_nbytes,
@@ -218,7 +218,7 @@ double estimate_direct_s(const std::vector<DirectWork>& work, double block_nbyte
     longest_s = std::max(longest_s, busy_s);
     work_s += busy_s;
   }
-  return with_work_beside(longest_s, work_s, static_cast<int>(work.size()), num_cores);
+  return add_other_work(longest_s, work_s, static_cast<int>(work.size()), num_cores);
 }
 
 }  // namespace pycoll

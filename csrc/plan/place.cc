@@ -19,7 +19,7 @@ class Placer {
         pieces_(schedule.pieces_per_block()) {}
 
   std::optional<Placement> run() {
-    store_what_is_sent();
+    store_sent_start_values();
     // Each failed attempt moves at least one block permanently, so the loop ends.
     while (!attempt()) {
       if (stuck_) return std::nullopt;
@@ -53,7 +53,7 @@ class Placer {
 
   /// Finds start values of this rank that its output needs and that no step writes. The step that
   /// sends such a value stores it too, since it reads it anyway.
-  void store_what_is_sent() {
+  void store_sent_start_values() {
     std::vector<bool> written(static_cast<size_t>(schedule_.num_chunks));
     for (const Step& step : program_.steps) {
       if (step.has(kWriteLocal)) {

@@ -100,7 +100,7 @@ class Simulator {
     return start(step.chunks().end()) - start(step.first_chunk);
   }
 
-  void meet_at(int rank, double time_s) { agenda_.push({time_s, num_appointments_++, rank}); }
+  void wake_at(int rank, double time_s) { agenda_.push({time_s, num_wakeups_++, rank}); }
 
   void record(Event::Kind kind, int rank, int peer, double start_s, double end_s) {
     const RankState& state = ranks_[rank];
@@ -138,7 +138,7 @@ class Simulator {
       combine_s += options_.cost(srcs[i], rank).gamma_s_per_byte * bytes_of(rank, step);
     }
     if (combine_s > 0) record(Event::Kind::kReduce, rank, -1, now_s, now_s + combine_s);
-    meet_at(rank, now_s + combine_s);
+    wake_at(rank, now_s + combine_s);
   }
 
   /// Called when the operands are combined or a transfer has arrived: starts the next transfer, or
@@ -163,7 +163,7 @@ class Simulator {
     record(Event::Kind::kTransfer, rank, dst, start_s, port_free_s);
     simulation_.sent_bytes[rank] += nbytes;
     state.is_sending = true;
-    meet_at(rank, port_free_s);
+    wake_at(rank, port_free_s);
   }
 
   void finish_step(int rank, double now_s) {
@@ -200,7 +200,7 @@ class Simulator {
   int64_t block_bytes_ = 0;
   int64_t tile_bytes_ = 0;  // of every block
   int64_t num_tiles_ = 0;
-  int64_t num_appointments_ = 0;
+  int64_t num_wakeups_ = 0;
   std::vector<RankState> ranks_;
   std::map<Link, LinkState> links_;
   std::priority_queue<Appointment> agenda_;

@@ -196,7 +196,7 @@ class FlowSimulator {
       }
       case kGone:
         if ((actors_[idx].version & kVersions) != event.tag >> 2) return;  // its end has changed
-        return go_on(idx, now_s);
+        return continue_step(idx, now_s);
       case kArrive:
         return arrive(event.idx, now_s);
     }
@@ -249,7 +249,7 @@ class FlowSimulator {
 
   /// Continues when the operands of a step without destinations are combined, or a transfer is
   /// over.
-  void go_on(size_t a, double now_s) {
+  void continue_step(size_t a, double now_s) {
     ActorState& state = actors_[a];
     const FlowStep& step = running(state, a);
     if (state.is_sending) {

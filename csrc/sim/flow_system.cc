@@ -27,7 +27,7 @@ class Builder {
   FlowSystem build(std::vector<LevelLoad>* loads) {
     for (size_t rank = 0; rank < scripts_.size(); ++rank) add_channels(static_cast<int32_t>(rank));
     for (size_t rank = 0; rank < scripts_.size(); ++rank) add_actor(static_cast<int32_t>(rank));
-    keep_hops_that_bind();
+    drop_unlimiting_hops();
     if (loads != nullptr) *loads = sum_loads();
     return std::move(system_);
   }
@@ -104,7 +104,7 @@ class Builder {
 
   /// Drops links that cannot limit a rate. A sender makes one transfer at a time, so a link that
   /// can carry the fastest transfer of each of its senders at once slows none of them down.
-  void keep_hops_that_bind() {
+  void drop_unlimiting_hops() {
     struct Most {
       int32_t src = -1;
       double of_src = 0;

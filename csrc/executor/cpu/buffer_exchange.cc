@@ -48,7 +48,7 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool wi
 
   uint64_t all = ~uint64_t{0};
   uint64_t any = 0;
-  bool gone_on = false;
+  bool has_moved_on = false;
   for (int rank = 0; rank < num_ranks_; ++rank) {
     const ExchangeLine& line = segment_.exchange(rank).entered[parity];
     if (!waiter_.spin_until([&] { return load_acquire(line.number) >= number_; }, {rank, 0, 0})) {
@@ -57,7 +57,7 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool wi
     // A rank that has entered a later operation used slots in this one, and did not wait.
     const ExchangeLine seen = line.read();
     if (seen.number != number_) {
-      gone_on = true;
+      has_moved_on = true;
       continue;
     }
     if (seen.digest != waiter_.digest()) return waiter_.mismatch(rank);
@@ -65,7 +65,7 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool wi
     any |= seen.flags;
     peers_[static_cast<size_t>(rank)] = {seen.input, seen.output, transport_.pid(rank)};
   }
-  if (gone_on) return true;
+  if (has_moved_on) return true;
   if (!probed_ && with_processes) {
     // In the first exchange, the ranks find out what the system allows; then they exchange again.
     probed_ = true;

@@ -18,8 +18,8 @@ class CudaEnv {
  public:
   /// Neighbouring lanes of a warp that share a line of 128 bytes, 16 bytes each.
   static constexpr int kLineTeam = 8;
-  /// Polls, of a few hundred cycles each, before a thread checks for trouble: that check reads the
-  /// host's memory, which takes a microsecond.
+  /// Number of polls, of a few hundred cycles each, before a thread checks for trouble, which reads
+  /// the host's memory and takes a microsecond.
   static constexpr int kSpins = 512;
 
   PYCOLL_HD int thread_index() const {

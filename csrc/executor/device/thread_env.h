@@ -44,7 +44,8 @@ class ThreadEnv {
  public:
   /// Threads that share a line of 128 bytes: one, since unlike a warp's lanes they need a barrier.
   static constexpr int kLineTeam = 1;
-  /// Polls before a thread checks for trouble; few, because the awaited thread may need this core.
+  /// Number of polls before a thread checks for trouble; small, as the awaited thread may need this
+  /// core.
   static constexpr int kSpins = 64;
 
   ThreadEnv(ThreadTeam& team, int thread_index) : team_(team), thread_index_(thread_index) {}

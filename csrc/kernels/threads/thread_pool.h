@@ -21,7 +21,7 @@ class ThreadPool {
   void run(int num, const std::function<void(int)>& work);
 
  private:
-  void work_off(int index);
+  void run_worker(int index);
 
   std::mutex mutex_;
   std::condition_variable began_;
