@@ -1,11 +1,11 @@
-// All pairs: everyone sends to everyone who needs it, directly and at once.
+// All pairs: every rank sends directly to every rank that needs its data, in one round.
 //
 // Cost: reduce_scatter (n-1)(alpha + beta N/n + gamma N/n), where each owner reduces its block from
 // all in one step. all_gather (n-1)(alpha + beta N/n), or one slot that all others read.
 // all_to_all (n-1)(alpha + beta N/n). scan (n-1)(alpha + beta N + gamma N); exscan the same with
 // one gamma N less, as every rank first takes its neighbour's value. Every reduction is one step in
-// the order of ranks, so these algorithms round once, and alike. Source: the "all-pairs" kernels of
-// MSCCL++ (2023); for scan, folklore.
+// rank order, so these algorithms round once and give identical results on all ranks. Source: the
+// "all-pairs" kernels of MSCCL++ (2023); for scan, folklore.
 #include "algorithms/table/registry.h"
 
 namespace pycoll {
@@ -54,7 +54,7 @@ Schedule all_pairs_scan(int num_ranks, int root) {
 
 Schedule all_pairs_exscan(int num_ranks, int root) {
   ScheduleBuilder builder(Collective::kExscan, "all_pairs", num_ranks, /*num_chunks=*/1, root);
-  // From round 1 on, rank r has rank r - 1's value in place of its own.
+  // From round 1 on, rank r holds rank r - 1's value in place of its own.
   for (int rank = 0; rank + 1 < num_ranks; ++rank) builder.copy(0, {0}, rank, rank + 1);
   for_each_pair(num_ranks, [&](int src, int dst) {
     if (0 < src && src < dst) builder.reduce(1, {0}, src, dst);

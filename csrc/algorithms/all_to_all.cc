@@ -1,7 +1,7 @@
 // All to all: every rank sends its whole message to every other rank, and each reduces all of it.
 //
 // Cost: (n-1)(alpha + beta N + gamma N). Each rank sends n-1 messages, one by one, in one round.
-// It is what teaching texts compare with; `one_shot` is the same without the n-1 copies.
+// Textbooks use it as the baseline; `one_shot` is the same without the n-1 copies.
 // Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
 // operations in MPICH", IJHPCA 19 (2005), section on all-to-all.
 #include "algorithms/table/registry.h"

@@ -1,9 +1,9 @@
-// Binomial trees: whoever has the message passes it on, so that each round reaches twice as many.
+// Binomial trees: in each round every rank with the message sends it on, so their number doubles.
 //
-// Cost: broadcast and reduce ceil(lg n)(alpha + beta N), and gamma N with each; scatter and gather
-// ceil(lg n) alpha + (n-1)/n beta N, where inner ranks pass their subtrees' blocks on. The root
-// sends or receives ceil(lg n) times: for small messages. Blocks are numbered by ranks, so a
-// subtree that passes rank n-1 travels as two messages.
+// Cost: broadcast and reduce ceil(lg n)(alpha + beta N), plus gamma N each for reduce; scatter and
+// gather ceil(lg n) alpha + (n-1)/n beta N, where inner ranks pass on their subtrees' blocks. The
+// root sends or receives ceil(lg n) times, which suits small messages. Blocks are numbered by rank,
+// so a subtree that wraps around past rank n-1 travels as two messages.
 // Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
 // operations in MPICH", IJHPCA 19 (2005).
 #include "algorithms/binomial.h"

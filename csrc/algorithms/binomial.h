@@ -9,14 +9,14 @@
 
 namespace pycoll {
 
-/// Rounds in which a binomial tree reaches n ranks: ceil(lg n).
+/// Number of rounds in which a binomial tree reaches n ranks: ceil(lg n).
 inline int num_binomial_rounds(int num_ranks) {
   return std::bit_width(static_cast<unsigned>(num_ranks - 1));
 }
 
-/// The tree whose round k lets the 2^k places nearest to the root each reach one more: who has the
-/// message works in every round. Calls visit(round, parent, child), ranks, in the order of a
-/// broadcast from `root`.
+/// Visits the tree in whose round k each of the 2^k places nearest to the root reaches one more, so
+/// that every rank with the message works in every round. Calls visit(round, parent, child), with
+/// ranks, in the order of a broadcast from `root`.
 template <typename Visit>
 void for_each_binomial_edge(int num_ranks, int root, Visit visit) {
   for (int round = 0; round < num_binomial_rounds(num_ranks); ++round) {
@@ -27,13 +27,13 @@ void for_each_binomial_edge(int num_ranks, int root, Visit visit) {
   }
 }
 
-/// The tree whose subtrees are runs of places: below place p stand p, p + 1, ..., so many.
+/// Size of the subtree below `place`, in the tree whose subtrees are runs of places p, p + 1, ....
 inline int subtree_size(int num_ranks, int place) {
   return place == 0 ? num_ranks : std::min(place & -place, num_ranks - place);
 }
 
-/// Calls visit(round, parent, child), places, for every edge of that tree, in the order of a
-/// scatter: the far half first.
+/// Calls visit(round, parent, child), with places, for every edge of that tree, in the order of a
+/// scatter: the distant half first.
 template <typename Visit>
 void for_each_subtree_edge(int num_ranks, Visit visit) {
   const int num_rounds = num_binomial_rounds(num_ranks);

@@ -1,10 +1,10 @@
-// Bruck: in ceil(lg n) rounds, each rank talks to the ranks at distances 1, 2, 4, ...
+// Bruck: in ceil(lg n) rounds, each rank exchanges with the ranks at distances 1, 2, 4, ...
 //
 // Cost: all_gather ceil(lg n) alpha + (n-1)/n beta N (up to twice the alphas, as a run of blocks
-// that passes rank n-1 is two messages). all_to_all about n/2 lg n (beta N/n) in ceil(lg n) rounds:
-// a block for the rank d places on travels once for each bit of d. Blocks that are not neighbours
-// are messages of their own, so it saves no alphas here, as packing would; it needs only
-// ceil(lg n) links a direction where pairwise needs n-1, so it serves more than 65 ranks.
+// that wraps around past rank n-1 is two messages). all_to_all about n/2 lg n (beta N/n) in
+// ceil(lg n) rounds: a block that must go d ranks further travels once for each bit of d. Blocks
+// that are not neighbours are separate messages, so it saves no alphas here, as packing would. It
+// needs only ceil(lg n) links per direction where pairwise needs n-1, so it works beyond 65 ranks.
 // Source: J. Bruck, C.-T. Ho, S. Kipnis, E. Upfal, D. Weathersby, "Efficient algorithms for
 // all-to-all communications in multiport message-passing systems", IEEE TPDS 8 (1997).
 #include <algorithm>
@@ -31,14 +31,14 @@ Schedule bruck_all_gather(int num_ranks, int root) {
 Schedule bruck_all_to_all(int num_ranks, int root) {
   const int n = num_ranks;
   ScheduleBuilder builder(Collective::kAllToAll, "bruck", n, /*num_chunks=*/n * n, root);
-  // The highest bit of the way first: then the blocks that a rank passes on together were those of
-  // one source for neighbouring destinations. Each such run has a round of its own, so that one
-  // slot a link is enough.
+  // Starts with the highest bit of the distance: then the blocks that a rank passes on together
+  // come from one source and go to neighbouring destinations. Each such run has its own round, so
+  // that one slot per link is enough.
   int round = 0;
   for (int bit = num_binomial_rounds(n) - 1; bit >= 0; --bit) {
     const int hop = 1 << bit;
     for (int way_so_far = 0; way_so_far + hop < n; way_so_far += 2 * hop) {
-      const int way = way_so_far + hop;  // of the run's first block, from its source
+      const int way = way_so_far + hop;  // distance of the run's first block from its source
       const int count = std::min(hop, n - way);
       bool wraps = false;
       for (int src = 0; src < n; ++src) {

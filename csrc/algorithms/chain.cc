@@ -1,8 +1,9 @@
-// Chain: each rank passes on to the next one.
+// Chain: each rank passes the data on to the next rank.
 //
 // Cost: (n-1)(alpha + beta N) for one tile, and alpha + beta T for each further tile of T bytes, as
-// the tiles follow one another down the chain: broadcast to few ranks of large messages. scan adds
-// gamma N a rank; in exscan every rank sends two messages, as it first takes its neighbour's value.
+// the tiles follow one another down the chain. broadcast suits large messages to few ranks. scan
+// adds gamma N per rank; in exscan every rank sends two messages, as it first takes its neighbour's
+// value.
 // Reductions are left folds: ((r0 + r1) + r2) + ...
 // Source: folklore; analysed in J. Pjesivac-Grbovic et al., "Performance analysis of MPI collective
 // operations", Cluster Computing 10 (2007).
@@ -27,7 +28,7 @@ Schedule chain_scan(int num_ranks, int root) {
 
 Schedule chain_exscan(int num_ranks, int root) {
   ScheduleBuilder builder(Collective::kExscan, "chain", num_ranks, /*num_chunks=*/1, root);
-  // From round 1 on, rank r has rank r - 1's value in place of its own.
+  // From round 1 on, rank r holds rank r - 1's value in place of its own.
   for (int rank = 0; rank + 1 < num_ranks; ++rank) {
     builder.copy(0, {0}, rank, rank + 1);
     if (rank > 0) builder.reduce(rank, {0}, rank, rank + 1);

@@ -1,7 +1,7 @@
-// Direct exchange of neighbours on a ring: everyone sends to both sides at once.
+// Direct exchange between neighbours on a ring: every rank sends to both sides at once.
 //
-// Cost: 2 alpha + beta N. With two ranks both neighbours are the same one; a single rank is its own
-// neighbour on both sides and sends nothing.
+// Cost: 2 alpha + beta N. With two ranks both neighbours are the same rank; a single rank is its
+// own neighbour on both sides and sends nothing.
 // Source: MPI_Neighbor_alltoall on a periodic one-dimensional Cartesian topology, MPI 3.0 (2012).
 #include "algorithms/table/registry.h"
 

@@ -3,7 +3,7 @@
 // Cost: reduce_scatter ceil(lg n) alpha + (n-1)/n (beta + gamma) N, all_gather the same without
 // gamma, all_reduce the sum of both; where n is not a power of two, up to twice the alphas, as a
 // range that wraps around is two messages. Each rank sends (n-1)/n of the message in each half, the
-// least possible, for every n: for medium messages. Source: n a power of two: R. Rabenseifner,
+// minimum, for every n, which suits medium messages. Source: n a power of two: R. Rabenseifner,
 // "Optimization of collective reduction operations", ICCS 2004. Other n: J. L. Traeff, "Optimal,
 // non-pipelined reduce-scatter and allreduce algorithms", arXiv:2410.14234 (2024).
 #include <bit>
@@ -21,8 +21,8 @@ template <typename Visit>
 void for_each_halving(int n, Visit visit) {
   const int num_rounds = num_halving_rounds(n);
   if (std::has_single_bit(static_cast<unsigned>(n))) {
-    // Partners differ in one bit, so both hold the same contiguous chunks; each gives the other
-    // the half that the other keeps.
+    // Partners differ in one bit, so both hold the same contiguous chunks; each gives the other one
+    // the half that this one keeps.
     for (int round = 0; round < num_rounds; ++round) {
       const int distance = n >> (round + 1);
       for (int rank = 0; rank < n; ++rank) {
@@ -32,8 +32,8 @@ void for_each_halving(int n, Visit visit) {
     }
     return;
   }
-  // Each rank halves the number of chunks it still collects, counted upwards from its own, by
-  // giving the upper half to the rank that they begin with.
+  // Each rank still collects a run of chunks, counted upwards from its own. In each round it halves
+  // their number by giving the upper half to the rank of that half's first chunk.
   int collected = n;  // n, ceil(n/2), ceil(n/4), ..., 1
   for (int round = 0; round < num_rounds; ++round) {
     const int kept = (collected + 1) / 2;
@@ -59,7 +59,7 @@ void add_halving(ScheduleBuilder& builder, int n, int first_round, int root) {
 
 void add_doubling(ScheduleBuilder& builder, int n, int first_round) {
   const int last_round = first_round + num_halving_rounds(n) - 1;
-  // The way back: who took chunks to reduce them returns them complete.
+  // On the way back, each rank that took chunks to reduce them returns them complete.
   for_each_halving(n, [&](int round, ChunkRange chunks, int giver, int taker) {
     builder.copy(last_round - round, chunks, taker, giver);
   });

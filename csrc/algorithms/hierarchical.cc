@@ -1,18 +1,19 @@
-// Hierarchical: reduce-scatter inside each host, the collective between the ranks of one place in
-// all hosts, all-gather inside each host.
+// Hierarchical: reduce-scatter inside each host, the collective between the ranks with the same
+// place in all hosts, all-gather inside each host.
 //
 // Cost of all_reduce for m ranks in each of H hosts, with i inside and o outside:
 // 2(m-1)(alpha_i + beta_i N/m) + 2(H-1)(alpha_o + beta_o N/(mH)) + ((m-1)/m + (H-1)/(mH)) gamma N.
-// A host sends 2(H-1)/H of the message to others, the least possible, and 2(m-1) + 2(H-1) rounds
-// are fewer than a flat ring's 2(mH-1). reduce_scatter and all_gather are the halves; there the
-// blocks that travel inside a host do not lie side by side, so there are H rings, one by one.
+// A host sends 2(H-1)/H of the message to other hosts, the minimum, and 2(m-1) + 2(H-1) rounds are
+// fewer than a flat ring's 2(mH-1). reduce_scatter and all_gather are the halves; there the blocks
+// that travel inside a host are not contiguous, so there are H rings, one after another.
 // broadcast: the root scatters inside its host, a binomial tree between hosts for each place,
 // all-gather inside: alpha (m-1 + lg H + m-1), beta N ((m-1)/m + lg H/m + (m-1)/m).
-// all_to_all: each rank exchanges with its place in every other host all that goes to that host,
-// and passes on inside its own what came: (H-1) alpha_o instead of pairwise's (n-m) alpha_o, the
-// same bytes between hosts, and m-1 in m of these once more inside: for blocks so small that
-// alpha_o counts. Source: P. Goyal et al., "Accurate, large minibatch SGD", arXiv:1706.02677
-// (2017), section 4; M. Cho et al., "BlueConnect: decomposing all-reduce", MLSys 2019.
+// all_to_all: each rank sends all data for another host to the rank of its place there, which
+// distributes it inside that host. This takes (H-1) alpha_o instead of pairwise's (n-m) alpha_o,
+// the same bytes between hosts, and (m-1)/m of these once more inside, which suits blocks so small
+// that alpha_o dominates. Source: P. Goyal et al., "Accurate, large minibatch SGD",
+// arXiv:1706.02677 (2017), section 4; M. Cho et al., "BlueConnect: decomposing all-reduce", MLSys
+// 2019.
 #include "algorithms/hierarchical.h"
 
 #include <functional>
@@ -29,7 +30,7 @@ using Ranks = std::vector<int>;
 using Chunks = std::vector<ChunkRange>;
 using ChunksOf = std::function<Chunks(int piece)>;
 
-/// Hosts and places: rank = host * places + place.
+/// Builds schedules for hosts with `places` ranks each: rank = host * places + place.
 class Builder {
  public:
   Builder(Collective collective, int num_ranks, int ranks_per_host, int num_chunks, int root)
@@ -39,7 +40,7 @@ class Builder {
         root_(root) {}
 
   Schedule all_reduce() {
-    // Chunks place * hosts + host: those of a place lie side by side.
+    // Chunk place * hosts + host: the chunks of a place are contiguous.
     const auto of_place = [&](int place) { return Chunks{{place * hosts_, hosts_}}; };
     const auto of_both = [&](int place, int host) { return Chunks{{place * hosts_ + host}}; };
     scatter(of_place, of_both);
@@ -47,7 +48,7 @@ class Builder {
     return builder_.build();
   }
 
-  /// Block r belongs to rank r, so the blocks of a place are one in each host.
+  /// Block r belongs to rank r, so a place has one block in each host.
   Schedule reduce_scatter() {
     scatter(blocks_of_place(), block());
     return builder_.build();
@@ -66,7 +67,7 @@ class Builder {
                       host * places_ + src % places_);
       }
     }
-    // Its own host's blocks first, then those of the others as they came.
+    // The blocks of its own host first, then those of the other hosts in the order of arrival.
     round_ = hosts_ - 1;
     for (int way = 0; way < hosts_; ++way) {
       for (int step = 1; step < places_; ++step, ++round_) {
@@ -149,7 +150,7 @@ class Builder {
     }
   }
 
-  /// Piece p starts at member p + 1 and is complete when it has come round to member p.
+  /// Piece p starts at member p + 1 and is complete when it has gone around to member p.
   void ring_reduce_scatter(const Ranks& ranks, const ChunksOf& chunks_of) {
     const int n = static_cast<int>(ranks.size());
     for (int i = 0; i < n; ++i) {
@@ -171,7 +172,7 @@ class Builder {
           [&](int round, ChunkRange chunks) { builder_.copy(round, chunks, ranks[i], next); });
     }
   }
-  /// Each of a piece's ranges goes round in a ring of its own, after the one before: together they
+  /// Sends each of a piece's ranges around its own ring, one ring after another: together they
   /// would need a slot each.
   template <typename ChunksIn, typename Visit>
   void for_each_round(int n, ChunksIn chunks_in, Visit visit) {

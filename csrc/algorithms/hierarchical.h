@@ -1,13 +1,13 @@
-// Collectives of hosts with several ranks each, composed of rings inside hosts and between them.
+// Collectives for hosts with several ranks each, composed of rings inside hosts and between them.
 #pragma once
 
 #include "schedule/schedule.h"
 
 namespace pycoll {
 
-/// Ranks [h * ranks_per_host, (h + 1) * ranks_per_host) are host h. For all_reduce, reduce_scatter,
-/// all_gather and broadcast.
-/// Raises UsageError for another collective, or when hosts of that size do not make num_ranks.
+/// Host h has ranks [h * ranks_per_host, (h + 1) * ranks_per_host). Supports all_reduce,
+/// reduce_scatter, all_gather, all_to_all and broadcast.
+/// Raises UsageError for another collective, or when num_ranks is no multiple of ranks_per_host.
 Schedule hierarchical(Collective collective, int num_ranks, int ranks_per_host, int root = 0);
 
 }  // namespace pycoll

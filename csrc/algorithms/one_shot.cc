@@ -1,7 +1,7 @@
-// One shot: every rank shows its whole message to all, and each reduces everything itself.
+// One shot: every rank sends its whole message to all, and each reduces everything itself.
 //
 // Cost: (n-1)(alpha + beta N) + (n-1) gamma N. Each rank sends n-1 messages, or writes one slot
-// that all others read, in one round: for the smallest messages.
+// that all others read, in one round, which suits the smallest messages.
 // Source: the "one-shot" all-reduce of FasterTransformer and vLLM's custom_all_reduce (2023).
 #include "algorithms/table/registry.h"
 

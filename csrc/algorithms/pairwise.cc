@@ -1,7 +1,7 @@
-// Pairwise exchange: in round k, every rank sends to the rank k + 1 places on.
+// Pairwise exchange: in round k, every rank sends to the rank k + 1 places further.
 //
-// Cost: (n-1)(alpha + beta N/n). In each round every rank sends one message and receives one, so
-// that no port is crowded: for large messages.
+// Cost: (n-1)(alpha + beta N/n). In each round every rank sends one message and receives one, so no
+// port is overloaded, which suits large messages.
 // Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication
 // operations in MPICH", IJHPCA 19 (2005).
 #include "algorithms/table/registry.h"

@@ -1,4 +1,4 @@
-// Reduce, then broadcast: up a binomial tree to rank 0, and down again.
+// Reduce, then broadcast: up a binomial tree to rank 0, and down the same tree.
 //
 // Cost: 2 ceil(lg n)(alpha + beta N) + ceil(lg n) gamma N. Rank 0 sends ceil(lg n) messages.
 // Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication

@@ -2,7 +2,7 @@
 //
 // Cost: 2 ceil(lg n) alpha + (n-1)/n (2 beta + gamma) N; where n is not a power of two, up to
 // ceil(lg n) alphas more. Each rank reduces 1/n of the message, where binomial's ranks reduce all
-// of it: for large messages.
+// of it, which suits large messages.
 // Source: R. Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
 #include "algorithms/binomial.h"
 #include "algorithms/halving.h"

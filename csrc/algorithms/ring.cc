@@ -1,8 +1,8 @@
-// Ring: reduce-scatter around the ring, then all-gather around the ring; or one of both alone.
+// Ring: reduce-scatter around the ring, then all-gather around the ring; or one of the two alone.
 //
 // Cost: reduce_scatter (n-1)(alpha + beta N/n + gamma N/n), all_gather (n-1)(alpha + beta N/n),
-// all_reduce the sum of both. Each rank sends (n-1)/n of the message in each half, which is the
-// least possible, in n-1 rounds, to one neighbour: for large messages.
+// all_reduce the sum of both. Each rank sends (n-1)/n of the message in each half, the minimum, in
+// n-1 rounds to one neighbour, which suits large messages.
 // Source: P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 // workstations", JPDC 69 (2009).
 #include "algorithms/table/registry.h"
@@ -10,7 +10,7 @@
 namespace pycoll {
 namespace {
 
-/// Chunk c starts at rank c + 1 and is complete when it has come round to rank c.
+/// Chunk c starts at rank c + 1 and is complete when it has gone around to rank c.
 void add_reduce_scatter(ScheduleBuilder& builder, int n) {
   for (int round = 0; round < n - 1; ++round) {
     for (int rank = 0; rank < n; ++rank) {

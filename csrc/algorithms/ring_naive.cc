@@ -1,7 +1,7 @@
-// Naive ring: the whole message travels round the ring to be reduced, and round again as result.
+// Naive ring: the message travels around the ring to be reduced, then its result does.
 //
-// Cost: 2(n-1)(alpha + beta N) + (n-1) gamma N. One rank works at a time; it is what the chunked
-// ring is compared with.
+// Cost: 2(n-1)(alpha + beta N) + (n-1) gamma N. One rank works at a time; it is the baseline for
+// the chunked ring.
 // Source: folklore; analysed as the starting point of Patarasuk & Yuan, JPDC 69 (2009).
 #include "algorithms/table/registry.h"
 

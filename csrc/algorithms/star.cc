@@ -1,9 +1,9 @@
-// Star: one rank talks to all others directly, as a parameter server does.
+// Star: one rank exchanges with all others directly, as a parameter server does.
 //
 // Cost: all_reduce 2(n-1)(alpha + beta N) + (n-1) gamma N, broadcast (n-1)(alpha + beta N), reduce
 // (n-1)(alpha + beta N + gamma N) in one step that combines all ranks in their order; gather and
-// scatter (n-1)(alpha + beta N/n), no block travelling twice. The centre of a broadcast sends n-1
-// messages, or writes one slot that all others read. The others send at most one message.
+// scatter (n-1)(alpha + beta N/n), where no block travels twice. The centre of a broadcast sends
+// n-1 messages, or writes one slot that all others read. The other ranks send at most one message.
 // Source: M. Li et al., "Scaling distributed machine learning with the parameter server", OSDI
 // 2014.
 #include "algorithms/table/registry.h"

@@ -1,9 +1,9 @@
-// Two shots: all pairs exchange directly. Rank c reduces chunk c from all, then shows it to all, or
-// to the root of a reduce.
+// Two shots: all pairs exchange directly. Rank c reduces chunk c from all ranks, then sends it to
+// all, or to the root of a reduce.
 //
 // Cost: all_reduce 2(n-1)(alpha + beta N/n) + (n-1) gamma N/n, reduce the same. Each rank sends
-// 2(n-1)/n of the message in an all_reduce, the least possible, in two rounds: where every pair of
-// ranks has a link of its own.
+// 2(n-1)/n of the message in an all_reduce, the minimum, in two rounds, which suits machines where
+// every pair of ranks has its own link.
 // Source: the "two-shot" all-reduce of FasterTransformer and MSCCL++'s all-pairs (2023).
 #include "algorithms/table/registry.h"
 

@@ -1,12 +1,14 @@
-// The one interpreter. It walks a rank's program tile by tile; how a team of threads works together
-// is the Target, how bytes and flags travel is the Protocol.
+// The interpreter. It walks a rank's program tile by tile. The Target defines how a team of threads
+// works together; the Protocol defines how bytes and flags travel.
 //
-// A Target is CpuTarget (host.h) or Block (block.h), a team of a device's threads. It gives:
+// A Target is CpuTarget (cpu/cpu_target.h) or Block (device/block.h), a team of a device's threads.
+// It provides:
 //   links(), element_size(), sync(), agree(bool), spin_until(ready, site), for_own_peers(),
 //   digest(), and the arithmetic that its protocols call.
-// A Protocol is Simple, LowLatency and its like (protocol.h), Direct (direct.h) or BlockDirect
-// (block_direct.h): bool run(target, program, operands), false when a wait failed, which ends the
-// program; the caller then raises what the waiter knows.
+// A Protocol is Simple, LowLatency or another protocol of protocol.h, Direct (cpu/cpu_direct.h) or
+// BlockDirect (device/block_direct.h). It provides bool run(target, program, operands), which
+// returns false when a wait failed. That ends the program, and the caller raises the waiter's
+// error.
 #pragma once
 
 #include <cstddef>
@@ -18,17 +20,17 @@
 
 namespace pycoll {
 
-/// The blocks of one call. All have `count` elements, or each its own number.
+/// The blocks of one call. Each has `count` elements, unless `block_counts` gives each its own.
 struct Message {
   std::byte* buffers[kNumBuffers] = {};  // by BufferKind; the input is never written
   int64_t count = 0;                     // elements of a block; of the largest one
   int64_t tile_count = 0;                // elements of a block in one tile
-  // This team moves tiles first_tile, first_tile + tile_stride, ...; other teams move the others.
+  // This team moves tiles first_tile, first_tile + tile_stride, ...; other teams move the rest.
   int64_t first_tile = 0;
   int64_t tile_stride = 1;
-  int32_t granule = 1;  // elements: tiles are cut at multiples of it
-  // Where blocks differ: elements of each block, by its number in the world, and the element at
-  // which each block of the input and the output starts, by its index there. Else null.
+  int32_t granule = 1;  // elements; each tile starts at a multiple of it
+  // If blocks differ in size: the elements of each block, by its number in the world, and the
+  // element at which each block of the input and the output starts, by its index there. Else null.
   const int64_t* block_counts = nullptr;
   const int64_t* starts[kNumBuffers] = {};
 
@@ -41,17 +43,18 @@ struct Message {
   }
 };
 
-/// One step of one tile, with the tile's clipping done.
+/// One step of one tile, clipped to the elements of the tile.
 struct StepOperands {
   const Step* step = nullptr;
   int index = 0;                         // of the step in its program
-  const std::byte* local_src = nullptr;  // null: the local chunks are no source
-  std::byte* local_dst = nullptr;        // null: the local chunks are no destination
+  const std::byte* local_src = nullptr;  // null: the step reads no local chunks
+  std::byte* local_dst = nullptr;        // null: the step writes no local chunks
   int64_t offset = 0;                    // elements from the start of the range's first block
   int64_t count = 0;                     // elements
 };
 
-/// Elements [first, first + count) of a block that pieces of it are, in a tile of so many elements.
+/// Elements [first, first + count) of a block, covered by a range of its pieces. `tile` is the
+/// number of the block's elements in the tile.
 struct PieceRange {
   int64_t first;
   int64_t count;
@@ -60,18 +63,18 @@ PYCOLL_HD inline PieceRange piece_range(int64_t tile, int32_t granule, int32_t n
                                         int32_t first_piece, int32_t num) {
   const auto start = [&](int32_t piece) -> int64_t {
     if (granule == 1) return chunk_start(tile, num_pieces, piece);
-    // A range may end blocks further on (Plan::spans_blocks).
+    // A range may end in a later block (Plan::spans_blocks).
     const int32_t num_whole = piece / num_pieces;
     const int64_t granules = (tile + granule - 1) / granule;
     const int64_t at = chunk_start(granules, num_pieces, piece - num_whole * num_pieces) * granule;
-    return num_whole * tile + (at < tile ? at : tile);  // the last granule may be a part of one
+    return num_whole * tile + (at < tile ? at : tile);  // the last granule may be incomplete
   };
   const int64_t first = start(first_piece);
   return {first, start(first_piece + num) - first};
 }
 
-/// Calls visit(done) for each of the team's tiles, which starts `done` elements into its blocks,
-/// until it says false.
+/// Calls visit(done) for each of the team's tiles until it returns false. A tile starts `done`
+/// elements into its blocks.
 template <class Visit>
 PYCOLL_HD [[gnu::always_inline]] inline bool for_tiles(const Message& message, Visit&& visit) {
   for (int64_t done = message.first_tile * message.tile_count; done < message.count;
@@ -81,7 +84,7 @@ PYCOLL_HD [[gnu::always_inline]] inline bool for_tiles(const Message& message, V
   return true;
 }
 
-/// One step of the tile that starts at `done`.
+/// Runs one step of the tile that starts at `done`.
 template <class Protocol, class Target>
 PYCOLL_HD [[gnu::always_inline]] inline bool run_step(Target& target, const ProgramView& program,
                                                       const Message& message, const Step& step,
@@ -93,7 +96,7 @@ PYCOLL_HD [[gnu::always_inline]] inline bool run_step(Target& target, const Prog
   const int64_t tile = left < message.tile_count ? left : message.tile_count;
   const PieceRange range =
       piece_range(tile, message.granule, program.num_pieces, place.first_piece, step.num_chunks);
-  if (range.count == 0) return true;  // both ends of every link skip it alike
+  if (range.count == 0) return true;  // both ends of every link skip the step
   StepOperands operands;
   operands.step = &step;
   operands.index = index;
@@ -106,7 +109,7 @@ PYCOLL_HD [[gnu::always_inline]] inline bool run_step(Target& target, const Prog
   if (step.has(kReadLocal)) operands.local_src = address(place.src, place.src_index);
   if (step.has(kWriteLocal)) operands.local_dst = address(place.dst, place.dst_index);
   if (step.src_peers == 0 && operands.local_src == operands.local_dst) {
-    operands.local_dst = nullptr;  // it is there already
+    operands.local_dst = nullptr;  // the bytes are there already
     if (step.dst_peers == 0) return true;
   }
   return Protocol::run(target, program, operands);

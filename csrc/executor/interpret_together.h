@@ -1,4 +1,4 @@
-// The interpreter with several tiles under way at once, for links between hosts.
+// The interpreter with several tiles in flight, for links between hosts.
 #pragma once
 
 #include <algorithm>
@@ -8,13 +8,14 @@
 
 namespace pycoll {
 
-/// The same with `num_together` tiles under way: a step is taken for each of them before the next
-/// step, so while the messages of one tile fly, those of the others are sent. For links whose
-/// flights are long beside what their ranks do. Both ends of a link must use the same number.
+/// Like interpret(), with `num_together` tiles in flight: each step runs for all of them before the
+/// next step, so while the messages of one tile travel, those of the other tiles are sent. This
+/// suits links whose latency is long compared with the work of their ranks. Both ends of a link
+/// must use the same number.
 ///
-/// Needs `num_together` times the slots that the program is proved with: the messages of a step
-/// are then one message in so many slots, and the programs are a Kahn network, so if one order of
-/// execution completes, all do.
+/// Needs `num_together` times the slots with which the program is proved. The messages of a step
+/// are then equivalent to one message that takes `num_together` slots. The programs are a Kahn
+/// network, so if one order of execution completes, all do.
 template <class Protocol, class Target>
 bool interpret_together(Target& target, const ProgramView& program, const Message& message,
                         int64_t num_together) {

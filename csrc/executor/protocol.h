@@ -1,4 +1,4 @@
-// Protocols: how the bytes of a step and their flags travel. Each runs on every Target.
+// Protocols: how the bytes of a step and their flags travel. Each protocol runs on every Target.
 #pragma once
 
 #include "base/bits.h"
@@ -10,10 +10,10 @@ namespace pycoll {
 
 // --- What a step's masks mean -------------------------------------------------------------------
 //
-// `links` is the Target's: Links (links.h) on a host; BlockLinks (block.h), which has no multicast
-// rings, on a device.
+// `links` belongs to the Target: Links (links.h) on a CPU, BlockLinks (device/block.h) on a device.
+// BlockLinks have no multicast rings.
 
-/// Calls visit(peer rank) for each bit of `mask`, ascending; stops when it returns false.
+/// Calls visit(peer rank) for each bit of `mask`, in ascending order, until it returns false.
 template <class Visit>
 PYCOLL_HD bool for_each_peer(const ProgramView& program, uint64_t mask, Visit&& visit) {
   for (; mask != 0; mask &= mask - 1) {
@@ -32,7 +32,7 @@ PYCOLL_HD inline decltype(auto) source_link(auto& links, const Step& step, int p
 }
 
 /// Calls visit(link, peer rank) for each ring that the step writes: one per destination, or the
-/// multicast ring once (with the lowest destination as the peer, for messages).
+/// multicast ring once, with the lowest destination as the peer (for error messages).
 template <class Visit>
 PYCOLL_HD bool for_each_destination(const ProgramView& program, auto& links, const Step& step,
                                     Visit&& visit) {
@@ -46,7 +46,7 @@ PYCOLL_HD bool for_each_destination(const ProgramView& program, auto& links, con
   });
 }
 
-/// Sources in absolute rank order: on_peer(peer) for each peer, on_local() at the own place.
+/// Visits the sources in rank order: on_peer(peer) for each peer, on_local() at this rank's place.
 template <class OnPeer, class OnLocal>
 PYCOLL_HD bool visit_sources(const ProgramView& program, const StepOperands& operands,
                              OnPeer&& on_peer, OnLocal&& on_local) {
@@ -58,7 +58,7 @@ PYCOLL_HD bool visit_sources(const ProgramView& program, const StepOperands& ope
   return for_each_peer(program, step.src_peers & ~below, on_peer);
 }
 
-/// The same with each peer's link: on_link(link, peer).
+/// Like the above, with each peer's link: on_link(link, peer).
 template <class OnLink, class OnLocal>
 PYCOLL_HD bool for_each_source(const ProgramView& program, auto& links,
                                const StepOperands& operands, OnLink&& on_link, OnLocal&& on_local) {
@@ -67,9 +67,9 @@ PYCOLL_HD bool for_each_source(const ProgramView& program, auto& links,
       [&](int peer) { return on_link(source_link(links, *operands.step, peer), peer); }, on_local);
 }
 
-// What is done once per link is shared out: Target::for_own_peers visits those peers of a mask
-// whose links this thread looks after. A thread alone looks after all; in a block, thread i after
-// that of peer i, so that the flights of their flags overlap.
+// Per-link work is divided among the threads of a team: Target::for_own_peers visits the peers of a
+// mask whose links this thread serves. A single thread serves all links; in a block, thread i
+// serves the links of peer i, so that the latencies of their flags overlap.
 
 template <class Target>
 PYCOLL_HD bool wait_for_credits(Target& target, const ProgramView& program,
@@ -83,8 +83,8 @@ PYCOLL_HD bool wait_for_credits(Target& target, const ProgramView& program,
     if (step.dst_peers != 0 && step.has(kMulticastDst)) {
       auto& link = links.send_multicast;
       if (link.has_free_slot()) return true;
-      // Reader by reader: the one that holds the slot is the one to look after, and to name. All
-      // others are peers here, so this rank's position is its rank.
+      // Checks one reader at a time, because the wait and its error must name the reader that holds
+      // the slot. All other ranks are peers here, so this rank's position is its rank.
       const bool ready = for_each_peer(program, step.dst_peers, [&](int peer) {
         const int reader = peer < program.self_position ? peer : peer - 1;
         return target.spin_until([&link, reader] { return link.has_free_slot_of(reader); },
@@ -99,7 +99,7 @@ PYCOLL_HD bool wait_for_credits(Target& target, const ProgramView& program,
   });
 }
 
-/// Calls visit(link) for each ring that the step writes and this thread looks after.
+/// Calls visit(link) for each ring that the step writes and this thread serves.
 template <class Target, class Visit>
 PYCOLL_HD void for_own_destinations(Target& target, const ProgramView& program, const Step& step,
                                     Visit&& visit) {
@@ -124,7 +124,7 @@ struct Simple {
     target.prepare(program, operands);
     if (!target.agree(ready)) return false;
     target.reduce_copy(program, operands);
-    target.sync();  // every thread's bytes are written, and read, before a flag says so
+    target.sync();  // every thread has written and read its bytes before a flag is set
     finish(target, program, operands);
     return true;
   }
@@ -159,13 +159,13 @@ struct Simple {
   }
 };
 
-// --- ll and its like: the flag travels with the bytes --------------------------------------------
+// --- ll, ll128, poison: the flag travels with the bytes ------------------------------------------
 
-/// A slot is an array of lines, each of which says by itself whether it has come: a reader needs
-/// one flight of one line and no flag apart. A thread, or a few that share a line, work through
-/// batches of lines on their own; only credits need agreement. Batch says what a line is:
+/// A slot is an array of lines, and each line shows by itself whether it has arrived: a reader
+/// waits for one transfer, and needs no separate flag. A thread, or a few that share a line, work
+/// through batches of lines independently; only credits need agreement. Batch defines the lines:
 /// kPayloadBytes of a batch, kLinePayloadBytes of kLineBytes, kTeam threads for one batch, kCredits
-/// (its slots must be given back), clear() where slots must be cleared now and then.
+/// (slots must be returned to the writer), clear() where slots must be cleared periodically.
 template <class Batch, class Target>
 PYCOLL_HD bool run_in_lines(Target& target, const ProgramView& program,
                             const StepOperands& operands) {
@@ -211,12 +211,12 @@ PYCOLL_HD bool run_in_lines(Target& target, const ProgramView& program,
       links.recv[static_cast<size_t>(peer)].release_in_band();
       return true;
     });
-    target.sync();  // who looks after a link has moved it on before anyone takes it up again
+    target.sync();  // the serving thread has advanced a link before any thread uses it again
   }
   return true;
 }
 
-/// Low latency: lines as short as the target can store and load as one.
+/// Low latency: each line is as short as the target can store and load atomically.
 struct LowLatency {
   template <class Target>
   PYCOLL_HD static bool run(Target& target, const ProgramView& program,
@@ -224,15 +224,15 @@ struct LowLatency {
     return target.template run_lines<LowLatency>(program, operands);
   }
 
-  /// Bytes of a message that fit a slot of `slot_bytes`.
+  /// Bytes of a message that fit in a slot of `slot_bytes`.
   template <class Batch>
   static int64_t payload_bytes(size_t slot_bytes) {
     return static_cast<int64_t>(slot_bytes / Batch::kLineBytes) * Batch::kLinePayloadBytes;
   }
 };
 
-/// Lines of 128 bytes with one flag of 8: nearly all of a link's bandwidth, at nearly the latency
-/// of ll. On devices only.
+/// Lines of 128 bytes with a flag of 8 bytes: nearly all of a link's bandwidth at nearly the
+/// latency of ll. Devices only.
 struct LowLatency128 {
   template <class Target>
   PYCOLL_HD static bool run(Target& target, const ProgramView& program,
@@ -241,9 +241,9 @@ struct LowLatency128 {
   }
 };
 
-/// The payload is its own flag: slots hold poison, a NaN that no arithmetic gives, until something
-/// else comes; a reader puts the poison back. No flag, no credit, no barrier at the end (decision
-/// 0019). On devices only.
+/// The payload is its own flag: slots hold poison, a NaN that arithmetic never produces, until data
+/// arrives; the reader restores the poison. Needs no flag, no credit and no barrier at the end
+/// (decision 0019). Devices only.
 struct Poison {
   template <class Target>
   PYCOLL_HD static bool run(Target& target, const ProgramView& program,

@@ -12,7 +12,7 @@
 namespace pycoll {
 namespace {
 
-// Proofs hold for links of any length here: no slot is ever written.
+// No slot is ever written, so the proof may assume links of any length.
 constexpr int kManySlots = 1 << 20;
 
 class DirectPlanner {
@@ -29,7 +29,7 @@ class DirectPlanner {
     order_ = proof.order;
   }
 
-  /// Finds out which messages are pulls, and which pushes.
+  /// Determines which messages are pulls and which are pushes. False when one is neither.
   bool classify() {
     for (const Program& program : programs_) {
       num_moved_.push_back(0);
@@ -86,8 +86,8 @@ class DirectPlanner {
   }
 
   bool in_place_allowed() const {
-    if (row_.blocks != Blocks::kOne) return true;  // only a rank's own block may lie in its output
-    // By rank and chunk: who writes it, who reads it.
+    if (row_.blocks != Blocks::kOne) return true;  // a rank's output may hold only its own block
+    // The rank that writes a chunk and the ranks that read it, by rank and chunk.
     std::map<std::pair<int, int>, int> writer;
     for (int rank = 0; rank < schedule_.num_ranks; ++rank) {
       for (const Step& step : kept_steps(rank)) {
@@ -147,7 +147,7 @@ class DirectPlanner {
     return schedule_.block_at(rank, step.first_chunk);
   }
 
-  /// No step before `index` wrote these chunks: they hold the start value.
+  /// True when no step before `index` wrote these chunks, so they hold the start value.
   static bool is_start_value(const Program& program, size_t index) {
     const ChunkRange chunks = program.steps[index].chunks();
     return std::none_of(
@@ -157,8 +157,8 @@ class DirectPlanner {
   static bool reads_own_input_only(const Program& program, size_t index) {
     return !program.steps[index].has(kReadLocal) || is_start_value(program, index);
   }
-  /// The step's chunks are touched by no other step of the program, but for sends of their start
-  /// value before it.
+  /// True when no other step of the program touches the step's chunks, except for earlier sends of
+  /// their start value.
   static bool is_only_store(const Program& program, size_t index) {
     const Step& store = program.steps[index];
     for (size_t i = 0; i < program.steps.size(); ++i) {
@@ -182,7 +182,7 @@ class DirectPlanner {
                              !receive.has(kReadLocal) && receive.has(kWriteLocal);
     const bool can_push = only_stores && is_only_store(receiver, j) &&
                           row_.output_block(at(dst, receive)) != kNoBlock;
-    // Where both ends could, the one with less to move does.
+    // If both ends can move the chunks, the one with fewer chunks to move does.
     int& sender_moves = num_moved_[static_cast<size_t>(src)];
     int& receiver_moves = num_moved_[static_cast<size_t>(dst)];
     if (can_pull && (!can_push || receiver_moves <= sender_moves)) {
@@ -200,7 +200,7 @@ class DirectPlanner {
     return true;
   }
 
-  /// What is left to do for a rank: no sends of what is pulled, no stores of what is pushed.
+  /// The steps that remain for a rank, without sends of pulled and stores of pushed messages.
   std::vector<Step> kept_steps(int rank) const {
     std::vector<Step> kept;
     const auto r = static_cast<size_t>(rank);
@@ -213,7 +213,7 @@ class DirectPlanner {
     return kept;
   }
 
-  /// All peers of a step have its blocks at one index of their buffers.
+  /// True when all peers of a step hold its blocks at the same index of their buffers.
   bool place_at_peers(const Program& program, const Step& step, StepPlace& place) const {
     bool ok = true;
     const auto unify = [&](auto index_of, int32_t& index, uint64_t mask) {
@@ -233,7 +233,7 @@ class DirectPlanner {
   const CollectiveInfo& row_;
   std::vector<Program> programs_;
   Order order_ = Order::kOther;
-  // By rank and step: the destinations whose message is a pull, and a push.
+  // Destinations of pulled and of pushed messages, by rank and step.
   std::vector<std::vector<uint64_t>> pulled_;
   std::vector<int> num_moved_;  // chunks, by rank
   std::vector<std::vector<uint64_t>> pushed_;
@@ -248,7 +248,7 @@ std::optional<DirectPlan> make_direct_plan(const Schedule& schedule, int rank) {
   planner.prove();
   if (!planner.classify()) return std::nullopt;
   std::optional<DirectPlan> mine;
-  // All ranks must come to the same answer.
+  // All ranks must compute the same answer.
   for (int other = 0; other < schedule.num_ranks; ++other) {
     std::optional<DirectPlan> direct = planner.plan_of(other);
     if (!direct) return std::nullopt;

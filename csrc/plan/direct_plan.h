@@ -1,11 +1,10 @@
 // Direct plans: programs that read the peers' inputs and write the peers' outputs in place.
 //
-// A proved program needs no slots when every message is one of two kinds. Its bytes are the start
-// value of the sender's chunks: then the receiver may read them where they lie (a pull). Or the
-// receiver only stores them: then the sender may write them where they go (a push). Steps that do
-// nothing but send what is pulled, or store what is pushed, are left out; nobody waits for anybody
-// between the exchange and the end of the operation, when all inputs are there and all outputs may
-// be written.
+// A proved program needs no slots when every message is a pull or a push. In a pull, the bytes are
+// the start value of the sender's chunks, so the receiver may read them in place. In a push, the
+// receiver only stores the bytes, so the sender may write them in place. Steps that only send
+// pulled messages or store pushed ones are left out. At the exchange all inputs are ready and all
+// outputs may be written, so no rank waits between the exchange and the end of the operation.
 #pragma once
 
 #include <optional>
@@ -14,7 +13,7 @@
 
 namespace pycoll {
 
-/// A range that peers take from this rank, or that it gives them.
+/// A range of this rank's buffers that peers read, or one of theirs that it writes.
 struct BufferRef {
   int32_t block = 0;
   int32_t first_piece = 0;
@@ -25,22 +24,22 @@ struct BufferRef {
 struct DirectPlan {
   Plan plan;
   std::vector<BufferRef> given;  // for the ledger
-  // No rank reads what another one writes, even where inputs and outputs are the same memory.
+  // True when no rank reads what another one writes, even if inputs and outputs share memory.
   bool in_place_allowed = false;
 };
 
-/// What one rank does in a direct plan, in blocks.
+/// The work of one rank in a direct plan, in blocks.
 struct DirectWork {
   double remote = 0;     // read from peers or written to them
   double combined = 0;   // sources beyond the first
-  int num_accesses = 0;  // ranges of peers
+  int num_accesses = 0;  // ranges of peers that it reads or writes
 };
 
-/// Nothing when some message of the schedule is of neither kind. Raises UsageError when the
-/// schedule is not proved.
+/// Returns nothing when some message of the schedule is neither a pull nor a push. Raises
+/// UsageError when the schedule is not proved.
 std::optional<DirectPlan> make_direct_plan(const Schedule& schedule, int rank);
 
-/// By rank, without a proof: what a choice between schedules goes by. Empty when there is no plan.
+/// Work by rank, computed without a proof, to compare schedules. Empty when there is no plan.
 std::vector<DirectWork> direct_work(const Schedule& schedule);
 
 }  // namespace pycoll

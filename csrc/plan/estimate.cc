@@ -11,11 +11,11 @@ namespace pycoll {
 namespace {
 
 constexpr int64_t kSlotBytes = 128 << 10;
-// To find, check and post one slot, on server cores of 2023.
+// Time to find, check and post one slot, on server cores of 2023.
 constexpr double kSlotS = 40e-9;
 constexpr double kSpareWork = 0.25;
 
-/// A long message is so many equal tiles: four of them show the steady state.
+/// Stands for a long message of many equal tiles: four of them show the steady state.
 struct Sample {
   int64_t pieces;      // chunks of a block
   int64_t tile_bytes;  // of a block
@@ -32,7 +32,7 @@ struct Sample {
         scale(nbytes == 0 ? 1.0 : static_cast<double>(message_nbytes) / nbytes) {}
 };
 
-/// Walks all programs at once, each rank as far as what it reads has been written.
+/// Walks all programs together, and advances each rank as far as its sources have been written.
 class Walk {
  public:
   Walk(const std::vector<Program>& programs, double chunk_nbytes, int64_t num_tiles,
@@ -71,7 +71,7 @@ class Walk {
     size_t step = 0;
     double free_s = 0;
 
-    /// Each step for so many tiles before the next step, as interpret_together does.
+    /// Runs each step for `num_together` tiles before the next step, as interpret_together does.
     void next(size_t num_steps, int64_t num_together, int64_t num_tiles) {
       const int64_t first = tile - tile % num_together;
       if (++tile < std::min(first + num_together, num_tiles)) return;
@@ -82,7 +82,7 @@ class Walk {
       }
     }
   };
-  // When each message can be read; multicast messages have an entry for every reader.
+  // Times from which messages can be read; a multicast message has an entry for every reader.
   struct Link {
     std::deque<double> messages[2];
   };
@@ -148,12 +148,12 @@ class Walk {
     });
   }
 
-  /// When a message that is sent to another host at `at_s` can be read.
+  /// The time from which a message that is sent to another host at `at_s` can be read.
   double cross(size_t src, size_t dst, double at_s, double nbytes) {
     double& sent_s = sent_s_[static_cast<size_t>(hosts_.host_of[src])];
     double& received_s = received_s_[static_cast<size_t>(hosts_.host_of[dst])];
     const double on_wire_s = nbytes * hosts_.beta_s_per_byte;
-    // It is received while it is sent.
+    // The receiver's port is busy at the same time as the sender's.
     const double start_s = std::max({at_s, sent_s, received_s});
     sent_s = received_s = start_s + on_wire_s;
     return sent_s + hosts_.alpha_s;
@@ -165,7 +165,7 @@ class Walk {
   const int64_t num_together_;
   const LinkCost& cost_;
   const HostLevel& hosts_;
-  std::vector<double> sent_s_;  // by host: when its port is free
+  std::vector<double> sent_s_;  // by host: the time from which its port is free
   std::vector<double> received_s_;
   const size_t n_;
   std::vector<RankState> ranks_;
@@ -175,8 +175,9 @@ class Walk {
   double work_s_ = 0;
 };
 
-/// Work beside the longest chain delays the next call: it counts a little even with enough cores.
-double with_work_beside(double longest_s, double work_s, int num_ranks, int num_cores) {
+/// Work outside the longest chain delays the next call, so it counts a little even with spare
+/// cores.
+double add_other_work(double longest_s, double work_s, int num_ranks, int num_cores) {
   return longest_s + (num_ranks > num_cores ? work_s / num_cores : kSpareWork * work_s / num_ranks);
 }
 
@@ -203,7 +204,7 @@ double estimate_s(const std::vector<Program>& programs, int64_t nbytes, const Li
                               static_cast<double>(sample.pieces * sample.num_tiles);
   const Walk walk(programs, chunk_nbytes, sample.num_tiles, cost, hosts);
   const int num_ranks = static_cast<int>(programs.size());
-  return with_work_beside(walk.longest_s(), walk.work_s(), num_ranks, num_cores) * sample.scale;
+  return add_other_work(walk.longest_s(), walk.work_s(), num_ranks, num_cores) * sample.scale;
 }
 
 double estimate_direct_s(const std::vector<DirectWork>& work, double block_nbytes,
@@ -217,7 +218,7 @@ double estimate_direct_s(const std::vector<DirectWork>& work, double block_nbyte
     longest_s = std::max(longest_s, busy_s);
     work_s += busy_s;
   }
-  return with_work_beside(longest_s, work_s, static_cast<int>(work.size()), num_cores);
+  return add_other_work(longest_s, work_s, static_cast<int>(work.size()), num_cores);
 }
 
 }  // namespace pycoll

@@ -19,8 +19,8 @@ class Placer {
         pieces_(schedule.pieces_per_block()) {}
 
   std::optional<Placement> run() {
-    store_what_is_sent();
-    // Each failed attempt moves at least one block for good, so this ends.
+    store_sent_start_values();
+    // Each failed attempt moves at least one block permanently, so the loop ends.
     while (!attempt()) {
       if (stuck_) return std::nullopt;
     }
@@ -35,14 +35,14 @@ class Placer {
   BlockAt at(int block) const { return {program_.rank, block, program_.num_ranks, schedule_.root}; }
   bool has_goal(int block) const { return row_.goal(at(block)).kind != Goal::Kind::kAny; }
 
-  /// Where the block lies in that buffer; kNoBlock when it does not.
+  /// Index of the block in that buffer; kNoBlock when it is not there.
   int index_in(BufferKind buffer, int block) const {
     if (buffer == BufferKind::kInput) return row_.input_block(at(block));
     if (buffer == BufferKind::kOutput) return row_.output_block(at(block));
     const auto found = scratch_index_.find(block);
     return found == scratch_index_.end() ? kNoBlock : found->second;
   }
-  /// The first index of a range of blocks that lie one after another in that buffer.
+  /// First index of a range of blocks that are contiguous in that buffer; else kNoBlock.
   int index_of_range(BufferKind buffer, int first, int last) const {
     const int index = index_in(buffer, first);
     for (int block = first; index != kNoBlock && block <= last; ++block) {
@@ -51,9 +51,9 @@ class Placer {
     return index;
   }
 
-  /// An own start value that nobody writes but that the caller wants: the step that sends it reads
-  /// it anyway.
-  void store_what_is_sent() {
+  /// Finds start values of this rank that its output needs and that no step writes. The step that
+  /// sends such a value stores it too, since it reads it anyway.
+  void store_sent_start_values() {
     std::vector<bool> written(static_cast<size_t>(schedule_.num_chunks));
     for (const Step& step : program_.steps) {
       if (step.has(kWriteLocal)) {
@@ -72,7 +72,7 @@ class Placer {
     }
   }
 
-  /// Blocks that a step writes and that have no place of their own in the output are in scratch.
+  /// Puts blocks that a step writes and that have no place in the output into scratch.
   void choose_scratch() {
     std::set<int> blocks = kept_in_scratch_;
     for (const Step& step : program_.steps) {
@@ -145,8 +145,8 @@ class Placer {
     return std::all_of(begin, end, [begin](int value) { return value == *begin; });
   }
 
-  /// A range whose chunks are in different buffers: those from the input are copied to the others
-  /// at the start, or all are kept in scratch.
+  /// Handles a range whose chunks are in different buffers: either those from the input are copied
+  /// to the others at the start, or all are kept in scratch.
   bool reconcile(const Step& step, const std::vector<int>& where) {
     const size_t before = loaded_.size() + kept_in_scratch_.size();
     int written = kNowhere;
@@ -183,7 +183,7 @@ class Placer {
       if (!has_goal(block)) continue;
       const auto begin = where.begin() + block * pieces_;
       if (!is_uniform(begin, begin + pieces_)) {
-        // Pieces of it were written: the rest must be there, too.
+        // Some pieces of the block were written: the rest must be in the output, too.
         if (!loaded_.try_emplace(block, BufferKind::kOutput).second) return give_up();
         return false;
       }

@@ -11,7 +11,7 @@ namespace pycoll {
 namespace {
 
 /// True when a range of some program crosses a block's border, and every rank has a contiguous
-/// place for each of its ranges. All ranks come to the same answer.
+/// place for each of its ranges. All ranks compute the same answer.
 bool can_join_blocks(const Schedule& schedule, const std::vector<Program>& programs) {
   bool spans_blocks = false;
   for (const Program& program : programs) {
@@ -45,7 +45,7 @@ Plan make_plan(const Schedule& schedule, int rank, const PlanOptions& options) {
     throw UsageError(std::string(info(schedule.collective).name) + " algorithm " +
                      schedule.algorithm + " for " + std::to_string(schedule.num_ranks) +
                      " ranks is not proved with " + std::to_string(options.num_slots) +
-                     " slots and will not be run: " + error);
+                     " slots and cannot be run: " + error);
   }
   Plan plan;
   plan.collective = schedule.collective;
@@ -62,7 +62,7 @@ int64_t tile_count(const Plan& plan, int64_t slot_payload_bytes, size_t element_
   // A range of k of the C chunks of a block of t elements has at most ceil(k * t / C) elements.
   const int64_t num_pieces = plan.placement.num_pieces;
   const int64_t slot_count = slot_payload_bytes / static_cast<int64_t>(element_size);
-  // Chunks of equal length where possible: then every rank sends what the formulas say.
+  // Prefers chunks of equal length: then every rank sends as many bytes as the formulas say.
   const int64_t chunk_count = slot_count / std::max(plan.program.max_range, 1);
   if (chunk_count > 0) return chunk_count * num_pieces;
   return slot_count * num_pieces / plan.program.max_range;

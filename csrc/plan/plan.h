@@ -1,5 +1,5 @@
-// A plan: a proved program with everything fixed that a call does not change. It holds no byte
-// sizes of messages and no pointers into them.
+// A plan: a proved program and everything else that all calls share. It holds no byte sizes of
+// messages and no pointers into them.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Plan {
   Placement placement;          // of its local chunks
   int min_slots = 0;            // proved; the transport's links have at least as many
   Order order = Order::kOther;  // proved, of its reductions
-  bool spans_blocks = false;    // a range of some rank holds several blocks: a message is one tile
+  bool spans_blocks = false;    // a range of some rank holds several blocks: payloads of one tile
 
   /// Valid as long as the plan lives and is not changed.
   ProgramView view() const {
@@ -33,8 +33,8 @@ struct Plan {
 
 struct PlanOptions {
   int num_slots = 8;        // of the transport's links
-  bool multicast = true;    // it has one-slot-many-readers links
-  bool join_blocks = true;  // a range may span blocks: for messages of one tile
+  bool multicast = true;    // the transport has links with one slot and many readers
+  bool join_blocks = true;  // a range may span blocks: for payloads of one tile
   bool join_chunks = true;  // a range may hold several chunks
 };
 
@@ -42,12 +42,12 @@ struct PlanOptions {
 /// Raises UsageError when no proof is found: such a schedule is never run.
 Plan make_plan(const Schedule& schedule, int rank, const PlanOptions& options);
 
-/// Tiles that are under way at once where ranks are on several hosts (interpret_together): so many
-/// that a flight between hosts is not waited out, so few that slots are left to run ahead in.
+/// Tiles in flight at once where ranks are on several hosts (interpret_together): enough to hide
+/// latency, few enough to leave free slots.
 inline constexpr int kTilesTogether = 2;
 
-/// Elements of one block in one tile, so that the longest chunk range of any step fits a slot's
-/// payload.
+/// Elements of one block in one tile: as many as let the longest chunk range of any step fit a
+/// slot's payload.
 int64_t tile_count(const Plan& plan, int64_t slot_payload_bytes, size_t element_size);
 
 }  // namespace pycoll

@@ -30,7 +30,7 @@ bool starts_with_digit(std::string_view text) {
   return !text.empty() && std::isdigit(static_cast<unsigned char>(text.front())) != 0;
 }
 
-/// All pieces are views into one text, so that an error can point at them.
+/// All pieces are views into one text, so that an error can point to them.
 class Parser {
  public:
   Parser(std::string_view text, std::string_view name) : text_(text), name_(name) {}
@@ -49,8 +49,8 @@ class Parser {
     std::vector<std::string_view> words = split(piece, ':');
     Rule rule;
     rule.text = piece;
-    // all_to_all is a collective and an algorithm, so places decide what a word is: only a range
-    // begins with a digit, and only a collective stands before another word.
+    // all_to_all is both a collective and an algorithm, so the position of a word decides: only a
+    // range begins with a digit, and only a collective precedes another word.
     if (words.size() > 1 && starts_with_digit(words.back())) {
       parse_range(words.back(), rule);
       words.pop_back();
@@ -75,7 +75,7 @@ class Parser {
       known += (known.empty() ? "" : ", ") + std::string(row.name);
     }
     if (word == info(Collective::kBarrier).name) {
-      fail(word, "a barrier runs as an all_reduce of 1 byte: give all_reduce a rule");
+      fail(word, "a barrier runs as an all_reduce of 1 byte: write a rule for all_reduce");
     }
     fail(word, "no collective has this name; expected one of " + known);
   }
@@ -85,7 +85,7 @@ class Parser {
     if (words.size() > 2) fail(words[2], "expected ALGORITHM or ALGORITHM/PROTOCOL");
     if (words.front() != "auto") {
       rule.algorithm = words.front();
-      // Whether there is such an algorithm is seen when a message needs it: those of Python are
+      // The algorithm's existence is checked when a message needs it: algorithms of Python are
       // registered after the rules are read.
       if (words.front().empty()) fail(word, "expected an algorithm, or auto, before '/' or ':'");
     }
@@ -103,7 +103,7 @@ class Parser {
     rule.first_nbytes = parse_size(ends.front());
     if (ends.back() != "max") rule.last_nbytes = parse_size(ends.back());
     if (rule.first_nbytes >= rule.last_nbytes) {
-      fail(word, "this range holds no size: its end is not above its start");
+      fail(word, "this range holds no size: its end must be above its start");
     }
   }
 

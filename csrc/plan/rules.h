@@ -1,4 +1,4 @@
-// PYCOLL_ALGO: the user's rules for which algorithm and protocol a message gets.
+// PYCOLL_ALGO: the user's rules that choose the algorithm and the protocol of a message.
 //
 //   rules  = rule { ";" rule } [ ";" ]
 //   rule   = [ collective ":" ] choice [ ":" range ]
@@ -6,10 +6,11 @@
 //   range  = size "-" ( size | "max" )
 //   size   = digits [ "k" | "m" | "g" ]
 //
-// Without a collective it is that of the rule before; auto is pycoll's choice. A range holds its
-// start and not its end; k, m and g are 1024 and its powers. Spaces around words do not matter, nor
-// does the case of k, m and g. Of several rules that match a message the first decides. An
-// algorithm may be one that is registered in Python, also later: who needs it looks for it.
+// A rule without a collective uses that of the rule before it; auto is pycoll's choice. A range
+// includes its start and excludes its end; k, m and g are 1024, 1024^2 and 1024^3. Spaces around
+// words and the case of k, m and g do not matter. The first rule that matches a message applies. An
+// algorithm may be registered in Python, even after the rules are read: it is looked up when it is
+// needed.
 #pragma once
 
 #include <cstdint>
@@ -35,13 +36,13 @@ struct Rule {
 class Rules {
  public:
   Rules() = default;
-  /// Raises UsageError that shows the offending piece of `text`, which `name` is the name of.
+  /// Raises UsageError that shows the bad piece of `text`. `name` is the name of the variable.
   static Rules parse(std::string_view text, std::string_view name);
 
   bool empty() const { return rules_.empty(); }
-  /// Null: none matches.
+  /// The first matching rule, or null.
   const Rule* find(Collective collective, int64_t nbytes) const;
-  /// True when find() gives the same for all of [first_nbytes, last_nbytes].
+  /// True when find() returns the same rule for all of [first_nbytes, last_nbytes].
   bool agree_between(Collective collective, int64_t first_nbytes, int64_t last_nbytes) const;
 
  private:

@@ -21,7 +21,7 @@ std::string size_text(int64_t nbytes) {
   return std::to_string(nbytes) + " " + kUnits[unit];
 }
 
-/// 0: what the rule asks for; 1: its algorithm by another protocol; 2: what it does not ask for.
+/// 0: what the rule asks for; 1: its algorithm with another protocol; 2: another algorithm.
 int distance_from(const Rule* rule, std::string_view algorithm, ProtocolKind protocol) {
   if (rule == nullptr) return 0;
   if (!rule->algorithm.empty() && rule->algorithm != algorithm) return 2;
@@ -53,12 +53,12 @@ bool is_candidate(Collective collective, std::string_view algorithm) {
 }
 
 bool is_candidate(ProtocolKind protocol, int64_t nbytes) {
-  // ll carries 7 bytes in 8, and copies them once more. direct waits for everyone twice.
+  // ll carries 7 bytes in 8, and copies them once more. direct waits twice for all ranks.
   constexpr int64_t kMaxLowLatencyBytes = 64 << 10;
   constexpr int64_t kMinDirectBytes = 1 << 10;
   if (protocol == ProtocolKind::kLL) return nbytes <= kMaxLowLatencyBytes;
-  // Not every link and not every message may have them, and no GPU has told yet when they are best:
-  // they are for who asks.
+  // ll128 and poison do not work on every link or for every message, and no GPU measurement shows
+  // yet when they are best: only an explicit request chooses them.
   if (!is_of_hosts(protocol)) return false;
   return protocol != ProtocolKind::kDirect || nbytes >= kMinDirectBytes;
 }
@@ -88,8 +88,8 @@ Ranking Selector::rank(Collective collective, int64_t nbytes, Arrays arrays,
   Ranking ranking;
   ranking.candidates = simulate(collective, nbytes, arrays, rule);
   const std::string source = look_up(collective, nbytes, arrays, ranking.candidates);
-  // Within what the rule leaves open, measured ones come first: simulated times are of another
-  // kind.
+  // Among the candidates that the rule allows equally, measured ones come first, since simulated
+  // times are not comparable to them.
   const auto place = [rule](const Candidate& candidate) {
     const bool measured = candidate.tabled_s > 0;
     return std::tuple(distance_from(rule, candidate.algorithm, candidate.protocol), !measured,
@@ -104,7 +104,7 @@ Ranking Selector::rank(Collective collective, int64_t nbytes, Arrays arrays,
   } else {
     ranking.why = "by the rule '" + rule->text + "' of PYCOLL_ALGO";
     if (rule->algorithm.empty() || !rule->protocol) {
-      ranking.why += ", and what that leaves open " + by;
+      ranking.why += ", the rest " + by;
     }
   }
   return ranking;
@@ -153,7 +153,7 @@ std::vector<Candidate> Selector::simulate(Collective collective, int64_t nbytes,
       candidates.push_back(std::move(candidate));
     }
   }
-  // An algorithm that was, or is yet to be, registered in Python.
+  // An algorithm that is, or may yet be, registered in Python.
   if (rule != nullptr && !rule->algorithm.empty() && !is_built_in(collective, rule->algorithm) &&
       rule->algorithm != kHierarchical) {
     if (rule->protocol) candidates.push_back({rule->algorithm, *rule->protocol, 0, 0});
@@ -166,7 +166,7 @@ std::vector<Candidate> Selector::simulate(Collective collective, int64_t nbytes,
 
 std::string Selector::look_up(Collective collective, int64_t nbytes, Arrays arrays,
                               std::vector<Candidate>& candidates) const {
-  if (topology_.hosts.num_hosts > 1) return {};  // what is measured was measured on one host
+  if (topology_.hosts.num_hosts > 1) return {};  // the table holds measurements on one host only
   const TunedAnswer answer = inputs_->table.at(info(collective).name, topology_.num_ranks,
                                                topology_.num_cores, arrays, nbytes);
   for (Candidate& candidate : candidates) {
@@ -186,15 +186,16 @@ std::string Selector::describe_sources() const {
   std::string text;
   if (!inputs_->table_note.empty()) text += "  table: " + inputs_->table_note + "\n";
   text +=
-      "  costs of the simulation: " + (fitted_.empty() ? "built in" : "fitted, " + fitted_) + "\n";
+      "  costs in the simulation: " + (fitted_.empty() ? "built in" : "fitted, " + fitted_) + "\n";
   if (topology_.hosts.num_hosts > 1) {
     const NetworkCost& cost = inputs_->network;
     char numbers[64];
     std::snprintf(numbers, sizeof(numbers), "%.3g us and %.3g Gbit/s", 1e6 * cost.alpha_s,
                   8e-9 / cost.beta_s_per_byte);
-    text += std::string("  between hosts: ") +
-            (cost.beta_s_per_byte > 0 ? numbers + std::string(", measured when the ranks met\n")
-                                      : "built in\n");
+    text +=
+        std::string("  between hosts: ") +
+        (cost.beta_s_per_byte > 0 ? numbers + std::string(", measured at the start of the job\n")
+                                  : "built in\n");
   }
   return text;
 }

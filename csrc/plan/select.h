@@ -1,5 +1,5 @@
-// Which algorithm and protocol a message gets: by the user's rule, else by the measured table, else
-// by simulation under the topology's costs.
+// The choice of algorithm and protocol for a message: by the user's rule, else by the measured
+// table, else by simulation with the topology's costs.
 #pragma once
 
 #include <memory>
@@ -14,68 +14,68 @@
 
 namespace pycoll {
 
-/// An algorithm with a protocol, and what is known of it.
+/// An algorithm with a protocol, and its known times.
 struct Candidate {
   std::string algorithm;
   ProtocolKind protocol = ProtocolKind::kSimple;
   double predicted_s = 0;  // by simulation; 0: not simulated, since its schedule is not known yet
-  double tabled_s = 0;     // by the measured table; 0: it does not say
+  double tabled_s = 0;     // by the measured table; 0: not in it
 
   std::string name() const { return algorithm + "/" + protocol_name(protocol); }
 };
 
-/// The algorithm that is made for the hosts on which the ranks are, and so has no row in the table.
+/// The algorithm that is built for the hosts of the ranks, and so has no row in the table.
 inline constexpr std::string_view kHierarchical = "hierarchical";
-/// Whether there is one: several hosts with as many ranks each, whose numbers follow each other.
+/// Whether it exists: there are several hosts with equally many ranks, numbered consecutively.
 bool has_hierarchical(const Topology& topology, Collective collective);
 
-/// The textbook's slow algorithms are there to be compared with, not to be chosen.
+/// False for the slow algorithms of textbooks, which exist only for comparison.
 bool is_candidate(Collective collective, std::string_view algorithm);
-/// Whether messages of `nbytes` may be worth a try.
+/// Whether the protocol may be worthwhile for messages of `nbytes`.
 bool is_candidate(ProtocolKind protocol, int64_t nbytes);
-/// Of a named algorithm without a named protocol.
+/// The protocol for an algorithm that is named without one.
 ProtocolKind default_protocol(int64_t nbytes);
 
-/// What is fixed for a communicator before its first call, alike on all ranks.
+/// Settings of a communicator, fixed before its first call and equal on all ranks.
 struct SelectionInputs {
   Rules rules;
-  TuningTable table;       // without rows: none
+  TuningTable table;       // empty: there is none
   std::string table_note;  // where the table is from, or why there is none
   NetworkCost network;     // between hosts
 };
 
-/// All that may carry a message, the one first that should. Who takes the first one that can has
-/// the choice: not every one reduces in the order that is wanted, or works on every array.
+/// Candidates, best first. The caller takes the first that it can run: not every candidate reduces
+/// in the required order or works on every array.
 struct Ranking {
   std::vector<Candidate> candidates;
-  std::string why;  // the first one is first, for people
+  std::string why;  // the reason for the first candidate, for people
 };
 
 class Selector {
  public:
-  /// Costs that the table has fitted replace those of `topology`.
+  /// Costs fitted by the table replace those of `topology`.
   Selector(Topology topology, std::shared_ptr<const SelectionInputs> inputs);
 
   const Topology& topology() const { return topology_; }
   const Rules& rules() const { return inputs_->rules; }
 
-  /// For messages of `nbytes` in such arrays, by `rule` if it is not null. It does not depend on
-  /// the root: all links are alike.
+  /// Ranks the candidates for messages of `nbytes` in such arrays, by `rule` unless it is null. The
+  /// root does not matter, since all links have equal costs.
   Ranking rank(Collective collective, int64_t nbytes, Arrays arrays, const Rule* rule) const;
-  /// Where the costs and the table are from, for explain(): lines that end in '\n'.
+  /// Sources of the costs and of the table, for explain(): lines that end in '\n'.
   std::string describe_sources() const;
 
  private:
   std::vector<Schedule> schedules_for(Collective collective, const Rule* rule) const;
   std::vector<Candidate> simulate(Collective collective, int64_t nbytes, Arrays arrays,
                                   const Rule* rule) const;
-  /// Fills in tabled_s; says where that is from.
+  /// Sets tabled_s and returns where the times are from.
   std::string look_up(Collective collective, int64_t nbytes, Arrays arrays,
                       std::vector<Candidate>& candidates) const;
 
   Topology topology_;
   std::shared_ptr<const SelectionInputs> inputs_;
-  std::string fitted_;  // protocols whose costs are the table's
+  std::string fitted_;  // protocols whose costs come from the table
 };
 
 }  // namespace pycoll

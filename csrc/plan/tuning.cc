@@ -22,7 +22,7 @@ std::string digest_of(std::string_view text) {
   return digits;
 }
 
-/// Takes a text apart into lines and words; an error names the line.
+/// Splits a text into lines and words; an error names the line.
 class Reader {
  public:
   explicit Reader(std::string_view text) : left_(text) {}
@@ -33,7 +33,7 @@ class Reader {
   void next_line() {
     ++line_idx_;
     const size_t end = left_.find('\n');
-    if (end == std::string_view::npos) fail("the file ends within it");
+    if (end == std::string_view::npos) fail("the file ends in the middle of this line");
     line_ = left_.substr(0, end);
     left_.remove_prefix(end + 1);
   }
@@ -97,7 +97,7 @@ class Reader {
   Number number(std::string_view text, const char* what, Number least, Number most) const {
     Number value{};
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    // Written so that a NaN is refused too.
+    // This form of the comparison also refuses a NaN.
     if (error != std::errc() || end != text.data() + text.size() ||
         !(value >= least && value <= most)) {
       fail(std::string("expected ") + what);
@@ -189,10 +189,11 @@ TuningTable TuningTable::parse(std::string_view text) {
       table.sizes.push_back(read_size(reader));
     } else if (kind == "end") {
       if (reader.word("a digest") != digest_of(before)) {
-        reader.fail("the digest is not that of the lines before: the file was changed or torn");
+        reader.fail(
+            "the digest does not match the lines before: the file was changed or truncated");
       }
       reader.expect_line_end();
-      if (!reader.at_end()) reader.fail("the file goes on behind its end");
+      if (!reader.at_end()) reader.fail("expected no text after the end line");
       return table;
     } else {
       reader.fail("expected cost, time or end");
@@ -263,8 +264,9 @@ const TunedCost* TuningTable::cost(std::string_view protocol, int num_ranks, int
     return std::abs(std::log2(static_cast<double>(row->num_ranks) / num_ranks));
   };
   for (const TunedCost& row : costs) {
-    const bool alike = (row.num_ranks > row.num_cores) == (num_ranks > num_cores);
-    if (row.protocol != protocol || row.num_cores != num_cores || row.arrays != arrays || !alike) {
+    const bool same_load = (row.num_ranks > row.num_cores) == (num_ranks > num_cores);
+    if (row.protocol != protocol || row.num_cores != num_cores || row.arrays != arrays ||
+        !same_load) {
       continue;
     }
     if (nearest == nullptr || distance(&row) < distance(nearest)) nearest = &row;

@@ -7,7 +7,7 @@
 namespace pycoll {
 namespace {
 
-/// Whether a factor that is a whole number is a value of this integer dtype.
+/// Whether a factor that is a whole number can be represented in this integer dtype.
 bool holds(DType dtype, double factor) {
   const bool is_signed = dtype_kind(dtype) == DTypeKind::kInt;
   const double limit = std::ldexp(1.0, static_cast<int>(8 * dtype_size(dtype)) - is_signed);

@@ -1,5 +1,5 @@
-// Which op goes with which dtype: every cell of the table dtypes x ops is decided here, and each
-// empty one says why it is empty.
+// The table of valid combinations of ops and dtypes. Every cell of dtypes x ops is decided here,
+// and each empty cell has a reason.
 #pragma once
 
 #include <string>
@@ -31,8 +31,8 @@ inline constexpr bool supported(DType dtype, Op op) {
   return false;
 }
 
-/// How two elements are combined: avg and premul as sum; of bools, sum and max as or, prod and min
-/// as and, which keeps them 0 or 1.
+/// The op that combines two elements: sum for avg and premul; for bools, or in place of sum and
+/// max, and in place of prod and min, which keeps them 0 or 1.
 inline constexpr Op combining_op(DType dtype, Op op) {
   if (op == Op::kAvg || op == Op::kPremul) op = Op::kSum;
   if (dtype != DType::kBool) return op;
@@ -41,21 +41,21 @@ inline constexpr Op combining_op(DType dtype, Op op) {
   return op;
 }
 
-/// Why the cell is empty, as half a sentence; empty text if it is not.
+/// The reason why the cell is empty, as half a sentence; empty text if it is not.
 std::string_view why_unsupported(DType dtype, Op op);
 
-/// Raises UsageError that says why, if elements of this dtype cannot be reduced with this op.
-/// Called before a rank says anything to the others.
+/// Raises UsageError with the reason if elements of this dtype cannot be reduced with this op.
+/// Called before the rank communicates with its peers.
 void check_op(DType dtype, Op op);
 
 /// Raises UsageError unless inputs of this dtype can be multiplied by `factor` (premul): integers
-/// need a whole number that the dtype holds.
+/// need a whole number that the dtype can represent.
 void check_premul_factor(DType dtype, double factor);
 
-/// "10 f32": so many bytes of this dtype, for messages.
+/// "10 f32": the elements of this dtype in `nbytes` bytes, for error messages.
 std::string elements_text(DType dtype, uint64_t nbytes);
 
-/// The names of all rows, with commas between, for messages.
+/// The names of all dtypes, separated by commas, for error messages.
 std::string dtype_names();
 std::string op_names();
 

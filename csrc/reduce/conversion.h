@@ -1,5 +1,5 @@
-// Between what is stored of an element and what is computed with: load() and store(), for scalars
-// and for vectors of them.
+// Conversion between the stored form of an element and the form for arithmetic: load() and store(),
+// for scalars and for vectors of them.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace pycoll {
 
-/// Conversion between a dtype's storage and its accumulator; the identity but for small
-/// floats and bools.
-/// store() takes what finish() returned: a NaN is the canonical one.
+/// Conversion between a dtype's storage and its accumulator: the identity except for small floats
+/// and bools.
+/// store() takes the result of finish(), in which every NaN is canonical.
 template <DType dtype>
 struct Conversion {
   template <class L>
@@ -35,7 +35,7 @@ struct Conversion<DType::kBF16> {
   static PYCOLL_LANE_FN WithLane<uint16_t, F> store(F x) {
     return convert_lanes<uint16_t>(round(x));
   }
-  /// To nearest even: adds just under half of the last place kept, and one more if that is odd.
+  /// Rounds to nearest even: adds just under half of the last kept place, one more if that is odd.
   template <class F>
   static PYCOLL_LANE_FN Bits<F> round(F x) {
     const Bits<F> bits = bits_as<Bits<F>>(x);
@@ -43,8 +43,8 @@ struct Conversion<DType::kBF16> {
   }
 };
 
-/// Floats of 8 or 16 bits with subnormals; the exponent's highest value means infinity and NaN or,
-/// without infinities, an ordinary one but for the code of all ones, which is NaN.
+/// Floats of 8 or 16 bits with subnormals. The highest exponent means infinity and NaN; in dtypes
+/// without infinities it is an ordinary exponent, and only the code of all ones is NaN.
 /// Never computes with an f32 subnormal, so that flush-to-zero modes do not change the result.
 template <Scalar Stored, uint32_t mantissa_bits, uint32_t bias, bool has_infinity>
 struct SmallFloat {
@@ -56,7 +56,7 @@ struct SmallFloat {
     const U sign = (bits & kSign) << kSignShift;
     const U shifted = (bits & kAllOnes) << kShift;
     const U normal = shifted + ((127u - bias) << 23);
-    // kUnit + a multiple of its last place is exact: taking kUnit away leaves a subnormal's value.
+    // kUnit + a multiple of its last place is exact; subtracting kUnit leaves a subnormal's value.
     const F unit_plus = bits_as<F>((shifted >> kShift) + kUnitBits);
     const U subnormal = bits_as<U>(unit_plus - kUnit);
     const U finite = shifted < kMinNormal ? subnormal : normal;
@@ -68,21 +68,21 @@ struct SmallFloat {
   static PYCOLL_LANE_FN WithLane<Stored, F> store(F x) {
     return convert_lanes<Stored>(round(x));
   }
-  /// The code of the nearest value, of two as near the even one, in 32 bits.
+  /// The code of the nearest value in 32 bits; of two equally near values, the even one.
   template <class F>
   static PYCOLL_LANE_FN Bits<F> round(F x) {
     using U = Bits<F>;
     const U bits = bits_as<U>(x);
     const U sign = (bits >> kSignShift) & kSign;
     const U magnitude = bits & 0x7fffffffu;
-    // The exponent's bias changes; then as for bf16, to nearest even.
+    // Changes the exponent's bias, then rounds to nearest even like bf16.
     const U normal = (magnitude - ((127u - bias) << 23) + ((1u << (kShift - 1)) - 1u) +
                       ((magnitude >> kShift) & 1u)) >>
                      kShift;
-    // The last place of kUnit is that of a subnormal: the addition rounds.
+    // The last place of kUnit is that of a subnormal, so the addition rounds.
     const U subnormal = bits_as<U>(bits_as<F>(magnitude) + kUnit) - kUnitBits;
     const U finite = magnitude < kF32MinNormal ? subnormal : normal;
-    // An overflowing finite value is infinite, or NaN where there is no infinity (decision 0010).
+    // A finite value that overflows becomes infinity, or NaN without infinities (decision 0010).
     const U nan = U{} + (has_infinity ? kInfinityCode | kInfinityCode >> 1 : kAllOnes);
     const U special =
         magnitude > kF32Infinity ? nan : U{} + (has_infinity ? kInfinityCode : kAllOnes);
@@ -98,11 +98,11 @@ struct SmallFloat {
   // The f32 whose last place is the smallest subnormal.
   static constexpr uint32_t kUnitBits = (127 + 24 - bias - mantissa_bits) << 23;
   static constexpr float kUnit = __builtin_bit_cast(float, kUnitBits);
-  // Codes shifted to f32's place.
+  // Codes, shifted to their place in an f32.
   static constexpr uint32_t kMinNormal = 1u << 23;
   static constexpr uint32_t kInfinity = kInfinityCode << kShift;
   static constexpr uint32_t kFirstSpecial = has_infinity ? kInfinity : kAllOnes << kShift;
-  // Values as the bits of an f32.
+  // Values, as the bits of an f32.
   static constexpr uint32_t kF32MinNormal = (127 + 1 - bias) << 23;
   static constexpr uint32_t kF32Infinity = 255u << 23;
   static constexpr uint32_t kLargest = ((kAllOnes - 1) << kShift) + ((127 - bias) << 23);
@@ -117,7 +117,7 @@ struct Conversion<DType::kF8E4M3> : SmallFloat<uint8_t, 3, 7, false> {};
 template <>
 struct Conversion<DType::kF8E5M2> : SmallFloat<uint8_t, 2, 15, true> {};
 
-/// Every byte but 0 is true; what is computed is 0 or 1.
+/// Every byte other than 0 is true; results are 0 or 1.
 template <>
 struct Conversion<DType::kBool> {
   template <class L>

@@ -1,5 +1,5 @@
-// DTypeTraits, with the conversions for which a GPU has instructions, to the same bits. That they
-// are the same is checked on a GPU for every pattern (kernels/cuda/check_conversions.cu).
+// DTypeTraits with a GPU's conversion instructions, where it has them. A check on a GPU compares
+// the bits with the CPU's for every pattern (kernels/cuda/check_conversions.cu).
 #pragma once
 
 #include "reduce/element.h"
@@ -45,8 +45,8 @@ __device__ inline uint32_t to_e5m2(float x) {
 }  // namespace native
 #endif
 
-// The instructions give another NaN than the canonical one, and those for 8 bits the largest finite
-// value where pycoll overflows (decision 0010).
+// The instructions produce another NaN than the canonical one, and the 8-bit ones produce the
+// largest finite value where pycoll overflows (decision 0010).
 
 template <>
 struct DeviceTraits<DType::kF16> : DTypeTraits<DType::kF16> {

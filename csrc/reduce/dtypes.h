@@ -1,6 +1,6 @@
-// THE dtype table. A new dtype is one row: its name, what its elements are, its C++ type, the type
-// it is accumulated in. PYCOLL_FOR_EACH_DTYPE(X) calls X(enumerator, name, kind, storage type,
-// accumulator type).
+// THE dtype table. A new dtype is one row: its name, the kind of its elements, its C++ type, and
+// the type of its accumulator. PYCOLL_FOR_EACH_DTYPE(X) calls X(enumerator, name, kind, storage
+// type, accumulator type).
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@
 
 namespace pycoll {
 
-/// Two numbers, one after the other in memory.
+/// A complex number: two numbers, one after the other in memory.
 template <class T>
 struct Complex {
   T re;
   T im;
 };
 
-/// What the elements of a dtype are: it decides which ops make sense (cells.h).
+/// The kind of a dtype's elements, which decides which ops are valid (cells.h).
 enum class DTypeKind : uint8_t { kFloat, kInt, kUInt, kBool, kComplex };
 
 // 16- and 8-bit floats are stored as their bits: element.h converts them to f32 and rounds them
@@ -45,8 +45,8 @@ enum class DType : uint8_t {
 #define X(id, name, kind, type, acc) id,
   PYCOLL_FOR_EACH_DTYPE(X)
 #undef X
-  // Not a row: elements of any other type, which can be copied and not reduced. Their size is known
-  // to the caller (ArrayView, Call) alone.
+  // Not a row: elements of any other type, which can be copied but not reduced. Only the caller
+  // (ArrayView, Call) knows their size.
   kOpaque,
 };
 
@@ -73,7 +73,7 @@ inline constexpr std::string_view dtype_name(DType dtype) {
   return names[static_cast<size_t>(dtype)];
 }
 
-/// Not for kOpaque.
+/// The kind of a dtype other than kOpaque.
 inline constexpr DTypeKind dtype_kind(DType dtype) {
   constexpr DTypeKind kinds[] = {
 #define X(id, name, kind, type, acc) DTypeKind::kind,
@@ -83,7 +83,7 @@ inline constexpr DTypeKind dtype_kind(DType dtype) {
   return kinds[static_cast<size_t>(dtype)];
 }
 
-/// The dtype of this name, or nothing.
+/// The dtype with this name, or nothing.
 inline constexpr std::optional<DType> find_dtype(std::string_view name) {
   for (int d = 0; d < kNumDTypes; ++d) {
     if (dtype_name(static_cast<DType>(d)) == name) return static_cast<DType>(d);

@@ -1,5 +1,5 @@
-// What one element goes through: load -> combine with the other sources -> finish -> store.
-// Every target (SIMD host, devices) uses these functions, so that their bits agree.
+// The arithmetic of one element: load -> combine with the other sources -> finish -> store.
+// Every target (SIMD on a CPU, devices) uses these functions, so all give the same bits.
 //
 //   Acc a = DTypeTraits<d>::load(s0[i]);
 //   a = Combine<combining_op(d, op)>::apply(a, DTypeTraits<d>::load(s1[i]));
@@ -16,8 +16,8 @@
 
 namespace pycoll {
 
-/// Lanes whose + and * wrap: unsigned and at least as wide as int for integers, A itself for
-/// floats.
+/// Lanes whose + and * wrap: for integers, unsigned and at least as wide as int; for floats, A
+/// itself.
 template <class A>
 struct WrappingOf {
   using Type = Bits<A>;
@@ -34,8 +34,8 @@ struct WrappingOf<A> {
 template <class A>
 using Wrapping = typename WrappingOf<A>::Type;
 
-/// How an op combines two accumulators, left operand first. avg and premul have none of their own:
-/// combining_op() (cells.h) says which one serves a dtype and op.
+/// Combines two accumulators, left operand first. avg and premul have no specialization:
+/// combining_op() (cells.h) gives the op to use for a dtype and op.
 template <Op op>
 struct Combine;
 
@@ -57,7 +57,7 @@ struct Combine<Op::kProd> {
   static PYCOLL_LANE_FN A apply(A a, A b) {
     return A(Wrapping<A>(a) * Wrapping<A>(b));
   }
-  /// Four products, each rounded: what an infinite part gives is not mended.
+  /// Four products, each rounded. Infinite parts are not treated specially.
   template <class T>
   static PYCOLL_LANE_FN Complex<T> apply(Complex<T> a, Complex<T> b) {
     return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
@@ -115,14 +115,14 @@ struct Combine<Op::kBxor> {
   }
 };
 
-/// Divides by `divisor` (1: does nothing). Integers truncate toward zero; scalars only.
+/// Divides by `divisor` (no change for 1). Integers truncate toward zero; scalars only.
 template <class A>
 PYCOLL_LANE_FN A divide(A acc, int64_t divisor) {
   if (divisor == 1) return acc;
   if constexpr (kFloating<A>) {
     return acc / static_cast<Lane<A>>(divisor);
   } else if constexpr (sizeof(A) <= 4) {
-    // Exact: f64 holds both, and a rounded quotient of theirs never reaches the next integer.
+    // Exact: f64 holds both, and their rounded quotient never reaches the next integer.
     return static_cast<A>(static_cast<double>(acc) / static_cast<double>(divisor));
   } else if constexpr (std::is_unsigned_v<A>) {
     return static_cast<A>(acc / static_cast<uint64_t>(divisor));
@@ -131,7 +131,8 @@ PYCOLL_LANE_FN A divide(A acc, int64_t divisor) {
   }
 }
 
-/// Makes every NaN the same: which of two NaNs an addition keeps depends on the instruction.
+/// Replaces every NaN by the canonical one: which of two NaNs an addition keeps depends on the
+/// instruction.
 template <class A>
 PYCOLL_LANE_FN A canonical(A acc) {
   if constexpr (kFloating<A>) {
@@ -142,7 +143,7 @@ PYCOLL_LANE_FN A canonical(A acc) {
   }
 }
 
-/// From the last accumulator to the value that store() writes.
+/// Converts the last accumulator to the value that store() writes.
 template <class A>
 PYCOLL_LANE_FN A finish(A acc, int64_t divisor) {
   return canonical(divide(acc, divisor));

@@ -1,4 +1,4 @@
-// The kernels of one instruction set, as a table that run-time dispatch chooses.
+// The kernels of one instruction set, as a table that is chosen at run time.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 namespace pycoll {
 
 struct KernelTable {
-  ReduceCopyFn reduce_copy[kNumDTypes * kNumOps];  // [dtype * kNumOps + op], null: no such cell
-  ScaleFn scale[kNumDTypes];                       // null: cannot be scaled
+  ReduceCopyFn reduce_copy[kNumDTypes * kNumOps];  // [dtype * kNumOps + op]; null: invalid cell
+  ScaleFn scale[kNumDTypes];                       // null: the dtype cannot be scaled
   void (*copy_bytes)(void* dst, const void* src, size_t nbytes, bool streaming);
 };
 

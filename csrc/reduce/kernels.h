@@ -1,6 +1,6 @@
 // The reduce_copy kernels, compiled once per instruction set: a file defines PYCOLL_VECTOR_BYTES,
-// selects its target and includes this. Everything has internal linkage, so that no instruction
-// set's code is linked in for another's.
+// selects its target and includes this. All functions have internal linkage, so that the linker
+// never mixes the code of different instruction sets.
 #pragma once
 
 #include "base/prefetch.h"
@@ -13,22 +13,23 @@ namespace pycoll {
 namespace {
 
 /// Several destinations, or a streaming one, are written block by block: the result of a block is
-/// made once, in L1, and copied out from there.
+/// computed once, in L1, and copied from there.
 constexpr size_t kBlockBytes = 8192;
 
-/// How far ahead to prefetch. Hardware prefetchers stop at pages and take no line from another
-/// core, which every slot that is written again needs: at 16 MiB an all_reduce takes a fifth less
-/// time with the hints. Short operands are not worth the lines behind their end.
+/// Prefetch distance in bytes. Hardware prefetchers stop at page borders and fetch no lines from
+/// another core, which every reused slot needs: at 16 MiB the hints make an all_reduce a fifth
+/// faster. For short operands they would mostly fetch lines past the end.
 inline size_t prefetch_distance(size_t nbytes) { return nbytes < kBlockBytes ? 0 : 2048; }
 
 using ByteVector = Vector<uint8_t, kVectorBytes>;
 
-/// Bytes to go before dst is aligned to a vector.
+/// Number of bytes until dst is aligned to a vector.
 inline size_t misalignment(const char* dst, size_t alignment) {
   return -reinterpret_cast<uintptr_t>(dst) % alignment;
 }
 
-/// First and last vector unaligned and overlapping the aligned middle; exact for dst == src too.
+/// Runs with the first and last vector unaligned, overlapping the aligned middle; also exact for
+/// dst == src.
 template <bool streaming>
 [[gnu::noinline]] void copy(char* dst, const char* src, size_t nbytes) {
   if (nbytes < kVectorBytes) {
@@ -55,7 +56,7 @@ template <bool streaming>
   if (i != nbytes) whole.store(dst + nbytes - kVectorBytes, last);
 }
 
-/// One kernel: elements of `lanes_per_element` lanes of `dtype`, combined by Combiner.
+/// One kernel, for elements of `lanes_per_element` lanes of `dtype`, combined by Combiner.
 template <DType dtype, class Combiner, size_t lanes_per_element = 1>
 struct Reduce {
   using Traits = VectorTraits<dtype>;
@@ -65,7 +66,7 @@ struct Reduce {
   using StorageLanes = Vector<Storage, kNumLanes>;
   using AccLanes = Vector<Acc, kNumLanes>;
 
-  /// num_vectors adjacent vectors of every source, kept in registers: one pass for any fan-in.
+  /// Reduces num_vectors adjacent vectors of every source in registers, in one pass for any fan-in.
   template <int num_vectors, class Access>
   [[gnu::always_inline]] static void step(const ReduceCopyArgs& args, size_t begin, char* out,
                                           Access access, size_t ahead = 0) {
@@ -90,7 +91,7 @@ struct Reduce {
     }
   }
 
-  /// out <- lanes [begin, begin + count) of the result.
+  /// Writes lanes [begin, begin + count) of the result to `out`.
   static void reduce(const ReduceCopyArgs& args, size_t begin, size_t count, char* out) {
     size_t i = 0;
     const auto part = [&](size_t num) {
@@ -115,7 +116,7 @@ struct Reduce {
     }
   }
 
-  /// Integers are divided after they are stored: they are their own accumulators.
+  /// Divides stored integers, which are their own accumulators.
   static void divide_all(char* out, size_t count, int64_t divisor) {
     for (size_t i = 0; i < count; ++i) {
       Storage x;
@@ -126,13 +127,13 @@ struct Reduce {
   }
 
   static void run(const ReduceCopyArgs& caller_args) {
-    ReduceCopyArgs args = caller_args;  // a local one, which no store can change
+    ReduceCopyArgs args = caller_args;  // a local copy, which no store can change
     args.count *= lanes_per_element;
     constexpr size_t kBlock = kBlockBytes / sizeof(Storage);
     const bool is_copy = args.num_srcs == 1 && args.divisor == 1;
     alignas(64) char buffer[kBlockBytes];
-    // Streamed blocks meet at lines: one that is written half past the caches and half through
-    // them costs more than ten whole ones.
+    // Streamed blocks end at line boundaries: a line that is written partly past the caches and
+    // partly through them costs more than ten whole lines.
     const size_t past_line = args.streaming ? reinterpret_cast<uintptr_t>(args.dsts[0]) % 64 : 0;
     size_t block = kBlock - past_line / sizeof(Storage);
     for (size_t begin = 0; begin < args.count; begin += block, block = kBlock) {
@@ -184,7 +185,7 @@ struct Scale {
   using StorageLanes = Vector<Storage, kNumLanes>;
   using AccLanes = Vector<Acc, kNumLanes>;
 
-  /// Modulo 2^bits for integers: a negative factor is right for the unsigned lanes, too.
+  /// The factor modulo 2^bits for integers, so that a negative one is right for unsigned lanes too.
   static Acc factor_of(double factor) {
     if constexpr (kFloating<Acc>) return static_cast<Acc>(factor);
     return static_cast<Acc>(factor < 0 ? static_cast<uint64_t>(static_cast<int64_t>(factor))
@@ -192,7 +193,7 @@ struct Scale {
   }
 
   static void run(void* dst, const void* src, size_t count, double factor) {
-    const AccLanes factors = factor_of(factor) - AccLanes{};  // minus: -0 stays
+    const AccLanes factors = factor_of(factor) - AccLanes{};  // a subtraction, which keeps -0
     const auto step = [&](size_t begin, auto access) {
       const size_t offset = begin * sizeof(Storage);
       const AccLanes x =
@@ -208,9 +209,9 @@ struct Scale {
 
 // --- Which kernel serves which cell --------------------------------------------------------------
 //
-// Cells whose bits agree share a kernel: compile time and size go with the number of kernels.
+// Cells with identical bits share a kernel, since each kernel costs compile time and size.
 
-/// `fn` on elements that are several lanes of what it is made for.
+/// Runs `fn` on elements that consist of several lanes of its own type.
 template <ReduceCopyFn fn, size_t lanes_per_element>
 void reduce_lanes(const ReduceCopyArgs& args) {
   ReduceCopyArgs of_lanes = args;
@@ -226,7 +227,7 @@ void scale_lanes(void* dst, const void* src, size_t count, double factor) {
 template <DType dtype>
 constexpr DType kPartOf = dtype == DType::kC128 ? DType::kF64 : DType::kF32;
 
-/// Signed integers multiply as unsigned ones do.
+/// Unsigned dtype for multiplication, which gives the same bits for signed integers.
 constexpr DType unsigned_of(DType dtype) {
   switch (dtype) {
     case DType::kI8:

@@ -10,8 +10,8 @@
 
 #include "base/macros.h"
 
-// Always inlined: a copy that the compiler left out of line in the file of one instruction set
-// could be chosen by the linker for the others, and run on a CPU without that instruction set.
+// Always inlined: the linker could choose an out-of-line copy from one instruction set's file for
+// all files, and so run it on a CPU without that instruction set.
 #define PYCOLL_LANE_FN __attribute__((always_inline)) PYCOLL_HD inline constexpr
 
 namespace pycoll {
@@ -19,7 +19,7 @@ namespace pycoll {
 template <class T>
 concept Scalar = std::is_arithmetic_v<T>;
 
-/// Unsigned integer of so many bytes.
+/// Unsigned integer of `num_bytes` bytes.
 template <size_t num_bytes>
 using UintOf =
     std::conditional_t<num_bytes == 1, uint8_t,
@@ -49,10 +49,10 @@ struct LaneInfo<L> {
 /// The scalar type of one lane of L.
 template <class L>
 using Lane = typename LaneInfo<L>::Type;
-/// L with its lanes of another scalar type, as many.
+/// L with the same number of lanes, of another scalar type.
 template <Scalar To, class L>
 using WithLane = typename LaneInfo<L>::template With<To>;
-/// L as unsigned lanes of the same width.
+/// L with unsigned lanes of the same width.
 template <class L>
 using Bits = WithLane<UintOf<sizeof(Lane<L>)>, L>;
 
@@ -68,7 +68,7 @@ PYCOLL_LANE_FN WithLane<To, L> convert_lanes(L x) {
   if constexpr (Scalar<L>) return static_cast<To>(x);
 }
 
-/// The same bits as another type.
+/// The same bits, as another type.
 template <class To, class From>
 PYCOLL_LANE_FN To bits_as(From x) {
   return __builtin_bit_cast(To, x);

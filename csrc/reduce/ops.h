@@ -2,7 +2,7 @@
 // Integers wrap modulo 2^bits. min and max propagate NaN and order -0 below +0. avg is a sum whose
 // last step (kFinal) divides by the number of ranks; for integers the quotient is truncated toward
 // zero. A float result that is NaN is the canonical quiet NaN. premul is a sum of inputs that each
-// rank has multiplied by a factor of its own (scale_fn, reduce_copy.h) before anything is sent.
+// rank multiplies by its own factor (scale_fn, reduce_copy.h) before it sends anything.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ inline constexpr std::string_view op_name(Op op) {
   return names[static_cast<size_t>(op)];
 }
 
-/// The op of this name, or nothing.
+/// The op with this name, or nothing.
 inline constexpr std::optional<Op> find_op(std::string_view name) {
   for (int o = 0; o < kNumOps; ++o) {
     if (op_name(static_cast<Op>(o)) == name) return static_cast<Op>(o);

@@ -1,5 +1,5 @@
-// Packs: neighbouring elements that one thread of a device takes through a reduction together, up
-// to 16 bytes of them. Scalars of element.h, so the bits are those of the host.
+// Packs: up to 16 bytes of neighbouring elements that one device thread reduces together. They use
+// the scalar functions of element.h, so the bits equal the CPU's.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ PYCOLL_HD inline bool is_aligned(const void* at, size_t alignment) {
   return (reinterpret_cast<uintptr_t>(at) & (alignment - 1)) == 0;
 }
 
-/// Bytes of no known alignment, as a pack. By bytes: slow, and rare.
+/// Loads a pack from bytes of unknown alignment, one by one: slow, and rare.
 template <class P>
 PYCOLL_HD inline P load_bytes(const std::byte* from) {
   struct Bytes {
@@ -39,7 +39,7 @@ PYCOLL_HD inline void store_bytes(std::byte* to, const P& pack) {
 }
 
 #ifdef __CUDA_ARCH__
-/// What one instruction loads or stores of so many bytes.
+/// The type that one instruction loads or stores for `num_bytes` bytes.
 template <size_t num_bytes>
 struct WordOf {
   using Type = UintOf<num_bytes>;
@@ -50,7 +50,7 @@ struct WordOf<16> {
 };
 #endif
 
-/// One access of sizeof(P) bytes, at a multiple of them.
+/// Loads or stores sizeof(P) bytes at a multiple of that size in one access.
 template <class P>
 PYCOLL_HD inline P load_pack(const std::byte* from) {
 #ifdef __CUDA_ARCH__
@@ -71,7 +71,7 @@ PYCOLL_HD inline void store_pack(std::byte* to, const P& pack) {
 #endif
 }
 
-/// acc <- acc . source, element by element. `op` is the one that combines (combining_op).
+/// acc <- acc . source, element by element. `op` is a combining op (combining_op).
 template <Op op, DType dtype, int num>
 PYCOLL_HD inline void combine_pack(typename DeviceTraits<dtype>::Acc (&acc)[num],
                                    const Pack<typename DeviceTraits<dtype>::Storage, num>& source) {
@@ -80,8 +80,8 @@ PYCOLL_HD inline void combine_pack(typename DeviceTraits<dtype>::Acc (&acc)[num]
     acc[i] = Combine<op>::apply(acc[i], DeviceTraits<dtype>::load(source.x[i]));
   }
 }
-/// The same with the op chosen now. A branch per pack, alike on all threads: less than the pack's
-/// loads, and a kernel for each dtype instead of each cell.
+/// Like the above, with the op chosen at run time. All threads take the same branch per pack, which
+/// costs less than the pack's loads and needs one kernel per dtype instead of one per cell.
 template <DType dtype, int num>
 PYCOLL_HD inline void combine_pack(Op op, typename DeviceTraits<dtype>::Acc (&acc)[num],
                                    const Pack<typename DeviceTraits<dtype>::Storage, num>& source) {
@@ -97,8 +97,8 @@ PYCOLL_HD inline void combine_pack(Op op, typename DeviceTraits<dtype>::Acc (&ac
   }
 }
 
-/// A pack on its way from its sources to its destinations. A single source is passed on as its
-/// bits, whatever they mean.
+/// Accumulates a pack from its sources. The bits of a single source are passed on unchanged,
+/// whatever they mean.
 template <DType dtype, int num>
 class PackSum {
  public:

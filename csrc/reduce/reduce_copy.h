@@ -1,5 +1,5 @@
-// reduce_copy: the arithmetic of the one instruction. dsts <- reduce(srcs), in one pass over
-// memory.
+// reduce_copy: the arithmetic of the program's only instruction, dsts <- reduce(srcs), in one pass
+// over memory.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +10,12 @@
 
 namespace pycoll {
 
-/// Operands of one call. Sources are combined left to right in their order here (the caller gives
-/// absolute rank order): ((s0 . s1) . s2) ..., 16- and 8-bit floats in f32 with one rounding at the
-/// end.
-/// A destination may be the same memory as a source (exactly, not shifted); no other overlap.
-/// Nothing needs to be aligned. A copy keeps every bit; a NaN that was computed is the canonical
-/// one.
+/// Operands of one call. Sources are combined from left to right in their order here (the caller
+/// passes rank order): ((s0 . s1) . s2) ..., with 16- and 8-bit floats in f32 and rounded once at
+/// the end.
+/// A destination may be the same memory as a source (exactly, not shifted); no other overlap is
+/// allowed. Nothing needs to be aligned. A copy keeps every bit; a NaN that arithmetic produces is
+/// the canonical one.
 struct ReduceCopyArgs {
   const void* const* srcs;
   int num_srcs;  // >= 1; with 1 it is a copy (or a division, with divisor > 1)
@@ -23,22 +23,22 @@ struct ReduceCopyArgs {
   int num_dsts;  // >= 1
   size_t count;  // elements
   int64_t
-      divisor;  // 1: none. Else the results are divided by it before the rounding (avg, final step)
-  bool streaming;  // dsts[0] is large and will not be read soon: non-temporal stores allowed there
-  int first_to_peer = num_dsts;  // destinations from here on are read next by another core
+      divisor;  // 1: no division. Otherwise divides the results before rounding (avg, final step)
+  bool streaming;  // dsts[0] is large and not read soon: non-temporal stores are allowed there
+  int first_to_peer = num_dsts;  // another core reads the destinations from this one on next
 };
 
 using ReduceCopyFn = void (*)(const ReduceCopyArgs& args);
 
 /// The function for this dtype and op on this CPU, chosen once (AVX-512, AVX2, generic).
 /// PYCOLL_ISA=generic|avx2|avx512 in the environment lowers the choice.
-/// Raises UsageError when the op does not go with the dtype (cells.h).
+/// Raises UsageError when the op is not valid for the dtype (cells.h).
 ReduceCopyFn reduce_copy_fn(DType dtype, Op op);
 
-/// dst[i] <- src[i] * factor, in the accumulator type and rounded once. dst may be src, exactly.
+/// dst[i] <- src[i] * factor, in the accumulator type, rounded once. dst may be equal to src.
 using ScaleFn = void (*)(void* dst, const void* src, size_t count, double factor);
 
-/// The first half of premul on this CPU, for a factor that check_premul_factor() accepts. Complex
+/// The scaling step of premul on this CPU, for a factor that check_premul_factor() accepts. Complex
 /// elements are multiplied by a real factor; integers wrap.
 /// Raises UsageError when the dtype cannot be scaled.
 ScaleFn scale_fn(DType dtype);
@@ -48,7 +48,7 @@ const char* reduce_copy_isa();
 
 /// dst <- src for any bytes, with the same kernels (streaming as above).
 void copy_bytes(void* dst, const void* src, size_t nbytes, bool streaming);
-/// The same for a dst that another core reads next.
+/// Like copy_bytes(), for a dst that another core reads next.
 void copy_to_peer(void* dst, const void* src, size_t nbytes);
 
 }  // namespace pycoll

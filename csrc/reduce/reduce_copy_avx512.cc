@@ -7,7 +7,7 @@
 #include "reduce/kernel_table.h"
 
 #ifdef PYCOLL_X86
-// After the standard headers: an inline function of theirs must stay fit for every CPU.
+// After the standard headers, so that their inline functions stay valid for every CPU.
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,f16c")
 #define PYCOLL_VECTOR_BYTES 64
 #include "reduce/kernels.h"

@@ -9,7 +9,7 @@
 
 namespace pycoll {
 
-/// Where the operands of a step lie. In memory that the block shares.
+/// Operands of a step, in memory that the block shares.
 struct BlockOperands {
   const std::byte* srcs[65];  // in absolute rank order: 64 peers and the local chunks
   std::byte* dsts[65];
@@ -23,7 +23,7 @@ class BlockReduce {
   using Storage = typename Traits::Storage;
   using Acc = typename Traits::Acc;
 
-  /// `op` is the one that combines (combining_op).
+  /// `op` is a combining op (combining_op).
   PYCOLL_HD BlockReduce(const BlockOperands& operands, int num_srcs, int num_dsts, Op op,
                         int64_t divisor, int thread_index, int num_threads)
       : operands_(operands),
@@ -45,7 +45,7 @@ class BlockReduce {
       return;
     }
     if (combining_op(dtype, Op::kSum) == Op::kSum && op_ == Op::kSum && divisor_ == 1) {
-      // What most calls are. With more than 16 accumulators registers run out.
+      // The most frequent case. More than 16 accumulators would exceed the registers.
       constexpr int kPacks = kNum <= 4 ? 4 : 16 / kNum;
       run_packs<kNum, kPacks, Chosen<Op::kSum>>(0, whole);
     } else {
@@ -57,7 +57,7 @@ class BlockReduce {
 
  private:
   template <Op op>
-  struct Chosen {  // and without division
+  struct Chosen {  // an op chosen at compile time, without division
     template <int num>
     static PYCOLL_HD void combine(Op, Acc (&acc)[num], const Pack<Storage, num>& source) {
       if constexpr (supported(dtype, op) && combining_op(dtype, op) == op) {
@@ -81,7 +81,7 @@ class BlockReduce {
     return aligned;
   }
 
-  /// Bytes [begin, end) of the only source, kPacks packs of each thread in flight.
+  /// Copies bytes [begin, end) of the only source, with kPacks packs of each thread in flight.
   template <int kNum, int kPacks>
   PYCOLL_HD void copy(int64_t begin, int64_t end) const {
     using Elements = Pack<Storage, kNum>;
@@ -105,7 +105,7 @@ class BlockReduce {
     }
   }
 
-  /// Bytes [begin, end), which are whole packs.
+  /// Reduces bytes [begin, end), which are whole packs.
   template <int kNum, int kPacks, class Combiner>
   PYCOLL_HD void run_packs(int64_t begin, int64_t end) const {
     constexpr int64_t kBytes = kNum * sizeof(Storage);
@@ -121,8 +121,8 @@ class BlockReduce {
     }
   }
 
-  /// kPacks packs, `row` bytes apart, of all sources: those of the first two are loaded before one
-  /// of them is used.
+  /// Reduces kPacks packs, `row` bytes apart, of all sources. Loads those of the first two sources
+  /// before it uses one of them.
   template <int kNum, int kPacks, class Combiner>
   PYCOLL_HD void step(int64_t at, int64_t row) const {
     using Elements = Pack<Storage, kNum>;
@@ -161,7 +161,7 @@ class BlockReduce {
     }
   }
 
-  /// Some operand starts inside an element.
+  /// Reduces byte by byte, when some operand starts inside an element.
   PYCOLL_HD void run_bytes(int64_t num_bytes) const {
     constexpr auto kBytes = static_cast<int64_t>(sizeof(Storage));
     using Element = Pack<Storage, 1>;

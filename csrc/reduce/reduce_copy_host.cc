@@ -1,4 +1,4 @@
-// Chooses the instruction set once, at the first use.
+// Choice of the instruction set, once, at the first use.
 #ifdef __x86_64__
 #include <cpuid.h>
 #endif
@@ -23,7 +23,7 @@ struct Isa {
   const KernelTable& (*kernels)();
 };
 
-/// The best that this CPU has, at or below PYCOLL_ISA.
+/// The best instruction set of this CPU, at or below PYCOLL_ISA.
 Isa choose_isa() {
   const Isa best_first[] = {
 #ifdef PYCOLL_X86
@@ -42,7 +42,7 @@ Isa choose_isa() {
     if (allowed && isa.supported) return isa;
   }
   throw UsageError("PYCOLL_ISA=" + *limit +
-                   ": not an instruction set of this build; use avx512, avx2 or generic");
+                   ": unknown instruction set; use avx512, avx2 or generic");
 }
 
 struct Chosen {

@@ -62,7 +62,7 @@ class Partial {
 
 #else
 
-/// nbytes < size, a power of two: its binary digits say which pieces to move, without a call.
+/// nbytes < size, a power of two: the binary digits of nbytes select the pieces, without a call.
 template <size_t size>
 [[gnu::always_inline]] inline void copy_below(char* dst, const char* src, size_t nbytes) {
   if constexpr (size > 1) {
@@ -93,7 +93,7 @@ class Partial {
 
 #endif
 
-/// Past the caches; dst is aligned to the vector.
+/// Stores past the caches; dst is aligned to the vector.
 template <class V>
 [[gnu::always_inline]] inline void store_streaming(char* dst, V v) {
 #ifdef PYCOLL_X86
@@ -109,7 +109,7 @@ template <class V>
 #endif
 }
 
-/// Orders non-temporal stores before every later store: a flag may be set after it.
+/// Orders non-temporal stores before every later store, so that a flag may be set after it.
 inline void streaming_fence() {
 #ifdef PYCOLL_X86
   _mm_sfence();

@@ -1,5 +1,5 @@
-// DTypeTraits, with the conversions for which this instruction set has instructions, to the same
-// bits. Included by kernels.h inside one file per instruction set.
+// DTypeTraits with the conversion instructions of this instruction set, to the same bits. Included
+// by kernels.h inside one file per instruction set.
 #pragma once
 
 #include "reduce/element.h"
@@ -11,7 +11,7 @@ namespace {
 template <DType dtype>
 struct VectorTraits : DTypeTraits<dtype> {};
 
-/// The product of complex elements, whose parts lie in adjacent lanes.
+/// Multiplies complex elements, whose parts lie in adjacent lanes.
 struct PairProduct {
   template <class V>
   [[gnu::always_inline]] static V apply(V a, V b) {
@@ -31,7 +31,7 @@ struct PairProduct {
   }
 };
 
-// What the small floats need of an instruction set: a vector of f32, its lanes as 16 and 8 bits.
+// The instructions that small floats need: a vector of f32, and its lanes as 16 and 8 bits.
 #if PYCOLL_VECTOR_BYTES == 32
 
 using Floats = Vector<float, 8>;
@@ -43,7 +43,7 @@ inline Words to_half(Floats x) { return (Words)_mm256_cvtps_ph(x, _MM_FROUND_TO_
 inline Words words_of(Bytes x) {
   return (Words)_mm_cvtepu8_epi16(_mm_cvtsi64_si128(bits_as<int64_t>(x)));
 }
-/// Lanes below 256.
+/// Narrows lanes, which must be below 256.
 inline Bytes bytes_of(Bits<Floats> x) {
   const __m128i low = _mm256_castsi256_si128((__m256i)x);
   const __m128i words = _mm_packus_epi32(low, _mm256_extracti128_si256((__m256i)x, 1));
@@ -56,7 +56,7 @@ using Floats = Vector<float, 16>;
 using Words = Vector<uint16_t, 16>;
 using Bytes = Vector<uint8_t, 16>;
 
-// The zero-masking forms, because GCC 12 takes the plain ones for uses of uninitialized values.
+// Zero-masking forms, because GCC 12 reports the plain ones as uses of uninitialized values.
 constexpr uint16_t kAllLanes = 0xffff;
 
 inline Floats from_half(Words x) { return _mm512_maskz_cvtph_ps(kAllLanes, (__m256i)x); }
@@ -64,12 +64,12 @@ inline Words to_half(Floats x) {
   return (Words)_mm512_maskz_cvtps_ph(kAllLanes, x, _MM_FROUND_TO_NEAREST_INT);
 }
 inline Words words_of(Bytes x) { return (Words)_mm256_cvtepu8_epi16((__m128i)x); }
-/// Lanes below 256.
+/// Narrows lanes, which must be below 256.
 inline Bytes bytes_of(Bits<Floats> x) {
   return (Bytes)_mm512_maskz_cvtepi32_epi8(kAllLanes, (__m512i)x);
 }
 
-/// GCC 12 converts 16 lanes in two halves: half as fast, measured, as by the one instruction.
+/// GCC 12 converts 16 lanes in two halves, which measures half as fast as the one instruction.
 template <>
 struct VectorTraits<DType::kBF16> : DTypeTraits<DType::kBF16> {
   static Floats load(Words x) {
@@ -98,7 +98,7 @@ struct VectorTraits<DType::kF8E5M2> : DTypeTraits<DType::kF8E5M2> {
 
 template <>
 struct VectorTraits<DType::kF8E4M3> : DTypeTraits<DType::kF8E4M3> {
-  /// As the f16 with this mantissa and exponent, whose bias is 8 larger; 480 would be NaN's code.
+  /// Loads the f16 with this mantissa and exponent, whose bias is 8 larger; 480 is the code of NaN.
   static Floats load(Bytes x) {
     const Words w = words_of(x);
     const Floats value = from_half((w & 0x80) << 8 | (w & 0x7f) << 7) * 256.0f;

@@ -33,7 +33,7 @@ Goal roots_at_owner(const BlockAt& at) {
 Goal prefix(const BlockAt&) { return {Kind::kPrefix}; }
 Goal prefix_before(const BlockAt& at) { return {at.rank == 0 ? Kind::kAny : Kind::kPrefixBefore}; }
 
-// all_to_all: block s * n + d.
+// all_to_all: block s * n + d goes from rank s to rank d.
 int pair_src(const BlockAt& at) { return at.block / at.num_ranks; }
 int pair_dst(const BlockAt& at) { return at.block % at.num_ranks; }
 bool at_pair_src(const BlockAt& at) { return at.rank == pair_src(at); }
@@ -43,7 +43,7 @@ Goal from_pair_src(const BlockAt& at) {
 int pair_input(const BlockAt& at) { return at_pair_src(at) ? pair_dst(at) : kNoBlock; }
 int pair_output(const BlockAt& at) { return at.rank == pair_dst(at) ? pair_src(at) : kNoBlock; }
 
-// neighbor_exchange: block 2s to the left of rank s, 2s + 1 to its right.
+// neighbor_exchange: block 2s goes to the left neighbour of rank s, block 2s + 1 to the right one.
 int side_src(const BlockAt& at) { return at.block / 2; }
 int side_dst(const BlockAt& at) {
   const int step = at.block % 2 == 0 ? at.num_ranks - 1 : 1;
@@ -54,7 +54,7 @@ Goal from_side_src(const BlockAt& at) {
   return at.rank == side_dst(at) ? Goal{Kind::kStart, side_src(at)} : Goal{};
 }
 int side_input(const BlockAt& at) { return at_side_src(at) ? at.block % 2 : kNoBlock; }
-// What the left neighbour sent to its right comes first.
+// The output starts with the block from the left neighbour.
 int side_output(const BlockAt& at) { return at.rank == side_dst(at) ? 1 - at.block % 2 : kNoBlock; }
 
 int one(int) { return 1; }
@@ -72,7 +72,7 @@ constexpr CollectiveInfo kCollectives[] = {
      everywhere, reduced_everywhere, first_block, first_block, one, twice_others_share},
     {Collective::kBroadcast, "broadcast", /*has_op=*/false, /*has_root=*/true, Blocks::kOne,
      at_root, roots_everywhere, first_block_at_root, first_block, one, all_of_it},
-    // Nobody leaves before all have come. It runs as the all-reduce of a byte that nobody looks at.
+    // No rank leaves before all have entered. Runs as the all-reduce of a byte that is not used.
     {Collective::kBarrier, "barrier", /*has_op=*/false, /*has_root=*/false, Blocks::kOne,
      everywhere, reduced_everywhere, first_block, first_block, one, nothing},
     {Collective::kReduceScatter, "reduce_scatter", /*has_op=*/true, /*has_root=*/false,

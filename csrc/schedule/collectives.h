@@ -1,10 +1,10 @@
-// THE table of collectives: one row each, with the state a collective starts from, the state that
-// it must reach, where its blocks lie in the callers' memory, and the factor that turns its algbw
-// into busbw.
+// THE table of collectives, one row each: the state from which a collective starts, the state that
+// it must reach, where its blocks lie in the callers' memory, and the factor that converts its
+// algbw to busbw.
 //
 // A collective moves blocks. A schedule cuts every block into the same number of pieces; its chunks
-// are all pieces of block 0, then all of block 1, and so on. A block has one number in the whole
-// world, whoever holds it; input_block and output_block say where a rank's buffers have it.
+// are all pieces of block 0, then all of block 1, and so on. A block has the same number on all
+// ranks; input_block and output_block give its place in a rank's buffers.
 #pragma once
 
 #include <cstdint>
@@ -31,13 +31,13 @@ inline constexpr int kNumCollectives = 12;
 
 enum class Blocks : uint8_t {
   kOne,         // the message is one block
-  kPerRank,     // n blocks: block b is rank b's
+  kPerRank,     // n blocks: block b belongs to rank b
   kPerPair,     // n * n blocks: block s * n + d goes from rank s to rank d
   kTwoPerRank,  // 2n blocks: 2s goes from rank s to rank s - 1, 2s + 1 to rank s + 1 (mod n)
 };
 int num_blocks(Blocks blocks, int num_ranks);
 
-/// Where a block stands in the world: at which rank, which block, of how many ranks, which root.
+/// A block as seen by a rank: the rank, the block's number, the number of ranks, and the root.
 struct BlockAt {
   int rank;
   int block;
@@ -45,10 +45,10 @@ struct BlockAt {
   int root;
 };
 
-/// What a block must hold at the end.
+/// The value that a block must have at the end.
 struct Goal {
   enum class Kind : uint8_t {
-    kAny,           // nobody will look
+    kAny,           // not used by the caller
     kStart,         // the start value of rank `source`
     kReduced,       // the reduction of every rank's start value, in one order on all ranks
     kPrefix,        // the reduction of the start values of ranks 0..rank
@@ -58,7 +58,7 @@ struct Goal {
   int source = 0;  // kStart
 };
 
-/// No such block in that buffer.
+/// Index of a block that is not in that buffer.
 inline constexpr int kNoBlock = -1;
 
 struct CollectiveInfo {
@@ -73,10 +73,10 @@ struct CollectiveInfo {
   // Every block that starts with a value is in the input; every block with a goal is in the output.
   int (*input_block)(const BlockAt& at);
   int (*output_block)(const BlockAt& at);
-  // The size of a message counts so many blocks, as nccl-tests' "size" does: the larger one of
-  // what a rank brings and what it gets.
+  // The size of a message in blocks, defined like nccl-tests' "size": the larger one of a rank's
+  // input and output.
   int (*blocks_per_message)(int num_ranks);
-  double (*busbw_factor)(int num_ranks);  // as in nccl-tests' PERFORMANCE.md
+  double (*busbw_factor)(int num_ranks);  // from nccl-tests' PERFORMANCE.md
 };
 
 std::span<const CollectiveInfo> collectives();

@@ -1,4 +1,4 @@
-// Where a block's tile is cut into pieces.
+// The cut of a block's tile into pieces.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,11 @@
 
 namespace pycoll {
 
-/// Where a piece begins in a block's tile of `count` elements, which is cut into `num_chunks`
-/// pieces. The one place where a tile is cut: piece c starts at element floor(c * count /
-/// num_chunks).
+/// First element of a piece in a block's tile of `count` elements that is cut into `num_chunks`
+/// pieces: floor(c * count / num_chunks) for piece c. All code that cuts a tile uses this function.
 PYCOLL_HD inline int64_t chunk_start(int64_t count, int32_t num_chunks, int64_t chunk) {
 #ifdef __CUDA_ARCH__
-  // Tiles are small there, and a division of 32 bits takes a fifth of the time.
+  // Tiles on a device are small, and a 32-bit division takes a fifth of the time.
   const auto product = static_cast<uint64_t>(chunk) * static_cast<uint64_t>(count);
   const auto divisor = static_cast<uint32_t>(num_chunks);
   if (product >> 32 == 0) return static_cast<uint32_t>(product) / divisor;

@@ -25,7 +25,7 @@ struct Receive {
   std::vector<int32_t> srcs;
 };
 
-// Keyed by rank and range. Both ends of a link see a round's messages by ascending range.
+// Rank and range of chunks. Both ends of a link order a round's messages by ascending range.
 using GroupKey = std::tuple<int32_t, int32_t, int32_t>;
 
 std::vector<Send> group_sends(std::span<const Move> moves) {
@@ -55,8 +55,8 @@ std::vector<Receive> group_receives(std::span<const Move> moves) {
   return receives;
 }
 
-/// When every message of a round has one destination, each rank starts with its next neighbour:
-/// else all would begin at rank 0. The messages of one link stay in their order.
+/// Orders the sends of a round whose messages have one destination each: every rank starts with its
+/// next neighbour, so that not all start with rank 0. The messages of one link keep their order.
 void spread_over_destinations(std::vector<Send>& sends, int num_ranks) {
   const auto distance = [&](const Send& send) {
     return (send.dsts[0] - send.src + num_ranks) % num_ranks;
@@ -67,7 +67,7 @@ void spread_over_destinations(std::vector<Send>& sends, int num_ranks) {
   }
 }
 
-/// Counts, while the rounds are lowered, how many ranks' start values are in each rank's chunks.
+/// Counts how many ranks' start values each rank's chunks contain, while the rounds are lowered.
 class Contributions {
  public:
   explicit Contributions(const Schedule& schedule)
@@ -84,11 +84,11 @@ class Contributions {
     }
   }
 
-  /// Applies one round; tells for each receive whether it completes the reduction of its chunks.
+  /// Applies one round. Returns for each receive whether it completes the reduction of its chunks.
   std::vector<bool> advance(std::span<const Receive> receives, int round) {
     if (!has_final_) return std::vector<bool>(receives.size(), false);
     std::vector<bool> completes;
-    std::vector<std::vector<int32_t>> results;  // stored below: sources are read as they were
+    std::vector<std::vector<int32_t>> results;  // stored below, since all receives read old values
     for (const Receive& receive : receives) {
       std::vector<int32_t>& result = results.emplace_back();
       for (int chunk = receive.chunks.first; chunk < receive.chunks.end(); ++chunk) {
@@ -162,7 +162,7 @@ uint64_t mask_of(const Program& program, std::span<const int32_t> ranks) {
   return mask;
 }
 
-/// Appends one round to the programs: every rank first sends what it had, then receives.
+/// Appends one round to the programs: every rank first sends its old values, then receives.
 void lower_round(const Schedule& schedule, const LowerOptions& options, std::span<const Move> moves,
                  Contributions& contributions, std::vector<Program>& programs) {
   const int32_t round = moves[0].round;
@@ -202,16 +202,16 @@ void lower_round(const Schedule& schedule, const LowerOptions& options, std::spa
   }
 }
 
-/// True when both steps write one link: then neither may overtake the other. A rank's multicast
-/// ring is a link of its own.
+/// True when both steps write one link, so that they must keep their order. A rank's multicast ring
+/// counts as a link.
 bool share_link(const Step& a, const Step& b) {
   return a.has(kMulticastDst) == b.has(kMulticastDst) && (a.dst_peers & b.dst_peers) != 0;
 }
 
-/// Joins a receive with the send that passes its result on: data that has just been combined needs
-/// no second trip through memory. The send moves ahead of the steps between, so none of them may
-/// change its chunks or write its links. It must belong to the next round in which the rank sends:
-/// a send that is not urgent would only hold up those that are.
+/// Joins a receive with the send that passes its result on, so that the combined data needs no
+/// second trip through memory. The send moves ahead of the steps in between, so none of them may
+/// change its chunks or write its links. It must belong to the next round in which the rank sends,
+/// since a later send would only delay the earlier ones.
 void fuse(Program& program) {
   std::vector<Step>& steps = program.steps;
   for (auto receive = steps.begin(); receive != steps.end(); ++receive) {
@@ -236,7 +236,7 @@ void fuse(Program& program) {
   }
 }
 
-/// Drops local writes that nobody reads: neither a later step nor the caller.
+/// Removes local writes that neither a later step nor the caller reads.
 void drop_dead_writes(const Schedule& schedule, Program& program) {
   std::vector<bool> is_read(program.num_chunks);
   for (int chunk = 0; chunk < program.num_chunks; ++chunk) {
@@ -248,7 +248,7 @@ void drop_dead_writes(const Schedule& schedule, Program& program) {
     const auto last = first + step->num_chunks;
     if (step->has(kWriteLocal)) {
       const bool dead = std::find(first, last, true) == last;
-      // A step without any destination would mean nothing, so a useless receive still stores.
+      // A step needs a destination, so a useless receive still stores.
       if (dead && step->dst_peers != 0) step->flags &= static_cast<uint8_t>(~kWriteLocal);
       std::fill(first, last, false);
     }
@@ -259,7 +259,7 @@ void drop_dead_writes(const Schedule& schedule, Program& program) {
 }  // namespace
 
 std::vector<Program> lower(const Schedule& whole, const LowerOptions& options) {
-  std::vector<int32_t> rounds;  // of `whole`, for each round of `schedule`
+  std::vector<int32_t> rounds;  // the round of `whole` for each round of `schedule`
   const bool cut = !options.join_blocks || !options.join_chunks;
   const int32_t chunks = options.join_chunks ? whole.pieces_per_block() : 1;
   const Schedule schedule = cut ? split_moves(whole, chunks, rounds) : whole;

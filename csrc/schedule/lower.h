@@ -1,4 +1,4 @@
-// Lowering: the moves of the world become each rank's program.
+// Lowering: converts the moves of all ranks to a program for each rank.
 //
 // Moves of one round with the same destination chunks become one step with fan-in; moves of one
 // round with the same source chunks become one step with fan-out (or one multicast slot); a
@@ -14,19 +14,19 @@ namespace pycoll {
 
 struct LowerOptions {
   bool fuse = true;       // join a receive with the send that passes its result on
-  bool multicast = true;  // the transport has one-slot-many-readers links
-  // A message may hold chunks of several blocks. Else every move is cut at the borders of blocks
-  // first, for messages of which one block fills a slot.
+  bool multicast = true;  // the transport has links with one slot and many readers
+  // A message may hold chunks of several blocks. Otherwise every move is first cut at the borders
+  // of blocks, for payloads whose blocks fill a slot each.
   bool join_blocks = true;
-  // A message may hold several chunks. Else every move is cut into its chunks first: then all
-  // messages of a tile are alike, and each can fill a slot.
+  // A message may hold several chunks. Otherwise every move is first cut into its chunks, so that
+  // all messages of a tile have the same size and each can fill a slot.
   bool join_chunks = true;
 };
 
 /// One program per rank. Raises UsageError when a rank would have more than kMaxPeers peers.
 std::vector<Program> lower(const Schedule& schedule, const LowerOptions& options = {});
 
-/// Whether it can be lowered: no rank has more than kMaxPeers peers.
+/// Whether the schedule can be lowered: no rank has more than kMaxPeers peers.
 bool has_few_peers(const Schedule& schedule);
 
 }  // namespace pycoll

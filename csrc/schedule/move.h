@@ -1,7 +1,7 @@
-// One event of a collective, with both of its ends. Authors never write a send and its receive
-// apart, so two ranks cannot disagree about what passes between them.
+// A move: one transfer of a collective, with both of its ends. Algorithms write a send and its
+// receive as one move, so two ranks cannot disagree about a transfer.
 //
-// All moves of one round are simultaneous: every source is read as it was when the round began.
+// All moves of one round are simultaneous: every source has its value from the start of the round.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@ struct Move {
   int32_t round = 0;
   MoveKind kind = MoveKind::kCopy;
   ChunkRange chunks;
-  int32_t src = 0;  // rank that is read
-  int32_t dst = 0;  // rank that is written
+  int32_t src = 0;  // rank whose chunks are read
+  int32_t dst = 0;  // rank whose chunks are written
 
   friend bool operator==(const Move&, const Move&) = default;
 };

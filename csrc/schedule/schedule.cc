@@ -13,13 +13,13 @@ std::string title(const Schedule& schedule) {
   return std::string(info(schedule.collective).name) + " " + schedule.algorithm;
 }
 
-void check_alone(const Schedule& schedule, const Move& move) {
+void check_move(const Schedule& schedule, const Move& move) {
   const auto is_rank = [&](int32_t rank) { return rank >= 0 && rank < schedule.num_ranks; };
   const char* problem = nullptr;
   if (move.round < 0) problem = "rounds are counted from 0";
   if (!is_rank(move.src) || !is_rank(move.dst)) problem = "there is no such rank";
   if (move.src == move.dst) problem = "a move joins two different ranks";
-  // Compared without adding, so that no value can overflow.
+  // Compares without an addition, so that no value can overflow.
   if (move.chunks.first < 0 || move.chunks.count < 1 ||
       move.chunks.count > schedule.num_chunks - move.chunks.first) {
     problem = "there are no such chunks";
@@ -34,7 +34,7 @@ void check_alone(const Schedule& schedule, const Move& move) {
   }
 }
 
-/// `a` and `b` reach the same rank in the same round.
+/// Checks two moves to the same rank in the same round.
 void check_pair(const Schedule& schedule, const Move& a, const Move& b) {
   const char* problem = nullptr;
   if (a.chunks == b.chunks) {
@@ -100,21 +100,21 @@ ScheduleBuilder& ScheduleBuilder::without_multicast() {
 }
 
 Schedule ScheduleBuilder::build() {
-  for (const Move& move : schedule_.moves) check_alone(schedule_, move);
+  for (const Move& move : schedule_.moves) check_move(schedule_, move);
   std::stable_sort(schedule_.moves.begin(), schedule_.moves.end(),
                    [](const Move& a, const Move& b) { return a.round < b.round; });
 
-  // Side by side in this order stand the moves that might meet; a range that overlaps any earlier
+  // This order puts moves that may conflict next to each other. A range that overlaps any earlier
   // one overlaps the one just before it, or that one has been refused already.
-  std::vector<Move> meeting = schedule_.moves;
+  std::vector<Move> ordered = schedule_.moves;
   const auto key = [](const Move& move) {
     return std::tuple(move.round, move.dst, move.chunks.first, move.chunks.count, move.src);
   };
-  std::stable_sort(meeting.begin(), meeting.end(),
+  std::stable_sort(ordered.begin(), ordered.end(),
                    [&](const Move& a, const Move& b) { return key(a) < key(b); });
-  for (size_t i = 1; i < meeting.size(); ++i) {
-    const Move& a = meeting[i - 1];
-    const Move& b = meeting[i];
+  for (size_t i = 1; i < ordered.size(); ++i) {
+    const Move& a = ordered[i - 1];
+    const Move& b = ordered[i];
     if (a.round == b.round && a.dst == b.dst) check_pair(schedule_, a, b);
   }
   return std::move(schedule_);

@@ -29,7 +29,7 @@ void Script::add(std::span<const int32_t> srcs, std::span<const int32_t> dsts, b
   step.first_peer = static_cast<int32_t>(peers.size());
   step.num_srcs = static_cast<int32_t>(srcs.size());
   step.num_dsts = static_cast<int32_t>(dsts.size());
-  // The first operand is free: local chunks, or else the first source.
+  // The first operand costs nothing: local chunks, or else the first source.
   step.num_combined = std::max(0, step.num_srcs - (reads_local ? 0 : 1));
   step.fraction = fraction;
   steps.push_back(step);

@@ -1,6 +1,6 @@
-// A rank's program as time sees it: whom it waits for, to whom it sends, and which part of the
-// message. What repeats is kept once, as a loop, so that 10,000 ranks of a ring are a few numbers
-// each and not 200 million steps.
+// A rank's program as the simulator sees it: for each step the ranks it waits for, the ranks it
+// sends to, and its part of the message. Repeated steps are stored once, as a loop, so that a ring
+// of 10,000 ranks takes a few numbers each and not 200 million steps.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,17 @@ struct ScriptStep {
   int32_t num_srcs = 0;
   int32_t num_dsts = 0;
   int32_t num_combined = 0;  // operands after the first: each costs gamma per byte
-  double fraction = 0;       // of the message, of every operand
+  double fraction = 0;       // size of every operand, as a part of the message
 };
 
-/// Steps [first_step, first_step + num_steps), `count` times over.
+/// Steps [first_step, first_step + num_steps), run `count` times.
 struct ScriptLoop {
   int32_t first_step = 0;
   int32_t num_steps = 0;
   int64_t count = 1;
 };
 
-/// Loops run one after another; the whole script once per tile.
+/// Loops that run one after another; the whole script runs once per tile.
 struct Script {
   std::vector<ScriptLoop> loops;
   std::vector<ScriptStep> steps;
@@ -40,22 +40,22 @@ struct Script {
   }
   int64_t num_steps() const;
 
-  /// Appends a step as a loop of its own, or to the loop that `begin_loop` has begun.
+  /// Appends a step, as its own loop or to the loop that `begin_loop` has begun.
   void add(std::span<const int32_t> srcs, std::span<const int32_t> dsts, bool reads_local,
            double fraction);
-  /// Steps that are added from here on repeat `count` times; without steps the loop is dropped.
+  /// Begins a loop: the steps added after it repeat `count` times. A loop without steps is dropped.
   void begin_loop(int64_t count);
   void end_loop();
-  /// `other` runs after this; its ranks become `rank_of[rank]`, its fractions `scale` times as
-  /// much.
+  /// Appends `other` to run after this script. Its ranks become `rank_of[rank]`, and its fractions
+  /// are multiplied by `scale`.
   void append(const Script& other, std::span<const int32_t> rank_of, double scale);
 
  private:
   bool is_looping_ = false;
 };
 
-/// What a lowered program looks like in time; a destination that is nearer in the order of ranks
-/// comes first, as in simulate.h.
+/// The script of a lowered program. The destinations of a step are ordered by their distance in the
+/// order of ranks, as in simulate.h.
 Script script_of(const Program& program);
 
 }  // namespace pycoll

@@ -13,8 +13,8 @@ namespace pycoll {
 namespace {
 
 /// A rank executes one step at a time: it waits for its sources and for free slots, combines, and
-/// makes one transfer after another. So a rank has one sending port by construction; its
-/// receiving port takes transfers in the order in which they became ready.
+/// makes one transfer after another. This makes a rank's sending port sequential; its receiving
+/// port takes transfers in the order in which they became ready.
 class Simulator {
  public:
   Simulator(const std::vector<Program>& programs, const SimulateOptions& options)
@@ -55,7 +55,7 @@ class Simulator {
     int64_t tile = 0;
     size_t step = 0;
     bool is_busy = false;
-    bool is_sending = false;    // the transfer to dsts[num_sent] is on its way
+    bool is_sending = false;    // the transfer to dsts[num_sent] is in progress
     std::vector<int32_t> dsts;  // of the running step, nearest next rank first
     size_t num_sent = 0;
     double receiving_port_free_s = 0;
@@ -67,7 +67,7 @@ class Simulator {
   using Link = std::tuple<bool, int32_t, int32_t>;  // is a multicast ring, writer, reader
   struct Appointment {
     double time_s;
-    int64_t order;  // the first made comes first
+    int64_t order;  // breaks ties: the earliest created comes first
     int rank;
     bool operator<(const Appointment& other) const {
       return std::tie(other.time_s, other.order) < std::tie(time_s, order);
@@ -100,7 +100,7 @@ class Simulator {
     return start(step.chunks().end()) - start(step.first_chunk);
   }
 
-  void meet_at(int rank, double time_s) { agenda_.push({time_s, num_appointments_++, rank}); }
+  void wake_at(int rank, double time_s) { agenda_.push({time_s, num_wakeups_++, rank}); }
 
   void record(Event::Kind kind, int rank, int peer, double start_s, double end_s) {
     const RankState& state = ranks_[rank];
@@ -133,15 +133,16 @@ class Simulator {
     state.dsts = std::move(dsts);
     state.num_sent = 0;
 
-    double combine_s = 0;  // the first operand is free: local chunks, or else the first source
+    double combine_s = 0;  // the first operand costs nothing: local chunks, or the first source
     for (size_t i = step.has(kReadLocal) ? 0 : 1; i < srcs.size(); ++i) {
       combine_s += options_.cost(srcs[i], rank).gamma_s_per_byte * bytes_of(rank, step);
     }
     if (combine_s > 0) record(Event::Kind::kReduce, rank, -1, now_s, now_s + combine_s);
-    meet_at(rank, now_s + combine_s);
+    wake_at(rank, now_s + combine_s);
   }
 
-  /// The operands are combined, or a transfer has arrived: makes the next transfer, or ends.
+  /// Called when the operands are combined or a transfer has arrived: starts the next transfer, or
+  /// ends the step.
   void continue_step(int rank, double now_s) {
     RankState& state = ranks_[rank];
     const Step& step = running(rank);
@@ -162,7 +163,7 @@ class Simulator {
     record(Event::Kind::kTransfer, rank, dst, start_s, port_free_s);
     simulation_.sent_bytes[rank] += nbytes;
     state.is_sending = true;
-    meet_at(rank, port_free_s);
+    wake_at(rank, port_free_s);
   }
 
   void finish_step(int rank, double now_s) {
@@ -186,11 +187,12 @@ class Simulator {
   void check_finished(const Program& program) const {
     const RankState& state = ranks_[program.rank];
     if (state.tile == num_tiles_ || program.steps.empty()) return;
-    throw UsageError("simulate: with slots=" + std::to_string(options_.slots) +
-                     " the ranks wait for each other for ever; rank " +
-                     std::to_string(program.rank) + " in step " + std::to_string(state.step) +
-                     " (" + explain_step(program, program.steps[state.step]) +
-                     "): verify() tells more, min_safe_slots() how many slots are enough");
+    throw UsageError(
+        "simulate: with slots=" + std::to_string(options_.slots) +
+        " the ranks wait for each other for ever; rank " + std::to_string(program.rank) +
+        " in step " + std::to_string(state.step) + " (" +
+        explain_step(program, program.steps[state.step]) +
+        "): verify() reports the cause, min_safe_slots() a sufficient number of slots");
   }
 
   const std::vector<Program>& programs_;
@@ -198,7 +200,7 @@ class Simulator {
   int64_t block_bytes_ = 0;
   int64_t tile_bytes_ = 0;  // of every block
   int64_t num_tiles_ = 0;
-  int64_t num_appointments_ = 0;
+  int64_t num_wakeups_ = 0;
   std::vector<RankState> ranks_;
   std::map<Link, LinkState> links_;
   std::priority_queue<Appointment> agenda_;

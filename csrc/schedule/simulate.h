@@ -1,7 +1,7 @@
 // Discrete-event simulation of lowered programs under alpha, beta and gamma per link.
 //
 // Model: a message of b bytes on link (s, d) takes alpha + b*beta; during that time it holds s's
-// sending port and d's receiving port (each rank has one of both; a multicast slot holds the
+// sending port and d's receiving port (each rank has one of each; a multicast slot holds the
 // sender's port once per reader). Combining costs gamma per byte of each further source.
 #pragma once
 
@@ -31,7 +31,7 @@ struct SimulateOptions {
 struct Event {
   enum class Kind : uint8_t { kTransfer, kReduce };
   Kind kind;
-  int32_t rank;  // kTransfer: the sender; kReduce: where
+  int32_t rank;  // kTransfer: the sender; kReduce: the rank that combines
   int32_t peer;  // kTransfer: the receiver; kReduce: -1
   int32_t step;  // index into the rank's program
   int32_t tile;

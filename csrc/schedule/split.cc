@@ -10,7 +10,7 @@ namespace {
 
 struct Part {
   Move move;
-  int32_t place;  // among the parts of its move
+  int32_t place;  // index among the parts of its move
 };
 
 std::vector<Part> cut(std::span<const Move> moves, int32_t chunks) {
@@ -29,8 +29,8 @@ std::vector<Part> cut(std::span<const Move> moves, int32_t chunks) {
   return parts;
 }
 
-/// Whether the i-th parts of all moves may follow one another as rounds: no rank sends a chunk
-/// after one of these rounds has changed it. Without that, moves of like parts stay in one round.
+/// Whether the i-th parts of all moves may form consecutive rounds: no rank sends a chunk after one
+/// of these rounds has changed it. Otherwise the i-th parts stay in one round.
 bool may_follow_by_place(std::span<const Part> parts) {
   std::map<std::pair<int32_t, int32_t>, int32_t> received;  // by rank and chunk: the place
   for (const Part& part : parts) {
@@ -61,7 +61,7 @@ Schedule split_moves(const Schedule& schedule, int32_t chunks, std::vector<int32
     std::vector<Part> parts = cut(moves.subspan(first, last - first), chunks);
     first = last;
 
-    // Each chunk's values depend on that chunk's moves alone.
+    // Each chunk's values depend only on that chunk's moves.
     std::map<int32_t, int32_t> sub_rounds;
     const bool by_place = may_follow_by_place(parts);
     const auto key = [&](const Part& part) {

@@ -1,4 +1,4 @@
-// Cuts moves into shorter ones, for executions in which one of these fills a slot.
+// Splits moves into shorter ones, for executions in which a short one fills a slot.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace pycoll {
 
-/// The same schedule with every range cut at the multiples of `chunks`, such as the borders of
-/// blocks. A round whose moves are cut becomes several, so that a link needs no slot for each part.
-/// rounds[r] is set to the round of `schedule` that round r of the result was in.
+/// Returns the schedule with every range cut at the multiples of `chunks`, such as the borders of
+/// blocks. A round whose moves are cut becomes several rounds, so that a link does not need a slot
+/// for each part. Sets rounds[r] to the round of `schedule` that became round r of the result.
 Schedule split_moves(const Schedule& schedule, int32_t chunks, std::vector<int32_t>& rounds);
 
 }  // namespace pycoll

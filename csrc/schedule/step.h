@@ -1,8 +1,8 @@
-// The one instruction, dsts <- reduce(srcs), and a rank's program made of it.
+// The only instruction, dsts <- reduce(srcs), and a rank's program of such steps.
 //
-// A step waits until every source link has a full slot and every destination link a free one,
-// combines the sources in absolute rank order (its own rank's chunks stand at its own rank's
-// place), writes every destination, and posts. A program holds no byte sizes and no pointers.
+// A step waits until every source link has a full slot and every destination link has a free one,
+// combines the sources in rank order (local chunks at this rank's place), writes every destination,
+// and posts. A program holds no byte sizes and no pointers.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,11 @@ enum StepFlags : uint8_t {
   kWriteLocal = 2,     // the local chunks are a destination
   kFinal = 4,          // completes the reduction of these chunks: apply the op's last factor (avg)
   kMulticastSrc = 8,   // the source links are the peers' multicast rings
-  kMulticastDst = 16,  // write the own multicast ring once; all other ranks read it
+  kMulticastDst = 16,  // write this rank's multicast ring once; all other ranks read it
 };
 
-/// Most peers that one rank's program may talk to: they are the bits of a 64-bit mask. A world may
-/// have more ranks: rings and trees have few peers.
+/// Maximum number of peers of one rank's program: they are the bits of a 64-bit mask. There may be
+/// more ranks than that: rings and trees have few peers.
 inline constexpr int kMaxPeers = 64;
 
 struct Step {
@@ -30,7 +30,7 @@ struct Step {
   uint64_t dst_peers = 0;  // bit i: write the next slot of the link to peers[i]
   int32_t first_chunk = 0;
   int32_t num_chunks = 1;
-  int32_t round = 0;  // of the schedule, for pictures and messages
+  int32_t round = 0;  // of the schedule, for pictures and error messages
   uint8_t flags = 0;
   uint8_t reserved[3] = {0, 0, 0};
 
@@ -40,44 +40,44 @@ struct Step {
 };
 static_assert(sizeof(Step) == 32);
 
-/// The buffers of a rank: the caller's two, and memory of the library.
+/// The buffers of a rank: the caller's two, and scratch memory of the library.
 enum class BufferKind : uint8_t { kInput, kOutput, kScratch };
 inline constexpr int kNumBuffers = 3;
 
-/// Where a step's local chunks lie (plan/place.h). An index counts blocks.
+/// The place of a step's local chunks (plan/place.h). An index counts blocks.
 struct StepPlace {
-  int32_t block = 0;        // the first one of the range, by its number in the world
+  int32_t block = 0;        // the first block of the range, by its number in the world
   int32_t first_piece = 0;  // of the range in that block
   int32_t src_index = 0;    // with kReadLocal
   int32_t dst_index = 0;    // with kWriteLocal
-  // Programs on the ranks' own buffers (plan/direct_plan.h): where all src_peers have it in their
-  // input, and all dst_peers want it in their output.
+  // For programs on the ranks' own buffers (plan/direct_plan.h): the block's index in the input of
+  // all src_peers, and in the output of all dst_peers.
   int32_t peer_src_index = 0;
   int32_t peer_dst_index = 0;
   BufferKind src = BufferKind::kInput;
   BufferKind dst = BufferKind::kOutput;
 };
 
-/// What executes reads of a program: pointers only, so that it can travel into a kernel's
-/// arguments.
+/// What an executor reads of a program. Holds only pointers and numbers, so that it can be passed
+/// as a kernel's argument.
 struct ProgramView {
   const Step* steps = nullptr;
-  const StepPlace* places = nullptr;  // as many
+  const StepPlace* places = nullptr;  // one per step
   int32_t num_steps = 0;
   int32_t num_pieces = 1;  // chunks of a block
   const int32_t* peers = nullptr;
   int32_t self_position = 0;
 };
 
-/// What one rank does, in order, for one tile of the message.
+/// The steps of one rank, in order, for one tile of the message.
 struct Program {
   int32_t rank = 0;
   int32_t num_ranks = 1;
   int32_t num_chunks = 1;  // of all blocks together; chunk c is a piece of block
                            // c / (num_chunks / num_blocks)
-  int32_t num_blocks = 1;  // in the whole world
+  int32_t num_blocks = 1;  // of all ranks together
   int32_t blocks_per_message = 1;
-  int32_t max_range = 1;       // longest chunk range of any step of any rank: what a slot must hold
+  int32_t max_range = 1;       // longest chunk range of any step of any rank; it must fit a slot
   std::vector<int32_t> peers;  // ascending absolute ranks; the bits of the masks
   int32_t self_position =
       0;  // number of peers below `rank`: the place of local chunks in the order

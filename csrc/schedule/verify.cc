@@ -12,7 +12,7 @@
 namespace pycoll {
 namespace {
 
-/// Why the programs are wrong; caught in verify().
+/// The reason why the programs are wrong; caught in verify().
 struct Refuted {
   std::string why;
 };
@@ -38,8 +38,9 @@ void check_header(const Schedule& schedule, const Program& program, int rank) {
   int32_t num_below = 0;
   for (size_t i = 0; i < program.peers.size(); ++i) {
     const int32_t peer = program.peers[i];
-    require(peer >= 0 && peer < schedule.num_ranks && peer != rank, "a peer that is no other rank");
-    require(i == 0 || program.peers[i - 1] < peer, "peers that do not ascend");
+    require(peer >= 0 && peer < schedule.num_ranks && peer != rank,
+            "a peer that is not another rank");
+    require(i == 0 || program.peers[i - 1] < peer, "peers that are not in ascending order");
     if (peer < rank) ++num_below;
   }
   require(program.self_position == num_below, "a wrong place for its own chunks among its peers");
@@ -61,10 +62,12 @@ void check_step(const Program& program, size_t step_idx) {
               step.num_chunks <= program.num_chunks - step.first_chunk,
           "names chunks that do not exist");
   require(step.num_chunks <= program.max_range, "names more chunks than a slot holds");
-  require(((step.src_peers | step.dst_peers) & ~all_peers) == 0, "names a peer that is not there");
+  require(((step.src_peers | step.dst_peers) & ~all_peers) == 0,
+          "names a peer that does not exist");
   require(step.src_peers != 0 || step.has(kReadLocal), "has no source");
   require(step.dst_peers != 0 || step.has(kWriteLocal), "has no destination");
-  require(step.src_peers != 0 || !step.has(kMulticastSrc), "reads the multicast ring of nobody");
+  require(step.src_peers != 0 || !step.has(kMulticastSrc),
+          "reads a multicast ring without a source");
   require(!step.has(kMulticastDst) || (step.dst_peers == all_peers &&
                                        num_peers + 1 == static_cast<size_t>(program.num_ranks)),
           "writes its multicast ring without all ranks as destinations");
@@ -114,12 +117,12 @@ class Machine {
     ChunkRange chunks;
     std::vector<Value> values;
   };
-  /// Each reader of a multicast ring has a queue here. A slot of the ring is free when the slowest
-  /// reader is done, so the writer needs room in all of them.
+  /// Each reader of a multicast ring has a queue here. The writer needs room in all of them, since
+  /// a slot of the ring is free only when the slowest reader is done.
   using Link = std::tuple<bool, int32_t, int32_t>;  // is a multicast ring, writer, reader
   struct Wait {
     int32_t peer;
-    bool for_free_slot;  // else for a full one
+    bool for_free_slot;  // otherwise for a full one
   };
 
   BlockAt at(int rank, int chunk) const { return schedule_.block_at(rank, chunk); }
@@ -132,7 +135,7 @@ class Machine {
     return links_[{step.has(kMulticastDst), program.rank, peer}];
   }
 
-  /// What the next step still waits for, if anything.
+  /// What the next step still waits for; nothing when it can run.
   std::optional<Wait> wait_of(const Program& program) {
     const Step& step = program.steps[next_step(program)];
     for (size_t i = 0; i < program.peers.size(); ++i) {
@@ -218,7 +221,7 @@ class Machine {
     return *value;
   }
 
-  /// Follows the waits from one rank until they close or end at a rank that has finished.
+  /// Follows the waits from one rank until they form a cycle or end at a rank that has finished.
   std::string deadlock_text(const Program& first) {
     std::string text = "deadlock: ";
     std::vector<bool> seen(programs_.size());
@@ -249,7 +252,7 @@ class Machine {
 
   void check_goal() {
     for (int chunk = 0; chunk < schedule_.num_chunks; ++chunk) {
-      Value reduced = kUndefined;  // of the ranks before
+      Value reduced = kUndefined;  // the value of the ranks before
       for (int rank = 0; rank < schedule_.num_ranks; ++rank) {
         const Goal goal = info(schedule_.collective).goal(at(rank, chunk));
         if (goal.kind == Goal::Kind::kAny) continue;

@@ -29,10 +29,10 @@ void check(const FabricLevel& level) {
   for (size_t i = 0; i < level.pair_bytes_per_s.size(); ++i) {
     const bool itself = i % static_cast<size_t>(level.size + 1) == 0;
     if (!itself && !(level.pair_bytes_per_s[i] > 0))
-      refuse("a bandwidth between members is not > 0");
+      refuse("expected bandwidths between members above 0");
   }
   for (double latency_s : level.pair_latency_s) {
-    if (!(latency_s >= 0)) refuse("a latency between members is below 0");
+    if (!(latency_s >= 0)) refuse("expected latencies between members of at least 0");
   }
 }
 
@@ -46,7 +46,7 @@ Fabric::Fabric(std::vector<FabricLevel> levels) : levels_(std::move(levels)) {
     check(levels_[l]);
     if (levels_[l].rails && l != 1) {
       throw UsageError("topology: level '" + levels_[l].name +
-                       "': rails join hosts, the second level from below");
+                       "': expected rails at level 1 only, the level that joins hosts");
     }
     num_ranks *= levels_[l].size;
     constexpr int64_t kMostRanks = 1 << 22;
@@ -144,8 +144,8 @@ double Fabric::latency_s(int32_t src, int32_t dst) const {
                               static_cast<size_t>(to)];
 }
 
-/// One side of the way: the links of `rank`'s members up to level `top`. `lane` >= 0 is the one to
-/// take at level 1.
+/// Appends the links of `rank`'s members up to level `top`, for one direction of a route. If
+/// `lane` >= 0, it selects the link at level 1.
 void Fabric::climb(int32_t rank, int32_t lane, int top, bool down,
                    std::vector<int32_t>& links) const {
   for (int level = 0; level <= top; ++level) {
@@ -159,7 +159,7 @@ void Fabric::route(int32_t src, int32_t dst, std::vector<int32_t>& links) const 
   const int top = common_level(src, dst);
   int32_t lane = -1;
   if (top >= 1 && levels_[1].rails && lane_of(1, src) != lane_of(1, dst)) {
-    // Inside the host to the rank whose rail the destination is on.
+    // First goes inside the host to the rank on the destination's rail.
     lane = lane_of(1, dst);
     const int32_t host = members_of_[1];
     const int32_t neighbour = src / host * host + dst % host;

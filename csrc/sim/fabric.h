@@ -1,10 +1,10 @@
 // The links between the ranks of many hosts: a tree of switches, described level by level.
 //
 // Level 0 joins ranks (say, into hosts), level 1 joins units of level 0 (hosts into racks), and so
-// on; all units of a level have as many members. A member has `num_links` links into its unit's
-// switch, each with an upward and a downward half. A message goes up from its source to the lowest
-// switch that is above its destination as well, and down from there. Switches themselves do not
-// block: what is oversubscribed is said by the links above them.
+// on; all units of a level have equally many members. A member has `num_links` links to its unit's
+// switch, one half of each upward and the other downward. A message goes up from its source to the
+// lowest switch that is also above its destination, and down from there. Switches do not block;
+// oversubscription is modelled by the links above them.
 #pragma once
 
 #include <cstdint>
@@ -14,28 +14,28 @@
 namespace pycoll {
 
 struct FabricLevel {
-  std::string name;       // of a unit: "host", "rack"
+  std::string name;       // of a unit, such as "host" or "rack"
   int32_t size = 1;       // members of a unit
-  int32_t num_links = 1;  // of each member; a rank uses number (its index in the member) modulo it
-  // Link i of every member goes to a switch of its own, i, and messages change to the rank whose
-  // link it is inside the source's member: what NCCL calls PXN, and builders rail-optimised.
+  int32_t num_links = 1;  // of each member; a rank uses link (its index in the member) % num_links
+  // Link i of every member goes to its own switch i. Inside the source's member, a message first
+  // moves to the rank of the right link: NCCL calls this PXN, and builders call it rail-optimised.
   bool rails = false;
-  // Whether messages that leave the unit use this level's links: false for NVLink, which is not on
-  // the way from a GPU to the network.
+  // Whether messages that leave the unit use this level's links: false for NVLink, which is not
+  // part of the route from a GPU to the network.
   bool carries_outside = true;
   double link_bytes_per_s = 0;
-  double latency_s = 0;  // one way, between two members of a unit, all of the way
-  // size x size, row by source member; empty: the same for all. A pair's circuit is a link that
-  // all messages between two members share, besides the members' own links.
+  double latency_s = 0;  // one way between two members of a unit, for the whole route
+  // size x size, row by source member; empty: equal for all pairs. A pair's circuit is a link that
+  // all messages between two members share, in addition to the members' own links.
   std::vector<double> pair_bytes_per_s;
   std::vector<double> pair_latency_s;
 };
 
-/// What a message costs its rank, whatever the way.
+/// Costs of a rank, independent of the routes of its messages.
 struct RankCost {
-  double overhead_s = 0;        // per message sent; meanwhile the rank does nothing else
+  double overhead_s = 0;        // per message sent, during which the rank does nothing else
   double gamma_s_per_byte = 0;  // of every operand after the first
-  double start_s = 0;           // when it enters the collective
+  double start_s = 0;           // time at which it enters the collective
 };
 
 class Fabric {
@@ -45,7 +45,7 @@ class Fabric {
 
   int32_t num_ranks() const { return num_ranks_; }
   const std::vector<FabricLevel>& levels() const { return levels_; }
-  /// Ranks of a unit of level `level`.
+  /// Number of ranks in a unit of level `level`.
   int32_t ranks_per_unit(int level) const { return members_of_[static_cast<size_t>(level) + 1]; }
 
   std::vector<RankCost>& ranks() { return ranks_; }
@@ -58,11 +58,11 @@ class Fabric {
   int link_level(int64_t link) const;
   /// `host 3, link 5 up`, for people.
   std::string link_name(int64_t link) const;
-  /// Multiplies the bandwidth of the links that member `member` (of the whole world) has into the
-  /// switch of its unit of level `level`. Raises UsageError.
+  /// Multiplies the bandwidth of the links from member `member` (counted over all units) to the
+  /// switch of its unit of level `level`. Raises UsageError for a wrong member, level or factor.
   void scale_links(int level, int32_t member, double factor);
 
-  /// The lowest level whose unit holds both.
+  /// The lowest level whose unit contains both ranks.
   int common_level(int32_t src, int32_t dst) const;
   double latency_s(int32_t src, int32_t dst) const;
   /// Appends the links that a message from src to dst crosses.
@@ -72,14 +72,14 @@ class Fabric {
   struct Range {
     int64_t first_link = 0;   // of the level: members x num_links x (up, down)
     int64_t first_pair = 0;   // of the level's circuits: units x size x size
-    int64_t num_members = 0;  // in the whole world
+    int64_t num_members = 0;  // in all units together
   };
   int32_t link_of(int level, int32_t rank, int32_t lane, bool down) const;
   int32_t lane_of(int level, int32_t rank) const;
   void climb(int32_t rank, int32_t lane, int top, bool down, std::vector<int32_t>& links) const;
 
   std::vector<FabricLevel> levels_;
-  std::vector<int32_t> members_of_;  // [l]: ranks of one member of level l; the last: of the world
+  std::vector<int32_t> members_of_;  // [l]: ranks of one member of level l; the last: all ranks
   std::vector<Range> ranges_;
   std::vector<double> link_bytes_per_s_;
   std::vector<RankCost> ranks_;

@@ -6,7 +6,7 @@
 namespace pycoll {
 namespace {
 
-constexpr double kSameRate = 1e-12;  // apart by no more than rounding, relatively
+constexpr double kSameRate = 1e-12;  // largest relative difference that rounding causes
 
 }  // namespace
 
@@ -81,7 +81,7 @@ void FairShare::settle(int32_t channel, double now_s) {
   since_s_[c] = now_s;
 }
 
-/// All messages that share a link with one that shares a link with ... one on `link`.
+/// Finds all messages connected to `link` by a chain of shared links.
 void FairShare::find_component(int32_t link) {
   links_.assign(1, link);
   flows_.clear();
@@ -101,9 +101,9 @@ void FairShare::find_component(int32_t link) {
   }
 }
 
-/// Progressive filling: all rates grow alike; those stop whose link is full, or that reach what
-/// they could have alone. A link's share only grows while others stop, so old shares in the heap
-/// are lower bounds.
+/// Progressive filling: all rates grow equally; a rate stops when its link is full, or when it
+/// reaches the rate that the message has alone. A link's share only grows as rates stop, so old
+/// shares in the heap are lower bounds.
 void FairShare::share(double now_s) {
   before_.clear();
   for (int32_t channel : flows_) {
@@ -111,7 +111,7 @@ void FairShare::share(double now_s) {
     before_.push_back(rate_[static_cast<size_t>(channel)]);
     frozen_[static_cast<size_t>(channel)] = false;
   }
-  if (flows_.size() == 1) {  // as most often
+  if (flows_.size() == 1) {  // the most frequent case
     const auto c = static_cast<size_t>(flows_[0]);
     double rate = system_.channels[c].solo_bytes_per_s;
     for (const FlowHop& hop : system_.hops_of(system_.channels[c])) {
@@ -153,7 +153,7 @@ void FairShare::share(double now_s) {
     auto [old_share, link] = heap_.back();
     heap_.pop_back();
     const auto l = static_cast<size_t>(link);
-    constexpr double kNothing = 1e-9;  // of a weight, which is a count
+    constexpr double kNothing = 1e-9;  // for a weight, which is a count
     if (weight_[l] < kNothing) continue;
     const double share = room_[l] / weight_[l];
     if (share > old_share * (1 + 1e-12)) {
@@ -169,7 +169,7 @@ void FairShare::share(double now_s) {
       }
       ++next;
     }
-    if (any) {  // which may have left more for this link
+    if (any) {  // the link may have more bandwidth left now
       if (weight_[l] >= kNothing) {
         heap_.push_back({room_[l] / weight_[l], link});
         std::push_heap(heap_.begin(), heap_.end(), later);

@@ -1,7 +1,7 @@
-// How messages that are on their way share links: max-min fair, exactly, at every instant.
+// Shares the links among the messages in flight: exactly max-min fair at every instant.
 //
-// No message can get more without another one, that has no more than it, getting less. Only the
-// messages that are connected to a change through links which may bind are looked at again.
+// No message can get more unless another one with no more than it gets less. Only the messages that
+// are connected to a change through links that may limit them are recomputed.
 // Source: D. Bertsekas, R. Gallager, "Data Networks", 1992, section 6.5.2 (progressive filling).
 #pragma once
 
@@ -16,18 +16,18 @@ namespace pycoll {
 
 class FairShare {
  public:
-  /// Told when a message moved `nbytes` between two instants.
+  /// Callback for `nbytes` of a message that moved between two instants.
   using Moved = std::function<void(int32_t channel, double from_s, double to_s, double nbytes)>;
 
   FairShare(const FlowSystem& system, Moved moved);
 
-  /// A message of `nbytes` starts on the channel; a channel carries one at a time.
+  /// Starts a message of `nbytes` on the channel; a channel carries one at a time.
   void start(int32_t channel, double now_s, double nbytes);
-  /// The channel's message is through.
+  /// Ends the channel's message.
   void finish(int32_t channel, double now_s);
   bool is_dirty() const { return !dirty_.empty(); }
 
-  /// Shares anew what has changed; calls visit(channel, end_s) where a message's end is new.
+  /// Recomputes the changed shares; calls visit(channel, end_s) for each message with a new end.
   template <typename Visit>
   void solve(double now_s, Visit visit) {
     for (int32_t link : dirty_) is_dirty_[static_cast<size_t>(link)] = false;
@@ -41,7 +41,7 @@ class FairShare {
       for (int32_t channel : flows_) {
         const double end_s =
             now_s + left_[static_cast<size_t>(channel)] / rate_[static_cast<size_t>(channel)];
-        // A rate that stayed keeps its end: the event that was made for it is still right.
+        // A message whose rate stayed keeps its end, and the event made for it stays valid.
         if (!changed_[static_cast<size_t>(channel)]) continue;
         changed_[static_cast<size_t>(channel)] = false;
         visit(channel, end_s);
@@ -51,7 +51,7 @@ class FairShare {
   }
 
   int64_t num_solved() const { return num_solved_; }
-  /// Messages whose shares were found, over all times: the work that was done.
+  /// Number of shares computed so far: a measure of the work.
   int64_t num_shared() const { return num_shared_; }
 
  private:
@@ -66,7 +66,7 @@ class FairShare {
   std::vector<double> left_, rate_, since_s_;
   std::vector<bool> changed_;
   std::vector<int64_t> seen_flow_;
-  // By link: the hops of messages that are on it, and by hop where it stands there.
+  // By link: the hops of the messages on it; by hop: its index there.
   std::vector<std::vector<int32_t>> active_;
   std::vector<int32_t> place_;
   std::vector<int32_t> channel_of_hop_;
@@ -74,7 +74,7 @@ class FairShare {
   std::vector<int64_t> seen_link_;
   std::vector<double> room_, weight_;
   std::vector<int32_t> dirty_;
-  // The component at hand.
+  // The current component.
   std::vector<int32_t> links_, flows_;
   std::vector<std::pair<double, int32_t>> heap_;
   std::vector<double> before_;

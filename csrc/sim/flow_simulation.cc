@@ -13,8 +13,8 @@
 namespace pycoll {
 namespace {
 
-/// Events by ascending time: a heap with four children per node, which fits cache lines better than
-/// one with two.
+/// Events in order of time: a heap with four children per node, which fits cache lines better than
+/// two children do.
 class Agenda {
  public:
   struct Event {
@@ -65,7 +65,7 @@ class Agenda {
 enum Kind : uint32_t {
   kEnter,   // an actor begins
   kLeave,   // an actor's transfer enters shared links
-  kGone,    // an actor's transfer has left it, or its step without transfers is done
+  kGone,    // an actor's transfer has left the links, or its step without transfers is done
   kArrive,  // a channel has one more full slot
 };
 
@@ -84,7 +84,7 @@ class FlowSimulator {
                             : FairShare::Moved()) {
     if (!(options.nbytes >= 0) || !(options.tile_fraction > 0) || options.slots < 1 ||
         options.num_bins < 0) {
-      throw UsageError("simulate: expected nbytes >= 0, tiles of more than nothing and slots >= 1");
+      throw UsageError("simulate: expected nbytes >= 0, tiles above 0 and slots >= 1");
     }
     num_tiles_ =
         options.nbytes > 0
@@ -99,7 +99,7 @@ class FlowSimulator {
       throw UsageError(
           "simulate: " + std::to_string(num_messages_) +
           " messages are more than max_messages = " + std::to_string(options.max_messages) +
-          ": take fewer tiles, an algorithm with fewer rounds, or raise the limit");
+          ": use fewer tiles or an algorithm with fewer rounds, or raise max_messages");
     }
     if (options.num_bins > 0) {
       recorder_ = std::make_unique<TimelineRecorder>(system, options.num_bins);
@@ -139,7 +139,7 @@ class FlowSimulator {
  private:
   struct ActorState {
     int64_t tile = 0;
-    int64_t times = 0;  // of the running loop, that are over
+    int64_t times = 0;  // completed runs of the current loop
     int32_t loop = 0;
     int32_t step = 0;  // in the loop
     int32_t num_sent = 0;
@@ -147,8 +147,8 @@ class FlowSimulator {
     bool has_entered = false;
     bool is_busy = false;
     bool is_sending = false;
-    bool is_shared = false;  // the transfer is on links that others may be on
-    double left_s = 0;       // when the transfer left
+    bool is_shared = false;  // the transfer is on shared links
+    double left_s = 0;       // time at which the transfer left
     double done_s = 0;
   };
   struct ChannelState {
@@ -195,8 +195,8 @@ class FlowSimulator {
                              bytes_of(state, step));
       }
       case kGone:
-        if ((actors_[idx].version & kVersions) != event.tag >> 2) return;  // shared anew since
-        return go_on(idx, now_s);
+        if ((actors_[idx].version & kVersions) != event.tag >> 2) return;  // its end has changed
+        return continue_step(idx, now_s);
       case kArrive:
         return arrive(event.idx, now_s);
     }
@@ -228,7 +228,7 @@ class FlowSimulator {
     meet(now_s + combine_s, static_cast<uint32_t>(a), kGone, ++state.version);
   }
 
-  /// The next transfer of the step begins, at once or when its operands are combined.
+  /// Begins the next transfer of the step, at once or when its operands are combined.
   void send(size_t a, double from_s) {
     ActorState& state = actors_[a];
     const FlowStep& step = running(state, a);
@@ -247,8 +247,9 @@ class FlowSimulator {
     meet(leaves_s + time_s, static_cast<uint32_t>(a), kGone, ++state.version);
   }
 
-  /// The operands of a step without destinations are combined, or a transfer is over.
-  void go_on(size_t a, double now_s) {
+  /// Continues when the operands of a step without destinations are combined, or a transfer is
+  /// over.
+  void continue_step(size_t a, double now_s) {
     ActorState& state = actors_[a];
     const FlowStep& step = running(state, a);
     if (state.is_sending) {
@@ -314,7 +315,7 @@ class FlowSimulator {
   const FlowSystem& system_;
   const FlowOptions& options_;
   int64_t num_tiles_ = 0;
-  double last_tile_ = 1;  // as a part of the message
+  double last_tile_ = 1;  // size of the last tile, as a part of the message
   int64_t num_messages_ = 0;
   int64_t num_sent_ = 0;
   int64_t next_report_ = 0;

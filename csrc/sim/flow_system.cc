@@ -27,7 +27,7 @@ class Builder {
   FlowSystem build(std::vector<LevelLoad>* loads) {
     for (size_t rank = 0; rank < scripts_.size(); ++rank) add_channels(static_cast<int32_t>(rank));
     for (size_t rank = 0; rank < scripts_.size(); ++rank) add_actor(static_cast<int32_t>(rank));
-    keep_hops_that_bind();
+    drop_unlimiting_hops();
     if (loads != nullptr) *loads = sum_loads();
     return std::move(system_);
   }
@@ -37,7 +37,7 @@ class Builder {
     return static_cast<uint64_t>(src) << 32 | static_cast<uint32_t>(dst);
   }
 
-  /// All channels of one sender stand together.
+  /// Adds the channels of one sender next to each other.
   void add_channels(int32_t src) {
     for (const Script& script = scripts_[static_cast<size_t>(src)];
          const ScriptStep& step : script.steps) {
@@ -102,9 +102,9 @@ class Builder {
     return at->second;
   }
 
-  /// A sender makes one transfer at a time. So a link that can carry the fastest transfer of each
-  /// of its senders together slows nobody down, and need not be looked at again.
-  void keep_hops_that_bind() {
+  /// Drops links that cannot limit a rate. A sender makes one transfer at a time, so a link that
+  /// can carry the fastest transfer of each of its senders at once slows none of them down.
+  void drop_unlimiting_hops() {
     struct Most {
       int32_t src = -1;
       double of_src = 0;
@@ -175,7 +175,7 @@ class Builder {
   const Fabric& fabric_;
   FlowSystem system_;
   std::unordered_map<uint64_t, int32_t> channel_of_;
-  std::vector<double> fractions_;  // of the message, by channel
+  std::vector<double> fractions_;  // total part of the message, by channel
   std::vector<int32_t> route_;
   std::vector<FlowHop> all_hops_;
   std::vector<ChunkRange> routes_;  // of each channel in all_hops_

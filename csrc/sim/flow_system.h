@@ -1,6 +1,7 @@
-// What the flow simulator runs: actors that follow scripts, channels between them, and the links
-// that channels share. Made from the scripts of all ranks and a fabric; then an actor is a rank.
-// symmetry.h makes a smaller one, where an actor is a class of ranks that behave alike.
+// The input of the flow simulator: actors that follow scripts, channels between them, and the links
+// that channels share. It is made from the scripts of all ranks and a fabric, with an actor for
+// each rank. symmetry.h makes a smaller one, with an actor for each class of ranks that behave
+// equally.
 #pragma once
 
 #include <array>
@@ -18,7 +19,7 @@ inline constexpr int kMaxLevels = 8;
 struct FlowActor {
   int32_t first_loop = 0;
   int32_t num_loops = 0;
-  int32_t num_ranks = 1;  // that it stands for
+  int32_t num_ranks = 1;  // number of ranks that the actor represents
   RankCost cost;
 };
 
@@ -34,11 +35,11 @@ struct FlowStep {
 struct FlowChannel {
   int32_t src = 0;  // actors
   int32_t dst = 0;
-  int32_t first_hop = 0;  // in FlowSystem::hops: the links where others may be in its way
+  int32_t first_hop = 0;  // in FlowSystem::hops: the links that other messages may share
   int32_t num_hops = 0;
   double latency_s = 0;
-  double solo_bytes_per_s = 0;                // when no other message is on the way
-  std::array<uint8_t, kMaxLevels> crossed{};  // links of each level, for reports
+  double solo_bytes_per_s = 0;                // when no other message is in flight
+  std::array<uint8_t, kMaxLevels> crossed{};  // number of links of each level, for reports
 };
 
 /// A link that a channel crosses; `weight` channels of its class cross the same link.
@@ -49,12 +50,12 @@ struct FlowHop {
 
 struct FlowSystem {
   std::vector<FlowActor> actors;
-  std::vector<ScriptLoop> loops;  // first_step counts in `steps`
+  std::vector<ScriptLoop> loops;  // first_step is an index into `steps`
   std::vector<FlowStep> steps;
   std::vector<int32_t> step_channels;
   std::vector<FlowChannel> channels;
   std::vector<FlowHop> hops;
-  std::vector<double> link_bytes_per_s;  // of the links that hops name
+  std::vector<double> link_bytes_per_s;  // of the links in `hops`
   std::vector<int32_t> actor_of_rank;
 
   std::span<const ScriptLoop> loops_of(const FlowActor& actor) const {
@@ -70,22 +71,22 @@ struct FlowSystem {
   std::span<const FlowHop> hops_of(const FlowChannel& channel) const {
     return {hops.data() + channel.first_hop, static_cast<size_t>(channel.num_hops)};
   }
-  /// Messages that all actors send when every script runs once.
+  /// Number of messages of all actors when every script runs once.
   int64_t num_messages() const;
 };
 
-/// What the links of a level carry when every script runs once.
+/// Load of a level's links when every script runs once.
 struct LevelLoad {
-  int64_t num_links = 0;        // that carry anything
+  int64_t num_links = 0;        // links with any load
   double bytes_per_s = 0;       // of these together
-  double fraction = 0;          // of the message, on all of them together
-  double busiest_fraction = 0;  // on the link that needs most time for its share
+  double fraction = 0;          // parts of the message, summed over these links
+  double busiest_fraction = 0;  // on the link that takes longest for its load
   double busiest_bytes_per_s = 0;
   int64_t busiest_link = -1;
 };
 
-/// `scripts` by rank. `loads`, when given, gets one row per level.
-/// Raises UsageError when a rank waits for a message that nobody sends.
+/// `scripts` by rank. `loads`, if given, gets one row per level.
+/// Raises UsageError when a rank waits for a message that no rank sends.
 FlowSystem make_flow_system(const std::vector<Script>& scripts, const Fabric& fabric,
                             std::vector<LevelLoad>* loads = nullptr);
 

@@ -1,4 +1,4 @@
-// Bytes over time, in bins that double their width whenever the end is not in sight.
+// Bytes over time, in bins whose width doubles whenever the end lies beyond the last bin.
 #pragma once
 
 #include <algorithm>
@@ -21,12 +21,12 @@ class TimelineRecorder {
   void add(int32_t channel_idx, double from_s, double to_s, double nbytes) {
     const FlowChannel& channel = system_.channels[static_cast<size_t>(channel_idx)];
     while (to_s >= timeline_.bin_s * static_cast<double>(num_bins_)) halve();
-    const double num_alike = system_.actors[static_cast<size_t>(channel.src)].num_ranks;
+    const double num_ranks = system_.actors[static_cast<size_t>(channel.src)].num_ranks;
     const auto first = static_cast<size_t>(from_s / timeline_.bin_s);
     const auto last = std::min(static_cast<size_t>(to_s / timeline_.bin_s), num_bins_ - 1);
     for (size_t level = 0; level < kMaxLevels; ++level) {
       if (channel.crossed[level] == 0) continue;
-      const double carried = nbytes * num_alike * channel.crossed[level];
+      const double carried = nbytes * num_ranks * channel.crossed[level];
       std::vector<double>& bins = timeline_.level_nbytes[level];
       if (first >= last) {
         bins[last] += carried;

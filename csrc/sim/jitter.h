@@ -1,5 +1,5 @@
-// Random delays that depend on what they delay and on the seed, not on the order of events: the
-// same seed gives the same times.
+// Random delays that depend on the seed and on the delayed message or rank, not on the order of
+// events: the same seed gives the same times.
 #pragma once
 
 #include <cmath>
@@ -9,10 +9,10 @@ namespace pycoll {
 
 struct Jitter {
   uint64_t seed = 0;
-  double message_s = 0;  // mean of what a message waits before it leaves
-  double start_s = 0;    // mean of how much later than the first possible a rank enters
+  double message_s = 0;  // mean delay of a message before it leaves
+  double start_s = 0;    // mean delay of a rank before it enters
 
-  /// Of an exponential distribution: memoryless, with a long tail.
+  /// A sample of an exponential distribution: memoryless, with a long tail.
   static double exponential(uint64_t seed, uint64_t stream, uint64_t idx, double mean_s) {
     const uint64_t bits = mix(mix(mix(seed) ^ stream) ^ idx);
     constexpr double kUlp = 1.0 / (uint64_t{1} << 53);

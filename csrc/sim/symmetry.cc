@@ -24,7 +24,7 @@ size_t num_distinct(Colours colours) {
   return static_cast<size_t>(std::unique(colours.begin(), colours.end()) - colours.begin());
 }
 
-/// Classes numbered by their first member, which represents them.
+/// A partition into classes, numbered by their first member, which represents them.
 struct Classes {
   std::vector<int32_t> of;
   std::vector<int32_t> first;
@@ -71,7 +71,7 @@ class Refinement {
     for (size_t l = 0; l < links_.size(); ++l) links_[l] = join(mix(2), full.link_bytes_per_s[l]);
   }
 
-  /// False when it is not worth while.
+  /// Refines until the classes are stable. False when too little would be saved.
   bool refine() {
     size_t num_classes = 0;
     for (int round = 0; round < kMostRounds; ++round) {
@@ -202,7 +202,7 @@ class Refinement {
     }
   }
 
-  /// By link: the classes of the channels that cross it, ascending.
+  /// The classes of the channels that cross each link, in ascending order.
   std::vector<std::vector<int32_t>> crossings(const Classes& links, const Classes& channels) const {
     std::vector<std::vector<int32_t>> found(links.of.size());
     for (size_t c = 0; c < full_.channels.size(); ++c) {
@@ -214,7 +214,7 @@ class Refinement {
     return found;
   }
 
-  /// Colours are hashes; this does not trust them.
+  /// Whether the classes are equitable. Checks them exactly, since colours are hashes.
   bool is_equitable(const Classes& actors, const Classes& channels, const Classes& links) const {
     const auto classes_of = [&](const FlowActor& actor) {
       std::vector<int32_t> classes;
@@ -266,7 +266,7 @@ class Refinement {
   Colours actors_;
   Colours channels_;
   Colours links_;
-  std::vector<int32_t> place_at_src_;  // of a channel among those of its source's script
+  std::vector<int32_t> place_at_src_;  // index of a channel among those of its source's script
   std::vector<int32_t> place_at_dst_;
 };
 

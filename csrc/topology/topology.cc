@@ -9,8 +9,8 @@ Topology shared_memory_topology(int num_ranks, int num_cores) {
   topology.num_ranks = num_ranks;
   topology.num_cores = num_cores;
   // Fitted (pycoll.tuning.fit_costs) to five collectives of 4 KiB to 4 MiB with 2 and 4 ranks on 2
-  // cores. A crowded core's alpha is a turn of the scheduler, and grows with the ranks that want
-  // it.
+  // cores. On oversubscribed cores alpha is a turn of the scheduler, which grows with the number of
+  // ranks per core.
   const bool crowded = topology.oversubscribed();
   const double ranks_per_core = static_cast<double>(num_ranks) / num_cores;
   const double turn_s = 0.3e-6 * ranks_per_core * std::min(ranks_per_core / 2, 2.0);
@@ -19,15 +19,15 @@ Topology shared_memory_topology(int num_ranks, int num_cores) {
     LinkCost& ll = topology.cost(arrays, ProtocolKind::kLL);
     LinkCost& direct = topology.cost(arrays, ProtocolKind::kDirect);
     const bool mapped = arrays == Arrays::kMapped;
-    // Of plain arrays, direct is a call of the kernel for each range that is read or written.
+    // For plain arrays, direct makes a system call for each range that is read or written.
     if (crowded) {
       simple = {turn_s, 38e-12, 2e-12};
       ll = {1.13 * turn_s, 99e-12, 4e-12};
       direct =
           mapped ? LinkCost{1.75 * turn_s, 16e-12, 1e-12} : LinkCost{4.8 * turn_s, 68e-12, 13e-12};
     } else {
-      // Between two states of such machines: cores that share a cache (simple: 36e-12), and cores
-      // that do not (55e-12).
+      // A compromise for two kinds of machines: cores that share a cache (simple: 36e-12), and
+      // cores that do not (55e-12).
       simple = {80e-9, 42e-12, 6e-12};
       ll = {40e-9, 120e-12, 9e-12};
       direct = mapped ? LinkCost{90e-9, 9e-12, 13e-12} : LinkCost{800e-9, 55e-12, 40e-12};
@@ -54,7 +54,7 @@ HostLevel host_level(std::vector<int> host_of, const NetworkCost& measured) {
   level.message_s = 3e-6;
   level.copy_s_per_byte = 0.1e-9;
   if (measured.beta_s_per_byte > 0) {
-    // A flight has what sender and receiver do for a message in it.
+    // The measured alpha includes the work of the sender and the receiver for a message.
     level.alpha_s = std::max(measured.alpha_s - 2 * level.message_s, 1e-6);
     level.beta_s_per_byte = measured.beta_s_per_byte;
   }
@@ -71,7 +71,7 @@ Topology device_topology(int num_ranks) {
     topology.cost(arrays, ProtocolKind::kLL) = {1.2e-6, 20e-12, 1e-12};
     topology.cost(arrays, ProtocolKind::kLL128) = {1.3e-6, 13e-12, 1e-12};
     topology.cost(arrays, ProtocolKind::kPoison) = {1.0e-6, 12e-12, 1e-12};
-    // Both the exchange and the exit are a flight of flags.
+    // The exchange and the exit each take the latency of a flag.
     topology.cost(arrays, ProtocolKind::kDirect) = {1.5e-6, 2e-12, 1e-12};
   }
   return topology;

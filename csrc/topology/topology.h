@@ -1,4 +1,5 @@
-// The machine as the planner sees it: how many ranks and cores, and what a message costs on a link.
+// The machine as the planner models it: the numbers of ranks and cores, and a message's cost on a
+// link.
 #pragma once
 
 #include <array>
@@ -12,27 +13,27 @@
 
 namespace pycoll {
 
-/// What a message between two hosts takes: alpha + beta * bytes. Zeros: not measured.
+/// Time of a message between two hosts: alpha + beta * bytes. Zeros: not measured.
 struct NetworkCost {
   double alpha_s = 0;
   double beta_s_per_byte = 0;
 };
 
-/// Several hosts and what a message between two of them costs.
+/// Several hosts and the cost of a message between two of them.
 struct HostLevel {
   std::vector<int> host_of;  // by rank; empty: all are on one host
   int num_hosts = 1;
   double alpha_s = 0;          // from the end of a message's sending until it can be read
-  double beta_s_per_byte = 0;  // of a host's port, each way: what its ranks send goes one by one
+  double beta_s_per_byte = 0;  // of a host's port in each direction; its ranks share the port
   double message_s = 0;        // of a core, for each message that is sent or received
   double copy_s_per_byte = 0;  // of a core, into the kernel and out of it
 
   bool is_remote(size_t a, size_t b) const { return !host_of.empty() && host_of[a] != host_of[b]; }
-  /// Ranks of each host, if all hosts have as many and their numbers follow each other; else 0.
+  /// Ranks of each host if all hosts have equally many, numbered consecutively; else 0.
   int ranks_per_host() const;
 };
 
-/// Between hosts, as measured; else over TCP on server networks of 10 Gbit/s.
+/// Costs between hosts, as measured; without a measurement, of TCP on a 10 Gbit/s server network.
 HostLevel host_level(std::vector<int> host_of, const NetworkCost& measured);
 
 struct Topology {
@@ -40,7 +41,7 @@ struct Topology {
   int num_cores = 1;
   bool of_devices = false;  // ranks reach each other's device memory
   HostLevel hosts;
-  // Per message of a protocol, for arrays of each kind. What they mean: plan/estimate.h.
+  // Per message of a protocol, for arrays of each kind. plan/estimate.h explains the parameters.
   std::array<std::array<LinkCost, kNumProtocols>, kNumArrays> costs{};
 
   std::span<const ProtocolKind> protocols() const {
@@ -53,8 +54,8 @@ struct Topology {
     return costs[static_cast<size_t>(arrays)][static_cast<size_t>(protocol)];
   }
 
-  /// The same for a message of `nbytes`: a second copy costs more where the first one no longer
-  /// fits into the caches.
+  /// Like cost(), for a message of `nbytes`: a second copy costs more when the first one no longer
+  /// fits in the caches.
   LinkCost cost_of(Arrays arrays, ProtocolKind protocol, int64_t nbytes) const {
     LinkCost at = cost(arrays, protocol);
     if (protocol == ProtocolKind::kSimple && nbytes >= kPastCachesBytes)
@@ -64,16 +65,16 @@ struct Topology {
   static constexpr int64_t kPastCachesBytes = int64_t{8} << 20;
   static constexpr double kPastCaches = 1.5;
 
-  /// More ranks than cores: a rank that waits takes the core of one that works.
+  /// True when ranks outnumber cores, so that a waiting rank takes the core of a working one.
   bool oversubscribed() const { return num_ranks > num_cores; }
 };
 
-/// Ranks that share one host's memory, with constants that were measured on server cores of 2023:
-/// the order of the candidates depends on their ratios only. `pycoll tune` fits a machine's own.
+/// Ranks that share one host's memory, with constants measured on server cores of 2023. The order
+/// of the candidates depends only on their ratios. `pycoll tune` fits the costs of a machine.
 Topology shared_memory_topology(int num_ranks, int num_cores);
 
-/// Ranks that reach each other's device memory. Its constants are estimates from data sheets: only
-/// their ratios matter, and no measurement has confirmed them yet.
+/// Ranks that reach each other's device memory. The constants are estimates from data sheets, not
+/// yet confirmed by measurement; only their ratios matter.
 Topology device_topology(int num_ranks);
 
 }  // namespace pycoll

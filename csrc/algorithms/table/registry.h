@@ -15,8 +15,8 @@ struct AlgorithmInfo {
   std::string_view source;  // where it was published
   Schedule (*generate)(int num_ranks, int root);
   // Bytes that `rank` sends, in units of the message, which is blocks_per_message blocks
-  // (collectives.h); what several ranks read from one slot counts once per reader. The
-  // literature's closed form: written independently of the moves, so that a test compares the two.
+  // (collectives.h); a slot with several readers counts once per reader. This is the closed form of
+  // the literature, independent of the moves, so that a test can compare the two.
   double (*sent_fraction)(int num_ranks, int rank, int root);
 };
 
@@ -24,7 +24,7 @@ std::span<const AlgorithmInfo> algorithms();
 /// Raises UsageError listing the collective's algorithms.
 const AlgorithmInfo& find_algorithm(Collective collective, std::string_view name);
 
-// Named <algorithm>_<collective>; one file per idea.
+// Generators, named <algorithm>_<collective>; one file per idea.
 Schedule ring_all_reduce(int num_ranks, int root);
 Schedule halving_doubling_all_reduce(int num_ranks, int root);
 Schedule tree_all_reduce(int num_ranks, int root);

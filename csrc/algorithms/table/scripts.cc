@@ -17,7 +17,7 @@ bool is_ring_like(Collective collective) {
          collective == Collective::kAllGather;
 }
 
-/// A rank's part of ring.cc, fused: 2n - 1 steps for an all_reduce, n for its halves.
+/// The script of one rank in ring.cc, fused: 2n - 1 steps for an all_reduce, n for its halves.
 Script ring_script(Collective collective, int32_t n, int32_t rank) {
   Script script;
   if (n == 1) return script;
@@ -26,7 +26,7 @@ Script ring_script(Collective collective, int32_t n, int32_t rank) {
   const double part = 1.0 / n;
   script.add({}, next, /*reads_local=*/true, part);
   if (is_scattering(collective)) {
-    // With a gathering half the last reduction is sent on as well.
+    // If an all-gather follows, the result of the last reduction is sent on as well.
     script.begin_loop(n - 2 + (is_gathering(collective) ? 1 : 0));
     script.add(prev, next, /*reads_local=*/true, part);
     script.end_loop();
@@ -46,11 +46,11 @@ std::vector<Script> ring_scripts(Collective collective, int32_t n) {
   return scripts;
 }
 
-/// Refuses what would fill the memory, after a look at how the moves grow with the ranks.
+/// Refuses schedules that do not fit in memory, by extrapolating the number of moves.
 void check_num_moves(const AlgorithmInfo& row, int32_t n) {
   constexpr int32_t kSmall = 64;
   constexpr double kMostMoves = 2e7;
-  constexpr double kMostValues = 4e8;  // ranks times chunks, which lowering looks at
+  constexpr double kMostValues = 4e8;  // ranks times chunks, which lowering visits
   if (n <= 4 * kSmall) return;
   const Schedule small = row.generate(kSmall, 0), twice = row.generate(2 * kSmall, 0);
   const auto grown = [&](double once, double twice_as_many) {
@@ -64,16 +64,16 @@ void check_num_moves(const AlgorithmInfo& row, int32_t n) {
   const double values = n * grown(small.num_chunks, twice.num_chunks);
   if (moves <= kMostMoves && values <= kMostValues) return;
   throw UsageError(std::string(info(row.collective).name) + " " + std::string(row.name) + " of " +
-                   std::to_string(n) + " ranks has too many moves to simulate it (about " +
+                   std::to_string(n) + " ranks has too many moves to simulate (about " +
                    std::to_string(static_cast<int64_t>(moves)) +
-                   "): ring, tree and hierarchical can be");
+                   "); use ring, tree or hierarchical");
 }
 
 std::vector<Script> lowered_scripts(const ScriptRequest& request) {
   const AlgorithmInfo& row = find_algorithm(request.collective, request.algorithm);
   check_num_moves(row, request.num_ranks);
   std::vector<Script> scripts;
-  // No slot between hosts has many readers.
+  // Slots between hosts have one reader.
   const LowerOptions options{.multicast = false};
   for (const Program& program : lower(row.generate(request.num_ranks, request.root), options)) {
     scripts.push_back(script_of(program));
@@ -81,8 +81,9 @@ std::vector<Script> lowered_scripts(const ScriptRequest& request) {
   return scripts;
 }
 
-/// Ring inside every group, smallest groups first, on what the smaller ones have left of the
-/// message; the ranks of one place in the last groups do `between`; and back.
+/// Runs a ring inside every group, smallest groups first, each on the part of the message that the
+/// smaller groups leave; then `between` for the ranks with the same place in the last groups; then
+/// the rings in reverse order.
 class Hierarchy {
  public:
   explicit Hierarchy(const ScriptRequest& request)
@@ -90,7 +91,7 @@ class Hierarchy {
     if (!is_ring_like(request.collective)) {
       throw UsageError(std::string("no hierarchical scripts for ") +
                        std::string(info(request.collective).name) +
-                       ": there are for all_reduce, reduce_scatter and all_gather");
+                       ": expected all_reduce, reduce_scatter or all_gather");
     }
     int32_t below = 1;
     for (int32_t group : request.groups) {
@@ -126,7 +127,7 @@ class Hierarchy {
   }
 
  private:
-  /// All groups of one level do the same, each with its own ranks.
+  /// Adds a level: all its groups do the same, each with its own ranks.
   void add(size_t level, const std::vector<Script>& scripts) {
     int32_t stride = 1;
     for (size_t l = 0; l < level; ++l) stride *= sizes_[l];
@@ -143,7 +144,7 @@ class Hierarchy {
   }
 
   const ScriptRequest& request_;
-  std::vector<int32_t> sizes_;  // members of a group of each level; the last: between the groups
+  std::vector<int32_t> sizes_;  // group size of each level; the last: number of the last groups
   std::vector<Script> scripts_;
 };
 

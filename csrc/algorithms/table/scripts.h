@@ -1,5 +1,5 @@
-// Scripts of algorithms for very many ranks, without the moves: a ring of 10,240 ranks has
-// 200 million of them. Equal to what lowering the moves gives; tests compare them for small n.
+// Scripts of algorithms for very many ranks, made without the moves: a ring of 10,240 ranks has 200
+// million of them. They equal the scripts of the lowered moves; tests compare them for small n.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,17 @@ namespace pycoll {
 
 struct ScriptRequest {
   Collective collective = Collective::kAllReduce;
-  std::string algorithm;  // of the registry, or "hierarchical"
+  std::string algorithm;  // a name of the registry, or "hierarchical"
   int32_t num_ranks = 1;
   int32_t root = 0;
-  // Of "hierarchical": ranks per host, or ascending: per host, per rack, ... Each divides the next.
+  // For "hierarchical", ascending: ranks per host, per rack, ... Each divides the next one.
   std::vector<int32_t> groups;
-  std::string between = "ring";  // the algorithm of those who are left, between the last groups
+  std::string between = "ring";  // the algorithm between the last groups
 };
 
 /// One script per rank. "ring" and "hierarchical" (all_reduce, reduce_scatter, all_gather) are
-/// written as scripts, all others are lowered from their moves.
-/// Raises UsageError when groups do not divide the ranks, or the moves would be too many.
+/// written as scripts; all others are lowered from their moves.
+/// Raises UsageError when groups do not divide the ranks, or when there would be too many moves.
 std::vector<Script> make_scripts(const ScriptRequest& request);
 
 }  // namespace pycoll

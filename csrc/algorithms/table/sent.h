@@ -1,5 +1,5 @@
-// What a rank sends, in units of the message: formulas from the literature, not from the moves.
-// In those of trees, `place` counts ranks from the root.
+// Bytes that a rank sends, in units of the message: formulas from the literature, not derived from
+// the moves. In the formulas of trees, `place` counts ranks from the root.
 #pragma once
 
 namespace pycoll::sent {

@@ -43,21 +43,21 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool wi
   segment_.exchange(rank_).entered[parity].write(own);
   ring_bells();
   reach_ = Reach::kNone;
-  // Those that do wait see why, or see that this rank has gone on.
+  // Ranks that do wait see the reason, or see that this rank has moved on.
   if (!with_processes && (own.flags & kMappedBuffers) == 0) return true;
 
   uint64_t all = ~uint64_t{0};
   uint64_t any = 0;
-  bool gone_on = false;
+  bool has_moved_on = false;
   for (int rank = 0; rank < num_ranks_; ++rank) {
     const ExchangeLine& line = segment_.exchange(rank).entered[parity];
     if (!waiter_.spin_until([&] { return load_acquire(line.number) >= number_; }, {rank, 0, 0})) {
       return false;
     }
-    // A rank that has entered a later operation waits for nobody in this one: it went by slots.
+    // A rank that has entered a later operation used slots in this one, and did not wait.
     const ExchangeLine seen = line.read();
     if (seen.number != number_) {
-      gone_on = true;
+      has_moved_on = true;
       continue;
     }
     if (seen.digest != waiter_.digest()) return waiter_.mismatch(rank);
@@ -65,9 +65,9 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool wi
     any |= seen.flags;
     peers_[static_cast<size_t>(rank)] = {seen.input, seen.output, transport_.pid(rank)};
   }
-  if (gone_on) return true;
+  if (has_moved_on) return true;
   if (!probed_ && with_processes) {
-    // The first time, the ranks find out what the system allows, and enter again knowing it.
+    // In the first exchange, the ranks find out what the system allows; then they exchange again.
     probed_ = true;
     reads_processes_ = can_use_processes();
     return exchange(input, output, with_processes);

@@ -1,8 +1,9 @@
-// Entering and leaving an operation in which ranks use each other's buffers.
+// Entry to and exit from an operation in which ranks use each other's buffers.
 //
-// At the exchange every rank says where its buffers are and learns where all others' are; all see
-// the same, so all come to the same decision about how to go on. At the exit every rank says that
-// it is done with the others' buffers; nobody's buffers go back to the caller before.
+// In the exchange, each rank publishes its buffers' addresses and reads those of all other ranks.
+// All ranks see the same data, so all decide in the same way how to proceed. At the exit each rank
+// announces that it no longer uses its peers' buffers; no rank returns its buffers to the caller
+// until then.
 #pragma once
 
 #include <vector>
@@ -15,13 +16,14 @@ namespace pycoll {
 
 /// How the ranks of an operation can reach each other's buffers.
 enum class Reach : uint8_t {
-  kNone,     // some cannot: bytes go through slots
+  kNone,     // some ranks cannot: bytes travel through slots
   kMapped,   // by plain loads and stores
-  kProcess,  // by the kernel, from process to process
+  kProcess,  // by system calls that copy between processes
 };
 inline constexpr int kNumReaches = 3;
 
-/// A peer's buffers: pointers here when the reach is kMapped, addresses there when it is kProcess.
+/// A peer's buffers: pointers in this process if the reach is kMapped, addresses in the peer's
+/// process if it is kProcess.
 struct PeerBuffers {
   uint64_t input = 0;
   uint64_t output = 0;
@@ -36,18 +38,18 @@ class BufferExchange {
     const void* data;
     size_t nbytes;  // 0: the rank has none
   };
-  /// Tells the peers about both buffers and waits for theirs; a rank does not wait whose buffers
-  /// alone decide that slots it is. `with_processes`: the kernel's way will do, too; alike on all
-  /// ranks. False when a wait failed.
+  /// Publishes both buffers to the peers and waits for theirs. A rank whose own buffers already
+  /// rule out direct access does not wait. `with_processes` also allows Reach::kProcess; it must be
+  /// equal on all ranks. Returns false when a wait failed.
   bool exchange(const Buffer& input, const Buffer& output, bool with_processes);
-  /// Of the last exchange; the same on all ranks.
+  /// Reach found by the last exchange; equal on all ranks.
   Reach reach() const { return reach_; }
-  /// Some rank's input and output are the same memory.
+  /// True when some rank's input and output are the same memory.
   bool in_place() const { return in_place_; }
-  /// By rank; of the last exchange.
+  /// Buffers of the last exchange, by rank.
   const std::vector<PeerBuffers>& peers() const { return peers_; }
 
-  /// Says that this rank is done and waits until all others are. False when a wait failed.
+  /// Announces that this rank is done and waits for all others. Returns false when a wait failed.
   bool leave();
 
  private:
@@ -61,7 +63,7 @@ class BufferExchange {
   Segment& segment_;
   Waiter& waiter_;
   PeerMemory& peer_memory_;
-  SharedHeap* heap_;  // the transport keeps it
+  SharedHeap* heap_;  // owned by the transport
   int rank_;
   int num_ranks_;
   uint64_t number_ = 0;  // of the last exchange

@@ -1,5 +1,5 @@
-// direct: the protocol without slots. A step reads and writes the ranks' own buffers, of which the
-// exchange (exchange.h) told; no message has a flag of its own.
+// direct: the protocol without slots. A step reads and writes the ranks' own buffers, whose
+// addresses come from the exchange (buffer_exchange.h); no message has its own flag.
 #pragma once
 
 #include "executor/cpu/cpu_target.h"
@@ -11,8 +11,8 @@ struct Direct {
     return target.combine_in_place(program, operands);
   }
 
-  /// Bytes of one chunk range that are read from another process before they are combined: they
-  /// stay in L2 together with what they are combined with.
+  /// Bytes of a chunk range that are read from another process at a time before they are combined:
+  /// few enough to stay in L2 together with the other operands.
   static constexpr int64_t kStageBytes = 128 << 10;
 };
 

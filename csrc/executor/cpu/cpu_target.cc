@@ -59,7 +59,7 @@ void CpuTarget::reduce_copy(const ProgramView& program, const StepOperands& oper
 void CpuTarget::combine(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
                         const StepOperands& operands) {
   const size_t count = static_cast<size_t>(operands.count);
-  const bool stays = operands.local_dst != nullptr;  // the first destination; the others' do not
+  const bool stays = operands.local_dst != nullptr;  // true for the first destination only
   const bool streaming = arithmetic_.streaming && stays;
   if (num_srcs == 1 && num_dsts == 1) {
     const size_t nbytes = count * arithmetic_.element_size;
@@ -84,12 +84,12 @@ void CpuTarget::begin(const BufferExchange& exchange, const Message& message,
 
 void CpuTarget::combine_past_caches(const void* const* srcs, int num_srcs, void* const* dsts,
                                     int num_dsts, const StepOperands& operands) {
-  // Each block's result is made once, in L1, and written out from there to every destination.
+  // Each block's result is computed once, in L1, and written from there to every destination.
   constexpr int64_t kBlockBytes = 8192;
   alignas(64) std::byte result[kBlockBytes];
   const auto element_size = static_cast<int64_t>(arithmetic_.element_size);
-  // The first one ends where a line of the first destination does: a line that is written past the
-  // caches in part, and in part through them, costs more than ten whole ones.
+  // The first block ends at a line boundary of the first destination: a line that is written partly
+  // past the caches and partly through them costs more than ten whole lines.
   const auto past_line = static_cast<int64_t>(reinterpret_cast<uintptr_t>(dsts[0]) % kFlagBytes);
   int64_t block_count = (kBlockBytes - past_line) / element_size;
   const void* from[kMaxPeers + 1] = {};
@@ -177,7 +177,7 @@ bool CpuTarget::combine_in_place(const ProgramView& program, const StepOperands&
 }
 
 bool CpuTarget::process_memory_failed(int peer, const StepOperands& operands) {
-  // A process that is gone is found out about by a wait for it, which never ends well.
+  // If the process has ended, a wait for this rank, which can never succeed, reports it.
   if (errno == ESRCH) {
     return waiter_.spin_until([] { return false; },
                               {peer, operands.index, operands.step->first_chunk});

@@ -1,4 +1,4 @@
-// CpuTarget: the Target that runs a program on one host thread, with SIMD arithmetic.
+// CpuTarget: the Target that runs a program on one CPU thread, with SIMD arithmetic.
 #pragma once
 
 #include <cstring>
@@ -13,10 +13,10 @@
 
 namespace pycoll {
 
-/// What one rank has sent since its communicator was made.
+/// Totals of what one rank has sent since its communicator was made.
 struct Ledger {
   int64_t sent_bytes = 0;     // payload; a multicast slot counts once per reader
-  int64_t sent_messages = 0;  // slots posted, counted alike
+  int64_t sent_messages = 0;  // slots posted; a multicast slot counts once per reader
 };
 
 /// The arithmetic of one operation.
@@ -37,7 +37,7 @@ class CpuTarget {
     links_ = &links;
     arithmetic_ = arithmetic;
   }
-  /// For the protocol direct, on what the exchange told.
+  /// Starts an operation of the protocol direct, with the results of the exchange.
   void begin(const BufferExchange& exchange, const Message& message,
              const CpuArithmetic& arithmetic);
 
@@ -54,7 +54,7 @@ class CpuTarget {
     return waiter_.spin_until(std::forward<Ready>(ready), site);
   }
 
-  /// One thread looks after all links.
+  /// Visits all peers, since the one thread serves all links.
   template <class Visit>
   static bool for_own_peers(const ProgramView& program, uint64_t mask, Visit&& visit) {
     return for_each_peer(program, mask, std::forward<Visit>(visit));
@@ -65,9 +65,10 @@ class CpuTarget {
   }
 
   static constexpr void prepare(const ProgramView&, const StepOperands&) {}
-  /// The bulk arithmetic of a `simple` step, from slots and local chunks to slots and local chunks.
+  /// The bulk arithmetic of a `simple` step: combines slots and local chunks into slots and local
+  /// chunks.
   void reduce_copy(const ProgramView& program, const StepOperands& operands);
-  /// Accounts for a step that is done and wakes the ranks that it may have unblocked.
+  /// Records a completed step and wakes the ranks that it may have unblocked.
   void on_post(const ProgramView& program, const StepOperands& operands) {
     const Step& step = *operands.step;
     const int num_readers = std::popcount(step.dst_peers);
@@ -81,10 +82,10 @@ class CpuTarget {
       return true;
     });
   }
-  /// A step of the protocol direct: reads the peers' inputs and writes their outputs. False when a
-  /// peer's memory was gone.
+  /// Runs a step of the protocol direct: reads the peers' inputs and writes their outputs. Returns
+  /// false when a peer's memory no longer exists.
   bool combine_in_place(const ProgramView& program, const StepOperands& operands);
-  /// Accounts for bytes that peers took, or were given, without a message.
+  /// Counts bytes that were read by peers or written to them without a message.
   void count_sent(int64_t nbytes, int64_t num_messages) {
     ledger_.sent_bytes += nbytes;
     ledger_.sent_messages += num_messages;
@@ -107,7 +108,7 @@ class CpuTarget {
   const BufferExchange* exchange_ = nullptr;
   const Message* message_ = nullptr;
   CpuArithmetic arithmetic_;
-  std::unique_ptr<std::byte[]> stages_;  // what was read from other processes, one per source
+  std::unique_ptr<std::byte[]> stages_;  // bytes read from other processes, one stage per source
   Ledger ledger_;
   std::unique_ptr<std::byte[]> staging_;  // one batch per source and one for the result
 };
@@ -124,7 +125,7 @@ class CpuTarget::LineBatch {
   LineBatch(CpuTarget& target, const StepOperands& operands, int64_t at, int64_t num_bytes)
       : target_(target), operands_(operands), at_(at), num_bytes_(num_bytes) {}
 
-  /// Waits for the lines one after another: they come in address order.
+  /// Waits for the lines one after another: they arrive in address order.
   bool add_lines(RecvEnd& link, int peer) {
     const auto* line = reinterpret_cast<const CpuLine*>(link.slot()) + at_ / kLinePayloadBytes;
     const uint64_t sequence = link.sequence() & CpuLine::kSequenceMask;

@@ -1,8 +1,8 @@
-// Block: the Target that runs a program with a team of a device's threads. One thread's view of it.
+// Block: the Target that runs a program with a team of a device's threads, as seen by one thread.
 //
-// `Env` is how the threads work together: ThreadEnv (thread_env.h) on host threads, CudaEnv
-// (cuda_env.cuh) on a GPU. All else is the same source on both, so what ThreadSanitizer sees is
-// what a GPU runs. The op is chosen at run time, once per step and outside of its loops.
+// `Env` defines how the threads work together: ThreadEnv (thread_env.h) on CPU threads, CudaEnv
+// (cuda_env.cuh) on a GPU. The rest is the same source on both, so ThreadSanitizer checks the code
+// that a GPU runs. The op is chosen at run time, once per step and outside of its loops.
 #pragma once
 
 #include "base/bits.h"
@@ -13,14 +13,14 @@
 
 namespace pycoll {
 
-/// This rank's ends of the rings of one channel, by peer. Only those of the program's peers are
+/// This rank's ends of the rings of one channel, by peer. Only the rings to the program's peers are
 /// open.
 struct BlockLinks {
   device::BlockSendEnd send[kMaxDeviceRanks];
   device::BlockRecvEnd recv[kMaxDeviceRanks];
 };
 
-/// What the threads of a block share: on a GPU, its shared memory. Written between barriers.
+/// State shared by the threads of a block (shared memory on a GPU). Written between barriers.
 struct BlockShared {
   BlockLinks links;
   BlockOperands operands;
@@ -29,7 +29,7 @@ struct BlockShared {
   int64_t deadline_ns;
 };
 
-/// A protocol's batch of lines: its definition is in block_lines.h or block_long_lines.h.
+/// A protocol's batch of lines, defined in block_lines.h or block_long_lines.h.
 template <class Protocol, class Target, DType dtype>
 class BlockBatch;
 
@@ -59,7 +59,7 @@ class Block {
     return operands.step->has(kFinal) ? launch_.divisor : 1;
   }
 
-  /// Thread i looks after the links with peer i.
+  /// Assigns the links with peer i to thread i.
   template <class Visit>
   PYCOLL_HD bool for_own_peers(const ProgramView& program, uint64_t mask, Visit&& visit) const {
     bool all = true;
@@ -69,8 +69,8 @@ class Block {
     return all;
   }
 
-  /// True when `ready()` came true; false when it never will, which has been reported then.
-  /// kTeam: threads that wait for the same line, and must go on, or give up, together.
+  /// True when `ready()` came true; false when it never will, after the failure was reported.
+  /// kTeam: the threads that wait for the same line and must continue or give up together.
   template <int kTeam = 1, class Ready>
   PYCOLL_HD bool spin_until(Ready&& ready, const WaitSite& site) const {
     for (;;) {
@@ -79,16 +79,16 @@ class Block {
       }
       bool trouble = look_for_trouble(site);
       if constexpr (kTeam > 1) trouble = env_.any_of_line(trouble);
-      if (trouble) return ready();  // what came before the end is good, and is used
+      if (trouble) return ready();  // data that arrived before the failure is valid
       env_.relax();
     }
   }
-  /// A message of `peer` carried another digest. Always false.
+  /// Reports that a message of `peer` carried another digest. Returns false.
   PYCOLL_HD bool mismatch(int peer, int step) const {
     return fail(DeviceFailure::kMismatch, {peer, step});
   }
 
-  /// Before the barrier that reduce_copy stands behind: says where its operands lie.
+  /// Shares where the operands of a step lie, before the barrier that precedes reduce_copy.
   PYCOLL_HD void prepare(const ProgramView& program, const StepOperands& operands) {
     share_operands(
         program, operands, [this](int peer) { return links().recv[peer].slot(); },
@@ -102,7 +102,7 @@ class Block {
     return run_in_lines<BlockBatch<Protocol, Block, dtype>>(*this, program, operands);
   }
 
-  /// Says where the operands of a step lie. A barrier must follow.
+  /// Shares where the operands of a step lie. A barrier must follow.
   template <class SourceOf, class DestinationOf>
   PYCOLL_HD void share_operands(const ProgramView& program, const StepOperands& operands,
                                 SourceOf&& source_of, DestinationOf&& destination_of) {
@@ -127,7 +127,7 @@ class Block {
       if (has_local_dst) shared.dsts[0] = operands.local_dst;
     }
   }
-  /// The arithmetic on operands that have been shared.
+  /// Combines the shared operands.
   PYCOLL_HD void combine(const StepOperands& operands) {
     const Step& step = *operands.step;
     const int num_srcs = count_bits(step.src_peers) + (operands.local_src != nullptr);
@@ -151,7 +151,7 @@ class Block {
     if (env_.clock_ns() > shared_.deadline_ns) return !fail(DeviceFailure::kTimeout, site);
     return false;
   }
-  /// The first thread of the rank that fails says why; all others see that it did.
+  /// The first failing thread of the rank reports the reason; all others only see the failure.
   PYCOLL_HD bool fail(DeviceFailure code, const WaitSite& site) const {
     if (!device::claim(*launch_.failed)) return false;
     DeviceError error;

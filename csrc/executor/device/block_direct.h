@@ -30,12 +30,12 @@ struct BlockDirect {
         });
     target.sync();
     target.combine(operands);
-    target.sync();  // nobody still needs to be told where these operands were
+    target.sync();  // every thread has read these operands' places
     return true;
   }
 
-  /// Tells all peers that this rank's buffers may be used, or that it is done with theirs, and
-  /// waits until all have said the same. A message without bytes on each link.
+  /// Announces to all peers that this rank's buffers may be used, or that it is done with theirs,
+  /// and waits for the same from every peer. Sends a message without bytes on each link.
   template <class Target>
   PYCOLL_HD static bool meet(Target& target, const ProgramView& program, int step) {
     target.sync();

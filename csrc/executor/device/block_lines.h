@@ -1,12 +1,12 @@
-// Batches of lines of 16 bytes, each worked through by one thread alone: ll, whose lines are half
-// flag, and poison, whose payload is its own flag.
+// Batches of 16-byte lines, each batch processed by a single thread: ll, whose lines are half flag,
+// and poison, whose payload is its own flag.
 #pragma once
 
 #include "executor/device/block.h"
 
 namespace pycoll {
 
-/// The elements of a thread's batch, between the caller's memory and lines.
+/// Moves the elements of a thread's batch between the caller's memory and lines.
 template <class Target, DType dtype, int kNum>
 class BatchElements {
  public:
@@ -67,7 +67,7 @@ class BatchElements {
   Elements result_;
 };
 
-/// Elements of a thread's batch whose lines carry so many bytes of payload.
+/// Number of elements in a thread's batch whose lines carry `line_payload_bytes` bytes each.
 template <DType dtype>
 PYCOLL_HD constexpr int batch_elements(int line_payload_bytes) {
   const int num = line_payload_bytes / static_cast<int>(dtype_size(dtype));
@@ -76,10 +76,10 @@ PYCOLL_HD constexpr int batch_elements(int line_payload_bytes) {
 
 // --- ll ------------------------------------------------------------------------------------------
 
-/// The flag half of ll's words. 16 bits of the message's number on its ring and 15 of the call's
-/// digest; the highest bit tells a flag from cleared memory. The numbers repeat after 65,536
-/// messages, so a reader clears a slot before it gives it back for the kClearUses-th time: no flag
-/// in a slot is older than kClearUses uses of it, and kClearUses * kMaxSlots messages are fewer.
+/// The flag half of ll's words: 16 bits of the message's number on its ring, 15 of the call's
+/// digest, and a highest bit that tells a flag from cleared memory. The numbers repeat after 65,536
+/// messages, so before each kClearUses-th return of a slot the reader clears it: no flag in a slot
+/// is older than kClearUses uses of it, and kClearUses * kMaxSlots messages are fewer than 65,536.
 struct LowLatencyFlag {
   static constexpr uint64_t kClearUses = 4096;
   static_assert(kClearUses * kMaxSlots < (1 << 16));
@@ -87,15 +87,15 @@ struct LowLatencyFlag {
   static PYCOLL_HD uint32_t of(uint64_t sequence, uint32_t digest) {
     return 0x80000000u | (digest & 0x7fffu) << 16 | static_cast<uint32_t>(sequence & 0xffffu);
   }
-  /// The message with this flag is the one that is waited for, of whatever call.
+  /// True for the flag of the expected message, whichever call it belongs to.
   static PYCOLL_HD bool is_next(uint32_t flag, uint32_t expected) {
     return ((flag ^ expected) & 0x8000ffffu) == 0;
   }
 };
 
-/// A line is two 8-byte words, each half payload and half flag, because 8 bytes are what a GPU
-/// certainly stores and loads as one, over any link. A batch is one line, or as many as hold one
-/// element.
+/// A line is two 8-byte words, each half payload and half flag, because a GPU is certain to store
+/// and load 8 bytes atomically over any link. A batch is one line, or as many lines as one element
+/// needs.
 template <class Target, DType dtype>
 class BlockBatch<LowLatency, Target, dtype>
     : public BatchElements<Target, dtype, batch_elements<dtype>(8)> {
@@ -145,7 +145,7 @@ class BlockBatch<LowLatency, Target, dtype>
                                                           flag | payload.at[line] >> 32});
     }
   }
-  /// Slots whose flags are getting old.
+  /// Clears slots whose flags are getting old.
   static PYCOLL_HD void clear(Target& target, const ProgramView& program, const Step& step) {
     for_each_peer(program, step.src_peers, [&](int peer) {
       const device::BlockRecvEnd& link = target.links().recv[peer];
@@ -167,11 +167,11 @@ class BlockBatch<LowLatency, Target, dtype>
 
 // --- poison --------------------------------------------------------------------------------------
 
-/// A line is 16 bytes of payload. Until it is written every element of it (every part, of complex
-/// ones) has all bits set; a reader waits until none has, and sets them all again. A line need not
-/// come as a whole, only its elements.
-/// An element of the caller that has all bits set is a NaN; another NaN is sent in its place. What
-/// is made of it is the canonical NaN either way, since each result combines several sources.
+/// A line is 16 bytes of payload. Until it is written, every element of it (every part, for complex
+/// dtypes) has all bits set; a reader waits until none has, and sets them all again. A line may
+/// arrive in pieces, an element may not.
+/// A caller's element that has all bits set is a NaN, and another NaN is sent in its place. The
+/// result is the canonical NaN in both cases, since each result combines several sources.
 template <class Target, DType dtype>
 class BlockBatch<Poison, Target, dtype>
     : public BatchElements<Target, dtype, batch_elements<dtype>(16)> {
@@ -205,20 +205,20 @@ class BlockBatch<Poison, Target, dtype>
     this->sum_.add(this->target_.op(), __builtin_bit_cast(typename Base::Elements, parts));
     return true;
   }
-  /// The whole line, behind the last element too, so that the reader need not know the difference.
+  /// Writes the whole line, past the last element too, so that the reader needs no special case.
   PYCOLL_HD void write_lines(const device::BlockSendEnd& link) const {
     auto parts = __builtin_bit_cast(Parts, this->result_);
     PYCOLL_UNROLL
     for (int i = 0; i < kNumParts; ++i) {
-      // One bit less is still a NaN: its fraction has another bit set, or is f8_e4m3's, which has
-      // only one (poison_allowed).
+      // With one bit cleared it is still a NaN: another bit of the fraction is set. Only f8_e4m3
+      // has a single NaN, and is never sent by this protocol (poison_allowed).
       if (parts.at[i] == kPoisoned) parts.at[i] = static_cast<Part>(kPoisoned ^ 1);
     }
     device::store_relaxed16(link.slot() + this->at_, __builtin_bit_cast(device::Word16, parts));
   }
 
  private:
-  // What is written as one: an element, or one of the two numbers of a complex one.
+  // The unit of a store: an element, or one of the two numbers of a complex one.
   static constexpr int kPartBytes = dtype_kind(dtype) == DTypeKind::kComplex
                                         ? static_cast<int>(sizeof(Storage)) / 2
                                         : static_cast<int>(sizeof(Storage));

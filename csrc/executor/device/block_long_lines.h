@@ -1,12 +1,12 @@
-// Batches of ll128: lines of 128 bytes, of which the last 8 are the flag. On a GPU 8 neighbouring
+// Batches of ll128: lines of 128 bytes whose last 8 bytes are the flag. On a GPU 8 neighbouring
 // lanes of a warp share a line, 16 bytes each.
 //
-// What it relies on: the 8 stores of a line, which the lanes of one warp issue in one instruction,
-// arrive together, so that whoever reads the flag in the last of them can read the rest in the same
-// instruction. No memory model promises that. It holds where both GPUs, or the one, write whole
-// lines of 128 bytes: within one GPU's memory and over NVLink. It does not over PCIe, nor on host
-// threads, where a release and an acquire of the flag do the same. The set-up of links decides
-// where this protocol is used.
+// Assumption: the 8 stores of a line, which the lanes of one warp issue in one instruction, arrive
+// together, so a thread that reads the flag in the last of them can read the rest in the same
+// instruction. No memory model promises this. It holds where the GPUs write whole lines of 128
+// bytes: within one GPU's memory and over NVLink. It does not hold over PCIe, nor on CPU threads,
+// where a release and an acquire of the flag replace it. The set-up of links decides where this
+// protocol is used.
 #pragma once
 
 #include "executor/device/block.h"
@@ -18,7 +18,7 @@ class BlockBatch<LowLatency128, Target, dtype> {
  public:
   using Storage = typename DeviceTraits<dtype>::Storage;
   static constexpr int64_t kLineBytes = 128;
-  // 120, but for elements of 16 bytes, which would straddle.
+  // 120; for 16-byte elements 112, so that no element straddles the flag.
   static constexpr int64_t kLinePayloadBytes = 120 / sizeof(Storage) * sizeof(Storage);
   static constexpr int64_t kPayloadBytes = kLinePayloadBytes;
   static constexpr int kTeam = Target::kLineTeam;
@@ -103,24 +103,24 @@ class BlockBatch<LowLatency128, Target, dtype> {
   }
 
  private:
-  static constexpr int kNumChunks = 8 / kTeam;  // of this thread, 16 bytes each
+  static constexpr int kNumChunks = 8 / kTeam;  // of 16 bytes, handled by this thread
   static constexpr int kPerChunk = 16 / sizeof(Storage);
   static constexpr int64_t kFlagAt = kLineBytes - sizeof(uint64_t);
   using Elements = Pack<Storage, kPerChunk>;
   using Element = Pack<Storage, 1>;
 
-  /// Of the line's 8 chunks, this thread's c-th one.
+  /// Index of this thread's c-th chunk among the line's 8 chunks.
   PYCOLL_HD int chunk(int c) const { return kTeam == 1 ? c : target_.thread_index() % kTeam; }
   PYCOLL_HD bool has_flag(int c) const { return chunk(c) == 7; }
-  /// As the host's: 40 bits of the message's number and 24 of the digest.
+  /// Flag with 40 bits of the message's number and 24 of the digest, like the CPU's.
   PYCOLL_HD uint64_t flag_of(uint64_t sequence) const {
     return sequence << 24 | (target_.digest() & 0xffffffu);
   }
   PYCOLL_HD std::byte* line_of(std::byte* slot) const {
     return slot + at_ / kLinePayloadBytes * kLineBytes;
   }
-  /// Calls visit(i, address, whether it is a multiple of the element's size) for each element of a
-  /// chunk that the message has.
+  /// Calls visit(i, address, is_aligned) for each element of a chunk that belongs to the message.
+  /// is_aligned: the address is a multiple of the element's size.
   template <class Byte, class Visit>
   PYCOLL_HD void for_elements(int c, Byte* buffer, Visit&& visit) const {
     const int64_t first = chunk(c) * 16;

@@ -1,4 +1,4 @@
-// CudaEnv: a block of a GPU as the team that runs a program.
+// CudaEnv: the team of threads of a GPU block.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace pycoll {
 
-// Functions for both sides, since those that call them are; there is no team on a host.
+// These functions compile for both sides, as their callers do; the CPU side has no team.
 #ifdef __CUDA_ARCH__
 #define PYCOLL_DEVICE_ONLY(expression, otherwise) expression
 #else
@@ -18,8 +18,8 @@ class CudaEnv {
  public:
   /// Neighbouring lanes of a warp that share a line of 128 bytes, 16 bytes each.
   static constexpr int kLineTeam = 8;
-  /// Looks at a condition, a few hundred cycles each, before a thread looks for trouble: at a word
-  /// in the host's memory, a microsecond away.
+  /// Number of polls, of a few hundred cycles each, before a thread checks for trouble, which reads
+  /// the host's memory and takes a microsecond.
   static constexpr int kSpins = 512;
 
   PYCOLL_HD int thread_index() const {
@@ -30,14 +30,14 @@ class CudaEnv {
   PYCOLL_HD bool agree(bool ready) const {
     return PYCOLL_DEVICE_ONLY(__syncthreads_and(ready) != 0, ready);
   }
-  /// Of the lanes that share this one's line; all of them come here together.
+  /// True when `value` is true on all lanes that share a line; all of them must call it together.
   PYCOLL_HD bool all_of_line(bool value) const {
     return PYCOLL_DEVICE_ONLY(__all_sync(line_mask(), value) != 0, value);
   }
   PYCOLL_HD bool any_of_line(bool value) const {
     return PYCOLL_DEVICE_ONLY(__any_sync(line_mask(), value) != 0, value);
   }
-  /// The device's clock of wall time, in steps of up to a microsecond.
+  /// The device's wall clock, in steps of up to a microsecond.
   PYCOLL_HD int64_t clock_ns() const {
     uint64_t now = 0;
     PYCOLL_DEVICE_ONLY(asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)), void());

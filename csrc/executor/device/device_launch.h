@@ -1,11 +1,11 @@
-// What one rank's launch of one operation needs on a device: plain data, passed by value into the
-// kernel's arguments. Nothing here is CUDA's: the same launch runs on host threads
+// The data that a device needs for one rank's launch of one operation: plain data, passed by value
+// as the kernel's arguments. Nothing here depends on CUDA: the same launch runs on CPU threads
 // (kernels/threads/launch_threads.h) and on a GPU (kernels/cuda/launch_cuda.h).
 //
-// The message is cut into tiles; channel c of C, one block of the grid, moves tiles c, c + C, ...
-// Between two ranks each channel of each protocol has rings of its own. Every writer pushes: slots
-// and tails lie in the reader's memory, so a reader polls its own; heads (credits) lie in the
-// writer's memory.
+// The payload is cut into tiles; channel c of C, one block of the grid, moves tiles c, c + C, ...
+// Each channel of each protocol has its own rings between two ranks. Writers push: slots and tails
+// lie in the reader's memory, so a reader polls local memory; heads (credits) lie in the writer's
+// memory.
 #pragma once
 
 #include <cstddef>
@@ -22,40 +22,40 @@ namespace pycoll {
 enum class DeviceProtocol : uint8_t {
   kSimple,  // bulk bytes, then one flag
   kLL,      // 8-byte words of 4 bytes of payload and 4 of flag
-  kLL128,   // lines of 128 bytes, 8 of them flag; only where a line arrives whole
+  kLL128,   // lines of 128 bytes with a flag of 8; only where a line arrives as a whole
   kPoison,  // the payload is its own flag: floating-point all_reduce of one tile per channel
   kDirect,  // no slots: ranks read each other's inputs and write each other's outputs
 };
 inline constexpr int kNumDeviceProtocols = 5;
 
-/// Ranks of a communicator with device links.
+/// Maximum number of ranks of a communicator with device links.
 inline constexpr int kMaxDeviceRanks = kMaxPeers;
-/// Blocks of one rank's launch.
+/// Maximum number of blocks of one rank's launch.
 inline constexpr int kMaxDeviceChannels = 128;
-/// Threads of a block; on a GPU a launch has a multiple of kDeviceWarp of them.
+/// Maximum number of threads of a block; on a GPU a multiple of kDeviceWarp.
 inline constexpr int kMaxDeviceThreads = 512;
 inline constexpr int kDeviceWarp = 32;
 /// Slots, tails and heads start at multiples of this.
 inline constexpr size_t kDeviceAlignment = 128;
-/// Steps that travel inside the arguments; longer programs lie in device memory.
+/// Maximum number of steps inside the arguments; longer programs lie in device memory.
 inline constexpr int kMaxInlineSteps = 32;
-/// kPoison: calls whose messages are in memory at once.
+/// kPoison: number of calls whose messages are in memory at the same time.
 inline constexpr int kPoisonBuffers = 3;
-/// kPoison: what its slots are filled with when they are made. A NaN in every floating-point dtype,
-/// and in none the one that arithmetic gives.
+/// kPoison: the initial fill of its slots. It is a NaN in every floating-point dtype, and in none
+/// of them the NaN that arithmetic produces.
 inline constexpr uint8_t kPoisonByte = 0xff;
 
-/// One end of a ring. The memory starts as zeros, but kPoison's slots as kPoisonByte.
-/// At the writer slots and tail lie in the peer's memory and head in its own; at the reader it is
-/// the other way round. kDirect has tails alone.
+/// One end of a ring. The memory starts as zeros, kPoison's slots as kPoisonByte.
+/// At the writer, slots and tail lie in the peer's memory and head in its own; at the reader it is
+/// the reverse. kDirect has only tails.
 struct DeviceRing {
   std::byte* slots = nullptr;
   FlagLine* tail = nullptr;
   uint64_t* head = nullptr;
 };
 
-/// Messages that this rank has written to and read from a peer on one channel. In device memory, so
-/// that a graph that is replayed goes on where the last launch ended. Starts as zeros.
+/// Counts of the messages that this rank has written to and read from a peer on one channel. They
+/// lie in device memory, so that a replayed graph continues from the last launch. Starts as zeros.
 struct DeviceRingState {
   uint64_t posted = 0;
   uint64_t released = 0;
@@ -76,7 +76,7 @@ struct DeviceLinks {
   int32_t num_slots = 0;
 };
 
-/// Where a rank's buffers lie as another rank reaches them. kDirect.
+/// kDirect: addresses of a rank's buffers as seen by another rank.
 struct DevicePeerBuffers {
   std::byte* input = nullptr;
   std::byte* output = nullptr;
@@ -89,18 +89,18 @@ enum class DeviceFailure : uint8_t {
   kAborted,   // the abort word was set
 };
 
-/// Why a launch ended early. One word, so that whoever reads it sees all of it.
+/// Why a launch ended early. One word, so that a reader sees all of it or nothing.
 struct DeviceError {
   DeviceFailure code = DeviceFailure::kNone;
   uint8_t for_credit = 0;  // waited for a free slot rather than for a full one
-  uint16_t rank = 0;       // that reports
-  uint16_t peer = 0;       // that was waited for
-  uint8_t step = 0;        // of the program; 255: 255 or more
+  uint16_t rank = 0;       // reporting rank
+  uint16_t peer = 0;       // rank that was waited for
+  uint8_t step = 0;        // of the program; 255 stands for 255 or more
   uint8_t channel = 0;
 };
 static_assert(sizeof(DeviceError) == sizeof(uint64_t));
 
-/// In mapped pinned memory of the host. One per rank and communicator.
+/// Failure report in mapped pinned memory of the host. One per rank and communicator.
 struct alignas(kFlagBytes) DeviceReport {
   uint64_t error = 0;      // a DeviceError; stored last, with release. Never cleared by a kernel
   uint64_t operation = 0;  // DeviceLaunch::operation of the launch that failed
@@ -116,36 +116,36 @@ struct DeviceLaunch {
   int32_t self_position = 0;
   int32_t rank = 0;
   int32_t num_ranks = 1;
-  // --- the message
+  // --- the payload
   std::byte* buffers[kNumBuffers] = {};  // by BufferKind
-  int64_t count = 0;                     // elements of a block, of the largest one
+  int64_t count = 0;                     // elements of a block; of the largest one
   int64_t tile_count = 0;                // elements of a block in one tile (device_tile_count)
-  // In device memory, or null; as in Message.
+  // In device memory, or null; see Message.
   const int64_t* block_counts = nullptr;
   const int64_t* starts[kNumBuffers] = {};
-  // --- arithmetic. Elements of no known dtype travel as kU8, counted in bytes
+  // --- arithmetic. Elements of an unknown dtype travel as kU8, counted in bytes
   DType dtype = DType::kF32;
   Op op = Op::kSum;
   DeviceProtocol protocol = DeviceProtocol::kSimple;
-  int32_t granule = 1;  // elements: tiles are cut at multiples of it (device_granule)
+  int32_t granule = 1;  // elements; each tile starts at a multiple of it (device_granule)
   int64_t divisor = 1;  // of kFinal steps
   // --- the team
-  int32_t num_channels = 1;  // blocks; alike on all ranks
+  int32_t num_channels = 1;  // blocks; equal on all ranks
   int32_t num_threads = 0;   // of a block
   // --- memory
   DeviceLinks links;  // of `protocol`
-  // kDirect: by rank, in device memory; a call's buffers start so many bytes behind them.
+  // kDirect: by rank, in device memory; a call's buffers start at the offsets below.
   const DevicePeerBuffers* peer_buffers = nullptr;
   int64_t input_offset = 0;
   int64_t output_offset = 0;
   // --- failure
-  uint64_t operation = 0;                // its number, for messages
+  uint64_t operation = 0;                // its number, for error messages
   uint32_t digest = 0;                   // of the call; compared with the peers'
   int64_t timeout_ns = 0;                // from the start of the kernel, by the device's clock
   const uint64_t* abort_word = nullptr;  // mapped pinned host memory: not 0 ends all waits
   DeviceReport* report = nullptr;        // mapped pinned host memory
-  uint64_t* failed = nullptr;  // device memory, one word per rank and communicator: 0, or failed
-  // --- tables that end the arguments
+  uint64_t* failed = nullptr;  // device memory, one word per rank and communicator; not 0: failed
+  // --- tables at the end of the arguments
   int32_t peers[kMaxDeviceRanks] = {};  // ascending absolute ranks
   Step inline_steps[kMaxInlineSteps] = {};
   StepPlace inline_places[kMaxInlineSteps] = {};

@@ -8,7 +8,7 @@
 namespace pycoll {
 namespace {
 
-/// A copy of a whole block, as a step that no peer takes part in.
+/// Adds the copy of a whole block, as a step without peers.
 void add_copy(DeviceProgram& program, const BlockCopy& copy, int32_t num_pieces) {
   Step step;
   step.num_chunks = num_pieces;
@@ -72,7 +72,7 @@ int64_t device_tile_count(const Plan& plan, int64_t payload_bytes, size_t elemen
 
 bool poison_allowed(DType dtype, Op op) {
   if (dtype == DType::kOpaque || !supported(dtype, op)) return false;
-  // Of f8_e4m3, all bits set is what a negative overflow gives.
+  // In f8_e4m3 all bits set is also the result of a negative overflow.
   const DTypeKind kind = dtype_kind(dtype);
   return (kind == DTypeKind::kFloat || kind == DTypeKind::kComplex) && dtype != DType::kF8E4M3;
 }

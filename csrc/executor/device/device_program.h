@@ -1,5 +1,5 @@
-// From a plan to what a device runs: the copies around a program become steps of it, and tiles are
-// cut at 16-byte borders.
+// Converts a plan to a device's program: the copies around the program become steps of it, and
+// tiles are cut at 16-byte borders.
 #pragma once
 
 #include <string>
@@ -13,26 +13,25 @@ namespace pycoll {
 struct DeviceProgram {
   std::vector<Step> steps;
   std::vector<StepPlace> places;
-  int max_link_messages = 0;  // per tile, on the busiest link of this rank: kPoison needs as many
-                              // slots for each of its buffers
+  int max_link_messages = 0;  // per tile, on this rank's busiest link: the number of slots that
+                              // each buffer of kPoison needs
 };
 
-/// `plan.placement.before`, the program, `plan.placement.after`. A plan for a device is made
-/// without multicast rings (PlanOptions::multicast = false).
+/// `plan.placement.before`, the program, and `plan.placement.after` as one program. A plan for a
+/// device is made without multicast rings (PlanOptions::multicast = false).
 DeviceProgram device_program(const Plan& plan);
 
-/// Elements at whose multiples tiles are cut: as many as fill 16 bytes.
+/// Number of elements that fill 16 bytes: tiles are cut at multiples of it.
 int32_t device_granule(size_t element_size);
 
-/// Bytes of a message that fit a slot. kPoison, kSimple: all of it.
+/// Bytes of a message that fit in a slot; for kPoison and kSimple the whole slot.
 int64_t device_payload_bytes(DeviceProtocol protocol, int64_t slot_bytes, size_t element_size);
 
 /// Elements of one block in one tile, so that the longest range of any step fits a slot's payload.
 int64_t device_tile_count(const Plan& plan, int64_t payload_bytes, size_t element_size);
 
-/// True when elements of this dtype, reduced with this op, never are all ones after they were
-/// combined, and may be changed to another NaN before: what kPoison needs. The collective must be
-/// all_reduce.
+/// True when kPoison can reduce this dtype with this op: a combined element never has all bits set,
+/// and an input NaN that has may be replaced by another NaN. The collective must be all_reduce.
 bool poison_allowed(DType dtype, Op op);
 
 

@@ -1,8 +1,8 @@
-// The hottest programs as constants: what lowering gives, known to the compiler.
+// The most used programs as compile-time constants, identical to what lowering produces.
 //
-// `interpret_fixed` runs such a program with the interpreter's own step, so that what is measured
-// against it (benchmarks/launch_bench.cu) is what it costs that a program is data. A check compares
-// each with what its algorithm lowers to (tests/cpp/fixed_program_check.cc).
+// `interpret_fixed` runs such a program with the interpreter's own step, so a comparison with it
+// (benchmarks/launch_bench.cu) shows the cost of interpreting a program that is data. A test
+// compares each with the lowered program of its algorithm (tests/cpp/fixed_program_check.cc).
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 namespace pycoll {
 
 /// The steps of one rank's all_reduce on links without multicast. Its chunks are pieces of one
-/// block: the input's, until the output has them.
+/// block, which lies in the input until the output holds it.
 template <int kNumSteps>
 struct FixedSteps {
   static constexpr int kSize = kNumSteps;
@@ -23,7 +23,7 @@ struct FixedSteps {
 
 namespace fixed {
 
-/// The place of `peer` among the peers of a rank that talks to all others.
+/// The bit of `peer` among the peers of a rank that exchanges messages with all others.
 constexpr uint64_t bit_of(int peer, int rank) { return uint64_t{1} << (peer - (peer > rank)); }
 
 struct Line {
@@ -49,7 +49,7 @@ constexpr int kSum = kReadLocal | kWriteLocal | kFinal;
 
 }  // namespace fixed
 
-/// Every rank shows its message to all, and each reduces everything itself.
+/// Every rank sends its block to all, and each reduces everything itself.
 struct FixedOneShot {
   static constexpr const char* kAlgorithm = "one_shot";
 
@@ -63,7 +63,7 @@ struct FixedOneShot {
   }
 };
 
-/// Rank c reduces chunk c from all, then shows it to all.
+/// Rank c reduces chunk c from all ranks, then sends it to all.
 struct FixedTwoShot {
   static constexpr const char* kAlgorithm = "two_shot";
 
@@ -90,7 +90,7 @@ struct FixedRing {
 
   template <int n>
   static constexpr auto steps(int rank) {
-    // Two neighbours, or the one other rank, in ascending order.
+    // Two neighbours, or the only other rank, in ascending order.
     const int next = (rank + 1) % n;
     const int previous = (rank - 1 + n) % n;
     const uint64_t to = uint64_t{1} << (next > previous);
@@ -106,13 +106,13 @@ struct FixedRing {
   }
 };
 
-/// `kAlgorithm` for one rank of n.
+/// The steps of `kAlgorithm` for one rank of n.
 template <class Algorithm, int n, int rank>
 struct FixedProgram {
   static constexpr auto kSteps = Algorithm::template steps<n>(rank);
 };
 
-/// As interpret(), with the steps of `Fixed` in place of the program's.
+/// Like interpret(), with the steps of `Fixed` in place of the program's.
 template <class Fixed, class Protocol, class Target>
 PYCOLL_HD bool interpret_fixed(Target& target, const ProgramView& program, const Message& message) {
   const auto run = [&]<int i>(std::integral_constant<int, i>, int64_t done) {

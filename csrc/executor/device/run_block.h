@@ -1,5 +1,5 @@
-// What one thread of a block does for one launch: opens the rings of its channel, interprets the
-// program on its channel's tiles, and leaves the rings' positions for the next launch.
+// The work of one thread of a block for one launch: opens the rings of its channel, interprets the
+// program on its channel's tiles, and stores the rings' positions for the next launch.
 #pragma once
 
 #include <type_traits>
@@ -11,7 +11,7 @@
 
 namespace pycoll {
 
-/// The protocol of this kind.
+/// Maps a DeviceProtocol to its protocol type.
 template <DeviceProtocol kind>
 struct BlockProtocol;
 template <>
@@ -25,7 +25,8 @@ struct BlockProtocol<DeviceProtocol::kPoison> : Poison {};
 template <>
 struct BlockProtocol<DeviceProtocol::kDirect> : BlockDirect {};
 
-/// The cells that have a kernel. kPoison needs a NaN that arithmetic never gives.
+/// True for the protocols and dtypes that have a kernel. kPoison needs a NaN that arithmetic never
+/// produces.
 PYCOLL_HD constexpr bool has_kernel(DeviceProtocol protocol, DType dtype) {
   if (protocol != DeviceProtocol::kPoison) return true;
   const DTypeKind kind = dtype_kind(dtype);
@@ -61,8 +62,8 @@ class BlockRun {
     }
   }
 
-  /// Into memory that the block shares: its tables are read at places that only a step knows, and
-  /// registers are for the bytes that are moved.
+  /// Copies the program into the block's shared memory: its tables are indexed at run time, and the
+  /// registers are needed for data.
   PYCOLL_HD void share_program() {
     const bool inline_program = launch_.steps == nullptr;
     shared_.program = {inline_program ? launch_.inline_steps : launch_.steps,
@@ -85,7 +86,7 @@ class BlockRun {
     message.granule = launch_.granule;
   }
 
-  /// Thread i opens, and closes, the links with peer i.
+  /// Opens and closes the links with peer i in thread i.
   PYCOLL_HD void open_links() {
     const DeviceLinks& links = launch_.links;
     for (int i = block_.thread_index(); i < launch_.num_peers; i += block_.num_threads()) {
@@ -97,7 +98,7 @@ class BlockRun {
       auto first_sent = static_cast<int32_t>(state.posted % num_slots);
       auto first_received = static_cast<int32_t>(state.released % num_slots);
       if constexpr (kind == DeviceProtocol::kPoison) {
-        // Each call begins in the next third of the slots, however many messages came before.
+        // Each call starts in the next third of the slots, whatever the number of earlier messages.
         first_sent = first_received = buffer() * (links.num_slots / kPoisonBuffers);
         announce(send);
       }
@@ -117,13 +118,13 @@ class BlockRun {
                                         send.credit(), 0};
     }
     if constexpr (kind == DeviceProtocol::kPoison) {
-      block_.sync();  // all have read it
+      block_.sync();  // every thread has read it
       if (block_.thread_index() == 0) ++launch_.links.epochs[channel_];
     }
   }
 
-  // kPoison has no room for a digest in its lines: each rank tells its peers, once per call, apart
-  // from them.
+  // kPoison has no room for a digest in its lines: each rank sends it to its peers once per call,
+  // in a separate word.
 
   PYCOLL_HD uint64_t epoch() const { return launch_.links.epochs[channel_]; }
   PYCOLL_HD int buffer() const { return static_cast<int>(epoch() % kPoisonBuffers); }
@@ -131,7 +132,7 @@ class BlockRun {
     device::store_ordered(send.tail->marks[buffer()], launch_.digest);
     device::store_release(send.tail->value, epoch() + 1);
   }
-  /// The bytes have come already, so this waits for hardly anything.
+  /// Compares the peers' digests. These were sent before the bytes, so the wait is short.
   PYCOLL_HD bool check_announcements(const ProgramView& program) {
     const bool same = block_.for_own_peers(program, ~uint64_t{0}, [&](int peer) {
       const FlagLine& tail = *launch_.links.recv[at(peer)].tail;

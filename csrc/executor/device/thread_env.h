@@ -1,6 +1,6 @@
-// ThreadEnv: how std::threads act as one block of a GPU, with __syncthreads as a barrier. It exists
-// so that the control flow of the kernels runs, under ThreadSanitizer too, on machines without a
-// GPU: who waits, who posts, what is read between which barriers.
+// ThreadEnv: std::threads that act as one block of a GPU, with a barrier for __syncthreads. It lets
+// the kernels' control flow (waits, posts, reads between barriers) run on machines without a GPU,
+// also under ThreadSanitizer.
 #pragma once
 
 #include <pthread.h>
@@ -12,7 +12,7 @@
 
 namespace pycoll {
 
-/// What the threads of one block share.
+/// State shared by the threads of one block.
 class ThreadTeam {
  public:
   explicit ThreadTeam(int num_threads) : num_threads_(num_threads) {
@@ -24,7 +24,7 @@ class ThreadTeam {
 
   int num_threads() const { return num_threads_; }
   void sync() { pthread_barrier_wait(&barrier_); }
-  /// As __syncthreads_and.
+  /// Equivalent of __syncthreads_and.
   bool agree(bool ready) {
     if (!ready) failed_.store(true, std::memory_order_relaxed);
     sync();
@@ -36,16 +36,16 @@ class ThreadTeam {
  private:
   int num_threads_;
   pthread_barrier_t barrier_;
-  std::atomic<bool> failed_{false};  // stays true: a failed launch is over
+  std::atomic<bool> failed_{false};  // never reset: a failed launch ends
 };
 
 /// One thread of a block.
 class ThreadEnv {
  public:
-  /// Threads that share a line of 128 bytes. A warp's lanes come without a barrier, threads do not.
+  /// Threads that share a line of 128 bytes: one, since unlike a warp's lanes they need a barrier.
   static constexpr int kLineTeam = 1;
-  /// Looks at a condition before a thread looks for trouble; it may be what it waits for that needs
-  /// this core.
+  /// Number of polls before a thread checks for trouble; small, as the awaited thread may need this
+  /// core.
   static constexpr int kSpins = 64;
 
   ThreadEnv(ThreadTeam& team, int thread_index) : team_(team), thread_index_(thread_index) {}

@@ -75,14 +75,16 @@ std::string describe_difference(const Segment& segment, int first_rank, const Ca
       arguments_of(segment, first_rank, first) == arguments_of(segment, second_rank, second)) {
     if (first.counts_hash != second.counts_hash) {
       why = (first.flags & CallRecord::kHasCounts) != 0
-                ? ", with other counts of the ranks' blocks"
-                : ", at other places in their registered arrays: they must be alike";
+                ? ", with different counts of the ranks' blocks"
+                : ", at different offsets in their registered arrays; the offsets must be equal";
     } else if (first.chosen_hash != second.chosen_hash) {
       of_first = ", which runs " + std::string(segment.names(first_rank).read(first.chosen));
       of_second = ", which runs " + std::string(segment.names(second_rank).read(second.chosen));
       why = (first.flags & CallRecord::kOnDevice) != 0
-                ? ": are the arrays registered on all ranks, and their PYCOLL_ variables the same?"
-                : ": do all ranks have the same PYCOLL_ variables, and as many cores?";
+                ? "; check that the arrays are registered and the PYCOLL_ variables equal on all "
+                  "ranks"
+                : "; check that the PYCOLL_ variables and the numbers of cores are equal on all "
+                  "ranks";
     } else if (first.count != second.count) {
       of_first = " with blocks of " + std::to_string(first.count);
       of_second = " with blocks of " + std::to_string(second.count);

@@ -16,13 +16,13 @@
 namespace pycoll {
 namespace {
 
-constexpr int64_t kTroublePeriodNs = 500'000;  // between two looks for trouble
+constexpr int64_t kTroublePeriodNs = 500'000;  // between two checks for trouble
 constexpr int64_t kInterruptPeriodNs = 20'000'000;
 constexpr int kMinSpins = 20;         // under a microsecond
-constexpr int kMaxSpins = 500;        // some 20 us
+constexpr int kMaxSpins = 500;        // about 20 us
 constexpr int64_t kSwitchNs = 1'500;  // a yield that took longer was a switch
 constexpr int64_t kRemoteYieldNs = 50'000;
-constexpr int64_t kNapNs = 1'000'000;  // bounds what a missed wake-up costs
+constexpr int64_t kNapNs = 1'000'000;  // upper bound of the cost of a missed wake-up
 
 }  // namespace
 
@@ -33,7 +33,7 @@ Waiter::Waiter(Transport& transport)
       rank_(transport.rank()) {
   const bool oversubscribed = transport.num_ranks() > segment_.num_cores();
   max_spins_ = oversubscribed ? kMinSpins : kMaxSpins;
-  // Looks at memory alone find nothing that comes from another host: spin_with_hosts does both.
+  // Polling memory finds nothing that comes from another host; spin_with_hosts polls both.
   if (proxy_ != nullptr) max_spins_ = 1;
   num_spins_ = max_spins_;
   yield_ns_ = oversubscribed ? 200'000 : 1'000'000;
@@ -48,7 +48,7 @@ bool Waiter::wait_slowly(bool (*ready)(void*), void* context, const WaitSite& si
 
 bool Waiter::wait_in_view(bool (*ready)(void*), void* context, const WaitSite& site) {
   if (!slow_) {
-    // The first slow wait of an operation: the clock starts here, so that a quick one never asks.
+    // The first slow wait of an operation starts the clock; quick waits never read it.
     slow_ = true;
     asked_ns_ = 0;
     deadline_ = Deadline::after_s(timeout_s_);
@@ -57,7 +57,8 @@ bool Waiter::wait_in_view(bool (*ready)(void*), void* context, const WaitSite& s
   const int64_t start = now_ns();
   int64_t next_look = start + kTroublePeriodNs;
   int64_t next_interrupt = start + kInterruptPeriodNs;
-  // The kernel wakes who waits for another host: its way is long beside that of the network.
+  // The kernel wakes a rank that waits for another host: this takes short compared with the
+  // network.
   const int64_t yield_ns = proxy_ != nullptr && proxy_->is_remote(site.peer)
                                ? std::min(yield_ns_, kRemoteYieldNs)
                                : yield_ns_;
@@ -67,13 +68,13 @@ bool Waiter::wait_in_view(bool (*ready)(void*), void* context, const WaitSite& s
     const int64_t now = now_ns();
     if (now >= next_look || load_acquire(segment_.failure_word()) != 0) {
       if (look_for_trouble(ready, context, site)) {
-        // What was posted before the trouble began is still good.
+        // A message posted before the trouble began is still valid.
         if (ready(context)) return true;
         site_ = site;
         return false;
       }
       next_look = now + kTroublePeriodNs;
-      // Not in view: a message from anyone, and one to this very rank.
+      // Not checked here: a message from any rank, and one to this same rank.
       if (site.peer >= 0 && site.peer < segment_.num_ranks() && site.peer != rank_) {
         store_relaxed(segment_.control(rank_).looked_ns, static_cast<uint64_t>(now));
         store_relaxed(segment_.control(rank_).waits_for, static_cast<uint64_t>(site.peer) + 1);
@@ -102,7 +103,7 @@ bool Waiter::look_for_trouble(bool (*ready)(void*), void* context, const WaitSit
   if (site.look != nullptr) return site.look(site.look_context);
   Failure failure;
   failure.reporter = static_cast<uint16_t>(rank_);
-  // A rank that made another call may never send what is waited for.
+  // A rank that made another call may never send the expected message.
   if (!peers_agree()) return true;
   if (proxy_ != nullptr) ask_hosts(site);
   if (transport_.has_left(site.peer)) {
@@ -116,8 +117,8 @@ bool Waiter::look_for_trouble(bool (*ready)(void*), void* context, const WaitSit
     failure.signal = static_cast<uint8_t>(*signal);
   } else if (deadline_.expired()) {
     failure.code = FailureCode::kTimeout;
-    // The rank that never came is the one to name, not the neighbour that waits for it too; nor one
-    // that did not come because a third one holds it up elsewhere.
+    // Names the rank that never entered the operation, rather than a neighbour that waits for it
+    // too, or a rank that a third one delays elsewhere.
     int late = site.peer;
     for (int rank = 0; rank < segment_.num_ranks(); ++rank) {
       if (load_acquire(segment_.control(rank).sequence) < sequence_) {
@@ -133,8 +134,8 @@ bool Waiter::look_for_trouble(bool (*ready)(void*), void* context, const WaitSit
   return true;
 }
 
-// A yield that comes back at once found nobody else who wants this core: spinning is free. One that
-// takes longer let somebody run, perhaps the very peer that is waited for: spin less from now on.
+// A yield that returns at once found no other thread that wants this core, so spinning is free. A
+// longer one let another thread run, perhaps that of the awaited peer: spin less from now on.
 void Waiter::yield(int64_t now) {
   ::sched_yield();
   if (now_ns() - now < kSwitchNs) {
@@ -144,10 +145,10 @@ void Waiter::yield(int64_t now) {
   }
 }
 
-/// What spin_until does where all ranks are on one host.
+/// Replaces the spinning phase of spin_until when ranks are on several hosts.
 bool Waiter::spin_with_hosts(bool (*ready)(void*), void* context, int peer) {
-  // A look at the network is a system call, as long as many looks at memory. For a rank of this
-  // host it is seldom of use.
+  // Polling the network is a system call, which takes as long as many checks of memory. While
+  // waiting for a rank of this host it rarely helps.
   constexpr int kWorth = 12;
   const bool remote = proxy_->is_remote(peer);
   const int num_spins = transport_.num_ranks() > segment_.num_cores() ? kMinSpins : kMaxSpins;
@@ -163,7 +164,8 @@ bool Waiter::spin_with_hosts(bool (*ready)(void*), void* context, int peer) {
 }
 
 void Waiter::ask_hosts(const WaitSite& site) {
-  // The rank whose credits may be late; after a while all, for what else may hold this one up.
+  // First asks the rank whose credits may be late; after a while all, since any may cause the
+  // delay.
   constexpr int64_t kCreditPeriodNs = 5'000'000;
   constexpr int64_t kAskPeriodNs = 50'000'000;
   const int64_t now = now_ns();
@@ -186,7 +188,7 @@ void Waiter::nap(bool (*ready)(void*), void* context, int peer) {
   const std::atomic_ref<uint32_t> asleep(control.asleep);
   const std::atomic_ref<uint32_t> bell(control.bell);
   const uint32_t heard = bell.load(std::memory_order_acquire);
-  // Counts: a collective and a message may be waited for at once.
+  // A counter: the rank may wait for a collective and a message at the same time.
   asleep.fetch_add(1, std::memory_order_seq_cst);
   if (!ready(context) && load_acquire(segment_.failure_word()) == 0) {
     const timespec length{0, kNapNs};
@@ -196,7 +198,7 @@ void Waiter::nap(bool (*ready)(void*), void* context, int peer) {
 }
 
 bool Waiter::mismatch(int peer) {
-  // What it called is for the error's text: it has come a long way, so this is worth the wait.
+  // The error's text names the rank's call, which comes from another host: worth a wait.
   constexpr double kFetchSeconds = 1;
   if (proxy_ != nullptr && proxy_->is_remote(peer)) {
     proxy_->fetch_record(peer, sequence_, kFetchSeconds);
@@ -217,7 +219,7 @@ bool Waiter::peers_agree() {
   return true;
 }
 
-// A rank that has not looked for half the timeout is stopped, whatever it waited for before.
+// A rank that has not checked for trouble in half the timeout is stopped, even if it was waiting.
 int Waiter::find_culprit(int peer) const {
   const int64_t fresh_ns = now_ns() - static_cast<int64_t>(timeout_s_ * 0.5e9);
   int last = peer;
@@ -227,7 +229,7 @@ int Waiter::find_culprit(int peer) const {
     if (next == 0 || static_cast<int64_t>(load_relaxed(control.looked_ns)) < fresh_ns) return last;
     last = static_cast<int>(next) - 1;
   }
-  return peer;  // a circle: nobody in particular
+  return peer;  // a cycle has no single culprit
 }
 
 std::string Waiter::describe_missing(int culprit) const {
@@ -251,7 +253,7 @@ std::string Waiter::describe_missing(int culprit) const {
 }
 
 std::string Waiter::describe_mismatch(const Failure& failure) const {
-  // The oldest difference is the mistake; a rank that waited for nobody may have passed it by.
+  // The oldest difference is the mistake; a rank that did not have to wait may be far past it.
   const uint64_t newest = std::min(load_acquire(segment_.control(failure.reporter).sequence),
                                    load_acquire(segment_.control(failure.culprit).sequence));
   const uint64_t oldest =
@@ -293,8 +295,9 @@ void Waiter::raise_failure(const std::string& what, const std::string& call) con
   const std::string me = what + ": rank " + std::to_string(rank_) + " of " + std::to_string(n);
   const std::string culprit = "rank " + std::to_string(failure.culprit);
   std::string message = describe_failed_message(segment_, failure);
-  // The operation that met the failure need not be the one that raises it.
-  const bool is_other = failure.reporter != rank_ || message.find(what) == std::string::npos;
+  // The operation that failed need not be the one that raises the error.
+  const bool is_own = failure.reporter == rank_;
+  const bool is_other = !is_own || message.find(what) == std::string::npos;
   const std::string in_message =
       message.empty() || !is_other ? "" : ", which " + message + " needed";
   if (message.empty()) message = "rank " + std::to_string(failure.reporter);
@@ -310,15 +313,14 @@ void Waiter::raise_failure(const std::string& what, const std::string& call) con
                            " timed out waiting for " + culprit + "; make a new communicator");
       }
       throw TimeoutError(
-          me +
-          (failure.reporter == rank_
-               ? " waited " + describe_seconds(timeout_s_)
-               : " gives up with rank " + std::to_string(failure.reporter) + ", which waited " +
-                     describe_seconds(timeout_s_) + ", its wait") +
+          me + (is_own ? " waited " + describe_seconds(timeout_s_) : " stopped waiting") +
           (site_.for_credit ? " for a free slot to rank " : " for rank ") +
           std::to_string(site_.peer) + " (chunk " + std::to_string(site_.chunk) + ", step " +
-          std::to_string(site_.step) + ")" + (call.empty() ? "" : " in " + call) + "; " +
-          describe_missing(failure.culprit));
+          std::to_string(site_.step) + ")" + (call.empty() ? "" : " in " + call) +
+          (is_own ? ""
+                  : ", because rank " + std::to_string(failure.reporter) + " waited " +
+                        describe_seconds(timeout_s_)) +
+          "; " + describe_missing(failure.culprit));
     case FailureCode::kPeerDied: {
       const bool remote = failure.signal >= Transport::kConnectionLost;
       throw PeerDiedError(me + " cannot go on: " + (remote ? "" : "the process of ") + culprit +

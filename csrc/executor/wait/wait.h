@@ -1,11 +1,11 @@
-// The one way to wait: spin_until(condition), with an abort word, a deadline and dead peers in
-// view.
+// The one way to wait: spin_until(condition), which also checks the abort word, the deadline and
+// dead peers.
 //
 // The fast path spins. The slow path goes from spinning to yielding to naps on the rank's bell, and
-// every few hundred microseconds looks for what could make the wait endless: a failure that another
-// rank announced, a peer whose process ended, a peer that made a different call, Ctrl-C, and the
-// deadline. Waiting ranks that outnumber the cores skip the spinning: the core is what they wait
-// for.
+// every few hundred microseconds checks for what could make the wait endless: a failure that
+// another rank announced, a peer whose process ended, a peer that made a different call, Ctrl-C,
+// and the deadline. When waiting ranks outnumber the cores they skip the spinning, because the
+// awaited rank needs the core.
 #pragma once
 
 #include <functional>
@@ -25,8 +25,8 @@ inline void cpu_pause() {
 #endif
 }
 
-/// Called when an operation's wait turns slow, at most once: where the caller gives up a lock that
-/// it kept for the quick case (Python's GIL).
+/// Callback for an operation's first slow wait, at most once: lets the caller release a lock that
+/// it holds in the quick case (Python's GIL).
 struct OnSlow {
   void (*function)(void*) = nullptr;
   void* context = nullptr;
@@ -39,7 +39,7 @@ class Waiter {
  public:
   explicit Waiter(Transport& transport);
 
-  /// Called once per operation. `digest` is of this rank's own record of operation `sequence`.
+  /// Called once per operation. `digest` identifies this rank's own record of operation `sequence`.
   void begin(uint64_t sequence, uint32_t digest, double timeout_s, const OnSlow& on_slow) {
     sequence_ = sequence;
     digest_ = digest;
@@ -50,15 +50,16 @@ class Waiter {
   uint32_t digest() const { return digest_; }
   uint64_t sequence() const { return sequence_; }
   int rank() const { return rank_; }
-  /// The operation of begin() waited, and was ended, on a device.
+  /// Records that the operation of begin() waited, and failed, on a device.
   void waited_elsewhere(const WaitSite& site) {
     slow_ = true;
     site_ = site;
   }
-  /// Some rank of this process may go on.
+  /// Wakes the waiting ranks of this process.
   void wake_others() const { segment_.ring_all_bells(); }
 
-  /// True when `ready()` came true; false when it never will: then raise_failure() says why.
+  /// Returns true once `ready()` is true; false when it never will be: then raise_failure() throws
+  /// the reason.
   template <class Ready>
   bool spin_until(Ready&& ready, const WaitSite& site) {
     for (int i = 0; i < num_spins_; ++i) {
@@ -70,19 +71,19 @@ class Waiter {
                        const_cast<void*>(static_cast<const void*>(&ready)), site);
   }
 
-  /// A message came whose mark says that `peer` made another call. Always false.
+  /// Reports that a message from `peer` carried the mark of another call. Returns false.
   bool mismatch(int peer);
-  /// False when a rank that has entered this operation made another call than this one. Of two
-  /// ranks that published different calls and then asked, at least one is told.
+  /// False when a rank that has entered this operation made a different call. If two ranks publish
+  /// different calls and then check, at least one of them gets false.
   bool peers_agree();
 
   /// Raises the typed error for the failure that broke the communicator. `what` begins the
-  /// message: `all_reduce #412`. `call` says more about this rank's call where that helps.
+  /// message: `all_reduce #412`. `call` adds details of this rank's call where that helps.
   [[noreturn]] void raise_failure(const std::string& what, const std::string& call = "") const;
-  /// The same for the operation of `record`, of this rank.
+  /// Raises the failure for the operation of `record`, called by this rank.
   [[noreturn]] void raise_failure(const CallRecord& record) const;
 
-  /// Called about every 20 ms of a slow wait; returning true ends the wait (Ctrl-C).
+  /// Called about every 20 ms of a slow wait; ends the wait by returning true (Ctrl-C).
   std::function<bool()> interrupted;
 
  private:
@@ -94,7 +95,7 @@ class Waiter {
   bool spin_with_hosts(bool (*ready)(void*), void* context, int peer);
   void ask_hosts(const WaitSite& site);
   std::string describe_end(int rank, int signal) const;
-  /// Who holds up `peer`, that holds up this rank: follows who waits for whom.
+  /// The rank that `peer` is waiting for (follows the chain of waits).
   int find_culprit(int peer) const;
   std::string describe_missing(int culprit) const;
   std::string describe_mismatch(const Failure& failure) const;
@@ -104,18 +105,18 @@ class Waiter {
   Proxy* proxy_;  // null: all ranks are on this host
   int rank_;
   int max_spins_;
-  int num_spins_;  // adapts to whether this rank has its core for itself
+  int num_spins_;  // adapts to whether this rank has a core to itself
   int64_t yield_ns_;
   uint64_t sequence_ = 0;
   uint32_t digest_ = 0;
   double timeout_s_ = 0;
   OnSlow on_slow_;
   bool slow_ = false;                         // this operation had a slow wait
-  Deadline deadline_ = Deadline::after_s(0);  // of this operation, once it is slow
+  Deadline deadline_ = Deadline::after_s(0);  // of this operation; valid once it is slow
   unsigned num_looks_ = 0;
-  int64_t asked_ns_ = 0;  // when remote ranks were last asked what they do
+  int64_t asked_ns_ = 0;  // when remote ranks were last asked for their status
   int64_t credit_asked_ns_ = 0;
-  WaitSite site_;  // of the wait that failed here
+  WaitSite site_;  // the wait of this rank that failed
 };
 
 }  // namespace pycoll

@@ -1,5 +1,5 @@
-// Are the conversions that a GPU's instructions do (reduce/device_traits.h) those of the host? For
-// every code of the small floats, and for every f32.
+// Compares the conversions by a GPU's instructions (reduce/device_traits.h) with the CPU's, for
+// every code of the small floats and for every f32.
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/launch_cuda.h"
@@ -20,7 +20,7 @@ __global__ void check_conversions_kernel(unsigned long long* num_differences) {
     if (Native::store(x) != Written::store(x)) ++differences;
     if (i >> (8 * sizeof(Storage)) == 0) {
       const auto code = static_cast<Storage>(i);
-      // Which NaN a code becomes does not matter: none leaves a reduction as it came.
+      // Which NaN a code becomes does not matter: a reduction replaces it by the canonical one.
       const float native = canonical(static_cast<float>(Native::load(code)));
       const float written = canonical(static_cast<float>(Written::load(code)));
       if (bits_as<uint32_t>(native) != bits_as<uint32_t>(written)) ++differences;

@@ -1,7 +1,7 @@
-// NVIDIA GPUs as a DeviceTable, over the CUDA runtime. Memory comes from the driver's virtual
-// memory functions where it can be exported as a descriptor: then it lives until the last process
-// that maps it has let go, whoever ends first. The driver's functions are found through the
-// runtime, so that the library is linked against neither.
+// NVIDIA GPUs as a DeviceTable, over the CUDA runtime. Memory that can be exported as a descriptor
+// comes from the driver's virtual memory functions: it lives until the last process unmaps it, in
+// whatever order the processes end. The driver's functions are found through the runtime, so the
+// library does not link against the driver.
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -42,7 +42,7 @@ int describe(int32_t device, DeviceFacts* facts) {
   facts->num_processors = properties.multiProcessorCount;
   facts->capability = 10 * properties.major + properties.minor;
   facts->block_threads = kMaxDeviceThreads;
-  // About a quarter of the processors: enough to move what the links carry, and room for others.
+  // About a quarter of the processors: enough to saturate the links, and the rest stays free.
   facts->max_channels = properties.multiProcessorCount / 4;
   return 0;
 }
@@ -69,7 +69,7 @@ int reach(int32_t device, int32_t peer, int32_t* can) {
   const OnDevice current(device);
   const cudaError_t status = cudaDeviceEnablePeerAccess(peer, 0);
   if (status == cudaErrorPeerAccessAlreadyEnabled) {
-    (void)cudaGetLastError();  // it is no error here, and not to be found by others
+    (void)cudaGetLastError();  // clears the status, which is no error here
     return 0;
   }
   return cuda_status(status);
@@ -142,7 +142,7 @@ int capture_of(int32_t device, DeviceStream stream, uint64_t* capture) {
   const OnDevice current(device);
   cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
   unsigned long long number = 0;
-  // The legacy default stream is never captured, and must not be asked while another one is.
+  // The legacy default stream is never captured, and must not be queried while another one is.
   *capture = 0;
   if (reinterpret_cast<uintptr_t>(stream) <= 1) return 0;
   const int status = cuda_status(cudaStreamGetCaptureInfo(stream_of(stream), &state, &number));

@@ -6,14 +6,15 @@
 
 namespace pycoll {
 
-/// A block per channel: of one rank, whose launch is `launch`, or of several ranks on this GPU,
-/// whose launches lie at `launches`. The launch is read often, at places that are known late, so
-/// each block takes it into its shared memory first. Then calls run(launch, channel, shared).
+/// Runs a block per channel, of one rank, whose launch is `launch`, or of several ranks on this
+/// GPU, whose launches lie at `launches`. Each block first copies its launch to shared memory,
+/// because the launch is read often and with run-time indices. Then calls run(launch, channel,
+/// shared).
 template <class Run>
 __device__ void run_as_block(const DeviceLaunch& launch, const DeviceLaunch* launches, Run&& run) {
   constexpr int kNumWords = sizeof(DeviceLaunch) / sizeof(uint64_t);
   static_assert(sizeof(DeviceLaunch) % sizeof(uint64_t) == 0);
-  // Without constructors, which shared memory does not run.
+  // Raw bytes, because constructors do not run for shared memory.
   __shared__ alignas(16) std::byte memory[sizeof(BlockShared)];
   auto& shared = *reinterpret_cast<BlockShared*>(memory);
   __shared__ uint64_t words[kNumWords];
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(kMaxDeviceThreads, 1)
   });
 }
 
-/// By dtype; null where there is none.
+/// Kernels by dtype; null where there is none.
 struct CudaKernels {
   const void* kernels[kNumDTypes];
 };
@@ -54,8 +55,8 @@ CudaKernels make_cuda_kernels() {
 #undef X
 }
 
-/// The table of one protocol. Each is compiled in a file of its own, which CMake makes from
-/// cuda_kernels.cu.in, so that they compile in parallel.
+/// The table of one protocol. CMake makes a file for each from cuda_kernels.cu.in, so that they
+/// compile in parallel.
 template <DeviceProtocol protocol>
 CudaKernels cuda_kernels();
 template <>

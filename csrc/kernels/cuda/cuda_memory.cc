@@ -11,13 +11,13 @@
 namespace pycoll {
 namespace {
 
-/// The driver's functions, which this library is not linked against.
+/// The driver's functions, found at run time since this library is not linked against the driver.
 struct Driver {
   template <class Function>
   static Function find(const char* name) {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult answer{};
-    // 12.0 has all of them, in the form that is used here.
+    // CUDA 12.0 has all of them, with the signatures used here.
     if (cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &answer) !=
             cudaSuccess ||
         answer != cudaDriverEntryPointSuccess) {
@@ -55,9 +55,9 @@ const Driver& driver() {
   return found;
 }
 
-/// Memory that was mapped here, by address.
+/// A mapping of this process; stored by address.
 struct Mapped {
-  size_t nbytes;  // mapped
+  size_t nbytes;  // mapped size
   CUmemGenericAllocationHandle handle;
 };
 
@@ -71,7 +71,7 @@ Mappings& mappings() {
   return all;
 }
 
-/// Memory of `device` that can be given to other processes as a descriptor.
+/// Properties of memory of `device` that can be exported to other processes as a descriptor.
 CUmemAllocationProp exportable(int device) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -90,7 +90,7 @@ bool can_export(int device) {
          supported != 0;
 }
 
-/// Maps `handle` for kernels of `device`, and takes it over.
+/// Maps `handle` for kernels of `device`, and takes ownership of it.
 int map_handle(int device, CUmemGenericAllocationHandle handle, size_t nbytes, void** memory) {
   CUdeviceptr address = 0;
   int status =
@@ -106,7 +106,7 @@ int map_handle(int device, CUmemGenericAllocationHandle handle, size_t nbytes, v
     access.location.id = device;
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     status = driver_status(driver().cuMemSetAccess(address, nbytes, &access, 1),
-                           "peer access to mapped memory");
+                           "allowing access to mapped memory");
     if (status != 0) (void)driver().cuMemUnmap(address, nbytes);
   }
   if (status != 0) {
@@ -120,7 +120,7 @@ int map_handle(int device, CUmemGenericAllocationHandle handle, size_t nbytes, v
   return 0;
 }
 
-/// False when it was not mapped here.
+/// Unmaps memory. False when it was not mapped here.
 bool unmap(void* memory) {
   const auto address = reinterpret_cast<uintptr_t>(memory);
   const std::lock_guard lock(mappings().mutex);
@@ -145,7 +145,7 @@ int cuda_allocate(int32_t device, size_t nbytes, void** memory) {
     size_t unit = 0;
     int status = driver_status(driver().cuMemGetAllocationGranularity(
                                    &unit, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
-                               "the size of a page");
+                               "reading the page size");
     if (status != 0) return status;
     const size_t rounded = (nbytes + unit - 1) / unit * unit;
     CUmemGenericAllocationHandle handle = 0;
@@ -153,7 +153,7 @@ int cuda_allocate(int32_t device, size_t nbytes, void** memory) {
     if (status == 0) status = map_handle(device, handle, rounded, memory);
     if (status != 0) return status;
   }
-  // Behind nothing that anybody waits for: a stream of its own would do no better.
+  // The default stream is good enough here: no caller waits for other work in it.
   if (const int status = cuda_status(cudaMemset(*memory, 0, nbytes))) return status;
   return cuda_status(cudaStreamSynchronize(nullptr));
 }
@@ -185,12 +185,12 @@ int cuda_export_memory(const void* p, DeviceHandle* handle, int32_t* fd) {
       return 0;
     }
   }
-  // Of another library: by IPC, which hands out the whole allocation that `p` lies in.
+  // Memory of another library: CUDA IPC exports the whole allocation that contains `p`.
   CUdeviceptr base = 0;
   size_t nbytes = 0;
   if (driver().cuMemGetAddressRange == nullptr) return cuda_refuse("the driver is too old");
   if (const int status = driver_status(driver().cuMemGetAddressRange(&base, &nbytes, address),
-                                       "looking for an allocation")) {
+                                       "finding an allocation")) {
     return status;
   }
   handle->nbytes = nbytes;
@@ -199,7 +199,7 @@ int cuda_export_memory(const void* p, DeviceHandle* handle, int32_t* fd) {
   static_assert(sizeof(ipc) <= sizeof(handle->bytes));
   if (cudaIpcGetMemHandle(&ipc, reinterpret_cast<void*>(base)) != cudaSuccess) {
     (void)cudaGetLastError();
-    return 0;  // kNone: memory that neither way exports
+    return 0;  // kNone: neither way exports this memory
   }
   handle->kind = DeviceHandleKind::kIpc;
   std::memcpy(handle->bytes, &ipc, sizeof(ipc));
@@ -242,7 +242,7 @@ int cuda_allocate_host(size_t nbytes, void** memory) {
   if (const int status = cuda_status(cudaHostGetDevicePointer(&on_device, *memory, 0))) {
     return status;
   }
-  return on_device == *memory ? 0 : cuda_refuse("kernels see host memory under another address");
+  return on_device == *memory ? 0 : cuda_refuse("host memory has another address on the device");
 }
 
 int cuda_free_host(void* memory) { return cuda_status(cudaFreeHost(memory)); }

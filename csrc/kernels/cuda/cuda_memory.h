@@ -1,5 +1,5 @@
 // Memory of GPUs: allocations that other processes can map, and host memory that kernels reach.
-// What each function does is said in device/device_table.h.
+// device/device_table.h documents the functions.
 #pragma once
 
 #include "device/device_table.h"

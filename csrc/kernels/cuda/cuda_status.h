@@ -1,5 +1,5 @@
-// What the runtime and the driver answer, as the DeviceTable gives it: 0, or a text for
-// last_error().
+// Results of the runtime and the driver in the form of the DeviceTable: 0, or an error whose text
+// last_error() returns.
 #pragma once
 
 #include <cuda.h>
@@ -7,15 +7,15 @@
 
 namespace pycoll {
 
-/// 0, or not; then cuda_last_error() says why. Clears the runtime's own last error, which belongs
-/// to nobody else.
+/// Returns 0 for success; otherwise cuda_last_error() gives the reason. Clears the runtime's own
+/// last error, so that other users of the runtime do not see it.
 int cuda_status(cudaError_t status);
-/// The same of the driver.
+/// Like cuda_status(), for a result of the driver.
 int driver_status(CUresult status, const char* what);
 int cuda_refuse(const char* why);
 const char* cuda_last_error();
 
-/// Makes a device the thread's current one, and the earlier one again at the end.
+/// Makes a device the thread's current one, and restores the previous one at the end.
 class OnDevice {
  public:
   explicit OnDevice(int device) {
@@ -32,7 +32,7 @@ class OnDevice {
   OnDevice(const OnDevice&) = delete;
 
  private:
-  int before_ = -1;  // negative: nothing to undo
+  int before_ = -1;  // negative: nothing to restore
 };
 
 }  // namespace pycoll

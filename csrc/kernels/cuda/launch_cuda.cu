@@ -7,7 +7,7 @@
 namespace pycoll {
 namespace {
 
-/// The kernels of all protocols. Made once: what lies in it are the addresses of host stubs.
+/// The kernels of all protocols. Made once, since the table only holds addresses of host stubs.
 const CudaKernels* all_kernels() {
   static const CudaKernels kernels[kNumDeviceProtocols] = {
       cuda_kernels<DeviceProtocol::kSimple>(), cuda_kernels<DeviceProtocol::kLL>(),
@@ -102,7 +102,7 @@ int preload_on_cuda() {
   for (int protocol = 0; protocol < kNumDeviceProtocols; ++protocol) {
     for (const void* kernel : all_kernels()[protocol].kernels) {
       if (kernel == nullptr) continue;
-      // Asking for a kernel's attributes loads it.
+      // Reading a kernel's attributes loads it.
       cudaFuncAttributes attributes;
       const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
       if (error != cudaSuccess) return error;

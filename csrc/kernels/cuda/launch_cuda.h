@@ -1,4 +1,4 @@
-// Launches on a GPU. What returns int returns a cudaError_t.
+// Launches on a GPU. A result of type int is a cudaError_t.
 #pragma once
 
 #include "executor/device/device_launch.h"
@@ -8,24 +8,25 @@ namespace pycoll {
 /// Launches the operation of one rank on `stream` (a cudaStream_t); returns at once.
 int launch_on_cuda(const DeviceLaunch& launch, void* stream);
 
-/// One cooperative launch of `num_launches` ranks on one GPU: `launches` lie in device memory, and
-/// differ from `first`, a copy of one of them here, in nothing that a kernel is chosen by.
+/// One cooperative launch of `num_launches` ranks on one GPU. `launches` lie in device memory;
+/// `first` is a copy of one of them on the host. All need the same kernel.
 int launch_together_on_cuda(const DeviceLaunch& first, const DeviceLaunch* launches,
                             int num_launches, void* stream);
 
-/// Blocks of `num_threads` threads of this launch's kernel that the current device holds at once.
+/// Number of blocks of `num_threads` threads of this launch's kernel that fit on the current
+/// device.
 int max_resident_blocks_on_cuda(DeviceProtocol protocol, DType dtype, Op op, int num_threads,
                                 int* num_blocks);
 
-/// Loads every kernel onto the current device, so that no launch does it while another one spins.
+/// Loads every kernel onto the current device, so that no launch does so while another one waits.
 int preload_on_cuda();
 
-/// dst[i] <- src[i] * factor: the first half of premul, before a launch.
+/// dst[i] <- src[i] * factor: the scaling step of premul, before a launch.
 int scale_on_cuda(void* dst, const void* src, int64_t count, DType dtype, double factor,
                   void* stream);
 
-/// Counts the patterns that the current device's own conversions (reduce/device_traits.h) do
-/// otherwise than the host's. Also in C, for tests: pycoll_check_conversions.
+/// Counts the patterns that the current device's instructions (reduce/device_traits.h) convert
+/// differently from the CPU. Also exported in C, for tests: pycoll_check_conversions.
 int check_conversions_on_cuda(uint64_t* num_differences);
 
 }  // namespace pycoll

@@ -1,4 +1,4 @@
-// Launches on host threads: each block of a launch is a team of std::threads.
+// Launches on CPU threads: each block of a launch is a team of std::threads.
 #pragma once
 
 #include "executor/device/device_launch.h"
@@ -6,11 +6,11 @@
 
 namespace pycoll {
 
-/// Runs the launches of `num_launches` ranks at once, as one cooperative launch does, and returns
-/// when all threads have ended. Failures are in the reports.
+/// Runs the launches of `num_launches` ranks at once, like a cooperative launch, and returns when
+/// all threads have ended. The reports receive the failures.
 void launch_on_threads(const DeviceLaunch* launches, int num_launches, ThreadPool& pool);
 
-/// dst[i] <- src[i] * factor: the first half of premul, before a launch.
+/// dst[i] <- src[i] * factor: the scaling step of premul, before a launch.
 void scale_on_threads(void* dst, const void* src, int64_t count, DType dtype, double factor);
 
 }  // namespace pycoll

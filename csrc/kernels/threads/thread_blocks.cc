@@ -16,7 +16,7 @@ struct BlockOfThreads {
   int channel;
 };
 
-/// One thread of the blocks.
+/// Block and index of one thread.
 struct Place {
   BlockOfThreads* block;
   int thread;

@@ -1,10 +1,10 @@
-// The emulated device: memory, streams and kernels are those of the host. It exists so that set-up,
-// launch order, errors, deadlines, captures and the Python side run on machines without a GPU,
-// under sanitizers too. Its ranks may be threads, or processes that map each other's memory.
+// The emulated device: memory, streams and kernels of the CPU. It lets set-up, launch order,
+// errors, deadlines, captures and the Python side run on machines without a GPU, also under
+// sanitizers. Its ranks may be threads, or processes that map each other's memory.
 //
-// For tests, the environment can make it less able: PYCOLL_DEVICE_THREADS_COUNT (devices; 1),
-// ..._REACH=0 (no device reaches another one's memory), ..._EXPORT=0 (no process another one's),
-// ..._PROCESSORS (blocks at once; 32).
+// For tests, environment variables reduce its abilities: PYCOLL_DEVICE_THREADS_COUNT (number of
+// devices; 1), ..._REACH=0 (no device reaches another one's memory), ..._EXPORT=0 (no process maps
+// another one's memory), ..._PROCESSORS (maximum number of blocks at once; 32).
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -25,19 +25,20 @@
 namespace pycoll {
 namespace {
 
-constexpr int kNumProcessors = 32;  // as the default of PYCOLL_DEVICE_THREADS_PROCESSORS
-// Every one is a thread of the host: enough to be several.
+constexpr int kNumProcessors = 32;  // the default of PYCOLL_DEVICE_THREADS_PROCESSORS
+// Each is a CPU thread: the numbers are small, but above one.
 constexpr int kBlockThreads = 4;
 constexpr int kMaxChannels = 2;
 
 thread_local std::string last_error_text;
 
-/// Of one process. A forked one begins anew: the threads are not there.
+/// State of the emulated device in one process. A forked process makes its own, because threads do
+/// not survive a fork.
 struct Machine {
   const pid_t pid = ::getpid();
   const int num_devices = static_cast<int>(env_number("PYCOLL_DEVICE_THREADS_COUNT"));
   ThreadMemory memory;
-  std::mutex mutex;                     // of what is below
+  std::mutex mutex;                     // protects the members below
   std::vector<ThreadStream*> defaults;  // by device
   std::set<ThreadStream*> streams;      // all
   std::map<void*, size_t> host_memory;
@@ -47,7 +48,7 @@ Machine& machine() {
   static std::atomic<Machine*> current{nullptr};
   Machine* found = current.load();
   if (found != nullptr && found->pid == ::getpid()) return *found;
-  // Left behind at the end, and at a fork: threads may run in it until the process is gone.
+  // Never deleted, even after a fork: threads may use it until the process has ended.
   auto* fresh = new Machine;
   if (current.compare_exchange_strong(found, fresh)) return *fresh;
   delete fresh;
@@ -207,7 +208,7 @@ int destroy_stream(DeviceStream handle) {
   auto* stream = static_cast<ThreadStream*>(handle);
   {
     const std::lock_guard lock(machine().mutex);
-    if (machine().streams.erase(stream) == 0) return 0;  // of a parent process
+    if (machine().streams.erase(stream) == 0) return 0;  // created by a parent process
   }
   delete stream;
   return 0;
@@ -219,7 +220,7 @@ int synchronize_stream(int32_t device, DeviceStream stream) {
 
 int copy(int32_t device, void* dst, const void* src, size_t nbytes, DeviceStream stream) {
   return guarded([&] {
-    // Pageable memory of the host may go or change after the call, as with CUDA.
+    // Like CUDA, copies pageable host memory first, which may change or be freed after the call.
     if (nbytes <= 64 << 10 && machine().memory.device_of(src) < 0) {
       std::vector<std::byte> bytes(nbytes);
       if (nbytes != 0) std::memcpy(bytes.data(), src, nbytes);

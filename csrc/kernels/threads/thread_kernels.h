@@ -1,4 +1,4 @@
-// The kernels on host threads, one table of them per protocol, so that they compile in parallel.
+// The kernels on CPU threads, one table per protocol, so that they compile in parallel.
 #pragma once
 
 #include "executor/device/run_block.h"
@@ -9,7 +9,7 @@ namespace pycoll {
 using ThreadKernel = void (*)(const ThreadEnv& env, const DeviceLaunch& launch, int channel,
                               BlockShared& shared);
 
-/// By dtype; null where there is none.
+/// Kernels by dtype; null where there is none.
 struct ThreadKernels {
   ThreadKernel kernels[kNumDTypes];
 };

@@ -13,7 +13,7 @@
 namespace pycoll {
 namespace {
 
-/// For tests of the way around.
+/// Lets tests cover the path without exports.
 bool may_export() { return env_flag("PYCOLL_DEVICE_THREADS_EXPORT"); }
 
 }  // namespace
@@ -38,7 +38,7 @@ void* ThreadMemory::map(int device, size_t nbytes, Fd fd) {
 void ThreadMemory::free(void* memory) {
   const std::lock_guard lock(mutex_);
   const auto found = allocations_.find(static_cast<const std::byte*>(memory));
-  if (found == allocations_.end()) throw UsageError("no such allocation");
+  if (found == allocations_.end()) throw UsageError("free: no allocation at this address");
   ::munmap(memory, found->second.nbytes);
   allocations_.erase(found);
 }
@@ -60,7 +60,7 @@ int ThreadMemory::device_of(const void* p) {
 void ThreadMemory::export_memory(const void* p, DeviceHandle* handle, int32_t* fd) {
   const std::lock_guard lock(mutex_);
   const auto found = find(p);
-  if (found == allocations_.end()) throw UsageError("no memory of a device");
+  if (found == allocations_.end()) throw UsageError("export: no memory of a device");
   *handle = {};
   *fd = -1;
   handle->nbytes = found->second.nbytes;

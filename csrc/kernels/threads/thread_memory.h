@@ -14,9 +14,9 @@ class ThreadMemory {
  public:
   void* allocate(int device, size_t nbytes);
   void free(void* memory);
-  /// -1: no memory of a device.
+  /// The device of `p`, or -1 when it is not memory of a device.
   int device_of(const void* p);
-  /// `fd` is the caller's.
+  /// Exports the allocation of `p`. The caller owns `fd`.
   void export_memory(const void* p, DeviceHandle* handle, int32_t* fd);
   void* import_memory(int device, const DeviceHandle& handle, int fd);
 

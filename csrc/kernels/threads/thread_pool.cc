@@ -15,7 +15,7 @@ void ThreadPool::run(int num, const std::function<void(int)>& work) {
   std::unique_lock lock(mutex_);
   while (static_cast<int>(threads_.size()) < num) {
     const auto index = static_cast<int>(threads_.size());
-    threads_.emplace_back([this, index] { work_off(index); });
+    threads_.emplace_back([this, index] { run_worker(index); });
   }
   work_ = &work;
   num_wanted_ = num_running_ = num;
@@ -24,7 +24,7 @@ void ThreadPool::run(int num, const std::function<void(int)>& work) {
   ended_.wait(lock, [this] { return num_running_ == 0; });
 }
 
-void ThreadPool::work_off(int index) {
+void ThreadPool::run_worker(int index) {
   std::unique_lock lock(mutex_);
   for (uint64_t seen = 0;;) {
     began_.wait(lock, [&] { return stop_ || (round_ != seen && index < num_wanted_); });

@@ -1,4 +1,4 @@
-// Threads that are kept from one launch to the next: to make them takes longer than most launches.
+// Threads that are kept between launches, because creating them takes longer than most launches.
 #pragma once
 
 #include <condition_variable>
@@ -16,12 +16,12 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ~ThreadPool();
 
-  /// Calls work(0) ... work(num - 1), each on a thread of its own, all at once, and returns when
-  /// the last one has returned.
+  /// Calls work(0) ... work(num - 1) at the same time, each on its own thread, and returns when the
+  /// last one has returned.
   void run(int num, const std::function<void(int)>& work);
 
  private:
-  void work_off(int index);
+  void run_worker(int index);
 
   std::mutex mutex_;
   std::condition_variable began_;

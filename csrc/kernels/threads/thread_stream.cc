@@ -6,7 +6,7 @@ namespace pycoll {
 
 void ThreadEvent::record(ThreadStream& stream) {
   capture_ = stream.capture();
-  if (capture_ != nullptr) return;  // what is captured keeps its order anyway
+  if (capture_ != nullptr) return;  // a capture keeps the order of its tasks anyway
   stream.push([count = count_, number = ++recorded_] {
     {
       const std::lock_guard lock(count->mutex);

@@ -1,5 +1,5 @@
-// Streams, events and graphs of the emulated device. A stream is a thread that works through what
-// it was given; an event counts how often it was recorded, and how often that was reached.
+// Streams, events and graphs of the emulated device. A stream is a thread that runs its tasks in
+// order; an event counts how often it was recorded, and how many of these records were reached.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ namespace pycoll {
 
 using ThreadTask = std::function<void()>;
 
-/// Work that is recorded in place of being run, in an order that keeps that of its streams.
+/// Tasks that are recorded instead of run, in an order that keeps the order of each stream.
 struct ThreadCapture {
   uint64_t number;
   class ThreadStream* origin;
@@ -39,31 +39,31 @@ class ThreadEvent {
   };
   void refuse_captured() const;
 
-  // Shared with the tasks, which may come after the event is destroyed.
+  // Shared with the tasks, which may run after the event is destroyed.
   std::shared_ptr<Count> count_ = std::make_shared<Count>();
   std::atomic<uint64_t> recorded_{0};
-  std::shared_ptr<ThreadCapture> capture_;  // that it was last recorded in
+  std::shared_ptr<ThreadCapture> capture_;  // the capture of the last record, if any
 };
 
 class ThreadStream {
  public:
   explicit ThreadStream(int device) : device_(device) {}
-  ~ThreadStream();  // works off what is left
+  ~ThreadStream();  // runs the remaining tasks
   ThreadStream(const ThreadStream&) = delete;
 
   int device() const { return device_; }
-  /// Runs `task` behind what it has got before, or records it.
+  /// Runs `task` after all earlier tasks, or records it during a capture.
   void push(ThreadTask task);
-  /// Until all it has got so far is over. Raises UsageError while it is captured.
+  /// Waits until all earlier tasks are done. Raises UsageError while the stream is captured.
   void synchronize();
 
   void begin_capture();
-  /// Raises UsageError unless the capture began here.
+  /// Raises UsageError unless the capture began in this stream.
   std::shared_ptr<ThreadCapture> end_capture();
   const std::shared_ptr<ThreadCapture>& capture() const { return capture_; }
   void join_capture(std::shared_ptr<ThreadCapture> capture);
-  /// Some stream of this process is captured: nothing may be allocated or waited for meanwhile, as
-  /// with CUDA's global mode.
+  /// True when some stream of this process is captured. Meanwhile allocations and waits are not
+  /// allowed, as in CUDA's global capture mode.
   static bool any_capture() { return num_captures_ != 0; }
 
  private:
@@ -79,7 +79,7 @@ class ThreadStream {
   uint64_t num_done_ = 0;
   bool stop_ = false;
   std::shared_ptr<ThreadCapture> capture_;
-  std::thread thread_;  // from the first task on
+  std::thread thread_;  // started by the first task
 };
 
 }  // namespace pycoll
