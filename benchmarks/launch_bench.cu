@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "all_reduce_launches.h"
+#include "fixed_program.h"
 #include "kernels/cuda/cuda_kernels.cuh"
 
 namespace pycoll {

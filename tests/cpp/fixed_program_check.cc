@@ -1,11 +1,11 @@
-// The programs of executor/device/fixed_program.h are what their algorithms lower to, and give the
+// The programs of benchmarks/fixed_program.h are what their algorithms lower to, and give the
 // same sums on teams of host threads. Built plain and under sanitizers.
 #include <cstdio>
 #include <cstring>
 #include <string>
 
 #include "all_reduce_launches.h"
-#include "executor/device/fixed_program.h"
+#include "fixed_program.h"
 #include "kernels/threads/thread_blocks.h"
 
 namespace pycoll {

@@ -7,7 +7,6 @@
 #include "executor/device/block_direct.h"
 #include "executor/device/block_lines.h"
 #include "executor/device/block_long_lines.h"
-#include "executor/device/fixed_program.h"
 
 namespace pycoll {
 
@@ -33,7 +32,8 @@ PYCOLL_HD constexpr bool has_kernel(DeviceProtocol protocol, DType dtype) {
   return (kind == DTypeKind::kFloat || kind == DTypeKind::kComplex) && dtype != DType::kF8E4M3;
 }
 
-/// `Fixed`: the program as a constant (fixed_program.h), in place of the launch's steps.
+/// `Fixed` has the program as a constant and interprets it in place of the launch's steps; void: the
+/// steps are interpreted (benchmarks/fixed_program.h measures the difference).
 template <DeviceProtocol kind, DType dtype, class Env, class Fixed = void>
 class BlockRun {
  public:
@@ -56,7 +56,7 @@ class BlockRun {
     } else if constexpr (kind == DeviceProtocol::kPoison) {
       return interpret<Poison>(block_, program, message) && check_announcements(program);
     } else if constexpr (!std::is_void_v<Fixed>) {
-      return interpret_fixed<Fixed, BlockProtocol<kind>>(block_, program, message);
+      return Fixed::template interpret<BlockProtocol<kind>>(block_, program, message);
     } else {
       return interpret<BlockProtocol<kind>>(block_, program, message);
     }

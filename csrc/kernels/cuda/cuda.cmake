@@ -25,7 +25,8 @@ foreach(layer ${layers})
   target_sources(launch_bench PRIVATE $<TARGET_OBJECTS:${layer}>)
 endforeach()
 target_include_directories(launch_bench PRIVATE ${CMAKE_SOURCE_DIR}/csrc
-                                                ${CMAKE_SOURCE_DIR}/tests/cpp)
+                                                ${CMAKE_SOURCE_DIR}/tests/cpp
+                                                ${CMAKE_SOURCE_DIR}/benchmarks)
 target_link_libraries(launch_bench PRIVATE CUDA::cudart_static Threads::Threads)
 
 foreach(target pycoll_cuda launch_bench)

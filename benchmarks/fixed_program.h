@@ -1,7 +1,7 @@
 // The most used programs as compile-time constants, identical to what lowering produces.
 //
-// `interpret_fixed` runs such a program with the interpreter's own step, so a comparison with it
-// (benchmarks/launch_bench.cu) shows the cost of interpreting a program that is data. A test
+// Such a program runs with the interpreter's own step, so launch_bench.cu, which compares the two,
+// shows the cost of interpreting a program that is data. The product does not use them. A test
 // compares each with the lowered program of its algorithm (tests/cpp/fixed_program_check.cc).
 #pragma once
 
@@ -110,22 +110,23 @@ struct FixedRing {
 template <class Algorithm, int n, int rank>
 struct FixedProgram {
   static constexpr auto kSteps = Algorithm::template steps<n>(rank);
-};
 
-/// Like interpret(), with the steps of `Fixed` in place of the program's.
-template <class Fixed, class Protocol, class Target>
-PYCOLL_HD bool interpret_fixed(Target& target, const ProgramView& program, const Message& message) {
-  const auto run = [&]<int i>(std::integral_constant<int, i>, int64_t done) {
-    constexpr Step step = Fixed::kSteps.steps[i];
-    constexpr StepPlace place = Fixed::kSteps.places[i];
-    return run_step<Protocol>(target, program, message, step, place, i, done);
-  };
-  const auto run_all = [&]<int... i>(std::integer_sequence<int, i...>, int64_t done) {
-    return (run(std::integral_constant<int, i>{}, done) && ...);
-  };
-  return for_tiles(message, [&](int64_t done) {
-    return run_all(std::make_integer_sequence<int, decltype(Fixed::kSteps)::kSize>{}, done);
-  });
-}
+  /// Like pycoll::interpret(), with these steps in place of the program's.
+  template <class Protocol, class Target>
+  PYCOLL_HD static bool interpret(Target& target, const ProgramView& program,
+                                  const Message& message) {
+    const auto run = [&]<int i>(std::integral_constant<int, i>, int64_t done) {
+      constexpr Step step = kSteps.steps[i];
+      constexpr StepPlace place = kSteps.places[i];
+      return run_step<Protocol>(target, program, message, step, place, i, done);
+    };
+    const auto run_all = [&]<int... i>(std::integer_sequence<int, i...>, int64_t done) {
+      return (run(std::integral_constant<int, i>{}, done) && ...);
+    };
+    return for_tiles(message, [&](int64_t done) {
+      return run_all(std::make_integer_sequence<int, decltype(kSteps)::kSize>{}, done);
+    });
+  }
+};
 
 }  // namespace pycoll
