@@ -188,7 +188,7 @@ REFUSED: dict[str, tuple[Callable[[Comm], object], str]] = {
     ),
     "all_to_all_only_recv_counts": (
         lambda c: c.all_to_all(np.ones(9), recv_counts=[3, 3, 3]),
-        "recv_counts need send_counts",
+        "recv_counts requires send_counts",
     ),
     "all_to_all_send_counts_sum": (
         lambda c: c.all_to_all(np.ones(9), send_counts=[3, 3, 2], recv_counts=[3, 3, 3]),
