@@ -54,7 +54,7 @@ class Communicator(ElasticMethods):
         _open.add(self)
         self.former_ranks: list[int] = []
         self._owner_ports: list[OwnerPort] = []
-        self._leave_homes = weakref.finalize(self, _close_owner_ports, self._owner_ports)
+        self._close_ports = weakref.finalize(self, _close_owner_ports, self._owner_ports)
         if (writer := stacks.install()) is not None:
             self._set_stack_writer(writer.signum, writer.fd)
         flight.watch(self)
@@ -298,7 +298,7 @@ class Communicator(ElasticMethods):
     def close(self) -> None:
         """Leaves the world: a rank that still waits for this rank raises PeerDiedError."""
         super().close()
-        self._leave_homes()
+        self._close_ports()
 
     def _add_algorithm(self, collective: str, name: str, root: int) -> None:
         """Adds an algorithm that is registered in Python; called by the core for unknown names."""

@@ -191,7 +191,7 @@ def test_doctor_finds_nobody_late_in_a_healthy_job(tmp_path):
         assert [rank["pid"] for rank in group["ranks"]] == pids
         assert group["ranks"][0]["last"]["collective"] == "barrier"
         listed = invoke("doctor")
-        assert group["job"] in listed and "nobody is late" in listed
+        assert group["job"] in listed and "no rank is late" in listed
         # Stacks on demand, and none where it is turned off.
         (group,) = diagnose(pids[0], "--stacks")
         assert all("in work" in rank["stack"] for rank in group["ranks"])

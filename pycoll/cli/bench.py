@@ -49,25 +49,27 @@ def bench(
     dtype: Annotated[str, typer.Option("--dtype", "-d", help="f32, bf16, i64, ...")] = "f32",
     op: Annotated[str, typer.Option("--op", help="sum, prod, min, max or avg.")] = "sum",
     iterations: Annotated[
-        int, typer.Option("--iterations", help="Samples per size, at most.", min=1)
+        int, typer.Option("--iterations", help="Maximum number of samples per size.", min=1)
     ] = 100,
     warmup: Annotated[int, typer.Option("--warmup", help="Untimed calls first.", min=0)] = 5,
     mapped: Annotated[
-        bool, typer.Option("--mapped", help="Arrays of comm.empty, which all ranks map.")
+        bool, typer.Option("--mapped", help="Use arrays of comm.empty, which all ranks map.")
     ] = False,
     threads: Annotated[
-        bool, typer.Option("--threads", help="Ranks are threads of one process.")
+        bool, typer.Option("--threads", help="Run ranks as threads of one process.")
     ] = False,
     peers: Annotated[
-        bool, typer.Option("--peers", help="Also gloo, if torch is installed here.")
+        bool, typer.Option("--peers", help="Also measure gloo, if torch is installed.")
     ] = False,
     json_path: Annotated[
         Path | None,
-        typer.Option("--json", help="Keep the figures in FILE, and go on from it; - prints them."),
+        typer.Option("--json", help="Save results in FILE and resume from it; - prints them."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--plot", "--out", "-o", help="Time and bandwidth as .svg, .png or .html."),
+        typer.Option(
+            "--plot", "--out", "-o", help="Plot of time and bandwidth: .svg, .png or .html."
+        ),
     ] = None,
     module: ModulesOption = None,
 ) -> None:
@@ -85,7 +87,7 @@ def bench(
         from pycoll.bench.plot import FORMATS
         from pycoll.draw.style import image_format
 
-        image_format(out, None, FORMATS)  # A wrong ending is told before, not after.
+        image_format(out, None, FORMATS)  # fails on a wrong ending before the measurement
     cases = _cases(collective, algorithm, sizes, dtype, op)
     if peers:
         cases = _with_peers(cases, threads)
@@ -95,7 +97,7 @@ def bench(
         question["arrays"] = "mapped"
     printed = json_path is not None and str(json_path) == "-"
     path = None if printed else json_path
-    Record.open(path, question)  # As above: what does not fit is told before ranks start.
+    Record.open(path, question)  # fails on a record that does not match before ranks start
     effort = Effort(iterations, warmup, sys.stderr.isatty(), mapped)
     rows = run_ranks(measure, n, cases, effort, path, question, threads=threads)[0]
     if printed:
@@ -133,7 +135,7 @@ def _cases(collective: str, algorithm: str, sizes: str, dtype: str, op: str) -> 
 
 
 def _with_peers(cases: list[Case], threads: bool) -> list[Case]:
-    """Each size of a peer next to pycoll's, so that a slow spell falls on both."""
+    """Places each peer's size next to pycoll's, so that a slow period affects both."""
     from dataclasses import replace
 
     from pycoll.bench.peers import installed
@@ -142,7 +144,7 @@ def _with_peers(cases: list[Case], threads: bool) -> list[Case]:
     if threads:
         raise UsageError("bench: --peers needs ranks that are processes: leave --threads out")
     if not names:
-        raise UsageError("bench: --peers finds none here: pip install torch, for gloo")
+        raise UsageError("bench: --peers found no other library: pip install torch, for gloo")
     every: dict[Case, None] = {}
     for case in cases:
         every[case] = None

@@ -168,7 +168,7 @@ def test_shrink_of_what_cannot_is_an_error_that_says_so(what):
 
 def test_strangers_at_the_home_are_not_heard_and_hold_nobody_up():
     def work(comm: Comm) -> int:
-        port = comm._homes[-1].addresses[0].port
+        port = comm._owner_ports[-1].addresses[0].port
         strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
         for i, stranger in enumerate(strangers):
             # Nothing, bytes that mean nothing, messages without and with a wrong proof.

@@ -106,7 +106,7 @@ def test_layer_that_is_wrong_is_named(mesh, rank, tmp_path):
 def test_script_that_steps_too_little_is_an_error(tmp_path):
     done = check(tmp_path, "dp=1", "short")
     assert done.returncode == 2
-    assert "took less than 3 steps of pc.optimizer on one process" in done.stderr
+    assert "took fewer than 3 steps of pc.optimizer on one process" in done.stderr
 
 
 @pytest.mark.slow
