@@ -72,8 +72,8 @@ def tune(
     """Measure every algorithm and protocol on local ranks, and save a table of the fastest.
 
     Candidates take turns, so that disturbances affect all of them. With --check, new ranks time
-    pycoll's own choice among all candidates. A choice more than 10 % slower than the best is measured
-    again, for longer; if it is still slower, the exit status is 1.
+    pycoll's own choice among all candidates. A choice that is over 10 % slower than the best is
+    measured again, for longer; if it is still slower, the exit status is 1.
     """
     from pycoll import tuning
 
