@@ -35,9 +35,9 @@ def run_ranks(
     """Calls `fn(comm, *args, **kwargs)` on n ranks and waits for all of them.
 
     Processes are forked, so `fn` may be a closure or a function of a notebook, and uses the modules
-    that the caller has loaded. A fork does not copy threads: if torch is loaded, a rank limits it to
-    one thread (its pool would wait for missing threads), and a caller that has initialised CUDA must
-    use `pycoll run` instead. No rank outlives the call or the caller.
+    that the caller has loaded. A fork does not copy threads: if torch is loaded, a rank limits it
+    to one thread (its pool would wait for missing threads), and a caller that has initialised CUDA
+    must use `pycoll run` instead. No rank outlives the call or the caller.
 
     Args:
         fn: function that every rank runs; `comm` is its Communicator, closed when fn returns.
@@ -317,7 +317,7 @@ class _Threads:
         except BaseException:
             for comm in comms:
                 comm.close()
-            # A thread that returns from the core while the interpreter ends would abort the process.
+            # A thread that returns from the core while the interpreter ends aborts the process.
             deadline = time.monotonic() + _LEAVE_S
             for thread in ranks:
                 if thread.is_alive():

@@ -71,7 +71,8 @@ class Hosts:
         names = host_names(text)
         if len(names) > size:
             raise UsageError(
-                f"--hosts names {len(names)} hosts for {size} ranks: expected -n {len(names)} or more"
+                f"--hosts names {len(names)} hosts for {size} ranks: expected -n {len(names)} or "
+                "more"
             )
         return cls(names, size, ssh_words(ssh))
 
@@ -89,7 +90,7 @@ class Hosts:
         raise IndexError(rank)
 
     def environment(self, rank: int) -> Mapping[str, str]:
-        """Environment for `pycoll.init` on this rank. All hosts must reach the first by its name."""
+        """Environment for `pycoll.init` on this rank; all hosts reach the first by its name."""
         _, local_rank, here = self.place(rank)
         return {
             "RANK": str(rank),
