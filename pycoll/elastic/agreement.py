@@ -113,8 +113,8 @@ class Agreement:
         if waiting:
             who = sorted(set(range(self._port.rank)) - self._ended - self._lost)
             raise TimeoutError(
-                f"shrink: {_ranks(who)} did not call it within {self._timeout_s:g} s, but still run: "
-                "they are computing, or this rank was late and they formed a world without it"
+                f"shrink: {_ranks(who)} did not call it within {self._timeout_s:g} s, but still "
+                "run: they are computing, or this rank was late and they formed a world without it"
             )
         return None
 

@@ -19,8 +19,8 @@ class ElasticMethods(_core.Communicator):
         Collective over the surviving ranks: each calls it when it detects the failure. They agree
         on the members by majority, so that a network partition never yields two worlds: a new world
         needs more than half of the ranks whose processes are not known to have ended, or exactly
-        half including the lowest of them. Other ranks raise PeerDiedError. A live rank that does not
-        call within `timeout_s` counts as one that may go on elsewhere.
+        half including the lowest of them. Other ranks raise PeerDiedError. A live rank that does
+        not call within `timeout_s` counts as one that may go on elsewhere.
 
         Args:
             timeout_s: Seconds in which all live ranks must call; by default the timeout of this

@@ -114,7 +114,7 @@ def test_rank_that_computes_too_long_keeps_a_minority_from_going_on():
     outcomes = end(start(work, 2, 1))
     # Just half of the ranks, but with the lowest.
     assert outcomes[0] == "went on"
-    assert outcomes[1].startswith("TimeoutError: shrink: rank 0 did not come"), outcomes[1]
+    assert outcomes[1].startswith("TimeoutError: shrink: rank 0 did not call it"), outcomes[1]
 
 
 def test_minority_is_refused_with_those_that_may_go_on_elsewhere():
