@@ -64,7 +64,7 @@ def test_help_of_every_command_has_examples(command):
 
 def test_help_breaks_lines_where_the_terminal_ends():
     """And not where the source does, too."""
-    assert "differs, in the order in which they are computed" in invoke("check", "--help")
+    assert "differs, in the order of computation" in invoke("check", "--help")
 
 
 def test_help_imports_neither_torch_nor_matplotlib():
