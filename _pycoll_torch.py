@@ -1,16 +1,16 @@
-"""What torch loads at the end of `import torch` (its entry point group `torch.backends`).
+"""Module that torch loads at the end of `import torch` (entry point group `torch.backends`).
 
-It stands outside the package, and imports nothing of it: programs that do not use pycoll must not
-notice. The rest follows when a process group asks for the backend.
+It is outside the package and imports nothing of it, so that programs which do not use pycoll pay
+nothing. pycoll is imported when a process group needs the backend.
 """
 
 
 def register() -> None:
-    """Makes `init_process_group("pycoll")` known to torch, once."""
+    """Registers the backend of `init_process_group("pycoll")` with torch, once."""
     from torch import distributed as dist
 
     if dist.is_available() and not hasattr(dist.Backend, "PYCOLL"):
-        # A list: of a string torch takes the letters for devices.
+        # A list: torch would treat each letter of a string as a device.
         dist.Backend.register_backend(
             "pycoll", _make_backend, extended_api=True, devices=["cpu", "cuda"]
         )
@@ -18,12 +18,12 @@ def register() -> None:
 
 
 def _meet_by_launcher() -> None:
-    """Ranks of mpiexec and srun, for whom torch knows no rendezvous: env:// finds them, too."""
+    """Adds a rendezvous for mpiexec and srun, which torch does not support, to env://."""
     import os
     import sys
 
-    # Not by `from torch.distributed`: there a function has the module's name. A torch that keeps
-    # its handlers elsewhere needs an init_method or a store, as without pycoll.
+    # Not `from torch.distributed`: there, a function has the module's name. If another version of
+    # torch keeps its handlers elsewhere, an init_method or a store is needed, as without pycoll.
     module = sys.modules.get("torch.distributed.rendezvous")
     handlers = getattr(module, "_rendezvous_handlers", {})
     if "env" not in handlers:

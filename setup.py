@@ -1,5 +1,5 @@
-"""Builds `pycoll._core` with CMake, the shim for torch where there is one, and the library for GPUs
-where it is asked for or of use.
+"""Builds `pycoll._core` with CMake, the torch shim if torch is installed, and the library for GPUs
+if PYCOLL_CUDA or the machine calls for it.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent
 
 
 class CMakeBuild(build_ext):
-    """Configures once, builds incrementally, and says what it built."""
+    """Configures once, builds incrementally, and prints the results."""
 
     def run(self) -> None:
         self.is_in_place = bool(self.inplace) or self.editable_mode  # run() clears `inplace`
@@ -36,13 +36,13 @@ class CMakeBuild(build_ext):
             str(build),
             "-G",
             "Ninja",
-            # Named, because a build folder may outlive the isolated environment it was made in.
+            # Set explicitly: a build folder may outlive the isolated environment that made it.
             f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja')}",
             f"-DCMAKE_BUILD_TYPE={os.environ.get('PYCOLL_BUILD_TYPE', 'Release')}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             f"-DPYCOLL_OUTPUT_DIR={destination}",
-            # Eight files at a time: a first build takes half of the time, a later one longer.
+            # Unity build: a first build takes half of the time, a later one longer.
             f"-DCMAKE_UNITY_BUILD={os.environ.get('PYCOLL_UNITY', 'on')}",
             f"-DPYCOLL_MPI_INCLUDE={';'.join(mpi_folders())}",
             f"-DPYCOLL_MPICC={os.environ.get('PYCOLL_MPICC', '')}",
@@ -57,19 +57,19 @@ class CMakeBuild(build_ext):
 
 
 def mpi_folders() -> list[str]:
-    """Where mpi_abi.h may be: what PYCOLL_MPI_INCLUDE says, and where the wheel mpich puts it."""
+    """Folders that may contain mpi_abi.h: PYCOLL_MPI_INCLUDE, and the folder of the mpich wheel."""
     named = os.environ.get("PYCOLL_MPI_INCLUDE", "")
     prefixes = [Path(sys.prefix)]
-    if ninja := shutil.which("ninja"):  # of the environment that a build may have to itself
+    if ninja := shutil.which("ninja"):  # may be that of an isolated build environment
         prefixes.append(Path(ninja).parents[1])
     return [*filter(None, named.split(":")), *(str(one / "include") for one in prefixes)]
 
 
 def add_cuda(build: Path, jobs: str) -> None:
-    """`pycoll/_cuda.so`, by PYCOLL_CUDA.
+    """Builds `pycoll/_cuda.so`, depending on PYCOLL_CUDA.
 
-    on: for PYCOLL_CUDA_ARCHITECTURES, or this fails. auto: for the GPUs of this machine, where
-    there are any and nvcc is found; the rest of pycoll is good without it. off: not at all.
+    on: builds it for PYCOLL_CUDA_ARCHITECTURES, or fails. auto: builds it for the GPUs of this
+    machine, if there are any and nvcc is found; pycoll works without it. off: does not build it.
     """
     mode = os.environ.get("PYCOLL_CUDA", "auto")
     if mode not in ("auto", "on", "off"):
@@ -81,7 +81,7 @@ def add_cuda(build: Path, jobs: str) -> None:
     if mode == "auto" and not architectures:
         architectures = architectures_here()
         if not architectures:
-            print("pycoll: nvcc, but no GPU here: PYCOLL_CUDA=on builds the library for GPUs")
+            print("pycoll: nvcc found, but no GPU: PYCOLL_CUDA=on builds the library for GPUs")
             return
     configure = ["cmake", "-DPYCOLL_CUDA=ON", f"-DCMAKE_CUDA_COMPILER={nvcc}", str(build)]
     if architectures:
@@ -95,28 +95,28 @@ def add_cuda(build: Path, jobs: str) -> None:
     except subprocess.CalledProcessError as error:
         if mode == "on":
             raise
-        print(f"pycoll: no library for GPUs: {error}", file=sys.stderr)
+        print(f"pycoll: could not build the library for GPUs: {error}", file=sys.stderr)
 
 
 def architectures_here() -> str:
-    """The GPUs of this machine, as CMake names them; empty: none."""
+    """Architectures of this machine's GPUs, as CMake names them; empty: no GPU."""
     query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
     found = {line.strip().replace(".", "") for line in done.stdout.splitlines() if line.strip()}
-    # What is named after one generation alone has all of its instructions.
+    # An architecture with the suffix "a" has all instructions of its generation.
     names = (f"{one}a-real" if int(one) >= 90 else f"{one}-real" for one in found if one.isdigit())
     return ";".join(sorted(names))
 
 
 def add_torch_backend(package: Path) -> None:
-    """Into the package: the shim for the torch of this environment, and what a later one needs."""
+    """Adds the shim for the installed torch to the package, and the sources for other versions."""
     path = ROOT / "pycoll" / "torch_build.py"
     spec = importlib.util.spec_from_file_location("pycoll_torch_build", path)
     shim = importlib.util.module_from_spec(spec)
-    # dataclasses look their module up.
+    # dataclasses look up their module by name.
     sys.modules[spec.name] = shim
     spec.loader.exec_module(shim)
     package.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def add_torch_backend(package: Path) -> None:
             shutil.copyfile(file, to)
     torch = shim.Torch.find()
     if torch is None:
-        print("pycoll: no torch here; `import pycoll.torch` will build the backend when there is")
+        print("pycoll: torch is not installed; `import pycoll.torch` builds the backend later")
         return
     name = shim.file_name(torch, sources)
     for old in package.glob("_shim.*.so"):
@@ -137,7 +137,7 @@ def add_torch_backend(package: Path) -> None:
     if not (package / name).is_file():
         try:
             shim.build(torch, sources, package)
-        except RuntimeError as error:  # the rest of pycoll is good without it
+        except RuntimeError as error:  # pycoll works without it
             print(error, file=sys.stderr)
 
 

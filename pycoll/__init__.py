@@ -63,7 +63,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`topology` and `join`, imported when first asked for: ranks start faster without them."""
+    """Imports `topology` and `join` at their first use, so that ranks start faster."""
     import importlib
 
     if name == "topology":

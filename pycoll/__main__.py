@@ -1,4 +1,4 @@
-"""`python -m pycoll`, for where the console script is not on the path."""
+"""`python -m pycoll`: the command line where the console script is not on the path."""
 
 from pycoll.cli import main
 

@@ -213,7 +213,7 @@ class FlowWorld:
 class AlgorithmInfo:
     def sent_fraction(self, n: int, rank: int, root: int = 0) -> float:
         """
-        What `rank` sends, in units of the message.
+        Amount that `rank` sends, in units of the message.
         """
     @property
     def collective(self) -> str: ...
@@ -639,7 +639,7 @@ def _scale(dst: typing.Any, src: typing.Any, dtype: str, factor: float) -> None:
 def algorithms() -> list[AlgorithmInfo]: ...
 def build_info() -> dict:
     """
-    What this build of the core has in it.
+    Features of this build of the core.
     """
 
 def builtin_cost(protocol: str, arrays: str, n: int, cores: int) -> tuple[float, float, float]:
@@ -655,7 +655,7 @@ def explain_programs(schedule: Schedule, programs: collections.abc.Sequence[Prog
 def explain_step(program: Program, step: Step) -> str: ...
 def exponential_delay_s(seed: int, stream: int, idx: int, mean_s: float) -> float:
     """
-    A random delay that is always the same for the same arguments.
+    A random delay that depends on the arguments alone.
     """
 
 def connect_ranks(
@@ -671,7 +671,7 @@ def min_safe_slots(
     schedule: Schedule, programs: collections.abc.Sequence[Program], max_slots: int
 ) -> tuple[int, str]:
     """
-    (smallest proved count or 0, why max_slots does not do).
+    (smallest proved slot count or 0, why max_slots is not proved).
     """
 
 def reduce_copy_isa() -> str:
@@ -711,7 +711,7 @@ def time_calls(
 
 def tuning_table_note() -> str:
     """
-    Where the measured table is from, or why there is none.
+    Origin of the measured table, or the reason why there is none.
     """
 
 def tuning_table_path() -> str: ...

@@ -1,6 +1,6 @@
-"""Batch normalisation over the batches of several ranks: what torch's and our trainers share.
+"""Batch normalisation over the batches of several ranks, for torch's and pycoll's trainers.
 
-How ranks exchange is left to an Exchange: a process group of torch, or a line of a mesh.
+An Exchange communicates between the ranks: a process group of torch, or an axis group of a mesh.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-# What ranks exchange: counts stay exact and sums of many elements precise in every model's dtype.
+# The dtype of exchanged values: counts stay exact and long sums precise in every model's dtype.
 _EXCHANGED = torch.float64
 
 
 class Exchange(Protocol):
-    """The ranks whose batches are one."""
+    """The ranks whose batches are normalised as one batch."""
 
     def gather(self, x: Tensor) -> Tensor:
-        """The flat arrays of all ranks, shape [n, count]."""
+        """Gathers the flat arrays of all ranks, shape [n, count]."""
 
     def add(self, x: Tensor) -> None:
         """Adds up an array over all ranks, in place."""
 
 
 def normalise(module: _BatchNorm, input: Tensor, exchange: Exchange | None) -> Tensor:
-    """The forward of a batch normalisation whose batch is that of all ranks.
+    """Forward pass of a batch normalisation over the batches of all ranks.
 
     Args:
-        module: Its parameters, statistics and options count.
+        module: Supplies the parameters, statistics and options.
         input: Shape [N, C, ...], floating; N may be 0, and differ between ranks.
-        exchange: The ranks; None: this one alone. While evaluating nobody is asked.
+        exchange: The ranks; None: this rank alone. Not used during evaluation.
 
     Returns:
-        Of the shape of the input.
+        The result, of the input's shape.
 
     Raises:
-        ValueError: while training, all batches together have one value per channel.
+        ValueError: in training, all batches together have one value per channel.
 
     Cost: an all_gather of 2C + 1 doubles forward and an all_reduce of 2C doubles backward.
     """
@@ -61,7 +61,7 @@ def normalise(module: _BatchNorm, input: Tensor, exchange: Exchange | None) -> T
         input, module.weight, module.bias, module.eps, exchange
     )
     if module.running_mean is not None and module.running_var is not None and count > 1:
-        with torch.no_grad():  # the variance of the population, as torch's
+        with torch.no_grad():  # the variance of the population, as in torch
             module.running_mean.lerp_(mean.to(module.running_mean.dtype), momentum)
             variance = square_sum / (count - 1)
             module.running_var.lerp_(variance.to(module.running_var.dtype), momentum)
@@ -144,7 +144,7 @@ def _work_dtype(input: Tensor) -> torch.dtype:
 
 
 def _channels(x: Tensor, like: Tensor) -> Tensor:
-    """Shape [C] so that it meets the channels of [N, C, ...]."""
+    """Reshapes [C] so that it broadcasts to the channels of [N, C, ...]."""
     return x.view(1, -1, *[1] * (like.dim() - 2))
 
 
@@ -163,7 +163,7 @@ def _statistics(input: Tensor) -> Tensor:
 
 
 def _combine(gathered: Tensor, num_channels: int) -> tuple[Tensor, Tensor, int]:
-    """Of all ranks together: no difference of large sums of squares, so nothing cancels."""
+    """Mean, squared distances and count of all ranks, computed without cancellation."""
     means, square_sums = gathered[:, :num_channels], gathered[:, num_channels:-1]
     counts = gathered[:, -1:]
     count = int(counts.sum())

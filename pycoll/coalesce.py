@@ -8,7 +8,7 @@ from pycoll import _core
 
 
 class Coalesced:
-    """What `Communicator.coalesce` returns: a context that ends with the launch of its group."""
+    """Context of `Communicator.coalesce`: launches its group at the end."""
 
     def __init__(self, comm: _core.Communicator) -> None:
         self._comm = comm

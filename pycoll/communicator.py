@@ -1,8 +1,7 @@
 """Communicators: the ranks that take part, and the collectives that they run.
 
-The collectives come from the C++ class as they are (csrc/bindings/bind_collectives.cc): at four
-bytes a Python function around them would cost a quarter of the call. `help(Communicator)` shows
-them.
+The collectives are methods of the C++ class (csrc/bindings/bind_collectives.cc): for four bytes, a
+Python wrapper would cost a quarter of the call. `help(Communicator)` lists them.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ class Communicator(ElasticMethods):
     """The ranks that take part in collectives. Made by `init`, `split` and `run_ranks`.
 
     A communicator is used by one thread at a time. After an error it is broken: every further call
-    raises, and a new one can be made. It is also a context manager that closes it.
+    raises, and a new communicator can be made. As a context manager it closes itself at the end.
 
-    Its attribute `register_after` says how often a NumPy array (of 16 KiB or more, for a message of
-    64 KiB or more) must be passed to collectives before it is registered by itself
-    (docs/decisions/0023): 8, or what the environment variable PYCOLL_REGISTER_AFTER says; 0 is
-    never. The communicators that `split` and `group` make take it over. Ranks may differ in it.
+    The attribute `register_after` is the number of times that a NumPy array (of 16 KiB or more, for
+    a message of 64 KiB or more) is passed to collectives before it is registered automatically
+    (docs/decisions/0023). The default is PYCOLL_REGISTER_AFTER, else 8; 0 means never. `split` and
+    `group` copy it to new communicators. It may differ between ranks.
 
-    Its attribute `deterministic` is what the collectives' argument of that name is by default; the
-    communicators that `split` and `group` make take it over. Alike on all ranks.
+    The attribute `deterministic` is the default of the collectives' argument `deterministic`.
+    `split` and `group` copy it to new communicators. It must be identical on all ranks.
 
-    Its attribute `former_ranks` says, of one that `shrink`, `grow` or `join` made, which rank each
-    of its ranks was in the communicator before it: -1 for a newcomer. Else it is empty.
+    The attribute `former_ranks` lists, for a communicator made by `shrink`, `grow` or `join`, the
+    rank of each member in the previous communicator: -1 for a newcomer. Otherwise it is empty.
     """
 
     def __init__(self, core: _core.Communicator) -> None:
@@ -55,7 +54,7 @@ class Communicator(ElasticMethods):
         _open.add(self)
         self.former_ranks: list[int] = []
         self._owner_ports: list[OwnerPort] = []
-        self._leave_homes = weakref.finalize(self, _close_owner_ports, self._owner_ports)
+        self._close_ports = weakref.finalize(self, _close_owner_ports, self._owner_ports)
         if (writer := stacks.install()) is not None:
             self._set_stack_writer(writer.signum, writer.fd)
         flight.watch(self)
@@ -63,19 +62,19 @@ class Communicator(ElasticMethods):
     def coalesce(self) -> Coalesced:
         """Launches several operations as one: `with comm.coalesce(): ...`.
 
-        Within the context, collectives, sends and receives are noted, and return the arrays in
-        which their results will be; at its end all are run. Messages are all posted before anything
-        is waited for, so that no order of sends and receives deadlocks. Small all_reduces that
-        follow each other are packed into one where no bit of a result depends on it. An error
-        within the context drops the group: nothing was sent. A context within another one adds to
-        it. All ranks must group their collectives alike.
+        Within the context, collectives, sends and receives are recorded, and return the arrays that
+        will hold their results; they all run at its end. All messages are posted before the first
+        wait, so that no order of sends and receives deadlocks. Consecutive small all_reduces are
+        packed into one where this changes no bit of a result. An error within the context drops the
+        group: nothing has been sent. A nested context adds to the outer one. The groups of
+        collectives must be identical on all ranks.
 
         Returns:
             The context manager.
 
         Raises:
             UsageError: `async_op` or `recv_any` within it.
-            Error: At its end, what ended an operation of the group.
+            Error: An operation of the group failed; raised at the end of the context.
 
         Cost: one launch, and one message for each pack of small all_reduces.
         """
@@ -85,14 +84,14 @@ class Communicator(ElasticMethods):
         """Makes a communicator of the ranks with the same color. Collective.
 
         Args:
-            color: Which part this rank goes to; negative: none.
-            key: Orders the ranks within a part; ties by rank.
+            color: Number of this rank's part; negative: no part.
+            key: Order of the ranks within a part; equal keys keep the order of ranks.
 
         Returns:
             The part's communicator, None for a negative color.
 
         Raises:
-            As `all_reduce`; TimeoutError when a member does not come.
+            As `all_reduce`; TimeoutError: a member did not make the call before the deadline.
 
         Cost: one small all-reduce and one exchange of memory handles.
         """
@@ -103,13 +102,13 @@ class Communicator(ElasticMethods):
         """Makes a communicator of some of the ranks. Collective over all ranks of this one.
 
         Args:
-            ranks: The members, alike on all ranks; their order here is that of their new ranks.
+            ranks: The members, identical on all ranks; their order is that of the new ranks.
 
         Returns:
             The members' communicator, None on a rank that is not among them.
 
         Raises:
-            UsageError: `ranks` is empty, names a rank twice or one that is not there, or differs
+            UsageError: `ranks` is empty, contains a rank twice or an invalid rank, or differs
                 between the ranks.
             Others: As `split`.
 
@@ -120,9 +119,9 @@ class Communicator(ElasticMethods):
         if strangers or not members or len(set(members)) < len(members):
             raise UsageError(
                 f"group: ranks are {members}, expected at least one rank of 0..{self.size - 1}, "
-                "none of them twice"
+                "each at most once"
             )
-        # Ranks that were given different lists must not meet.
+        # Ranks with different lists must get different colors.
         color = zlib.crc32(repr([int(rank) for rank in members]).encode()) >> 1
         if self.rank not in members:
             return self.split(-1)
@@ -137,17 +136,17 @@ class Communicator(ElasticMethods):
         return part
 
     def empty(self, shape: int | Sequence[int], dtype: Any, device: Any = None) -> Any:
-        """Makes an array in memory that the other ranks reach directly: zeros, at first.
+        """Makes an array of zeros in memory that the other ranks access directly.
 
-        A collective whose arrays all come from here, on all ranks, moves the bytes once, from
-        where they are to where they go. Other arrays work too, through one copy more. Not
-        collective: each rank makes its own. But on a device it is: all ranks make theirs together,
-        and pass them, or parts at the same place in them, to a collective together.
+        A collective whose arrays are all made by `empty`, on all ranks, moves the bytes once, from
+        source to destination. Other arrays need one more copy. On the host, `empty` is not
+        collective: each rank makes its own arrays. On a device it is collective: all ranks make the
+        array together, and pass it, or the same part of it, to a collective together.
 
         Args:
-            shape: Of the array.
+            shape: Shape of the array.
             dtype: A NumPy dtype, a torch dtype, or a name such as "f32" or "bf16".
-            device: Such as "cuda:0" or its number. None: the host.
+            device: A device such as "cuda:0", or its number. None: the host.
 
         Returns:
             A NumPy array, or a torch tensor for a torch dtype; on a device a DeviceArray, or a
@@ -155,7 +154,7 @@ class Communicator(ElasticMethods):
             forked later shares it instead of getting a copy.
 
         Raises:
-            UsageError: No such dtype, or a negative size.
+            UsageError: The dtype is unknown, or a size is negative.
             SystemError: The system has no memory left.
 
         Cost: the system clears its pages once.
@@ -171,13 +170,13 @@ class Communicator(ElasticMethods):
         return array_over(self._allocate(math.prod(sizes) * item_size(dtype)), sizes, dtype)
 
     def register(self, x: Any) -> Any:
-        """Lets the other ranks reach `x` directly, as if it came from `empty`.
+        """Lets the other ranks access `x` directly, like an array made by `empty`.
 
-        The array stays where it is, under the same addresses; its pages move into memory that the
-        ranks share. Views of it count as registered, too. Not collective; but only when all ranks'
-        arrays are registered or from `empty`, bytes move without a copy more. Nothing happens
-        where there is nothing to gain: an array of `empty`, or ranks that are threads.
-        Of an array of a device it is collective, as `empty` is there, and so is `unregister`.
+        The array keeps its addresses; its pages move into memory that the ranks share. Views of it
+        count as registered, too. The call is not collective, but the extra copy is avoided only
+        when all ranks' arrays are registered or made by `empty`. It does nothing where there is
+        nothing to gain: for an array made by `empty`, or ranks that are threads.
+        For a device array, `register` and `unregister` are collective.
 
         Args:
             x: Contiguous, writable array of any shape and dtype. It is kept alive until
@@ -188,36 +187,36 @@ class Communicator(ElasticMethods):
             `x`.
 
         Raises:
-            UsageError: `x` is no such array, lies in a mapped file or in memory that is shared
-                already, or overlaps a registered array in part.
+            UsageError: `x` is not such an array, is in a mapped file or in memory that is already
+                shared, or overlaps a registered array in part.
             SystemError: The system has no memory left.
 
-        Cost: one copy of `x`. Each collective copies the two pages that `x` shares with others.
+        Cost: one copy of `x`. Each collective copies the two pages that `x` shares with other data.
         """
         self._register(x)
         return x
 
     def unregister(self, x: Any) -> None:
-        """Takes back one `register`, after the operations that are queued; copies `x` once.
+        """Undoes one `register`, after the queued operations have ended; copies `x` once.
 
         Args:
-            x: An array that starts where a registered one does.
+            x: An array that starts at the address of a registered array.
 
         Raises:
-            UsageError: It is not registered here. Not raised where `register` does nothing.
+            UsageError: `x` is not registered. Not raised where `register` does nothing.
         """
         if not self._unregister(x):
             raise UsageError("x is not registered with this communicator")
 
     def synchronize(self) -> None:
-        """Waits until all operations on arrays of a device are over.
+        """Waits until all operations on device arrays have ended.
 
-        A call on such arrays returns when it is launched; what goes wrong later, on any rank, is
-        raised by the next call, by `Work.wait`, or here.
+        A call on device arrays returns after the launch. A later error on any rank is raised by the
+        next call, by `Work.wait` or by `synchronize`.
 
         Raises:
-            Error: What ended an operation: as `all_reduce`.
-            CudaError: The device refused something.
+            Error: An operation failed: as `all_reduce`.
+            CudaError: A CUDA call failed.
         """
         self._synchronize()
 
@@ -231,35 +230,36 @@ class Communicator(ElasticMethods):
         mapped: bool = False,
         on_device: bool = False,
     ) -> str:
-        """Says which algorithm, protocol and transport a call gets, and why.
+        """Explains which algorithm, protocol and transport a call uses, and why.
 
         Args:
             collective: Its name, such as "all_reduce".
-            nbytes: Size of the message, bytes.
-            dtype: Of its elements. Today no choice depends on it.
-            root: Of a rooted collective.
-            mapped, on_device: Of arrays that `empty` or `register` gave; of this rank's device.
+            nbytes: Size of the payload, in bytes.
+            dtype: Type of the elements. At present no choice depends on it.
+            root: Root of a rooted collective.
+            mapped: Whether the arrays are registered or made by `empty`.
+            on_device: Whether the arrays are on this rank's device.
 
         Returns:
-            The choice, who made it, and what is known of all candidates: docs/selection.md.
+            The choice, its reason, and the expected times of all candidates: docs/selection.md.
 
         Raises:
-            UsageError: Unknown collective; or nothing has run on this rank's device yet.
+            UsageError: The collective is unknown, or nothing has run on this rank's device yet.
         """
         return self._explain(collective, nbytes, root, mapped, on_device)
 
     def flight_record(self, *, all_ranks: bool = False) -> list[dict[str, Any]]:
-        """What this rank, or every rank, did last: at most 1,024 operations of each.
+        """Returns the last operations of this rank, or of every rank: at most 1,024 of each.
 
         Args:
-            all_ranks: Of all ranks of this communicator instead of this one.
+            all_ranks: Include all ranks of this communicator, not only this one.
 
         Returns:
             Dicts, the oldest first, rank after rank: `rank`, `sequence`, `collective`, `dtype`,
-            `op`, `root`, `count` (elements of a block), `shape`, `nbytes`, `asked` and `algorithm`
-            (asked for, and chosen), `deterministic`, `site` (the caller's file and line),
-            `entered_ns` and `finished_ns` (of CLOCK_MONOTONIC; None while it runs), `failed`, and
-            `digest`, which is equal where the ranks' calls agree.
+            `op`, `root`, `count` (elements of a block), `shape`, `nbytes`, `asked` (the requested
+            algorithm) and `algorithm` (the chosen one), `deterministic`, `site` (the caller's file
+            and line), `entered_ns` and `finished_ns` (CLOCK_MONOTONIC; None while running),
+            `failed`, and `digest`, which is equal where the ranks' calls agree.
 
         Cost: about a microsecond per record; other ranks are not disturbed.
         """
@@ -267,17 +267,17 @@ class Communicator(ElasticMethods):
         return [record for rank in ranks for record in self._records(rank)]
 
     def message_record(self, *, all_ranks: bool = False) -> list[dict[str, Any]]:
-        """What this rank, or every rank, sent and received last: at most 1,024 messages of each.
+        """Returns the last messages of this rank, or of every rank: at most 1,024 of each.
 
         Args:
-            all_ranks: Of all ranks of this communicator instead of this one.
+            all_ranks: Include all ranks of this communicator, not only this one.
 
         Returns:
             Dicts, the oldest first, rank after rank: `rank`, `number` (among the rank's messages),
-            `kind` ("send" or "recv"), `peer` (None: any source), `source` (of a receive: who sends,
-            or None yet), `tag`, `dtype`, `count`, `nbytes`, `blocking`, `site` (the caller's
-            file and line), `entered_ns` and `finished_ns` (of CLOCK_MONOTONIC; None while it goes
-            on; of a short message that ends as it begins they are equal), and `failed`.
+            `kind` ("send" or "recv"), `peer` (None: any source), `source` (for a receive: the
+            sender, None until it is known), `tag`, `dtype`, `count`, `nbytes`, `blocking`, `site`
+            (the caller's file and line), `entered_ns` and `finished_ns` (CLOCK_MONOTONIC; None
+            while pending; equal for a short message that ends immediately), and `failed`.
 
         Cost: about a microsecond per record; other ranks are not disturbed.
         """
@@ -285,23 +285,23 @@ class Communicator(ElasticMethods):
         return [message for rank in ranks for message in self._messages(rank)]
 
     def stragglers(self) -> list[dict[str, Any]]:
-        """Who comes last: how far apart the ranks entered the operations that are on record.
+        """Reports which ranks enter last, and the skew of arrivals, for the recorded operations.
 
         Returns:
             A dict for each collective: `collective`, `operations`, `median_skew_us` and
             `max_skew_us` (last entry minus first), and `last`, how often each rank was last.
 
-        Cost: as `flight_record` of all ranks.
+        Cost: as `flight_record` for all ranks.
         """
         return flight.stragglers(flight.CommunicatorSource(self))
 
     def close(self) -> None:
-        """Leaves the world: whoever still waits for this rank gets an error that says so."""
+        """Leaves the world: a rank that still waits for this rank raises PeerDiedError."""
         super().close()
-        self._leave_homes()
+        self._close_ports()
 
     def _add_algorithm(self, collective: str, name: str, root: int) -> None:
-        """The core met a name that it does not know: one registered in Python, or nobody's."""
+        """Adds an algorithm that is registered in Python; called by the core for unknown names."""
         from pycoll import schedule
 
         self._add_schedule(schedule.build(collective, name, n=self.size, root=root).core)
@@ -325,25 +325,24 @@ class Communicator(ElasticMethods):
 def init(timeout_s: float = 60.0, deterministic: bool = False, *, mpi: Any = None) -> Communicator:
     """Joins the ranks of this job.
 
-    Who takes part is read from the environment: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
-    (`pycoll run`, torchrun), or mpiexec's or SLURM's variables. With none there is one rank. Ranks
-    that mpiexec has put on several hosts find each other through MPI.
+    Reads the rank and the number of ranks from the environment: RANK, WORLD_SIZE, MASTER_ADDR and
+    MASTER_PORT (`pycoll run`, torchrun), or the variables of mpiexec or SLURM. Without any of them
+    there is one rank. Ranks that mpiexec starts on several hosts find each other through MPI.
 
     Args:
         timeout_s: Deadline of joining and of every later operation, seconds.
-        deterministic: Reduce in such a way that the bits of a result depend on the values and
-            their order of ranks alone: not on algorithm, message size, chunking or placement.
-            A call can say otherwise. Alike on all ranks.
-        mpi: An mpi4py communicator: its ranks take part, in its order, whatever the environment
-            says.
+        deterministic: Reduce so that the bits of a result depend on the values and the order of
+            the ranks alone, not on algorithm, message size, chunking or placement. A call can
+            override it. Identical on all ranks.
+        mpi: An mpi4py communicator: its ranks take part, in its order; the environment is ignored.
 
     Returns:
         The communicator of all ranks.
 
     Raises:
-        UsageError: The environment makes no sense, or `mpi` is no communicator.
-        MpiError: MPI is needed, and there is none that this build can use.
-        TimeoutError: Some rank did not come; the message names it.
+        UsageError: The environment variables are invalid, or `mpi` is not a communicator.
+        MpiError: MPI is needed, and this build cannot use any installed MPI library.
+        TimeoutError: A rank did not join before the deadline; the message names it.
     """
     if not timeout_s > 0:
         raise UsageError(f"timeout_s is {timeout_s!r}, expected a number of seconds above 0")
@@ -374,14 +373,14 @@ def _close_all() -> None:
     for comm in left_open:
         comm.close()
     if left_open and threading.active_count() > 1:
-        # Threads that this has freed come back from the core now: later, while the interpreter
+        # The threads that wait in the core return now: if they returned while the interpreter
         # ends, they would abort it.
         time.sleep(0.05)
     meeting.finish()
 
 
 def _disown_all() -> None:
-    """In a forked process: the communicators are the parent's, whose ranks live on."""
+    """Gives up the communicators in a forked process: they belong to the parent."""
     for comm in list(_open):
         comm._disown()
 

@@ -13,11 +13,11 @@ class Variable:
     """A row of the table.
 
     Attributes:
-        name: Such as PYCOLL_ALGO.
-        expected: What a value must be, such as "0 or 1".
-        default: What holds where the variable is not set.
-        help: One sentence.
-        value: Its value in this process; empty where it is not set.
+        name: Name, such as PYCOLL_ALGO.
+        expected: Valid values, such as "0 or 1".
+        default: Value that applies when the variable is not set.
+        help: Description in one sentence.
+        value: Value in this process; empty when the variable is not set.
     """
 
     name: str
@@ -34,15 +34,15 @@ def table() -> list[Variable]:
 
 
 def read(name: str) -> str:
-    """The value of a variable of the table; empty where it is not set.
+    """Returns the value of a variable of the table; empty when it is not set.
 
     Raises:
-        UsageError: The value is not what the table expects, or the table has no such variable.
+        UsageError: The value is invalid, or the table has no such variable.
     """
     return _core.bootstrap.read_environment(name)
 
 
 def unknown() -> list[str]:
-    """Variables of this process that begin with PYCOLL_ and that pycoll does not read."""
+    """Variables of this process that begin with PYCOLL_ and are not in the table."""
     known = {row["name"] for row in _core.bootstrap.environment_table()}
     return sorted(name for name in os.environ if name.startswith("PYCOLL_") and name not in known)

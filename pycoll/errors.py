@@ -10,30 +10,30 @@ class Error(Exception):
 
 
 class UsageError(Error, ValueError):
-    """The caller asked for something that cannot be done."""
+    """An argument, a setting or a call is invalid."""
 
 
 class SystemError(Error, OSError):
-    """The operating system refused something."""
+    """A call of the operating system failed."""
 
 
 class CudaError(Error):
-    """CUDA refused something."""
+    """A call of CUDA failed."""
 
 
 class MpiError(Error):
-    """MPI refused something."""
+    """A call of MPI failed."""
 
 
 class TimeoutError(Error, builtins.TimeoutError):
-    """A peer did not come, or did not move on, before the deadline."""
+    """A peer did not make its call, or made no progress, before the deadline."""
 
 
 class PeerDiedError(Error):
     """A peer's process ended, or a peer left, while it was still needed.
 
     Attributes:
-        rank: The peer.
+        rank: Rank of the peer.
         signal: The signal that ended its process, 0 when that is not known.
     """
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def explanation() -> str:
-    """What is missing where, and the command that builds it."""
+    """Error text: the missing file, its folder, and the command that builds it."""
     folder = Path(__file__).resolve().parent
     text = f"pycoll: the C++ core is not built: no pycoll._core for this Python in {folder}"
     others = sorted(path.name for path in folder.glob("_core.*.so"))

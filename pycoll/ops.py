@@ -4,13 +4,13 @@ from __future__ import annotations
 
 
 class premul(str):
-    """The op of a sum of inputs that every rank multiplies by a factor of its own first.
+    """A sum of inputs, each multiplied by its rank's factor first.
 
     Args:
-        factor: What this rank's input is multiplied by, in the type that its dtype is accumulated
-            in; rounded once before the sum. Real for complex arrays, a whole number for integers.
+        factor: Factor of this rank's input. The product is computed in the accumulation type of the
+            dtype and rounded once before the sum. Real for complex arrays, integral for integers.
 
-    Cost: One more pass over the input.
+    Cost: one more pass over the input.
     Source: NCCL's PreMulSum.
     """
 

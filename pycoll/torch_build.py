@@ -1,7 +1,7 @@
-"""Builds the shim, the one extension module that knows torch's C++: for the torch that is there.
+"""Builds the shim, the extension module that uses torch's C++ API, for the installed torch.
 
-setup.py uses this file before pycoll can be imported, so it imports nothing of it; nor torch, whose
-folder says what must be known.
+setup.py uses this file before pycoll can be imported, so it imports nothing of pycoll. It does not
+import torch either: it reads the version and paths from torch's folder.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Torch:
 
     @staticmethod
     def find() -> Torch | None:
-        """The one that `import torch` would import, without importing it."""
+        """Finds the installation that `import torch` would use, without importing it."""
         spec = importlib.util.find_spec("torch")
         if spec is None or not spec.submodule_search_locations:
             return None
@@ -47,29 +47,29 @@ class Torch:
             facts = (folder / "version.py").read_text()
         except OSError:
             return None
-        # Nightly builds share a version number: the commit tells them apart.
+        # Nightly builds share a version number, so the commit is needed too.
         found = re.findall(r"^(?:__version__|git_version)[^=]*= *['\"](.*)['\"]", facts, re.M)
         return Torch(folder, " ".join(found))
 
 
 def package_folder() -> Path:
-    """The package pycoll.torch: what came with pycoll is there."""
+    """Folder of the package pycoll.torch, where installed shims are."""
     return Path(__file__).resolve().parent / "torch"
 
 
 def source_folder() -> Path:
-    """Where the sources of the shim are: in the package, or beside it in a checkout."""
+    """Folder of the shim's sources: in the package, or beside it in a checkout."""
     shipped = package_folder() / "csrc"
     return shipped if shipped.is_dir() else package_folder().parents[1] / "csrc"
 
 
 def source_files(folder: Path) -> list[Path]:
-    """All that the shim is made of."""
+    """Source files of the shim."""
     return [folder / "capi" / "pycoll.h", *sorted((folder / "torch").rglob("*.[ch]*"))]
 
 
 def file_name(torch: Torch, sources: Path) -> str:
-    """The name of the shim for this Python, this torch and these sources, and no others."""
+    """File name of the shim, unique to this Python, this torch and these sources."""
     key = hashlib.sha256(repr((torch.version, _FLAGS, sysconfig.get_config_var("SOABI"))).encode())
     for path in source_files(sources):
         key.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -77,7 +77,7 @@ def file_name(torch: Torch, sources: Path) -> str:
 
 
 def cache_folder() -> Path:
-    """Where a shim is kept that did not come with the package: beside the measured tables."""
+    """Folder of the shims that are built at run time: the one of the measured tables."""
     if given := os.environ.get("PYCOLL_CACHE_DIR"):
         return Path(given)
     if given := os.environ.get("XDG_CACHE_HOME"):
@@ -86,7 +86,7 @@ def cache_folder() -> Path:
 
 
 def find(torch: Torch, only: Path | None = None) -> Path | None:
-    """The shim for this torch, where there is one: in the package, or in the cache; or `only`."""
+    """Finds the shim for this torch in the package or the cache, or only in the folder `only`."""
     name = file_name(torch, source_folder())
     for folder in (only,) if only else (package_folder(), cache_folder()):
         if (folder / name).is_file():
@@ -95,7 +95,7 @@ def find(torch: Torch, only: Path | None = None) -> Path | None:
 
 
 def state() -> str:
-    """One line for people: whether the backend is there for the torch that is there."""
+    """One line of text: whether the backend is built for the installed torch."""
     torch = Torch.find()
     if torch is None:
         return "no torch found"
@@ -107,11 +107,11 @@ def state() -> str:
 
 
 def find_or_build(torch: Torch, folder: Path | None = None) -> Path:
-    """The shim for this torch; built if there is none.
+    """Finds the shim for this torch, or builds it.
 
     Args:
-        torch: For which torch.
-        folder: Where it shall be; None: wherever it is found, else in the cache.
+        torch: The torch installation.
+        folder: The folder of the shim; None: the package or the cache.
 
     Returns:
         The file of the extension module.
@@ -119,7 +119,7 @@ def find_or_build(torch: Torch, folder: Path | None = None) -> Path:
     Raises:
         RuntimeError: There is no compiler, it failed, or the cache cannot be written.
 
-    Cost: about half a minute, once; of several ranks one builds, and the others wait for it.
+    Cost: about half a minute, once; one rank builds, and the other ranks wait for it.
     """
     found = find(torch, folder)
     if found is not None:
@@ -128,13 +128,13 @@ def find_or_build(torch: Torch, folder: Path | None = None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _lock(folder / "_shim.lock"):
-            for left in folder.glob("shim-*"):  # by a builder that was killed
+            for left in folder.glob("shim-*"):  # left by a build that was killed
                 shutil.rmtree(left, ignore_errors=True)
             return find(torch, only) or build(torch, source_folder(), folder)
     except OSError as error:
         raise RuntimeError(
-            f"pycoll: cannot keep the torch backend in {folder}: {error}; set PYCOLL_CACHE_DIR to "
-            "a folder that can be written"
+            f"pycoll: cannot write the torch backend to {folder}: {error}; set PYCOLL_CACHE_DIR "
+            "to a writable folder"
         ) from error
 
 
@@ -142,21 +142,21 @@ def build(torch: Torch, sources: Path, into: Path) -> Path:
     """Compiles the shim.
 
     Args:
-        torch: For which torch.
+        torch: The torch installation.
         sources: The folder csrc.
-        into: Where the module goes.
+        into: The folder of the module.
 
     Returns:
-        Its file.
+        The module's file.
 
     Raises:
-        RuntimeError: There is no compiler, or it failed: what it said.
+        RuntimeError: There is no compiler, or it failed; the message contains its output.
     """
     target = into / file_name(torch, sources)
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise RuntimeError(
-            "pycoll: no C++ compiler to build the torch backend with: install g++ 12 or later, or "
+            "pycoll: building the torch backend needs a C++ compiler: install g++ 12 or later, or "
             "set CXX"
         )
     print(
@@ -166,7 +166,7 @@ def build(torch: Torch, sources: Path, into: Path) -> Path:
     )
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=into, prefix="shim-") as work:
-        # In one piece: torch's headers take longer than all that is ours.
+        # One translation unit: torch's headers take longer to compile than pycoll's sources.
         unity = Path(work) / "shim.cc"
         files = sorted(path.relative_to(sources) for path in (sources / "torch").rglob("*.cc"))
         unity.write_text("".join(f'#include "{path}"\n' for path in files))
@@ -189,14 +189,14 @@ def build(torch: Torch, sources: Path, into: Path) -> Path:
             raise RuntimeError(
                 f"pycoll: building the torch backend failed:\n{' '.join(command)}\n{done.stderr}"
             )
-        os.replace(made, target)  # whoever looks meanwhile finds nothing, or all of it
+        os.replace(made, target)  # atomic: other processes see no file or a complete one
     print(f"pycoll: built {target} in {time.monotonic() - began:.0f} s", file=sys.stderr)
     return target
 
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Held by one process at a time; a killed one holds nothing."""
+    """A lock between processes; a killed process releases it."""
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""Handles on operations that run beside the caller."""
+"""Handles on asynchronous operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SLICE_S = 0.05
 class Work:
     """A handle on an operation that was started with `async_op=True`.
 
-    The arrays of the call must not be read or written until it is done.
+    The arrays of the call must not be read or written until the operation is done.
     """
 
     def __init__(
@@ -24,21 +24,21 @@ class Work:
         self._result = result
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """Waits until the operation is over.
+        """Waits until the operation has ended.
 
-        Of arrays of a device, without `timeout_s` it is their library's current stream that waits,
-        and not the host: what the stream gets from now on comes behind the operation.
+        For device arrays without `timeout_s`, the current stream of their library waits instead of
+        the host: work that is queued on the stream later runs after the operation.
 
         Args:
-            timeout_s: How long to wait here, seconds. None: as long as the operation itself may
-                take, which is the communicator's timeout.
+            timeout_s: Longest wait, in seconds. None: the communicator's timeout, which limits the
+                operation itself.
 
         Returns:
             The result array of the call.
 
         Raises:
-            TimeoutError: The operation is still running after `timeout_s`; it goes on.
-            Error: What ended the operation.
+            TimeoutError: The operation is still running after `timeout_s`; it continues.
+            Error: The operation failed.
         """
         if isinstance(self._core, _core.DeviceWork) and timeout_s is None:
             while not self._core.given(_SLICE_S):
@@ -55,16 +55,16 @@ class Work:
                 raise TimeoutError(f"the operation is still running after {timeout_s:g} s")
 
     def done(self) -> bool:
-        """True when it is over, well or not."""
+        """True when the operation has ended, with or without an error."""
         return self._core.done()
 
     def exception(self) -> BaseException | None:
-        """What ended it, None while it runs and after success."""
+        """The error of a failed operation; None while it is running and after success."""
         return self._core.exception()
 
     @property
     def source(self) -> int | None:
-        """Of a receive that is over: the rank whose message it got. Else None."""
+        """The sender of the message of a finished receive, else None."""
         return self._core.source if isinstance(self._core, _core.MessageWork) else None
 
 

@@ -70,7 +70,7 @@ def test_trace_takes_a_rank_without_a_file_from_the_others(mismatch):
 def test_trace_of_no_records_is_a_usage_error(tmp_path):
     assert "no flight records" in invoke("trace", str(tmp_path), status=2)
     (tmp_path / "pycoll-x-rank_0.json").write_text("{}")
-    assert "is no flight record" in invoke("trace", str(tmp_path), status=2)
+    assert "is not a flight record" in invoke("trace", str(tmp_path), status=2)
 
 
 def test_torch_fr_trace_finds_the_mismatch(mismatch, tmp_path):

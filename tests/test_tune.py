@@ -171,7 +171,7 @@ def test_tune_check_only_writes_nothing_tells_by_its_status_and_shows_progress(c
         (["-n", "1"], "expected -n 2 or more"),
         (["-c", "barrier"], "expected --collectives of all_reduce"),
         (["-c", "nope"], "expected --collectives of all_reduce"),
-        (["--max", "much"], "is no size"),
+        (["--max", "much"], "is not a size"),
         (["--arrays", "some"], "expected --arrays plain, mapped or both"),
         (["--plot", "x.bmp"], "svg"),
     ],

@@ -1,4 +1,4 @@
-// One function per layer that has something to show to Python.
+// One bind function for each layer that Python uses.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -19,7 +19,7 @@ void bind_records(pybind11::module_& m, pybind11::handle communicator_type);
 
 /// Adds the collectives to the class that bind_communicator makes.
 void bind_collectives(pybind11::handle communicator_type);
-/// Adds send and recv to it.
+/// Adds send and recv to the same class.
 void bind_point_to_point(pybind11::module_& m, pybind11::handle communicator_type);
 
 }  // namespace pycoll

@@ -34,7 +34,7 @@ py::bytes get(Store& store, const std::string& key, double timeout_s) {
 }
 
 void bind_store(py::module_& m) {
-  py::class_<Store>(m, "Store", "What ranks tell each other while they meet.");
+  py::class_<Store>(m, "Store", "Key-value store through which the ranks of a job meet.");
   py::class_<TcpStore, Store>(m, "TcpStore", "A store on rank 0's TcpStoreServer.")
       .def(py::init([](const std::string& address, int port, const std::string& token, int rank,
                        double timeout_s) {
@@ -88,7 +88,7 @@ Store& open_store(Session& session) {
 }
 
 void bind_session(py::module_& m) {
-  py::class_<LaunchEnv>(m, "LaunchEnv", "Who this process is among the ranks.")
+  py::class_<LaunchEnv>(m, "LaunchEnv", "Rank and size of this process, from its environment.")
       .def(py::init([](int rank, int num_ranks, std::string master_addr, int master_port,
                        std::string token) {
              LaunchEnv env;

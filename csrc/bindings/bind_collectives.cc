@@ -1,6 +1,6 @@
-// The collectives for Python: one row each, and the one function behind all of them. They are plain
-// C functions with keyword arguments (METH_FASTCALL): at four bytes the dispatcher of pybind11
-// costs more than the message.
+// The collectives for Python: a table with one row each, and one function that runs them all. They
+// are plain C functions with keyword arguments (METH_FASTCALL): for four bytes, the dispatcher of
+// pybind11 costs more than the message.
 #include <pybind11/pybind11.h>
 
 #include <array>
@@ -25,8 +25,8 @@ struct Method {
 
 using enum Arg;
 
-// In the order of the enumerators of Collective. A signature here, in the docstring and in
-// _core.pyi say the same; tests compare them.
+// In the order of the enumerators of Collective. Tests compare the signatures here, in the
+// docstrings and in _core.pyi.
 constexpr Method kMethods[] = {
     {Collective::kAllReduce,
      {"all_reduce", {kX, kOp, kOut}, {kAlgorithm, kAsyncOp, kDeterministic}},

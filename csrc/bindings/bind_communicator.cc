@@ -156,7 +156,7 @@ void bind_communicator(py::module_& m) {
       .def("_explain",
            [](CommunicatorObject& o, const std::string& collective, int64_t nbytes, int root,
               bool mapped, bool on_device) {
-             // A running operation may hold the lock and need the GIL to look for Ctrl-C.
+             // A running operation may hold the lock while it needs the GIL to check for Ctrl-C.
              const py::gil_scoped_release gil;
              const Collective id = collective_from_name(collective);
              const Arrays arrays = mapped ? Arrays::kMapped : Arrays::kPlain;
@@ -222,8 +222,8 @@ void bind_communicator(py::module_& m) {
   });
 }
 
-/// Memory that peers reach directly, as an object with the buffer protocol. NumPy and torch make
-/// their arrays over it (pycoll/arrays/memory.py); it is freed when the last of them is gone.
+/// Memory that peers access directly, as an object with the buffer protocol. NumPy and torch make
+/// arrays over it (pycoll/arrays/memory.py); it is freed with the last of them.
 void bind_memory(py::module_& m) {
   py::class_<SharedMemory>(m, "SharedMemory", py::buffer_protocol())
       .def_property_readonly("nbytes", [](const SharedMemory& memory) { return memory.nbytes(); })

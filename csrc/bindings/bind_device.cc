@@ -1,5 +1,5 @@
-// Devices for Python: what there is, memory and streams of their own, and asynchronous operations.
-// Streams and captures are here for tests and benchmarks, which must do without another library.
+// Devices for Python: device information, memory, streams and asynchronous operations.
+// Streams and captures are for tests and benchmarks, which run without a GPU array library.
 #include <pybind11/pybind11.h>
 
 #include <string>
@@ -28,7 +28,8 @@ Device device_of(int index) {
   return {table, index};
 }
 
-/// What this process finds; never an error, since it is for people who look for one.
+/// Devices and libraries that this process finds. It never raises, since `pycoll info` uses it to
+/// diagnose errors.
 py::dict device_info() {
   py::dict facts;
   std::string note;
@@ -56,7 +57,7 @@ py::dict device_info() {
   return facts;
 }
 
-/// A stream of a device, that can be captured.
+/// A stream of a device; its work can be captured into graphs.
 class StreamObject {
  public:
   explicit StreamObject(int device) : device_(device_of(device)), stream_(device_) {}
@@ -83,7 +84,9 @@ class StreamObject {
     return graphs_.size() - 1;
   }
   void launch(size_t graph) const {
-    if (graph >= graphs_.size()) throw UsageError("no such graph of this stream");
+    if (graph >= graphs_.size()) {
+      throw UsageError("this stream has no graph " + std::to_string(graph));
+    }
     device_.check(device_.table().launch_graph(device_.index(), graphs_[graph], stream_.get()),
                   "launching a graph");
   }
@@ -99,7 +102,7 @@ class StreamObject {
   std::vector<DeviceGraph> graphs_;
 };
 
-/// Bytes [offset, offset + array's) of the memory.
+/// Start of `array`'s bytes in the memory, at `offset`.
 std::byte* part_of(const DeviceMemory& memory, const ArrayView& array, size_t offset) {
   if (offset > memory.nbytes() || static_cast<size_t>(array.nbytes()) > memory.nbytes() - offset) {
     throw UsageError("array has " + std::to_string(array.nbytes()) + " bytes, the memory " +
@@ -138,7 +141,7 @@ void bind_device(py::module_& m) {
         device_table().find_device(reinterpret_cast<const void*>(address), &device);
         return device;
       },
-      py::arg("address"), "The device whose memory that is; -1: none.");
+      py::arg("address"), "The device whose memory contains the address; -1: none.");
   m.def("device_info", device_info, "The device library of this process, and its devices.");
 
   py::class_<DeviceMemory, std::shared_ptr<DeviceMemory>>(m, "DeviceMemory")

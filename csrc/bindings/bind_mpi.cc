@@ -32,7 +32,8 @@ py::dict facts() {
 
 void bind_mpi(py::module_& m) {
   py::module_ sub = m.def_submodule("mpi", "The MPI of this process.");
-  py::class_<MpiComm, std::shared_ptr<MpiComm>>(sub, "Comm", "Ranks of MPI that tell each other.")
+  py::class_<MpiComm, std::shared_ptr<MpiComm>>(
+      sub, "Comm", "Communicator of MPI: exchanges messages between its ranks.")
       .def_property_readonly("rank", &MpiComm::rank)
       .def_property_readonly("size", &MpiComm::size)
       .def(

@@ -29,14 +29,14 @@ constexpr Signature kSend{"send", {kX, kPeer, kTag}, {kAsyncOp}};
 constexpr Signature kRecv{"recv", {kX, kPeer, kTag}, {kAsyncOp}};
 constexpr Signature kRecvAny{"recv_any", {kX, kTag}, {}};
 
-/// What Python's Work holds of a message.
+/// State of Python's Work for a message.
 struct MessageWork {
   std::shared_ptr<MessageOp> op;
-  py::object communicator;  // which moves it on
+  py::object communicator;  // makes progress on the message
 };
 
 int32_t tag_of(PyObject* object) {
-  const Py_ssize_t value = PyNumber_AsSsize_t(object, nullptr);  // clips what is too large
+  const Py_ssize_t value = PyNumber_AsSsize_t(object, nullptr);  // clips large values
   if (PyErr_Occurred() != nullptr || value < 0 || value > INT32_MAX) {
     PyErr_Clear();
     throw UsageError("tag is " + py::repr(object).cast<std::string>() + ", expected an int in 0.." +
@@ -80,7 +80,7 @@ void receive_staged(CommunicatorObject& object, MessageOp& op, const ArrayView& 
   staged.deliver();
 }
 
-/// `x`: what holds the message's bytes.
+/// `x` owns the message's bytes.
 template <class Kept>
 PyObject* start(PyObject* self, CommunicatorObject& object, const MessageOp& call, Kept&& x,
                 PyObject* result) {
@@ -149,8 +149,9 @@ PyObject* recv(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObj
       PyObject* const async_op = arguments[kAsyncOp];
       if (object.batch != nullptr || (async_op != nullptr && truth_of(async_op))) {
         throw UsageError(
-            "recv into a device's array returns when it has come: without async_op, and not within "
-            "coalesce()");
+            "recv into a device array blocks until the message has arrived: leave out async_op, "
+            "and "
+            "call it outside of coalesce()");
       }
       receive_staged(object, op, x, "recv");
       return Py_NewRef(arguments[kX]);
@@ -164,7 +165,9 @@ PyObject* recv_any(PyObject* self, PyObject* const* args, Py_ssize_t num_args, P
     const Arguments arguments(kRecvAny, args, num_args, keywords);
     CommunicatorObject& object = object_of(self);
     if (object.batch != nullptr) {
-      throw UsageError("recv_any within coalesce(): its source is not known before the end");
+      throw UsageError(
+          "recv_any within coalesce(): its source is known only at the end of the "
+          "group; call it outside");
     }
     const ArrayView x = view_of(arguments, "recv_any", true);
     MessageOp op;
@@ -226,7 +229,7 @@ void bind_point_to_point(py::module_& m, py::handle communicator_type) {
       .def("_begin_batch", [](CommunicatorObject& o) { o.batch = std::make_unique<Batch>(); })
       .def("_drop_batch", [](CommunicatorObject& o) { o.batch.reset(); })
       .def("_run_batch", [](CommunicatorObject& o) {
-        // Whatever comes of it, the group is over.
+        // The group ends here, even if an operation fails.
         const std::unique_ptr<Batch> batch = std::move(o.batch);
         const bool large = batch->nbytes() > static_cast<int64_t>(kKeepGilBytes);
         LazyGilRelease gil(o.ranks_are_threads || large);

@@ -1,5 +1,5 @@
-// What ranks did last, for Python: of one's own communicator, and of other processes' memory
-// (`pycoll doctor`).
+// Records of the ranks' last operations, for Python: from this process's communicators, and from
+// the memory of other processes (`pycoll doctor`).
 #include <fcntl.h>
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
@@ -152,7 +152,7 @@ py::dict message_as_dict(const Segment& segment, int rank, const MessageRecord& 
 
 void check_rank(const Segment& segment, int rank) {
   if (rank >= 0 && rank < segment.num_ranks()) return;
-  throw UsageError("there is no rank " + std::to_string(rank) + ": they are 0.." +
+  throw UsageError("there is no rank " + std::to_string(rank) + ": expected one of 0.." +
                    std::to_string(segment.num_ranks() - 1));
 }
 
@@ -186,7 +186,7 @@ py::list records_of(const Segment& segment, int rank, uint64_t at_most) {
   return result;
 }
 
-/// Another process's memory, read through a file that leads to it.
+/// Shared memory of another process, read through the path of its file.
 class SegmentView {
  public:
   explicit SegmentView(const std::string& path) {
@@ -199,7 +199,7 @@ class SegmentView {
     if (size < sizeof(header) ||
         ::pread(file.get(), &header, sizeof(header), 0) != static_cast<ssize_t>(sizeof(header)) ||
         header.magic != SegmentHeader::kMagic) {
-      throw UsageError(path + " is no memory of a communicator of pycoll that was made and used");
+      throw UsageError(path + " is not the shared memory of an initialised pycoll communicator");
     }
     const auto num_ranks = static_cast<int>(header.num_ranks);
     if (header.version != SegmentHeader::kVersion || num_ranks < 1 || num_ranks > 64 ||
@@ -219,8 +219,8 @@ class SegmentView {
   std::unique_ptr<Segment> segment_;
 };
 
-/// The records of a communicator that another library has opened through the C table. It ends
-/// when that library says so.
+/// The records of a communicator that another library has opened through the C table. They are
+/// readable until that library closes it.
 class GroupRecords {
  public:
   /// `handle`: a capsule of a pycoll_comm, alive during this.
@@ -243,9 +243,10 @@ class GroupRecords {
   std::string description_;
 };
 
-/// Calls `function` on whatever thread an operation failed; what it raises is printed.
+/// A function that calls `function` on the thread where an operation failed, and prints what that
+/// raises.
 std::function<void()> under_gil(const py::object& function) {
-  // A pointer whose last owner takes the GIL to let go of the function.
+  // A pointer whose last owner takes the GIL to release the function.
   std::shared_ptr<py::object> kept(new py::object(function), [](py::object* object) {
     const py::gil_scoped_acquire gil;
     delete object;
@@ -261,7 +262,7 @@ std::function<void()> under_gil(const py::object& function) {
   };
 }
 
-/// Of a communicator of either kind, kept while it is looked at.
+/// The core's communicator of an object of either kind, kept alive during the call.
 Communicator* core_of(const CommunicatorObject& o) { return o.comm.get(); }
 std::shared_ptr<Communicator> core_of(const GroupRecords& o) { return o.comm(); }
 

@@ -1,4 +1,4 @@
-// Python's view of schedule/ and algorithms/: values in, values out, nothing that keeps state.
+// Python bindings of schedule/ and algorithms/: stateless functions on values.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -25,7 +25,7 @@ namespace {
 /// round, kind, first chunk, number of chunks, source rank, destination rank.
 using MoveTuple = std::tuple<int32_t, std::string, int32_t, int32_t, int32_t, int32_t>;
 
-/// A step together with the peers that the bits of its masks mean.
+/// A step together with the peers that the bits of its masks stand for.
 struct PlacedStep {
   Step step;
   std::vector<int32_t> peers;
@@ -219,7 +219,7 @@ void bind_tables(py::module_& m) {
             return row.sent_fraction(n, rank, root);
           },
           py::arg("n"), py::arg("rank"), py::arg("root") = 0,
-          "What `rank` sends, in units of the message.");
+          "Amount that `rank` sends, in units of the message.");
   m.def("algorithms",
         [] { return std::vector<AlgorithmInfo>(algorithms().begin(), algorithms().end()); });
 
@@ -301,7 +301,7 @@ void bind_schedule(py::module_& m) {
         py::arg("multicast") = true);
   m.def("verify_programs", &verify, py::arg("schedule"), py::arg("programs"), py::arg("slots"));
   m.def("min_safe_slots", &min_slots, py::arg("schedule"), py::arg("programs"),
-        py::arg("max_slots"), "(smallest proved count or 0, why max_slots does not do).");
+        py::arg("max_slots"), "(smallest proved slot count or 0, why max_slots is not proved).");
   m.def("simulate_programs", &simulate_matrices, py::arg("programs"), py::arg("nbytes"),
         py::arg("tile_bytes"), py::arg("slots"), py::arg("alpha"), py::arg("beta"),
         py::arg("gamma"));

@@ -1,4 +1,4 @@
-// Python's view of topology/: fabrics, and collectives that are played through on them.
+// Python bindings of topology/: fabrics, and simulations of collectives on them.
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -23,7 +23,7 @@ namespace py = pybind11;
 namespace pycoll {
 namespace {
 
-/// A collective on a fabric, ready to be played through with messages of any size.
+/// A collective on a fabric, ready to be simulated with messages of any size.
 struct FlowWorld {
   FlowSystem system;
   std::vector<LevelLoad> loads;
@@ -71,7 +71,7 @@ FlowResult play(const FlowWorld& world, double nbytes, double tile_fraction, int
   options.jitter.message_s = message_s;
   options.num_bins = num_bins;
   options.max_messages = max_messages;
-  // Also without somebody to tell, so that Ctrl-C ends it.
+  // Set even where the caller wants no progress, so that Ctrl-C ends the simulation.
   options.progress = [&](double done) {
     const py::gil_scoped_acquire acquired;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -89,7 +89,8 @@ void set_ranks(Fabric& fabric, const std::vector<double>& overhead_s,
   }
   for (size_t rank = 0; rank < n; ++rank) {
     if (!(overhead_s[rank] >= 0) || !(gamma_s_per_byte[rank] >= 0) || !(start_s[rank] >= 0)) {
-      throw UsageError("topology: rank " + std::to_string(rank) + " costs less than nothing");
+      throw UsageError("topology: rank " + std::to_string(rank) +
+                       " has a negative cost, expected 0 or more");
     }
     fabric.ranks()[rank] = {overhead_s[rank], gamma_s_per_byte[rank], start_s[rank]};
   }
@@ -176,7 +177,7 @@ void bind_topology(py::module_& m) {
         return Jitter::exponential(seed, stream, idx, mean_s);
       },
       py::arg("seed"), py::arg("stream"), py::arg("idx"), py::arg("mean_s"),
-      "A random delay that is always the same for the same arguments.");
+      "A random delay that depends on the arguments alone.");
 }
 
 }  // namespace pycoll

@@ -1,4 +1,4 @@
-// Python's view of the measured table and of what `pycoll tune` needs to make one.
+// Python bindings of the measured table and of the functions with which `pycoll tune` makes one.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -25,7 +25,7 @@ double time_calls_of(CommunicatorObject& object, const std::string& collective, 
   const ArrayView input(x.ptr(), "x", false);
   const ArrayView output(out.ptr(), "out", true);
   if (input.count != output.count || input.dtype != output.dtype) {
-    throw UsageError("x and out must have as many elements of one dtype");
+    throw UsageError("expected x and out of one dtype and with equal numbers of elements");
   }
   const py::gil_scoped_release gil;
   return time_calls(*object.comm, collective_from_name(collective),
@@ -37,7 +37,7 @@ Arrays arrays_from_name(const std::string& name) {
   throw UsageError("unknown arrays '" + name + "': expected plain or mapped");
 }
 
-/// What may be chosen for messages of `nbytes`: ALGORITHM/PROTOCOL.
+/// Candidates for messages of `nbytes`, as ALGORITHM/PROTOCOL.
 std::vector<std::string> choices(const std::string& collective, int64_t nbytes) {
   const Collective id = collective_from_name(collective);
   std::vector<std::string> found;
@@ -52,7 +52,7 @@ std::vector<std::string> choices(const std::string& collective, int64_t nbytes) 
   return found;
 }
 
-/// Simulates the same messages under one set of costs after another.
+/// Simulates a fixed list of messages under several sets of costs.
 class Predictor {
  public:
   /// `cases`: collective, algorithm, nbytes; all by one protocol.
@@ -163,7 +163,7 @@ void bind_tuning(py::module_& m) {
   m.def("tuning_table_path", &tuning_table_path);
   m.def(
       "tuning_table_note", [] { return Settings::read().table_note; },
-      "Where the measured table is from, or why there is none.");
+      "Origin of the measured table, or the reason why there is none.");
   m.def("choices", &choices, py::arg("collective"), py::arg("nbytes"));
   py::class_<Predictor>(m, "Predictor", "Simulates the same messages under several costs.")
       .def(py::init<const std::vector<std::tuple<std::string, std::string, int64_t>>&,

@@ -1,5 +1,5 @@
-// What help(Communicator) says about the methods that are plain C functions. The first line is the
-// signature, in the form that inspect.signature reads.
+// Docstrings of the methods of Communicator that are plain C functions. The first line of each is
+// the signature, in the form that inspect.signature reads.
 #pragma once
 
 namespace pycoll {
@@ -11,40 +11,41 @@ inline constexpr const char* kAllReduceDoc =
 Reduces `x` over all ranks; every rank gets the same bits.
 
 Args:
-    x: Contiguous host array of any shape, alike on all ranks. Anything with the buffer
-        protocol or DLPack; never copied.
-    op: sum, prod, min, max or avg. 16-bit floats are combined in f32; integers wrap,
-        and their avg is truncated toward zero.
-    out: Array for the result: x's dtype and number of elements, in any shape; `x`, or apart
-        from it. None: in place.
+    x: Contiguous array in host or device memory, with the buffer protocol, DLPack or
+        __cuda_array_interface__. Its shape and dtype are identical on all ranks. Data pass
+        through shared buffers unless all ranks' arrays are registered or come from `empty`.
+    op: sum, prod, min, max, avg, band, bor, bxor or pycoll.premul(factor). 16-bit floats are
+        combined in f32; integers wrap, and their avg is truncated toward zero.
+    out: Array for the result: `x` itself, or an array that does not overlap `x` and has its
+        dtype and number of elements, in any shape. None: in place.
     algorithm: Name of an algorithm, "ring", or of an algorithm and a protocol,
-        "ring/ll". None: the one that is expected to be fastest.
+        "ring/ll". None: the candidate with the lowest expected time.
     async_op: Return a `Work` at once; its wait() returns the result.
-    deterministic: Use only schedules whose bits depend on the values and their order of
-        ranks alone, not on algorithm, size or placement. None: as the communicator.
+    deterministic: Use only schedules whose result bits depend on the values and the order of
+        the ranks alone, not on algorithm, size or placement. None: the communicator's setting.
 
 Returns:
     The array that holds the result, or a `Work`.
 
 Raises:
-    UsageError: `x` or `out` is no such array; unknown op or algorithm, or one that is not
-        deterministic where that is asked for.
+    UsageError: `x` or `out` is not such an array, the op or the algorithm is unknown, or the
+        algorithm is not deterministic although `deterministic` is set.
     CollectiveMismatchError: The ranks' calls differ.
     PeerDiedError: A rank's process ended or a rank closed the communicator.
-    TimeoutError: A rank did not come or did not move on in time.
+    TimeoutError: A rank did not make the call, or made no progress, before the deadline.
 
 Cost: see `pycoll show ALGORITHM` and `explain`.
-Source: MPI_Allreduce; the algorithms name theirs.)";
+Source: MPI_Allreduce; each algorithm names its own source.)";
 
 inline constexpr const char* kBroadcastDoc =
     R"(broadcast($self, x, root=0, *, algorithm=None, async_op=False)
 --
 
-Gives every rank the root's `x`, in place.
+Copies the root's `x` to every rank, in place.
 
 Args:
-    x: Contiguous writable host array, alike in shape and dtype on all ranks. Any dtype.
-    root: The rank whose values all get.
+    x: Contiguous writable array of any dtype; shape and dtype are identical on all ranks.
+    root: The rank whose values are sent.
     algorithm: As for `all_reduce`.
     async_op: As for `all_reduce`.
 
@@ -61,10 +62,10 @@ inline constexpr const char* kBarrierDoc =
     R"(barrier($self, *, algorithm=None, async_op=False)
 --
 
-Returns when all ranks have called it.
+Blocks until all ranks have called it.
 
 Args:
-    algorithm: One of all_reduce's; as for `all_reduce`.
+    algorithm: An algorithm of `all_reduce`.
     async_op: As for `all_reduce`; wait() returns None.
 
 Returns:
@@ -73,7 +74,7 @@ Returns:
 Raises:
     As `all_reduce`.
 
-Cost: an all_reduce of one byte.
+Cost: one all_reduce of one byte.
 Source: MPI_Barrier.)";
 
 inline constexpr const char* kReduceScatterDoc =
@@ -83,14 +84,14 @@ inline constexpr const char* kReduceScatterDoc =
 Reduces `x` over all ranks; rank r gets block r of the result.
 
 Args:
-    x: Contiguous host array, alike in shape and dtype on all ranks. Its first axis is cut
-        into n equal blocks of rows, or as `counts` says.
+    x: Contiguous array; shape and dtype are identical on all ranks. Its first axis is cut
+        into n equal blocks of rows, or into blocks of `counts` rows.
     op: As for `all_reduce`.
-    out: Array for the block: x's dtype and the block's number of elements, in any shape; apart
-        from x, or exactly this rank's block of x. None: a new array of x's library, of shape
-        (x.shape[0] // n, *x.shape[1:]).
-    counts: Rows of each rank's block, one number for each rank, alike on all ranks; they add
-        up to x.shape[0]. None: equal blocks.
+    out: Array for the block: x's dtype and the block's number of elements, in any shape. It
+        does not overlap x, or is exactly this rank's block of x. None: a new array of x's
+        library, of shape (x.shape[0] // n, *x.shape[1:]).
+    counts: Rows of each rank's block, one number for each rank, identical on all ranks; they
+        add up to x.shape[0]. None: equal blocks.
     algorithm: As for `all_reduce`.
     async_op: As for `all_reduce`.
     deterministic: As for `all_reduce`.
@@ -99,7 +100,7 @@ Returns:
     The array that holds this rank's block, or a `Work`.
 
 Raises:
-    As `all_reduce`; UsageError: the first axis does not divide into such blocks.
+    As `all_reduce`; UsageError: the first axis cannot be cut into these blocks.
 
 Cost: ring: (n - 1) (alpha + N/n (beta + gamma)), N bytes of x.
 Source: MPI_Reduce_scatter_block and MPI_Reduce_scatter; in place as in NCCL.)";
@@ -108,15 +109,16 @@ inline constexpr const char* kAllGatherDoc =
     R"(all_gather($self, x, out=None, *, counts=None, algorithm=None, async_op=False)
 --
 
-Gives every rank all ranks' `x`, one behind the other along the first axis.
+Concatenates all ranks' `x` along the first axis, in rank order, on every rank.
 
 Args:
-    x: Contiguous host array, alike in shape and dtype on all ranks but for `counts`. Any dtype.
+    x: Contiguous array of any dtype. Shape and dtype are identical on all ranks, except for
+        the number of rows where `counts` is given.
     out: Array for the result: x's dtype and the number of elements of all ranks' x, in any
-        shape, such as (n, *x.shape); apart from x, or one whose block of this rank is exactly
-        x. None: a new array of x's library, of shape (n * x.shape[0], *x.shape[1:]).
-    counts: Rows (first axis) of each rank's x, one number for each rank, alike on all ranks.
-        None: all alike.
+        shape, such as (n, *x.shape). It does not overlap x, or its block of this rank is
+        exactly x. None: a new array of x's library, of shape (n * x.shape[0], *x.shape[1:]).
+    counts: Rows (first axis) of each rank's x, one number for each rank, identical on all
+        ranks. None: every rank has the same number of rows.
     algorithm: As for `all_reduce`.
     async_op: As for `all_reduce`.
 
@@ -124,7 +126,7 @@ Returns:
     The array that holds the result, or a `Work`.
 
 Raises:
-    As `all_reduce`; UsageError: x has not counts[rank] rows.
+    As `all_reduce`; UsageError: x does not have counts[rank] rows.
 
 Cost: ring: (n - 1) (alpha + N/n beta), N bytes of the result.
 Source: MPI_Allgather and MPI_Allgatherv; in place as in NCCL.)";
@@ -136,11 +138,11 @@ inline constexpr const char* kReduceDoc =
 Reduces `x` over all ranks; the root gets the result.
 
 Args:
-    x: Contiguous host array, alike in shape and dtype on all ranks. Only read but at a root
-        without `out`.
+    x: Contiguous array; shape and dtype are identical on all ranks. It is read-only, except
+        at the root where `out` is None.
     root: The rank that gets the result.
     op: As for `all_reduce`.
-    out: At the root as for `all_reduce`; elsewhere nobody looks at it.
+    out: At the root, as for `all_reduce`. Ignored on other ranks.
     algorithm: As for `all_reduce`.
     async_op: As for `all_reduce`.
     deterministic: As for `all_reduce`.
@@ -158,14 +160,14 @@ inline constexpr const char* kGatherDoc =
     R"(gather($self, x, root=0, out=None, *, algorithm=None, async_op=False)
 --
 
-Gives the root all ranks' `x`, one behind the other along the first axis.
+Concatenates all ranks' `x` along the first axis, in rank order, at the root.
 
 Args:
-    x: Contiguous host array, alike in shape and dtype on all ranks. Any dtype.
-    root: The rank that gets them.
+    x: Contiguous array of any dtype; shape and dtype are identical on all ranks.
+    root: The rank that gets the result.
     out: At the root, array for the result: x's dtype and n times its number of elements, in
-        any shape, apart from x; None: a new array of x's library, of shape
-        (n * x.shape[0], *x.shape[1:]). Elsewhere nobody looks at it.
+        any shape; it does not overlap x. None: a new array of x's library, of shape
+        (n * x.shape[0], *x.shape[1:]). Ignored on other ranks.
     algorithm: As for `all_reduce`.
     async_op: As for `all_reduce`.
 
@@ -182,15 +184,15 @@ inline constexpr const char* kScatterDoc =
     R"(scatter($self, x, root=0, out=None, *, algorithm=None, async_op=False)
 --
 
-Gives rank r block r of the root's `x`.
+Sends block r of the root's `x` to rank r.
 
 Args:
-    x: At the root a contiguous host array, of any dtype, whose first axis is cut into n equal
-        blocks of rows. Elsewhere its values are not read: an array like the root's where `out`
-        is None, else None will do.
-    root: The rank whose blocks are given out.
-    out: Array for the block: the dtype and number of elements of a block, in any shape; apart
-        from x at the root. None: a new array of x's library, of shape
+    x: At the root, a contiguous array of any dtype; its first axis is cut into n equal blocks
+        of rows. On other ranks its values are not read: pass an array with the root's shape
+        and dtype where `out` is None, else None.
+    root: The rank whose blocks are sent.
+    out: Array for the block: the dtype and number of elements of a block, in any shape. At
+        the root it does not overlap x. None: a new array of x's library, of shape
         (x.shape[0] // n, *x.shape[1:]).
     algorithm: As for `all_reduce`.
     async_op: As for `all_reduce`.
@@ -199,8 +201,8 @@ Returns:
     The array that holds this rank's block, or a `Work`.
 
 Raises:
-    As `all_reduce`; UsageError: the first axis does not divide by n, or neither x nor out says
-        what to expect.
+    As `all_reduce`; UsageError: the first axis is not a multiple of n, or x and out are both
+        None on this rank.
 
 Cost: direct: alpha + (n - 1)/n N beta at the root, N bytes of x.
 Source: MPI_Scatter.)";
@@ -209,40 +211,41 @@ inline constexpr const char* kAllToAllDoc =
     R"(all_to_all($self, x, out=None, send_counts=None, recv_counts=None, *, algorithm=None, async_op=False)
 --
 
-Gives rank r block r of every rank's `x`, one behind the other in the order of their ranks.
+Sends block r of `x` to rank r; the received blocks are concatenated in rank order.
 
 Args:
-    x: Contiguous host array; its first axis is cut into n equal blocks of rows, or as
-        `send_counts` says. Any dtype. Alike in shape on all ranks but for the counts.
-    out: Array for the result: x's dtype and the number of elements that come in, in any shape,
-        apart from x. None: a new array of x's library.
+    x: Contiguous array of any dtype; its first axis is cut into n equal blocks of rows, or
+        into blocks of `send_counts` rows. The dtype and all axes but the first are identical
+        on all ranks; without counts, the first is too.
+    out: Array for the result: x's dtype and the number of received elements, in any shape; it
+        does not overlap x. None: a new array of x's library.
     send_counts: Rows for each rank, one number for each; they add up to x.shape[0].
-    recv_counts: Rows from each rank: what that rank has in its send_counts for this one. None
-        beside send_counts (on all ranks): the ranks tell each other first, before this
-        returns, async_op or not.
-    algorithm: As for `all_reduce`. Calls with counts have one way only.
+    recv_counts: Rows from each rank: that rank's send_counts entry for this rank. None with
+        send_counts given (on all ranks): the ranks exchange their counts before this call
+        returns, even with async_op.
+    algorithm: As for `all_reduce`. Calls with counts have a single algorithm.
     async_op: As for `all_reduce`.
 
 Returns:
     The array that holds the result, or a `Work`.
 
 Raises:
-    As `all_reduce`; UsageError: the first axis does not divide into such blocks;
-        CollectiveMismatchError: a rank sends another number of rows than is expected from it.
+    As `all_reduce`; UsageError: the first axis cannot be cut into these blocks;
+        CollectiveMismatchError: a rank's send_counts and the receiver's recv_counts differ.
 
-Cost: pairwise: (n - 1) (alpha + N/n beta), N bytes of x. Without recv_counts one more, of 8 n
-    bytes.
+Cost: pairwise: (n - 1) (alpha + N/n beta), N bytes of x. Without recv_counts, one more
+    all_to_all of 8 n bytes.
 Source: MPI_Alltoall and MPI_Alltoallv.)";
 
 inline constexpr const char* kScanDoc =
     R"(scan($self, x, op='sum', out=None, *, algorithm=None, async_op=False, deterministic=None)
 --
 
-Gives rank r the reduction of the `x` of ranks 0 to r.
+Computes on rank r the reduction of the `x` of ranks 0 to r.
 
 Args:
     x: As for `all_reduce`.
-    op: As for `all_reduce`, but avg.
+    op: As for `all_reduce`, except avg.
     out: As for `all_reduce`.
     algorithm: As for `all_reduce`.
     async_op: As for `all_reduce`.
@@ -261,7 +264,7 @@ inline constexpr const char* kExscanDoc =
     R"(exscan($self, x, op='sum', out=None, *, algorithm=None, async_op=False, deterministic=None)
 --
 
-Gives rank r the reduction of the `x` of ranks 0 to r - 1.
+Computes on rank r the reduction of the `x` of ranks 0 to r - 1.
 
 Args:
     x: As for `all_reduce`.
@@ -284,18 +287,18 @@ inline constexpr const char* kNeighborExchangeDoc =
     R"(neighbor_exchange($self, x, out=None, *, algorithm=None, async_op=False)
 --
 
-Sends x[0] to the rank before this one and x[1] to the rank after it, on a ring of all ranks.
+Sends x[0] to the previous rank and x[1] to the next rank, on a ring of all ranks.
 
 Args:
-    x: Contiguous host array with two rows, alike in shape and dtype on all ranks. Any dtype.
-    out: Array for the result: x's dtype and number of elements, in any shape, apart from x.
-        None: a new array like x.
+    x: Contiguous array of any dtype with two rows; shape and dtype are identical on all ranks.
+    out: Array for the result: x's dtype and number of elements, in any shape; it does not
+        overlap x. None: a new array like x.
     algorithm: As for `all_reduce`.
     async_op: As for `all_reduce`.
 
 Returns:
-    The array that holds the result, or a `Work`: its first row comes from the rank before this
-    one (that rank's x[1]), its second from the rank after it (that rank's x[0]).
+    The array that holds the result, or a `Work`. Its first row is x[1] of the previous rank,
+    its second row x[0] of the next rank.
 
 Raises:
     As `all_reduce`.

@@ -1,4 +1,4 @@
-// What Python's Communicator holds.
+// The C++ state of Python's Communicator.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -18,22 +18,22 @@ struct CommunicatorObject {
   CommunicatorObject(CommunicatorObject&&) = default;
   ~CommunicatorObject() {
     if (comm == nullptr) return;
-    // Closing waits for the progress thread, which takes the GIL to let go of its arrays.
+    // Closing waits for the progress thread, which takes the GIL to release its arrays.
     const pybind11::gil_scoped_release gil;
     Communicator::retire(std::move(comm));
   }
 
   std::unique_ptr<Communicator> comm;
-  std::unique_ptr<Batch> batch;  // within `with comm.coalesce()`
+  std::unique_ptr<Batch> batch;  // set within `with comm.coalesce()`
   std::unique_ptr<CallSites> sites;
-  std::unique_ptr<RegistrationCache> registration_cache;  // null where an array has nothing to gain
+  std::unique_ptr<RegistrationCache> registration_cache;  // null where registering gains nothing
   bool ranks_are_threads = false;
-  bool deterministic = false;  // of calls that do not say
-  uint8_t barrier_token = 0;   // what a barrier reduces
+  bool deterministic = false;  // default of calls without the argument
+  uint8_t barrier_token = 0;   // the operand of a barrier
 };
 
-/// Of `self` in a method of the class: Python has checked its type, so the dispatcher's look-up,
-/// which costs a tenth of a small call, is not needed.
+/// The object of `self` in a method of the class. Python has checked its type, so this skips the
+/// look-up of pybind11's dispatcher, which costs a tenth of a small call.
 inline CommunicatorObject& object_of(PyObject* self) {
   void* object =
       reinterpret_cast<pybind11::detail::instance*>(self)->get_value_and_holder().value_ptr();

@@ -1,4 +1,4 @@
-// What Python holds of a device: memory, streams, and operations that run there.
+// Python objects of a device: memory, streams, and operations that run there.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,7 +9,7 @@
 
 namespace pycoll {
 
-/// Let go of without the GIL, since that waits for the device.
+/// Memory that is released without the GIL, since releasing it waits for the device.
 inline std::shared_ptr<DeviceMemory> for_python(std::shared_ptr<DeviceMemory> memory) {
   DeviceMemory* const data = memory.get();
   return {data, [kept = std::move(memory)](DeviceMemory*) mutable {
@@ -20,7 +20,7 @@ inline std::shared_ptr<DeviceMemory> for_python(std::shared_ptr<DeviceMemory> me
 
 struct DeviceWorkObject {
   std::shared_ptr<DeviceWork> work;
-  pybind11::object array;  // whose library's current stream waits
+  pybind11::object array;  // the current stream of its library waits for the operation
 };
 
 }  // namespace pycoll

@@ -15,7 +15,7 @@ void set_error(const char* name, const std::exception& error) {
 }  // namespace
 
 void set_python_error(std::exception_ptr error) {
-  // A signal handler's error (Ctrl-C) wins over what it caused.
+  // A signal handler's error (Ctrl-C) takes precedence over the errors that it caused.
   if (PyErr_Occurred() != nullptr) return;
   try {
     std::rethrow_exception(std::move(error));

@@ -1,4 +1,4 @@
-// Gives Python's lock up around a call of the core, if and when that pays.
+// Releases the GIL around a call of the core, once the call turns slow.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,7 +11,7 @@
 
 namespace pycoll {
 
-/// Gives the GIL up at once or when told so, and takes it back at the end.
+/// Releases the GIL at once or on request, and takes it back at the end.
 class LazyGilRelease {
  public:
   explicit LazyGilRelease(bool at_once) {
@@ -22,8 +22,8 @@ class LazyGilRelease {
     try {
       PyEval_RestoreThread(state_);
     } catch (...) {
-      // The interpreter has ended meanwhile, and Python unwinds this thread (pthread_exit). What is
-      // further up needs the GIL; the thread sleeps until the process is gone, as from 3.14 on.
+      // The interpreter has ended meanwhile, and Python unwinds this thread (pthread_exit). The
+      // callers need the GIL, so the thread sleeps until the process ends, as Python 3.14 does.
       while (true) pause();
     }
   }
@@ -41,7 +41,7 @@ class LazyGilRelease {
   PyThreadState* state_ = nullptr;
 };
 
-/// What must live until something is over that may end on any thread. Freed under the GIL.
+/// An object that must live until an operation has ended, on any thread. Freed under the GIL.
 template <class Kept>
 std::shared_ptr<void> keep_alive(Kept kept) {
   return {new Kept(std::move(kept)), [](void* pointer) {

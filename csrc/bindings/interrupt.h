@@ -1,4 +1,4 @@
-// Lets Ctrl-C, and every other Python signal handler, into waits that have released the GIL.
+// Runs Ctrl-C and other Python signal handlers during waits that have released the GIL.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -7,7 +7,7 @@
 
 namespace pycoll {
 
-/// Runs pending Python signal handlers; what they raise ends the wait.
+/// Runs pending Python signal handlers; an exception of theirs ends the wait.
 inline void run_signal_handlers() {
   const pybind11::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();

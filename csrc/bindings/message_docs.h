@@ -1,5 +1,5 @@
-// What help(Communicator) says about send and recv. The first line is the signature, in the form
-// that inspect.signature reads.
+// Docstrings of send and recv. The first line of each is the signature, in the form that
+// inspect.signature reads.
 #pragma once
 
 namespace pycoll {
@@ -11,23 +11,25 @@ inline constexpr const char* kSendDoc =
 Sends `x` to rank `peer`, which receives it with the same tag.
 
 Args:
-    x: Contiguous array of any shape and dtype, of the host or of a device (copied through host
-        memory). Anything with the buffer protocol or DLPack; it may be read-only.
+    x: Contiguous array of any shape and dtype, with the buffer protocol or DLPack; it may be
+        read-only. A device array is copied through host memory.
     peer: The rank that receives; may be this one.
-    tag: An int, 0 or more. Messages of one tag arrive in the order in which they were sent.
-    async_op: Return a `Work` at once; `x` must not be written until it is done.
+    tag: An int, 0 or more. Messages with the same tag arrive in the order in which they were
+        sent.
+    async_op: Return a `Work` at once; `x` must not be written until the `Work` is done.
 
 Returns:
-    None, or a `Work`. A small message may be on its way then; a large one has arrived.
+    None, or a `Work`. A large message has arrived when the operation is done; a small one may
+    still be in transit.
 
 Raises:
-    UsageError: `x` is no such array, `peer` no rank, `tag` no tag.
-    CollectiveMismatchError: The receive has another count or dtype, and the message was
-        large; for a small one the next operation says so.
+    UsageError: `x` is not such an array, `peer` is not a rank, or `tag` is not valid.
+    CollectiveMismatchError: The count or dtype of the receive differs from that of a large
+        message. For a small message the next operation raises.
     PeerDiedError: The peer's process ended, or it closed the communicator.
-    TimeoutError: Nobody received in time.
+    TimeoutError: The peer did not receive the message before the deadline.
 
-Cost: alpha + N beta; up to 64 KiB the peer need not be there.)";
+Cost: alpha + N beta; up to 64 KiB the call does not wait for the peer.)";
 
 inline constexpr const char* kRecvDoc =
     R"(recv($self, x, peer=None, tag=0, *, async_op=False)
@@ -37,21 +39,21 @@ Receives into `x` the oldest message with this tag from rank `peer`.
 
 Args:
     x: Contiguous writable array with the count and the dtype of the message; the shape may
-        differ. A device's array is filled when the call returns.
-    peer: The rank that sends. None or pycoll.ANY_SOURCE: whichever comes first; `recv_any`
-        and `Work.source` say which.
-    tag: As the sender's.
-    async_op: Return a `Work` at once; `x` must not be used until it is done.
+        differ. A device array is filled when the call returns.
+    peer: The rank that sends. None or pycoll.ANY_SOURCE: the rank whose message arrives
+        first; `recv_any` and `Work.source` return it.
+    tag: The sender's tag.
+    async_op: Return a `Work` at once; `x` must not be used until the `Work` is done.
 
 Returns:
     `x`, or a `Work`.
 
 Raises:
-    UsageError: `x` is no such array, `peer` no rank, `tag` no tag.
-    CollectiveMismatchError: The message has another count or dtype.
-    PeerDiedError: The peer's process ended, or it closed the communicator; from any source:
-        those of all other ranks.
-    TimeoutError: No message came in time.
+    UsageError: `x` is not such an array, `peer` is not a rank, or `tag` is not valid.
+    CollectiveMismatchError: The count or dtype of the message differs from that of `x`.
+    PeerDiedError: The peer's process ended, or it closed the communicator. With any source:
+        this holds for all other ranks.
+    TimeoutError: No message arrived before the deadline.
 
 Cost: alpha + N beta.)";
 

@@ -1,10 +1,10 @@
-// The Python module pycoll._core: what each layer binds, in one place.
+// The Python module pycoll._core: calls the bind function of each layer.
 #include <pybind11/pybind11.h>
 
 #include "bindings/bind.h"
 #include "bindings/errors.h"
-#include "capi/c_table.h"
 #include "bootstrap/local/process_info.h"
+#include "capi/c_table.h"
 #include "mpi/mpi.h"
 #include "reduce/reduce_copy.h"
 
@@ -40,5 +40,5 @@ PYBIND11_MODULE(_core, m) {
         facts["transports"] = py::tuple(transports);
         return facts;
       },
-      "What this build of the core has in it.");
+      "Features of this build of the core.");
 }

@@ -1,9 +1,9 @@
 // The c10d::Backend: torch's process group over a communicator of the core.
 //
-// On tensors of the CPU, an operation with asyncOp off runs on the caller's thread, and its work is
-// done when it returns; else it runs on the communicator's progress thread, which needs no GIL.
-// On tensors of a device, it runs on the caller's current stream with asyncOp off; else on a stream
-// of the backend's. The host waits for neither. One object serves both.
+// On CPU tensors, an operation with asyncOp off runs on the caller's thread, and its work is done
+// when it returns; else it runs on the communicator's progress thread, which needs no GIL.
+// On device tensors, an operation runs on the caller's current stream with asyncOp off, else on a
+// stream of the backend. The host waits in neither case. One backend handles both.
 #pragma once
 
 #include <atomic>
@@ -80,7 +80,7 @@ class PycollBackend : public c10d::Backend {
   WorkPtr recv(Tensors& tensors, int src, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  // The group's life (lifecycle.cc).
+  // Lifecycle of the group (lifecycle.cc).
   void eagerConnectSingleDevice(at::Device device) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
   void setSequenceNumberForGroup() override {}
@@ -100,16 +100,16 @@ class PycollBackend : public c10d::Backend {
   void enableCollectivesTiming() override {}  // works always know their times
 
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
-  /// For what the core shows of its communicators.
+  /// The core's communicator, for its records.
   pycoll_comm* comm() const { return comm_.get(); }
 
-  /// An index does not say of what: allocateTensor() sees the device, and knows all.
+  /// Always true: the index lacks the device type, which allocateTensor() gets and checks.
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
 
  private:
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
 
-  /// Runs the operation here, or starts it, or adds it to the group that is being coalesced.
+  /// Runs the operation on this thread, starts it, or adds it to the group that is being coalesced.
   WorkPtr launch(Operation operation, bool async);
   void close();
   WorkPtr run(Operation operation);
@@ -146,11 +146,11 @@ class PycollBackend : public c10d::Backend {
   std::mutex streams_mutex_;
   std::map<std::pair<c10::DeviceIndex, StreamUse>, c10::Stream> streams_;
   std::unique_ptr<MessageStarter> starter_ = std::make_unique<MessageStarter>();
-  // Between startCoalescing() and endCoalescing(): what was called.
+  // Operations that were called since startCoalescing(); none outside of a coalesced group.
   std::optional<std::vector<c10::intrusive_ptr<PycollWork>>> group_;
 };
 
-/// Raises ValueError unless it is one tensor.
+/// The only tensor of the list. Raises ValueError unless the list has exactly one.
 const at::Tensor& only(const Tensors& tensors, const char* what);
 
 }  // namespace pycoll::torch_backend

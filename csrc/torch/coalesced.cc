@@ -1,4 +1,4 @@
-// Several operations as one: the core runs their calls behind each other in one go.
+// Several operations as one: the core runs their calls in sequence, in one operation.
 #include "torch/backend.h"
 
 namespace pycoll::torch_backend {
@@ -73,7 +73,7 @@ WorkPtr PycollBackend::endCoalescing() {
   return c10::make_intrusive<GroupWork>(rank_, std::move(works));
 }
 
-/// Starts the collectives of a group as one; its messages have begun when they were called.
+/// Starts the collectives of a group as one operation; its messages were started when called.
 void PycollBackend::start_group(const std::vector<c10::intrusive_ptr<PycollWork>>& works) {
   using Collectives = std::vector<c10::intrusive_ptr<PycollWork>>;
   auto collectives = std::make_unique<Collectives>();

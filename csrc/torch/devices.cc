@@ -1,4 +1,4 @@
-// Operations on tensors of a device: which stream they are given to, and who waits for whom there.
+// Operations on device tensors: choice of streams, and the waits between them.
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
 
@@ -22,8 +22,8 @@ c10::Stream PycollBackend::stream_beside(at::Device device, StreamUse use) {
   return streams_.emplace(key, guard_of(device).getStreamFromGlobalPool(device)).first->second;
 }
 
-/// Gives the message of a device's tensor bytes on the host. Of a send, they are there behind what
-/// is returned; of a receive, they are copied to the tensor when it is finished.
+/// Gives the message of a device tensor a buffer on the host. The bytes of a send are in it once
+/// the returned event has occurred; those of a receive are copied to the tensor when it finishes.
 std::optional<c10::Event> PycollBackend::stage(Operation& operation, pycoll_message& message) {
   const at::NoGradGuard no_grad;
   const bool is_send = message.is_send != 0;
@@ -51,7 +51,7 @@ WorkPtr PycollBackend::run_on_device(Operation operation, bool async) {
   return work;
 }
 
-/// Gives works to their device, in one go.
+/// Submits works to their device in one launch.
 void PycollBackend::give(const StreamWorks& works, bool async) {
   const at::Device device = works[0]->operation().device();
   const c10::DeviceGuard on_device(device);
@@ -59,9 +59,9 @@ void PycollBackend::give(const StreamWorks& works, bool async) {
   const c10::Stream stream = async ? stream_beside(device, kOfCollectives) : current;
   std::vector<pycoll_call> calls;
   for (const auto& work : works) {
-    TORCH_CHECK_VALUE(work->operation().device() == device,
-                      "pycoll: a coalesced group with tensors on ", device, " and ",
-                      work->operation().device(), ": make a group for each");
+    TORCH_CHECK_VALUE(
+        work->operation().device() == device, "pycoll: a coalesced group with tensors on ", device,
+        " and ", work->operation().device(), ": coalesce the tensors of each device separately");
     calls.insert(calls.end(), work->operation().calls.begin(), work->operation().calls.end());
   }
   if (async) {
@@ -84,7 +84,7 @@ void PycollBackend::give(const StreamWorks& works, bool async) {
 
 void PycollBackend::eagerConnectSingleDevice(at::Device device) {
   if (device.is_cpu()) return;
-  // The first operation makes the links.
+  // The first operation sets up the links.
   c10d::BarrierOptions options;
   options.device = device;
   options.asyncOp = false;

@@ -1,4 +1,4 @@
-// Where every operation passes on its way to the core.
+// Common launch path of all operations, from the backend to the core.
 #include <unistd.h>
 
 #include "torch/backend.h"
@@ -16,7 +16,7 @@ c10::intrusive_ptr<WorkType> PycollBackend::make_work(Operation operation, bool 
   const uint64_t sequence = is_message ? ++message_sequence_ : ++sequence_;
   std::optional<Tensors> inputs;
   const char* title = nullptr;
-  if (at::hasCallbacks()) [[unlikely]] {  // somebody profiles
+  if (at::hasCallbacks()) [[unlikely]] {  // a profiler is active
     title = operation.title;
     inputs = operation.profiled;
   }

@@ -1,4 +1,4 @@
-// A group's life: how it is made, divided, watched and left.
+// Lifecycle of a process group: creation, split, monitored barrier and shutdown.
 #include <ATen/ATen.h>
 #include <pybind11/pybind11.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@ namespace py = pybind11;
 
 namespace {
 
-// How long a group that is left waits for what may never end.
+// Longest wait of a destroyed group for operations that may never end.
 constexpr std::chrono::milliseconds kPatience(5000);
 
 }  // namespace
@@ -29,13 +29,13 @@ PycollBackend::PycollBackend(StorePtr store, int rank, int num_ranks,
 }
 
 PycollBackend::~PycollBackend() {
-  // Python may hold its lock here, which an operation that ends may need to let go of a tensor.
+  // The caller may hold the GIL, which an operation that ends may need to release a tensor.
   const bool has_gil = Py_IsInitialized() != 0 && PyGILState_Check() != 0;
   std::optional<py::gil_scoped_release> release;
   if (has_gil) release.emplace();
-  // A rank that ends after an error must not wait for what nobody will answer.
+  // A rank that ends after an error must not wait for peers that will not answer.
   if (pid_ != ::getpid()) {
-    (void)starter_.release();  // its thread is the parent's
+    (void)starter_.release();  // its thread exists only in the parent
   } else if (!pending_->is_telling()) {
     pending_->wait(Pending::kCollective, kPatience);
     pending_->wait(Pending::kMessage, kPatience);
@@ -45,10 +45,10 @@ PycollBackend::~PycollBackend() {
 
 void PycollBackend::shutdown() {
   TORCH_CHECK(!pending_->is_telling(),
-              "pycoll: a process group cannot be destroyed by a callback of its own operation, "
-              "which it would wait for: do it where the operation is waited for");
-  // A collective that is still going on ends by itself, at its deadline at the latest; a message
-  // whose other end is missing is most often one that was forgotten.
+              "pycoll: a process group cannot be destroyed in a callback of its own operation, "
+              "because it waits for that operation: destroy it after work.wait()");
+  // A running collective ends by its deadline at the latest. A message without a matching send or
+  // receive was most likely forgotten.
   if (pid_ == ::getpid()) {
     pending_->wait(Pending::kCollective);
     pending_->wait(Pending::kMessage, kPatience);
@@ -90,7 +90,7 @@ c10::intrusive_ptr<c10d::Backend> PycollBackend::split(
     const StorePtr& store, const std::vector<int>& ranks,
     const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
   const auto own = std::find(ranks.begin(), ranks.end(), rank_);
-  if (own == ranks.end()) return nullptr;  // and nothing to do: the members need nobody else
+  if (own == ranks.end()) return nullptr;  // not a member: nothing to do
   return merge(store, opts, static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size()));
 }
 
@@ -115,7 +115,7 @@ void PycollBackend::registerOnCompletionHook(
 }
 
 void PycollBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
-  // Through the store, not the core: it names everyone who is missing, and the group stays good.
+  // Uses the store, not the core, so that it can name every missing rank and keep the group usable.
   const auto timeout = opts.timeout == c10d::kUnsetTimeout ? options_->timeout : opts.timeout;
   const auto prefix_of = [](uint64_t number) {
     return "pycoll/monitored/" + std::to_string(number) + "/";
@@ -133,11 +133,11 @@ void PycollBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait
   const auto fail = [](const std::string& text) { C10_THROW_ERROR(DistBackendError, text); };
   if (rank_ != 0) {
     store_->set(prefix + std::to_string(rank_), "");
-    // Rank 0 takes as long to find out, and then says so.
+    // Rank 0 waits as long before it reports the missing ranks.
     constexpr std::chrono::milliseconds kLastWord(2000);
     const bool told = wait_for_key(*store_, verdict, left() + kLastWord);
     if (told && store_->get_to_str(verdict).empty()) return;
-    // These are Gloo's words, up to the colon and the full stop.
+    // The text is that of Gloo, including the punctuation.
     fail("Rank " + std::to_string(rank_) + " successfully reached monitoredBarrier, but received " +
          "errors while waiting for send/recv from rank 0" +
          (told ? ": " + store_->get_to_str(verdict)
@@ -162,7 +162,7 @@ void PycollBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait
     text += c10::Join(", ", missing) + " failed to pass monitoredBarrier in " + ms;
   }
   store_->set(verdict, text);
-  // Who has come to this barrier has read what was said of the one before.
+  // A rank in this barrier has read the verdict of the previous one.
   if (missing.empty() && number > 0) store_->deleteKey(prefix_of(number - 1) + "verdict");
   if (!text.empty()) fail(text);
 }

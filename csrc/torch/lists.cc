@@ -12,7 +12,7 @@ namespace {
 
 using c10d::OpType;
 
-/// Contiguous tensors of which each begins where the one before it ends, in one storage.
+/// Whether the tensors are contiguous and adjacent, in order, in one storage.
 bool lie_in_order(const Tensors& tensors) {
   const auto* end = static_cast<const std::byte*>(tensors[0].const_data_ptr());
   for (const at::Tensor& tensor : tensors) {
@@ -36,7 +36,7 @@ int64_t total(const Tensors& tensors) {
       [](int64_t sum, const at::Tensor& tensor) { return sum + tensor.numel(); });
 }
 
-/// Results in memory that another result uses too: which one would be there is chance.
+/// Refuses results that share memory: the value left there would depend on timing.
 void check_apart(const Tensors& tensors, const char* what) {
   std::vector<std::pair<const std::byte*, const std::byte*>> ranges;
   for (const at::Tensor& tensor : tensors) {
@@ -48,7 +48,7 @@ void check_apart(const Tensors& tensors, const char* what) {
   for (size_t i = 1; i < ranges.size(); ++i) {
     TORCH_CHECK_VALUE(ranges[i].first >= ranges[i - 1].second, what,
                       ": two of the output tensors share memory (a list like [tensor] * n?): pass "
-                      "a tensor of its own for each rank");
+                      "a separate tensor for each rank");
   }
 }
 
@@ -73,7 +73,7 @@ void check_list(Operation& operation, const Tensors& tensors, int num_ranks,
   for (const at::Tensor& tensor : tensors) {
     operation.check(tensor);
     TORCH_CHECK_VALUE(tensor.scalar_type() == like.scalar_type(), what, ": a tensor of ",
-                      tensor.scalar_type(), " in the list, beside one of ", like.scalar_type());
+                      tensor.scalar_type(), " in the list, expected ", like.scalar_type());
   }
 }
 
@@ -130,7 +130,7 @@ void PycollBackend::add_all_gather_list(Operation& operation, const Tensors& out
   TORCH_CHECK_VALUE(own == input.numel(), operation.title, ": the input has ", input.numel(),
                     " elements, the output for this rank (", rank_, ") ", own);
   at::Tensor x = operation.input(input);
-  Tensors results = std::move(operation.outputs);  // of other lists of a coalesced call
+  Tensors results = std::move(operation.outputs);  // results of earlier lists of a coalesced call
   const at::Tensor all = flat_output(operation, outputs, *allocator_);
   results.insert(results.end(), outputs.begin(), outputs.end());
   operation.outputs = std::move(results);
@@ -232,7 +232,7 @@ WorkPtr PycollBackend::alltoall(Tensors& outputs, Tensors& inputs,
   call.num_dims = 0;
   call.input = x.data_ptr();
   call.output = y.data_ptr();
-  // Also where this rank's are all alike: others' may not be.
+  // Passed even if this rank's tensors have equal sizes: those of other ranks may differ.
   call.send_counts = operation.keep_counts(numels(inputs)).data();
   call.recv_counts = operation.keep_counts(numels(outputs)).data();
   return launch(std::move(operation), opts.asyncOp);

@@ -1,4 +1,4 @@
-// Lists of one tensor per rank as one flat buffer, which is what the core moves.
+// Lists of one tensor per rank as one flat buffer, as the core takes them.
 #pragma once
 
 #include <vector>
@@ -11,17 +11,16 @@ namespace pycoll::torch_backend {
 std::vector<int64_t> numels(const std::vector<at::Tensor>& tensors);
 bool all_equal(const std::vector<int64_t>& counts);
 
-/// A flat tensor with the elements of all, one behind the other. It is the list's own memory where
-/// the tensors lie so, else a copy.
+/// A flat tensor with the concatenated elements of all tensors: the list's own memory where the
+/// tensors are adjacent, else a copy.
 at::Tensor flat_input(Operation& operation, const std::vector<at::Tensor>& tensors,
                       SharedAllocator& allocator);
-/// The same for results: they are copied to the tensors in finish(), where need be. Raises
-/// ValueError when two of them share memory.
+/// A flat tensor for the results, like flat_input(). If it is not the list's own memory, finish()
+/// copies it to the tensors. Raises ValueError when two of the tensors share memory.
 at::Tensor flat_output(Operation& operation, const std::vector<at::Tensor>& tensors,
                        SharedAllocator& allocator);
 
-/// Raises ValueError unless there is one tensor per rank that the operation can have, all of the
-/// type of `like`.
+/// Raises ValueError unless the list has one valid tensor per rank, each with the dtype of `like`.
 void check_list(Operation& operation, const std::vector<at::Tensor>& tensors, int num_ranks,
                 const at::Tensor& like);
 

@@ -1,5 +1,5 @@
-// Sends and receives. They begin at once, also within a coalesced group, so that no order of them
-// can deadlock.
+// Sends and receives. They begin at once, even within a coalesced group, so that no order of sends
+// and receives deadlocks.
 #include "torch/backend.h"
 
 namespace pycoll::torch_backend {
@@ -14,7 +14,7 @@ pycoll_message message_of(const at::Tensor& tensor, int peer, int tag, bool is_s
           .tag = tag,
           .data = tensor.data_ptr(),
           .nbytes = tensor.nbytes(),
-          .timeout_s = 0,  // the group's
+          .timeout_s = 0,  // the group's timeout
           .site = 0};
 }
 

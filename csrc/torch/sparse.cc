@@ -1,4 +1,4 @@
-// The sum of sparse tensors: every rank gathers what the others have, and adds it up.
+// The sum of sparse tensors: every rank gathers all tensors and adds them.
 #include <ATen/ATen.h>
 
 #include "torch/backend.h"

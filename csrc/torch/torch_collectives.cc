@@ -9,8 +9,8 @@ namespace {
 using c10d::OpType;
 
 void check_like(const at::Tensor& output, const at::Tensor& input, const char* what) {
-  TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(), what, ": the output is of ",
-                    output.scalar_type(), ", the input of ", input.scalar_type());
+  TORCH_CHECK_VALUE(output.scalar_type() == input.scalar_type(), what, ": the output has dtype ",
+                    output.scalar_type(), ", expected that of the input, ", input.scalar_type());
 }
 
 void check_root(int64_t root, int num_ranks, const char* what) {
@@ -18,7 +18,7 @@ void check_root(int64_t root, int num_ranks, const char* what) {
                     ", expected a rank of 0..", num_ranks - 1);
 }
 
-/// Elements to or from each rank, of rows that are cut as `splits` says.
+/// Numbers of elements to or from each rank, for rows that are cut by `splits`.
 std::vector<int64_t> counts_of(const std::vector<int64_t>& splits, const at::Tensor& tensor,
                                int num_ranks, const char* which) {
   const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
@@ -34,7 +34,7 @@ std::vector<int64_t> counts_of(const std::vector<int64_t>& splits, const at::Ten
                     ", expected one for each of the ", num_ranks, " ranks");
   const int64_t sum = c10::sum_integers(counts);
   TORCH_CHECK_VALUE(sum == rows, "pycoll:all_to_all: the split sizes of the ", which, " add up to ",
-                    sum, " rows, it has ", rows, " (its first axis)");
+                    sum, " rows, expected ", rows, " (its first axis)");
   for (int64_t& count : counts) count *= rows == 0 ? 0 : tensor.numel() / rows;
   return counts;
 }
@@ -157,7 +157,7 @@ WorkPtr PycollBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
 WorkPtr PycollBackend::barrier(const c10d::BarrierOptions& opts) {
   Operation operation(OpType::BARRIER, "pycoll:barrier", opts.timeout);
   const bool on_device = opts.device && !opts.device->is_cpu();
-  // One on a device is behind what its current stream has got.
+  // A barrier on a device waits for the work that is queued on its current stream.
   at::Tensor token;
   if (on_device)
     token = operation.in_out(at::empty({1}, at::TensorOptions(*opts.device).dtype(at::kByte)));

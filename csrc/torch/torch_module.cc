@@ -68,10 +68,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly(
           "_handle",
           [](const PycollBackend& self) { return py::capsule(self.comm(), "pycoll_comm"); },
-          "Of the core's communicator, for pycoll._core.GroupRecords.")
+          "Handle of the core's communicator, for pycoll._core.GroupRecords.")
       .def(
           "perform_nocolor_split", [](PycollBackend&, const py::object&) {},
-          "Who is in no part of a split has nothing to do.");
+          "Ranks outside every subgroup of a split return at once.");
 
   m.def("make_backend", &make_backend, py::arg("store"), py::arg("rank"), py::arg("num_ranks"),
         py::arg("timeout_s"), py::arg("group_name"), py::arg("global_ranks"), py::arg("options"),

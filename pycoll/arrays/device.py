@@ -1,4 +1,4 @@
-"""Arrays in memory of a device, for programs that have no other library that makes some."""
+"""Arrays in device memory, for programs without another library of device arrays."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pycoll.errors import UsageError
 class DeviceArray:
     """A contiguous array on a device, with `__cuda_array_interface__`.
 
-    torch, CuPy and numba take it without a copy; so do the collectives. `stream` (0: the default
-    one) is the stream on which it is used: what pycoll does with it comes behind the stream's work.
+    torch, CuPy, numba and the collectives use it without a copy. pycoll's operations on it run in
+    the order of the stream `stream` (0: the default stream).
     """
 
     def __init__(
@@ -40,19 +40,19 @@ class DeviceArray:
     def empty(
         cls, shape: int | Sequence[int], dtype: Any = "f32", device: int = 0, stream: int = 0
     ) -> DeviceArray:
-        """An array of zeros of its own.
+        """Makes an array of zeros in new memory.
 
         Args:
-            shape: Of the array.
+            shape: Shape of the array.
             dtype: A NumPy dtype, or a name such as "f32" or "bf16".
-            device: Its number.
-            stream: On which it is used.
+            device: Number of the device.
+            stream: Stream of its operations.
 
         Returns:
             The array.
 
         Raises:
-            UsageError: No such device, or no library for devices.
+            UsageError: The device or the device library does not exist.
             CudaError: The device has no memory left.
         """
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -61,7 +61,7 @@ class DeviceArray:
 
     @classmethod
     def of(cls, array: Any, device: int = 0, stream: int = 0) -> DeviceArray:
-        """A copy of a host array, on a device."""
+        """Copies a host array to a device."""
         array = np.ascontiguousarray(array)
         made = cls.empty(array.shape, array.dtype, device, stream)
         made.copy_from(array)
@@ -69,7 +69,7 @@ class DeviceArray:
 
     @property
     def device(self) -> int:
-        """The number of its device."""
+        """Number of the device."""
         return self.memory.device
 
     @property
@@ -77,7 +77,7 @@ class DeviceArray:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def copy_from(self, array: Any) -> None:
-        """Overwrites it with a host array of as many bytes, behind the work of its stream."""
+        """Overwrites the array with a host array of equal size, in the order of the stream."""
         array = np.ascontiguousarray(array)
         if array.nbytes != self.nbytes:
             raise UsageError(f"the array has {array.nbytes} bytes, expected {self.nbytes}")
@@ -85,7 +85,7 @@ class DeviceArray:
             self.memory.copy_from_host(array.reshape(-1).view(np.uint8), self._offset, self.stream)
 
     def numpy(self) -> np.ndarray:
-        """A copy on the host, of what it holds behind the work of its stream."""
+        """Copies the array to the host, after the queued work of its stream."""
         host = np.empty(self.shape, self.dtype)
         if host.nbytes:
             self.memory.copy_to_host(host.reshape(-1).view(np.uint8), self._offset, self.stream)
@@ -94,7 +94,7 @@ class DeviceArray:
     def part(self, first: int, count: int) -> DeviceArray:
         """A view of `count` elements, from the flat element `first` on."""
         if not 0 <= first <= first + count <= math.prod(self.shape):
-            raise UsageError(f"elements {first}..{first + count} are not all of the array")
+            raise UsageError(f"elements {first}..{first + count} are not all within the array")
         offset = self._offset + first * self.dtype.itemsize
         return DeviceArray(self.memory, (count,), self.dtype, offset=offset, stream=self.stream)
 
@@ -118,14 +118,14 @@ class DeviceArray:
 
 
 def new_like(x: Any, num_rows: int) -> Any:
-    """An uninitialised array of so many rows like `x`, by x's library if that can make one.
+    """Makes an uninitialised array of `num_rows` rows like `x`, with x's library if possible.
 
     Args:
         x: A device array without a method new_empty.
         num_rows: Size of the first axis.
 
     Returns:
-        A CuPy array for one of CuPy, else a DeviceArray.
+        A CuPy array if x is one, else a DeviceArray.
     """
     shape = (num_rows, *tuple(x.shape)[1:])
     cupy = sys.modules.get("cupy")
@@ -147,8 +147,8 @@ def device_array_over(memory: _core.DeviceMemory, shape: Sequence[int], dtype: A
     """An array of that shape and dtype over the start of `memory`, which it keeps alive.
 
     Args:
-        memory: Of at least as many bytes.
-        shape: Of the array.
+        memory: Memory of at least the array's size.
+        shape: Shape of the array.
         dtype: As in `Communicator.empty`.
 
     Returns:
@@ -157,7 +157,7 @@ def device_array_over(memory: _core.DeviceMemory, shape: Sequence[int], dtype: A
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(dtype, torch.dtype):
         return DeviceArray(memory, shape, dtype)
-    # As bytes: torch reads no interface of bf16 and fp8 elements.
+    # As bytes: torch cannot read the interface of bf16 and fp8 arrays.
     as_bytes = DeviceArray(memory, (math.prod(shape) * dtype.itemsize,), "u8")
     return torch.as_tensor(as_bytes, device=f"cuda:{memory.device}").view(dtype).reshape(shape)
 
@@ -167,7 +167,7 @@ def device_number(device: Any) -> int:
     text = str(device)
     number = text.removeprefix("cuda").removeprefix(":") or "0"
     if not number.isdecimal():
-        raise UsageError(f"device is {device!r}, expected a number, or such as 'cuda:0'")
+        raise UsageError(f"device is {device!r}, expected a number, or a name such as 'cuda:0'")
     return int(number)
 
 

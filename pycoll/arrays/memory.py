@@ -1,4 +1,4 @@
-"""Arrays in memory that the ranks of a host reach without a copy, for `Communicator.empty`."""
+"""Arrays in memory that the ranks of a host access without a copy, for `Communicator.empty`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from pycoll import _core
 from pycoll.errors import UsageError
 
-# Names of pycoll's dtypes that NumPy spells otherwise; those after them need ml_dtypes.
+# NumPy's names of pycoll's dtypes where they differ; the later ones need ml_dtypes.
 _NUMPY_NAMES = {
     "u8": "uint8", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "f16": "float16",
     "f32": "float32", "f64": "float64", "c64": "complex64", "c128": "complex128",
@@ -25,8 +25,8 @@ def array_over(memory: _core.SharedMemory, shape: Sequence[int], dtype: Any) -> 
     """An array of that shape and dtype over the start of `memory`, which it keeps alive.
 
     Args:
-        memory: Of at least as many bytes.
-        shape: Of the array.
+        memory: Memory of at least the array's size.
+        shape: Shape of the array.
         dtype: As in `Communicator.empty`.
 
     Returns:
@@ -48,10 +48,10 @@ def item_size(dtype: Any) -> int:
 
 
 def numpy_dtype(dtype: Any) -> np.dtype:
-    """The NumPy dtype that `dtype` means: a NumPy dtype, or the name of one or of one of pycoll's.
+    """The NumPy dtype for a NumPy dtype, its name, or the name of a pycoll dtype.
 
     Raises:
-        UsageError: There is none, or it needs the package ml_dtypes, which is not installed.
+        UsageError: The dtype is unknown, or needs the package ml_dtypes, which is not installed.
     """
     name = dtype if isinstance(dtype, str) else ""
     if name in _ML_NAMES or name in _ML_NAMES.values():
@@ -71,7 +71,7 @@ def numpy_dtype(dtype: Any) -> np.dtype:
 
 
 def dtype_name(dtype: np.dtype) -> str:
-    """As pycoll calls it: "f32"; of what is not in its table, as NumPy does."""
+    """pycoll's name, such as "f32", else NumPy's name."""
     names = {numpy: name for name, numpy in (_NUMPY_NAMES | _ML_NAMES).items()}
     return names.get(dtype.name, dtype.name)
 

@@ -1,4 +1,4 @@
-"""The command line `pycoll`. Commands import what they need when they run: help comes at once."""
+"""The command line `pycoll`. Commands import their modules when they run, so help is fast."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ app = typer.Typer(
     name="pycoll",
     cls=ErrorsAsLines,
     help="Collectives written once as data: proved, simulated, drawn and executed.",
-    epilog="Exit status: 0 done, 1 failed or not proved, 2 asked wrongly. "
+    epilog="Exit status: 0 success, 1 failed or not proved, 2 usage error. "
     "Examples: pycoll COMMAND --help",
     no_args_is_help=True,
     add_completion=False,
@@ -41,7 +41,7 @@ app = typer.Typer(
 
 
 def _flowing(text: str | None) -> str:
-    """Paragraphs as one line each: a terminal breaks them where its own lines end."""
+    """Joins the lines of each paragraph, so that the terminal wraps them."""
     paragraphs = inspect.cleandoc(text or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
@@ -66,5 +66,5 @@ _add(pipeline.pipeline, pipeline.EPILOG)
 
 
 def main() -> None:
-    """The console script."""
+    """Runs the console script."""
     app()

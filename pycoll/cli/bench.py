@@ -49,25 +49,33 @@ def bench(
     dtype: Annotated[str, typer.Option("--dtype", "-d", help="f32, bf16, i64, ...")] = "f32",
     op: Annotated[str, typer.Option("--op", help="sum, prod, min, max or avg.")] = "sum",
     iterations: Annotated[
+<<<<<<< HEAD
         int, typer.Option("--iterations", help="Blocks of calls per size, at most.", min=1)
     ] = 40,
     warmup: Annotated[int, typer.Option("--warmup", help="Untimed calls first.", min=0)] = 10,
+=======
+        int, typer.Option("--iterations", help="Maximum number of samples per size.", min=1)
+    ] = 100,
+    warmup: Annotated[int, typer.Option("--warmup", help="Untimed calls first.", min=0)] = 5,
+>>>>>>> h-p5
     mapped: Annotated[
-        bool, typer.Option("--mapped", help="Arrays of comm.empty, which all ranks map.")
+        bool, typer.Option("--mapped", help="Use arrays of comm.empty, which all ranks map.")
     ] = False,
     threads: Annotated[
-        bool, typer.Option("--threads", help="Ranks are threads of one process.")
+        bool, typer.Option("--threads", help="Run ranks as threads of one process.")
     ] = False,
     peers: Annotated[
-        bool, typer.Option("--peers", help="Also gloo, if torch is installed here.")
+        bool, typer.Option("--peers", help="Also measure gloo, if torch is installed.")
     ] = False,
     json_path: Annotated[
         Path | None,
-        typer.Option("--json", help="Keep the figures in FILE, and go on from it; - prints them."),
+        typer.Option("--json", help="Save results in FILE and resume from it; - prints them."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--plot", "--out", "-o", help="Time and bandwidth as .svg, .png or .html."),
+        typer.Option(
+            "--plot", "--out", "-o", help="Plot of time and bandwidth: .svg, .png or .html."
+        ),
     ] = None,
     module: ModulesOption = None,
 ) -> None:
@@ -87,8 +95,13 @@ def bench(
         from pycoll.bench.plot import FORMATS
         from pycoll.draw.style import image_format
 
+<<<<<<< HEAD
         image_format(out, None, FORMATS)  # before the ranks start, as all that can be refused
     cases = _cases(collective, algorithm, sizes, dtype, op, n)
+=======
+        image_format(out, None, FORMATS)  # fails on a wrong ending before the measurement
+    cases = _cases(collective, algorithm, sizes, dtype, op)
+>>>>>>> h-p5
     if peers:
         cases = _with_peers(cases, threads)
     question = {"ranks": n, "threads": threads, "iterations": iterations, "warmup": warmup}
@@ -96,12 +109,18 @@ def bench(
     facts: dict[str, Any] = {"question": question, "machine": machine()}
     printed = json_path is not None and str(json_path) == "-"
     path = None if printed else json_path
+<<<<<<< HEAD
     try:
         Record.open(path, facts)
     except RecordError as error:
         raise UsageError(f"--json: {error}") from None
     options = Options(Effort(iterations), warmup, mapped, not threads, sys.stderr.isatty())
     rows = run_ranks(measure, n, cases, options, path, facts, threads=threads)[0]
+=======
+    Record.open(path, question)  # fails on a record that does not match before ranks start
+    effort = Effort(iterations, warmup, sys.stderr.isatty(), mapped)
+    rows = run_ranks(measure, n, cases, effort, path, question, threads=threads)[0]
+>>>>>>> h-p5
     if printed:
         record = Record(None, facts)
         record.add(*rows)
@@ -145,16 +164,27 @@ def _cases(collective: str, algorithm: str, sizes: str, dtype: str, op: str, n: 
 
 
 def _with_peers(cases: list[Case], threads: bool) -> list[Case]:
-    """Each size of a peer next to pycoll's, so that a slow spell falls on both."""
+    """Places each peer's size next to pycoll's, so that a slow period affects both."""
     from dataclasses import replace
     from importlib.util import find_spec
 
     if threads:
         raise UsageError("bench: --peers needs ranks that are processes: leave --threads out")
+<<<<<<< HEAD
     if find_spec("torch") is None:
         raise UsageError("bench: --peers finds none here: pip install torch, for gloo")
     pairs = ((case, replace(case, algorithm="auto", library="gloo")) for case in cases)
     return list(dict.fromkeys(case for pair in pairs for case in pair))
+=======
+    if not names:
+        raise UsageError("bench: --peers found no other library: pip install torch, for gloo")
+    every: dict[Case, None] = {}
+    for case in cases:
+        every[case] = None
+        for name in names:
+            every.setdefault(replace(case, algorithm=name, library=name))
+    return list(every)
+>>>>>>> h-p5
 
 
 def _print_table(rows: list[Row]) -> None:

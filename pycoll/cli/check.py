@@ -1,4 +1,4 @@
-"""`pycoll check`: does a script compute on a mesh what it computes on one process?"""
+"""`pycoll check`: compares a script's results on a mesh with those of one process."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def check(
     ],
     mesh: Annotated[str, typer.Option(help="The mesh, such as dp=2,tp=2,pp=2.")],
     tolerance: Annotated[
-        float, typer.Option(help="Largest difference, of losses and any element.")
+        float, typer.Option(help="Largest allowed difference of a loss or an element.")
     ] = 1e-10,
-    timeout: Annotated[float, typer.Option(help="Seconds for a collective.")] = 60.0,
+    timeout: Annotated[float, typer.Option(help="Timeout of a collective, in seconds.")] = 60.0,
 ) -> None:
     """Run 3 steps of a script in float64, on one process and on a mesh, and compare them.
 
-    The script trains with pycoll.parallel. Shown is the first tensor that differs, in the order in
-    which they are computed: outputs of layers, losses, gradients from the last layer to the first,
+    The script must train with pycoll.parallel. The command shows the first tensor that differs, in
+    the order of computation: outputs of layers, losses, gradients from the last layer to the first,
     weights.
     """
     import math
@@ -81,14 +81,14 @@ def _run(command: list[str], n: int, mesh: str, into: Path, name: str) -> None:
         raise Error(f"check: the script failed on {name}, with status {status}")
     if not (into / f"step-{NUM_STEPS - 1}.pt").exists():
         raise UsageError(
-            f"check: {command[0]} took less than {NUM_STEPS} steps of pc.optimizer on {name}"
+            f"check: {command[0]} took fewer than {NUM_STEPS} steps of pc.optimizer on {name}"
         )
 
 
 def differences(one: Path, other: Path, tolerance: float) -> Iterator[tuple[str, float]]:
     """Tensors that differ by more than `tolerance`, in the order in which they are computed.
 
-    Outputs of layers tell where a difference comes from, not whether there is one.
+    Outputs of layers show where a difference starts; alone they do not count as a difference.
     """
     from pycoll.parallel.tools.activations import first_difference
 

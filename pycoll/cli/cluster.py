@@ -1,4 +1,4 @@
-"""`pycoll info --cluster`: the ranks of a job, their hosts, and what the links between them do."""
+"""`pycoll info --cluster`: the ranks of a job, their hosts, and the measured links between them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROUNDS = 50
 
 
 def cluster(as_json: bool, plot: Path | None) -> None:
-    """Joins the ranks of the job; rank 0 prints where they are and what was measured."""
+    """Joins the ranks of the job; rank 0 prints their hosts and the measurements."""
     import pycoll
 
     if plot is not None:
@@ -27,7 +27,7 @@ def cluster(as_json: bool, plot: Path | None) -> None:
 
     with pycoll.init() as comm:
         ranks = _gather(comm, _own_facts(comm))
-        of_host: dict[int, list[int]] = {}  # hosts are told apart by their numbers
+        of_host: dict[int, list[int]] = {}  # by the host's number
         for rank, facts in enumerate(ranks):
             of_host.setdefault(facts["host_number"], []).append(rank)
         links = _measure(comm, list(of_host.values()))
@@ -64,9 +64,9 @@ def _gather(comm: Any, facts: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _measure(comm: Any, hosts: list[list[int]]) -> list[dict[str, Any]]:
-    """Messages back and forth, one pair at a time.
+    """Measures round trips, one pair of ranks at a time.
 
-    Between the first two ranks of each host, and the first ranks of every two hosts.
+    The pairs are the first two ranks of each host, and the first ranks of every two hosts.
     """
     import numpy as np
 
@@ -88,7 +88,7 @@ def _measure(comm: Any, hosts: list[list[int]]) -> list[dict[str, Any]]:
 
 
 def _ping_pong(comm: Any, a: int, b: int, nbytes: int) -> float:
-    """Seconds of one way: the median of some."""
+    """Median one-way time, in seconds."""
     import numpy as np
 
     x = np.zeros(nbytes, np.uint8)

@@ -1,4 +1,4 @@
-"""What the commands share: errors as one line, algorithms by name, tables, a user's modules."""
+"""Shared parts of the commands: one-line errors, algorithms by name, tables, user modules."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-FAILED = 1  # exit status: asked correctly, but not proved, not equal, or failed
-USAGE = 2  # exit status: asked wrongly
+FAILED = 1  # exit status: failed, not proved or not equal
+USAGE = 2  # exit status: usage error
 
 CollectiveArgument = Annotated[
-    str, typer.Argument(help="What it computes, such as all_reduce or broadcast.")
+    str, typer.Argument(help="The collective, such as all_reduce or broadcast.")
 ]
 AlgorithmsOption = Annotated[
     str,
@@ -48,10 +48,10 @@ class ErrorsAsLines(TyperGroup):
 
 
 def load_modules(paths: list[Path] | None) -> None:
-    """Imports Python files for what they register.
+    """Imports Python files that register algorithms.
 
     Raises:
-        UsageError: a file is not there, or raises.
+        UsageError: a file does not exist, or raises.
     """
     for path in paths or ():
         spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -66,7 +66,7 @@ def load_modules(paths: list[Path] | None) -> None:
 
 
 def choose_algorithms(collective: str, wanted: str) -> list[str]:
-    """Names of algorithms: all of a collective, or those of a list.
+    """Returns the names of algorithms: all of a collective, or those of a list.
 
     Raises:
         UsageError: no such collective or algorithm.
@@ -75,7 +75,7 @@ def choose_algorithms(collective: str, wanted: str) -> list[str]:
 
     known = schedule.algorithms(collective)
     if not known:
-        raise UsageError(f"{collective} has no algorithm of its own: it runs on all_reduce's")
+        raise UsageError(f"{collective} has no algorithm of its own: it uses those of all_reduce")
     chosen = known if wanted == "all" else [name.strip() for name in wanted.split(",")]
     for name in chosen:
         schedule.info(collective, name)
@@ -83,14 +83,14 @@ def choose_algorithms(collective: str, wanted: str) -> list[str]:
 
 
 def busbw_factor(collective: str, n: int) -> float:
-    """What turns a collective's algbw into busbw, as nccl-tests defines it."""
+    """Ratio of a collective's busbw to its algbw, as nccl-tests defines it."""
     from pycoll import _core
 
     return next(row.busbw_factor(n) for row in _core.collectives() if row.name == collective)
 
 
 def console(*, err: bool = False) -> Console:
-    """A rich Console; what is piped is never wrapped."""
+    """A rich Console that does not wrap piped output."""
     from rich.console import Console
 
     made = Console(stderr=err, highlight=False)
@@ -98,7 +98,7 @@ def console(*, err: bool = False) -> Console:
 
 
 def new_table(*headers: str, title: str | None = None) -> Table:
-    """A table whose first column is names and whose others are numbers."""
+    """A table with names in the first column and numbers in the others."""
     from rich import box
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""`pycoll doctor`: which rank is late, and where it is."""
+"""`pycoll doctor`: shows which rank is late, and its stack."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EPILOG = """[bold]Examples[/bold]
 
   pycoll doctor                     # the jobs of this host
 
-  pycoll doctor 4711                # the job of a process: who is late, and its Python stack
+  pycoll doctor 4711                # the job of a process: the late rank and its Python stack
 
   pycoll doctor 4711 --stacks       # the stacks of all ranks
 
@@ -34,35 +34,39 @@ def doctor(
         str | None, typer.Argument(help="A process id, or the beginning of a job's name.")
     ] = None,
     stacks: Annotated[
-        bool, typer.Option("--stacks", help="Of all ranks, not only late ones.")
+        bool, typer.Option("--stacks", help="Show the stacks of all ranks, not only of late ones.")
     ] = False,
     patience_s: Annotated[
-        float, typer.Option("--late", help="Seconds in one operation before others count as late.")
+        float,
+        typer.Option("--late", help="Seconds in one operation after which absent ranks are late."),
     ] = 1.0,
     dump: Annotated[
         Path | None, typer.Option("--dump", help="Write all flight records into this folder.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     hosts: Annotated[
         str | None,
-        typer.Option(help="The hosts of the job, such as a,b: ask each through ssh, as this user."),
+        typer.Option(help="Hosts of the job, such as a,b: query each through ssh, as this user."),
     ] = None,
     ssh: Annotated[
         str | None,
-        typer.Option(help="What to start instead of ssh, with options. Also PYCOLL_SSH."),
+        typer.Option(help="Command to use instead of ssh, with options. Also PYCOLL_SSH."),
     ] = None,
 ) -> None:
-    """Show what every rank of a running job does, who is late, and the late rank's Python stack.
+    """Show the operation of every rank of a running job, and the late rank's Python stack.
 
-    The processes need not cooperate: their records are read from the memory that the ranks share.
-    Only for a stack, a process is sent a signal that pycoll has a handler for.
+    The processes need not respond: their records are read from the memory that the ranks share.
+    Only for a stack does the command send a process a signal, for which pycoll has a handler.
     """
     from pycoll.observe import jobs
 
     found = jobs.scan()
     if hosts is not None:
         if dump is not None:
-            raise UsageError("--dump writes what this host has: use it on each host, not --hosts")
+            raise UsageError(
+                "--dump writes the records of this host only: leave out --hosts and run it on each "
+                "host"
+            )
         found.groups = _of_hosts(hosts, ssh, found, target)
     groups = found.groups if target is None else _choose(found, target)
     if dump is not None:
@@ -71,9 +75,9 @@ def doctor(
     for group in groups if target is not None else ():
         late = group.late(patience_s)
         for rank in group.ranks if stacks else late:
-            if rank.host is not None:  # which has taken it already
+            if rank.host is not None:  # that host has taken the stack already
                 continue
-            if rank.pid in asked:  # it has other ranks, or other communicators
+            if rank.pid in asked:  # the process has several ranks or communicators
                 known = asked[rank.pid]
                 rank.stack, rank.why_no_stack = known.stack, known.why_no_stack
             else:
@@ -90,7 +94,7 @@ def doctor(
 
 
 def _of_hosts(hosts: str, ssh: str | None, found: Scan, target: str | None) -> list[Group]:
-    """The groups of all hosts. A process id is one of this host."""
+    """Returns the groups of all hosts. A process id is that of a process on this host."""
     from pycoll.observe import remote_doctor
 
     job = target
@@ -103,7 +107,7 @@ def _of_hosts(hosts: str, ssh: str | None, found: Scan, target: str | None) -> l
 
 
 def _choose(found: Scan, target: str) -> list[Group]:
-    """The groups of the job that a pid, or a name, belongs to."""
+    """Returns the groups of the job of a process id or a name."""
     if target.isdecimal() and Path(f"/proc/{target}").is_dir():
         pid = int(target)
         jobs = {group.job for group in found.groups if pid in group.pids}
@@ -112,10 +116,14 @@ def _choose(found: Scan, target: str) -> list[Group]:
     else:
         jobs = {group.job for group in found.groups if group.job.startswith(target)}
         if len(jobs) > 1:
-            raise UsageError(f"{target} may be {', '.join(sorted(jobs))}: give more of the name")
+            raise UsageError(
+                f"ambiguous job name {target}: expected one of {', '.join(sorted(jobs))}"
+            )
         if not jobs:
             what = f"no process {target}, and no job" if target.isdecimal() else "no job"
-            raise UsageError(f"there is {what} that begins with {target}: see pycoll doctor")
+            raise UsageError(
+                f"there is {what} that begins with {target}: pycoll doctor lists the jobs"
+            )
     return [group for group in found.groups if group.job in jobs]
 
 
@@ -125,7 +133,7 @@ def _why_not(pid: int) -> str:
     except PermissionError:
         owner = os.stat(f"/proc/{pid}").st_uid
         return (
-            f"process {pid} belongs to user {owner}, and this is user {os.getuid()}: "
+            f"process {pid} belongs to user {owner}, not to user {os.getuid()}: "
             "run pycoll doctor as that user, or as root"
         )
     return f"process {pid} has no communicator of pycoll; pycoll doctor lists those that have"
@@ -172,7 +180,11 @@ def _list(found: Scan, patience_s: float) -> None:
     for text in found.unreadable:
         typer.echo(f"pycoll doctor: {text}", err=True)
     if not found.groups:
-        hidden = f"; {found.num_hidden} processes belong to others" if found.num_hidden else ""
+        hidden = (
+            f"; {found.num_hidden} processes of other users were skipped"
+            if found.num_hidden
+            else ""
+        )
         typer.echo(f"no process here has a communicator of pycoll{hidden}")
         return
     table = new_table("job", "communicators", "ranks", "pids", "state")
@@ -181,7 +193,7 @@ def _list(found: Scan, patience_s: float) -> None:
         pids = sorted({pid for group in groups for pid in group.pids})
         late = sorted({rank.rank for group in groups for rank in group.late(patience_s)})
         broken = any(group.failure for group in groups)
-        verdict = "broken" if broken else f"late: {_list_of(late)}" if late else "nobody is late"
+        verdict = "broken" if broken else f"late: {_list_of(late)}" if late else "no rank is late"
         table.add_row(
             job,
             str(len(groups)),
@@ -190,7 +202,7 @@ def _list(found: Scan, patience_s: float) -> None:
             verdict,
         )
     console().print(table)
-    typer.echo("pycoll doctor PID, or the beginning of a job's name, says more")
+    typer.echo("for details: pycoll doctor PID, or the beginning of a job's name")
 
 
 def _show(group: Group, patience_s: float, shown: set[int | None], stacks: bool) -> None:
@@ -230,11 +242,11 @@ def _show(group: Group, patience_s: float, shown: set[int | None], stacks: bool)
     if late:
         typer.echo(f"late: rank {_list_of(map(_with_host, late))}")
     elif not group.failure:
-        typer.echo("nobody is late")
+        typer.echo("no rank is late")
     if any(rank.state == "elsewhere" for rank in group.ranks) and not of_hosts:
         typer.echo(
-            "ranks elsewhere are on other hosts, and shown as they were when this host last asked "
-            "them: --hosts a,b asks the hosts themselves"
+            "ranks in state elsewhere are on other hosts, shown as of this host's last query: "
+            "--hosts a,b queries the hosts themselves"
         )
     for rank in group.ranks:
         if rank.pid is not None and rank.pid in shown and rank.host is None:
@@ -266,7 +278,7 @@ def _operation(rank: Rank, now_ns: int) -> str:
 
 
 def _message(record: dict[str, Any]) -> str:
-    """As errors name it."""
+    """Text for a message, as in error messages."""
     peer = "any rank" if record["peer"] is None else f"rank {record['peer']}"
     way = "to" if record["kind"] == "send" else "from"
     what = f"{record['count']} {record['dtype']}"

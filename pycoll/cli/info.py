@@ -1,4 +1,4 @@
-"""`pycoll info`: what this installation has in it."""
+"""`pycoll info`: features of this installation."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ EPILOG = """[bold]Examples[/bold]
 
 
 def info(
-    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     of_cluster: Annotated[
         bool,
         typer.Option(
             "--cluster",
-            help="The ranks of this job, their hosts, and the links between these, measured. "
+            help="Show the ranks of this job, their hosts, and measured links between the hosts. "
             "Run it on every rank, under the job's launcher.",
         ),
     ] = False,
     env: Annotated[
-        bool, typer.Option("--env", help="The environment variables that pycoll reads.")
+        bool, typer.Option("--env", help="Show the environment variables that pycoll reads.")
     ] = False,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="With --cluster, a picture: .svg or .png.")
     ] = None,
 ) -> None:
-    """Show the version, how the core was built, and what is found on this machine."""
+    """Show the version, the build of the core, and the hardware and libraries of this machine."""
     if of_cluster:
         from pycoll.cli.cluster import cluster
 
@@ -49,7 +49,7 @@ def info(
     if plot is not None:
         from pycoll.errors import UsageError
 
-        raise UsageError("--plot draws the links of a cluster: it needs --cluster")
+        raise UsageError("--plot needs --cluster: it draws the links of a cluster")
     if env:
         return _environment(as_json)
     facts = _facts()
@@ -64,7 +64,7 @@ def info(
 
 
 def _environment(as_json: bool) -> None:
-    """Prints the table of variables, and refuses values that are wrong."""
+    """Prints the table of variables; raises for invalid values."""
     from pycoll import environment
     from pycoll.errors import UsageError
 
@@ -115,15 +115,15 @@ def _facts() -> dict[str, Any]:
 
 
 def _mpi_text() -> str:
-    """The library of MPI that a job would use."""
+    """Describes the MPI library that a job would use."""
     from pycoll import _core
 
     found = _core.mpi.facts()
     if not found["abis"]:
-        return "this build has none: no mpi_abi.h was found (pip install mpich)"
+        return "this build has no MPI: no mpi_abi.h was found (pip install mpich)"
     built = f"built for the ABIs {found['abis']}"
     if not found["path"]:
-        return f"{built}; no library found: PYCOLL_MPI names one"
+        return f"{built}; no library found: set PYCOLL_MPI to its path"
     return f"{built}; library {found['path']} ({found['abi']})"
 
 
@@ -147,7 +147,7 @@ def _device_facts() -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
-    """Of an installed package, without importing it."""
+    """Version of an installed package, without importing it."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

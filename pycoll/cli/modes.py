@@ -1,4 +1,4 @@
-"""`pycoll modes`: modes of parallelism side by side, measured."""
+"""`pycoll modes`: measures and compares modes of parallelism."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def modes(
     n: Annotated[int, typer.Option("-n", help="Number of ranks.", min=2)] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Run a step of a small model in each mode, and show what a device gets, sends and keeps.
+    """Run a step of a small model in each mode; show each rank's input, traffic and storage.
 
-    Nothing of it is looked up: bytes are those that the ranks sent, storage that of their
-    parameters, balance that of the multiplications they did.
+    All figures are measured: the bytes that the ranks sent, the storage of their parameters, and
+    the balance of the multiplications that they did.
     """
     from pycoll.parallel.tools.modes import measure
 

@@ -1,4 +1,4 @@
-"""`pycoll pipeline`: schedules of pipeline parallelism: bubble, memory, pictures, measurements."""
+"""`pycoll pipeline`: pipeline schedules: bubble, memory, pictures, measurements."""
 
 from __future__ import annotations
 
@@ -16,40 +16,41 @@ if TYPE_CHECKING:
 
 EPILOG = """[bold]Examples[/bold]
 
-  pycoll pipeline -p 4 -m 8  # all schedules beside each other
+  pycoll pipeline -p 4 -m 8  # all schedules in one table
 
   pycoll pipeline --schedule 1f1b -p 4 -m 8 --plot 1f1b.svg
 
   pycoll pipeline -s zbv -p 4 -m 8 --costs 1,1.2,0.8 --transfer 0.1
 
-  pycoll pipeline -s interleaved_1f1b -v 2 -p 2 -m 4 --actions  # what each rank does, in order
+  pycoll pipeline -s interleaved_1f1b -v 2 -p 2 -m 4 --actions  # each rank's actions, in order
 
   pycoll pipeline -s gpipe -p 4 -m 8 --measure  # real ranks, whose stages sleep
 
-  pycoll pipeline --file mine.txt --text  # a schedule of your own: proved, played, drawn
+  pycoll pipeline --file mine.txt --text  # your own schedule: proved, simulated, drawn
 """
 
 
 def pipeline(
     schedule: Annotated[
         str | None,
-        typer.Option("--schedule", "-s", help="Its name. Default: a table of all."),
+        typer.Option("--schedule", "-s", help="Name of the schedule. Default: a table of all."),
     ] = None,
     p: Annotated[int, typer.Option("-p", help="Number of ranks.", min=1)] = 4,
     m: Annotated[int, typer.Option("-m", help="Number of microbatches.", min=1)] = 8,
     v: Annotated[
-        int | None, typer.Option("-v", help="Stages per rank. Default: by the schedule.", min=1)
+        int | None,
+        typer.Option("-v", help="Stages per rank. Default: that of the schedule.", min=1),
     ] = None,
     costs: Annotated[
-        str, typer.Option(help="Time of F, I and W of a microbatch on one rank; B is I and W.")
+        str, typer.Option(help="Times of F, I and W of a microbatch on one rank; B is I plus W.")
     ] = "1,1,1",
     transfer: Annotated[float, typer.Option(help="Time from one stage to the next.", min=0)] = 0.0,
     file: Annotated[
         Path | None,
-        typer.Option("--file", help="A schedule of your own: a line of actions for each rank."),
+        typer.Option("--file", help="Your own schedule: a line of actions for each rank."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", "-o", help="A picture to write: .svg, .png or .txt.")
+        Path | None, typer.Option("--plot", "-o", help="Picture to write: .svg, .png or .txt.")
     ] = None,
     text: Annotated[bool, typer.Option("--text", help="Print the picture as text.")] = False,
     actions: Annotated[
@@ -58,10 +59,10 @@ def pipeline(
     measure: Annotated[
         bool, typer.Option("--measure", help="Run it on ranks whose stages sleep. Needs torch.")
     ] = False,
-    unit_ms: Annotated[float, typer.Option(help="Milliseconds of a unit of time.", min=0.1)] = 10.0,
-    as_json: Annotated[bool, typer.Option("--json", help="The figures as JSON.")] = False,
+    unit_ms: Annotated[float, typer.Option(help="Milliseconds per unit of time.", min=0.1)] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Show what a schedule of pipeline parallelism costs: bubble, memory, a picture of time."""
+    """Show the cost of a pipeline schedule: bubble, memory, and a timeline."""
     from pycoll.parallel import pipeline as pipelines
 
     times = _costs(costs, transfer)

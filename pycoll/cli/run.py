@@ -1,4 +1,4 @@
-"""`pycoll run`: a script on n ranks, of this host or of several. No rank outlives the command."""
+"""`pycoll run`: runs a script on n ranks on one or more hosts. No rank outlives the command."""
 
 from __future__ import annotations
 
@@ -34,33 +34,33 @@ EPILOG = """[bold]Examples[/bold]
   pycoll run -n 4 --hosts a,b train.py
 """
 
-CONTEXT = {"allow_interspersed_args": False}  # what follows the script is the script's
+CONTEXT = {"allow_interspersed_args": False}  # options after SCRIPT belong to the script
 
 
 def run(
     command: Annotated[
         list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.")
     ],
-    n: Annotated[int | None, typer.Option("-n", help="Number of ranks; 2.", min=1)] = None,
+    n: Annotated[int | None, typer.Option("-n", help="Number of ranks; default 2.", min=1)] = None,
     mesh: Annotated[
         str | None,
         typer.Option(
-            help="Axes of pycoll.parallel, such as dp=2,tp=2,pp=2: replaces what the script says, "
-            "and is the number of ranks where -n is not given."
+            help="Axes of pycoll.parallel, such as dp=2,tp=2,pp=2: overrides the script's mesh, "
+            "and sets the number of ranks where -n is not given."
         ),
     ] = None,
     hosts: Annotated[
         str | None,
         typer.Option(
-            help="Hosts, such as a,b: each gets its share of the ranks, through ssh. This Python, "
-            "pycoll and the script must be at the same places there, and all hosts must reach the "
-            "first by its name."
+            help="Hosts, such as a,b: each starts its share of the ranks through ssh. This Python, "
+            "pycoll and the script must have the same paths there, and all hosts must reach the "
+            "first host by its name."
         ),
     ] = None,
     ssh: Annotated[
         str | None,
         typer.Option(
-            help="What to start instead of ssh, with options: gets a host and a command line. "
+            help="Command to use instead of ssh, with options: gets a host and a command line. "
             "Also PYCOLL_SSH."
         ),
     ] = None,
@@ -73,16 +73,16 @@ def run(
     grace: Annotated[
         float,
         typer.Option(
-            help="Seconds that the other ranks get after the first failure, and again between "
-            "SIGTERM and SIGKILL.",
+            help="Seconds from the first failure to SIGTERM for the other ranks, and from SIGTERM "
+            "to SIGKILL.",
             min=0.0,
         ),
     ] = 5.0,
 ) -> None:
-    """Run a Python script on n ranks; exit with the status of the first that fails.
+    """Run a Python script on n ranks; exit with the status of the first rank that fails.
 
-    Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and PYCOLL_TOKEN in its
-    environment, which is what `pycoll.init()` reads.
+    The command sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and PYCOLL_TOKEN for
+    each rank; `pycoll.init()` reads them.
     """
     from pycoll.launch.processes import World
 
@@ -97,7 +97,7 @@ def run(
     if n > 1 and "OMP_NUM_THREADS" not in os.environ:
         extra["OMP_NUM_THREADS"] = "1"
         typer.echo(
-            f"pycoll run: OMP_NUM_THREADS=1 for each of {n} ranks; set it to choose otherwise",
+            f"pycoll run: OMP_NUM_THREADS=1 for each of {n} ranks; set it to use more threads",
             err=True,
         )
     argv = [sys.executable, *(["-m"] if module else []), *command]
@@ -113,12 +113,12 @@ def run(
     raise typer.Exit(_RemoteLaunch(argv, world, extra, prefix, grace).run())
 
 
-_PIPE_BYTES = 1 << 16  # what a pipe holds
-_WAY_S = 2.0  # to another host and back
+_PIPE_BYTES = 1 << 16  # capacity of a pipe
+_WAY_S = 2.0  # time to another host and back
 
 
 class _Ended(BaseException):
-    """A signal asks the command itself to end."""
+    """A signal that ends the command itself."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -127,7 +127,7 @@ class _Ended(BaseException):
 
 @dataclass(slots=True)
 class _Output:
-    """One stream of one rank, passed on by whole lines."""
+    """One output stream of one rank, forwarded by whole lines."""
 
     pipe: int
     to: int
@@ -135,7 +135,7 @@ class _Output:
     rest: bytes = b""
 
     def forward(self) -> bool:
-        """Passes on what has come; False at the end."""
+        """Forwards the available output; False at the end."""
         try:
             part = os.read(self.pipe, _PIPE_BYTES)
         except BlockingIOError:
@@ -145,7 +145,7 @@ class _Output:
         return bool(part)
 
     def finish(self) -> None:
-        """Passes on what is left, whole line or not."""
+        """Forwards the remaining output, even without a newline."""
         self.forward()
         self._write([self.rest] if self.rest else [])
         os.close(self.pipe)
@@ -212,14 +212,14 @@ class _Launch:
             os.close(write_end)
 
     def _rank_main(self, rank: int, write_ends: list[int]) -> NoReturn:
-        """Becomes the script, in the child."""
+        """Replaces the child process with the script."""
         for to, write_end in enumerate(write_ends, start=1):
             os.dup2(write_end, to)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         self._become(rank)
 
     def _become(self, rank: int) -> NoReturn:
-        # A group that is not the terminal's would be stopped when it reads from it.
+        # A background process group is stopped when it reads from the terminal.
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         environment = {**os.environ, **self._world.environment(rank), **self._extra}
         if self._prefix:
@@ -230,7 +230,7 @@ class _Launch:
         return ""
 
     def _watch(self) -> int:
-        """Passes output on until all ranks have ended, or the grace after a failure is over."""
+        """Forwards output until all ranks have ended, or the grace period after a failure ends."""
         from pycoll.launch.processes import describe_exit
 
         failed = 0
@@ -270,7 +270,7 @@ class _Launch:
 
 
 class _RemoteLaunch(_Launch):
-    """The same with ranks on several hosts: what runs here is ssh."""
+    """A launch with ranks on several hosts: the local processes are ssh."""
 
     _world: Hosts
 
@@ -281,13 +281,13 @@ class _RemoteLaunch(_Launch):
         os.write(orders, self._world.order(rank, self._argv, self._extra, self._grace_s))
         super()._start(rank)
         os.close(self._input)
-        # Open as long as this command lives: its end is what ends the rank.
+        # Open as long as this command lives: the rank ends when this input ends.
         self._open_inputs.append(orders)
 
     def _end(self) -> None:
         for orders in self._open_inputs:
             os.close(orders)
-        # The ranks end over there, each after its own grace; then what runs here does.
+        # The remote ranks end first, each after its grace period, then the local processes.
         deadline = time.monotonic() + self._grace_s + _WAY_S
         while time.monotonic() < deadline and any(p.exit_status() is None for p in self._processes):
             time.sleep(0.01)

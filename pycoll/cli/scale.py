@@ -1,4 +1,4 @@
-"""`pycoll scale`: how a training script gets faster with more ranks."""
+"""`pycoll scale`: measures the speed-up of a training script with more ranks."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ EPILOG = """[bold]Examples[/bold]
 """
 
 CONTEXT = {"allow_interspersed_args": True, "ignore_unknown_options": True}
-_SKIPPED = 2  # first steps, which allocate
+_SKIPPED = 2  # first steps, which allocate memory
 
 
 def scale(
     command: Annotated[
         list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.")
     ],
-    n: Annotated[str, typer.Option("-n", help="Numbers of ranks, 1 among them.")] = "1,2",
+    n: Annotated[str, typer.Option("-n", help="Numbers of ranks, including 1.")] = "1,2",
     axis: Annotated[str, typer.Option(help="The axis that grows: dp, ep, cp, tp or pp.")] = "dp",
-    steps: Annotated[int, typer.Option(help="Steps of each run that are timed.", min=3)] = 10,
+    steps: Annotated[int, typer.Option(help="Timed steps of each run.", min=3)] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Time a script's steps on several numbers of ranks, and fit the law of its scaling.
+    """Time a script's steps on several numbers of ranks, and fit a scaling law.
 
-    The script trains with pycoll.parallel. A batch that stays is strong scaling, and Amdahl's law
-    is fitted; one that grows with the ranks is weak scaling, and Gustafson's law is.
+    The script must train with pycoll.parallel. If its batch size is constant (strong scaling), the
+    command fits Amdahl's law; if it grows with the ranks (weak scaling), Gustafson's law.
     """
     try:
         ranks = sorted({int(part) for part in n.split(",")})
@@ -63,17 +63,17 @@ def scale(
         )
     console().print(table)
     if result["parallel"] > 0:
-        what = f"{result['parallel']:.1%} of the time is shared out"
+        what = f"{result['parallel']:.1%} of the time is parallel"
     else:
         what = "more ranks are slower, so no law fits"
     typer.echo(f"{result['kind']} scaling: {what}")
 
 
 def report(found: dict[int, tuple[float, int]]) -> dict[str, Any]:
-    """What seconds and tokens of a step on several numbers of ranks say.
+    """Fits a scaling law to a step's seconds and tokens by number of ranks.
 
     Raises:
-        UsageError: The batch neither stays nor grows with the ranks.
+        UsageError: The batch is neither constant nor proportional to the ranks.
     """
     from pycoll.parallel.tools import scaling_laws as laws
 
@@ -85,7 +85,10 @@ def report(found: dict[int, tuple[float, int]]) -> dict[str, Any]:
         # One rank takes n times as long for n times the batch.
         kind, fit = "weak", laws.fit_gustafson(times, {n: n * times[1] for n in times})
     else:
-        raise UsageError(f"scale: tokens of a step are {tokens}: they neither stay nor grow as n")
+        raise UsageError(
+            f"scale: tokens of a step are {tokens}: expected a constant number, or one "
+            "proportional to n"
+        )
     rows = [
         {
             "ranks": n,
@@ -101,7 +104,7 @@ def report(found: dict[int, tuple[float, int]]) -> dict[str, Any]:
 
 
 def _times(command: list[str], n: int, axis: str, steps: int) -> tuple[float, int]:
-    """The median step's seconds, and its tokens."""
+    """Median seconds of a step, and its tokens."""
     from pycoll.cli.run import _Launch
     from pycoll.launch.processes import World
     from pycoll.parallel.tools.check_hooks import TIMES

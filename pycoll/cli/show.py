@@ -1,4 +1,4 @@
-"""`pycoll show`: a schedule as a picture, as text, or as the programs that ranks execute."""
+"""`pycoll show`: a schedule as a picture, as text, or as the programs of the ranks."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ def show(
         typer.Option(
             "--collective",
             "-c",
-            help="Default: all_reduce, or else the only one with that algorithm.",
+            help="The collective. Default: all_reduce, else the only one with that algorithm.",
             show_default=False,
         ),
     ] = None,
-    root: Annotated[int, typer.Option(help="Of collectives that have one.", min=0)] = 0,
+    root: Annotated[int, typer.Option(help="Root of a rooted collective.", min=0)] = 0,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write: .svg, .png or .txt.")
     ] = None,
     text: Annotated[bool, typer.Option("--text", help="Print the text picture as well.")] = False,
     format: Annotated[
-        str | None, typer.Option("--format", help="svg, png, text or ascii. Default: by the file.")
+        str | None,
+        typer.Option("--format", help="svg, png, text or ascii. Default: by the file's ending."),
     ] = None,
     programs: Annotated[
         bool, typer.Option("--programs", help="Print every rank's steps after lowering.")
@@ -71,10 +72,10 @@ def show(
 
 
 def _resolve(what: list[str], collective: str | None) -> tuple[str, str]:
-    """The collective and the algorithm that the words name.
+    """Resolves one or two words to a collective and an algorithm.
 
     Raises:
-        UsageError: there are not one or two words, or one that does not say which collective.
+        UsageError: there are more words or none, or the collective is ambiguous.
     """
     from pycoll import _core, schedule
 

@@ -1,4 +1,4 @@
-"""`pycoll simulate`: what algorithms would cost on links of given latency and bandwidth."""
+"""`pycoll simulate`: simulated time of algorithms on links of given latency and bandwidth."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def simulate(
     algorithm: AlgorithmsOption = "all",
     n: Annotated[
         int | None,
-        typer.Option("-n", help="Number of ranks. Default: 8, or the topology's.", min=1),
+        typer.Option("-n", help="Number of ranks. Default: 8, or that of the topology.", min=1),
     ] = None,
     nbytes: Annotated[
         str | None,
         typer.Option(
-            "--nbytes", "-b", help="Message: 4, 64K, 16M; with --topology also 16K:1G:16."
+            "--nbytes", "-b", help="Payload: 4, 64K, 16M; with --topology also 16K:1G:16."
         ),
     ] = None,
     alpha: Annotated[str, typer.Option(help="Latency of a link.")] = "1us",
@@ -66,12 +66,14 @@ def simulate(
     gamma: Annotated[str, typer.Option(help="Rate of reducing, or seconds per byte.")] = "20GB/s",
     slots: Annotated[int, typer.Option(help="Slots per link.", min=1)] = 8,
     tile: Annotated[
-        str | None, typer.Option(help="Cut the message into tiles of this size. Default: one tile.")
+        str | None, typer.Option(help="Cut the payload into tiles of this size. Default: one tile.")
     ] = None,
-    root: Annotated[int, typer.Option(help="Of collectives that have one.", min=0)] = 0,
+    root: Annotated[int, typer.Option(help="Root of a rooted collective.", min=0)] = 0,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Draw the timeline of the fastest: .svg or .png."),
+        typer.Option(
+            "--out", "-o", help="Draw the timeline of the fastest algorithm: .svg or .png."
+        ),
     ] = None,
     topology: Annotated[
         Path | None,
@@ -80,18 +82,18 @@ def simulate(
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="With --topology, draw time against size, and how busy links are: .svg or .png."
+            help="With --topology, draw time by size, and the use of the links: .svg or .png."
         ),
     ] = None,
     module: ModulesOption = None,
 ) -> None:
-    """Play schedules through in time, without running them: fastest first."""
+    """Simulate schedules in time, without running them; the fastest is first."""
     load_modules(module)
     tile_bytes = None if tile is None else parse_nbytes(tile)
     if topology is not None:
         _refuse_link_costs(context)
         if out is not None:
-            raise UsageError("--out draws events of single ranks: with --topology, use --plot")
+            raise UsageError("--out draws events of single ranks: use --plot with --topology")
         sizes = parse_sizes(nbytes or (_CLUSTER_SIZES if plot is not None else "1M"))
         request = Request(collective, algorithm, topology, n, sizes, slots, tile_bytes, root, plot)
         return simulate_cluster(request)
@@ -150,7 +152,7 @@ def simulate(
 
 
 def _idle(simulated: Simulation, beta: float) -> str:
-    """The share of the time in which a rank sends nothing, mean over the ranks."""
+    """Share of the time in which a rank sends nothing, averaged over the ranks."""
     if simulated.time_s <= 0:
         return "-"
     sending_s = sum(simulated.sent_bytes) * beta / len(simulated.sent_bytes)
@@ -161,4 +163,4 @@ def _refuse_link_costs(context: typer.Context) -> None:
     for name in _LINK_COSTS:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise UsageError(f"--{name} and --topology both say what links cost: give one of them")
+            raise UsageError(f"--{name} and --topology both set the cost of links: pass only one")

@@ -1,4 +1,4 @@
-"""`pycoll simulate --topology`: collectives on a cluster that a file describes."""
+"""`pycoll simulate --topology`: collectives on a cluster from a TOML file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pycoll.errors import UsageError
 if TYPE_CHECKING:
     from pycoll.topology import NetworkSimulation, Topology, World
 
-# What is worth a look on a cluster; further ones by name.
+# Algorithms that are simulated by default; others are chosen by name.
 USUAL = (
     "ring",
     "tree",
@@ -34,7 +34,7 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the command line asked for."""
+    """Arguments of the command line."""
 
     collective: str
     algorithm: str
@@ -48,7 +48,7 @@ class Request:
 
 
 def simulate_cluster(request: Request) -> None:
-    """Simulates, prints a table of times and what was exact, and draws."""
+    """Simulates, prints a table of times and notes on exactness, and draws."""
     from pycoll import topology
 
     cluster = topology.load(request.topology)
@@ -106,7 +106,7 @@ def _algorithms(cluster: Topology, collective: str, wanted: str) -> list[str]:
 
 
 def _prepare(cluster: Topology, name: str, request: Request) -> World:
-    """`hierarchical:host+site/tree`: inside hosts, inside sites, then a tree between the sites."""
+    """Parses `hierarchical:host+site/tree`: inside hosts, inside sites, a tree between sites."""
     if not name.startswith("hierarchical"):
         return cluster.prepare(request.collective, name, root=request.root)
     described, _, between = name.partition("/")
@@ -134,7 +134,7 @@ def _simulate_one(
                 nbytes,
                 tile_bytes=request.tile_bytes,
                 slots=request.slots,
-                # Of the largest message: there the links matter.
+                # Only for the largest payload, where the links limit the time.
                 timeline=request.plot is not None and nbytes == max(request.sizes),
                 progress=tell,
             )
@@ -218,7 +218,7 @@ def _print_one_size(results: list[NetworkSimulation], title: str) -> None:
 def _say_what_is_exact(rows: list[list[NetworkSimulation]], took_s: float) -> None:
     notes = dict.fromkeys(note for row in rows for one in row for note in one.inexact)
     lines = [
-        "exact: every message, step, slot and max-min fair share; ranks of a class behave alike",
+        "exact: every message, step, slot and max-min fair share; ranks of a class are identical",
         *(f"not exact: {note}" for note in notes),
         f"simulated in {took_s:.1f} s",
     ]

@@ -1,4 +1,4 @@
-"""`pycoll trace`: flight records as a picture of time, and who comes last."""
+"""`pycoll trace`: flight records as a trace over time, and the skew of arrivals."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ EPILOG = """[bold]Examples[/bold]
 
 
 def trace(
-    files: Annotated[list[Path], typer.Argument(help="Flight records, or folders with them.")],
+    files: Annotated[list[Path], typer.Argument(help="Flight records, or folders of them.")],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="A trace for Perfetto or Chrome, JSON.")
+        Path | None,
+        typer.Option("-o", "--output", help="JSON trace to write, for Perfetto or Chrome."),
     ] = None,
     fr_trace: Annotated[
         Path | None,
-        typer.Option("--fr-trace", help="A folder for the pickles that torch's fr_trace reads."),
+        typer.Option("--fr-trace", help="Folder to write pickles to, for torch's fr_trace."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The summary as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Show how far apart the ranks came to each collective, and write a trace of all operations."""
+    """Show the skew of arrivals at each collective, and write a trace of all operations."""
     from pycoll.observe import trace
     from pycoll.parallel.pipeline import trace_events as timeline
 
@@ -47,13 +48,13 @@ def trace(
         left_out = trace.write_pickles(flights, fr_trace)
         typer.echo(f"wrote {fr_trace}", err=True)
         for name, count in left_out.items():
-            typer.echo(f"fr_trace knows no {name}: left {count} entries out", err=True)
+            typer.echo(f"fr_trace does not support {name}: left out {count} entries", err=True)
     summary = {group: trace.summary(ranks) for group, ranks in flights.items()}
     if as_json:
         typer.echo(json.dumps(summary, indent=2))
         return
     if not any(summary.values()):
-        raise UsageError("no operation is in the records of two ranks: nothing to compare")
+        raise UsageError("nothing to compare: no operation is in the records of two ranks")
     for group, rows in summary.items():
         table = new_table(
             "collective", "operations", "median skew us", "max skew us", "last (times)", title=group

@@ -1,4 +1,4 @@
-"""`pycoll tune`: measures what is fastest on this machine, and keeps it for later runs."""
+"""`pycoll tune`: measures the fastest choices on this machine, and saves them for later runs."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ EPILOG = """[bold]Examples[/bold]
 
   pycoll tune --check-only --plot chosen.svg
 
-The table is kept in PYCOLL_CACHE_DIR, else XDG_CACHE_HOME/pycoll, else ~/.cache/pycoll. Later runs
-of any number of ranks use it; `pycoll info` says so. Delete the file to be without it.
+The table is saved in PYCOLL_CACHE_DIR, else XDG_CACHE_HOME/pycoll, else ~/.cache/pycoll. Later runs
+with any number of ranks use it; `pycoll info` shows it. Delete the file to stop using it.
 """
 
-_TIMEOUT_S = 300.0  # of one operation: 8 ranks on 2 cores need a while for 64 MiB
-_SWEEPS = 3  # over all sizes: a machine has spells
-_AGAIN = 2  # times the effort, for choices that seem slow
+_TIMEOUT_S = 300.0  # for one operation: 8 ranks on 2 cores are slow at 64 MiB
+_SWEEPS = 3  # over all sizes, since a machine has slow periods
+_AGAIN = 2  # factor of the effort for choices that seem slow
 
 _Asked = tuple[str, str, int]  # collective, arrays, nbytes
 
@@ -47,33 +47,37 @@ def tune(
         typer.Option("--collectives", "-c", help="A list such as all_reduce,broadcast, or all."),
     ] = "all",
     arrays: Annotated[
-        str, typer.Option("--arrays", help="plain, mapped (of comm.empty), or both.")
+        str, typer.Option("--arrays", help="plain, mapped (made by comm.empty), or both.")
     ] = "both",
     smallest: Annotated[str, typer.Option("--min", help="Smallest message, bytes.")] = "4",
     largest: Annotated[str, typer.Option("--max", help="Largest message, bytes.")] = "64M",
     factor: Annotated[
-        int, typer.Option("--factor", help="From one size to the next: 2, 4, 8 ...", min=2)
+        int, typer.Option("--factor", help="Ratio of successive sizes: 2, 4, 8 ...", min=2)
     ] = 4,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, 1 MiB at most.")] = False,
     rounds: Annotated[
+<<<<<<< HEAD
         int | None, typer.Option("--rounds", help="Rounds of each candidate, at most.", min=3)
+=======
+        int | None, typer.Option("--rounds", help="Maximum number of rounds per candidate.", min=3)
+>>>>>>> h-p5
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Then measure again: is the choice the best?")
+        bool, typer.Option("--check", help="Measure again, and check that each choice is the best.")
     ] = False,
     check_only: Annotated[
-        bool, typer.Option("--check-only", help="Only that, of what is chosen now.")
+        bool, typer.Option("--check-only", help="Only check the current choices.")
     ] = False,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Picture of chosen and best: .svg or .png.")
+        Path | None, typer.Option("--plot", help="Plot of chosen and best times: .svg or .png.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead.")] = False,
 ) -> None:
-    """Measure every algorithm and protocol on local ranks, and keep a table of the fastest.
+    """Measure every algorithm and protocol on local ranks, and save a table of the fastest.
 
-    Candidates take turns, so that what disturbs the machine disturbs all. With --check, new ranks
-    time what pycoll does by itself among all candidates; a choice that is more than 10 % behind is
-    measured once more, for longer, and the exit status is 1 when it still is.
+    Candidates take turns, so that disturbances affect all of them. With --check, new ranks time
+    pycoll's own choice among all candidates. A choice that is over 10 % slower than the best is
+    measured again, for longer; if it is still slower, the exit status is 1.
     """
     from pycoll import tuning
 
@@ -90,7 +94,7 @@ def tune(
     shown: list[Size] = []
     for num_ranks in parse_integers(n, "numbers of ranks"):
         if num_ranks < 2:
-            raise UsageError("tune: expected -n 2 or more ranks: one alone has nothing to choose")
+            raise UsageError("tune: expected -n 2 or more ranks: one rank has nothing to choose")
         asked = [
             (name, kind, nbytes)
             for name in names
@@ -158,7 +162,7 @@ def _on_ranks(
     return ranks[0]
 
 
-# These run on every rank; rank 0's answer counts.
+# The functions below run on every rank; the result of rank 0 is used.
 
 
 def _measure(
@@ -196,12 +200,17 @@ def _check(
             choices = [tuning.AUTO, *_core.choices(collective, nbytes)]
             measured = tuning.measure(comm, collective, nbytes, effort, arrays, choices)
             sizes.append(Size(comm.size, measured, _chosen(comm, measured)))
-        # All ranks have the same times, and so agree on what is measured again.
+        # All ranks have the same times, and so agree on the sizes to measure again.
         for idx, size in enumerate(sizes):
             if size.first_ratio <= CLOSE:
                 continue
+<<<<<<< HEAD
             # One of many candidates is always lucky: fresh times of the two decide whether it is
             # the best one.
+=======
+            # Among many candidates, noise always favours one. New times of this one and the choice
+            # decide whether it is really faster.
+>>>>>>> h-p5
             first = size.measured
             what = f"{first.collective}, {first.arrays} arrays, {format_nbytes(first.nbytes)}"
             advance(f"{what}, again", 0)
@@ -228,7 +237,7 @@ def _chosen(comm: Communicator, measured: Measured) -> str:
 def _progress(
     comm: Communicator, title: str, drawn: bool, total: int
 ) -> Iterator[Callable[..., None]]:
-    """Calls advance(what comes next); drawn only then, because a thread that draws takes a core."""
+    """A progress bar: advance(label) draws it. No thread draws, since that would occupy a core."""
     start_s = time.monotonic()
     num_begun = 0
     if comm.rank != 0 or not title:

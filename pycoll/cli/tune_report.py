@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """The output of `pycoll tune`: a table, a JSON object, a picture."""
+=======
+"""Output of `pycoll tune`: a table, a JSON object, a picture."""
+>>>>>>> h-p5
 
 from __future__ import annotations
 
@@ -15,19 +19,26 @@ from pycoll.cli.units import format_nbytes, format_seconds
 if TYPE_CHECKING:
     from pycoll.tuning import Measured
 
-CLOSE = 1.10  # within so much of the best is as good as the best
+CLOSE = 1.10  # a choice within this ratio of the best counts as the best
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One size as it was measured, and what a communicator chose.
+    """Measurements of one size, and the choice of a communicator.
 
     Attributes:
         num_ranks: Number of ranks.
+<<<<<<< HEAD
         measured: Its times; with those of AUTO when the choice was checked.
         chosen: ALGORITHM/PROTOCOL, or None when it was not asked for.
         again: A second look at a choice that the first one found slow: the best one of the first
             measurement, and the choice's ratio to it.
+=======
+        measured: Times by candidate; includes AUTO when the choice was checked.
+        chosen: ALGORITHM/PROTOCOL, or None when the choice was not checked.
+        again: Second measurement of a slow choice: the best candidate of the first measurement,
+            and the choice's ratio to it.
+>>>>>>> h-p5
     """
 
     num_ranks: int
@@ -37,12 +48,16 @@ class Size:
 
     @property
     def group(self) -> tuple[str, int, str]:
-        """Those that one table shows."""
+        """Key of the table that contains this size."""
         return self.measured.collective, self.num_ranks, self.measured.arrays
 
     @property
     def time_s(self) -> float:
+<<<<<<< HEAD
         """Time of the algorithm that pycoll chooses by itself, seconds."""
+=======
+        """Time of pycoll's own choice, in seconds."""
+>>>>>>> h-p5
         from pycoll.tuning import AUTO
 
         times = self.measured.times_s()
@@ -50,12 +65,20 @@ class Size:
 
     @property
     def first_ratio(self) -> float:
+<<<<<<< HEAD
         """Time of the choice over that of the best one, in the first measurement."""
+=======
+        """Ratio of the choice's time to the best time, in the first measurement."""
+>>>>>>> h-p5
         return self.time_s / self.measured.times_s()[self.measured.best()]
 
     @property
     def ratio(self) -> float:
+<<<<<<< HEAD
         """The ratio of the second measurement, or of the first where there was one only."""
+=======
+        """Ratio of the choice's time to the best time, in the last measurement."""
+>>>>>>> h-p5
         return self.again[1] if self.again else self.first_ratio
 
 
@@ -96,7 +119,7 @@ def print_table(shown: list[Size], checked: bool) -> None:
             out.print(
                 f"{collective}, {n} ranks, {arrays} arrays: worst choice {worst.ratio:.2f} x the "
                 f"best, at {format_nbytes(worst.measured.nbytes)}; within 10 % at {num_close} of "
-                f"{len(sizes)} sizes ({num_at_once} at the first look)"
+                f"{len(sizes)} sizes ({num_at_once} in the first measurement)"
             )
 
 

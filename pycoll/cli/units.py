@@ -1,4 +1,4 @@
-"""Sizes, times, rates and ranges as people write them, and back."""
+"""Parses and formats sizes, times, rates and ranges."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _NUMBER = r"(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+)"
 
 
 def parse_nbytes(text: str) -> int:
-    """`4`, `64K`, `1.5MiB`: bytes, with units of 1024 as nccl-tests has them."""
+    """Parses `4`, `64K` or `1.5MiB`: bytes, with units of 1024 as in nccl-tests."""
     match = re.fullmatch(_NUMBER + r"\s*([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
     if match is None:
-        raise UsageError(f"{text!r} is no size: expected bytes such as 4, 64K or 16M")
+        raise UsageError(f"{text!r} is not a size: expected bytes such as 4, 64K or 16M")
     return int(float(match[1]) * _BINARY[match[2].upper()])
 
 
@@ -24,12 +24,12 @@ def parse_seconds(text: str) -> float:
     """`1us`, `0.5 ms`, `1e-6`: seconds."""
     match = re.fullmatch(_NUMBER + r"\s*(s|ms|us|ns)?", text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is no time: expected a number with s, ms, us or ns")
+        raise UsageError(f"{text!r} is not a time: expected a number with s, ms, us or ns")
     return float(match[1]) * _SECONDS[match[2] or "s"]
 
 
 def parse_seconds_per_byte(text: str) -> float:
-    """`10GB/s` (units of 1000), `8GiB/s` (1024), or `1e-10s/byte`: seconds per byte."""
+    """Parses `10GB/s` (units of 1000), `8GiB/s` (1024) or `1e-10s/byte`: seconds per byte."""
     rate = re.fullmatch(_NUMBER + r"\s*([KMGT]?)(i?)B/s", text.strip(), re.IGNORECASE)
     if rate is not None:
         factor = (_BINARY if rate[3] else _DECIMAL)[rate[2].upper()]
@@ -38,34 +38,36 @@ def parse_seconds_per_byte(text: str) -> float:
     per_byte = re.fullmatch(_NUMBER + r"\s*(s|ms|us|ns)?(/byte|/B)?", text.strip())
     if per_byte is not None:
         return float(per_byte[1]) * _SECONDS[per_byte[2] or "s"]
-    raise UsageError(f"{text!r} is no rate: expected for example 10GB/s or 1e-10s/byte")
+    raise UsageError(f"{text!r} is not a rate: expected for example 10GB/s or 1e-10s/byte")
 
 
 def parse_integers(text: str, what: str) -> list[int]:
-    """`4`, `2,4,8` and `1:17` (both ends included), in any mixture: ascending integers >= 1."""
+    """Parses `4`, `2,4,8`, `1:17` (both ends included) and mixtures: ascending integers >= 1."""
     values: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?::\s*(\d+)\s*)?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= first <= last:
             raise UsageError(
-                f"{text!r} is no list of {what}: expected for example 8, 2,4,8 or 1:17"
+                f"{text!r} is not a list of {what}: expected for example 8, 2,4,8 or 1:17"
             )
         values.update(range(first, last + 1))
     return sorted(values)
 
 
 def parse_sizes(text: str) -> list[int]:
-    """`1M`, `4,1K`, `4:64M` (doubling) and `4:64M:4` (times 4): sizes in bytes."""
+    """Parses `1M`, `4,1K`, `4:64M` (doubling) and `4:64M:4` (times 4): sizes in bytes."""
     sizes: list[int] = []
     for part in text.split(","):
         ends = part.split(":")
         if len(ends) > 3:
-            raise UsageError(f"{text!r} is no list of sizes: expected for example 4:64M or 4:64M:4")
+            raise UsageError(
+                f"{text!r} is not a list of sizes: expected for example 4:64M or 4:64M:4"
+            )
         first, last = parse_nbytes(ends[0]), parse_nbytes(ends[min(1, len(ends) - 1)])
         factor = int(ends[2]) if len(ends) == 3 and ends[2].isdigit() else 2
         if not 0 < first <= last or factor < 2:
-            raise UsageError(f"{part!r} is no range of sizes: expected FIRST:LAST[:FACTOR]")
+            raise UsageError(f"{part!r} is not a range of sizes: expected FIRST:LAST[:FACTOR]")
         while first <= last:
             sizes.append(first)
             first *= factor
@@ -90,7 +92,7 @@ def format_seconds(time_s: float) -> str:
 
 
 def format_rate(bytes_per_second: float) -> str:
-    """`3.21 GB/s`; units of 1000, as network and memory rates are given."""
+    """Formats a rate as `3.21 GB/s`, in units of 1000, as usual for networks and memory."""
     for unit in ("B/s", "kB/s", "MB/s", "GB/s"):
         if bytes_per_second < 1000 or unit == "GB/s":
             break

@@ -1,4 +1,4 @@
-"""`pycoll verify`: which slot counts are proved safe, per algorithm and number of ranks."""
+"""`pycoll verify`: proves slot counts safe, per algorithm and number of ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EPILOG = """[bold]Examples[/bold]
 """
 
 
-_ORDERS = ("flat", "left_fold", "other")  # the most canonical first
+_ORDERS = ("flat", "left_fold", "other")  # most canonical first
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +43,22 @@ class _Result:
 
 def verify(
     collective: Annotated[
-        str, typer.Argument(help="What it computes, such as all_reduce or scan; or every.")
+        str, typer.Argument(help="The collective, such as all_reduce or scan; or every.")
     ] = "all_reduce",
     algorithm: AlgorithmsOption = "all",
     n: Annotated[str, typer.Option("-n", help="Ranks: 8, 2,4,8 or 1:17.")] = "1:17",
     slots: Annotated[
-        str, typer.Option("--slots", help="Slots per link to try, in the same form as -n.")
+        str, typer.Option("--slots", help="Slots per link to try, in the form of -n.")
     ] = "1:8",
-    root: Annotated[
-        str, typer.Option(help="Of collectives that have one: a rank, or all of them.")
-    ] = "0",
+    root: Annotated[str, typer.Option(help="Root of rooted collectives: a rank, or all.")] = "0",
     module: ModulesOption = None,
 ) -> None:
-    """Prove lowered schedules: the smallest slot count that is safe. Exit status 1 if one is not.
+    """Prove lowered schedules, and show the smallest safe slot count. Exit status 1 if one fails.
 
-    Proved is that the goal is reached with one order of reduction on all ranks, that no
-    contribution is lost or counted twice, that links stay in order, and that nothing deadlocks;
-    with several blocks, whether a message may hold more than one of them or not. The last column
-    says how reductions are bracketed: flat, left_fold or other.
+    The proof shows that every rank reaches its goal with the same order of reduction, that no
+    contribution is lost or counted twice, that links stay in order, and that nothing deadlocks.
+    Schedules of several blocks are proved both with and without messages that hold several blocks.
+    The last column shows the bracketing of reductions: flat, left_fold or other.
     """
     load_modules(module)
     from pycoll import _core, schedule
@@ -141,7 +139,7 @@ def _print_table(
 def _smallest_safe(
     collective: str, algorithm: str, n: int, root: int, counts: list[int]
 ) -> _Result:
-    """Tries slot counts in ascending order; the reason is that of the last one."""
+    """Tries slot counts in ascending order; the reason is that of the last failure."""
     from pycoll import schedule
 
     reason = ""

@@ -1,7 +1,7 @@
 """Shapes on a matplotlib figure: lengths are inches, y grows downward, no global state.
 
-Shapes that look alike become one path: a picture has thousands of shapes and dozens of looks, and
-matplotlib's time and the size of an SVG grow with paths.
+Shapes with one style become one path: a picture has thousands of shapes and dozens of styles, and
+matplotlib's time and the size of an SVG grow with the number of paths.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Canvas:
         dashed: bool = False,
         alpha: float = 1.0,
     ) -> None:
-        """A straight line; its width is in points, as all widths of lines are."""
+        """Adds a straight line; its width is in points, like all line widths."""
         from matplotlib.path import Path
 
         self._add(Path([start, end]), _Look(z, "none", color, width, dashed, alpha))
@@ -69,7 +69,7 @@ class Canvas:
         self._add(path, _Look(z, fill, edge, line_width, False, 1.0))
 
     def box(self, x: float, y: float, width: float, height: float, **look: Any) -> None:
-        """A rectangle by its top left corner; nothing when it has no area."""
+        """Adds a rectangle by its top left corner; nothing when it has no area."""
         if width > 0 and height > 0:
             right, bottom = x + width, y + height
             self.polygon([(x, y), (right, y), (right, bottom), (x, bottom)], **look)

@@ -1,4 +1,4 @@
-"""What messages between hosts take, and within them, as a picture of two tables."""
+"""Times of messages between and within hosts, as a picture of two tables."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class _Drawing:
                     self._chunk_label(flow, first + 0.5 * self._pitch, y)
 
     def _color(self, flow: Flow) -> str:
-        """Of its ends and its label; a flow of several chunks has no single colour."""
+        """Colour of a flow's ends and label; neutral for a flow of several chunks."""
         first, count = flow.chunks
         return self._colors[first] if count == 1 else INK
 

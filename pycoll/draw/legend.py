@@ -1,4 +1,4 @@
-"""What the signs of a figure mean: chunks, kinds of flow, and how full a cell is."""
+"""Legend of a figure: chunks, kinds of flow, and how full a cell is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a picture of a schedule shows, without saying how it is drawn.
+"""The content of a picture of a schedule, independent of how it is drawn.
 
 Text and figure draw the same `Picture`: per round its flows, and what every rank holds afterwards.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 Chunks = tuple[int, int]  # first, count
-FOREIGN = -1  # of a cell whose value holds nothing of what its rank asks for, as in an exscan
+FOREIGN = -1  # a cell whose value contributes nothing to its rank's result, as in an exscan
 _NUMBERING = {
     "all_to_all": " (s n + d goes from rank s to rank d)",
     "neighbor_exchange": " (2 s goes from rank s to its left, 2 s + 1 to its right)",
@@ -85,7 +85,7 @@ class Picture:
 
 
 def make_picture(schedule: Any, title: str | None = None) -> Picture:
-    """Works out everything that a drawing of `schedule` shows.
+    """Computes the content of a drawing of `schedule`.
 
     Args:
         schedule: a pycoll.schedule.Schedule.

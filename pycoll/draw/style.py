@@ -21,7 +21,7 @@ _MAX_PIXELS = 20_000
 
 
 def matplotlib_module() -> Any:
-    """Imports matplotlib, or says how to get it."""
+    """Imports matplotlib, or raises an error with the command to install it."""
     try:
         import matplotlib
     except ImportError as error:
@@ -48,7 +48,7 @@ def tint(color: str) -> str:
 
 
 def ink_on(fill: str) -> str:
-    """What is read best on that colour, dark or light ink: the greater contrast as WCAG has it."""
+    """Dark or light ink, whichever has the greater WCAG contrast on that colour."""
 
     def luminance(color: str) -> float:
         parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
@@ -100,7 +100,7 @@ def _compact(svg: str) -> str:
 
 
 def image_format(path: str | Path | None, format: str | None, known: tuple[str, ...]) -> str:
-    """The format that a caller asks for, by name or by the file's ending."""
+    """Returns the requested format, by name or by the file's ending."""
     chosen = format or (Path(path).suffix.lstrip(".").lower() if path is not None else "text")
     chosen = {"txt": "text"}.get(chosen, chosen)
     if chosen not in known:
@@ -112,7 +112,7 @@ def image_format(path: str | Path | None, format: str | None, known: tuple[str, 
 
 
 def deliver_figure(fig: Any, format: str, path: str | Path | None) -> str | bytes | None:
-    """As `deliver`, of a matplotlib Figure as SVG or PNG."""
+    """Delivers a matplotlib Figure as SVG or PNG: see `deliver`."""
     content = render(fig, format)
     return deliver(content.decode() if format == "svg" else content, path)
 
@@ -129,7 +129,7 @@ def deliver(content: str | bytes, path: str | Path | None) -> str | bytes | None
 
 
 def ticks(span: float, most: int, *, whole: bool = False) -> list[float]:
-    """Round numbers from 0 to `span`, at most so many; integers where they must be whole."""
+    """Round numbers from 0 to `span`, at most `most`; integers if `whole` is set."""
     from matplotlib.ticker import MaxNLocator
 
     places = MaxNLocator(nbins=most, integer=whole).tick_values(0, span)

@@ -72,7 +72,7 @@ def draw_text(picture: Picture, *, ascii_only: bool = False) -> str:
 
 
 class _Canvas:
-    """Knows which character column belongs to which rank."""
+    """Rows of characters with two columns per rank."""
 
     def __init__(self, picture: Picture, glyphs: _Glyphs) -> None:
         self._picture = picture

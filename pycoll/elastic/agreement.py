@@ -1,11 +1,11 @@
-"""How the ranks that are left agree on who they are: the lowest that lives decides, for a majority.
+"""Agreement of the surviving ranks on the members of a new world: the lowest live rank decides.
 
-Each rank connects to all lower ones. One that finds none of them alive coordinates: it waits until
-every higher rank has come or is known to have ended or to be unreachable, and says who makes the
-new world. A rank that refuses connections has ended, which its own kernel says; one that does not
-answer is lost, but may live on behind a broken cable. So a world needs more than half of the ranks
-that may be alive, or just half and the lowest of those: two such worlds would share a rank, and no
-rank takes part in two.
+Each rank connects to all lower ranks. A rank that finds none of them alive is the coordinator: it
+waits until every higher rank has connected, has ended or is unreachable, and then decides on the
+members. A rank has ended if its kernel refuses connections. A rank that does not answer is lost,
+but may be alive behind a broken cable. So a new world needs more than half of the ranks that may be
+alive, or exactly half including the lowest of them: two such worlds would share a rank, and no rank
+takes part in two.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _BROKEN = (OSError, EOFError, asyncio.LimitOverrunError, ValueError, KeyError, T
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who makes the new world, and where they meet.
+    """Members of the new world, and the address of its store.
 
     Attributes:
         ranks: Ranks of the old world, ascending.
-        name: The new world's name.
-        host: Where its store is.
-        port: The store's.
+        name: Name of the new world.
+        host: Host of its store.
+        port: Port of its store.
     """
 
     ranks: list[int]
@@ -47,7 +47,7 @@ class Verdict:
 
 
 def may_go_on(members: Iterable[int], ended: Iterable[int], size: int) -> bool:
-    """Whether these ranks of a world of `size` can be sure that no others go on without them."""
+    """Whether these ranks of a world of `size` can be sure that no other ranks form a world."""
     alive = sorted(set(range(size)) - (set(ended) - set(members)))
     votes = 2 * len(set(members))
     return votes > len(alive) or (votes == len(alive) and alive[0] in members)
@@ -60,7 +60,7 @@ class Agreement:
         port: This rank's port.
         serve: Opens the new world's store at an address of this host, should this rank coordinate,
             and returns its port.
-        timeout_s: Seconds that ranks which live have to come.
+        timeout_s: Seconds in which live ranks must connect.
         silence_s: Seconds after which a rank that does not answer is lost; 0: `timeout_s`.
     """
 
@@ -79,11 +79,11 @@ class Agreement:
         self._changed = asyncio.Event()
 
     async def run(self) -> Verdict:
-        """The same ranks and name on all of them.
+        """Runs the agreement; the verdict is identical on all members.
 
         Raises:
-            PeerDiedError: A majority is not there.
-            TimeoutError: A lower rank lives, but did not decide in time.
+            PeerDiedError: This rank is not in a majority.
+            TimeoutError: A lower rank is alive, but did not decide before the deadline.
         """
         self._end = asyncio.get_running_loop().time() + self._timeout_s
         server = await asyncio.start_server(
@@ -100,9 +100,9 @@ class Agreement:
         return self._end - asyncio.get_running_loop().time()
 
     async def _decided(self, lower: list[asyncio.Task[Verdict | None]]) -> Verdict | None:
-        """What a lower rank decides; None when no lower one is there."""
+        """Decision of a lower rank; None when no lower rank is alive."""
         waiting: set[asyncio.Task[Verdict | None]] = set(lower)
-        # A lower rank that came late, but in time, decides later than this one would.
+        # A lower rank that started later, but in time, decides after this rank's deadline.
         while waiting and (left := self._seconds_left() + self._timeout_s) > 0:
             done, waiting = await asyncio.wait(
                 waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED
@@ -113,15 +113,15 @@ class Agreement:
         if waiting:
             who = sorted(set(range(self._port.rank)) - self._ended - self._lost)
             raise TimeoutError(
-                f"shrink: {_ranks(who)} did not come within {self._timeout_s:g} s, but still run: "
-                "they compute, or went on without this rank, which came late"
+                f"shrink: {_ranks(who)} did not call it within {self._timeout_s:g} s, but still "
+                "run: they are computing, or this rank was late and they formed a world without it"
             )
         return None
 
-    # --- as one that follows a lower rank ---
+    # --- as a rank that follows a lower rank ---
 
     async def _follow(self, peer: int) -> Verdict | None:
-        """What `peer` decides, or None once it is gone."""
+        """Decision of `peer`, or None once it has ended."""
         last_seen = asyncio.get_running_loop().time()
         while True:
             if (link := await self._connect(peer)) is not None:
@@ -136,7 +136,7 @@ class Agreement:
             await asyncio.sleep(_RETRY_S)
 
     async def _connect(self, peer: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        """A connection to the rank's port; notes a rank whose host refuses one."""
+        """Connects to the rank's port; records the rank as ended if its host refuses."""
         address: Address = self._port.addresses[peer]
         refused = 0
         for host in address.hosts:
@@ -155,7 +155,7 @@ class Agreement:
     async def _hear_out(
         self, peer: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Verdict | None:
-        """Greets a rank that may take long to listen, and waits for what it decides."""
+        """Greets a rank that may not listen yet, and waits for its decision."""
         try:
             theirs = bytes.fromhex((await _read(reader))["nonce"])
             nonces = theirs + (own := secrets.token_bytes(32))
@@ -166,7 +166,7 @@ class Agreement:
             if not secrets.compare_digest(
                 answer["proof"], self._port.proof("coordinator", peer, nonces)
             ):
-                raise ValueError("a stranger")
+                raise ValueError("an unauthenticated peer")
             decided = await _read(reader)
         finally:
             writer.close()
@@ -174,10 +174,10 @@ class Agreement:
             raise PeerDiedError(decided["refused"])
         return Verdict(**decided)
 
-    # --- as the one whom higher ranks follow ---
+    # --- as the coordinator of higher ranks ---
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A connection has come in: a rank, or a stranger, who is not heard for long."""
+        """Handles a connection of a rank, or of an unauthenticated peer, which soon times out."""
         task = asyncio.current_task()
         assert task is not None
         self._heard.add(task)
@@ -191,9 +191,9 @@ class Agreement:
                 self._strangers.discard(task)
                 self._joined[rank] = writer
                 self._changed.set()
-                await reader.read()  # until it goes
+                await reader.read()  # until the peer disconnects
         except (*_BROKEN, asyncio.CancelledError):
-            pass  # asyncio would print that a handler was cancelled
+            pass  # otherwise asyncio prints the cancellation of a handler
         finally:
             self._heard.discard(task)
             self._strangers.discard(task)
@@ -205,7 +205,7 @@ class Agreement:
     async def _greeted(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> int | None:
-        """The rank at the other end, once it has shown that it is one."""
+        """Authenticates the peer and returns its rank."""
         own = secrets.token_bytes(32)
         await _write(writer, {"nonce": own.hex()})
         hello = await _read(reader)
@@ -218,7 +218,7 @@ class Agreement:
         return rank
 
     async def _coordinate(self) -> Verdict:
-        """Waits for all higher ranks that may come, and decides."""
+        """Waits for all higher ranks that may connect, and decides."""
         higher = range(self._port.rank + 1, self._port.size)
         probes = [asyncio.create_task(self._probe(rank)) for rank in higher]
         try:
@@ -242,13 +242,13 @@ class Agreement:
         return verdict
 
     def _reached_at(self) -> str:
-        """This host's address that most ranks have come to."""
+        """The address of this host to which most ranks have connected."""
         names = [writer.get_extra_info("sockname")[0] for writer in self._joined.values()]
         hosts = [name.removeprefix("::ffff:") for name in names]
         return max(hosts, key=hosts.count, default="127.0.0.1")
 
     async def _probe(self, peer: int) -> None:
-        """Looks, again and again, whether the rank's process lives."""
+        """Checks repeatedly whether the rank's process is alive."""
         last_seen = asyncio.get_running_loop().time()
         while peer not in self._ended:
             if (link := await self._connect(peer)) is not None:
@@ -267,7 +267,7 @@ class Agreement:
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Ends the tasks; asks again, since wait_for before Python 3.12 may swallow a cancellation."""
+    """Cancels the tasks repeatedly: wait_for before Python 3.12 may swallow a cancellation."""
     left = {task for task in tasks if not task.done()}
     while left:
         for task in left:
@@ -297,6 +297,6 @@ def _minority(members: list[int], ended: set[int], size: int) -> str:
     missing = sorted(set(range(size)) - set(members) - ended)
     return (
         f"shrink: only {_ranks(members)} of {size} came; {_ranks(missing)} may go on elsewhere, "
-        "behind a network that is cut, so these must not: that needs more than half of the ranks "
-        "that may be alive, or half with the lowest of them"
+        "behind a network failure: expected more than half of the ranks that may be alive, or half "
+        "including the lowest of them"
     )

@@ -1,4 +1,4 @@
-"""What a communicator can do about ranks that are gone and ranks that come."""
+"""Methods of communicators that remove failed ranks and add new ones."""
 
 from __future__ import annotations
 
@@ -14,26 +14,27 @@ class ElasticMethods(_core.Communicator):
     """Methods of `pycoll.Communicator` (docs/elastic.md)."""
 
     def shrink(self, timeout_s: float | None = None) -> Communicator:
-        """Makes a communicator of the ranks that are left, after an error or before.
+        """Makes a communicator of the surviving ranks, after an error or before.
 
-        Collective over those: each calls it when it learns of the failure. They agree on who is
-        left, by majority, so that no two parts of a world that a broken network has cut go on: it
-        takes more than half of the ranks whose processes are not known to have ended, or just half
-        with the lowest of them. The others are refused. A rank that lives and does not call within
-        `timeout_s` counts as one that may go on elsewhere.
+        Collective over the surviving ranks: each calls it when it detects the failure. They agree
+        on the members by majority, so that a network partition never yields two worlds: a new world
+        needs more than half of the ranks whose processes are not known to have ended, or exactly
+        half including the lowest of them. Other ranks raise PeerDiedError. A live rank that does
+        not call within `timeout_s` counts as one that may go on elsewhere.
 
         Args:
-            timeout_s: Seconds until all that live must have called; by default the deadline of
-                this communicator's operations.
+            timeout_s: Seconds in which all live ranks must call; by default the timeout of this
+                communicator's operations.
 
         Returns:
             The new communicator, ranks in their old order; `former_ranks` are their old numbers.
             This one is closed, and so are arrays of its `empty`: allocate, register and split anew.
 
         Raises:
-            UsageError: This communicator is one of threads, of `split` or `group`, or closed.
+            UsageError: This communicator's ranks are threads, it was made by `split` or `group`, or
+                it is closed.
             PeerDiedError: This rank is in a minority, which must not go on.
-            TimeoutError: Ranks that live did not come.
+            TimeoutError: Live ranks did not call before the deadline.
 
         Cost: A few milliseconds when processes have ended; PYCOLL_SILENCE_S (5 s) when a host does
         not answer.
@@ -43,27 +44,27 @@ class ElasticMethods(_core.Communicator):
         return shrink(cast("Communicator", self), timeout_s)
 
     def grow(self, num_new: int, address: str, timeout_s: float = 60.0) -> Communicator:
-        """Makes a communicator of these ranks and newcomers. Collective; alike on all ranks.
+        """Makes a communicator of these ranks and newcomers.
 
-        A newcomer is a process that calls `pycoll.join(address)`, before or after this. The session
-        must have a secret of its own where others can reach the port: PYCOLL_TOKEN, the same for
-        newcomers.
+        Collective; the arguments are identical on all ranks. A newcomer is a process that calls
+        `pycoll.join(address)`, before or after this call. Where other users can reach the port, set
+        PYCOLL_TOKEN to the same secret for the session and the newcomers.
 
         Args:
-            num_new: How many newcomers are waited for.
+            num_new: Number of newcomers to wait for.
             address: "host:port" of rank 0's host, where rank 0 waits for them.
-            timeout_s: Seconds until they must have come.
+            timeout_s: Seconds in which they must join.
 
         Returns:
-            The new communicator: these ranks in their order, then the newcomers in the order in
-            which they came. This one is closed.
+            The new communicator: these ranks in their order, then the newcomers in order of
+            arrival. This one is closed.
 
         Raises:
-            UsageError: `address` makes no sense, or `num_new` is below 1.
-            TimeoutError: Too few newcomers came; this communicator works on.
+            UsageError: `address` is invalid, or `num_new` is below 1.
+            TimeoutError: Too few newcomers joined; this communicator stays usable.
             SystemError: Rank 0 cannot listen at `address`.
 
-        Cost: That of `pycoll.init`.
+        Cost: as `pycoll.init`.
         """
         from pycoll.elastic.resize import grow
 

@@ -1,8 +1,8 @@
-"""Where a rank is found again when the communicator is broken: a port that it keeps open.
+"""A port that each rank keeps open, so that it can be reached when the communicator is broken.
 
-Every rank of a world of processes listens there from the start and tells the others where, but it
-hears nobody until it takes part in `shrink`. So a connection that the kernel accepts shows that the
-process lives, and one that it refuses that the process has ended, whatever the rank is doing.
+Every rank of a world of processes listens on its port from the start and publishes the address, but
+accepts no peer until it takes part in `shrink`. So if the kernel accepts a connection, the process
+is alive, and if it refuses the connection, the process has ended, whatever the rank is doing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _open_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class Address:
-    """Where one rank is found: its port, at any of these addresses."""
+    """Address of one rank: its port, at any of these hosts."""
 
     hosts: tuple[str, ...]
     port: int
@@ -45,13 +45,13 @@ class Address:
 
 @dataclass
 class OwnerPort:
-    """This rank's place in its world.
+    """This rank's port in its world.
 
     Attributes:
         rank: This rank.
-        addresses: All ranks' places, by rank.
-        secret: What only the ranks of this world know.
-        socket: Where this rank listens.
+        addresses: Addresses of all ranks, by rank.
+        secret: Secret of the ranks of this world.
+        socket: Listening socket of this rank.
     """
 
     rank: int
@@ -68,7 +68,7 @@ class OwnerPort:
         return len(self.addresses)
 
     def proof(self, who: str, rank: int, nonces: bytes) -> str:
-        """What shows that rank `rank` of this world answers these fresh random numbers."""
+        """Proof that rank `rank` of this world answers these fresh random numbers."""
         text = f"pycoll port {who} {rank} ".encode() + nonces
         return hmac.new(self.secret, text, hashlib.sha256).hexdigest()
 
@@ -83,21 +83,21 @@ def open_owner_port(
     timeout_s: float,
     former: Sequence[OwnerPort] = (),
 ) -> OwnerPort:
-    """Opens this rank's port and learns the others'. Collective over the world's ranks.
+    """Opens this rank's port and exchanges addresses. Collective over the world's ranks.
 
     Args:
-        exchange: Gives every rank's text, by rank: of a topic, this rank's text, a deadline.
+        exchange: Function of a topic, this rank's text and a timeout; returns all ranks' texts.
         rank: This rank.
         size: Number of ranks.
-        one_host: All ranks are on this host: then no other host can reach the port.
-        name: The world's name, different for each that ever was.
+        one_host: All ranks are on this host, so other hosts need not reach the port.
+        name: The world's name, unique among all worlds.
         token: The session's token.
-        timeout_s: Seconds until the others must have come.
-        former: Homes in worlds that this one came from, one of whose ports is kept if it serves.
+        timeout_s: Seconds in which the other ranks must take part.
+        former: Owner ports in earlier worlds; one of their ports is reused if possible.
 
     Raises:
         SystemError: No port can be opened; the message names PYCOLL_PORTS.
-        TimeoutError: A rank did not come.
+        TimeoutError: A rank did not take part before the deadline.
     """
     filter = environment.read("PYCOLL_IFNAME")
     hosts = [_LOOPBACK] if one_host else _core.bootstrap.interface_addresses(filter)
@@ -110,11 +110,11 @@ def open_owner_port(
 
 
 def exchange_through(store: Any, rank: int, size: int) -> Callable[[str, str, float], list[bytes]]:
-    """How the ranks that share a store tell each other something: for `open_owner_port`."""
+    """Exchange function for `open_owner_port`, through a store that the ranks share."""
 
     def exchange(topic: str, own: str, timeout_s: float) -> list[bytes]:
         store.set(f"{topic}/{rank}", own)
-        # One rank collects, so that n ranks ask 2n times, not n * n.
+        # One rank collects, so that n ranks make 2n requests, not n * n.
         if rank == 0:
             texts = [store.get(f"{topic}/{r}", timeout_s).decode() for r in range(size)]
             store.set(f"{topic}s", json.dumps(texts))
@@ -129,18 +129,18 @@ def exchange_through(store: Any, rank: int, size: int) -> Callable[[str, str, fl
 
 
 def _ports() -> Sequence[int]:
-    """The ports of PYCOLL_PORTS; [0], the system's choice, where it is not set."""
+    """Ports of PYCOLL_PORTS; [0], the system's choice, if it is not set."""
     first, _, last = environment.read("PYCOLL_PORTS").partition("-")
     return range(int(first), int(last) + 1) if first else [0]
 
 
 def _listen(hosts: Sequence[str]) -> socket.socket:
-    """Listens at the one address, or at all of this host's where it has several."""
+    """Listens at the given address if there is one, or at all addresses of this host."""
     if len(hosts) == 1:
         family = socket.AF_INET6 if ":" in hosts[0] else socket.AF_INET
         places = [(family, hosts[0], port) for port in _ports()]
     else:
-        # A socket of IPv6 hears IPv4 too, where the host has it.
+        # An IPv6 socket accepts IPv4 too, if the host has it.
         places = [(socket.AF_INET6, "::", port) for port in _ports()]
         places += [(socket.AF_INET, "0.0.0.0", port) for port in _ports()]
     why: OSError | None = None
@@ -160,7 +160,7 @@ def _listen(hosts: Sequence[str]) -> socket.socket:
         listener.setblocking(False)
         _open_sockets.add(listener)
         return listener
-    raise SystemError(f"no port to be found at after a failure (PYCOLL_PORTS): {why}")
+    raise SystemError(f"cannot listen on any port for shrink (set PYCOLL_PORTS): {why}")
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -172,7 +172,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def _leave_to_parent() -> None:
-    """In a forked process, which would keep the port open after the rank's death."""
+    """Closes the port in a forked process, which would keep it open after the rank's death."""
     for listener in list(_open_sockets):
         with contextlib.suppress(OSError):
             listener.close()

@@ -1,4 +1,4 @@
-"""New worlds from old ones: without the ranks that are gone (`shrink`), with newcomers (`grow`)."""
+"""New worlds from old ones: without failed ranks (`shrink`), with newcomers (`grow`)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from pycoll.communicator import Communicator
 
 _bootstrap = _core.bootstrap
-_NEWCOMER = 1 << 20  # no rank yet
+_NEWCOMER = 1 << 20  # lower bound of newcomers' numbers, above all ranks
 _POLL_S = 0.05
-# How long rank 0's store answers others of why a meeting failed.
+# Seconds that rank 0's store stays open after a failure, to report the reason.
 _LAST_WORD_S = 2.0
 
 
 def shrink(comm: Communicator, timeout_s: float | None) -> Communicator:
-    """The communicator of those ranks of `comm` that are left: see `Communicator.shrink`."""
+    """Makes a communicator of the surviving ranks of `comm`: see `Communicator.shrink`."""
     timeout_s = comm.timeout_s if timeout_s is None else timeout_s
     end = time.monotonic() + timeout_s
     port = _owner_port_of(comm)
@@ -55,7 +55,7 @@ def shrink(comm: Communicator, timeout_s: float | None) -> Communicator:
 
 
 def grow(comm: Communicator, num_new: int, address: str, timeout_s: float) -> Communicator:
-    """The communicator of `comm`'s ranks and newcomers: see `Communicator.grow`."""
+    """Makes a communicator of `comm`'s ranks and newcomers: see `Communicator.grow`."""
     if num_new < 1:
         raise UsageError(f"num_new is {num_new}, expected 1 or more newcomers")
     host, port = host_and_port(address)
@@ -79,25 +79,24 @@ def grow(comm: Communicator, num_new: int, address: str, timeout_s: float) -> Co
 
 
 def join(address: str, timeout_s: float = 60.0) -> Communicator:
-    """Joins a running world as a newcomer, whose ranks call `comm.grow`.
+    """Joins a running world, whose ranks call `comm.grow`, as a newcomer.
 
     Args:
         address: "host:port" where the world's rank 0 waits, as given to `grow`.
-        timeout_s: Seconds until the world must have been found and taken this process in; also the
-            deadline of every later operation.
+        timeout_s: Seconds in which this process must find and join the world; also the timeout of
+            every later operation.
 
     Returns:
-        The communicator of the old ranks and the newcomers, who come after them in the order in
-        which they came.
+        The communicator of the old ranks, followed by the newcomers in order of arrival.
 
     Raises:
-        UsageError: `address` makes no sense, another PYCOLL_TOKEN is set there, or the world
-            takes fewer newcomers than came.
-        TimeoutError: The world does not wait there, or other newcomers did not come.
+        UsageError: `address` is invalid, the world has another PYCOLL_TOKEN, or it already has
+            enough newcomers.
+        TimeoutError: No world waits at `address`, or other newcomers did not join.
     """
     host, port = host_and_port(address)
     token = _session_token()
-    number_here = _NEWCOMER + secrets.randbelow(_NEWCOMER)  # stores want one that nobody else has
+    number_here = _NEWCOMER + secrets.randbelow(_NEWCOMER)  # stores need a unique number
     try:
         store = _bootstrap.TcpStore(host, port, token, number_here, timeout_s)
     except TimeoutError as error:
@@ -115,7 +114,7 @@ def join(address: str, timeout_s: float = 60.0) -> Communicator:
     first, size = growth["first"], growth["size"]
     if number > size - first:
         raise UsageError(
-            f"join: {size - first} newcomers were wanted at {address}, this is number {number}"
+            f"join: the world at {address} takes {size - first} newcomers, this is number {number}"
         )
     world = _World(first + number - 1, size, growth["name"], token)
     new = _connect(store, world, timeout_s, timeout_s)
@@ -124,7 +123,7 @@ def join(address: str, timeout_s: float = 60.0) -> Communicator:
 
 
 def _agree(port: OwnerPort, serve: Callable[[str], int], timeout_s: float) -> Verdict:
-    """Runs the agreement on a thread of its own: the caller's may have an event loop."""
+    """Runs the agreement on a separate thread: the caller's may have an event loop."""
     silence_s = float(environment.read("PYCOLL_SILENCE_S") or 5)
     agreement = Agreement(port, serve, timeout_s, silence_s)
     outcome: list[Verdict | BaseException] = []
@@ -135,7 +134,7 @@ def _agree(port: OwnerPort, serve: Callable[[str], int], timeout_s: float) -> Ve
     def run() -> None:
         try:
             outcome.append(loop.run_until_complete(task))
-        except BaseException as error:  # for the caller, whatever it is
+        except BaseException as error:  # passed to the caller
             outcome.append(error)
         finally:
             loop.close()
@@ -145,9 +144,9 @@ def _agree(port: OwnerPort, serve: Callable[[str], int], timeout_s: float) -> Ve
     thread.start()
     try:
         while not finished.wait(_POLL_S):
-            pass  # a signal's handler runs in between
+            pass  # signal handlers run in between
     except BaseException:
-        with contextlib.suppress(RuntimeError):  # it has just closed
+        with contextlib.suppress(RuntimeError):  # the loop may have closed meanwhile
             loop.call_soon_threadsafe(task.cancel)
         raise
     finally:
@@ -158,7 +157,7 @@ def _agree(port: OwnerPort, serve: Callable[[str], int], timeout_s: float) -> Ve
 
 
 def _wait_for_newcomers(store: Any, first: int, num_new: int, timeout_s: float) -> None:
-    """On rank 0: what all learn is how many there will be, or that too few came."""
+    """On rank 0: waits, and publishes the new number of ranks or that too few joined."""
     end = time.monotonic() + timeout_s
     while (came := store.add("grow/newcomers", 0)) < num_new and time.monotonic() < end:
         time.sleep(_POLL_S)
@@ -170,18 +169,18 @@ def _wait_for_newcomers(store: Any, first: int, num_new: int, timeout_s: float) 
 
 
 def _growth(store: Any, timeout_s: float) -> dict[str, Any]:
-    """What rank 0 said of the new world."""
+    """Rank 0's description of the new world."""
     growth: dict[str, Any] = json.loads(store.get("grow/world", timeout_s + _LAST_WORD_S))
     return growth
 
 
 @dataclass(frozen=True)
 class _World:
-    """This rank's place in a world that is being made."""
+    """This rank's rank, size and name in a world that is being made."""
 
     rank: int
     size: int
-    name: str  # different for each world that ever was
+    name: str  # unique among all worlds
     token: str
 
 
@@ -207,7 +206,7 @@ def _connect(
 
 
 def _replace(old: Communicator, new: Communicator, former_ranks: list[int]) -> Communicator:
-    """Closes `old`, but not its port: who finds a rank gone from there takes it for dead."""
+    """Closes `old`, but not its port: a peer that finds the port closed treats the rank as dead."""
     new.former_ranks = former_ranks
     new.deterministic, new.register_after = old.deterministic, old.register_after
     ports = {port.socket for port in new._owner_ports}
@@ -221,13 +220,13 @@ def _owner_port_of(comm: Communicator) -> OwnerPort:
     if comm._owner_ports and comm.size > 1:
         return comm._owner_ports[-1]
     raise UsageError(
-        "shrink: this communicator cannot: only one of several processes that pycoll.init, join, "
-        "shrink or grow made, and only once; split the new one again"
+        "shrink: expected a communicator of several processes made by pycoll.init, join, shrink or "
+        "grow, which has not been replaced; split the new one again"
     )
 
 
 def _session_token() -> str:
-    """Newcomers are of another job: only PYCOLL_TOKEN and the user can be the same."""
+    """Token shared with newcomers, which belong to another job: PYCOLL_TOKEN or the user's id."""
     if _bootstrap.tls_is_on():
         return str(_bootstrap.required_secret())
     return environment.read("PYCOLL_TOKEN") or f"pycoll grow of user {os.getuid()}"

@@ -1,4 +1,4 @@
-"""Starting ranks: functions on ranks of this host, programs on this host and on others."""
+"""Starts ranks: functions on this host, programs on this host and on others."""
 
 from pycoll.launch.rank_functions import RankError, run_ranks
 

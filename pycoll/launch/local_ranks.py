@@ -7,11 +7,11 @@ from pycoll.communicator import Communicator
 
 
 def local_communicators(n: int, timeout_s: float = 60.0) -> list[Communicator]:
-    """Communicators for `n` ranks that are threads of this process, one for each thread.
+    """Makes communicators for `n` ranks that are threads of this process, one for each thread.
 
     Args:
         n: Number of ranks.
-        timeout_s: Deadline of every operation, seconds.
+        timeout_s: Timeout of every operation, in seconds.
 
     Returns:
         The ranks' communicators in rank order.

@@ -1,8 +1,8 @@
 """Ranks as child processes that never outlive the process that started them.
 
-Every rank leads a process group of its own, so that Ctrl-C in a terminal reaches only the parent,
-and so that ending a rank also ends what that rank has started. A rank that has exited is left
-unreaped until its group has been signalled: until then its id cannot belong to anybody else.
+Every rank leads its own process group, so that Ctrl-C in a terminal reaches only the parent, and
+ending a rank also ends the processes that it has started. An exited rank is reaped only after its
+group has been signalled, so that the id cannot belong to another process before that.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What the ranks of one launch share: how they find each other, and nobody else.
+    """The shared environment of one launch's ranks: the address of rank 0, and a secret token.
 
-    A socket that is bound but does not listen keeps the port from others until `close`; rank 0 can
-    still listen there, because both set SO_REUSEADDR.
+    A socket that is bound but does not listen reserves the port until `close`; rank 0 can still
+    listen there, because both sockets set SO_REUSEADDR.
     """
 
     size: int
@@ -39,11 +39,11 @@ class World:
     token: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def close(self) -> None:
-        """Gives the port back."""
+        """Releases the port."""
         self.reservation.close()
 
     def environment(self, rank: int) -> Mapping[str, str]:
-        """The environment variables that `pycoll.init` of this rank reads."""
+        """Environment variables for `pycoll.init` on this rank."""
         return {
             "RANK": str(rank),
             "WORLD_SIZE": str(self.size),
@@ -68,15 +68,14 @@ class RankProcess:
     def start(cls, rank: int, body: Callable[[], int], into: list[RankProcess]) -> None:
         """Forks a child that runs `body` and exits with the status it returns.
 
-        A fork, not a fresh interpreter, so that the body may be a closure or a function of a
-        notebook. The child ends with `os._exit`: what the parent registered with `atexit` is the
-        parent's.
+        The child is forked, so that the body may be a closure or a function of a notebook. It ends
+        with `os._exit`, so that it does not run the parent's `atexit` functions.
 
         Args:
-            rank: which rank it is.
-            body: what the child runs.
-            into: the child is appended to it before a KeyboardInterrupt can come in between, so
-                that whoever ends the processes of the list misses none.
+            rank: rank of the child.
+            body: function that the child runs.
+            into: list to which the child is appended before a KeyboardInterrupt can occur, so that
+                ending the processes of the list misses none.
         """
         sys.stdout.flush()
         sys.stderr.flush()
@@ -84,20 +83,20 @@ class RankProcess:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         try:
             with warnings.catch_warnings():
-                # Python 3.12 warns when a process with threads forks. See run_ranks for what the
-                # child does about it.
+                # Python 3.12 warns when a process with threads forks. run_ranks describes how the
+                # child handles it.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if pid == 0:
                 _run_child(body, parent, before)
-            with suppress(OSError):  # the child does it too: whoever comes first
+            with suppress(OSError):  # the child does it too, so the order does not matter
                 os.setpgid(pid, pid)
             into.append(cls(rank, pid, os.pidfd_open(pid)))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def exit_status(self) -> int | None:
-        """None while it runs; its exit status, or minus the signal that killed it."""
+        """The exit status, or minus the signal that killed the child; None while it runs."""
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         info = os.waitid(os.P_PID, self.pid, flags)
         if info is None:
@@ -105,13 +104,13 @@ class RankProcess:
         return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
 
     def send(self, signum: int) -> None:
-        """Signals the rank and all that it has started."""
+        """Signals the rank and the processes that it has started."""
         if not self.reaped:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signum)
 
     def reap(self) -> None:
-        """Forgets an exited rank, after asking what it has left behind to end."""
+        """Reaps an exited rank, after sending SIGTERM to the processes that it left behind."""
         if not self.reaped:
             self.send(signal.SIGTERM)
             os.waitid(os.P_PID, self.pid, os.WEXITED)
@@ -120,7 +119,7 @@ class RankProcess:
 
 
 def end_all(processes: Iterable[RankProcess], grace_s: float) -> None:
-    """Ends ranks and all that they have started; returns when none is left.
+    """Ends ranks and the processes that they have started; returns when all have ended.
 
     Args:
         processes: the ranks; those already reaped are left alone.
@@ -136,21 +135,21 @@ def end_all(processes: Iterable[RankProcess], grace_s: float) -> None:
                 time.sleep(_POLL_S)
     finally:
         for process in left:
-            if process.exit_status() != 0:  # what a success leaves behind gets reap's SIGTERM
+            if process.exit_status() != 0:  # after a success, reap sends SIGTERM to the group
                 process.send(signal.SIGKILL)
         for process in left:
             process.reap()
 
 
 def describe_exit(status: int) -> str:
-    """`exited with status 3`, or `was killed by SIGKILL`."""
+    """Text such as `exited with status 3` or `was killed by SIGKILL`."""
     if status >= 0:
         return f"exited with status {status}"
     return f"was killed by {signal_name(-status)}"
 
 
 def signal_name(signum: int) -> str:
-    """`SIGKILL`, or `signal 35` for one without a name."""
+    """Name such as `SIGKILL`, or `signal 35` for a signal without a name."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -177,11 +176,11 @@ def _run_child(body: Callable[[], int], parent: int, sigmask: set[int]) -> NoRet
 
 
 def _die_with(parent: int) -> None:
-    """Asks the kernel to kill this process when its parent is gone."""
+    """Makes the kernel kill this process when its parent ends."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:  # it went before the kernel knew
+    if os.getppid() != parent:  # the parent ended before prctl
         os._exit(1)
 
 

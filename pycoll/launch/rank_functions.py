@@ -1,4 +1,4 @@
-"""run_ranks: a function on every rank of a world on this host, from tests and notebooks."""
+"""run_ranks: runs a function on every rank of a world on this host, for tests and notebooks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from typing import Any
 from pycoll.errors import AbortedError, Error, PeerDiedError, UsageError
 from pycoll.launch.processes import RankProcess, World, describe_exit, end_all
 
-_GRACE_S = 5.0  # after the first failure, for the other ranks to report theirs
-_LEAVE_S = 0.5  # for rank threads to notice that their communicators are closed
+_GRACE_S = 5.0  # after the first failure, for the other ranks to report their own
+_LEAVE_S = 0.5  # time for rank threads to notice that their communicators are closed
 _DEFAULT_TIMEOUT_S = 60.0
 
 
@@ -34,29 +34,28 @@ def run_ranks(
 ) -> list[Any]:
     """Calls `fn(comm, *args, **kwargs)` on n ranks and waits for all of them.
 
-    Processes are forked, so `fn` may be a closure or live in a notebook, and sees all that the
-    caller has loaded. What a fork cannot carry over is the caller's threads: a rank starts with
-    torch limited to one thread where torch is loaded (its pool would wait for threads that do not
-    exist), and a caller that has initialised CUDA must use `pycoll run` instead. No rank outlives
-    the call, nor the caller.
+    Processes are forked, so `fn` may be a closure or a function of a notebook, and uses the modules
+    that the caller has loaded. A fork does not copy threads: if torch is loaded, a rank limits it
+    to one thread (its pool would wait for missing threads), and a caller that has initialised CUDA
+    must use `pycoll run` instead. No rank outlives the call or the caller.
 
     Args:
-        fn: what every rank runs; `comm` is its Communicator, closed when fn is done.
+        fn: function that every rank runs; `comm` is its Communicator, closed when fn returns.
         n: number of ranks.
-        *args: passed on to fn.
-        threads: ranks are threads of this process instead of processes.
-        timeout_s: deadline in seconds of every wait of the communicators; None: their default.
-        return_errors: put the exception of a failed rank in its place of the result instead of
+        *args: passed to fn.
+        threads: run ranks as threads of this process instead of processes.
+        timeout_s: timeout in seconds of every wait of the communicators; None: their default.
+        return_errors: return the exception of a failed rank in place of its result instead of
             raising, and let every other rank finish.
-        **kwargs: passed on to fn.
+        **kwargs: passed to fn.
 
     Returns:
-        What fn returned, in rank order. Processes send it pickled.
+        The results of fn, in rank order. Processes send them pickled.
 
     Raises:
-        Exception: what a rank raised, of its own type where that can be pickled (else
-            pycoll.Error), caused by a RankError that holds the rank's traceback. With several,
-            the first one that is not the echo of another rank's end.
+        Exception: the exception of a rank, of its own type if that can be pickled (else
+            pycoll.Error), caused by a RankError with the rank's traceback. If several ranks fail,
+            the first exception that is not a consequence of another rank's end.
         PeerDiedError: a rank was killed by a signal.
         UsageError: n is below 1.
 
@@ -73,7 +72,7 @@ def run_ranks(
 
 
 class RankError(Error):
-    """The cause of an exception that a rank raised: names the rank, holds its traceback."""
+    """The cause of an exception that a rank raised: the rank and its traceback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +83,12 @@ class _Success:
 @dataclass(frozen=True, slots=True)
 class _Failure:
     error: Exception
-    time_s: float  # of the monotonic clock, which all processes of a host share
-    echo: bool = False  # tells only of another rank's end
+    time_s: float  # monotonic clock, which all processes of a host share
+    echo: bool = False  # only a consequence of another rank's end
 
     @classmethod
     def raised(cls, error: Exception, name: str, text: str, time_s: float) -> _Failure:
-        """What a rank's function raised, with the rank and its traceback as the cause."""
+        """Failure from a rank's exception, with the rank and its traceback as the cause."""
         error.__cause__ = RankError(f"raised by {name}:\n{text}")
         return cls(error, time_s, echo=isinstance(error, (PeerDiedError, AbortedError)))
 
@@ -106,7 +105,7 @@ def _init_options(timeout_s: float | None) -> dict[str, Any]:
 
 
 class _Inbox:
-    """The parent's end of the pipe that brings a rank's outcome."""
+    """The parent's end of the pipe with a rank's outcome."""
 
     def __init__(self) -> None:
         self.fd, self.write_end = os.pipe()
@@ -114,7 +113,7 @@ class _Inbox:
         self._received: list[bytes] = []
 
     def drain(self) -> bool:
-        """Takes what is in the pipe; False at its end."""
+        """Reads the available bytes of the pipe; False at its end."""
         try:
             while part := os.read(self.fd, 1 << 20):
                 self._received.append(part)
@@ -138,7 +137,7 @@ class _Processes:
     ) -> None:
         self._call = call
         self._timeout_s = timeout_s
-        # With return_errors everybody is to report: as long as it takes to find out alone.
+        # With return_errors every rank reports, so each gets the full timeout to fail by itself.
         patience_s = _DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         self._grace_s = _GRACE_S + (patience_s if return_errors else 0.0)
         self._world = World(n)
@@ -165,7 +164,7 @@ class _Processes:
             os.close(inbox.write_end)
 
     def _rank_main(self, rank: int) -> int:
-        """Runs in the child."""
+        """Main function of the child process."""
         write_end = self._inboxes[rank].write_end
         for inbox in self._inboxes:
             os.close(inbox.fd)
@@ -190,7 +189,7 @@ class _Processes:
         return 0
 
     def _collect(self) -> list[_Success | _Failure]:
-        """Reads all pipes at once, so that no rank waits for another's result to be read."""
+        """Reads all pipes concurrently, so that no rank waits until another's result is read."""
         outcomes: dict[int, _Success | _Failure] = {}
         deadline: float | None = None
         with selectors.DefaultSelector() as selector:
@@ -214,7 +213,7 @@ class _Processes:
         return [outcomes.get(rank) or self._overdue(rank) for rank in range(self._world.size)]
 
     def _outcome(self, process: RankProcess) -> _Success | _Failure:
-        """Of a rank that has exited."""
+        """Outcome of a rank that has exited."""
         status, now = process.exit_status() or 0, time.monotonic()
         name = f"rank {process.rank} of {self._world.size}"
         inbox = self._inboxes[process.rank]
@@ -244,7 +243,7 @@ class _Processes:
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """A failure on its way through the pipe: tracebacks and causes do not survive pickling."""
+    """Picklable form of a failure: pickling drops tracebacks and causes."""
 
     pickled: bytes
     name: str
@@ -269,7 +268,7 @@ class _Report:
 
 
 def _raisable(error: BaseException, name: str) -> Exception:
-    """SystemExit and its like end a rank, and must not end the caller."""
+    """Wraps exceptions such as SystemExit, which end a rank but must not end the caller."""
     return error if isinstance(error, Exception) else _stand_in(error, name)
 
 
@@ -305,7 +304,7 @@ class _Threads:
             except BaseException as error:
                 outcomes[rank] = self._failure(rank, error)
 
-        # Daemons: after a KeyboardInterrupt nothing may keep the process from ending.
+        # Daemon threads, so that the process can end after a KeyboardInterrupt.
         ranks = [
             threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}", daemon=True)
             for rank in range(self._n)
@@ -318,7 +317,7 @@ class _Threads:
         except BaseException:
             for comm in comms:
                 comm.close()
-            # A thread that comes back from the core while the interpreter ends would abort it.
+            # A thread that returns from the core while the interpreter ends aborts the process.
             deadline = time.monotonic() + _LEAVE_S
             for thread in ranks:
                 if thread.is_alive():

@@ -1,8 +1,8 @@
-"""`pycoll run --hosts`: where ranks on other hosts are started, and by what command.
+"""`pycoll run --hosts`: placement and start commands of ranks on other hosts.
 
-Each rank is a program like ssh on this host, which starts `pycoll.launch.remote_rank` on the other
-host. The rank's command goes through standard input, so that no list of processes shows the
-session's token. When this host or ssh is gone, the input ends, which ends the rank.
+For each rank, this host runs a program like ssh, which starts `pycoll.launch.remote_rank` on the
+other host. The rank's command is sent through standard input, so that the session's token appears
+in no process list. When this host or ssh fails, the input ends, which ends the rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SSH_FAILED, _NOT_FOUND = 255, 127
 
 
 def host_names(text: str) -> list[str]:
-    """Of --hosts "a,b". Raises UsageError for an empty name."""
+    """Parses the names of --hosts "a,b". Raises UsageError for an empty name."""
     names = text.split(",")
     if not all(names):
         raise UsageError(f"--hosts {text!r}: expected names such as a,b")
@@ -34,12 +34,12 @@ def host_names(text: str) -> list[str]:
 
 
 def ssh_words(ssh: str | None) -> list[str]:
-    """The program that gets a host and a command line: what is asked for, PYCOLL_SSH, or ssh."""
+    """The words of `ssh`, else of PYCOLL_SSH, else ssh itself."""
     return shlex.split(ssh or environment.read(SSH_VARIABLE) or _SSH)
 
 
 def over_there(words: Sequence[str]) -> str:
-    """The command line that starts a program on another host, in the same folder as here."""
+    """Command line that starts a program on another host, in the current folder."""
     path = os.environ.get("PYTHONPATH")
     set_path = f"PYTHONPATH={shlex.quote(path)} " if path else ""
     return f"cd {shlex.quote(os.getcwd())} && {set_path}exec {shlex.join(words)}"
@@ -47,10 +47,10 @@ def over_there(words: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """The hosts of a launch, one after another, with their shares of the ranks.
+    """The hosts of a launch, in order, with their shares of the ranks.
 
     Attributes:
-        names: as ssh knows them, perhaps with a user: "ann@a".
+        names: names for ssh, optionally with a user: "ann@a".
         size: number of ranks.
         ssh: the program that gets a host and a command line, with its options.
     """
@@ -63,21 +63,24 @@ class Hosts:
 
     @classmethod
     def parse(cls, text: str, size: int, ssh: str | None) -> Hosts:
-        """From "a,b" and a command line; without one, PYCOLL_SSH's or ssh itself.
+        """Makes Hosts from names "a,b" and an ssh command; None: PYCOLL_SSH or ssh.
 
         Raises:
-            UsageError: no host, an empty name, or more hosts than ranks.
+            UsageError: there is no host, an empty name, or more hosts than ranks.
         """
         names = host_names(text)
         if len(names) > size:
-            raise UsageError(f"--hosts names {len(names)} hosts for {size} ranks: expected -n more")
+            raise UsageError(
+                f"--hosts names {len(names)} hosts for {size} ranks: expected -n {len(names)} or "
+                "more"
+            )
         return cls(names, size, ssh_words(ssh))
 
     def close(self) -> None:
-        """As a World's; there is nothing to give back."""
+        """Does nothing; World.close releases a port."""
 
     def place(self, rank: int) -> tuple[str, int, int]:
-        """The rank's host, its place there, and how many ranks are there."""
+        """The rank's host, its local rank there, and the host's number of ranks."""
         first = 0
         for i, name in enumerate(self.names):
             here = self.size // len(self.names) + (i < self.size % len(self.names))
@@ -87,7 +90,7 @@ class Hosts:
         raise IndexError(rank)
 
     def environment(self, rank: int) -> Mapping[str, str]:
-        """What `pycoll.init` of this rank reads. All hosts must reach the first by its name."""
+        """Environment for `pycoll.init` on this rank; all hosts reach the first by its name."""
         _, local_rank, here = self.place(rank)
         return {
             "RANK": str(rank),
@@ -100,23 +103,23 @@ class Hosts:
         }
 
     def command(self, rank: int) -> list[str]:
-        """What starts the rank from here."""
+        """Local command that starts the rank."""
         line = over_there([sys.executable, "-m", "pycoll.launch.remote_rank"])
         return [*self.ssh, self.place(rank)[0], line]
 
     def order(self, rank: int, argv: list[str], extra: Mapping[str, str], grace_s: float) -> bytes:
-        """What the rank over there reads first."""
+        """First input of the remote rank."""
         own = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
         env = {**own, **self.environment(rank), **extra}
         return json.dumps({"argv": argv, "env": env, "grace_s": grace_s}).encode() + b"\n"
 
     def hint(self, rank: int, status: int) -> str:
-        """What to do about a rank that has ended so; empty where that is the script's matter."""
+        """Advice for a rank that ended with `status`; empty if the script itself failed."""
         host = self.place(rank)[0]
         if status == _SSH_FAILED:
             return f": try `{shlex.join([*self.ssh, host, 'true'])}`"
         if status == _NOT_FOUND:
-            return f": host {host} needs this Python at the same place, {sys.executable}"
+            return f": host {host} needs this Python at the same path, {sys.executable}"
         return ""
 
 

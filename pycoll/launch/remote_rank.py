@@ -1,6 +1,6 @@
 """One rank of `pycoll run --hosts` on its host: python -m pycoll.launch.remote_rank.
 
-Reads from its standard input what to run; when the input ends, the rank is ended.
+Reads its order from standard input; when the input ends, the rank is ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PART = 1 << 16
 
 
 class _Ended(BaseException):
-    """A signal asks to end."""
+    """A signal that ends this process."""
 
 
 def _raise(signum: int, frame: FrameType | None) -> None:
@@ -27,7 +27,7 @@ def _raise(signum: int, frame: FrameType | None) -> None:
 
 
 def main() -> int:
-    """Runs the rank; returns its status, 128 and the signal for one that was killed."""
+    """Runs the rank; returns its exit status, or 128 plus the signal that killed it."""
     order = json.loads(sys.stdin.buffer.readline() or b"null")
     if order is None:
         return 1
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def _become(order: dict[str, Any]) -> NoReturn:
-    """The script, in the child."""
+    """Replaces the child process with the script."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.execve(order["argv"][0], order["argv"], {**os.environ, **order["env"]})

@@ -1,1 +1,1 @@
-"""What running ranks do: flight records, traces, stacks, jobs of this host and of others."""
+"""Observes running ranks: flight records, traces, stacks, jobs on this host and on others."""

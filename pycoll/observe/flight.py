@@ -1,4 +1,4 @@
-"""The flight recorder: what each rank did last, as JSON in the layout of torch's flight recorder.
+"""The flight recorder: each rank's last operations, as JSON in the layout of torch's recorder.
 
 The records are in the memory that the ranks share (csrc/transport/ring/records.h). They are always
 on, and readable by every rank and, through `pycoll doctor`, from outside.
@@ -31,7 +31,7 @@ SIGNAL_VARIABLE = "PYCOLL_DUMP_SIGNAL"
 VERSION = "2.10"  # of torch's layout
 _NUM_OF_PEERS = 64  # records of each other rank in a rank's file
 
-# torch's names, which its analysis compares as text.
+# torch's names of dtypes; torch's analysis compares them as text.
 _TORCH_DTYPES = {
     **{"f16": "Half", "bf16": "BFloat16", "f32": "Float", "f64": "Double", "bool": "Bool"},
     **{"u8": "Byte", "i8": "Char", "i16": "Short", "i32": "Int", "i64": "Long"},
@@ -40,7 +40,7 @@ _TORCH_DTYPES = {
 
 
 class Source(Protocol):
-    """Whoever can show the records of a group: a communicator or `_core.SegmentView`."""
+    """A source of a group's records: a communicator or `_core.SegmentView`."""
 
     def group(self) -> dict[str, Any]: ...
     def ranks(self) -> list[dict[str, Any]]: ...
@@ -49,7 +49,7 @@ class Source(Protocol):
 
 
 class CommunicatorSource:
-    """The records that a communicator's rank can see: those of all its ranks."""
+    """The records of all ranks of a communicator."""
 
     def __init__(self, comm: Communicator | GroupRecords) -> None:
         self.group = comm._group
@@ -64,14 +64,14 @@ def flight_of(
     """One rank's file, as a dict.
 
     Args:
-        source: Where the records are.
-        rank: Whose file it is.
-        timeout_s: The communicator's deadline, seconds, where it is known.
-        description: What the group is for.
+        source: Source of the records.
+        rank: Rank of the file.
+        timeout_s: The communicator's timeout in seconds, if known.
+        description: Purpose of the group.
 
     Returns:
         torch's keys `version`, `pg_config`, `pg_status` and `entries`, and `pycoll`: the group, and
-        the last records of the other ranks, who may not live to write their own.
+        the last records of the other ranks, which may end before they write their own file.
     """
     group = source.group()
     name, size = group["name"], group["size"]
@@ -115,12 +115,12 @@ def flight_of(
 
 
 def file_name(group: str, rank: int) -> str:
-    """Of a rank's file. Groups of one job begin alike."""
+    """Name of a rank's file. Names of one job's groups have the same prefix."""
     return f"pycoll-{group}-rank_{rank}.json"
 
 
 def write(source: Source, ranks: Sequence[int], folder: str | Path, **more: Any) -> list[Path]:
-    """Writes the files of some ranks; a file that is there is replaced at once, never torn.
+    """Writes the files of some ranks; an existing file is replaced atomically.
 
     Returns:
         The files.
@@ -155,7 +155,7 @@ def _entry(
     to_unix_ns: int,
     timeout_s: float | None,
 ) -> dict[str, Any]:
-    """Of a collective, or of a message, which comes after the collective of this sequence."""
+    """Entry of a collective, or of a message that follows the collective `sequence`."""
     finished_ns = record["finished_ns"]
     is_done = finished_ns is not None and not record["failed"]
     is_message = "tag" in record
@@ -196,7 +196,7 @@ def _entry(
 
 
 def message_name(record: dict[str, Any]) -> str:
-    """`send 0->1` or `recv 1<-0`, as torch names them; `recv 1<-any` until a message has come."""
+    """Name as in torch, `send 0->1` or `recv 1<-0`; `recv 1<-any` until the sender is known."""
     if record["kind"] == "send":
         return f"send {record['rank']}->{record['peer']}"
     source = record["peer"] if record["source"] is None else record["source"]
@@ -204,7 +204,7 @@ def message_name(record: dict[str, Any]) -> str:
 
 
 def _sizes(record: dict[str, Any], size: int) -> tuple[list[int], list[int]]:
-    """Of input and output, as torch has them: what a rank does not bring or get is empty."""
+    """Sizes of input and output as in torch; empty where the rank has no input or output."""
     shape, count = list(record["shape"]), record["count"]
     is_root = record["root"] == record["rank"]
     if count is None:
@@ -222,7 +222,7 @@ def _sizes(record: dict[str, Any], size: int) -> tuple[list[int], list[int]]:
 
 
 def stragglers(source: Source) -> list[dict[str, Any]]:
-    """How far apart the ranks entered the operations that all records still show.
+    """Computes the skew of arrivals for the operations that all records still contain.
 
     Returns:
         As `skew_table`.
@@ -237,7 +237,7 @@ def stragglers(source: Source) -> list[dict[str, Any]]:
 
 
 def skew_table(operations: Sequence[dict[int, tuple[str, int]]]) -> list[dict[str, Any]]:
-    """Sums up operations, each with every rank's collective and moment of entry, nanoseconds.
+    """Summarises operations, each with every rank's collective and entry time in nanoseconds.
 
     Returns:
         For each collective: `collective`, `operations`, `median_skew_us` and `max_skew_us` (last
@@ -268,14 +268,14 @@ def skew_table(operations: Sequence[dict[int, tuple[str, int]]]) -> list[dict[st
     return table
 
 
-# Dumps without being asked: on an error, on a signal.
+# Automatic dumps: on an error, on a signal.
 
 _watched: weakref.WeakSet[Communicator | GroupRecords] = weakref.WeakSet()
-_kept: list[GroupRecords] = []  # of watched groups that nobody in Python holds
+_kept: list[GroupRecords] = []  # watched groups without another owner in Python
 
 
 def watch_group(records: GroupRecords) -> None:
-    """The same for a group that another library has opened, as long as it is open."""
+    """Watches a group that another library has opened, until that library closes it."""
     _kept[:] = [other for other in _kept if not other.closed]
     if environment.read(FOLDER_VARIABLE) or environment.read(SIGNAL_VARIABLE):
         _kept.append(records)
@@ -283,7 +283,7 @@ def watch_group(records: GroupRecords) -> None:
 
 
 def watch(comm: Communicator | GroupRecords) -> None:
-    """Lets a communicator dump on its first error, and the process on a signal, where asked to."""
+    """Enables dumps at a communicator's first error and on a signal, as configured."""
     if environment.read(FOLDER_VARIABLE):
         comm._set_on_failure(functools.partial(_dump_referenced, weakref.ref(comm)))
     if text := environment.read(SIGNAL_VARIABLE):
@@ -295,7 +295,7 @@ def watch(comm: Communicator | GroupRecords) -> None:
 
 
 def dump_all() -> list[Path]:
-    """Writes this rank's file of every communicator that is watched."""
+    """Writes this rank's file for every watched communicator."""
     return [path for comm in list(_watched) if not comm.closed for path in _dump(comm)]
 
 
@@ -305,7 +305,7 @@ def _dump_referenced(reference: weakref.ref[Communicator | GroupRecords]) -> Non
 
 
 def _dump(comm: Communicator | GroupRecords) -> list[Path]:
-    with suppress(OSError):  # a full disk must not hide the error that is about to be raised
+    with suppress(OSError):  # a full disk must not hide the error that is being raised
         folder = environment.read(FOLDER_VARIABLE) or "."
         return write(
             CommunicatorSource(comm),

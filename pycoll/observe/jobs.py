@@ -1,8 +1,8 @@
-"""Finds the communicators of running processes from outside, and what each of their ranks does.
+"""Finds the communicators of running processes and the state of their ranks, from outside.
 
-A communicator's memory is a memfd that its processes keep open: /proc/PID/fd leads to it, for
-whoever may look at the process. Nothing is asked of the processes themselves, except for their
-Python stacks (pycoll.observe.stacks).
+A communicator's memory is a memfd that its processes keep open. It is read through /proc/PID/fd,
+which needs permission to inspect the process. The processes themselves need not respond, except
+for their Python stacks (pycoll.observe.stacks).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pycoll.observe import stacks
 
 _MEMORY = "/memfd:pycoll"
 _STACKS = f"/memfd:{stacks.MEMFD_NAME}"
-_QUIET_S = 0.05  # a stack that has not grown for so long is whole
-_STACK_S = 2.0  # how long a process may take to begin
+_QUIET_S = 0.05  # a stack that has not grown for this long is complete
+_STACK_S = 2.0  # longest wait for the first output of a process
 
 
 @dataclass(slots=True)
@@ -31,24 +31,24 @@ class Rank:
     """One rank of a group, seen from outside."""
 
     rank: int
-    pid: int | None  # None: its process is not there, or not ours to see
+    pid: int | None  # None: the process does not exist or may not be inspected
     state: str  # absent, running, waiting, left, dead, stopped, elsewhere: on another host
     last: dict[str, Any] | None  # its newest record of a collective
-    messages: list[dict[str, Any]]  # its newest record of a message, and those that go on
+    messages: list[dict[str, Any]]  # its newest record of a message, and those that are pending
     control: dict[str, Any]
     stack: str | None = None
     why_no_stack: str | None = None
-    is_here: bool = True  # in this network: containers with one of their own are other hosts
-    host: str | None = None  # pycoll doctor --hosts: the name by which it was asked
+    is_here: bool = True  # in this network namespace: other containers count as other hosts
+    host: str | None = None  # pycoll doctor --hosts: the host's name on the command line
 
     @property
     def pending(self) -> list[dict[str, Any]]:
-        """Messages that go on, the oldest first."""
+        """Pending messages, the oldest first."""
         return [message for message in self.messages if message["finished_ns"] is None]
 
     @property
     def newest(self) -> dict[str, Any] | None:
-        """What it waits in, else what it did last: a record of a collective or of a message."""
+        """Record of the pending collective or message, else of the last one."""
         found = [*([self.last] if self.last else []), *self.messages]
         waits = [record for record in found if _is_waited_for(record)]
         return max(waits or found, key=lambda record: record["entered_ns"], default=None)
@@ -56,18 +56,18 @@ class Rank:
 
 @dataclass(slots=True)
 class Group:
-    """A communicator."""
+    """A communicator, seen from outside."""
 
     name: str
     size: int
     now_ns: int
     failure: dict[str, Any] | None
     ranks: list[Rank]
-    view: _core.SegmentView | None  # None: put together from several hosts
+    view: _core.SegmentView | None  # None: merged from several hosts
 
     @property
     def job(self) -> str:
-        """The name of the first communicator, of which this one was split off, or is."""
+        """Name of the job's first communicator, from which this one was split."""
         return self.name.partition(".")[0]
 
     @property
@@ -75,8 +75,8 @@ class Group:
         return sorted({rank.pid for rank in self.ranks if rank.pid is not None})
 
     def late(self, patience_s: float) -> list[Rank]:
-        """Who keeps others waiting: ranks that have not entered what another one has been in for
-        longer than the patience; without such, stopped or dead ranks that others wait for."""
+        """Ranks that keep others waiting: those that have not entered an operation in which another
+        rank has been for longer than the patience; else stopped or dead ranks that others need."""
         waiting = [
             rank.last["sequence"]
             for rank in self.ranks
@@ -94,7 +94,7 @@ class Group:
         ]
 
     def _awaited(self, patience_s: float, here: list[Rank]) -> list[Rank]:
-        """Whose messages others wait for, and who is in no operation itself."""
+        """Ranks outside of any operation whose messages other ranks wait for."""
         awaited = {
             message["peer"]
             for rank in self.ranks
@@ -110,15 +110,15 @@ def _is_waited_for(record: dict[str, Any]) -> bool:
 
 @dataclass(slots=True)
 class Scan:
-    """What a look at all processes has found."""
+    """Results of a scan of all processes."""
 
     groups: list[Group] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)  # memory of other versions
-    num_hidden: int = 0  # processes of others
+    num_hidden: int = 0  # processes of other users
 
 
 def scan() -> Scan:
-    """Looks at all processes that this user may look at."""
+    """Scans all processes that this user may inspect."""
     found = Scan()
     holders: dict[tuple[int, int], tuple[str, list[int]]] = {}
     for pid in _pids():
@@ -132,26 +132,26 @@ def scan() -> Scan:
     for path, pids in holders.values():
         try:
             group = _group(_core.SegmentView(path), pids)
-            # Closed by all: only arrays of comm.empty() keep the memory.
+            # All ranks have closed it: only arrays of comm.empty() keep the memory.
             if any(rank.state != "left" for rank in group.ranks):
                 found.groups.append(group)
         except UsageError as error:
-            # Just made, and not used yet, is no news; another version is.
+            # A communicator that is still being set up is ignored; another version is reported.
             if "another version" in str(error):
                 found.unreadable.append(str(error))
         except OSError:
-            continue  # it has ended meanwhile
+            continue  # the process has ended meanwhile
     found.groups.sort(key=lambda group: (group.job, group.name))
     return found
 
 
 def take_stack(rank: Rank) -> None:
-    """Fills in the Python stacks of the rank's process, or why there is none."""
+    """Fills in the Python stacks of the rank's process, or the reason why they are missing."""
     pid, signum, fd = rank.pid, rank.control["stack_signal"], rank.control["stack_fd"]
     if pid is None or rank.state == "dead":
-        rank.why_no_stack = "its process is gone"
+        rank.why_no_stack = "its process has ended"
     elif rank.state == "stopped":
-        rank.why_no_stack = "its process is stopped: kill -CONT lets it go on"
+        rank.why_no_stack = "its process is stopped: kill -CONT continues it"
     elif not signum:
         rank.why_no_stack = f"its process has {stacks.VARIABLE}=off, or uses that signal itself"
     else:
@@ -167,9 +167,9 @@ def _ask_for_stack(pid: int, signum: int, fd: int) -> str:
     path = f"/proc/{pid}/fd/{fd}"
     process = os.pidfd_open(pid)
     try:
-        # Whoever has this pid: without the handler the signal would end it.
+        # The pid may belong to another process now, which the signal would end.
         if not os.readlink(path).startswith(_STACKS) or not stacks.is_handled(pid, signum):
-            raise UsageError("its process does not listen to the signal for stacks")
+            raise UsageError("its process has no handler for the signal for stacks")
         with open(path, "r+b", buffering=0) as file:
             file.truncate(0)
             signal.pidfd_send_signal(process, signum)
@@ -205,7 +205,7 @@ def _memories(pid: int) -> Iterator[tuple[str, tuple[int, int]]]:
 
 def _group(view: _core.SegmentView, pids: list[int]) -> Group:
     facts = view.group()
-    # A rank knows its pid as its own namespace has it.
+    # A rank records its pid in its own namespace.
     by_own_pid = {_own_pid(pid): pid for pid in set(pids)}
     ranks = []
     for control in view.ranks():
@@ -236,7 +236,7 @@ def _state(control: dict[str, Any], pid: int | None, waits: bool) -> str:
 
 
 def _process_state(pid: int | None) -> str:
-    """The letter of /proc/PID/stat; X for one that is not there."""
+    """State letter of /proc/PID/stat; X if the process does not exist."""
     if pid is None:
         return "X"
     try:

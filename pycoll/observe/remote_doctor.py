@@ -1,7 +1,7 @@
-"""`pycoll doctor --hosts`: what each host's own doctor sees, put together.
+"""`pycoll doctor --hosts`: merges the reports of each host's own doctor.
 
-Each host is asked by a program like ssh, which starts `pycoll doctor --json` over there. A rank is
-what its own host says of it. Hosts have clocks of their own: moments become ages on the way.
+A program like ssh starts `pycoll doctor --json` on each host. The state of a rank is taken from its
+own host. Hosts have different clocks, so times are transferred as ages.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from pycoll.errors import UsageError
 from pycoll.launch.remote_hosts import host_names, over_there, ssh_words
 from pycoll.observe.jobs import Group, Rank
 
-_PATIENCE_S = 30.0  # for an answer
+_PATIENCE_S = 30.0  # longest wait for an answer
 
 
 def ask(hosts: str, ssh: str | None, job: str | None) -> tuple[list[Group], list[str]]:
-    """Asks all hosts at once.
+    """Queries all hosts at once.
 
     Args:
-        hosts: their names, such as "a,b", as ssh knows them.
-        ssh: what is started instead of ssh, with options; None: PYCOLL_SSH's, or ssh.
-        job: the beginning of a job's name, whose ranks' stacks are taken, too; None: all jobs.
+        hosts: names of the hosts, such as "a,b", as ssh knows them.
+        ssh: command to use instead of ssh, with options; None: PYCOLL_SSH, or ssh.
+        job: beginning of a job's name; the stacks of its ranks are taken, too. None: all jobs.
 
     Returns:
-        The groups, each with the ranks of all hosts; and what is to be said of hosts that did not
-        answer.
+        The groups, each with the ranks of all hosts; and a text for each host that did not answer.
 
     Raises:
-        UsageError: an empty name, or no host that answers.
+        UsageError: a name is empty, or no host answers.
     """
     words = [sys.executable, "-m", "pycoll", "doctor", "--json"]
     words += [] if job is None else [job, "--stacks"]
@@ -60,7 +59,7 @@ def ask(hosts: str, ssh: str | None, job: str | None) -> tuple[list[Group], list
         try:
             answers[name] = json.loads(out)
         except ValueError:
-            # A host where no rank of the job runs any more says so, too.
+            # A host without running ranks of the job also exits with an error text.
             lines = [line.strip(" \u2502|") for line in error.splitlines() if line.strip()]
             silent.append(f"host {name}: {' '.join(lines) or 'no answer'}")
     if not answers:
@@ -69,7 +68,7 @@ def ask(hosts: str, ssh: str | None, job: str | None) -> tuple[list[Group], list
 
 
 def merge(answers: dict[str, list[dict[str, Any]]]) -> list[Group]:
-    """One group of each name, of what `pycoll doctor --json` printed on each host."""
+    """Merges the output of `pycoll doctor --json` of all hosts into one group per name."""
     groups: dict[str, Group] = {}
     for host, of_host in answers.items():
         for facts in of_host:
@@ -87,7 +86,7 @@ def merge(answers: dict[str, list[dict[str, Any]]]) -> list[Group]:
 
 
 def _absent(rank: int) -> Rank:
-    why = "its host was not asked"
+    why = "its host was not queried"
     return Rank(rank, None, "elsewhere", None, [], {"sequence": 0}, None, why, False)
 
 

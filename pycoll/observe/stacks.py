@@ -1,8 +1,8 @@
-"""The Python stacks of a process that hangs, for `pycoll doctor`.
+"""Python stacks of a hanging process, for `pycoll doctor`.
 
 Each process with a communicator asks Python's faulthandler to write the stacks of all its threads
-into a memfd when a real-time signal comes. The handler runs at once, also while the main thread is
-stuck in C, and takes no lock. A signal that something else in the process handles is left alone.
+into a memfd on a real-time signal. The handler runs at once, even while the main thread is stuck in
+C, and takes no lock. A signal that already has a handler is left alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OFF = ("", "0", "off", "none")
 
 @dataclass(frozen=True, slots=True)
 class StackWriter:
-    """What makes this process write its stacks, and where to."""
+    """The signal on which this process writes its stacks, and the file."""
 
     pid: int
     signum: int
@@ -35,7 +35,7 @@ _writer: StackWriter | None = None
 
 
 def signal_from_text(text: str, variable: str) -> int | None:
-    """`SIGUSR2`, `USR2`, `SIGRTMIN+7` or a number; None when it is off.
+    """Parses `SIGUSR2`, `USR2`, `SIGRTMIN+7` or a number; None for off.
 
     Raises:
         UsageError: there is no such signal.
@@ -57,7 +57,7 @@ def signal_from_text(text: str, variable: str) -> int | None:
 
 
 def is_handled(pid: int | str, signum: int) -> bool:
-    """Whether a process catches or ignores a signal: else the signal may end it."""
+    """Whether a process catches or ignores a signal; otherwise the signal may end it."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, mask = line.partition(":")
         if name in ("SigCgt", "SigIgn") and int(mask, 16) >> (signum - 1) & 1:
@@ -66,21 +66,21 @@ def is_handled(pid: int | str, signum: int) -> bool:
 
 
 def install() -> StackWriter | None:
-    """Makes this process write its stacks on a signal. Once for each process.
+    """Makes this process write its stacks on a signal. Called once per process.
 
     Returns:
-        How; None where that is turned off, or the signal is somebody else's.
+        The writer; None if it is turned off, or the signal already has a handler.
     """
     global _writer
     if _writer is not None and _writer.pid == os.getpid():
         return _writer
     default = "SIGRTMIN+7"
     signum = signal_from_text(environment.read(VARIABLE) or default, VARIABLE)
-    inherited = _writer is not None and _writer.signum == signum  # of the process that forked us
+    inherited = _writer is not None and _writer.signum == signum  # the writer of the parent process
     if signum is None or (not inherited and is_handled("self", signum)):
         return None
     fd = os.memfd_create(MEMFD_NAME, os.MFD_CLOEXEC)
-    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # who reads it may empty it
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # the reader may truncate the file
     faulthandler.register(signum, file=fd, all_threads=True, chain=False)
     if inherited and _writer is not None:
         os.close(_writer.fd)

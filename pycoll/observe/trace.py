@@ -1,4 +1,4 @@
-"""Flight records of several ranks, put together: a trace of time, the skew of arrivals, pickles."""
+"""Merges flight records of several ranks: a trace over time, the skew of arrivals, pickles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Entry = dict[str, Any]
 Flights = dict[str, dict[int, list[Entry]]]  # by group, then rank: entries, the oldest first
 
-# What torch's analysis knows; it stops at anything else.
+# The names that torch's analysis supports; it stops at any other name.
 _FR_TRACE = {
     *("broadcast", "reduce", "all_gather", "all_reduce", "reduce_scatter", "gather"),
     *("scatter", "all_to_all", "barrier", "send", "recv"),
@@ -27,17 +27,17 @@ _FR_TRACE = {
 
 
 def read(paths: Iterable[Path]) -> Flights:
-    """Reads files that ranks, or `pycoll doctor --dump`, have written.
+    """Reads files that were written by ranks or by `pycoll doctor --dump`.
 
     Args:
         paths: Files, or folders of them.
 
     Returns:
-        The entries of each group's ranks. A rank without a file has the entries that others kept
-        of it.
+        The entries of each group's ranks. A rank without a file has the entries from the files of
+        other ranks.
 
     Raises:
-        UsageError: nothing is there, or it is no flight record.
+        UsageError: there are no files, or a file is not a flight record.
     """
     files: list[Path] = []
     for path in paths:
@@ -52,7 +52,7 @@ def read(paths: Iterable[Path]) -> Flights:
             more = found["pycoll"]
             flights.setdefault(more["group"], {})[found["rank"]] = found["entries"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{path} is no flight record of pycoll: {error!r}") from error
+            raise UsageError(f"{path} is not a flight record of pycoll: {error!r}") from error
         for rank, entries in more["peers"].items():
             ranks = of_peers.setdefault(more["group"], {})
             ranks[int(rank)] = max(ranks.get(int(rank), []), entries, key=_newest)
@@ -63,7 +63,7 @@ def read(paths: Iterable[Path]) -> Flights:
 
 
 def summary(ranks: dict[int, list[Entry]]) -> list[dict[str, Any]]:
-    """The skew of each collective of a group: as `Communicator.stragglers`."""
+    """Skew of each collective of a group, as in `Communicator.stragglers`."""
     operations: dict[int, dict[int, tuple[str, int]]] = {}
     for rank, entries in ranks.items():
         for entry in entries:
@@ -77,15 +77,15 @@ def summary(ranks: dict[int, list[Entry]]) -> list[dict[str, Any]]:
 def chrome_trace(flights: Flights, pipelines: Sequence[Timeline] = ()) -> dict[str, Any]:
     """All operations as Trace Event JSON: a process for each group, tracks for each rank.
 
-    Collectives are on a rank's first track, messages for which it waits on its second one, and
-    asynchronous messages on tracks that come and go.
+    Collectives are on a rank's first track, blocking messages on its second one, and asynchronous
+    messages on temporary tracks.
 
-    An arrow leads from the rank that came last to each that waited for it, and a counter shows the
-    skew. Pipelines get a process each, too, in the same time.
+    An arrow leads from the last rank to each rank that waited for it, and a counter shows the skew.
+    Each pipeline is a process, too, on the same time axis.
 
     Args:
-        flights: As `read` gives them.
-        pipelines: As `pycoll.parallel.pipeline.trace_events.read` gives them.
+        flights: Result of `read`.
+        pipelines: Result of `pycoll.parallel.pipeline.trace_events.read`.
     """
     from pycoll.parallel.pipeline import trace_events as timeline
 
@@ -123,17 +123,17 @@ def chrome_trace(flights: Flights, pipelines: Sequence[Timeline] = ()) -> dict[s
 def write_pickles(flights: Flights, folder: Path) -> Counter[str]:
     """Writes `rank_N` for torch's fr_trace, which reads pickles only.
 
-    It takes names of its own backends alone: `gloo:` stands for pycoll.
+    fr_trace accepts only names of torch's own backends: `gloo:` stands for pycoll.
 
     Returns:
-        How many entries of which collectives it could not have read, and were left out.
+        Number of omitted entries, by collective: fr_trace cannot read these collectives.
     """
     folder.mkdir(parents=True, exist_ok=True)
     left_out: Counter[str] = Counter()
     dumps: dict[int, dict[str, Any]] = {}
     for group, ranks in flights.items():
         if "." in group:
-            continue  # a part numbers its ranks anew, and fr_trace expects those of the world
+            continue  # a part has its own rank numbers, and fr_trace expects those of the world
         for rank, entries in ranks.items():
             kept = [copy.deepcopy(entry) for entry in entries if _fr_trace_knows(entry)]
             left_out.update(_kind(entry) for entry in entries if not _fr_trace_knows(entry))
@@ -144,7 +144,7 @@ def write_pickles(flights: Flights, folder: Path) -> Counter[str]:
                 del entry["pycoll"]
             config = {"name": group, "desc": "pycoll", "ranks": str(list(range(len(ranks))))}
             if rank in dumps:
-                raise UsageError("fr_trace reads one job at a time: give the files of one")
+                raise UsageError("fr_trace reads one job at a time: pass the files of one job")
             dumps[rank] = {
                 "version": flight.VERSION,
                 "pg_config": {group: config},
@@ -168,7 +168,7 @@ def _slice(pid: int, rank: int, entry: Entry, start: float, end: float) -> list[
     }
     if not entry["is_p2p"] or entry["pycoll"]["blocking"]:
         return [event | {"ph": "X", "dur": end - start}]
-    event["id"] = f"{pid}.{rank}.{entry['p2p_seq_id']}"  # they overlap: no slices of one track
+    event["id"] = f"{pid}.{rank}.{entry['p2p_seq_id']}"  # async: these events may overlap
     return [event | {"ph": "b"}, event | {"ph": "e", "ts": end}]
 
 
@@ -189,7 +189,7 @@ def _arrival(
     ]
     for rank, entry in taken:
         if rank == last_rank or (_end(entry) or last["time_created_ns"]) < last["time_created_ns"]:
-            continue  # it had not to wait
+            continue  # this rank did not wait
         arrow = {**common, "id": f"{pid}.{sequence}.{rank}", "ts": ts}
         events.append({**arrow, "ph": "s", "tid": last_rank})
         events.append({**arrow, "ph": "f", "bp": "e", "tid": rank})

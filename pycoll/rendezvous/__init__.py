@@ -1,1 +1,1 @@
-"""How ranks that another launcher started find each other: over MPI, over torch's store."""
+"""Rendezvous of ranks that another launcher started: over MPI, over torch's store."""

@@ -1,4 +1,4 @@
-"""Ranks that meet through MPI: of an mpi4py communicator, or of the launcher that started them."""
+"""Rendezvous through MPI: over an mpi4py communicator, or over the launcher's MPI."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any
 from pycoll import _core, environment
 from pycoll.errors import MpiError, SystemError, UsageError
 
-_TRY_S = 2.0  # how long an address may take to answer
+_TRY_S = 2.0  # timeout of a connection to an address
 
 # The folder of this Python environment, where the wheels of MPICH and Intel MPI put their library.
 _core.mpi.set_folder(os.path.join(sys.prefix, "lib"))
 
 
 def init_over(comm: Any, timeout_s: float) -> Any:
-    """The core communicator of an mpi4py communicator's ranks, in their order, and its session.
+    """Makes a core communicator of an mpi4py communicator's ranks, in their order.
 
     Args:
         comm: the communicator (mpi4py.MPI.Intracomm).
-        timeout_s: deadline of joining and of every later operation, seconds.
+        timeout_s: timeout of joining and of every later operation, in seconds.
 
     Raises:
-        UsageError: it is something else, or the ranks cannot agree.
-        TimeoutError: not all of its ranks came.
+        UsageError: `comm` is not such a communicator, or the ranks' settings differ.
+        TimeoutError: not all of its ranks joined.
 
     Cost: a few small messages.
     """
@@ -40,7 +40,7 @@ def init_over(comm: Any, timeout_s: float) -> Any:
         )
     if comm == module.COMM_NULL:
         raise UsageError("mpi is MPI.COMM_NULL")
-    # Handles mean something to the library that made them alone, and ABIs differ.
+    # Handles are valid only in the library that made them, and ABIs differ.
     shared = _core.mpi.shares_library_with(module.__file__)
     facts = _core.mpi.facts()
     usable = shared and facts["abi"] in facts["abis"].split(", ")
@@ -57,7 +57,7 @@ def init_over(comm: Any, timeout_s: float) -> Any:
 
 
 def _init_through(comm: Any, timeout_s: float) -> Any:
-    """The ranks tell each other by mpi4py where rank 0 is; the rest goes over TCP."""
+    """Exchanges rank 0's address over mpi4py, and then connects over TCP."""
     one_host = len(set(comm.allgather(_core.bootstrap.host_id()))) == 1
     place = None
     if comm.rank == 0:
@@ -79,12 +79,12 @@ def _choose_place(one_host: bool) -> tuple[str, int]:
 
 
 def own_addresses() -> list[str]:
-    """Addresses under which other hosts may reach this one, as PYCOLL_IFNAME lets them through."""
+    """Addresses at which other hosts may reach this one, filtered by PYCOLL_IFNAME."""
     return list(_core.bootstrap.interface_addresses(environment.read("PYCOLL_IFNAME")))
 
 
 class Launched:
-    """All ranks that mpiexec has started, and what they tell each other.
+    """All ranks that mpiexec has started, and exchanges between them.
 
     Args:
         timeout_s: deadline of every exchange, seconds.
@@ -100,16 +100,16 @@ class Launched:
         self.size: int = self._comm.size
 
     def exchange(self, own: Any) -> list[Any]:
-        """What every rank has given, by rank. Collective."""
+        """Returns the values of all ranks, by rank. Collective."""
         every = self._comm.exchange(pickle.dumps(own), self._timeout_s)
         return [pickle.loads(one) for one in every]
 
 
 def first_that_answers(addresses: list[str], port: int) -> str:
-    """Of the addresses of a host, the first at which somebody listens on that port.
+    """Returns the first address that accepts a connection on that port.
 
     Raises:
-        SystemError: none does.
+        SystemError: no address accepts a connection.
     """
     problem = ""
     for address in addresses:
@@ -125,9 +125,9 @@ def first_that_answers(addresses: list[str], port: int) -> str:
 
 
 def finish() -> None:
-    """At the end of the process: MPI's own end, where pycoll has started it."""
+    """Finalizes MPI at the end of the process, if pycoll has initialised it."""
     with suppress(Exception):
-        # A rank that ends by an error must not wait for those that it has left behind.
+        # A rank that ends by an error must not wait for the other ranks.
         _core.mpi.finish(getattr(sys, "last_value", None) is None)
 
 

@@ -1,8 +1,8 @@
-"""How torch's process groups find each other where mpiexec or srun has started the ranks.
+"""Rendezvous of torch's process groups for ranks that mpiexec or srun has started.
 
 torch itself reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which only torchrun sets. Here the
-ranks come from the launcher's own variables, and the store's address from MPI where nothing else
-says it. `_pycoll_torch.register` puts this in front of torch's handler of env://.
+ranks come from the launcher's own variables, and the store's address from MPI if MASTER_ADDR is not
+set. `_pycoll_torch.register` puts this in front of torch's handler of env://.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _FIRST_PORT, _NUM_PORTS = 20000, 12000
 def meet(
     make_store: Callable[..., Any], timeout: timedelta = timedelta(seconds=300), **_: Any
 ) -> Iterator[tuple[Any, int, int]]:
-    """What a rendezvous handler of torch yields: the store, this rank, the number of ranks.
+    """Yields the store, this rank and the number of ranks, as a rendezvous handler of torch.
 
     Args:
         make_store: torch.distributed.TCPStore.
-        timeout: Until all ranks must have come.
+        timeout: Time in which all ranks must join.
 
     Raises:
         MpiError: The ranks are on several hosts, MASTER_ADDR is not set, and there is no MPI.
-        UsageError: The launcher's variables make no sense.
-        TimeoutError: Some rank did not come.
+        UsageError: The launcher's variables are invalid.
+        TimeoutError: A rank did not join before the deadline.
     """
     env = _core.bootstrap.read_launch_env()
     rank, size = env.rank, env.num_ranks
@@ -45,7 +45,7 @@ def meet(
     else:
         store = _through_mpi(make_store, timeout)
     yield store, rank, size
-    raise RuntimeError("ranks that mpiexec or srun has started cannot meet again")
+    raise RuntimeError("ranks that mpiexec or srun has started cannot repeat the rendezvous")
 
 
 def _through_mpi(make_store: Callable[..., Any], timeout: timedelta) -> Any:

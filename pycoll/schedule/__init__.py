@@ -4,7 +4,7 @@
     >>> s.verify(slots=2).slots
     2
 
-An algorithm of your own is a generator of moves:
+Your own algorithm is a generator of moves:
 
     >>> @register("all_reduce", "mine", num_chunks=1)
     ... def mine(n, root):
@@ -71,16 +71,17 @@ def register(
 
     Args:
         collective: such as `all_reduce`.
-        name: of the algorithm. Registering a name again replaces it; built-in names are taken.
-        num_chunks: of all blocks together, a multiple of their number: a number, or a function of
-            n. Blocks are numbered as in csrc/schedule/collectives.h: all_gather has n, all_to_all
-            n * n (block s * n + d goes from s to d), all_reduce one.
-        cost: time of n ranks and N bytes in alpha, beta, gamma.
-        source: where the algorithm was published.
+        name: name of the algorithm. Registering a name again replaces the algorithm; built-in
+            names are reserved.
+        num_chunks: number of chunks in all blocks, a multiple of the number of blocks; or a
+            function of n. Blocks are numbered as in csrc/schedule/collectives.h: all_gather has n,
+            all_to_all n * n (block s * n + d goes from s to d), all_reduce one.
+        cost: time for n ranks and N bytes in alpha, beta, gamma.
+        source: publication of the algorithm.
 
     Returns:
-        A decorator for a function fn(n, root) that yields moves. It is proved for every n for
-        which it is built, before it can run.
+        A decorator for a function fn(n, root) that yields moves. The schedule for each n is proved
+        before it can run.
 
     Raises:
         UsageError: there is no such collective, or the name is a built-in algorithm's.
@@ -103,20 +104,20 @@ def build(collective: str, algorithm: str, n: int, root: int = 0) -> Schedule:
         collective: such as `all_reduce`.
         algorithm: a name from algorithms(collective).
         n: number of ranks.
-        root: rank whose value counts, for collectives that have one.
+        root: root of a rooted collective.
 
     Returns:
         The schedule. A registered algorithm has been proved for this n.
 
     Raises:
-        UsageError: no such collective or algorithm, or a move that has no meaning.
+        UsageError: the collective or the algorithm is unknown, or a move is invalid.
         ScheduleError: a registered algorithm does not reach the collective's goal.
 
     Cost: proportional to the moves; for a registered algorithm also that of min_slots().
     """
     own = _registered.get((collective, algorithm))
     if own is None:
-        info(collective, algorithm)  # its error names the registered algorithms, too
+        info(collective, algorithm)  # raises an error that lists the registered algorithms, too
         return Schedule(_core.build_schedule(collective, algorithm, n, root))
     num_chunks = own.num_chunks(n) if callable(own.num_chunks) else own.num_chunks
     moves = [(m.round, m.kind, *m.chunks, m.src, m.dst) for m in own.generate(n, root)]
@@ -128,19 +129,19 @@ def build(collective: str, algorithm: str, n: int, root: int = 0) -> Schedule:
 
 
 def build_hierarchical(collective: str, n: int, ranks_per_host: int, root: int = 0) -> Schedule:
-    """Builds a schedule for hosts of several ranks: rings inside them, and between them.
+    """Builds a schedule for hosts of several ranks: rings inside the hosts and between them.
 
     Args:
         collective: all_reduce, reduce_scatter, all_gather, all_to_all or broadcast.
         n: number of ranks.
-        ranks_per_host: ranks 0, 1, ... of the first host; it divides n.
-        root: rank whose value counts, for broadcast.
+        ranks_per_host: ranks of each host, in rank order; it divides n.
+        root: root of broadcast.
 
     Returns:
         The schedule.
 
     Raises:
-        UsageError: another collective, or hosts of that size do not make n ranks.
+        UsageError: the collective is another one, or ranks_per_host does not divide n.
 
     Cost: proportional to the moves.
     Source: M. Cho et al., "BlueConnect", MLSys 2019; see csrc/algorithms/hierarchical.cc.
@@ -149,7 +150,7 @@ def build_hierarchical(collective: str, n: int, ranks_per_host: int, root: int =
 
 
 def algorithms(collective: str = "all_reduce") -> list[str]:
-    """Names of the collective's algorithms, built-in ones first.
+    """Returns the names of the collective's algorithms, built-in ones first.
 
     Raises:
         UsageError: there is no such collective.
@@ -159,7 +160,7 @@ def algorithms(collective: str = "all_reduce") -> list[str]:
 
 
 def info(collective: str, algorithm: str) -> AlgorithmInfo:
-    """The algorithm's row: its cost, its source and what its ranks send.
+    """Returns the algorithm's row: its cost, its source and the amount that its ranks send.
 
     Raises:
         UsageError: no such collective or algorithm.

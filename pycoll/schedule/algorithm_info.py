@@ -13,12 +13,12 @@ class AlgorithmInfo:
     """A row of the table of algorithms.
 
     Args:
-        collective: what it does.
-        name: for build() and for `algorithm=`.
-        cost: time of n ranks and N bytes in alpha, beta, gamma.
-        source: where it was published.
-        sent_fraction: f(n, rank, root=0), what a rank sends in units of the message; None for
-            registered algorithms.
+        collective: name of the collective.
+        name: name for build() and `algorithm=`.
+        cost: time for n ranks and N bytes in alpha, beta, gamma.
+        source: publication of the algorithm.
+        sent_fraction: f(n, rank, root=0), the amount that a rank sends in units of the payload;
+            None for registered algorithms.
     """
 
     collective: str

@@ -1,4 +1,4 @@
-"""What verification of a schedule gives; see csrc/schedule/verify.h."""
+"""Result of the verification of a schedule; see csrc/schedule/verify.h."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class ScheduleError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was proved: the goal is reached, in one order on all ranks, without a deadlock.
+    """A proof that the goal is reached, in the same order on all ranks, without a deadlock.
 
     Args:
-        slots: of each link, as assumed.
-        num_steps: of the longest program of a rank.
-        order: how every reduction that somebody asks for is bracketed: `flat`, one step combines
-            the start values of ranks 0, 1, 2, ...; `left_fold`, ((r0 + r1) + r2) + ... in several
-            steps; or `other`. With nothing to reduce it is `flat`.
+        slots: assumed slots of each link.
+        num_steps: steps of the longest program of a rank.
+        order: bracketing of every requested reduction: `flat`, one step combines the start values
+            of ranks 0, 1, 2, ...; `left_fold`, ((r0 + r1) + r2) + ... in several steps; or `other`.
+            Without reductions it is `flat`.
     """
 
     slots: int

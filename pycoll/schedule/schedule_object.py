@@ -1,4 +1,4 @@
-"""A schedule as an object: what can be done with the moves of one collective."""
+"""A schedule as an object: the moves of one collective and the operations on them."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Schedule:
 
     @property
     def num_chunks(self) -> int:
-        """Chunks of all blocks together; chunk c is a piece of block c // (chunks of a block)."""
+        """Number of chunks in all blocks; chunk c is a part of block c // (chunks of a block)."""
         return self._core.num_chunks
 
     @property
     def chunks_per_message(self) -> int:
-        """Chunks that the size of a message counts: of what a rank brings, or gets if more."""
+        """Number of chunks in a rank's input or output, whichever is larger."""
         return self._core.chunks_per_message
 
     @property
@@ -63,7 +63,7 @@ class Schedule:
 
     @functools.cached_property
     def moves(self) -> tuple[Move, ...]:
-        """By ascending round."""
+        """All moves, by ascending round."""
         return tuple(
             Move(round, kind, (first, count), src, dst)
             for round, kind, first, count, src, dst in self._core.moves
@@ -79,11 +79,11 @@ class Schedule:
         return self._core.starts_with_value(rank, chunk)
 
     def goal(self, rank: int, chunk: int) -> tuple[str, int]:
-        """What the rank must hold in that chunk at the end.
+        """Value that the rank must hold in that chunk at the end.
 
         Returns:
-            `any` (nobody will look), `start` with the rank whose start value it is, `reduced` (of
-            all ranks), `prefix` (of ranks up to this one) or `prefix_before` (of those below it).
+            `any` (the value is not used), `start` with the rank whose start value it is, `reduced`
+            (of all ranks), `prefix` (of ranks up to this one) or `prefix_before` (of lower ranks).
         """
         return self._core.goal(rank, chunk)
 
@@ -95,10 +95,10 @@ class Schedule:
         join_blocks: bool = True,
         join_chunks: bool = True,
     ) -> list[Any]:
-        """Lowers the moves to what each rank executes.
+        """Lowers the moves to the programs that the ranks execute.
 
         Args:
-            fuse: join a receive with the send that passes its result on.
+            fuse: join a receive with the send that forwards its result.
             multicast: links exist in which one slot has many readers.
             join_blocks: a message may hold chunks of several blocks.
             join_chunks: a message may hold several chunks.
@@ -139,7 +139,7 @@ class Schedule:
             The proof.
 
         Raises:
-            ScheduleError: it fails, saying what happens and where.
+            ScheduleError: the proof fails; the message says why and where.
 
         Cost: steps times ranks times chunks; milliseconds for 16 ranks.
         """
@@ -163,14 +163,14 @@ class Schedule:
         """The smallest number of slots for which the proof holds.
 
         Args:
-            max_slots: give up beyond it.
+            max_slots: largest number of slots to try.
             fuse: as in programs().
             multicast: as in programs().
             join_blocks: as in programs().
             join_chunks: as in programs().
 
         Returns:
-            A number of slots, at least 1.
+            The number of slots, at least 1.
 
         Raises:
             ScheduleError: max_slots is not enough, or the schedule is wrong.
@@ -219,13 +219,13 @@ class Schedule:
         tile_bytes: int | None = None,
         topology: Topology | None = None,
     ) -> Simulation | NetworkSimulation:
-        """Plays the programs through in time, on links that cost what you say.
+        """Simulates the programs in time, on links of given costs.
 
         A message of b bytes takes alpha + b beta, and holds the sender's sending port and the
         receiver's receiving port. Combining takes gamma per byte of each further source.
 
         Args:
-            nbytes: size of the message: the larger one of what a rank brings and what it gets.
+            nbytes: size of the payload: of a rank's input or output, whichever is larger.
             alpha: latency, seconds: one number, n x n numbers [src][dst], or f(src, dst).
             beta: inverse bandwidth, seconds per byte, likewise.
             gamma: inverse rate of reduction at dst, seconds per byte, likewise.
@@ -236,7 +236,7 @@ class Schedule:
                 shared, max-min fair, by the messages that cross them.
 
         Returns:
-            Times, bytes sent and all events; with a topology, times and what the links carried.
+            Times, sent bytes and all events; with a topology, times and the use of the links.
 
         Raises:
             UsageError: a size is negative, or the ranks deadlock with so few slots.
@@ -247,7 +247,9 @@ class Schedule:
         """
         if topology is not None:
             if alpha is not None or beta is not None or gamma != 0.0:
-                raise UsageError("simulate: alpha, beta and gamma are what a topology replaces")
+                raise UsageError(
+                    "simulate: a topology replaces alpha, beta and gamma: leave them out"
+                )
             from pycoll.topology.simulated_world import World
 
             world = World.of_schedule(topology, self)
@@ -270,7 +272,7 @@ class Schedule:
         return Simulation(core.time_s, tuple(core.rank_time_s), tuple(core.sent_bytes), events)
 
     def explain(self, *, fuse: bool = True, multicast: bool = True) -> str:
-        """The programs of all ranks as text, a line per step."""
+        """Formats the programs of all ranks as text, one line per step."""
         return _core.explain_programs(self._core, self.programs(fuse=fuse, multicast=multicast))
 
     def draw(self, path: str | Path | None = None, **options: Any) -> Any:

@@ -11,18 +11,18 @@ __all__ = ["Event", "Simulation"]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that takes time in a simulation.
+    """A transfer or a reduction in a simulation.
 
     Args:
         kind: `transfer` from rank to peer, or `reduce` at rank (peer is -1).
-        rank: where; the sender of a transfer.
+        rank: rank of the event; the sender of a transfer.
         peer: the receiver of a transfer.
         step: index into the rank's program.
         tile: index of the message's tile.
         chunks: (first, count).
-        nbytes: of the chunks.
-        start_s: seconds.
-        end_s: seconds.
+        nbytes: size of the chunks, in bytes.
+        start_s: start, in seconds.
+        end_s: end, in seconds.
     """
 
     kind: str
@@ -41,10 +41,10 @@ class Simulation:
     """The simulated course of one collective.
 
     Args:
-        time_s: until the last rank is done, seconds.
-        rank_time_s: until each rank is done, seconds.
-        sent_bytes: per rank; what several peers read from one slot counts once per reader.
-        events: by ascending start.
+        time_s: time until the last rank is done, in seconds.
+        rank_time_s: time until each rank is done, in seconds.
+        sent_bytes: bytes sent by each rank; a slot with several readers counts once per reader.
+        events: all events, by ascending start.
     """
 
     time_s: float

@@ -1,4 +1,4 @@
-"""Clusters from TOML files, with errors that name the key and what was meant."""
+"""Clusters from TOML files, with errors that name the key and suggest a correction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pycoll.topology.model import Jitter, Level, Pairs, Straggler, Topology
 
 __all__ = ["load", "loads"]
 
-# The unit is the end of a key's name: what it is in seconds, or in bytes per second.
+# Units at the end of a key's name, in seconds or in bytes per second.
 _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _RATES = {
     "tbit_per_s": 1e12 / 8,
@@ -28,14 +28,14 @@ def load(path: str | Path) -> Topology:
     """Reads a cluster from a TOML file; docs/simulation.md lists the keys.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Returns:
         The topology.
 
     Raises:
-        UsageError: the file is not there or no TOML, a key is unknown, missing or of the wrong
-            kind, or a number makes no sense. It names the file, the table and the key.
+        UsageError: the file is missing or not TOML, a key is unknown, missing or of the wrong
+            type, or a number is invalid. The message names the file, the table and the key.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -49,7 +49,7 @@ def loads(text: str, *, source: str = "topology") -> Topology:
 
     Args:
         text: TOML.
-        source: where it is from, for messages.
+        source: name of the text's origin, for messages.
 
     Returns:
         The topology.
@@ -57,14 +57,14 @@ def loads(text: str, *, source: str = "topology") -> Topology:
     Raises:
         UsageError: as load() does.
     """
-    if sys.version_info >= (3, 11):  # here, since every `import pycoll` comes by
+    if sys.version_info >= (3, 11):  # a local import, which keeps `import pycoll` fast
         import tomllib
     else:
         import tomli as tomllib
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{source} is no TOML: {error}") from None
+        raise UsageError(f"{source} is not TOML: {error}") from None
     try:
         return _topology(_Table(content, source))
     except UsageError as error:
@@ -73,7 +73,7 @@ def loads(text: str, *, source: str = "topology") -> Topology:
 
 
 class _Table:
-    """A table of the file, of which every key must be asked for before done()."""
+    """A table of the file; every key must be read before refuse_unknown()."""
 
     def __init__(self, content: Any, where: str) -> None:
         self.where = where
@@ -83,7 +83,7 @@ class _Table:
         self._known: list[str] = []
 
     def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """The key's value; `default` when it is not there, and no value when that is `...`."""
+        """Returns the key's value, or `default`; raises for a missing key when that is `...`."""
         self._known.append(key)
         if key not in self._content:
             if default is ...:
@@ -131,7 +131,7 @@ class _Table:
         return _Table(self.get(key, dict, {}), f"{self.where}: [{key}]")
 
     def refuse_unknown(self) -> None:
-        """Raises UsageError for a key that nobody has asked for."""
+        """Raises UsageError for a key that was not read."""
         for key in self._content:
             if key in self._known:
                 continue

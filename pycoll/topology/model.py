@@ -1,4 +1,4 @@
-"""What a cluster is made of: levels of switches, ranks, stragglers, jitter."""
+"""Parts of a cluster: levels of switches, ranks, stragglers, jitter."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Level:
         link_bytes_per_s: of one link of a member into its unit's switch, each direction.
         latency_s: one way between two members, all of the way, in seconds.
         num_links: links of each member. A rank uses number (its index in the member) modulo it.
-        rails: link i of every member leads to a switch of its own. A message for a rank on another
-            rail changes to that rail inside its host. For the second level only.
+        rails: link i of every member leads to switch i. Traffic that must change rail does so
+            inside the host. For the second level only.
         carries_outside: whether messages that leave the unit use these links: False for NVLink.
-        pair_bytes_per_s: size x size, row by source: a circuit for each pair of members, which
-            their messages share besides the members' own links.
+        pair_bytes_per_s: size x size, row by source: bandwidth of a circuit for each pair of
+            members, which their messages use in addition to the members' links.
         pair_latency_s: size x size, row by source, instead of latency_s.
     """
 
@@ -51,14 +51,14 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """Units that are slower than their like.
+    """Units that are slower than other units of their level.
 
     Args:
         level: `rank`, or the name of a level.
-        units: their numbers in the whole cluster.
-        compute_factor: their ranks reduce, and start messages, so many times slower.
-        link_factor: their links into the level above have so much of the bandwidth.
-        delay_s: their ranks enter the collective so much later, in seconds.
+        units: numbers of the units in the whole cluster.
+        compute_factor: slow-down of reductions and message starts on their ranks.
+        link_factor: fraction of the bandwidth of their links into the level above.
+        delay_s: delay of their ranks' entry into the collective, in seconds.
     """
 
     level: str
@@ -73,9 +73,9 @@ class Jitter:
     """Random delays of exponential distribution, the same for the same seed.
 
     Args:
-        seed: which sample.
-        message_s: mean of what each message waits before it leaves, in seconds.
-        start_s: mean of how much later each rank enters the collective, in seconds.
+        seed: seed of the sample.
+        message_s: mean delay of each message before it leaves, in seconds.
+        start_s: mean delay of each rank's entry into the collective, in seconds.
     """
 
     seed: int = 0
@@ -85,18 +85,18 @@ class Jitter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """A cluster: what its links, its hosts and its ranks are like.
+    """A cluster: its links, hosts and ranks.
 
     Args:
-        levels: from the inside out; the first one joins ranks.
-        name: for titles.
+        levels: levels from the inside out; the first one joins ranks.
+        name: name for titles.
         overhead_s: what a message costs the rank that sends it, in seconds.
         gamma_s_per_byte: of reducing, per byte of every operand after the first.
         stragglers: units that are slower.
         jitter: random delays.
 
     Raises:
-        UsageError: a number makes no sense, a name stands for two levels, or a straggler for none.
+        UsageError: a number is invalid, two levels have one name, or a straggler has no level.
     """
 
     levels: tuple[Level, ...]
@@ -111,7 +111,7 @@ class Topology:
         for name in names:
             if name == RANK or names.count(name) > 1:
                 raise UsageError(f"topology: a second level is called {name!r}")
-        self.fabric()  # refuses what makes no sense
+        self.fabric()  # raises for invalid values
 
     @property
     def num_ranks(self) -> int:
@@ -134,28 +134,30 @@ class Topology:
         return self.num_ranks // self.ranks_per(level)
 
     def resized(self, num_ranks: int) -> Topology:
-        """The same with more or fewer members of the outermost level.
+        """Makes a topology with more or fewer members of the outermost level.
 
         Args:
-            num_ranks: a multiple of the ranks of one of them.
+            num_ranks: a multiple of the ranks of one member.
 
         Returns:
-            A new topology; stragglers that it no longer has are left out.
+            A new topology; stragglers beyond its size are left out.
 
         Raises:
-            UsageError: num_ranks is no such multiple.
+            UsageError: num_ranks is not such a multiple.
         """
         outer = self.levels[-1]
         inside = self.num_ranks // outer.size
         if num_ranks < 1 or num_ranks % inside:
             raise UsageError(
-                f"{num_ranks} ranks cannot be had of topology {self.name!r}: expected a multiple "
+                f"cannot resize topology {self.name!r} to {num_ranks} ranks: expected a multiple "
                 f"of {inside}, the ranks of one member of its outermost level {outer.name!r}"
             )
         if num_ranks == self.num_ranks:
             return self
         if outer.pair_bytes_per_s or outer.pair_latency_s:
-            raise UsageError(f"level {outer.name!r} names its members' pairs: it has one size only")
+            raise UsageError(
+                f"cannot resize level {outer.name!r}: its pair matrices have a fixed size"
+            )
         levels = (*self.levels[:-1], replace(outer, size=num_ranks // inside))
         smaller = replace(self, levels=levels, stragglers=())
         kept = (
@@ -227,7 +229,7 @@ class Topology:
         between: str = "ring",
         compress: bool = True,
     ) -> World:
-        """Places a collective on the cluster, to be played through with messages of any size.
+        """Places a collective on the cluster, for simulations with payloads of any size.
 
         Args:
             collective: such as `all_reduce`.
@@ -236,7 +238,7 @@ class Topology:
             groups: of `hierarchical`: levels inside which it works first, from the inside out.
                 None is the innermost one.
             between: of `hierarchical`: the algorithm between the last groups.
-            compress: let ranks that behave alike be one; the result is the same.
+            compress: simulate equivalent ranks as one; the result is the same.
 
         Returns:
             The prepared collective.
@@ -253,7 +255,7 @@ class Topology:
     def simulate(
         self, collective: str, algorithm: str, nbytes: int, **options: Any
     ) -> NetworkSimulation:
-        """Plays a collective through in time on this cluster.
+        """Simulates a collective in time on this cluster.
 
         Args:
             collective: such as `all_reduce`.

@@ -1,4 +1,4 @@
-"""What a simulation on a cluster tells."""
+"""Results of a simulation on a cluster."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["LevelUse", "NetworkSimulation", "Timeline"]
 
 @dataclass(frozen=True, slots=True)
 class LevelUse:
-    """What the links of one level carried.
+    """Traffic on the links of one level.
 
     Args:
-        level: its name.
-        num_links: that carried anything; a link has two halves, up and down.
-        nbytes: on all of them together.
+        level: name of the level.
+        num_links: number of links with traffic; a link has two halves, up and down.
+        nbytes: total bytes on these links.
         utilization: of these links together: bytes carried over what they could have carried
             until the end, 0 to 1.
-        busiest: name of the link that needs most time for what it carries.
-        busiest_utilization: of that one.
+        busiest: name of the link that needs most time for its traffic.
+        busiest_utilization: utilization of that link.
     """
 
     level: str
@@ -57,11 +57,11 @@ class NetworkSimulation:
         rank_time_s: until each rank is done, seconds.
         levels: what the links carried, from the inside out; levels that carried nothing are left
             out.
-        num_classes: of ranks that behave alike; num_ranks when all were simulated one by one.
-        num_messages: that were simulated.
-        inexact: what of the answer is not exactly the model's; empty when everything is.
-        busbw_factor: what turns algbw into busbw.
-        timeline: of the links, if it was asked for.
+        num_classes: classes of equivalent ranks; num_ranks when all were simulated one by one.
+        num_messages: number of simulated messages.
+        inexact: deviations of the result from the model; empty when it is exact.
+        busbw_factor: ratio of busbw to algbw.
+        timeline: use of the links over time, if it was requested.
     """
 
     collective: str

@@ -17,7 +17,7 @@ _BINS = 300
 
 
 class World:
-    """A collective on a cluster, to be played through. Made by Topology.prepare()."""
+    """A collective on a cluster, ready to simulate. Made by Topology.prepare()."""
 
     def __init__(
         self, topology: Topology, fabric: Any, core: Any, collective: str, algorithm: str
@@ -47,7 +47,7 @@ class World:
             sizes = [topology.ranks_per(name) for name in names]
             label = algorithm_label(names, between)
         elif groups is not None:
-            raise UsageError(f"{algorithm} knows no groups: only hierarchical does")
+            raise UsageError(f"{algorithm} does not support groups: only hierarchical does")
         elif schedule.info(collective, algorithm).sent_fraction is None:  # a registered one
             built = schedule.build(collective, algorithm, topology.num_ranks, root)
             return cls.of_schedule(topology, built, compress)
@@ -66,7 +66,7 @@ class World:
         Args:
             topology: with as many ranks.
             placed: a pycoll.schedule.Schedule.
-            compress: let ranks that behave alike be one; the result is the same.
+            compress: simulate equivalent ranks as one; the result is the same.
 
         Returns:
             The prepared collective.
@@ -81,7 +81,7 @@ class World:
 
     @property
     def num_classes(self) -> int:
-        """Classes of ranks that behave alike; the ranks themselves, if they are not worth it."""
+        """Number of classes of equivalent ranks, or of ranks where classes do not pay."""
         return self._core.num_actors
 
     def simulate(
@@ -94,16 +94,16 @@ class World:
         max_messages: int = MAX_MESSAGES,
         progress: Callable[[float], None] | None = None,
     ) -> NetworkSimulation:
-        """Plays the collective through in time.
+        """Simulates the collective in time.
 
         Args:
             nbytes: of the message: the larger one of what a rank brings and what it gets.
             tile_bytes: the message, or each of its blocks, is cut into tiles of this size; None is
                 one tile.
             slots: messages that a link from rank to rank holds until they are read.
-            timeline: also tell how busy links are as time goes by.
-            max_messages: refuse to simulate more.
-            progress: called now and then with the part that is done, 0 to 1.
+            timeline: also return the use of the links over time.
+            max_messages: largest number of messages to simulate.
+            progress: called regularly with the finished part, 0 to 1.
 
         Returns:
             Times, and what the links carried.

@@ -1,7 +1,7 @@
 """pycoll as a backend of torch.distributed: `dist.init_process_group("pycoll")`.
 
-Importing this registers the backend, and builds its extension module for the torch that is there
-if nobody has yet. Scripts need not import it: torch finds the backend by itself (_pycoll_torch.py).
+Importing this registers the backend, and builds its extension module for the installed torch if
+necessary. Scripts need not import it: torch finds the backend by itself (_pycoll_torch.py).
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ def make_backend(
     given: dist._DistributedBackendOptions,  # type: ignore[name-defined]
     options: object | None,
 ) -> dist.Backend:
-    """What torch calls to make a group's backend.
+    """Makes a group's backend; called by torch.
 
     Args:
         given: Store, ranks and timeout of the group.
         options: An `Options`, or None.
 
     Raises:
-        DistBackendError: A rank did not come.
-        ValueError: The ranks cannot be on one communicator, or `options` is something else.
+        DistBackendError: A rank did not join before the deadline.
+        ValueError: The ranks cannot share one communicator, or `options` is not an `Options`.
     """
     if options is not None and not isinstance(options, Options):
         raise ValueError(
             f"pg_options is a {type(options).__name__}, expected a pycoll.torch.Options"
         )
     if not torch.backends.cuda.is_built():
-        # DDP asks a backend for the memory of its buckets only if this says so. Where there may be
-        # NCCL groups, too, that is not for us to say.
+        # With this setting, DDP allocates its buckets through the backend. pycoll does not change
+        # it where NCCL groups may exist, too.
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     timeout_s = given.timeout.total_seconds()
     backend = shim.load().make_backend(
@@ -67,10 +67,10 @@ def make_backend(
 
 
 def set_timeout(timeout: datetime.timedelta, group: dist.ProcessGroup | None = None) -> None:
-    """Sets the deadline of a group's operations from now on, on every torch that there is.
+    """Sets the timeout of a group's later operations, on every supported version of torch.
 
     Args:
-        timeout: How long an operation may take.
+        timeout: Longest time of an operation.
         group: The process group; None: the default one.
     """
     group = group or dist.group.WORLD

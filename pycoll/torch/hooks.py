@@ -1,17 +1,17 @@
-"""Communication hooks for DistributedDataParallel that send fewer bytes than the gradients have.
+"""Communication hooks for DistributedDataParallel that compress gradients.
 
 `model.register_comm_hook(None, bf16_compress)`, `model.register_comm_hook(Int8State(),
-int8_compress)`. They run with every backend, and leave the same gradients on every rank.
+int8_compress)`. They run with every backend, and give identical gradients on all ranks.
 """
 
-# No postponed annotations: DistributedDataParallel compares those of a hook with the types.
+# No postponed annotations: DistributedDataParallel compares a hook's annotations with types.
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# torch 2.13 has a new name for the same, and warns of the old one.
+# torch 2.13 renamed this function, and warns about the old name.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _BLOCK = 256  # elements that share a scale: 1.6 % of the bytes sent
 _LARGEST = 127
@@ -26,8 +26,8 @@ def bf16_compress(
     range; pycoll adds them in float32 and rounds once more at the end.
 
     Args:
-        group: whose ranks take part; None: all.
-        bucket: of gradients, of shape [count], of any floating dtype.
+        group: process group; None: the default group.
+        bucket: gradients of shape [count] and any floating dtype.
 
     Returns:
         Future of the averaged bucket in its own dtype.
@@ -44,18 +44,18 @@ def bf16_compress(
 
 @dataclass(slots=True)
 class Int8State:
-    """What a rank keeps between steps for `int8_compress`: what it has not sent yet.
+    """State of a rank for `int8_compress`: the rounding errors that it has not sent yet.
 
     Args:
-        group: whose ranks take part; None: all.
-        error_feedback: add what rounding lost to the next step's gradients. Without it small
-            gradients beside large ones never arrive.
+        group: process group; None: the default group.
+        error_feedback: add the rounding errors to the next step's gradients. Without it, small
+            gradients next to large ones are lost.
     """
 
     group: dist.ProcessGroup | None = None
     error_feedback: bool = True
-    # Per bucket: its parameters, by identity, and what was lost. DDP lays buckets out anew once,
-    # after the first step: what belongs to a bucket that is gone is dropped.
+    # For each bucket: the identities of its parameters, and the rounding errors. DDP rebuilds its
+    # buckets once, after the first step; the errors of a removed bucket are dropped.
     _lost: dict[int, tuple[list[int], Tensor]] = field(default_factory=dict)
 
     def _lost_in(self, bucket: dist.GradBucket) -> Tensor | None:
@@ -69,13 +69,13 @@ class Int8State:
 def int8_compress(state: Int8State, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """Averages gradients that travel as int8 with a float32 scale per 256 elements.
 
-    What rounding loses is kept on the rank and added to its next gradients, so that over the steps
-    everything arrives (error feedback). A block with an infinity or a NaN arrives as NaN on all
-    ranks, so that a gradient scaler sees it, and nothing of it is kept.
+    Each rank keeps its rounding errors and adds them to its next gradients, so that they are sent
+    over the following steps (error feedback). A block with an infinity or a NaN arrives as NaN on
+    all ranks, so that a gradient scaler detects it; its rounding errors are dropped.
 
     Args:
         state: an Int8State of this rank, one per model.
-        bucket: of gradients, of shape [count], of any floating dtype.
+        bucket: gradients of shape [count] and any floating dtype.
 
     Returns:
         Future of the averaged bucket in its own dtype, the same bits on every rank.
@@ -112,12 +112,12 @@ def int8_compress(state: Int8State, bucket: dist.GradBucket) -> torch.futures.Fu
 
 
 def _quantise(x: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 of whole blocks, padded with zeros, and the float32 scale of each."""
+    """Returns int8 values in whole blocks, padded with zeros, and each block's float32 scale."""
     num_blocks = -(-x.numel() // _BLOCK)
     blocks = torch.nn.functional.pad(x, (0, num_blocks * _BLOCK - x.numel())).view(-1, _BLOCK)
     scales = blocks.abs().amax(1) / _LARGEST
     scales = torch.where(scales.isfinite(), scales, torch.nan)
-    divisor = torch.where(scales > 0, scales, 1).unsqueeze(1)  # 1 also where it is NaN
+    divisor = torch.where(scales > 0, scales, 1).unsqueeze(1)  # 1 where the scale is 0 or NaN
     rounded = (blocks / divisor).nan_to_num(0).round().clamp(-_LARGEST, _LARGEST)
     return rounded.to(torch.int8).view(-1), scales
 

@@ -1,7 +1,7 @@
-"""Functions of torch that know Gloo by its name, made to know pycoll too.
+"""Replacements of torch functions that accept only Gloo by name, so that they accept pycoll too.
 
-torch refuses them for any other backend before it asks the backend, which has what they need. For
-every group that is not pycoll's they are torch's own.
+torch refuses other backends by name, although pycoll supports these functions. For groups of other
+backends, the replacements call torch's own functions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d
 
 
 def install() -> None:
-    """Puts them into torch.distributed, once."""
+    """Installs the replacements in torch.distributed, once."""
     functions: dict[str, Callable[..., Any]] = {
         "monitored_barrier": monitored_barrier,
         "_set_pg_timeout": _set_pg_timeout,
@@ -32,7 +32,7 @@ def install() -> None:
 
 
 def _choose(torchs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """Ours for a group of pycoll's that this rank is in, else torch's."""
+    """Chooses `ours` for a pycoll group with this rank, else `torchs`."""
 
     @functools.wraps(torchs)
     def chooser(*args: Any, **kwargs: Any) -> Any:
@@ -52,15 +52,15 @@ def monitored_barrier(
     timeout: timedelta | float | None = None,
     wait_all_ranks: bool = False,
 ) -> None:
-    """Waits for all ranks; an error names those that do not come. The group stays good.
+    """Waits for all ranks; an error names the missing ranks. The group stays usable.
 
     Args:
-        group: whose ranks are waited for; None: all.
-        timeout: how long; a number is in seconds; None: the group's.
-        wait_all_ranks: whether rank 0 names everyone who is missing, or the first.
+        group: process group; None: the default group.
+        timeout: longest wait; a number is in seconds; None: the group's timeout.
+        wait_all_ranks: whether rank 0 names all missing ranks, or only the first.
 
     Raises:
-        DistBackendError: on rank 0, naming the missing ranks; on the others, with rank 0's words.
+        DistBackendError: a rank is missing; all ranks get the text of rank 0, which names it.
 
     Cost: messages through the store: about a millisecond per rank.
     """

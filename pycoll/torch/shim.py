@@ -1,4 +1,4 @@
-"""The extension module between torch and the core, found or built when it is first needed."""
+"""The extension module between torch and the core, found or built at first use."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NAME = "pycoll.torch._shim"
 
 @functools.cache
 def load() -> ModuleType:
-    """The module.
+    """Imports the module.
 
     Raises:
-        ImportError: There is no torch.
-        RuntimeError: It is not there and cannot be built.
+        ImportError: torch is not installed.
+        RuntimeError: The module is missing and cannot be built.
 
-    Cost: a millisecond if it is there; about half a minute to build it, once per torch version.
+    Cost: a millisecond if it exists; about half a minute to build it, once per torch version.
     """
     torch = Torch.find()
     if torch is None:

@@ -11,33 +11,33 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from pycoll.batch_norm_math import normalise
 
-# torch 2.13 has a new name for the same, and warns of the old one.
+# torch 2.13 renamed this function, and warns about the old name.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 class SyncBatchNorm(_BatchNorm):
     """Normalises every channel over the batches of all ranks of a process group.
 
-    As torch.nn.SyncBatchNorm, which refuses tensors of the CPU; this one takes any device that the
-    group's backend moves. Ranks may bring batches of different sizes, and some of them none: result
-    and gradients are those of one process with all batches concatenated. While evaluating, which
-    ranks may do apart, and in a group of one rank, it is torch's own batch normalisation.
+    Like torch.nn.SyncBatchNorm, which refuses CPU tensors; this class supports every device of the
+    group's backend. Batch sizes may differ between ranks, and may be 0: result and gradients are
+    those of one process with all batches concatenated. In evaluation, which is not collective, and
+    in a group of one rank, it is torch's own batch normalisation.
 
-    Gradients of weight and bias are those of the own batch, as of every other layer:
+    The gradients of weight and bias are those of the rank's own batch, as in every other layer:
     DistributedDataParallel averages them.
 
     Args:
         num_features: number of channels C of inputs of shape [N, C, ...].
-        eps: added to the variance, no unit.
+        eps: added to the variance.
         momentum: share of the new batch in the running statistics; None: their plain average.
         affine: whether weight and bias, of shape [C], are learned.
-        track_running_stats: whether running statistics are kept, and used while evaluating.
-        process_group: whose ranks take part; None: all. Every one of them must come.
-        device: where parameters and statistics live.
+        track_running_stats: whether running statistics are kept, and used in evaluation.
+        process_group: process group, all of whose ranks must call forward; None: the default.
+        device: device of parameters and statistics.
         dtype: floating type of parameters and statistics.
 
     Raises:
-        ValueError: an input has fewer than two dimensions; while training, all batches together
+        ValueError: an input has fewer than two dimensions; or, in training, all batches together
             have one value per channel.
 
     Cost: an all_gather of 2C + 1 doubles forward and an all_reduce of 2C doubles backward.
@@ -77,11 +77,11 @@ class SyncBatchNorm(_BatchNorm):
         """Replaces every batch normalisation within a module, torch's synchronised one included.
 
         Args:
-            module: any module; its parameters and buffers are taken over, not copied.
-            process_group: whose ranks take part; None: all.
+            module: any module; its parameters and buffers are reused, not copied.
+            process_group: process group; None: the default group.
 
         Returns:
-            The module itself, or its replacement where it is a batch normalisation.
+            The module itself, or its replacement if it is a batch normalisation.
         """
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
             return cls._taking_over(module, process_group)
@@ -89,7 +89,7 @@ class SyncBatchNorm(_BatchNorm):
             module.register_module(name, cls.convert_sync_batchnorm(child, process_group))
         return module
 
-    convert = convert_sync_batchnorm  # torch's name is the long one
+    convert = convert_sync_batchnorm  # short name; torch has the long one
 
     @classmethod
     def _taking_over(

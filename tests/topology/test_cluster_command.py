@@ -102,8 +102,8 @@ def test_picture_of_one_size_has_links_only_and_may_be_png(tmp_path):
     "args, message",
     [
         (("--topology", "nowhere.toml"), "cannot read the topology nowhere.toml"),
-        (("--topology", NVLINK, "-n", "12"), "12 ranks cannot be had"),
-        (("--topology", NVLINK, "--alpha", "1us"), "--alpha and --topology both say"),
+        (("--topology", NVLINK, "-n", "12"), "to 12 ranks: expected a multiple"),
+        (("--topology", NVLINK, "--alpha", "1us"), "--alpha and --topology both set"),
         (("--topology", NVLINK, "-o", "x.svg"), "use --plot"),
         (("--topology", NVLINK, "-a", "rung"), "no algorithm called 'rung'"),
         (

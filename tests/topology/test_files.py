@@ -107,8 +107,8 @@ def test_there_is_an_example_of_each_kind():
         ('level = "host"', 'level = "cluster"', "straggler cluster 1: expected a number below 1"),
         ("link_factor = 0.5", "link_factor = 0", "link_factor: expected a number above 0, got 0"),
         ("seed = 7", "seed = -7", "seed: expected a number of at least 0"),
-        ("[ranks]", "[ranks", "is no TOML"),
-        ("[ranks]\noverhead_ns = 500", "ranks = 3", "expected a table, got 3|is no TOML|no TOML"),
+        ("[ranks]", "[ranks", "is not TOML"),
+        ("[ranks]\noverhead_ns = 500", "ranks = 3", "expected a table, got 3|is not TOML"),
     ],
 )  # fmt: skip
 def test_mistake_is_named_with_its_place_and_what_was_meant(old, new, message):
@@ -134,5 +134,5 @@ def test_resized_cluster_has_more_or_fewer_outermost_members():
     with pytest.raises(UsageError, match="multiple of 4"):
         cluster.resized(10)
     wan = next(path for path in EXAMPLES if path.stem == "wan")
-    with pytest.raises(UsageError, match="one size only"):
+    with pytest.raises(UsageError, match="fixed size"):
         topology.load(wan).resized(1024)

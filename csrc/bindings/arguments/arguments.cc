@@ -11,19 +11,19 @@ namespace py = pybind11;
 
 namespace {
 
-// In the order of the enumerators.
+// Names in the order of the enumerators of Arg.
 constexpr std::string_view kArgNames[] = {
     "x",           "op",        "root",     "out",           "counts", "send_counts",
     "recv_counts", "algorithm", "async_op", "deterministic", "peer",   "tag",
 };
 static_assert(std::size(kArgNames) == kNumArgs);
 
-// More than any memory holds; so few that no sum of counts overflows.
+// Larger than any memory, and small enough that sums of counts do not overflow.
 constexpr int64_t kMaxRows = int64_t{1} << 48;
 
 std::string repr(PyObject* object) { return py::repr(object).cast<std::string>(); }
 
-/// Place of `keyword` among the arguments, num_args when it has none.
+/// Index of `keyword` among the arguments, num_args when there is no such argument.
 size_t find_keyword(const Signature& signature, PyObject* keyword) {
   if (!PyUnicode_IS_COMPACT_ASCII(keyword)) return signature.num_args;
   const std::string_view name(static_cast<const char*>(PyUnicode_DATA(keyword)),
@@ -82,7 +82,7 @@ bool truth_of(PyObject* object) {
 }
 
 int rank_of(PyObject* object, const char* what, int num_ranks) {
-  const Py_ssize_t value = PyNumber_AsSsize_t(object, nullptr);  // clips what is too large
+  const Py_ssize_t value = PyNumber_AsSsize_t(object, nullptr);  // clips large values
   if (PyErr_Occurred() != nullptr || value < 0 || value >= num_ranks) {
     PyErr_Clear();
     throw UsageError(std::string(what) + " is " + repr(object) + ", expected a rank in 0.." +
@@ -101,7 +101,7 @@ std::vector<int64_t> counts_of(PyObject* object, const char* what, int num_ranks
   std::vector<int64_t> counts(static_cast<size_t>(num_ranks));
   for (int rank = 0; rank < num_ranks; ++rank) {
     PyObject* item = PySequence_Fast_GET_ITEM(items.ptr(), rank);
-    const Py_ssize_t count = PyNumber_AsSsize_t(item, nullptr);  // clips what is too large
+    const Py_ssize_t count = PyNumber_AsSsize_t(item, nullptr);  // clips large values
     if (PyErr_Occurred() != nullptr || count < 0 || count > kMaxRows) {
       PyErr_Clear();
       throw UsageError(std::string(what) + "[" + std::to_string(rank) + "] is " + repr(item) +

@@ -30,7 +30,7 @@ enum class Arg : uint8_t {
 };
 inline constexpr size_t kNumArgs = 12;
 
-/// What a method is called and takes: first the arguments that may be given by position.
+/// Name and arguments of a method; the positional arguments come first.
 struct Signature {
   constexpr Signature(std::string_view function_in, std::initializer_list<Arg> positional,
                       std::initializer_list<Arg> by_keyword)
@@ -52,10 +52,10 @@ struct Signature {
   std::array<Arg, kNumArgs> args{};
 };
 
-/// The values of one call, borrowed; null where there is none, or None.
+/// The borrowed values of one call; null where an argument is missing or None.
 class Arguments {
  public:
-  /// Raises UsageError for what the signature does not have.
+  /// Raises UsageError for an argument that is not in the signature.
   Arguments(const Signature& signature, PyObject* const* args, Py_ssize_t num_args,
             PyObject* keywords);
 
@@ -65,7 +65,7 @@ class Arguments {
   std::array<PyObject*, kNumArgs> values_{};
 };
 
-// All raise UsageError that names `what` for a value that does not do.
+// All of these raise UsageError, which names `what`, for an invalid value.
 
 std::string_view text_of(PyObject* object, const char* what);
 bool truth_of(PyObject* object);
@@ -80,7 +80,7 @@ Op op_from_name(std::string_view name);
 
 struct OpArgument {
   Op op = Op::kSum;
-  double factor = 1;  // of premul: what this rank's input is multiplied by
+  double factor = 1;  // of premul: multiplies this rank's input
 };
 
 /// Reads the name of an op, or pycoll.premul(factor), which is a str with an attribute `factor`.

@@ -22,11 +22,11 @@ constexpr const char* kNotContiguous =
     "is not contiguous: pass a contiguous copy (numpy.ascontiguousarray(x), x.contiguous())";
 constexpr const char* kReadOnly = "is read-only: pass a writable array, or a result array as out=";
 
-/// The exporter of a DLPack view said no: its reason, as ours. Ctrl-C stays what it is.
+/// Raises UsageError with the reason why the exporter refused a DLPack view. Ctrl-C is passed on.
 [[noreturn]] void refuse_dlpack(const char* what, py::handle object, py::error_already_set& error) {
   if (!error.matches(PyExc_Exception)) throw error;
   const auto reason = py::str(error.value()).cast<std::string>();
-  // What a library has no DLPack type for, it can still show as bytes, to be copied.
+  // A dtype without a DLPack type can still be viewed as bytes and copied.
   const bool about_dtype = reason.find("type") != reason.npos;
   refuse(what,
          "is a " + std::string(Py_TYPE(object.ptr())->tp_name) +
@@ -34,7 +34,7 @@ constexpr const char* kReadOnly = "is read-only: pass a writable array, or a res
              (about_dtype ? " (pass its bytes: x.view(torch.uint8))" : ""));
 }
 
-/// A buffer's format with the names of fields (":name:") left out holds 'O' for a Python object.
+/// Whether a buffer's format has 'O' (a Python object), not counting field names (":name:").
 bool has_objects(std::string_view format) {
   bool in_name = false;
   for (const char c : format) {
@@ -76,7 +76,7 @@ std::string ArrayView::dtype_text() const {
 void ArrayView::refuse_reduction(const char* what, Op op) const {
   if (dtype != DType::kOpaque) check_op(dtype, op);
   const std::string text = dtype_text();
-  // As NumPy and the struct module spell it.
+  // The byte order as NumPy and the struct module spell it.
   const bool is_big_endian = text.starts_with('>') || text.starts_with("'>");
   refuse(what, "has dtype " + text + (is_big_endian ? " (big-endian)" : "") +
                    ", which pycoll can copy but not reduce: expected one of " + dtype_names() +
@@ -92,7 +92,7 @@ void ArrayView::set_opaque(const char* what, py::object described, size_t size) 
 
 void ArrayView::set_shape(const char* what, int num_dims_in, const int64_t* dims) {
   if (num_dims_in > 64) refuse(what, "has more than 64 dimensions");
-  // Records keep six dimensions; the rest are folded into the sixth.
+  // Records keep six dimensions; the sixth is the product of the remaining ones.
   num_dims = num_dims_in < 6 ? num_dims_in : 6;
   for (int i = 0; i < num_dims_in; ++i) {
     count *= dims[i];
@@ -177,7 +177,7 @@ void ArrayView::set_tensor(const char* what, py::handle object, const DLTensor& 
   } else if (where != kHost && where != kPinnedHost) {
     refuse(what, "is neither in host memory nor in that of a CUDA device");
   }
-  // Strides of what has no element say nothing.
+  // Strides of an empty tensor have no meaning.
   const bool has_elements = std::count(tensor.shape, tensor.shape + tensor.ndim, 0) == 0;
   int64_t expected = 1;
   for (int i = tensor.ndim - 1; i >= 0 && tensor.strides != nullptr && has_elements; --i) {

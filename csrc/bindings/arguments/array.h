@@ -14,19 +14,19 @@ struct DLPackExchangeAPI;
 
 namespace pycoll {
 
-/// What an argument may be.
+/// Memory that an argument may be in.
 enum class Memory : uint8_t { kHost, kHostOrDevice };
 
-/// A borrowed view of a contiguous array of the host, or of a device; keeps its exporter's memory
-/// alive while it lives. Elements may be of any type of fixed size. A type that is not in the dtype
-/// table is kOpaque: it can be copied, and not reduced.
+/// A view of a contiguous host or device array; keeps the exporter's memory alive while the view
+/// lives. Elements may be of any type of fixed size. A type that is not in the dtype table is
+/// kOpaque: it can be copied, but not reduced.
 class ArrayView {
  public:
-  /// NumPy arrays, the buffer protocol, DLPack, then __cuda_array_interface__. `what` names the
-  /// argument in messages.
-  /// Raises UsageError when `object` is none of these, is not contiguous, is not in such memory,
-  /// holds Python objects, or is read-only while `writable`, and when a device array comes and
-  /// there is no library for it.
+  /// Tries NumPy arrays, the buffer protocol, DLPack, then __cuda_array_interface__. `what` names
+  /// the argument in messages.
+  /// Raises UsageError when `object` supports none of these, is not contiguous, is not in `memory`,
+  /// holds Python objects, is read-only although `writable` is set, or is a device array and
+  /// pycoll's device library is not available.
   ArrayView(PyObject* object, const char* what, bool writable, Memory memory = Memory::kHost);
 
   void* data = nullptr;
@@ -35,18 +35,18 @@ class ArrayView {
   size_t element_size = 0;  // bytes, of opaque elements too
   int num_dims = 0;
   int64_t shape[6] = {};
-  int device = -1;         // its number; -1: the host's memory
-  void* stream = nullptr;  // of that device, on which the array's library works now
+  int device = -1;         // number of the device; -1: host memory
+  void* stream = nullptr;  // current stream of the array's library on that device
 
-  /// The NumPy array that is viewed; null for what is none.
+  /// The viewed NumPy array; null for arrays of other libraries.
   PyObject* numpy() const { return is_numpy_ ? object_.ptr() : nullptr; }
   int64_t nbytes() const { return count * static_cast<int64_t>(element_size); }
-  /// As the core names it ("f32"); an opaque one as its library does ("datetime64[ns]").
+  /// Name of the dtype in the core ("f32"), or in its library if it is opaque ("datetime64[ns]").
   std::string dtype_text() const;
   bool same_elements(const ArrayView& other) const {
     return dtype == other.dtype && element_size == other.element_size;
   }
-  /// Raises UsageError that says why, unless the elements can be reduced with `op`.
+  /// Raises UsageError with the reason when the elements cannot be reduced with `op`.
   void check_reducible(const char* what, Op op) const {
     if (!supported(dtype, op)) refuse_reduction(what, op);
   }
@@ -75,8 +75,8 @@ class ArrayView {
   };
   bool is_numpy_ = false;
   bool allows_device_ = false;
-  pybind11::object object_;     // of a view that its exporter does not count
-  pybind11::object described_;  // the dtype of opaque elements, as its library has it
+  pybind11::object object_;     // keeps the exporter of an uncounted view alive
+  pybind11::object described_;  // the library's dtype object of opaque elements
   std::unique_ptr<Py_buffer, Release> buffer_;
   std::unique_ptr<DLManagedTensor, Release> dlpack_;
 };

@@ -1,4 +1,4 @@
-// How array libraries describe the rows of the dtype table: NumPy by type number or name, the
+// Dtypes as array libraries describe them: NumPy by type number or name, the
 // buffer protocol by a format and a size, DLPack by a code and a number of bits.
 #pragma once
 
@@ -10,18 +10,19 @@
 
 namespace pycoll {
 
-/// The dtype whose elements are of this kind and size, by IEEE 754 if floats.
+/// The dtype whose elements have this kind and size; floats are those of IEEE 754.
 inline constexpr DType dtype_of(DTypeKind kind, size_t size) {
-  if (kind == DTypeKind::kFloat && size == 1) return DType::kOpaque;  // there are several
+  if (kind == DTypeKind::kFloat && size == 1)
+    return DType::kOpaque;  // there are several 8-bit formats
   for (int d = 0; d < kNumDTypes; ++d) {
     const auto dtype = static_cast<DType>(d);
-    if (dtype == DType::kBF16) continue;  // never called just a float
+    if (dtype == DType::kBF16) continue;  // not an IEEE 754 type
     if (dtype_kind(dtype) == kind && dtype_size(dtype) == size) return dtype;
   }
   return DType::kOpaque;
 }
 
-/// NumPy's own types, by NPY_TYPES. They are in its ABI.
+/// NumPy's own types, by their NPY_TYPES number, which is part of its ABI.
 inline constexpr DType dtype_of_numpy(int type_num) {
   using enum DTypeKind;
   constexpr DType kTypes[] = {
@@ -54,7 +55,7 @@ inline constexpr DType dtype_of_numpy(int type_num) {
   return type_num >= 0 && type_num < kNumTypes ? kTypes[type_num] : DType::kOpaque;
 }
 
-/// Types that a package adds to NumPy get a number as they come, so they are known by name.
+/// A type that a package adds to NumPy, by name: its number depends on the order of imports.
 inline DType dtype_of_scalar_type(std::string_view name) {
   name.remove_prefix(name.rfind('.') + 1);  // npos + 1 is 0
   if (name == "bfloat16") return DType::kBF16;

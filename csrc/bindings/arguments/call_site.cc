@@ -9,7 +9,7 @@ namespace py = pybind11;
 
 namespace {
 
-// Tells the calls of one code object apart.
+// Position of the call within its code object.
 int instruction_of(PyFrameObject* frame) {
 #if PY_VERSION_HEX >= 0x030b0000
   return PyFrame_GetLasti(frame);
@@ -42,12 +42,12 @@ CallSites::~CallSites() {
 }
 
 uint16_t CallSites::here(Recorder& recorder) {
-  PyFrameObject* frame = PyEval_GetFrame();  // borrowed: it runs, and waits for us
+  PyFrameObject* frame = PyEval_GetFrame();  // borrowed: the frame is running this call
   if (frame == nullptr) return 0;
   const Entry* entry = &find(frame, recorder);
   if (!entry->inside) [[likely]]
     return entry->id;
-  py::object outer;  // keeps the frame that is looked at
+  py::object outer;  // keeps the current frame alive
   while (entry->inside) {
     PyFrameObject* back = PyFrame_GetBack(frame);
     if (back == nullptr) break;
@@ -59,7 +59,7 @@ uint16_t CallSites::here(Recorder& recorder) {
 }
 
 const CallSites::Entry& CallSites::find(PyFrameObject* frame, Recorder& recorder) {
-  PyCodeObject* code = PyFrame_GetCode(frame);  // a new reference, and the frame has one, too
+  PyCodeObject* code = PyFrame_GetCode(frame);  // a new reference; the frame has another
   Py_DECREF(code);
   const int instruction = instruction_of(frame);
   const size_t hash = (reinterpret_cast<uintptr_t>(code) >> 4) + static_cast<size_t>(instruction);

@@ -10,8 +10,8 @@
 
 namespace pycoll {
 
-/// Turns the place that calls into the id of its text in the rank's records. A place that was seen
-/// before costs a look at the frame and one entry of a table. The GIL is held in every method.
+/// Maps the location of a call to the id of its text in the rank's records. A known location costs
+/// one read of the frame and one table look-up. The GIL is held in every method.
 class CallSites {
  public:
   CallSites();
@@ -19,7 +19,7 @@ class CallSites {
   CallSites(const CallSites&) = delete;
   CallSites& operator=(const CallSites&) = delete;
 
-  /// Of the innermost frame outside the package pycoll; 0 when there is none.
+  /// Id of the innermost frame outside the package pycoll; 0 when there is none.
   uint16_t here(Recorder& recorder);
 
  private:
@@ -28,7 +28,7 @@ class CallSites {
   struct Entry {
     PyCodeObject* code = nullptr;  // owned, so that its address is not used again
     int instruction = 0;
-    bool inside = false;  // of the package: who called it is meant
+    bool inside = false;  // code of the package: its caller is the call site
     uint16_t id = 0;
   };
 

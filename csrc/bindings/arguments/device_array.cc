@@ -1,5 +1,5 @@
-// Arrays of a device: DLPack tensors and __cuda_array_interface__, with the stream on which their
-// library works now. Libraries are asked only if they are imported already.
+// Device arrays: DLPack tensors and __cuda_array_interface__, with the current stream of their
+// library. A library is queried only if it is already imported.
 #include <string>
 #include <vector>
 
@@ -28,7 +28,7 @@ py::object package_of(PyObject* object, const char* name) {
   return py::reinterpret_steal<py::object>(found);
 }
 
-/// Where the array's library puts its work now.
+/// The current stream of the array's library.
 void* current_stream(PyObject* object, int device, const py::dict& interface) {
   if (const py::object torch = package_of(object, "torch")) {
     return stream_from(torch.attr("cuda").attr("current_stream")(device).attr("cuda_stream"));
@@ -106,10 +106,10 @@ bool ArrayView::view_cuda_interface(PyObject* object, const char* what, bool wri
     const DeviceTable& table = device_table();
     if (table.find_device(data, &index) != 0) throw CudaError(table.last_error());
     if (index < 0) {
-      throw UsageError(std::string(what) + " is no memory of a device of " + table.name);
+      throw UsageError(std::string(what) + " is not in memory of a device of " + table.name);
     }
   } else {
-    index = 0;  // it has no memory: any device does
+    index = 0;  // an empty array has no memory: any device is right
   }
   set_device(what, index, current_stream(object, index, interface));
   return true;
@@ -117,9 +117,8 @@ bool ArrayView::view_cuda_interface(PyObject* object, const char* what, bool wri
 
 void ArrayView::set_device(const char* what, int device_in, void* stream_in) {
   if (!allows_device_) {
-    throw UsageError(
-        std::string(what) +
-        " is in memory of a device: this is for host arrays only; copy it to the host");
+    throw UsageError(std::string(what) +
+                     " is in device memory, expected host memory: copy the array to the host");
   }
   device = device_in;
   stream = stream_in;

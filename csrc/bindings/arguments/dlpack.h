@@ -58,7 +58,7 @@ struct DLPackExchangeAPI {
   void* managed_to_object;
   /// A view that is valid as long as `object` lives and is not resized. May be null.
   int (*tensor_from_object)(void* object, DLTensor* out);
-  /// Of a device type and its number.
+  /// Gives the current stream of a device, by type and number.
   int (*current_stream)(int32_t device_type, int32_t device_id, void** stream);
 };
 

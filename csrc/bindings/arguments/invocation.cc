@@ -13,12 +13,12 @@ namespace py = pybind11;
 
 namespace {
 
-// Below this size a call keeps the GIL until a wait turns slow; giving it up and taking it back
-// would cost as much as the message.
+// Below this size a call keeps the GIL until a wait turns slow: releasing and taking the GIL costs
+// as much as the message.
 constexpr int64_t kKeepGilBytes = 32 << 10;
 
-/// An algorithm that the core does not know may have been registered in Python: the method
-/// _add_algorithm of the communicator builds it, or raises UsageError.
+/// Adds an algorithm that the core does not know: the communicator's method _add_algorithm builds
+/// it if it was registered in Python, else raises UsageError.
 void know_algorithm(PyObject* self, Communicator& comm, const Call& call) {
   if (call.algorithm.empty()) return;
   const std::string_view name = call.algorithm.substr(0, call.algorithm.find('/'));
@@ -26,7 +26,8 @@ void know_algorithm(PyObject* self, Communicator& comm, const Call& call) {
   py::handle(self).attr("_add_algorithm")(info(call.collective).name, name, call.root);
 }
 
-/// Arrays that come again may move. A result that is made here does not come again.
+/// Counts uses of the arrays that the caller may use repeatedly; a freshly allocated result is not
+/// one of them.
 void note_arrays(const Invocation& in) {
   RegistrationCache* const registration_cache = in.object.registration_cache.get();
   if (registration_cache == nullptr || !registration_cache->wants(in.nbytes)) [[likely]]
@@ -72,7 +73,7 @@ void run_here(CommunicatorObject& object, Call& call, int64_t nbytes) {
 
 void refuse_async_in_batch(PyObject* async_op) {
   if (async_op == nullptr || !truth_of(async_op)) return;
-  throw UsageError("async_op within coalesce(): all operations of the group end with it");
+  throw UsageError("async_op within coalesce(): leave it out; the group ends with the context");
 }
 
 PyObject* run_or_start(Invocation& in) {

@@ -15,7 +15,7 @@
 
 namespace pycoll {
 
-/// The memory that a call points to: must live until it is over.
+/// The memory that a call points to. It must live until the call has finished.
 struct Operands {
   std::optional<ArrayView> x;
   std::optional<ArrayView> out;
@@ -29,22 +29,22 @@ struct Invocation {
   CommunicatorObject& object;
   const Arguments& args;
   Call call = {};
-  int64_t nbytes = 0;  // the larger one of what goes in and what comes out
+  int64_t nbytes = 0;  // size of the input or the output, whichever is larger
   Operands operands = {};
-  pybind11::object result = {};  // what Python gets in the end; null: None
+  pybind11::object result = {};  // return value in Python; null: None
 };
 
-/// Where every call passes: with async_op it is queued and a Work comes back, else it runs here.
-/// Returns a new reference.
+/// Common path of all calls: queues the call and returns a Work with async_op, else runs it on this
+/// thread. Returns a new reference.
 PyObject* run_or_start(Invocation& in);
 
 /// Raises UsageError for an asynchronous operation of a coalesced group.
 void refuse_async_in_batch(PyObject* async_op);
 
-/// Runs `call` on this thread; keeps the GIL for as long as that pays.
+/// Runs `call` on this thread; keeps the GIL while the call is short.
 void run_here(CommunicatorObject& object, Call& call, int64_t nbytes);
 
-/// Runs `body` and turns what it throws into a Python error.
+/// Runs `body` and turns its C++ exceptions into Python errors.
 template <class Body>
 PyObject* guarded(Body&& body) {
   try {

@@ -43,7 +43,7 @@ py::object new_array(py::handle x, int64_t num_rows) {
   } catch (py::error_already_set& error) {
     if (!error.matches(PyExc_Exception)) throw;
     throw UsageError("cannot make a result array like x, a " +
-                     std::string(Py_TYPE(x.ptr())->tp_name) + ": pass one as out=");
+                     std::string(Py_TYPE(x.ptr())->tp_name) + ": pass a result array as out=");
   }
 }
 

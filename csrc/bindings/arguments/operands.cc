@@ -46,7 +46,7 @@ const ArrayView& view_x(Invocation& in, bool writable) {
   return *in.operands.x;
 }
 
-/// What the record says, and peers compare: `shape`'s axes from `first` on.
+/// Stores the axes of the shape from `first` on, for records and for the comparison with peers.
 void set_shape(Call& call, const ArrayView& view, int first = 0) {
   call.num_dims = std::max(view.num_dims - first, 0);
   std::copy_n(view.shape + first, call.num_dims, call.shape);
@@ -57,10 +57,12 @@ void set_shape(Call& call, int64_t count) {
   call.shape[0] = count;
 }
 
-/// How many rows x has, for a collective that cuts it along its first axis.
+/// Number of rows of x, for a collective that cuts x along its first axis.
 int64_t num_rows(const Invocation& in, const ArrayView& x) {
   if (x.num_dims == 0) {
-    throw UsageError(name_of(in) + " cuts x along its first axis: x has none");
+    throw UsageError(name_of(in) +
+                     " cuts x along its first axis: expected an array of 1 or more dimensions, "
+                     "got a scalar");
   }
   return x.shape[0];
 }
@@ -94,10 +96,10 @@ void check_sum(const Invocation& in, const Counts& counts, const char* what, int
     return view.device < 0 ? std::string("in host memory")
                            : "on device " + std::to_string(view.device);
   };
-  throw UsageError("x is " + place(x) + ", out " + place(out) + ": both must be in one place");
+  throw UsageError("x is " + place(x) + ", out is " + place(out) + ": expected both in one place");
 }
 
-/// Where the result goes: `out`, of any shape that has `count` elements, or a new array of `rows`
+/// Array for the result: `out`, of any shape that has `count` elements, or a new array of `rows`
 /// rows like x's.
 const ArrayView& view_out(Invocation& in, int64_t count, int64_t rows) {
   PyObject* out = in.args[Arg::kOut];
@@ -116,13 +118,14 @@ const ArrayView& view_out(Invocation& in, int64_t count, int64_t rows) {
   return view;
 }
 
-/// A step may write a part of `out` before it reads that part of x.
+/// Refuses an `out` that overlaps x: a step may write a part of `out` before it reads that part of
+/// x.
 void check_apart(const Invocation& in, const char* advice = "") {
   const ArrayView& x = *in.operands.x;
   const ArrayView& out = *in.operands.out;
   if (std::less<>()(bytes(x.data), bytes(out.data) + out.nbytes()) &&
       std::less<>()(bytes(out.data), bytes(x.data) + x.nbytes())) {
-    throw UsageError("out overlaps x: pass an array of its own" + std::string(advice));
+    throw UsageError("out overlaps x: pass a separate array" + std::string(advice));
   }
 }
 
@@ -144,9 +147,9 @@ void like_x(Invocation& in) {
 
 void prefix(Invocation& in) {
   if (in.call.op == Op::kAvg) {
-    throw UsageError(name_of(in) +
-                     " has no op avg: each rank's result is of another number of ranks; divide a "
-                     "sum by the number that is meant");
+    throw UsageError(name_of(in) + " has no op avg: rank r would average " +
+                     (in.call.collective == Collective::kScan ? "r+1" : "r") +
+                     " values; use op='sum' and divide yourself");
   }
   like_x(in);
 }
@@ -209,7 +212,7 @@ void all_gather(Invocation& in) {
     in.operands.block_counts = times(counts, row_count(x));
     in.call.block_counts = in.operands.block_counts.data();
     set_shape(in.call, x);
-    in.call.shape[0] = total_rows;  // the ranks' own differ
+    in.call.shape[0] = total_rows;  // each rank's number of rows may differ
   } else {
     const int64_t rows = x.num_dims == 0 ? 1 : x.shape[0];
     total_rows = rows * num_ranks;
@@ -237,8 +240,8 @@ void scatter(Invocation& in) {
   if (at_root || in.args[Arg::kOut] == nullptr) {
     if (in.args[Arg::kX] == nullptr) {
       throw UsageError(at_root ? "scatter needs an array x at its root"
-                               : "scatter needs an array: out, or an x like the root's, of whose "
-                                 "shape and dtype the result is made");
+                               : "scatter needs an array: pass out, or an x with the root's shape "
+                                 "and dtype");
     }
     const ArrayView& x = view_x(in, false);
     const int64_t rows = block_rows(in, x, "");
@@ -255,11 +258,11 @@ void scatter(Invocation& in) {
     in.call.output = out.data;
     in.nbytes = out.nbytes();
   }
-  // The root's x and the others' out may be alike in nothing but this.
+  // Only the number of elements is equal in the root's x and the other ranks' out.
   set_shape(in.call, in.call.count);
 }
 
-/// What each rank sends to this one, where each knows only what it sends itself.
+/// Number of elements that each rank sends to this one: the ranks exchange their send counts.
 Counts exchange_counts(CommunicatorObject& object, const Counts& send_counts) {
   Counts recv_counts(send_counts.size());
   Call call;
@@ -279,7 +282,7 @@ void all_to_all(Invocation& in) {
   PyObject* send = in.args[Arg::kSendCounts];
   PyObject* recv = in.args[Arg::kRecvCounts];
   if (send == nullptr) {
-    if (recv != nullptr) throw UsageError("all_to_all: recv_counts need send_counts beside them");
+    if (recv != nullptr) throw UsageError("all_to_all: recv_counts requires send_counts");
     in.call.count = block_rows(in, x, "; or pass send_counts=") * row_count(x);
     set_shape(in.call, x);
     view_out(in, x.count, x.shape[0]);
@@ -293,7 +296,7 @@ void all_to_all(Invocation& in) {
   in.operands.recv_counts = times(recv_counts, row_count(x));
   in.call.send_counts = in.operands.send_counts.data();
   in.call.recv_counts = in.operands.recv_counts.data();
-  set_shape(in.call, x, 1);  // how many rows is each rank's own affair
+  set_shape(in.call, x, 1);  // the number of rows may differ between ranks
   view_out(in, sum(in.operands.recv_counts), sum(recv_counts));
   check_apart(in);
 }
@@ -310,7 +313,7 @@ void neighbor_exchange(Invocation& in) {
   check_apart(in);
 }
 
-/// Its message is a byte that nobody looks at.
+/// A barrier is an all_reduce of one byte whose value does not matter.
 void barrier(Invocation& in) {
   in.call.input = in.call.output = &in.object.barrier_token;
   in.call.count = 1;

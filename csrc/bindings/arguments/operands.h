@@ -8,8 +8,8 @@
 
 namespace pycoll {
 
-/// Fills the call's buffers, counts and shape, and `in.result`. `in.call` says which collective,
-/// and the root. Arrays are cut into blocks along their first axis; its entries are rows.
+/// Fills the call's buffers, counts and shape, and `in.result`. `in.call` has the collective and
+/// the root. Arrays are cut into blocks along their first axis; its entries are rows.
 /// Raises UsageError for arrays that do not fit.
 void set_operands(Invocation& in);
 

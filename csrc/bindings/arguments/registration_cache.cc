@@ -16,10 +16,10 @@ namespace py = pybind11;
 
 namespace {
 
-constexpr int kRegisterAfter = 8;  // a move costs as much as some ten messages save
+constexpr int kRegisterAfter = 8;  // moving an array costs what about ten messages save
 constexpr int kOwnsData = 0x4;     // NPY_ARRAY_OWNDATA
 
-/// The array that has the memory of `array`; null when something else than an array has it.
+/// The array that owns the memory of `array`; null when the owner is not an array.
 PyObject* owner_of(PyObject* array) {
   const auto& numpy = py::detail::npy_api::get();
   while (py::detail::array_proxy(array)->base != nullptr) {
@@ -29,24 +29,24 @@ PyObject* owner_of(PyObject* array) {
   return (py::detail::array_proxy(array)->flags & kOwnsData) != 0 ? array : nullptr;
 }
 
-/// Memory that NumPy got from malloc, and not from an allocator of somebody else's.
+/// Whether NumPy got the memory from malloc, not from a custom allocator.
 bool is_from_malloc(PyObject* owner) {
   for (const char* module : {"numpy._core.multiarray", "numpy.core.multiarray"}) {
     try {
       const py::object name = py::module_::import(module).attr("get_handler_name")(
           py::reinterpret_borrow<py::object>(owner));
       return py::str(name).cast<std::string>() == "default_allocator";
-    } catch (py::error_already_set&) {  // of another version
+    } catch (py::error_already_set&) {  // the function has another name in this NumPy
     }
   }
   return false;
 }
 
-/// Belongs to the callback of a weak reference to an registered array's owner. NumPy neither frees
-/// nor resizes an array that has one before it has told it.
+/// State of the callback of a weak reference to the owner of a registered array. NumPy calls it
+/// before it frees the array, and refuses to resize an array that has weak references.
 struct Followed {
   std::shared_ptr<CachedArray> array;
-  PyObject* reference = nullptr;  // weak; owned by this, which its callback owns
+  PyObject* reference = nullptr;  // weak; owned by this object, which the callback owns
 
   static Followed* of(PyObject* capsule) {
     return static_cast<Followed*>(PyCapsule_GetPointer(capsule, nullptr));
@@ -57,13 +57,13 @@ PyObject* on_death(PyObject* capsule, PyObject*) {
   Followed* const followed = Followed::of(capsule);
   if (followed == nullptr) return nullptr;
   followed->array->end();
-  Py_XDECREF(std::exchange(followed->reference, nullptr));  // and with it, in the end, `followed`
+  Py_XDECREF(std::exchange(followed->reference, nullptr));  // finally frees `followed` too
   return Py_NewRef(Py_None);
 }
 
 PyMethodDef kOnDeath = {"pycoll_array_died", on_death, METH_O, nullptr};
 
-/// What the core is to register; null when the owner takes no weak reference.
+/// The array that the core registers; null when the owner supports no weak reference.
 std::shared_ptr<CachedArray> follow(PyObject* owner, const ArrayView& view) {
   auto* const followed = new Followed{std::make_shared<CachedArray>(
       static_cast<std::byte*>(view.data), static_cast<size_t>(view.nbytes()))};
@@ -85,7 +85,7 @@ RegistrationCache::RegistrationCache()
     : after_(static_cast<int>(env_number("PYCOLL_REGISTER_AFTER"))) {}
 
 RegistrationCache::Seen& RegistrationCache::find(const PyObject* owner, const ArrayView& view) {
-  // One of two places, so that x and out of a loop never keep each other out.
+  // Two candidate entries, so that x and out of a loop never evict each other.
   const uint64_t hash = reinterpret_cast<uintptr_t>(view.data) * 0x9e3779b97f4a7c15;
   Seen& first = seen_[(hash >> 32) % kNumSeen];
   Seen& second = seen_[((hash >> 32) ^ 1) % kNumSeen];
@@ -108,7 +108,7 @@ void RegistrationCache::count(Communicator& comm, const ArrayView& view) {
   if (seen.num_uses < seen.wanted) return;
   if (seen.num_uses > seen.wanted) {
     if (!seen.array.expired()) return;
-    // It is another one by now.
+    // The address now belongs to another array.
     seen.wanted = seen.num_uses > seen.wanted + after_ ? after_ : 2 * seen.wanted;
     seen.num_uses = 1;
     return;

@@ -1,5 +1,5 @@
-// NumPy's arrays that come again and again get memory that the peers reach without a copy, unseen
-// (decision 0023): buffers of a training loop, parameters.
+// Registers NumPy arrays that are used repeatedly (parameters, buffers of a training loop), so that
+// peers access them without a copy (decision 0023).
 #pragma once
 
 #include <array>
@@ -11,8 +11,8 @@
 
 namespace pycoll {
 
-/// Counts how often an array of NumPy's own memory is passed, and has the core register those that
-/// were passed often enough. The GIL is held in every method.
+/// Counts how often each array in NumPy's own memory is passed, and has the core register an array
+/// once it has been passed often enough. The GIL is held in every method.
 class RegistrationCache {
  public:
   /// Raises UsageError when PYCOLL_REGISTER_AFTER cannot be read.
@@ -22,29 +22,30 @@ class RegistrationCache {
   int after() const { return after_; }
   void set_after(int after) { after_ = after; }
 
-  /// Whether arrays of a message of so many bytes are to be noted.
+  /// Whether arrays of a message of this size are counted.
   bool wants(int64_t message_bytes) const { return message_bytes >= kMinMessage && after_ != 0; }
-  /// Called when an operation is about to begin: its arrays are its alone.
+  /// Counts one use. Called just before an operation begins, while no other operation uses its
+  /// arrays.
   void note(Communicator& comm, const ArrayView& view) {
     if (view.nbytes() >= kMinBytes && view.numpy() != nullptr) count(comm, view);
   }
 
  private:
-  // Below, moving arrays does not pay before they have been passed hundreds of times.
+  // Below this size, moving an array pays only after it has been passed hundreds of times.
   static constexpr int64_t kMinMessage = 64 << 10;
-  static constexpr int64_t kMinBytes = 16 << 10;  // what peers would reach without a copy
+  static constexpr int64_t kMinBytes = 16 << 10;  // smallest part that peers access without a copy
   static constexpr size_t kNumSeen = 256;
 
-  /// What was passed, by addresses alone until it is registered: a new array at an old one's place
-  /// may be taken for it, and is registered too early then. Each time that this was of no use, it
-  /// takes twice as many uses to the next time.
+  /// An array that was passed, known by its address alone until it is registered. A new array at
+  /// the address of an old one is taken for it, and is registered too early. Each registration
+  /// that was not used doubles the number of uses before the next one.
   struct Seen {
     const PyObject* owner = nullptr;
     const void* data = nullptr;
     int64_t nbytes = 0;
     int64_t num_uses = 0;
-    int64_t wanted = 0;                // uses
-    std::weak_ptr<CachedArray> array;  // once there were so many; lives as long as its owner
+    int64_t wanted = 0;                // uses before it is registered
+    std::weak_ptr<CachedArray> array;  // set when registered; lives as long as its owner
     uint64_t last_use = 0;             // by now_
   };
 
@@ -53,7 +54,7 @@ class RegistrationCache {
 
   int after_;
   std::array<Seen, kNumSeen> seen_;
-  uint64_t now_ = 0;  // counts uses, so that of two places the older one is given up
+  uint64_t now_ = 0;  // counts uses, so that the entry used less recently is replaced
 };
 
 }  // namespace pycoll

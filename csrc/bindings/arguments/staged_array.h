@@ -1,5 +1,5 @@
-// A device's array that is sent or received: through host memory, since what moves messages is the
-// host. Its copies are in the order of the array's stream, and the caller waits for them.
+// A device array that is sent or received through host memory, since the host moves messages. The
+// copies run in the order of the array's stream, and the caller waits for them.
 #pragma once
 
 #include <string>
@@ -21,7 +21,7 @@ class StagedArray {
         bytes_(static_cast<size_t>(x.nbytes())) {
     if (device_.capture_of(stream_) != 0) {
       throw UsageError(std::string(function) +
-                       " of a device's array cannot be captured: the host moves its bytes");
+                       " of a device array cannot be captured: the host moves its bytes");
     }
   }
   std::byte* data() { return bytes_.data(); }

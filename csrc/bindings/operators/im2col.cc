@@ -1,5 +1,5 @@
-// For each element of the filter, its image is the image moved: a run of each row is copied, and
-// zeros stand where it looks beyond the edge.
+// The output plane of a filter element is the shifted image: a run of each row is copied, and
+// positions beyond the edge are filled with zeros.
 #include "bindings/operators/im2col.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct Wide {
 /// Patches whose element lies within the image: [first, last).
 struct Within {
   Within(const PatchAxis& axis, int64_t offset) {
-    const int64_t before = axis.padding - offset;  // the first patch begins so far before the image
+    const int64_t before = axis.padding - offset;  // distance of the first patch before the image
     const int64_t count = axis.num_patches();
     first = std::clamp((before + axis.stride - 1) / axis.stride, int64_t{0}, count);
     if (before <= 0) first = 0;

@@ -8,11 +8,11 @@ namespace pycoll::torch_backend {
 namespace {
 
 constexpr size_t kMinBlockBytes = 4096;
-// What is kept beyond this goes back to the system.
+// Free bytes above this limit are returned to the system.
 constexpr size_t kMaxFreeBytes = size_t{512} << 20;
 
-/// Blocks come in four sizes for each power of two, so that a tensor of another size than the last
-/// one may still find one, at the price of at most a quarter.
+/// Rounds up to one of four block sizes per power of two, so that a tensor of a similar size can
+/// reuse a block; wastes at most a quarter.
 size_t block_bytes(size_t nbytes) {
   if (nbytes <= kMinBlockBytes) return kMinBlockBytes;
   const size_t step = std::max(std::bit_floor(nbytes - 1) / 4, kMinBlockBytes);
@@ -39,7 +39,7 @@ void SharedAllocator::close() {
 }
 
 at::Tensor SharedAllocator::allocate(int64_t numel, at::ScalarType type) {
-  TORCH_CHECK_VALUE(numel >= 0, "pycoll: a tensor of ", numel, " elements");
+  TORCH_CHECK_VALUE(numel >= 0, "pycoll: cannot allocate a tensor of ", numel, " elements");
   const size_t nbytes = static_cast<size_t>(numel) * c10::elementSize(type);
   auto* lease = new Lease{shared_from_this(), take(nbytes)};
   const auto give_back = [](void* context) {
@@ -54,7 +54,7 @@ at::Tensor SharedAllocator::allocate(int64_t numel, at::ScalarType type) {
 SharedAllocator::Block SharedAllocator::take(size_t nbytes) {
   nbytes = block_bytes(nbytes);
   const std::lock_guard lock(mutex_);
-  TORCH_CHECK(!closed_, "pycoll: this process group is shut down: it gives no memory any more");
+  TORCH_CHECK(!closed_, "pycoll: cannot allocate memory: this process group is shut down");
   const auto found = free_.find(nbytes);
   if (found != free_.end() && !found->second.empty()) {
     const Block block = found->second.back();

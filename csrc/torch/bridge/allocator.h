@@ -1,4 +1,4 @@
-// Tensors in memory that the peers reach without a copy.
+// Tensors in memory that peers access without a copy.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,16 +12,16 @@
 
 namespace pycoll::torch_backend {
 
-/// Gives out blocks of the communicator's heap and keeps what comes back for the next tensor: its
-/// pages exist already. Lives as long as a tensor of it, or its backend.
+/// Allocates blocks of the communicator's heap and reuses freed blocks, whose pages already exist.
+/// Lives as long as its backend and every tensor that it has allocated.
 class SharedAllocator : public std::enable_shared_from_this<SharedAllocator> {
  public:
   explicit SharedAllocator(const Comm& comm) : comm_(comm) {}
   ~SharedAllocator();
 
-  /// An uninitialised, one-dimensional tensor. Its block comes back when its storage is freed.
+  /// An uninitialised, one-dimensional tensor. Its block is reused after its storage is freed.
   at::Tensor allocate(int64_t numel, at::ScalarType type);
-  /// No new blocks from the communicator after this: it may go.
+  /// Ends the use of the communicator, which may then be destroyed: no new blocks after this.
   void close();
 
  private:

@@ -25,7 +25,7 @@ void set_core(const pycoll_api* api) {
 }
 
 int interrupted() {
-  // Python runs handlers on its main thread alone; others need not wait for the GIL.
+  // Python runs signal handlers on its main thread only; other threads need not wait for the GIL.
   if (!is_main_thread() || Py_IsInitialized() == 0) return 0;
   const pybind11::gil_scoped_acquire gil;
   return PyErr_CheckSignals() != 0 ? 1 : 0;
@@ -39,11 +39,11 @@ void raise_signals() {
 
 void raise_core_error(int code, const pycoll_error& error) {
   if (code == PYCOLL_ABORTED_ERROR && is_main_thread() && Py_IsInitialized() != 0) {
-    // A signal handler's error wins over what it caused.
+    // A signal handler's error takes precedence over the errors that it caused.
     const pybind11::gil_scoped_acquire gil;
     if (PyErr_Occurred() != nullptr) throw pybind11::error_already_set();
   }
-  // torch's own words for a deadline: programs look for them.
+  // torch's own text for a timeout: programs search for it.
   const char* const timed_out = code == PYCOLL_TIMEOUT_ERROR ? "Timed out waiting: " : "";
   const std::string text = "pycoll: " + (timed_out + std::string(error.message));
   if (code == PYCOLL_USAGE_ERROR) C10_THROW_ERROR(ValueError, text);

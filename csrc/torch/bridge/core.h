@@ -1,4 +1,4 @@
-// The core as the shim sees it: the C table, and one owner per communicator.
+// The core for the shim: the C table, and an owner for each communicator.
 #pragma once
 
 #include <string>
@@ -7,21 +7,22 @@
 
 namespace pycoll::torch_backend {
 
-/// The table that `pycoll._core` hands out. Raises where it is another version. Set once, when the
+/// The table of `pycoll._core`. Raises if its version differs. Set once, when the
 /// module is loaded (module.cc).
 const pycoll_api& core();
 void set_core(const pycoll_api* api);
 
-/// Raises what a function of the table has returned: ValueError for a wrong call, else
+/// Raises the error that a function of the table has returned: ValueError for a wrong call, else
 /// torch.distributed.DistBackendError, with the core's text.
 [[noreturn]] void raise_core_error(int code, const pycoll_error& error);
 inline void check(int code, const pycoll_error& error) {
   if (code != PYCOLL_OK) [[unlikely]]
     raise_core_error(code, error);
 }
-/// Runs Python's signal handlers on the main thread: what they raise (Ctrl-C) is raised here.
+/// Runs Python's signal handlers on the main thread, and raises their errors (Ctrl-C).
 void raise_signals();
-/// The same for the core: not 0 when a handler raised. The error waits to be raised.
+/// Runs the signal handlers for the core; not 0 when a handler raised. The error is raised later,
+/// by raise_core_error().
 int interrupted();
 
 /// A communicator of the core.

@@ -8,24 +8,25 @@
 namespace pycoll::torch_backend {
 namespace {
 
-// Below this, malloc is quicker than the heap's lock, and slots are quicker than direct access.
+// Below this size, malloc is faster than the heap's lock, and slots are faster than direct access.
 constexpr size_t kMinSharedBytes = 64 << 10;
 
 bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-/// Raises for a device whose memory the core's library does not know.
+/// Raises for a device that the core's device library does not support.
 void check_device(at::Device device, const char* what) {
   pycoll_error error;
   const bool may_be = device.is_cuda() || device.is_privateuseone();
   const char* const kind = may_be ? core().device_kind(&error) : nullptr;
   TORCH_CHECK_VALUE(!may_be || kind != nullptr, what, ": the tensor is on ", device, ", but ",
                     error.message, "; or use init_process_group(\"cpu:pycoll,cuda:nccl\")");
-  // Another library of torch's may have taken the name; the emulated device has no other.
+  // The device type may belong to another library of torch; only the emulated device uses that
+  // name.
   const bool known = may_be && (kind == std::string_view("cuda")) == device.is_cuda();
   TORCH_CHECK_VALUE(known, what, ": the tensor is on ", device,
-                    ", and pycoll moves tensors of the CPU and of CUDA devices");
+                    ", expected the CPU or a CUDA device");
 }
 
 }  // namespace
@@ -38,7 +39,7 @@ void copy_elements(const at::Tensor& to, const at::Tensor& from) {
     return;
   }
   const at::NoGradGuard no_grad;
-  // Nobody's host waits for a device here.
+  // The host must not wait for a device here.
   to.copy_(from.view(to.sizes()), /*non_blocking=*/!to.device().is_cpu());
 }
 

@@ -1,4 +1,4 @@
-// What init_process_group(pg_options=) may say.
+// Options of init_process_group(pg_options=).
 #pragma once
 
 #include <chrono>
@@ -12,10 +12,9 @@ struct BackendOptions : c10d::Backend::Options {
   explicit BackendOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
       : c10d::Backend::Options("pycoll", timeout) {}
 
-  // Bits of results depend on the values and their order of ranks alone. Alike on all ranks.
+  // Result bits depend on the values and the order of ranks alone. Identical on all ranks.
   bool deterministic = false;
-  // So many uses of one tensor later, its memory is moved to where peers reach it without a copy.
-  // 0: never.
+  // Number of uses after which a tensor's memory is registered for access without a copy. 0: never.
   int register_after = default_register_after();
 };
 

@@ -6,9 +6,9 @@
 namespace pycoll::torch_backend {
 namespace {
 
-constexpr int kRegisterAfter = 8;  // a move costs as much as some ten messages save
+constexpr int kRegisterAfter = 8;  // moving a tensor costs what about ten messages save
 
-/// What stands in a storage for its memory once that was cached.
+/// Replaces the memory of a storage once it is cached.
 struct CachedTensor {
   c10::DataPtr own;  // the memory as torch's allocator gave it
   pycoll_array* array;
@@ -32,7 +32,7 @@ int default_register_after() {
 TensorCache::Seen& TensorCache::find(const at::Tensor& tensor) {
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
   const void* const data = tensor.const_data_ptr();
-  // One of two places, so that input and output of a loop never keep each other out.
+  // Two candidate entries, so that input and output of a loop never evict each other.
   const uint64_t hash = reinterpret_cast<uintptr_t>(data) * 0x9e3779b97f4a7c15;
   Seen& first = seen_[(hash >> 32) % kNumSeen];
   Seen& second = seen_[((hash >> 32) ^ 1) % kNumSeen];
@@ -56,8 +56,8 @@ void TensorCache::count(const at::Tensor& tensor) {
 void TensorCache::cache(const at::Tensor& tensor) {
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
   const c10::DataPtr& memory = storage->_mutable_data_ptr_no_checks();
-  // Only what torch's own allocator has given, and nobody else has a hand in: no arrays of NumPy,
-  // no files, nothing that is shared with other processes or copied on write.
+  // Only memory of torch's own allocator that has no other owner: no NumPy arrays, mapped files,
+  // memory shared with other processes, or copy-on-write memory.
   if (memory.get_deleter() != c10::GetDefaultCPUAllocator()->raw_deleter() ||
       memory.get() != memory.get_context()) {
     return;
@@ -66,11 +66,11 @@ void TensorCache::cache(const at::Tensor& tensor) {
   pycoll_error error;
   if (core().cache(comm_.get(), const_cast<void*>(tensor.const_data_ptr()), tensor.nbytes(), &array,
                    &error) != PYCOLL_OK) {
-    return;  // a closed communicator; the operation itself says so
+    return;  // the communicator is closed; the operation itself reports that
   }
   auto cached = std::make_unique<CachedTensor>(c10::DataPtr(), array);
   CachedTensor* const held = cached.get();
-  // The address stays the same: whoever reads it meanwhile reads the right one.
+  // The address stays the same, so concurrent readers see a valid one.
   held->own = storage->set_data_ptr(
       c10::DataPtr(memory.get(), cached.release(), CachedTensor::end, memory.device()));
 }

@@ -16,7 +16,7 @@ namespace py = pybind11;
 #if PY_VERSION_HEX >= 0x030b0000 && PY_VERSION_HEX < 0x030e0000 && !defined(Py_GIL_DISABLED)
 #define PYCOLL_KNOWS_FRAMES 1
 
-/// The beginning of the interpreter's own frame.
+/// The first members of the interpreter's frame struct.
 struct Frame {
 #if PY_VERSION_HEX < 0x030c0000
   void* function;
@@ -28,7 +28,7 @@ struct Frame {
   Frame* previous;
   const char* instruction;
 #else
-  PyObject* code;  // of a frame that C has made it may be something else
+  PyObject* code;  // may be another object in a frame that C code has made
   Frame* previous;
   void* function;
   void* globals;
@@ -39,7 +39,7 @@ struct Frame {
 #endif
 };
 
-/// The calling thread's; null when Python does not know the thread.
+/// Innermost frame of the calling thread; null when Python does not know the thread.
 const Frame* innermost_frame() {
   const PyThreadState* state = PyGILState_GetThisThreadState();
   if (state == nullptr) return nullptr;
@@ -50,14 +50,14 @@ const Frame* innermost_frame() {
 #endif
 }
 
-/// Where in its code the frame is, bytes.
+/// Position of the frame in its code, in bytes.
 int instruction_of(const Frame& frame) {
   const auto* code = reinterpret_cast<const PyCodeObject*>(frame.code);
   return static_cast<int>(frame.instruction - code->co_code_adaptive);
 }
 #endif
 
-/// Whether `frame`, and who called it, is what Python says of its innermost frames.
+/// Whether the frames as read here equal the innermost frames that Python reports.
 bool frames_are_as_known() {
 #ifdef PYCOLL_KNOWS_FRAMES
   const Frame* frame = innermost_frame();
@@ -85,8 +85,8 @@ bool frames_are_as_known() {
 bool knows_frames = false;  // set when the module is loaded
 
 #ifdef PYCOLL_KNOWS_FRAMES
-/// The places that all groups of this process have seen. They are never removed: what is there is
-/// good for as long as the process.
+/// Call sites of all groups of this process. Entries are never removed, so references stay valid
+/// until the process ends.
 class Places {
  public:
   static Places& of_this_process() {
@@ -94,7 +94,7 @@ class Places {
     return places;
   }
 
-  /// 0 when it is not known.
+  /// Number of the current call site; 0 when it is not known.
   uint16_t here() {
     if (busy_.test_and_set(std::memory_order_acquire)) return 0;  // another thread's call
     uint16_t number = 0;
@@ -107,7 +107,7 @@ class Places {
     busy_.clear(std::memory_order_release);
     return number;
   }
-  /// Called with what here() gave. Texts stay where they are.
+  /// Text of a number that here() returned. Its address stays valid.
   const char* text(uint16_t number) const { return texts_[number].c_str(); }
 
  private:
@@ -118,13 +118,13 @@ class Places {
   struct Entry {
     PyObject* code = nullptr;  // owned, so that its address is not used again
     const char* instruction = nullptr;
-    bool inside = false;  // torch's or ours: who called it is meant
-    uint16_t number = 0;  // of the text
+    bool inside = false;  // code of torch or pycoll: its caller is the call site
+    uint16_t number = 0;  // number of the text
   };
 
   Places() : entries_(kNumEntries) {
     texts_.reserve(kMaxTexts);
-    texts_.emplace_back();  // of number 0
+    texts_.emplace_back();  // the empty text of number 0
   }
 
   const Entry* find(const Frame& frame) {
@@ -136,7 +136,7 @@ class Places {
         return &entry;
       if (entry.code == nullptr) return fill(entry, frame);
     }
-    return nullptr;  // no room
+    return nullptr;  // the table is full
   }
 
   const Entry* fill(Entry& entry, const Frame& frame) {
@@ -145,12 +145,12 @@ class Places {
     try {
       return fill_with_gil(entry, frame);
     } catch (const std::exception&) {
-      return nullptr;  // not worth an operation
+      return nullptr;  // a missing call site must not fail the operation
     }
   }
 
   const Entry* fill_with_gil(Entry& entry, const Frame& frame) {
-    entry.inside = true;  // what is no Python code
+    entry.inside = true;  // default for frames without Python code
     if (PyCode_Check(frame.code)) {
       auto* code = reinterpret_cast<PyCodeObject*>(frame.code);
       const std::string file = utf8(code->co_filename);

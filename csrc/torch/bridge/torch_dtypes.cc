@@ -94,14 +94,15 @@ int dtype_of(at::ScalarType type) {
 
 Reduction reduction_of(const c10d::ReduceOp& op, at::ScalarType type, const char* what) {
   Reduction reduction{.op = op_of(op.op_)};
-  // Integers have no exact mean; torch's other backends refuse it, or differ in how they round.
+  // Integers have no exact mean; torch's other backends refuse it, or round differently.
   const bool inexact = reduction.op == PYCOLL_AVG && at::isIntegralType(type, true);
-  TORCH_CHECK_VALUE(!inexact, "pycoll: ", what, " with ReduceOp.AVG of ", type,
-                    ": the mean of integers is no integer; reduce with SUM and divide, or convert "
-                    "to a floating point type");
+  TORCH_CHECK_VALUE(
+      !inexact, "pycoll: ", what, " with ReduceOp.AVG of ", type,
+      ": the mean of integers is not an integer; reduce with SUM and divide, or convert "
+      "to a floating point type");
   TORCH_CHECK_VALUE(reduction.op >= 0 && core().reduces(dtype_of(type), reduction.op) != 0,
                     "pycoll: ", what, " with ReduceOp.", name_of(op.op_), " of ", type,
-                    ": elements of this type are not reduced by this op");
+                    ": this op does not support elements of this type");
   if (reduction.op == PYCOLL_PREMUL) reduction.factor = factor_of(op);
   return reduction;
 }

@@ -9,7 +9,7 @@
 
 namespace pycoll::torch_backend {
 
-/// PYCOLL_OPAQUE for types that the core only copies.
+/// The core's dtype of a torch type; PYCOLL_OPAQUE for types that the core only copies.
 int dtype_of(at::ScalarType type);
 
 struct Reduction {
@@ -17,7 +17,7 @@ struct Reduction {
   double factor = 1;
 };
 
-/// Raises ValueError where elements of this type are not reduced by this op. `what` begins the
+/// The core's op. Raises ValueError if it does not support elements of this type. `what` begins the
 /// message.
 Reduction reduction_of(const c10d::ReduceOp& op, at::ScalarType type, const char* what);
 

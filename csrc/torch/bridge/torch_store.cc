@@ -13,11 +13,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// What the core's store functions get as their context.
+/// Context of the core's store functions.
 struct StoreContext {
   c10d::Store& store;
   std::string prefix;
-  std::exception_ptr signal;  // a Python signal handler's error: wins over what it caused
+  std::exception_ptr signal;  // error of a Python signal handler, raised in place of later errors
 };
 
 int fail(pycoll_error* error, int code, const std::string& text) {
@@ -30,7 +30,7 @@ int fail(pycoll_error* error, int code, const std::string& text) {
   return code;
 }
 
-/// No exception passes the core.
+/// Runs `body` and returns its exception as an error code: exceptions must not enter the core.
 template <class Body>
 int guarded(StoreContext& context, pycoll_error* error, Body&& body) {
   try {
@@ -90,7 +90,7 @@ int remove(void* self, const char* key, pycoll_error* error) {
 }  // namespace
 
 bool wait_for_key(c10d::Store& store, const std::string& key, std::chrono::milliseconds timeout) {
-  // Asking again and again, because c10d's own waits cannot be interrupted.
+  // Polls, because c10d's own waits cannot be interrupted.
   const auto end = Clock::now() + timeout;
   auto pause = std::chrono::microseconds(200);
   while (!store.check({key})) {
@@ -104,7 +104,8 @@ bool wait_for_key(c10d::Store& store, const std::string& key, std::chrono::milli
 
 pycoll_comm* open_comm(const StorePtr& store, int rank, int num_ranks,
                        std::chrono::milliseconds timeout) {
-  // All ranks count how often they have opened this group: nobody opens it again before all have.
+  // All ranks add to one count of openings: no rank opens the group again before all have opened
+  // it.
   const int64_t opened = num_ranks == 1 ? 1 : store->add("pycoll/opened", 1);
   const int64_t generation = (opened - 1) / num_ranks;
   StoreContext context{*store, "pycoll/" + std::to_string(generation) + "/", nullptr};

@@ -1,4 +1,4 @@
-// c10d's store as the one through which the core's ranks meet.
+// c10d's store as the core's store, through which the ranks meet.
 #pragma once
 
 #include <chrono>
@@ -11,11 +11,11 @@ namespace pycoll::torch_backend {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-/// Waits until the key is there; false when it is not after `timeout`. A signal ends the wait.
+/// Waits until the key exists; false when `timeout` has passed. A signal ends the wait.
 bool wait_for_key(c10d::Store& store, const std::string& key, std::chrono::milliseconds timeout);
 
-/// Makes the core's communicator of the group whose ranks share `store`. Collective; a group can be
-/// made again through the same store, as often on each rank.
+/// Makes the core's communicator of the ranks that share `store`. Collective. The same store can be
+/// used for several communicators in turn, in the same order on all ranks.
 pycoll_comm* open_comm(const StorePtr& store, int rank, int num_ranks,
                        std::chrono::milliseconds timeout);
 

@@ -69,7 +69,7 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceMessageWork::getFuture() {
 }
 
 bool DeviceMessageWork::wait(std::chrono::milliseconds timeout) {
-  // What is sent was copied behind the current stream's work, which may go on.
+  // The bytes of a send are copied in stream order, so the current stream can go on.
   const bool is_send = opType_ == c10d::OpType::SEND;
   if (!is_send || timeout != kNoTimeout || isCompleted()) PycollWork::wait(timeout);
   if (!is_send) {

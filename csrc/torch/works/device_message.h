@@ -1,6 +1,5 @@
-// torch's handle on a send or receive of a device's tensor. The bytes travel through memory of the
-// host, as messages of the CPU's tensors do; streams and threads wait for each other, not the
-// caller.
+// torch's handle on a send or receive of a device tensor. The bytes travel through host memory,
+// like messages of CPU tensors. Streams and threads wait for each other; the caller does not wait.
 #pragma once
 
 #include <condition_variable>
@@ -12,14 +11,14 @@
 
 namespace pycoll::torch_backend {
 
-/// Starts messages once an event has come, in the order in which they were given to it. A forked
-/// process, which has no such thread, does not destroy it.
+/// Starts messages on a thread after their events have occurred, in the order of submission. A
+/// forked process does not have the thread and does not destroy the object.
 class MessageStarter {
  public:
   ~MessageStarter();
 
-  /// Calls `start` on the starter's thread behind `after`, or here and now where there is none and
-  /// nothing waits.
+  /// Calls `start` on the starter's thread after the event `after`, or at once on this thread where
+  /// there is no event and no message is waiting.
   void start(std::optional<c10::Event> after, std::function<void()> start);
 
  private:
@@ -31,7 +30,7 @@ class MessageStarter {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Waiting> waiting_;  // the first one stays while it is started
+  std::deque<Waiting> waiting_;  // the first one is removed after its start
   bool stop_ = false;
   std::thread thread_;
 };
@@ -40,12 +39,12 @@ class DeviceMessageWork : public MessageWork {
  public:
   using MessageWork::MessageWork;
 
-  /// `stream`: on which what was received is copied to its tensor, behind what the current one has
-  /// got. Before it is started.
+  /// Called before the start. `stream` copies the received bytes to the tensor, after the work that
+  /// is now queued on the current stream.
   void prepare(c10::Stream stream);
 
-  /// The current stream waits. The host does so for a receive, until the bytes have come; and for a
-  /// send only where there is a timeout.
+  /// Makes the current stream wait. The host waits for the bytes of a receive, and for a send only
+  /// if there is a timeout.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(kNoTimeout); }
   void blockCurrentStream() override { wait(kNoTimeout); }

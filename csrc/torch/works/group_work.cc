@@ -20,7 +20,7 @@ std::exception_ptr GroupWork::exception() const {
 }
 
 bool GroupWork::wait(std::chrono::milliseconds timeout) {
-  // All of them, even if one fails: the others' tensors must not be in use any more.
+  // Waits for all operations even if one fails: no tensor may still be in use afterwards.
   std::exception_ptr error;
   for (const auto& part : parts_) {
     try {
@@ -48,7 +48,7 @@ c10::intrusive_ptr<c10::ivalue::Future> GroupWork::getFuture() {
   for (const auto& part : parts_) futures.push_back(part->getFuture());
   return c10::collectAll(futures)->then(
       [outputs = result()](c10::ivalue::Future& all) {
-        all.value();  // raises what went wrong
+        all.value();  // raises the error of a failed operation
         return c10::IValue(outputs);
       },
       type);

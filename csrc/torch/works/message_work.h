@@ -1,4 +1,4 @@
-// torch's handle on a send or receive: who waits for it moves messages on.
+// torch's handle on a send or receive: a thread that waits for it makes progress on messages.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,8 @@ class MessageWork : public PycollWork {
     if (handle_ != nullptr) core().release_message(handle_);
   }
 
-  /// Once, on any thread. Who waits before helps no message on, but is told of the end.
+  /// Called once, on any thread. A thread that waits earlier is notified on completion but makes no
+  /// progress itself.
   void start(pycoll_comm* comm, const pycoll_message& message) {
     pycoll_error error;
     void* const lent = lend(c10::intrusive_ptr<PycollWork>::reclaim_copy(this));
@@ -36,12 +37,12 @@ class MessageWork : public PycollWork {
     pycoll_error error;
     const double timeout_s = std::chrono::duration<double>(timeout).count();
     if (core().wait_message(handle_, timeout_s, &error) == PYCOLL_PENDING) return false;
-    // The thread that saw its end may still be telling everyone.
+    // The thread that saw the end may still be sending the notifications.
     return PycollWork::wait_for(std::chrono::hours(1));
   }
 
  private:
-  pycoll_handle* handle_ = nullptr;  // others than who starts it look once it is started, or over
+  pycoll_handle* handle_ = nullptr;  // other threads read it after the start or the end
   std::atomic<bool> started_ = false;
 };
 

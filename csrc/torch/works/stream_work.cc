@@ -8,7 +8,7 @@
 namespace pycoll::torch_backend {
 namespace {
 
-// Between two looks of a host that waits: a kernel takes some 10 us at least.
+// Poll period of a waiting host: a kernel takes at least about 10 us.
 constexpr std::chrono::microseconds kLookPeriod(50);
 
 }  // namespace
@@ -37,7 +37,7 @@ void StreamWork::given(GivenWork work, c10::Stream stream, bool beside) {
 
 void StreamWork::check_given() const {
   TORCH_CHECK(stream_ || completed_, operation_.title,
-              ": it has not begun, since the coalesced group that it is in goes on");
+              ": it has not begun: end its coalesced group before waiting for it");
 }
 
 bool StreamWork::poll() const {
@@ -100,7 +100,7 @@ c10::intrusive_ptr<c10::ivalue::Future> StreamWork::getFuture() {
 
 c10::intrusive_ptr<c10::ivalue::Future> StreamWork::getFutureResult() {
   TORCH_CHECK(false, operation_.title,
-              ": get_future_result is for tensors of the CPU; ask is_completed() and exception()");
+              ": get_future_result supports CPU tensors only: use is_completed() and exception()");
 }
 
 }  // namespace pycoll::torch_backend

@@ -1,4 +1,4 @@
-// torch's handle on an operation that was given to a device: waiting for it is for streams.
+// torch's handle on an operation that runs on a device: streams wait for it, not the host.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -7,11 +7,11 @@
 
 namespace pycoll::torch_backend {
 
-/// What the core knows of operations that a device was given together. Null: the stream is
-/// captured, and nothing runs yet.
+/// The core's handle on operations that were launched together. Null: the stream is being captured,
+/// and nothing runs yet.
 using GivenWork = std::shared_ptr<pycoll_device_work>;
 
-/// A guard of the streams and events of a device's kind, whatever kind that is.
+/// A guard for the streams and events of any type of device.
 inline c10::impl::VirtualGuardImpl guard_of(at::Device device) {
   return c10::impl::VirtualGuardImpl(device.type());
 }
@@ -23,18 +23,18 @@ class StreamWork : public PycollWork {
   bool isCompleted() override { return poll(); }
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
-  /// The current stream waits; the host does so only for a barrier, or where there is a timeout.
+  /// Makes the current stream wait; the host waits only for a barrier, or if there is a timeout.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override;
   void blockCurrentStream() override { synchronize(); }
-  /// Done for the host at once; its values are ready on the streams of whoever asks for them.
+  /// A future that is done for the host at once; a stream that uses its values waits for them.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
 
-  /// The device has the operation, on `stream`. Finishes it there. `beside`: that is not the
-  /// caller's, so whoever frees a tensor must wait for it.
+  /// Called once the operation is queued on `stream`; finishes it there. `beside`: `stream` is not
+  /// the caller's, so the memory of a freed tensor must not be reused before the operation ends.
   void given(GivenWork work, c10::Stream stream, bool beside);
-  /// The device did not take it.
+  /// Called when the launch failed.
   void refused(const pycoll_error& error) { complete(&error); }
 
  protected:
@@ -45,7 +45,7 @@ class StreamWork : public PycollWork {
   void check_given() const;
 
   GivenWork given_;
-  std::optional<c10::Stream> stream_;  // that it runs on, once it was given
+  std::optional<c10::Stream> stream_;  // set at launch
   std::optional<c10::Event> end_;
   c10::intrusive_ptr<c10::ivalue::Future> stream_future_;
 };

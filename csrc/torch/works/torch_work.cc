@@ -109,7 +109,7 @@ void PycollWork::end(std::exception_ptr exception) {
   c10::intrusive_ptr<c10::ivalue::Future> result_future;
   {
     const std::lock_guard lock(mutex_);
-    if (over_) return;  // two that looked at a device have seen it
+    if (over_) return;  // two threads that poll a device may both see the end
     finished = std::chrono::steady_clock::now();
     exception_ = std::move(exception);
     over_ = true;
@@ -118,7 +118,7 @@ void PycollWork::end(std::exception_ptr exception) {
   }
   const Pending::Telling telling(pending.get());
   if (on_completion) tell_hook();
-  // First: whoever has waited for the work finds its future done.
+  // The future is marked first, so that it is done when wait() of the work returns.
   if (future) mark(*future, true);
   if (result_future) mark(*result_future, false);
   {
@@ -136,7 +136,7 @@ void PycollWork::end(std::exception_ptr exception) {
 void PycollWork::tell_hook() {
   try {
     on_completion(*this);
-  } catch (const std::exception& error) {  // on the core's thread nobody could catch it
+  } catch (const std::exception& error) {  // no caller on the core's thread could catch it
     TORCH_WARN(operation_.title, ": the completion hook raised: ", error.what());
   }
 }

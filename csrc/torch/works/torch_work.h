@@ -1,4 +1,4 @@
-// torch's handle on an operation of ours.
+// torch's handle on an operation of pycoll.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -13,8 +13,8 @@
 
 namespace pycoll::torch_backend {
 
-/// Waits until `wait_slice`, which waits as long as it is told, says that it is over. False when
-/// `timeout` (0: none) has passed. Raises what a signal's handler raises.
+/// Calls `wait_slice` with short timeouts until it returns true. False when `timeout` (0: none) has
+/// passed. Raises the error of a signal handler.
 template <class WaitSlice>
 bool wait_in_slices(std::chrono::milliseconds timeout, WaitSlice&& wait_slice) {
   constexpr std::chrono::milliseconds kSlice(50);
@@ -32,19 +32,19 @@ bool wait_in_slices(std::chrono::milliseconds timeout, WaitSlice&& wait_slice) {
   }
 }
 
-/// How many operations of a backend are going on. Its works share it, and may outlive the backend.
+/// Number of running operations of a backend. The works share it and may outlive the backend.
 class Pending {
  public:
   enum Kind { kCollective, kMessage };
 
   void begin(Kind kind);
   void end(Kind kind);
-  /// Waits until none of that kind is going on; false when some are after `timeout`.
+  /// Waits until no operation of that kind is running; false when `timeout` has passed.
   bool wait(Kind kind, std::chrono::milliseconds timeout);
-  /// The same without an end, but for a signal.
+  /// Waits without a timeout; a signal ends the wait.
   void wait(Kind kind);
 
-  /// While it exists, this thread is within the callbacks of an operation that still counts.
+  /// Scope in which this thread runs the callbacks of an operation that is still counted.
   class Telling {
    public:
     explicit Telling(const Pending* of) : before_(told_) { told_ = of; }
@@ -55,7 +55,7 @@ class Pending {
    private:
     const Pending* before_;
   };
-  /// Whether this thread is, which must not wait then.
+  /// Whether this thread is in such a scope; it must not wait then.
   bool is_telling() const { return told_ == this; }
 
  private:
@@ -67,7 +67,7 @@ class Pending {
 
 class PycollWork : public c10d::Work {
  public:
-  /// `title`: of the profiler's event; null when nobody profiles.
+  /// `title`: title of the profiler's event; null when no profiler is active.
   PycollWork(int rank, Operation operation, uint64_t sequence, const char* title,
              const std::optional<std::vector<at::Tensor>>& inputs);
 
@@ -84,28 +84,30 @@ class PycollWork : public c10d::Work {
 
   Operation& operation() { return operation_; }
 
-  /// The operation is over. Finishes it, and tells everyone. Once, on any thread.
+  /// Finishes the ended operation and notifies waiters, futures and callbacks. Called once, on any
+  /// thread.
   virtual void complete(const pycoll_error* error);
-  /// For pycoll_done: takes over the reference that `work` stands for.
+  /// Callback for pycoll_done: takes ownership of the reference in `work`.
   static void done(void* work, const pycoll_error* error);
   /// A reference for done().
   static void* lend(const c10::intrusive_ptr<PycollWork>& work) {
     return c10::intrusive_ptr<PycollWork>(work).release();
   }
 
-  /// Called in complete(), before anyone is told. What it raises becomes a warning.
+  /// Called in complete(), before the notifications. An exception becomes a warning.
   std::function<void(PycollWork&)> on_completion;
-  std::shared_ptr<Pending> pending;  // null: not counted there
+  std::shared_ptr<Pending> pending;  // null: not counted
   Pending::Kind kind = Pending::kCollective;
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point finished;
 
  protected:
-  /// Waits at most so long; false when it still goes on. The default waits for complete().
+  /// Waits at most `timeout`; false when the operation is still running. The default waits for
+  /// complete().
   virtual bool wait_for(std::chrono::milliseconds timeout);
-  /// What complete() does of an operation that went well, before anyone is told.
+  /// Called by complete() after success, before the notifications.
   virtual void finish() { operation_.finish(); }
-  /// complete() of an operation that has nothing left to do.
+  /// The part of complete() that marks the operation as over and notifies.
   void settle(const pycoll_error* error);
 
   Operation operation_;
@@ -116,7 +118,7 @@ class PycollWork : public c10d::Work {
   void mark(c10::ivalue::Future& future, bool with_value) const;
 
   const uint64_t sequence_;
-  bool over_ = false;  // futures made from now on are marked by who makes them
+  bool over_ = false;  // a future made after this is marked by its maker
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   c10::intrusive_ptr<c10::ivalue::Future> result_future_;
 };
