@@ -14,6 +14,7 @@ from torch.nn import functional  # noqa: E402
 
 from pycoll import CollectiveMismatchError, run_ranks  # noqa: E402
 from pycoll import parallel as pc  # noqa: E402
+from pycoll.parallel.core.ledger import AxisGroup  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
