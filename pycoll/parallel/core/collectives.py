@@ -1,9 +1,9 @@
 """Collectives that gradients flow through, in conjugate pairs.
 
-What is the same on all ranks of a line is called whole; what differs is a part. The gradient of a
-whole tensor is whole, that of a part a part; each function's backward is its conjugate's forward.
-Source: Shoeybi et al., Megatron-LM, arXiv:1909.08053 (f and g); Korthikanti et al., Reducing
-Activation Recomputation, arXiv:2205.05198 (their forms for sequences).
+A tensor is whole if all ranks of a group hold the same value, and a part if they differ. The
+gradient of a whole tensor is whole, and that of a part is a part; each function's backward is its
+conjugate's forward. Source: Shoeybi et al., Megatron-LM, arXiv:1909.08053 (f and g); Korthikanti
+et al., Reducing Activation Recomputation, arXiv:2205.05198 (the sequence forms).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pycoll.parallel.core.placement import share, share_sizes
 
 
 def copy_to(x: Tensor, line: AxisGroup) -> Tensor:
-    """Megatron's f: whole in, whole out; the gradients that ranks make of it are added up."""
+    """Megatron's f: returns the whole input; backward adds up the ranks' gradients."""
     return x if line.size == 1 else _CopyTo.apply(x, line)
 
 
 def reduce_from(x: Tensor, line: AxisGroup) -> Tensor:
-    """Megatron's g: the sum of all ranks' tensors, whole."""
+    """Megatron's g: returns the sum of all ranks' tensors, whole."""
     return x if line.size == 1 else _ReduceFrom.apply(x, line)
 
 
@@ -33,12 +33,12 @@ def scatter_to(x: Tensor, line: AxisGroup, dim: int) -> Tensor:
 
 
 def gather_from(x: Tensor, line: AxisGroup, dim: int, size: int) -> Tensor:
-    """A whole tensor of its shares, `size` long along `dim`; what follows is whole."""
+    """Gathers the shares into a whole tensor, `size` long along `dim`; its consumers are whole."""
     return x if line.size == 1 else _GatherFrom.apply(x, line, dim, size)
 
 
 def gather_to(x: Tensor, line: AxisGroup, dim: int, size: int) -> Tensor:
-    """As `gather_from`, but what follows differs between ranks: gradients are added up."""
+    """Like `gather_from`, but its consumers differ between ranks: backward adds up gradients."""
     return x if line.size == 1 else _GatherTo.apply(x, line, dim, size)
 
 
@@ -48,12 +48,12 @@ def reduce_scatter_from(x: Tensor, line: AxisGroup, dim: int) -> Tensor:
 
 
 def all_to_all(x: Tensor, line: AxisGroup, there: list[int], here: list[int]) -> Tensor:
-    """Rows that go to each rank, for those that come from each; gradients go back."""
+    """Exchanges rows: `there[r]` to rank r, `here[r]` from it; backward returns the gradients."""
     return _AllToAll.apply(x, line, there, here)  # type: ignore[no-any-return]
 
 
 def all_gather(x: Tensor, line: AxisGroup, dim: int, size: int) -> Tensor:
-    """Shares along `dim` put together, without a gradient."""
+    """Gathers shares along `dim`, without autograd."""
     front = x.detach().movedim(dim, 0).contiguous()
     row = front[0].numel() if len(front) else front.flatten(1).shape[1]
     gathered = line.all_gather(front, [row * n for n in share_sizes(size, line.size)])
@@ -61,7 +61,7 @@ def all_gather(x: Tensor, line: AxisGroup, dim: int, size: int) -> Tensor:
 
 
 def reduce_scatter(x: Tensor, line: AxisGroup, dim: int) -> Tensor:
-    """The share along `dim` of the sum, without a gradient."""
+    """This rank's share along `dim` of the sum, without autograd."""
     front = x.detach().movedim(dim, 0).contiguous()
     row = front[0].numel()
     mine = line.reduce_scatter(front, [row * n for n in share_sizes(len(front), line.size)])
@@ -69,7 +69,7 @@ def reduce_scatter(x: Tensor, line: AxisGroup, dim: int) -> Tensor:
 
 
 def _sum(x: Tensor, line: AxisGroup) -> Tensor:
-    """Not in place: autograd may still need `x`."""
+    """Sums a copy: autograd may still need `x`."""
     return line.all_reduce(x.detach().clone(memory_format=torch.contiguous_format))
 
 
