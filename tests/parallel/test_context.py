@@ -279,13 +279,13 @@ def step(mesh, model, length=8):
 
 MISTAKES = {
     sequence_that_does_not_divide: "a sequence of 6 does not divide into 4 parts, two for each",
-    no_list_of_blocks: "cp=2 needs the name of the list of blocks, at whose first one",
+    no_list_of_blocks: "cp=2 needs the name of the list of blocks: the sequence is cut",
     attention_by_hand: "block 'blocks.0' calls no torch.nn.functional.scaled_dot_product_attention",
-    recurrent_block: "layer 'blocks.2.memory' (LSTM) goes along the sequence",
+    recurrent_block: "layer 'blocks.2.memory' (LSTM) works along the sequence",
     output_without_a_sequence: "returns a tensor of shape (2, 29), expected a sequence, 4 long",
     target_without_a_sequence: "no target has the 8 tokens of the sequence in dimension 1",
     mask_of_a_share: "layer 'blocks.0' has a mask of shape (4, 4) made of a share of the sequence",
-    mask_that_learns: "layer 'blocks.0' has a mask that learns: take cp=1",
+    mask_that_learns: "layer 'blocks.0' has a trainable mask: take cp=1",
     keys_of_another_length: "layer 'blocks.0' has 4 queries and 2 keys, expected the 4 places",
 }
 
