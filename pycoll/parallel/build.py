@@ -1,4 +1,4 @@
-"""parallelize: a plain module on a mesh, in place; names and types stay."""
+"""parallelize: puts a plain module on a mesh, in place; names and types stay."""
 
 from __future__ import annotations
 
@@ -44,34 +44,35 @@ def parallelize(
 ) -> Any:
     """Puts a model on a mesh. Collective.
 
-    Losses and weights are those of one process, whatever the mesh: initial weights by `keyed_init`
-    (or any other way in which all ranks make the same model), dropout keyed by place, means exact
-    to the token, batch normalisation over the batches of all replicas.
+    Losses and weights equal those of one process on every mesh: `keyed_init` makes the initial
+    weights (or any other way in which all ranks make the same model), dropout masks are keyed by
+    place, means are exact to the token, and batch normalisation sees the batches of all replicas.
 
     Args:
-        model: A plain module, alike on all ranks; of floating parameters in any dtype. Those of
-            16 bits get gradients and an optimizer's copy in float32.
+        model: A plain module, identical on all ranks, with floating parameters of any dtype.
+            16-bit parameters get float32 gradients and a float32 copy for the optimizer.
         mesh: The ranks.
-        tp: What is shared out over the axis tp: styles by patterns of layers' names.
-        pp: Name of the list of blocks that the axis pp cuts, such as "blocks"; at its first one
-            the axis cp cuts the sequence.
-        schedule: Of the pipeline: a name of `pycoll.parallel.pipeline`. "pipedream" steps the
-            optimizer within `model.step`, once for each microbatch.
-        zero: What replicas share out, too: 0 nothing, 1 the optimizer's state, 2 gradients,
-            3 parameters.
-        sequence_parallel: Share out what lies between the layers that tp shares, too.
-        recompute: True or "full": blocks compute again in backward; or a pattern of layers' names.
+        tp: The layers to share out over the axis tp: styles by patterns of layer names.
+        pp: Name of the list of blocks that the axis pp cuts, such as "blocks"; the axis cp cuts
+            the sequence at the first of these blocks.
+        schedule: Name of a pipeline schedule of `pycoll.parallel.pipeline`. "pipedream" steps
+            the optimizer within `model.step`, once for each microbatch.
+        zero: What the replicas shard: 0 nothing, 1 the optimizer's state, 2 also gradients,
+            3 also parameters.
+        sequence_parallel: Also share out the activations between the layers that tp shares.
+        recompute: Layers that compute again in backward: True or "full" for the blocks, or a
+            pattern of layer names.
         bucket_mb: Size of gradient buckets, MiB.
-        seed: Of dropout.
-        costs: Of the blocks, for cutting them into stages; None: alike.
+        seed: Seed of the dropout masks.
+        costs: Cost of each block, for cutting them into stages; None: all blocks cost the same.
 
     Returns:
         The model, with methods `step`, `no_sync` and `evaluate` (`Trainer`).
 
     Raises:
-        UsageError: The plan names a layer that is not there, heads do not divide, pp or cp > 1
-            without a list of blocks, a layer that goes along the sequence under cp, no such ZeRO or
-            schedule, or what a schedule does not go with.
+        UsageError: The plan names a layer that does not exist, heads do not divide, pp or cp > 1
+            without a list of blocks, a layer works along the sequence under cp, the ZeRO level or
+            the schedule does not exist, or the schedule does not support an option.
     """
     if zero not in (0, 1, 2, 3):
         raise UsageError(f"zero is {zero}, expected 0, 1, 2 or 3")
@@ -86,7 +87,7 @@ def parallelize(
     if order.updates:
         refuse(order.name, zero=zero, recompute=recompute)
     record.prepare(model)
-    # A parameter's name is the first one that it has in the whole model, tied or not.
+    # A tied parameter keeps the first of its names in the whole model.
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     numbers = {name: number for number, name in enumerate(names.values())}
     learning = [name for name, p in model.named_parameters() if p.requires_grad]
@@ -120,7 +121,7 @@ def parallelize(
     named = [(name, parameter) for name, parameter in here.items() if parameter.requires_grad]
     partial = shared.partial if line.size > 1 else set()
 
-    # Where tp shares sequences out, too, its ranks have other tokens, and may ask other experts.
+    # With sequence_parallel, ranks of tp have distinct tokens, which may choose other experts.
     apart = shared.sequence and experts.some
     users = mesh.line_of_dp("ep", "cp", *(["tp"] if apart else []))
 
@@ -129,7 +130,7 @@ def parallelize(
         return mesh.line_of_dp(*axes, *(["tp"] if id(parameter) in partial else []))
 
     def owned(name: str, parameter: nn.Parameter, along: AxisGroup) -> bool:
-        """One rank for each element; with many parameters, each rank has its share of them."""
+        """Gives each element one owner; the ranks share many parameters out among themselves."""
         number = numbers[name]
         alone = zero > 0 or along.rank == number % along.size
         if id(parameter) not in shared.placements and id(parameter) not in partial:

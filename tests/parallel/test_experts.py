@@ -55,7 +55,7 @@ def test_experts_on_one_process_are_a_loop_and_need_no_mesh():
     for a, b in zip(*gradients, strict=True):
         assert torch.allclose(a, b, atol=1e-5)
     assert experts(tokens[:0], indices[:0], weights[:0]).shape == (0, DIM)
-    with pytest.raises(UsageError, match="a token asks expert 3, there are 3"):
+    with pytest.raises(UsageError, match="a token chooses expert 3, there are 3"):
         experts(tokens, indices + 1, weights)
     with pytest.raises(UsageError, match=r"expected \[n, d\], \[n, k\], \[n, k\]"):
         experts(tokens, indices, weights[:, :1])
