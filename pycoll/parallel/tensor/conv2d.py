@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def share_conv(shared: Shared, where: str, layer: nn.Module, style: Conv) -> None:
-    """Makes a Conv2d a part of itself, in place.
+    """Shares a Conv2d out, in place.
 
     Raises:
-        UsageError: It is no Conv2d of the kind that can be shared out so.
+        UsageError: The layer is no Conv2d that can be shared out in this style.
     """
     if not isinstance(layer, nn.Conv2d) or layer.padding_mode != "zeros" or layer.groups != 1:
         raise UsageError(f"{where}: expected a Conv2d in one group, padded with zeros")
@@ -39,9 +39,9 @@ def share_conv(shared: Shared, where: str, layer: nn.Module, style: Conv) -> Non
         run = partial(_by_in, shared.line, layer)
     elif style.by == "space":
         if layer.stride[0] != 1 or layer.dilation != (1, 1) or layer.kernel_size[0] % 2 == 0:
-            raise UsageError(f"{where}: rows are shared out with stride 1 and odd kernels only")
+            raise UsageError(f"{where}: sharing rows needs stride 1 and odd kernels")
         if layer.padding[0] != layer.kernel_size[0] // 2:
-            raise UsageError(f"{where}: rows are shared out where as many come out as go in")
+            raise UsageError(f"{where}: sharing rows needs as many rows out as in")
         shared.partial.update(id(parameter) for parameter in layer.parameters())
         run = partial(_by_space, shared.line, layer)
     else:
@@ -72,12 +72,12 @@ def _by_space(line: AxisGroup, layer: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 def with_halo(x: Tensor, line: AxisGroup, width: int) -> Tensor:
-    """Rows of an image with `width` rows of each neighbour; zeros at the image's edges.
+    """Extends an image's rows by `width` rows of each neighbour; zeros at the image's edges.
 
     Args:
         x: Shape [N, C, rows, W]: this rank's rows, at least `width`.
         line: The ranks, from the top of the image to its bottom.
-        width: Rows of each side.
+        width: Number of rows from each side.
 
     Returns:
         Shape [N, C, rows + 2 * width, W].
@@ -88,7 +88,7 @@ def with_halo(x: Tensor, line: AxisGroup, width: int) -> Tensor:
 
 
 def _exchange(line: AxisGroup, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """Sends `up` to the rank above and `down` to that below; what comes from above and below."""
+    """Sends `up` to the rank above and `down` to the one below; returns what they sent."""
     above, below = torch.zeros_like(down), torch.zeros_like(up)
     with line.comm.coalesce():
         if line.rank > 0:

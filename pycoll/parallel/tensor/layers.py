@@ -1,7 +1,7 @@
-"""Tensor parallelism on a plain module: layers become parts of themselves, in place.
+"""Tensor parallelism on a plain module: each layer keeps its part, in place.
 
-Parameters stay the same objects under the same names and get shorter; the layers' forward functions
-get the collectives that the plan's styles ask for. Sizes need not divide: shares differ by one.
+Parameters keep their identity and their names and get shorter; the layers' forward functions add
+the collectives of the plan's styles. Sizes need not divide: shares differ by one.
 Source: Shoeybi et al., Megatron-LM, arXiv:1909.08053.
 """
 
@@ -24,27 +24,27 @@ from pycoll.parallel.tensor.conv2d import share_conv
 from pycoll.parallel.tensor.plan import Column, Conv, Inside, Region, Row, Style, Vocab
 from pycoll.parallel.tensor.vocab import embed, mark
 
-# How modules call the number of heads, and what follows from it.
+# Attribute names of the number of heads, and attributes derived from it.
 HEADS = (
     *("heads", "n_heads", "num_heads", "n_head", "num_attention_heads"),
     *("kv_heads", "n_kv_heads", "num_kv_heads", "num_key_value_heads"),
 )
 _WIDTHS = ("split_size",)
 
-# Of modules around layers, by id: their numbers of heads before they are shared, a head's width.
+# Modules around layers, by id: original numbers of heads, and the width of a head.
 _Heads = dict[int, tuple[dict[str, int], int]]
 
 
 @dataclass(slots=True)
 class Shared:
-    """What tensor parallelism has made of a model.
+    """The result of tensor parallelism on a model.
 
     Attributes:
-        line: The ranks that share each tensor.
-        sequence: Whether what lies between the layers is shared out along the sequence.
-        placements: Of the parameters that are parts, by the parameter's id.
-        partial: Ids of parameters that every rank holds, but whose gradients are partial sums.
-        inside: The shared dimension of layers that meet parts, by name.
+        group: The ranks that share each tensor.
+        sequence: Whether the activations between layers are shared out along the sequence.
+        placements: Placements of the parameters that are parts, by the parameter's id.
+        partial: Ids of parameters that every rank holds whole, with partial sums as gradients.
+        inside: The shared dimension of layers whose input is a part, by name.
     """
 
     line: AxisGroup
@@ -55,7 +55,7 @@ class Shared:
     _entered: tuple[Any, Any] | None = None
 
     def enter(self, x: Tensor) -> Tensor:
-        """The whole input of layers that make parts of it; layers with one input share one."""
+        """The whole input of layers that return parts; layers with the same input share it."""
         last = self._entered
         if last is not None and (whole := last[1]()) is not None and (last[0]() is x or whole is x):
             return whole  # type: ignore[no-any-return]
@@ -73,7 +73,7 @@ class Shared:
         return collectives.reduce_from(x, self.line)
 
     def shorten(self, parameter: Tensor, dim: int, parts: int = 1, unit: int = 1) -> None:
-        """Keeps this rank's part of a parameter; of a tied one, once."""
+        """Keeps this rank's part of a parameter; a tied parameter is shortened once."""
         if id(parameter) in self.placements:
             return
         placement = _part(tuple(parameter.shape), dim, parts, unit, self.line)
@@ -84,20 +84,20 @@ class Shared:
 def share_layers(
     model: nn.Module, styles: dict[str, Style], line: AxisGroup, sequence: bool, blocks: str | None
 ) -> Shared:
-    """Shares the layers of a model out over `line`, in place.
+    """Shares the layers of a model out over `group`, in place.
 
     Args:
-        model: A plain module, whole.
-        styles: By name of the layer, of `match`.
+        model: The whole plain module.
+        styles: Styles by layer name, from `match`.
         line: The ranks.
-        sequence: Share out what lies between the layers of `blocks`, along dimension 1.
+        sequence: Share out the activations between the layers of `blocks`, along dimension 1.
         blocks: Name of the list of blocks; needed for `sequence`.
 
     Returns:
-        What was done.
+        The result of sharing.
 
     Raises:
-        UsageError: A layer cannot be shared out so.
+        UsageError: A layer does not support its style.
     """
     shared = Shared(line, sequence and line.size > 1)
     if line.size == 1:
@@ -178,7 +178,7 @@ def _enter_region(shared: Shared, layer: nn.Module, args: tuple[Any, ...], kwarg
 
 
 def _with_input(args: tuple[Any, ...], kwargs: dict[str, Any], function: Any) -> Any:
-    """The arguments of a block with another input; transformers names it."""
+    """Replaces the input in a block's arguments; transformers passes it by keyword."""
     if args:
         return (function(args[0]), *args[1:]), kwargs
     return args, {**kwargs, "hidden_states": function(kwargs["hidden_states"])}
@@ -192,7 +192,7 @@ def _part(shape: tuple[int, ...], dim: int, parts: int, unit: int, line: AxisGro
 
 
 def _unit(where: str, size: int, parent: nn.Module, shared: Shared, seen: _Heads) -> int:
-    """Outputs that stay together: a head's. The module's numbers become those of this rank."""
+    """The outputs of one head, which stay together; sets the module's numbers for this rank."""
     if id(parent) not in seen:
         counts = {name: n for name in HEADS if isinstance(n := getattr(parent, name, None), int)}
         width = getattr(parent, "head_dim", None)
@@ -251,7 +251,7 @@ def _share_embedding(shared: Shared, layer: nn.Embedding) -> None:
 
 
 def _share_sequence(shared: Shared, model: nn.Module, blocks: str | None) -> None:
-    """Shares out the sequence before the first block, puts it together after the last."""
+    """Shares out the sequence before the first block and gathers it after the last."""
     if blocks is None:
         raise UsageError(
             "sequence_parallel: needs the name of the list of blocks, for example pp='blocks'"
