@@ -1,4 +1,4 @@
-"""A picture of a timeline: what `trace` has written, a row for each rank."""
+"""Draws a timeline written by `trace`, with one row per rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from pycoll.errors import UsageError
 
-# What is behind what: first match wins.
+# Drawing order, from the back; the first match applies.
 _COLORS = (
     ("optimizer", "#8e6bbf"),
     ("U", "#8e6bbf"),
@@ -18,7 +18,7 @@ _COLORS = (
     ("", "#5fae57"),  # all other compute is backward
 )
 _BUBBLE = "#e4e4e4"
-_AXES = {  # of several axes, the first one counts
+_AXES = {  # the first matching axis gives the colour
     "axis tp": "#e0902f", "axis cp": "#2f9e9e", "axis ep": "#c45fa0", "axis dp": "#c8463c",
     "axis pp": "#777777",
 }  # fmt: skip
@@ -28,7 +28,7 @@ def draw(source: str | Path, target: str | Path) -> None:
     """Draws the compute, bubbles and collectives of a trace.
 
     Args:
-        source: What `pc.trace` has written.
+        source: File that `pc.trace` wrote.
         target: A file whose name ends in svg, png or pdf.
 
     Raises:
