@@ -179,7 +179,7 @@ def test_text_comes_back_as_the_same_schedule(name):
 
 
 def test_words_that_are_no_actions_are_refused():
-    with pytest.raises(UsageError, match="'0X1' is no action"):
+    with pytest.raises(UsageError, match="'0X1' is not an action"):
         Schedule.from_text("0F0 0X1")
 
 

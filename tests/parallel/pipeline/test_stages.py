@@ -156,7 +156,7 @@ def test_ranks_with_other_batches_are_told_so_all_of_them():
     for fn, text in (
         (counts, "rank 1 has 3 microbatches, rank 0 has 2: give all ranks of a pipeline"),
         (shapes, "the inputs of rank 1 have other shapes than those of rank 0"),
-        (no_inputs, "rank 0 has the first stage, and no inputs"),
+        (no_inputs, "rank 0 has the first stage, but no inputs"),
         (no_targets, "rank 1 has the last stage, and targets for 0 microbatches, expected 2"),
     ):
         assert all(text in message for message in fails(fn))

@@ -84,5 +84,5 @@ def test_slices_of_a_rank_follow_each_other_and_arrows_go_forward(folder):
 
 def test_file_that_is_no_timeline_is_refused(tmp_path):
     (tmp_path / "pipeline-x.json").write_text("{}")
-    with pytest.raises(UsageError, match="is no timeline of a pipeline"):
+    with pytest.raises(UsageError, match="is not a pipeline timeline"):
         timeline.read([tmp_path])
