@@ -21,7 +21,7 @@ from pycoll.parallel.experts import share_experts
 from pycoll.parallel.recompute import recompute_layers
 from pycoll.parallel.tensor.layers import share_layers
 from pycoll.parallel.tensor.plan import Style, match
-from pycoll.parallel.tools import check_hooks as record
+from pycoll.parallel.tools import check_hooks
 from pycoll.parallel.trainer.optimizers import attach
 from pycoll.parallel.trainer.trainer import Trainer
 from pycoll.parallel.trainer.update_policy import Updates, refuse
@@ -86,26 +86,26 @@ def parallelize(
     )
     if order.updates:
         refuse(order.name, zero=zero, recompute=recompute)
-    record.prepare(model)
+    check_hooks.prepare(model)
     # A tied parameter keeps the first of its names in the whole model.
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     numbers = {name: number for number, name in enumerate(names.values())}
     learning = [name for name, p in model.named_parameters() if p.requires_grad]
-    line = mesh.line("tp")
+    group = mesh.line("tp")
     styles = match(model, tp or {})
     positions = Positions(seed)
-    sequence = Sequence(mesh.line("cp"), positions, line if sequence_parallel else None)
+    sequence = Sequence(mesh.line("cp"), positions, group if sequence_parallel else None)
     sequence.cut(model, pp, staged=mesh.size("pp") > 1)
     experts = share_experts(
-        model, mesh.line("ep"), styles if sequence_parallel and line.size > 1 else ()
+        model, mesh.line("ep"), styles if sequence_parallel and group.size > 1 else ()
     )
     styles = {name: styles[name] for name, _ in model.named_modules() if name in styles}
-    shared = share_layers(model, styles, line, sequence_parallel, pp)
-    inside = {} if line.size == 1 else shared.inside
-    key_dropouts(model, positions, inside, line, sequence)
+    shared = share_layers(model, styles, group, sequence_parallel, pp)
+    inside = {} if group.size == 1 else shared.inside
+    key_dropouts(model, positions, inside, group, sequence)
     install(model, positions, shared, styles, sequence)
     replicas = mesh.line_of_dp("ep", "cp")
-    together = synchronise(
+    needs_barrier = synchronise(
         model, replicas, lambda: replicas if sequence.length else mesh.line_of_dp("ep")
     )
     recomputes = recompute_layers(model, recompute, pp, positions)
@@ -119,13 +119,13 @@ def parallelize(
         )
     here = {names[id(parameter)]: parameter for parameter in model.parameters()}
     named = [(name, parameter) for name, parameter in here.items() if parameter.requires_grad]
-    partial = shared.partial if line.size > 1 else set()
+    partial = shared.partial if group.size > 1 else set()
 
     # With sequence_parallel, ranks of tp have distinct tokens, which may choose other experts.
-    apart = shared.sequence and experts.some
-    users = mesh.line_of_dp("ep", "cp", *(["tp"] if apart else []))
+    distinct_tokens = shared.sequence and experts.some
+    data_ranks = mesh.line_of_dp("ep", "cp", *(["tp"] if distinct_tokens else []))
 
-    def lines(parameter: nn.Parameter) -> AxisGroup:
+    def group_of(parameter: nn.Parameter) -> AxisGroup:
         axes = ("cp",) if id(parameter) in experts.here else ("ep", "cp")
         return mesh.line_of_dp(*axes, *(["tp"] if id(parameter) in partial else []))
 
@@ -134,7 +134,7 @@ def parallelize(
         number = numbers[name]
         alone = zero > 0 or along.rank == number % along.size
         if id(parameter) not in shared.placements and id(parameter) not in partial:
-            alone = alone and line.rank == number % line.size
+            alone = alone and group.rank == number % group.size
         return alone and (stages is None or stages.cut.counts(name))
 
     groups = [members for _, members in units] or [set(names.values())]
@@ -142,7 +142,7 @@ def parallelize(
         groups = [of & members for of in stages.groups for members in groups]
     reducer = Reducer(
         named,
-        lines=lines,
+        group_of=group_of,
         everyone=experts.named_with(learning, here),
         owned=owned,
         placements=shared.placements,
@@ -159,7 +159,7 @@ def parallelize(
         name: shared.placements.get(id(parameter), Placement(tuple(parameter.shape)))
         for name, parameter in here.items()
     }
-    updates = Updates(order.name, replicas, users, reducer) if order.updates else None
+    updates = Updates(order.name, replicas, data_ranks, reducer) if order.updates else None
     trainer = Trainer(
         model,
         mesh,
@@ -168,9 +168,9 @@ def parallelize(
         placements,
         positions,
         replicas=replicas,
-        users=users,
+        data_ranks=data_ranks,
         sequence=sequence,
-        together=together or mesh.size("ep") > 1,
+        needs_barrier=needs_barrier or mesh.size("ep") > 1,
         pipeline=stages,
         updates=updates,
     )
@@ -178,5 +178,5 @@ def parallelize(
     model.evaluate = trainer.evaluate  # type: ignore[assignment]
     model.no_sync = trainer.no_sync  # type: ignore[assignment]
     attach(trainer)
-    record.watch(trainer)
+    check_hooks.watch(trainer)
     return model

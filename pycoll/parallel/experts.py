@@ -30,7 +30,7 @@ class Experts(nn.ModuleList):
         """Takes a list of modules; each maps tokens of shape [m, d] to [m, d'], for any m."""
         super().__init__(experts)
         self._num_experts = len(self)
-        self._line: AxisGroup | None = None
+        self._group: AxisGroup | None = None
 
     def forward(self, tokens: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
         """Returns the weighted sum of the experts' outputs for each token.
@@ -63,30 +63,30 @@ class Experts(nn.ModuleList):
             )
         order = asked.argsort(stable=True)  # by expert
         rows = order // indices.shape[1]
-        if self._line is None:
+        if self._group is None:
             made = self._run(tokens[rows], counts.tolist())
         else:
-            made = self._run_everywhere(tokens, rows, counts, self._line)
+            made = self._run_everywhere(tokens, rows, counts, self._group)
         made = made * weights.flatten()[order].unsqueeze(-1)
         return made.new_zeros((len(tokens), *made.shape[1:])).index_add(0, rows, made)
 
     def _run_everywhere(
-        self, tokens: Tensor, rows: Tensor, counts: Tensor, line: AxisGroup
+        self, tokens: Tensor, rows: Tensor, counts: Tensor, group: AxisGroup
     ) -> Tensor:
         """Sends rows, in the order of their experts, to the owners and back."""
         if torch.is_grad_enabled() and not tokens.requires_grad:
             # Backward is collective: it must run on all ranks or on none.
             tokens = tokens.detach().requires_grad_()
-        everyone = line.all_gather(counts, [len(counts)] * line.size).view(line.size, -1)
-        there = [int(part.sum()) for part in counts.split(share_sizes(len(counts), line.size))]
-        start, stop = share(len(counts), line.size, line.rank)
+        everyone = group.all_gather(counts, [len(counts)] * group.size).view(group.size, -1)
+        there = [int(part.sum()) for part in counts.split(share_sizes(len(counts), group.size))]
+        start, stop = share(len(counts), group.size, group.rank)
         mine = everyone[:, start:stop]  # by source and expert
         here = mine.sum(1).tolist()
-        came = collectives.all_to_all(tokens[rows], line, there, here)
-        experts = torch.arange(stop - start).repeat(line.size)
+        came = collectives.all_to_all(tokens[rows], group, there, here)
+        experts = torch.arange(stop - start).repeat(group.size)
         by_expert = experts.repeat_interleave(mine.flatten()).argsort(stable=True)
         made = self._run(came[by_expert], mine.sum(0).tolist())
-        return collectives.all_to_all(made[by_expert.argsort()], line, here, there)
+        return collectives.all_to_all(made[by_expert.argsort()], group, here, there)
 
     def _run(self, x: Tensor, counts: list[int]) -> Tensor:
         """Runs this rank's experts on consecutive groups of rows, `counts[i]` rows for expert i."""
@@ -119,12 +119,12 @@ class Owned:
         return [name for name in names if name in here or self.elsewhere.get(name) in lists]
 
 
-def share_experts(model: nn.Module, line: AxisGroup, parts: Collection[str] = ()) -> Owned:
-    """Shares the experts of a model out over `line`, in place: a rank keeps its own.
+def share_experts(model: nn.Module, group: AxisGroup, parts: Collection[str] = ()) -> Owned:
+    """Shares the experts of a model out over `group`, in place: a rank keeps its own.
 
     Args:
         model: The whole model.
-        line: The ranks of ep.
+        group: The ranks of ep.
         parts: Names of layers whose input tp shares out along the sequence.
 
     Returns:
@@ -136,21 +136,21 @@ def share_experts(model: nn.Module, line: AxisGroup, parts: Collection[str] = ()
     """
     found = {name: of for name, of in model.named_modules() if isinstance(of, Experts)}
     owned = Owned(bool(found))
-    if line.size > 1 and not found:
+    if group.size > 1 and not found:
         raise UsageError(
-            f"ep={line.size}: {type(model).__name__} has no pc.Experts that could be shared out"
+            f"ep={group.size}: {type(model).__name__} has no pc.Experts that could be shared out"
         )
     for name, experts in found.items():
         prefix = f"{name}." if name else ""
         _refuse(prefix, experts, parts)
-        if line.size == 1:
+        if group.size == 1:
             continue
-        if len(experts) < line.size:
+        if len(experts) < group.size:
             raise UsageError(
-                f"ep={line.size}: layer {name!r} has {len(experts)} experts, fewer than ranks: "
+                f"ep={group.size}: layer {name!r} has {len(experts)} experts, fewer than ranks: "
                 f"take ep={len(experts)} or less"
             )
-        start, stop = share(len(experts), line.size, line.rank)
+        start, stop = share(len(experts), group.size, group.rank)
         for i, expert in enumerate(list(experts)):
             if start <= i < stop:
                 owned.here.update(id(parameter) for parameter in expert.parameters())
@@ -159,7 +159,7 @@ def share_experts(model: nn.Module, line: AxisGroup, parts: Collection[str] = ()
                 if parameter.requires_grad:
                     owned.elsewhere[f"{prefix}{i}.{inner}"] = prefix
             del experts._modules[str(i)]
-        experts._line = line
+        experts._group = group
     return owned
 
 

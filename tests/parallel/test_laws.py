@@ -9,7 +9,7 @@ import pytest
 
 from pycoll import UsageError, run_ranks
 from pycoll.cli.scale import report
-from pycoll.parallel.tools import scaling_laws as laws
+from pycoll.parallel.tools import scaling_laws
 
 SERIAL_S, SHARED_S = 0.2, 0.8  # a fifth of the time is not shared out
 
@@ -17,12 +17,12 @@ SERIAL_S, SHARED_S = 0.2, 0.8  # a fifth of the time is not shared out
 @pytest.mark.pure
 def test_fits_find_what_the_laws_were_given():
     for parallel in (0.0, 0.5, 0.8, 1.0):
-        times = {n: 3.0 / laws.amdahl(parallel, n) for n in (1, 2, 4, 8)}
-        fit = laws.fit_amdahl(times)
+        times = {n: 3.0 / scaling_laws.amdahl(parallel, n) for n in (1, 2, 4, 8)}
+        fit = scaling_laws.fit_amdahl(times)
         assert fit.parallel == pytest.approx(parallel, abs=1e-9)
         assert fit.speed_up == pytest.approx(fit.law)
-        alone = {n: 3.0 * laws.gustafson(parallel, n) for n in times}
-        fit = laws.fit_gustafson(dict.fromkeys(times, 3.0), alone)
+        alone = {n: 3.0 * scaling_laws.gustafson(parallel, n) for n in times}
+        fit = scaling_laws.fit_gustafson(dict.fromkeys(times, 3.0), alone)
         assert fit.parallel == pytest.approx(parallel, abs=1e-9)
         assert fit.efficiency == dict.fromkeys(times, 1.0)
 
@@ -33,7 +33,7 @@ def test_bert_on_1472_devices_needs_a_serial_part_of_four_in_ten_thousand():
     speed_up = 43200 / 47
     serial = (1472 / speed_up - 1) / (1472 - 1)
     assert serial == pytest.approx(4.1e-4, rel=0.02)
-    assert laws.amdahl(1 - serial, 1472) == pytest.approx(speed_up, rel=1e-9)
+    assert scaling_laws.amdahl(1 - serial, 1472) == pytest.approx(speed_up, rel=1e-9)
 
 
 @pytest.mark.pure
@@ -51,7 +51,7 @@ def test_report_of_scaling_knows_strong_from_weak():
 @pytest.mark.pure
 def test_times_without_one_rank_are_an_error():
     with pytest.raises(UsageError, match="expected times of one rank"):
-        laws.fit_amdahl({2: 1.0, 4: 0.5})
+        scaling_laws.fit_amdahl({2: 1.0, 4: 0.5})
 
 
 @pytest.mark.slow  # it sleeps for half a minute
@@ -73,11 +73,11 @@ def test_sleeping_jobs_are_as_the_laws_say():
         return min(max(run_ranks(job, n, size)) for _ in range(2))
 
     parallel = SHARED_S / (SERIAL_S + SHARED_S)
-    strong = laws.fit_amdahl({n: fastest(n, 1.0) for n in (1, 2, 4, 8)})
+    strong = scaling_laws.fit_amdahl({n: fastest(n, 1.0) for n in (1, 2, 4, 8)})
     assert strong.parallel == pytest.approx(parallel, abs=0.02)
     for n, speed_up in strong.speed_up.items():
         assert speed_up == pytest.approx(strong.law[n], rel=0.05)
-    weak = laws.fit_gustafson(
+    weak = scaling_laws.fit_gustafson(
         {n: fastest(n, float(n)) for n in (1, 2, 4)},
         {n: fastest(1, float(n)) for n in (1, 2, 4)},
     )

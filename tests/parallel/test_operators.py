@@ -121,8 +121,8 @@ def test_im2col_equals_unfold_and_its_product_the_convolution(stride, padding):
     assert close(conv2d_by_gemm(x, weight, None, stride, padding), expected)
 
     def work(comm):
-        line = pc.mesh(tp=3, comm=comm).line("tp")
-        assert close(conv2d_by_gemm(x, weight, line, stride, padding), expected)
+        group = pc.mesh(tp=3, comm=comm).line("tp")
+        assert close(conv2d_by_gemm(x, weight, group, stride, padding), expected)
 
     run_ranks(work, 3)
 
@@ -168,18 +168,18 @@ def test_column_that_gathers_is_whole_again():
 def test_conjugates_have_each_others_gradient():
     def work(comm):
         torch.set_default_dtype(torch.float64)
-        line = pc.mesh(tp=2, comm=comm).line("tp")
+        group = pc.mesh(tp=2, comm=comm).line("tp")
         x = torch.arange(6.0).view(3, 2).requires_grad_()
-        part = collectives.scatter_to(x, line, 0)
+        part = collectives.scatter_to(x, group, 0)
         assert part.shape == (2 - comm.rank, 2)
-        whole = collectives.gather_from(part, line, 0, 3)
+        whole = collectives.gather_from(part, group, 0, 3)
         assert torch.equal(whole, x)
         whole.backward(torch.ones(3, 2))
         assert torch.equal(x.grad, torch.ones(3, 2))
-        y = collectives.reduce_from(collectives.copy_to(x, line) * (comm.rank + 1), line)
+        y = collectives.reduce_from(collectives.copy_to(x, group) * (comm.rank + 1), group)
         assert torch.equal(y, 3 * x)
-        z = collectives.gather_to(part.detach().requires_grad_(), line, 0, 3)
-        assert torch.equal(collectives.reduce_scatter_from(z, line, 0), 2 * part)
+        z = collectives.gather_to(part.detach().requires_grad_(), group, 0, 3)
+        assert torch.equal(collectives.reduce_scatter_from(z, group, 0), 2 * part)
 
     run_ranks(work, 2)
 

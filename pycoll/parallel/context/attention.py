@@ -92,7 +92,7 @@ class Attention:
     ) -> Tensor:
         """Attends to the whole sequence, of which this rank has a share."""
         sequence = self._sequence
-        length, here = sequence.length, sequence.length // sequence.line.size
+        length, here = sequence.length, sequence.length // sequence.group.size
         where = f"cp: attention in layer {self._functions.name!r}"
         if query.shape[-2] != here or key.shape[-2] != here:
             raise UsageError(
@@ -116,8 +116,8 @@ class Attention:
             kept = self._keeps((*query.shape[:-2], length, length), dropout_p, rows)
         sequence.attended += 1
         ring = Ring(
-            sequence.line,
-            [sequence.ranges(length, rank) for rank in range(sequence.line.size)],
+            sequence.group,
+            [sequence.ranges(length, rank) for rank in range(sequence.group.size)],
             is_causal,
             query.shape[-1] ** -0.5 if scale is None else scale,
             dropout_p,

@@ -32,7 +32,7 @@ class Ring:
         dropout: Probability that a weight is dropped.
     """
 
-    line: AxisGroup
+    group: AxisGroup
     ranges: list[Ranges]
     causal: bool
     scale: float
@@ -49,7 +49,7 @@ class Ring:
             kept: The weights that dropout keeps, shaped like `mask`.
         """
         gain = 1.0 / (1.0 - self.dropout) if self.dropout < 1 else 0.0
-        for rows, (q_start, q_stop) in _placed(self.ranges[self.line.rank]):
+        for rows, (q_start, q_stop) in _placed(self.ranges[self.group.rank]):
             for columns, (k_start, k_stop) in _placed(self.ranges[source]):
                 if self.causal and k_start >= q_stop:
                     continue
@@ -92,14 +92,14 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, kept: Any, ring: Ring
     ) -> Tensor:
-        line = ring.line
+        group = ring.group
         dtype = torch.promote_types(q.dtype, torch.float32)
         out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=dtype)
         lse = q.new_full(q.shape[:-1], -torch.inf, dtype=dtype)
         pair = [k.contiguous(), v.contiguous()]
-        for step in range(line.size):
-            coming = line.pass_on(pair) if step + 1 < line.size else None
-            for rows, columns, tile in ring.tiles((line.rank - step) % line.size, mask, kept):
+        for step in range(group.size):
+            coming = group.pass_on(pair) if step + 1 < group.size else None
+            for rows, columns, tile in ring.tiles((group.rank - step) % group.size, mask, kept):
                 found = tile.forward(q[..., rows, :], *(x[..., columns, :] for x in pair))
                 _merge(out[..., rows, :], lse[..., rows], *found)
             pair = pair if coming is None else coming.wait()
@@ -112,15 +112,15 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, mask, kept, out, lse = ctx.saved_tensors
         ring: Ring = ctx.ring
-        line = ring.line
+        group = ring.group
         dq = torch.zeros_like(q, dtype=lse.dtype)
         pair = [k.contiguous(), v.contiguous()]
         own: list[Tensor] = []  # gradients of this rank's keys and values
         behind = None  # other ranks' gradients, on their way to their owners
-        for step in range(line.size):
-            coming = line.pass_on(pair) if step + 1 < line.size else None
+        for step in range(group.size):
+            coming = group.pass_on(pair) if step + 1 < group.size else None
             grads = [torch.zeros_like(x, dtype=lse.dtype) for x in pair]
-            for rows, columns, tile in ring.tiles((line.rank - step) % line.size, mask, kept):
+            for rows, columns, tile in ring.tiles((group.rank - step) % group.size, mask, kept):
                 of_grad, of_q, of_out = (x[..., rows, :] for x in (grad, q, out))
                 keys, values = (x[..., columns, :] for x in pair)
                 found = tile.backward(of_grad, of_q, of_out, lse[..., rows], keys, values)
@@ -132,7 +132,7 @@ class _Attention(torch.autograd.Function):
             else:
                 if behind is not None:
                     _add(grads, behind.wait())
-                behind = line.pass_on(grads)
+                behind = group.pass_on(grads)
             pair = pair if coming is None else coming.wait()
         if behind is not None:
             _add(own, behind.wait())

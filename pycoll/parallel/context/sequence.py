@@ -33,7 +33,7 @@ class Sequence:
     """
 
     def __init__(
-        self, line: AxisGroup, positions: Positions, tensor: AxisGroup | None = None
+        self, group: AxisGroup, positions: Positions, tensor: AxisGroup | None = None
     ) -> None:
         """See `parallelize`.
 
@@ -42,7 +42,7 @@ class Sequence:
             positions: Records the length of the sequence.
             tensor: The ranks that divide each share further, with sequence_parallel.
         """
-        self.line, self.attended = line, 0
+        self.group, self.attended = group, 0
         self._positions, self._tensor = positions, tensor
         self._before = 0  # value of `attended` at the start of the running block
 
@@ -57,7 +57,7 @@ class Sequence:
         Raises:
             UsageError: The length does not divide.
         """
-        rank, size = self.line.rank if rank is None else rank, self.line.size
+        rank, size = self.group.rank if rank is None else rank, self.group.size
         part, rest = divmod(length, 2 * size)
         if rest or not part:
             raise UsageError(
@@ -76,9 +76,9 @@ class Sequence:
         if not self.length:
             return None
         ranges = self.ranges(self.length)
-        shares = {self.length // self.line.size: ranges}
+        shares = {self.length // self.group.size: ranges}
         if self._tensor is not None:
-            size = self.length // self.line.size
+            size = self.length // self.group.size
             own = share(size, self._tensor.size, self._tensor.rank)
             shares[own[1] - own[0]] = within(ranges, *own)
         inner = range(1, max(min(2, len(shape)), len(shape) - 1))
@@ -105,10 +105,10 @@ class Sequence:
                 return self.take(x) if found[-1] else x
 
             made = first_tensor(output)
-            if made is None or made.dim() < 2 or made.shape[1] * self.line.size != length:
+            if made is None or made.dim() < 2 or made.shape[1] * self.group.size != length:
                 raise UsageError(
                     f"cp: the model returns {_shape(made)}, expected a sequence, "
-                    f"{length // self.line.size} long on each rank: what follows the blocks must "
+                    f"{length // self.group.size} long on each rank: what follows the blocks must "
                     "treat each token by itself"
                 )
             target = specs.replace(target, Tensor, look)
@@ -120,7 +120,7 @@ class Sequence:
                 )
             return loss(output, target)
 
-        return of_share if self.line.size > 1 else loss
+        return of_share if self.group.size > 1 else loss
 
     def cut(self, model: nn.Module, blocks: str | None, *, staged: bool) -> None:
         """Makes a model cut its sequences at its first block, in place.
@@ -133,12 +133,12 @@ class Sequence:
         Raises:
             UsageError: The list does not exist, or a layer works along the sequence.
         """
-        if self.line.size == 1:
+        if self.group.size == 1:
             return
         if blocks is None:
             raise UsageError(
-                f"cp={self.line.size} needs the name of the list of blocks: the sequence is cut at "
-                "the first block, for example pp='blocks'"
+                f"cp={self.group.size} needs the name of the list of blocks: the sequence is cut "
+                "at the first block, for example pp='blocks'"
             )
         for name, module in model.get_submodule(blocks).named_modules(prefix=blocks):
             wide = isinstance(module, _ConvNd) and max(module.kernel_size) > 1
@@ -167,7 +167,7 @@ class Sequence:
                 f"cp: block {name!r} gets {_shape(hidden)}, expected a tensor of samples, places "
                 "in the sequence, and features"
             )
-        times = self.line.size * (1 if self._tensor is None else self._tensor.size)
+        times = self.group.size * (1 if self._tensor is None else self._tensor.size)
         if not self.length:
             length = hidden.shape[1] * (1 if whole else times)
             self.ranges(length)  # raises if the length does not divide

@@ -148,21 +148,21 @@ class Started:
     """A collective that runs while the caller computes."""
 
     work: Work
-    line: AxisGroup
+    group: AxisGroup
     collective: str
 
     def wait(self) -> None:
         """Waits for the collective and records the waiting time."""
         start_ns = time.monotonic_ns()
         self.work.wait()
-        self.line.ledger.waited(self.line.axis, self.collective, start_ns)
+        self.group.ledger.waited(self.group.axis, self.collective, start_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class Passing:
     """A transfer of tensors to the next rank of a ring."""
 
-    line: AxisGroup
+    group: AxisGroup
     sent: list[Tensor]  # kept until they are received
     coming: list[Tensor]
     works: list[Started]
@@ -173,7 +173,7 @@ class Passing:
         for work in self.works:
             work.wait()
         name = f"ring {sum(x.nbytes for x in self.sent)} B"
-        self.line.ledger.span(name, f"axis {self.line.axis}", self.start_ns, time.monotonic_ns())
+        self.group.ledger.span(name, f"axis {self.group.axis}", self.start_ns, time.monotonic_ns())
         return self.coming
 
 

@@ -100,9 +100,9 @@ class Mesh:
     def _split(self, *axes: str) -> Communicator:
         others = [self.coordinates[name] if name not in axes else 0 for name in AXES]
         color = int(np.ravel_multi_index(others, tuple(self._sizes.values())))
-        line = self.world.split(color, self.world.rank)
-        assert line is not None
-        return line
+        part = self.world.split(color, self.world.rank)
+        assert part is not None
+        return part
 
     def _known(self, axis: str) -> str:
         if axis not in self._sizes:

@@ -36,21 +36,21 @@ def synchronise(model: nn.Module, replicas: AxisGroup, now: Callable[[], AxisGro
 
 def _forward(module: _BatchNorm, now: Callable[[], AxisGroup], input: Tensor) -> Tensor:
     module._check_input_dim(input)
-    line = now()
-    return normalise(module, input, _Replicas(line) if line.size > 1 else None)
+    group = now()
+    return normalise(module, input, _Replicas(group) if group.size > 1 else None)
 
 
 class _Replicas:
     """An AxisGroup as an Exchange."""
 
-    def __init__(self, line: AxisGroup) -> None:
-        self._line = line
+    def __init__(self, group: AxisGroup) -> None:
+        self._group = group
 
     def gather(self, x: Tensor) -> Tensor:
-        return self._line.all_gather(x, [x.numel()] * self._line.size).view(-1, x.numel())
+        return self._group.all_gather(x, [x.numel()] * self._group.size).view(-1, x.numel())
 
     def add(self, x: Tensor) -> None:
-        self._line.all_reduce(x)
+        self._group.all_reduce(x)
 
 
 __all__ = ["synchronise"]

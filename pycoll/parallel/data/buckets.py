@@ -57,16 +57,16 @@ class Bucket:
     """
 
     def __init__(
-        self, named: list[tuple[str, nn.Parameter]], line: AxisGroup, level: int, main: torch.dtype
+        self, named: list[tuple[str, nn.Parameter]], group: AxisGroup, level: int, main: torch.dtype
     ) -> None:
-        self.line, self.level = line, level
+        self.group, self.level = group, level
         self.slots: list[Slot] = []
         offset = 0
         for name, parameter in named:
             self.slots.append(Slot(name, parameter, offset, parameter.shape))
             offset += parameter.numel()
         self.pending = len(self.slots)
-        num_shares = line.size if level else 1
+        num_shares = group.size if level else 1
         self._share = share_length(offset, num_shares)
         self._count = self._share * num_shares
         self._dtype, self._main = named[0][1].dtype, main
@@ -90,7 +90,7 @@ class Bucket:
         self._full = (
             torch.zeros(self._count, dtype=self._dtype)
             if self.level == 3
-            else self.line.comm.empty(self._count, self._dtype)
+            else self.group.comm.empty(self._count, self._dtype)
         )
         with torch.no_grad():
             for slot in self.slots:
@@ -117,7 +117,7 @@ class Bucket:
         if self._mine is not None:
             return self._mine
         assert self._full is not None
-        start = self.line.rank * self._share
+        start = self.group.rank * self._share
         return self._full[start : start + self._share]
 
     def optimized(self, slot: Slot) -> tuple[int, Tensor] | None:
@@ -145,11 +145,11 @@ class Bucket:
 
     def _overlap(self, slot: Slot) -> tuple[int, int]:
         """First and last + 1 element of a parameter within this rank's share."""
-        first = self.line.rank * self._share - slot.offset
+        first = self.group.rank * self._share - slot.offset
         return max(0, first), min(slot.count, first + self._share)
 
     def _within(self, slot: Slot, share: Tensor, start: int, stop: int) -> Tensor:
-        at = slot.offset - self.line.rank * self._share
+        at = slot.offset - self.group.rank * self._share
         return share[at + start : at + stop]
 
     def publish(self) -> Started | None:
@@ -163,7 +163,7 @@ class Bucket:
         if self.level not in (1, 2):
             return None
         assert self._full is not None
-        return self.line.start("all_gather", self._full, self._part(), out=self._full)
+        return self.group.start("all_gather", self._full, self._part(), out=self._full)
 
     def gather(self) -> None:
         """Gathers the parameters; they stay until `release` is called equally often."""
@@ -173,7 +173,7 @@ class Bucket:
         assert self._full is not None and self._mine is not None
         self._full.untyped_storage().resize_(self._full.nbytes)
         self._point()
-        self.line.start("all_gather", self._full, self._mine, out=self._full).wait()
+        self.group.start("all_gather", self._full, self._mine, out=self._full).wait()
 
     def release(self) -> None:
         """Frees the parameters outside this rank's share, after the last matching `release`."""
@@ -213,7 +213,7 @@ class Bucket:
             self._gradients = (
                 torch.empty(self._count, dtype=self._main)
                 if self.level >= 2
-                else self.line.comm.empty(self._count, self._main)
+                else self.group.comm.empty(self._count, self._main)
             )
             self._gradients[self.slots[-1].offset + self.slots[-1].count :] = 0
         return self._gradients
@@ -225,12 +225,12 @@ class Bucket:
             if not slot.filled:
                 slot.view(whole).zero_()
         if not self.level:
-            if self.line.size > 1:
-                self._reducing = self.line.start("all_reduce", whole, whole)
+            if self.group.size > 1:
+                self._reducing = self.group.start("all_reduce", whole, whole)
             return
-        start = self.line.rank * self._share
+        start = self.group.rank * self._share
         mine = whole[start : start + self._share]
-        self._reducing = self.line.start("reduce_scatter", whole, whole, out=mine)
+        self._reducing = self.group.start("reduce_scatter", whole, whole, out=mine)
 
     def finish(self) -> None:
         """Waits until the gradients are added up."""
@@ -238,7 +238,7 @@ class Bucket:
             self._reducing.wait()
             self._reducing = None
         if self.level >= 2 and self._gradients is not None:
-            start = self.line.rank * self._share
+            start = self.group.rank * self._share
             mine = self._gradients[start : start + self._share]
             if self._sums is None:
                 self._sums = mine.clone()

@@ -50,21 +50,21 @@ def main_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in _LOW else dtype
 
 
-def in_lines(
+def in_axis_groups(
     named: list[tuple[str, nn.Parameter]],
-    lines: Callable[[nn.Parameter], AxisGroup],
+    group_of: Callable[[nn.Parameter], AxisGroup],
     level: int,
     groups: list[set[str]],
     bucket_bytes: int,
 ) -> Iterator[tuple[AxisGroup, list[tuple[str, nn.Parameter]]]]:
     """The parameters of each bucket, and the ranks that share it; arguments as in `Reducer`."""
-    by_line: dict[str, list[tuple[str, nn.Parameter]]] = {}
+    by_axis: dict[str, list[tuple[str, nn.Parameter]]] = {}
     of_axis: dict[str, AxisGroup] = {}
     for name, parameter in named:
-        line = lines(parameter)
-        of_axis[line.axis] = line
-        by_line.setdefault(line.axis, []).append((name, parameter))
-    for axis, members in by_line.items():
+        group = group_of(parameter)
+        of_axis[group.axis] = group
+        by_axis.setdefault(group.axis, []).append((name, parameter))
+    for axis, members in by_axis.items():
         for names in groups:
             inside = [(name, parameter) for name, parameter in members if name in names]
             for bucket in in_buckets(inside, 1 << 62 if level == 3 else bucket_bytes):
@@ -85,7 +85,7 @@ class Reducer:
         self,
         named: list[tuple[str, nn.Parameter]],
         *,
-        lines: Callable[[nn.Parameter], AxisGroup],
+        group_of: Callable[[nn.Parameter], AxisGroup],
         owned: Callable[[str, nn.Parameter, AxisGroup], bool],
         placements: dict[int, Placement],
         level: int,
@@ -121,8 +121,8 @@ class Reducer:
         self._late = late
         self._expected: set[str] = set()  # parameters whose next gradient is the last one
         self.buckets: list[Bucket] = []
-        for line, members in in_lines(named, lines, level, groups, bucket_bytes):
-            self.buckets.append(Bucket(members, line, level, main_dtype(members[0][1].dtype)))
+        for group, members in in_axis_groups(named, group_of, level, groups, bucket_bytes):
+            self.buckets.append(Bucket(members, group, level, main_dtype(members[0][1].dtype)))
         order = {name: i for i, name in enumerate(self.names)}
         self.buckets.sort(
             key=lambda bucket: (
@@ -134,7 +134,7 @@ class Reducer:
         for bucket in self.buckets:
             for slot in bucket.slots:
                 place = placements.get(id(slot.parameter), Placement(tuple(slot.shape)))
-                mine = owned(slot.name, slot.parameter, bucket.line)
+                mine = owned(slot.name, slot.parameter, bucket.group)
                 self._add_piece(bucket, slot, place, mine)
                 slot.parameter.register_post_accumulate_grad_hook(
                     partial(self._on_gradient, bucket, slot)
@@ -244,4 +244,4 @@ class Reducer:
                 started.wait()
 
 
-__all__ = ["Piece", "Reducer", "in_lines", "main_dtype"]
+__all__ = ["Piece", "Reducer", "in_axis_groups", "main_dtype"]

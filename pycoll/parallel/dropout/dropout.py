@@ -72,7 +72,7 @@ def key_dropouts(
     model: nn.Module,
     positions: Positions,
     inside: dict[str, int],
-    line: AxisGroup,
+    group: AxisGroup,
     sequence: Sequence,
 ) -> None:
     """Makes the nn.Dropout layers of a model draw masks by place, in place.
@@ -86,7 +86,7 @@ def key_dropouts(
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Dropout) and module.p > 0:
-            whole = Whole(inside.get(name), line, sequence)
+            whole = Whole(inside.get(name), group, sequence)
             # A function of the instance takes precedence over the class's: type and names stay.
             module.forward = partial(  # type: ignore[method-assign]
                 _drop, module, name, positions, whole
@@ -96,14 +96,14 @@ def key_dropouts(
 class Whole:
     """Places a part of an input in the whole input of all ranks that share it."""
 
-    def __init__(self, dim: int | None, line: AxisGroup, sequence: Sequence) -> None:
-        self._dim, self._line, self._sequence = dim, line, sequence
+    def __init__(self, dim: int | None, group: AxisGroup, sequence: Sequence) -> None:
+        self._dim, self._group, self._sequence = dim, group, sequence
         self._sizes: dict[int, int] = {}  # whole size by size of the part
 
     def part(self, shape: tuple[int, ...], num_samples: int) -> Part:
         """Place of a tensor of local `shape`; flat tokens count by sample and place."""
         dim = None if self._dim is None else self._dim % len(shape)
-        length, size = self._sequence.length, self._sequence.line.size
+        length, size = self._sequence.length, self._sequence.group.size
         if length and len(shape) < 3 and shape[0] * size == num_samples * length:
             shape = (num_samples, length // size, *shape[1:])
             dim = None if dim is None else dim + 1
@@ -111,11 +111,11 @@ class Whole:
         if (found := self._sequence.found_in(shape)) is not None:
             part = _along(part, found[0], length, found[1])
         if dim is not None and dim not in part.ranges:
-            line = self._line
+            group = self._group
             if shape[dim] not in self._sizes:
-                self._sizes[shape[dim]] = int(line.all_reduce(torch.tensor([shape[dim]])))
+                self._sizes[shape[dim]] = int(group.all_reduce(torch.tensor([shape[dim]])))
             total = self._sizes[shape[dim]]
-            part = _along(part, dim, total, (share(total, line.size, line.rank),))
+            part = _along(part, dim, total, (share(total, group.size, group.rank),))
         return part
 
 

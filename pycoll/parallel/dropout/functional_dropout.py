@@ -52,13 +52,13 @@ class FunctionalDropout:
         positions: Positions,
         inside: Mapping[str, int],
         around: dict[str, Around],
-        line: AxisGroup,
+        group: AxisGroup,
         sequence: Sequence,
         experts: tuple[str, ...],
     ) -> None:
         self._functions, self._experts = functions, experts
         self._positions, self._inside, self._around = positions, inside, around
-        self._line, self._sequence = line, sequence
+        self._group, self._sequence = group, sequence
         self._wholes: dict[int | None, Whole] = {}
         functions.taken |= {
             functional.dropout: self._dropout,
@@ -70,10 +70,10 @@ class FunctionalDropout:
 
     def heads(self, here: int) -> tuple[int, Ranges] | None:
         """The total number of heads, and the range on this rank; None: the rank has all heads."""
-        if self._line.size == 1 or self._functions.name not in self._around:
+        if self._group.size == 1 or self._functions.name not in self._around:
             return None
-        total = here * self._line.size
-        return total, (share(total, self._line.size, self._line.rank),)
+        total = here * self._group.size
+        return total, (share(total, self._group.size, self._group.rank),)
 
     def _dropout(
         self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
@@ -110,14 +110,14 @@ class FunctionalDropout:
                 "so meshes would differ: put it behind the experts"
             )
         if dim not in self._wholes:
-            self._wholes[dim] = Whole(dim, self._line, self._sequence)
+            self._wholes[dim] = Whole(dim, self._group, self._sequence)
         return drop(x, p, self._functions.stream(), self._positions, self._wholes[dim])
 
     def _dim(self, x: Tensor) -> int | None:
         """The dimension along which tp shares a tensor out within the running module."""
         name = self._functions.name
         around = self._around.get(name)
-        if self._line.size == 1 or around is None:
+        if self._group.size == 1 or around is None:
             return self._inside.get(name)
         if x.dim() == 4 and x.shape[1] in around.heads:
             return 1
@@ -150,7 +150,7 @@ def install(
     """
     around: dict[str, Around] = {}
     modules = dict(model.named_modules())
-    for name, style in styles.items() if shared.line.size > 1 else ():
+    for name, style in styles.items() if shared.group.size > 1 else ():
         placement = shared.placements.get(id(getattr(modules[name], "weight", None)))
         if placement is None or placement.dim is None:
             continue
@@ -163,10 +163,10 @@ def install(
             of.parts.add(placement.local_shape[placement.dim])
         elif isinstance(style, Row):
             of.wholes.add(placement.shape[1 - placement.dim])
-    inside = {} if shared.line.size == 1 else shared.inside
+    inside = {} if shared.group.size == 1 else shared.inside
     functions = Functions()
     lists = tuple(f"{name}." for name, module in modules.items() if isinstance(module, Experts))
-    dropout = FunctionalDropout(functions, positions, inside, around, shared.line, sequence, lists)
+    dropout = FunctionalDropout(functions, positions, inside, around, shared.group, sequence, lists)
     Attention(functions, positions, sequence, dropout.heads)
     for name, module in modules.items():
         if isinstance(module, nn.RNNBase) and module.dropout:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pycoll.errors import UsageError
-from pycoll.parallel.pipeline import trace_events as timeline
+from pycoll.parallel.pipeline import trace_events
 from pycoll.parallel.pipeline.agree import agree
 from pycoll.parallel.pipeline.messages import Messages
 from pycoll.parallel.pipeline.microbatches import as_call, split_batch
@@ -157,7 +157,7 @@ class PipelineRuntime:
             The files.
         """
         made = next(iter(self._programs.values()))[0]
-        return timeline.write(self._recorded, made.name, self._comm, folder, also)
+        return trace_events.write(self._recorded, made.name, self._comm, folder, also)
 
     # One step.
 

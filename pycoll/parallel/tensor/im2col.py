@@ -79,7 +79,7 @@ class _Im2col(torch.autograd.Function):
 
 
 def conv2d_by_gemm(
-    x: Tensor, weight: Tensor, line: AxisGroup | None = None, stride: int = 1, padding: int = 0
+    x: Tensor, weight: Tensor, group: AxisGroup | None = None, stride: int = 1, padding: int = 0
 ) -> Tensor:
     """A convolution as one product of the matrices of filters and of patches.
 
@@ -95,13 +95,13 @@ def conv2d_by_gemm(
     """
     num_filters, _, *kernel = weight.shape
     filters = weight.flatten(1)
-    if line is not None:
-        start, stop = share(num_filters, line.size, line.rank)
+    if group is not None:
+        start, stop = share(num_filters, group.size, group.rank)
         filters = filters[start:stop]
-        x = collectives.copy_to(x, line)
+        x = collectives.copy_to(x, group)
     y = filters @ im2col(x, (kernel[0], kernel[1]), stride, padding)
-    if line is not None:
-        y = collectives.gather_from(y, line, 1, num_filters)
+    if group is not None:
+        y = collectives.gather_from(y, group, 1, num_filters)
     rows = (x.shape[2] + 2 * padding - kernel[0]) // stride + 1
     return y.unflatten(2, (rows, -1))
 

@@ -14,9 +14,9 @@ from pycoll.parallel.core.ledger import AxisGroup
 _MARK = "_pycoll_classes"  # attribute of logits that are a part: (start, stop), size, group
 
 
-def mark(logits: Tensor, classes: tuple[int, int], size: int, line: AxisGroup) -> Tensor:
+def mark(logits: Tensor, classes: tuple[int, int], size: int, group: AxisGroup) -> Tensor:
     """Marks logits with their range of the `size` classes."""
-    setattr(logits, _MARK, (classes, size, line))
+    setattr(logits, _MARK, (classes, size, group))
     return logits
 
 
@@ -31,15 +31,15 @@ def whole(output: Any) -> Any:
         return type(output)(whole(part) for part in output)
     if not hasattr(output, _MARK):
         return output
-    _, size, line = getattr(output, _MARK)
-    return collectives.gather_from(output, line, -1, size)
+    _, size, group = getattr(output, _MARK)
+    return collectives.gather_from(output, group, -1, size)
 
 
-def embed(layer: nn.Embedding, start: int, line: AxisGroup, ids: Tensor) -> Tensor:
+def embed(layer: nn.Embedding, start: int, group: AxisGroup, ids: Tensor) -> Tensor:
     """Looks up the ids whose rows this rank holds; the other ranks add theirs."""
     here = (ids >= start) & (ids < start + layer.num_embeddings)
     rows = functional.embedding(torch.where(here, ids - start, 0), layer.weight)
-    return collectives.reduce_from(rows * here.unsqueeze(-1), line)
+    return collectives.reduce_from(rows * here.unsqueeze(-1), group)
 
 
 def cross_entropy(
@@ -63,8 +63,8 @@ def cross_entropy(
     counted = target != ignore_index
     labels = torch.where(counted, target, 0)
     if hasattr(logits, _MARK):
-        (start, _), _, line = getattr(logits, _MARK)
-        losses = _CrossEntropy.apply(logits, labels, start, line)
+        (start, _), _, group = getattr(logits, _MARK)
+        losses = _CrossEntropy.apply(logits, labels, start, group)
     else:
         losses = functional.cross_entropy(
             logits.flatten(0, -2), labels.flatten(), reduction="none"
@@ -80,19 +80,19 @@ class _CrossEntropy(torch.autograd.Function):
     """Losses from a part of the classes; the result is whole, in the shape of the labels."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, start: int, line: AxisGroup) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, start: int, group: AxisGroup) -> Tensor:
         if logits.shape[-1]:
             largest = logits.detach().amax(-1)
         else:
             largest = logits.new_full(labels.shape, -torch.inf)
-        largest = line.all_reduce(largest.contiguous(), "max")
+        largest = group.all_reduce(largest.contiguous(), "max")
         exponentials = (logits - largest.unsqueeze(-1)).exp()
         here = (labels >= start) & (labels < start + logits.shape[-1])
         index = torch.where(here, labels - start, 0).unsqueeze(-1)
         sums = torch.stack([exponentials.sum(-1), torch.zeros_like(largest)])
         if logits.shape[-1]:
             sums[1] = (logits.gather(-1, index).squeeze(-1) - largest) * here
-        total, chosen = line.all_reduce(sums)
+        total, chosen = group.all_reduce(sums)
         ctx.save_for_backward(exponentials.div_(total.unsqueeze(-1)), index, here)
         return total.log() - chosen
 

@@ -25,7 +25,7 @@ from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.losses import Loss
 from pycoll.parallel.core.mesh import AXES, Mesh
 from pycoll.parallel.data.buckets import share_length
-from pycoll.parallel.data.reducer import in_lines, main_dtype
+from pycoll.parallel.data.reducer import in_axis_groups, main_dtype
 from pycoll.parallel.dropout.dropout import Positions
 from pycoll.parallel.dropout.functional_dropout import install
 from pycoll.parallel.experts import share_experts
@@ -121,23 +121,23 @@ def memory(
     found: list[RankMemory] = []
     for expert, rank in itertools.product(range(sizes["ep"]), range(sizes["tp"])):
         with FakeTensorMode(allow_non_fake_inputs=True):
-            ghost = on_meta(model)
-            line = meta_group("tp", rank, sizes["tp"])
-            positions, styles = Positions(), match(ghost, tp or {})
+            meta = on_meta(model)
+            group = meta_group("tp", rank, sizes["tp"])
+            positions, styles = Positions(), match(meta, tp or {})
             ring = meta_group("cp", 0, sizes["cp"])  # all its ranks keep the same amount
-            sequence = Sequence(ring, positions, line if sequence_parallel else None)
-            sequence.cut(ghost, pp, staged=sizes["pp"] > 1)
-            parts = styles if sequence_parallel and line.size > 1 else ()
-            experts = share_experts(ghost, meta_group("ep", expert, sizes["ep"]), parts)
-            styles = {name: styles[name] for name, _ in ghost.named_modules() if name in styles}
-            shared = share_layers(ghost, styles, line, sequence_parallel, pp)
+            sequence = Sequence(ring, positions, group if sequence_parallel else None)
+            sequence.cut(meta, pp, staged=sizes["pp"] > 1)
+            parts = styles if sequence_parallel and group.size > 1 else ()
+            experts = share_experts(meta, meta_group("ep", expert, sizes["ep"]), parts)
+            styles = {name: styles[name] for name, _ in meta.named_modules() if name in styles}
+            shared = share_layers(meta, styles, group, sequence_parallel, pp)
             if ring.size > 1:
-                install(ghost, positions, shared, styles, sequence)
-            without_values(ghost)
-            recompute_layers(ghost, recompute, pp, positions)
-            units = [names for _, names in units_of(ghost, pp)] if zero == 3 else None
+                install(meta, positions, shared, styles, sequence)
+            without_values(meta)
+            recompute_layers(meta, recompute, pp, positions)
+            units = [names for _, names in units_of(meta, pp)] if zero == 3 else None
             order = schedule if sizes["pp"] > 1 else None
-            stages = _Stages(ghost, order, sizes["pp"], microbatches, pp or "", costs)
+            stages = _Stages(meta, order, sizes["pp"], microbatches, pp or "", costs)
             kept = None
             if x is not None:
                 of_share = None if loss is None else sequence.of_shares(_of_whole(loss))
@@ -145,9 +145,9 @@ def memory(
             others = (range(sizes[axis]) for axis in ("pp", "dp", "cp"))
             for stage, replica, part in itertools.product(*others):
                 place = {"pp": stage, "dp": replica, "ep": expert, "cp": part, "tp": rank}
-                lines = partial(_line, experts.here, shared.partial, place, sizes)
+                group_of = partial(_group_of, experts.here, shared.partial, place, sizes)
                 weights, groups = stages.parameters(stage), stages.groups(stage, units)
-                lasting = _lasting(weights, lines, zero, groups, bucket_mb, moments)
+                lasting = _lasting(weights, group_of, zero, groups, bucket_mb, moments)
                 live = None if kept is None else stages.live(stage, kept)
                 stashed = stages.stashed(stage)
                 found.append(RankMemory(place, lasting[0] + stashed, *lasting[1:], live))
@@ -228,7 +228,7 @@ class _Stages:
 
 def _lasting(
     weights: list[tuple[str, nn.Parameter]],
-    lines: Callable[[nn.Parameter], AxisGroup],
+    group_of: Callable[[nn.Parameter], AxisGroup],
     zero: int,
     groups: list[set[str]],
     bucket_mb: float,
@@ -238,27 +238,27 @@ def _lasting(
     frozen = [parameter for _, parameter in weights if not parameter.requires_grad]
     parameters, gradients, state = sum(p.numel() * p.element_size() for p in frozen), 0, 0
     learning = [(name, parameter) for name, parameter in weights if parameter.requires_grad]
-    for line, group in in_lines(
+    for axis_group, members in in_axis_groups(
         learning,
-        lines,
+        group_of,
         zero,
         groups,
         int(bucket_mb * 2**20),
     ):
-        dtype = group[0][1].dtype
+        dtype = members[0][1].dtype
         main = main_dtype(dtype)
-        count = sum(parameter.numel() for _, parameter in group)
-        length = share_length(count, line.size if zero else 1)
-        full = length * (line.size if zero else 1)
+        count = sum(parameter.numel() for _, parameter in members)
+        length = share_length(count, axis_group.size if zero else 1)
+        full = length * (axis_group.size if zero else 1)
         parameters += (length if zero == 3 else full) * dtype.itemsize
         parameters += length * main.itemsize * (main != dtype)
         gradients += (length if zero >= 2 else full) * main.itemsize
-        start = line.rank * length if zero else 0
+        start = axis_group.rank * length if zero else 0
         state += max(0, min(count - start, length)) * main.itemsize * moments
     return parameters, gradients, state
 
 
-def _line(
+def _group_of(
     experts: set[int],
     sums: set[int],
     place: Mapping[str, int],

@@ -57,9 +57,9 @@ class Trainer:
         positions: Positions,
         *,
         replicas: AxisGroup,
-        users: AxisGroup,
+        data_ranks: AxisGroup,
         sequence: Sequence,
-        together: bool = False,
+        needs_barrier: bool = False,
         pipeline: Pipeline | None = None,
         updates: Updates | None = None,
     ) -> None:
@@ -71,7 +71,7 @@ class Trainer:
         self.last: StepResult | None = None
         self.watchers: list[Callable[[Trainer], None]] = []
         self._pipeline = pipeline
-        self.replicas, self.users, self.sequence = replicas, users, sequence
+        self.replicas, self.data_ranks, self.sequence = replicas, data_ranks, sequence
         self._samples = mesh.line_of_dp("ep")
         self._syncing = True
         self._settled = False
@@ -80,8 +80,8 @@ class Trainer:
             pipeline.reducer, pipeline.updates = reducer, updates
         self._bubble_s, self._staleness = 0.0, 0
         # Layers that communicate with the other replicas also run on an empty batch.
-        self._needs_barrier = together
-        self._collective_metrics = together or reducer.level == 3 or updates is not None
+        self._needs_barrier = needs_barrier
+        self._collective_metrics = needs_barrier or reducer.level == 3 or updates is not None
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -244,12 +244,12 @@ class Trainer:
     def _settle(self) -> tuple[float, int]:
         """Returns the loss sum and count of all replicas, and divides gradients by the count."""
         tail = torch.tensor([self._sum, self._count], dtype=torch.float64)
-        if self.users.size > self.replicas.size and self.mesh.rank("tp") > 0:
+        if self.data_ranks.size > self.replicas.size and self.mesh.rank("tp") > 0:
             tail.zero_()  # all ranks of tp have the same loss; rank 0's counts
         if self.updates is None:
             tail = torch.cat([tail, self.reducer.presence()])
-        if self.users.size > 1:
-            self.users.all_reduce(tail)
+        if self.data_ranks.size > 1:
+            self.data_ranks.all_reduce(tail)
         total, count = float(tail[0]), int(tail[1])
         if self.updates is None:
             self.reducer.settle(tail[2:], 1.0 / max(count, 1))

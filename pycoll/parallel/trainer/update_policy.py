@@ -27,10 +27,12 @@ class Updates:
         optimizer: The torch optimizer; None until `pc.optimizer` has made one.
     """
 
-    def __init__(self, schedule: str, line: AxisGroup, users: AxisGroup, reducer: Reducer) -> None:
+    def __init__(
+        self, schedule: str, group: AxisGroup, data_ranks: AxisGroup, reducer: Reducer
+    ) -> None:
         self.schedule = schedule
         self.optimizer: torch.optim.Optimizer | None = None
-        self._line, self._users, self._reducer = line, users, reducer
+        self._group, self._data_ranks, self._reducer = group, data_ranks, reducer
         self._left = 0
 
     def take(self, optimizer: torch.optim.Optimizer, clip: float | None) -> None:
@@ -70,8 +72,8 @@ class Updates:
                 " by pc.optimizer(...)"
             )
         most = torch.tensor([mine])
-        if self._line.size > 1:
-            self._line.all_reduce(most, "max")
+        if self._group.size > 1:
+            self._group.all_reduce(most, "max")
         self._left = int(most)
         if self._left > 1 and FOLDER in os.environ:
             raise UsageError(
@@ -86,8 +88,8 @@ class Updates:
         def mean(output: Any, target: Any) -> tuple[Tensor, int]:
             total, count = loss(output, target)
             counted = torch.tensor([count])
-            if self._line.size > 1:
-                self._line.all_reduce(counted)
+            if self._group.size > 1:
+                self._group.all_reduce(counted)
             if total.requires_grad:
                 total.register_hook(lambda gradient: gradient / max(int(counted), 1))
             return total, count
@@ -104,8 +106,8 @@ class Updates:
         """Steps the stage by its reduced gradients; the last gradients stay readable."""
         assert self.optimizer is not None
         presence = self._reducer.presence()
-        if self._users.size > 1 and len(presence):
-            self._users.all_reduce(presence)
+        if self._data_ranks.size > 1 and len(presence):
+            self._data_ranks.all_reduce(presence)
         self._reducer.settle(presence, 1.0)
         self.optimizer.step()
         self._reducer.publish()
