@@ -62,7 +62,7 @@ class Optimizer:
 
         Returns:
             The norm of all gradients before clipping, equal on every rank; also in the step's
-                result. After several updates, it is the norm of the last one.
+            result. After several updates, it is the norm of the last one.
 
         Cost: an all_reduce of one number over all ranks; with ZeRO 1 and 2 an all_gather of the
             parameters over their replicas.

@@ -9,9 +9,17 @@ from unittest import mock
 import pytest
 
 from pycoll.errors import UsageError
-from pycoll.parallel.pipeline import Action, Costs, Kind, Schedule, build, generator, names
-from pycoll.parallel.pipeline.schedules import simulate_pipeline as simulate
-from pycoll.parallel.pipeline.schedules import validate
+from pycoll.parallel.pipeline import (
+    Action,
+    Costs,
+    Kind,
+    Schedule,
+    build,
+    generator,
+    names,
+    simulate,
+    validate,
+)
 
 pytestmark = pytest.mark.pure
 
