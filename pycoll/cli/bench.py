@@ -49,15 +49,9 @@ def bench(
     dtype: Annotated[str, typer.Option("--dtype", "-d", help="f32, bf16, i64, ...")] = "f32",
     op: Annotated[str, typer.Option("--op", help="sum, prod, min, max or avg.")] = "sum",
     iterations: Annotated[
-<<<<<<< HEAD
         int, typer.Option("--iterations", help="Blocks of calls per size, at most.", min=1)
     ] = 40,
     warmup: Annotated[int, typer.Option("--warmup", help="Untimed calls first.", min=0)] = 10,
-=======
-        int, typer.Option("--iterations", help="Maximum number of samples per size.", min=1)
-    ] = 100,
-    warmup: Annotated[int, typer.Option("--warmup", help="Untimed calls first.", min=0)] = 5,
->>>>>>> h-p5
     mapped: Annotated[
         bool, typer.Option("--mapped", help="Use arrays of comm.empty, which all ranks map.")
     ] = False,
@@ -95,13 +89,8 @@ def bench(
         from pycoll.bench.plot import FORMATS
         from pycoll.draw.style import image_format
 
-<<<<<<< HEAD
         image_format(out, None, FORMATS)  # before the ranks start, as all that can be refused
     cases = _cases(collective, algorithm, sizes, dtype, op, n)
-=======
-        image_format(out, None, FORMATS)  # fails on a wrong ending before the measurement
-    cases = _cases(collective, algorithm, sizes, dtype, op)
->>>>>>> h-p5
     if peers:
         cases = _with_peers(cases, threads)
     question = {"ranks": n, "threads": threads, "iterations": iterations, "warmup": warmup}
@@ -109,18 +98,12 @@ def bench(
     facts: dict[str, Any] = {"question": question, "machine": machine()}
     printed = json_path is not None and str(json_path) == "-"
     path = None if printed else json_path
-<<<<<<< HEAD
     try:
         Record.open(path, facts)
     except RecordError as error:
         raise UsageError(f"--json: {error}") from None
     options = Options(Effort(iterations), warmup, mapped, not threads, sys.stderr.isatty())
     rows = run_ranks(measure, n, cases, options, path, facts, threads=threads)[0]
-=======
-    Record.open(path, question)  # fails on a record that does not match before ranks start
-    effort = Effort(iterations, warmup, sys.stderr.isatty(), mapped)
-    rows = run_ranks(measure, n, cases, effort, path, question, threads=threads)[0]
->>>>>>> h-p5
     if printed:
         record = Record(None, facts)
         record.add(*rows)
@@ -170,21 +153,10 @@ def _with_peers(cases: list[Case], threads: bool) -> list[Case]:
 
     if threads:
         raise UsageError("bench: --peers needs ranks that are processes: leave --threads out")
-<<<<<<< HEAD
     if find_spec("torch") is None:
         raise UsageError("bench: --peers finds none here: pip install torch, for gloo")
     pairs = ((case, replace(case, algorithm="auto", library="gloo")) for case in cases)
     return list(dict.fromkeys(case for pair in pairs for case in pair))
-=======
-    if not names:
-        raise UsageError("bench: --peers found no other library: pip install torch, for gloo")
-    every: dict[Case, None] = {}
-    for case in cases:
-        every[case] = None
-        for name in names:
-            every.setdefault(replace(case, algorithm=name, library=name))
-    return list(every)
->>>>>>> h-p5
 
 
 def _print_table(rows: list[Row]) -> None:

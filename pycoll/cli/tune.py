@@ -56,11 +56,7 @@ def tune(
     ] = 4,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds, 1 MiB at most.")] = False,
     rounds: Annotated[
-<<<<<<< HEAD
-        int | None, typer.Option("--rounds", help="Rounds of each candidate, at most.", min=3)
-=======
         int | None, typer.Option("--rounds", help="Maximum number of rounds per candidate.", min=3)
->>>>>>> h-p5
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Measure again, and check that each choice is the best.")
@@ -204,13 +200,8 @@ def _check(
         for idx, size in enumerate(sizes):
             if size.first_ratio <= CLOSE:
                 continue
-<<<<<<< HEAD
-            # One of many candidates is always lucky: fresh times of the two decide whether it is
-            # the best one.
-=======
             # Among many candidates, noise always favours one. New times of this one and the choice
             # decide whether it is really faster.
->>>>>>> h-p5
             first = size.measured
             what = f"{first.collective}, {first.arrays} arrays, {format_nbytes(first.nbytes)}"
             advance(f"{what}, again", 0)

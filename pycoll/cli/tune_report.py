@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The output of `pycoll tune`: a table, a JSON object, a picture."""
-=======
 """Output of `pycoll tune`: a table, a JSON object, a picture."""
->>>>>>> h-p5
 
 from __future__ import annotations
 
@@ -28,17 +24,10 @@ class Size:
 
     Attributes:
         num_ranks: Number of ranks.
-<<<<<<< HEAD
-        measured: Its times; with those of AUTO when the choice was checked.
-        chosen: ALGORITHM/PROTOCOL, or None when it was not asked for.
-        again: A second look at a choice that the first one found slow: the best one of the first
-            measurement, and the choice's ratio to it.
-=======
         measured: Times by candidate; includes AUTO when the choice was checked.
         chosen: ALGORITHM/PROTOCOL, or None when the choice was not checked.
         again: Second measurement of a slow choice: the best candidate of the first measurement,
             and the choice's ratio to it.
->>>>>>> h-p5
     """
 
     num_ranks: int
@@ -53,11 +42,7 @@ class Size:
 
     @property
     def time_s(self) -> float:
-<<<<<<< HEAD
-        """Time of the algorithm that pycoll chooses by itself, seconds."""
-=======
         """Time of pycoll's own choice, in seconds."""
->>>>>>> h-p5
         from pycoll.tuning import AUTO
 
         times = self.measured.times_s()
@@ -65,20 +50,12 @@ class Size:
 
     @property
     def first_ratio(self) -> float:
-<<<<<<< HEAD
-        """Time of the choice over that of the best one, in the first measurement."""
-=======
         """Ratio of the choice's time to the best time, in the first measurement."""
->>>>>>> h-p5
         return self.time_s / self.measured.times_s()[self.measured.best()]
 
     @property
     def ratio(self) -> float:
-<<<<<<< HEAD
-        """The ratio of the second measurement, or of the first where there was one only."""
-=======
         """Ratio of the choice's time to the best time, in the last measurement."""
->>>>>>> h-p5
         return self.again[1] if self.again else self.first_ratio
 
 

@@ -1,4 +1,4 @@
-"""parallelize: a plain module on a mesh, in place; names and types stay."""
+"""parallelize: puts a plain module on a mesh, in place; names and types stay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pycoll.parallel.experts import share_experts
 from pycoll.parallel.recompute import recompute_layers
 from pycoll.parallel.tensor.layers import share_layers
 from pycoll.parallel.tensor.plan import Style, match
-from pycoll.parallel.tools import check_hooks as record
+from pycoll.parallel.tools import check_hooks
 from pycoll.parallel.trainer.optimizers import attach
 from pycoll.parallel.trainer.trainer import Trainer
 from pycoll.parallel.trainer.update_policy import Updates, refuse
@@ -44,34 +44,35 @@ def parallelize(
 ) -> Any:
     """Puts a model on a mesh. Collective.
 
-    Losses and weights are those of one process, whatever the mesh: initial weights by `keyed_init`
-    (or any other way in which all ranks make the same model), dropout keyed by place, means exact
-    to the token, batch normalisation over the batches of all replicas.
+    Losses and weights equal those of one process on every mesh: `keyed_init` makes the initial
+    weights (or any other way in which all ranks make the same model), dropout masks are keyed by
+    place, means are exact to the token, and batch normalisation sees the batches of all replicas.
 
     Args:
-        model: A plain module, alike on all ranks; of floating parameters in any dtype. Those of
-            16 bits get gradients and an optimizer's copy in float32.
+        model: A plain module, identical on all ranks, with floating parameters of any dtype.
+            16-bit parameters get float32 gradients and a float32 copy for the optimizer.
         mesh: The ranks.
-        tp: What is shared out over the axis tp: styles by patterns of layers' names.
-        pp: Name of the list of blocks that the axis pp cuts, such as "blocks"; at its first one
-            the axis cp cuts the sequence.
-        schedule: Of the pipeline: a name of `pycoll.parallel.pipeline`. "pipedream" steps the
-            optimizer within `model.step`, once for each microbatch.
-        zero: What replicas share out, too: 0 nothing, 1 the optimizer's state, 2 gradients,
-            3 parameters.
-        sequence_parallel: Share out what lies between the layers that tp shares, too.
-        recompute: True or "full": blocks compute again in backward; or a pattern of layers' names.
+        tp: The layers to share out over the axis tp: styles by patterns of layer names.
+        pp: Name of the list of blocks that the axis pp cuts, such as "blocks"; the axis cp cuts
+            the sequence at the first of these blocks.
+        schedule: Name of a pipeline schedule of `pycoll.parallel.pipeline`. "pipedream" steps
+            the optimizer within `model.step`, once for each microbatch.
+        zero: What the replicas shard: 0 nothing, 1 the optimizer's state, 2 also gradients,
+            3 also parameters.
+        sequence_parallel: Also share out the activations between the layers that tp shares.
+        recompute: Layers that compute again in backward: True or "full" for the blocks, or a
+            pattern of layer names.
         bucket_mb: Size of gradient buckets, MiB.
-        seed: Of dropout.
-        costs: Of the blocks, for cutting them into stages; None: alike.
+        seed: Seed of the dropout masks.
+        costs: Cost of each block, for cutting them into stages; None: all blocks cost the same.
 
     Returns:
         The model, with methods `step`, `no_sync` and `evaluate` (`Trainer`).
 
     Raises:
-        UsageError: The plan names a layer that is not there, heads do not divide, pp or cp > 1
-            without a list of blocks, a layer that goes along the sequence under cp, no such ZeRO or
-            schedule, or what a schedule does not go with.
+        UsageError: The plan names a layer that does not exist, heads do not divide, pp or cp > 1
+            without a list of blocks, a layer works along the sequence under cp, the ZeRO level or
+            the schedule does not exist, or the schedule does not support an option.
     """
     if zero not in (0, 1, 2, 3):
         raise UsageError(f"zero is {zero}, expected 0, 1, 2 or 3")
@@ -85,26 +86,26 @@ def parallelize(
     )
     if order.updates:
         refuse(order.name, zero=zero, recompute=recompute)
-    record.prepare(model)
-    # A parameter's name is the first one that it has in the whole model, tied or not.
+    check_hooks.prepare(model)
+    # A tied parameter keeps the first of its names in the whole model.
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     numbers = {name: number for number, name in enumerate(names.values())}
     learning = [name for name, p in model.named_parameters() if p.requires_grad]
-    line = mesh.line("tp")
+    group = mesh.line("tp")
     styles = match(model, tp or {})
     positions = Positions(seed)
-    sequence = Sequence(mesh.line("cp"), positions, line if sequence_parallel else None)
+    sequence = Sequence(mesh.line("cp"), positions, group if sequence_parallel else None)
     sequence.cut(model, pp, staged=mesh.size("pp") > 1)
     experts = share_experts(
-        model, mesh.line("ep"), styles if sequence_parallel and line.size > 1 else ()
+        model, mesh.line("ep"), styles if sequence_parallel and group.size > 1 else ()
     )
     styles = {name: styles[name] for name, _ in model.named_modules() if name in styles}
-    shared = share_layers(model, styles, line, sequence_parallel, pp)
-    inside = {} if line.size == 1 else shared.inside
-    key_dropouts(model, positions, inside, line, sequence)
+    shared = share_layers(model, styles, group, sequence_parallel, pp)
+    inside = {} if group.size == 1 else shared.inside
+    key_dropouts(model, positions, inside, group, sequence)
     install(model, positions, shared, styles, sequence)
     replicas = mesh.line_of_dp("ep", "cp")
-    together = synchronise(
+    needs_barrier = synchronise(
         model, replicas, lambda: replicas if sequence.length else mesh.line_of_dp("ep")
     )
     recomputes = recompute_layers(model, recompute, pp, positions)
@@ -118,22 +119,22 @@ def parallelize(
         )
     here = {names[id(parameter)]: parameter for parameter in model.parameters()}
     named = [(name, parameter) for name, parameter in here.items() if parameter.requires_grad]
-    partial = shared.partial if line.size > 1 else set()
+    partial = shared.partial if group.size > 1 else set()
 
-    # Where tp shares sequences out, too, its ranks have other tokens, and may ask other experts.
-    apart = shared.sequence and experts.some
-    users = mesh.line_of_dp("ep", "cp", *(["tp"] if apart else []))
+    # With sequence_parallel, ranks of tp have distinct tokens, which may choose other experts.
+    distinct_tokens = shared.sequence and experts.some
+    data_ranks = mesh.line_of_dp("ep", "cp", *(["tp"] if distinct_tokens else []))
 
-    def lines(parameter: nn.Parameter) -> AxisGroup:
+    def group_of(parameter: nn.Parameter) -> AxisGroup:
         axes = ("cp",) if id(parameter) in experts.here else ("ep", "cp")
         return mesh.line_of_dp(*axes, *(["tp"] if id(parameter) in partial else []))
 
     def owned(name: str, parameter: nn.Parameter, along: AxisGroup) -> bool:
-        """One rank for each element; with many parameters, each rank has its share of them."""
+        """Gives each element one owner; the ranks share many parameters out among themselves."""
         number = numbers[name]
         alone = zero > 0 or along.rank == number % along.size
         if id(parameter) not in shared.placements and id(parameter) not in partial:
-            alone = alone and line.rank == number % line.size
+            alone = alone and group.rank == number % group.size
         return alone and (stages is None or stages.cut.counts(name))
 
     groups = [members for _, members in units] or [set(names.values())]
@@ -141,7 +142,7 @@ def parallelize(
         groups = [of & members for of in stages.groups for members in groups]
     reducer = Reducer(
         named,
-        lines=lines,
+        group_of=group_of,
         everyone=experts.named_with(learning, here),
         owned=owned,
         placements=shared.placements,
@@ -158,7 +159,7 @@ def parallelize(
         name: shared.placements.get(id(parameter), Placement(tuple(parameter.shape)))
         for name, parameter in here.items()
     }
-    updates = Updates(order.name, replicas, users, reducer) if order.updates else None
+    updates = Updates(order.name, replicas, data_ranks, reducer) if order.updates else None
     trainer = Trainer(
         model,
         mesh,
@@ -167,9 +168,9 @@ def parallelize(
         placements,
         positions,
         replicas=replicas,
-        users=users,
+        data_ranks=data_ranks,
         sequence=sequence,
-        together=together or mesh.size("ep") > 1,
+        needs_barrier=needs_barrier or mesh.size("ep") > 1,
         pipeline=stages,
         updates=updates,
     )
@@ -177,5 +178,5 @@ def parallelize(
     model.evaluate = trainer.evaluate  # type: ignore[assignment]
     model.no_sync = trainer.no_sync  # type: ignore[assignment]
     attach(trainer)
-    record.watch(trainer)
+    check_hooks.watch(trainer)
     return model

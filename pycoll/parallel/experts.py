@@ -1,6 +1,6 @@
-"""Expert parallelism: experts are shared out over ep, and tokens travel to the owners and back.
+"""Expert parallelism: ep shares the experts out, and tokens travel to the owners and back.
 
-Source: Lepikhin et al., GShard, arXiv:2006.16668; without a capacity, so that no token is dropped.
+Source: Lepikhin et al., GShard, arXiv:2006.16668; there is no capacity, so no token is dropped.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from pycoll.parallel.core.placement import share, share_sizes
 
 
 class Experts(nn.ModuleList):
-    """A list of experts, of which each token asks some: the part of a mixture behind its router.
+    """The experts of a mixture, behind its router. Each token chooses some of them.
 
-    On one process it is what a loop over the experts would be; no mesh is needed. Where a mesh has
-    the axis ep, its ranks share the experts out.
+    On one process it computes what a loop over the experts would; no mesh is needed. On a mesh
+    with the axis ep, the ranks of ep share the experts out.
     """
 
     def __init__(self, experts: Any) -> None:
-        """Takes a list of modules; each maps tokens of shape [m, d] to [m, d'], whatever m is."""
+        """Takes a list of modules; each maps tokens of shape [m, d] to [m, d'], for any m."""
         super().__init__(experts)
         self._num_experts = len(self)
-        self._line: AxisGroup | None = None
+        self._group: AxisGroup | None = None
 
     def forward(self, tokens: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-        """What the experts make of the tokens, weighted and added up.
+        """Returns the weighted sum of the experts' outputs for each token.
 
         Args:
             tokens: Shape [n, d].
             indices: The k experts of each token, int64 of shape [n, k].
-            weights: Theirs, of shape [n, k].
+            weights: Weight of each of these experts, shape [n, k].
 
         Returns:
-            Of shape [n, d'].
+            Tensor of shape [n, d'].
 
         Raises:
-            UsageError: Shapes do not fit, or there is no such expert.
+            UsageError: Shapes do not fit, or an index names no expert.
 
         Cost: over e ranks, one all_gather of e times the number of experts int64s, and two
-            all_to_alls of n * k rows; backward two more.
+            all_to_alls of n * k rows; backward adds two more.
         """
         shape = (len(tokens), *indices.shape[1:2])
         if tokens.dim() != 2 or not len(shape) == 2 or not indices.shape == weights.shape == shape:
@@ -59,53 +59,54 @@ class Experts(nn.ModuleList):
         counts = asked.bincount(minlength=self._num_experts)
         if len(counts) > self._num_experts:
             raise UsageError(
-                f"Experts: a token asks expert {len(counts) - 1}, there are {self._num_experts}"
+                f"Experts: a token chooses expert {len(counts) - 1}, there are {self._num_experts}"
             )
         order = asked.argsort(stable=True)  # by expert
         rows = order // indices.shape[1]
-        if self._line is None:
+        if self._group is None:
             made = self._run(tokens[rows], counts.tolist())
         else:
-            made = self._run_everywhere(tokens, rows, counts, self._line)
+            made = self._run_everywhere(tokens, rows, counts, self._group)
         made = made * weights.flatten()[order].unsqueeze(-1)
         return made.new_zeros((len(tokens), *made.shape[1:])).index_add(0, rows, made)
 
     def _run_everywhere(
-        self, tokens: Tensor, rows: Tensor, counts: Tensor, line: AxisGroup
+        self, tokens: Tensor, rows: Tensor, counts: Tensor, group: AxisGroup
     ) -> Tensor:
         """Sends rows, in the order of their experts, to the owners and back."""
         if torch.is_grad_enabled() and not tokens.requires_grad:
-            tokens = tokens.detach().requires_grad_()  # all ranks meet in backward, or none
-        everyone = line.all_gather(counts, [len(counts)] * line.size).view(line.size, -1)
-        there = [int(part.sum()) for part in counts.split(share_sizes(len(counts), line.size))]
-        start, stop = share(len(counts), line.size, line.rank)
+            # Backward is collective: it must run on all ranks or on none.
+            tokens = tokens.detach().requires_grad_()
+        everyone = group.all_gather(counts, [len(counts)] * group.size).view(group.size, -1)
+        there = [int(part.sum()) for part in counts.split(share_sizes(len(counts), group.size))]
+        start, stop = share(len(counts), group.size, group.rank)
         mine = everyone[:, start:stop]  # by source and expert
         here = mine.sum(1).tolist()
-        came = collectives.all_to_all(tokens[rows], line, there, here)
-        experts = torch.arange(stop - start).repeat(line.size)
+        came = collectives.all_to_all(tokens[rows], group, there, here)
+        experts = torch.arange(stop - start).repeat(group.size)
         by_expert = experts.repeat_interleave(mine.flatten()).argsort(stable=True)
         made = self._run(came[by_expert], mine.sum(0).tolist())
-        return collectives.all_to_all(made[by_expert.argsort()], line, here, there)
+        return collectives.all_to_all(made[by_expert.argsort()], group, here, there)
 
     def _run(self, x: Tensor, counts: list[int]) -> Tensor:
-        """The experts that are here on their rows, which follow each other."""
+        """Runs this rank's experts on consecutive groups of rows, `counts[i]` rows for expert i."""
         asked = [(expert, count) for expert, count in zip(self, counts, strict=True) if count]
         if asked:
             parts = x.split([count for _, count in asked])
             return torch.cat([expert(part) for (expert, _), part in zip(asked, parts, strict=True)])
         with torch.no_grad():
-            nothing = next(iter(self))(x)  # of no row: for its width alone
-        return nothing + x.sum() * 0  # backward goes on from here, too
+            nothing = next(iter(self))(x)  # empty; gives the width of the output
+        return nothing + x.sum() * 0  # keeps the graph to `x`
 
 
 @dataclass(slots=True)
 class Owned:
-    """Whose experts are whose.
+    """Which rank has which experts.
 
     Attributes:
         some: Whether there are any experts.
-        here: Ids of the parameters of experts, where they are shared out.
-        elsewhere: Names of those of other ranks that learn, and the list that they are in.
+        here: Ids of the parameters of this rank's experts, where experts are shared out.
+        elsewhere: Trainable parameters of other ranks' experts: name, and prefix of their list.
     """
 
     some: bool
@@ -113,43 +114,43 @@ class Owned:
     elsewhere: dict[str, str] = field(default_factory=dict)
 
     def named_with(self, names: list[str], here: dict[str, nn.Parameter]) -> list[str]:
-        """Of all names, those that this rank or one that shares its experts has."""
+        """Returns the names that this rank, or a rank that shares its experts, has."""
         lists = {of for of in self.elsewhere.values() if any(n.startswith(of) for n in here)}
         return [name for name in names if name in here or self.elsewhere.get(name) in lists]
 
 
-def share_experts(model: nn.Module, line: AxisGroup, parts: Collection[str] = ()) -> Owned:
-    """Shares the experts of a model out over `line`, in place: a rank keeps its own.
+def share_experts(model: nn.Module, group: AxisGroup, parts: Collection[str] = ()) -> Owned:
+    """Shares the experts of a model out over `group`, in place: a rank keeps its own.
 
     Args:
-        model: Whole.
-        line: The ranks of ep.
+        model: The whole model.
+        group: The ranks of ep.
         parts: Names of layers whose input tp shares out along the sequence.
 
     Returns:
-        Which are where.
+        Which experts are where.
 
     Raises:
-        UsageError: There are fewer experts than ranks, or none, or they need to know whose tokens
-            they get.
+        UsageError: There are fewer experts than ranks, or none, or a layer within an expert
+            depends on which tokens it gets.
     """
     found = {name: of for name, of in model.named_modules() if isinstance(of, Experts)}
     owned = Owned(bool(found))
-    if line.size > 1 and not found:
+    if group.size > 1 and not found:
         raise UsageError(
-            f"ep={line.size}: {type(model).__name__} has no pc.Experts that could be shared out"
+            f"ep={group.size}: {type(model).__name__} has no pc.Experts that could be shared out"
         )
     for name, experts in found.items():
         prefix = f"{name}." if name else ""
         _refuse(prefix, experts, parts)
-        if line.size == 1:
+        if group.size == 1:
             continue
-        if len(experts) < line.size:
+        if len(experts) < group.size:
             raise UsageError(
-                f"ep={line.size}: layer {name!r} has {len(experts)} experts, fewer than ranks: "
+                f"ep={group.size}: layer {name!r} has {len(experts)} experts, fewer than ranks: "
                 f"take ep={len(experts)} or less"
             )
-        start, stop = share(len(experts), line.size, line.rank)
+        start, stop = share(len(experts), group.size, group.rank)
         for i, expert in enumerate(list(experts)):
             if start <= i < stop:
                 owned.here.update(id(parameter) for parameter in expert.parameters())
@@ -158,17 +159,17 @@ def share_experts(model: nn.Module, line: AxisGroup, parts: Collection[str] = ()
                 if parameter.requires_grad:
                     owned.elsewhere[f"{prefix}{i}.{inner}"] = prefix
             del experts._modules[str(i)]
-        experts._line = line
+        experts._group = group
     return owned
 
 
 def _refuse(prefix: str, experts: Experts, parts: Collection[str]) -> None:
-    """What cannot be where tokens come in another order."""
+    """Refuses modules within experts that depend on the order of the tokens."""
     for inner, module in experts.named_modules(prefix=prefix.removesuffix(".")):
         if isinstance(module, _DropoutNd) and module.p:
             raise UsageError(
                 f"layer {inner!r}: dropout within experts cannot be keyed by place, so meshes "
-                "would differ: put it behind them"
+                "would differ: put it behind the experts"
             )
         if inner in parts:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Activation recomputation: layers forget what they computed, and compute it again in backward.
+"""Activation recomputation: layers drop their activations and compute them again in backward.
 
 Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv:1604.06174.
 """
@@ -20,16 +20,16 @@ from pycoll.parallel.dropout.dropout import Positions
 def recompute_layers(
     model: nn.Module, which: str | bool | None, blocks: str | None, positions: Positions
 ) -> bool:
-    """Makes layers compute again, in place.
+    """Makes layers recompute their activations in backward, in place.
 
     Args:
-        model: Whose layers.
+        model: The model whose layers recompute.
         which: True or "full": the blocks; else a pattern of names such as "*.attention".
         blocks: Name of the list of blocks.
-        positions: What dropout looks up: the second time as the first time.
+        positions: Positions of dropout, restored for the second forward pass.
 
     Returns:
-        Whether any layer does.
+        Whether any layer recomputes.
 
     Raises:
         UsageError: No layer matches.
@@ -48,7 +48,7 @@ def recompute_layers(
 
 
 def _outermost(model: nn.Module, pattern: str) -> list[nn.Module]:
-    """What matches and lies within nothing that does: what is computed again is so once."""
+    """Returns the matching modules that lie within no other match, so each computes again once."""
     names: list[str] = []
     for name, _ in model.named_modules():
         within = any(name.startswith(f"{outer}.") for outer in names)
@@ -64,7 +64,7 @@ def _again(forward: Callable[..., Any], positions: Positions, *args: Any, **kwar
         with positions.at(position):
             return forward(*args, **kwargs)
 
-    # Masks are keyed by place: there is no state of a generator to bring back.
+    # Masks are keyed by place, so there is no generator state to restore.
     return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 

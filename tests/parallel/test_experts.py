@@ -57,7 +57,7 @@ def test_experts_on_one_process_are_a_loop_and_need_no_mesh():
     for a, b in zip(*gradients, strict=True):
         assert torch.allclose(a, b, atol=1e-5)
     assert experts(tokens[:0], indices[:0], weights[:0]).shape == (0, DIM)
-    with pytest.raises(UsageError, match="a token asks expert 3, there are 3"):
+    with pytest.raises(UsageError, match="a token chooses expert 3, there are 3"):
         experts(tokens, indices + 1, weights)
     with pytest.raises(UsageError, match=r"expected \[n, d\], \[n, k\], \[n, k\]"):
         experts(tokens, indices, weights[:, :1])
@@ -108,17 +108,17 @@ def test_tokens_travel_twice_forward_and_twice_backward():
         uniform = torch.arange(tokens * each // microbatches).view(-1, each) % 4
         for module in model:  # every expert as often as any other
             module.forward = lambda x, m=module: m.experts(m.enter(x), uniform, uniform * 0.5)
-        line = mesh.line("ep")
-        before = line.comm.ledger["sent_bytes"]
-        line.all_to_all(torch.zeros(0, DIM), [0] * n, [0] * n)
-        agreeing = line.comm.ledger["sent_bytes"] - before  # on the counts
+        group = mesh.line("ep")
+        before = group.comm.ledger["sent_bytes"]
+        group.all_to_all(torch.zeros(0, DIM), [0] * n, [0] * n)
+        agreeing = group.comm.ledger["sent_bytes"] - before  # on the counts
         mesh.ledger.clear()
-        before = line.comm.ledger["sent_bytes"]
+        before = group.comm.ledger["sent_bytes"]
         x = torch.randn(tokens, DIM)
         model.step(
             x, x, loss=lambda out, y: (out.square().sum(), len(y)), microbatches=microbatches
         )
-        sent = line.comm.ledger["sent_bytes"] - before
+        sent = group.comm.ledger["sent_bytes"] - before
         entry = mesh.ledger.of("ep", "all_to_all")
         counts = mesh.ledger.of("ep", "all_gather")
         sent -= counts.nbytes * (n - 1) // n + entry.calls * agreeing

@@ -1,1 +1,1 @@
-"""Context parallelism: each rank has a share of the sequence, and attention goes around a ring."""
+"""Context parallelism: ranks share the sequence, and attention passes keys around a ring."""

@@ -1,4 +1,4 @@
-"""Attention that a model calls as a function: its dropout by place, its sequence over a ring.
+"""Attention that a model calls as a function: keyed dropout, and sequences over a ring.
 
 Source of the ring: Liu et al., Ring Attention with Blockwise Transformers, arXiv:2310.01889.
 """
@@ -22,7 +22,7 @@ from pycoll.parallel.dropout.dropout import Positions, keeps
 
 
 class Attention:
-    """Takes `scaled_dot_product_attention` over, and torch's own multi-head attention."""
+    """Replaces `scaled_dot_product_attention` and torch's multi-head attention."""
 
     def __init__(
         self,
@@ -31,13 +31,14 @@ class Attention:
         sequence: Sequence,
         heads: Callable[[int], tuple[int, Ranges] | None],
     ) -> None:
-        """Adds itself to the functions that are taken over.
+        """Registers itself with the replaced functions.
 
         Args:
-            functions: Of the model.
-            positions: Where the batch is.
-            sequence: Of which a rank may have a share.
-            heads: Of a number of heads here: of how many these are which, None if they are all.
+            functions: The replaced functions of the model.
+            positions: The current position in the batch.
+            sequence: The sequence of which a rank may have a share.
+            heads: Maps a local number of heads to the total and the local range; returns None
+                if all heads are local.
         """
         self._functions, self._positions = functions, positions
         self._sequence, self._heads = sequence, heads
@@ -55,7 +56,7 @@ class Attention:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Without torch's kernel where it drops: its own mask could not be keyed."""
+        """Computes attention without torch's kernel if it drops: a kernel's mask is not keyed."""
         if self._sequence.length:
             return self._around(query, key, value, attn_mask, dropout_p, is_causal, scale)
         if not dropout_p:
@@ -89,19 +90,18 @@ class Attention:
         is_causal: bool,
         scale: float | None,
     ) -> Tensor:
-        """Over the whole sequence, of which this rank has a share."""
+        """Attends to the whole sequence, of which this rank has a share."""
         sequence = self._sequence
-        length, here = sequence.length, sequence.length // sequence.line.size
+        length, here = sequence.length, sequence.length // sequence.group.size
         where = f"cp: attention in layer {self._functions.name!r}"
         if query.shape[-2] != here or key.shape[-2] != here:
             raise UsageError(
                 f"{where} has {query.shape[-2]} queries and {key.shape[-2]} keys, expected the "
-                f"{here} places of the sequence that are on this rank: a sequence can attend to "
-                "itself alone"
+                f"{here} places of the sequence on this rank: a sequence can attend only to itself"
             )
         if mask is not None:
             if mask.requires_grad:
-                raise UsageError(f"{where} has a mask that learns: take cp=1")
+                raise UsageError(f"{where} has a trainable mask: take cp=1")
             if mask.shape[-1] not in (1, length) or mask.shape[-2] not in (1, here, length):
                 raise UsageError(
                     f"{where} has a mask of shape {tuple(mask.shape)} made of a share of the "
@@ -116,8 +116,8 @@ class Attention:
             kept = self._keeps((*query.shape[:-2], length, length), dropout_p, rows)
         sequence.attended += 1
         ring = Ring(
-            sequence.line,
-            [sequence.ranges(length, rank) for rank in range(sequence.line.size)],
+            sequence.group,
+            [sequence.ranges(length, rank) for rank in range(sequence.group.size)],
             is_causal,
             query.shape[-1] ** -0.5 if scale is None else scale,
             dropout_p,
@@ -125,14 +125,14 @@ class Attention:
         return attend(query, key, value, mask, kept, ring)
 
     def _keeps(self, shape: tuple[int, ...], p: float, ranges: dict[int, Ranges]) -> Tensor:
-        """Which weights are kept, of shape [..., queries, keys], whose rows may be a share."""
+        """Mask of kept weights, shape [..., queries, keys]; the rows may be a share."""
         part = Part(shape, ranges)
         if len(shape) == 4 and (found := self._heads(shape[1])) is not None:
             part = Part((shape[0], found[0], *shape[2:]), {1: found[1], **ranges})
         return keeps(part, p, self._functions.stream(), self._positions)
 
     def _multi_head(self, *args: Any, **kwargs: Any) -> Any:
-        """Its own calls are looked up in the module of functions, past any mode."""
+        """Replaces attention in torch's own module: its internal calls bypass any mode."""
         names = ("dropout", "scaled_dot_product_attention")
         before = {name: getattr(functional, name) for name in names}
         functional.dropout = self._functions.taken[before[names[0]]]

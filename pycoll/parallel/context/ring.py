@@ -1,7 +1,7 @@
-"""Attention over a ring: keys and values travel from rank to rank, queries stay.
+"""Ring attention: keys and values travel from rank to rank, queries stay.
 
-While a rank computes with one share of keys and values, the next is on its way. Backward, they
-travel once more, and their gradients behind them, to which each rank adds what it finds.
+While a rank computes with one share of keys and values, the next one arrives. In backward, keys
+and values travel again, followed by their gradients, to which each rank adds its contribution.
 Source: Liu et al., Ring Attention with Blockwise Transformers, arXiv:2310.01889; the balance of
 causal masks: Brandon et al., Striped Attention, arXiv:2311.09431.
 """
@@ -22,17 +22,17 @@ from pycoll.parallel.core.placement import Ranges
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Who has which places of a sequence, and what their tokens see of each other.
+    """Which rank has which places of a sequence, and which keys a token attends to.
 
     Attributes:
-        line: The ranks.
-        ranges: The places of each rank, in parts of one size.
-        causal: Tokens see those before them, and themselves.
-        scale: Of the products.
-        dropout: Probability of a weight to be dropped.
+        group: The ranks.
+        ranges: The places of each rank, in parts of equal size.
+        causal: Tokens attend to themselves and to earlier tokens only.
+        scale: Factor of the products of queries and keys.
+        dropout: Probability that a weight is dropped.
     """
 
-    line: AxisGroup
+    group: AxisGroup
     ranges: list[Ranges]
     causal: bool
     scale: float
@@ -41,15 +41,15 @@ class Ring:
     def tiles(
         self, source: int, mask: Tensor | None, kept: Tensor | None
     ) -> Iterator[tuple[slice, slice, Tile]]:
-        """The tiles of this rank's queries and the keys of `source`: their rows, columns, selves.
+        """Yields the tiles of this rank's queries and the keys of `source`: rows, columns, tile.
 
         Args:
-            source: A rank.
-            mask: Of shape [..., rows or 1, all keys or 1].
-            kept: As `mask`.
+            source: The rank that owns the keys.
+            mask: Mask of shape [..., rows or 1, all keys or 1].
+            kept: The weights that dropout keeps, shaped like `mask`.
         """
         gain = 1.0 / (1.0 - self.dropout) if self.dropout < 1 else 0.0
-        for rows, (q_start, q_stop) in _placed(self.ranges[self.line.rank]):
+        for rows, (q_start, q_stop) in _placed(self.ranges[self.group.rank]):
             for columns, (k_start, k_stop) in _placed(self.ranges[source]):
                 if self.causal and k_start >= q_stop:
                     continue
@@ -70,19 +70,19 @@ def attend(
     """Attention of this rank's queries to the keys of all ranks. Collective.
 
     Args:
-        query: Shape [..., places of this rank, width]. Fewer heads of `key` and `value` are
-            shared by consecutive heads.
-        key: As `query`.
-        value: As `query`; its width may be another.
-        mask: Of this rank's rows (or 1) by all keys (or 1): bools, or numbers to add.
-        kept: The weights that dropout keeps, likewise.
+        query: Shape [..., places of this rank, width]. If `key` and `value` have fewer heads,
+            consecutive heads of `query` share one.
+        key: Like `query`.
+        value: Like `query`; its width may differ.
+        mask: This rank's rows (or 1) by all keys (or 1): bools, or numbers to add.
+        kept: The weights that dropout keeps, of the same shape.
         ring: The ranks.
 
     Returns:
-        As `query`, with the width of `value`.
+        Tensor like `query`, with the width of `value`.
 
-    Cost: of c ranks, each sends c - 1 shares of keys and of values forward, and twice as many
-        backward; a tile of weights at a time where there is a mask or dropout.
+    Cost: with c ranks, each sends c - 1 shares of keys and of values forward, and twice as many
+        backward; with a mask or dropout, one tile of weights at a time.
     """
     return _Attention.apply(query, key, value, mask, kept, ring)
 
@@ -92,14 +92,14 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, kept: Any, ring: Ring
     ) -> Tensor:
-        line = ring.line
+        group = ring.group
         dtype = torch.promote_types(q.dtype, torch.float32)
         out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=dtype)
         lse = q.new_full(q.shape[:-1], -torch.inf, dtype=dtype)
         pair = [k.contiguous(), v.contiguous()]
-        for step in range(line.size):
-            coming = line.pass_on(pair) if step + 1 < line.size else None
-            for rows, columns, tile in ring.tiles((line.rank - step) % line.size, mask, kept):
+        for step in range(group.size):
+            coming = group.pass_on(pair) if step + 1 < group.size else None
+            for rows, columns, tile in ring.tiles((group.rank - step) % group.size, mask, kept):
                 found = tile.forward(q[..., rows, :], *(x[..., columns, :] for x in pair))
                 _merge(out[..., rows, :], lse[..., rows], *found)
             pair = pair if coming is None else coming.wait()
@@ -112,15 +112,15 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, mask, kept, out, lse = ctx.saved_tensors
         ring: Ring = ctx.ring
-        line = ring.line
+        group = ring.group
         dq = torch.zeros_like(q, dtype=lse.dtype)
         pair = [k.contiguous(), v.contiguous()]
         own: list[Tensor] = []  # gradients of this rank's keys and values
-        behind = None  # those of others, on their way home
-        for step in range(line.size):
-            coming = line.pass_on(pair) if step + 1 < line.size else None
+        behind = None  # other ranks' gradients, on their way to their owners
+        for step in range(group.size):
+            coming = group.pass_on(pair) if step + 1 < group.size else None
             grads = [torch.zeros_like(x, dtype=lse.dtype) for x in pair]
-            for rows, columns, tile in ring.tiles((line.rank - step) % line.size, mask, kept):
+            for rows, columns, tile in ring.tiles((group.rank - step) % group.size, mask, kept):
                 of_grad, of_q, of_out = (x[..., rows, :] for x in (grad, q, out))
                 keys, values = (x[..., columns, :] for x in pair)
                 found = tile.backward(of_grad, of_q, of_out, lse[..., rows], keys, values)
@@ -132,7 +132,7 @@ class _Attention(torch.autograd.Function):
             else:
                 if behind is not None:
                     _add(grads, behind.wait())
-                behind = line.pass_on(grads)
+                behind = group.pass_on(grads)
             pair = pair if coming is None else coming.wait()
         if behind is not None:
             _add(own, behind.wait())
@@ -145,7 +145,7 @@ def _add(totals: list[Tensor], parts: list[Tensor]) -> None:
 
 
 def _merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
-    """Puts a tile's result to that of the tiles before, in place."""
+    """Merges a tile's result into that of the earlier tiles, in place."""
     total = torch.logaddexp(lse, more_lse)
     base = total.masked_fill(total == -torch.inf, 0.0)
     out.mul_((lse - base).exp().unsqueeze(-1)).add_(more * (more_lse - base).exp().unsqueeze(-1))
@@ -153,7 +153,7 @@ def _merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
 
 
 def _placed(ranges: Ranges) -> Iterator[tuple[slice, tuple[int, int]]]:
-    """Where each range is held, and itself."""
+    """Yields each range with the local slice that holds it."""
     at = 0
     for start, stop in ranges:
         yield slice(at, at + stop - start), (start, stop)

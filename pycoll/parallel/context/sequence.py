@@ -1,7 +1,7 @@
-"""The sequence of a batch, of which each rank of the axis cp has a share from the first block on.
+"""The sequence of a batch; each rank of the axis cp has a share of it from the first block on.
 
-What is before the blocks runs whole, so positions are right; its gradients are partial sums, as are
-those of all that follows. So ranks of cp are to a gradient what replicas are.
+Modules before the blocks run on the whole sequence, so positions are right. Their gradients are
+partial sums, like those of all later modules: for gradients, ranks of cp act like replicas.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from pycoll.parallel.pipeline import specs
 
 
 class Sequence:
-    """Which share of the sequence is here, and who has the others.
+    """Which share of the sequence each rank has.
 
-    Rank r of c has the parts r and 2c - 1 - r of 2c equal ones: under a causal mask, whose later
-    tokens see more, all have as much to compute.
+    Rank r of c has the parts r and 2c - 1 - r of 2c equal parts: under a causal mask, where later
+    tokens attend to more keys, all ranks have the same amount of work.
 
     Attributes:
-        line: The ranks of cp.
-        attended: How often attention has gone around the ring.
+        group: The ranks of cp.
+        attended: Number of times attention went around the ring.
     """
 
     def __init__(
-        self, line: AxisGroup, positions: Positions, tensor: AxisGroup | None = None
+        self, group: AxisGroup, positions: Positions, tensor: AxisGroup | None = None
     ) -> None:
-        """As `parallelize` says.
+        """See `parallelize`.
 
         Args:
-            line: The ranks of cp.
-            positions: Where the length of the sequence is noted.
-            tensor: The ranks that share each share once more, where sequence_parallel is on.
+            group: The ranks of cp.
+            positions: Records the length of the sequence.
+            tensor: The ranks that divide each share further, with sequence_parallel.
         """
-        self.line, self.attended = line, 0
+        self.group, self.attended = group, 0
         self._positions, self._tensor = positions, tensor
-        self._before = 0  # attended, when the block that runs began
+        self._before = 0  # value of `attended` at the start of the running block
 
     @property
     def length(self) -> int:
-        """Of the whole sequence, while this rank's share of it passes; else 0."""
+        """Length of the whole sequence while this rank's share of it passes; else 0."""
         return self._positions.now.sequence
 
     def ranges(self, length: int, rank: int | None = None) -> Ranges:
-        """The places of a rank's share in a sequence of `length`; of this rank, if none is given.
+        """The places of a rank's share in a sequence of `length`; None: this rank's share.
 
         Raises:
-            UsageError: It does not divide.
+            UsageError: The length does not divide.
         """
-        rank, size = self.line.rank if rank is None else rank, self.line.size
+        rank, size = self.group.rank if rank is None else rank, self.group.size
         part, rest = divmod(length, 2 * size)
         if rest or not part:
             raise UsageError(
@@ -68,34 +68,34 @@ class Sequence:
         return (rank * part, (rank + 1) * part), (last * part, (last + 1) * part)
 
     def found_in(self, shape: tuple[int, ...]) -> tuple[int, Ranges] | None:
-        """Along which dimension a tensor of the model is a share, and which; None: along none.
+        """The dimension along which a tensor is a share, and the ranges; None: it is not a share.
 
         Raises:
-            UsageError: It may be one or another.
+            UsageError: Several dimensions could be the sequence.
         """
         if not self.length:
             return None
         ranges = self.ranges(self.length)
-        shares = {self.length // self.line.size: ranges}
+        shares = {self.length // self.group.size: ranges}
         if self._tensor is not None:
-            size = self.length // self.line.size
+            size = self.length // self.group.size
             own = share(size, self._tensor.size, self._tensor.rank)
             shares[own[1] - own[0]] = within(ranges, *own)
         inner = range(1, max(min(2, len(shape)), len(shape) - 1))
         dims = [dim for dim in inner if shape[dim] in shares]
         if len(dims) > 1:
             raise UsageError(
-                f"cp: which dimension of {shape} is the sequence, of which {shape[dims[0]]} are on "
-                "this rank, cannot be told: choose another length, or number of heads"
+                f"cp: cannot tell which dimension of {shape} is the sequence, with "
+                f"{shape[dims[0]]} places on this rank: choose another length, or number of heads"
             )
         return (dims[0], shares[shape[dims[0]]]) if dims else None
 
     def take(self, x: Tensor) -> Tensor:
-        """This rank's share of a tensor that has the whole sequence along dimension 1."""
+        """This rank's share of a tensor with the whole sequence along dimension 1."""
         return Placement(tuple(x.shape), 1, self.ranges(x.shape[1])).take(x)
 
     def of_shares(self, loss: Loss) -> Loss:
-        """A loss of this rank's share: its targets are cut as the sequence is."""
+        """Returns a loss of this rank's share: it cuts the targets like the sequence."""
 
         def of_share(output: Any, target: Any) -> Any:
             length, found = self.length, []
@@ -105,10 +105,10 @@ class Sequence:
                 return self.take(x) if found[-1] else x
 
             made = first_tensor(output)
-            if made is None or made.dim() < 2 or made.shape[1] * self.line.size != length:
+            if made is None or made.dim() < 2 or made.shape[1] * self.group.size != length:
                 raise UsageError(
                     f"cp: the model returns {_shape(made)}, expected a sequence, "
-                    f"{length // self.line.size} long on each rank: what follows the blocks must "
+                    f"{length // self.group.size} long on each rank: what follows the blocks must "
                     "treat each token by itself"
                 )
             target = specs.replace(target, Tensor, look)
@@ -120,32 +120,32 @@ class Sequence:
                 )
             return loss(output, target)
 
-        return of_share if self.line.size > 1 else loss
+        return of_share if self.group.size > 1 else loss
 
     def cut(self, model: nn.Module, blocks: str | None, *, staged: bool) -> None:
-        """Has a model cut its sequences at its first block, in place.
+        """Makes a model cut its sequences at its first block, in place.
 
         Args:
-            model: Whose blocks.
-            blocks: Name of their list.
-            staged: Whether a pipeline may have its first blocks elsewhere.
+            model: The model with the blocks.
+            blocks: Name of the list of blocks.
+            staged: Whether the first blocks may be on another pipeline stage.
 
         Raises:
-            UsageError: There is no such list, or a layer goes along the sequence.
+            UsageError: The list does not exist, or a layer works along the sequence.
         """
-        if self.line.size == 1:
+        if self.group.size == 1:
             return
         if blocks is None:
             raise UsageError(
-                f"cp={self.line.size} needs the name of the list of blocks, at whose first one the "
-                "sequence is cut, for example pp='blocks'"
+                f"cp={self.group.size} needs the name of the list of blocks: the sequence is cut "
+                "at the first block, for example pp='blocks'"
             )
         for name, module in model.get_submodule(blocks).named_modules(prefix=blocks):
             wide = isinstance(module, _ConvNd) and max(module.kernel_size) > 1
             if isinstance(module, nn.RNNBase) or wide:
                 raise UsageError(
-                    f"cp: layer {name!r} ({type(module).__name__}) goes along the sequence, of "
-                    "which each rank has a share: only attention reaches the others"
+                    f"cp: layer {name!r} ({type(module).__name__}) works along the sequence, of "
+                    "which each rank has a share: only attention reaches the other shares"
                 )
         model.register_forward_pre_hook(lambda *_: self._positions.move(sequence=0))
         for i, (child, block) in enumerate(model.get_submodule(blocks).named_children()):
@@ -157,9 +157,9 @@ class Sequence:
     def _enter(
         self, name: str, whole: bool, block: nn.Module, args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        """Cuts what has the whole sequence along dimension 1: at the first block, the hidden state.
+        """Cuts the hidden state, with the sequence along dimension 1, at the first block.
 
-        Its companions, such as the rotation of each place, come whole to every block.
+        Its companions, such as the rotary embedding of each place, reach every block whole.
         """
         hidden = specs.hidden_of(args, kwargs)
         if hidden is None or hidden.dim() < 3:
@@ -167,10 +167,10 @@ class Sequence:
                 f"cp: block {name!r} gets {_shape(hidden)}, expected a tensor of samples, places "
                 "in the sequence, and features"
             )
-        times = self.line.size * (1 if self._tensor is None else self._tensor.size)
+        times = self.group.size * (1 if self._tensor is None else self._tensor.size)
         if not self.length:
             length = hidden.shape[1] * (1 if whole else times)
-            self.ranges(length)  # or an error
+            self.ranges(length)  # raises if the length does not divide
             self._positions.move(sequence=length)
         elif hidden.shape[1] * times != self.length:
             raise UsageError(
@@ -180,7 +180,7 @@ class Sequence:
         length = self.length
 
         def part(x: Tensor) -> Tensor:
-            # A mask of all tokens by all tokens stays whole: attention takes its rows.
+            # A mask of all tokens by all tokens stays whole: attention selects its rows.
             is_mask = x.shape == (length, length) and (
                 x.is_floating_point() or x.dtype == torch.bool
             )
@@ -199,7 +199,7 @@ class Sequence:
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """The first floating tensor of what a layer returns."""
+    """The first floating tensor in a layer's output."""
     if isinstance(output, Tensor):
         return output if output.is_floating_point() else None
     values = output.values() if isinstance(output, dict) else output

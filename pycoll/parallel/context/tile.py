@@ -1,7 +1,7 @@
-"""A tile of attention: some queries meet some keys, as a part of a softmax over more of them.
+"""A tile of attention: some queries and some keys, as a part of a softmax over more keys.
 
-Forward, tiles are put together by the logarithms of their sums; backward, each is given those of
-the whole. Source: Dao et al., FlashAttention, arXiv:2205.14135.
+Forward merges tiles by the logarithms of their sums; backward gives each tile the logarithm of
+the whole sum. Source: Dao et al., FlashAttention, arXiv:2205.14135.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _LOW = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What is between the queries and the keys of a tile.
+    """Attention between the queries and the keys of a tile.
 
     Attributes:
-        scale: Of the products.
-        causal: As many keys as queries, of which each sees those up to its own place.
-        mask: Bools, or numbers to add; None: all see all.
-        kept: Which weights dropout keeps; None: all.
-        gain: Of those that it keeps.
+        scale: Factor of the products of queries and keys.
+        causal: There are as many keys as queries; a query attends to keys up to its own place.
+        mask: Bools, or numbers to add; None: every query attends to every key.
+        kept: The weights that dropout keeps; None: all.
+        gain: Factor of the kept weights.
     """
 
     scale: float
@@ -34,16 +34,16 @@ class Tile:
     gain: float = 1.0
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Values, weighted by this tile's softmax, and the logarithm of its sum for each query.
+        """Values weighted by this tile's softmax, and the logarithm of each query's sum.
 
         Args:
-            q: Shape [..., queries, width], as `k` and `v` for keys; fewer heads of those are
-                shared by consecutive heads of `q`.
+            q: Shape [..., queries, width]; `k` and `v` likewise for keys. If they have fewer heads,
+                consecutive heads of `q` share one.
             k: Keys.
             v: Values.
 
         Returns:
-            Of shapes [..., queries, width of v] and [..., queries], in float32 or float64.
+            Tensors of shapes [..., queries, width of v] and [..., queries], in float32 or float64.
         """
         k, v = _for_heads(k, q), _for_heads(v, q)
         if self._has_kernel(q, v):
@@ -58,13 +58,13 @@ class Tile:
     def backward(
         self, grad: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What this tile adds to the gradients of its queries, keys and values.
+        """This tile's contribution to the gradients of its queries, keys and values.
 
         Args:
-            grad: Of `out`.
-            q: As of `forward`, like `k` and `v`.
-            out: Of all tiles together.
-            lse: The logarithm of the sum of all tiles.
+            grad: Gradient of `out`.
+            q: As in `forward`, like `k` and `v`.
+            out: Output of all tiles.
+            lse: The logarithm of the sum over all tiles.
             k: Keys.
             v: Values.
         """
@@ -106,19 +106,19 @@ class Tile:
 
 
 def _weights(scores: Tensor, lse: Tensor) -> Tensor:
-    """Of a query that sees nothing, zeros."""
+    """Softmax weights; zeros for a query that attends to no key."""
     return (scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1)).exp()
 
 
 def _for_heads(x: Tensor, q: Tensor) -> Tensor:
-    """Keys or values once for each head of the queries."""
+    """Repeats keys or values for each head of the queries."""
     if x.dim() < 3 or x.shape[-3] == q.shape[-3]:
         return x
     return x.repeat_interleave(q.shape[-3] // x.shape[-3], -3)
 
 
 def _of_heads(grad: Tensor, x: Tensor) -> Tensor:
-    """The sum over the heads that share one of `x`."""
+    """Sums over the query heads that share a head of `x`."""
     if x.dim() < 3 or grad.shape[-3] == x.shape[-3]:
         return grad
     return grad.unflatten(-3, (x.shape[-3], -1)).sum(-3)

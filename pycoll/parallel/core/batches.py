@@ -1,4 +1,4 @@
-"""Batches: the replicas' shares of those of a loader, and their microbatches."""
+"""Batches: each replica's share of a loader's batches, and the microbatches of a share."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Batch(NamedTuple):
 
 
 def shard(loader: Iterable[Any], mesh: Mesh) -> Iterator[Batch]:
-    """Yields this replica's share of each batch of a loader that is alike on all ranks.
+    """Yields this replica's share of each batch of a loader that is identical on all ranks.
 
-    A sample's place in the batch of all replicas does not depend on the mesh. Where a batch does
-    not divide, shares differ by one sample; of the last batch, if it is smaller than the others,
-    some replicas get none, and still take part.
+    A sample's place in the batch of all replicas does not depend on the mesh. If a batch does not
+    divide, shares differ by one sample. If the last batch is smaller than the others, some replicas
+    get an empty share and still take part.
 
-    Args:
-        loader: Of pairs of inputs and targets, tensors whose first dimension counts samples, or
+    loader: Yields pairs of inputs and targets: tensors whose first dimension counts samples,
+        or tuples or dicts of them; the same on every rank.
             tuples or dicts of them; the same on every rank.
         mesh: The ranks.
 
     Yields:
-        The share.
+        The share of the next batch.
 
     Raises:
         UsageError: A batch is smaller than the number of replicas.
@@ -54,7 +54,7 @@ def shard(loader: Iterable[Any], mesh: Mesh) -> Iterator[Batch]:
 
 
 def num_samples(batch: Any) -> int:
-    """The length of its tensors' first dimension."""
+    """Length of the first dimension of the batch's tensors."""
     if isinstance(batch, dict):
         batch = tuple(batch.values())
     return num_samples(batch[0]) if isinstance(batch, (tuple, list)) else len(batch)
@@ -64,7 +64,7 @@ def split(x: Any, y: Any, microbatches: int) -> list[tuple[Any, Any]]:
     """Consecutive parts whose sizes differ by at most one sample; none of them is empty.
 
     Raises:
-        UsageError: Less than one part.
+        UsageError: `microbatches` is less than 1.
     """
     if microbatches < 1:
         raise UsageError(f"microbatches is {microbatches}, expected 1 or more")
@@ -77,19 +77,19 @@ def split(x: Any, y: Any, microbatches: int) -> list[tuple[Any, Any]]:
 
 
 def nothing(x: Any, y: Any) -> tuple[Any, Any]:
-    """A microbatch of no sample."""
+    """A microbatch without samples."""
     return _map(x, lambda t: t[:0]), _map(y, lambda t: t[:0])
 
 
 def as_call(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a model is called with: a tuple is positional, a dict named."""
+    """The arguments of a model's call: a tuple is positional, a dict is by keyword."""
     if isinstance(x, dict):
         return (), x
     return (x, {}) if isinstance(x, tuple) else ((x,), {})
 
 
 def to_floating(batch: Any, model: nn.Module) -> Any:
-    """Floating tensors in the model's dtype, where that is float64: `pycoll check` runs so."""
+    """Converts floating tensors to float64 for a float64 model, as `pycoll check` needs it."""
     first = next(iter(model.parameters()), None)
     if first is None or first.dtype != torch.float64:
         return batch

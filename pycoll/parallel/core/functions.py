@@ -1,7 +1,7 @@
-"""Functions of torch that are taken over while a module of the user's runs.
+"""Replaces functions of torch while a module of the user's model runs.
 
-A model may call dropout or attention as a function, wherever it has got it from: the forward
-functions of its modules run within a mode of torch's that looks at every call.
+A model may call dropout or attention as a function, imported from anywhere: the forward functions
+of its modules run within a torch mode that sees every call.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch.overrides import TorchFunctionMode
 
 
 class Functions(TorchFunctionMode):
-    """Takes functions over, in modules whose forward functions it has wrapped.
+    """Replaces functions within modules whose forward functions it has wrapped.
 
     Attributes:
-        taken: What is called in place of a function.
+        taken: Replacements by function.
     """
 
     def __init__(self) -> None:
@@ -29,16 +29,16 @@ class Functions(TorchFunctionMode):
         self._on = False
 
     def wrap(self, name: str, module: nn.Module) -> None:
-        """Lets a module's forward function run within this mode, in place."""
+        """Makes a module's forward function run within this mode, in place."""
         module.forward = partial(self._run, name, module.forward)  # type: ignore[method-assign]
 
     @property
     def name(self) -> str:
-        """Of the innermost module that runs."""
+        """Name of the innermost running module."""
         return str(self._running[-1][0])
 
     def stream(self) -> str:
-        """A name for random numbers: of the innermost module, and how many it has asked for."""
+        """A name for a random stream: the innermost module, and the count of earlier ones."""
         name, number = self._running[-1]
         self._running[-1][1] += 1
         return f"{name}/{number}"

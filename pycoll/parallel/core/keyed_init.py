@@ -1,7 +1,7 @@
-"""Keyed initialisation: a parameter's values depend on a seed and on its name, on nothing else.
+"""Keyed initialisation: a parameter's values depend only on a seed and on its name.
 
-Within `keyed_init`, what fills parameters is noted. When all modules are made, their names are
-known, and the notes are run again with random numbers keyed by seed, name and place of the
+`keyed_init` records the operations that fill parameters. Once all modules exist and their names
+are known, it runs these operations again with random numbers keyed by seed, name and place of the
 element. Plain modules need no change.
 """
 
@@ -21,32 +21,31 @@ from torch.utils.hooks import RemovableHandle
 from pycoll.parallel.core.mesh import Mesh
 from pycoll.parallel.core.random import normal, uniform
 
-# What fills a tensor at random: its name within torch.ops.aten, and the arguments' defaults.
+# Operations that fill a tensor at random: name within torch.ops.aten, and argument defaults.
 _FILLS: dict[str, Callable[..., Tensor]] = {
     "uniform_": lambda name, shape, low=0.0, high=1.0: uniform(name, shape, low, high),
     "normal_": lambda name, shape, mean=0.0, std=1.0: normal(name, shape, mean, std),
 }
-# Tensors made at random that are no parameter yet: keyed by the order in which they are made.
+# Operations that create a random tensor that is no parameter yet: keyed by call order.
 _MAKES = {"rand": uniform, "randn": normal}
 
 
 class keyed_init:
     """Makes models whose initial weights are the same on every mesh: `with keyed_init(mesh): ...`.
 
-    Of the modules that are made within the context, parameters and buffers are filled by their
-    own code (torch.nn.init, Tensor.normal_ and their like), but with numbers that are keyed by
-    `seed` and the parameter's full name. `torch.rand` and `torch.randn` are keyed by the order of
-    their calls.
+    Modules made within the context fill their parameters and buffers by their own code
+    (torch.nn.init, Tensor.normal_ and similar functions), but with numbers keyed by `seed` and the
+    parameter's full name. `torch.rand` and `torch.randn` are keyed by the order of their calls.
 
     Args:
-        mesh: The ranks; all of them make the whole model alike.
-        seed: Of all numbers.
+        mesh: The ranks; each of them makes the same whole model.
+        seed: Seed of all numbers.
 
-    Cost: that of the initialisation, and a few microseconds for each operation noted.
+    Cost: that of the initialisation, and a few microseconds for each recorded operation.
     """
 
     def __init__(self, mesh: Mesh | None = None, seed: int = 0) -> None:
-        del mesh  # Nothing depends on it: that is the point.
+        del mesh  # The values do not depend on the mesh.
         self._seed = seed
         self._names = _Names()
         self._notes = _Notes(seed)
@@ -81,7 +80,7 @@ def _trunc_normal_(
     b: float = 2.0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """torch's own draws again where it does not like a value: what cannot be noted."""
+    """Draws once: torch's own function redraws rejected values, which cannot be recorded."""
     low, high = (math.erf((bound - mean) / std / math.sqrt(2.0)) for bound in (a, b))
     with torch.no_grad():
         edge = 1.0 - torch.finfo(tensor.dtype).eps
@@ -90,10 +89,10 @@ def _trunc_normal_(
 
 
 class _Names:
-    """Which module became whose child, so that parameters have full names in the end."""
+    """Records each module's parent, so that parameters have full names in the end."""
 
     def __init__(self) -> None:
-        self._modules: dict[nn.Module, None] = {}  # in the order in which they come
+        self._modules: dict[nn.Module, None] = {}  # in order of creation
         self._children: set[nn.Module] = set()
         self._handles: list[RemovableHandle] = []
 
@@ -117,7 +116,7 @@ class _Names:
             handle.remove()
 
     def tensors(self) -> list[tuple[str, Tensor]]:
-        """Parameters and buffers of the modules that nothing contains, by full name."""
+        """Parameters and buffers of the top-level modules, by full name."""
         found: list[tuple[str, Tensor]] = []
         for root in self._modules:
             if root not in self._children:
@@ -126,14 +125,14 @@ class _Names:
 
 
 class _Notes(TorchDispatchMode):
-    """Notes what is done in place to memory that something random has filled."""
+    """Records in-place operations on memory that a random operation has filled."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._seed = seed
         self._calls = self._fills = 0
         self._of: dict[int, list[Callable[[str, Tensor], None]]] = {}  # by address
-        self._kept: list[torch.UntypedStorage] = []  # so that no address is given out twice
+        self._kept: list[torch.UntypedStorage] = []  # keeps addresses from being reused
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -157,7 +156,7 @@ class _Notes(TorchDispatchMode):
         nth = len(self._of[address])
         if fill is None:
             func(*args, **kwargs)
-        else:  # of no parameter, perhaps
+        else:  # perhaps not a parameter
             self._fills += 1
             x.copy_(fill(f"{self._seed}/filled {self._fills}", tuple(x.shape), *args[1:]))
 
@@ -173,7 +172,7 @@ class _Notes(TorchDispatchMode):
         return x
 
     def run(self, name: str, tensor: Tensor) -> None:
-        """Runs what was noted of a tensor's memory, once."""
+        """Runs the operations recorded for a tensor's memory, once."""
         for again in self._of.pop(tensor.untyped_storage().data_ptr(), []):
             again(name, tensor)
 

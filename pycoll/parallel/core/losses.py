@@ -14,7 +14,7 @@ _IGNORED = -100  # as torch's ignore_index
 
 
 def sums_and_counts(loss: Loss) -> Loss:
-    """A loss that always returns a sum and a count, and gets whole outputs where it needs them."""
+    """Returns a loss that gives a sum and a count, and gets whole outputs where it needs them."""
 
     def summed(output: Any, target: Any) -> tuple[Tensor, int]:
         if not getattr(loss, "takes_parts", False):
@@ -25,7 +25,7 @@ def sums_and_counts(loss: Loss) -> Loss:
         count = len(target) if not isinstance(target, Tensor) else target.numel()
         if isinstance(target, Tensor) and not target.is_floating_point():
             count = int((target != _IGNORED).sum())
-        # The mean of nothing is no number.
+        # The mean over zero targets is NaN.
         return (result * count if count else result.nan_to_num() * 0), count
 
     return summed

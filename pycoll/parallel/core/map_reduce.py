@@ -1,4 +1,4 @@
-"""Divide and conquer: shards are shared out, a function maps them, an operation merges the results.
+"""Divide and conquer: ranks share out shards, a function maps them, an operation merges results.
 
 Source: Dean & Ghemawat, MapReduce, OSDI 2004.
 """
@@ -36,28 +36,28 @@ def map_reduce(
     comm: Communicator | None = None,
     deterministic: bool = True,
 ) -> Any:
-    """`op` over `fn(shard)` of all shards, which the ranks share out. Collective.
+    """Merges `fn(shard)` of all shards by `op`; the ranks share out the shards. Collective.
 
-    The result is that of one process, which maps and merges one shard after the other: to the bit
-    if `deterministic`, else up to the order of the additions.
+    The result equals that of one process that maps and merges one shard after the other: bit for
+    bit if `deterministic`, else up to the order of the additions.
 
     Args:
-        fn: Gives an array, a tensor or a number, or tuples, lists and dicts of them: of the same
-            shapes and dtypes for every shard. It must not change what it gave before.
-        shards: The same on all ranks, at least one; a rank maps a run of neighbours.
+        fn: Returns an array, a tensor or a number, or tuples, lists and dicts of them, with the
+            same shapes and dtypes for every shard. It must not change an earlier result.
+        shards: The same on all ranks, at least one; each rank maps consecutive shards.
         op: "sum", "prod", "min" or "max".
         comm: The ranks; None: those of `pycoll.init()`.
         deterministic: Merge in the order of the shards, from rank to rank.
 
     Returns:
-        The merged result on every rank; numbers as NumPy's.
+        The merged result on every rank; numbers are NumPy scalars.
 
     Raises:
-        UsageError: No shards, no such operation, or `fn` gives something else.
+        UsageError: There are no shards, `op` is unknown, or `fn` returns an unsupported type.
 
-    Cost: of N bytes a result, s shards and n ranks: (n-1)(alpha + beta N) + s gamma N and a
-        broadcast if `deterministic`; else s/n gamma N and an all_reduce. Where there are fewer
-        shards than ranks, a split and a broadcast more.
+    Cost: for results of N bytes, s shards and n ranks: (n-1)(alpha + beta N) + s gamma N and a
+        broadcast if `deterministic`; else s/n gamma N and an all_reduce. With fewer shards than
+        ranks, one more split and broadcast.
     """
     if op not in _MERGE:
         raise UsageError(f"map_reduce: op is {op!r}, expected one of {', '.join(_MERGE)}")
@@ -77,7 +77,7 @@ def map_reduce(
 
 
 def _merge(mapped: list[Any], op: str, comm: Communicator, deterministic: bool) -> Any:
-    """The merged results of all ranks, each of which has some."""
+    """Merges the results of all ranks; each rank has at least one."""
     result, rest = mapped[0], mapped[1:]
     flat = _leaves(result)
     if deterministic and comm.rank > 0:
@@ -87,7 +87,7 @@ def _merge(mapped: list[Any], op: str, comm: Communicator, deterministic: bool) 
         flat = [_MERGE[op](a, b) for a, b in zip(before, flat, strict=True)]
     for other in rest:
         flat = [_MERGE[op](a, b) for a, b in zip(flat, _leaves(other), strict=True)]
-    # What `fn` gave stays as it is, and NumPy makes numbers of arrays without dimensions.
+    # Results of `fn` are not modified. NumPy turns arrays without dimensions into scalars.
     flat = [x.clone() if isinstance(x, Tensor) else np.array(x) for x in flat]
     if deterministic and comm.rank < comm.size - 1:
         for x in flat:
@@ -102,7 +102,7 @@ def _merge(mapped: list[Any], op: str, comm: Communicator, deterministic: bool) 
 
 
 def _arrays(value: Any) -> Any:
-    """The same structure, numbers as arrays."""
+    """Returns the same structure with numbers as arrays."""
 
     def one(x: Any) -> Any:
         return x.contiguous() if isinstance(x, Tensor) else np.array(x, order="C")
@@ -123,7 +123,7 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def _tell(value: Any, comm: Communicator) -> Any:
-    """Rank 0's value on every rank."""
+    """Broadcasts rank 0's value."""
     sent = np.frombuffer(pickle.dumps(value), np.uint8).copy() if comm.rank == 0 else None
     size = np.array([0 if sent is None else sent.size])
     comm.broadcast(size)

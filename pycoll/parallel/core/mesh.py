@@ -1,7 +1,7 @@
-"""The mesh: ranks as a grid with named axes, and a communicator for each line of the grid.
+"""The mesh: ranks as a grid with named axes, and a communicator for each axis of the grid.
 
-tp is the fastest axis, so that its ranks, which talk most, are closest; then cp, then ep; pp is the
-slowest.
+tp is the fastest axis, so its ranks, which communicate most, are closest; then come cp, ep and
+dp; pp is the slowest.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _world: list[Communicator] = []  # the default communicator, joined once
 
 
 class Mesh:
-    """Ranks as a grid: of stages (pp), replicas (dp), experts (ep), sequences (cp), tensors (tp).
+    """A grid of ranks: stages (pp), replicas (dp), experts (ep), sequences (cp), tensors (tp).
 
     Attributes:
-        world: The communicator of all ranks of the mesh, in the order of the grid.
+        world: The communicator of all ranks of the mesh, in grid order.
         coordinates: This rank's place along each axis, `{"pp": 0, "dp": 1, "ep": 0, ...}`.
-        ledger: What the trainers send along the axes.
+        ledger: Counts what the trainers send along the axes.
     """
 
     def __init__(self, world: Communicator, sizes: Mapping[str, int]) -> None:
@@ -36,9 +36,9 @@ class Mesh:
         self.world = _in_order_of_hosts(world)
         places = np.unravel_index(self.world.rank, tuple(self._sizes.values()))
         self.coordinates = {axis: int(place) for axis, place in zip(AXES, places, strict=True)}
-        # All at once and in one order: making them is collective.
+        # Splits are collective, so all ranks make all communicators at once and in one order.
         self._comms: dict[tuple[str, ...], Communicator] = {}
-        for axis in AXES:  # where a rank is alone, one communicator does for all
+        for axis in AXES:  # axes of size 1 share one communicator
             alone = () if self._sizes[axis] == 1 else (axis,)
             if alone not in self._comms:
                 self._comms[alone] = self._split(*alone)
@@ -46,9 +46,9 @@ class Mesh:
         self.ledger = Ledger()
 
     def comm(self, *axes: str) -> Communicator:
-        """The communicator of this rank's line along an axis; its ranks are places on the axis.
+        """The communicator of this rank's group along an axis, in the order of the axis.
 
-        Of several axes, the plane along them: collective when it is first asked for.
+        With several axes, it spans all of them; the first call for such a group is collective.
         """
         key = tuple(axis for axis in AXES if axis in [self._known(name) for name in axes])
         if key not in self._comms:
@@ -56,11 +56,11 @@ class Mesh:
         return self._comms[key]
 
     def line(self, *axes: str) -> AxisGroup:
-        """As `comm`, and what passes through it is counted in `ledger`."""
+        """Like `comm`, as an AxisGroup that counts its collectives in `ledger`."""
         return AxisGroup("+".join(axes), self.comm(*axes), self.ledger)
 
     def line_of_dp(self, *axes: str) -> AxisGroup:
-        """As `line`, along dp and those of `axes` that have several ranks."""
+        """Like `line`, along dp and those of `axes` that have several ranks."""
         return self.line("dp", *(axis for axis in axes if self.size(axis) > 1))
 
     def rank(self, axis: str) -> int:
@@ -78,18 +78,18 @@ class Mesh:
 
     @property
     def planes(self) -> list[tuple[str, ...]]:
-        """The axes, and the groups of some of them, that have communicators of several ranks."""
+        """The axes, and the combinations of axes, that have communicators of several ranks."""
         known = [axes for axes in self._comms if 0 < len(axes) < len(AXES)]
         return [axes for axes in known if self.comm(*axes).size > 1]
 
     @property
     def place(self) -> str:
-        """This rank's place along the axes that have more than one, such as "pp 1, dp 0"."""
+        """This rank's place along the axes with several ranks, such as "pp 1, dp 0"."""
         several = [axis for axis in AXES if self._sizes[axis] > 1] or ["dp"]
         return ", ".join(f"{axis} {self.coordinates[axis]}" for axis in several)
 
     def close(self) -> None:
-        """Closes the communicators of the axes; the world's stays open."""
+        """Closes the communicators of the axes; the world communicator stays open."""
         for comm in {id(comm): comm for comm in self._comms.values()}.values():
             comm.close()
 
@@ -100,9 +100,9 @@ class Mesh:
     def _split(self, *axes: str) -> Communicator:
         others = [self.coordinates[name] if name not in axes else 0 for name in AXES]
         color = int(np.ravel_multi_index(others, tuple(self._sizes.values())))
-        line = self.world.split(color, self.world.rank)
-        assert line is not None
-        return line
+        part = self.world.split(color, self.world.rank)
+        assert part is not None
+        return part
 
     def _known(self, axis: str) -> str:
         if axis not in self._sizes:
@@ -111,7 +111,7 @@ class Mesh:
 
 
 def world() -> Communicator:
-    """The communicator of all ranks of this job, which joins it once."""
+    """The communicator of all ranks of this job, created at first use."""
     if not _world or _world[0].closed:
         _world[:] = [pycoll.init()]
     return _world[0]
@@ -128,13 +128,13 @@ def mesh(
 ) -> Mesh:
     """Arranges the ranks of this job in a grid. Collective.
 
-    The environment variable PYCOLL_MESH, such as "dp=2,tp=2,pp=2" (`pycoll run --mesh` sets it),
-    replaces the sizes. Without a launcher there is one rank, whatever the sizes.
+    The environment variable PYCOLL_MESH, such as "dp=2,tp=2,pp=2" (set by `pycoll run --mesh`),
+    replaces the sizes. Without a launcher there is one rank, and the sizes are ignored.
 
     Args:
-        dp: Number of replicas, which share a batch; -1: as many as there are ranks for.
+        dp: Number of replicas, which share a batch; -1: as many as the ranks allow.
         pp: Number of pipeline stages, or -1.
-        ep: Number of ranks that share the experts of a mixture, or -1; they share a batch, too.
+        ep: Number of ranks that share the experts of a mixture, or -1; they also share a batch.
         cp: Number of ranks that share each sequence, or -1.
         tp: Number of ranks that share each tensor, or -1.
         comm: The ranks; None: those of `pycoll.init()`.
@@ -161,7 +161,7 @@ def parse_sizes(text: str) -> dict[str, int]:
     """Reads "dp=2,tp=2,pp=2".
 
     Raises:
-        UsageError: It is not of that form.
+        UsageError: The text does not have this form.
     """
     sizes: dict[str, int] = {}
     for part in text.split(","):
@@ -176,7 +176,7 @@ def parse_sizes(text: str) -> dict[str, int]:
 
 
 def infer_sizes(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
-    """Replaces -1 by what is left over.
+    """Replaces -1 by the number of ranks left over.
 
     Raises:
         UsageError: The sizes do not multiply to `num_ranks`.
@@ -203,7 +203,7 @@ def infer_sizes(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
 
 
 def _in_order_of_hosts(world: Communicator) -> Communicator:
-    """The ranks of each host next to each other, however the launcher dealt them out."""
+    """Orders ranks by host, whatever order the launcher assigned."""
     hosts = world.all_gather(np.array([world.host_number], np.int64)).reshape(-1)
     order = np.argsort(hosts, kind="stable")
     if (order == np.arange(world.size)).all():

@@ -1,4 +1,4 @@
-"""What a step cost and reached, on every rank; and the line that shows it."""
+"""The metrics of a step on every rank, and the line of text that shows them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pycoll.parallel.core.step_result import StepResult
 
 
 def metrics(out: StepResult) -> dict[str, float]:
-    """A step in numbers.
+    """Returns the numbers of a step.
 
     Args:
-        out: Of `model.step`, after the optimizer's step.
+        out: Result of `model.step`, after the optimizer's step.
 
     Returns:
-        `step`, `loss`, `grad_norm`, `tokens`, `tokens_per_s` (of all ranks together), `seconds`,
+        `step`, `loss`, `grad_norm`, `tokens`, `tokens_per_s` (summed over all ranks), `seconds`,
         `exposed_communication` (share of the time in which this rank waited for collectives and
-        messages) and `bubble` (share in which its pipeline stage had nothing to do). Loss, norm and
-        tokens are the same on every rank, whichever stage or replica it is.
+        messages) and `bubble` (share in which its pipeline stage was idle). Loss, norm and tokens
+        are equal on every rank.
     """
     seconds = max(out.seconds, 1e-9)
     return {
@@ -37,16 +37,16 @@ def metrics(out: StepResult) -> dict[str, float]:
 def log(
     out: StepResult, *, every: int = 1, total: int | None = None, file: Any = None
 ) -> dict[str, float]:
-    """Shows a step as a line, from rank 0; on a terminal the line is written over.
+    """Shows a step as a line on rank 0; a terminal overwrites the previous line.
 
     Args:
-        out: Of `model.step`, after the optimizer's step.
-        every: Show each so many-th step only, and the last one.
-        total: Number of steps to come in all, for the progress.
-        file: Where to; None: standard error.
+        out: Result of `model.step`, after the optimizer's step.
+        every: Show only every n-th step, and the last one.
+        total: Total number of steps, for the progress display.
+        file: Output stream; None: standard error.
 
     Returns:
-        As `metrics`, on every rank.
+        The result of `metrics`, on every rank.
     """
     numbers = metrics(out)
     if out.rank != 0:
@@ -54,7 +54,7 @@ def log(
     file = sys.stderr if file is None else file
     last = total is not None and out.step + 1 == total
     for name in out.unused_now:
-        print(f"step {out.step}: no replica used parameter {name}: it is not stepped", file=file)
+        print(f"step {out.step}: no replica used parameter {name}; it is not updated", file=file)
     if out.step % every == 0 or last:
         over = getattr(file, "isatty", lambda: False)() and not last
         print("\r" + line(numbers, total), end="" if over else "\n", file=file, flush=True)
@@ -62,7 +62,7 @@ def log(
 
 
 def line(numbers: dict[str, float], total: int | None = None) -> str:
-    """One line of text of what `metrics` returns."""
+    """Formats the numbers of `metrics` as one line of text."""
     place = f"{numbers['step'] + 1:.0f}" + (f"/{total}" if total else "")
     parts: Iterable[str] = (
         f"step {place:>9}",

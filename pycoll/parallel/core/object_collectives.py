@@ -1,4 +1,4 @@
-"""Small things that ranks tell each other, as JSON."""
+"""Collectives of small objects, exchanged as JSON."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pycoll.communicator import Communicator
 
 
 def gather_objects(mine: Any, comm: Communicator) -> list[Any]:
-    """What every rank has, in the order of the ranks. Collective.
+    """Gathers every rank's object, in rank order. Collective.
 
     Args:
-        mine: Anything that JSON can hold.
+        mine: Any JSON-serializable value.
         comm: The ranks.
 
     Cost: two all_gathers.

@@ -1,4 +1,4 @@
-"""Where a rank's part of a tensor lies in the whole one: shares, places of parameters."""
+"""Where a rank's part lies in the whole tensor: shares, and placements of parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Ranges = tuple[tuple[int, int], ...]  # starts and ends, in the order in which t
 
 
 def share(size: int, num_parts: int, part: int) -> tuple[int, int]:
-    """Start and end of a part of `size` things; the first parts get one more where they must."""
+    """Start and end of part `part` of `size` items; if uneven, the first parts get one more."""
     least, more = divmod(size, num_parts)
     start = part * least + min(part, more)
     return start, start + least + (part < more)
@@ -24,12 +24,12 @@ def share_sizes(size: int, num_parts: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which part of a parameter a rank holds.
+    """The part of a parameter that a rank holds.
 
     Attributes:
-        shape: Of the whole parameter.
-        dim: The dimension that is shared out; None: every rank holds all of it.
-        ranges: Starts and ends along `dim`, whose parts follow each other in the local tensor.
+        shape: Shape of the whole parameter.
+        dim: The dimension that is shared out; None: every rank holds the whole parameter.
+        ranges: Starts and ends along `dim`; they are consecutive in the local tensor.
     """
 
     shape: tuple[int, ...]
@@ -37,13 +37,13 @@ class Placement:
     ranges: Ranges = ()
 
     def take(self, whole: Tensor) -> Tensor:
-        """The local part of a whole tensor, a copy where it is shared out."""
+        """The local part of a whole tensor; a copy if it is shared out."""
         if self.dim is None:
             return whole
         return torch.cat([whole.narrow(self.dim, a, b - a) for a, b in self.ranges], self.dim)
 
     def put(self, local: Tensor, whole: Tensor) -> None:
-        """Writes the local part to its place in the whole one."""
+        """Writes the local part to its place in the whole tensor."""
         if self.dim is None:
             whole.copy_(local)
             return
@@ -55,7 +55,7 @@ class Placement:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Of the local part."""
+        """Shape of the local part."""
         if self.dim is None:
             return self.shape
         length = sum(stop - start for start, stop in self.ranges)
@@ -63,7 +63,7 @@ class Placement:
 
 
 def within(ranges: Ranges, start: int, stop: int) -> Ranges:
-    """What lies at `start` to `stop` of what is held of some ranges."""
+    """The ranges that elements `start` to `stop` of the concatenated ranges cover."""
     found, at = [], 0
     for first, last in ranges:
         low, high = max(start - at, 0), min(stop - at, last - first)
@@ -75,11 +75,11 @@ def within(ranges: Ranges, start: int, stop: int) -> Ranges:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Which part of a tensor a rank holds; it may be shared out along several dimensions.
+    """The part of a tensor that a rank holds; several dimensions may be shared out.
 
     Attributes:
-        shape: Of the whole tensor.
-        ranges: What the rank holds along each dimension that is shared out.
+        shape: Shape of the whole tensor.
+        ranges: The ranges that the rank holds along each dimension that is shared out.
     """
 
     shape: tuple[int, ...]

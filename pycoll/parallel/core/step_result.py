@@ -1,4 +1,4 @@
-"""What a step of training computed."""
+"""The result of a training step."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step computed; the same numbers on every rank, but for times.
+    """Result of a step; all numbers but the times are equal on every rank.
 
     Attributes:
-        step: Its number, from 0.
+        step: Number of the step, from 0.
         loss: Mean over all tokens of all replicas.
-        tokens: How many there were: what the loss counts.
-        seconds: From begin to end of `model.step` here.
-        waited_s: Of these, how long this rank waited for collectives and messages.
-        bubble_s: Of these, how long its pipeline stage had nothing to do.
-        grad_norm: Of all gradients, before clipping; set by the optimizer's step.
+        tokens: Number of tokens that the loss counts.
+        seconds: Duration of `model.step` on this rank.
+        waited_s: Part of `seconds` in which this rank waited for collectives and messages.
+        bubble_s: Part of `seconds` in which this rank's pipeline stage was idle.
+        grad_norm: Norm of all gradients before clipping; set by the optimizer's step.
         unused: Names of this rank's parameters that no replica used.
-        unused_now: Of these, those that were used in the step before, or in the first step.
-        rank: That of this process.
-        updates: How often `model.step` stepped the optimizer; 0 where the schedule has a flush.
-        staleness: Of these, the most that came between a forward and its backward in the stage of
-            this rank.
+        unused_now: Those of `unused` that were used in the step before, or all in the first step.
+        rank: The rank of this process.
+        updates: Number of optimizer steps within `model.step`; 0 for schedules with a flush.
+        staleness: The most updates between a forward and its backward in this rank's stage.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""Batch normalisation on a mesh: its batch is that of all replicas, as on one process."""
+"""Batch normalisation over the batches of all replicas, as on one process."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pycoll.parallel.core.ledger import AxisGroup
 
 
 def synchronise(model: nn.Module, replicas: AxisGroup, now: Callable[[], AxisGroup]) -> bool:
-    """Makes the batch normalisations of a model see the batches of all replicas, in place.
+    """Makes a model's batch normalisation use the batches of all replicas, in place.
 
     Args:
-        model: Whose layers.
-        replicas: All that may have a part of a batch; parts may be uneven, and some of them empty.
-        now: Asked at each call for those that have.
+        model: The model whose layers change.
+        replicas: All ranks that may have a part of a batch; parts may be uneven or empty.
+        now: Returns, at each call, the ranks that have a part.
 
     Returns:
-        Whether there are any that do.
+        Whether the model has such layers.
 
-    Cost: of each, an all_gather of 2C + 1 doubles forward and an all_reduce of 2C backward.
+    Cost: per layer, an all_gather of 2C + 1 doubles forward and an all_reduce of 2C backward.
     """
     found = False
     for module in model.modules():
@@ -36,21 +36,21 @@ def synchronise(model: nn.Module, replicas: AxisGroup, now: Callable[[], AxisGro
 
 def _forward(module: _BatchNorm, now: Callable[[], AxisGroup], input: Tensor) -> Tensor:
     module._check_input_dim(input)
-    line = now()
-    return normalise(module, input, _Replicas(line) if line.size > 1 else None)
+    group = now()
+    return normalise(module, input, _Replicas(group) if group.size > 1 else None)
 
 
 class _Replicas:
-    """A line of a mesh, as an Exchange."""
+    """An AxisGroup as an Exchange."""
 
-    def __init__(self, line: AxisGroup) -> None:
-        self._line = line
+    def __init__(self, group: AxisGroup) -> None:
+        self._group = group
 
     def gather(self, x: Tensor) -> Tensor:
-        return self._line.all_gather(x, [x.numel()] * self._line.size).view(-1, x.numel())
+        return self._group.all_gather(x, [x.numel()] * self._group.size).view(-1, x.numel())
 
     def add(self, x: Tensor) -> None:
-        self._line.all_reduce(x)
+        self._group.all_reduce(x)
 
 
 __all__ = ["synchronise"]

@@ -1,8 +1,8 @@
-"""Buckets: gradients of several parameters, reduced by one collective while backward goes on.
+"""Buckets: one collective reduces the gradients of several parameters while backward runs.
 
-What ZeRO level shares out is decided here, and in one place: 0 nothing, 1 the optimizer's state,
-2 gradients as well, 3 parameters as well. A bucket is one flat array; the share of rank r is its
-r-th equal part, so that a part of a parameter may be in one share and the rest in the next.
+The ZeRO level decides what is sharded: 0 nothing, 1 the optimizer's state, 2 also gradients,
+3 also parameters. A bucket is one flat array; rank r's share is its r-th equal part, so a
+parameter may lie partly in one share and partly in the next.
 Source: Rajbhandari et al., ZeRO, arXiv:1910.02054; Li et al., PyTorch Distributed,
 arXiv:2006.15704.
 """
@@ -23,11 +23,11 @@ class Slot:
 
     Attributes:
         name: Full name of the parameter.
-        parameter: Itself.
-        offset: Of its first element in the flat array.
-        shape: Of the parameter.
-        ready: Whether this backward pass has made its gradient.
-        filled: Whether the bucket has a gradient of it.
+        parameter: The parameter.
+        offset: Offset of its first element in the flat array.
+        shape: Shape of the parameter.
+        ready: Whether this backward pass has computed its gradient.
+        filled: Whether the bucket has its gradient.
     """
 
     name: str
@@ -47,36 +47,36 @@ class Slot:
 
 
 class Bucket:
-    """Some parameters of a rank, their gradients, and the shares of both.
+    """Some of a rank's parameters, their gradients, and the shares of both.
 
     Attributes:
         slots: The parameters.
-        line: The ranks whose gradients are added up.
-        level: Of ZeRO.
-        pending: How many gradients this backward pass has still to make.
+        group: The ranks whose gradients are added up.
+        level: ZeRO level.
+        pending: Number of gradients that this backward pass has yet to compute.
     """
 
     def __init__(
-        self, named: list[tuple[str, nn.Parameter]], line: AxisGroup, level: int, main: torch.dtype
+        self, named: list[tuple[str, nn.Parameter]], group: AxisGroup, level: int, main: torch.dtype
     ) -> None:
-        self.line, self.level = line, level
+        self.group, self.level = group, level
         self.slots: list[Slot] = []
         offset = 0
         for name, parameter in named:
             self.slots.append(Slot(name, parameter, offset, parameter.shape))
             offset += parameter.numel()
         self.pending = len(self.slots)
-        num_shares = line.size if level else 1
+        num_shares = group.size if level else 1
         self._share = share_length(offset, num_shares)
         self._count = self._share * num_shares
         self._dtype, self._main = named[0][1].dtype, main
-        self._gradients: Tensor | None = None  # of all parameters
+        self._gradients: Tensor | None = None  # gradients of all parameters
         self._reducing: Started | None = None
-        self._sums: Tensor | None = None  # the share's, where gradients are shared out
-        self._full: Tensor | None = None  # all parameters, where shares are put together
-        self._mine: Tensor | None = None  # the share of the parameters, where they are shared out
-        self._master: Tensor | None = None  # the share in the main dtype, where that is another
-        self._users = 0  # of the full parameters
+        self._sums: Tensor | None = None  # gradients of the share, if gradients are sharded
+        self._full: Tensor | None = None  # all parameters, where shares are gathered
+        self._mine: Tensor | None = None  # share of the parameters, if sharded
+        self._master: Tensor | None = None  # the share in the main dtype, if it differs
+        self._gathers = 0  # calls of `gather` without their `release`
         if level:
             self._flatten()
         if main != self._dtype:
@@ -85,12 +85,12 @@ class Bucket:
     # Parameters.
 
     def _flatten(self) -> None:
-        """Parameters become views of one array, of which ZeRO 3 keeps this rank's share."""
-        # Memory that the others reach without a copy, where it stays.
+        """Makes parameters views of one array, of which ZeRO 3 keeps this rank's share."""
+        # Arrays that stay are allocated where the other ranks access them without a copy.
         self._full = (
             torch.zeros(self._count, dtype=self._dtype)
             if self.level == 3
-            else self.line.comm.empty(self._count, self._dtype)
+            else self.group.comm.empty(self._count, self._dtype)
         )
         with torch.no_grad():
             for slot in self.slots:
@@ -107,7 +107,7 @@ class Bucket:
         return flat
 
     def _point(self) -> None:
-        """Lets the parameters be views of the full array."""
+        """Makes the parameters views of the full array."""
         assert self._full is not None
         for slot in self.slots:
             slot.parameter.data = slot.view(self._full)
@@ -117,11 +117,11 @@ class Bucket:
         if self._mine is not None:
             return self._mine
         assert self._full is not None
-        start = self.line.rank * self._share
+        start = self.group.rank * self._share
         return self._full[start : start + self._share]
 
     def optimized(self, slot: Slot) -> tuple[int, Tensor] | None:
-        """What this rank's optimizer steps of a parameter: where it begins, and its values."""
+        """The part of a parameter that this rank's optimizer steps: its start, and its values."""
         if not self.level:
             if self._master is None:
                 return 0, slot.parameter.data.view(-1)
@@ -133,7 +133,7 @@ class Bucket:
         return start, self._within(slot, shares, start, stop)
 
     def gradient(self, slot: Slot) -> Tensor:
-        """The reduced gradient of what `optimized` returns."""
+        """The reduced gradient of the part that `optimized` returns."""
         if self.level < 2:
             assert self._gradients is not None
             if not self.level:
@@ -144,16 +144,16 @@ class Bucket:
         return self._within(slot, self._sums, *self._overlap(slot))
 
     def _overlap(self, slot: Slot) -> tuple[int, int]:
-        """Of a parameter's elements, those in this rank's share."""
-        first = self.line.rank * self._share - slot.offset
+        """First and last + 1 element of a parameter within this rank's share."""
+        first = self.group.rank * self._share - slot.offset
         return max(0, first), min(slot.count, first + self._share)
 
     def _within(self, slot: Slot, share: Tensor, start: int, stop: int) -> Tensor:
-        at = slot.offset - self.line.rank * self._share
+        at = slot.offset - self.group.rank * self._share
         return share[at + start : at + stop]
 
     def publish(self) -> Started | None:
-        """After a step of the optimizer: starts to bring parameters up to date on all ranks."""
+        """Starts to update the parameters on all ranks after a step of the optimizer."""
         if self._master is not None:
             if not self.level:
                 for slot in self.slots:
@@ -163,39 +163,39 @@ class Bucket:
         if self.level not in (1, 2):
             return None
         assert self._full is not None
-        return self.line.start("all_gather", self._full, self._part(), out=self._full)
+        return self.group.start("all_gather", self._full, self._part(), out=self._full)
 
     def gather(self) -> None:
-        """Puts the parameters together, until as many calls of `release` have come."""
-        self._users += 1
-        if self.level < 3 or self._users > 1:
-            return  # it is all here
+        """Gathers the parameters; they stay until `release` is called equally often."""
+        self._gathers += 1
+        if self.level < 3 or self._gathers > 1:
+            return  # already gathered
         assert self._full is not None and self._mine is not None
         self._full.untyped_storage().resize_(self._full.nbytes)
         self._point()
-        self.line.start("all_gather", self._full, self._mine, out=self._full).wait()
+        self.group.start("all_gather", self._full, self._mine, out=self._full).wait()
 
     def release(self) -> None:
-        """Gives up the memory of the parameters that are not this rank's share."""
-        self._users = max(0, self._users - 1)
-        if self.level == 3 and not self._users:
+        """Frees the parameters outside this rank's share, after the last matching `release`."""
+        self._gathers = max(0, self._gathers - 1)
+        if self.level == 3 and not self._gathers:
             assert self._full is not None
-            # Views that autograd has saved come back to life with the storage. Who looks at a
-            # parameter meanwhile finds no numbers.
+            # Views saved by autograd become valid again with the storage. Until then, parameters
+            # have no values.
             self._full.untyped_storage().resize_(0)
             nothing = torch.full((1,), torch.nan, dtype=self._dtype)
             for slot in self.slots:
                 slot.parameter.data = nothing.expand(slot.shape)
 
     def drop(self) -> None:
-        """Gives it up whoever uses it: at the end of a step."""
-        self._users = 0
+        """Frees the gathered parameters at the end of a step, whatever their number of uses."""
+        self._gathers = 0
         self.release()
 
     # Gradients.
 
     def add(self, slot: Slot) -> None:
-        """Takes a parameter's gradient over."""
+        """Takes a parameter's gradient into the bucket."""
         grad = slot.parameter.grad
         assert grad is not None
         view = slot.view(self._own_gradients())
@@ -207,38 +207,38 @@ class Bucket:
         slot.parameter.grad = None
 
     def _own_gradients(self) -> Tensor:
-        """The flat array of this rank's gradients, made when it is first asked for."""
+        """The flat array of this rank's gradients, created at first use."""
         if self._gradients is None:
-            # What lasts is in memory that the others reach without a copy.
+            # Arrays that stay are allocated where the other ranks access them without a copy.
             self._gradients = (
                 torch.empty(self._count, dtype=self._main)
                 if self.level >= 2
-                else self.line.comm.empty(self._count, self._main)
+                else self.group.comm.empty(self._count, self._main)
             )
             self._gradients[self.slots[-1].offset + self.slots[-1].count :] = 0
         return self._gradients
 
     def launch(self) -> None:
-        """Starts to add up the gradients of all ranks."""
+        """Starts adding up the gradients of all ranks."""
         whole = self._own_gradients()
         for slot in self.slots:
             if not slot.filled:
                 slot.view(whole).zero_()
         if not self.level:
-            if self.line.size > 1:
-                self._reducing = self.line.start("all_reduce", whole, whole)
+            if self.group.size > 1:
+                self._reducing = self.group.start("all_reduce", whole, whole)
             return
-        start = self.line.rank * self._share
+        start = self.group.rank * self._share
         mine = whole[start : start + self._share]
-        self._reducing = self.line.start("reduce_scatter", whole, whole, out=mine)
+        self._reducing = self.group.start("reduce_scatter", whole, whole, out=mine)
 
     def finish(self) -> None:
-        """Waits until they are added up."""
+        """Waits until the gradients are added up."""
         if self._reducing is not None:
             self._reducing.wait()
             self._reducing = None
         if self.level >= 2 and self._gradients is not None:
-            start = self.line.rank * self._share
+            start = self.group.rank * self._share
             mine = self._gradients[start : start + self._share]
             if self._sums is None:
                 self._sums = mine.clone()
@@ -257,7 +257,7 @@ class Bucket:
         reduced *= factor
 
     def clear(self) -> None:
-        """Forgets the reduced gradients."""
+        """Clears the reduced gradients."""
         self._sums = None
         self._forget()
 
@@ -267,18 +267,18 @@ class Bucket:
 
 
 def share_length(count: int, num_shares: int) -> int:
-    """Elements of a rank's share of a bucket; the last shares are filled up."""
+    """Number of elements in a rank's share of a bucket; the last shares are padded."""
     return -(-count // num_shares)
 
 
 def in_buckets(
     named: list[tuple[str, nn.Parameter]], bucket_bytes: int
 ) -> list[list[tuple[str, nn.Parameter]]]:
-    """Parameters in the order in which backward reaches them, in groups of one dtype.
+    """Groups parameters of one dtype, in the order in which backward reaches them.
 
     Args:
-        named: In the order of the model.
-        bucket_bytes: What a group may hold; a larger parameter is alone.
+        named: The parameters, in the order of the model.
+        bucket_bytes: Largest size of a group; a larger parameter has a group of its own.
 
     Returns:
         The groups, the last parameters first.

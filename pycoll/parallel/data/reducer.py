@@ -1,4 +1,4 @@
-"""Adds up the replicas' gradients while backward goes on, and knows whose element is whose."""
+"""Adds up the replicas' gradients while backward runs, and records each element's owner."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.placement import Placement
 from pycoll.parallel.data.buckets import Bucket, Slot, in_buckets
 
-_AT_ONCE = 2  # buckets that are reduced at once, where gradients are shared out
+_AT_ONCE = 2  # buckets reduced at once, if gradients are sharded
 _LOW = (torch.bfloat16, torch.float16)
 
 
 @dataclass(slots=True)
 class Piece:
-    """What this rank's optimizer steps of a parameter.
+    """The part of a parameter that this rank's optimizer steps.
 
     Attributes:
         name: Full name of the parameter.
-        placement: Of the rank's part of the parameter in the whole one.
-        start: Of the piece in the flat part.
-        value: The values, flat; or the parameter itself, where it is whole.
-        owned: Whether this rank answers for it: of all ranks, one does for each element.
+        placement: Place of the rank's part in the whole parameter.
+        start: Start of the piece in the flat part.
+        value: The values, flat; or the parameter itself, if the piece is all of it.
+        owned: Whether this rank owns the piece; each element has one owner among all ranks.
         slot: The parameter.
-        bucket: Where it is.
+        bucket: The parameter's bucket.
     """
 
     name: str
@@ -41,30 +41,30 @@ class Piece:
 
     @property
     def local_shape(self) -> torch.Size:
-        """Of the rank's part."""
+        """Shape of the rank's part."""
         return self.slot.shape
 
 
 def main_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which gradients of parameters of `dtype` are added up, and the optimizer steps."""
+    """The dtype in which gradients of `dtype` are added up and the optimizer steps."""
     return torch.float32 if dtype in _LOW else dtype
 
 
-def in_lines(
+def in_axis_groups(
     named: list[tuple[str, nn.Parameter]],
-    lines: Callable[[nn.Parameter], AxisGroup],
+    group_of: Callable[[nn.Parameter], AxisGroup],
     level: int,
     groups: list[set[str]],
     bucket_bytes: int,
 ) -> Iterator[tuple[AxisGroup, list[tuple[str, nn.Parameter]]]]:
-    """The parameters of each bucket, and the ranks that share it; arguments as of `Reducer`."""
-    by_line: dict[str, list[tuple[str, nn.Parameter]]] = {}
+    """The parameters of each bucket, and the ranks that share it; arguments as in `Reducer`."""
+    by_axis: dict[str, list[tuple[str, nn.Parameter]]] = {}
     of_axis: dict[str, AxisGroup] = {}
     for name, parameter in named:
-        line = lines(parameter)
-        of_axis[line.axis] = line
-        by_line.setdefault(line.axis, []).append((name, parameter))
-    for axis, members in by_line.items():
+        group = group_of(parameter)
+        of_axis[group.axis] = group
+        by_axis.setdefault(group.axis, []).append((name, parameter))
+    for axis, members in by_axis.items():
         for names in groups:
             inside = [(name, parameter) for name, parameter in members if name in names]
             for bucket in in_buckets(inside, 1 << 62 if level == 3 else bucket_bytes):
@@ -75,9 +75,9 @@ class Reducer:
     """The buckets of a rank's parameters.
 
     Attributes:
-        buckets: In the order in which they are reduced, alike on all ranks of a line.
-        pieces: By the parameter's full name; a parameter without one is another rank's.
-        names: Of all parameters that learn, in the order of the model.
+        buckets: In the order in which they are reduced, identical on all ranks of a group.
+        pieces: Pieces by the parameter's full name; other ranks have the missing ones.
+        names: Names of all trainable parameters, in the order of the model.
         unused: Names of parameters that no replica used in the last step.
     """
 
@@ -85,7 +85,7 @@ class Reducer:
         self,
         named: list[tuple[str, nn.Parameter]],
         *,
-        lines: Callable[[nn.Parameter], AxisGroup],
+        group_of: Callable[[nn.Parameter], AxisGroup],
         owned: Callable[[str, nn.Parameter, AxisGroup], bool],
         placements: dict[int, Placement],
         level: int,
@@ -94,22 +94,22 @@ class Reducer:
         late: Collection[str] = (),
         everyone: list[str] | None = None,
     ) -> None:
-        """As `parallelize` says.
+        """See `parallelize`.
 
         Args:
-            named: The parameters that learn, in the order of the model.
-            lines: The ranks over which a parameter's gradient is added up.
-            owned: Whether this rank, of those that hold the same, answers for a parameter: of its
-                name, itself, and its line.
-            placements: Of parts, by id.
-            level: Of ZeRO.
-            groups: Names of parameters, each in one of them: no bucket has some of two. ZeRO 3
-                puts a group together at once; else a group may be several buckets.
-            bucket_bytes: Of a bucket, at most.
-            everyone: Names of what this rank and those have with which it agrees on what was used,
-                alike on all of them; None: `named`.
-            late: Names whose gradients are made elsewhere, too: `complete` takes them over, hooks
-                do not.
+            named: The trainable parameters, in the order of the model.
+            group_of: Returns the ranks over which a parameter's gradient is added up.
+            owned: Whether this rank, among those that hold the same parameter, owns it; called
+                with its name, the parameter and its group.
+            placements: Placements of parameters that are parts, by id.
+            level: ZeRO level.
+            groups: Disjoint sets of parameter names; no bucket spans two of them. ZeRO 3 gathers a
+                set at once; otherwise it may take several buckets.
+            bucket_bytes: Largest size of a bucket.
+            everyone: Names of the parameters of all ranks that agree on which ones were used,
+                identical on all of them; None: `named`.
+            late: Names of parameters that other ranks use too: `complete` takes their gradients
+                over, hooks do not.
         """
         self.level = level
         self.unused: list[str] = []
@@ -119,10 +119,10 @@ class Reducer:
         self._launched = 0
         self._reduce_now = self._staged = False
         self._late = late
-        self._expected: set[str] = set()  # whose next gradient is the last before it is reduced
+        self._expected: set[str] = set()  # parameters whose next gradient is the last one
         self.buckets: list[Bucket] = []
-        for line, members in in_lines(named, lines, level, groups, bucket_bytes):
-            self.buckets.append(Bucket(members, line, level, main_dtype(members[0][1].dtype)))
+        for group, members in in_axis_groups(named, group_of, level, groups, bucket_bytes):
+            self.buckets.append(Bucket(members, group, level, main_dtype(members[0][1].dtype)))
         order = {name: i for i, name in enumerate(self.names)}
         self.buckets.sort(
             key=lambda bucket: (
@@ -134,7 +134,7 @@ class Reducer:
         for bucket in self.buckets:
             for slot in bucket.slots:
                 place = placements.get(id(slot.parameter), Placement(tuple(slot.shape)))
-                mine = owned(slot.name, slot.parameter, bucket.line)
+                mine = owned(slot.name, slot.parameter, bucket.group)
                 self._add_piece(bucket, slot, place, mine)
                 slot.parameter.register_post_accumulate_grad_hook(
                     partial(self._on_gradient, bucket, slot)
@@ -151,23 +151,23 @@ class Reducer:
         self.pieces[slot.name] = Piece(slot.name, placement, start, value, owned, slot, bucket)
 
     def begin(self, *, reduce: bool, staged: bool = False) -> None:
-        """Before gradients are made.
+        """Prepares a backward pass.
 
         Args:
-            reduce: Whether they are to be reduced.
-            staged: Several backward passes come: `expect` says which are the last. Else one does.
+            reduce: Whether its gradients are reduced.
+            staged: Several backward passes follow, and `expect` names the last; else there is one.
         """
         self._reduce_now, self._staged = reduce, staged
         self._launched = 0
         self._expected = set() if staged or not reduce else set(self.names)
 
     def expect(self, names: Iterable[str]) -> None:
-        """The next gradients of these parameters are their last ones before they are reduced."""
+        """Declares the next gradients of these parameters the last ones before the reduction."""
         if self._reduce_now:
             self._expected.update(names)
 
     def complete(self, names: Collection[str]) -> None:
-        """No more gradients of these parameters come: reduces the buckets that are complete."""
+        """Declares the gradients of these parameters final, and reduces complete buckets."""
         for bucket in self.buckets:
             for slot in bucket.slots:
                 if slot.name in names:
@@ -201,12 +201,12 @@ class Reducer:
         bucket.release()
         self._launched += 1
         if self.level >= 2 and self._launched > _AT_ONCE and not self._staged:
-            # What is reduced gives up its memory before the next ones need theirs. A stage does not
-            # wait here: other stages wait for it.
+            # A reduced bucket frees its memory before the next one needs memory. A pipeline stage
+            # does not wait here, since other stages wait for it.
             self.buckets[self._launched - 1 - _AT_ONCE].finish()
 
     def finish(self) -> None:
-        """Reduces what backward did not reach, and waits for all."""
+        """Reduces the buckets that backward did not reach, and waits for all."""
         while self._launched < len(self.buckets):
             self._launch()
         for bucket in self.buckets:
@@ -214,11 +214,11 @@ class Reducer:
         self._launched = 0
 
     def presence(self) -> Tensor:
-        """Which parameters this rank used since `settle`: one float64 each."""
+        """Marks the parameters that this rank used since `settle`: one float64 each."""
         return torch.tensor([float(n in self._used) for n in self._everyone], dtype=torch.float64)
 
     def settle(self, presence: Tensor, scale: float) -> None:
-        """Gives the pieces their gradients: the sums times `scale`; none where nobody used them."""
+        """Sets the pieces' gradients to the sums times `scale`; None for unused parameters."""
         used = dict(zip(self._everyone, presence.tolist(), strict=True))
         self.unused = [name for name in self.names if not used[name]]
         if scale != 1.0:
@@ -230,7 +230,7 @@ class Reducer:
             piece.value.grad = None if piece.name in absent else gradient
 
     def clear(self) -> None:
-        """Forgets all gradients."""
+        """Clears all gradients."""
         for bucket in self.buckets:
             bucket.clear()
         for piece in self.pieces.values():
@@ -238,10 +238,10 @@ class Reducer:
         self._used.clear()
 
     def publish(self) -> None:
-        """Brings parameters up to date on all ranks after the pieces have changed."""
+        """Updates the parameters on all ranks after the pieces have changed."""
         for started in [bucket.publish() for bucket in self.buckets]:
             if started is not None:
                 started.wait()
 
 
-__all__ = ["Piece", "Reducer", "in_lines", "main_dtype"]
+__all__ = ["Piece", "Reducer", "in_axis_groups", "main_dtype"]

@@ -1,6 +1,6 @@
-"""Dropout by place: an element's mask depends on seed, step, layer and its place in the batch.
+"""Dropout by place: a mask depends on seed, step, layer and the element's place in the batch.
 
-So one process and every mesh drop the same elements, and recomputing a layer drops them again.
+One process and every mesh drop the same elements, and recomputing a layer drops them again.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pycoll.parallel.core.random import keep_mask
 if TYPE_CHECKING:
     from pycoll.parallel.context.sequence import Sequence
 
-_RUN = 1024  # elements in a row from which on a part's words are drawn without the rest
+_RUN = 1024  # shortest run of elements whose words are drawn separately
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Which samples of which step pass through the model.
+    """The samples and the step that pass through the model.
 
     Attributes:
         step: Number of the step.
         first_sample: Place of the microbatch's first sample in the batch of all replicas.
-        num_samples: Of the microbatch.
-        sequence: Length of the sequence of which this rank's share passes; 0: it passes whole.
+        num_samples: Number of samples in the microbatch.
+        sequence: Length of the sequence while this rank's share of it passes; 0: it passes whole.
     """
 
     step: int = 0
@@ -46,7 +46,7 @@ class Positions:
     """The position that dropout layers look up.
 
     Attributes:
-        seed: Of all masks.
+        seed: Seed of all masks.
         now: The current position.
     """
 
@@ -60,7 +60,7 @@ class Positions:
 
     @contextmanager
     def at(self, position: Position) -> Iterator[None]:
-        """Another position for a while: that of a forward pass that is run again."""
+        """Sets another position for a while, such as that of a forward pass that runs again."""
         self.now, before = position, self.now
         try:
             yield
@@ -72,38 +72,38 @@ def key_dropouts(
     model: nn.Module,
     positions: Positions,
     inside: dict[str, int],
-    line: AxisGroup,
+    group: AxisGroup,
     sequence: Sequence,
 ) -> None:
     """Makes the nn.Dropout layers of a model draw masks by place, in place.
 
     Args:
-        model: Whose layers.
-        positions: Where they look.
-        inside: The dimension along which a layer's input is shared out over `line`, by name.
-        line: The ranks of a tensor.
-        sequence: Of which a layer's input may be a share.
+        model: The model whose layers change.
+        positions: The positions that the layers look up.
+        inside: The dimension along which a layer's input is shared out over `group`, by name.
+        group: The ranks that share each tensor.
+        sequence: The sequence of which a layer's input may be a share.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Dropout) and module.p > 0:
-            whole = Whole(inside.get(name), line, sequence)
-            # Functions of the instance win over those of the class: type and names stay.
+            whole = Whole(inside.get(name), group, sequence)
+            # A function of the instance takes precedence over the class's: type and names stay.
             module.forward = partial(  # type: ignore[method-assign]
                 _drop, module, name, positions, whole
             )
 
 
 class Whole:
-    """The place of a part of an input in the whole of all ranks that share it."""
+    """Places a part of an input in the whole input of all ranks that share it."""
 
-    def __init__(self, dim: int | None, line: AxisGroup, sequence: Sequence) -> None:
-        self._dim, self._line, self._sequence = dim, line, sequence
-        self._sizes: dict[int, int] = {}  # of the whole, by that of the part: asked once
+    def __init__(self, dim: int | None, group: AxisGroup, sequence: Sequence) -> None:
+        self._dim, self._group, self._sequence = dim, group, sequence
+        self._sizes: dict[int, int] = {}  # whole size by size of the part
 
     def part(self, shape: tuple[int, ...], num_samples: int) -> Part:
-        """Where a tensor lies that has `shape` here; of tokens in a row, by sample and place."""
+        """Place of a tensor of local `shape`; flat tokens count by sample and place."""
         dim = None if self._dim is None else self._dim % len(shape)
-        length, size = self._sequence.length, self._sequence.line.size
+        length, size = self._sequence.length, self._sequence.group.size
         if length and len(shape) < 3 and shape[0] * size == num_samples * length:
             shape = (num_samples, length // size, *shape[1:])
             dim = None if dim is None else dim + 1
@@ -111,11 +111,11 @@ class Whole:
         if (found := self._sequence.found_in(shape)) is not None:
             part = _along(part, found[0], length, found[1])
         if dim is not None and dim not in part.ranges:
-            line = self._line
+            group = self._group
             if shape[dim] not in self._sizes:
-                self._sizes[shape[dim]] = int(line.all_reduce(torch.tensor([shape[dim]])))
+                self._sizes[shape[dim]] = int(group.all_reduce(torch.tensor([shape[dim]])))
             total = self._sizes[shape[dim]]
-            part = _along(part, dim, total, (share(total, line.size, line.rank),))
+            part = _along(part, dim, total, (share(total, group.size, group.rank),))
         return part
 
 
@@ -129,21 +129,21 @@ def _drop(module: nn.Dropout, name: str, positions: Positions, whole: Whole, x: 
 
 
 def drop(x: Tensor, p: float, name: str, positions: Positions, whole: Whole) -> Tensor:
-    """Drops elements of the part of the batch that `x` is; its first dimension counts samples.
+    """Drops elements of `x`, a part of the batch whose first dimension counts samples.
 
     Args:
-        x: Floating.
-        p: Of an element to be dropped.
-        name: Of the layer.
-        positions: Where the batch is.
-        whole: Where `x` lies in the whole of all ranks that share it.
+        x: A floating tensor.
+        p: Probability that an element is dropped.
+        name: Name of the layer.
+        positions: The current position in the batch.
+        whole: Places `x` in the whole input of all ranks that share it.
     """
     kept = keeps(whole.part(tuple(x.shape), positions.now.num_samples), p, name, positions)
     return x * kept.view(x.shape).to(x.dtype) / (1.0 - p) if p < 1 else x * 0.0
 
 
 def keeps(part: Part, p: float, name: str, positions: Positions) -> Tensor:
-    """Which elements of a part of the batch a layer keeps: bools, True with probability 1 - p."""
+    """Mask of the elements that a layer keeps: bools, True with probability 1 - p."""
     now = positions.now
     stream = f"{positions.seed}/{now.step}/{name}"
     rows_of_sample = part.shape[0] // max(now.num_samples, 1)

@@ -1,7 +1,7 @@
-"""Dropout that a model calls as a function: masks by place, as those of nn.Dropout.
+"""Dropout that a model calls as a function: masks keyed by place, like those of nn.Dropout.
 
-A mask's stream is named after the innermost module that runs and after how many came before in
-its call; so a layer that is computed again drops the same elements.
+The stream of a mask is named after the innermost running module and the number of earlier masks
+in its call, so a layer that is computed again drops the same elements.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _REFUSED = (functional.alpha_dropout, functional.feature_alpha_dropout)
 
 @dataclass(slots=True)
 class Around:
-    """What a module has around layers that tp shares out.
+    """The layers that tp shares out around a module.
 
     Attributes:
         heads: Numbers of heads on this rank.
-        parts: Sizes of the last dimension of parts.
-        wholes: The same of what is whole again.
+        parts: Sizes of the last dimension of outputs that are parts.
+        wholes: Sizes of the last dimension of outputs that are whole.
     """
 
     heads: set[int] = field(default_factory=set)
@@ -44,7 +44,7 @@ class Around:
 
 
 class FunctionalDropout:
-    """Takes over what drops, in the modules of a model."""
+    """Replaces the dropout functions within the modules of a model."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class FunctionalDropout:
         positions: Positions,
         inside: Mapping[str, int],
         around: dict[str, Around],
-        line: AxisGroup,
+        group: AxisGroup,
         sequence: Sequence,
         experts: tuple[str, ...],
     ) -> None:
         self._functions, self._experts = functions, experts
         self._positions, self._inside, self._around = positions, inside, around
-        self._line, self._sequence = line, sequence
+        self._group, self._sequence = group, sequence
         self._wholes: dict[int | None, Whole] = {}
         functions.taken |= {
             functional.dropout: self._dropout,
@@ -69,11 +69,11 @@ class FunctionalDropout:
         }
 
     def heads(self, here: int) -> tuple[int, Ranges] | None:
-        """Of how many heads those on this rank are which; None: they are all."""
-        if self._line.size == 1 or self._functions.name not in self._around:
+        """The total number of heads, and the range on this rank; None: the rank has all heads."""
+        if self._group.size == 1 or self._functions.name not in self._around:
             return None
-        total = here * self._line.size
-        return total, (share(total, self._line.size, self._line.rank),)
+        total = here * self._group.size
+        return total, (share(total, self._group.size, self._group.rank),)
 
     def _dropout(
         self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
@@ -86,7 +86,7 @@ class FunctionalDropout:
     def _channels(
         self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
-        """Whole channels, of inputs of shape [N, C, ...]."""
+        """Drops whole channels of inputs of shape [N, C, ...]."""
         if not training or not p:
             return input
         ones = input.new_ones(input.shape[:2])
@@ -107,24 +107,24 @@ class FunctionalDropout:
         if self._functions.name.startswith(self._experts):
             raise UsageError(
                 f"layer {self._functions.name!r}: dropout within experts cannot be keyed by place, "
-                "so meshes would differ: put it behind them"
+                "so meshes would differ: put it behind the experts"
             )
         if dim not in self._wholes:
-            self._wholes[dim] = Whole(dim, self._line, self._sequence)
+            self._wholes[dim] = Whole(dim, self._group, self._sequence)
         return drop(x, p, self._functions.stream(), self._positions, self._wholes[dim])
 
     def _dim(self, x: Tensor) -> int | None:
-        """Along which dimension tp shares a tensor out, within the module that runs."""
+        """The dimension along which tp shares a tensor out within the running module."""
         name = self._functions.name
         around = self._around.get(name)
-        if self._line.size == 1 or around is None:
+        if self._group.size == 1 or around is None:
             return self._inside.get(name)
         if x.dim() == 4 and x.shape[1] in around.heads:
             return 1
         if x.shape[-1] in around.parts & around.wholes:
             raise UsageError(
-                f"layer {name!r}: whether functional dropout meets a part of its "
-                f"{x.shape[-1]} elements or all of them cannot be told: use nn.Dropout"
+                f"layer {name!r}: cannot tell whether functional dropout gets a part of its "
+                f"{x.shape[-1]} elements or all of them: use nn.Dropout"
             )
         return -1 if x.shape[-1] in around.parts else self._inside.get(name)
 
@@ -136,21 +136,21 @@ def install(
     styles: Mapping[str, Style],
     sequence: Sequence,
 ) -> None:
-    """Makes functional dropout of a model draw masks by place, and its attention see the sequence.
+    """Makes a model's functional dropout draw masks by place, and attention see the sequence.
 
     Args:
-        model: Whose modules.
-        positions: Where they look.
+        model: The model whose modules change.
+        positions: The positions that dropout looks up.
         shared: What tensor parallelism has made of the model.
-        styles: Of its layers, by name.
-        sequence: Of which this rank may have a share.
+        styles: Styles of the model's layers, by name.
+        sequence: The sequence of which this rank may have a share.
 
     Raises:
-        UsageError: A layer drops within a kernel of torch's, such as nn.LSTM.
+        UsageError: A layer applies dropout within a kernel of torch, such as nn.LSTM.
     """
     around: dict[str, Around] = {}
     modules = dict(model.named_modules())
-    for name, style in styles.items() if shared.line.size > 1 else ():
+    for name, style in styles.items() if shared.group.size > 1 else ():
         placement = shared.placements.get(id(getattr(modules[name], "weight", None)))
         if placement is None or placement.dim is None:
             continue
@@ -163,10 +163,10 @@ def install(
             of.parts.add(placement.local_shape[placement.dim])
         elif isinstance(style, Row):
             of.wholes.add(placement.shape[1 - placement.dim])
-    inside = {} if shared.line.size == 1 else shared.inside
+    inside = {} if shared.group.size == 1 else shared.inside
     functions = Functions()
     lists = tuple(f"{name}." for name, module in modules.items() if isinstance(module, Experts))
-    dropout = FunctionalDropout(functions, positions, inside, around, shared.line, sequence, lists)
+    dropout = FunctionalDropout(functions, positions, inside, around, shared.group, sequence, lists)
     Attention(functions, positions, sequence, dropout.heads)
     for name, module in modules.items():
         if isinstance(module, nn.RNNBase) and module.dropout:

@@ -1,7 +1,7 @@
-"""Pipeline parallelism: schedules as data, proved, simulated, drawn, and run by one runtime.
+"""Pipeline parallelism: schedules as data, validated, simulated, drawn, and run by one runtime.
 
-Schedules, their proof, simulation and pictures work without torch; the rest imports it when it is
-asked for.
+Schedules, their validation, simulation and pictures work without torch; the other modules import
+torch at first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Before the first byte of a step: the ranks see that they were given the same batch."""
+"""Checks, before the first byte of a step, that all ranks have the same batch."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def agree(
     targets: list[Any] | None,
     has_loss: bool,
 ) -> tuple[int, int]:
-    """All ranks learn how many microbatches there are, and of which shapes. Collective.
+    """Agrees on the number and the shapes of the microbatches. Collective.
 
     Args:
-        comm: Of the pipeline.
+        comm: Communicator of the pipeline.
         placement: The rank of each stage.
-        calls: The microbatches that this rank was given, None for none.
-        targets: The same of targets.
+        calls: The microbatches of this rank; None if it has none.
+        targets: The targets of this rank; None if it has none.
         has_loss: Whether targets are needed.
 
     Returns:
-        The number of microbatches, and a number that stands for their shapes.
+        The number of microbatches, and a number that identifies their shapes.
 
     Raises:
-        UsageError: on all ranks, where what they were given does not fit together.
+        UsageError: The ranks' batches do not fit together; raised on all ranks.
 
     Cost: one small all_gather.
     """
@@ -51,7 +51,7 @@ def agree(
     first, last = placement[0], placement[-1]
     num = int(everyone[first, 0])
     if num < 0:
-        raise UsageError(f"rank {first} has the first stage, and no inputs")
+        raise UsageError(f"rank {first} has the first stage, but no inputs")
     for rank, (inputs, _, shapes, _) in enumerate(everyone.tolist()):
         if inputs not in (-1, num):
             raise UsageError(

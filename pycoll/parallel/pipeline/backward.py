@@ -1,8 +1,8 @@
-"""A backward in two parts: the gradients of inputs now, those of weights whenever there is time.
+"""A backward in two parts: the gradients of inputs at once, those of weights later.
 
 The graph of a stage has nodes from which an input can be reached (the trunk) and nodes from which
-only weights can. Where the second hang on the first, the gradient that arrives at the trunk's node
-is all that the weights need later: it is noted while the inputs' gradients are computed.
+only weights can be reached. For nodes of the second kind that hang on the trunk, the later part
+needs only the gradient that arrives at the trunk's node: the first part records it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ def backward_inputs(
     inputs: Sequence[torch.Tensor],
     parameters: Iterable[torch.Tensor],
 ) -> tuple[Grads, Callable[[], None]]:
-    """The gradients of the inputs, and a function that adds those of the parameters to `.grad`.
+    """Returns the inputs' gradients, and a function that adds the parameters' ones to `.grad`.
 
     Args:
-        outputs: Of the stage; those without a graph are passed over.
-        gradients: Of each output; None for a scalar loss.
+        outputs: Outputs of the stage; those without a graph are skipped.
+        gradients: Gradient of each output; None for a scalar loss.
         inputs: Leaves that require gradients.
-        parameters: Of the stage.
+        parameters: Parameters of the stage.
 
     Returns:
-        The gradient of each input (None: unused), and what computes the parameters' later.
+        The gradient of each input (None: unused), and the function for the parameters' gradients.
 
-    Cost: of both parts together, what one backward costs, and a few microseconds per weight. What
-    the graph has saved is kept until the second part is done.
+    Cost: both parts together take the time of one backward plus a few microseconds per weight. The
+    tensors saved by the graph are kept until the second part is done.
     """
     live = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad]
     wanted = [p for p in parameters if p.requires_grad]
@@ -53,7 +53,7 @@ def backward_inputs(
     def note(node: Node) -> Callable[[tuple[Any, ...]], None]:
         return lambda arriving: noted.__setitem__(node, arriving)
 
-    # Not of roots beside the trunk: no gradient of an input passes there, the given one is theirs.
+    # Roots beside the trunk need no note: no gradient of an input passes there.
     hooks = [node.register_prehook(note(node)) for nodes, _ in groups for node in nodes & trunk]
     try:
         found = torch.autograd.grad(
@@ -72,7 +72,7 @@ def backward_inputs(
 
 
 def _whole(outputs: list[torch.Tensor], gradients: Grads, parameters: list[torch.Tensor]) -> None:
-    """Without inputs there is no trunk: all is of the weights."""
+    """Runs the whole backward: without inputs there is no trunk."""
     if parameters:
         torch.autograd.backward(outputs, gradients, inputs=parameters)
 
@@ -89,7 +89,7 @@ def _weights(
                     edges.append(GradientEdge(node, i))
                     gradients.append(gradient)
             if len(nodes) > 1:
-                # One of them may lie below another: what flows down from that is in its note.
+                # One node may lie below another, whose note includes the gradient that flows down.
                 hooks.append(node.register_prehook(lambda _, noted=arrived: noted))
         try:
             if edges:
@@ -102,7 +102,7 @@ def _weights(
 
 
 def _node(tensor: torch.Tensor) -> Node:
-    """The node that makes a tensor; of a leaf, the one that takes its gradient."""
+    """The node that makes a tensor; for a leaf, the node that accumulates its gradient."""
     if tensor.grad_fn is not None:
         return tensor.grad_fn
     with torch.enable_grad():
@@ -113,7 +113,7 @@ def _node(tensor: torch.Tensor) -> Node:
 
 
 def _parents(roots: list[Node]) -> dict[Node, list[Node]]:
-    """Of every node below the roots, the nodes that pass gradients to it."""
+    """Maps every node below the roots to the nodes that pass gradients to it."""
     parents: dict[Node, list[Node]] = defaultdict(list)
     todo, seen = list(roots), set(roots)
     while todo:
@@ -131,7 +131,7 @@ def _parents(roots: list[Node]) -> dict[Node, list[Node]]:
 def _above(
     start: list[Node], parents: dict[Node, list[Node]], stop: set[Node]
 ) -> tuple[set[Node], set[Node]]:
-    """What lies above the start up to the nodes of `stop`; and which of those are met."""
+    """The nodes above the start up to those of `stop`, and the nodes of `stop` that are reached."""
     found, met, todo = set(start), set(), list(start)
     while todo:
         for parent in parents.get(todo.pop(), ()):
@@ -149,7 +149,7 @@ def _groups(
     trunk: set[Node],
     parents: dict[Node, list[Node]],
 ) -> list[tuple[set[Node], list[torch.Tensor]]]:
-    """Parameters that hang on the same nodes of the trunk, or on a root beside it, together."""
+    """Groups parameters that hang on the same trunk nodes, or on a root beside the trunk."""
     groups: list[tuple[set[Node], list[torch.Tensor]]] = []
     for parameter in parameters:
         above, nodes = _above([_node(parameter)], parents, trunk)

@@ -1,9 +1,9 @@
 """Cuts a plain model into stages at its list of blocks, in place; parameters keep their names.
 
-The model's own forward runs on every stage. What is before a stage's first block is stood in for by
-blanks of the right shapes, at the first block the hidden state of the stage before takes their
-place, and at the block behind the last one the run ends. So masks, positions and flags that the
-model computes from its inputs are right on every stage, with no change to its code.
+The model's own forward runs on every stage. Blank tensors of the right shapes replace the outputs
+of modules before a stage's first block. At the first block, the hidden state of the previous stage
+replaces the blank one; at the block behind the last one the run ends. So masks, positions and flags
+that the model computes from its inputs are right on every stage, without a change to its code.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pycoll.parallel.pipeline.stages import Notes, Tensors
 
 
 class Cut:
-    """A model of which only some stages are here. Made by `cut`.
+    """A model with only the stages of this rank. Made by `cut`.
 
     Attributes:
         model: The model itself.
         bounds: The first block of each stage, and the number of blocks.
-        shared: Parameters that several stages have, by their first name, and which stages.
+        shared: Parameters that several stages have, by their first name, with these stages.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Cut:
         return self._shared_here[name]
 
     def counts(self, name: str) -> bool:
-        """Whether this rank is the one that counts a parameter in sums over the model's."""
+        """Whether this rank counts a parameter in sums over the model's parameters."""
         return min(self._owners[name]) in self.local_stages
 
     def forward(
@@ -112,17 +112,17 @@ class Cut:
 
     @property
     def running(self) -> Run | None:
-        """The run that is going on, None while nobody is in `forward`."""
+        """The run in progress; None outside `forward`."""
         return self._running
 
     @property
     def stands_in(self) -> bool:
-        """Whether a run has not come to its own blocks yet: what it computes with are blanks."""
+        """Whether a run is before its own blocks, where modules return blanks."""
         run = self._running
         return run is not None and run.first > 0 and run.position <= run.first
 
     def _place_parts(self, both: Collection[str]) -> None:
-        """Every block, and every module with weights beside them, gets its role, or goes."""
+        """Installs or removes every block, and every module with weights beside the blocks."""
         last = self.num_stages - 1
         before, after = _beside(self.model, self._blocks)
         parts = [(name, Part.BEFORE, -1, {0, last} if name in both else {0}) for name in before]
@@ -131,7 +131,7 @@ class Cut:
             for i in range(self.bounds[stage], self.bounds[stage + 1]):
                 parts.append((self._names[i], Part.BLOCK, i, {stage}))
         here = [name for name, _, _, stages in parts if stages & set(self.local_stages)]
-        # Modules may be shared: what a part here has stays as it is where others have it, too.
+        # Modules may be shared: modules of local parts stay intact within absent parts, too.
         keep = {id(m) for name in here for m in self.model.get_submodule(name).modules()}
         for name, part, index, _ in parts:
             parent_name, _, child = name.rpartition(".")
@@ -150,7 +150,7 @@ class Cut:
 
 
 def _real(stage: int, output: Any) -> Any:
-    """What a stage has made, if it has values."""
+    """Returns a stage's output, if it has values."""
 
     def look(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_meta:
@@ -180,28 +180,29 @@ def cut(
 ) -> Cut:
     """Cuts a model into stages at its list of blocks, in place.
 
-    What is not of a local stage is taken out: `model.named_parameters()` has what is here, under
-    its old names. What is registered before the blocks belongs to the first stage, what is
-    registered after them to the last one; modules without parameters stay everywhere.
+    Modules of other stages are removed: `model.named_parameters()` lists the parameters here, under
+    their old names. Modules registered before the blocks belong to the first stage, modules
+    registered after them to the last one; modules without parameters stay on every stage.
 
     Args:
         model: Any module whose forward goes through its blocks once, in order.
         blocks: The name of the ModuleList, ModuleDict or Sequential of blocks, such as
-            "transformer.h"; "" when the model itself is it.
-        num_stages: Of the whole pipeline.
-        local_stages: Those that this rank holds.
-        costs: Of each block, measured or counted; the stages are as even as they can be. None: the
-            number of its parameters.
-        before: The cost of what is before the blocks.
-        after: The cost of what is after them.
-        both: Modules before the blocks whose weights the model uses after them, too, by their name:
-            they stay on the last stage. Parameters that two modules share need no mention.
+            "transformer.h"; "" if the model itself is the list.
+        num_stages: Number of stages of the whole pipeline.
+        local_stages: The stages of this rank.
+        costs: Cost of each block, measured or counted; stages are cut as evenly as possible. None:
+            the number of its parameters.
+        before: Cost of the modules before the blocks.
+        after: Cost of the modules after the blocks.
+        both: Names of modules before the blocks whose weights the model also uses after them: they
+            stay on the last stage too. Parameters that two modules share need not be listed.
 
     Returns:
         The stages, for PipelineRuntime.
 
     Raises:
-        UsageError: no such blocks, fewer blocks than stages, or costs for another number of blocks.
+        UsageError: The list does not exist, or the number of blocks is below that of stages or
+            differs from that of costs.
 
     Cost: nothing is copied.
     """
@@ -211,7 +212,9 @@ def cut(
             float(1 + sum(p.numel() for p in model.get_submodule(n).parameters())) for n in names
         ]
     if len(costs) != len(names):
-        raise UsageError(f"there are {len(costs)} costs for the {len(names)} blocks of {blocks!r}")
+        raise UsageError(
+            f"costs has {len(costs)} values, expected {len(names)}: one per block of {blocks!r}"
+        )
     return Cut(model, blocks, split(costs, num_stages, before, after), local_stages, both)
 
 
@@ -234,7 +237,7 @@ def _block_names(model: torch.nn.Module, blocks: str) -> list[str]:
 
 
 def _ancestors(blocks: str) -> Iterator[tuple[str, str]]:
-    """The modules that hold the list of blocks, the model first: their name and the next name."""
+    """Modules that contain the list of blocks, outermost first: their names and the next name."""
     parts = blocks.split(".") if blocks else []
     for i, part in enumerate(parts):
         yield ".".join(parts[:i]), part
@@ -257,7 +260,7 @@ def _beside(model: torch.nn.Module, blocks: str) -> tuple[list[str], list[str]]:
 def _owners(
     model: torch.nn.Module, blocks: str, bounds: Sequence[int], both: Collection[str]
 ) -> dict[str, tuple[int, ...]]:
-    """The stages that have each parameter, by its first name."""
+    """The stages that have each parameter, by the parameter's first name."""
     last = len(bounds) - 2
     block_names = _block_names(model, blocks)
     places: dict[str, Iterable[int]] = {}
@@ -265,13 +268,13 @@ def _owners(
         for i in range(bounds[stage], bounds[stage + 1]):
             places[block_names[i]] = (stage,)
     before, after = _beside(model, blocks)
-    if strangers := set(both) - set(before):
-        raise UsageError(f"both names {sorted(strangers)}, expected some of {before}")
+    if unknown := set(both) - set(before):
+        raise UsageError(f"both names {sorted(unknown)}, expected some of {before}")
     places |= dict.fromkeys(before, (0,)) | dict.fromkeys(after, (last,))
     places |= dict.fromkeys(both, (0, last))
     owners: dict[int, set[int]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        # What is of no part belongs to a module around the blocks: its forward runs everywhere.
+        # A parameter of no part belongs to a module around the blocks, which runs on every stage.
         at = next((at for part, at in places.items() if name.startswith(f"{part}.")), None)
         owners.setdefault(id(parameter), set()).update(range(last + 1) if at is None else at)
     return {

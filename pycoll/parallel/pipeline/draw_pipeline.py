@@ -1,4 +1,4 @@
-"""Pictures of schedules: ranks downward, time to the right, as in the papers; SVG, PNG and text."""
+"""Pictures of schedules, ranks downward and time to the right, as in the papers: SVG, PNG, text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pycoll.parallel.pipeline.schedules.simulate_pipeline import Event, Simulati
 
 STYLES = ("plain", "gpipe", "pipedream")
 
-# Paul Tol's "bright" and "light" schemes, told apart with any colour vision.
+# Paul Tol's "bright" and "light" schemes, which are distinct for any colour vision.
 _COLORS = {Kind.F: "#4477aa", Kind.B: "#228833", Kind.I: "#66b2a4", Kind.W: "#bbaa33"}
 _NAMES = {
     Kind.F: "forward",
@@ -36,7 +36,7 @@ _NAMES = {
 }
 _ROW, _PITCH = 0.34, 0.46  # inches
 _LEFT, _TOP, _BOTTOM = 1.25, 1.05, 0.85
-_RIGHT = 1.25  # for what is said of each rank
+_RIGHT = 1.25  # for the note behind each rank
 _MAX_LABELED = 4000
 
 
@@ -51,24 +51,24 @@ def draw_pipeline(
     until: float | None = None,
     format: str | None = None,
 ) -> str | bytes | None:
-    """Draws when each rank does what.
+    """Draws the actions of each rank over time.
 
     Args:
-        schedule: What to draw.
-        path: The file to write; None returns the picture instead.
-        costs: For the simulation. Default: F 1, B 2.
-        played: What to draw in place of a simulation: a measured one.
+        schedule: The schedule to draw.
+        path: The file to write; None: the picture is returned.
+        costs: Costs for the simulation. Default: F 1, B 2.
+        played: Simulation or measurement to draw; None: `schedule` is simulated.
         style: "gpipe": the first rank at the bottom, Fk,m in the boxes, bubble and update;
-            "pipedream": workers from 1, start-up and steady state; "plain". Default: by the name.
-        title: Replaces `1f1b, 4 ranks, 8 microbatches`.
-        until: Where the picture ends, in time. Default: with the last action.
-        format: "svg", "png" or "text". Default: by the ending of the path; text without a path.
+            "pipedream": workers from 1, start-up and steady state; "plain". Default: by schedule.
+        title: Title; default: for example `1f1b, 4 ranks, 8 microbatches`.
+        until: Time at which the picture ends. Default: the end of the last action.
+        format: "svg", "png" or "text". Default: the suffix of the path; text without a path.
 
     Returns:
-        None when a file was written; else str for svg and text, bytes for png.
+        None if a file was written; else str for svg and text, bytes for png.
 
     Raises:
-        UsageError: an unknown format, or matplotlib is not installed.
+        UsageError: The format is unknown, or matplotlib is not installed.
 
     Cost: about a second per 2,000 actions.
     """
@@ -81,7 +81,7 @@ def draw_pipeline(
 
 
 def summary(schedule: Schedule, played: Simulation) -> str:
-    """Bubble and memory in one line."""
+    """Formats bubble and memory as one line."""
     live = " ".join(map(str, played.peak_live))
     chunks = "" if schedule.stages_per_rank == 1 else f" chunks of 1/{schedule.stages_per_rank}"
     steady = ""
@@ -158,7 +158,7 @@ class _Drawing:
         canvas.text(x, middle, f"live {self._played.peak_live[rank]}", 8.5, MUTED)
 
     def _bubble(self, rank: int) -> None:
-        """Names the longest gap of a rank, as GPipe's picture does."""
+        """Labels the longest gap of a rank, as in GPipe's picture."""
         events = [e for e in self._played.events if e.rank == rank]
         gaps = [
             (after.start - before.end, before.end)
@@ -172,7 +172,7 @@ class _Drawing:
     def _event(self, event: Event, labeled: bool) -> None:
         action = event.action
         if action.kind is Kind.U:
-            return  # takes no time; the legend says where updates are
+            return  # takes no time; the legend mentions updates
         if event.start >= self._end - 1e-9:
             return
         x, width = self._x(event.start), (min(event.end, self._end) - event.start) * self._scale
@@ -190,7 +190,7 @@ class _Drawing:
             self._canvas.text(*middle, label, size, ink_on(fill), bold=True, align="center")
 
     def _states(self) -> None:
-        """Start-up ends, and the steady state begins, with the first backward of stage 0."""
+        """Marks the first backward of stage 0: start-up ends and the steady state begins."""
         first = [e for e in self._played.events if e.action == (0, Kind.B, 0)]
         if not first:
             return
@@ -224,15 +224,15 @@ class _Drawing:
 
 
 def _lighter(color: str, part: float) -> str:
-    """The colour with a part of white."""
+    """Mixes a colour with a part of white."""
     values = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(value + part * (255 - value)):02x}" for value in values)
 
 
 def draw_text(schedule: Schedule, played: Simulation) -> str:
-    """The picture in characters: a column for each unit of the shortest forward or backward.
+    """Draws in characters: one column for each unit of the shortest forward or backward.
 
-    Lines have at most _MAX_TEXT characters: measured times may differ by orders of magnitude.
+    Lines have at most _MAX_TEXT characters, since measured times may differ by orders of magnitude.
     """
     actions = (e for e in played.events if e.end > e.start and e.action.kind is not Kind.U)
     width = len(str(schedule.num_microbatches - 1)) + 2
@@ -253,7 +253,7 @@ def _write(row: list[str], event: Event, unit: float, width: int, stages: Sequen
     start, end = round(event.start / unit), round(event.end / unit)
     letter = event.action.kind.value
     if stages.index(event.action.stage) % 2:
-        letter = letter.lower()  # every second stage of a rank
+        letter = letter.lower()  # odd stages of a rank
     label = f"{letter}{event.action.microbatch}"
     cells = f"{label:-<{width * (end - start) - 1}} " if end - start > 1 else f"{label:<{width}}"
     for i in range(start, min(end, len(row))):

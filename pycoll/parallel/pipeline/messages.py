@@ -1,6 +1,6 @@
-"""Tensors on their way between stages: tagged, posted ahead, never blocking where they are sent.
+"""Tensors between stages: sends are tagged and never block; receives are posted ahead.
 
-Shapes are agreed on once: where they are new, each message follows an announcement.
+Shapes are announced once: each message of new shapes follows an announcement.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What comes into a stage with a microbatch of certain shapes."""
+    """The tensors that enter a stage with a microbatch of certain shapes."""
 
     specs: tuple[Spec, ...]
     notes: Notes
 
 
-_MAX_KEPT = 8  # tensors that may be kept although they have arrived: looking costs time
+_MAX_KEPT = 8  # arrived tensors that may stay in the list: checking costs time
 
 Key = tuple[Kind, int, int]  # F or B, the stage that receives, microbatch
 
@@ -46,14 +46,14 @@ class Messages:
         self.sent_bytes = 0
 
     def post(self, key: Key, specs: tuple[Spec, ...]) -> None:
-        """Posts the receive of tensors whose shapes are known."""
+        """Posts the receive of tensors with known shapes."""
         peer, tag = self._sender(key), self._tag(key)
         tensors = [spec.empty() for spec in specs]
         works = [self._comm.recv(t, peer, tag, async_op=True) for t in tensors]
         self._posted[key] = (tensors, works)
 
     def announced(self, key: Key) -> Arrival:
-        """Waits for the announcement of a message; the message is received after it."""
+        """Waits for the announcement of a message; the message follows."""
         peer, tag = self._sender(key), self._tag(key, is_header=True)
         length = np.zeros(1, np.int64)
         self._comm.recv(length, peer, tag)
@@ -64,7 +64,7 @@ class Messages:
         return arrival
 
     def take(self, key: Key) -> list[torch.Tensor]:
-        """Waits for tensors whose receive is posted, or that a stage of this rank has left."""
+        """Waits for tensors of a posted receive, or takes those that a stage of this rank left."""
         if key in self._here:
             return list(self._here.pop(key))
         tensors, works = self._posted.pop(key)
@@ -73,7 +73,7 @@ class Messages:
         return tensors
 
     def send(self, key: Key, tensors: Tensors, announce: Arrival | None = None) -> None:
-        """Sends tensors to the stage of the key, after their announcement if there is one."""
+        """Sends tensors to the stage of the key, after an announcement if one is given."""
         peer = self._placement[key[1]]
         if peer == self._comm.rank:
             self._here[key] = tensors
@@ -90,13 +90,13 @@ class Messages:
             self._sent = [(work, kept) for work, kept in self._sent if not work.done()]
 
     def finish(self) -> None:
-        """Waits until all that was sent is taken."""
+        """Waits until the receivers have taken all messages."""
         for work, _ in self._sent:
             work.wait()
         self._sent.clear()
 
     def _start(self, x: Any, peer: int, tag: int) -> None:
-        # The array must live until it is taken.
+        # The array must live until it is received.
         self._sent.append((self._comm.send(x, peer, tag, async_op=True), x))
 
     def _sender(self, key: Key) -> int:

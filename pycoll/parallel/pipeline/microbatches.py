@@ -1,4 +1,4 @@
-"""A batch as microbatches: even or not, tensors or structures of them."""
+"""Splits a batch, a tensor or a structure of tensors, into microbatches of even or uneven size."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ def split_batch(batch: Any, num_microbatches: int | None) -> list[Any] | None:
     """Splits a batch along the first axis of its tensors.
 
     Args:
-        batch: A tensor; a tuple or dict of tensors and of what is not split; a list, which is
-            microbatches already; or None, where another rank has it.
-        num_microbatches: How many. A batch that does not divide gives some of one sample more, one
-            with fewer samples fewer microbatches. None: one, or as many as the list has.
+        batch: A tensor; a tuple or dict of tensors and values that are not split; a list of
+            microbatches; or None if another rank has the batch.
+        num_microbatches: Number of microbatches. If a batch does not divide, some get one more
+            sample; if it has fewer samples, there are fewer microbatches. None: one, or the
+            length of the list.
 
     Returns:
-        The microbatches, None for None.
+        The microbatches; None if `batch` is None.
 
     Raises:
-        UsageError: tensors of different numbers of samples, or a list of another length.
+        UsageError: Tensors differ in their number of samples, or a list has another length.
     """
     if batch is None:
         return None
@@ -50,16 +51,18 @@ def split_batch(batch: Any, num_microbatches: int | None) -> list[Any] | None:
 
 
 def num_samples(batch: Any) -> int:
-    """The length of the first axis of all tensors in a structure.
+    """Length of the first axis of all tensors in a structure.
 
     Raises:
-        UsageError: they differ, or there is none.
+        UsageError: The lengths differ, or there is no tensor.
     """
     lengths: set[int] = set()
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.ndim == 0:
-            raise UsageError("a tensor of a batch has no axis to split along: give Python numbers")
+            raise UsageError(
+                "a tensor of the batch has no axis to split along: pass a Python number"
+            )
         lengths.add(tensor.shape[0])
         return tensor
 
@@ -72,7 +75,7 @@ def num_samples(batch: Any) -> int:
 
 
 def as_call(microbatch: Any) -> Call:
-    """What the model is called with: a tuple is positional, a dict named."""
+    """The arguments of the model's call: a tuple is positional, a dict is by keyword."""
     if isinstance(microbatch, Mapping):
         return (), dict(microbatch)
     if isinstance(microbatch, tuple):
@@ -81,7 +84,7 @@ def as_call(microbatch: Any) -> Call:
 
 
 def signature(microbatches: Sequence[Any]) -> str:
-    """The shapes and types of microbatches; equal ones need no new agreement."""
+    """Describes shapes and types of microbatches; equal ones need no new agreement."""
     return repr([describe(microbatch) for microbatch in microbatches])
 
 

@@ -1,6 +1,6 @@
-"""The parts of a cut model: what each does when the model's forward comes to it.
+"""The parts of a cut model, and their behaviour when the model's forward calls them.
 
-Invariant: outside of a stage's run a part that is here behaves as if nothing had been cut.
+Invariant: outside of a stage's run, the parts on this rank behave as if the model were not cut.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROLE = "_pycoll_role"
 
 
 class Part(Enum):
-    """Where a module stands: in the list of blocks, before it, or after it."""
+    """Place of a module: in the list of blocks, before it, or after it."""
 
     BLOCK = "a block"
     BEFORE = "before the blocks"
@@ -31,7 +31,7 @@ class Part(Enum):
 
 
 class Reached(BaseException):
-    """Ends a stage's run at the block behind it; no `except Exception` of a model stops it."""
+    """Ends a stage's run at the block behind it; a model's `except Exception` does not catch it."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()
@@ -40,11 +40,11 @@ class Reached(BaseException):
 
 @dataclass(slots=True)
 class Run:
-    """One pass through the model's forward for one stage: of its blocks `first` to `end` - 1.
+    """One pass through the model's forward for one stage, blocks `first` to `end` - 1.
 
     Attributes:
-        position: The block that comes next.
-        calls: How often each module before the blocks was called.
+        position: Index of the next block.
+        calls: Number of calls of each module before the blocks.
     """
 
     first: int
@@ -63,7 +63,7 @@ class Run:
 
 @dataclass(slots=True)
 class Role:
-    """What a module of a cut model is; one module may be several blocks."""
+    """Role of a module in a cut model; one module may be several blocks."""
 
     cut: Cut
     part: Part
@@ -71,12 +71,12 @@ class Role:
     name: str
 
     def call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The module's call: real, stood in for, or the end of the run.
+        """Runs the module's call, returns a blank instead, or ends the run.
 
         Args:
-            module: What calls it really; None when it is not here.
-            args: Of the call.
-            kwargs: Of the call.
+            module: The function that calls the real module; None if it is on another rank.
+            args: Positional arguments of the call.
+            kwargs: Keyword arguments of the call.
         """
         run = self.cut.running
         if run is None:
@@ -92,7 +92,7 @@ class Role:
             if run.first == 0:
                 return self._noted(run, f"{run.nth_call(self.name)}", module(*args, **kwargs))
             return self._blank(run, f"{run.nth_call(self.name)}")
-        # Behind the last block: only the last stage's run comes here.
+        # Behind the last block: only the last stage's run gets here.
         if module is None or (self.part is Part.AFTER and run.position < run.num_blocks):
             place = "after" if run.position else "before"
             raise UsageError(
@@ -122,7 +122,7 @@ class Role:
         return self._noted(run, "output", module(*args, **kwargs))
 
     def weight(self, meta: torch.Tensor) -> torch.Tensor:
-        """A weight of a module that is not here: a blank while what it makes is stood in for."""
+        """Returns a blank for a weight of another rank's module, while its users return blanks."""
         run = self.cut.running
         if run is None:
             return meta
@@ -152,10 +152,10 @@ class Role:
 
 
 class Absent(torch.nn.Module):
-    """In the place of a module that is on another rank: it has its attributes, and no weights."""
+    """Replaces a module that is on another rank: it keeps the attributes, without weights."""
 
     def __init__(self, module: torch.nn.Module, role: Role, keep: set[int]) -> None:
-        """Takes the weights out of a module, but for those parts (ids) that others here share."""
+        """Removes the weights of a module, except parts (ids) that modules here share."""
         super().__init__()
         for holder in module.modules():
             if id(holder) in keep:
@@ -167,7 +167,7 @@ class Absent(torch.nn.Module):
             for key, buffer in holder._buffers.items():
                 if buffer is not None:
                     holder._buffers[key] = buffer.to("meta")
-        self.__dict__["_template"] = module  # not registered: it is no part of the model
+        self.__dict__["_template"] = module  # not registered as a submodule
         self.__dict__[_ROLE] = role
 
     def __getattr__(self, name: str) -> Any:
@@ -187,7 +187,7 @@ class Absent(torch.nn.Module):
 
 
 def install(module: torch.nn.Module, role: Role) -> None:
-    """Lets a module ask its role first when it is called. It stays an instance of its class."""
+    """Makes a module's calls go through its role. It stays an instance of its class."""
     if _ROLE in module.__dict__:
         module.__dict__[_ROLE].indices += role.indices
         return

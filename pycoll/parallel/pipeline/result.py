@@ -1,4 +1,4 @@
-"""What a step gives back."""
+"""The result of a pipeline step."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pycoll.parallel.pipeline.step import Moment
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gives, and what it took here.
+    """Result of a step, and its costs on this rank.
 
     Attributes:
-        loss_sum: Of all microbatches, the same on every rank.
-        count: Of what the loss has counted, the same on every rank.
-        outputs: Of the model by microbatch, on the last stage, where there was no loss.
-        moments: What this rank did when.
-        peak_live: The most microbatches, in chunks of one stage, that it held.
-        sent_bytes: Activations and gradients that it sent.
-        staleness: Of a schedule that updates: updates between forward and backward, by stage and
-            microbatch.
+        loss_sum: Sum over all microbatches, equal on every rank.
+        count: Number of items that the loss counted, equal on every rank.
+        outputs: Outputs of the model by microbatch; on the last stage, and only without a loss.
+        moments: Actions of this rank with their times.
+        peak_live: The most microbatches that this rank held, in chunks of one stage.
+        sent_bytes: Bytes of activations and gradients that this rank sent.
+        staleness: Updates between forward and backward, by stage and microbatch, for schedules
+            that update.
     """
 
     loss_sum: float
@@ -33,7 +33,7 @@ class StepResult:
 
     @property
     def loss(self) -> float:
-        """The mean."""
+        """The mean loss."""
         return self.loss_sum / self.count if self.count else 0.0
 
     @property
@@ -43,7 +43,7 @@ class StepResult:
 
     @property
     def time_s(self) -> float:
-        """From the first action to the end of the last one, here."""
+        """Time from the first action to the end of the last one on this rank."""
         if not self.moments:
             return 0.0
         return (self.moments[-1].end_ns - self.moments[0].start_ns) / 1e9

@@ -1,4 +1,4 @@
-"""The runtime: runs any schedule over a communicator, step by step."""
+"""The runtime, which runs any schedule over a communicator, step by step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pycoll.errors import UsageError
-from pycoll.parallel.pipeline import trace_events as timeline
+from pycoll.parallel.pipeline import trace_events
 from pycoll.parallel.pipeline.agree import agree
 from pycoll.parallel.pipeline.messages import Messages
 from pycoll.parallel.pipeline.microbatches import as_call, split_batch
@@ -51,30 +51,30 @@ class PipelineRuntime:
         prefetch: int = PREFETCH,
         record_steps: int = 16,
     ) -> None:
-        """Binds stages, schedule and ranks together. Not collective.
+        """Combines stages, schedule and ranks. Not collective.
 
         Args:
-            stages: The model: `cut` makes it, or `ModuleStages`.
-            schedule: A name, for any number of microbatches; or a schedule of your own.
-            comm: Whose ranks are those of the schedule.
-            loss_fn: Takes the model's output and a microbatch's targets, on the last stage.
-                Returns the sum of losses and what it counts, or one mean over the targets.
-            on_microbatch: Called before all compute of a microbatch, with its number.
-            on_last_backward: Called with a stage before the last action of a step that makes
+            stages: The model, from `cut` or as `ModuleStages`.
+            schedule: A schedule name, for any number of microbatches; or a custom schedule.
+            comm: Communicator whose ranks run the schedule.
+            loss_fn: Called with the model's output and a microbatch's targets, on the last stage.
+                Returns the sum of losses and the count, or one mean over the targets.
+            on_microbatch: Called with a microbatch's number before each compute action on it.
+            on_last_backward: Called with a stage before the step's last action that computes
                 gradients of its weights.
-            on_weight_grad_ready: Called with a stage when they are complete; of parameters that
-                stages share they are when the step is done.
-            update: Called with stage and microbatch to update the stage's weights from `.grad`
-                and clear that; of schedules that update within a step.
-            split_backward: Without it, I does the whole backward and W nothing: for models that
-                compute activations again, where each W would do that once more.
-            dynamic_shapes: Shapes may change though those of the inputs do not: every message is
-                announced.
-            prefetch: How many actions ahead receives are posted.
-            record_steps: Of how many steps `write_timeline` knows: the last ones.
+            on_weight_grad_ready: Called with a stage when these gradients are complete; those
+                of parameters that stages share are complete only after the step.
+            update: Called with stage and microbatch, by schedules that update within a step;
+                updates the stage's weights from `.grad` and clears it.
+            split_backward: If false, I runs the whole backward and W does nothing: for models with
+                activation recomputation, which each W would repeat.
+            dynamic_shapes: Whether shapes may change while those of the inputs do not: every
+                message is announced.
+            prefetch: Number of actions by which receives are posted ahead.
+            record_steps: Number of latest steps that `write_timeline` writes.
 
         Raises:
-            UsageError: stages, schedule and ranks do not fit, or the schedule is not valid.
+            UsageError: Stages, schedule and ranks do not fit, or the schedule is invalid.
         """
         self.stages = stages
         self._schedule = schedule
@@ -87,15 +87,15 @@ class PipelineRuntime:
         self._prefetch = prefetch
         self._programs: dict[int, tuple[Schedule, Schedule]] = {}
         self._known: dict[tuple[int, bool], Arrivals] = {}
-        self.bubble_s = 0.0  # of the last step: the time in which this rank did not compute
+        self.bubble_s = 0.0  # idle time of this rank in the last step
         self._recorded: deque[list[Moment]] = deque(maxlen=record_steps)
         self._fit(self.schedule_of(self._num_own_microbatches()))
 
     def schedule_of(self, num_microbatches: int) -> Schedule:
-        """The schedule of a step: proved, and without transfers.
+        """The schedule of a step: validated, and without transfers.
 
         Raises:
-            UsageError: a schedule of one's own has another number of microbatches.
+            UsageError: A custom schedule has another number of microbatches.
         """
         return self._program(num_microbatches)[0]
 
@@ -110,28 +110,28 @@ class PipelineRuntime:
     ) -> StepResult:
         """Forward and backward of a batch. Collective over the pipeline's ranks.
 
-        Gradients are added to `.grad`: those of the sum of the losses, times `scale`.
+        Adds to `.grad` the gradients of the sum of the losses, times `scale`.
 
         Args:
-            inputs: The batch of the model: a tensor, a tuple of arguments, a dict of named ones, or
-                a list of microbatches. The same on all ranks; of ModuleStages the first stage's
-                rank is enough.
-            targets: Of the loss, split alike; the last stage's rank needs them.
-            loss_fn: In place of the runtime's own.
-            microbatches: How many. Fewer than the stages are allowed, and so are batches that do
-                not divide.
-            scale: Of the loss, for the gradients alone.
+            inputs: The model's batch: a tensor, a tuple of arguments, a dict of keyword
+                arguments, or a list of microbatches. The same on all ranks; with ModuleStages,
+                only the rank of the first stage needs it.
+            targets: Targets of the loss, split like the inputs; the last stage's rank needs them.
+            loss_fn: Loss function instead of the runtime's.
+            microbatches: Number of microbatches. It may be below the number of stages, and the
+                batch need not divide.
+            scale: Factor of the loss, for the gradients only.
 
         Returns:
-            The loss, and what the step took.
+            The loss, and measurements of the step.
 
         Raises:
-            UsageError: ranks with different numbers of microbatches, or what is missing.
-            Error: what ended a transfer.
+            UsageError: The ranks' numbers of microbatches differ, or an argument is missing.
+            Error: A transfer failed.
         """
         loss = loss_fn or self._loss
         if loss is None:
-            raise UsageError("step needs a loss_fn, here or of the runtime")
+            raise UsageError("step needs a loss_fn: pass it here or to PipelineRuntime")
         return self._run(inputs, targets, loss, microbatches, scale, train=True)
 
     def evaluate(
@@ -142,24 +142,24 @@ class PipelineRuntime:
         loss_fn: Callable[[Any, Any], Any] | None = None,
         microbatches: int | None = None,
     ) -> StepResult:
-        """Forward alone, as `step`. Without targets, the last stage's rank gets the outputs."""
+        """Runs forward only, like `step`. Without targets, the last stage's rank gets outputs."""
         loss = (loss_fn or self._loss) if targets is not None else None
         return self._run(inputs, targets, loss, microbatches, 1.0, train=False)
 
     def write_timeline(self, folder: str | Path, also: Sequence[Communicator] = ()) -> list[Path]:
-        """Writes what this rank did in the last steps, for `pycoll trace FOLDER -o trace.json`.
+        """Writes the last steps of this rank, for `pycoll trace FOLDER -o trace.json`.
 
         Args:
-            folder: Where to. The flight record of the pipeline's communicator is put beside it.
-            also: Other communicators whose collectives are to be in the same trace.
+            folder: Output folder; it also gets the flight record of the pipeline's communicator.
+            also: Other communicators whose flight records are written too.
 
         Returns:
             The files.
         """
         made = next(iter(self._programs.values()))[0]
-        return timeline.write(self._recorded, made.name, self._comm, folder, also)
+        return trace_events.write(self._recorded, made.name, self._comm, folder, also)
 
-    # Of one step.
+    # One step.
 
     def _run(
         self,
@@ -180,7 +180,7 @@ class PipelineRuntime:
             backward = (Kind.B, Kind.I, Kind.W, Kind.U)
             schedule = schedule.without(*backward)
             program = with_transfers(schedule, self._prefetch)
-        key = shapes, train  # without gradients, none are wanted
+        key = shapes, train  # evaluation wants no gradients
         announced = self._dynamic or key not in self._known
         arrivals = {} if announced else self._known[key]
         stashes = {}
@@ -224,10 +224,10 @@ class PipelineRuntime:
 
     def _remember(self, key: tuple[int, bool], arrivals: Arrivals) -> None:
         while len(self._known) >= _KNOWN:
-            del self._known[next(iter(self._known))]  # the oldest: all ranks forget the same
+            del self._known[next(iter(self._known))]  # the oldest: the same on all ranks
         self._known[key] = arrivals
 
-    # Of the schedule.
+    # The schedule.
 
     def _num_own_microbatches(self) -> int:
         own = self._schedule
@@ -242,7 +242,7 @@ class PipelineRuntime:
             if isinstance(own, Schedule):
                 if own.num_microbatches != num:
                     raise UsageError(
-                        f"schedule {own.name} is of {own.num_microbatches} microbatches, got {num}"
+                        f"schedule {own.name} has {own.num_microbatches} microbatches, got {num}"
                     )
                 validate(own)
                 made = own
@@ -260,7 +260,7 @@ class PipelineRuntime:
         comm = self._comm
         if schedule.num_ranks != comm.size or schedule.num_stages != self.stages.num_stages:
             raise UsageError(
-                f"schedule {schedule.name} is of {schedule.num_ranks} ranks and "
+                f"schedule {schedule.name} has {schedule.num_ranks} ranks and "
                 f"{schedule.num_stages} stages; there are {comm.size} and {self.stages.num_stages}"
             )
         if schedule.stages_of(comm.rank) != self.stages.local_stages:

@@ -1,4 +1,4 @@
-"""Parameters that several stages have: their gradients are summed over the stages' ranks."""
+"""Sums gradients of parameters that several stages have over the stages' ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pycoll.parallel.pipeline.stages import Stages
 if TYPE_CHECKING:
     from pycoll.communicator import Communicator
 
-_TAG = 1 << 30  # beyond those of microbatches
+_TAG = 1 << 30  # above the tags of microbatches
 
 
 Before = dict[str, torch.Tensor]
@@ -21,7 +21,7 @@ Before = dict[str, torch.Tensor]
 def _held(
     stages: Stages, placement: tuple[int, ...], comm: Communicator
 ) -> list[tuple[int, str, list[int]]]:
-    """What this rank shares with others: a number, the name, and all ranks that hold it."""
+    """Yields parameters that this rank shares: a number, the name, and all ranks that hold it."""
     found = []
     for number, (name, holders) in enumerate(stages.shared.items()):
         ranks = sorted({placement[stage] for stage in holders})
@@ -31,7 +31,7 @@ def _held(
 
 
 def set_aside(stages: Stages, placement: tuple[int, ...], comm: Communicator) -> Before:
-    """Takes out what `.grad` of shared parameters has from earlier steps: it is summed already."""
+    """Removes and returns shared parameters' `.grad` of earlier steps, which is already summed."""
     before = {}
     for _, name, _ in _held(stages, placement, comm):
         gradient = stages.shared_parameter(name).grad
@@ -46,15 +46,15 @@ def sum_shared_gradients(
 ) -> None:
     """Adds up `.grad` of parameters that stages of several ranks share, in place.
 
-    All holders add in the order of their ranks: their sums have the same bits.
+    All holders add in rank order, so their sums are bit-identical.
 
     Args:
-        stages: With the names of what they share.
+        stages: The stages, with the names of shared parameters.
         placement: The rank of each stage.
-        comm: Of the pipeline.
-        before: What `set_aside` has taken out; it comes back.
+        comm: Communicator of the pipeline.
+        before: Gradients that `set_aside` returned; they are added back.
 
-    Cost: of each shared parameter, its bytes to every other holder.
+    Cost: each rank sends each of its shared parameters' gradients to every other holder.
     """
     for number, name, ranks in _held(stages, placement, comm):
         parameter = stages.shared_parameter(name)
@@ -81,7 +81,7 @@ def _sum(parameter: torch.nn.Parameter, ranks: list[int], comm: Communicator, ta
     for work in works:
         work.wait()
     if not parts:
-        return  # nobody has used it
+        return  # no rank used it
     total = None
     for rank in sorted(parts):
         total = parts[rank].clone() if total is None else total.add_(parts[rank])

@@ -1,6 +1,6 @@
-"""Stages that sleep: true bubbles of any schedule on any machine, since a sleeper needs no core.
+"""Stages that sleep: they show a schedule's true bubbles on any machine, since sleep needs no core.
 
-They go through the real runtime, autograd and transfers; only their arithmetic is none.
+They use the real runtime, autograd and transfers, but do no arithmetic.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Sleep(torch.autograd.Function):
-    """Passes a tensor on after some time, and its gradient after another time."""
+    """Passes a tensor on after one delay, and its gradient after another."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
@@ -39,7 +39,7 @@ class _Sleep(torch.autograd.Function):
 
 
 class SleepingStage(torch.nn.Module):
-    """One stage: sleeps in its forward, for its input's gradient and for its weight's."""
+    """A stage that sleeps in its forward, for its input's gradient and for its weight's."""
 
     times = (0.0, 0.0, 0.0)  # seconds of F, I and W
 
@@ -54,12 +54,12 @@ class SleepingStage(torch.nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a step with sleeping stages has taken.
+    """Measurements of a step with sleeping stages.
 
     Attributes:
-        schedule: Which.
-        played: As a simulation would say it, in seconds, from the ranks' clocks.
-        updates: Of PipeDream: the most updates between a forward and its backward, by stage.
+        schedule: The schedule.
+        played: Times in seconds from the ranks' clocks, in the form of a simulation.
+        updates: For PipeDream: the most updates between a forward and its backward, by stage.
     """
 
     schedule: Schedule
@@ -73,14 +73,14 @@ def measure(
     """Runs a step of sleeping stages for each schedule, on ranks of this host.
 
     Args:
-        schedules: Of one number of ranks.
-        costs: Of one microbatch on one rank, in units. Default: 1 for F, I and W.
+        schedules: Schedules with the same number of ranks.
+        costs: Costs of one microbatch on one rank, in units. Default: 1 for F, I and W.
         unit_s: Seconds of a unit.
 
     Returns:
-        For each schedule times, bubble and memory, as measured.
+        Measured times, bubble and memory of each schedule.
 
-    Cost: the schedules' time, and about 0.1 s per rank.
+    Cost: the duration of the schedules, and about 0.1 s per rank.
     """
     warm_up()
     outcomes = pycoll.run_ranks(_rank, schedules[0].num_ranks, schedules, costs or Costs(), unit_s)
@@ -89,7 +89,7 @@ def measure(
 
 
 def warm_up() -> None:
-    """Lets torch import what its first backward needs: ranks that are forked then have it."""
+    """Makes torch import what its first backward needs, so that forked ranks inherit it."""
     x = torch.ones(1, requires_grad=True)
     torch.autograd.backward([x * 2], [torch.ones(1)])
 
@@ -111,7 +111,7 @@ def _step(comm: Communicator, schedule: Schedule, costs: Costs, unit_s: float) -
     def loss_fn(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, int]:
         return output.sum(), 1
 
-    runtime.step(x, x, loss_fn=loss_fn)  # nobody sleeps yet; shapes are announced, code is warm
+    runtime.step(x, x, loss_fn=loss_fn)  # warm-up without sleep: announces shapes
     for module in stages.modules():
         module.times = length
     comm.barrier()

@@ -1,4 +1,4 @@
-"""What tensors look like without their values: to announce them, and to stand in for them."""
+"""Descriptions of tensors without their values, used to announce and to replace tensors."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Spec:
         return torch.empty(self.shape, dtype=self.dtype)
 
     def blank(self) -> torch.Tensor:
-        """Zeros of this shape that take no memory, and cannot be written."""
+        """Zeros of this shape that take no memory and cannot be written."""
         return torch.zeros((), dtype=self.dtype).expand(self.shape)
 
 
 def replace(value: Any, kind: type | tuple[type, ...], by: Callable[[Any], Any]) -> Any:
-    """The same structure of tuples, lists and dicts, every `kind` in it replaced."""
+    """Replaces every `kind` in a structure of tuples, lists and dicts."""
     if isinstance(value, kind):
         return by(value)
     if isinstance(value, tuple):
@@ -44,17 +44,17 @@ def replace(value: Any, kind: type | tuple[type, ...], by: Callable[[Any], Any])
 
 
 def describe(value: Any) -> Any:
-    """A structure with Specs for its tensors."""
+    """Replaces the tensors of a structure by Specs."""
     return replace(value, torch.Tensor, Spec.of)
 
 
 def blank(structure: Any) -> Any:
-    """A structure with blank tensors for its Specs."""
+    """Replaces the Specs of a structure by blank tensors."""
     return replace(structure, Spec, Spec.blank)
 
 
 def hidden_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """The hidden state of a block's call: `hidden_states`, else its first tensor."""
+    """Returns the hidden state of a block's call: `hidden_states`, else its first tensor."""
     key = _place(args, kwargs)
     return None if key is None else args[key] if isinstance(key, int) else kwargs[key]
 
@@ -62,7 +62,7 @@ def hidden_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | N
 def with_hidden(
     args: tuple[Any, ...], kwargs: dict[str, Any], hidden: torch.Tensor
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same call with another hidden state."""
+    """Returns the call's arguments with another hidden state."""
     key = _place(args, kwargs)
     if isinstance(key, int):
         return (*args[:key], hidden, *args[key + 1 :]), kwargs

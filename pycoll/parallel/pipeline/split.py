@@ -1,4 +1,4 @@
-"""Which blocks make a stage: the split whose most expensive stage is cheapest."""
+"""Splits blocks into stages so that the most expensive stage is as cheap as possible."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pycoll.errors import UsageError
 def split(
     costs: Sequence[float], num_stages: int, before: float = 0.0, after: float = 0.0
 ) -> list[int]:
-    """Cuts a row of blocks into stages: the most expensive one is as cheap as can be.
+    """Cuts a row of blocks into stages; the most expensive stage is as cheap as possible.
 
-    Of several such splits it is the one whose last stages are shortest.
+    Among equal splits it takes the one with the shortest last stages.
 
     Args:
-        costs: Of each block, in any unit; measured or counted.
-        num_stages: How many stages; each gets a block or more.
-        before: What the first stage does besides (embeddings).
-        after: What the last stage does besides (head, loss).
+        costs: Cost of each block, in any unit; measured or counted.
+        num_stages: Number of stages; each gets at least one block.
+        before: Extra cost of the first stage (embeddings).
+        after: Extra cost of the last stage (head, loss).
 
     Returns:
         The first block of each stage, and the number of blocks: num_stages + 1 numbers.
 
     Raises:
-        UsageError: fewer blocks than stages, or a cost that is negative or no number.
+        UsageError: There are fewer blocks than stages, or a cost is negative or not a number.
 
     Cost: O(stages blocks^2).
     Source: PipeDream, SOSP 2019, section 3.1, for stages without replicas.
@@ -41,7 +41,7 @@ def split(
         if not (math.isfinite(cost) and cost >= 0):
             raise UsageError(f"the cost of a block is {cost}, expected a number of 0 or more")
     sums = [0.0, *accumulate(costs)]
-    # best[b]: the dearest stage of the best split of blocks 0..b-1 into `stage` + 1 stages.
+    # best[b]: the most expensive stage of the best split of blocks 0..b-1 into `stage` + 1 stages.
     best = [before + total for total in sums]
     chosen: list[list[int]] = []
     for stage in range(1, num_stages):

@@ -1,4 +1,4 @@
-"""What the runtime asks of a model: to run one of its stages. And the plainest such model."""
+"""The interface by which the runtime runs a model's stages, and its simplest implementation."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import torch
 
 from pycoll.errors import UsageError
 
-Notes = dict[str, Any]  # what a stage tells those behind it, when shapes are new
+Notes = dict[str, Any]  # a stage's data for later stages, when shapes are new
 Tensors = tuple[torch.Tensor, ...]
 
 
 class Stages(Protocol):
-    """A model as stages, of which some are here."""
+    """A model in stages, some of which are on this rank."""
 
     @property
     def num_stages(self) -> int: ...
 
     @property
     def local_stages(self) -> tuple[int, ...]:
-        """The stages that this rank holds, in the model's order."""
+        """The stages of this rank, in model order."""
 
     @property
     def shared(self) -> Mapping[str, tuple[int, ...]]:
-        """Parameters that several stages have, here or elsewhere, and which stages."""
+        """Parameters that several stages have, here or elsewhere, with these stages."""
 
     def parameters_of(self, stage: int) -> dict[str, torch.nn.Parameter]:
-        """The parameters of a local stage by name."""
+        """Parameters of a local stage, by name."""
 
     def shared_parameter(self, name: str) -> torch.nn.Parameter:
-        """A parameter of `shared` that a local stage has."""
+        """A parameter in `shared` that a local stage has."""
 
     def forward(
         self,
@@ -45,32 +45,31 @@ class Stages(Protocol):
         """Runs a local stage.
 
         Args:
-            stage: Which.
-            args: Of the model, for this microbatch; empty where the rank was given no inputs.
-            kwargs: As `args`.
-            hidden: What the stage before has made; None for the first stage.
-            notes: What earlier stages have noted of microbatches of these shapes; this stage adds
-                its own.
-            replaced: Tensors to use in place of parameters of these names.
+            stage: The stage.
+            args: Arguments of the model for this microbatch; empty if the rank has no inputs.
+            kwargs: Keyword arguments, likewise.
+            hidden: Output of the previous stage; None for the first stage.
+            notes: Notes of earlier stages on microbatches of these shapes; this stage adds its own.
+            replaced: Tensors by parameter name, to use instead of the parameters.
 
         Returns:
-            A tuple of tensors for the next stage, or of the last stage the model's output.
+            A tuple of tensors for the next stage, or the model's output from the last stage.
         """
 
 
 class ModuleStages:
-    """Stages that are modules of their own: each takes what the one before returns."""
+    """Stages that are modules; each takes the output of the previous one."""
 
     def __init__(self, modules: Mapping[int, torch.nn.Module], num_stages: int) -> None:
-        """Takes the modules of the local stages.
+        """Takes the modules of this rank's stages.
 
         Args:
-            modules: The module of each local stage. The first stage takes the model's inputs; a
+            modules: The module of each local stage. The first stage takes the model's inputs. A
                 stage that returns a tuple of tensors calls the next one with several arguments.
-            num_stages: Of the whole model.
+            num_stages: Number of stages of the whole model.
 
         Raises:
-            UsageError: a stage that is none.
+            UsageError: A key is no stage number.
         """
         strangers = [stage for stage in modules if stage not in range(num_stages)]
         if strangers or not modules:
@@ -84,11 +83,11 @@ class ModuleStages:
         self.shared: dict[str, tuple[int, ...]] = {}
 
     def modules(self) -> Iterator[Any]:
-        """The modules of the local stages, in their order."""
+        """The modules of the local stages, in order."""
         return iter(self._modules.values())
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """Those of all local stages, once each."""
+        """Parameters of all local stages, each once."""
         return torch.nn.ModuleList(self._modules.values()).parameters()
 
     def parameters_of(self, stage: int) -> dict[str, torch.nn.Parameter]:

@@ -1,4 +1,4 @@
-"""Versions of weights: what a forward has used, its backward uses again, whatever came between."""
+"""Versions of weights: a backward uses the weights of its forward, whatever updates lie between."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ Version = dict[str, torch.Tensor]
 
 
 class Stash:
-    """The weights of one stage as its microbatches in flight have seen them.
+    """The weights of one stage, in the versions that its microbatches in flight use.
 
-    A version lives as long as a microbatch that uses it: at most as many as there are microbatches
-    in flight.
+    A version lives as long as a microbatch uses it, so there are at most as many versions as
+    microbatches in flight.
 
     Source: PipeDream, SOSP 2019, section 3.3 (weight stashing, without vertical sync).
     """
@@ -24,7 +24,7 @@ class Stash:
         self.peak_versions = 0
 
     def forward(self, microbatch: int) -> Version:
-        """The weights of now, for a microbatch that comes in."""
+        """Returns the current weights for a new microbatch."""
         if self._current is None:
             self._current = {
                 name: parameter.detach().clone().requires_grad_()
@@ -35,10 +35,10 @@ class Stash:
         return self._current
 
     def backward(self, microbatch: int) -> int:
-        """Brings the gradients of a microbatch from its version into `.grad`.
+        """Adds the gradients of a microbatch from its version to `.grad`.
 
         Returns:
-            The staleness: how many updates came since the forward.
+            The staleness: the number of updates since the forward.
         """
         number, version = self._used.pop(microbatch)
         for name, parameter in self._parameters.items():
@@ -51,7 +51,7 @@ class Stash:
         return self.num_updates - number
 
     def updated(self) -> None:
-        """The weights have changed: what comes in now sees a new version."""
+        """Starts a new version, after the weights have changed."""
         self._current = None
         self.num_updates += 1
 

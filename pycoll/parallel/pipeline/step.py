@@ -1,4 +1,4 @@
-"""One step of one rank: the actions of its program, one after the other."""
+"""One step of one rank: runs the actions of its program in order."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pycoll.parallel.pipeline.specs import Spec
 from pycoll.parallel.pipeline.stages import Stages
 from pycoll.parallel.pipeline.stash import Stash
 
-Arrivals = dict[tuple[int, int], Arrival]  # by stage and microbatch: what comes into the stage
+Arrivals = dict[tuple[int, int], Arrival]  # what enters a stage, by stage and microbatch
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the caller wants to be asked or told."""
+    """Functions of the caller that a step calls."""
 
     loss: Callable[[Any, Any], Any] | None
     on_microbatch: Callable[[int], None] | None = None
@@ -36,16 +36,16 @@ class Hooks:
 
 @dataclass(slots=True)
 class Saved:
-    """What a forward leaves for its backward."""
+    """Data that a forward keeps for its backward."""
 
-    inputs: list[torch.Tensor]  # those that the stage before wants gradients of
+    inputs: list[torch.Tensor]  # inputs whose gradients the previous stage wants
     outputs: list[torch.Tensor]
-    later: Callable[[], None] | None = None  # of the weights, after I
+    later: Callable[[], None] | None = None  # computes the weights' gradients, after I
 
 
 @dataclass(slots=True)
 class Moment:
-    """A span of time of this rank, nanoseconds of CLOCK_MONOTONIC; no action: it waited."""
+    """A time span of this rank, in nanoseconds of CLOCK_MONOTONIC; without an action, a wait."""
 
     action: Action
     start_ns: int
@@ -55,7 +55,7 @@ class Moment:
 
 @dataclass(slots=True)
 class StepRun:
-    """What one step of one rank needs and makes."""
+    """State of one step of one rank."""
 
     stages: Stages
     schedule: Schedule
@@ -64,7 +64,7 @@ class StepRun:
     targets: Sequence[Any] | None
     hooks: Hooks
     arrivals: Arrivals
-    announced: bool  # the shapes are new: every message comes with an announcement
+    announced: bool  # shapes are new: each message has an announcement
     train: bool
     scale: float
     stashes: Mapping[int, Stash]
@@ -74,10 +74,10 @@ class StepRun:
     staleness: dict[tuple[int, int], int] = field(default_factory=dict)
     peak_live: int = 0
     _saved: dict[tuple[int, int], Saved] = field(default_factory=dict)
-    _left: dict[int, int] = field(default_factory=dict)  # by stage: microbatches without gradients
+    _left: dict[int, int] = field(default_factory=dict)  # microbatches without gradients, by stage
 
     def run(self, program: Sequence[Action]) -> None:
-        """Does the actions; returns when all is computed and all that was sent is taken."""
+        """Runs the actions; returns when they are done and all messages are received."""
         handlers = {
             Kind.F: self._forward,
             Kind.B: self._backward,
@@ -100,14 +100,14 @@ class StepRun:
     def _post(self, action: Action) -> None:
         stage, i = action.stage, action.microbatch
         if self.announced:
-            return  # received when it is needed, after its announcement
+            return  # received on demand, after its announcement
         if action.kind is Kind.RECV_F:
             self.messages.post((Kind.F, stage, i), self.arrivals[stage, i].specs)
         elif wanted := self._wanted_of(stage + 1, i):
             self.messages.post((Kind.B, stage, i), wanted)
 
     def _take(self, action: Action) -> list[torch.Tensor]:
-        """What an action reads, waited for."""
+        """Waits for the tensors that an action reads."""
         stage, i = action.stage, action.microbatch
         kind = Kind.F if action.kind is Kind.F else Kind.B
         begin = time.monotonic_ns()
@@ -125,7 +125,7 @@ class StepRun:
         return tensors
 
     def _wanted_of(self, stage: int, i: int) -> tuple[Spec, ...]:
-        """The gradients that come back of what came into a stage."""
+        """Specs of the gradients for what entered a stage."""
         return tuple(spec for spec in self.arrivals[stage, i].specs if spec.requires_grad)
 
     # Compute.
@@ -171,7 +171,7 @@ class StepRun:
         self.messages.send((Kind.F, to, i), tensors, known if self.announced else None)
 
     def _loss(self, output: Any, i: int) -> torch.Tensor:
-        """The sum of a microbatch's losses, scaled; notes it and its count."""
+        """Returns a microbatch's scaled sum of losses; records the sum and the count."""
         if self.hooks.loss is None:
             self.outputs[i] = output
             return torch.zeros(())
@@ -186,7 +186,7 @@ class StepRun:
         return total if self.scale == 1.0 else total * self.scale
 
     def _backward(self, action: Action) -> None:
-        """B, or I: its weights' part waits for W, unless it was asked not to be split."""
+        """Runs B or I; after I, the weights' gradients wait for W, unless backward is not split."""
         stage, i = action.stage, action.microbatch
         saved = self._saved[stage, i]
         gradients: list[torch.Tensor | None] = [None] * len(saved.outputs)
@@ -225,7 +225,7 @@ class StepRun:
         self._done(action.stage, action.microbatch)
 
     def _done(self, stage: int, i: int) -> None:
-        """A microbatch has left a stage."""
+        """Records that a microbatch has left a stage."""
         del self._saved[stage, i]
         if (stash := self.stashes.get(stage)) is not None:
             self.staleness[stage, i] = stash.backward(i)

@@ -1,6 +1,6 @@
-"""Timelines of pipeline steps: what each rank wrote down, as tracks of one trace with collectives.
+"""Timelines of pipeline steps: each rank's actions, as tracks of one trace with collectives.
 
-Files are `pipeline-GROUP-rank_N.json`, beside the flight records; `pycoll trace` reads both.
+Files are named `pipeline-GROUP-rank_N.json`, next to the flight records; `pycoll trace` reads both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An action of a rank, or its wait for what the action reads; nanoseconds since 1970."""
+    """An action of a rank, or its wait for input, in nanoseconds since 1970."""
 
     action: Action
     start_ns: int
@@ -57,17 +57,17 @@ def write(
     folder: str | Path,
     also: Sequence[Communicator] = (),
 ) -> list[Path]:
-    """Writes the timeline of this rank, and the flight records of communicators beside it.
+    """Writes the timeline of this rank, and the flight records of communicators.
 
     Args:
-        steps: What the rank did in each.
-        schedule: Its name.
-        comm: Of the pipeline.
-        folder: Where to; made if it is not there.
+        steps: Actions of the rank in each step.
+        schedule: Name of the schedule.
+        comm: Communicator of the pipeline.
+        folder: Output folder; created if missing.
         also: Other communicators, such as those of replicas.
 
     Returns:
-        The files.
+        The written files.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,10 +96,10 @@ def write(
 
 
 def read(paths: Iterable[Path]) -> list[Timeline]:
-    """Reads timelines: files of that name, and those in folders.
+    """Reads timelines from files, and from timeline files in folders.
 
     Raises:
-        UsageError: a file is none.
+        UsageError: A file is not a timeline.
     """
     files: list[Path] = []
     for path in paths:
@@ -117,30 +117,30 @@ def read(paths: Iterable[Path]) -> list[Timeline]:
             )
             found.append(Timeline(content["group"], content["rank"], content["schedule"], steps))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{path} is no timeline of a pipeline: {error!r}") from error
+            raise UsageError(f"{path} is not a pipeline timeline: {error!r}") from error
     return sorted(found, key=lambda timeline: (timeline.group, timeline.rank))
 
 
 def bounds(timelines: Iterable[Timeline]) -> list[int]:
-    """The moments at which steps begin, nanoseconds."""
+    """Start times of all steps, in nanoseconds."""
     return [step[0].start_ns for timeline in timelines for step in timeline.steps if step]
 
 
 def events(
     timelines: Sequence[Timeline], first_pid: int, at_us: Callable[[int], float]
 ) -> list[dict[str, Any]]:
-    """Trace Events: a process for each pipeline, for each rank a track of compute and bubbles.
+    """Trace Events: a process per pipeline, with a track of compute and bubbles per rank.
 
-    Arrows are transfers, from the action that has made something to the one that reads it; a
-    counter shows how many microbatches' activations a rank holds.
+    Arrows are transfers, from the producing action to the reading one; a counter shows the number
+    of microbatches whose activations a rank holds.
 
     Args:
-        timelines: Of any number of pipelines.
-        first_pid: The first number of a process that is free.
-        at_us: From nanoseconds since 1970 to the trace's microseconds.
+        timelines: Timelines of any number of pipelines.
+        first_pid: First free process id.
+        at_us: Converts nanoseconds since 1970 to the trace's microseconds.
 
     Returns:
-        The events.
+        The trace events.
     """
     made: list[dict[str, Any]] = []
     groups = sorted({timeline.group for timeline in timelines})
@@ -193,7 +193,7 @@ def _step(
 def _transfers(
     pid: int, ranks: Sequence[Timeline], at_us: Callable[[int], float]
 ) -> list[dict[str, Any]]:
-    """An arrow for each wait of another rank's work, if that rank's timeline is there."""
+    """An arrow for each wait for another rank's action, if that rank's timeline is given."""
     done: dict[tuple[int, Action], tuple[int, Span]] = {}
     for timeline in ranks:
         for number, step in enumerate(timeline.steps):

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def share_conv(shared: Shared, where: str, layer: nn.Module, style: Conv) -> None:
-    """Makes a Conv2d a part of itself, in place.
+    """Shares a Conv2d out, in place.
 
     Raises:
-        UsageError: It is no Conv2d of the kind that can be shared out so.
+        UsageError: The layer is no Conv2d that can be shared out in this style.
     """
     if not isinstance(layer, nn.Conv2d) or layer.padding_mode != "zeros" or layer.groups != 1:
         raise UsageError(f"{where}: expected a Conv2d in one group, padded with zeros")
@@ -33,17 +33,17 @@ def share_conv(shared: Shared, where: str, layer: nn.Module, style: Conv) -> Non
         shared.shorten(layer.weight, 0)
         if layer.bias is not None:
             shared.shorten(layer.bias, 0)
-        run: Any = partial(_by_out, shared.line, layer, size)
+        run: Any = partial(_by_out, shared.group, layer, size)
     elif style.by == "in":
         shared.shorten(layer.weight, 1)
-        run = partial(_by_in, shared.line, layer)
+        run = partial(_by_in, shared.group, layer)
     elif style.by == "space":
         if layer.stride[0] != 1 or layer.dilation != (1, 1) or layer.kernel_size[0] % 2 == 0:
-            raise UsageError(f"{where}: rows are shared out with stride 1 and odd kernels only")
+            raise UsageError(f"{where}: sharing rows needs stride 1 and odd kernels")
         if layer.padding[0] != layer.kernel_size[0] // 2:
-            raise UsageError(f"{where}: rows are shared out where as many come out as go in")
+            raise UsageError(f"{where}: sharing rows needs as many rows out as in")
         shared.partial.update(id(parameter) for parameter in layer.parameters())
-        run = partial(_by_space, shared.line, layer)
+        run = partial(_by_space, shared.group, layer)
     else:
         raise UsageError(f"{where}: by {style.by!r}, expected 'out', 'in' or 'space'")
     layer.forward = run  # type: ignore[method-assign]
@@ -54,68 +54,68 @@ def _convolve(layer: nn.Conv2d, x: Tensor, padding: Any = None, bias: Any = None
     return functional.conv2d(x, layer.weight, bias, layer.stride, padding, layer.dilation)
 
 
-def _by_out(line: AxisGroup, layer: nn.Conv2d, size: int, x: Tensor) -> Tensor:
-    y = _convolve(layer, collectives.copy_to(x, line), bias=layer.bias)
-    return collectives.gather_from(y, line, 1, size)
+def _by_out(group: AxisGroup, layer: nn.Conv2d, size: int, x: Tensor) -> Tensor:
+    y = _convolve(layer, collectives.copy_to(x, group), bias=layer.bias)
+    return collectives.gather_from(y, group, 1, size)
 
 
-def _by_in(line: AxisGroup, layer: nn.Conv2d, x: Tensor) -> Tensor:
-    y = collectives.reduce_from(_convolve(layer, collectives.scatter_to(x, line, 1)), line)
+def _by_in(group: AxisGroup, layer: nn.Conv2d, x: Tensor) -> Tensor:
+    y = collectives.reduce_from(_convolve(layer, collectives.scatter_to(x, group, 1)), group)
     return y if layer.bias is None else y + layer.bias.view(-1, 1, 1)
 
 
-def _by_space(line: AxisGroup, layer: nn.Conv2d, x: Tensor) -> Tensor:
+def _by_space(group: AxisGroup, layer: nn.Conv2d, x: Tensor) -> Tensor:
     width = layer.kernel_size[0] // 2
     return _convolve(
-        layer, with_halo(x, line, width), padding=(0, layer.padding[1]), bias=layer.bias
+        layer, with_halo(x, group, width), padding=(0, layer.padding[1]), bias=layer.bias
     )
 
 
-def with_halo(x: Tensor, line: AxisGroup, width: int) -> Tensor:
-    """Rows of an image with `width` rows of each neighbour; zeros at the image's edges.
+def with_halo(x: Tensor, group: AxisGroup, width: int) -> Tensor:
+    """Extends an image's rows by `width` rows of each neighbour; zeros at the image's edges.
 
     Args:
         x: Shape [N, C, rows, W]: this rank's rows, at least `width`.
-        line: The ranks, from the top of the image to its bottom.
-        width: Rows of each side.
+        group: The ranks, from the top of the image to its bottom.
+        width: Number of rows from each side.
 
     Returns:
         Shape [N, C, rows + 2 * width, W].
 
     Cost: a message of N * C * width * W elements to each neighbour, forward and backward.
     """
-    return _Halo.apply(x, line, width)  # type: ignore[no-any-return]
+    return _Halo.apply(x, group, width)  # type: ignore[no-any-return]
 
 
-def _exchange(line: AxisGroup, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-    """Sends `up` to the rank above and `down` to that below; what comes from above and below."""
+def _exchange(group: AxisGroup, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+    """Sends `up` to the rank above and `down` to the one below; returns what they sent."""
     above, below = torch.zeros_like(down), torch.zeros_like(up)
-    with line.comm.coalesce():
-        if line.rank > 0:
-            line.count("send", up)
-            line.comm.send(up.contiguous(), line.rank - 1)
-            line.comm.recv(above, line.rank - 1)
-        if line.rank + 1 < line.size:
-            line.count("send", down)
-            line.comm.send(down.contiguous(), line.rank + 1)
-            line.comm.recv(below, line.rank + 1)
+    with group.comm.coalesce():
+        if group.rank > 0:
+            group.count("send", up)
+            group.comm.send(up.contiguous(), group.rank - 1)
+            group.comm.recv(above, group.rank - 1)
+        if group.rank + 1 < group.size:
+            group.count("send", down)
+            group.comm.send(down.contiguous(), group.rank + 1)
+            group.comm.recv(below, group.rank + 1)
     return above, below
 
 
 class _Halo(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, line: AxisGroup, width: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: AxisGroup, width: int) -> Tensor:
         if x.shape[2] < width:
             raise UsageError(f"conv2d by space: {x.shape[2]} rows, expected {width} or more")
-        ctx.line, ctx.width = line, width
+        ctx.group, ctx.width = group, width
         last = x.shape[2] - width
-        above, below = _exchange(line, x[:, :, :width], x[:, :, last:])
+        above, below = _exchange(group, x[:, :, :width], x[:, :, last:])
         return torch.cat([above, x, below], 2)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         width, rows = ctx.width, grad.shape[2] - 2 * ctx.width
-        above, below = _exchange(ctx.line, grad[:, :, :width], grad[:, :, width + rows :])
+        above, below = _exchange(ctx.group, grad[:, :, :width], grad[:, :, width + rows :])
         result = grad[:, :, width : width + rows].clone()
         result[:, :, :width] += above
         result[:, :, rows - width :] += below

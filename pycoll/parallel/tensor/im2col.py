@@ -1,4 +1,4 @@
-"""Convolution as a product of matrices: patches of the image times filters, on one rank or several.
+"""Convolution as a matrix product: patches of the image times filters, on one or several ranks.
 
 Source: Chellapilla, Puri and Simard, High Performance Convolutional Neural Networks for Document
 Processing, 2006.
@@ -21,7 +21,7 @@ from pycoll.parallel.core.placement import share
 def im2col(
     x: Tensor, kernel: tuple[int, int], stride: int = 1, padding: int = 0, dilation: int = 1
 ) -> Tensor:
-    """The matrix whose columns are the patches of an image that a filter meets.
+    """The matrix whose columns are the image patches under a filter.
 
     Args:
         x: Images, shape [N, C, H, W], of any dtype.
@@ -35,7 +35,7 @@ def im2col(
         for bit; gradients flow through it.
 
     Raises:
-        UsageError: No patch fits into the image, or no such stride, padding or dilation.
+        UsageError: No patch fits into the image, or stride, padding or dilation is invalid.
 
     Cost: the result is written once, by the core, on this thread.
 
@@ -79,29 +79,29 @@ class _Im2col(torch.autograd.Function):
 
 
 def conv2d_by_gemm(
-    x: Tensor, weight: Tensor, line: AxisGroup | None = None, stride: int = 1, padding: int = 0
+    x: Tensor, weight: Tensor, group: AxisGroup | None = None, stride: int = 1, padding: int = 0
 ) -> Tensor:
     """A convolution as one product of the matrices of filters and of patches.
 
     Args:
-        x: Images, shape [N, C, H, W], whole.
-        weight: Filters, shape [F, C, kh, kw], whole.
-        line: Ranks, each of which multiplies its share of the filters; None: this one alone.
+        x: Images, shape [N, C, H, W], the same on all ranks.
+        weight: Filters, shape [F, C, kh, kw], the same on all ranks.
+        group: Ranks that share out the filters; None: this rank multiplies all of them.
         stride: Steps between patches.
         padding: Zeros around the image.
 
     Returns:
-        Shape [N, F, H', W'], whole, as torch.nn.functional.conv2d.
+        Shape [N, F, H', W'], the same on all ranks, as torch.nn.functional.conv2d.
     """
     num_filters, _, *kernel = weight.shape
     filters = weight.flatten(1)
-    if line is not None:
-        start, stop = share(num_filters, line.size, line.rank)
+    if group is not None:
+        start, stop = share(num_filters, group.size, group.rank)
         filters = filters[start:stop]
-        x = collectives.copy_to(x, line)
+        x = collectives.copy_to(x, group)
     y = filters @ im2col(x, (kernel[0], kernel[1]), stride, padding)
-    if line is not None:
-        y = collectives.gather_from(y, line, 1, num_filters)
+    if group is not None:
+        y = collectives.gather_from(y, group, 1, num_filters)
     rows = (x.shape[2] + 2 * padding - kernel[0]) // stride + 1
     return y.unflatten(2, (rows, -1))
 

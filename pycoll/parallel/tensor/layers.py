@@ -1,7 +1,7 @@
-"""Tensor parallelism on a plain module: layers become parts of themselves, in place.
+"""Tensor parallelism on a plain module: each layer keeps its part, in place.
 
-Parameters stay the same objects under the same names and get shorter; the layers' forward functions
-get the collectives that the plan's styles ask for. Sizes need not divide: shares differ by one.
+Parameters keep their identity and their names and get shorter; the layers' forward functions add
+the collectives of the plan's styles. Sizes need not divide: shares differ by one.
 Source: Shoeybi et al., Megatron-LM, arXiv:1909.08053.
 """
 
@@ -24,30 +24,30 @@ from pycoll.parallel.tensor.conv2d import share_conv
 from pycoll.parallel.tensor.plan import Column, Conv, Inside, Region, Row, Style, Vocab
 from pycoll.parallel.tensor.vocab import embed, mark
 
-# How modules call the number of heads, and what follows from it.
+# Attribute names of the number of heads, and attributes derived from it.
 HEADS = (
     *("heads", "n_heads", "num_heads", "n_head", "num_attention_heads"),
     *("kv_heads", "n_kv_heads", "num_kv_heads", "num_key_value_heads"),
 )
 _WIDTHS = ("split_size",)
 
-# Of modules around layers, by id: their numbers of heads before they are shared, a head's width.
+# Modules around layers, by id: original numbers of heads, and the width of a head.
 _Heads = dict[int, tuple[dict[str, int], int]]
 
 
 @dataclass(slots=True)
 class Shared:
-    """What tensor parallelism has made of a model.
+    """The result of tensor parallelism on a model.
 
     Attributes:
-        line: The ranks that share each tensor.
-        sequence: Whether what lies between the layers is shared out along the sequence.
-        placements: Of the parameters that are parts, by the parameter's id.
-        partial: Ids of parameters that every rank holds, but whose gradients are partial sums.
-        inside: The shared dimension of layers that meet parts, by name.
+        group: The ranks that share each tensor.
+        sequence: Whether the activations between layers are shared out along the sequence.
+        placements: Placements of the parameters that are parts, by the parameter's id.
+        partial: Ids of parameters that every rank holds whole, with partial sums as gradients.
+        inside: The shared dimension of layers whose input is a part, by name.
     """
 
-    line: AxisGroup
+    group: AxisGroup
     sequence: bool
     placements: dict[int, Placement] = field(default_factory=dict)
     partial: set[int] = field(default_factory=set)
@@ -55,52 +55,52 @@ class Shared:
     _entered: tuple[Any, Any] | None = None
 
     def enter(self, x: Tensor) -> Tensor:
-        """The whole input of layers that make parts of it; layers with one input share one."""
+        """The whole input of layers that return parts; layers with the same input share it."""
         last = self._entered
         if last is not None and (whole := last[1]()) is not None and (last[0]() is x or whole is x):
             return whole  # type: ignore[no-any-return]
         if self.sequence:
-            whole = collectives.gather_to(x, self.line, 1, x.shape[1] * self.line.size)
+            whole = collectives.gather_to(x, self.group, 1, x.shape[1] * self.group.size)
         else:
-            whole = collectives.copy_to(x, self.line)
+            whole = collectives.copy_to(x, self.group)
         self._entered = (weakref.ref(x), weakref.ref(whole))
         return whole
 
     def leave(self, x: Tensor) -> Tensor:
         """The sum of partial results: whole, or this rank's share of the sequence."""
         if self.sequence:
-            return collectives.reduce_scatter_from(x, self.line, 1)
-        return collectives.reduce_from(x, self.line)
+            return collectives.reduce_scatter_from(x, self.group, 1)
+        return collectives.reduce_from(x, self.group)
 
     def shorten(self, parameter: Tensor, dim: int, parts: int = 1, unit: int = 1) -> None:
-        """Keeps this rank's part of a parameter; of a tied one, once."""
+        """Keeps this rank's part of a parameter; a tied parameter is shortened once."""
         if id(parameter) in self.placements:
             return
-        placement = _part(tuple(parameter.shape), dim, parts, unit, self.line)
+        placement = _part(tuple(parameter.shape), dim, parts, unit, self.group)
         parameter.data = placement.take(parameter.data)
         self.placements[id(parameter)] = placement
 
 
 def share_layers(
-    model: nn.Module, styles: dict[str, Style], line: AxisGroup, sequence: bool, blocks: str | None
+    model: nn.Module, styles: dict[str, Style], group: AxisGroup, sequence: bool, blocks: str | None
 ) -> Shared:
-    """Shares the layers of a model out over `line`, in place.
+    """Shares the layers of a model out over `group`, in place.
 
     Args:
-        model: A plain module, whole.
-        styles: By name of the layer, of `match`.
-        line: The ranks.
-        sequence: Share out what lies between the layers of `blocks`, along dimension 1.
+        model: The whole plain module.
+        styles: Styles by layer name, from `match`.
+        group: The ranks.
+        sequence: Share out the activations between the layers of `blocks`, along dimension 1.
         blocks: Name of the list of blocks; needed for `sequence`.
 
     Returns:
-        What was done.
+        The result of sharing.
 
     Raises:
-        UsageError: A layer cannot be shared out so.
+        UsageError: A layer does not support its style.
     """
-    shared = Shared(line, sequence and line.size > 1)
-    if line.size == 1:
+    shared = Shared(group, sequence and group.size > 1)
+    if group.size == 1:
         return shared
     modules = dict(model.named_modules())
     seen: _Heads = {}
@@ -178,43 +178,43 @@ def _enter_region(shared: Shared, layer: nn.Module, args: tuple[Any, ...], kwarg
 
 
 def _with_input(args: tuple[Any, ...], kwargs: dict[str, Any], function: Any) -> Any:
-    """The arguments of a block with another input; transformers names it."""
+    """Replaces the input in a block's arguments; transformers passes it by keyword."""
     if args:
         return (function(args[0]), *args[1:]), kwargs
     return args, {**kwargs, "hidden_states": function(kwargs["hidden_states"])}
 
 
-def _part(shape: tuple[int, ...], dim: int, parts: int, unit: int, line: AxisGroup) -> Placement:
+def _part(shape: tuple[int, ...], dim: int, parts: int, unit: int, group: AxisGroup) -> Placement:
     block = shape[dim] // parts
-    start, stop = share(block // unit, line.size, line.rank)
+    start, stop = share(block // unit, group.size, group.rank)
     ranges = ((i * block + start * unit, i * block + stop * unit) for i in range(parts))
     return Placement(shape, dim, tuple(ranges))
 
 
 def _unit(where: str, size: int, parent: nn.Module, shared: Shared, seen: _Heads) -> int:
-    """Outputs that stay together: a head's. The module's numbers become those of this rank."""
+    """The outputs of one head, which stay together; sets the module's numbers for this rank."""
     if id(parent) not in seen:
         counts = {name: n for name in HEADS if isinstance(n := getattr(parent, name, None), int)}
         width = getattr(parent, "head_dim", None)
         seen[id(parent)] = counts, width if isinstance(width, int) else 0
         for name, count in counts.items():
-            if count % shared.line.size:
+            if count % shared.group.size:
                 raise UsageError(
-                    f"{where}: its {name} = {count} does not divide among tp={shared.line.size} "
+                    f"{where}: its {name} = {count} does not divide among tp={shared.group.size} "
                     "ranks: choose a tp that divides it"
                 )
-            setattr(parent, name, count // shared.line.size)
+            setattr(parent, name, count // shared.group.size)
         for name in _WIDTHS:
             if hasattr(parent, name):
-                setattr(parent, name, getattr(parent, name) // shared.line.size)
+                setattr(parent, name, getattr(parent, name) // shared.group.size)
     counts, unit = seen[id(parent)]
     if not unit and counts:
         unit = size // next(iter(counts.values()))
     if not unit or size % unit:
         return 1
-    if not counts and (size // unit) % shared.line.size:
+    if not counts and (size // unit) % shared.group.size:
         raise UsageError(
-            f"{where}: its {size // unit} heads do not divide among tp={shared.line.size} ranks: "
+            f"{where}: its {size // unit} heads do not divide among tp={shared.group.size} ranks: "
             "choose a tp that divides them"
         )
     return unit
@@ -222,7 +222,7 @@ def _unit(where: str, size: int, parent: nn.Module, shared: Shared, seen: _Heads
 
 def _column(shared: Shared, forward: Callable[..., Tensor], size: int | None, x: Tensor) -> Tensor:
     y = forward(shared.enter(x))
-    return y if size is None else collectives.gather_from(y, shared.line, -1, size)
+    return y if size is None else collectives.gather_from(y, shared.group, -1, size)
 
 
 def _row(shared: Shared, layer: Any, out_dim: int, x: Tensor) -> Tensor:
@@ -234,8 +234,8 @@ def _row(shared: Shared, layer: Any, out_dim: int, x: Tensor) -> Tensor:
 def _classes(
     shared: Shared, forward: Callable[..., Tensor], placement: Placement, x: Tensor
 ) -> Tensor:
-    y = forward(collectives.copy_to(x, shared.line))
-    return mark(y, placement.ranges[0], placement.shape[placement.dim or 0], shared.line)
+    y = forward(collectives.copy_to(x, shared.group))
+    return mark(y, placement.ranges[0], placement.shape[placement.dim or 0], shared.group)
 
 
 def _share_embedding(shared: Shared, layer: nn.Embedding) -> None:
@@ -246,33 +246,33 @@ def _share_embedding(shared: Shared, layer: nn.Embedding) -> None:
     size = layer.num_embeddings
     shared.shorten(layer.weight, 0)
     layer.num_embeddings = layer.weight.shape[0]
-    start, _ = share(size, shared.line.size, shared.line.rank)
-    layer.forward = partial(embed, layer, start, shared.line)  # type: ignore[method-assign]
+    start, _ = share(size, shared.group.size, shared.group.rank)
+    layer.forward = partial(embed, layer, start, shared.group)  # type: ignore[method-assign]
 
 
 def _share_sequence(shared: Shared, model: nn.Module, blocks: str | None) -> None:
-    """Shares out the sequence before the first block, puts it together after the last."""
+    """Shares out the sequence before the first block and gathers it after the last."""
     if blocks is None:
         raise UsageError(
             "sequence_parallel: needs the name of the list of blocks, for example pp='blocks'"
         )
     layers = list(model.get_submodule(blocks).children())
-    line = shared.line
+    group = shared.group
 
     def part(x: Tensor) -> Tensor:
-        if x.shape[1] % line.size:
+        if x.shape[1] % group.size:
             raise UsageError(
                 f"sequence_parallel: a sequence of {x.shape[1]} does not divide among "
-                f"tp={line.size} ranks: pad it"
+                f"tp={group.size} ranks: pad it"
             )
-        return collectives.scatter_to(x, line, 1)
+        return collectives.scatter_to(x, group, 1)
 
     def scatter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _with_input(args, kwargs, part)
 
     def gather(module: nn.Module, args: Any, output: Any) -> Any:
         x = output if isinstance(output, Tensor) else output[0]
-        x = collectives.gather_from(x, line, 1, x.shape[1] * line.size)
+        x = collectives.gather_from(x, group, 1, x.shape[1] * group.size)
         return x if isinstance(output, Tensor) else (x, *output[1:])
 
     layers[0].register_forward_pre_hook(scatter, with_kwargs=True)

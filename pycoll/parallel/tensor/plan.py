@@ -1,4 +1,4 @@
-"""Plans of tensor parallelism: which layer is shared out how, by patterns of names.
+"""Plans of tensor parallelism: the style in which each layer is shared out, by name patterns.
 
 {"*.qkv": "qkv", "*.out": "row", "*.up": "col", "*.down": "row", "embed|head": "vocab"}
 """
@@ -17,15 +17,15 @@ from pycoll.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A layer whose outputs are shared out; its result is a part, its input whole.
+    """A layer whose outputs are shared out: it gets a whole input and returns a part.
 
     Attributes:
-        parts: Of how many equal blocks its outputs consist, each of which is shared out by itself:
-            3 for queries, keys and values in one layer.
+        parts: Number of equal blocks of its outputs, each of which is shared out separately: 3 for
+            queries, keys and values in one layer.
         unit: Outputs that stay together, such as the size of a head; None: the attribute
-            `head_dim` of the module around it, or what its attribute for the number of heads
-            leaves, or 1.
-        gather: Put the result together again, so that it is whole.
+            `head_dim` of the enclosing module, or the size that follows from its number of
+            heads, or 1.
+        gather: Gather the whole result.
     """
 
     parts: int = 1
@@ -35,20 +35,20 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A layer whose inputs are shared out; ranks' partial sums are added up to a whole result."""
+    """A layer whose inputs are shared out; the ranks' partial sums add up to a whole result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocab:
-    """An embedding whose rows, or an output layer whose classes, are shared out."""
+    """An embedding with its rows shared out, or an output layer with its classes shared out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """A layer that meets parts: dropout on them, or a norm of each head.
+    """A layer whose input is a part, such as dropout, or a norm of each head.
 
     Attributes:
-        dim: Of its input that is shared out.
+        dim: The dimension of its input that is shared out.
     """
 
     dim: int = -1
@@ -56,21 +56,21 @@ class Inside:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A module, such as attention or an MLP, whose input is made whole where it begins.
+    """A module, such as attention or an MLP, that gathers its whole input at its start.
 
-    Only where what lies between the layers is shared out along the sequence, and only for modules
-    that look at the shape of their input: else the layers within do it.
+    It is needed only with sequence_parallel, and only for modules that look at the shape of their
+    input; otherwise the layers within gather it.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Conv:
-    """A Conv2d as parts of one operator.
+    """A Conv2d that is shared out as one operator.
 
     Attributes:
-        by: "out" (its channels of output are shared out, and put together again), "in" (its
-            channels of input, whose partial sums are added up), or "space" (rows of the image,
-            with an exchange of the rows at the borders; input and output are parts).
+        by: "out" (shares output channels and gathers the result), "in" (shares input channels and
+            adds up the partial sums), or "space" (shares the image's rows and exchanges those
+            at the borders; input and output are parts).
     """
 
     by: str
@@ -94,18 +94,18 @@ _STYLES: dict[str, Style] = {
 
 
 def match(model: nn.Module, plan: Mapping[str, str | Style]) -> dict[str, Style]:
-    """The style of each layer that a plan names.
+    """Returns the style of each layer that a plan names.
 
     Args:
-        model: Whose layers.
-        plan: Styles, or their names, by patterns of layers' full names as of fnmatch, with `|`
-            between alternatives. Of several patterns that match, the last one counts.
+        model: The model whose layers are named.
+        plan: Styles, or their names, by patterns of full layer names as in fnmatch, with `|`
+            between alternatives. If several patterns match, the last one applies.
 
     Returns:
-        By full name, in the order of the model.
+        Styles by full name, in the order of the model.
 
     Raises:
-        UsageError: No such style, or a pattern that matches no layer; names near ones.
+        UsageError: A style does not exist, or a pattern matches no layer; lists similar names.
     """
     names = [name for name, _ in model.named_modules() if name]
     found: dict[str, Style] = {}
@@ -128,7 +128,7 @@ def match(model: nn.Module, plan: Mapping[str, str | Style]) -> dict[str, Style]
 
 
 def _near(pattern: str, names: list[str]) -> list[str]:
-    """Names whose last part is like the pattern's, then those that are like it as a whole."""
+    """Names whose last part resembles the pattern's, then names that resemble it as a whole."""
     lasts: dict[str, str] = {}
     for name in names:
         lasts.setdefault(name.rpartition(".")[2], name)

@@ -1,4 +1,4 @@
-"""A vocabulary that is shared out: embedding, and cross-entropy of logits that nobody has whole."""
+"""A vocabulary shared out over ranks: embedding, and cross-entropy without gathered logits."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch.nn import functional
 from pycoll.parallel.core import collectives
 from pycoll.parallel.core.ledger import AxisGroup
 
-_MARK = "_pycoll_classes"  # attribute of logits that are a part: (start, stop), size, line
+_MARK = "_pycoll_classes"  # attribute of logits that are a part: (start, stop), size, group
 
 
-def mark(logits: Tensor, classes: tuple[int, int], size: int, line: AxisGroup) -> Tensor:
-    """Notes on logits which of `size` classes they are of."""
-    setattr(logits, _MARK, (classes, size, line))
+def mark(logits: Tensor, classes: tuple[int, int], size: int, group: AxisGroup) -> Tensor:
+    """Marks logits with their range of the `size` classes."""
+    setattr(logits, _MARK, (classes, size, group))
     return logits
 
 
 def whole(output: Any) -> Any:
-    """Logits put together, where `output` is a part, or has one; anything else as it is."""
+    """Gathers the logits in `output` if they are a part; returns anything else unchanged."""
     if isinstance(output, dict):  # such as the outputs of transformers
         for key, value in output.items():
             if isinstance(value, Tensor) and hasattr(value, _MARK):
@@ -31,15 +31,15 @@ def whole(output: Any) -> Any:
         return type(output)(whole(part) for part in output)
     if not hasattr(output, _MARK):
         return output
-    _, size, line = getattr(output, _MARK)
-    return collectives.gather_from(output, line, -1, size)
+    _, size, group = getattr(output, _MARK)
+    return collectives.gather_from(output, group, -1, size)
 
 
-def embed(layer: nn.Embedding, start: int, line: AxisGroup, ids: Tensor) -> Tensor:
-    """Looks up the ids that this rank has rows of; the other ranks add theirs."""
+def embed(layer: nn.Embedding, start: int, group: AxisGroup, ids: Tensor) -> Tensor:
+    """Looks up the ids whose rows this rank holds; the other ranks add theirs."""
     here = (ids >= start) & (ids < start + layer.num_embeddings)
     rows = functional.embedding(torch.where(here, ids - start, 0), layer.weight)
-    return collectives.reduce_from(rows * here.unsqueeze(-1), line)
+    return collectives.reduce_from(rows * here.unsqueeze(-1), group)
 
 
 def cross_entropy(
@@ -47,24 +47,24 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """The sum of cross-entropies and the number of targets: a loss for `model.step`.
 
-    Logits that a layer of style "vocab" made are not put together: ranks exchange a maximum, a sum
-    of exponentials and the target's logit for each target.
+    Logits of a layer with style "vocab" are not gathered: for each target, ranks exchange a
+    maximum, a sum of exponentials and the target's logit.
 
     Args:
-        logits: Shape [..., classes], floating; the whole, or this rank's part.
+        logits: Shape [..., classes], floating; whole, or this rank's part.
         target: Shape [...], integers.
-        ignore_index: The target that counts nothing.
+        ignore_index: The target that is ignored.
 
     Returns:
         The sum, a scalar that gradients flow through, and the count, an int64 scalar.
 
-    Cost: with parts, an all_reduce of one and one of two numbers per target.
+    Cost: for parts, one all_reduce of one number and one of two numbers per target.
     """
     counted = target != ignore_index
     labels = torch.where(counted, target, 0)
     if hasattr(logits, _MARK):
-        (start, _), _, line = getattr(logits, _MARK)
-        losses = _CrossEntropy.apply(logits, labels, start, line)
+        (start, _), _, group = getattr(logits, _MARK)
+        losses = _CrossEntropy.apply(logits, labels, start, group)
     else:
         losses = functional.cross_entropy(
             logits.flatten(0, -2), labels.flatten(), reduction="none"
@@ -72,27 +72,27 @@ def cross_entropy(
     return (losses * counted).sum(), counted.sum()
 
 
-# The loss takes parts: `model.step` leaves them as they are.
+# The loss takes parts, so `model.step` does not gather them.
 cross_entropy.takes_parts = True  # type: ignore[attr-defined]
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Of one part of the classes: losses of the shape of the labels, whole."""
+    """Losses from a part of the classes; the result is whole, in the shape of the labels."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, start: int, line: AxisGroup) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, start: int, group: AxisGroup) -> Tensor:
         if logits.shape[-1]:
             largest = logits.detach().amax(-1)
         else:
             largest = logits.new_full(labels.shape, -torch.inf)
-        largest = line.all_reduce(largest.contiguous(), "max")
+        largest = group.all_reduce(largest.contiguous(), "max")
         exponentials = (logits - largest.unsqueeze(-1)).exp()
         here = (labels >= start) & (labels < start + logits.shape[-1])
         index = torch.where(here, labels - start, 0).unsqueeze(-1)
         sums = torch.stack([exponentials.sum(-1), torch.zeros_like(largest)])
         if logits.shape[-1]:
             sums[1] = (logits.gather(-1, index).squeeze(-1) - largest) * here
-        total, chosen = line.all_reduce(sums)
+        total, chosen = group.all_reduce(sums)
         ctx.save_for_backward(exponentials.div_(total.unsqueeze(-1)), index, here)
         return total.log() - chosen
 

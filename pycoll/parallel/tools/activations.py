@@ -1,7 +1,7 @@
-"""What layers return in a step, on one process and on a mesh: which layer is the first wrong one.
+"""The outputs of layers in a step, on one process and on a mesh: finds the first that differs.
 
-Nothing is gathered while a model runs: each rank writes the parts that it has, with their places,
-and whoever compares puts each part on its place in what one process has.
+The run gathers nothing: each rank writes its parts with their places, and the comparison finds
+each part's place in the outputs of one process.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class Call(NamedTuple):
-    """A call of a layer: its full name, how many calls of it came before in this forward pass, and
-    the microbatch's first sample in the batch of all replicas."""
+    """A call of a layer: its full name, the number of earlier calls in this forward pass, and the
+    microbatch's first sample in the batch of all replicas."""
 
     name: str
     number: int
@@ -34,8 +34,8 @@ class Call(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """What a call has returned on one rank: its samples, values, their places if known, and which
-    share of the sequence they are, along which dimension."""
+    """The output of a call on one rank: its samples, values, their places if known, and the ranges
+    of its share of the sequence, with the dimension."""
 
     num_samples: int
     value: Tensor
@@ -44,10 +44,10 @@ class Returned(NamedTuple):
 
 
 class Activations:
-    """Keeps the outputs of a rank's layers in the forward passes of a step."""
+    """Records the outputs of a rank's layers in the forward passes of a step."""
 
     def __init__(self, trainer: Trainer) -> None:
-        """Hooks the layers of a model that `parallelize` has made."""
+        """Hooks the layers of a model that `parallelize` returned."""
         self._trainer = trainer
         self._calls: Counter[str] | None = None  # while the model's forward runs
         self._found: dict[Call, Returned] = {}
@@ -57,12 +57,12 @@ class Activations:
         modules = dict(trainer.model.named_modules())
         lists = tuple(f"{name}." for name, module in modules.items() if isinstance(module, Experts))
         for name, module in modules.items():
-            # To experts tokens come in another order on every mesh.
+            # Every mesh passes tokens to experts in another order.
             if name and not name.startswith(lists):
                 module.register_forward_hook(partial(self._note, name))
 
     def write(self, path: Path) -> None:
-        """Writes what the step has returned, and forgets it."""
+        """Writes the outputs of the step, and clears them."""
         mesh = self._trainer.mesh
         rank = {"place": f"rank {mesh.world.rank}: {mesh.place}", "tp": mesh.rank("tp")}
         found = [(tuple(call), tuple(returned)) for call, returned in self._found.items()]
@@ -77,7 +77,7 @@ class Activations:
 
     def _note(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         value = first_tensor(output)
-        # Outside of the model's forward, layers compute again for their backward.
+        # Outside of the model's forward, layers recompute for their backward.
         if value is None or self._calls is None or self._trainer.stands_in():
             return
         now = self._trainer.positions.now
@@ -86,7 +86,7 @@ class Activations:
         self._calls[name] += 1
         try:
             share = self._trainer.sequence.found_in(tuple(value.shape))
-        except UsageError:  # it cannot be told
+        except UsageError:  # the sequence dimension is ambiguous
             return
         kept = value.detach().clone()
         self._found[call] = Returned(now.num_samples, kept, weight.ranges, share)
@@ -95,16 +95,16 @@ class Activations:
 def first_difference(
     one: Path, others: list[Path], tolerance: float
 ) -> tuple[str, str, float] | None:
-    """The first layer whose output differs, in the order in which one process has run them.
+    """The first layer whose output differs, in the order in which one process ran the layers.
 
     Args:
-        one: What `Activations.write` has written on one process.
-        others: The same of each rank of a mesh, in rank order.
-        tolerance: The largest difference, relative to the largest element where that is above 1.
+        one: File that `Activations.write` wrote on one process.
+        others: The files of all ranks of a mesh, in rank order.
+        tolerance: Largest allowed difference, relative to the largest element if that exceeds 1.
 
     Returns:
-        The layer, the rank, and the difference; None if there is none. Outputs whose place in that
-        of one process is not known are passed over.
+        The layer, the rank, and the difference; None if all outputs match. Outputs whose place in
+        the one-process output is unknown are skipped.
     """
     whole = _by_layer(torch.load(one)["found"])
     parts: dict[Call, list[tuple[str, int, Returned]]] = defaultdict(list)
@@ -124,7 +124,7 @@ def first_difference(
 
 
 def _by_layer(found: list[Any]) -> dict[tuple[str, int], Returned]:
-    """The microbatches of each layer's calls, put together."""
+    """Gathers the microbatches of each layer's calls."""
     layers: dict[tuple[str, int], list[tuple[int, Returned]]] = {}
     for call, returned in found:
         layers.setdefault(call[:2], []).append((call[2], Returned(*returned)))
@@ -146,7 +146,7 @@ def _differences(
     for place, tp, part in parts:
         count = part.num_samples
         samples = expected.value
-        # Of what has no samples, such as embedded positions, all ranks have the same.
+        # Outputs without samples, such as embedded positions, are equal on all ranks.
         if not rest and part.value.dim() and len(part.value) == rows * count:
             samples = samples[rows * call.first_sample : rows * (call.first_sample + count)]
         if part.share is not None and part.share[0] < samples.dim():
@@ -158,7 +158,7 @@ def _differences(
 
 
 def _take(whole: Tensor, tp: int, part: Returned, by_tp: dict[int, Tensor]) -> Tensor | None:
-    """What a rank's part should be: all, or its range along the dimension that is shorter."""
+    """The expected value of a rank's part: all, or its range along the shorter dimension."""
     shape = part.value.shape
     if whole.dim() != len(shape):
         return None
@@ -173,7 +173,7 @@ def _take(whole: Tensor, tp: int, part: Returned, by_tp: dict[int, Tensor]) -> T
     ranges: tuple[tuple[int, int], ...] = ((start, start + shape[dim]),)
     own = sum(stop - start for start, stop in part.ranges)
     if own == shape[dim] and max(stop for _, stop in part.ranges) <= whole.shape[dim]:
-        ranges = part.ranges  # as the weight's: queries, keys and values in one layer
+        ranges = part.ranges  # as in the weight: queries, keys and values in one layer
     return Placement(tuple(whole.shape), dim, ranges).take(whole)
 
 

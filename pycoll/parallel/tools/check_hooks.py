@@ -1,4 +1,4 @@
-"""What `pycoll check` and `pycoll scale` look at: the first steps of a run, written to files."""
+"""Records the first steps of a run in files, for `pycoll check` and `pycoll scale`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TIMES = "PYCOLL_TIMES"  # environment variable of `pycoll scale`: number of step
 
 
 def prepare(model: nn.Module) -> None:
-    """Makes a model compute in float64, if a check runs."""
+    """Converts a model to float64 if a check runs."""
     if FOLDER in os.environ:
         torch.set_default_dtype(torch.float64)
         model.double()
 
 
 def watch(trainer: Trainer) -> None:
-    """Has the first steps written, if a check runs; then the script ends."""
+    """Records the first steps if a check runs; the script ends after them."""
     if TIMES in os.environ:
         steps, _, path = os.environ[TIMES].partition(":")
         trainer.watchers.append(lambda trainer: _time(trainer, int(steps), Path(path)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from pycoll.draw.style import render
 
-# What is behind what: first match wins.
+# Drawing order, from the back; the first match applies.
 _COLORS = (
     ("optimizer", "#8e6bbf"),
     ("U", "#8e6bbf"),
@@ -17,7 +17,7 @@ _COLORS = (
     ("", "#5fae57"),  # all other compute is backward
 )
 _BUBBLE = "#e4e4e4"
-_AXES = {  # of several axes, the first one counts
+_AXES = {  # the first matching axis gives the colour
     "axis tp": "#e0902f", "axis cp": "#2f9e9e", "axis ep": "#c45fa0", "axis dp": "#c8463c",
     "axis pp": "#777777",
 }  # fmt: skip

@@ -1,6 +1,6 @@
-"""How much memory a layout needs, before any rank is there: from weights to activations.
+"""Memory that a layout needs, from weights to activations, computed without running its ranks.
 
-The model is shared out and cut by the same code that trains it, on tensors that have no bytes.
+The training code itself shards and cuts the model, on tensors without storage.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.losses import Loss
 from pycoll.parallel.core.mesh import AXES, Mesh
 from pycoll.parallel.data.buckets import share_length
-from pycoll.parallel.data.reducer import in_lines, main_dtype
+from pycoll.parallel.data.reducer import in_axis_groups, main_dtype
 from pycoll.parallel.dropout.dropout import Positions
 from pycoll.parallel.dropout.functional_dropout import install
 from pycoll.parallel.experts import share_experts
@@ -42,15 +42,15 @@ from pycoll.parallel.zero.zero_units import units_of
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Bytes that a rank keeps; what it needs only for a moment is not counted.
+    """Bytes that a rank keeps; temporary memory is not counted.
 
     Attributes:
-        place: Of the rank on the mesh, `{"pp": 0, "dp": 1, "ep": 0, ...}`.
-        parameters: Of its weights, their copies in float32 if they have 16 bits, and the versions
+        place: Place of the rank on the mesh, `{"pp": 0, "dp": 1, "ep": 0, ...}`.
+        parameters: Bytes of its weights, of float32 copies of 16-bit weights, and of the versions
             that a schedule without a flush keeps.
-        gradients: Of these, after they are reduced.
-        optimizer: Of the optimizer's state.
-        activations: That backward waits for, at most; None where no sample was given.
+        gradients: Bytes of the gradients, after they are reduced.
+        optimizer: Bytes of the optimizer's state.
+        activations: Peak bytes kept for backward; None if no sample was given.
     """
 
     place: dict[str, int]
@@ -61,7 +61,7 @@ class RankMemory:
 
     @property
     def total(self) -> int:
-        """Of all, in bytes."""
+        """Sum of all parts, in bytes."""
         return self.parameters + self.gradients + self.optimizer + (self.activations or 0)
 
 
@@ -83,33 +83,33 @@ def memory(
     loss: Callable[[Any, Any], Any] | None = None,
     microbatches: int = 1,
 ) -> list[RankMemory]:
-    """What each rank of a layout keeps in memory. No rank is needed, and no memory.
+    """Computes the memory of each rank of a layout, without ranks and without that memory.
 
     Args:
         model: A plain module; on the device "meta", it may be larger than this machine.
         mesh: The layout, such as {"dp": 4, "tp": 2}.
-        tp: As of `parallelize`, as are the next seven.
+        tp: As in `parallelize`, like the next seven.
         pp: Name of the list of blocks.
-        schedule: Of the pipeline.
-        zero: Level.
-        sequence_parallel: Share out what lies between the layers, too.
-        recompute: Which layers.
-        bucket_mb: MiB.
-        costs: Of the blocks.
-        moments: Numbers that the optimizer keeps for each parameter: 2 for Adam, 0 for plain SGD.
-        x: Input of one microbatch of a replica, of which shapes and dtypes count; None: activations
-            are not asked for. Tokens are taken to ask all experts alike.
-        y: Its targets, for `loss`.
-        loss: As of `step`; what backward needs of it counts as activations.
-        microbatches: Of a step.
+        schedule: Name of the pipeline schedule.
+        zero: ZeRO level.
+        sequence_parallel: Also share out the activations between the layers.
+        recompute: Layers that recompute their activations.
+        bucket_mb: Size of gradient buckets, MiB.
+        costs: Cost of each block.
+        moments: Numbers that the optimizer keeps per parameter: 2 for Adam, 0 for plain SGD.
+        x: Input of one microbatch of a replica; only shapes and dtypes matter. None: activations
+            are not computed. Tokens are assumed to be spread evenly over the experts.
+        y: Targets of `x`, for `loss`.
+        loss: As in `step`; activations include what its backward needs.
+        microbatches: Number of microbatches of a step.
 
     Returns:
-        Of each rank, in the order of the mesh (tp fastest, pp slowest).
+        One entry per rank, in mesh order (tp fastest, pp slowest).
 
     Raises:
-        UsageError: As `parallelize`.
+        UsageError: As for `parallelize`.
 
-    Cost: for each rank of tp and ep, a forward pass without arithmetic.
+    Cost: one forward pass without arithmetic for each rank of tp and ep.
     """
     sizes = dict.fromkeys(AXES, 1) | dict(mesh.sizes if isinstance(mesh, Mesh) else mesh)
     if set(sizes) != set(AXES) or min(sizes.values()) < 1:
@@ -121,23 +121,23 @@ def memory(
     found: list[RankMemory] = []
     for expert, rank in itertools.product(range(sizes["ep"]), range(sizes["tp"])):
         with FakeTensorMode(allow_non_fake_inputs=True):
-            ghost = on_meta(model)
-            line = meta_group("tp", rank, sizes["tp"])
-            positions, styles = Positions(), match(ghost, tp or {})
-            ring = meta_group("cp", 0, sizes["cp"])  # of whose ranks all keep as much
-            sequence = Sequence(ring, positions, line if sequence_parallel else None)
-            sequence.cut(ghost, pp, staged=sizes["pp"] > 1)
-            parts = styles if sequence_parallel and line.size > 1 else ()
-            experts = share_experts(ghost, meta_group("ep", expert, sizes["ep"]), parts)
-            styles = {name: styles[name] for name, _ in ghost.named_modules() if name in styles}
-            shared = share_layers(ghost, styles, line, sequence_parallel, pp)
+            meta = on_meta(model)
+            group = meta_group("tp", rank, sizes["tp"])
+            positions, styles = Positions(), match(meta, tp or {})
+            ring = meta_group("cp", 0, sizes["cp"])  # all its ranks keep the same amount
+            sequence = Sequence(ring, positions, group if sequence_parallel else None)
+            sequence.cut(meta, pp, staged=sizes["pp"] > 1)
+            parts = styles if sequence_parallel and group.size > 1 else ()
+            experts = share_experts(meta, meta_group("ep", expert, sizes["ep"]), parts)
+            styles = {name: styles[name] for name, _ in meta.named_modules() if name in styles}
+            shared = share_layers(meta, styles, group, sequence_parallel, pp)
             if ring.size > 1:
-                install(ghost, positions, shared, styles, sequence)
-            without_values(ghost)
-            recompute_layers(ghost, recompute, pp, positions)
-            units = [names for _, names in units_of(ghost, pp)] if zero == 3 else None
+                install(meta, positions, shared, styles, sequence)
+            without_values(meta)
+            recompute_layers(meta, recompute, pp, positions)
+            units = [names for _, names in units_of(meta, pp)] if zero == 3 else None
             order = schedule if sizes["pp"] > 1 else None
-            stages = _Stages(ghost, order, sizes["pp"], microbatches, pp or "", costs)
+            stages = _Stages(meta, order, sizes["pp"], microbatches, pp or "", costs)
             kept = None
             if x is not None:
                 of_share = None if loss is None else sequence.of_shares(_of_whole(loss))
@@ -145,9 +145,9 @@ def memory(
             others = (range(sizes[axis]) for axis in ("pp", "dp", "cp"))
             for stage, replica, part in itertools.product(*others):
                 place = {"pp": stage, "dp": replica, "ep": expert, "cp": part, "tp": rank}
-                lines = partial(_line, experts.here, shared.partial, place, sizes)
+                group_of = partial(_group_of, experts.here, shared.partial, place, sizes)
                 weights, groups = stages.parameters(stage), stages.groups(stage, units)
-                lasting = _lasting(weights, lines, zero, groups, bucket_mb, moments)
+                lasting = _lasting(weights, group_of, zero, groups, bucket_mb, moments)
                 live = None if kept is None else stages.live(stage, kept)
                 stashed = stages.stashed(stage)
                 found.append(RankMemory(place, lasting[0] + stashed, *lasting[1:], live))
@@ -155,7 +155,7 @@ def memory(
 
 
 class _Stages:
-    """A model on paper, all of whose stages are here."""
+    """A meta model with all of its stages here."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class _Stages:
             self._cut = pipeline.cut(model, blocks, num_stages, range(num_stages), costs=costs)
 
     def parameters(self, rank: int) -> list[tuple[str, nn.Parameter]]:
-        """Those of a rank's stages by name, in the order of the model."""
+        """Parameters of a rank's stages by name, in the order of the model."""
         named = dict(self._model.named_parameters())
         if self._cut is not None and self._schedule is not None:
             stages = self._schedule.stages_of(rank)
@@ -182,7 +182,7 @@ class _Stages:
         return list(named.items())
 
     def groups(self, rank: int, units: list[set[str]] | None) -> list[set[str]]:
-        """Names of parameters that share buckets on a rank."""
+        """Sets of parameter names that share buckets on a rank."""
         units = units or [{name for name, _ in self._model.named_parameters()}]
         if self._cut is None or self._schedule is None:
             return units
@@ -190,7 +190,7 @@ class _Stages:
         return [of & names for of in [*own, set(self._cut.shared)] for names in units]
 
     def kept(self, x: Any, y: Any, loss: Callable[[Any, Any], Any] | None) -> list[int]:
-        """Bytes that each stage keeps of a microbatch until its backward."""
+        """Bytes that each stage keeps for a microbatch until its backward."""
         args, kwargs = as_call(x)
         known = [*self._model.parameters(), *self._model.buffers(), *args, *kwargs.values()]
         known = [tensor for tensor in [*known, y] if isinstance(tensor, Tensor)]
@@ -212,7 +212,7 @@ class _Stages:
         return found
 
     def stashed(self, rank: int) -> int:
-        """Bytes of the versions of weights that a rank keeps beside the newest ones."""
+        """Bytes of the old versions of weights that a rank keeps."""
         if self._schedule is None or not self._schedule.updates:
             return 0
         learning = [w for _, w in self.parameters(rank) if w.requires_grad]
@@ -220,7 +220,7 @@ class _Stages:
         return nbytes * peak_versions(self._schedule.orders[rank])
 
     def live(self, rank: int, kept: list[int]) -> int:
-        """The most bytes that a rank keeps at once: microbatches wait for their backward."""
+        """Peak bytes that a rank keeps for microbatches that wait for their backward."""
         if self._schedule is None:
             return kept[0]
         return peak_live(self._schedule.orders[rank], kept)
@@ -228,7 +228,7 @@ class _Stages:
 
 def _lasting(
     weights: list[tuple[str, nn.Parameter]],
-    lines: Callable[[nn.Parameter], AxisGroup],
+    group_of: Callable[[nn.Parameter], AxisGroup],
     zero: int,
     groups: list[set[str]],
     bucket_mb: float,
@@ -238,34 +238,34 @@ def _lasting(
     frozen = [parameter for _, parameter in weights if not parameter.requires_grad]
     parameters, gradients, state = sum(p.numel() * p.element_size() for p in frozen), 0, 0
     learning = [(name, parameter) for name, parameter in weights if parameter.requires_grad]
-    for line, group in in_lines(
+    for axis_group, members in in_axis_groups(
         learning,
-        lines,
+        group_of,
         zero,
         groups,
         int(bucket_mb * 2**20),
     ):
-        dtype = group[0][1].dtype
+        dtype = members[0][1].dtype
         main = main_dtype(dtype)
-        count = sum(parameter.numel() for _, parameter in group)
-        length = share_length(count, line.size if zero else 1)
-        full = length * (line.size if zero else 1)
+        count = sum(parameter.numel() for _, parameter in members)
+        length = share_length(count, axis_group.size if zero else 1)
+        full = length * (axis_group.size if zero else 1)
         parameters += (length if zero == 3 else full) * dtype.itemsize
         parameters += length * main.itemsize * (main != dtype)
         gradients += (length if zero >= 2 else full) * main.itemsize
-        start = line.rank * length if zero else 0
+        start = axis_group.rank * length if zero else 0
         state += max(0, min(count - start, length)) * main.itemsize * moments
     return parameters, gradients, state
 
 
-def _line(
+def _group_of(
     experts: set[int],
     sums: set[int],
     place: Mapping[str, int],
     sizes: Mapping[str, int],
     parameter: nn.Parameter,
 ) -> AxisGroup:
-    """The ranks over which a parameter's gradient is added up; ids of experts, of partial sums."""
+    """The ranks over which a parameter's gradient is added up; `experts` and `sums` hold ids."""
     axes = ["dp", "cp"] if id(parameter) in experts else ["dp", "ep", "cp"]
     axes += ["tp"] if id(parameter) in sums else []
     lengths = tuple(sizes[axis] for axis in axes)
@@ -274,7 +274,7 @@ def _line(
 
 
 def _of_whole(loss: Loss) -> Loss:
-    """A loss that gets whole outputs, unless it takes parts."""
+    """Returns a loss that gets whole outputs, unless it takes parts."""
     takes_parts = getattr(loss, "takes_parts", False)
     return lambda output, target: loss(output if takes_parts else whole(output), target)
 

@@ -1,4 +1,4 @@
-"""A rank on paper: tensors that have shapes and no bytes, and a communicator that moves none."""
+"""A meta model: tensors with shapes but no storage, and a communicator that moves no data."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pycoll.parallel.experts import Experts
 
 
 @dataclass(frozen=True, slots=True)
-class PaperCommunicator:
-    """Answers each collective with what it was given to write to, or with its input.
+class MetaCommunicator:
+    """Returns the output array of each collective, or its input, unchanged.
 
     Attributes:
-        rank: Which rank's part it is.
+        rank: The rank whose part is computed.
         size: Number of ranks.
     """
 
@@ -41,20 +41,20 @@ class PaperCommunicator:
 
 
 class _Done:
-    """A work that has ended."""
+    """A completed work."""
 
     def wait(self) -> None:
-        """Waits for nothing."""
+        """Returns at once."""
 
 
 def meta_group(axis: str, rank: int, size: int) -> AxisGroup:
-    """A line along an axis on which nobody else is."""
-    comm: Any = PaperCommunicator(rank, size)
+    """An AxisGroup whose communicator moves no data."""
+    comm: Any = MetaCommunicator(rank, size)
     return AxisGroup(axis, comm, Ledger())
 
 
 def on_meta(model: nn.Module) -> nn.Module:
-    """A copy of a module whose parameters and buffers are fake; within a FakeTensorMode."""
+    """Copies a module with fake parameters and buffers; call within a FakeTensorMode."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         fake = torch.empty(parameter.shape, dtype=parameter.dtype)
@@ -65,7 +65,7 @@ def on_meta(model: nn.Module) -> nn.Module:
 
 
 def without_values(model: nn.Module) -> None:
-    """Has a model compute without values, in place: of dropout and routing, only shapes count."""
+    """Makes a model compute without values, in place: only shapes of dropout and routing matter."""
     for module in model.modules():
         if isinstance(module, nn.Dropout) and module.p > 0:
             module.forward = partial(_drop, module)  # type: ignore[method-assign]
@@ -74,12 +74,12 @@ def without_values(model: nn.Module) -> None:
 
 
 def _drop(module: nn.Dropout, x: Tensor) -> Tensor:
-    """Keeps what keyed dropout keeps: a mask in the dtype of its input."""
+    """Saves what keyed dropout saves: a mask in the dtype of its input."""
     return x * torch.empty_like(x) / 0.5 if module.training else x
 
 
 def _route(experts: Experts, tokens: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-    """As if tokens asked all experts alike."""
+    """Routes tokens evenly to all experts."""
     order = indices.flatten().argsort()
     rows = order // indices.shape[1]
     parts = tokens[rows].split(share_sizes(len(rows), len(experts)))
@@ -89,15 +89,15 @@ def _route(experts: Experts, tokens: Tensor, indices: Tensor, weights: Tensor) -
 
 
 class Saved:
-    """Bytes that autograd keeps of what runs within the context, each storage once.
+    """Counts bytes that autograd saves within the context, each storage once.
 
     Attributes:
-        nbytes: Of storages that are not those of `known` tensors.
+        nbytes: Bytes of storages that do not belong to `known` tensors.
     """
 
     def __init__(self, known: list[Tensor]) -> None:
         self._seen = {tensor.untyped_storage()._cdata for tensor in known}
-        self._kept: list[Any] = []  # so that no other storage takes the place of one
+        self._kept: list[Any] = []  # keeps addresses from being reused
         self.nbytes = 0
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._note, lambda x: x)
 
@@ -117,4 +117,4 @@ class Saved:
         self._hooks.__exit__(*error)
 
 
-__all__ = ["PaperCommunicator", "Saved", "on_meta", "meta_group"]
+__all__ = ["MetaCommunicator", "Saved", "on_meta", "meta_group"]

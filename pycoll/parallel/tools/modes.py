@@ -1,4 +1,4 @@
-"""Modes of parallelism side by side, measured: what a device gets, sends, keeps and computes."""
+"""Measured modes of parallelism side by side: a device's input, traffic, memory and work."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _PLAN = {"*.up": "col", "*.down": "row"}
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """What one step of a mode took.
+    """Measurements of one step of a mode.
 
     Attributes:
-        name: Of the mode.
-        input_share: Of the batch that a device gets, at most.
-        moved: Bytes that all devices sent, in units of the model's.
-        activations_moved: The same in units of what passes between two blocks.
-        stored: Bytes of parameters on all devices, in units of the model's.
-        balance: Largest over mean number of multiplications of a device; 1 is even.
-        limit: What more devices than can be used are told.
+        name: Name of the mode.
+        input_share: Largest share of the batch that a device gets.
+        moved: Bytes that all devices sent, in units of the model's size.
+        activations_moved: The same bytes, in units of the activations between two blocks.
+        stored: Bytes of parameters on all devices, in units of the model's size.
+        balance: Largest over mean number of multiplications per device; 1 is even.
+        limit: Error text for more devices than the mode can use.
     """
 
     name: str
@@ -70,16 +70,16 @@ class _Model(nn.Module):
 
 
 def measure(num_ranks: int) -> list[Mode]:
-    """Runs a step of a small model in each mode.
+    """Runs one step of a small model in each mode.
 
     Args:
-        num_ranks: Of the modes that are parallel.
+        num_ranks: Number of ranks of the parallel modes.
 
     Returns:
         The modes, one process first.
 
     Raises:
-        UsageError: `num_ranks` is not 2 or more, or more than every mode can use.
+        UsageError: `num_ranks` is below 2, or above the limit of a mode.
     """
     if not 2 <= num_ranks <= DEPTH:
         raise UsageError(f"modes: expected 2 to {DEPTH} ranks, got {num_ranks}")
@@ -121,7 +121,7 @@ def _step(comm: Communicator, axis: str | None) -> dict[str, int]:
     model.step(x, y, loss=functional.mse_loss, microbatches=1)
     collectives = sum(mesh.comm(name).ledger["sent_bytes"] - before[name] for name in before)
     return {
-        # Messages of the pipeline are not in the core's ledger of collectives.
+        # The core's ledger of collectives does not count messages of the pipeline.
         "sent": collectives + mesh.ledger.of("pp", "send").nbytes,
         "samples": len(x),
         "stored": sum(p.numel() * p.element_size() for p in model.parameters()),
@@ -130,7 +130,7 @@ def _step(comm: Communicator, axis: str | None) -> dict[str, int]:
 
 
 def _limit(axis: str) -> str:
-    """What a user is told who asks for more than the mode has to share out."""
+    """Error text for a size larger than the mode supports."""
 
     def ask(comm: Communicator) -> str:
         mesh = make_mesh(**{"dp": 1, axis: comm.size}, comm=comm)

@@ -1,4 +1,4 @@
-"""Laws of scaling, and what measured times say of them."""
+"""Laws of scaling, and their fits to measured times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pycoll.errors import UsageError
 
 
 def amdahl(parallel: float, num_ranks: float) -> float:
-    """Speed-up of a job of fixed size, of whose time a share `parallel` is shared out.
+    """Speed-up of a job of fixed size; `parallel` is the share of its time that is shared out.
 
     Source: Amdahl, Validity of the Single Processor Approach, 1967.
     """
@@ -19,7 +19,7 @@ def amdahl(parallel: float, num_ranks: float) -> float:
 
 
 def gustafson(parallel: float, num_ranks: float) -> float:
-    """Scaled speed-up of a job that grows with the ranks; `parallel` is a share of their time.
+    """Scaled speed-up of a job that grows with the ranks; `parallel` is its parallel share.
 
     Source: Gustafson, Reevaluating Amdahl's Law, 1988.
     """
@@ -28,14 +28,14 @@ def gustafson(parallel: float, num_ranks: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What times on several numbers of ranks say.
+    """Fit of a scaling law to times on several numbers of ranks.
 
     Attributes:
-        parallel: The share of the time that is shared out.
-        serial_s: Seconds that are not.
-        speed_up: Measured, by number of ranks.
-        efficiency: Measured: of strong scaling T1 / (N TN), of weak scaling T1 / TN.
-        law: What the law says for `parallel`, by number of ranks.
+        parallel: Share of the time that is shared out.
+        serial_s: Seconds that are not shared out.
+        speed_up: Measured speed-up, by number of ranks.
+        efficiency: Measured efficiency: T1 / (N TN) for strong scaling, T1 / TN for weak scaling.
+        law: Speed-up that the law gives for `parallel`, by number of ranks.
     """
 
     parallel: float
@@ -49,13 +49,13 @@ def fit_amdahl(times_s: Mapping[int, float]) -> Fit:
     """Fits T(N) = serial + shared / N to times of one job (strong scaling).
 
     Args:
-        times_s: Seconds by number of ranks; one rank among them.
+        times_s: Seconds by number of ranks, including one rank.
 
     Returns:
         The fit, by least squares of relative errors.
 
     Raises:
-        UsageError: Fewer than two numbers of ranks, or not one rank.
+        UsageError: Fewer than two numbers of ranks, or no time of one rank.
     """
     one_s = _one(times_s)
     ranks = np.array(list(times_s), float)
@@ -72,17 +72,18 @@ def fit_amdahl(times_s: Mapping[int, float]) -> Fit:
 
 
 def fit_gustafson(times_s: Mapping[int, float], alone_s: Mapping[int, float]) -> Fit:
-    """Fits S(N) = (1 - p) + p N to times of a job whose shared part grows as N (weak scaling).
+    """Fits S(N) = (1 - p) + p N to times of a job whose parallel part grows as N (weak scaling).
 
     Args:
-        times_s: Seconds by number of ranks, each of the job of its size; one rank among them.
-        alone_s: Seconds that one rank takes for the same jobs.
+        times_s: Seconds by number of ranks, each for the job of its size; including one rank.
+        alone_s: Seconds that one rank takes for each of these jobs.
 
     Returns:
         The fit, by least squares; the speed-up is `alone_s` over `times_s`.
 
     Raises:
-        UsageError: Fewer than two numbers of ranks, or not one rank, or other ones in `alone_s`.
+        UsageError: Fewer than two numbers of ranks, no time of one rank, or other numbers of ranks
+            in `alone_s`.
     """
     one_s = _one(times_s)
     if alone_s.keys() != times_s.keys():

@@ -1,6 +1,6 @@
-"""A timeline of all ranks: what they computed, when they waited, and their collectives.
+"""A timeline of all ranks: compute, waiting times, and collectives.
 
-In the Trace Event format, for ui.perfetto.dev or chrome://tracing.
+It is in the Trace Event format, for ui.perfetto.dev or chrome://tracing.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ def trace(mesh: Mesh, path: str | Path) -> Iterator[None]:
     """Writes a timeline of the steps within the context. Collective.
 
     Each rank is a process with tracks for its steps, its compute (forward, backward and optimizer,
-    or the actions of its pipeline stage), its bubbles, what it waited for, and for each axis the
-    collectives as the core has recorded them, from entry to end: those that run behind compute lie
-    below it.
+    or the actions of its pipeline stage), its bubbles, its waits, and for each axis the collectives
+    that the core recorded, from entry to end: collectives that overlap with compute appear below
+    it.
 
     Args:
         mesh: The ranks.
         path: The file that rank 0 writes: a picture where it ends in .svg or .png, else JSON.
 
-    Cost: a few hundred nanoseconds per span; at the end one exchange of all events. Of each axis
-        the last 1,024 collectives are known.
+    Cost: a few hundred nanoseconds per span; at the end one exchange of all events. Only the last
+    1,024 collectives of each axis are kept.
     """
     mesh.world.barrier()
     before, mesh.ledger.spans = mesh.ledger.spans, []
@@ -62,7 +62,7 @@ def _write(trace: dict[str, Any], path: Path) -> None:
 
 
 def chrome_trace(ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Trace Event JSON of what ranks have recorded: names, tracks, starts and ends, ns."""
+    """Converts the ranks' records (names, tracks, starts and ends in ns) to Trace Event JSON."""
     start_ns = min((event[2] for rank in ranks for event in rank["events"]), default=0)
     events: list[dict[str, Any]] = []
     for rank in ranks:
@@ -88,7 +88,7 @@ def chrome_trace(ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _operations(mesh: Mesh, axes: tuple[str, ...], first_ns: int) -> list[list[Any]]:
-    """The collectives along axes since then, as the core's flight record has them."""
+    """The collectives along axes since `first_ns`, from the core's flight record."""
     return [
         [
             f"{record['collective']} {record['nbytes']} B",

@@ -1,8 +1,9 @@
-"""Checkpoints: whole tensors in pieces, from any mesh to any mesh; written by all ranks, or not.
+"""Checkpoints that any mesh can write and any mesh can load: whole tensors in pieces.
 
-A checkpoint is a folder: `index.json`, and one safetensors file of each rank. A file holds the
-pieces that its rank owns, and its header says where in the whole tensor each lies. The folder gets
-its name last, when all of it is on the disk: whoever dies before leaves the one before as it was.
+A checkpoint is a folder with `index.json` and one safetensors file per rank. A file holds the
+pieces that its rank owns; its header gives the place of each piece in the whole tensor. The folder
+gets its final name last, after all data is on the disk: a crash before leaves the previous
+checkpoint intact.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ def save(
     """Writes a checkpoint. Collective; every rank writes what it owns.
 
     Args:
-        folder: Of the checkpoints, which all ranks reach; made where it is not there.
-        model: Of `parallelize`.
-        optimizer: Of `pc.optimizer`.
-        extra: Anything that JSON can hold, such as the place in the data; rank 0's counts.
-        keep: How many checkpoints stay, the newest.
+        folder: Folder of the checkpoints, reachable by all ranks; created if missing.
+        model: A model that `parallelize` returned.
+        optimizer: An optimizer that `pc.optimizer` returned.
+        extra: Any JSON-serializable value, such as the place in the data; rank 0's is saved.
+        keep: Number of newest checkpoints to keep.
 
     Returns:
         The checkpoint's folder.
 
     Raises:
-        SystemError: Some rank could not write; the checkpoints that were there are as before.
+        SystemError: A rank could not write; the existing checkpoints are unchanged.
 
     Cost: each element is written once, by one rank; two barriers.
     """
@@ -84,7 +85,7 @@ def save(
         text.write_text(json.dumps(index, indent=1) + "\n")
         fsync(text)
         fsync(making)
-        if final.exists():  # of the same step: the older one makes place
+        if final.exists():  # a checkpoint of the same step is replaced
             final.rename(folder / f".old-{final.name}")
         making.rename(final)
         fsync(folder)
@@ -95,18 +96,18 @@ def save(
 
 
 def load(folder: str | Path, model: nn.Module, optimizer: Optimizer | None = None) -> Any:
-    """Reads the newest checkpoint, whatever mesh has written it. Collective.
+    """Reads the newest checkpoint, written on any mesh. Collective.
 
     Args:
-        folder: Of the checkpoints, or one of them.
-        model: Of `parallelize`; its parameters and buffers are overwritten.
-        optimizer: Of `pc.optimizer`, as when it was saved.
+        folder: Folder of the checkpoints, or one checkpoint.
+        model: A model that `parallelize` returned; its parameters and buffers are overwritten.
+        optimizer: An optimizer of `pc.optimizer` with the same groups as the saved one.
 
     Returns:
-        The `extra` that was saved.
+        The saved `extra`.
 
     Raises:
-        UsageError: There is none, or it is of another model.
+        UsageError: There is no checkpoint, or it belongs to another model.
 
     Cost: each rank reads the pieces that it needs.
     """
@@ -140,19 +141,19 @@ def load(folder: str | Path, model: nn.Module, optimizer: Optimizer | None = Non
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
-    """The whole checkpoints in a folder, the oldest first."""
+    """The complete checkpoints in a folder, oldest first."""
     return sorted(path for path in Path(folder).glob("step-*") if (path / "index.json").exists())
 
 
 def newest(folder: str | Path) -> Path | None:
-    """The newest checkpoint in a folder, or the folder itself; None: there is none."""
+    """The newest checkpoint in a folder, or the folder itself; None if there is none."""
     if (Path(folder) / "index.json").exists():
         return Path(folder)
     return next(reversed(checkpoints(folder)), None)
 
 
 def _mine(trainer: Trainer, optimizer: Optimizer | None) -> tuple[dict[str, Tensor], dict]:  # type: ignore[type-arg]
-    """What this rank writes: tensors, and where each lies in the whole one."""
+    """The tensors that this rank writes, and the place of each in its whole tensor."""
     tensors: dict[str, Tensor] = {}
     places: dict[str, Any] = {}
 
@@ -186,7 +187,7 @@ def _mine(trainer: Trainer, optimizer: Optimizer | None) -> tuple[dict[str, Tens
 
 
 def _buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Buffers that belong to the state of the model."""
+    """Persistent buffers of the model."""
     state = model.state_dict(keep_vars=True)
     return [(name, buffer) for name, buffer in model.named_buffers() if name in state]
 

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: pieces of tensors, and where in the whole ones they lie."""
+"""The files of a checkpoint: pieces of tensors, and their places in the whole tensors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PLACES = "pycoll"  # key of the header
 
 
 def write(path: Path, tensors: dict[str, Tensor], places: dict[str, Any]) -> None:
-    """Writes flat pieces, and returns when they are on the disk.
+    """Writes flat pieces and waits until they are on the disk.
 
     Raises:
-        OSError: As of a write.
+        OSError: The write failed.
     """
     from safetensors.torch import save_file
 
@@ -39,13 +39,13 @@ def fsync(path: Path) -> None:
 
 
 class Reader:
-    """Whole tensors out of the files of a checkpoint."""
+    """Assembles whole tensors from the files of a checkpoint."""
 
     def __init__(self, folder: Path, files: list[str]) -> None:
         """Reads the headers.
 
         Raises:
-            UsageError: A file is missing or is none of a checkpoint.
+            UsageError: A file is missing or does not belong to a checkpoint.
         """
         from safetensors import safe_open
 
@@ -63,7 +63,7 @@ class Reader:
         return name in self._pieces
 
     def states(self, name: str) -> list[str]:
-        """Keys of the optimizer's state of a parameter."""
+        """Keys of the optimizer's state for a parameter."""
         ends = f":{name}"
         return [
             key[len("state:") : -len(ends)]
@@ -72,17 +72,17 @@ class Reader:
         ]
 
     def whole(self, name: str) -> Tensor:
-        """A whole tensor, put together from its pieces.
+        """Assembles a whole tensor from its pieces.
 
         Raises:
-            UsageError: It is not there, or some of its elements are not.
+            UsageError: The tensor, or some of its elements, are missing.
         """
         if name not in self._pieces:
             raise UsageError(f"load: the checkpoint has no tensor {name!r}")
         result: Tensor | None = None
         count = 0
         by_part: dict[str, tuple[Placement, Tensor]] = {}
-        # What several ranks hold, such as a number of steps, several may have written.
+        # Several ranks may have written a value that they all hold, such as a number of steps.
         of_place = {str(place): (opened, place) for opened, place in self._pieces[name]}
         for opened, place in of_place.values():
             piece = opened.get_tensor(name)
@@ -96,9 +96,7 @@ class Reader:
             count += piece.numel()
         assert result is not None
         if count != result.numel():
-            raise UsageError(
-                f"load: of tensor {name!r} there are {count} of {result.numel()} elements"
-            )
+            raise UsageError(f"load: tensor {name!r} has {count} of {result.numel()} elements")
         for placement, local in by_part.values():
             placement.put(local, result)
         return result

@@ -1,4 +1,4 @@
-"""Whole tensors out of the pieces that ranks hold."""
+"""Assembles whole tensors from the pieces that ranks hold."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pycoll.parallel.trainer.trainer import Trainer
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters of a parallelized model, whole, on every rank. Collective.
+    """Returns all parameters of a parallelized model, whole, on every rank. Collective.
 
     Args:
-        model: As `parallelize` returned it.
+        model: A model that `parallelize` returned.
 
     Returns:
-        By full name, in the order of the stages and of the model, other ranks' experts last.
+        Tensors by full name, in the order of stages and model; other ranks' experts come last.
 
-    Cost: an all_reduce of each parameter over all ranks: for tests and small models.
+    Cost: an all_reduce of each parameter over all ranks; meant for tests and small models.
     """
     trainer = trainer_of(model)
     return put_together(
@@ -29,7 +29,7 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def whole_gradients(model: nn.Module) -> dict[str, Tensor]:
-    """As `whole_weights`, of the gradients between `model.step` and the optimizer's step."""
+    """Like `whole_weights`, for the gradients between `model.step` and the optimizer's step."""
     trainer = trainer_of(model)
     pieces = trainer.reducer.pieces.items()
     return put_together(
@@ -39,7 +39,7 @@ def whole_gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def put_together(trainer: Trainer, flat: dict[str, tuple[Piece, Tensor]]) -> dict[str, Tensor]:
-    """Whole tensors of flat values of pieces, of which each element is on one rank that owns it."""
+    """Assembles whole tensors from flat values of pieces; each element has one owner."""
     world = trainer.mesh.line(*trainer.mesh.sizes)
     mine = {
         name: (list(piece.placement.shape), str(values.dtype).removeprefix("torch."))

@@ -1,4 +1,4 @@
-"""An optimizer of torch that steps this rank's pieces; norms and clipping over all ranks."""
+"""Wraps a torch optimizer: it steps this rank's pieces; norms and clipping span all ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TRAINER = "_pycoll_trainer"  # attribute of a parallelized model's parameters
 
 
 def attach(trainer: Trainer) -> None:
-    """Lets the model's parameters know who trains them."""
+    """Records the trainer on the model's parameters."""
     for name, parameter in trainer.parameters.items():
         setattr(parameter, _TRAINER, (trainer, name))
 
@@ -27,11 +27,11 @@ class Optimizer:
     """Steps the parameters of a parallelized model.
 
     Attributes:
-        inner: The optimizer of torch, whose groups hold this rank's pieces: give it to a learning
-            rate scheduler.
-        clip: Norm to which gradients are clipped, None: not at all.
-        names: Of the parameters of each group.
-        trainer: Of the model.
+        inner: The torch optimizer; its groups hold this rank's pieces. Give it to a learning rate
+            scheduler.
+        clip: Norm to which gradients are clipped; None: no clipping.
+        names: Names of the parameters of each group.
+        trainer: The trainer of the model.
     """
 
     def __init__(self, inner: torch.optim.Optimizer, clip: float | None) -> None:
@@ -58,11 +58,11 @@ class Optimizer:
     def step(self) -> float:
         """Clips the gradients, steps, and brings the parameters up to date on all ranks.
 
-        Where the schedule updates weights within `model.step`, that has done it.
+        A schedule that updates weights within `model.step` has already stepped them.
 
         Returns:
-            The norm of all gradients before clipping, the same on every rank; also in the step's
-            result. Of several updates, the last one's.
+            The norm of all gradients before clipping, equal on every rank; also in the step's
+            result. After several updates, it is the norm of the last one.
 
         Cost: an all_reduce of one number over all ranks; with ZeRO 1 and 2 an all_gather of the
             parameters over their replicas.
@@ -92,7 +92,7 @@ class Optimizer:
                 piece.value.grad.mul_(factor)
 
     def grad_norm(self) -> float:
-        """The 2-norm of the gradients of all ranks' parameters, each element counted once."""
+        """The 2-norm of all ranks' gradients; each element counts once."""
         squares = [
             torch.linalg.vector_norm(piece.value.grad).double() ** 2
             for piece in self._pieces()
@@ -105,7 +105,7 @@ class Optimizer:
         return math.sqrt(float(total))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets the gradients; `step` does so too."""
+        """Clears the gradients; `step` does this too."""
         self.trainer.clear()
 
     def _pieces(self) -> Iterable[Piece]:
@@ -116,15 +116,15 @@ def optimizer(inner: torch.optim.Optimizer, clip: float | None = None) -> Optimi
     """Makes an optimizer of torch step a parallelized model.
 
     Args:
-        inner: A new optimizer of `model.parameters()`, in any groups; what it does must be element
-            by element, as in SGD and AdamW.
-        clip: Norm of all gradients above which they are scaled down to it.
+        inner: A new torch optimizer of `model.parameters()`, in any groups. Its update must be
+            element-wise, as in SGD and AdamW.
+        clip: Largest norm of all gradients; larger gradients are scaled down to it.
 
     Returns:
-        The optimizer: `step()` after each `model.step(...)`.
+        The optimizer; call its `step()` after each `model.step(...)`.
 
     Raises:
-        UsageError: The parameters are not those of a parallelized model, or it has stepped.
+        UsageError: The parameters do not belong to a parallelized model, or it has stepped.
     """
     return Optimizer(inner, clip)
 
@@ -133,7 +133,7 @@ def trainer_of(model: nn.Module) -> Trainer:
     """The trainer of a parallelized model.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The model was not returned by `parallelize`.
     """
     for parameter in model.parameters():
         entry: Any = getattr(parameter, _TRAINER, None)

@@ -1,4 +1,4 @@
-"""The pipeline of a parallelized model: its stages here, and the runtime that steps them."""
+"""The pipeline of a parallelized model: this rank's stages, and the runtime that steps them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Pipeline:
     """This rank's stages of a model.
 
     Attributes:
-        cut: What is where.
-        reducer: Told when a stage's gradients are complete, so that it reduces them over the
-            replicas while other stages compute.
-        updates: Told when a microbatch's are, where the schedule updates within a step.
+        cut: The cut model: which stages are where.
+        reducer: Reduces a stage's gradients over the replicas as soon as they are complete,
+            while other stages compute.
+        updates: Updates a stage after each of its microbatches, for schedules without a flush.
     """
 
     def __init__(
@@ -35,19 +35,19 @@ class Pipeline:
         costs: list[float] | None = None,
         split_backward: bool = True,
     ) -> None:
-        """Cuts the model in place: what is not here, is removed from it.
+        """Cuts the model in place and removes the stages of other ranks.
 
         Args:
-            model: Whole.
+            model: The whole model.
             mesh: The ranks.
-            blocks: Name of the list that is cut.
-            schedule: Of any number of microbatches; its name makes the others.
-            positions: Told which samples each microbatch has.
-            costs: Of the blocks; None: alike.
-            split_backward: Whether the gradients of inputs may be made before those of weights.
+            blocks: Name of the list of blocks to cut.
+            schedule: A schedule for any number of microbatches; its name builds the others.
+            positions: Receives the samples of each microbatch.
+            costs: Cost of each block; None: all blocks cost the same.
+            split_backward: Whether gradients of inputs may be computed before those of weights.
 
         Raises:
-            UsageError: There are fewer blocks than stages, or no such list.
+            UsageError: There are fewer blocks than stages, or the list does not exist.
         """
         local = schedule.stages_of(mesh.rank("pp"))
         self.cut = pipeline.cut(model, blocks, schedule.num_stages, local, costs=costs)
@@ -55,7 +55,7 @@ class Pipeline:
         self.reducer: Reducer | None = None
         self.updates: Updates | None = None
         self._mesh, self._positions = mesh, positions
-        self._firsts: list[tuple[int, int]] = []  # of each microbatch: first sample, and how many
+        self._firsts: list[tuple[int, int]] = []  # by microbatch: first sample, number of samples
         self._runtime = pipeline.PipelineRuntime(
             self.cut,
             schedule.name,
@@ -69,20 +69,20 @@ class Pipeline:
 
     @property
     def groups(self) -> list[set[str]]:
-        """Names of parameters whose gradients are complete at once: of a stage; of several."""
+        """Names of parameters whose gradients complete together: one stage's, or shared ones."""
         return [*self._own.values(), set(self.cut.shared)]
 
     def run(self, parts: list[tuple[Any, Any]], loss: Any, first_sample: int, train: bool) -> Any:
         """Passes microbatches through all stages.
 
         Args:
-            parts: Inputs and targets of each, alike on all ranks of the pipeline.
+            parts: Inputs and targets of each microbatch, identical on all ranks of the pipeline.
             loss: Returns a sum and a count.
-            first_sample: Place of the first in the batch of all replicas.
-            train: Backward, too.
+            first_sample: Place of the first sample in the batch of all replicas.
+            train: Whether to run backward too.
 
         Returns:
-            The runtime's result; the sum and the count are known on every rank.
+            The runtime's result; every rank has the sum and the count.
         """
         self._firsts = []
         for x, _ in parts:

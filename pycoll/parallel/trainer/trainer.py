@@ -1,7 +1,7 @@
-"""One training step on any mesh: forward, backward, and gradients that are those of one process.
+"""One training step on any mesh: forward, backward, and the gradients of one process.
 
-The mean is exact to the token: losses are sums and counts, and one division by the count of all
-replicas and microbatches makes the gradient, whatever their sizes.
+The mean is exact to the token: losses are sums and counts, and the gradient is divided once by
+the count of all replicas and microbatches, whatever their sizes.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """What `parallelize` has made of a model; its methods are those of the model, too.
+    """Trains a model that `parallelize` has changed; the model offers the same methods.
 
     Attributes:
-        model: The model, of which this rank has its part.
+        model: This rank's part of the model.
         mesh: The ranks.
-        reducer: The parameters, their gradients, and whose they are.
-        parameters: This rank's, by the first name that each has in the whole model.
-        placements: Of these, by name.
-        positions: Where in the batch the model is: dropout looks there.
+        reducer: The parameters, their gradients, and their owners.
+        parameters: This rank's parameters, by the first name that each has in the whole model.
+        placements: Placements of these parameters, by name.
+        positions: The current position in the batch, which dropout looks up.
         replicas: The ranks whose gradients are added up.
-        users: These, and any others that may use parameters that this rank does not.
+        data_ranks: The replicas, and other ranks whose tokens may use other parameters.
         last: The last step's result.
-        updates: Of a schedule that updates weights within a step; None: the optimizer steps after.
-        sequence: Of a batch, of which cp gives this rank a share.
-        watchers: Called after the optimizer's step.
+        updates: Updates of a schedule that steps within `step`; None: the optimizer steps after it.
+        sequence: The sequence of a batch, of which cp gives this rank a share.
+        watchers: Functions called after the optimizer's step.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Trainer:
         positions: Positions,
         *,
         replicas: AxisGroup,
-        users: AxisGroup,
+        data_ranks: AxisGroup,
         sequence: Sequence,
-        together: bool = False,
+        needs_barrier: bool = False,
         pipeline: Pipeline | None = None,
         updates: Updates | None = None,
     ) -> None:
@@ -71,7 +71,7 @@ class Trainer:
         self.last: StepResult | None = None
         self.watchers: list[Callable[[Trainer], None]] = []
         self._pipeline = pipeline
-        self.replicas, self.users, self.sequence = replicas, users, sequence
+        self.replicas, self.data_ranks, self.sequence = replicas, data_ranks, sequence
         self._samples = mesh.line_of_dp("ep")
         self._syncing = True
         self._settled = False
@@ -79,13 +79,13 @@ class Trainer:
         if pipeline is not None:
             pipeline.reducer, pipeline.updates = reducer, updates
         self._bubble_s, self._staleness = 0.0, 0
-        # Layers that ask the other replicas: an empty batch passes through them, too.
-        self._needs_barrier = together
-        self._collective_metrics = together or reducer.level == 3 or updates is not None
+        # Layers that communicate with the other replicas also run on an empty batch.
+        self._needs_barrier = needs_barrier
+        self._collective_metrics = needs_barrier or reducer.level == 3 or updates is not None
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Steps within the context only add to the gradients; the next one outside reduces them."""
+        """Accumulates gradients of steps within the context; the next step outside reduces them."""
         self._syncing, before = False, self._syncing
         try:
             yield
@@ -96,23 +96,23 @@ class Trainer:
         """Forward and backward passes over a batch, and the reduction of the gradients.
 
         Args:
-            x: This replica's share of the batch, alike on all ranks of the replica: a tensor whose
-                first dimension counts samples, or a tuple or dict of them. It may have no sample.
+            x: This replica's share of the batch, identical on all ranks of the replica: a tensor
+                whose first dimension counts samples, or a tuple or dict of them. It may be empty.
             y: The targets, likewise.
             loss: Called with a microbatch's output and targets; returns a sum and a count, or a
-                mean, which counts as many as there are targets (other than -100).
-            microbatches: Into how many parts the share is split.
+                mean over all targets other than -100.
+            microbatches: Number of parts into which the share is split.
 
         Returns:
-            The result; `parameter.grad` and the optimizer know the mean's gradient.
+            The result. `parameter.grad` and the optimizer hold the gradient of the mean.
 
         Raises:
-            UsageError: No microbatch.
-            Error: What ended a collective; a model whose forward differs between ranks is a
+            UsageError: `microbatches` is less than 1.
+            Error: The error of a failed collective. A forward that differs between ranks raises
                 CollectiveMismatchError, which names both calls.
 
-        Cost: each parameter's gradient is reduced once over its replicas, and one array of as many
-            float64 as there are parameters.
+        Cost: each parameter's gradient is reduced once over its replicas, plus one array with a
+            float64 for each parameter.
         """
         start_ns = time.monotonic_ns()
         waited_before = self.mesh.ledger.waited_s
@@ -156,7 +156,7 @@ class Trainer:
         return self.last
 
     def _first_sample(self, mine: int) -> int:
-        """Place of this replica's first sample in the batch of all."""
+        """Place of this replica's first sample in the batch of all replicas."""
         if not self.model.training or self._samples.size == 1:
             return 0
         counts = torch.empty(self._samples.size, dtype=torch.int64)
@@ -167,11 +167,11 @@ class Trainer:
         return self.sequence.of_shares(sums_and_counts(loss))
 
     def stands_in(self) -> bool:
-        """Whether a pipeline's stage runs what is before it, on values that stand in for others."""
+        """Whether a pipeline stage runs the modules before its blocks, on blank values."""
         return self._pipeline is not None and self._pipeline.cut.stands_in
 
     def evaluate(self, x: Any, y: Any, *, loss: Loss, microbatches: int = 1) -> float:
-        """The mean loss of a batch, forward alone; arguments as of `step`. Collective."""
+        """The mean loss of a batch, by forward passes only; arguments as in `step`. Collective."""
         parts, losses = split(x, y, microbatches), self._losses(loss)
         if self._needs_barrier or (self._pipeline is None and self.reducer.level == 3):
             parts += [nothing(x, y)] * (microbatches - len(parts))
@@ -193,8 +193,8 @@ class Trainer:
         return self.model(*args, **kwargs)
 
     def _run(self, parts: list[tuple[Any, Any]], loss: Loss, first_sample: int) -> None:
-        # Gradients that ZeRO shares out are reduced after each microbatch: kept, they would be
-        # whole. So all replicas take part in as many, if with no sample.
+        # Sharded gradients are reduced after each microbatch: kept longer, they would be whole. So
+        # all replicas take part for each microbatch, with an empty one if necessary.
         each = self.reducer.level >= 2 or self.updates is not None
         for i, (x, y) in enumerate(parts):
             count = num_samples(x)
@@ -234,7 +234,7 @@ class Trainer:
 
     @contextmanager
     def _gathered(self) -> Iterator[None]:
-        """Parameters that ZeRO 3 shares out, put together: a pipeline meets them many times."""
+        """Gathers the parameters that ZeRO 3 shards, since a pipeline uses them many times."""
         for bucket in self.reducer.buckets:
             bucket.gather()
         yield
@@ -242,14 +242,14 @@ class Trainer:
             bucket.drop()
 
     def _settle(self) -> tuple[float, int]:
-        """The loss of all replicas, and gradients divided by what it counts."""
+        """Returns the loss sum and count of all replicas, and divides gradients by the count."""
         tail = torch.tensor([self._sum, self._count], dtype=torch.float64)
-        if self.users.size > self.replicas.size and self.mesh.rank("tp") > 0:
-            tail.zero_()  # ranks of tp know the same loss
+        if self.data_ranks.size > self.replicas.size and self.mesh.rank("tp") > 0:
+            tail.zero_()  # all ranks of tp have the same loss; rank 0's counts
         if self.updates is None:
             tail = torch.cat([tail, self.reducer.presence()])
-        if self.users.size > 1:
-            self.users.all_reduce(tail)
+        if self.data_ranks.size > 1:
+            self.data_ranks.all_reduce(tail)
         total, count = float(tail[0]), int(tail[1])
         if self.updates is None:
             self.reducer.settle(tail[2:], 1.0 / max(count, 1))
@@ -257,7 +257,7 @@ class Trainer:
         return total, count
 
     def clear(self) -> None:
-        """Forgets the gradients: the optimizer has taken its step."""
+        """Clears the gradients after the optimizer's step."""
         self.reducer.clear()
         self._settled = False
         self._sum, self._count = 0.0, 0

@@ -1,4 +1,4 @@
-"""Schedules without a flush: the optimizer steps at every microbatch, within the model's step."""
+"""Schedules without a flush: the optimizer steps after each microbatch, within `model.step`."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ _FLUSH = "or take a schedule with a flush, such as 1f1b"
 class Updates:
     """The optimizer's steps of this rank's stage, one for each microbatch.
 
-    The gradient is that of the mean over the microbatch of all replicas: of the i-th parts of their
-    shares. Stages step at different times, so nothing here may wait for another stage.
+    A gradient is that of the mean over one microbatch of all replicas, the i-th parts of their
+    shares. Stages step at different times, so an update must not wait for another stage.
 
     Attributes:
-        optimizer: Of torch; None until `pc.optimizer` has made one.
+        optimizer: The torch optimizer; None until `pc.optimizer` has made one.
     """
 
-    def __init__(self, schedule: str, line: AxisGroup, users: AxisGroup, reducer: Reducer) -> None:
+    def __init__(
+        self, schedule: str, group: AxisGroup, data_ranks: AxisGroup, reducer: Reducer
+    ) -> None:
         self.schedule = schedule
         self.optimizer: torch.optim.Optimizer | None = None
-        self._line, self._users, self._reducer = line, users, reducer
+        self._group, self._data_ranks, self._reducer = group, data_ranks, reducer
         self._left = 0
 
     def take(self, optimizer: torch.optim.Optimizer, clip: float | None) -> None:
-        """Lets an optimizer step the stage.
+        """Sets the optimizer that steps the stage.
 
         Raises:
-            UsageError: Gradients are to be clipped.
+            UsageError: `clip` is set.
         """
         if clip is not None:
             raise UsageError(
@@ -47,17 +49,17 @@ class Updates:
         self.optimizer = optimizer
 
     def begin(self, mine: int, *, syncing: bool) -> int:
-        """Before a batch.
+        """Prepares a batch.
 
         Args:
-            mine: How many microbatches this replica has.
+            mine: Number of this replica's microbatches.
             syncing: False within `no_sync`.
 
         Returns:
-            How many updates come: the most microbatches that any replica has.
+            The number of updates: the most microbatches that any replica has.
 
         Raises:
-            UsageError: There is no optimizer, or it is not to step.
+            UsageError: There is no optimizer, or `syncing` is false.
         """
         if not syncing:
             raise UsageError(
@@ -70,8 +72,8 @@ class Updates:
                 " by pc.optimizer(...)"
             )
         most = torch.tensor([mine])
-        if self._line.size > 1:
-            self._line.all_reduce(most, "max")
+        if self._group.size > 1:
+            self._group.all_reduce(most, "max")
         self._left = int(most)
         if self._left > 1 and FOLDER in os.environ:
             raise UsageError(
@@ -81,13 +83,13 @@ class Updates:
         return self._left
 
     def of_means(self, loss: Loss) -> Loss:
-        """A loss whose gradient is that of the mean over the microbatch of all replicas."""
+        """Returns a loss whose gradient is that of the mean over the microbatch of all replicas."""
 
         def mean(output: Any, target: Any) -> tuple[Tensor, int]:
             total, count = loss(output, target)
             counted = torch.tensor([count])
-            if self._line.size > 1:
-                self._line.all_reduce(counted)
+            if self._group.size > 1:
+                self._group.all_reduce(counted)
             if total.requires_grad:
                 total.register_hook(lambda gradient: gradient / max(int(counted), 1))
             return total, count
@@ -95,17 +97,17 @@ class Updates:
         return mean
 
     def reduce(self, names: set[str]) -> None:
-        """Adds up the replicas' gradients, which a stage's backward has left in `.grad`."""
+        """Adds up the replicas' gradients that a stage's backward left in `.grad`."""
         self._reducer.begin(reduce=True, staged=True)
         self._reducer.complete(names)
         self._reducer.finish()
 
     def step(self) -> None:
-        """Steps the stage by its reduced gradients; the last ones stay, to be looked at."""
+        """Steps the stage by its reduced gradients; the last gradients stay readable."""
         assert self.optimizer is not None
         presence = self._reducer.presence()
-        if self._users.size > 1 and len(presence):
-            self._users.all_reduce(presence)
+        if self._data_ranks.size > 1 and len(presence):
+            self._data_ranks.all_reduce(presence)
         self._reducer.settle(presence, 1.0)
         self.optimizer.step()
         self._reducer.publish()
@@ -115,10 +117,10 @@ class Updates:
 
 
 def refuse(schedule: str, *, zero: int, recompute: str | bool | None) -> None:
-    """What a schedule that updates weights within a step cannot go with.
+    """Refuses options that a schedule with updates within a step does not support.
 
     Raises:
-        UsageError: It is asked for.
+        UsageError: Such an option is set.
     """
     if zero == 3:
         raise UsageError(

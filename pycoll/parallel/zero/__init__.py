@@ -1,1 +1,1 @@
-"""ZeRO: what data-parallel replicas need not all keep."""
+"""ZeRO: state that data-parallel replicas shard instead of each keeping all of it."""

@@ -1,7 +1,7 @@
-"""ZeRO 3: a unit's parameters are put together for its forward and backward pass, and given up.
+"""ZeRO 3: gathers a unit's parameters for its forward and backward pass, then releases them.
 
-Units are the blocks of the model, and what is in no block. Between its passes a unit keeps this
-rank's share alone.
+Units are the blocks of the model, and the parameters outside the blocks. Between its passes a
+unit keeps only this rank's share.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pycoll.parallel.data.buckets import Bucket
 
 
 def units_of(model: nn.Module, blocks: str | None) -> list[tuple[nn.Module, set[str]]]:
-    """The units of a model: modules and the full names of their parameters; the rest comes last.
+    """The units of a model: modules and full names of their parameters; the rest comes last.
 
     Args:
-        model: Whose parameters.
+        model: The model whose parameters are listed.
         blocks: Name of the list of blocks; None: the children of the model.
 
     Raises:
-        UsageError: There is no such list.
+        UsageError: The list does not exist.
     """
     names = [name for name, _ in model.named_parameters()]
     try:
@@ -41,13 +41,13 @@ def units_of(model: nn.Module, blocks: str | None) -> list[tuple[nn.Module, set[
 
 
 def put_together_when_needed(module: nn.Module, buckets: list[Bucket], *, keep: bool) -> None:
-    """Hooks a unit.
+    """Hooks a unit so that its parameters are gathered while it runs.
 
     Args:
         module: The unit.
-        buckets: Its parameters.
-        keep: Not to give them up between forward and backward: what is in no block is needed at
-            both ends of each.
+        buckets: The buckets with its parameters.
+        keep: Keep the parameters between forward and backward, for parameters outside the blocks:
+            both ends of each pass need them.
     """
 
     def before(module: nn.Module, args: Any) -> None:

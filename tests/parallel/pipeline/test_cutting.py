@@ -111,7 +111,8 @@ def test_part_of_a_cut_model_alone_behaves_as_before():
 def test_blocks_are_split_by_costs():
     cut = pipeline.cut(gpt(depth=4), "blocks", 2, [0], costs=[5, 1, 1, 1])
     assert cut.bounds == (0, 1, 4)
-    with pytest.raises(UsageError, match="there are 3 costs for the 4 blocks of 'blocks'"):
+    message = "costs has 3 values, expected 4: one per block of 'blocks'"
+    with pytest.raises(UsageError, match=message):
         pipeline.cut(gpt(depth=4), "blocks", 2, [0], costs=[1, 1, 1])
 
 

@@ -11,7 +11,7 @@ from models import batch, gpt, loss_sum
 import pycoll
 from pycoll.errors import UsageError
 from pycoll.parallel import pipeline
-from pycoll.parallel.pipeline import trace_events as timeline
+from pycoll.parallel.pipeline import trace_events
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +59,10 @@ def test_trace_has_compute_bubbles_transfers_and_collectives_in_one_time(folder,
 
 
 def test_slices_of_a_rank_follow_each_other_and_arrows_go_forward(folder):
-    timelines = timeline.read([folder])
+    timelines = trace_events.read([folder])
     assert [(t.rank, len(t.steps)) for t in timelines] == [(0, 2), (1, 2)] * 2
-    start = min(timeline.bounds(timelines))
-    events = timeline.events(timelines, 5, lambda ns: (ns - start) / 1e3)
+    start = min(trace_events.bounds(timelines))
+    events = trace_events.events(timelines, 5, lambda ns: (ns - start) / 1e3)
     tracks: dict = {}
     for event in events:
         if event["ph"] == "X":
@@ -82,5 +82,5 @@ def test_slices_of_a_rank_follow_each_other_and_arrows_go_forward(folder):
 
 def test_file_that_is_no_timeline_is_refused(tmp_path):
     (tmp_path / "pipeline-x.json").write_text("{}")
-    with pytest.raises(UsageError, match="is no timeline of a pipeline"):
-        timeline.read([tmp_path])
+    with pytest.raises(UsageError, match="is not a pipeline timeline"):
+        trace_events.read([tmp_path])

@@ -1,1 +1,1 @@
-"""Pipeline schedules as data: generators, registry, proof and simulation."""
+"""Pipeline schedules as data: generators, registry, validation and simulation."""

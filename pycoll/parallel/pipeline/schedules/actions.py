@@ -1,6 +1,6 @@
-"""What a rank does in a pipeline, in the words of torch's pipelining, and a schedule made of it.
+"""Actions of a rank in a pipeline, named as in torch's pipelining, and schedules made of them.
 
-Invariant: a schedule is data. It says what each rank does and in which order, and never when.
+Invariant: a schedule is data. It gives each rank's actions and their order, but no times.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pycoll.errors import UsageError
 
 
 class Kind(str, Enum):
-    """The kinds of actions; the values are torch's, but for U.
+    """Kinds of actions; the values equal torch's, except U.
 
-    B computes the gradients of inputs and weights; I of the inputs alone, and W of the weights
-    later. U updates the weights of a stage: only schedules without a flush have it.
+    B computes the gradients of inputs and weights; I computes those of the inputs, and W later
+    those of the weights. U updates a stage's weights, in schedules without a flush only.
     """
 
     F = "F"
@@ -31,7 +31,7 @@ class Kind(str, Enum):
     SEND_B = "SEND_B"
     RECV_B = "RECV_B"
 
-    __hash__ = str.__hash__  # Enum's is a Python function, and actions are keys everywhere
+    __hash__ = str.__hash__  # faster than Enum's, which is a Python function
 
     @property
     def is_compute(self) -> bool:
@@ -44,7 +44,7 @@ _PATTERN = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W|U)(\d+)")
 class Action(NamedTuple):
     """One action: `2F0` is the forward of stage 2 for microbatch 0.
 
-    A transfer names the stage on its own side: `1SEND_F0` goes to stage 2, where it is `2RECV_F0`.
+    A transfer names the stage on its own side: `1SEND_F0` goes to stage 2, as `2RECV_F0` there.
     """
 
     stage: int
@@ -59,21 +59,23 @@ class Action(NamedTuple):
         """Reads `2F0`.
 
         Raises:
-            UsageError: it is no action.
+            UsageError: The text is no action.
         """
         match = _PATTERN.fullmatch(text.strip())
         if match is None:
-            raise UsageError(f"{text!r} is no action: expected one such as 2F0, 0B3 or 1SEND_F7")
+            raise UsageError(
+                f"{text!r} is not an action: expected for example 2F0, 0B3 or 1SEND_F7"
+            )
         return cls(int(match[1]), Kind(match[2]), int(match[3]))
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What each rank does, in order.
+    """The actions of each rank, in order.
 
     Attributes:
-        name: Of the generator.
-        num_microbatches: How many a step has.
+        name: Name of the generator.
+        num_microbatches: Number of microbatches of a step.
         placement: The rank of each stage.
         orders: The actions of each rank.
     """
@@ -97,41 +99,41 @@ class Schedule:
 
     @property
     def updates(self) -> bool:
-        """True of a schedule that updates weights within a step: it has no flush."""
+        """Whether the schedule updates weights within a step, so that it has no flush."""
         return any(action.kind is Kind.U for order in self.orders for action in order)
 
     @property
     def splits_backward(self) -> bool:
-        """True where I and W are apart."""
+        """Whether backward is split into I and W."""
         return any(action.kind is Kind.W for order in self.orders for action in order)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages that a rank holds, in the model's order."""
+        """The stages of a rank, in model order."""
         return tuple(stage for stage, of in enumerate(self.placement) if of == rank)
 
     def without(self, *kinds: Kind) -> Schedule:
-        """The same schedule, some kinds of actions left out."""
+        """Returns the schedule without some kinds of actions."""
         orders = tuple(tuple(a for a in order if a.kind not in kinds) for order in self.orders)
         return Schedule(self.name, self.num_microbatches, self.placement, orders)
 
     def text(self) -> str:
-        """A line for each rank: `0: 0F0 0F1 0B0 0B1`. `from_text` reads it."""
+        """One line per rank: `0: 0F0 0F1 0B0 0B1`. `from_text` reads this format."""
         lines = (f"{r}: {' '.join(map(str, order))}" for r, order in enumerate(self.orders))
         return "\n".join(lines) + "\n"
 
     @classmethod
     def from_text(cls, text: str, name: str = "custom") -> Schedule:
-        """Reads a schedule that somebody has written by hand, or `text` has.
+        """Reads a schedule from text, written by hand or by `text`.
 
         Args:
-            text: A line of actions for each rank, in rank order; `0:` before them is optional.
-            name: What errors call it.
+            text: One line of actions per rank, in rank order; a prefix such as `0:` is optional.
+            name: Name for error messages.
 
         Returns:
             The schedule, not validated yet.
 
         Raises:
-            UsageError: something in it is no action, or no rank has a stage that is needed.
+            UsageError: A word is not an action, or no rank has a required stage.
         """
         lines = [line.partition(":")[2] or line for line in text.splitlines() if line.strip()]
         orders = tuple(tuple(Action.parse(word) for word in line.split()) for line in lines)
@@ -139,10 +141,10 @@ class Schedule:
 
     @classmethod
     def from_orders(cls, name: str, orders: Iterable[Iterable[Action]]) -> Schedule:
-        """A schedule of orders alone: they say where stages are and how many microbatches.
+        """Makes a schedule from orders, which determine placement and number of microbatches.
 
         Raises:
-            UsageError: a stage is on two ranks, or on none.
+            UsageError: A stage is on two ranks, or on none.
         """
         ranks = tuple(tuple(order) for order in orders)
         where: dict[int, int] = {}
@@ -160,19 +162,19 @@ class Schedule:
 
 
 def each_action(orders: Iterable[Iterable[Action]]) -> Iterator[tuple[int, Action]]:
-    """All actions with their rank, rank after rank."""
+    """Yields all actions with their rank, rank by rank."""
     for rank, order in enumerate(orders):
         for action in order:
             yield rank, action
 
 
 def interleaved_placement(num_ranks: int, stages_per_rank: int) -> tuple[int, ...]:
-    """Stage s is on rank s mod p: the loop."""
+    """Places stage s on rank s mod p, in a loop."""
     return tuple(range(num_ranks)) * stages_per_rank
 
 
 def v_placement(num_ranks: int) -> tuple[int, ...]:
-    """Two stages per rank, down and up again: rank 0 has the first stage and the last one."""
+    """Places two stages per rank, down and up again: rank 0 has the first and the last stage."""
     return (*range(num_ranks), *reversed(range(num_ranks)))
 
 

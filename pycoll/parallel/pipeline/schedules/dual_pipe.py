@@ -1,4 +1,4 @@
-"""DualPipe cut in half: two stages per rank, down and up again, a forward beside every backward."""
+"""DualPipe, halved: two stages per rank, down and up again, a forward beside every backward."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pycoll.parallel.pipeline.schedules.registry import Costs, Generator
 def make(p: int, m: int, v: int) -> Schedule:
     """Cost: zbv's bubble where f = i = w; live 2 p + 1 chunks of half a rank.
 
-    A GPU may run the forward and the backward of a pair at once; here they follow each other.
+    A GPU may run the forward and the backward of a pair concurrently; here they run in sequence.
 
-    Source: DeepSeek-AI, DualPipe, and its half by Sea AI Lab; the order is torch's.
+    Source: DeepSeek-AI, DualPipe, and its half by Sea AI Lab; the order equals torch's.
     """
     return Schedule("dualpipev", m, v_placement(p), tuple(_order(p, m, r) for r in range(p)))
 
 
 def _order(p: int, m: int, rank: int) -> tuple[Action, ...]:
-    """The rank's way down is stage `down`, its way up stage `up`."""
+    """The rank's actions; `down` is its stage on the way down, `up` its stage on the way up."""
     down, up = rank, 2 * p - 1 - rank
     behind = p - 1 - rank
-    enough = max(2 * p, m)  # below that the pattern has holes: those beyond m are left out
+    enough = max(2 * p, m)  # the pattern's minimum; microbatches beyond m are left out
     order: list[Action] = []
     waiting: list[Action] = []  # weight gradients
     done: Counter[tuple[int, bool]] = Counter()
@@ -67,7 +67,7 @@ def _order(p: int, m: int, rank: int) -> tuple[Action, ...]:
 
 
 def bubble(p: int, m: int, v: int, costs: Costs) -> float:
-    holes = 2 * p - m - (m <= p)  # of fewer microbatches than the pattern has
+    holes = 2 * p - m - (m <= p)  # microbatches that the pattern lacks
     return (p - 1 + 2 * max(0, holes)) / (6 * m)
 
 

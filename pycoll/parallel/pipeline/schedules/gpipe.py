@@ -15,7 +15,7 @@ def make(p: int, m: int, v: int, name: str = "gpipe") -> Schedule:
     for rank in range(p):
         stages = [rank + p * chunk for chunk in range(v)]
         forwards = [Action(stage, Kind.F, i) for stage in stages for i in range(m)]
-        # torch's GPipe goes back in the order of the microbatches, its breadth first in reverse.
+        # torch's GPipe runs backward in microbatch order, its breadth-first schedule in reverse.
         back = range(m) if name == "gpipe" else range(m - 1, -1, -1)
         backwards = [Action(stage, Kind.B, i) for stage in reversed(stages) for i in back]
         orders.append((*forwards, *backwards))
@@ -29,7 +29,7 @@ def make_looped(p: int, m: int, v: int) -> Schedule:
 def bubble(p: int, m: int, v: int, costs: Costs) -> float:
     if m >= p:
         return (p - 1) / (m * v)
-    # A rank waits for each microbatch to come around: as GPipe on p v ranks, of which it is v.
+    # A rank waits for each microbatch to come around, as in GPipe on p v ranks.
     return (p * v + m - 1) / (m * v) - 1
 
 

@@ -1,4 +1,4 @@
-"""Naive model parallelism: one microbatch at a time goes through all stages and back."""
+"""Naive model parallelism: one microbatch at a time runs through all stages and back."""
 
 from __future__ import annotations
 

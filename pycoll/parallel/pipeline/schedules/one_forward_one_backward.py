@@ -1,4 +1,4 @@
-"""1F1B with a flush, and with several stages per rank: interleaved."""
+"""1F1B with a flush; with several stages per rank it is interleaved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pycoll.parallel.pipeline.schedules.registry import Costs, Generator
 
 
 def sequences(p: int, m: int, v: int, rank: int) -> tuple[list[Action], list[Action]]:
-    """The forwards and the backwards of a rank, each in its order: round by round, depth first."""
+    """The forwards and the backwards of a rank, each in order: round by round, depth first."""
     forwards, backwards = [], []
     for group in rounds(m, p):
         for chunk in range(v):

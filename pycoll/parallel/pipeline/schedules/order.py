@@ -1,4 +1,4 @@
-"""The order that most schedules share: forwards first, then forward and backward in turn."""
+"""The order that most schedules share: warm-up forwards, then forward and backward in turn."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def in_turn(
 
 
 def split_backward(order: Sequence[Action], delay: int) -> tuple[Action, ...]:
-    """Every B becomes an I and a W; the W comes `delay` backwards later, or at the end.
+    """Replaces every B by an I and a W; the W comes `delay` backwards later, or at the end.
 
-    Weight gradients hold up nobody: the time in which a rank would wait is theirs.
+    No rank waits for weight gradients, so they fill the time in which this rank would wait.
     """
     waiting: list[Action] = []
     made: list[Action] = []
@@ -38,10 +38,10 @@ def split_backward(order: Sequence[Action], delay: int) -> tuple[Action, ...]:
 
 
 def rounds(num_microbatches: int, num_ranks: int) -> list[range]:
-    """Microbatches in groups of `num_ranks` or a few more, as even as they can be.
+    """Groups of `num_ranks` microbatches or a few more, as even as possible.
 
-    A group below the number of ranks would stall: its first microbatch comes around before its
-    last one has left.
+    A group smaller than the number of ranks would stall: its first microbatch comes around before
+    its last one has left.
     """
     count = max(1, num_microbatches // num_ranks)
     base, more = divmod(num_microbatches, count)

@@ -9,7 +9,7 @@ from pycoll.parallel.pipeline.schedules.registry import Costs, Generator
 
 
 def make(p: int, m: int, v: int) -> Schedule:
-    """Every backward is followed by an update; the microbatches of many steps are one stream.
+    """Each backward is followed by an update; the microbatches of many steps form one stream.
 
     Cost: no bubble between the first and the last backward; live min(m, p - rank), and as many
     versions of the weights.
@@ -32,7 +32,7 @@ def staleness(p: int, stage: int, microbatch: int) -> int:
 
 
 def bubble(p: int, m: int, v: int, costs: Costs) -> float:
-    """Of a whole stream, with its beginning and end; in between there is none."""
+    """The bubble of a whole stream, from its start-up and its end; in between there is none."""
     return (p - 1) / m
 
 

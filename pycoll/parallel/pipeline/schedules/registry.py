@@ -1,6 +1,6 @@
-"""The table of schedules: a generator, and what it promises of bubble and memory.
+"""The table of schedules: generators with their promised bubble and memory.
 
-A row is tested, drawn, listed and run without an edit elsewhere.
+A new row is tested, drawn, listed and run without an edit elsewhere.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pycoll.parallel.pipeline.schedules.actions import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Time of one microbatch on one rank: of all its stages together. Any unit.
+    """Time of one microbatch in all stages of one rank, in any unit.
 
     Attributes:
-        forward: Of F.
-        backward_input: Of I.
-        backward_weight: Of W; B takes both.
-        transfer: From one stage to the next.
+        forward: Time of F.
+        backward_input: Time of I.
+        backward_weight: Time of W; B takes the time of both I and W.
+        transfer: Time from one stage to the next.
     """
 
     forward: float = 1.0
@@ -31,7 +31,7 @@ class Costs:
 
     @property
     def total(self) -> float:
-        """Of one microbatch, without transfers."""
+        """Time of one microbatch, without transfers."""
         return self.forward + self.backward_input + self.backward_weight
 
 
@@ -43,16 +43,16 @@ class Generator:
     """A row of the table.
 
     Attributes:
-        name: By which users ask for it.
+        name: Name by which users select the schedule.
         make: The schedule of p ranks, m microbatches and v stages per rank.
-        bubble: Idle over busy time for such a shape and costs, where the shape is `exact`.
+        bubble: Idle over busy time for a shape and costs, if `exact` holds.
         live: The most microbatches, in chunks of one stage, whose activations a rank holds.
-        summary: One line for users.
+        summary: One-line description for users.
         source: The paper.
-        default_stages: The default of v.
-        allowed_stages: What else v may be; empty: any number.
-        exact: Whether `bubble` holds for a shape and costs; where not, the simulator says.
-        torch_name: Of torch's schedule with the same orders, the oracle of the tests.
+        default_stages: Default of v.
+        allowed_stages: Other allowed values of v; empty: any number.
+        exact: Whether `bubble` is exact for a shape and costs; if not, simulate.
+        torch_name: Name of torch's schedule with the same orders, the reference in tests.
     """
 
     name: str
@@ -71,7 +71,7 @@ _generators: dict[str, Generator] = {}
 
 
 def register(generator: Generator) -> Generator:
-    """Adds a row, or replaces the one of that name."""
+    """Adds a row, or replaces the row with its name."""
     _generators[generator.name] = generator
     return generator
 
@@ -82,10 +82,10 @@ def names() -> list[str]:
 
 
 def generator(name: str) -> Generator:
-    """The row of a name: ours or torch's, in upper or lower case.
+    """Finds a row by its name or torch's name, in upper or lower case.
 
     Raises:
-        UsageError: there is none; the message names similar ones.
+        UsageError: There is no such row; the message suggests a similar name.
     """
     wanted = name.lower().replace("-", "_")
     for row in _generators.values():
@@ -102,16 +102,16 @@ def build(
     """Makes a schedule and validates it.
 
     Args:
-        name: As `names` lists them, or torch's name.
+        name: A name from `names`, or torch's name.
         num_ranks: Ranks of the pipeline.
-        num_microbatches: Of a step; may be fewer than the stages.
-        stages_per_rank: None: the schedule's default.
+        num_microbatches: Microbatches of a step; may be fewer than the stages.
+        stages_per_rank: Number of stages per rank; None: the schedule's default.
 
     Returns:
-        The schedule: complete, free of deadlock, within its bound of memory.
+        The schedule: complete, free of deadlock, within its memory bound.
 
     Raises:
-        UsageError: no such schedule, or it does not take these numbers.
+        UsageError: There is no such schedule, or it does not support these numbers.
 
     Cost: about 10 us per action.
     """

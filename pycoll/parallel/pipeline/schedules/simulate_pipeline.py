@@ -1,4 +1,4 @@
-"""When everything happens: a schedule played with given costs, without a rank."""
+"""Simulates a schedule with given costs, without ranks: the time of every action."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pycoll.parallel.pipeline.schedules.registry import Costs
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An action of a rank, from `start` to `end` in the unit of the costs."""
+    """An action of a rank, from `start` to `end`, in units of the costs."""
 
     rank: int
     action: Action
@@ -22,13 +22,13 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What a schedule takes.
+    """Result of simulating a schedule.
 
     Attributes:
         events: All compute, ordered by rank and time.
-        time: From the first start to the last end.
-        busy: The time that each rank computes.
-        peak_live: The most microbatches, in chunks of one stage, that each rank holds.
+        time: Time from the first start to the last end.
+        busy: Compute time of each rank.
+        peak_live: The most microbatches that each rank holds, in chunks of one stage.
     """
 
     events: tuple[Event, ...]
@@ -48,7 +48,7 @@ class Simulation:
         return 1 - sum(self.busy) / (len(self.busy) * self.time) if self.time else 0.0
 
     def idle_share_between(self, start: float, end: float) -> float:
-        """The same of a part of the time."""
+        """Idle share within a part of the time."""
         if end <= start:
             return 0.0
         busy = sum(max(0.0, min(e.end, end) - max(e.start, start)) for e in self.events)
@@ -56,7 +56,7 @@ class Simulation:
 
     @property
     def steady(self) -> tuple[float, float]:
-        """From the end of the first backward of stage 0 to the start of its last forward."""
+        """Time from the end of stage 0's first backward to the start of its last forward."""
         first = [event for event in self.events if event.action.stage == 0]
         starts = [event.start for event in first if event.action.kind is Kind.F]
         ends = [event.end for event in first if event.action.kind in (Kind.B, Kind.I)]
@@ -64,7 +64,7 @@ class Simulation:
 
 
 def needs(action: Action, num_stages: int) -> Action | None:
-    """What the stage before or behind must have done before an action; B stands for B or I."""
+    """The action of a neighbouring stage that must precede an action; B stands for B or I."""
     stage, i = action.stage, action.microbatch
     if action.kind is Kind.F:
         return Action(stage - 1, Kind.F, i) if stage > 0 else None
@@ -74,14 +74,14 @@ def needs(action: Action, num_stages: int) -> Action | None:
 
 
 def done_as(action: Action) -> Action:
-    """An action as others wait for it: they take I as they take B."""
+    """The action that other stages wait for: I counts as B."""
     return Action(action.stage, Kind.B, action.microbatch) if action.kind is Kind.I else action
 
 
 def peak_live(order: Sequence[Action], weights: Sequence[int] | None = None) -> int:
-    """The most forwards of an order whose backward, or weight gradient, is not done yet.
+    """The most forwards of an order whose backward, or weight gradient, is still to come.
 
-    With `weights`, each counts as much as that of its stage.
+    `weights` gives the weight of each stage's forwards; None: 1.
     """
     peak = live = 0
     for action in order:
@@ -92,7 +92,7 @@ def peak_live(order: Sequence[Action], weights: Sequence[int] | None = None) -> 
 
 
 def peak_versions(order: Sequence[Action]) -> int:
-    """The most versions of a stage's weights that an order's microbatches in flight have seen."""
+    """The most versions of a stage's weights that microbatches in flight use."""
     peak = version = 0
     seen: dict[tuple[int, int], int] = {}
     for action in order:
@@ -111,25 +111,27 @@ def simulate(
     costs: Costs | None = None,
     stage_scale: Sequence[float] | None = None,
 ) -> Simulation:
-    """Plays a schedule: every rank does its actions in order, each as early as it can.
+    """Simulates a schedule: every rank runs its actions in order, each as early as possible.
 
     Args:
-        schedule: What to play.
-        costs: Of one microbatch on one rank; a stage takes its part. Default: 1 for F, I and W.
-        stage_scale: How much longer each stage takes than the others do. Default: 1 for all.
+        schedule: The schedule to simulate.
+        costs: Costs of one microbatch on one rank, divided among its stages; default: 1 each.
+        stage_scale: Relative duration of each stage. Default: 1 for all.
 
     Returns:
         Times, bubble and memory.
 
     Raises:
-        UsageError: the schedule deadlocks.
+        UsageError: The schedule deadlocks.
 
     Cost: about 2 us per action.
     """
     costs = costs or Costs()
     scale = stage_scale or [1.0] * schedule.num_stages
     if len(scale) != schedule.num_stages:
-        raise UsageError(f"{len(scale)} stage costs for {schedule.num_stages} stages")
+        raise UsageError(
+            f"stage_scale has {len(scale)} values, expected {schedule.num_stages}: one per stage"
+        )
     part = 1 / schedule.stages_per_rank
     length = {
         Kind.F: costs.forward * part,

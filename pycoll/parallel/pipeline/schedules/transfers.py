@@ -1,7 +1,7 @@
-"""Adds the transfers to a schedule: sends at once, receives posted before they are needed.
+"""Adds transfers to a schedule: immediate sends, and receives posted ahead.
 
-Sends and receives never block where they are posted; only compute waits, for what it reads. So
-transfers cannot deadlock where compute does not.
+Posting a send or receive never blocks; only compute waits for its input. So transfers cannot
+deadlock where compute does not.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ PREFETCH = 2
 
 
 def with_transfers(schedule: Schedule, prefetch: int = PREFETCH) -> Schedule:
-    """A schedule with SEND and RECV where data crosses ranks.
+    """Returns a schedule with SEND and RECV where data crosses ranks.
 
-    A RECV says when a receive is posted: `prefetch` actions before the one that reads it, which
-    waits for it. So each rank has at most `prefetch` receives posted that nothing has read yet:
-    that bounds their memory.
+    A RECV marks the posting of a receive, `prefetch` actions before the action that reads it and
+    waits for it. Each rank has at most `prefetch` posted receives that are not read yet, which
+    bounds their memory.
 
     Args:
-        schedule: Of compute alone.
-        prefetch: How many actions ahead receives are posted, 1 or more.
+        schedule: A schedule with compute actions only.
+        prefetch: Number of actions by which receives are posted ahead, 1 or more.
 
     Returns:
-        The same compute, with transfers in between.
+        The same compute actions, with transfers in between.
     """
     return Schedule(
         schedule.name,
@@ -47,7 +47,7 @@ def _rank(schedule: Schedule, order: tuple[Action, ...], prefetch: int) -> tuple
 
 
 def receive_of(schedule: Schedule, action: Action) -> Action | None:
-    """The receive that an action reads, None where it reads nothing of another rank."""
+    """The receive that an action reads; None if it reads nothing from another rank."""
     need = needs(action, schedule.num_stages)
     if need is None or schedule.placement[need.stage] == schedule.placement[action.stage]:
         return None
@@ -56,7 +56,7 @@ def receive_of(schedule: Schedule, action: Action) -> Action | None:
 
 
 def send_of(schedule: Schedule, action: Action) -> Action | None:
-    """The send of what an action has made, None where no other rank needs it."""
+    """The send of an action's output; None if no other rank needs it."""
     kind = {Kind.F: Kind.SEND_F, Kind.B: Kind.SEND_B, Kind.I: Kind.SEND_B}.get(action.kind)
     to = action.stage + (1 if kind is Kind.SEND_F else -1)
     if kind is None or not 0 <= to < schedule.num_stages:

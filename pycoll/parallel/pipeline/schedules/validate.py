@@ -1,4 +1,4 @@
-"""Proof of a schedule before the first byte: complete, in order, no deadlock, bounded memory."""
+"""Validates a schedule before its first byte: complete, ordered, no deadlock, bounded memory."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _BACKWARD = (Kind.B, Kind.I)
 
 
 def validate(schedule: Schedule, max_live: Sequence[int] | None = None) -> None:
-    """Proves that a schedule can run and does what a step needs.
+    """Checks that a schedule can run and computes a whole step.
 
-    Every stage does F and then B, or I and then W, once for each microbatch, on its own rank; no
-    rank waits for what waits for it; no rank holds more microbatches than it may.
+    Every stage runs F and then B, or I and then W, once for each microbatch, on its own rank; ranks
+    do not wait for each other in a cycle; no rank holds more microbatches than allowed.
 
     Args:
-        schedule: With or without transfers.
-        max_live: The most chunks of activations that each rank may hold. None: any number.
+        schedule: A schedule with or without transfers.
+        max_live: The most chunks of activations that each rank may hold; None: no limit.
 
     Raises:
-        UsageError: it is not so; the message names rank, position and action.
+        UsageError: The schedule is invalid; the message names rank, position and action.
 
     Cost: a few microseconds per action.
     """
@@ -87,7 +87,7 @@ def _in_order(schedule: Schedule, rank: int, order: Sequence[Action]) -> None:
 
 
 def _plays(schedule: Schedule) -> None:
-    """Each rank goes on until it waits; when nobody can, it is a deadlock."""
+    """Runs each rank until it waits; if no rank can continue, raises a deadlock error."""
     done: set[Action] = set()
     at = [0] * schedule.num_ranks
     moved = True
@@ -107,7 +107,7 @@ def _plays(schedule: Schedule) -> None:
 
 
 def deadlock(schedule: Schedule, at: Sequence[int]) -> str:
-    """Who waits for whom, starting with the first rank that is stuck, until it closes."""
+    """Describes the cycle of waits, starting with the first blocked rank."""
     parts, seen = [], set()
     rank = next(r for r, order in enumerate(schedule.orders) if at[r] < len(order))
     while rank not in seen:
@@ -117,7 +117,7 @@ def deadlock(schedule: Schedule, at: Sequence[int]) -> str:
             break
         action = schedule.orders[rank][at[rank]]
         need = needs(action, schedule.num_stages)
-        assert need is not None  # else it would not be stuck
+        assert need is not None  # else the rank would not be blocked
         next_rank = schedule.placement[need.stage]
         parts.append(f"rank {rank} waits in {action} (position {at[rank]}) for {need}")
         rank = next_rank

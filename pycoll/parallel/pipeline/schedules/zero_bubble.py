@@ -1,4 +1,4 @@
-"""Zero bubble: weight gradients fill the time in which ranks would wait."""
+"""Zero bubble: weight gradients fill the time in which ranks would otherwise wait."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pycoll.parallel.pipeline.schedules.registry import Costs, Generator
 
 
 def make_zb1p(p: int, m: int, v: int) -> Schedule:
-    """Cost: bubble (p - 1)(f + i - w) / (m v (f + i + w)); live about p v, as 1F1B's first rank.
+    """Cost: bubble (p - 1)(f + i - w) / (m v (f + i + w)); live about p v, like 1F1B's first rank.
 
-    Source: Qi et al., arXiv 2401.10241, ZB-H1; with v > 1 as in torch.
+    Source: Qi et al., arXiv 2401.10241, ZB-H1; for v > 1 as in torch.
     """
     size = len(rounds(m, p)[0])
     orders = []
@@ -30,8 +30,8 @@ def make_zb1p(p: int, m: int, v: int) -> Schedule:
 def make_zb2p(p: int, m: int, v: int) -> Schedule:
     """Cost: no bubble within a rank's own work where f = i = w and m >= 2 p - 1; live 2 p - 1.
 
-    Twice the warm-up of 1F1B, and as much more to fill the end with: each rank's work is one piece,
-    which begins and ends a forward later than that of the rank before.
+    It has twice the warm-up of 1F1B and as many more actions to fill the end: each rank's work is
+    contiguous, and begins and ends a forward later than that of the rank before.
 
     Source: Qi et al., arXiv 2401.10241, ZB-H2.
     """
@@ -52,9 +52,9 @@ def make_zbv(p: int, m: int, v: int) -> Schedule:
 
 
 def _zbv_order(p: int, m: int, rank: int) -> tuple[Action, ...]:
-    """The rank's way down is stage `down`, its way up stage `up`."""
+    """The rank's actions; `down` is its stage on the way down, `up` its stage on the way up."""
     down, up = rank, 2 * p - 1 - rank
-    enough = max(2 * p - 1, m)  # below that the pattern has holes: those beyond m are left out
+    enough = max(2 * p - 1, m)  # the pattern's minimum; microbatches beyond m are left out
     order: list[Action] = []
     done = {(stage, kind): 0 for stage in (down, up) for kind in (Kind.F, Kind.I, Kind.W)}
 
