@@ -249,5 +249,5 @@ def test_doctor_of_another_version_says_so(tmp_path):
     with pytest.raises(pycoll.UsageError, match="another version of pycoll .layout 99"):
         pycoll._core.SegmentView(str(layout))
     layout.write_bytes(bytes(1 << 16))
-    with pytest.raises(pycoll.UsageError, match="is no memory of a communicator"):
+    with pytest.raises(pycoll.UsageError, match="is not the shared memory of"):
         pycoll._core.SegmentView(str(layout))

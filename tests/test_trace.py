@@ -1,4 +1,4 @@
-"""Flight records as traces: for Perfetto, for torch's fr_trace, and as a table of who is late."""
+"""Flight records as traces: for Perfetto, for torch's fr_trace, and as a table of late ranks."""
 
 from __future__ import annotations
 

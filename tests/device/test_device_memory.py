@@ -195,7 +195,7 @@ def arrays_of_other_libraries_are_taken_by_their_interface(comm: pycoll.Communic
         comm.all_reduce(Foreign(x, strides=(4, 16)))
     comm.all_reduce(Foreign(x, strides=(24, 4)))
     host = np.ones(4, np.float32)
-    with pytest.raises(UsageError, match="no memory of a device"):
+    with pytest.raises(UsageError, match="not in memory of a device"):
         comm.all_reduce(Foreign(x, data=(host.ctypes.data, False)))
 
 

@@ -120,7 +120,7 @@ CORE = [
     ),
     Fault(
         "timeout-names-the-neighbour",
-        "csrc/executor/wait.cc",
+        "csrc/executor/wait/wait.cc",
         "failure.culprit = static_cast<uint16_t>(find_culprit(late));",
         "failure.culprit = static_cast<uint16_t>(site.peer);",
         "A timeout names the rank that is waited for, not the rank that never came.",
@@ -129,7 +129,7 @@ CORE = [
     ),
     Fault(
         "edges-of-registered-arrays-are-copied-backwards",
-        "csrc/transport/registered.cc",
+        "csrc/transport/memory/registered_arrays.cc",
         "[this](ptrdiff_t at, size_t size) { std::memcpy(data_ + at, heap_at_ + at, size); });",
         "[this](ptrdiff_t at, size_t size) { std::memcpy(heap_at_ + at, data_ + at, size); });",
         "Results outside the whole pages of a registered array do not reach it.",
@@ -138,7 +138,7 @@ CORE = [
     ),
     Fault(
         "failure-stays-on-its-host",
-        "csrc/transport/pump.cc",
+        "csrc/transport/proxy/proxy.cc",
         "if (load_acquire(segment_.failure_word()) != 0) tell_failure();",
         "if (load_acquire(segment_.control(rank_).state) == 2) tell_failure();",
         "Ranks of other hosts learn of a failure only when a rank leaves.",
@@ -147,7 +147,7 @@ CORE = [
     ),
     Fault(
         "short-message-is-accepted",
-        "csrc/comm/message_engine.cc",
+        "csrc/p2p/message_engine.cc",
         "if (op->nbytes == nbytes && op->dtype == dtype) return true;",
         "if (op->nbytes >= nbytes && op->dtype == dtype) return true;",
         "A message that is shorter than the receive raises no error.",
@@ -165,7 +165,7 @@ CORE = [
     ),
     Fault(
         "streams-do-not-wait-for-each-other",
-        "csrc/comm/device_runner.cc",
+        "csrc/comm/device/device_runner.cc",
         "if (launched_ && stream != last_stream_) last()->hold(stream);",
         "if (launched_ && stream == last_stream_) last()->hold(stream);",
         "Operations on two streams of a device use the same links at once.",
@@ -174,7 +174,7 @@ CORE = [
     ),
     Fault(
         "one-host-is-taken-for-several",
-        "csrc/bootstrap/launch_env.cc",
+        "csrc/bootstrap/join/launch_env.cc",
         "return parse_number(launcher.num_local, *here, 1, INT32_MAX) < env.num_ranks;",
         "return parse_number(launcher.num_local, *here, 1, INT32_MAX) <= env.num_ranks;",
         "Ranks that mpiexec has started on one host look for each other on other hosts.",
@@ -251,7 +251,7 @@ PACKAGE = [
     ),
     Fault(
         "only-the-failed-rank-reports-a-failed-save",
-        "pycoll/parallel/checkpoint.py",
+        "pycoll/parallel/trainer/checkpoint.py",
         "if int(failed):",
         "if problem:",
         "Ranks that could write do not raise when another one could not.",
@@ -260,7 +260,7 @@ PACKAGE = [
     ),
     Fault(
         "masks-of-replicas-overlap",
-        "pycoll/parallel/dropout.py",
+        "pycoll/parallel/dropout/dropout.py",
         "first = now.first_sample * rows_of_sample * row",
         "first = now.first_sample * rows_of_sample",
         "Dropout masks depend on how many replicas share a batch.",
@@ -286,7 +286,7 @@ PACKAGE = [
     ),
     Fault(
         "echo-hides-the-error",
-        "pycoll/launch.py",
+        "pycoll/launch/rank_functions.py",
         "return min(failures, key=lambda failure: (failure.echo, failure.time_s))",
         "return min(failures, key=lambda failure: failure.time_s)",
         "run_ranks may raise the error of a rank that only lost its peer.",

@@ -107,7 +107,7 @@ class Carrier {
       bytes->resize(kMaxPacket);
       const ssize_t count = ::read(devices_[from].fd, bytes->data(), kMaxPacket);
       const auto* ip = reinterpret_cast<const uint8_t*>(bytes->data()) + kVnetHeader;
-      // Of IPv4 only; host i has an address that ends in i + 1.
+      // Carries IPv4 only; host i has an address that ends in i + 1.
       const bool known = count > static_cast<ssize_t>(kVnetHeader + 20) && ip[0] >> 4 == 4 &&
                          ip[19] >= 1 && ip[19] <= devices_.size();
       if (!known) {

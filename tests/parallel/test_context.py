@@ -213,13 +213,13 @@ def test_what_cannot_be_cut_is_one_sentence_on_every_rank():
             "a sequence of 6 does not divide into 4 parts, two for each": (
                 lambda mesh: step(mesh, GPT(fused=True), length=6)
             ),
-            "cp=2 needs the name of the list of blocks, at whose first one": (
+            "cp=2 needs the name of the list of blocks: the sequence is cut": (
                 lambda mesh: pc.parallelize(GPT(fused=True), mesh)
             ),
             "block 'blocks.0' calls no torch.nn.functional.scaled_dot_product_attention": (
                 lambda mesh: step(mesh, GPT())
             ),
-            "layer 'blocks.2.memory' (LSTM) goes along the sequence": recurrent_block,
+            "layer 'blocks.2.memory' (LSTM) works along the sequence": recurrent_block,
             "returns a tensor of shape (2, 29), expected a sequence, 4 long": (
                 lambda mesh: step(mesh, Pooled(fused=True))
             ),
@@ -229,7 +229,7 @@ def test_what_cannot_be_cut_is_one_sentence_on_every_rank():
             "layer 'blocks.0' has a mask of shape (4, 4) made of a share of the sequence": (
                 lambda mesh: attend_with(mesh, lambda x: attention(x, x, x, of_a_share))
             ),
-            "layer 'blocks.0' has a mask that learns: take cp=1": (
+            "layer 'blocks.0' has a trainable mask: take cp=1": (
                 lambda mesh: attend_with(mesh, lambda x: attention(x, x, x, learns))
             ),
             "layer 'blocks.0' has 4 queries and 2 keys, expected the 4 places": (

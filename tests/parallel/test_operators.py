@@ -179,8 +179,8 @@ def test_convolutions_that_cannot_be_shared_out_are_an_error():
         for layer, style, message in (
             (nn.Conv2d(4, 4, 3, groups=2), "conv_out", "in one group"),
             (nn.Conv2d(4, 4, 3, padding="same"), "conv_in", "expected numbers"),
-            (nn.Conv2d(4, 4, 3, stride=2, padding=1), "conv_space", "with stride 1"),
-            (nn.Conv2d(4, 4, 3), "conv_space", "as many come out as go in"),
+            (nn.Conv2d(4, 4, 3, stride=2, padding=1), "conv_space", "needs stride 1"),
+            (nn.Conv2d(4, 4, 3), "conv_space", "as many rows out as in"),
         ):
             with pytest.raises(UsageError, match=message):
                 pc.parallelize(nn.Sequential(layer), mesh, tp={"0": style})

@@ -189,7 +189,7 @@ def test_final_flag_is_proved_to_apply_once():
         ({"src_mask": 1 << 9}, "a peer that does not exist"),
         ({"flags": 0}, "has no source"),
         ({"dst_mask": 0}, "has no destination"),
-        ({"flags": 1 | 8}, "ring of nobody"),
+        ({"flags": 1 | 8}, "without a source"),
         ({"flags": 1 | 16}, "without all ranks"),
     ],
 )

@@ -189,7 +189,7 @@ def test_callback_that_destroys_its_own_group_raises_and_says_where_to_do_it(ran
     handle = dist.all_reduce(torch.ones(3), group=group, async_op=True)
     if rank == 0:
         after = handle.get_future().then(lambda _: dist.destroy_process_group(group))
-        with pytest.raises(RuntimeError, match="destroyed by a callback of its own operation"):
+        with pytest.raises(RuntimeError, match="destroyed in a callback of its own operation"):
             after.wait()
     handle.wait()
     assert total(torch.ones(1)) == n

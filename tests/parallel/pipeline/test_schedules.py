@@ -9,9 +9,17 @@ from unittest import mock
 import pytest
 
 from pycoll.errors import UsageError
-from pycoll.parallel.pipeline import Action, Costs, Kind, Schedule, build, generator, names
-from pycoll.parallel.pipeline import simulate
-from pycoll.parallel.pipeline import validate
+from pycoll.parallel.pipeline import (
+    Action,
+    Costs,
+    Kind,
+    Schedule,
+    build,
+    generator,
+    names,
+    simulate,
+    validate,
+)
 from pycoll.parallel.pipeline.schedules.transfers import receive_of, with_transfers
 
 pytestmark = pytest.mark.pure
@@ -105,7 +113,7 @@ def test_wrong_schedules_are_refused_with_their_mistake():
             lambda: validate(build("gpipe", 2, 4), max_live=[3, 4])
         ),
         "stage 0 is on rank 0 and, in 0B0, on rank 1": lambda: Schedule.from_text("0F0\n0B0"),
-        "'0X1' is no action": lambda: Schedule.from_text("0F0 0X1"),
+        "'0X1' is not an action": lambda: Schedule.from_text("0F0 0X1"),
     }.items():
         with pytest.raises(UsageError, match=message):
             mistake()

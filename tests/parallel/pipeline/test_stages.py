@@ -155,7 +155,7 @@ def test_batches_that_differ_are_refused_on_all_ranks():
             "the inputs of rank 1 have other shapes than those of rank 0": (
                 step(lambda rank: longer if rank else x)
             ),
-            "rank 0 has the first stage, and no inputs": step(lambda rank: x if rank else None),
+            "rank 0 has the first stage, but no inputs": step(lambda rank: x if rank else None),
             "rank 1 has the last stage, and targets for 0 microbatches, expected 2": (
                 step(lambda rank: x, targets=None)
             ),
