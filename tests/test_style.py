@@ -119,7 +119,7 @@ def test_prose_that_is_not_plain_is_found(tmp_path, monkeypatch):
     bad = [
         "// Who waits raises.",
         "/// Of the last exchange; the same on all ranks.",
-        '  throw Error("no rank is late");',
+        '  throw Error("nobody is late");',
         "// A rank waits. Whose thread is gone cannot be joined.",
     ]
     for text in bad:

@@ -285,7 +285,7 @@ def _damage(how: str) -> str:
         return "is damaged, line "
     if how == "changed":
         file.write_text(text.replace("tree/ll", "star/ll"))
-        return "the digest is not that of the lines before"
+        return "the digest does not match the lines before"
     if how == "noise":
         file.write_bytes(bytes(range(256)) * 64)
         return "is damaged, line 1: expected 'pycoll-tuning 2'"

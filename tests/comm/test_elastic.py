@@ -156,7 +156,7 @@ def test_shrink_of_other_communicators_is_an_error_that_says_so():
 
 def test_unauthenticated_peers_do_not_delay_a_shrink():
     def work(comm: Comm) -> int:
-        port = comm._homes[-1].addresses[0].port
+        port = comm._owner_ports[-1].addresses[0].port
         peers = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
         for i, peer in enumerate(peers):
             # Nothing, bytes that mean nothing, messages without and with a wrong proof.

@@ -96,7 +96,7 @@ WRONG = {
     ";all_reduce:ring": ("a rule is empty", "^", 0),
     "all_reduce:ring;;ring": ("a rule is empty", "^", 16),
     "al_reduce:ring": ("no collective has this name; expected one of all_reduce,", "^~", 0),
-    "barrier:ring": ("give all_reduce a rule", "^~~~~~~", 0),
+    "barrier:ring": ("write a rule for all_reduce", "^~~~~~~", 0),
     "all_reduce:": ("expected an algorithm, or auto", "^", 11),
     "all_reduce:/ll": ("expected an algorithm, or auto", "^", 11),
     "all_reduce:ring/lll": (

@@ -145,7 +145,7 @@ def test_registered_arrays_at_other_places_are_a_mismatch():
         return str(caught.value)
 
     for text in run_ranks(work, 2, timeout_s=TIMEOUT_S):
-        assert "at other places in their registered arrays" in text
+        assert "at different offsets in their registered arrays" in text
 
 
 def test_arrays_and_ten_communicators_leave_nothing():
@@ -205,7 +205,7 @@ def device_array_copies_both_ways_and_says_what_is_wrong(comm: pycoll.Communicat
     assert DeviceArray.empty((3, 0)).numpy().shape == (3, 0)
     with pytest.raises(UsageError, match="bytes"):
         x.copy_from(np.zeros(3))
-    with pytest.raises(UsageError, match="not all of the array"):
+    with pytest.raises(UsageError, match="not all within the array"):
         x.part(8, 3)
     with pytest.raises(UsageError, match="device is 99"):
         DeviceArray.empty(4, device=99)

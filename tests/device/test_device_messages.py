@@ -41,9 +41,9 @@ def messages_between_a_device_and_a_host_and_from_any_rank(comm: pycoll.Communic
 
 def receives_that_would_return_too_early_are_refused(comm: pycoll.Communicator) -> None:
     x = DeviceArray.of(np.zeros(3, np.float32))
-    with pytest.raises(UsageError, match="returns when it has arrived"):
+    with pytest.raises(UsageError, match="blocks until the message has arrived"):
         comm.recv(x, 1 - comm.rank, async_op=True)
-    with pytest.raises(UsageError, match="returns when it has arrived"), comm.coalesce():
+    with pytest.raises(UsageError, match="blocks until the message has arrived"), comm.coalesce():
         comm.recv(x, 1 - comm.rank)
 
 

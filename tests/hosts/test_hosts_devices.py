@@ -89,7 +89,7 @@ def asynchronous(comm: Comm) -> None:
     gathered = comm.all_gather(rows, counts=counts)
     expected = np.repeat(np.arange(comm.size), counts)
     assert (gathered.numpy()[:, 0] == expected).all()
-    assert "pinned memory" in comm.explain("all_reduce", 1 << 20, on_device=True)
+    assert "pinned CPU memory" in comm.explain("all_reduce", 1 << 20, on_device=True)
     stream.begin_capture()
     with pytest.raises(UsageError, match="cannot be captured when the ranks are on several hosts"):
         comm.all_reduce(arrays[0])

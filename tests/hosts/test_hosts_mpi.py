@@ -75,7 +75,7 @@ def test_missing_library_is_named_with_what_to_do(two):
 def test_transport_that_is_not_there_is_the_same_error_on_all_ranks(two):
     mpi = mpi_kit.need("mpich")
     for kind, text in mpi_kit.run(mpi, two, 1, "error_of_init", PYCOLL_TRANSPORT="smoke"):
-        assert kind == "UsageError" and "PYCOLL_TRANSPORT=smoke, expected tcp or mpi" in text
+        assert kind == "UsageError" and "PYCOLL_TRANSPORT=smoke: expected one of tcp mpi" in text
 
 
 @pytest.mark.torch
