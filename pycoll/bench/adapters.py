@@ -78,7 +78,8 @@ class Mpi:
     def prepare(self, case: Case) -> Prepared:
         sums_or_moves(case)
         x, y = (np.zeros(count, STORAGE[case.dtype]) for count in (case.num_in, case.num_out))
-        x_buffer, y_buffer = x, y
+        x_buffer: Any = x
+        y_buffer: Any = y
         # Arrays of a type that mpi4py knows need no datatype, and are passed faster without.
         if case.dtype != "f32":
             datatype = self.datatype(case.dtype)

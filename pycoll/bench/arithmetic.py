@@ -7,11 +7,12 @@ tables are written independently of the core; a test compares them with the core
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.generic]
+Array = NDArray[Any]
 
 # By name: what the elements are, and the type that stores them; small floats are their bits.
 _TABLE = {

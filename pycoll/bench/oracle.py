@@ -73,7 +73,8 @@ class Collective:
 
 
 def _row(name: str, parts: Parts, flags: str = "", **more: Any) -> Collective:
-    return Collective(name, parts, **dict.fromkeys(flags.split(), True), **more)
+    more |= dict.fromkeys(flags.split(), True)
+    return Collective(name, parts, **more)
 
 
 # fmt: off

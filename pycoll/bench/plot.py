@@ -52,7 +52,10 @@ def cells(row: Row) -> tuple[str, ...]:
         row.case.series,
         row.chosen,
         format_nbytes(row.case.nbytes),
-        *(format_seconds(t) for t in (timing.median_s, timing.min_s, timing.p99_s)),
+        *(
+            "" if t is None else format_seconds(t)
+            for t in (timing.median_s, timing.min_s, timing.p99_s)
+        ),
         format_rate(row.algbw),
         format_rate(row.busbw),
         str(timing.num_calls),
@@ -109,11 +112,11 @@ def _figure(rows: list[Row]) -> Any:
             "markersize": 4,
         }
         left.plot(sizes, [row.timing.median_s * 1e6 for row in points], **style)
-        lows = [row.timing.min_s * 1e6 for row in points]
+        lows = [(row.timing.min_s or row.timing.median_s) * 1e6 for row in points]
         left.fill_between(
             sizes,
             lows,
-            [row.timing.p99_s * 1e6 for row in points],
+            [(row.timing.p99_s or row.timing.median_s) * 1e6 for row in points],
             color=style["color"],
             alpha=0.12,
             lw=0,

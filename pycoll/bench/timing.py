@@ -126,7 +126,7 @@ def measure(
     for name in names:
         try:
             found[name] = calibrate(
-                lambda num_calls, name=name: time_blocks(name, num_calls, 1)[0],
+                lambda num_calls, name=name: time_blocks(name, num_calls, 1)[0],  # type: ignore[misc]
                 most=effort.most_calls,
             )
             samples_s[name] = []

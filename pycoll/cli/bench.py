@@ -93,7 +93,12 @@ def bench(
     cases = _cases(collective, algorithm, sizes, dtype, op, n)
     if peers:
         cases = _with_peers(cases, threads)
-    question = {"ranks": n, "threads": threads, "iterations": iterations, "warmup": warmup}
+    question: dict[str, Any] = {
+        "ranks": n,
+        "threads": threads,
+        "iterations": iterations,
+        "warmup": warmup,
+    }
     question |= {"arrays": "mapped" if mapped else "plain"}
     facts: dict[str, Any] = {"question": question, "machine": machine()}
     printed = json_path is not None and str(json_path) == "-"

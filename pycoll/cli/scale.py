@@ -75,15 +75,15 @@ def report(found: dict[int, tuple[float, int]]) -> dict[str, Any]:
     Raises:
         UsageError: The batch is neither constant nor proportional to the ranks.
     """
-    from pycoll.parallel.tools import scaling_laws as laws
+    from pycoll.parallel.tools import scaling_laws
 
     times = {n: seconds for n, (seconds, _) in found.items()}
     tokens = {n: count for n, (_, count) in found.items()}
     if len(set(tokens.values())) == 1:
-        kind, fit = "strong", laws.fit_amdahl(times)
+        kind, fit = "strong", scaling_laws.fit_amdahl(times)
     elif all(count == n * tokens[1] for n, count in tokens.items()):
         # One rank takes n times as long for n times the batch.
-        kind, fit = "weak", laws.fit_gustafson(times, {n: n * times[1] for n in times})
+        kind, fit = "weak", scaling_laws.fit_gustafson(times, {n: n * times[1] for n in times})
     else:
         raise UsageError(
             f"scale: tokens of a step are {tokens}: expected a constant number, or one "

@@ -37,11 +37,11 @@ def trace(
 ) -> None:
     """Show the skew of arrivals at each collective, and write a trace of all operations."""
     from pycoll.observe import trace
-    from pycoll.parallel.pipeline import trace_events as timeline
+    from pycoll.parallel.pipeline import trace_events
 
-    flights = trace.read([path for path in files if not path.name.startswith(timeline.PREFIX)])
+    flights = trace.read([path for path in files if not path.name.startswith(trace_events.PREFIX)])
     if output is not None:
-        content = trace.chrome_trace(flights, timeline.read(files))
+        content = trace.chrome_trace(flights, trace_events.read(files))
         output.write_text(json.dumps(content) + "\n")
         typer.echo(f"wrote {output}", err=True)
     if fr_trace is not None:

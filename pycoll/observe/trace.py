@@ -87,11 +87,11 @@ def chrome_trace(flights: Flights, pipelines: Sequence[Timeline] = ()) -> dict[s
         flights: Result of `read`.
         pipelines: Result of `pycoll.parallel.pipeline.trace_events.read`.
     """
-    from pycoll.parallel.pipeline import trace_events as timeline
+    from pycoll.parallel.pipeline import trace_events
 
     events: list[dict[str, Any]] = []
     every = [e for ranks in flights.values() for entries in ranks.values() for e in entries]
-    begins = [entry["time_created_ns"] for entry in every] + timeline.bounds(pipelines)
+    begins = [entry["time_created_ns"] for entry in every] + trace_events.bounds(pipelines)
     start = min(begins, default=0)
     end = max((max(entry["time_created_ns"], _end(entry) or 0) for entry in every), default=0)
 
@@ -116,7 +116,7 @@ def chrome_trace(flights: Flights, pipelines: Sequence[Timeline] = ()) -> dict[s
             if len(taken) < 2 or len({_name(entry) for _, entry in taken}) > 1:
                 continue
             events += _arrival(pid, sequence, taken, at_us)
-    events += timeline.events(pipelines, len(flights), at_us)
+    events += trace_events.events(pipelines, len(flights), at_us)
     return {"traceEvents": events, "displayTimeUnit": "ns"}
 
 

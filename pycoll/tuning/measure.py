@@ -157,7 +157,7 @@ def measure(
             live.append(choice)
     num_calls = {
         choice: calibrate(
-            lambda k, choice=choice: k * slowest([choice], {choice: k})[0],
+            lambda k, choice=choice: k * slowest([choice], {choice: k})[0],  # type: ignore[misc]
             effort.batch_s,
         )[0]
         for choice in live
