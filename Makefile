@@ -31,12 +31,12 @@ echo "make $@: $$(($$(date +%s) - begin)) s of tests"; \
 exit $$status
 endef
 
-.PHONY: cuda gpu-check demo test test-slow soak faults bench benchmarks lint format clean build
+.PHONY: cuda gpu-check demo test test-slow test-programs soak faults bench benchmarks lint format clean build
 
 demo: $(VENV)/demo build
 	$(BIN)/python examples/demo.py --out out
 
-test: $(VENV)/test build
+test: $(VENV)/test test-programs
 	$(call pytest,not slow and not soak and not timing)
 
 test-slow: $(VENV)/test $(VENV)/frameworks build
@@ -52,6 +52,12 @@ faults: $(VENV)/test build
 bench: $(VENV)/demo build
 	@$(PIP) ml_dtypes  # bf16 for NumPy
 	$(BIN)/python benchmarks/compare.py
+
+# C++ programs that tests run; a test that needs one builds it where this was not called.
+test-programs: build
+	@PATH="$(abspath $(BIN)):$$PATH" cmake -DPYCOLL_TESTS=ON -DPYCOLL_BENCHMARKS=ON build/cmake > /dev/null
+	@PATH="$(abspath $(BIN)):$$PATH" cmake --build build/cmake \
+	  --target device_threads checks fixed_program_check benchmarks
 
 # all_reduce_perf and its like, into build/cmake/benchmarks.
 benchmarks: build

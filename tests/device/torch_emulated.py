@@ -25,7 +25,7 @@ def build() -> Path:
     """The extension for this torch; kept, since its headers take half a minute."""
     found = torch_build.Torch.find()
     assert found is not None
-    sources = SOURCE.read_bytes() + (ROOT / "csrc" / "device" / "table.h").read_bytes()
+    sources = SOURCE.read_bytes() + (ROOT / "csrc" / "device" / "device_table.h").read_bytes()
     key = hashlib.sha256(sources + found.version.encode()).hexdigest()[:16]
     target = ROOT / "build" / "torch_device" / f"_emulated.{key}.so"
     if target.is_file():
