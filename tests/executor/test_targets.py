@@ -132,7 +132,7 @@ WEAKENED = {
     ),
     "device_order_check.no_barrier_before_flags": (
         "executor/protocol.h",
-        "target.sync();  // every thread's bytes are written, and read, before a flag says so",
+        "target.sync();  // every thread has written and read its bytes before a flag is set",
         "",
         ["simple"],
     ),
