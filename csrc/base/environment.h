@@ -190,8 +190,8 @@ inline double env_number(std::string_view name) {
   return env_parse(text).value_or(0);
 }
 
-/// Raises UsageError for the first variable whose value its row does not accept. Every new
-/// communicator calls it, so that a wrong value is an error and is not ignored.
+/// Raises UsageError for the first variable whose value its row does not accept. Called before the
+/// ranks of a job meet, so that a wrong value is an error and is not ignored.
 inline void check_environment() {
   for (const EnvVariable& row : kEnvironment) env_text(row.name);
 }
