@@ -13,6 +13,8 @@ namespace pycoll {
 /// A plan with its protocol and its measurements.
 struct PlannedCall {
   Plan plan;
+  Plan results;              // direct with Writes::kOwnOnly: runs once all ranks have run `plan`
+  bool has_results = false;  // on some rank
   ProtocolKind protocol = ProtocolKind::kSimple;
   std::vector<BufferRef> given;  // direct: what peers read and write here, for the ledger
   bool in_place_allowed = true;  // input and output may be the same memory

@@ -35,6 +35,11 @@ bool is_built_in(Collective collective, std::string_view name) {
   });
 }
 
+/// Memory of another process is read only, so that a rank that is late changes nothing in it.
+Writes writes_of(Reach reach) {
+  return reach == Reach::kProcess ? Writes::kOwnOnly : Writes::kPeers;
+}
+
 std::string title_of(Collective collective, std::string_view name) {
   return std::string(info(schedule_of(collective)).name) + " algorithm " + std::string(name);
 }
@@ -104,7 +109,8 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
       const Ranking ranking =
           reach == Reach::kMapped ? rank_candidates(wanted, Arrays::kMapped, rule) : plain;
       for (const bool in_place : {false, true}) {
-        PlannedCall* first = first_that_can(wanted, ranking, /*direct=*/true, in_place);
+        PlannedCall* first =
+            first_that_can(wanted, ranking, /*direct=*/true, in_place, writes_of(reach));
         plan.at[static_cast<size_t>(reach)][in_place ? 1 : 0] = first;
         if (first->protocol != ProtocolKind::kDirect) continue;
         plan.exchanges_buffers = true;
@@ -120,13 +126,13 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
 }
 
 PlannedCall* Planner::first_that_can(const PlanKey& wanted, const Ranking& ranking, bool direct,
-                                     bool in_place) {
+                                     bool in_place, Writes writes) {
   for (const Candidate& candidate : ranking.candidates) {
     PlannedCall* planned = nullptr;
     if (candidate.protocol != ProtocolKind::kDirect) {
       planned = &slots_plan(wanted, candidate.algorithm, candidate.protocol);
     } else if (direct) {
-      planned = direct_plan(wanted, candidate.algorithm);
+      planned = direct_plan(wanted, candidate.algorithm, writes);
     }
     if (planned == nullptr || planned->plan.order > wanted.order) continue;
     if (!in_place || planned->in_place_allowed) return planned;
@@ -166,7 +172,7 @@ CallPlan Planner::name_plans(const PlanKey& wanted) {
     throw UsageError(std::string(wanted.algorithm) +
                      ": protocol direct needs block sizes known to all ranks");
   } else {
-    planned = direct_plan(wanted, name);
+    planned = direct_plan(wanted, name, Writes::kPeers);
     if (planned == nullptr) {
       throw UsageError(title_of(wanted.collective, name) + "/direct cannot run without slots on " +
                        std::to_string(num_ranks_) +
@@ -190,8 +196,10 @@ CallPlan Planner::name_plans(const PlanKey& wanted) {
   plan.slots = find(any).slots;
   plan.exchanges_buffers = plan.uses_processes = true;
   for (const Reach reach : {Reach::kMapped, Reach::kProcess}) {
-    plan.at[static_cast<size_t>(reach)][0] = planned;
-    plan.at[static_cast<size_t>(reach)][1] = planned->in_place_allowed ? planned : nullptr;
+    PlannedCall* const direct = direct_plan(wanted, name, writes_of(reach));
+    const bool in_place = direct != nullptr && direct->in_place_allowed;
+    plan.at[static_cast<size_t>(reach)][0] = direct;
+    plan.at[static_cast<size_t>(reach)][1] = in_place ? direct : nullptr;
   }
   return plan;
 }
@@ -218,18 +226,21 @@ PlannedCall& Planner::slots_plan(const PlanKey& wanted, std::string_view name,
   return plans_.emplace(std::move(key), std::move(planned)).first->second;
 }
 
-PlannedCall* Planner::direct_plan(const PlanKey& wanted, std::string_view name) {
+PlannedCall* Planner::direct_plan(const PlanKey& wanted, std::string_view name, Writes writes) {
   std::string key = key_of(wanted.collective, name, wanted.root);
+  if (writes == Writes::kOwnOnly) key += "/own";
   if (const auto found = direct_plans_.find(key); found != direct_plans_.end()) {
     return found->second.get();
   }
   std::unique_ptr<PlannedCall> planned;
   std::optional<DirectPlan> direct =
-      make_direct_plan(generate(schedule_of(wanted.collective), name, wanted.root), rank_);
+      make_direct_plan(generate(schedule_of(wanted.collective), name, wanted.root), rank_, writes);
   if (direct) {
     planned = std::make_unique<PlannedCall>();
     planned->plan = std::move(direct->plan);
     planned->protocol = ProtocolKind::kDirect;
+    planned->results = std::move(direct->results);
+    planned->has_results = direct->has_results;
     planned->given = std::move(direct->given);
     planned->in_place_allowed = direct->in_place_allowed;
   }

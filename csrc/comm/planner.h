@@ -66,9 +66,9 @@ class Planner {
   CallPlan choose(const PlanKey& wanted, const Rule* rule);
   Ranking rank_candidates(const PlanKey& wanted, Arrays arrays, const Rule* rule) const;
   PlannedCall* first_that_can(const PlanKey& wanted, const Ranking& ranking, bool direct,
-                              bool in_place);
+                              bool in_place, Writes writes = Writes::kPeers);
   PlannedCall& slots_plan(const PlanKey& wanted, std::string_view name, ProtocolKind protocol);
-  PlannedCall* direct_plan(const PlanKey& wanted, std::string_view name);
+  PlannedCall* direct_plan(const PlanKey& wanted, std::string_view name, Writes writes);
   Plan make(const PlanKey& wanted, std::string_view name, ProtocolKind protocol);
   Schedule generate(Collective collective, std::string_view name, int root);
   std::string names_in_order(const PlanKey& wanted);
@@ -92,7 +92,8 @@ class Planner {
   // Entry of the last named call. Most calls name the same algorithm as the last one.
   std::map<NamedKey, CallPlan, std::less<>>::iterator last_named_ = named_.end();
   std::map<std::string, PlannedCall> plans_;  // by collective/algorithm/protocol/root/class
-  std::map<std::string, std::unique_ptr<PlannedCall>> direct_plans_;  // by .../root; null: none
+  // By .../root and whose memory is written; null: none.
+  std::map<std::string, std::unique_ptr<PlannedCall>> direct_plans_;
   std::map<std::string, Schedule> schedules_;  // by collective/algorithm/root
 };
 

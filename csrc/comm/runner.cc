@@ -74,10 +74,27 @@ Runner::Reachable Runner::reachable(const void* data, int64_t count, DType dtype
 
 std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const CallPlan& plan,
                                        PlannedCall*& planned) {
-  const auto element_size = static_cast<int64_t>(dtype_size(call.dtype));
   const Reachable input = reachable(call.input, input_count(call, rank_, num_ranks_), call.dtype);
   const Reachable output =
       reachable(call.output, output_count(call, rank_, num_ranks_), call.dtype);
+  const std::optional<bool> done = run_direct(call, nbytes, plan, input, output, planned);
+  if (!done || !*done) exchange_.stay_outside();
+  if (done && !*done) {
+    exchange_.await_absence();
+    withdraw(input);
+    withdraw(output);
+  }
+  return done;
+}
+
+void Runner::withdraw(const Reachable& buffer) {
+  if (heap_ != nullptr && buffer.nbytes != 0) heap_->withdraw(buffer.data);
+}
+
+std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const CallPlan& plan,
+                                       const Reachable& input, const Reachable& output,
+                                       PlannedCall*& planned) {
+  const auto element_size = static_cast<int64_t>(dtype_size(call.dtype));
   if (!exchange_.exchange({input.mapped, input.nbytes}, {output.mapped, output.nbytes},
                           plan.uses_processes)) {
     return false;
@@ -87,9 +104,9 @@ std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const C
   if (planned == nullptr) {
     throw UsageError(
         std::string(info(call.collective).name) + ": algorithm " + std::string(call.algorithm) +
-        (reach != Reach::kNone ? " cannot work in place: pass out="
-                               : ": the ranks cannot all access each other's arrays: make them "
-                                 "with comm.empty()"));
+        (plan.of(reach, false) != nullptr ? " cannot work in place: pass out="
+                                          : ": the ranks cannot all access each other's arrays: "
+                                            "make them with comm.empty()"));
   }
   if (planned->protocol != ProtocolKind::kDirect) return std::nullopt;
   Payload payload = payload_of(call, planned->plan);
@@ -103,6 +120,11 @@ std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const C
   cpu_.begin(exchange_, payload, arithmetic_of(call, nbytes, kDirectStreamingBytes));
   copy_blocks(payload, planned->plan.placement.before, static_cast<size_t>(element_size));
   if (payload.count != 0 && !interpret<Direct>(cpu_, planned->plan.view(), payload)) return false;
+  if (planned->has_results &&
+      (!exchange_.await_results() ||
+       !interpret<Direct::Results>(cpu_, planned->results.view(), payload))) {
+    return false;
+  }
   account(payload, *planned);
   if (!exchange_.leave()) return false;
   if (output.array != nullptr) output.array->copy_edges_out(output.data, output.nbytes);

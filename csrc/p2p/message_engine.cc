@@ -319,7 +319,10 @@ void MessageEngine::pull(MessageOp* op, int source, uint64_t send_id, uint64_t a
   const bool prefer_parts = sender_waits && parts_are_fast_;
   MailboxReader& inbox = inboxes_[static_cast<size_t>(source)];
   if (!taken && !prefer_parts && inbox.begin_taking(segment_.failure_word())) {
+    // A sender that has given up meanwhile may have changed what was read.
     taken = peer_memory_.read(source, op->data, address, op->nbytes);
+    fence_behind_reads();
+    taken = taken && load_acquire(segment_.failure_word()) == 0;
     inbox.end_taking();
   }
   if (taken) {

@@ -17,8 +17,9 @@ constexpr int kManySlots = 1 << 20;
 
 class DirectPlanner {
  public:
-  explicit DirectPlanner(const Schedule& schedule)
+  explicit DirectPlanner(const Schedule& schedule, Writes writes = Writes::kPeers)
       : schedule_(schedule),
+        writes_(writes),
         row_(info(schedule.collective)),
         programs_(lower(schedule, {.multicast = false, .join_blocks = false})) {}
 
@@ -82,6 +83,7 @@ class DirectPlanner {
       direct.given.push_back({step.first_chunk / pieces, step.first_chunk % pieces, step.num_chunks,
                               std::popcount(step.dst_peers)});
     }
+    if (writes_ == Writes::kOwnOnly) add_results(rank, direct);
     return direct;
   }
 
@@ -185,12 +187,13 @@ class DirectPlanner {
     // If both ends can move the chunks, the one with fewer chunks to move does.
     int& sender_moves = num_moved_[static_cast<size_t>(src)];
     int& receiver_moves = num_moved_[static_cast<size_t>(dst)];
-    if (can_pull && (!can_push || receiver_moves <= sender_moves)) {
+    const bool own_only = writes_ == Writes::kOwnOnly;
+    if (can_pull && (!can_push || own_only || receiver_moves <= sender_moves)) {
       pulled_[static_cast<size_t>(src)][i] |= bit_of(sender, dst);
       receiver_moves += receive.num_chunks;
       return true;
     }
-    if (!can_push) return false;
+    if (!can_push || (own_only && !stays_in_output(src, i))) return false;
     sender_moves += send.num_chunks;
     pushed_[static_cast<size_t>(src)][i] |= bit_of(sender, dst);
     is_stored_push_[static_cast<size_t>(dst)][j] = true;
@@ -200,13 +203,50 @@ class DirectPlanner {
     return true;
   }
 
+  /// True when the chunks of a step are in this rank's output from that step on.
+  bool stays_in_output(int rank, size_t index) const {
+    const std::vector<Step>& steps = program(rank).steps;
+    const Step& push = steps[index];
+    if (!push.has(kWriteLocal) || row_.output_block(at(rank, push)) == kNoBlock) return false;
+    return std::none_of(steps.begin() + static_cast<long>(index) + 1, steps.end(),
+                        [&](const Step& later) {
+                          return later.has(kWriteLocal) && later.chunks().overlaps(push.chunks());
+                        });
+  }
+
+  void add_results(int rank, DirectPlan& direct) const {
+    for (const std::vector<bool>& is_stored : is_stored_push_) {
+      direct.has_results = direct.has_results ||
+                           std::find(is_stored.begin(), is_stored.end(), true) != is_stored.end();
+    }
+    const int32_t pieces = schedule_.pieces_per_block();
+    Plan& results = direct.results;
+    results.collective = schedule_.collective;
+    results.algorithm = schedule_.algorithm;
+    results.program = program(rank);
+    results.program.steps.clear();
+    results.placement.num_pieces = pieces;
+    for (size_t j = 0; j < program(rank).steps.size(); ++j) {
+      if (!is_stored_push_[static_cast<size_t>(rank)][j]) continue;
+      const Step& step = program(rank).steps[j];
+      const int sender = program(rank).peers[static_cast<size_t>(std::countr_zero(step.src_peers))];
+      StepPlace place;
+      place.block = step.first_chunk / pieces;
+      place.first_piece = step.first_chunk % pieces;
+      place.dst_index = row_.output_block(at(rank, step));
+      place.peer_src_index = row_.output_block(at(sender, step));
+      results.program.steps.push_back(step);
+      results.placement.steps.push_back(place);
+    }
+  }
+
   /// The steps that remain for a rank, without sends of pulled and stores of pushed messages.
   std::vector<Step> kept_steps(int rank) const {
     std::vector<Step> kept;
     const auto r = static_cast<size_t>(rank);
     for (size_t i = 0; i < program(rank).steps.size(); ++i) {
       Step step = program(rank).steps[i];
-      step.dst_peers &= ~pulled_[r][i];
+      step.dst_peers &= writes_ == Writes::kOwnOnly ? 0 : ~pulled_[r][i];
       if (is_stored_push_[r][i] || (step.dst_peers == 0 && !step.has(kWriteLocal))) continue;
       kept.push_back(step);
     }
@@ -230,6 +270,7 @@ class DirectPlanner {
   }
 
   const Schedule& schedule_;
+  const Writes writes_;
   const CollectiveInfo& row_;
   std::vector<Program> programs_;
   Order order_ = Order::kOther;
@@ -243,8 +284,8 @@ class DirectPlanner {
 
 }  // namespace
 
-std::optional<DirectPlan> make_direct_plan(const Schedule& schedule, int rank) {
-  DirectPlanner planner(schedule);
+std::optional<DirectPlan> make_direct_plan(const Schedule& schedule, int rank, Writes writes) {
+  DirectPlanner planner(schedule, writes);
   planner.prove();
   if (!planner.classify()) return std::nullopt;
   std::optional<DirectPlan> mine;

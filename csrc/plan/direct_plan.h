@@ -5,6 +5,9 @@
 // receiver only stores the bytes, so the sender may write them in place. Steps that only send
 // pulled messages or store pushed ones are left out. At the exchange all inputs are ready and all
 // outputs may be written, so no rank waits between the exchange and the end of the operation.
+//
+// With Writes::kOwnOnly no rank writes a peer's memory: what would be pushed is written to the
+// sender's own output, all ranks wait for all, and `results` reads it from there.
 #pragma once
 
 #include <optional>
@@ -21,8 +24,14 @@ struct BufferRef {
   int32_t num_peers = 0;
 };
 
+/// The memory that the ranks of a direct plan write.
+enum class Writes : uint8_t { kPeers, kOwnOnly };
+
 struct DirectPlan {
   Plan plan;
+  // With Writes::kOwnOnly: the steps that read the peers' outputs, once all ranks have run `plan`.
+  Plan results;
+  bool has_results = false;  // some rank's `results` has steps
   std::vector<BufferRef> given;  // for the ledger
   // True when no rank reads what another one writes, even if inputs and outputs share memory.
   bool in_place_allowed = false;
@@ -35,9 +44,11 @@ struct DirectWork {
   int num_accesses = 0;  // ranges of peers that it reads or writes
 };
 
-/// Returns nothing when some message of the schedule is neither a pull nor a push. Raises
-/// UsageError when the schedule is not proved.
-std::optional<DirectPlan> make_direct_plan(const Schedule& schedule, int rank);
+/// Returns nothing when some message of the schedule is neither a pull nor a push, or with
+/// Writes::kOwnOnly, when its sender has no place for it. Raises UsageError when the schedule is not
+/// proved.
+std::optional<DirectPlan> make_direct_plan(const Schedule& schedule, int rank,
+                                           Writes writes = Writes::kPeers);
 
 /// Work by rank, computed without a proof, to compare schedules. Empty when there is no plan.
 std::vector<DirectWork> direct_work(const Schedule& schedule);

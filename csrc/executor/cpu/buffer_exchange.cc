@@ -1,5 +1,10 @@
 #include "executor/cpu/buffer_exchange.h"
 
+#include <linux/membarrier.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 namespace pycoll {
 
 BufferExchange::BufferExchange(Transport& transport, Waiter& waiter, PeerMemory& peer_memory)
@@ -66,6 +71,8 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool wi
     peers_[static_cast<size_t>(rank)] = {seen.input, seen.output, transport_.pid(rank)};
   }
   if (has_moved_on) return true;
+  // A rank that gave up has taken its buffers away, or waits for those that entered before.
+  if (!waiter_.is_whole()) return false;
   if (!probed_ && with_processes) {
     // In the first exchange, the ranks find out what the system allows; then they exchange again.
     probed_ = true;
@@ -94,17 +101,33 @@ bool BufferExchange::can_use_processes() {
   return true;
 }
 
-bool BufferExchange::leave() {
-  store_release(segment_.exchange(rank_).done.value, number_);
+bool BufferExchange::await_all(FlagLine ExchangeMemory::* line) {
+  store_release((segment_.exchange(rank_).*line).value, number_);
   ring_bells();
   for (int rank = 0; rank < num_ranks_; ++rank) {
-    const uint64_t& done = segment_.exchange(rank).done.value;
-    if (!waiter_.spin_until([&] { return load_acquire(done) >= number_; },
+    const uint64_t& reached = (segment_.exchange(rank).*line).value;
+    if (!waiter_.spin_until([&] { return load_acquire(reached) >= number_; },
                             {rank, 0, 0, /*for_credit=*/false})) {
       return false;
     }
   }
   return true;
+}
+
+void BufferExchange::await_absence() {
+  if (!transport_.shares_address_space()) return;
+  waiter_.let_go();
+  // A rank writes that it has entered, then reads the failure word. After this barrier either it
+  // has seen the failure, or this rank sees that it has entered.
+  ::syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0);
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    const ExchangeMemory& peer = segment_.exchange(rank);
+    const auto is_inside = [&] {
+      return load_acquire(peer.entered[number_ % 2].number) == number_ &&
+             load_acquire(peer.done.value) < number_ && load_acquire(peer.outside.value) < number_;
+    };
+    while (rank != rank_ && is_inside()) ::sched_yield();
+  }
 }
 
 void BufferExchange::ring_bells() {

@@ -18,7 +18,7 @@ namespace pycoll {
 enum class Reach : uint8_t {
   kNone,     // some ranks cannot: bytes travel through slots
   kMapped,   // by plain loads and stores
-  kProcess,  // by system calls that copy between processes
+  kProcess,  // by system calls that read another process's memory; nothing writes it
 };
 inline constexpr int kNumReaches = 3;
 
@@ -49,14 +49,26 @@ class BufferExchange {
   /// Buffers of the last exchange, by rank.
   const std::vector<PeerBuffers>& peers() const { return peers_; }
 
-  /// Announces that this rank is done and waits for all others. Returns false when a wait failed.
-  bool leave();
+  /// Announces that this rank's output has its results and waits for those of all others. Returns
+  /// false when a wait failed.
+  bool await_results() { return await_all(&ExchangeMemory::results); }
+  /// Announces that this rank is done and waits for all others. Returns false when a wait failed,
+  /// or when the communicator broke before all were done: a rank that had given up may have changed
+  /// the buffers that this rank was reading.
+  bool leave() { return await_all(&ExchangeMemory::done) && waiter_.is_whole(); }
+  /// Announces that this rank uses no peer's buffers, although it has not left. Call it whenever the
+  /// operation does not end by leave().
+  void stay_outside() { store_release(segment_.exchange(rank_).outside.value, number_); }
+  /// Waits until no other rank of this process uses this rank's buffers. Call it once the
+  /// communicator is broken, so that no rank enters any more.
+  void await_absence();
 
  private:
   bool in_heap(const Buffer& buffer) const;
   uint32_t flags_of(const Buffer& buffer) const;
   uint64_t say(const Buffer& buffer) const;
   bool can_use_processes();
+  bool await_all(FlagLine ExchangeMemory::* line);
   void ring_bells();
 
   Transport& transport_;

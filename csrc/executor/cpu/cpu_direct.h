@@ -11,6 +11,13 @@ struct Direct {
     return target.combine_in_place(program, operands);
   }
 
+  /// The second half of a plan with Writes::kOwnOnly (plan/direct_plan.h).
+  struct Results {
+    static bool run(CpuTarget& target, const ProgramView& program, const StepOperands& operands) {
+      return target.read_result(program, operands);
+    }
+  };
+
   /// Bytes of a chunk range that are read from another process at a time before they are combined:
   /// few enough to stay in L2 together with the other operands.
   static constexpr int64_t kStageBytes = 128 << 10;

@@ -121,12 +121,7 @@ std::byte* CpuTarget::stage(int index) {
 bool CpuTarget::combine_in_place(const ProgramView& program, const StepOperands& operands) {
   const Step& step = *operands.step;
   const StepPlace& place = program.places[operands.index];
-  const auto element_size = static_cast<int64_t>(arithmetic_.element_size);
-  const auto nbytes = static_cast<size_t>(operands.count * element_size);
-  const auto offset = [&](BufferKind buffer, int32_t index) {
-    return static_cast<uint64_t>((payload_->start_of(buffer, index) + operands.offset) *
-                                 element_size);
-  };
+  const auto nbytes = static_cast<size_t>(operands.count) * arithmetic_.element_size;
   const bool mapped = exchange_->reach() == Reach::kMapped;
   const void* srcs[kMaxPeers + 1];
   void* dsts[kMaxPeers + 1];
@@ -139,7 +134,8 @@ bool CpuTarget::combine_in_place(const ProgramView& program, const StepOperands&
       program, operands,
       [&](int peer) {
         const PeerBuffers& buffers = exchange_->peers()[static_cast<size_t>(peer)];
-        const uint64_t at = buffers.input + offset(BufferKind::kInput, place.peer_src_index);
+        const uint64_t at =
+            buffers.input + offset_in(BufferKind::kInput, place.peer_src_index, operands);
         if (mapped) {
           srcs[num_srcs++] = reinterpret_cast<const void*>(at);
           return true;
@@ -153,7 +149,8 @@ bool CpuTarget::combine_in_place(const ProgramView& program, const StepOperands&
   if (mapped) {
     for_each_peer(program, step.dst_peers, [&](int peer) {
       const PeerBuffers& buffers = exchange_->peers()[static_cast<size_t>(peer)];
-      const uint64_t at = buffers.output + offset(BufferKind::kOutput, place.peer_dst_index);
+      const uint64_t at =
+          buffers.output + offset_in(BufferKind::kOutput, place.peer_dst_index, operands);
       dsts[num_dsts++] = reinterpret_cast<void*>(at);
       return true;
     });
@@ -164,16 +161,26 @@ bool CpuTarget::combine_in_place(const ProgramView& program, const StepOperands&
     }
     return true;
   }
-  const bool only_gives = num_dsts == 0 && num_srcs == 1 && arithmetic_.divisor == 1;
-  if (num_dsts == 0) {
-    dsts[num_dsts++] = only_gives ? const_cast<void*>(srcs[0]) : stage(num_srcs);
-  }
-  if (!only_takes && !only_gives) combine(srcs, num_srcs, dsts, num_dsts, operands);
-  return for_each_peer(program, step.dst_peers, [&](int peer) {
+  if (!only_takes && num_dsts != 0) combine(srcs, num_srcs, dsts, num_dsts, operands);
+  return true;
+}
+
+bool CpuTarget::read_result(const ProgramView& program, const StepOperands& operands) {
+  const StepPlace& place = program.places[operands.index];
+  const auto nbytes = static_cast<size_t>(operands.count) * arithmetic_.element_size;
+  return for_each_peer(program, operands.step->src_peers, [&](int peer) {
     const PeerBuffers& buffers = exchange_->peers()[static_cast<size_t>(peer)];
-    const uint64_t at = buffers.output + offset(BufferKind::kOutput, place.peer_dst_index);
-    return write_process(buffers.pid, at, dsts[0], nbytes) || process_memory_failed(peer, operands);
+    const uint64_t at =
+        buffers.output + offset_in(BufferKind::kOutput, place.peer_src_index, operands);
+    return read_process(buffers.pid, at, operands.local_dst, nbytes) ||
+           process_memory_failed(peer, operands);
   });
+}
+
+uint64_t CpuTarget::offset_in(BufferKind buffer, int32_t index,
+                              const StepOperands& operands) const {
+  return static_cast<uint64_t>((payload_->start_of(buffer, index) + operands.offset) *
+                               static_cast<int64_t>(arithmetic_.element_size));
 }
 
 bool CpuTarget::process_memory_failed(int peer, const StepOperands& operands) {

@@ -85,6 +85,9 @@ class CpuTarget {
   /// Runs a step of the protocol direct: reads the peers' inputs and writes their outputs. Returns
   /// false when a peer's memory no longer exists.
   bool combine_in_place(const ProgramView& program, const StepOperands& operands);
+  /// Runs a step that reads a result from the output of the rank that made it. Returns false like
+  /// combine_in_place().
+  bool read_result(const ProgramView& program, const StepOperands& operands);
   /// Counts bytes that were read by peers or written to them without a message.
   void count_sent(int64_t nbytes, int64_t num_messages) {
     ledger_.sent_bytes += nbytes;
@@ -102,6 +105,7 @@ class CpuTarget {
   void combine_past_caches(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
                            const StepOperands& operands);
   std::byte* stage(int index);
+  uint64_t offset_in(BufferKind buffer, int32_t index, const StepOperands& operands) const;
   bool process_memory_failed(int peer, const StepOperands& operands);
 
   Links* links_ = nullptr;

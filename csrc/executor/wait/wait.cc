@@ -52,7 +52,7 @@ bool Waiter::wait_in_view(bool (*ready)(void*), void* context, const WaitSite& s
     slow_ = true;
     asked_ns_ = 0;
     deadline_ = Deadline::after_s(timeout_s_);
-    on_slow_();
+    let_go();
   }
   const int64_t start = now_ns();
   int64_t next_look = start + kTroublePeriodNs;

@@ -55,6 +55,20 @@ class Waiter {
     slow_ = true;
     site_ = site;
   }
+  /// False when the communicator broke before this call. What was read from other ranks' buffers
+  /// until then is not to be used.
+  bool is_whole() {
+    fence_behind_reads();
+    if (load_acquire(segment_.failure_word()) == 0) [[likely]]
+      return true;
+    slow_ = false;  // the failure was not found by a wait of this rank
+    return false;
+  }
+  /// Lets the caller of a blocking call release what it holds, before a wait outside spin_until().
+  void let_go() {
+    on_slow_();
+    on_slow_ = {};
+  }
   /// Wakes the waiting ranks of this process.
   void wake_others() const { segment_.ring_all_bells(); }
 

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/pages.h"
+#include "transport/memory/mapping.h"
 
 namespace pycoll {
 namespace {
@@ -113,9 +114,41 @@ void SharedHeap::free(std::byte* memory) {
   const std::lock_guard lock(mutex_);
   const auto found = taken_.find(memory);
   if (found == taken_.end()) return;
+  if (withdrawn_.count(memory) != 0) {
+    ::madvise(memory, found->second, MADV_DONTNEED);
+    return;
+  }
   ::madvise(memory, found->second,
             MADV_REMOVE);  // punches a hole in the file, for all ranks that map it
   taken_.erase(found);
+}
+
+std::map<std::byte*, size_t>::const_iterator SharedHeap::allocation_of(const std::byte* p) const {
+  auto after = taken_.upper_bound(const_cast<std::byte*>(p));
+  if (after == taken_.begin()) return taken_.end();
+  --after;
+  return p < after->first + after->second ? after : taken_.end();
+}
+
+bool SharedHeap::is_withdrawn(const void* p) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = allocation_of(static_cast<const std::byte*>(p));
+  return found != taken_.end() && withdrawn_.count(found->first) != 0;
+}
+
+void SharedHeap::withdraw(std::byte* p) {
+  bool ok = true;
+  if (!contains(p, 0)) {
+    ok = registered_.withdraw(p);
+  } else {
+    const std::lock_guard lock(mutex_);
+    const auto found = allocation_of(p);
+    if (found == taken_.end()) return;
+    ok = become_private(found->first, found->second);
+    if (ok) withdrawn_.insert(found->first);
+    has_withdrawn_ = true;
+  }
+  if (!ok) throw_system_error("moving an array out of shared memory, which late ranks may write");
 }
 
 bool SharedHeap::map_at(std::byte* place, std::byte* memory, size_t nbytes) {

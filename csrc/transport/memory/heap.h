@@ -8,11 +8,13 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 
 #include "base/fd.h"
 #include "transport/memory/registered_arrays.h"
@@ -41,6 +43,10 @@ class SharedHeap {
   /// Allocates zeroed, page-aligned memory in the own area. Raises SystemError if none is left.
   std::byte* allocate(size_t nbytes);
   void free(std::byte* memory);
+  /// Takes away from all peers the array that contains `p`: an allocation of allocate(), or a
+  /// registered array. Its content and address stay. Its part of the heap is never used again,
+  /// because a peer that is late may still write it.
+  void withdraw(std::byte* p);
 
   /// Maps `nbytes` of the heap at `memory` over the pages at `place`; both are page-aligned.
   /// Returns false and sets errno on failure.
@@ -48,10 +54,11 @@ class SharedHeap {
   /// The arrays that any communicator of this process has registered.
   RegisteredArrays& registered() { return registered_; }
 
-  /// Whether [p, p + nbytes) lies in the own area.
+  /// Whether [p, p + nbytes) lies in the own area, and was not withdrawn.
   bool contains(const void* p, size_t nbytes) const {
     const auto offset = static_cast<size_t>(static_cast<const std::byte*>(p) - own_);
-    return p >= own_ && offset < area_bytes_ && nbytes <= area_bytes_ - offset;
+    return p >= own_ && offset < area_bytes_ && nbytes <= area_bytes_ - offset &&
+           (!has_withdrawn_ || !is_withdrawn(p));
   }
   /// Offset of the bytes at `p`, identical on all ranks.
   uint64_t offset_of(const void* p) const {
@@ -62,6 +69,10 @@ class SharedHeap {
   size_t allocated_bytes() const;
 
  private:
+  bool is_withdrawn(const void* p) const;
+  /// The allocation that contains `p`; end() if there is none. Needs the lock.
+  std::map<std::byte*, size_t>::const_iterator allocation_of(const std::byte* p) const;
+
   SharedHeap(Fd memory, size_t file_offset, std::byte* base, size_t area_bytes, int rank,
              int num_ranks);
 
@@ -75,6 +86,8 @@ class SharedHeap {
   std::byte* own_;
   mutable std::mutex mutex_;
   std::map<std::byte*, size_t> taken_;  // size by address
+  std::set<std::byte*> withdrawn_;      // allocations that are private pages in this process
+  std::atomic<bool> has_withdrawn_{false};
   RegisteredArrays registered_;         // last: its destructor frees regions of this heap
 };
 

@@ -1,14 +1,27 @@
-// A memory mapping with a single owner.
+// A memory mapping with a single owner, and the way out of shared memory.
 #pragma once
 
 #include <sys/mman.h>
 
 #include <cstddef>
+#include <cstring>
 #include <utility>
 
 #include "base/error.h"
 
 namespace pycoll {
+
+/// Replaces whole pages by private ones with the same content, at the same address. False if the
+/// system has no memory for them; nothing has changed then.
+inline bool become_private(std::byte* pages, size_t nbytes) {
+  void* own = ::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (own == MAP_FAILED) return false;
+  ::madvise(own, nbytes, MADV_HUGEPAGE);
+  std::memcpy(own, pages, nbytes);
+  if (::mremap(own, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, pages) != MAP_FAILED) return true;
+  ::munmap(own, nbytes);
+  return false;
+}
 
 class Mapping {
  public:

@@ -23,8 +23,8 @@ class PeerMemory {
   explicit PeerMemory(Transport& transport);
   PeerMemory(const PeerMemory&) = delete;
 
-  /// Whether the system lets this rank read, and therefore write, the memory of `peer`. Tries once,
-  /// by reading the peer's token, and caches the result. The peer must have joined.
+  /// Whether the system lets this rank read the memory of `peer`. Tries once, by reading the peer's
+  /// token, and caches the result. The peer must have joined.
   bool reaches(int peer);
 
   /// Copies from the memory of `peer`. False if the system refuses or the peer's process has ended.

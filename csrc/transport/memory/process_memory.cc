@@ -16,41 +16,27 @@ namespace {
 // end soon.
 constexpr size_t kMaxBytes = size_t{64} << 20;
 
-template <class Transfer>
-bool transfer_all(uint64_t remote_address, void* local, size_t nbytes, Transfer&& transfer) {
-  auto* at = static_cast<char*>(local);
+}  // namespace
+
+bool process_memory_enabled() { return env_flag("PYCOLL_PEER_MEMORY"); }
+
+bool read_process(pid_t pid, uint64_t address, void* to, size_t nbytes) {
+  auto* at = static_cast<char*>(to);
   while (nbytes != 0) {
     const size_t wanted = std::min(nbytes, kMaxBytes);
     const iovec here{at, wanted};
-    const iovec there{reinterpret_cast<void*>(remote_address), wanted};
-    const ssize_t done = transfer(&here, &there);
+    const iovec there{reinterpret_cast<void*>(address), wanted};
+    const ssize_t done = ::process_vm_readv(pid, &here, 1, &there, 1, 0);
     if (done <= 0) {
       if (done < 0 && errno == EINTR) continue;
       if (done == 0) errno = EFAULT;
       return false;
     }
     at += done;
-    remote_address += static_cast<uint64_t>(done);
+    address += static_cast<uint64_t>(done);
     nbytes -= static_cast<size_t>(done);
   }
   return true;
-}
-
-}  // namespace
-
-bool process_memory_enabled() { return env_flag("PYCOLL_PEER_MEMORY"); }
-
-bool read_process(pid_t pid, uint64_t address, void* to, size_t nbytes) {
-  return transfer_all(address, to, nbytes, [pid](const iovec* here, const iovec* there) {
-    return ::process_vm_readv(pid, here, 1, there, 1, 0);
-  });
-}
-
-bool write_process(pid_t pid, uint64_t address, const void* from, size_t nbytes) {
-  return transfer_all(address, const_cast<void*>(from), nbytes,
-                      [pid](const iovec* here, const iovec* there) {
-                        return ::process_vm_writev(pid, here, 1, there, 1, 0);
-                      });
 }
 
 }  // namespace pycoll

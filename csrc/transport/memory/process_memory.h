@@ -1,4 +1,5 @@
-// Reads and writes another process's memory through the kernel: one copy, without a slot.
+// Reads another process's memory through the kernel: one copy, without a slot. Nothing writes it: a
+// rank that was stopped within a write could go on long after the others have given up.
 #pragma once
 
 #include <sys/types.h>
@@ -14,6 +15,5 @@ bool process_memory_enabled();
 
 /// Returns false and sets errno if the system refuses or the process has ended.
 bool read_process(pid_t pid, uint64_t address, void* to, size_t nbytes);
-bool write_process(pid_t pid, uint64_t address, const void* from, size_t nbytes);
 
 }  // namespace pycoll

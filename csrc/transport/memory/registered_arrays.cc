@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/pages.h"
 #include "transport/memory/heap.h"
+#include "transport/memory/mapping.h"
 
 namespace pycoll {
 namespace {
@@ -71,20 +72,14 @@ RegisteredArray::RegisteredArray(SharedHeap& heap, std::byte* data, size_t nbyte
 }
 
 RegisteredArray::~RegisteredArray() {
-  if (pages_bytes_ != 0) {
-    void* own =
-        ::mmap(nullptr, pages_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    // Without memory for the move, the array stays in the heap, and its region is never freed.
-    if (own == MAP_FAILED) return;
-    ::madvise(own, pages_bytes_, MADV_HUGEPAGE);
-    std::memcpy(own, pages_, pages_bytes_);
-    if (::mremap(own, pages_bytes_, pages_bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, pages_) ==
-        MAP_FAILED) {
-      ::munmap(own, pages_bytes_);
-      return;
-    }
-  }
-  heap_.free(region_);
+  if (is_withdrawn_) return;
+  // Without memory for the move, the array stays in the heap, and its region is never freed.
+  if (pages_bytes_ == 0 || become_private(pages_, pages_bytes_)) heap_.free(region_);
+}
+
+bool RegisteredArray::withdraw() {
+  is_withdrawn_ = true;
+  return pages_bytes_ == 0 || become_private(pages_, pages_bytes_);
 }
 
 void RegisteredArray::drop_content() {
@@ -162,6 +157,17 @@ bool RegisteredArrays::remove(std::byte* data) {
     gone.array.reset();
   }
   return true;
+}
+
+bool RegisteredArrays::withdraw(const std::byte* p) {
+  Entry gone;  // destroyed without the lock
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.lower_bound(const_cast<std::byte*>(p));
+  if (found == entries_.end() || !found->second.array->contains(p, 0)) return true;
+  gone = std::move(found->second);
+  entries_.erase(found);
+  size_ = static_cast<int>(entries_.size());
+  return gone.array->withdraw();
 }
 
 const RegisteredArray* RegisteredArrays::find(const void* p, size_t nbytes) const {

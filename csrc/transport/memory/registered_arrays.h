@@ -25,6 +25,9 @@ class RegisteredArray {
   ~RegisteredArray();
   /// Replaces the pages that moved by fresh ones, and drops their content.
   void drop_content();
+  /// Moves the array back for good, and never uses its region of the heap again, because a peer may
+  /// still write it. False if the system has no memory for the pages.
+  bool withdraw();
   RegisteredArray(const RegisteredArray&) = delete;
   RegisteredArray& operator=(const RegisteredArray&) = delete;
 
@@ -53,6 +56,7 @@ class RegisteredArray {
   size_t pages_bytes_;
   std::byte* region_;   // in the heap
   std::byte* heap_at_;  // the place of data_ in the heap
+  bool is_withdrawn_ = false;
 };
 
 /// All registered arrays of one process. Any thread may call it.
@@ -66,6 +70,10 @@ class RegisteredArrays {
   bool remove(std::byte* data);
   /// Undoes the add() of an array whose content may be dropped.
   void forget(std::byte* data);
+
+  /// Withdraws and removes the array that contains `p`, if there is one, whatever its count. False
+  /// if the system has no memory for it.
+  bool withdraw(const std::byte* p);
 
   /// The array that contains `[p, p + nbytes)`; null if there is none.
   const RegisteredArray* find(const void* p, size_t nbytes) const;

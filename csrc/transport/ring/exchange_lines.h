@@ -55,7 +55,9 @@ static_assert(sizeof(ExchangeLine) == kFlagBytes);
 /// One rank's lines.
 struct ExchangeMemory {
   ExchangeLine entered[2];  // by number % 2
+  FlagLine results;         // number of the last exchange whose results this rank's output has
   FlagLine done;            // number of the last exchange that this rank has finished
+  FlagLine outside;         // number of the last exchange that this rank has left unfinished
 };
 
 }  // namespace pycoll

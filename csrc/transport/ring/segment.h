@@ -58,7 +58,7 @@ struct Failure {
 /// The start of the first page, by which a reader of another version recognizes the mismatch.
 struct SegmentHeader {
   static constexpr uint64_t kMagic = 0x6c6c6f63'79702121;  // "!!pycoll"
-  static constexpr uint64_t kVersion = 4;                  // version of the whole segment layout
+  static constexpr uint64_t kVersion = 5;                  // version of the whole segment layout
   static constexpr size_t kMaxName = 512;
 
   uint64_t magic = 0;

@@ -45,6 +45,18 @@ inline void fence_before_look() {
 #pragma GCC diagnostic pop
 #endif
 }
+/// Separates reads of other ranks' buffers from the following load of the failure word
+/// (Waiter::is_whole): a rank that has broken the communicator may change what is read behind it.
+inline void fence_behind_reads() {
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wtsan"  // the failure word, which it orders, is atomic
+#endif
+  std::atomic_thread_fence(std::memory_order_acquire);
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
+}
 /// Stores `value`; later operations begin only after the store is visible to all ranks. For two
 /// ranks that each store one word and then load the other's: at least one sees the other's store.
 inline void store_then_fence(uint64_t& word, uint64_t value) {
