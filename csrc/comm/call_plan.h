@@ -19,7 +19,7 @@ struct PlannedCall {
   std::vector<BufferRef> given;  // direct: what peers read and write here, for the ledger
   bool in_place_allowed = true;  // input and output may be the same memory
   uint16_t name_id = 0;          // of algorithm/protocol in this rank's records; 0: not written yet
-  uint32_t name_hash = 0;        // equal on all ranks
+  uint32_t name_hash = 0;        // of the name and all ranks' programs; equal on all ranks
   int64_t num_calls = 0;
   double measured_s = 0;  // running mean of the timed calls; 0: none yet
 };

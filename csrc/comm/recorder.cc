@@ -57,7 +57,7 @@ const CallRecord& Recorder::prepare(const Call& call, uint64_t sequence, Planned
 void Recorder::name_plan(PlannedCall& planned) {
   const std::string name = planned.plan.algorithm + "/" + protocol_name(planned.protocol);
   planned.name_id = name_id(name);
-  planned.name_hash = hash_text(name);
+  planned.name_hash = hash_text(name + "/" + std::to_string(planned.plan.programs_hash));
 }
 
 void Recorder::fail() {

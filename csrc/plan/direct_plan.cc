@@ -66,6 +66,7 @@ class DirectPlanner {
     plan.collective = schedule_.collective;
     plan.algorithm = schedule_.algorithm;
     plan.order = order_;
+    plan.programs_hash = hash_programs(programs_);
     plan.program = programs_[static_cast<size_t>(rank)];
     plan.program.steps = kept_steps(rank);
     std::optional<Placement> placement =

@@ -50,12 +50,29 @@ Plan make_plan(const Schedule& schedule, int rank, const PlanOptions& options) {
   Plan plan;
   plan.collective = schedule.collective;
   plan.algorithm = schedule.algorithm;
+  plan.programs_hash = hash_programs(programs);
   plan.program = std::move(programs[static_cast<size_t>(rank)]);
   plan.min_slots = min_slots;
   plan.order = order;
   plan.spans_blocks = spans_blocks;
   plan.placement = *place_chunks(schedule, plan.program);
   return plan;
+}
+
+uint64_t hash_programs(const std::vector<Program>& programs) {
+  uint64_t hash = 1469598103934665603ull;
+  const auto add = [&hash](uint64_t value) { hash = (hash ^ value) * 1099511628211ull; };
+  for (const Program& program : programs) {
+    add(static_cast<uint64_t>(program.num_chunks));
+    for (const int32_t peer : program.peers) add(static_cast<uint64_t>(peer));
+    for (const Step& step : program.steps) {
+      add(step.src_peers);
+      add(step.dst_peers);
+      add(static_cast<uint64_t>(step.first_chunk) << 32 | static_cast<uint32_t>(step.num_chunks));
+      add(step.flags);
+    }
+  }
+  return hash;
 }
 
 int64_t tile_count(const Plan& plan, int64_t slot_payload_bytes, size_t element_size) {

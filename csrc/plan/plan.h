@@ -22,6 +22,7 @@ struct Plan {
   int min_slots = 0;            // proved; the transport's links have at least as many
   Order order = Order::kOther;  // proved, of its reductions
   bool spans_blocks = false;    // a range of some rank holds several blocks: payloads of one tile
+  uint64_t programs_hash = 0;   // hash_programs() of all ranks' programs
 
   /// Valid as long as the plan lives and is not changed.
   ProgramView view() const {
@@ -41,6 +42,10 @@ struct PlanOptions {
 /// Lowers, proves and places `schedule`.
 /// Raises UsageError when no proof is found: such a schedule is never run.
 Plan make_plan(const Schedule& schedule, int rank, const PlanOptions& options);
+
+/// A hash of everything that the ranks' programs do. Ranks that have the same schedule get the same
+/// hash.
+uint64_t hash_programs(const std::vector<Program>& programs);
 
 /// Tiles in flight at once where ranks are on several hosts (interpret_together): enough to hide
 /// latency, few enough to leave free slots.

@@ -10,6 +10,7 @@ import pytest
 from worlds import Comm, on_ranks, run
 
 from pycoll import CollectiveMismatchError, UsageError
+from pycoll.schedule import copy, reduce, register
 
 pytestmark = pytest.mark.ranks
 
@@ -192,3 +193,20 @@ def test_split_sizes_that_differ_name_both_ranks_and_places(comm):
     text = str(caught.value)
     assert "rank 0 of 2 sends 2 elements to rank 1, which expects 5" in text
     assert text.count("test_mismatch.py:") == 2
+
+
+@on_ranks(processes=[2])
+def test_schedules_of_one_name_that_differ_by_rank_are_named(comm):
+    name = f"differs_{comm.size}"
+
+    @register("all_reduce", name)
+    def generate(n, root):
+        yield reduce(0, 0, src=0, dst=1)
+        if comm.rank == 0:  # each rank's schedule is right for itself
+            yield copy(1, 0, src=1, dst=0)
+        else:
+            yield copy(1, 0, src=1, dst=0)
+            yield copy(2, 0, src=1, dst=0)
+
+    with pytest.raises(CollectiveMismatchError, match="schedules of that name differ"):
+        comm.all_reduce(np.ones(3), algorithm=name)

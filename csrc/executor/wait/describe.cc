@@ -78,9 +78,14 @@ std::string describe_difference(const Segment& segment, int first_rank, const Ca
                 ? ", with different counts of the ranks' blocks"
                 : ", at different offsets in their registered arrays; the offsets must be equal";
     } else if (first.chosen_hash != second.chosen_hash) {
-      of_first = ", which runs " + std::string(segment.names(first_rank).read(first.chosen));
-      of_second = ", which runs " + std::string(segment.names(second_rank).read(second.chosen));
-      why = (first.flags & CallRecord::kOnDevice) != 0
+      const std::string first_name(segment.names(first_rank).read(first.chosen));
+      const std::string second_name(segment.names(second_rank).read(second.chosen));
+      of_first = ", which runs " + first_name;
+      of_second = ", which runs " + second_name;
+      why = first_name == second_name
+                ? "; their schedules of that name differ: its generator must give the same moves on "
+                  "all ranks"
+            : (first.flags & CallRecord::kOnDevice) != 0
                 ? "; check that the arrays are registered and the PYCOLL_ variables equal on all "
                   "ranks"
                 : "; check that the PYCOLL_ variables and the numbers of cores are equal on all "
