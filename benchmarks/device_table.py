@@ -103,7 +103,7 @@ def measure_all(table: Table, device: str, tiny: bool) -> None:
     for backend in peers:
         for n in (2,) if tiny else (2, 8):
             for dtype in ("f32", "bf16"):
-                # gloo stages in host memory: its long messages would take all the time.
+                # gloo stages in CPU memory: its long messages would take all the time.
                 taken = [size for size in sizes if backend != "gloo" or size <= 1 << 25]
                 tensors = "cpu" if emulated else "cuda"
                 left = min(table.time_left(), 60.0)

@@ -154,7 +154,7 @@ RECORDS: Constant = ("csrc/transport/ring/records.h", "kNumRecords", 1)
 MESSAGE_RECORDS: Constant = ("csrc/transport/ring/message_records.h", "kNumRecords", 1)
 SLOTS: Constant = ("csrc/transport/ring/slot.h", "kMaxSlots", 1)
 NAP_MS: Constant = ("csrc/executor/wait/wait.cc", "kNapNs", 10**6)
-CACHE_KIB: Constant = ("csrc/bindings/arguments/registration_cache.h", "kMinMessage", 1 << 10)
+CACHE_KIB: Constant = ("csrc/bindings/arguments/registration_cache.h", "kMinPayload", 1 << 10)
 
 
 def num_algorithms() -> int:

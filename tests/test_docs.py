@@ -140,7 +140,7 @@ def test_table_of_collectives_is_the_cores():
     numbers = {"n": n, "n²": n * n, "2n": 2 * n, "(n-1)/n": (n - 1) / n}
     numbers |= {"0": 0, "1": 1, "2": 2, "2(n-1)/n": 2 * (n - 1) / n}
     for row in _core.collectives():
-        expected = [row.num_blocks(n), row.blocks_per_message(n), row.busbw_factor(n)]
+        expected = [row.num_blocks(n), row.blocks_per_payload(n), row.busbw_factor(n)]
         assert [numbers[cell] for cell in rows[row.name]] == pytest.approx(expected), row.name
 
 

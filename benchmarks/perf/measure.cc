@@ -105,7 +105,7 @@ std::optional<Figures> measure(Communicator& comm, const Options& options, const
 
   const auto block_bytes = static_cast<size_t>(plan.block_bytes());
   const bool on_device = device_of(options, rank) >= 0;
-  const bool is_large = plan.message_bytes(n) >= kRegisteredBytes;
+  const bool is_large = plan.payload_bytes(n) >= kRegisteredBytes;
   const bool registered =
       options.registered.value_or(is_large && !on_device && collective.id != kSendRecv);
   const int num_first = in_place ? std::max(num_in, num_out) : num_in;

@@ -26,8 +26,8 @@ struct RowPlan {
   int64_t count;  // elements of a block
 
   int64_t block_bytes() const { return count * static_cast<int64_t>(dtype_size(dtype)); }
-  int64_t message_bytes(int num_ranks) const {
-    return block_bytes() * collective.blocks_per_message(num_ranks);
+  int64_t payload_bytes(int num_ranks) const {
+    return block_bytes() * collective.blocks_per_payload(num_ranks);
   }
 };
 

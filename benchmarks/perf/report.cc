@@ -72,7 +72,7 @@ void Report::print_form(const std::optional<Figures>& figures, int64_t nbytes) {
 }
 
 std::string Report::json_of(const RowPlan& plan, const Figures& figures, bool in_place) const {
-  const int64_t nbytes = plan.message_bytes(num_ranks_);
+  const int64_t nbytes = plan.payload_bytes(num_ranks_);
   const double algbw = static_cast<double>(nbytes) / figures.median_s;
   const std::string wrong = figures.num_wrong ? std::to_string(*figures.num_wrong) : "null";
   const std::string case_ = format(
@@ -97,7 +97,7 @@ const char* Report::op_of(const RowPlan& plan) const {
 
 void Report::add(const RowPlan& plan, const std::optional<Figures>& out_of_place,
                  const std::optional<Figures>& in_place) {
-  const int64_t nbytes = plan.message_bytes(num_ranks_);
+  const int64_t nbytes = plan.payload_bytes(num_ranks_);
   const int root = collective_.has_root ? options_.root : -1;
   std::printf(" %12lld  %12lld  %8s  %6s  %6d", static_cast<long long>(nbytes),
               static_cast<long long>(plan.count), dtype_name(plan.dtype).data(), op_of(plan), root);

@@ -44,7 +44,7 @@ bool measure_all(Communicator& comm, const Options& options, const CollectiveInf
       }
       for (const int64_t nbytes : all_sizes) {
         const auto unit =
-            static_cast<int64_t>(dtype_size(dtype)) * collective.blocks_per_message(comm.size());
+            static_cast<int64_t>(dtype_size(dtype)) * collective.blocks_per_payload(comm.size());
         const RowPlan plan{collective, dtype, op, nbytes / unit};
         const auto out_of_place = measure(comm, options, plan, false);
         const auto in_place = measure(comm, options, plan, true);

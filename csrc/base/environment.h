@@ -76,7 +76,7 @@ inline constexpr EnvVariable kEnvironment[] = {
     // Devices.
     {"PYCOLL_DEVICE_LIBRARY", EnvType::kText, "pycoll/_cuda.so", "Device library to load."},
     {"PYCOLL_DEVICE_LINKS", EnvType::kChoice, "device", "Memory of the links between devices.",
-     "device host"},
+     "device cpu"},
     {"PYCOLL_CUDA_VMM", EnvType::kFlag, "1",
      "0: share GPU memory by CUDA IPC instead of virtual memory handles."},
     {"PYCOLL_DEVICE_THREADS_COUNT", EnvType::kNumber, "1", "Number of emulated devices.", "", 1,

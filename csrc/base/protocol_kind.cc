@@ -19,7 +19,7 @@ constexpr Row kRows[] = {{ProtocolKind::kSimple, "simple"},
                          {ProtocolKind::kPoison, "poison"}};
 constexpr ProtocolKind kAll[] = {ProtocolKind::kSimple, ProtocolKind::kLL, ProtocolKind::kDirect,
                                  ProtocolKind::kLL128, ProtocolKind::kPoison};
-constexpr int kNumHostProtocols = 3;
+constexpr int kNumCpuProtocols = 3;
 static_assert(std::size(kRows) == kNumProtocols && std::size(kAll) == kNumProtocols);
 
 }  // namespace
@@ -41,11 +41,11 @@ ProtocolKind protocol_from_name(std::string_view name) {
                    std::string(protocol_names()));
 }
 
-std::span<const ProtocolKind> protocols() { return std::span(kAll).first<kNumHostProtocols>(); }
+std::span<const ProtocolKind> protocols() { return std::span(kAll).first<kNumCpuProtocols>(); }
 
 std::span<const ProtocolKind> device_protocols() { return kAll; }
 
-bool is_of_hosts(ProtocolKind protocol) { return static_cast<int>(protocol) < kNumHostProtocols; }
+bool is_cpu_protocol(ProtocolKind protocol) { return static_cast<int>(protocol) < kNumCpuProtocols; }
 
 std::string_view protocol_names() { return "simple, ll, direct, ll128, poison"; }
 

@@ -17,18 +17,18 @@ enum class ProtocolKind : uint8_t {
   kPoison,  // devices only: the payload is its own flag
 };
 inline constexpr int kNumProtocols = 5;
-// Host protocols come first in the enum; the first ones among them pass messages through slots.
+// CPU protocols come first in the enum; the first ones among them pass messages through slots.
 inline constexpr int kNumSlotProtocols = 2;
 
 const char* protocol_name(ProtocolKind protocol);
 std::optional<ProtocolKind> find_protocol(std::string_view name);
 /// Raises UsageError listing the known names.
 ProtocolKind protocol_from_name(std::string_view name);
-/// The host protocols.
+/// The CPU protocols.
 std::span<const ProtocolKind> protocols();
 /// The device protocols: all of them.
 std::span<const ProtocolKind> device_protocols();
-bool is_of_hosts(ProtocolKind protocol);
+bool is_cpu_protocol(ProtocolKind protocol);
 /// All names, for error messages: "simple, ll, direct, ...".
 std::string_view protocol_names();
 

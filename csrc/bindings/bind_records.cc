@@ -110,7 +110,7 @@ py::dict record_as_dict(const Segment& segment, int rank, const CallRecord& reco
   result["shape"] = shape;
   result["nbytes"] = has_counts ? py::none()
                                 : py::object(py::cast(record.count * record.element_size *
-                                                      row.blocks_per_message(segment.num_ranks())));
+                                                      row.blocks_per_payload(segment.num_ranks())));
   result["deterministic"] = (record.flags & CallRecord::kDeterministic) != 0;
   result["asked"] = name_or_none(segment.names(rank), record.asked);
   result["algorithm"] = name_or_none(segment.names(rank), record.chosen);

@@ -156,7 +156,7 @@ void bind_values(py::module_& m) {
       .def_readonly("num_ranks", &Program::num_ranks)
       .def_readonly("num_chunks", &Program::num_chunks)
       .def_readonly("num_blocks", &Program::num_blocks)
-      .def_readonly("blocks_per_message", &Program::blocks_per_message)
+      .def_readonly("blocks_per_payload", &Program::blocks_per_payload)
       .def_readonly("max_range", &Program::max_range)
       .def_readonly("peers", &Program::peers)
       .def_readonly("self_position", &Program::self_position)
@@ -231,8 +231,8 @@ void bind_tables(py::module_& m) {
           "num_blocks", [](const CollectiveInfo& row, int n) { return num_blocks(row.blocks, n); },
           py::arg("n"))
       .def(
-          "blocks_per_message",
-          [](const CollectiveInfo& row, int n) { return row.blocks_per_message(n); }, py::arg("n"))
+          "blocks_per_payload",
+          [](const CollectiveInfo& row, int n) { return row.blocks_per_payload(n); }, py::arg("n"))
       .def(
           "busbw_factor", [](const CollectiveInfo& row, int n) { return row.busbw_factor(n); },
           py::arg("n"));
@@ -255,7 +255,7 @@ void bind_schedule(py::module_& m) {
       .def_property_readonly("chunks_per_message",
                              [](const Schedule& s) {
                                return s.pieces_per_block() *
-                                      info(s.collective).blocks_per_message(s.num_ranks);
+                                      info(s.collective).blocks_per_payload(s.num_ranks);
                              })
       .def_readonly("root", &Schedule::root)
       .def_readonly("multicast", &Schedule::multicast)

@@ -63,7 +63,7 @@ class Predictor {
     for (const auto& [collective, algorithm, nbytes] : cases) {
       const AlgorithmInfo& row = find_algorithm(collective_from_name(collective), algorithm);
       const Schedule schedule = row.generate(num_ranks, 0);
-      const int blocks = info(row.collective).blocks_per_message(num_ranks);
+      const int blocks = info(row.collective).blocks_per_payload(num_ranks);
       Message message{{}, {}, nbytes, static_cast<double>(nbytes) / blocks};
       if (direct) {
         message.work = direct_work(schedule);

@@ -12,7 +12,7 @@ Sends `x` to rank `peer`, which receives it with the same tag.
 
 Args:
     x: Contiguous array of any shape and dtype, with the buffer protocol or DLPack; it may be
-        read-only. A device array is copied through host memory.
+        read-only. A device array is copied through CPU memory.
     peer: The rank that receives; may be this one.
     tag: An int, 0 or more. Messages with the same tag arrive in the order in which they were
         sent.

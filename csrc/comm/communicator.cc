@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "comm/counts.h"
 #include "comm/device/device_runner.h"
-#include "comm/device/host_staging.h"
+#include "comm/device/cpu_staging.h"
 #include "comm/normalized_call.h"
 #include "comm/settings.h"
 #include "reduce/cells.h"
@@ -276,7 +276,7 @@ void Communicator::agree_on_counts(const Call& call, const OnSlow& on_slow) {
 void Communicator::perform(const Call& call, const OnSlow& on_slow) {
   const Call& plain =
       NormalizedCall::is_plain(call) ? call : plain_call_.prepare(call, rank_, num_ranks_);
-  const int64_t nbytes = message_bytes(plain);
+  const int64_t nbytes = payload_bytes(plain);
   // Done first, because it may refuse the call. A refused call gets no sequence number, and the
   // peers do not see it.
   CallPlan& plan = planner_.find({call.collective, nbytes, call.root, call.algorithm,
@@ -323,7 +323,7 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
   }
 }
 
-int64_t Communicator::message_bytes(const Call& call) const {
+int64_t Communicator::payload_bytes(const Call& call) const {
   const auto element_size = static_cast<int64_t>(dtype_size(call.dtype));
   if (call.block_counts != nullptr) {
     return element_size *
@@ -331,7 +331,7 @@ int64_t Communicator::message_bytes(const Call& call) const {
   }
   // Each rank knows only its own counts, but the plan must be identical on all ranks.
   if (call.send_counts != nullptr) return kUnevenBytes;
-  return call.count * element_size * info(call.collective).blocks_per_message(num_ranks_);
+  return call.count * element_size * info(call.collective).blocks_per_payload(num_ranks_);
 }
 
 void Communicator::barrier() {

@@ -25,7 +25,7 @@
 namespace pycoll {
 
 class DeviceRunner;
-class HostStaging;
+class CpuStaging;
 
 class Communicator {
  public:
@@ -173,7 +173,7 @@ class Communicator {
   /// Raises UsageError for a dtype and op that cannot be reduced, before the peers see the call.
   static void check_reduction(const Call& call);
   void agree_on_counts(const Call& call, const OnSlow& on_slow);
-  int64_t message_bytes(const Call& call) const;
+  int64_t payload_bytes(const Call& call) const;
   void wait_interruptibly(const Work& work);
   void fail_aborted();
   bool is_own_thread() const;
@@ -226,7 +226,7 @@ class Communicator {
   AlgorithmSource algorithm_source_;
   // Set by the first device call: one of the two.
   std::unique_ptr<DeviceRunner> device_;
-  std::unique_ptr<HostStaging> staging_;                   // if the ranks are on several hosts
+  std::unique_ptr<CpuStaging> staging_;                   // if the ranks are on several hosts
   std::vector<std::shared_ptr<DeviceWork>> device_works_;  // which may still run
   const int host_rank_;
   const int host_number_;

@@ -150,7 +150,7 @@ CallPlan Planner::name_plans(const PlanKey& wanted) {
   const ProtocolKind protocol = slash == std::string_view::npos
                                     ? default_protocol(wanted.nbytes)
                                     : protocol_from_name(wanted.algorithm.substr(slash + 1));
-  if (!is_of_hosts(protocol) && !selector_.topology().of_devices) {
+  if (!is_cpu_protocol(protocol) && !selector_.topology().of_devices) {
     throw UsageError(std::string(wanted.algorithm) + ": protocol " + protocol_name(protocol) +
                      " is for device arrays only");
   }
@@ -245,7 +245,7 @@ Plan Planner::make(const PlanKey& wanted, std::string_view name, ProtocolKind pr
   // The plan must fit the largest message of this size class.
   constexpr int64_t kLargestElement = 16;
   const int64_t largest_block =
-      2 * first_of_class(wanted.nbytes) / info(wanted.collective).blocks_per_message(num_ranks_);
+      2 * first_of_class(wanted.nbytes) / info(wanted.collective).blocks_per_payload(num_ranks_);
   const int64_t payload = links_.slot_payloads[static_cast<size_t>(protocol)];
   const bool one_tile =
       tile_count(plan, payload, kLargestElement) * kLargestElement >= largest_block;

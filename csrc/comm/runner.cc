@@ -92,81 +92,81 @@ std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const C
                                  "with comm.empty()"));
   }
   if (planned->protocol != ProtocolKind::kDirect) return std::nullopt;
-  Message message = message_of(call, planned->plan);
-  message.buffers[static_cast<int>(BufferKind::kInput)] = input.mapped;
-  message.buffers[static_cast<int>(BufferKind::kOutput)] = output.mapped;
-  message.tile_count = message.count;
+  Payload payload = payload_of(call, planned->plan);
+  payload.buffers[static_cast<int>(BufferKind::kInput)] = input.mapped;
+  payload.buffers[static_cast<int>(BufferKind::kOutput)] = output.mapped;
+  payload.tile_count = payload.count;
   if (reach == Reach::kProcess && info(call.collective).has_op) {
-    message.tile_count = std::max<int64_t>(
+    payload.tile_count = std::max<int64_t>(
         tile_count(planned->plan, Direct::kStageBytes, static_cast<size_t>(element_size)), 1);
   }
-  cpu_.begin(exchange_, message, arithmetic_of(call, nbytes, kDirectStreamingBytes));
-  copy_blocks(message, planned->plan.placement.before, static_cast<size_t>(element_size));
-  if (message.count != 0 && !interpret<Direct>(cpu_, planned->plan.view(), message)) return false;
-  account(message, *planned);
+  cpu_.begin(exchange_, payload, arithmetic_of(call, nbytes, kDirectStreamingBytes));
+  copy_blocks(payload, planned->plan.placement.before, static_cast<size_t>(element_size));
+  if (payload.count != 0 && !interpret<Direct>(cpu_, planned->plan.view(), payload)) return false;
+  account(payload, *planned);
   if (!exchange_.leave()) return false;
   if (output.array != nullptr) output.array->copy_edges_out(output.data, output.nbytes);
   return true;
 }
 
 bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {
-  Message message = message_of(call, planned.plan);
+  Payload payload = payload_of(call, planned.plan);
   const CpuArithmetic arithmetic = arithmetic_of(call, nbytes, kStreamingBytes);
-  copy_blocks(message, planned.plan.placement.before, arithmetic.element_size);
+  copy_blocks(payload, planned.plan.placement.before, arithmetic.element_size);
   bool ok;
   if (planned.protocol == ProtocolKind::kLL) {
     cpu_.begin(ll_links_, arithmetic);
-    message.tile_count = tile_count(
+    payload.tile_count = tile_count(
         planned.plan, LowLatency::payload_bytes<CpuTarget::LineBatch>(ll_links_.slot_bytes),
         arithmetic.element_size);
-    ok = run<LowLatency>(planned.plan, message);
+    ok = run<LowLatency>(planned.plan, payload);
   } else {
     cpu_.begin(simple_links_, arithmetic);
-    message.tile_count = tile_count(planned.plan, static_cast<int64_t>(simple_links_.slot_bytes),
+    payload.tile_count = tile_count(planned.plan, static_cast<int64_t>(simple_links_.slot_bytes),
                                     arithmetic.element_size);
-    ok = run<Simple>(planned.plan, message);
+    ok = run<Simple>(planned.plan, payload);
   }
-  if (ok) copy_blocks(message, planned.plan.placement.after, arithmetic.element_size);
+  if (ok) copy_blocks(payload, planned.plan.placement.after, arithmetic.element_size);
   return ok;
 }
 
 template <class Protocol>
-bool Runner::run(const Plan& plan, const Message& message) {
+bool Runner::run(const Plan& plan, const Payload& payload) {
   const Segment& segment = transport_.segment();
   // All ranks decide the same, from values that are identical on all ranks.
-  if (segment.proxy() != nullptr && message.count > message.tile_count &&
+  if (segment.proxy() != nullptr && payload.count > payload.tile_count &&
       plan.min_slots * kTilesTogether <= segment.layout().num_slots) {
-    return interpret_together<Protocol>(cpu_, plan.view(), message, kTilesTogether);
+    return interpret_together<Protocol>(cpu_, plan.view(), payload, kTilesTogether);
   }
-  return interpret<Protocol>(cpu_, plan.view(), message);
+  return interpret<Protocol>(cpu_, plan.view(), payload);
 }
 
-Message Runner::message_of(const Call& call, const Plan& plan) {
-  Message message;
-  message.count = call.count;
-  if (call.block_counts != nullptr || call.send_counts != nullptr) set_block_counts(call, message);
+Payload Runner::payload_of(const Call& call, const Plan& plan) {
+  Payload payload;
+  payload.count = call.count;
+  if (call.block_counts != nullptr || call.send_counts != nullptr) set_block_counts(call, payload);
   const size_t needed =
-      plan.placement.scratch.size() * static_cast<size_t>(message.count) * dtype_size(call.dtype);
+      plan.placement.scratch.size() * static_cast<size_t>(payload.count) * dtype_size(call.dtype);
   if (needed > scratch_bytes_) {
     scratch_.reset(new std::byte[needed]);
     scratch_bytes_ = needed;
   }
-  message.buffers[static_cast<int>(BufferKind::kInput)] =
+  payload.buffers[static_cast<int>(BufferKind::kInput)] =
       const_cast<std::byte*>(static_cast<const std::byte*>(call.input));
-  message.buffers[static_cast<int>(BufferKind::kOutput)] = static_cast<std::byte*>(call.output);
-  message.buffers[static_cast<int>(BufferKind::kScratch)] = scratch_.get();
-  return message;
+  payload.buffers[static_cast<int>(BufferKind::kOutput)] = static_cast<std::byte*>(call.output);
+  payload.buffers[static_cast<int>(BufferKind::kScratch)] = scratch_.get();
+  return payload;
 }
 
-void Runner::set_block_counts(const Call& call, Message& message) {
+void Runner::set_block_counts(const Call& call, Payload& payload) {
   const auto n = static_cast<size_t>(num_ranks_);
   const auto prefix_sums = [](const int64_t* counts, size_t num, std::vector<int64_t>& sums) {
     sums.assign(num, 0);
     std::partial_sum(counts, counts + num - 1, sums.begin() + 1);
     return sums.data();
   };
-  const int64_t*& input_starts = message.starts[static_cast<int>(BufferKind::kInput)];
-  const int64_t*& output_starts = message.starts[static_cast<int>(BufferKind::kOutput)];
+  const int64_t*& input_starts = payload.starts[static_cast<int>(BufferKind::kInput)];
+  const int64_t*& output_starts = payload.starts[static_cast<int>(BufferKind::kOutput)];
   if (call.block_counts != nullptr) {
     block_counts_.assign(call.block_counts, call.block_counts + n);
     const int64_t* starts = prefix_sums(call.block_counts, n, starts_);
@@ -181,22 +181,22 @@ void Runner::set_block_counts(const Call& call, Message& message) {
     input_starts = prefix_sums(call.send_counts, n, starts_);
     output_starts = prefix_sums(call.recv_counts, n, more_starts_);
   }
-  message.block_counts = block_counts_.data();
-  message.count = *std::max_element(block_counts_.begin(), block_counts_.end());
+  payload.block_counts = block_counts_.data();
+  payload.count = *std::max_element(block_counts_.begin(), block_counts_.end());
 }
 
-void Runner::copy_blocks(const Message& message, const std::vector<BlockCopy>& copies,
+void Runner::copy_blocks(const Payload& payload, const std::vector<BlockCopy>& copies,
                          size_t size) {
   const auto element_size = static_cast<int64_t>(size);
   for (const BlockCopy& copy : copies) {
     const auto address = [&](BufferKind buffer, int32_t index) {
-      return message.buffers[static_cast<int>(buffer)] +
-             message.start_of(buffer, index) * element_size;
+      return payload.buffers[static_cast<int>(buffer)] +
+             payload.start_of(buffer, index) * element_size;
     };
     const std::byte* from = address(copy.from, copy.from_index);
     std::byte* to = address(copy.to, copy.to_index);
     if (from == to) continue;
-    const int64_t nbytes = message.count_of(copy.block) * element_size;
+    const int64_t nbytes = payload.count_of(copy.block) * element_size;
     copy_bytes(to, from, static_cast<size_t>(nbytes), nbytes >= kBlockStreamingBytes);
   }
 }
@@ -211,10 +211,10 @@ CpuArithmetic Runner::arithmetic_of(const Call& call, int64_t nbytes,
   return arithmetic;
 }
 
-void Runner::account(const Message& message, const PlannedCall& direct) {
+void Runner::account(const Payload& payload, const PlannedCall& direct) {
   for (const BufferRef& given : direct.given) {
     const int64_t count =
-        piece_range(message.count_of(given.block), message.granule,
+        piece_range(payload.count_of(given.block), payload.granule,
                     direct.plan.placement.num_pieces, given.first_piece, given.num_pieces)
             .count;
     if (count == 0) continue;

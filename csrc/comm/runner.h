@@ -39,13 +39,13 @@ class Runner {
   Reachable reachable(const void* data, int64_t count, DType dtype) const;
 
   template <class Protocol>
-  bool run(const Plan& plan, const Message& message);
-  Message message_of(const Call& call, const Plan& plan);
-  void set_block_counts(const Call& call, Message& message);
-  static void copy_blocks(const Message& message, const std::vector<BlockCopy>& copies,
+  bool run(const Plan& plan, const Payload& payload);
+  Payload payload_of(const Call& call, const Plan& plan);
+  void set_block_counts(const Call& call, Payload& payload);
+  static void copy_blocks(const Payload& payload, const std::vector<BlockCopy>& copies,
                           size_t element_size);
   CpuArithmetic arithmetic_of(const Call& call, int64_t nbytes, int64_t streaming_bytes) const;
-  void account(const Message& message, const PlannedCall& direct);
+  void account(const Payload& payload, const PlannedCall& direct);
 
   Transport& transport_;
   int rank_;

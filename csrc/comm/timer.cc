@@ -7,7 +7,7 @@ namespace pycoll {
 
 double time_calls(Communicator& comm, Collective collective, const TimedBuffers& buffers,
                   std::string_view algorithm, int64_t num_calls) {
-  const int blocks = info(collective).blocks_per_message(comm.size());
+  const int blocks = info(collective).blocks_per_payload(comm.size());
   if (buffers.count < blocks || num_calls < 1) {
     throw UsageError("expected at least " + std::to_string(blocks) + " elements and 1 call, got " +
                      std::to_string(buffers.count) + " and " + std::to_string(num_calls));

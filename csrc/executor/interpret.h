@@ -21,7 +21,7 @@
 namespace pycoll {
 
 /// The blocks of one call. Each has `count` elements, unless `block_counts` gives each its own.
-struct Message {
+struct Payload {
   std::byte* buffers[kNumBuffers] = {};  // by BufferKind; the input is never written
   int64_t count = 0;                     // elements of a block; of the largest one
   int64_t tile_count = 0;                // elements of a block in one tile
@@ -76,9 +76,9 @@ PYCOLL_HD inline PieceRange piece_range(int64_t tile, int32_t granule, int32_t n
 /// Calls visit(done) for each of the team's tiles until it returns false. A tile starts `done`
 /// elements into its blocks.
 template <class Visit>
-PYCOLL_HD [[gnu::always_inline]] inline bool for_tiles(const Message& message, Visit&& visit) {
-  for (int64_t done = message.first_tile * message.tile_count; done < message.count;
-       done += message.tile_stride * message.tile_count) {
+PYCOLL_HD [[gnu::always_inline]] inline bool for_tiles(const Payload& payload, Visit&& visit) {
+  for (int64_t done = payload.first_tile * payload.tile_count; done < payload.count;
+       done += payload.tile_stride * payload.tile_count) {
     if (!visit(done)) return false;
   }
   return true;
@@ -87,15 +87,15 @@ PYCOLL_HD [[gnu::always_inline]] inline bool for_tiles(const Message& message, V
 /// Runs one step of the tile that starts at `done`.
 template <class Protocol, class Target>
 PYCOLL_HD [[gnu::always_inline]] inline bool run_step(Target& target, const ProgramView& program,
-                                                      const Message& message, const Step& step,
+                                                      const Payload& payload, const Step& step,
                                                       const StepPlace& place, int index,
                                                       int64_t done) {
   const auto element_size = static_cast<int64_t>(target.element_size());
-  const int64_t left = message.count_of(place.block) - done;
+  const int64_t left = payload.count_of(place.block) - done;
   if (left <= 0) return true;
-  const int64_t tile = left < message.tile_count ? left : message.tile_count;
+  const int64_t tile = left < payload.tile_count ? left : payload.tile_count;
   const PieceRange range =
-      piece_range(tile, message.granule, program.num_pieces, place.first_piece, step.num_chunks);
+      piece_range(tile, payload.granule, program.num_pieces, place.first_piece, step.num_chunks);
   if (range.count == 0) return true;  // both ends of every link skip the step
   StepOperands operands;
   operands.step = &step;
@@ -103,8 +103,8 @@ PYCOLL_HD [[gnu::always_inline]] inline bool run_step(Target& target, const Prog
   operands.offset = done + range.first;
   operands.count = range.count;
   const auto address = [&](BufferKind buffer, int32_t block) {
-    return message.buffers[static_cast<int>(buffer)] +
-           (message.start_of(buffer, block) + operands.offset) * element_size;
+    return payload.buffers[static_cast<int>(buffer)] +
+           (payload.start_of(buffer, block) + operands.offset) * element_size;
   };
   if (step.has(kReadLocal)) operands.local_src = address(place.src, place.src_index);
   if (step.has(kWriteLocal)) operands.local_dst = address(place.dst, place.dst_index);
@@ -116,10 +116,10 @@ PYCOLL_HD [[gnu::always_inline]] inline bool run_step(Target& target, const Prog
 }
 
 template <class Protocol, class Target>
-PYCOLL_HD bool interpret(Target& target, const ProgramView& program, const Message& message) {
-  return for_tiles(message, [&](int64_t done) {
+PYCOLL_HD bool interpret(Target& target, const ProgramView& program, const Payload& payload) {
+  return for_tiles(payload, [&](int64_t done) {
     for (int i = 0; i < program.num_steps; ++i) {
-      if (!run_step<Protocol>(target, program, message, program.steps[i], program.places[i], i,
+      if (!run_step<Protocol>(target, program, payload, program.steps[i], program.places[i], i,
                               done)) {
         return false;
       }

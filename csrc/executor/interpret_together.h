@@ -17,15 +17,15 @@ namespace pycoll {
 /// are then equivalent to one message that takes `num_together` slots. The programs are a Kahn
 /// network, so if one order of execution completes, all do.
 template <class Protocol, class Target>
-bool interpret_together(Target& target, const ProgramView& program, const Message& message,
+bool interpret_together(Target& target, const ProgramView& program, const Payload& payload,
                         int64_t num_together) {
-  const int64_t stride = message.tile_stride * message.tile_count;
-  for (int64_t first = message.first_tile * message.tile_count; first < message.count;
+  const int64_t stride = payload.tile_stride * payload.tile_count;
+  for (int64_t first = payload.first_tile * payload.tile_count; first < payload.count;
        first += num_together * stride) {
-    const int64_t end = std::min(first + num_together * stride, message.count);
+    const int64_t end = std::min(first + num_together * stride, payload.count);
     for (int i = 0; i < program.num_steps; ++i) {
       for (int64_t done = first; done < end; done += stride) {
-        if (!run_step<Protocol>(target, program, message, program.steps[i], program.places[i], i,
+        if (!run_step<Protocol>(target, program, payload, program.steps[i], program.places[i], i,
                                 done)) {
           return false;
         }

@@ -26,9 +26,9 @@ struct Sample {
   Sample(const Program& program, int64_t message_nbytes)
       : pieces(program.num_chunks / program.num_blocks),
         tile_bytes(kSlotBytes * pieces / std::max(program.max_range, 1)),
-        nbytes(std::min(message_nbytes, 4 * tile_bytes * program.blocks_per_message)),
-        num_tiles(std::max<int64_t>(1, (nbytes + tile_bytes * program.blocks_per_message - 1) /
-                                           (tile_bytes * program.blocks_per_message))),
+        nbytes(std::min(message_nbytes, 4 * tile_bytes * program.blocks_per_payload)),
+        num_tiles(std::max<int64_t>(1, (nbytes + tile_bytes * program.blocks_per_payload - 1) /
+                                           (tile_bytes * program.blocks_per_payload))),
         scale(nbytes == 0 ? 1.0 : static_cast<double>(message_nbytes) / nbytes) {}
 };
 
@@ -188,7 +188,7 @@ std::vector<Program> lower_for(const Schedule& schedule, int64_t nbytes, const H
   std::vector<Program> programs = lower(schedule, {.multicast = multicast});
   const Program& first = programs.front();
   const Sample sample(first, nbytes);
-  if (nbytes <= sample.tile_bytes * first.blocks_per_message) return programs;
+  if (nbytes <= sample.tile_bytes * first.blocks_per_payload) return programs;
   const bool join_blocks = first.max_range <= sample.pieces;
   const bool join_chunks = hosts.num_hosts == 1 || first.max_range == 1;
   if (join_blocks && join_chunks) return programs;
@@ -200,7 +200,7 @@ double estimate_s(const std::vector<Program>& programs, int64_t nbytes, const Li
                   int num_cores, const HostLevel& hosts) {
   const Program& first = programs.front();
   const Sample sample(first, nbytes);
-  const double chunk_nbytes = static_cast<double>(sample.nbytes) / first.blocks_per_message /
+  const double chunk_nbytes = static_cast<double>(sample.nbytes) / first.blocks_per_payload /
                               static_cast<double>(sample.pieces * sample.num_tiles);
   const Walk walk(programs, chunk_nbytes, sample.num_tiles, cost, hosts);
   const int num_ranks = static_cast<int>(programs.size());

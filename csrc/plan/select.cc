@@ -59,7 +59,7 @@ bool is_candidate(ProtocolKind protocol, int64_t nbytes) {
   if (protocol == ProtocolKind::kLL) return nbytes <= kMaxLowLatencyBytes;
   // ll128 and poison do not work on every link or for every message, and no GPU measurement shows
   // yet when they are best: only an explicit request chooses them.
-  if (!is_of_hosts(protocol)) return false;
+  if (!is_cpu_protocol(protocol)) return false;
   return protocol != ProtocolKind::kDirect || nbytes >= kMinDirectBytes;
 }
 
@@ -143,7 +143,7 @@ std::vector<Candidate> Selector::simulate(Collective collective, int64_t nbytes,
         const std::vector<DirectWork> work = direct_work(schedule);
         if (work.empty()) continue;
         const double block_nbytes =
-            static_cast<double>(nbytes) / info(collective).blocks_per_message(topology_.num_ranks);
+            static_cast<double>(nbytes) / info(collective).blocks_per_payload(topology_.num_ranks);
         candidate.predicted_s = estimate_direct_s(work, block_nbytes, cost, topology_.num_cores);
       } else {
         if (programs.empty()) programs = lower_for(schedule, nbytes, topology_.hosts);

@@ -75,7 +75,7 @@ struct CollectiveInfo {
   int (*output_block)(const BlockAt& at);
   // The size of a message in blocks, defined like nccl-tests' "size": the larger one of a rank's
   // input and output.
-  int (*blocks_per_message)(int num_ranks);
+  int (*blocks_per_payload)(int num_ranks);
   double (*busbw_factor)(int num_ranks);  // from nccl-tests' PERFORMANCE.md
 };
 

@@ -137,7 +137,7 @@ std::vector<Program> make_programs(const Schedule& schedule) {
     program.num_ranks = schedule.num_ranks;
     program.num_chunks = schedule.num_chunks;
     program.num_blocks = num_blocks(row.blocks, schedule.num_ranks);
-    program.blocks_per_message = row.blocks_per_message(schedule.num_ranks);
+    program.blocks_per_payload = row.blocks_per_payload(schedule.num_ranks);
     program.max_range = max_range;
     std::vector<int32_t>& peers = program.peers;
     std::sort(peers.begin(), peers.end());

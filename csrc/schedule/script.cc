@@ -75,7 +75,7 @@ Script script_of(const Program& program) {
     std::sort(dsts.begin(), dsts.end(),
               [&](int32_t a, int32_t b) { return distance(a) < distance(b); });
     script.add(srcs, dsts, step.has(kReadLocal),
-               step.num_chunks / (pieces * program.blocks_per_message));
+               step.num_chunks / (pieces * program.blocks_per_payload));
   }
   return script;
 }

@@ -26,7 +26,7 @@ class Simulator {
           std::to_string(options.nbytes) + ", tile_bytes " + std::to_string(options.tile_bytes) +
           ", slots " + std::to_string(options.slots));
     }
-    const int64_t num_parts = programs.empty() ? 1 : programs[0].blocks_per_message;
+    const int64_t num_parts = programs.empty() ? 1 : programs[0].blocks_per_payload;
     block_bytes_ = (options.nbytes + num_parts - 1) / num_parts;
     tile_bytes_ = options.tile_bytes > 0 ? options.tile_bytes : block_bytes_;
     num_tiles_ = tile_bytes_ > 0 ? (block_bytes_ + tile_bytes_ - 1) / tile_bytes_ : 0;

@@ -76,7 +76,7 @@ struct Program {
   int32_t num_chunks = 1;  // of all blocks together; chunk c is a piece of block
                            // c / (num_chunks / num_blocks)
   int32_t num_blocks = 1;  // of all ranks together
-  int32_t blocks_per_message = 1;
+  int32_t blocks_per_payload = 1;
   int32_t max_range = 1;       // longest chunk range of any step of any rank; it must fit a slot
   std::vector<int32_t> peers;  // ascending absolute ranks; the bits of the masks
   int32_t self_position =

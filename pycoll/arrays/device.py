@@ -61,7 +61,7 @@ class DeviceArray:
 
     @classmethod
     def of(cls, array: Any, device: int = 0, stream: int = 0) -> DeviceArray:
-        """Copies a host array to a device."""
+        """Copies a CPU array to a device."""
         array = np.ascontiguousarray(array)
         made = cls.empty(array.shape, array.dtype, device, stream)
         made.copy_from(array)
@@ -77,7 +77,7 @@ class DeviceArray:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def copy_from(self, array: Any) -> None:
-        """Overwrites the array with a host array of equal size, in the order of the stream."""
+        """Overwrites the array with a CPU array of equal size, in the order of the stream."""
         array = np.ascontiguousarray(array)
         if array.nbytes != self.nbytes:
             raise UsageError(f"the array has {array.nbytes} bytes, expected {self.nbytes}")

@@ -54,7 +54,7 @@ class Case:
                 raise ValueError(f"expected --{what} to be one of {', '.join(names)}, got {name!r}")
         row = COLLECTIVES.get(collective, BARRIER)
         more["op"] = more.get("op", "sum") if row.has_op else "none"
-        unit = ITEMSIZE[dtype] * row.blocks_per_message(n)
+        unit = ITEMSIZE[dtype] * row.blocks_per_payload(n)
         return Case(collective, dtype, n, max(1, nbytes // unit) * unit, **more)
 
     def of_library(self, library: str) -> Case:
@@ -78,7 +78,7 @@ class Case:
     @property
     def block(self) -> int:
         """Elements of a block."""
-        blocks = self.row.blocks_per_message(self.num_ranks)
+        blocks = self.row.blocks_per_payload(self.num_ranks)
         return self.nbytes // (ITEMSIZE[self.dtype] * blocks)
 
     @property

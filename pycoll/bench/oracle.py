@@ -43,7 +43,7 @@ class Collective:
     own_blocks: bool = False
     busbw_factor: Callable[[int], float] = lambda n: 1.0
 
-    def blocks_per_message(self, n: int) -> int:
+    def blocks_per_payload(self, n: int) -> int:
         """Blocks of the larger one of input and output, whose bytes are a message's size."""
         return max(self.in_blocks(n), self.out_blocks(n))
 

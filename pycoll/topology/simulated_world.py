@@ -152,7 +152,7 @@ class World:
     def _tile_fraction(self, nbytes: int, tile_bytes: int | None) -> float:
         if nbytes == 0 or tile_bytes is None:
             return 1.0
-        block = nbytes / self._row.blocks_per_message(self._topology.num_ranks)
+        block = nbytes / self._row.blocks_per_payload(self._topology.num_ranks)
         return min(1.0, tile_bytes / block)
 
     def _levels(self, nbytes: int, time_s: float) -> tuple[LevelUse, ...]:

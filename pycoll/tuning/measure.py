@@ -194,4 +194,4 @@ def asks_for_arrays(collective: str, nbytes: int) -> bool:
 
 def smallest_nbytes(collective: str, n: int) -> int:
     """The smallest message of f32 with an element in each block, in bytes."""
-    return 4 * next(r.blocks_per_message(n) for r in _core.collectives() if r.name == collective)
+    return 4 * next(r.blocks_per_payload(n) for r in _core.collectives() if r.name == collective)

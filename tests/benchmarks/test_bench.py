@@ -41,7 +41,7 @@ def test_tables_of_the_oracle_are_those_of_the_core():
         mine, its = row, core[row.name]
         assert (mine.has_op, mine.has_root) == (its.has_op, its.has_root), row.name
         for n in (1, 2, 3, 8):
-            assert mine.blocks_per_message(n) == its.blocks_per_message(n), (row.name, n)
+            assert mine.blocks_per_payload(n) == its.blocks_per_payload(n), (row.name, n)
             assert mine.busbw_factor(n) == pytest.approx(its.busbw_factor(n)), (row.name, n)
     assert [(d, arithmetic.KIND[d], arithmetic.ITEMSIZE[d]) for d in arithmetic.DTYPES] == [
         tuple(row) for row in _core.dtypes()

@@ -208,7 +208,7 @@ def test_tensor_that_cannot_be_used_raises_usage_error():
         (torch.ones(3, 4).t(), "contiguous"),
         (torch.ones(4, dtype=torch.complex32), "dtype torch.complex32.*copy"),
         (torch.ones(4, dtype=torch.uint8).view(torch.bits8), r"view\(torch.uint8\)"),
-        (torch.ones(4, device="meta"), "meta|host memory"),
+        (torch.ones(4, device="meta"), "meta|CPU memory"),
         (torch.ones(4).to_sparse(), "DLPack.*storage"),
     ]:
         with pytest.raises(UsageError, match=text):

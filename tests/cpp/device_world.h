@@ -1,4 +1,4 @@
-// The memory of all ranks' device links of one protocol, in one process: of host memory for checks
+// The memory of all ranks' device links of one protocol, in one process: of CPU memory for checks
 // that launch on host threads, or of whatever else kernels reach.
 #pragma once
 

@@ -225,7 +225,7 @@ def test_wrong_calls_are_refused_and_say_why():
         for protocol in ("ll128", "poison"):
             with pytest.raises(UsageError, match=f"{protocol} is for device arrays only"):
                 comm.all_reduce(np.ones(4, np.float32), algorithm=f"one_shot/{protocol}")
-        with pytest.raises(UsageError, match="x is on device 0, out is in host memory"):
+        with pytest.raises(UsageError, match="x is on device 0, out is in CPU memory"):
             comm.all_reduce(x, out=np.ones(4))
         with pytest.raises(UsageError, match="does not go with|reduce"):
             comm.all_reduce(DeviceArray.of(np.ones(4)), "band")

@@ -25,8 +25,8 @@ UNREACHED = {"PYCOLL_DEVICE_THREADS_COUNT": "3", "PYCOLL_DEVICE_THREADS_REACH": 
 @pytest.mark.parametrize(
     ("setting", "threads"),
     [
-        ({"PYCOLL_DEVICE_LINKS": "host"}, False),
-        ({"PYCOLL_DEVICE_LINKS": "host"}, True),
+        ({"PYCOLL_DEVICE_LINKS": "cpu"}, False),
+        ({"PYCOLL_DEVICE_LINKS": "cpu"}, True),
         ({"PYCOLL_DEVICE_THREADS_EXPORT": "0"}, False),
         ({"PYCOLL_DEVICE_THREADS_COUNT": "3"}, False),
         (UNREACHED, False),
@@ -54,7 +54,7 @@ def test_links_are_made_in_every_set_up(emulated, monkeypatch, setting, threads)
 def test_one_rank_that_wants_host_links_decides_for_all(emulated):
     def work(comm: pycoll.Communicator) -> None:
         if comm.rank == 1:
-            os.environ["PYCOLL_DEVICE_LINKS"] = "host"
+            os.environ["PYCOLL_DEVICE_LINKS"] = "cpu"
         for count in (3, 5000, 200_000):
             values = inputs(comm.size, count)
             x = DeviceArray.of(values[comm.rank])

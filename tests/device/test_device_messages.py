@@ -1,4 +1,4 @@
-"""send and recv of arrays of a device: through host memory, in the order of their stream."""
+"""send and recv of arrays of a device: through CPU memory, in the order of their stream."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def sent_per_message(comm: Comm, name: str, algorithm: str) -> float:
     The least of three: on a busy machine TCP sends some packets twice.
     """
     message, sent = 4 << 20, []
-    blocks = message // (4 * INFO[name].blocks_per_message(comm.size))
+    blocks = message // (4 * INFO[name].blocks_per_payload(comm.size))
     x = np.zeros(ORACLES[name].leading(comm.size, blocks), np.float32)
     for _ in range(3):
         comm.barrier()

@@ -24,10 +24,10 @@ def roots_of(collective, n):
     return range(n) if COLLECTIVES[collective].has_root else [0]
 
 
-def message_bytes(s):
+def payload_bytes(s):
     """A size that the chunks split evenly."""
     row = COLLECTIVES[s.collective]
-    return 96 * s.num_chunks // row.num_blocks(s.n) * row.blocks_per_message(s.n)
+    return 96 * s.num_chunks // row.num_blocks(s.n) * row.blocks_per_payload(s.n)
 
 
 def lowerings_of(s):
@@ -92,7 +92,7 @@ def test_sent_bytes_equal_the_closed_form(collective, name, n):
     row = schedule.info(collective, name)
     for root in {0, n // 2, n - 1} & set(roots_of(collective, n)):
         s = schedule.build(collective, name, n, root)
-        nbytes = message_bytes(s)
+        nbytes = payload_bytes(s)
         sent = s.simulate(nbytes, ALPHA, BETA, GAMMA).sent_bytes
         assert list(sent) == pytest.approx(
             [row.sent_fraction(n, rank, root) * nbytes for rank in range(n)]
@@ -176,7 +176,7 @@ CASES = [
 @each_case("collective, name, n", CASES)
 def test_simulated_time_equals_the_textbook_formula(collective, name, n):
     s = schedule.build(collective, name, n)
-    nbytes = message_bytes(s)
+    nbytes = payload_bytes(s)
     simulated_s = s.simulate(nbytes, ALPHA, BETA, GAMMA).time_s
     assert simulated_s == pytest.approx(textbook_time_s(collective, name, n, nbytes), rel=1e-12)
 
@@ -184,7 +184,7 @@ def test_simulated_time_equals_the_textbook_formula(collective, name, n):
 @each_case("n", [3, 5, 6, 7, 12, 13, 17])
 def test_halving_doubling_of_any_n_has_optimal_bandwidth(n):
     s = schedule.build("all_reduce", "halving_doubling", n)
-    nbytes = message_bytes(s)
+    nbytes = payload_bytes(s)
     simulated_s = s.simulate(nbytes, 0.0, BETA, GAMMA).time_s
     optimal_s = (n - 1) / n * (2 * BETA + GAMMA) * nbytes
     assert simulated_s == pytest.approx(optimal_s, rel=1e-12)

@@ -14,7 +14,7 @@ struct AlgorithmInfo {
   std::string_view cost;    // alpha-beta-gamma time of n ranks and N bytes
   std::string_view source;  // where it was published
   Schedule (*generate)(int num_ranks, int root);
-  // Bytes that `rank` sends, in units of the message, which is blocks_per_message blocks
+  // Bytes that `rank` sends, in units of the message, which is blocks_per_payload blocks
   // (collectives.h); a slot with several readers counts once per reader. This is the closed form of
   // the literature, independent of the moves, so that a test can compare the two.
   double (*sent_fraction)(int num_ranks, int rank, int root);

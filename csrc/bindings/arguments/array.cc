@@ -175,7 +175,7 @@ void ArrayView::set_tensor(const char* what, py::handle object, const DLTensor& 
     }
     set_device(what, tensor.device.device_id, current);
   } else if (where != kHost && where != kPinnedHost) {
-    refuse(what, "is neither in host memory nor in that of a CUDA device");
+    refuse(what, "is neither in CPU memory nor in that of a CUDA device");
   }
   // Strides of an empty tensor have no meaning.
   const bool has_elements = std::count(tensor.shape, tensor.shape + tensor.ndim, 0) == 0;

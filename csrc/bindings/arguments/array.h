@@ -35,7 +35,7 @@ class ArrayView {
   size_t element_size = 0;  // bytes, of opaque elements too
   int num_dims = 0;
   int64_t shape[6] = {};
-  int device = -1;         // number of the device; -1: host memory
+  int device = -1;         // number of the device; -1: CPU memory
   void* stream = nullptr;  // current stream of the array's library on that device
 
   /// The viewed NumPy array; null for arrays of other libraries.

@@ -118,7 +118,7 @@ bool ArrayView::view_cuda_interface(PyObject* object, const char* what, bool wri
 void ArrayView::set_device(const char* what, int device_in, void* stream_in) {
   if (!allows_device_) {
     throw UsageError(std::string(what) +
-                     " is in device memory, expected host memory: copy the array to the host");
+                     " is in device memory, expected CPU memory: copy the array to the CPU");
   }
   device = device_in;
   stream = stream_in;

@@ -93,7 +93,7 @@ void check_sum(const Invocation& in, const Counts& counts, const char* what, int
 
 [[noreturn]] void refuse_places(const ArrayView& x, const ArrayView& out) {
   const auto place = [](const ArrayView& view) {
-    return view.device < 0 ? std::string("in host memory")
+    return view.device < 0 ? std::string("in CPU memory")
                            : "on device " + std::to_string(view.device);
   };
   throw UsageError("x is " + place(x) + ", out is " + place(out) + ": expected both in one place");

@@ -23,7 +23,7 @@ class RegistrationCache {
   void set_after(int after) { after_ = after; }
 
   /// Whether arrays of a message of this size are counted.
-  bool wants(int64_t message_bytes) const { return message_bytes >= kMinMessage && after_ != 0; }
+  bool wants(int64_t payload_bytes) const { return payload_bytes >= kMinPayload && after_ != 0; }
   /// Counts one use. Called just before an operation begins, while no other operation uses its
   /// arrays.
   void note(Communicator& comm, const ArrayView& view) {
@@ -32,7 +32,7 @@ class RegistrationCache {
 
  private:
   // Below this size, moving an array pays only after it has been passed hundreds of times.
-  static constexpr int64_t kMinMessage = 64 << 10;
+  static constexpr int64_t kMinPayload = 64 << 10;
   static constexpr int64_t kMinBytes = 16 << 10;  // smallest part that peers access without a copy
   static constexpr size_t kNumSeen = 256;
 

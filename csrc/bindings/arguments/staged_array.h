@@ -1,4 +1,4 @@
-// A device array that is sent or received through host memory, since the host moves messages. The
+// A device array that is sent or received through CPU memory, since the host moves messages. The
 // copies run in the order of the array's stream, and the caller waits for them.
 #pragma once
 

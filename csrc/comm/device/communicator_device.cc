@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "comm/communicator.h"
 #include "comm/device/device_runner.h"
-#include "comm/device/host_staging.h"
+#include "comm/device/cpu_staging.h"
 #include "comm/normalized_call.h"
 #include "device/device_library.h"
 #include "executor/device/device_launch.h"
@@ -124,7 +124,7 @@ void Communicator::execute_on_device(const Call& call, const OnSlow& on_slow) {
   };
   Call plain =
       NormalizedCall::is_plain(call) ? call : plain_call_.prepare(call, rank_, num_ranks_, room);
-  const int64_t nbytes = message_bytes(plain);
+  const int64_t nbytes = payload_bytes(plain);
   // Done first, because all of this may refuse the call. A refused call gets no sequence number,
   // and the peers do not see it.
   CallPlan& plan = device_->planner().find(
@@ -162,7 +162,7 @@ PlannedCall& Communicator::choose_on_device(const CallPlan& plan, Call& call) {
   // A rule of PYCOLL_ALGO is ignored for calls that cannot use its protocol.
   const std::string instead = planned.plan.algorithm + "/simple";
   return *device_->planner()
-              .find({call.collective, message_bytes(call), call.root, instead,
+              .find({call.collective, payload_bytes(call), call.root, instead,
                      call.block_counts != nullptr || call.send_counts != nullptr,
                      order_needed(call)})
               .slots;

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "comm/communicator.h"
-#include "comm/device/host_staging.h"
+#include "comm/device/cpu_staging.h"
 #include "device/device_library.h"
 
 namespace pycoll {
@@ -24,7 +24,7 @@ void Communicator::open_staging(const Call& call) {
                      "move the bytes");
   }
   if (staging_ == nullptr) {
-    staging_ = std::make_unique<HostStaging>(device, rank_, num_ranks_);
+    staging_ = std::make_unique<CpuStaging>(device, rank_, num_ranks_);
   } else if (staging_->device().index() != call.device) {
     throw UsageError(std::string(info(call.collective).name) + ": the array is on device " +
                      std::to_string(call.device) + ", expected " + staging_->device().title() +

@@ -12,7 +12,7 @@
 namespace pycoll {
 namespace {
 
-bool wants_host_links() { return env_text("PYCOLL_DEVICE_LINKS") == "host"; }
+bool wants_cpu_links() { return env_text("PYCOLL_DEVICE_LINKS") == "cpu"; }
 
 }  // namespace
 
@@ -22,7 +22,7 @@ DeviceIntroduction introduce(const Device& device) {
   std::memcpy(mine.uuid, facts.uuid, sizeof(mine.uuid));
   mine.index = device.index();
   mine.max_channels = facts.max_channels;
-  mine.wants_host = wants_host_links() ? 1 : 0;
+  mine.wants_cpu = wants_cpu_links() ? 1 : 0;
   mine.taken_blocks = DeviceBlocks::taken(device.index());
   // Asks for the kernel that needs most resources, so that all others fit, too.
   DeviceLaunch largest;

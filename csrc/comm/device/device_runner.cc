@@ -46,17 +46,17 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
   block_threads_ = device.facts().block_threads;
 
   const size_t window_bytes = DeviceLinkMemory::window_bytes(num_ranks_, max_channels_);
-  const bool wants_host = std::any_of(
-      all.begin(), all.end(), [](const DeviceIntroduction& one) { return one.wants_host != 0; });
-  std::string why = "PYCOLL_DEVICE_LINKS=host";
-  if (!wants_host) {
+  const bool wants_cpu = std::any_of(
+      all.begin(), all.end(), [](const DeviceIntroduction& one) { return one.wants_cpu != 0; });
+  std::string why = "PYCOLL_DEVICE_LINKS=cpu";
+  if (!wants_cpu) {
     const auto memory = std::make_shared<DeviceMemory>(device, window_bytes);
     window_ = DeviceWindow::over(transport, device, {memory->data(), window_bytes, memory}, gather,
                                  deadline, why);
     if (window_ != nullptr && !(why = window_->test(transport, gather)).empty()) window_.reset();
   }
   if (window_ == nullptr) {
-    window_ = DeviceWindow::of_host(transport, device, window_bytes, gather, deadline);
+    window_ = DeviceWindow::of_cpu_memory(transport, device, window_bytes, gather, deadline);
     path_ = "through pinned CPU memory (" + why + ")";
   } else {
     path_ = "through each other's device memory";
@@ -304,8 +304,8 @@ void DeviceRunner::set_tiles(const Call& call, const DevicePlan& plan, DeviceLau
     return;
   }
   const int64_t block_bytes = launch.count * static_cast<int64_t>(element_size);
-  const int64_t message_bytes = block_bytes * info(call.collective).blocks_per_message(num_ranks_);
-  int64_t wanted = (message_bytes + kChannelBytes - 1) / kChannelBytes;
+  const int64_t payload_bytes = block_bytes * info(call.collective).blocks_per_payload(num_ranks_);
+  int64_t wanted = (payload_bytes + kChannelBytes - 1) / kChannelBytes;
   if (launch.protocol == DeviceProtocol::kPoison) {  // one tile for each block
     wanted = std::max(wanted, (launch.count + launch.tile_count - 1) / launch.tile_count);
   }

@@ -72,10 +72,10 @@ void CpuTarget::combine(const void* const* srcs, int num_srcs, void* const* dsts
                            stays ? 1 : 0});
 }
 
-void CpuTarget::begin(const BufferExchange& exchange, const Message& message,
+void CpuTarget::begin(const BufferExchange& exchange, const Payload& payload,
                       const CpuArithmetic& arithmetic) {
   exchange_ = &exchange;
-  message_ = &message;
+  payload_ = &payload;
   arithmetic_ = arithmetic;
   if (exchange.reach() == Reach::kProcess && stages_ == nullptr) {
     stages_.reset(new std::byte[(exchange.peers().size() + 1) * Direct::kStageBytes]);
@@ -124,7 +124,7 @@ bool CpuTarget::combine_in_place(const ProgramView& program, const StepOperands&
   const auto element_size = static_cast<int64_t>(arithmetic_.element_size);
   const auto nbytes = static_cast<size_t>(operands.count * element_size);
   const auto offset = [&](BufferKind buffer, int32_t index) {
-    return static_cast<uint64_t>((message_->start_of(buffer, index) + operands.offset) *
+    return static_cast<uint64_t>((payload_->start_of(buffer, index) + operands.offset) *
                                  element_size);
   };
   const bool mapped = exchange_->reach() == Reach::kMapped;

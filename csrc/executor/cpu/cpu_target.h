@@ -38,7 +38,7 @@ class CpuTarget {
     arithmetic_ = arithmetic;
   }
   /// Starts an operation of the protocol direct, with the results of the exchange.
-  void begin(const BufferExchange& exchange, const Message& message,
+  void begin(const BufferExchange& exchange, const Payload& payload,
              const CpuArithmetic& arithmetic);
 
   Links& links() { return *links_; }
@@ -106,7 +106,7 @@ class CpuTarget {
 
   Links* links_ = nullptr;
   const BufferExchange* exchange_ = nullptr;
-  const Message* message_ = nullptr;
+  const Payload* payload_ = nullptr;
   CpuArithmetic arithmetic_;
   std::unique_ptr<std::byte[]> stages_;  // bytes read from other processes, one stage per source
   Ledger ledger_;

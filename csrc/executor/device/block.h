@@ -25,7 +25,7 @@ struct BlockShared {
   BlockLinks links;
   BlockOperands operands;
   ProgramView program;
-  Message message;
+  Payload payload;
   int64_t deadline_ns;
 };
 

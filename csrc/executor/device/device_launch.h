@@ -142,8 +142,8 @@ struct DeviceLaunch {
   uint64_t operation = 0;                // its number, for error messages
   uint32_t digest = 0;                   // of the call; compared with the peers'
   int64_t timeout_ns = 0;                // from the start of the kernel, by the device's clock
-  const uint64_t* abort_word = nullptr;  // mapped pinned host memory: not 0 ends all waits
-  DeviceReport* report = nullptr;        // mapped pinned host memory
+  const uint64_t* abort_word = nullptr;  // mapped pinned CPU memory: not 0 ends all waits
+  DeviceReport* report = nullptr;        // mapped pinned CPU memory
   uint64_t* failed = nullptr;  // device memory, one word per rank and communicator; not 0: failed
   // --- tables at the end of the arguments
   int32_t peers[kMaxDeviceRanks] = {};  // ascending absolute ranks

@@ -44,21 +44,21 @@ class BlockRun {
     open_links();
     if (block_.thread_index() == 0) share_program();
     block_.sync();
-    if (run_program(shared_.program, shared_.message)) close_links();
+    if (run_program(shared_.program, shared_.payload)) close_links();
   }
 
  private:
-  PYCOLL_HD bool run_program(const ProgramView& program, const Message& message) {
+  PYCOLL_HD bool run_program(const ProgramView& program, const Payload& payload) {
     if constexpr (kind == DeviceProtocol::kDirect) {
       return BlockDirect::meet(block_, program, 0) &&
-             interpret<BlockDirect>(block_, program, message) &&
+             interpret<BlockDirect>(block_, program, payload) &&
              BlockDirect::meet(block_, program, launch_.num_steps);
     } else if constexpr (kind == DeviceProtocol::kPoison) {
-      return interpret<Poison>(block_, program, message) && check_announcements(program);
+      return interpret<Poison>(block_, program, payload) && check_announcements(program);
     } else if constexpr (!std::is_void_v<Fixed>) {
-      return Fixed::template interpret<BlockProtocol<kind>>(block_, program, message);
+      return Fixed::template interpret<BlockProtocol<kind>>(block_, program, payload);
     } else {
-      return interpret<BlockProtocol<kind>>(block_, program, message);
+      return interpret<BlockProtocol<kind>>(block_, program, payload);
     }
   }
 
@@ -73,17 +73,17 @@ class BlockRun {
                        launch_.peers,
                        launch_.self_position};
     shared_.deadline_ns = block_.env().clock_ns() + launch_.timeout_ns;
-    Message& message = shared_.message;
+    Payload& payload = shared_.payload;
     for (int i = 0; i < kNumBuffers; ++i) {
-      message.buffers[i] = launch_.buffers[i];
-      message.starts[i] = launch_.starts[i];
+      payload.buffers[i] = launch_.buffers[i];
+      payload.starts[i] = launch_.starts[i];
     }
-    message.block_counts = launch_.block_counts;
-    message.count = launch_.count;
-    message.tile_count = launch_.tile_count;
-    message.first_tile = channel_;
-    message.tile_stride = launch_.num_channels;
-    message.granule = launch_.granule;
+    payload.block_counts = launch_.block_counts;
+    payload.count = launch_.count;
+    payload.tile_count = launch_.tile_count;
+    payload.first_tile = channel_;
+    payload.tile_stride = launch_.num_channels;
+    payload.granule = launch_.granule;
   }
 
   /// Opens and closes the links with peer i in thread i.

@@ -242,7 +242,7 @@ int cuda_allocate_host(size_t nbytes, void** memory) {
   if (const int status = cuda_status(cudaHostGetDevicePointer(&on_device, *memory, 0))) {
     return status;
   }
-  return on_device == *memory ? 0 : cuda_refuse("host memory has another address on the device");
+  return on_device == *memory ? 0 : cuda_refuse("CPU memory has another address on the device");
 }
 
 int cuda_free_host(void* memory) { return cuda_status(cudaFreeHost(memory)); }

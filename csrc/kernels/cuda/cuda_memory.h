@@ -1,4 +1,4 @@
-// Memory of GPUs: allocations that other processes can map, and host memory that kernels reach.
+// Memory of GPUs: allocations that other processes can map, and CPU memory that kernels reach.
 // device/device_table.h documents the functions.
 #pragma once
 

@@ -220,7 +220,7 @@ int synchronize_stream(int32_t device, DeviceStream stream) {
 
 int copy(int32_t device, void* dst, const void* src, size_t nbytes, DeviceStream stream) {
   return guarded([&] {
-    // Like CUDA, copies pageable host memory first, which may change or be freed after the call.
+    // Like CUDA, copies pageable CPU memory first, which may change or be freed after the call.
     if (nbytes <= 64 << 10 && machine().memory.device_of(src) < 0) {
       std::vector<std::byte> bytes(nbytes);
       if (nbytes != 0) std::memcpy(bytes.data(), src, nbytes);

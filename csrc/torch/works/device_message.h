@@ -1,4 +1,4 @@
-// torch's handle on a send or receive of a device tensor. The bytes travel through host memory,
+// torch's handle on a send or receive of a device tensor. The bytes travel through CPU memory,
 // like messages of CPU tensors. Streams and threads wait for each other; the caller does not wait.
 #pragma once
 

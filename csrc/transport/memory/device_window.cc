@@ -28,12 +28,12 @@ struct Verdict {
 
 uint64_t word_of(size_t from, size_t to) { return 0x7079636f6c6c0000ull + (from << 8) + to; }
 
-/// Host memory that this process maps and that its devices reach.
+/// CPU memory that this process maps and that its devices reach.
 class HostRegion {
  public:
   HostRegion(const Device& device, int fd, size_t nbytes) : device_(device), mapping_(fd, nbytes) {
     device_.check(device_.table().map_host(mapping_.base(), nbytes, &on_device_),
-                  "mapping host memory");
+                  "mapping CPU memory");
   }
   HostRegion(const HostRegion&) = delete;
   ~HostRegion() { device_.table().unmap_host(mapping_.base()); }
@@ -127,7 +127,7 @@ std::unique_ptr<DeviceWindow> DeviceWindow::over(Transport& transport, const Dev
   return window;
 }
 
-std::unique_ptr<DeviceWindow> DeviceWindow::of_host(Transport& transport, const Device& device,
+std::unique_ptr<DeviceWindow> DeviceWindow::of_cpu_memory(Transport& transport, const Device& device,
                                                     size_t nbytes, const AllGather& gather,
                                                     const Deadline& deadline) {
   const auto n = static_cast<size_t>(transport.num_ranks());

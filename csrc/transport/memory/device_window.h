@@ -4,7 +4,7 @@
 // Other processes reach an allocation by a descriptor or an IPC handle, the same process by its
 // address. Before first use, every rank writes a word into every other rank's memory and checks for
 // the words of the others. This detects a system that reports peer access that does not work. If
-// any rank cannot reach another one, the window is made of host memory that all devices map.
+// any rank cannot reach another one, the window is made of CPU memory that all devices map.
 #pragma once
 
 #include <memory>
@@ -35,8 +35,8 @@ class DeviceWindow {
   static std::unique_ptr<DeviceWindow> over(Transport& transport, const Device& device,
                                             const Memory& memory, const AllGather& gather,
                                             const Deadline& deadline, std::string& why);
-  /// Creates a window over `nbytes` zeroed bytes of host memory per rank, which every device maps.
-  static std::unique_ptr<DeviceWindow> of_host(Transport& transport, const Device& device,
+  /// Creates a window over `nbytes` zeroed bytes of CPU memory per rank, which every device maps.
+  static std::unique_ptr<DeviceWindow> of_cpu_memory(Transport& transport, const Device& device,
                                                size_t nbytes, const AllGather& gather,
                                                const Deadline& deadline);
   /// Writes a word for each rank to the start of every rank's memory, checks the words that the

@@ -1,4 +1,4 @@
-#include "comm/device/host_staging.h"
+#include "comm/device/cpu_staging.h"
 
 #include <algorithm>
 
@@ -21,7 +21,7 @@ bool has_equal_blocks(const Call& call) {
 
 /// Elements of a block in one part; identical on all ranks.
 int64_t part_elements(const Call& call, int num_ranks) {
-  const int64_t bytes = element_bytes(call) * info(call.collective).blocks_per_message(num_ranks);
+  const int64_t bytes = element_bytes(call) * info(call.collective).blocks_per_payload(num_ranks);
   return std::max<int64_t>(kPartBytes / bytes, 1);
 }
 
@@ -33,7 +33,7 @@ void grow(const Device& device, PinnedMemory& memory, size_t& has, int64_t wante
 
 }  // namespace
 
-HostStaging::HostStaging(const Device& device, int rank, int num_ranks)
+CpuStaging::CpuStaging(const Device& device, int rank, int num_ranks)
     : device_(device),
       rank_(rank),
       num_ranks_(num_ranks),
@@ -44,13 +44,13 @@ HostStaging::HostStaging(const Device& device, int rank, int num_ranks)
   over_.record(up_.get());
 }
 
-HostStaging::~HostStaging() {
+CpuStaging::~CpuStaging() {
   for (const Stream* stream : {&down_, &up_}) {
     (void)device_.table().synchronize_stream(device_.index(), stream->get());
   }
 }
 
-void HostStaging::run(const Call& call, const StreamEvent& begun,
+void CpuStaging::run(const Call& call, const StreamEvent& begun,
                       const std::function<void(const StreamEvent&)>& wait,
                       const std::function<void(const Call&)>& perform) {
   begun.hold(down_.get());
@@ -73,14 +73,14 @@ void HostStaging::run(const Call& call, const StreamEvent& begun,
     if (i == 0) continue;
     Slot& slot = slot_at(i - 1);
     wait(slot.fetched);
-    perform(host_call(call, part_at(i - 1), slot));
+    perform(cpu_call(call, part_at(i - 1), slot));
     deliver(call, part_at(i - 1), slot);
   }
   over_.record(up_.get());
   over_.hold(call.stream);
 }
 
-void HostStaging::make_room(const Call& call, Part part, Slot& slot) {
+void CpuStaging::make_room(const Call& call, Part part, Slot& slot) {
   Call one = call;
   if (has_equal_blocks(call)) one.count = part.count;
   grow(device_, slot.input, slot.input_bytes,
@@ -91,7 +91,7 @@ void HostStaging::make_room(const Call& call, Part part, Slot& slot) {
 
 // Calls copy(offset in the caller's buffer, offset in the slot, nbytes) for each run of bytes.
 template <class Copy>
-void HostStaging::for_each_block(const Call& call, Part part, int64_t total,
+void CpuStaging::for_each_block(const Call& call, Part part, int64_t total,
                                  const Copy& copy) const {
   const int64_t size = element_bytes(call);
   if (!has_equal_blocks(call) || part.count == call.count) {
@@ -104,7 +104,7 @@ void HostStaging::for_each_block(const Call& call, Part part, int64_t total,
   }
 }
 
-void HostStaging::fetch(const Call& call, Part part, Slot& slot) {
+void CpuStaging::fetch(const Call& call, Part part, Slot& slot) {
   const auto* from = static_cast<const std::byte*>(call.input);
   const int64_t total = from != nullptr ? input_count(call, rank_, num_ranks_) : 0;
   for_each_block(call, part, total, [&](int64_t at, int64_t to, int64_t nbytes) {
@@ -113,7 +113,7 @@ void HostStaging::fetch(const Call& call, Part part, Slot& slot) {
   slot.fetched.record(down_.get());
 }
 
-void HostStaging::deliver(const Call& call, Part part, Slot& slot) {
+void CpuStaging::deliver(const Call& call, Part part, Slot& slot) {
   auto* to = static_cast<std::byte*>(call.output);
   const int64_t total = to != nullptr ? output_count(call, rank_, num_ranks_) : 0;
   for_each_block(call, part, total, [&](int64_t at, int64_t from, int64_t nbytes) {
@@ -123,7 +123,7 @@ void HostStaging::deliver(const Call& call, Part part, Slot& slot) {
   slot.used = true;
 }
 
-Call HostStaging::host_call(const Call& call, Part part, const Slot& slot) const {
+Call CpuStaging::cpu_call(const Call& call, Part part, const Slot& slot) const {
   Call host = call;
   host.device = -1;
   host.stream = nullptr;

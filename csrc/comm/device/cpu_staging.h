@@ -11,10 +11,10 @@
 
 namespace pycoll {
 
-class HostStaging {
+class CpuStaging {
  public:
-  HostStaging(const Device& device, int rank, int num_ranks);
-  ~HostStaging();  // waits for its copies
+  CpuStaging(const Device& device, int rank, int num_ranks);
+  ~CpuStaging();  // waits for its copies
 
   const Device& device() const { return device_; }
 
@@ -47,7 +47,7 @@ class HostStaging {
 
   void fetch(const Call& call, Part part, Slot& slot);
   void deliver(const Call& call, Part part, Slot& slot);
-  Call host_call(const Call& call, Part part, const Slot& slot) const;
+  Call cpu_call(const Call& call, Part part, const Slot& slot) const;
   void make_room(const Call& call, Part part, Slot& slot);
   template <class Copy>
   void for_each_block(const Call& call, Part part, int64_t total, const Copy& copy) const;
