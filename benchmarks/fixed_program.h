@@ -114,16 +114,16 @@ struct FixedProgram {
   /// Like pycoll::interpret(), with these steps in place of the program's.
   template <class Protocol, class Target>
   PYCOLL_HD static bool interpret(Target& target, const ProgramView& program,
-                                  const Message& message) {
+                                  const Payload& payload) {
     const auto run = [&]<int i>(std::integral_constant<int, i>, int64_t done) {
       constexpr Step step = kSteps.steps[i];
       constexpr StepPlace place = kSteps.places[i];
-      return run_step<Protocol>(target, program, message, step, place, i, done);
+      return run_step<Protocol>(target, program, payload, step, place, i, done);
     };
     const auto run_all = [&]<int... i>(std::integer_sequence<int, i...>, int64_t done) {
       return (run(std::integral_constant<int, i>{}, done) && ...);
     };
-    return for_tiles(message, [&](int64_t done) {
+    return for_tiles(payload, [&](int64_t done) {
       return run_all(std::make_integer_sequence<int, decltype(kSteps)::kSize>{}, done);
     });
   }

@@ -79,6 +79,21 @@ def test_run_status_is_that_of_the_first_rank_that_fails(script):
     assert "rank 2 of 3 exited with status 7" in err
 
 
+def test_run_status_is_not_that_of_a_rank_that_fails_later(script, tmp_path: Path):
+    path = script(
+        "import os, pathlib, sys, time\n"
+        "first = pathlib.Path(sys.argv[1])\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    first.write_text(str(os.getpid()))\n"
+        "    sys.exit(7)\n"
+        "while not (first.exists() and first.read_text()): time.sleep(0.01)\n"
+        "stat = pathlib.Path('/proc', first.read_text(), 'stat')\n"
+        "while stat.exists() and ' Z ' not in stat.read_text(): time.sleep(0.01)\n"
+        "sys.exit(5)\n"
+    )
+    run("run", "-n", "2", "--grace", "20", path, str(tmp_path / "first"), status=7)
+
+
 def test_run_rank_killed_by_a_signal_is_named(script):
     path = script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     _, err = run("run", "-n", "1", path, status=128 + signal.SIGKILL)

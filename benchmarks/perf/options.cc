@@ -233,7 +233,7 @@ Options parse_options(const CollectiveInfo& collective, int argc, char** argv) {
     throw UsageError("-e: the largest message is smaller than the smallest one, -b");
   }
   if (options.num_devices > 0 && (collective.id == kSendRecv || !options.blocking)) {
-    throw UsageError("-g: messages and queued calls (-z 0) are measured on the host only");
+    throw UsageError("-g: messages and queued calls (-z 0) are measured on the CPU only");
   }
   if (launched()) options.ranks_are = RanksAre::kLaunched;
   if (options.ranks_are != RanksAre::kLaunched && options.root >= options.num_ranks) {

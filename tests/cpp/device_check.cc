@@ -171,14 +171,14 @@ void copy_blocks(Buffers& buffers, const std::vector<BlockCopy>& copies, int64_t
   }
 }
 
-Message message_of(const Case& c, Buffers& buffers) {
-  Message message;
+Payload payload_of(const Case& c, Buffers& buffers) {
+  Payload payload;
   for (int kind = 0; kind < kNumBuffers; ++kind) {
-    message.buffers[kind] = buffers.at(static_cast<BufferKind>(kind));
+    payload.buffers[kind] = buffers.at(static_cast<BufferKind>(kind));
   }
-  message.count = c.count;
-  message.granule = device_granule(dtype_size(c.cell.dtype));
-  return message;
+  payload.count = c.count;
+  payload.granule = device_granule(dtype_size(c.cell.dtype));
+  return payload;
 }
 
 int64_t tile_count(const Case& c, const Plan& plan) {
@@ -205,11 +205,11 @@ void run_host(const Case& c, const std::vector<Plan>& plans, std::vector<Buffers
       host.begin(links, arithmetic);
       const Plan& plan = plans[static_cast<size_t>(rank)];
       Buffers& mine = buffers[static_cast<size_t>(rank)];
-      Message message = message_of(c, mine);
-      message.tile_count = tile_count(c, plan);
+      Payload payload = payload_of(c, mine);
+      payload.tile_count = tile_count(c, plan);
       const int64_t block_bytes = c.count * static_cast<int64_t>(arithmetic.element_size);
       copy_blocks(mine, plan.placement.before, block_bytes);
-      interpret<Simple>(host, plan.view(), message);
+      interpret<Simple>(host, plan.view(), payload);
       copy_blocks(mine, plan.placement.after, block_bytes);
     });
   }
@@ -236,11 +236,11 @@ Launches make_launches(const Case& c, const std::vector<Plan>& plans, DeviceWorl
     world.set_up(launch, static_cast<int>(rank));
     const DeviceProgram& program = made.programs[rank];
     set_program(launch, plans[rank], program, program.steps.data(), program.places.data());
-    const Message message = message_of(c, buffers[rank]);
-    std::copy(std::begin(message.buffers), std::end(message.buffers), launch.buffers);
+    const Payload payload = payload_of(c, buffers[rank]);
+    std::copy(std::begin(payload.buffers), std::end(payload.buffers), launch.buffers);
     launch.count = c.count;
     launch.tile_count = tile_count(c, plans[rank]);
-    launch.granule = message.granule;
+    launch.granule = payload.granule;
     launch.dtype = c.cell.dtype;
     launch.op = c.cell.op;
     launch.divisor = c.cell.op == Op::kAvg ? c.num_ranks : 1;

