@@ -295,6 +295,21 @@ class Communicator(ElasticMethods):
         """
         return flight.stragglers(flight.CommunicatorSource(self))
 
+    def abort(self, reason: str = "") -> None:
+        """Breaks this communicator on all its ranks, at once and for good. Not collective.
+
+        Every rank that waits in a call raises AbortedError with the reason, and so does every later
+        call of any rank, also of this one. Use it when a rank cannot go on and the others must not
+        wait for their deadline; `shrink` then makes a new world. Any thread may call it.
+
+        Args:
+            reason: For the error of the other ranks; they see its last 119 bytes.
+
+        Raises:
+            UsageError: The communicator is closed.
+        """
+        self._abort(str(reason))
+
     def close(self) -> None:
         """Leaves the world: a rank that still waits for this rank raises PeerDiedError."""
         super().close()

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
 from pycoll import _core
-from pycoll.errors import TimeoutError
+from pycoll.errors import TimeoutError, UsageError
 
 _SLICE_S = 0.05
+_process = object()  # a forked process gets another one
+
+
+def _mark_process() -> None:
+    global _process
+    _process = object()
+
+
+os.register_at_fork(after_in_child=_mark_process)
 
 
 class Work:
@@ -18,10 +28,15 @@ class Work:
     """
 
     def __init__(
-        self, core: _core.Work | _core.MessageWork | _core.DeviceWork, result: Any
+        self,
+        core: _core.Work | _core.MessageWork | _core.DeviceWork,
+        result: Any,
+        communicator: Any = None,
     ) -> None:
         self._core = core
         self._result = result
+        self._communicator = communicator  # must live until the operation has ended
+        self._process = _process
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Waits until the operation has ended.
@@ -39,7 +54,9 @@ class Work:
         Raises:
             TimeoutError: The operation is still running after `timeout_s`; it continues.
             Error: The operation failed.
+            UsageError: This process was forked while the operation was running.
         """
+        self._check_process()
         if isinstance(self._core, _core.DeviceWork) and timeout_s is None:
             while not self._core.given(_SLICE_S):
                 pass
@@ -56,11 +73,20 @@ class Work:
 
     def done(self) -> bool:
         """True when the operation has ended, with or without an error."""
+        self._check_process()
         return self._core.done()
 
     def exception(self) -> BaseException | None:
         """The error of a failed operation; None while it is running and after success."""
+        self._check_process()
         return self._core.exception()
+
+    def _check_process(self) -> None:
+        if self._process is not _process:
+            raise UsageError(
+                "this operation belongs to the process that this one was forked from: its arrays "
+                "never get the result here; wait in the parent"
+            )
 
     @property
     def source(self) -> int | None:

@@ -3,6 +3,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <utility>
 
 namespace pycoll {
 
@@ -15,11 +17,21 @@ inline int64_t now_ns() {
 /// A point in time after which waiting is an error.
 class Deadline {
  public:
-  /// Called now and then by a waiting thread, to handle signals (Ctrl-C). Throws to end the wait.
-  using Interrupt = void (*)();
+  /// Called every few milliseconds by a waiting thread: handles signals (Ctrl-C), looks for ranks
+  /// that have ended. Throws to end the wait.
+  using Interrupt = std::function<void()>;
 
   static Deadline after_s(double timeout_s, Interrupt interrupt = nullptr) {
-    return Deadline(now_ns() + static_cast<int64_t>(timeout_s * 1e9), timeout_s, interrupt);
+    return Deadline(now_ns() + static_cast<int64_t>(timeout_s * 1e9), timeout_s,
+                    std::move(interrupt));
+  }
+  /// The same deadline, whose waits also call `more`.
+  Deadline with(Interrupt more) const {
+    Interrupt both = [first = interrupt_, more = std::move(more)] {
+      if (first) first();
+      more();
+    };
+    return Deadline(at_ns_, timeout_s_, std::move(both));
   }
   bool expired() const { return now_ns() >= at_ns_; }
   int64_t remaining_ns() const { return at_ns_ - now_ns(); }
@@ -33,12 +45,12 @@ class Deadline {
   }
   /// Throws if a signal asks to stop waiting.
   void check_interrupt() const {
-    if (interrupt_ != nullptr) interrupt_();
+    if (interrupt_) interrupt_();
   }
 
  private:
   Deadline(int64_t at_ns, double timeout_s, Interrupt interrupt)
-      : at_ns_(at_ns), timeout_s_(timeout_s), interrupt_(interrupt) {}
+      : at_ns_(at_ns), timeout_s_(timeout_s), interrupt_(std::move(interrupt)) {}
   int64_t at_ns_;
   double timeout_s_;
   Interrupt interrupt_;

@@ -14,7 +14,6 @@ namespace pycoll {
 namespace {
 
 // A signal that arrives just before poll() does not wake it, so a wait polls this often.
-constexpr int64_t kInterruptCheckNs = 200'000'000;
 
 timespec to_timespec(int64_t ns) {
   ns = std::max<int64_t>(ns, 0);

@@ -11,6 +11,9 @@
 
 namespace pycoll {
 
+/// The longest time between two calls of Deadline::check_interrupt() in a wait.
+inline constexpr int64_t kInterruptCheckNs = 20'000'000;
+
 /// Waits until one of `fds` is ready, a signal arrives or `wait_ns` has passed. Returns the number
 /// of ready descriptors.
 int poll_fds(std::vector<pollfd>& fds, int64_t wait_ns);

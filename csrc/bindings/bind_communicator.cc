@@ -110,6 +110,8 @@ void bind_communicator(py::module_& m) {
                              [](const CommunicatorObject& o) { return o.comm->timeout_s(); })
       .def_property_readonly("transport",
                              [](const CommunicatorObject& o) { return o.comm->transport_name(); })
+      .def("_abort",
+           [](CommunicatorObject& o, const std::string& reason) { o.comm->abort(reason); })
       .def("close",
            [](CommunicatorObject& o) {
              const py::gil_scoped_release gil;

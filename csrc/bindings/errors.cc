@@ -14,11 +14,11 @@ void set_error(const char* name, const std::exception& error) {
 
 }  // namespace
 
-void set_python_error(std::exception_ptr error) {
-  // A signal handler's error (Ctrl-C) takes precedence over the errors that it caused.
-  if (PyErr_Occurred() != nullptr) return;
+namespace {
+
+void translate(const std::exception_ptr& error) {
   try {
-    std::rethrow_exception(std::move(error));
+    std::rethrow_exception(error);
   } catch (const PeerDiedError& e) {
     const py::object type = py::module_::import("pycoll.errors").attr("PeerDiedError");
     const py::object value =
@@ -44,6 +44,19 @@ void set_python_error(std::exception_ptr error) {
     e.restore();
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
+  }
+}
+
+}  // namespace
+
+void set_python_error(std::exception_ptr error) {
+  // A signal handler's error (Ctrl-C) takes precedence over the errors that it caused.
+  if (PyErr_Occurred() != nullptr) return;
+  try {
+    translate(error);
+  } catch (const py::error_already_set&) {
+    // While the interpreter ends, pycoll.errors cannot be imported any more.
+    PyErr_SetString(PyExc_RuntimeError, "pycoll failed while the interpreter was ending");
   }
 }
 

@@ -58,6 +58,7 @@ int health(pycoll_comm* comm) {
     case FailureCode::kMessageMismatch:
       return PYCOLL_MISMATCH_ERROR;
     case FailureCode::kAborted:
+    case FailureCode::kRevoked:
       break;
   }
   return PYCOLL_ABORTED_ERROR;

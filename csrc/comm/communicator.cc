@@ -204,6 +204,16 @@ void Communicator::wait_interruptibly(const Work& work) {
   }
 }
 
+void Communicator::abort(std::string_view reason) {
+  check_open();
+  segment_.fail({.code = FailureCode::kRevoked,
+                 .reporter = static_cast<uint16_t>(rank_),
+                 .culprit = static_cast<uint16_t>(rank_),
+                 .message = recorder_.name_id(reason)});
+  // Ranks that compute are told, too: their next call raises.
+  if (proxy_ != nullptr) proxy_->request_status(-1, sequence_);
+}
+
 void Communicator::fail_aborted() {
   segment_.fail({.code = FailureCode::kAborted,
                  .reporter = static_cast<uint16_t>(rank_),

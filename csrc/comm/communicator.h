@@ -125,7 +125,7 @@ class Communicator {
 
   /// Ends all pending operations of all ranks with AbortedError, and breaks the communicator. May
   /// be called by any thread.
-  void abort() { fail_aborted(); }
+  void abort(std::string_view reason = {});
   /// Leaves the communicator; peers that still wait for this rank raise an error. Never waits for a
   /// peer. Releases memory and descriptors, immediately if no other thread is within an operation.
   /// May be called by any thread.

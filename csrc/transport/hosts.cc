@@ -115,14 +115,15 @@ class HostsTransport final : public Transport {
       if (members[i] == rank_) rank = static_cast<int>(i);
     }
     const std::string name = name_ + "." + id;
+    const Deadline watched = deadline.with([&] { check_alive(members); });
     const bool one_host = std::all_of(of_world.begin(), of_world.end(), [&](int one) {
       return world_host(one) == world_host(of_world.front());
     });
     if (one_host) {
       return make_shm_transport(name, rank, static_cast<int>(members.size()), session_->world.token,
-                                deadline);
+                                watched);
     }
-    return std::make_unique<HostsTransport>(session_, name, rank, std::move(of_world), deadline);
+    return std::make_unique<HostsTransport>(session_, name, rank, std::move(of_world), watched);
   }
 
   void disown() override { session_->host_links->disown(); }
@@ -173,6 +174,7 @@ class HostsTransport final : public Transport {
         missing = proxy_.missing();
       }
       if (missing.empty()) return;
+      deadline.check_interrupt();
       for (const int rank : missing) {
         if (proxy_.state_of(rank) == HostLinks::Peer::kThere) continue;
         throw PeerDiedError("rank " + std::to_string(rank) + " on host " + host_of(rank) +
@@ -182,7 +184,6 @@ class HostsTransport final : public Transport {
       if (deadline.expired()) {
         throw TimeoutError(did_not_join(missing, num_ranks_, deadline.timeout_s()));
       }
-      deadline.check_interrupt();
       proxy_.poll(missing.front());
       proxy_.nap(1'000'000);
     }

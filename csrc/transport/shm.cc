@@ -66,7 +66,8 @@ class ShmTransport final : public Transport {
     int rank = 0;
     while (members[rank] != rank_) ++rank;
     return std::make_unique<ShmTransport>(name_ + "." + id, rank, static_cast<int>(members.size()),
-                                          token_, deadline, "", this);
+                                          token_, deadline.with([&] { check_alive(members); }), "",
+                                          this);
   }
 
   void release() override {

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "bootstrap/join/host_table.h"
 #include "transport/memory/heap.h"
 #include "transport/net/wire.h"
@@ -40,8 +41,22 @@ class Transport {
   virtual std::optional<int> ended_by(int peer) = 0;
   /// Whether `peer` has left and everything that it sent to this rank has arrived.
   virtual bool has_left(int peer) { return load_acquire(segment().control(peer).state) == 2; }
+  /// Raises PeerDiedError if the process of one of `ranks` has ended. May make system calls.
+  void check_alive(std::span<const int> ranks) {
+    for (const int rank : ranks) {
+      const std::optional<int> signal = ended_by(rank);
+      if (!signal) continue;
+      const bool is_known = *signal != 0 && *signal < kConnectionLost;
+      throw PeerDiedError(
+          "rank " + std::to_string(rank) + " of " + std::to_string(num_ranks()) +
+              (is_known ? " was ended by signal " + std::to_string(*signal) : " ended") +
+              " while the ranks of a new communicator were joining",
+          rank, is_known ? *signal : 0);
+    }
+  }
   /// Creates a transport among `members` (ranks of this one, in their new order). All members call
-  /// this with the same `id`, which is unique in the life of this transport.
+  /// this with the same `id`, which is unique in the life of this transport. Raises PeerDiedError
+  /// with the rank in this transport if a member ends meanwhile.
   virtual std::unique_ptr<Transport> make_subgroup(std::span<const int> members,
                                                    const std::string& id,
                                                    const Deadline& deadline) = 0;

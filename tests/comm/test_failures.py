@@ -137,6 +137,48 @@ def test_death_of_one_of_96_processes_is_seen_by_all():
     assert [outcome for rank, outcome in enumerate(outcomes) if rank != 77] == [77] * (96 - 1)
 
 
+@pytest.mark.parametrize("victim", [1, 2])
+def test_death_is_told_at_once_while_another_rank_computes(victim):
+    """Rank 0 may wait for the rank that computes, not for the dead one."""
+
+    def work(comm: Comm) -> tuple[int, float]:
+        comm.barrier()
+        if comm.rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if comm.rank == 3 - victim:
+            time.sleep(1.0)
+        begin_s = time.monotonic()
+        with pytest.raises(PeerDiedError) as died:
+            comm.all_reduce(np.ones(1000))
+        return int(died.value.rank), time.monotonic() - begin_s
+
+    outcomes = run_ranks(work, 3, timeout_s=20, return_errors=True)
+    assert outcomes[0][0] == outcomes[3 - victim][0] == victim
+    assert outcomes[0][1] < 0.5
+
+
+def test_death_within_split_is_told_with_its_rank_in_the_communicator_that_is_split():
+    """The rank is killed at several moments: in the reduction of the colors, and in the join."""
+
+    def work(comm: Comm, after_s: float) -> tuple[int, float]:
+        comm.barrier()
+        if comm.rank == 1:
+            command = f"sleep {after_s}; kill -KILL {os.getpid()}"
+            subprocess.Popen(["sh", "-c", command])
+        last_s = time.monotonic()
+        with pytest.raises(PeerDiedError) as died:
+            while True:
+                comm.split(int(comm.rank != 0), -comm.rank).close()
+                last_s = time.monotonic()
+        return int(died.value.rank), time.monotonic() - last_s
+
+    for i in range(8):
+        outcomes = run_ranks(work, 4, 0.02 + 0.0013 * i, timeout_s=20, return_errors=True)
+        others = [outcomes[rank] for rank in (0, 2, 3)]
+        assert [rank for rank, _ in others] == [1, 1, 1], others
+        assert max(took_s for _, took_s in others) < 1, others
+
+
 @on_ranks(3)
 def test_rank_that_closes_early_raises_peer_died_where_it_is_needed(comm):
     comm.all_reduce(np.ones(10))
@@ -273,6 +315,22 @@ def test_forked_process_frees_a_communicator_without_its_threads(comm):
     assert os.waitstatus_to_exitcode(ended[1]) == 0
     part.all_reduce(x)
     assert (x == 4).all()
+
+
+@on_ranks(3)
+def test_abort_ends_the_calls_of_all_ranks_with_its_reason(comm):
+    part = comm.split(0)
+    if comm.rank == 1:
+        time.sleep(0.05)
+        part.abort("the loss is nan")
+    for _ in range(2):  # the first call may wait already; the second one begins after it
+        with pytest.raises(AbortedError, match="rank 1 aborted the communicator: the loss is nan"):
+            part.all_reduce(np.ones(10))
+    work = comm.all_reduce(np.ones(10), async_op=True)  # the communicator around it goes on
+    work.wait()
+    part.close()
+    with pytest.raises(UsageError, match="closed"):
+        part.abort()
 
 
 # --- Ctrl-C ---

@@ -43,7 +43,7 @@ PyObject* start(Invocation& in) {
   auto work = in.object.comm->start(in.call, keep_alive(std::move(in.operands)));
   py::object result = in.result ? std::move(in.result) : py::none();
   return py::module_::import("pycoll.communicator")
-      .attr("Work")(py::cast(std::move(work)), std::move(result))
+      .attr("Work")(py::cast(std::move(work)), std::move(result), py::handle(in.self))
       .release()
       .ptr();
 }
@@ -58,7 +58,7 @@ PyObject* start_on_device(Invocation& in) {
   }
   py::object result = in.result ? std::move(in.result) : py::none();
   return py::module_::import("pycoll.communicator")
-      .attr("Work")(py::cast(std::move(object)), std::move(result))
+      .attr("Work")(py::cast(std::move(object)), std::move(result), py::handle(in.self))
       .release()
       .ptr();
 }

@@ -21,7 +21,8 @@ namespace {
 /// How long the leader may take to report the missing ranks.
 constexpr double kLastWordSeconds = 2;
 
-PeerDiedError leader_is_gone() {
+PeerDiedError leader_is_gone(const Deadline& deadline) {
+  deadline.check_interrupt();  // rank 0 may have left because another rank has ended
   return PeerDiedError("rank 0 left while the ranks of this host were joining", 0, 0);
 }
 
@@ -46,7 +47,7 @@ void send_hello(int socket, int rank, int num_ranks, size_t shared_bytes, const 
   hello.number(static_cast<uint64_t>(shared_bytes));
   const Fd own_pidfd = open_own_pidfd();
   while (!send_packet(socket, hello.bytes(), {own_pidfd.get()})) {
-    if (errno == EPIPE || errno == ECONNRESET) throw leader_is_gone();
+    if (errno == EPIPE || errno == ECONNRESET) throw leader_is_gone(deadline);
     // EAGAIN, ETOOMANYREFS: the leader has not yet read earlier packets.
     if (errno != EAGAIN && errno != ETOOMANYREFS) throw_system_error("send to local rank 0");
     if (deadline.expired())
@@ -92,7 +93,7 @@ LocalGroup follow(const std::string& socket_name, int rank, int num_ranks, size_
     }
   }
   Packet packet = receive_packet(socket.get());
-  if (packet.bytes.empty()) throw leader_is_gone();
+  if (packet.bytes.empty()) throw leader_is_gone(deadline);
   try {
     const std::string bytes = packet.bytes;
     WireReader reader(bytes);

@@ -19,7 +19,6 @@ namespace pycoll {
 namespace {
 
 constexpr size_t kMaxPending = 2 * kMaxLocalRanks;
-constexpr int64_t kInterruptCheckNs = 200'000'000;
 
 }  // namespace
 
@@ -77,7 +76,7 @@ void LocalGroupLeader::gather(const Deadline& deadline) {
 
     const size_t first_pending = 1 + joiners_.size();
     for (int rank = 1; rank < num_ranks_; ++rank) {
-      if (fds[static_cast<size_t>(1 + rank)].revents != 0) hear_joiner(rank);
+      if (fds[static_cast<size_t>(1 + rank)].revents != 0) hear_joiner(rank, deadline);
     }
     for (size_t i = first_pending; i < fds.size(); ++i) {
       if (fds[i].revents != 0) hear_hello(std::move(pending_[i - first_pending]));
@@ -138,7 +137,7 @@ void LocalGroupLeader::hear_hello(PendingPeer peer) {
   }
 }
 
-void LocalGroupLeader::hear_joiner(int rank) {
+void LocalGroupLeader::hear_joiner(int rank, const Deadline& deadline) {
   const Packet packet = receive_packet(joiners_[static_cast<size_t>(rank)].socket.get());
   try {
     WireReader reader(packet.bytes);
@@ -148,7 +147,9 @@ void LocalGroupLeader::hear_joiner(int rank) {
   } catch (const MalformedMessage&) {
     // An empty packet: the rank has left. Ranks send no malformed packets.
   }
-  fail(death_of(rank));
+  const GroupFailure death = death_of(rank);
+  deadline.check_interrupt();  // a caller that watches the processes knows the rank's own number
+  fail(death);
 }
 
 std::vector<pid_t> LocalGroupLeader::pids() const {

@@ -39,7 +39,7 @@ class LocalGroupLeader {
   /// Reads the hello of `peer`, and makes it a joiner or closes its connection.
   void hear_hello(PendingPeer peer);
   /// Handles input from a joiner, which can only mean that it has given up or died.
-  void hear_joiner(int rank);
+  void hear_joiner(int rank, const Deadline& deadline);
   std::vector<pid_t> pids() const;
   LocalGroup welcome_all(const Deadline& deadline);
   std::vector<int> missing_ranks() const;

@@ -130,7 +130,7 @@ std::string describe_message(bool is_send, DType dtype, size_t nbytes, int32_t t
 }
 
 std::string describe_failed_message(const Segment& segment, const Failure& failure) {
-  if (failure.message == 0) return "";
+  if (failure.message == 0 || failure.code == FailureCode::kRevoked) return "";
   const uint64_t newest = load_acquire(segment.control(failure.reporter).message_number);
   for (uint64_t number = newest; number + MessageRing::kNumRecords > newest && number > 0;
        --number) {

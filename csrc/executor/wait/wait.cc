@@ -22,6 +22,7 @@ constexpr int kMinSpins = 20;         // under a microsecond
 constexpr int kMaxSpins = 500;        // about 20 us
 constexpr int64_t kSwitchNs = 1'500;  // a yield that took longer was a switch
 constexpr int64_t kRemoteYieldNs = 50'000;
+constexpr int kRanksPerWatch = 128;  // so that all of 256 ranks are seen within 100 ms
 constexpr int64_t kNapNs = 1'000'000;  // upper bound of the cost of a missed wake-up
 
 }  // namespace
@@ -106,7 +107,10 @@ bool Waiter::look_for_trouble(bool (*ready)(void*), void* context, const WaitSit
   // A rank that made another call may never send the expected message.
   if (!peers_agree()) return true;
   if (proxy_ != nullptr) ask_hosts(site);
-  if (transport_.has_left(site.peer)) {
+  const bool has_left = transport_.has_left(site.peer);
+  if (has_left && find_death(/*at_all=*/true, failure)) {  // which may be why that rank left
+    if (ready(context)) return false;
+  } else if (has_left) {
     if (ready(context)) return false;
     failure.code = FailureCode::kPeerLeft;
     failure.culprit = static_cast<uint16_t>(site.peer);
@@ -115,6 +119,8 @@ bool Waiter::look_for_trouble(bool (*ready)(void*), void* context, const WaitSit
     failure.code = FailureCode::kPeerDied;
     failure.culprit = static_cast<uint16_t>(site.peer);
     failure.signal = static_cast<uint8_t>(*signal);
+  } else if (find_death(deadline_.expired(), failure)) {
+    if (ready(context)) return false;
   } else if (deadline_.expired()) {
     failure.code = FailureCode::kTimeout;
     // Names the rank that never entered the operation, rather than a neighbour that waits for it
@@ -132,6 +138,30 @@ bool Waiter::look_for_trouble(bool (*ready)(void*), void* context, const WaitSit
   }
   segment_.fail(failure);
   return true;
+}
+
+// The rank that this one waits for may itself wait for a rank that has ended, or may compute for a
+// long time before it does.
+bool Waiter::find_death(bool at_all, Failure& failure) {
+  const int n = segment_.num_ranks();
+  const int num_watched = at_all ? n : std::min(n, 1 + n / kRanksPerWatch);
+  for (int i = 0; i < num_watched; ++i) {
+    next_watched_ = (next_watched_ + 1) % n;
+    const int rank = next_watched_;
+    if (rank == rank_ || transport_.has_left(rank)) continue;
+    const std::optional<int> signal = transport_.ended_by(rank);
+    if (!signal) continue;
+    CallRecord record;
+    const bool has_moved_on = load_acquire(segment_.control(rank).sequence) > sequence_;
+    const bool is_done = has_moved_on || (segment_.records(rank).read(sequence_, &record) &&
+                                          record.finished != 0 && !record.failed());
+    if (is_done) continue;  // the result does not depend on it any more
+    failure.code = FailureCode::kPeerDied;
+    failure.culprit = static_cast<uint16_t>(rank);
+    failure.signal = static_cast<uint8_t>(*signal);
+    return true;
+  }
+  return false;
 }
 
 // A yield that returns at once found no other thread that wants this core, so spinning is free. A
@@ -332,6 +362,11 @@ void Waiter::raise_failure(const std::string& what, const std::string& call) con
       throw PeerDiedError(me + " cannot go on: " + culprit + " closed its communicator" +
                               in_message + "; " + describe_last(segment_, failure.culprit),
                           failure.culprit, 0);
+    case FailureCode::kRevoked: {
+      const std::string reason(segment_.names(failure.reporter).read(failure.message));
+      throw AbortedError(me + " cannot go on: rank " + std::to_string(failure.reporter) +
+                         " aborted the communicator" + (reason.empty() ? "" : ": " + reason));
+    }
     case FailureCode::kMismatch:
       throw CollectiveMismatchError(me + " cannot go on: " + describe_mismatch(failure));
     case FailureCode::kMessageMismatch:

@@ -104,6 +104,9 @@ class Waiter {
   bool wait_slowly(bool (*ready)(void*), void* context, const WaitSite& site);
   bool wait_in_view(bool (*ready)(void*), void* context, const WaitSite& site);
   bool look_for_trouble(bool (*ready)(void*), void* context, const WaitSite& site);
+  /// Looks at some ranks, in turn; at the deadline at all of them. True if one of them, which the
+  /// operation needs, has ended: `failure` describes it.
+  bool find_death(bool at_all, Failure& failure);
   void yield(int64_t now);
   void nap(bool (*ready)(void*), void* context, int peer);
   bool spin_with_hosts(bool (*ready)(void*), void* context, int peer);
@@ -128,6 +131,7 @@ class Waiter {
   bool slow_ = false;                         // this operation had a slow wait
   Deadline deadline_ = Deadline::after_s(0);  // of this operation; valid once it is slow
   unsigned num_looks_ = 0;
+  int next_watched_ = 0;  // by find_death()
   int64_t asked_ns_ = 0;  // when remote ranks were last asked for their status
   int64_t credit_asked_ns_ = 0;
   WaitSite site_;  // the wait of this rank that failed

@@ -176,7 +176,8 @@ std::string failure_to_bytes(const Segment& segment) {
   bytes.text(raw(segment.message_mismatch(failure.reporter)));
   const MessageRecord message = failed_message(segment, failure);
   bytes.text(raw(message));
-  write_names(segment, failure.reporter, {message.site}, bytes);
+  const uint16_t reason = failure.code == FailureCode::kRevoked ? failure.message : uint16_t{0};
+  write_names(segment, failure.reporter, {message.site, reason}, bytes);
   return bytes.bytes();
 }
 

@@ -38,6 +38,7 @@ enum class FailureCode : uint8_t {
   kMismatch,
   kAborted,
   kMessageMismatch,  // a receive and its message differ in size or dtype
+  kRevoked,          // the reporter called abort()
 };
 
 /// Why a communicator broke; packed into one word, which the first rank that notices claims.
@@ -46,7 +47,9 @@ struct Failure {
   uint8_t signal = 0;     // kPeerDied
   uint16_t reporter = 0;  // rank that noticed the failure
   uint16_t culprit = 0;   // rank that caused it
-  uint16_t message = 0;   // mark_of() the reporter's message that failed; 0: none
+  // mark_of() the reporter's message that failed; kRevoked: the reason, among the reporter's names.
+  // 0: none
+  uint16_t message = 0;
   uint64_t pack() const;
   static Failure unpack(uint64_t word);
   /// The value of `message` for a message's number.
