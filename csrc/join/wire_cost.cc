@@ -1,6 +1,7 @@
 #include "join/wire_cost.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -45,20 +46,25 @@ class Probe final : public FrameSink {
   }
 
  private:
-  bool place(int, const FrameHeader& header, PayloadParts* parts) override {
-    if (header.kind != FrameKind::kHeartbeat || header.nbytes > bytes_.size()) return false;
+  bool place(int peer, const FrameHeader& header, PayloadParts* parts) override {
+    if (peer != peer_ || header.kind != FrameKind::kHeartbeat || header.nbytes > bytes_.size()) {
+      return false;
+    }
     if (header.nbytes != 0) *parts = {1, {bytes_.data()}, {header.nbytes}};
     return true;
   }
-  void arrived(int, const FrameHeader& header) override {
+  bool arrived(int, const FrameHeader& header) override {
     more_ = header.more;
     // Only the last frame of a burst asks for an answer.
     if (more_ != kNoAnswer) has_come_ = true;
+    return true;
   }
-  void lost(int, int) override {
+  void lost(int peer, int error) override {
     throw PeerDiedError(
-        "rank " + std::to_string(peer_) + " was lost while the network to its host was measured",
-        peer_, /*signal=*/0);
+        "rank " + std::to_string(peer) +
+            (error == EPROTO ? " sent an invalid frame" : " was lost") +
+            " while the network between hosts was measured",
+        peer, /*signal=*/0);
   }
 
   void send(size_t nbytes, uint64_t more) {

@@ -16,6 +16,8 @@ constexpr int kTag = 1;
 constexpr int kYields = 64;
 constexpr int64_t kShortestNapNs = 30'000;
 constexpr int kMaxDoublings = 5;
+// A correct peer's credits stop this rank far earlier: 4,096 messages in each communicator.
+constexpr size_t kMaxUnsentFrames = size_t{1} << 16;
 constexpr int64_t kPatienceNs =
     50'000'000;  // how long an ending wire waits for its peers' goodbyes
 
@@ -50,7 +52,10 @@ MpiWire::~MpiWire() {
 // Requests that are passed to MPI_Testsome.
 
 void MpiWire::add(MPI_Request request, Purpose purpose) {
-  num_sends_ += purpose.sent != nullptr;
+  if (purpose.sent != nullptr) {
+    ++num_sends_;
+    ++purpose.link->num_sends;
+  }
   requests_.push_back(request);
   purposes_.push_back(std::move(purpose));
 }
@@ -59,6 +64,7 @@ void MpiWire::remove(size_t at) {
   Purpose& purpose = purposes_[at];
   if (purpose.sent != nullptr) {
     --num_sends_;
+    --purpose.link->num_sends;
     spare_.push_back(std::move(purpose.sent));
   }
   requests_[at] = requests_.back();
@@ -80,6 +86,7 @@ void MpiWire::note_next(Link& link, const MPI_Status& status) {
   api_.Get_count(&status, MPI_BYTE, &nbytes);
   link.requests[link.next] = MPI_REQUEST_NULL;
   link.next_bytes = static_cast<size_t>(std::max(nbytes, 0));
+  if (link.next_bytes == 0) link.failed = EPROTO;  // 0 would mean that nothing has come
 }
 
 /// Asks MPI once which requests are done. Returns true if any is.
@@ -111,8 +118,8 @@ void MpiWire::send(int peer, const FrameHeader& header, const void* payload, boo
   const std::lock_guard lock(shared_.mutex);
   Link& link = *links_[static_cast<size_t>(peer)];
   if (is_over() || !link.open || link.failed >= 0) return;
-  if (header.nbytes > kMaxPayloadBytes) {
-    link.failed = EMSGSIZE;
+  if (header.nbytes > kMaxPayloadBytes || link.num_sends >= kMaxUnsentFrames) {
+    link.failed = header.nbytes > kMaxPayloadBytes ? EMSGSIZE : ENOBUFS;
     return;
   }
   if (header.kind == FrameKind::kFailure) shared_.saw_failure = true;
@@ -164,10 +171,11 @@ bool MpiWire::take(Link& link, FrameSink& sink) {
   if (link.next_bytes == 0) return false;
   const std::byte* from = link.posted[link.next].bytes;
   FrameHeader header;
-  std::memcpy(&header, from, sizeof(header));
+  const bool has_header = link.next_bytes >= sizeof(header);
+  if (has_header) std::memcpy(&header, from, sizeof(header));
   from += sizeof(header);
   PayloadParts parts;
-  if (link.next_bytes < sizeof(header) || link.next_bytes != sizeof(header) + header.nbytes ||
+  if (!has_header || link.next_bytes != sizeof(header) + header.nbytes ||
       (header.spare != kGoodbye && !sink.place(link.peer, header, &parts))) {
     fail(link, sink, EPROTO);
     return true;
@@ -178,13 +186,13 @@ bool MpiWire::take(Link& link, FrameSink& sink) {
   }
   if (header.kind == FrameKind::kFailure) shared_.saw_failure = true;
   for (int part = 0; part < parts.num_parts; ++part) {
-    std::memcpy(parts.data[part], from, parts.nbytes[part]);
+    if (parts.nbytes[part] != 0) std::memcpy(parts.data[part], from, parts.nbytes[part]);
     from += parts.nbytes[part];
   }
   const size_t taken = link.next;
   link.next = (link.next + 1) % kNumPosted;
   link.next_bytes = 0;
-  sink.arrived(link.peer, header);
+  if (!sink.arrived(link.peer, header)) fail(link, sink, EPROTO);
   if (!link.open) return true;  // closed by that frame
   post(link, taken);
   add(link.requests[link.next], {.link = &link});

@@ -30,6 +30,9 @@ class MpiWire final : public Wire {
   void pause(int64_t ns) override;
   void wake() override;
   bool has_unsent() const override { return num_sends_ != 0; }
+  size_t num_unsent(int peer) const override {
+    return links_[static_cast<size_t>(peer)]->num_sends;
+  }
   void let_go(const std::byte*, const std::byte*) override {}
   void close(int peer) override;
   void disown() override;
@@ -42,8 +45,6 @@ class MpiWire final : public Wire {
   void end(int64_t patience_ns);
 
  private:
-  // A slot of a ring, or the largest message of a mailbox.
-  static constexpr size_t kMaxPayloadBytes = 128 << 10;
   static constexpr size_t kMessageBytes = sizeof(FrameHeader) + kMaxPayloadBytes;
   static constexpr size_t kNumPosted = 8;  // receives for each peer: 1 MiB
   static constexpr uint16_t kGoodbye = 1;  // FrameHeader::spare: nothing comes after it
@@ -55,6 +56,7 @@ class MpiWire final : public Wire {
     int peer = 0;
     bool open = true;
     int failed = -1;  // error that the next poll reports; -1: none
+    size_t num_sends = 0;  // active requests
     std::array<Message, kNumPosted> posted;
     std::array<MPI_Request, kNumPosted> requests;
     size_t next = 0;        // index in `posted` of the next message

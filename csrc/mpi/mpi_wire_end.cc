@@ -57,7 +57,9 @@ bool MpiWire::has_heard_goodbye(Link& link) {
     if (is_here == 0 && api_.Test(&request, &is_here, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
     if (is_here == 0) return false;
     FrameHeader header;
-    std::memcpy(&header, link.posted[link.next].bytes, sizeof(header));
+    if (link.next_bytes >= sizeof(header)) {
+      std::memcpy(&header, link.posted[link.next].bytes, sizeof(header));
+    }
     if (header.spare == kGoodbye) break;
     link.next_bytes = 0;
     post(link, link.next);

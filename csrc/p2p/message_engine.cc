@@ -5,6 +5,7 @@
 #include <new>
 
 #include "reduce/reduce_copy.h"
+#include "transport/proxy/proxy.h"
 
 namespace pycoll {
 namespace {
@@ -22,6 +23,9 @@ constexpr size_t kStreamingBytes = 16 << 20;
 // Messages taken in one poll: limits how long a flood from one rank delays the other ranks.
 constexpr int kMaxMessagesPerPoll = 64;
 constexpr size_t kMaxBufferedBytes = size_t{1} << 30;
+// Announced messages of one rank that no receive has taken: limits the memory that a hostile rank
+// takes from its peers, to about 200 MB.
+constexpr int kMaxAnnounced = 1 << 20;
 
 // libc's copy: for messages faster than copy_bytes at every size from 4 bytes to 64 MiB.
 void copy_message(std::byte* dst, const std::byte* src, size_t nbytes) {
@@ -41,7 +45,8 @@ MessageEngine::MessageEngine(Transport& transport, PeerMemory& peer_memory)
       peer_memory_(peer_memory),
       recorder_(segment_, rank_),
       parts_are_fast_(transport.name() != "local" && num_ranks_ <= segment_.num_cores()),
-      outboxes_(static_cast<size_t>(num_ranks_)) {
+      outboxes_(static_cast<size_t>(num_ranks_)),
+      num_announced_(static_cast<size_t>(num_ranks_)) {
   for (int peer = 0; peer < num_ranks_; ++peer) {
     inboxes_.emplace_back(segment_.mailbox(peer, rank_));
     outboxes_[static_cast<size_t>(peer)].writer = MailboxWriter(segment_.mailbox(rank_, peer));
@@ -183,64 +188,88 @@ void MessageEngine::poll(int source) {
   for (int i = 0; i < kMaxMessagesPerPoll && !broken_ && has_pending(); ++i) {
     const MessageHeader* header = inbox.peek();
     if (header == nullptr) break;
-    handle(source, *header);
+    if (!handle(source, *header)) return reject(source);
     inbox.release(header);
     // The sender may be sleeping until there is room.
     segment_.ring_message_bell(source);
   }
 }
 
-void MessageEngine::handle(int source, const MessageHeader& header) {
+/// Breaks the communicator; a rank of another host also loses its link.
+void MessageEngine::reject(int source) {
+  broken_ = true;
+  Proxy* proxy = segment_.proxy();
+  if (proxy != nullptr && proxy->is_remote(source)) return proxy->reject(source);
+  segment_.fail({.code = FailureCode::kPeerDied,
+                 .signal = Transport::kInvalidFrame,
+                 .reporter = static_cast<uint16_t>(rank_),
+                 .culprit = static_cast<uint16_t>(source)});
+}
+
+bool MessageEngine::handle(int source, const MessageHeader& header) {
   switch (header.kind) {
     case MessageKind::kEager:
       return receive_eager(source, header);
     case MessageKind::kAnnounce:
       return receive_announced(source, header);
     case MessageKind::kPart:
-      return receive_part(header);
+      return receive_part(source, header);
     case MessageKind::kTaken:
-    case MessageKind::kPull: {
-      const auto found = in_flight_.find(header.ref.send_id);
-      if (found == in_flight_.end()) return;
-      MessageOp* op = found->second;
-      if (header.kind == MessageKind::kTaken) {
-        in_flight_.erase(found);
-        return finish(op);
-      }
-      op->state = MessageOp::State::kStreaming;
-      op->recv_id = header.ref.recv_id;
-      outboxes_[static_cast<size_t>(source)].streams.push_back(op);
-      ++num_backlog_;
-      return;
-    }
+    case MessageKind::kPull:
+      return handle_answer(source, header);
     case MessageKind::kSkip:
-      return;
+      return true;
   }
+  return false;
 }
 
-void MessageEngine::receive_eager(int source, const MessageHeader& header) {
+bool MessageEngine::handle_answer(int source, const MessageHeader& header) {
+  const auto found = in_flight_.find(header.ref.send_id);
+  if (found == in_flight_.end()) return false;
+  MessageOp* op = found->second;
+  // An announced message has one answer, from the rank that it was announced to.
+  if (op->peer != source || op->state != MessageOp::State::kAnnounced) return false;
+  if (header.kind == MessageKind::kTaken) {
+    in_flight_.erase(found);
+    finish(op);
+    return true;
+  }
+  op->state = MessageOp::State::kStreaming;
+  op->recv_id = header.ref.recv_id;
+  outboxes_[static_cast<size_t>(source)].streams.push_back(op);
+  ++num_backlog_;
+  return true;
+}
+
+bool MessageEngine::receive_eager(int source, const MessageHeader& header) {
   const auto dtype = static_cast<DType>(header.dtype);
+  MailboxReader& inbox = inboxes_[static_cast<size_t>(source)];
+  if (!inbox.count_eager(header.nbytes)) return false;
   if (MessageOp* op = queue_.match(source, header.tag)) {
-    if (!fits(op, source, dtype, header.nbytes)) return;
+    if (!fits(op, source, dtype, header.nbytes)) return true;
     copy_message(op->data, eager_bytes(header), header.nbytes);
-    inboxes_[static_cast<size_t>(source)].delivered(header.nbytes);
-    return finish(op);
+    inbox.delivered(header.nbytes);
+    finish(op);
+    return true;
   }
   Unexpected message{.source = source, .tag = header.tag, .dtype = dtype, .nbytes = header.nbytes};
   message.counted = true;
   message.bytes.reset(new std::byte[header.nbytes]);
   copy_message(message.bytes.get(), eager_bytes(header), header.nbytes);
   queue_.add(std::move(message));
+  return true;
 }
 
-void MessageEngine::receive_announced(int source, const MessageHeader& header) {
+bool MessageEngine::receive_announced(int source, const MessageHeader& header) {
   const auto dtype = static_cast<DType>(header.dtype);
   if (MessageOp* op = queue_.match(source, header.tag)) {
     if (fits(op, source, dtype, header.nbytes)) {
       pull(op, source, header.ref.send_id, header.ref.address, header.blocking != 0);
     }
-    return;
+    return true;
   }
+  if (num_announced_[static_cast<size_t>(source)] == kMaxAnnounced) return false;
+  ++num_announced_[static_cast<size_t>(source)];
   queue_.add({.source = source,
               .tag = header.tag,
               .dtype = dtype,
@@ -249,19 +278,25 @@ void MessageEngine::receive_announced(int source, const MessageHeader& header) {
               .blocking = header.blocking != 0,
               .send_id = header.ref.send_id,
               .address = header.ref.address});
+  return true;
 }
 
-void MessageEngine::receive_part(const MessageHeader& header) {
+bool MessageEngine::receive_part(int source, const MessageHeader& header) {
   const auto found = arrivals_.find(header.ref.recv_id);
-  if (found == arrivals_.end()) return;
+  if (found == arrivals_.end()) return false;
   MessageOp* op = found->second;
+  // The parts of a message come in order.
+  if (op->source != source || header.ref.offset != op->moved ||
+      header.nbytes > op->nbytes - op->moved) {
+    return false;
+  }
   if (op->nbytes >= kStreamingBytes) {
-    copy_bytes(op->data + header.ref.offset, header.body(), header.nbytes, true);
+    copy_bytes(op->data + op->moved, header.body(), header.nbytes, true);
   } else {
-    copy_message(op->data + header.ref.offset, header.body(), header.nbytes);
+    copy_message(op->data + op->moved, header.body(), header.nbytes);
   }
   op->moved += header.nbytes;
-  if (op->moved < op->nbytes) return;
+  if (op->moved < op->nbytes) return true;
   arrivals_.erase(found);
   if (MessageOp* then = op->then) {
     copy_message(then->data, op->data, op->nbytes);
@@ -269,9 +304,12 @@ void MessageEngine::receive_part(const MessageHeader& header) {
     finish(then);
   }
   finish(op);
+  return true;
 }
 
 void MessageEngine::accept(MessageOp* op, Unexpected& message) {
+  const bool was_announced = message.source != rank_ && !message.counted;
+  if (was_announced) --num_announced_[static_cast<size_t>(message.source)];
   if (!fits(op, message.source, message.dtype, message.nbytes)) return;
   if (message.announced) {
     return pull(op, message.source, message.send_id, message.address, message.blocking);
@@ -286,7 +324,7 @@ void MessageEngine::accept(MessageOp* op, Unexpected& message) {
   copy_message(op->data, message.bytes.get(), message.nbytes);
   if (message.counted) {
     inboxes_[static_cast<size_t>(message.source)].delivered(message.nbytes);
-  } else if (message.source != rank_) {
+  } else if (was_announced) {
     buffered_bytes_ -= message.nbytes;
   }
   finish(op);
@@ -339,7 +377,7 @@ void MessageEngine::buffer_announced(int source) {
   if (queue_.num_held_senders() == 0 || broken_) return;
   queue_.for_each_held([this, source](Unexpected& message) {
     if (source != kAnySource && message.source != source) return;
-    if (buffered_bytes_ + message.nbytes > kMaxBufferedBytes) return;
+    if (message.nbytes > kMaxBufferedBytes - buffered_bytes_) return;
     message.bytes.reset(new (std::nothrow) std::byte[message.nbytes]);
     if (message.bytes == nullptr) return;
     buffered_bytes_ += message.nbytes;
@@ -349,6 +387,7 @@ void MessageEngine::buffer_announced(int source) {
     message.arriving->blocking = false;
     message.arriving->dtype = message.dtype;
     message.arriving->peer = message.source;
+    message.arriving->source = message.source;
     message.arriving->tag = message.tag;
     message.arriving->data = message.bytes.get();
     message.arriving->nbytes = message.nbytes;

@@ -72,10 +72,13 @@ class MessageEngine {
   void flush_stream(Outbox& out, int peer);
 
   void poll(int source);
-  void handle(int source, const MessageHeader& header);
-  void receive_eager(int source, const MessageHeader& header);
-  void receive_announced(int source, const MessageHeader& header);
-  void receive_part(const MessageHeader& header);
+  // These return false if the message is invalid. Its lines have been checked where it arrived.
+  bool handle(int source, const MessageHeader& header);
+  bool handle_answer(int source, const MessageHeader& header);
+  bool receive_eager(int source, const MessageHeader& header);
+  bool receive_announced(int source, const MessageHeader& header);
+  bool receive_part(int source, const MessageHeader& header);
+  void reject(int source);
   void accept(MessageOp* op, Unexpected& message);
   bool fits(MessageOp* op, int source, DType dtype, uint64_t nbytes);
   void pull(MessageOp* op, int source, uint64_t send_id, uint64_t address, bool sender_waits);
@@ -98,7 +101,8 @@ class MessageEngine {
   int num_backlog_ = 0;  // operations and controls in outboxes
   int next_source_ = 0;
   size_t buffered_bytes_ = 0;
-  bool broken_ = false;  // after a mismatch found here: no operation progresses
+  std::vector<int> num_announced_;  // by source: announced messages that no receive has taken
+  bool broken_ = false;  // after a mismatch or an invalid message: no operation progresses
 };
 
 template <class Visit>

@@ -101,6 +101,8 @@ class HostsTransport final : public Transport {
         return kConnectionLost;
       case HostLinks::Peer::kSilent:
         return kSilent;
+      case HostLinks::Peer::kRejected:
+        return kInvalidFrame;
       default:
         return std::nullopt;
     }
@@ -177,8 +179,10 @@ class HostsTransport final : public Transport {
       deadline.check_interrupt();
       for (const int rank : missing) {
         if (proxy_.state_of(rank) == HostLinks::Peer::kThere) continue;
+        const bool rejected = proxy_.state_of(rank) == HostLinks::Peer::kRejected;
         throw PeerDiedError("rank " + std::to_string(rank) + " on host " + host_of(rank) +
-                                " ended while the ranks were joining",
+                                (rejected ? " sent an invalid frame" : " ended") +
+                                " while the ranks were joining",
                             rank, 0);
       }
       if (deadline.expired()) {

@@ -34,8 +34,9 @@ class Transport {
   /// The pid of `peer` in the pid namespace of this process; 0 if it has none here.
   virtual pid_t pid(int peer) const = 0;
   /// The signal that ended the process of `peer`; 0 if it ended for an unknown reason; nothing
-  /// while it lives. For a peer on another host, kConnectionLost or kSilent. May make system calls,
+  /// while it lives. For a peer on another host, one of the constants below. May make system calls,
   /// so only slow waits call it.
+  static constexpr int kInvalidFrame = 253;  // the peer sent one, so its connection was closed
   static constexpr int kConnectionLost = 254;
   static constexpr int kSilent = 255;
   virtual std::optional<int> ended_by(int peer) = 0;

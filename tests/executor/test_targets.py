@@ -15,6 +15,8 @@ ON_HOST: list[list[object]] = [
     ["executor_check", 2, 3, 4],
     ["communicator_check"],
     ["peer_memory_check"],
+    # As many mutated frames as take less than 10 s under AddressSanitizer; MANY_CASES has more.
+    ["frame_check", 3000],
 ]
 ON_DEVICES: list[list[object]] = [
     ["device_check", "few", 3],
@@ -22,6 +24,7 @@ ON_DEVICES: list[list[object]] = [
     *(["device_order_check", p] for p in ("simple", "ll", "ll128", "poison", "direct")),
 ]
 MANY_CASES: list[list[object]] = [
+    ["frame_check", 200_000],
     ["executor_check", 1, 5, 6, 7, 8],
     *(["device_check", "all", n] for n in range(1, 9)),
 ]

@@ -6,9 +6,15 @@
 #include "reduce/cells.h"
 #include "reduce/ops.h"
 #include "schedule/collectives.h"
+#include "transport/ring/record_limits.h"
 
 namespace pycoll {
 namespace {
+
+// Records of other hosts are checked where they arrive, below the folders of these tables.
+static_assert(kNumRecordedCollectives == kNumCollectives);
+static_assert(kNumRecordedDTypes == kNumDTypes + 1);
+static_assert(kNumRecordedOps == kNumOps);
 
 const CollectiveInfo& row_of(const CallRecord& record) {
   return info(static_cast<Collective>(record.collective));

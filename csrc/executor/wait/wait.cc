@@ -306,6 +306,10 @@ std::string Waiter::describe_end(int rank, int signal) const {
   const std::string host = transport_.host_of(rank);
   const std::string where = host.empty() ? "" : " on host " + host;
   if (signal == Transport::kConnectionLost) return where + " ended: its connection is gone";
+  if (signal == Transport::kInvalidFrame) {
+    return where + " sent an invalid frame, so its connection was closed: it runs another version "
+                   "of pycoll, its memory is damaged, or it is hostile";
+  }
   if (signal == Transport::kSilent) {
     return where + " has not been heard of for " + describe_seconds(transport_.silence_s()) +
            ": its host or the network is down, or it is stopped";
@@ -352,7 +356,7 @@ void Waiter::raise_failure(const std::string& what, const std::string& call) con
                         describe_seconds(timeout_s_)) +
           "; " + describe_missing(failure.culprit));
     case FailureCode::kPeerDied: {
-      const bool remote = failure.signal >= Transport::kConnectionLost;
+      const bool remote = failure.signal >= Transport::kInvalidFrame;
       throw PeerDiedError(me + " cannot go on: " + (remote ? "" : "the process of ") + culprit +
                               describe_end(failure.culprit, failure.signal) + in_message + "; " +
                               describe_last(segment_, failure.culprit),

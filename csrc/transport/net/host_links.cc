@@ -4,6 +4,8 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <exception>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -15,6 +17,10 @@ namespace {
 constexpr int64_t kLookPeriodNs = 100'000'000;
 constexpr int64_t kPauseNs = 1'000'000;  // while other threads move frames
 constexpr int64_t kLingerNs = 2'000'000'000;
+// A rank joins one communicator after the other, so a correct peer is ahead by a few.
+constexpr int kMaxEarlyJoins = 1024;
+// States help diagnosis and are asked for repeatedly: a peer that does not read gets no more.
+constexpr size_t kManyUnsentFrames = 1024;
 
 }  // namespace
 
@@ -23,6 +29,8 @@ HostLinks::HostLinks(std::unique_ptr<Wire> wire, int num_ranks, const std::vecto
     : wire_(std::move(wire)),
       peers_(peers),
       silence_s_(silence_s),
+      num_early_joins_(static_cast<size_t>(num_ranks)),
+      placed_(static_cast<size_t>(num_ranks)),
       staged_(static_cast<size_t>(num_ranks)),
       states_(static_cast<size_t>(num_ranks)),
       heard_(static_cast<size_t>(num_ranks), false),
@@ -57,7 +65,10 @@ void HostLinks::add(Proxy& proxy) {
   proxies_[proxy.group()] = &proxy;
   const auto early = early_joins_.find(proxy.group());
   if (early == early_joins_.end()) return;
-  for (const int peer : early->second) proxy.joined(peer);
+  for (const int peer : early->second) {
+    --num_early_joins_[static_cast<size_t>(peer)];
+    proxy.joined(peer);
+  }
   early_joins_.erase(early);
 }
 
@@ -65,6 +76,7 @@ void HostLinks::remove(Proxy& proxy, const std::byte* begin, const std::byte* en
   const auto found = proxies_.find(proxy.group());
   if (found == proxies_.end() || found->second != &proxy) return;
   proxies_.erase(found);
+  std::replace(placed_.begin(), placed_.end(), &proxy, static_cast<Proxy*>(nullptr));
   wire_->let_go(begin, end);
   // After the last proxy, the process may end.
   if (proxies_.empty()) flush(now_ns() + kLingerNs);
@@ -78,6 +90,8 @@ void HostLinks::flush(int64_t end_ns) {
 }
 
 void HostLinks::send(int peer, const FrameHeader& header, const void* payload, bool keep) {
+  const bool is_state = header.kind == FrameKind::kAsk || header.kind == FrameKind::kTell;
+  if (is_state && wire_->num_unsent(peer) >= kManyUnsentFrames) return;
   spoken_[static_cast<size_t>(peer)] = true;
   wire_->send(peer, header, payload, keep);
 }
@@ -112,27 +126,54 @@ void HostLinks::flush_remaining() {
   wire_->wake();
 }
 
-bool HostLinks::place(int peer, const FrameHeader& header, PayloadParts* parts) {
-  heard_[static_cast<size_t>(peer)] = true;
-  if (header.nbytes == 0) return true;
-  const auto proxy = proxies_.find(header.group);
-  if (proxy == proxies_.end()) return header.nbytes <= Proxy::kMaxPayloadBytes;
-  std::vector<std::byte>& staged = staged_[static_cast<size_t>(peer)];
-  return proxy->second->place(peer, header, staged, parts);
+void HostLinks::reject(int peer) {
+  wire_->close(peer);
+  end(peer, Peer::kRejected);
 }
 
-void HostLinks::arrived(int peer, const FrameHeader& header) {
-  const auto proxy = proxies_.find(header.group);
-  if (proxy != proxies_.end()) {
-    proxy->second->arrived(peer, header, staged_[static_cast<size_t>(peer)]);
-  } else if (header.kind == FrameKind::kJoin) {
-    early_joins_[header.group].insert(peer);
+bool HostLinks::place(int peer, const FrameHeader& header, PayloadParts* parts) {
+  const auto at = static_cast<size_t>(peer);
+  heard_[at] = true;
+  placed_[at] = nullptr;
+  if (!is_valid(header)) return false;
+  const auto found = proxies_.find(header.group);
+  if (found == proxies_.end()) return true;  // the payload is discarded
+  placed_[at] = found->second;
+  try {
+    return found->second->place(peer, header, staged_[at], parts);
+  } catch (const std::exception&) {  // no memory for the frame ends its link, not the process
+    return false;
   }
 }
 
-void HostLinks::lost(int peer, int) {
-  std::atomic<Peer>& state = states_[static_cast<size_t>(peer)];
-  if (state == Peer::kThere) state = Peer::kGone;
+bool HostLinks::arrived(int peer, const FrameHeader& header) {
+  const auto at = static_cast<size_t>(peer);
+  try {
+    // The proxy that has checked the header, if it still exists.
+    if (placed_[at] != nullptr) return placed_[at]->arrived(peer, header, staged_[at]);
+    return header.kind != FrameKind::kJoin || add_early_join(peer, header.group);
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+bool HostLinks::add_early_join(int peer, uint64_t group) {
+  int& num_joins = num_early_joins_[static_cast<size_t>(peer)];
+  if (num_joins == kMaxEarlyJoins) return false;
+  num_joins += early_joins_[group].insert(peer).second;
+  return true;
+}
+
+void HostLinks::lost(int peer, int error) {
+  end(peer, error == EPROTO ? Peer::kRejected : Peer::kGone);
+}
+
+void HostLinks::end(int peer, Peer state) {
+  std::atomic<Peer>& known = states_[static_cast<size_t>(peer)];
+  if (known != Peer::kThere) return;
+  known = state;
+  if (state != Peer::kRejected) return;
+  for (const auto& [group, proxy] : proxies_) proxy->rejected(peer);
 }
 
 void HostLinks::run() {

@@ -21,8 +21,9 @@ class Proxy;
 
 class HostLinks final : private FrameSink {
  public:
-  /// State of a rank.
-  enum class Peer : uint8_t { kThere, kGone, kSilent };
+  /// State of a rank. kRejected: it has sent an invalid frame, so its link has been closed and its
+  /// communicators are broken.
+  enum class Peer : uint8_t { kThere, kGone, kSilent, kRejected };
 
   /// `peers`: the ranks of the world at the other ends of the wire. A rank that is silent for
   /// `silence_s` counts as lost. Without `background`, no frames move while no thread waits:
@@ -41,6 +42,8 @@ class HostLinks final : private FrameSink {
   /// are still sent; the last proxy waits for that, for at most kLingerNs.
   void remove(Proxy& proxy, const std::byte* begin, const std::byte* end);
   void send(int peer, const FrameHeader& header, const void* payload, bool keep);
+  /// Closes the link to a rank that has sent something invalid.
+  void reject(int peer);
 
   /// Moves frames, unless another thread does: first those from `first` (-1: no preference). Any
   /// thread, without the lock.
@@ -61,8 +64,10 @@ class HostLinks final : private FrameSink {
 
  private:
   bool place(int peer, const FrameHeader& header, PayloadParts* parts) override;
-  void arrived(int peer, const FrameHeader& header) override;
+  bool arrived(int peer, const FrameHeader& header) override;
   void lost(int peer, int error) override;
+  bool add_early_join(int peer, uint64_t group);
+  void end(int peer, Peer state);
   void poll_for_all(int first);
   void run();
   void look_after(int64_t now);
@@ -74,6 +79,8 @@ class HostLinks final : private FrameSink {
   std::recursive_mutex mutex_;
   std::map<uint64_t, Proxy*> proxies_;             // by group
   std::map<uint64_t, std::set<int>> early_joins_;  // of groups that this rank has not added yet
+  std::vector<int> num_early_joins_;               // by peer
+  std::vector<Proxy*> placed_;  // by peer: the proxy of the frame being received, or null
   std::vector<std::vector<std::byte>> staged_;     // by peer: payloads to process on arrival
   std::vector<std::atomic<Peer>> states_;          // by rank
   std::vector<bool> heard_;                        // by rank: since the last look_after()

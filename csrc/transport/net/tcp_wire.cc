@@ -20,6 +20,8 @@ namespace {
 constexpr size_t kInputBytes = 4096;
 constexpr int kMaxReads = 16;  // from one peer in one poll, so that no peer starves
 constexpr int kMaxFramesPerSend = 16;
+// A correct peer's credits stop this rank far earlier: 4,096 messages in each communicator.
+constexpr size_t kMaxUnsentFrames = size_t{1} << 20;
 constexpr uint32_t kWakeEvent = UINT32_MAX;
 
 }  // namespace
@@ -80,6 +82,10 @@ void TcpWire::send(int peer, const FrameHeader& header, const void* payload, boo
     }
     if (frame.sent == frame.size()) return;
   }
+  if (link.unsent.size() >= kMaxUnsentFrames) {
+    link.failed = ENOBUFS;
+    return;
+  }
   if (keep && header.nbytes != 0) {
     frame.own.reset(new std::byte[header.nbytes]);
     std::memcpy(frame.own.get(), payload, header.nbytes);
@@ -88,6 +94,10 @@ void TcpWire::send(int peer, const FrameHeader& header, const void* payload, boo
   link.unsent.push_back(std::move(frame));
   ++num_unsent_;
   want_output(link, true);
+}
+
+size_t TcpWire::num_unsent(int peer) const {
+  return links_[static_cast<size_t>(peer)]->unsent.size();
 }
 
 void TcpWire::want_output(Link& link, bool wanted) {
@@ -202,7 +212,8 @@ bool TcpWire::read(Link& link, FrameSink& sink) {
     }
     moved = true;
     if (!take(link, static_cast<size_t>(got), direct_bytes, sink)) {
-      fail(link, sink, EPROTO);
+      close(link.peer);
+      sink.lost(link.peer, EPROTO);
       return true;
     }
     if (static_cast<size_t>(got) < direct_bytes + room) return true;
@@ -211,6 +222,7 @@ bool TcpWire::read(Link& link, FrameSink& sink) {
 }
 
 /// Processes `nbytes` that were read; up to `direct_bytes` of them are payload, already in place.
+/// False if the sink refuses a frame.
 bool TcpWire::take(Link& link, size_t nbytes, size_t direct_bytes, FrameSink& sink) {
   size_t direct = std::min(nbytes, direct_bytes);
   link.input_bytes += nbytes - direct;
@@ -232,7 +244,7 @@ bool TcpWire::take(Link& link, size_t nbytes, size_t direct_bytes, FrameSink& si
       size_t missing = link.to_skip;
       for (int part = 0; part < link.parts.num_parts; ++part) {
         const size_t now = std::min(link.parts.nbytes[part], link.input_bytes - at);
-        std::memcpy(link.parts.data[part], link.input + at, now);
+        if (now != 0) std::memcpy(link.parts.data[part], link.input + at, now);
         link.parts.data[part] += now;
         link.parts.nbytes[part] -= now;
         at += now;
@@ -240,7 +252,7 @@ bool TcpWire::take(Link& link, size_t nbytes, size_t direct_bytes, FrameSink& si
       }
       if (missing != 0) break;
       link.in_payload = false;
-      sink.arrived(link.peer, link.header);
+      if (!sink.arrived(link.peer, link.header)) return false;
       if (!link.channel) return true;  // the frame made the sink close the link
       continue;
     }
@@ -260,7 +272,8 @@ bool TcpWire::take(Link& link, size_t nbytes, size_t direct_bytes, FrameSink& si
 void TcpWire::fail(Link& link, FrameSink& sink, int error) {
   if (!link.channel) return;
   close(link.peer);
-  sink.lost(link.peer, error);
+  // TLS reports EPROTO, too: then the bytes are not known to be the peer's.
+  sink.lost(link.peer, error == EPROTO ? EIO : error);
 }
 
 /// Also checks the kernel's queue: closing a socket while frames come in sends a reset, which

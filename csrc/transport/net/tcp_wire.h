@@ -26,6 +26,7 @@ class TcpWire final : public Wire {
   void pause(int64_t ns) override;
   void wake() override;
   bool has_unsent() const override { return num_unsent_ != 0; }
+  size_t num_unsent(int peer) const override;
   bool has_delivered() const override;
   void let_go(const std::byte* begin, const std::byte* end) override;
   void close(int peer) override;

@@ -45,6 +45,35 @@ struct FrameHeader {
 };
 static_assert(sizeof(FrameHeader) == 56);
 
+/// Largest payload: a slot of a ring, or the largest message of a mailbox.
+inline constexpr size_t kMaxPayloadBytes = 128 << 10;
+/// Largest payload of kAsk, kTell and kFailure.
+inline constexpr size_t kMaxStateBytes = 64 << 10;
+inline constexpr size_t kMailboxLineBytes = 64;
+
+/// Whether the kind of this frame exists and has a payload of this size. Checked before any other
+/// part of a frame is used; the proxy then compares the frame with the state of its link.
+constexpr bool is_valid(const FrameHeader& header) {
+  switch (header.kind) {
+    case FrameKind::kHeartbeat:
+    case FrameKind::kCredit:
+    case FrameKind::kMail:
+    case FrameKind::kJoin:
+    case FrameKind::kLeft:
+      return header.nbytes == 0;
+    case FrameKind::kSlot:
+      return header.protocol < kNumSlotProtocols && header.nbytes <= kMaxPayloadBytes;
+    case FrameKind::kLines:
+      return header.nbytes != 0 && header.nbytes % kMailboxLineBytes == 0 &&
+             header.nbytes <= kMaxPayloadBytes;
+    case FrameKind::kAsk:
+    case FrameKind::kTell:
+    case FrameKind::kFailure:
+      return header.nbytes != 0 && header.nbytes <= kMaxStateBytes;
+  }
+  return false;
+}
+
 /// Destination of a payload: the parts add up to its length; without parts it is discarded.
 struct PayloadParts {
   int num_parts = 0;
@@ -58,9 +87,10 @@ class FrameSink {
   virtual ~FrameSink() = default;
   /// Sets the parts for the payload of a frame. False if the header is invalid.
   virtual bool place(int peer, const FrameHeader& header, PayloadParts* parts) = 0;
-  /// Called once the whole frame has arrived.
-  virtual void arrived(int peer, const FrameHeader& header) = 0;
-  /// Called when `peer` sends no more frames; `error` is an errno, or 0 for an orderly end.
+  /// Called once the whole frame has arrived. False if its payload is invalid.
+  virtual bool arrived(int peer, const FrameHeader& header) = 0;
+  /// Called when `peer` sends no more frames; `error` is an errno, or 0 for an orderly end. EPROTO:
+  /// the wire has ended the link because of an invalid frame.
   virtual void lost(int peer, int error) = 0;
 };
 
@@ -82,6 +112,8 @@ class Wire {
   virtual void pause(int64_t ns) = 0;
   virtual void wake() = 0;
   virtual bool has_unsent() const = 0;
+  /// Frames that wait to be sent to `peer`. A wire ends a link when there are too many.
+  virtual size_t num_unsent(int peer) const = 0;
   /// Whether all sent frames have reached the peers' hosts, so that the process may end.
   virtual bool has_delivered() const { return !has_unsent(); }
   /// Stops using this memory, because its owner takes it back: copies unsent payloads from it, and

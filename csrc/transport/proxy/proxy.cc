@@ -46,6 +46,11 @@ Proxy::Proxy(std::shared_ptr<HostLinks> host_links, Segment& segment, int rank,
 
 Proxy::~Proxy() { close(); }
 
+void Proxy::reject(int peer) {
+  const std::lock_guard lock(host_links_->mutex());
+  host_links_->reject(members_[static_cast<size_t>(peer)]);
+}
+
 void Proxy::close() {
   if (host_links_->is_disowned()) return;
   const std::lock_guard lock(host_links_->mutex());
@@ -149,6 +154,9 @@ void Proxy::ship_messages(int peer) {
     frame.nbytes = static_cast<uint32_t>(num_lines * sizeof(CpuLine));
     frame.word = to.shipped;
     to.shipped += header->num_lines;
+    if (header->kind == MessageKind::kEager) {
+      to.shipped_eager_bytes += MailboxWriter::eager_cost(header->nbytes);
+    }
     send(peer, frame, header, /*keep=*/false);
   }
 }

@@ -19,8 +19,6 @@ namespace pycoll {
 
 class Proxy {
  public:
-  static constexpr size_t kMaxPayloadBytes = size_t{1} << 20;
-
   /// `members`: the ranks of this communicator as ranks of the world; `remote`: the members that
   /// run on other hosts. `group` is equal on all members, and different for every communicator.
   Proxy(std::shared_ptr<HostLinks> host_links, Segment& segment, int rank, std::vector<int> members,
@@ -62,15 +60,22 @@ class Proxy {
   /// Whether `peer`, of another host, has left and everything it sent has arrived. (Its state in
   /// the segment changes earlier: once any rank of this host has received the news.)
   bool has_left(int peer) const { return load_acquire(link(peer).peer_left) != 0; }
+  /// Closes the link to `peer`, which has sent an invalid message.
+  void reject(int peer);
   /// Stops using the memory.
   void close();
 
-  // For HostLinks, which holds the lock. Peers are ranks of the world.
+  // For HostLinks, which holds the lock. Peers are ranks of the world. The header of a frame has
+  // passed is_valid(); these functions compare it with the state of the peer's link.
 
   void joined(int world_peer);
+  /// False if the frame is invalid. Writes nothing.
   bool place(int world_peer, const FrameHeader& header, std::vector<std::byte>& staged,
              PayloadParts* parts);
-  void arrived(int world_peer, const FrameHeader& header, std::vector<std::byte>& staged);
+  /// Call after place() of the same frame. False if the payload is invalid.
+  bool arrived(int world_peer, const FrameHeader& header, std::vector<std::byte>& staged);
+  /// Breaks the communicator, if the rank whose link has been closed is a member.
+  void rejected(int world_peer);
 
  private:
   struct Link {
@@ -81,8 +86,9 @@ class Proxy {
     uint64_t told[kNumSlotProtocols] = {};  // released messages that the peer knows of
     MailboxMemory mail_out;
     MailboxMemory mail_in;
-    uint64_t shipped = 0;   // lines
-    uint64_t unloaded = 0;  // lines
+    uint64_t shipped = 0;              // lines
+    uint64_t shipped_eager_bytes = 0;  // as MailboxWriter counts them
+    uint64_t unloaded = 0;             // lines
     uint64_t told_head = 0;
     uint64_t told_delivered = 0;
     bool joined = false;
@@ -92,7 +98,11 @@ class Proxy {
 
   Link& link(int peer) { return links_[static_cast<size_t>(peer)]; }
   const Link& link(int peer) const { return links_[static_cast<size_t>(peer)]; }
-  int rank_of(int world_peer) const { return ranks_[static_cast<size_t>(world_peer)]; }
+  /// The member of another host with this rank of the world; -1: there is none.
+  int remote_member(int world_peer) const {
+    const auto at = static_cast<size_t>(world_peer);
+    return at < ranks_.size() && is_remote(ranks_[at]) ? ranks_[at] : -1;
+  }
   void send(int peer, FrameHeader header, const void* payload, bool keep);
   void send_bytes(int peer, FrameKind kind, const std::string& bytes);
   void ship_messages(int peer);
@@ -100,15 +110,18 @@ class Proxy {
   void tell_failure();
   std::string own_state(uint64_t sequence) const;
 
-  bool take_heads(int peer, const FrameHeader& header);
+  bool has_valid_heads(int peer, const FrameHeader& header) const;
+  bool has_valid_mail(int peer, const FrameHeader& header) const;
+  void take_heads(int peer, const FrameHeader& header);
   bool place_slot(int peer, const FrameHeader& header, std::vector<std::byte>& staged,
                   PayloadParts* parts);
+  static bool has_room_for_lines(const Link& from, uint64_t num_lines);
   bool place_lines(int peer, const FrameHeader& header, std::vector<std::byte>& staged,
                    PayloadParts* parts);
   void unload_slot(int peer, const FrameHeader& header, const std::vector<std::byte>& staged);
-  void unload_lines(int peer, const std::vector<std::byte>& staged);
-  void hear_state(int peer, const FrameHeader& header, const std::vector<std::byte>& staged);
-  void hear_failure(const FrameHeader& header, const std::vector<std::byte>& staged);
+  bool unload_lines(int peer, const FrameHeader& header, const std::vector<std::byte>& staged);
+  bool hear_state(int peer, const FrameHeader& header, const std::vector<std::byte>& staged);
+  bool hear_failure(const FrameHeader& header, const std::vector<std::byte>& staged);
   void compare(int peer, const CallRecord& record);
 
   std::shared_ptr<HostLinks> host_links_;

@@ -5,6 +5,7 @@
 #include "transport/proxy/proxy.h"
 #include "transport/proxy/state_snapshot.h"
 #include "transport/ring/line.h"
+#include "transport/transport.h"
 
 namespace pycoll {
 namespace {
@@ -21,27 +22,58 @@ std::string_view as_text(const std::vector<std::byte>& bytes, size_t nbytes) {
 
 }  // namespace
 
-void Proxy::joined(int world_peer) { link(rank_of(world_peer)).joined = true; }
+void Proxy::joined(int world_peer) {
+  const int peer = remote_member(world_peer);
+  if (peer >= 0) link(peer).joined = true;
+}
 
-bool Proxy::take_heads(int peer, const FrameHeader& header) {
+void Proxy::rejected(int world_peer) {
+  const int peer = remote_member(world_peer);
+  if (peer < 0) return;
+  segment_.fail({.code = FailureCode::kPeerDied,
+                 .signal = Transport::kInvalidFrame,
+                 .reporter = static_cast<uint16_t>(rank_),
+                 .culprit = static_cast<uint16_t>(peer)});
+}
+
+/// Whether the peer has read at least what it had read before, and at most what this rank posted.
+bool Proxy::has_valid_heads(int peer, const FrameHeader& header) const {
+  const Link& to = link(peer);
+  for (int kind = 0; kind < kNumSlotProtocols; ++kind) {
+    const uint64_t known = load_relaxed(to.out[kind].heads[0].value);
+    if (header.heads[kind] - static_cast<uint32_t>(known) > to.posted[kind] - known) return false;
+  }
+  return true;
+}
+
+void Proxy::take_heads(int peer, const FrameHeader& header) {
   Link& to = link(peer);
   for (int kind = 0; kind < kNumSlotProtocols; ++kind) {
     uint64_t& head = to.out[kind].heads[0].value;
     const uint64_t known = load_relaxed(head);
     const uint64_t told = widen(header.heads[kind], known);
-    if (told < known || told > to.posted[kind]) return false;
     // Pairs with SendEnd::has_free_slot, as the reader's own release would.
     if (told != known) store_release(head, told);
   }
-  return true;
+}
+
+/// As has_valid_heads(), for the mailbox.
+bool Proxy::has_valid_mail(int peer, const FrameHeader& header) const {
+  const Link& to = link(peer);
+  const MailboxReaderState& reader = *to.mail_out.reader;
+  return header.word >= load_relaxed(reader.head) && header.word <= to.shipped &&
+         header.more >= load_relaxed(reader.delivered_bytes) &&
+         header.more <= to.shipped_eager_bytes;
 }
 
 bool Proxy::place(int world_peer, const FrameHeader& header, std::vector<std::byte>& staged,
                   PayloadParts* parts) {
-  const int peer = rank_of(world_peer);
+  const int peer = remote_member(world_peer);
+  if (peer < 0 || !has_valid_heads(peer, header)) return false;
   if (header.kind == FrameKind::kSlot) return place_slot(peer, header, staged, parts);
   if (header.kind == FrameKind::kLines) return place_lines(peer, header, staged, parts);
-  if (header.nbytes > kMaxPayloadBytes) return false;
+  if (header.kind == FrameKind::kMail) return has_valid_mail(peer, header);
+  if (header.nbytes == 0) return true;
   staged.resize(std::max<size_t>(staged.size(), header.nbytes));
   *parts = {1, {staged.data()}, {header.nbytes}};
   return true;
@@ -49,7 +81,6 @@ bool Proxy::place(int world_peer, const FrameHeader& header, std::vector<std::by
 
 bool Proxy::place_slot(int peer, const FrameHeader& header, std::vector<std::byte>& staged,
                        PayloadParts* parts) {
-  if (header.protocol >= kNumSlotProtocols) return false;
   Link& from = link(peer);
   const RingMemory& ring = from.in[header.protocol];
   const uint64_t index = from.received[header.protocol];
@@ -94,15 +125,20 @@ void Proxy::unload_slot(int peer, const FrameHeader& header, const std::vector<s
   if (own != 0 && own != header.mark) request_status(peer, call);
 }
 
+/// Whether the reader has released enough lines for these, and for the flag of the line behind.
+bool Proxy::has_room_for_lines(const Link& from, uint64_t num_lines) {
+  return from.unloaded + num_lines + 1 - load_acquire(from.mail_in.reader->head) <=
+         from.mail_in.num_lines;
+}
+
 bool Proxy::place_lines(int peer, const FrameHeader& header, std::vector<std::byte>& staged,
                         PayloadParts* parts) {
   const Link& from = link(peer);
   const uint64_t total = from.mail_in.num_lines;
   const uint64_t first = from.unloaded & (total - 1);
   const uint64_t num_lines = header.nbytes / sizeof(CpuLine);
-  if (header.word != from.unloaded || header.nbytes % sizeof(CpuLine) != 0 || num_lines == 0 ||
-      first + num_lines > total ||
-      from.unloaded + num_lines - load_acquire(from.mail_in.reader->head) > total) {
+  if (header.word != from.unloaded || first + num_lines > total ||
+      !has_room_for_lines(from, num_lines)) {
     return false;
   }
   // The header contains the flag that publishes the message, so it is staged and written last.
@@ -112,12 +148,18 @@ bool Proxy::place_lines(int peer, const FrameHeader& header, std::vector<std::by
   return true;
 }
 
-void Proxy::unload_lines(int peer, const std::vector<std::byte>& staged) {
+bool Proxy::unload_lines(int peer, const FrameHeader& header,
+                         const std::vector<std::byte>& staged) {
   Link& from = link(peer);
   MessageHeader came;
   std::memcpy(&came, staged.data(), sizeof(came));
   const uint64_t mask = from.mail_in.num_lines - 1;
-  MessageHeader* to = &from.mail_in.lines[from.unloaded & mask];
+  const uint64_t first = from.unloaded & mask;
+  if (!is_valid(came, header.nbytes / sizeof(CpuLine), from.mail_in.num_lines - first) ||
+      !has_room_for_lines(from, came.num_lines)) {
+    return false;
+  }
+  MessageHeader* to = &from.mail_in.lines[first];
   const size_t past_flag = sizeof(came.flag);
   std::memcpy(reinterpret_cast<std::byte*>(to) + past_flag, staged.data() + past_flag,
               sizeof(CpuLine) - past_flag);
@@ -125,19 +167,20 @@ void Proxy::unload_lines(int peer, const std::vector<std::byte>& staged) {
   // As MailboxWriter::commit.
   store_relaxed(from.mail_in.lines[from.unloaded & mask].flag, 0);
   store_release(to->flag, from.unloaded);
+  return true;
 }
 
-void Proxy::arrived(int world_peer, const FrameHeader& header, std::vector<std::byte>& staged) {
-  const int peer = rank_of(world_peer);
-  if (peer < 0) return;
+bool Proxy::arrived(int world_peer, const FrameHeader& header, std::vector<std::byte>& staged) {
+  const int peer = remote_member(world_peer);
   take_heads(peer, header);
   Link& from = link(peer);
+  bool is_valid = true;
   switch (header.kind) {
     case FrameKind::kSlot:
       unload_slot(peer, header, staged);
       break;
     case FrameKind::kLines:
-      unload_lines(peer, staged);
+      is_valid = unload_lines(peer, header, staged);
       break;
     case FrameKind::kMail:
       store_release(from.mail_out.reader->delivered_bytes, header.more);
@@ -152,19 +195,20 @@ void Proxy::arrived(int world_peer, const FrameHeader& header, std::vector<std::
       break;
     case FrameKind::kAsk:
     case FrameKind::kTell:
-      hear_state(peer, header, staged);
+      is_valid = hear_state(peer, header, staged);
       break;
     case FrameKind::kFailure:
-      hear_failure(header, staged);
+      is_valid = hear_failure(header, staged);
       break;
     case FrameKind::kCredit:
     case FrameKind::kHeartbeat:
       break;
   }
   segment_.ring_message_bell(rank_);
+  return is_valid;
 }
 
-void Proxy::hear_state(int peer, const FrameHeader& header, const std::vector<std::byte>& staged) {
+bool Proxy::hear_state(int peer, const FrameHeader& header, const std::vector<std::byte>& staged) {
   try {
     WireReader reader(as_text(staged, header.nbytes));
     const auto sequence = reader.number<uint64_t>();
@@ -173,10 +217,12 @@ void Proxy::hear_state(int peer, const FrameHeader& header, const std::vector<st
         [&](int rank, const CallRecord& record) {
           if (rank == peer) compare(peer, record);
         });
+    reader.expect_end();
     if (header.kind == FrameKind::kAsk) send_bytes(peer, FrameKind::kTell, own_state(sequence));
   } catch (const MalformedMessage&) {
-    // A state only helps diagnosis, so ignore a malformed one; malformed slots end the link.
+    return false;
   }
+  return true;
 }
 
 void Proxy::compare(int peer, const CallRecord& record) {
@@ -187,15 +233,16 @@ void Proxy::compare(int peer, const CallRecord& record) {
                  .culprit = static_cast<uint16_t>(peer)});
 }
 
-void Proxy::hear_failure(const FrameHeader& header, const std::vector<std::byte>& staged) {
+bool Proxy::hear_failure(const FrameHeader& header, const std::vector<std::byte>& staged) {
   try {
     const Failure failure = failure_from_bytes(segment_, as_text(staged, header.nbytes),
                                                [this](int rank) { return is_remote(rank); });
     failure_told_ = true;  // the sender has told every rank
     segment_.fail(failure);
   } catch (const MalformedMessage&) {
-    segment_.fail({.code = FailureCode::kAborted, .reporter = static_cast<uint16_t>(rank_)});
+    return false;
   }
+  return true;
 }
 
 }  // namespace pycoll

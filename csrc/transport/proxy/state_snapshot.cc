@@ -38,7 +38,8 @@ struct Clock {
         static_cast<double>(scale.to_ns(now.ticks) - scale.to_ns(now.ticks - kMany));
     if (many_ns <= 0) return now.ticks;
     const double ticks = static_cast<double>(age_ns) * (static_cast<double>(kMany) / many_ns);
-    return std::max<uint64_t>(1, now.ticks - static_cast<uint64_t>(std::max(ticks, 0.0)));
+    const auto ago = static_cast<uint64_t>(std::clamp(ticks, 0.0, 0x1p62));
+    return now.ticks - std::min(ago, now.ticks - 1);
   }
   TickScale scale;
   TickMoment now;
@@ -49,15 +50,60 @@ void write_names(const Segment& segment, int rank, const std::set<uint16_t>& ids
   for (const uint16_t id : ids) to.number(id).text(segment.names(rank).read(id));
 }
 
-void read_names(const Segment& segment, int rank, bool mirrors, WireReader& from) {
+/// Length of the UTF-8 character at the start of the text; 0: it is none, or a control character.
+size_t printable_bytes(std::string_view text) {
+  const auto at = [text](size_t i) { return static_cast<uint8_t>(text[i]); };
+  if (at(0) < 0x80) return at(0) >= 0x20 && at(0) != 0x7f;
+  const size_t size = at(0) >= 0xf0 ? 4 : at(0) >= 0xe0 ? 3 : 2;
+  if (at(0) < 0xc2 || at(0) > 0xf4 || text.size() < size) return 0;
+  for (size_t i = 1; i < size; ++i) {
+    if ((at(i) & 0xc0) != 0x80) return 0;
+  }
+  const unsigned first_two = at(0) << 8 | at(1);
+  const bool is_control = first_two < 0xc2a0;
+  const bool is_overlong = (at(0) == 0xe0 && at(1) < 0xa0) || (at(0) == 0xf0 && at(1) < 0x90);
+  const bool is_surrogate = at(0) == 0xed && at(1) >= 0xa0;
+  const bool is_too_large = at(0) == 0xf4 && at(1) >= 0x90;
+  return is_control || is_overlong || is_surrogate || is_too_large ? 0 : size;
+}
+
+/// The text with `?` in place of all that is no character, or that a terminal would obey.
+std::string printable(std::string_view text) {
+  std::string result;
+  while (!text.empty()) {
+    const size_t size = printable_bytes(text);
+    result += size == 0 ? "?" : text.substr(0, size);
+    text.remove_prefix(std::max<size_t>(size, 1));
+  }
+  return result;
+}
+
+struct Name {
+  uint16_t id;
+  std::string_view text;
+};
+
+std::vector<Name> read_names(WireReader& from) {
   const auto count = from.number<uint32_t>();
   if (count > kMaxNames) throw MalformedMessage();
+  std::vector<Name> names;
   for (uint32_t i = 0; i < count; ++i) {
     const auto id = from.number<uint16_t>();
-    const std::string_view text = from.text();
     if (id >= NameTable::kNumNames) throw MalformedMessage();
-    if (mirrors && id != 0) segment.names(rank).write(id, text);
+    names.push_back({id, from.text()});
   }
+  return names;
+}
+
+void keep_names(const Segment& segment, int rank, const std::vector<Name>& names) {
+  for (const Name& name : names) {
+    if (name.id != 0) segment.names(rank).write(name.id, printable(name.text));
+  }
+}
+
+int64_t read_age(WireReader& from) {
+  constexpr int64_t kLongest = int64_t{1} << 60;
+  return std::clamp(from.number<int64_t>(), -kLongest, kLongest);
 }
 
 int read_rank(const Segment& segment, WireReader& from) {
@@ -130,32 +176,38 @@ void read_state(const Segment& segment, WireReader& from, const std::function<bo
   RankControl& control = segment.control(rank);
   const auto newest = from.number<uint64_t>();
   const auto waits_for = from.number<uint64_t>();
-  const auto looked_age_ns = from.number<int64_t>();
-  if (waits_for > static_cast<uint64_t>(segment.num_ranks())) throw MalformedMessage();
-  read_names(segment, rank, mirrors, from);
+  const int64_t looked_age_ns = read_age(from);
+  if (waits_for > static_cast<uint64_t>(segment.num_ranks()) || newest >= kMaxRecordNumber) {
+    throw MalformedMessage();
+  }
+  const std::vector<Name> names = read_names(from);
   const Clock clock(segment);
   const auto count = from.number<uint32_t>();
   if (count > kMaxRecords) throw MalformedMessage();
   std::vector<CallRecord> records;
   for (uint32_t i = 0; i < count; ++i) {
     auto record = from_raw<CallRecord>(from);
-    const auto entered_ns = from.number<int64_t>();
-    const auto finished_ns = from.number<int64_t>();
+    if (!is_valid(record)) throw MalformedMessage();
+    const int64_t entered_ns = read_age(from);
+    const int64_t finished_ns = read_age(from);
     const bool failed = record.failed();
     record.entered = clock.ticks_at(entered_ns);
     if (record.finished != 0) {
       record.finished = clock.ticks_at(finished_ns) | (failed ? CallRecord::kFailed : 0);
     }
     records.push_back(record);
-    // Skip a record without news: it is unreadable while it is written.
-    CallRecord known;
-    if (mirrors &&
-        !(segment.records(rank).read(record.sequence, &known) && known.digest == record.digest &&
-          (known.finished == 0) == (record.finished == 0))) {
-      segment.records(rank).write(record);
-    }
   }
+  // Nothing is written before everything has been checked.
   if (mirrors) {
+    keep_names(segment, rank, names);
+    for (const CallRecord& record : records) {
+      // Skip a record without news: it is unreadable while it is written.
+      CallRecord known;
+      if (!(segment.records(rank).read(record.sequence, &known) && known.digest == record.digest &&
+            (known.finished == 0) == (record.finished == 0))) {
+        segment.records(rank).write(record);
+      }
+    }
     if (newest > load_acquire(control.sequence)) store_release(control.sequence, newest);
     store_relaxed(control.looked_ns, static_cast<uint64_t>(clock.now.ns - looked_age_ns));
     store_relaxed(control.waits_for, waits_for);
@@ -186,16 +238,22 @@ Failure failure_from_bytes(const Segment& segment, std::string_view bytes,
   WireReader reader(bytes);
   const Failure failure = Failure::unpack(reader.number<uint64_t>());
   const auto num_ranks = static_cast<unsigned>(segment.num_ranks());
-  if (failure.reporter >= num_ranks || failure.culprit >= num_ranks) throw MalformedMessage();
+  if (failure.reporter >= num_ranks || failure.culprit >= num_ranks ||
+      failure.code == FailureCode::kNone || failure.code > FailureCode::kMessageMismatch) {
+    throw MalformedMessage();
+  }
   const auto ignore = [](int, const CallRecord&) {};
   read_state(segment, reader, is_mirror, ignore);
   read_state(segment, reader, is_mirror, ignore);
   const auto mismatch = from_raw<MessageMismatch>(reader);
   auto message = from_raw<MessageRecord>(reader);
-  const bool mirrors = is_mirror(failure.reporter);
-  read_names(segment, failure.reporter, mirrors, reader);
+  const std::vector<Name> names = read_names(reader);
   reader.expect_end();
-  if (!mirrors) return failure;
+  if (!is_valid(mismatch, segment.num_ranks()) || !is_valid(message, segment.num_ranks())) {
+    throw MalformedMessage();
+  }
+  if (!is_mirror(failure.reporter)) return failure;
+  keep_names(segment, failure.reporter, names);
   segment.message_mismatch(failure.reporter) = mismatch;
   if (message.number != 0) {
     segment.messages(failure.reporter).write(message);

@@ -1,6 +1,7 @@
 #include "transport/ring/mailbox.h"
 
 #include "base/pages.h"
+#include "transport/ring/record_limits.h"
 
 namespace pycoll {
 namespace {
@@ -14,6 +15,30 @@ size_t mailbox_bytes(int num_ranks) {
 }
 
 }  // namespace
+
+bool is_valid(const MessageHeader& message, uint64_t num_lines, uint64_t lines_to_end) {
+  if (message.kind == MessageKind::kSkip) {
+    return num_lines == 1 && message.num_lines == lines_to_end;
+  }
+  if (message.num_lines != num_lines) return false;
+  const uint64_t body_bytes = (num_lines - 1) * sizeof(MessageHeader);
+  const bool fills_body = message.nbytes != 0 && message.nbytes <= body_bytes &&
+                          body_bytes - message.nbytes < sizeof(MessageHeader);
+  switch (message.kind) {
+    case MessageKind::kEager:
+      return message.dtype < kNumRecordedDTypes &&
+             (message.nbytes <= MessageHeader::kInlineBytes ? num_lines == 1 : fills_body);
+    case MessageKind::kAnnounce:
+      return message.dtype < kNumRecordedDTypes && num_lines == 1;
+    case MessageKind::kTaken:
+    case MessageKind::kPull:
+      return num_lines == 1;
+    case MessageKind::kPart:
+      return fills_body;
+    default:
+      return false;
+  }
+}
 
 size_t MailboxLayout::total_bytes(int num_ranks) {
   return static_cast<size_t>(num_ranks) * static_cast<size_t>(num_ranks) * mailbox_bytes(num_ranks);

@@ -53,6 +53,11 @@ struct alignas(64) MessageHeader {
 };
 static_assert(sizeof(MessageHeader) == 64);
 
+/// Whether a message of another host may be put into a mailbox: `num_lines` of it have arrived, and
+/// the ring has `lines_to_end` from its first line on. A body is then within the lines, and no
+/// longer than they need. Fields that the kind does not use may have any value.
+bool is_valid(const MessageHeader& message, uint64_t num_lines, uint64_t lines_to_end);
+
 /// The reader's state, for the writer, on separate cache lines.
 struct alignas(kFlagBytes) MailboxReaderState {
   uint64_t head = 0;             // lines read since the start
@@ -94,10 +99,9 @@ class MailboxWriter {
   bool is_being_taken() const { return load_acquire(memory_.reader->taking) != 0; }
 
   static size_t eager_cost(size_t nbytes) { return nbytes + 128; }
-
- private:
   static constexpr uint64_t kEagerBudgetBytes = 1 << 20;
 
+ private:
   MailboxMemory memory_;
   uint64_t written_ = 0;  // lines since the start
   uint64_t head_ = 0;     // at the last check
@@ -122,6 +126,11 @@ class MailboxReader {
     read_ += header->num_lines;
     store_release(memory_.reader->head, read_);
   }
+  /// Counts an eager message. False if the writer has exceeded its budget.
+  bool count_eager(size_t nbytes) {
+    eager_bytes_ += MailboxWriter::eager_cost(nbytes);
+    return eager_bytes_ - delivered_bytes_ <= MailboxWriter::kEagerBudgetBytes;
+  }
   /// Reports that a receive has taken an eager message of this size.
   void delivered(size_t nbytes) {
     delivered_bytes_ += MailboxWriter::eager_cost(nbytes);
@@ -143,6 +152,7 @@ class MailboxReader {
 
   MailboxMemory memory_;
   uint64_t read_ = 0;
+  uint64_t eager_bytes_ = 0;
   uint64_t delivered_bytes_ = 0;
 };
 

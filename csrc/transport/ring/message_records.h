@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "transport/ring/record_limits.h"
 #include "transport/ring/slot.h"
 
 namespace pycoll {
@@ -35,6 +36,13 @@ struct alignas(64) MessageRecord {
   uint64_t finished_ticks() const { return finished & ~kFailed; }
 };
 static_assert(sizeof(MessageRecord) == 64);
+
+/// Whether a record of another host may be kept, in a communicator of `num_ranks`.
+inline bool is_valid(const MessageRecord& record, int num_ranks) {
+  return record.number < kMaxRecordNumber && record.dtype < kNumRecordedDTypes &&
+         record.peer >= MessageRecord::kNobody && record.peer < num_ranks &&
+         record.source >= MessageRecord::kNobody && record.source < num_ranks;
+}
 
 /// The last messages of one rank: a view of memory that it does not own.
 class MessageRing {

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+
+#include "transport/ring/record_limits.h"
 
 namespace pycoll {
 namespace {
@@ -37,6 +40,12 @@ uint32_t CallRecord::compute_digest() const {
             mix(word(shape[4]) + (uint64_t{4} << 60), word(shape[5]) + (uint64_t{5} << 60));
   }
   return fold(mix(hash, hash >> 29));
+}
+
+bool is_valid(const CallRecord& record) {
+  return record.sequence > 0 && record.sequence < kMaxRecordNumber &&
+         record.collective < kNumRecordedCollectives && record.dtype < kNumRecordedDTypes &&
+         record.op < kNumRecordedOps && record.num_dims <= std::size(record.shape);
 }
 
 uint32_t hash_text(std::string_view text) {
@@ -97,7 +106,7 @@ uint32_t RecordRing::read_digest(uint64_t sequence) const {
 void NameTable::write(uint16_t id, std::string_view text) const {
   if (text.size() > kMaxText) {
     text.remove_prefix(text.size() - kMaxText);
-    while ((static_cast<uint8_t>(text.front()) & 0xc0) == 0x80)
+    while (!text.empty() && (static_cast<uint8_t>(text.front()) & 0xc0) == 0x80)
       text.remove_prefix(1);  // UTF-8 tail
   }
   std::memcpy(at(id) + sizeof(uint64_t), text.data(), text.size());

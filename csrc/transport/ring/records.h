@@ -50,6 +50,9 @@ struct CallRecord {
 };
 static_assert(sizeof(CallRecord) == 128);
 
+/// Whether a record of another host may be kept: its numbers are within the tables that they index.
+bool is_valid(const CallRecord& record);
+
 /// A 32-bit hash of a text that ranks compare; 0 for an empty text.
 uint32_t hash_text(std::string_view text);
 uint32_t hash_counts(const int64_t* counts, int num_counts);

@@ -18,6 +18,7 @@
 #include "transport/ring/exchange_lines.h"
 #include "transport/ring/mailbox.h"
 #include "transport/ring/message_records.h"
+#include "transport/ring/record_limits.h"
 #include "transport/ring/records.h"
 #include "transport/ring/slot.h"
 
@@ -89,6 +90,12 @@ struct MessageMismatch {
   uint8_t sent_dtype = 0;
   uint8_t expected_dtype = 0;
 };
+
+/// Whether a mismatch of another host may be kept.
+inline bool is_valid(const MessageMismatch& mismatch, int num_ranks) {
+  return mismatch.source >= 0 && mismatch.source < num_ranks &&
+         mismatch.sent_dtype < kNumRecordedDTypes && mismatch.expected_dtype < kNumRecordedDTypes;
+}
 
 /// One rank's public state, on cache lines that it shares with no other rank.
 struct alignas(kFlagBytes) RankControl {

@@ -1,0 +1,154 @@
+// An MPI of one process, whose other ranks are a test: what the test sends, MpiWire receives.
+#include <cstring>
+#include <deque>
+#include <map>
+#include <utility>
+
+#include "frame_networks.h"
+
+#ifdef PYCOLL_MPI_ABI
+#include "mpi/mpi_wire.h"
+
+namespace pycoll {
+namespace {
+
+constexpr int kSuccess = MPI_SUCCESS;
+
+struct Posted {
+  void* buffer;
+  int nbytes;
+  MPI_Request request;
+};
+struct FakeMpi {
+  int num_ranks = 0;
+  uintptr_t next_request = 0x10000;
+  std::vector<std::deque<Posted>> posted;      // by source
+  std::vector<std::deque<std::string>> inbox;  // by source: messages without a posted receive
+  std::map<MPI_Request, int> done;             // length of the message; -1: it was too long
+  std::vector<std::string> sent;               // by destination
+};
+FakeMpi fake;
+
+MPI_Request new_request() { return reinterpret_cast<MPI_Request>(fake.next_request++); }
+
+void match(size_t source) {
+  while (!fake.posted[source].empty() && !fake.inbox[source].empty()) {
+    const Posted to = fake.posted[source].front();
+    const std::string message = std::move(fake.inbox[source].front());
+    fake.posted[source].pop_front();
+    fake.inbox[source].pop_front();
+    const bool fits = message.size() <= static_cast<size_t>(to.nbytes);
+    std::memcpy(to.buffer, message.data(), fits ? message.size() : static_cast<size_t>(to.nbytes));
+    fake.done[to.request] = fits ? static_cast<int>(message.size()) : -1;
+  }
+}
+
+/// Completes the request if it is done.
+bool take_done(MPI_Request* request, MPI_Status* status) {
+  const auto found = fake.done.find(*request);
+  if (found == fake.done.end()) return false;
+  if (status != MPI_STATUS_IGNORE) {
+    std::memset(status, 0, sizeof(*status));
+    status->MPI_ERROR = found->second < 0 ? MPI_ERR_TRUNCATE : MPI_SUCCESS;
+    status->MPI_internal[0] = found->second;
+  }
+  fake.done.erase(found);
+  *request = MPI_REQUEST_NULL;
+  return true;
+}
+
+PYCOLL_MPI_ABI::MpiApi make_api() {
+  PYCOLL_MPI_ABI::MpiApi api;
+  api.Comm_set_errhandler = [](MPI_Comm, MPI_Errhandler) { return kSuccess; };
+  api.Comm_rank = [](MPI_Comm, int* rank) { return *rank = 0, kSuccess; };
+  api.Comm_size = [](MPI_Comm, int* size) { return *size = fake.num_ranks, kSuccess; };
+  api.Comm_free = [](MPI_Comm*) { return kSuccess; };
+  api.Irecv = [](void* buffer, int count, MPI_Datatype, int source, int, MPI_Comm,
+                 MPI_Request* request) {
+    *request = new_request();
+    fake.posted[static_cast<size_t>(source)].push_back({buffer, count, *request});
+    match(static_cast<size_t>(source));
+    return kSuccess;
+  };
+  api.Isend = [](const void* buffer, int count, MPI_Datatype, int to, int, MPI_Comm,
+                 MPI_Request* request) {
+    fake.sent[static_cast<size_t>(to)].append(static_cast<const char*>(buffer),
+                                              static_cast<size_t>(count));
+    *request = new_request();
+    fake.done[*request] = count;
+    return kSuccess;
+  };
+  api.Test = [](MPI_Request* request, int* flag, MPI_Status* status) {
+    *flag = *request == MPI_REQUEST_NULL || take_done(request, status);
+    return kSuccess;
+  };
+  api.Testsome = [](int count, MPI_Request* requests, int* num_done, int* indices,
+                    MPI_Status* statuses) {
+    *num_done = 0;
+    int code = kSuccess;
+    for (int i = 0; i < count; ++i) {
+      MPI_Status& status = statuses[*num_done];
+      if (!take_done(&requests[i], &status)) continue;
+      if (status.MPI_ERROR != MPI_SUCCESS) code = MPI_ERR_IN_STATUS;
+      indices[(*num_done)++] = i;
+    }
+    return code;
+  };
+  api.Get_count = [](const MPI_Status* status, MPI_Datatype, int* count) {
+    return *count = status->MPI_internal[0], kSuccess;
+  };
+  api.Cancel = [](MPI_Request* request) {
+    for (std::deque<Posted>& receives : fake.posted) {
+      std::erase_if(receives, [request](const Posted& one) { return one.request == *request; });
+    }
+    fake.done[*request] = 0;
+    return kSuccess;
+  };
+  return api;
+}
+
+class MpiNetwork final : public FrameNetwork {
+ public:
+  std::unique_ptr<Wire> make_wire(const std::vector<int>& peers, int num_ranks) override {
+    fake = {};
+    fake.num_ranks = num_ranks;
+    fake.posted.resize(static_cast<size_t>(num_ranks));
+    fake.inbox.resize(static_cast<size_t>(num_ranks));
+    fake.sent.resize(static_cast<size_t>(num_ranks));
+    auto shared = std::make_shared<PYCOLL_MPI_ABI::Shared>();
+    shared->api = make_api();
+    return std::make_shared<PYCOLL_MPI_ABI::Comm>(shared, MPI_COMM_WORLD)->make_wire(peers);
+  }
+  bool send(int peer, const std::string& bytes, size_t* sent) override {
+    fake.inbox[static_cast<size_t>(peer)].push_back(bytes.substr(*sent));
+    match(static_cast<size_t>(peer));
+    *sent = bytes.size();
+    return true;
+  }
+  std::string received(int peer) override {
+    return std::exchange(fake.sent[static_cast<size_t>(peer)], "");
+  }
+  /// Says goodbye, so that the wire ends at once.
+  void end() override {
+    FrameHeader goodbye;
+    goodbye.spare = 1;
+    for (size_t peer = 0; peer < fake.inbox.size(); ++peer) {
+      fake.inbox[peer].emplace_back(reinterpret_cast<const char*>(&goodbye), sizeof(goodbye));
+      match(peer);
+    }
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<FrameNetwork> make_mpi_network() { return std::make_unique<MpiNetwork>(); }
+
+}  // namespace pycoll
+
+#else
+
+namespace pycoll {
+std::unique_ptr<FrameNetwork> make_mpi_network() { return nullptr; }
+}  // namespace pycoll
+
+#endif

@@ -1,0 +1,386 @@
+// Frames that have crashed a rank or changed its memory, or would without a check, one by one. Each
+// attack returns what is wrong, or nothing.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "frame_sender.h"
+
+namespace pycoll {
+
+struct Attack {
+  const char* name;
+  std::string (*run)(FrameWorld& world, FrameSender& one, FrameSender& two);
+};
+
+inline std::string closes(const FrameWorld& world, int rank) {
+  return world.is_closed(rank) ? "" : "the link to rank " + std::to_string(rank) + " is open";
+}
+inline std::string stays(const FrameWorld& world, int rank) {
+  return world.is_closed(rank) ? "the link to rank " + std::to_string(rank) + " is closed" : "";
+}
+inline void put(std::string& bytes, size_t at, const void* value, size_t size) {
+  bytes.replace(at, size, static_cast<const char*>(value), size);
+}
+/// Sends a record of rank 1 that has passed through `change`.
+template <class Change>
+std::string send_record(FrameWorld& world, FrameSender& one, Change&& change) {
+  CallRecord record = FrameWorld::record(1);
+  world.segment().publish(1, record);
+  Frame frame = one.state(FrameKind::kTell);
+  const size_t at = frame.payload.find(
+      std::string(reinterpret_cast<const char*>(&record), sizeof(record)));
+  if (at == frame.payload.npos) return "the state does not contain the record";
+  change(record);
+  record.sequence = 2;
+  put(frame.payload, at, &record, sizeof(record));
+  one.send(frame);
+  return closes(world, 1);
+}
+/// Announces the large message from rank 1 and returns how rank 0 wants its parts.
+inline FrameSender::Pull begin_parts(FrameSender& sender, size_t nbytes) {
+  sender.send(sender.announce(nbytes, 2));
+  return sender.pulls.empty() ? FrameSender::Pull{} : sender.pulls.front();
+}
+
+inline const std::vector<Attack>& attacks() {
+  using World = FrameWorld;
+  using Sender = FrameSender;
+  static const std::vector<Attack> all = {
+      {"unknown kind",
+       [](World& world, Sender& one, Sender&) {
+         one.send(one.frame(static_cast<FrameKind>(99)));
+         return closes(world, 1);
+       }},
+      {"unknown kind of an unknown group",
+       [](World& world, Sender& one, Sender&) {
+         Frame frame = one.frame(static_cast<FrameKind>(99));
+         frame.header.group = 7;
+         one.send(frame);
+         return closes(world, 1);
+       }},
+      {"heartbeat with a payload",
+       [](World& world, Sender& one, Sender&) {
+         one.send(one.frame(FrameKind::kHeartbeat, "x"));
+         return closes(world, 1);
+       }},
+      {"slot of an unknown protocol without a payload",
+       [](World& world, Sender& one, Sender&) {
+         Frame frame = one.slot(ProtocolKind::kSimple, 0);
+         frame.header.protocol = 200;
+         frame.header.sequence = 1;
+         one.send(frame);
+         return closes(world, 1);
+       }},
+      {"slot without a payload before its turn",
+       [](World& world, Sender& one, Sender&) {
+         Frame frame = one.slot(ProtocolKind::kSimple, 0);
+         frame.header.sequence = 5;
+         one.send(frame);
+         return closes(world, 1);
+       }},
+      {"slots without a payload beyond the ring",
+       [](World& world, Sender& one, Sender&) {
+         for (int i = 0; i <= kMaxSlots; ++i) one.send(one.slot(ProtocolKind::kSimple, 0));
+         return closes(world, 1);
+       }},
+      {"lines without a payload",
+       [](World& world, Sender& one, Sender&) {
+         one.send(one.frame(FrameKind::kLines));
+         return closes(world, 1);
+       }},
+      {"header with fewer lines than the frame",
+       [](World& world, Sender& one, Sender&) {
+         Frame frame = one.eager(3000, 1);
+         frame.payload[20] = 0;  // MessageHeader::num_lines
+         one.send(frame);
+         return closes(world, 1);
+       }},
+      {"header with more lines than the frame",
+       [](World& world, Sender& one, Sender&) {
+         MessageHeader header = Sender::message(MessageKind::kEager, 24, 0);
+         header.num_lines = 60'000;
+         one.send(one.lines(header));
+         return closes(world, 1);
+       }},
+      {"skip that does not end at the ring's end",
+       [](World& world, Sender& one, Sender&) {
+         Frame frame = one.skip();
+         const uint16_t lines = 9;
+         put(frame.payload, 20, &lines, sizeof(lines));
+         one.send(frame);
+         return closes(world, 1);
+       }},
+      {"lines that leave no room for the flag behind them",
+       [](World& world, Sender& one, Sender&) {
+         const uint64_t total = world.segment().mailbox(1, 0).num_lines;
+         const size_t body = 32 << 10;
+         // Nothing matches these messages, and only a pending operation has them read.
+         while (one.has_room(1 + body / 64)) {
+           const Frame frame = one.lines(Sender::message(MessageKind::kEager, body, 70, body),
+                                         std::string(body, 'e'));
+           world.network().received(1);
+           size_t sent = 0;
+           if (!world.network().send(1, frame.bytes(), &sent)) return std::string("no room");
+           one.count(frame);
+           world.only_poll();
+         }
+         const uint64_t rest = (total - one.lines_out() % total - 1) * 64;
+         world.network().received(1);
+         size_t sent = 0;
+         world.network().send(1,
+                              one.lines(Sender::message(MessageKind::kEager, rest, 70, rest),
+                                        std::string(rest, 'e'))
+                                  .bytes(),
+                              &sent);
+         world.only_poll();
+         return closes(world, 1);
+       }},
+      {"eager message of 2^46 bytes that no receive matches",
+       [](World& world, Sender& one, Sender&) {
+         one.send(one.lines(Sender::message(MessageKind::kEager, uint64_t{1} << 46, 77)));
+         return closes(world, 1);
+       }},
+      {"eager message with more bytes than its lines",
+       [](World& world, Sender& one, Sender&) {
+         one.send(one.lines(Sender::message(MessageKind::kEager, 100'000, 2)));
+         return closes(world, 1);
+       }},
+      {"eager message of an unknown dtype",
+       [](World& world, Sender& one, Sender&) {
+         MessageHeader header = Sender::message(MessageKind::kEager, 24, 0);
+         header.dtype = 99;
+         one.send(one.lines(header));
+         return closes(world, 1);
+       }},
+      {"eager messages beyond the budget",
+       [](World& world, Sender& one, Sender&) {
+         for (int i = 0; i < 200 && !world.is_closed(1); ++i) {
+           const size_t nbytes = 30'000;
+           if (one.lines_to_end() < 1 + (nbytes + 63) / 64) one.send(one.skip());
+           one.send(one.eager(nbytes, 78));
+         }
+         return closes(world, 1);
+       }},
+      {"part with an offset of 2^46",
+       [](World& world, Sender& one, Sender&) {
+         const Sender::Pull pull = begin_parts(one, 100'000);
+         one.send(one.part(pull.send_id, pull.recv_id, uint64_t{1} << 46, 64));
+         return closes(world, 1);
+       }},
+      {"part before the start of the array",
+       [](World& world, Sender& one, Sender&) {
+         const Sender::Pull pull = begin_parts(one, 100'000);
+         one.send(one.part(pull.send_id, pull.recv_id, static_cast<uint64_t>(-64), 64));
+         return closes(world, 1);
+       }},
+      {"part beyond the end of the array",
+       [](World& world, Sender& one, Sender&) {
+         const Sender::Pull pull = begin_parts(one, 100'000);
+         for (size_t at = 0; at < 90'000; at += 30'000) {
+           one.send(one.part(pull.send_id, pull.recv_id, at, 30'000));
+         }
+         one.send(one.part(pull.send_id, pull.recv_id, 90'000, 30'000));
+         return closes(world, 1);
+       }},
+      {"part for a receive from another rank",
+       [](World& world, Sender& one, Sender& two) {
+         const Sender::Pull pull = begin_parts(two, 70'000);
+         one.send(one.part(pull.send_id, pull.recv_id, 0, 64));
+         const Operation& receive = operations()[kReceiveFrom2];
+         const std::string changed =
+             receive.array->is_intact(true) ? "" : "a receive from rank 2 has changed";
+         return changed + closes(world, 1) + stays(world, 2);
+       }},
+      {"part of an unknown receive",
+       [](World& world, Sender& one, Sender&) {
+         one.send(one.part(1, 12'345, 0, 64));
+         return closes(world, 1);
+       }},
+      {"answer to a send to another rank",
+       [](World& world, Sender& one, Sender& two) {
+         two.receive();
+         if (two.sends_to_me.empty()) return std::string("rank 0 has announced nothing");
+         one.send(one.answer(MessageKind::kTaken, two.sends_to_me.front()));
+         const bool over = operations()[kLargeSendTo2].op.is_over();
+         return closes(world, 1) + stays(world, 2) + (over ? "; the send is over" : "");
+       }},
+      {"two requests for the parts of one send",
+       [](World& world, Sender& one, Sender&) {
+         one.receive();
+         const uint64_t send = one.sends_to_me.front();
+         // With a full mailbox, rank 0 still has parts to send.
+         for (int i = 0; i < 4; ++i) world.post_extra_send(1, 60'000);
+         one.send(one.answer(MessageKind::kPull, send));
+         one.send(one.answer(MessageKind::kPull, send));
+         for (int i = 0; i < 8; ++i) one.send(one.mail());
+         return closes(world, 1);
+       }},
+      {"send that is taken while its parts are sent",
+       [](World& world, Sender& one, Sender&) {
+         one.receive();
+         const uint64_t send = one.sends_to_me.front();
+         for (int i = 0; i < 4; ++i) world.post_extra_send(1, 60'000);
+         one.send(one.answer(MessageKind::kPull, send));
+         one.send(one.answer(MessageKind::kTaken, send));
+         const bool over = operations()[kLargeSend].op.is_over();
+         one.send(one.mail());
+         one.send(one.mail());
+         return over && world.is_closed(1) ? "the send is over" : closes(world, 1);
+       }},
+      {"head beyond what was posted",
+       [](World& world, Sender& one, Sender&) {
+         Frame frame = one.frame(FrameKind::kCredit);
+         frame.header.heads[0] = 1;
+         one.send(frame);
+         return closes(world, 1);
+       }},
+      {"head of a mailbox beyond what was sent",
+       [](World& world, Sender& one, Sender&) {
+         one.receive();
+         Frame frame = one.mail();
+         frame.header.word += 100;
+         one.send(frame);
+         return closes(world, 1);
+       }},
+      {"delivered bytes beyond what was sent",
+       [](World& world, Sender& one, Sender&) {
+         one.receive();
+         Frame frame = one.mail();
+         frame.header.more += 1;
+         one.send(frame);
+         return closes(world, 1);
+       }},
+      {"frame of a rank that is no member",
+       [](World& world, Sender&, Sender&) {
+         Sender four(world, 4);
+         four.send(four.frame(FrameKind::kLeft));
+         return closes(world, 4) + stays(world, 1);
+       }},
+      {"early join of a rank that is no member",
+       [](World& world, Sender& one, Sender&) {
+         world.drop_proxy();
+         Sender four(world, 4);
+         four.send(four.frame(FrameKind::kJoin));
+         one.send(one.frame(FrameKind::kJoin));
+         world.make_proxy();
+         return stays(world, 1) + (world.proxy()->missing() == std::vector<int>{2}
+                                       ? ""
+                                       : "; rank 1 has not joined");
+       }},
+      {"joins of very many communicators",
+       [](World& world, Sender& one, Sender&) {
+         for (uint64_t group = 1; group < 3000 && !world.is_closed(1); ++group) {
+           Frame frame = one.frame(FrameKind::kJoin);
+           frame.header.group = group;
+           one.send(frame);
+         }
+         return closes(world, 1);
+       }},
+      {"payload whose header came before its communicator",
+       [](World& world, Sender& one, Sender&) {
+         const std::string bytes = one.eager(24, 0).bytes();
+         world.drop_proxy();
+         world.deliver(1, bytes.substr(0, sizeof(FrameHeader)));
+         world.make_proxy();
+         world.deliver(1, bytes.substr(sizeof(FrameHeader)));
+         const bool arrived = operations()[0].op.is_over() ||
+                              load_acquire(world.segment().mailbox(1, 0).lines->flag) != 0;
+         return std::string(arrived ? "a message without a checked header has arrived" : "");
+       }},
+      {"record with 200 dimensions",
+       [](World& world, Sender& one, Sender&) {
+         return send_record(world, one, [](CallRecord& record) { record.num_dims = 200; });
+       }},
+      {"record of an unknown collective",
+       [](World& world, Sender& one, Sender&) {
+         return send_record(world, one, [](CallRecord& record) { record.collective = 99; });
+       }},
+      {"record of an unknown dtype",
+       [](World& world, Sender& one, Sender&) {
+         return send_record(world, one, [](CallRecord& record) { record.dtype = 255; });
+       }},
+      {"record of an unknown op",
+       [](World& world, Sender& one, Sender&) {
+         return send_record(world, one, [](CallRecord& record) { record.op = 255; });
+       }},
+      {"state of a call numbered 2^64 - 1",
+       [](World& world, Sender& one, Sender&) {
+         Frame frame = one.state(FrameKind::kTell);
+         const uint64_t newest = ~uint64_t{0};
+         put(frame.payload, 12, &newest, sizeof(newest));
+         one.send(frame);
+         return closes(world, 1);
+       }},
+      {"requests for states by a rank that does not read",
+       [](World& world, Sender& one, Sender&) {
+         constexpr int kRequests = 10'000;
+         const std::string request = one.state(FrameKind::kAsk).bytes();
+         for (int i = 0; i < kRequests; ++i) world.deliver(1, request);
+         for (int i = 0; i < 1000; ++i) {
+           one.receive();
+           world.step();
+         }
+         const int answers = one.num_tells;
+         const bool good = answers > 0 && answers < kRequests / 2;
+         return stays(world, 1) + (good ? "" : "; answers: " + std::to_string(answers));
+       }},
+      {"name of continuation bytes",
+       [](World& world, Sender& one, Sender&) {
+         WireWriter bytes;
+         bytes.number(uint64_t{1}).number(int32_t{1}).number(uint64_t{0}).number(uint64_t{0});
+         bytes.number(int64_t{0}).number(uint32_t{1}).number(uint16_t{1});
+         bytes.text(std::string(121, '\x80')).number(uint32_t{0});
+         one.send(one.frame(FrameKind::kTell, bytes.bytes()));
+         const std::string_view kept = world.segment().names(1).read(1);
+         const bool plain = kept.find_first_not_of('?') == kept.npos;
+         return stays(world, 1) + (plain ? "" : "; the name is no text");
+       }},
+      {"name that a terminal would obey",
+       [](World& world, Sender& one, Sender&) {
+         WireWriter bytes;
+         bytes.number(uint64_t{1}).number(int32_t{1}).number(uint64_t{0}).number(uint64_t{0});
+         bytes.number(int64_t{0}).number(uint32_t{1}).number(uint16_t{1});
+         bytes.text("\x1b[2J\xc2\x9b caf\xc3\xa9 \xed\xa0\x80").number(uint32_t{0});
+         one.send(one.frame(FrameKind::kTell, bytes.bytes()));
+         const std::string_view kept = world.segment().names(1).read(1);
+         return stays(world, 1) + (kept == "?[2J?? caf\xc3\xa9 ???" ? "" : std::string(kept));
+       }},
+      {"failure without a code",
+       [](World& world, Sender& one, Sender&) {
+         Frame frame = one.failure(FailureCode::kAborted);
+         frame.payload[0] = 0;
+         one.send(frame);
+         return closes(world, 1);
+       }},
+      {"failure of an unknown code",
+       [](World& world, Sender& one, Sender&) {
+         one.send(one.failure(static_cast<FailureCode>(77)));
+         return closes(world, 1);
+       }},
+      {"mismatch of an unknown dtype",
+       [](World& world, Sender& one, Sender&) {
+         Frame frame = one.failure(FailureCode::kMessageMismatch);
+         MessageMismatch mismatch;
+         mismatch.sent_dtype = 255;
+         const size_t behind = 4 + sizeof(MessageRecord) + 4;  // the record and no names
+         put(frame.payload, frame.payload.size() - behind - sizeof(mismatch), &mismatch,
+             sizeof(mismatch));
+         one.send(frame);
+         return closes(world, 1);
+       }},
+      {"message record numbered 2^64 - 1",
+       [](World& world, Sender& one, Sender&) {
+         Frame frame = one.failure(FailureCode::kTimeout);
+         const uint64_t number = ~uint64_t{0};
+         put(frame.payload, frame.payload.size() - 4 - sizeof(MessageRecord), &number,
+             sizeof(number));
+         one.send(frame);
+         return closes(world, 1);
+       }},
+  };
+  return all;
+}
+
+}  // namespace pycoll
