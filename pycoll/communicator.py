@@ -355,9 +355,11 @@ def init(timeout_s: float = 60.0, deterministic: bool = False, *, mpi: Any = Non
         The communicator of all ranks.
 
     Raises:
-        UsageError: The environment variables are invalid, or `mpi` is not a communicator.
+        UsageError: The environment variables are invalid, there are more than 256 ranks, ranks of
+            several hosts have no PYCOLL_TOKEN, or `mpi` is not a communicator.
         MpiError: MPI is needed, and this build cannot use any installed MPI library.
         TimeoutError: A rank did not join before the deadline; the message names it.
+        PeerDiedError: A rank ended while the others waited for it.
     """
     if not timeout_s > 0:
         raise UsageError(f"timeout_s is {timeout_s!r}, expected a number of seconds above 0")

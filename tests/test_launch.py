@@ -19,6 +19,7 @@ from processes import child_pids, wait_for_pids, wait_until_gone
 import pycoll
 from pycoll import PeerDiedError, UsageError, run_ranks
 from pycoll.launch import RankError
+from pycoll.launch.remote_hosts import host_names
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(60)]
 
@@ -246,3 +247,11 @@ def test_run_ranks_killed_caller_leaves_no_process(tmp_path: Path):
     program.kill()
     program.communicate()
     wait_until_gone(pids)
+
+
+def test_host_names_that_ssh_would_read_as_options_are_refused():
+    assert host_names("a,ann@b-1,10.0.0.1,[fd00::1]") == ["a", "ann@b-1", "10.0.0.1", "[fd00::1]"]
+    for names in ("-oProxyCommand=touch x", "a,-oX", "", "a,,b", "a b", "a,b\n", "a\x1b[31m"):
+        with pytest.raises(UsageError, match="expected names such as a,b") as raised:
+            host_names(names)
+        assert "\x1b" not in str(raised.value)

@@ -15,7 +15,10 @@ pytestmark = pytest.mark.pure
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("csrc", "pycoll", "tests", "benchmarks", "docs", "examples")
-FILES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "setup.py", "_pycoll_torch.py")
+FILES = (
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
+    *("setup.py", "_pycoll_torch.py"),
+)
 CODE = {".py", ".pyi", ".h", ".cc", ".cu", ".cuh", ".in"}
 TEXT = {".md"}
 

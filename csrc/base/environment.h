@@ -37,8 +37,8 @@ struct EnvVariable {
 
 inline constexpr EnvVariable kEnvironment[] = {
     // How ranks find and trust each other.
-    {"PYCOLL_TOKEN", EnvType::kText, "derived from user and job",
-     "Secret of a job: a process without it is refused."},
+    {"PYCOLL_TOKEN", EnvType::kText, "no secret: one host and one user only",
+     "Secret of a job, for several hosts; `none`: every process may join (SECURITY.md)."},
     {"PYCOLL_TLS", EnvType::kFlag, "0", "1: encrypt connections between hosts (docs/hosts.md)."},
     {"PYCOLL_OPENSSL", EnvType::kText, "libssl.so.3", "OpenSSL library for PYCOLL_TLS=1."},
     {"PYCOLL_IFNAME", EnvType::kText, "every interface that is up",

@@ -1,5 +1,6 @@
 #include "base/socket.h"
 
+#include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
 
@@ -61,6 +62,15 @@ bool SocketAddress::is_any() const {
   return std::memcmp(address.s6_addr, mapped_any, sizeof(mapped_any)) == 0;
 }
 
+bool SocketAddress::is_loopback() const {
+  if (family() == AF_INET) {
+    const in_addr& address = reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr;
+    return ntohl(address.s_addr) >> 24 == 127;
+  }
+  const in6_addr& address = reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&address);
+}
+
 int SocketAddress::port() const {
   return ntohs(family() == AF_INET ? reinterpret_cast<const sockaddr_in*>(&storage)->sin_port
                                    : reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port);
@@ -94,6 +104,20 @@ SocketAddress local_address(int fd) {
   address.length = sizeof(address.storage);
   if (::getsockname(fd, address.get(), &address.length) != 0) throw_system_error("getsockname");
   return address;
+}
+
+std::string peer_text(int fd) {
+  SocketAddress peer;
+  peer.length = sizeof(peer.storage);
+  if (::getpeername(fd, peer.get(), &peer.length) != 0) return "?";
+  char text[INET6_ADDRSTRLEN] = {};
+  const bool is_ipv4 = peer.family() == AF_INET;
+  const void* bytes =
+      is_ipv4
+          ? static_cast<const void*>(&reinterpret_cast<sockaddr_in*>(&peer.storage)->sin_addr)
+          : &reinterpret_cast<sockaddr_in6*>(&peer.storage)->sin6_addr;
+  ::inet_ntop(peer.family(), bytes, text, sizeof(text));
+  return join_host_port(text, peer.port());
 }
 
 bool is_connected_to_itself(int fd) {

@@ -33,6 +33,8 @@ struct SocketAddress {
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
   /// Whether this is 0.0.0.0 or ::, which mean every interface.
   bool is_any() const;
+  /// Whether only this host reaches this address: 127.0.0.0/8, ::1.
+  bool is_loopback() const;
   int port() const;
 };
 
@@ -41,6 +43,9 @@ std::vector<SocketAddress> resolve_tcp(const std::string& host, int port);
 
 /// The address that `fd` is bound to.
 SocketAddress local_address(int fd);
+
+/// The address that `fd` is connected to as text, "10.0.0.2:40312"; "?" if it is not connected.
+std::string peer_text(int fd);
 
 /// Whether `fd` is connected to itself: on loopback, a client that tries a port without a listener
 /// may get that port as its own, and TCP then connects the socket to itself.

@@ -33,16 +33,21 @@ py::bytes get(Store& store, const std::string& key, double timeout_s) {
   return py::bytes(value);
 }
 
+/// `local`: there is no secret, and the kernel tells the user of each rank.
+Token token_of(std::string text, bool local) {
+  return {std::move(text), local ? Trust::kSameUser : Trust::kSecret};
+}
+
 void bind_store(py::module_& m) {
   py::class_<Store>(m, "Store", "Key-value store through which the ranks of a job meet.");
   py::class_<TcpStore, Store>(m, "TcpStore", "A store on rank 0's TcpStoreServer.")
       .def(py::init([](const std::string& address, int port, const std::string& token, int rank,
-                       double timeout_s) {
-             return std::make_unique<TcpStore>(address, port, token, rank,
+                       double timeout_s, bool local) {
+             return std::make_unique<TcpStore>(address, port, token_of(token, local), rank,
                                                interruptible_deadline(timeout_s));
            }),
            py::arg("address"), py::arg("port"), py::arg("token"), py::arg("rank"),
-           py::arg("timeout_s"), ReleaseGil())
+           py::arg("timeout_s"), py::arg("local") = false, ReleaseGil())
       .def("set", &TcpStore::set, py::arg("key"), py::arg("value"), ReleaseGil())
       .def(
           "get",
@@ -53,8 +58,11 @@ void bind_store(py::module_& m) {
       .def("add", &TcpStore::add, py::arg("key"), py::arg("delta"), ReleaseGil());
 
   py::class_<TcpStoreServer>(m, "TcpStoreServer", "Serves the stores of a session on one thread.")
-      .def(py::init<const std::string&, int, std::string>(), py::arg("address"), py::arg("port"),
-           py::arg("token"), ReleaseGil())
+      .def(py::init([](const std::string& address, int port, const std::string& token, bool local) {
+             return std::make_unique<TcpStoreServer>(address, port, token_of(token, local));
+           }),
+           py::arg("address"), py::arg("port"), py::arg("token"), py::arg("local") = false,
+           ReleaseGil())
       .def_property_readonly("port", &TcpStoreServer::port)
       .def("stop", &TcpStoreServer::stop, py::arg("linger_s") = 0.0, ReleaseGil());
 }
@@ -90,22 +98,24 @@ Store& open_store(Session& session) {
 void bind_session(py::module_& m) {
   py::class_<LaunchEnv>(m, "LaunchEnv", "Rank and size of this process, from its environment.")
       .def(py::init([](int rank, int num_ranks, std::string master_addr, int master_port,
-                       std::string token) {
+                       std::string token, bool local) {
              LaunchEnv env;
              env.rank = rank;
              env.num_ranks = num_ranks;
              env.master_addr = std::move(master_addr);
              env.master_port = master_port;
-             env.token = std::move(token);
+             env.token = token_of(std::move(token), local);
              return env;
            }),
            py::arg("rank"), py::arg("num_ranks"), py::arg("master_addr"), py::arg("master_port"),
-           py::arg("token"))
+           py::arg("token"), py::arg("local") = false)
       .def_readonly("rank", &LaunchEnv::rank)
       .def_readonly("num_ranks", &LaunchEnv::num_ranks)
       .def_readonly("master_addr", &LaunchEnv::master_addr)
       .def_readonly("master_port", &LaunchEnv::master_port)
-      .def_readonly("token", &LaunchEnv::token)
+      .def_property_readonly("token", [](const LaunchEnv& self) { return self.token.text; })
+      .def_property_readonly(
+          "local", [](const LaunchEnv& self) { return self.token.trust == Trust::kSameUser; })
       .def_readonly("has_address", &LaunchEnv::has_address)
       .def_readonly("by_mpiexec", &LaunchEnv::by_mpiexec);
   m.def("read_launch_env", &read_launch_env);
@@ -125,12 +135,18 @@ void bind_session(py::module_& m) {
         [](const std::string& name) { return env_text(name).value_or(std::string()); });
   m.def("check_environment", &check_environment);
   m.def("tls_is_on", &tls_is_on);
-  m.def("required_secret", &required_secret);
+  m.def(
+      "read_token",
+      [](const std::string& otherwise) {
+        const Token token = read_token(otherwise);
+        return std::make_pair(token.text, token.trust == Trust::kSameUser);
+      },
+      py::arg("otherwise"));
 
   py::class_<Session>(m, "Session", "The ranks that have found each other, and their store.")
       .def_readonly("rank", &Session::rank)
       .def_readonly("num_ranks", &Session::num_ranks)
-      .def_readonly("token", &Session::token)
+      .def_property_readonly("token", [](const Session& self) { return self.token.text; })
       .def_readonly("name", &Session::name)
       .def(
           "set",

@@ -195,7 +195,7 @@ void bind_communicator(py::module_& m) {
           const py::gil_scoped_release gil;
           const Deadline deadline = interruptible_deadline(timeout_s);
           comm = std::make_unique<Communicator>(
-              connect_through(store, rank, num_ranks, name, token, deadline), timeout_s);
+              connect_through(store, rank, num_ranks, name, {token}, deadline), timeout_s);
         }
         return wrap(std::move(comm));
       },

@@ -60,6 +60,7 @@ std::unique_ptr<Communicator> open_through(const pycoll_store& store, int rank, 
                                            double timeout_s) {
   check_environment();
   const Deadline deadline = Deadline::after_s(timeout_s);
+  check_num_ranks(num_ranks);
   if (num_ranks == 1) {
     return std::make_unique<Communicator>(make_local_transport(make_world(1), 0), timeout_s);
   }
@@ -70,12 +71,16 @@ std::unique_ptr<Communicator> open_through(const pycoll_store& store, int rank, 
   // Stored before the ranks meet, so that no rank waits for it.
   if (rank == 0) keys.set("token", random_hex());
   const std::string name = meet(keys, who, deadline);
-  const std::string token = sealed_token(keys.get("token", deadline));
+  // That store is neither private nor authenticated: only ranks that the kernel or PYCOLL_TOKEN
+  // vouches for may use the token that it carries.
+  const Token own = read_token("");
+  const std::string sent = keys.get("token", deadline);
+  const Token token = {own.trust == Trust::kSecret ? seal_token(own.text, sent) : sent, own.trust};
   auto transport =
       connect_through(keys, rank, num_ranks, name, token, deadline, was_started_by_mpiexec());
   // Rank 0 gets here once all other ranks have read the store for the last time.
   if (rank == 0) {
-    forget_meeting(keys);
+    forget_meeting(keys, num_ranks);
     keys.remove("token");
   }
   return std::make_unique<Communicator>(std::move(transport), timeout_s);

@@ -6,6 +6,7 @@
 
 #include "base/environment.h"
 #include "base/error.h"
+#include "base/printable.h"
 #include "bootstrap/join/serialize.h"
 #include "bootstrap/join/tcp_mesh.h"
 #include "bootstrap/security/sha256.h"
@@ -23,8 +24,9 @@ struct Offer {
   std::string no_mpi;  // why there is no MPI
   int mpi_rank = 0;    // in MPI_COMM_WORLD
   bool background = true;
-  bool tls = false;   // PYCOLL_TLS
-  std::string knows;  // with TLS: proves that this rank has the same secret
+  bool tls = false;  // PYCOLL_TLS
+  Trust trust = Trust::kSecret;
+  std::string knows;  // with a secret: proves that this rank has the same one
 
   std::string to_bytes() const {
     return WireWriter()
@@ -35,19 +37,21 @@ struct Offer {
         .number(static_cast<int32_t>(mpi_rank))
         .number(static_cast<uint8_t>(background))
         .number(static_cast<uint8_t>(tls))
+        .number(static_cast<uint8_t>(trust))
         .text(knows)
         .bytes();
   }
   static Offer from(const std::string& bytes) {
     WireReader reader(bytes);
     Offer offer;
-    offer.wanted = reader.text();
+    offer.wanted = printable(reader.text());
     offer.settings = reader.text();
     offer.has_mpi = reader.number<uint8_t>() != 0;
-    offer.no_mpi = reader.text();
+    offer.no_mpi = printable(reader.text());
     offer.mpi_rank = reader.number<int32_t>();
     offer.background = reader.number<uint8_t>() != 0;
     offer.tls = reader.number<uint8_t>() != 0;
+    offer.trust = static_cast<Trust>(reader.number<uint8_t>());
     offer.knows = reader.text();
     return offer;
   }
@@ -71,8 +75,9 @@ std::string as_text(const Digest& digest) {
 Offer own_offer(const Meeting& meeting) {
   Offer offer;
   offer.tls = tls_is_on();
-  if (offer.tls) {
-    offer.knows = as_text(hmac_sha256(meeting.token, "pycoll offer " + meeting.name));
+  offer.trust = meeting.token.trust;
+  if (offer.trust == Trust::kSecret) {
+    offer.knows = as_text(hmac_sha256(meeting.token.text, "pycoll offer " + meeting.name));
   }
   offer.wanted = env_text(kTransportVariable).value_or("");
   if (offer.wanted == "tcp") return offer;
@@ -92,14 +97,23 @@ std::string place(int rank, const HostTable& hosts) {
   return "rank " + std::to_string(rank) + " on host " + hosts.name_of(rank);
 }
 
-/// Raises UsageError if `rank` and rank 0 differ in PYCOLL_TLS or in the token.
-void check_tls(const std::vector<Offer>& offers, int rank, const HostTable& hosts) {
+/// Raises UsageError if `rank` and rank 0 have no secret, or differ in PYCOLL_TLS or in the token.
+void check_security(const std::vector<Offer>& offers, int rank, const HostTable& hosts) {
   const Offer& first = offers.front();
   const Offer& offer = offers[static_cast<size_t>(rank)];
   if (offer.tls != first.tls) {
     throw UsageError(place(offer.tls ? rank : 0, hosts) + " has " + kTlsVariable + "=1, and " +
                      place(offer.tls ? 0 : rank, hosts) +
                      " has not: set it to the same value on all ranks");
+  }
+  if (offer.trust != first.trust) {
+    throw UsageError(place(rank, hosts) + " and " + place(0, hosts) +
+                     " differ in whether PYCOLL_TOKEN is set: set it to the same value on all "
+                     "ranks");
+  }
+  if (offer.trust == Trust::kSameUser) {
+    throw UsageError("ranks on several hosts (" + hosts.names[0] + ", " + hosts.names[1] +
+                     ") need a secret, and PYCOLL_TOKEN is not set: " + how_to_set_token());
   }
   if (offer.knows != first.knows) {
     throw UsageError(place(rank, hosts) + " has another PYCOLL_TOKEN than " + place(0, hosts) +
@@ -121,7 +135,7 @@ std::string choice_of(const std::vector<Offer>& offers, const HostTable& hosts) 
                        kTransportVariable + "=" + wanted +
                        ": set it to the same value on all ranks");
     }
-    check_tls(offers, rank, hosts);
+    check_security(offers, rank, hosts);
     if (wanted == "mpi" && offer.tls) {
       throw UsageError(own + " cannot encrypt messages, but " + kTlsVariable +
                        "=1 requires it: unset one of them");
@@ -168,7 +182,7 @@ std::unique_ptr<Wire> connect_by_tcp(const Meeting& meeting, const HostsWorld& w
     WireReader reader(all[at]);
     // All ranks raise the same error.
     if (const std::string_view text = reader.text(); !text.empty()) {
-      throw UsageError(place(peer, hosts) + ": " + std::string(text));
+      throw UsageError(place(peer, hosts) + ": " + printable(text));
     }
     const bool is_remote = hosts.host_of[at] != hosts.host_of[static_cast<size_t>(meeting.rank)];
     ranks.push_back({is_remote, std::string(reader.text()), hosts.name_of(peer)});

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "bootstrap/join/exchange.h"
+#include "bootstrap/security/token.h"
 #include "mpi/mpi.h"
 #include "transport/transport.h"
 
@@ -18,7 +19,7 @@ struct Meeting {
   int rank = 0;
   int num_ranks = 1;
   std::string name;   // of the session
-  std::string token;  // secret of these ranks
+  Token token;        // of these ranks
   Exchange exchange;
   std::shared_ptr<MpiComm> comm;  // these ranks, in this order; null unless they met over MPI
   bool may_use_mpi = false;       // the launcher is MPI's
@@ -27,8 +28,8 @@ struct Meeting {
 /// Makes the links to the ranks on other hosts, and sets `rules` and rank 0's settings in `world`.
 ///
 /// PYCOLL_TRANSPORT chooses the wire, identically on all ranks. Unset: MPI if all ranks have it and
-/// a network that MPI drives without the kernel, else TCP. Raises UsageError on all ranks if
-/// their settings differ, or if a rank lacks the chosen wire.
+/// a network that MPI drives without the kernel, else TCP. Raises UsageError on all ranks if the
+/// ranks have no secret, if their settings differ, or if a rank lacks the chosen wire.
 std::unique_ptr<Wire> connect_wire(const Meeting& meeting, HostsWorld& world, LinkRules& rules,
                                    const Deadline& deadline);
 

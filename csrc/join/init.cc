@@ -87,12 +87,14 @@ Joined init_from_environment(double timeout_s, Deadline::Interrupt interrupt) {
   check_environment();
   const Deadline deadline = Deadline::after_s(timeout_s, interrupt);
   const LaunchEnv env = read_launch_env();
+  check_num_ranks(env.num_ranks);
   if (env.num_ranks == 1) return init_alone(timeout_s);
   return env.has_address ? init_at(env, deadline) : init_from_launcher(env, deadline);
 }
 
 Joined init_at(const LaunchEnv& env, const Deadline& deadline) {
   check_environment();
+  check_num_ranks(env.num_ranks);
   Session session = join(env, deadline);
   try {
     auto comm = std::make_unique<Communicator>(
@@ -124,7 +126,7 @@ Joined init_over_mpi(std::shared_ptr<MpiComm> comm, const Deadline& deadline) {
   session.rank = comm->rank();
   session.num_ranks = comm->size();
   session.name = reader.text();
-  session.token = sealed_token(std::string(reader.text()));
+  session.token.text = sealed_token(std::string(reader.text()));
   session.over_mpi = exchange;
   const Meeting meeting = {
       session.rank, session.num_ranks, session.name, session.token, exchange, comm, true};
@@ -134,7 +136,7 @@ Joined init_over_mpi(std::shared_ptr<MpiComm> comm, const Deadline& deadline) {
 }
 
 std::unique_ptr<Transport> connect_through(Store& store, int rank, int num_ranks,
-                                           const std::string& name, const std::string& token,
+                                           const std::string& name, const Token& token,
                                            const Deadline& deadline, bool may_use_mpi) {
   StoreExchange exchange(store, rank, num_ranks, deadline);
   auto transport = connect_ranks(
@@ -149,10 +151,10 @@ std::unique_ptr<Transport> connect_ranks(const Meeting& meeting, const Deadline&
   HostTable hosts = find_hosts(meeting.exchange);
   const std::string settings = meeting.rank == 0 ? Settings::read().to_bytes() : std::string();
   if (hosts.num_hosts() == 1) {
-    return make_shm_transport(meeting.name, meeting.rank, meeting.num_ranks, meeting.token,
+    return make_shm_transport(meeting.name, meeting.rank, meeting.num_ranks, meeting.token.text,
                               deadline, settings);
   }
-  return connect_hosts(meeting, {meeting.name, meeting.token, std::move(hosts), settings},
+  return connect_hosts(meeting, {meeting.name, meeting.token.text, std::move(hosts), settings},
                        deadline);
 }
 

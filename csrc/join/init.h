@@ -19,7 +19,8 @@ struct Joined {
 };
 
 /// Joins the ranks that the environment names (bootstrap/join/launch_env.h). Collective over them.
-/// Raises UsageError for an invalid environment, and TimeoutError naming the ranks that did not
+/// Raises UsageError for an invalid environment, for more ranks than a communicator can have, and
+/// for ranks on several hosts without a secret; and TimeoutError naming the ranks that did not
 /// join within `timeout_s`, which is also the timeout of every later operation. `interrupt` lets a
 /// signal end the wait.
 ///
@@ -37,7 +38,7 @@ std::unique_ptr<Transport> connect_ranks(const Meeting& meeting, const Deadline&
 /// Makes the transport of ranks that share a store, and leaves no keys in it. The links use MPI
 /// only if `may_use_mpi` is set or PYCOLL_TRANSPORT asks for it.
 std::unique_ptr<Transport> connect_through(Store& store, int rank, int num_ranks,
-                                           const std::string& name, const std::string& token,
+                                           const std::string& name, const Token& token,
                                            const Deadline& deadline, bool may_use_mpi = false);
 
 /// Makes a world whose ranks are threads of this process, with the settings of its environment.

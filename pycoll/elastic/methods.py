@@ -47,8 +47,9 @@ class ElasticMethods(_core.Communicator):
         """Makes a communicator of these ranks and newcomers.
 
         Collective; the arguments are identical on all ranks. A newcomer is a process that calls
-        `pycoll.join(address)`, before or after this call. Where other users can reach the port, set
-        PYCOLL_TOKEN to the same secret for the session and the newcomers.
+        `pycoll.join(address)`, before or after this call. The session and the newcomers have the
+        same PYCOLL_TOKEN. Without one, `address` is a loopback address, and newcomers belong to the
+        same user on this host.
 
         Args:
             num_new: Number of newcomers to wait for.

@@ -59,18 +59,18 @@ def grow(comm: Communicator, num_new: int, address: str, timeout_s: float) -> Co
     if num_new < 1:
         raise UsageError(f"num_new is {num_new}, expected 1 or more newcomers")
     host, port = host_and_port(address)
-    token = _session_token()
+    token, local = _session_token()
     with contextlib.ExitStack() as stack:
         if comm.rank == 0:
-            server = _bootstrap.TcpStoreServer(host, port, token)
+            server = _bootstrap.TcpStoreServer(host, port, token, local)
             stack.callback(server.stop, _LAST_WORD_S)
-        store = _bootstrap.TcpStore(host, port, token, comm.rank, timeout_s)
+        store = _bootstrap.TcpStore(host, port, token, comm.rank, timeout_s, local)
         if comm.rank == 0:
-            _wait_for_newcomers(store, comm.size, num_new, timeout_s)
+            _wait_for_newcomers(store, comm.size, num_new, local, timeout_s)
         growth = _growth(store, timeout_s)
         new = None
         if "late" not in growth:
-            world = _World(comm.rank, growth["size"], growth["name"], token)
+            world = _World(comm.rank, growth["size"], growth["name"], growth["token"] or token)
             new = _connect(store, world, timeout_s, comm.timeout_s, comm._owner_ports)
         del store  # the server goes when all have left
     if new is None:
@@ -95,10 +95,10 @@ def join(address: str, timeout_s: float = 60.0) -> Communicator:
         TimeoutError: No world waits at `address`, or other newcomers did not join.
     """
     host, port = host_and_port(address)
-    token = _session_token()
+    token, local = _session_token()
     number_here = _NEWCOMER + secrets.randbelow(_NEWCOMER)  # stores need a unique number
     try:
-        store = _bootstrap.TcpStore(host, port, token, number_here, timeout_s)
+        store = _bootstrap.TcpStore(host, port, token, number_here, timeout_s, local)
     except TimeoutError as error:
         why = re.sub(
             r"^rank \d+ could not reach the store at (.*): start rank 0.*", r"\1", str(error)
@@ -116,7 +116,7 @@ def join(address: str, timeout_s: float = 60.0) -> Communicator:
         raise UsageError(
             f"join: the world at {address} takes {size - first} newcomers, this is number {number}"
         )
-    world = _World(first + number - 1, size, growth["name"], token)
+    world = _World(first + number - 1, size, growth["name"], growth["token"] or token)
     new = _connect(store, world, timeout_s, timeout_s)
     new.former_ranks = list(range(first)) + [-1] * (size - first)
     return new
@@ -156,12 +156,17 @@ def _agree(port: OwnerPort, serve: Callable[[str], int], timeout_s: float) -> Ve
     return outcome[0]
 
 
-def _wait_for_newcomers(store: Any, first: int, num_new: int, timeout_s: float) -> None:
+def _wait_for_newcomers(
+    store: Any, first: int, num_new: int, local: bool, timeout_s: float
+) -> None:
     """On rank 0: waits, and publishes the new number of ranks or that too few joined."""
     end = time.monotonic() + timeout_s
     while (came := store.add("grow/newcomers", 0)) < num_new and time.monotonic() < end:
         time.sleep(_POLL_S)
-    growth = {"first": first, "size": first + num_new, "name": secrets.token_hex(16)}
+    growth: dict[str, Any] = {"first": first, "size": first + num_new}
+    growth["name"] = secrets.token_hex(16)
+    # Without a PYCOLL_TOKEN, the store is private to this user, so it can carry a secret.
+    growth["token"] = secrets.token_hex(16) if local else ""
     if came < num_new:
         late = f"grow: {came} of {num_new} newcomers came within {timeout_s:g} s; they start with "
         growth = {"late": late + "pycoll.join(address) and the same PYCOLL_TOKEN"}
@@ -225,8 +230,10 @@ def _owner_port_of(comm: Communicator) -> OwnerPort:
     )
 
 
-def _session_token() -> str:
-    """Token shared with newcomers, which belong to another job: PYCOLL_TOKEN or the user's id."""
-    if _bootstrap.tls_is_on():
-        return str(_bootstrap.required_secret())
-    return environment.read("PYCOLL_TOKEN") or f"pycoll grow of user {os.getuid()}"
+def _session_token() -> tuple[str, bool]:
+    """Token shared with newcomers, which belong to another job, and whether it is no secret.
+
+    Without PYCOLL_TOKEN the store then takes processes of this user on this host only.
+    """
+    token, local = _bootstrap.read_token(f"pycoll grow of user {os.getuid()}")
+    return token, local

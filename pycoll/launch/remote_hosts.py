@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shlex
 import sys
@@ -26,10 +27,14 @@ _SSH_FAILED, _NOT_FOUND = 255, 127
 
 
 def host_names(text: str) -> list[str]:
-    """Parses the names of --hosts "a,b". Raises UsageError for an empty name."""
+    """Parses the names of --hosts "a,b".
+
+    Raises:
+        UsageError: A name is empty, ssh would read it as an option, or it has blanks.
+    """
     names = text.split(",")
-    if not all(names):
-        raise UsageError(f"--hosts {text!r}: expected names such as a,b")
+    if not all(re.fullmatch(r"(?!-)[!-~]+", name) for name in names):
+        raise UsageError(f"--hosts {text!r}: expected names such as a,b; no name begins with -")
     return names
 
 

@@ -8,6 +8,7 @@ set. `_pycoll_torch.register` puts this in front of torch's handler of env://.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,7 @@ from pycoll.rendezvous.mpi import Launched, first_that_answers, own_addresses
 
 # pycoll.init derives its port from the job; torch's store has another one that follows from it.
 _FIRST_PORT, _NUM_PORTS = 20000, 12000
+_TOKEN = "PYCOLL_TOKEN"
 
 
 def meet(
@@ -49,12 +51,18 @@ def meet(
 
 
 def _through_mpi(make_store: Callable[..., Any], timeout: timedelta) -> Any:
+    """Exchanges the address of torch's store over MPI, and a secret, which torch's store lacks."""
     ranks = Launched(timeout.total_seconds())
     own = _core.bootstrap.host_id()
     if ranks.rank != 0:
-        host, addresses, port = ranks.exchange(None)[0]
+        host, addresses, port, secret = ranks.exchange(None)[0]
+        if secret:
+            os.environ[_TOKEN] = secret
         address = "127.0.0.1" if host == own else first_that_answers(addresses, port)
         return make_store(address, port, ranks.size, False, timeout)
     store = make_store("127.0.0.1", 0, ranks.size, True, timeout, wait_for_workers=False)
-    ranks.exchange((own, own_addresses(), store.port))
+    secret = "" if os.environ.get(_TOKEN) else secrets.token_hex(16)
+    if secret:
+        os.environ[_TOKEN] = secret
+    ranks.exchange((own, own_addresses(), store.port, secret))
     return store

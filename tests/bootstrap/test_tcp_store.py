@@ -18,6 +18,8 @@ import pytest
 from pycoll import errors
 from pycoll._core import bootstrap
 
+from . import store_client
+
 pytestmark = pytest.mark.ranks
 
 
@@ -165,14 +167,18 @@ def test_server_under_garbage_serves_on(server):
     print(f"seed {seed}")
     noise = random.Random(seed)
     member = connect(server)
-    hello = b"\x00\x01\x00\x00\x00" + struct.pack("<I", 14) + b"pycoll store 1"
+    hello = b"\x00\x01\x00\x00\x00" + store_client.text(store_client.MAGIC)
+    number = os.urandom(16)
     messages = [
         b"GET / HTTP/1.1\r\n\r\n",
         b"\xff" * 64,
         struct.pack("<I", 0),
         struct.pack("<I", 5) + b"\x01\x00\x00\x00\x00",
-        struct.pack("<I", len(hello)) + hello,  # ends where the token should be
-        struct.pack("<I", len(hello) + 4) + hello + struct.pack("<I", 0xFFFFFFFF),
+        struct.pack("<I", len(hello)) + hello,  # ends where the rank should be
+        struct.pack("<I", len(hello) + 8) + hello + bytes(4) + struct.pack("<I", 0xFFFFFFFF),
+        store_client.hello(1, b""),
+        store_client.hello(1, number + b"x"),
+        store_client.frame(store_client.PROOF, store_client.text(bytes(32))),  # before a hello
         *(struct.pack("<I", 40) + noise.randbytes(40) for _ in range(50)),
     ]
     for message in messages:
@@ -180,6 +186,10 @@ def test_server_under_garbage_serves_on(server):
             peer.sendall(message)
             with suppress(ConnectionResetError):
                 assert peer.recv(100) == b"", message
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as peer:
+        peer.sendall(store_client.hello(1, number) * 2)  # the second one in place of a proof
+        assert store_client.read_frame(peer)[0] == store_client.CHALLENGE
+        assert store_client.read_frame(peer) is None
     member.set("key", b"value")
     assert connect(server, 1).get("key", 5) == b"value"
 
@@ -187,10 +197,7 @@ def test_server_under_garbage_serves_on(server):
 def test_member_that_sends_garbage_is_cut_off_alone(server):
     member = connect(server)
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as broken:
-        body = b"\x00\x01\x00\x00\x00" + struct.pack("<I", 14) + b"pycoll store 1"
-        body += struct.pack("<I", 6) + b"secret" + struct.pack("<i", 7)
-        broken.sendall(struct.pack("<I", len(body)) + body)
-        assert b"pycoll store 1" in broken.recv(100)
+        assert store_client.join(broken, "secret", 7) == store_client.OK
         broken.sendall(struct.pack("<I", 9) + b"\x02\x02\x00\x00\x00" + struct.pack("<I", 99))
         assert broken.recv(100) == b""
     member.set("key", b"value")

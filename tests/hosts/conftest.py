@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-# The oracles of the collectives are those of ranks on one host.
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "comm")]
+# The oracles of the collectives are those of ranks on one host, and the client of the store.
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), *(str(HERE.parent / other) for other in ("comm", "bootstrap"))]
 
 from delayed import DelayedNetwork, why_not_delayed  # noqa: E402
 from namespaces import Network, why_not  # noqa: E402

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from namespaces import Network, free_port, launcher_script, values
+from namespaces import TOKEN, Network, free_port, launcher_script, values
 from processes import wait_for_pids, wait_until_gone
 
 import pycoll
@@ -46,7 +46,8 @@ def run_on_all(network: Network, words: list[str], timeout_s: float = 120, **env
 
 
 @pytest.mark.parametrize("where", ["MASTER_ADDR", "SLURM_STEP_NODELIST"])
-def test_variables_of_srun_are_enough(two, where):
+@pytest.mark.parametrize("secret", ["PYCOLL_TOKEN", "PMI_SHARED_SECRET"])
+def test_variables_of_srun_and_a_secret_are_enough(two, where, secret):
     """Without MASTER_ADDR rank 0 is on the first host of the list."""
 
     def main() -> float:
@@ -55,6 +56,7 @@ def test_variables_of_srun_are_enough(two, where):
 
     env = {"SLURM_NTASKS": "2", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": str(os.getpid())}
     env[where] = two.address(0)
+    env[secret] = "1234567890123456"
     if where == "SLURM_STEP_NODELIST":
         env[where] += f",{two.address(1)}"
         env["SLURM_STEP_NUM_NODES"] = "2"
@@ -70,6 +72,7 @@ def test_info_of_the_cluster_names_hosts_and_measures_their_link(two):
         WORLD_SIZE="2",
         MASTER_ADDR=two.address(0),
         MASTER_PORT=str(free_port()),
+        PYCOLL_TOKEN=TOKEN,
     )
     facts = json.loads(texts[0])
     assert texts[1] == ""
@@ -173,5 +176,5 @@ def test_torchrun_over_two_hosts_trains_as_one_process_does(two):
     ]
     words += ["--nproc-per-node", "2", "--master-addr", two.address(0), "--master-port"]
     words += [str(free_port()), str(ROOT / "examples" / "ddp_digits.py"), "--backend", "pycoll"]
-    texts = run_on_all(two, words, timeout_s=240)
+    texts = run_on_all(two, words, timeout_s=240, PYCOLL_TOKEN=TOKEN)
     assert "off one process (allowed 1e-03): ok" in texts[0], texts[0]

@@ -8,11 +8,14 @@
 #include <cstdint>
 #include <map>
 
+#include "base/printable.h"
 #include "bootstrap/join/serialize.h"
 #include "bootstrap/local/process_info.h"
 
 namespace pycoll {
 namespace {
+
+constexpr size_t kMaxNameBytes = 64;  // longest host name of Linux
 
 std::string own_cores() {
   cpu_set_t usable;
@@ -47,7 +50,7 @@ HostTable find_hosts(const Exchange& exchange) {
     WireReader reader(bytes);
     const std::string place(reader.text());
     table.boots.emplace_back(reader.text());
-    const std::string name(reader.text());
+    const std::string name = printable(reader.text(), kMaxNameBytes);
     table.cores.emplace_back(reader.text());
     const auto [found, is_new] = hosts.emplace(place, table.num_hosts());
     if (is_new) table.names.push_back(name);

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "bootstrap/security/tls_setting.h"
 
@@ -89,6 +90,18 @@ bool has_other_hosts(const LaunchEnv& env, const Launcher& launcher) {
          parse_number("SLURM_STEP_NUM_NODES", *num_hosts, 1, INT32_MAX) > 1;
 }
 
+/// Whether the launcher's variables say that all ranks are on this host.
+bool has_all_ranks_here(const LaunchEnv& env, const Launcher& launcher) {
+  const bool by_torchrun = launcher.rank == std::string("RANK");
+  const char* num_local = by_torchrun ? "LOCAL_WORLD_SIZE" : launcher.num_local;
+  if (num_local != nullptr) {
+    if (const auto here = variable(num_local)) {
+      return parse_number(num_local, *here, 1, INT32_MAX) == env.num_ranks;
+    }
+  }
+  return !by_torchrun && variable("SLURM_STEP_NUM_NODES") == "1";
+}
+
 /// The first host of a list, where SLURM starts rank 0: "node01" of "node[01-03,07],login".
 std::string first_host(const std::string& list) {
   const size_t end = list.find_first_of("[,");
@@ -132,6 +145,19 @@ uint64_t hash(const std::string& text) {
   return value;
 }
 
+/// The session's token. Slurm's plugin mpi/cray_shasta gives all ranks of a step a random number.
+Token session_token(const LaunchEnv& env, const Launcher* launcher,
+                    const std::string& user_and_job) {
+  if (env.num_ranks == 1) return {env_text("PYCOLL_TOKEN").value_or(user_and_job), Trust::kSecret};
+  Token token = read_token(user_and_job);
+  const auto of_srun = variable("PMI_SHARED_SECRET");
+  const bool by_srun = launcher != nullptr && launcher->rank == std::string("SLURM_PROCID");
+  if (token.trust == Trust::kSameUser && by_srun && of_srun && !of_srun->empty()) {
+    token = {seal_token(*of_srun, user_and_job), Trust::kSecret};
+  }
+  return token;
+}
+
 int read_port(const LaunchEnv& env, const std::string& job, const std::string& user_and_job) {
   if (const auto text = variable("MASTER_PORT")) {
     const int port = parse_number("MASTER_PORT", *text, 1, kMaxPort);
@@ -171,9 +197,11 @@ LaunchEnv read_launch_env() {
   }
   env.by_mpiexec = was_started_by_mpiexec();
   env.master_port = read_port(env, job, user_and_job);
-  const auto token = variable("PYCOLL_TOKEN");
-  env.token = token && !token->empty() ? *token : user_and_job;
-  if (env.num_ranks > 1 && tls_is_on()) env.token = required_secret();
+  env.token = session_token(env, launcher, user_and_job);
+  if (env.token.trust == Trust::kSameUser && launcher != nullptr &&
+      has_all_ranks_here(env, *launcher)) {
+    env.master_addr = "127.0.0.1";
+  }
   return env;
 }
 

@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "bootstrap/security/token.h"
+
 namespace pycoll {
 
 struct LaunchEnv {
@@ -10,7 +12,7 @@ struct LaunchEnv {
   int num_ranks = 1;
   std::string master_addr = "127.0.0.1";
   int master_port = 0;  // 0: a world of one rank, or MPI knows the address
-  std::string token;
+  Token token;
   bool has_address = true;  // rank 0's address is known, or all ranks share one host
   bool by_mpiexec = false;  // MPI can connect the ranks
 };
@@ -36,9 +38,11 @@ struct LaunchEnv {
 /// the user and the job's identity: PMIX_NAMESPACE, OMPI_MCA_ess_base_jobid, the process behind
 /// PMI_FD, or SLURM_JOB_ID and SLURM_STEP_ID. (PMI_ID differs between the ranks of a job.)
 ///
-/// Token: PYCOLL_TOKEN, else the user's id and the job's identity. The default separates jobs that
-/// use the same port by accident. It is no secret: set PYCOLL_TOKEN where other users can reach the
-/// port. With PYCOLL_TLS=1, a world of several ranks must set it.
+/// Token: PYCOLL_TOKEN; else the random number that srun gives each step on Cray systems,
+/// PMI_SHARED_SECRET; else the user's id and the job's identity. The last one only separates jobs
+/// that use the same port by accident: without a secret, all ranks are on one host and belong to
+/// one user (Trust::kSameUser). They then use 127.0.0.1 if the launcher's variables say that all of
+/// them are here. With PYCOLL_TLS=1, a world of several ranks must set PYCOLL_TOKEN.
 ///
 /// Raises UsageError, naming the variable, for a missing or invalid value.
 LaunchEnv read_launch_env();

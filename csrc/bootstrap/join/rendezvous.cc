@@ -16,11 +16,16 @@ namespace {
 /// long those try to read it.
 constexpr double kLastWordSeconds = 2;
 
+/// Ranks whose arrivals share a key: one bit for each.
+constexpr int kRanksPerKey = 60;
+
 const char kRankZeroKey[] = "join/rank_zero";
 const char kNumArrivedKey[] = "join/num_arrived";
 const char kNumVerdictsKey[] = "join/num_verdicts";
 const char kVerdictKey[] = "join/verdict";
-std::string arrived_key(int rank) { return "join/arrived/" + std::to_string(rank); }
+const char kTokenKey[] = "join/token";
+std::string arrived_key(int rank) { return "join/arrived/" + std::to_string(rank / kRanksPerKey); }
+int64_t arrived_bit(int rank) { return int64_t{1} << rank % kRanksPerKey; }
 std::string done_key(int rank) { return "join/done/" + std::to_string(rank); }
 
 /// The outcome of joining, identical on every rank.
@@ -74,24 +79,36 @@ void arrive(Store& store, const LaunchEnv& env, const Deadline& deadline) {
     propose(store, {.kind = Verdict::Kind::kUsage, .text = problem});
     return;
   }
-  store.add(arrived_key(env.rank), 1);
+  store.add(arrived_key(env.rank), arrived_bit(env.rank));
   if (store.add(kNumArrivedKey, 1) == env.num_ranks) {
     propose(store, {.kind = Verdict::Kind::kJoined, .text = random_hex()});
   }
 }
 
-Verdict wait_for_verdict(Store& store, const LaunchEnv& env, const Deadline& deadline) {
+std::vector<int> missing_ranks(Store& store, int num_ranks) {
+  std::vector<int> missing;
+  int64_t arrived = 0;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    if (rank % kRanksPerKey == 0) arrived = store.add(arrived_key(rank), 0);
+    if ((arrived & arrived_bit(rank)) == 0) missing.push_back(rank);
+  }
+  return missing;
+}
+
+Verdict wait_for_verdict(Store& store, const LaunchEnv& env, const Deadline& deadline,
+                         bool has_claims = false) {
   try {
     return Verdict::from(store.get(kVerdictKey, deadline));
   } catch (const TimeoutError&) {
     // The first deadline that passes ends it for all ranks: a session needs every rank.
   }
-  std::vector<int> missing;
-  for (int rank = 0; rank < env.num_ranks; ++rank) {
-    if (store.add(arrived_key(rank), 0) == 0) missing.push_back(rank);
+  std::string text = did_not_join(missing_ranks(store, env.num_ranks), env.num_ranks,
+                                  deadline.timeout_s());
+  if (has_claims) {
+    const std::string claims = store.get(kSecondClaimsKey, Deadline::after_s(kLastWordSeconds));
+    if (!claims.empty()) text += "; " + claims;
   }
-  propose(store, {.kind = Verdict::Kind::kTimeout,
-                  .text = did_not_join(missing, env.num_ranks, deadline.timeout_s())});
+  propose(store, {.kind = Verdict::Kind::kTimeout, .text = text});
   return Verdict::from(store.get(kVerdictKey, Deadline::after_s(kLastWordSeconds)));
 }
 
@@ -123,12 +140,11 @@ std::vector<std::string> Session::exchange(const std::string& topic, const std::
 
 std::string meet(Store& store, const LaunchEnv& env, const Deadline& deadline) {
   arrive(store, env, deadline);
-  const std::string name = wait_for_verdict(store, env, deadline).name();
-  store.remove(arrived_key(env.rank));  // only a rank whose wait timed out would read it
-  return name;
+  return wait_for_verdict(store, env, deadline).name();
 }
 
-void forget_meeting(Store& store) {
+void forget_meeting(Store& store, int num_ranks) {
+  for (int rank = 0; rank < num_ranks; rank += kRanksPerKey) store.remove(arrived_key(rank));
   for (const char* key : {kRankZeroKey, kNumArrivedKey, kNumVerdictsKey, kVerdictKey}) {
     store.remove(key);
   }
@@ -138,24 +154,30 @@ Session join(const LaunchEnv& env, const Deadline& deadline) {
   Session session;
   session.rank = env.rank;
   session.num_ranks = env.num_ranks;
-  session.token = env.token;
   // A world of one needs no port known to other ranks: a free one is never already in use.
   const bool alone = env.num_ranks == 1;
+  session.token = alone ? Token{.text = random_hex()} : env.token;
   const std::string address = alone ? "127.0.0.1" : env.master_addr;
   int port = alone ? 0 : env.master_port;
   if (env.rank == 0) {
-    session.server = std::make_unique<TcpStoreServer>(address, port, env.token);
+    session.server = std::make_unique<TcpStoreServer>(address, port, session.token,
+                                                      /*reports_deaths=*/true);
     port = session.server->port();
   }
-  session.store = std::make_unique<TcpStore>(address, port, env.token, env.rank, deadline);
-  arrive(*session.store, env, deadline);
-  const Verdict verdict = wait_for_verdict(*session.store, env, deadline);
-  if (verdict.kind != Verdict::Kind::kJoined && session.server) {
+  session.store = std::make_unique<TcpStore>(address, port, session.token, env.rank, deadline);
+  const bool needs_token = session.token.trust == Trust::kSameUser;
+  try {
+    if (needs_token && session.server) session.store->set(kTokenKey, random_hex());
+    arrive(*session.store, env, deadline);
+    session.name = wait_for_verdict(*session.store, env, deadline, /*has_claims=*/true).name();
+    if (needs_token) session.token.text = session.store->get(kTokenKey, deadline);
+    wait_until_known(*session.store, env, deadline);
+  } catch (const Error&) {
     session.store.reset();
-    session.server->stop(kLastWordSeconds);
+    // Lets the other ranks read the error.
+    if (session.server) session.server->stop(kLastWordSeconds);
+    throw;
   }
-  session.name = verdict.name();
-  wait_until_known(*session.store, env, deadline);
   return session;
 }
 

@@ -18,7 +18,7 @@ namespace pycoll {
 struct Session {
   int rank = 0;
   int num_ranks = 1;
-  std::string token;
+  Token token;
   std::string name;  // unique among all sessions ever; names local groups
   // The store is declared after the server, so that it disconnects before the server stops.
   std::unique_ptr<TcpStoreServer> server;  // rank 0 only
@@ -32,7 +32,8 @@ struct Session {
 
 /// Waits until all ranks have joined. The outcome is identical on every rank that arrived: a
 /// session; TimeoutError, naming the ranks that had not arrived when the first rank's deadline
-/// passed; or UsageError, if ranks disagree about the world size.
+/// passed; PeerDiedError, if a rank ended while the others waited; or UsageError, if ranks disagree
+/// about the world size. Without a secret, the ranks get a random token from rank 0.
 Session join(const LaunchEnv& env, const Deadline& deadline);
 
 /// As join(), through an existing store, such as another library's, and returns the session's name.
@@ -40,6 +41,6 @@ Session join(const LaunchEnv& env, const Deadline& deadline);
 /// own. Reads only the rank and the number of ranks from `env`.
 std::string meet(Store& store, const LaunchEnv& env, const Deadline& deadline);
 /// Removes the keys of meet(), once no rank reads them any more. One rank calls it.
-void forget_meeting(Store& store);
+void forget_meeting(Store& store, int num_ranks);
 
 }  // namespace pycoll

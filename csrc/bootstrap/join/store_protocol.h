@@ -1,8 +1,14 @@
 // The messages between a TcpStore and its server.
 //
-// A frame is a uint32 length and that many bytes: kind, request number, payload. The first frame of
-// a client is its hello; the server reads no other frame before it accepts the hello. Every request
-// gets one reply with its number, so that a client recognizes a late reply.
+// A frame is a uint32 length and that many bytes: kind, request number, payload. A connection
+// begins with the challenge of bootstrap/security/challenge.h, in which rank 0 is the acceptor:
+//
+//   client -> server: kHello      server -> client: kChallenge
+//   client -> server: kProof      server -> client: kOk with its own proof, kRefused or kTaken
+//
+// The server reads no request before it has accepted the proof. Every request gets one reply with
+// its number, so that a client recognizes a late reply. Without a secret, the store is an abstract
+// Unix socket, and both ends accept only processes of their own user.
 #pragma once
 
 #include <cstddef>
@@ -11,25 +17,55 @@
 #include <string>
 #include <string_view>
 
+#include "base/error.h"
+#include "base/socket.h"
 #include "bootstrap/join/serialize.h"
+#include "bootstrap/security/sha256.h"
+#include "bootstrap/security/token.h"
 
 namespace pycoll {
 
 enum class StoreFrame : uint8_t {
-  kHello,    // text magic, text token, int32 rank
+  kHello,    // text magic, int32 rank, text number
   kSet,      // text key, text value
   kGet,      // text key
   kAdd,      // text key, int64 delta
   kOk,       // text result
   kError,    // text error: the request was invalid
-  kRefused,  // reply to a hello with another token
-  kTaken,    // reply to a hello of a rank that has already joined this session
+  kRefused,    // reply to a proof with another token
+  kTaken,      // reply to the proof of a rank that has already joined: text address of that process
+  kChallenge,  // reply to a hello: text number
+  kProof,      // text proof
+  kLeave,      // the client is about to disconnect; no reply
+  kGone,       // a rank has disconnected without kLeave: text error, int32 rank
 };
 
-inline constexpr std::string_view kStoreMagic = "pycoll store 1";
+inline constexpr std::string_view kStoreMagic = "pycoll store 2";
+/// Key of the server's report of ranks that two processes have claimed; empty if there are none.
+inline constexpr const char* kSecondClaimsKey = "store/second_claims";
 inline constexpr size_t kMaxFrameBytes = 16 << 20;
 /// Bytes that the server buffers for an unauthenticated peer.
 inline constexpr size_t kMaxHelloBytes = 4096;
+
+/// Key for the proofs of a store's connections.
+inline std::string store_key(std::string_view token) {
+  const Digest key = hmac_sha256(token, "pycoll store");
+  return {reinterpret_cast<const char*>(key.data()), key.size()};
+}
+
+/// Name of the abstract Unix socket of a store without a secret.
+inline std::string store_socket_name(int port) { return "pycoll-store-" + std::to_string(port); }
+
+/// Raises UsageError if other hosts could reach a store without a secret at this address.
+inline void check_store_address(const std::string& address, int port) {
+  for (const SocketAddress& one : resolve_tcp(address, port)) {
+    if (one.is_loopback()) continue;
+    throw UsageError("the ranks meet at " + join_host_port(address, port) +
+                     ", which is not a loopback address, and PYCOLL_TOKEN is not set, so every "
+                     "process that reaches this address could join: " +
+                     how_to_set_token());
+  }
+}
 
 inline std::string store_frame(StoreFrame kind, uint32_t number, const WireWriter& payload) {
   WireWriter frame;

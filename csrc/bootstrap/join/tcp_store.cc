@@ -3,6 +3,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -11,8 +12,11 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "base/socket.h"
 #include "bootstrap/join/joining.h"
+#include "bootstrap/local/packet_socket.h"
+#include "bootstrap/security/challenge.h"
 #include "bootstrap/security/tls_setting.h"
 #include "bootstrap/security/token.h"
 
@@ -49,12 +53,19 @@ Fd connect_to(const SocketAddress& address, const Deadline& deadline) {
   return socket;
 }
 
+/// Whether a store of this user, without a secret, serves that port.
+bool has_store_of_own_user(int port) {
+  const Fd socket = connect_at(store_socket_name(port), SOCK_STREAM);
+  pid_t pid = -1;
+  return socket && is_own_user(socket.get(), &pid);
+}
+
 }  // namespace
 
-TcpStore::TcpStore(const std::string& address, int port, const std::string& token, int rank,
+TcpStore::TcpStore(const std::string& address, int port, const Token& token, int rank,
                    const Deadline& deadline)
-    : rank_(rank), where_(join_host_port(address, port)), deadline_(deadline) {
-  check_token(token);
+    : rank_(rank), pid_(::getpid()), where_(join_host_port(address, port)), deadline_(deadline) {
+  check_token(token.text);
   // Rank 0 is usually late by milliseconds, or by seconds if it is started by hand.
   for (int pause = 5; !try_to_join(address, port, token, deadline);
        pause = std::min(2 * pause, 200)) {
@@ -67,22 +78,52 @@ TcpStore::TcpStore(const std::string& address, int port, const std::string& toke
   }
 }
 
-bool TcpStore::try_to_join(const std::string& address, int port, const std::string& token,
+TcpStore::~TcpStore() {
+  // A forked child has the connection too, but only its parent leaves.
+  if (channel_ && ::getpid() == pid_) {
+    channel_.send(store_frame(StoreFrame::kLeave, ++last_number_, WireWriter()));
+  }
+}
+
+bool TcpStore::try_to_join(const std::string& address, int port, const Token& token,
                            const Deadline& deadline) {
   try {
+    if (token.trust == Trust::kSameUser) {
+      check_store_address(address, port);
+      return try_to_join_own_user(port, token.text, deadline);
+    }
     for (const SocketAddress& candidate : resolve_tcp(address, port)) {
       Fd socket = connect_to(candidate, deadline);
       if (!socket) {
         obstacle_ = std::strerror(errno);
+        if (candidate.is_loopback() && has_store_of_own_user(port)) throw_token_here_only();
         continue;
       }
-      channel_ = tls_is_on() ? Channel(std::move(socket), Tls::Role::kConnects, token)
+      channel_ = tls_is_on() ? Channel(std::move(socket), Tls::Role::kConnects, token.text)
                              : Channel(std::move(socket));
-      if (encrypt(deadline) && greet(token, deadline)) return true;
+      if (encrypt(deadline) && greet(token.text, deadline)) return true;
+      channel_.reset();
     }
   } catch (const SystemError& error) {
     obstacle_ = error.what();
   }
+  return false;
+}
+
+bool TcpStore::try_to_join_own_user(int port, const std::string& token, const Deadline& deadline) {
+  Fd socket = connect_at(store_socket_name(port), SOCK_STREAM);
+  if (!socket) {
+    obstacle_ = std::strerror(errno);
+    return false;
+  }
+  pid_t pid = -1;
+  if (!is_own_user(socket.get(), &pid)) {
+    obstacle_ = "a process of another user listens there";
+    return false;
+  }
+  channel_ = Channel(std::move(socket));
+  if (greet(token, deadline)) return true;
+  channel_.reset();
   return false;
 }
 
@@ -110,6 +151,11 @@ void TcpStore::throw_refused() const {
                    "rank, or another MASTER_PORT if that store belongs to another job");
 }
 
+void TcpStore::throw_token_here_only() const {
+  throw UsageError("rank " + std::to_string(rank_) + " has a PYCOLL_TOKEN, and the store at " +
+                   where_ + " has none: set the same PYCOLL_TOKEN on every rank");
+}
+
 void TcpStore::throw_tls_here_only(bool on_this_rank) const {
   const std::string here = "rank " + std::to_string(rank_);
   const std::string there = "the store at " + where_;
@@ -120,28 +166,32 @@ void TcpStore::throw_tls_here_only(bool on_this_rank) const {
 
 bool TcpStore::greet(const std::string& token, const Deadline& deadline) {
   in_.clear();
-  const uint32_t number = ++last_number_;
+  const std::string key = store_key(token);
+  Challenge challenge = {.connector = rank_,
+                         .acceptor = 0,
+                         .connector_number = random_bytes(kChallengeBytes),
+                         .acceptor_number = {}};
   try {
     WireWriter hello;
-    hello.text(kStoreMagic).text(token).number(static_cast<int32_t>(rank_));
-    send_all(store_frame(StoreFrame::kHello, number, hello), "hello", deadline);
-    const std::string frame = receive_frame("hello", deadline);
-    WireReader reader(frame);
-    const auto kind = static_cast<StoreFrame>(reader.number<uint8_t>());
-    if (reader.number<uint32_t>() != number) throw MalformedMessage();
-    const std::string_view text = reader.text();
-    reader.expect_end();
-    if (kind == StoreFrame::kRefused) {
-      throw_refused();
+    hello.text(kStoreMagic).number(static_cast<int32_t>(rank_)).text(challenge.connector_number);
+    StoreFrame answer;
+    challenge.acceptor_number = say(StoreFrame::kHello, hello, &answer, deadline);
+    if (answer != StoreFrame::kChallenge ||
+        challenge.acceptor_number.size() != kChallengeBytes) {
+      throw MalformedMessage();
     }
-    if (kind == StoreFrame::kTaken) {
-      obstacle_ = "rank " + std::to_string(rank_) +
-                  " has already joined that session: two processes have this rank, or rank 0 has "
-                  "not closed its previous session";
+    const WireWriter proof = WireWriter().text(challenge.proof(key, "connect"));
+    const std::string text = say(StoreFrame::kProof, proof, &answer, deadline);
+    if (answer == StoreFrame::kRefused) throw_refused();
+    if (answer == StoreFrame::kTaken) {
+      obstacle_ = "rank " + std::to_string(rank_) + " has already joined that session from " +
+                  printable(text) +
+                  ": two processes have this rank, or rank 0 has not closed its previous session";
       return false;
     }
-    if (kind != StoreFrame::kOk || text != kStoreMagic) throw MalformedMessage();
-    return true;
+    if (answer != StoreFrame::kOk) throw MalformedMessage();
+    if (same_token(challenge.proof(key, "accept"), text)) return true;
+    obstacle_ = "the server there does not know the session token";
   } catch (const PeerDiedError&) {
     if (Tls::is_refusal(in_)) throw_tls_here_only(false);
     obstacle_ = "the server closed the connection";
@@ -153,6 +203,19 @@ bool TcpStore::greet(const std::string& token, const Deadline& deadline) {
     obstacle_ = "the server there is not a pycoll store";
   }
   return false;
+}
+
+std::string TcpStore::say(StoreFrame kind, const WireWriter& payload, StoreFrame* answer,
+                          const Deadline& deadline) {
+  const uint32_t number = ++last_number_;
+  send_all(store_frame(kind, number, payload), "hello", deadline);
+  const std::string frame = receive_frame("hello", deadline);
+  WireReader reader(frame);
+  *answer = static_cast<StoreFrame>(reader.number<uint8_t>());
+  if (reader.number<uint32_t>() != number) throw MalformedMessage();
+  const std::string text(reader.text());
+  reader.expect_end();
+  return text;
 }
 
 void TcpStore::set(const std::string& key, const std::string& value) {
@@ -188,11 +251,12 @@ std::string TcpStore::request(StoreFrame kind, const WireWriter& payload, const 
       if (reader.number<uint32_t>() != number) continue;  // the late reply to a get that timed out
       const std::string text(reader.text());
       if (reply == StoreFrame::kError) throw UsageError(text);
+      if (reply == StoreFrame::kGone) throw PeerDiedError(text, reader.number<int32_t>(), 0);
       if (reply != StoreFrame::kOk) throw MalformedMessage();
       return text;
     }
-  } catch (const PeerDiedError&) {
-    channel_.reset();
+  } catch (const PeerDiedError& error) {
+    if (error.rank() == 0) channel_.reset();
     throw;
   } catch (const MalformedMessage&) {
     channel_.reset();

@@ -19,6 +19,8 @@
 #include "base/error.h"
 #include "base/socket.h"
 #include "bootstrap/join/store_protocol.h"
+#include "bootstrap/local/packet_socket.h"
+#include "bootstrap/security/challenge.h"
 #include "bootstrap/security/channel.h"
 #include "bootstrap/security/tls_setting.h"
 #include "bootstrap/security/token.h"
@@ -48,8 +50,12 @@ struct TcpStoreServer::Connection {
   };
 
   Channel channel;
+  std::string where;  // the address of the client
+  int rank = -1;      // what it says, until it is welcome
+  std::optional<Challenge> challenge;
   int64_t hello_by_ns = 0;
   bool welcome = false;
+  bool left = false;     // it has said that it disconnects
   bool closing = false;  // close once `out` is sent
   std::string in;
   std::string out;
@@ -89,11 +95,17 @@ struct TcpStoreServer::Connection {
   }
 };
 
-TcpStoreServer::TcpStoreServer(const std::string& address, int port, std::string token)
-    : token_(std::move(token)), encrypted_(tls_is_on()), stop_at_ns_(kNever) {
+TcpStoreServer::TcpStoreServer(const std::string& address, int port, const Token& token,
+                               bool reports_deaths)
+    : token_(token.text),
+      for_own_user_(token.trust == Trust::kSameUser),
+      encrypted_(tls_is_on() && !for_own_user_),
+      reports_deaths_(reports_deaths),
+      stop_at_ns_(kNever) {
   check_token(token_);
   if (encrypted_) openssl();  // raises here, in the caller's thread, if there is none
-  listen_on(address, port);
+  for_own_user_ ? listen_for_own_user(address, port) : listen_on(address, port);
+  values_[kSecondClaimsKey] = "";
   wake_ = Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_) throw_system_error("eventfd");
   // Signal handlers must run on the user's threads, so this one inherits a mask of all signals.
@@ -133,6 +145,17 @@ void TcpStoreServer::listen_on(const std::string& address, int port) {
   }
   throw SystemError("rank 0 cannot listen at " + where + ": " + why +
                     "; MASTER_ADDR must be an address of rank 0's host, and MASTER_PORT free");
+}
+
+void TcpStoreServer::listen_for_own_user(const std::string& address, int port) {
+  check_store_address(address, port);
+  try {
+    listener_ = listen_at(store_socket_name(port), SOCK_STREAM);
+  } catch (const SystemError& error) {
+    throw SystemError("rank 0 cannot listen at " + join_host_port(address, port) + ": " +
+                      error.what() + "; another job uses this MASTER_PORT");
+  }
+  port_ = port;
 }
 
 void TcpStoreServer::stop(double linger_s) {
@@ -198,12 +221,19 @@ void TcpStoreServer::accept_all() {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       return;
     }
-    const int on = 1;
-    const int idle_s = 10;
-    ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-    ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
     auto connection = std::make_unique<Connection>();
+    if (for_own_user_) {
+      pid_t pid = -1;
+      if (!is_own_user(socket.get(), &pid)) continue;
+      connection->where = "process " + std::to_string(pid);
+    } else {
+      const int on = 1;
+      const int idle_s = 10;
+      ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+      ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+      ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+      connection->where = peer_text(socket.get());
+    }
     connection->channel = encrypted_ ? Channel(std::move(socket), Tls::Role::kAccepts, token_)
                                      : Channel(std::move(socket));
     connection->hello_by_ns = now_ns() + static_cast<int64_t>(kHelloSeconds * kSecondNs);
@@ -223,9 +253,13 @@ void TcpStoreServer::advance(Connection& connection) {
       const auto frame =
           take_frame(connection.in, connection.welcome ? kMaxFrameBytes : kMaxHelloBytes);
       if (!frame) return;
-      connection.welcome ? handle_request(connection, *frame) : handle_hello(connection, *frame);
+      if (connection.welcome) {
+        handle_request(connection, *frame);
+      } else {
+        connection.challenge ? handle_proof(connection, *frame) : handle_hello(connection, *frame);
+      }
     }
-  } catch (const MalformedMessage&) {
+  } catch (const Error&) {  // malformed, or the system has no random numbers
     connection.channel.reset();
   }
 }
@@ -235,18 +269,46 @@ void TcpStoreServer::handle_hello(Connection& connection, const std::string& fra
   const auto kind = static_cast<StoreFrame>(reader.number<uint8_t>());
   const uint32_t number = reader.number<uint32_t>();
   if (kind != StoreFrame::kHello || reader.text() != kStoreMagic) throw MalformedMessage();
-  const std::string_view token = reader.text();
-  const int rank = reader.number<int32_t>();
+  connection.rank = reader.number<int32_t>();
+  const std::string their_number(reader.text());
   reader.expect_end();
-  if (!same_token(token_, token)) {
+  if (their_number.size() != kChallengeBytes) throw MalformedMessage();
+  connection.challenge = Challenge{.connector = connection.rank,
+                                   .acceptor = 0,
+                                   .connector_number = their_number,
+                                   .acceptor_number = random_bytes(kChallengeBytes)};
+  connection.reply(StoreFrame::kChallenge, number, connection.challenge->acceptor_number);
+}
+
+void TcpStoreServer::handle_proof(Connection& connection, const std::string& frame) {
+  WireReader reader(frame);
+  const auto kind = static_cast<StoreFrame>(reader.number<uint8_t>());
+  const uint32_t number = reader.number<uint32_t>();
+  if (kind != StoreFrame::kProof) throw MalformedMessage();
+  const std::string_view proof = reader.text();
+  reader.expect_end();
+  const std::string key = store_key(token_);
+  const auto holder = joined_.find(connection.rank);
+  if (!same_token(connection.challenge->proof(key, "connect"), proof)) {
     connection.closing = true;
     connection.reply(StoreFrame::kRefused, number, "");
-  } else if (!joined_ranks_.insert(rank).second) {
+  } else if (holder != joined_.end()) {
     connection.closing = true;
-    connection.reply(StoreFrame::kTaken, number, "");
+    connection.reply(StoreFrame::kTaken, number, holder->second);
+    report_second_claim(connection, holder->second);
   } else {
+    joined_[connection.rank] = connection.where;
     connection.welcome = true;
-    connection.reply(StoreFrame::kOk, number, kStoreMagic);
+    connection.reply(StoreFrame::kOk, number, connection.challenge->proof(key, "accept"));
+  }
+}
+
+void TcpStoreServer::report_second_claim(const Connection& second, const std::string& holder) {
+  std::string& report = values_[kSecondClaimsKey];
+  const std::string claim = "rank " + std::to_string(second.rank) + " has joined from " + holder +
+                            ", and a second claim of it was refused";
+  if (report.find(claim) == std::string::npos && report.size() < kMaxHelloBytes) {
+    report += (report.empty() ? "" : "; ") + claim + " (from " + second.where + ")";
   }
 }
 
@@ -254,6 +316,10 @@ void TcpStoreServer::handle_request(Connection& connection, const std::string& f
   WireReader reader(frame);
   const auto kind = static_cast<StoreFrame>(reader.number<uint8_t>());
   const uint32_t number = reader.number<uint32_t>();
+  if (kind == StoreFrame::kLeave) {
+    connection.left = true;
+    return;
+  }
   const std::string key(reader.text());
   if (kind == StoreFrame::kSet) {
     const std::string value(reader.text());
@@ -264,6 +330,8 @@ void TcpStoreServer::handle_request(Connection& connection, const std::string& f
     reader.expect_end();
     if (const auto found = values_.find(key); found != values_.end()) {
       connection.reply(StoreFrame::kOk, number, found->second);
+    } else if (death_) {
+      connection.out += death_frame(number);
     } else {
       connection.wait = Connection::Wait{key, number};
     }
@@ -295,6 +363,26 @@ void TcpStoreServer::set_value(const std::string& key, std::string value) {
   }
 }
 
+std::string TcpStoreServer::death_frame(uint32_t number) const {
+  return store_frame(
+      StoreFrame::kGone, number,
+      WireWriter().text(death_->text).number(static_cast<int32_t>(death_->rank)));
+}
+
+void TcpStoreServer::report_death(const Connection& dead) {
+  const std::string text = "rank " + std::to_string(dead.rank) +
+                           " ended while the ranks were joining: its connection to the store, "
+                           "from " +
+                           dead.where + ", has ended";
+  death_ = Death{dead.rank, text};
+  for (const auto& one : connections_) {
+    if (!one->channel || !one->wait) continue;
+    one->out += death_frame(one->wait->number);
+    one->wait.reset();
+    one->flush();
+  }
+}
+
 void TcpStoreServer::drop_the_gone() {
   size_t num_unauthenticated = 0;
   for (const auto& one : connections_) num_unauthenticated += !one->welcome;
@@ -303,6 +391,10 @@ void TcpStoreServer::drop_the_gone() {
       continue;
     one->channel.reset();
     --num_unauthenticated;
+  }
+  for (const auto& one : connections_) {
+    const bool died = !one->channel && one->welcome && !one->left;
+    if (died && reports_deaths_ && !death_) report_death(*one);
   }
   std::erase_if(connections_, [](const auto& one) { return !one->channel; });
 }

@@ -1,21 +1,23 @@
 // The server behind every TcpStore of a session: one thread inside rank 0's process.
 //
-// It listens only on the given address. A connection must begin with a hello that carries the
-// session token, after a TLS handshake with PYCOLL_TLS=1. The server closes a connection that sends
-// anything else, or nothing for kHelloSeconds, and keeps nothing of it. Each rank may join a
-// session once, so that a rank which already starts the next session cannot join the old one.
+// It listens only on the given address. A connection must begin with a proof that the client knows
+// the session token (store_protocol.h), after a TLS handshake with PYCOLL_TLS=1. The server closes
+// a connection that sends anything else, or nothing for kHelloSeconds, and keeps nothing of it.
+// Each rank may join a session once: a second claim is refused and reported, and the first is not
+// disturbed. So a rank which already starts the next session cannot join the old one, either.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <set>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/fd.h"
+#include "bootstrap/security/token.h"
 
 namespace pycoll {
 
@@ -24,7 +26,11 @@ class TcpStoreServer {
   static constexpr double kHelloSeconds = 10;
 
   /// Listens on `address` (a name, IPv4 or IPv6; not 0.0.0.0 or ::); `port` 0 picks a free one.
-  TcpStoreServer(const std::string& address, int port, std::string token);
+  /// With Trust::kSameUser it listens at an abstract Unix socket instead, and `address` must be a
+  /// loopback address. `reports_deaths`: once a client has disconnected without leaving, every
+  /// `get` of a key that is not set raises PeerDiedError.
+  TcpStoreServer(const std::string& address, int port, const Token& token,
+                 bool reports_deaths = false);
   ~TcpStoreServer();
   TcpStoreServer(const TcpStoreServer&) = delete;
   TcpStoreServer& operator=(const TcpStoreServer&) = delete;
@@ -38,19 +44,30 @@ class TcpStoreServer {
 
  private:
   struct Connection;
+  struct Death {
+    int rank;
+    std::string text;
+  };
 
   void listen_on(const std::string& address, int port);
+  void listen_for_own_user(const std::string& address, int port);
   void serve();
   void accept_all();
   void advance(Connection& connection);
   void handle_hello(Connection& connection, const std::string& frame);
+  void handle_proof(Connection& connection, const std::string& frame);
   void handle_request(Connection& connection, const std::string& frame);
   void set_value(const std::string& key, std::string value);
+  void report_second_claim(const Connection& second, const std::string& holder);
+  void report_death(const Connection& dead);
+  std::string death_frame(uint32_t number) const;
   void drop_the_gone();
   int64_t poll_wait_ns() const;
 
-  std::string token_;
+  const std::string token_;
+  const bool for_own_user_;
   const bool encrypted_;
+  const bool reports_deaths_;
   int port_ = 0;
   Fd listener_;
   Fd wake_;
@@ -61,7 +78,8 @@ class TcpStoreServer {
   int64_t accept_after_ns_ = 0;
   std::vector<std::unique_ptr<Connection>> connections_;
   std::map<std::string, std::string> values_;
-  std::set<int> joined_ranks_;
+  std::map<int, std::string> joined_;  // addresses of the ranks that have joined
+  std::optional<Death> death_;         // the first one
 };
 
 }  // namespace pycoll

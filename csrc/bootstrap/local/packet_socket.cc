@@ -30,17 +30,17 @@ struct AbstractAddress {
   socklen_t length = 0;
 };
 
-Fd new_packet_socket() {
-  Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+Fd new_socket(int type) {
+  Fd socket(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) throw_system_error("socket");
   return socket;
 }
 
 }  // namespace
 
-Fd listen_at(const std::string& name) {
+Fd listen_at(const std::string& name, int type) {
   const AbstractAddress address(name);
-  Fd socket = new_packet_socket();
+  Fd socket = new_socket(type);
   if (::bind(socket.get(), address.get(), address.length) != 0 ||
       ::listen(socket.get(), kLocalBacklog) != 0) {
     throw_system_error("cannot listen at the abstract Unix socket '" + name + "'");
@@ -48,9 +48,9 @@ Fd listen_at(const std::string& name) {
   return socket;
 }
 
-Fd connect_at(const std::string& name) {
+Fd connect_at(const std::string& name, int type) {
   const AbstractAddress address(name);
-  Fd socket = new_packet_socket();
+  Fd socket = new_socket(type);
   if (::connect(socket.get(), address.get(), address.length) == 0) return socket;
   const int error = errno;
   socket.reset();

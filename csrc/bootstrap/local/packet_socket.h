@@ -1,6 +1,9 @@
-// Abstract Unix sockets that carry whole packets and file descriptors between processes of a host.
-// An abstract name is not in any file system: it disappears with its socket.
+// Abstract Unix sockets between processes of a host: streams, and sockets that carry whole packets
+// and file descriptors. The kernel says which user the other end belongs to. An abstract name is
+// not in any file system: it disappears with its socket.
 #pragma once
+
+#include <sys/socket.h>
 
 #include <string>
 #include <string_view>
@@ -21,11 +24,11 @@ struct Packet {
 };
 
 /// Listens at the abstract name `name`. Raises SystemError.
-Fd listen_at(const std::string& name);
+Fd listen_at(const std::string& name, int type = SOCK_SEQPACKET);
 
 /// Connects without waiting. Returns an empty Fd and sets errno if there is no listener or its
 /// queue is full.
-Fd connect_at(const std::string& name);
+Fd connect_at(const std::string& name, int type = SOCK_SEQPACKET);
 
 /// Accepts a connection; an empty Fd if there is none. Raises SystemError.
 Fd accept_from(int listener);

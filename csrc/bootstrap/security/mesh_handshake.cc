@@ -1,31 +1,18 @@
 #include "bootstrap/security/mesh_handshake.h"
 
-#include <sys/random.h>
-
 #include <cerrno>
 #include <cstdint>
 
-#include "base/error.h"
 #include "bootstrap/join/serialize.h"
-#include "bootstrap/security/sha256.h"
+#include "bootstrap/security/challenge.h"
 #include "bootstrap/security/token.h"
 
 namespace pycoll {
 namespace {
 
 constexpr std::string_view kMagic = "pycoll 1";
-constexpr size_t kNumberBytes = 16;
-constexpr size_t kHelloBytes = 8 + 2 * sizeof(int32_t) + kNumberBytes;
-constexpr size_t kProofBytes = 32;
+constexpr size_t kHelloBytes = 8 + 2 * sizeof(int32_t) + kChallengeBytes;
 constexpr char kChoice = 'K';
-
-std::string random_number() {
-  std::string bytes(kNumberBytes, '\0');
-  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
-    throw_system_error("getrandom");
-  }
-  return bytes;
-}
 
 }  // namespace
 
@@ -35,7 +22,7 @@ MeshHandshake::MeshHandshake(const std::string& key, int rank, int peer)
       rank_(rank),
       peer_(peer),
       step_(Step::kSayHello),
-      own_number_(random_number()) {}
+      own_number_(random_bytes(kChallengeBytes)) {}
 
 MeshHandshake::MeshHandshake(const std::string& key, int rank)
     : key_(key),
@@ -43,7 +30,7 @@ MeshHandshake::MeshHandshake(const std::string& key, int rank)
       rank_(rank),
       peer_(-1),
       step_(Step::kHearHello),
-      own_number_(random_number()) {}
+      own_number_(random_bytes(kChallengeBytes)) {}
 
 MeshHandshake::State MeshHandshake::advance(Channel& channel,
                                             const std::function<bool(int)>& wanted) {
@@ -59,7 +46,7 @@ MeshHandshake::State MeshHandshake::advance(Channel& channel,
         step_ = Step::kHearProof;
         break;
       case Step::kHearNumber:
-        if (!hear(channel, kNumberBytes)) return failed_ ? State::kFailed : State::kGoesOn;
+        if (!hear(channel, kChallengeBytes)) return failed_ ? State::kFailed : State::kGoesOn;
         peer_number_ = std::move(in_);
         in_.clear();
         if (!send(channel, proof("connect"))) return State::kFailed;
@@ -123,20 +110,17 @@ bool MeshHandshake::take_hello(const std::function<bool(int)>& wanted) {
   WireReader reader(std::string_view(in_).substr(kMagic.size()));
   peer_ = reader.number<int32_t>();
   const int meant = reader.number<int32_t>();
-  peer_number_ = in_.substr(in_.size() - kNumberBytes);
+  peer_number_ = in_.substr(in_.size() - kChallengeBytes);
   in_.clear();
   return meant == rank_ && wanted(peer_);
 }
 
 std::string MeshHandshake::proof(const char* role) const {
-  WireWriter said;
-  said.text(role);
-  said.number(static_cast<int32_t>(connects_ ? rank_ : peer_));
-  said.number(static_cast<int32_t>(connects_ ? peer_ : rank_));
-  said.text(connects_ ? own_number_ : peer_number_);
-  said.text(connects_ ? peer_number_ : own_number_);
-  const Digest digest = hmac_sha256(key_, said.bytes());
-  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
+  const Challenge challenge = {.connector = connects_ ? rank_ : peer_,
+                               .acceptor = connects_ ? peer_ : rank_,
+                               .connector_number = connects_ ? own_number_ : peer_number_,
+                               .acceptor_number = connects_ ? peer_number_ : own_number_};
+  return challenge.proof(key_, role);
 }
 
 }  // namespace pycoll

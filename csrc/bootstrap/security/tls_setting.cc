@@ -30,10 +30,13 @@ std::string required_secret() {
       "does this itself)");
 }
 
-std::string sealed_token(const std::string& token) {
-  if (!tls_is_on()) return token;
-  const Digest sealed = hmac_sha256(required_secret(), "pycoll token " + token);
+std::string seal_token(const std::string& secret, const std::string& token) {
+  const Digest sealed = hmac_sha256(secret, "pycoll token " + token);
   return to_hex({reinterpret_cast<const char*>(sealed.data()), sealed.size()});
+}
+
+std::string sealed_token(const std::string& token) {
+  return tls_is_on() ? seal_token(required_secret(), token) : token;
 }
 
 }  // namespace pycoll

@@ -15,8 +15,10 @@ bool tls_is_on();
 /// recorded handshake allows offline guessing.
 std::string required_secret();
 
-/// Derives, from a token that was sent outside TLS, a token that requires the launcher's secret
-/// too. Without TLS it returns the token itself.
+/// Derives, from a token that other programs may have read, a token that requires `secret` too.
+std::string seal_token(const std::string& secret, const std::string& token);
+
+/// With TLS, seal_token() with the launcher's secret; without TLS, the token itself.
 std::string sealed_token(const std::string& token);
 
 }  // namespace pycoll

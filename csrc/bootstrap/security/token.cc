@@ -2,9 +2,24 @@
 
 #include <sys/random.h>
 
+#include "base/environment.h"
 #include "base/error.h"
+#include "bootstrap/security/tls_setting.h"
 
 namespace pycoll {
+
+Token read_token(const std::string& otherwise) {
+  if (tls_is_on()) return {required_secret(), Trust::kSecret};
+  const std::string text = env_text("PYCOLL_TOKEN").value_or("");
+  if (text.empty()) return {otherwise, Trust::kSameUser};
+  if (text == "none") return {otherwise, Trust::kAnyone};
+  return {text, Trust::kSecret};
+}
+
+std::string how_to_set_token() {
+  return "set PYCOLL_TOKEN to the same random text on all ranks, such as the output of `openssl "
+         "rand -hex 16`; PYCOLL_TOKEN=none lets every process that reaches the ports join";
+}
 
 void check_token(std::string_view token) {
   if (token.size() <= kMaxTokenBytes) return;
@@ -32,10 +47,14 @@ std::string to_hex(std::string_view bytes) {
   return hex;
 }
 
-std::string random_hex() {
-  char bytes[16];
-  if (::getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes)) throw_system_error("getrandom");
-  return to_hex({bytes, sizeof(bytes)});
+std::string random_bytes(size_t nbytes) {
+  std::string bytes(nbytes, '\0');
+  if (::getrandom(bytes.data(), nbytes, 0) != static_cast<ssize_t>(nbytes)) {
+    throw_system_error("getrandom");
+  }
+  return bytes;
 }
+
+std::string random_hex() { return to_hex(random_bytes(16)); }
 
 }  // namespace pycoll

@@ -5,7 +5,6 @@ Source: Dean & Ghemawat, MapReduce, OSDI 2004.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from pycoll.communicator import Communicator
 from pycoll.errors import UsageError
+from pycoll.parallel.core import structures
 from pycoll.parallel.core.mesh import world
 from pycoll.parallel.core.placement import share
 from pycoll.parallel.pipeline.specs import replace
@@ -123,14 +123,45 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def _tell(value: Any, comm: Communicator) -> Any:
-    """Broadcasts rank 0's value."""
-    sent = np.frombuffer(pickle.dumps(value), np.uint8).copy() if comm.rank == 0 else None
+    """Broadcasts rank 0's value: its structure as JSON, then each array."""
+    sent = None
+    if comm.rank == 0:
+        sent = np.frombuffer(structures.encode(value, _array_to_json), np.uint8).copy()
     size = np.array([0 if sent is None else sent.size])
     comm.broadcast(size)
     if sent is None:
-        sent = np.empty(size[0], np.uint8)
+        sent = np.empty(structures.check_length(int(size[0]), "rank 0"), np.uint8)
     comm.broadcast(sent)
-    return pickle.loads(sent.tobytes())
+    if comm.rank != 0:
+        value = structures.decode(sent.tobytes(), _array_from_json, "rank 0")
+    for array in _leaves(value):
+        comm.broadcast(array)
+    return value
+
+
+def _array_to_json(value: Any) -> tuple[str, list[Any]] | None:
+    if isinstance(value, Tensor):
+        return "tensor", [list(value.shape), structures.dtype_name(value.dtype), value.device.type]
+    if isinstance(value, np.ndarray):
+        return "array", [list(value.shape), value.dtype.name]
+    return None
+
+
+def _array_from_json(kind: str, content: list[Any]) -> Any:
+    """An array for rank 0's values."""
+    if kind == "tensor":
+        shape, dtype, device = content
+        if device not in ("cpu", "cuda"):
+            raise ValueError(f"a tensor on {device!r}")
+        dtype = structures.dtype_of(dtype)
+        return torch.empty(structures.shape_of(shape), dtype=dtype, device=device)
+    if kind != "array":
+        raise ValueError(f"unknown kind {kind!r}")
+    shape, dtype = content
+    dtype = np.dtype(dtype)
+    if dtype.hasobject:
+        raise ValueError("an array of objects")
+    return np.empty(structures.shape_of(shape), dtype)
 
 
 __all__ = ["map_reduce"]

@@ -5,13 +5,15 @@ Shapes are announced once: each message of new shapes follows an announcement.
 
 from __future__ import annotations
 
-import pickle
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from pycoll.errors import Error
+from pycoll.parallel.core import structures
 from pycoll.parallel.pipeline.schedules.actions import Kind
 from pycoll.parallel.pipeline.specs import Spec
 from pycoll.parallel.pipeline.stages import Notes, Tensors
@@ -28,7 +30,55 @@ class Arrival:
     specs: tuple[Spec, ...]
     notes: Notes
 
+    def to_json(self) -> bytes:
+        """Writes the announcement; objects that are neither data nor a Spec become Unsent."""
+        return structures.encode((self.specs, self.notes), _note_to_json)
 
+    @classmethod
+    def from_json(cls, text: bytes, sender: str) -> Arrival:
+        """Reads an announcement. Raises Error if it is malformed."""
+        read = structures.decode(text, _note_from_json, sender)
+        match read:
+            case (tuple() as specs, dict() as notes) if all(isinstance(s, Spec) for s in specs):
+                return cls(specs, notes)
+        raise Error(f"{sender} sent {type(read).__name__}, expected an announcement of tensors")
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """Replaces an object of an earlier stage, such as a cache, that is not sent to other ranks."""
+
+    kind: str
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{name}: this {self.kind} is on the rank of an earlier stage. Stages send each other "
+            "tensors, numbers, text, None, and tuples, lists and dicts of them"
+        )
+
+
+def _note_to_json(value: object) -> tuple[str, Any] | None:
+    if isinstance(value, Spec):
+        dtype = structures.dtype_name(value.dtype)
+        return "spec", [list(value.shape), dtype, value.requires_grad]
+    if isinstance(value, (tuple, list, dict, torch.dtype, np.generic)):
+        return None
+    return "unsent", value.kind if isinstance(value, Unsent) else type(value).__name__
+
+
+def _note_from_json(kind: str, content: Any) -> Spec | Unsent:
+    if kind == "unsent" and isinstance(content, str):
+        return Unsent(content)
+    if kind != "spec":
+        raise ValueError(f"unknown kind {kind!r}")
+    shape, dtype, requires_grad = content
+    spec = Spec(structures.shape_of(shape), structures.dtype_of(dtype), requires_grad is True)
+    if math.prod(spec.shape) > _MAX_ELEMENTS:
+        raise ValueError(f"a tensor of shape {spec.shape}")
+    return spec
+
+
+_MAX_ELEMENTS = 1 << 48  # of an announced tensor
 _MAX_KEPT = 8  # arrived tensors that may stay in the list: checking costs time
 
 Key = tuple[Kind, int, int]  # F or B, the stage that receives, microbatch
@@ -55,13 +105,12 @@ class Messages:
     def announced(self, key: Key) -> Arrival:
         """Waits for the announcement of a message; the message follows."""
         peer, tag = self._sender(key), self._tag(key, is_header=True)
+        sender = f"rank {peer}"
         length = np.zeros(1, np.int64)
         self._comm.recv(length, peer, tag)
-        content = np.empty(int(length[0]), np.uint8)
+        content = np.empty(structures.check_length(int(length[0]), sender), np.uint8)
         self._comm.recv(content, peer, tag)
-        arrival = pickle.loads(content.tobytes())  # from a rank of our own job
-        assert isinstance(arrival, Arrival)
-        return arrival
+        return Arrival.from_json(content.tobytes(), sender)
 
     def take(self, key: Key) -> list[torch.Tensor]:
         """Waits for tensors of a posted receive, or takes those that a stage of this rank left."""
@@ -79,7 +128,7 @@ class Messages:
             self._here[key] = tensors
             return
         if announce is not None:
-            content = np.frombuffer(pickle.dumps(announce), np.uint8)
+            content = np.frombuffer(announce.to_json(), np.uint8)
             tag = self._tag(key, is_header=True)
             self._start(np.array([content.size], np.int64), peer, tag)
             self._start(content, peer, tag)
