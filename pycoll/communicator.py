@@ -363,7 +363,7 @@ def init(timeout_s: float = 60.0, deterministic: bool = False, *, mpi: Any = Non
 
 def _close_owner_ports(ports: list[OwnerPort]) -> None:
     for port in ports:
-        port.socket.close()
+        port.server.close()
     ports.clear()
 
 
