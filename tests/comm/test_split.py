@@ -164,6 +164,18 @@ def test_split_wants_whole_numbers(comm):
     comm.barrier()
 
 
+@on_ranks(processes=[2])
+def test_splits_of_splits_may_be_deep(comm):
+    """The name of a part gets longer with each split; sockets have names of 107 bytes at most."""
+    parts = [comm]
+    for depth in range(60):
+        parts.append(parts[-1].split(0))
+        x = np.ones(3)
+        assert parts[-1].all_reduce(x)[0] == 2, depth
+        if len(parts) > 3:
+            parts.pop(1).close()
+
+
 # --- group ---
 
 
