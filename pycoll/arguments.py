@@ -52,6 +52,20 @@ def wait_seconds(value: Any, name: str = "timeout_s") -> float:
     return number
 
 
+def text(value: Any, name: str) -> str:
+    """Returns the value, a text that the core can read.
+
+    Raises:
+        UsageError: It is no str, or UTF-8 cannot encode it.
+    """
+    try:
+        str.encode(value)
+    except (TypeError, UnicodeEncodeError):
+        shown = reprlib.repr(value)
+        raise UsageError(f"{name} is {shown}, expected a str that UTF-8 can encode") from None
+    return str(value)
+
+
 def _number(value: Any) -> float:
     """The value as a float; NaN if it is no number."""
     if isinstance(value, (str, bytes, bytearray)):
@@ -62,4 +76,4 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-__all__ = ["seconds", "wait_seconds", "whole_number"]
+__all__ = ["seconds", "text", "wait_seconds", "whole_number"]

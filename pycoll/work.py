@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from pycoll import _core
+from pycoll.arguments import wait_seconds
 from pycoll.errors import TimeoutError
 
 _SLICE_S = 0.05
@@ -37,9 +38,12 @@ class Work:
             The result array of the call.
 
         Raises:
+            UsageError: `timeout_s` is no number; the operation continues.
             TimeoutError: The operation is still running after `timeout_s`; it continues.
             Error: The operation failed.
         """
+        if timeout_s is not None:
+            timeout_s = wait_seconds(timeout_s)
         if isinstance(self._core, _core.DeviceWork) and timeout_s is None:
             while not self._core.given(_SLICE_S):
                 pass

@@ -263,7 +263,7 @@ std::function<void()> under_gil(const py::object& function) {
 }
 
 /// The core's communicator of an object of either kind, kept alive during the call.
-Communicator* core_of(const CommunicatorObject& o) { return o.comm.get(); }
+Communicator* core_of(const CommunicatorObject& o) { return &o.core(); }
 std::shared_ptr<Communicator> core_of(const GroupRecords& o) { return o.comm(); }
 
 template <class Object>

@@ -158,9 +158,12 @@ def test_split_member_that_does_not_come_is_a_timeout(comm):
 
 @on_ranks(2)
 def test_split_wants_whole_numbers(comm):
-    for color in ("red", 1.5, None, 1 << 40):
-        with pytest.raises((UsageError, TypeError)):
-            comm.split(color)
+    for wrong in ("red", 1.5, None, 1 << 40, 1 << 63, -(1 << 31) - 1, [1], object()):
+        for name, arguments in (("color", (wrong,)), ("key", (0, wrong))):
+            expected = f"{name} is .*, expected a whole number from -2147483648"
+            with pytest.raises(UsageError, match=expected):
+                comm.split(*arguments)
+    assert comm.split((1 << 31) - 1, -(1 << 31)).size == comm.size
     comm.barrier()
 
 
