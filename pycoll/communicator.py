@@ -7,8 +7,9 @@ Python wrapper would cost a quarter of the call. `help(Communicator)` lists them
 from __future__ import annotations
 
 import atexit
-import math
+import operator
 import os
+import reprlib
 import threading
 import time
 import weakref
@@ -19,7 +20,8 @@ from typing import Any
 
 from pycoll import _core
 from pycoll.arrays.device import device_array_over, device_number
-from pycoll.arrays.memory import array_over, item_size
+from pycoll.arrays.memory import array_over, sizes_and_bytes
+from pycoll.arguments import seconds, text, whole_number
 from pycoll.coalesce import Coalesced
 from pycoll.elastic.methods import ElasticMethods
 from pycoll.elastic.owner_port import OwnerPort, open_owner_port
@@ -29,6 +31,7 @@ from pycoll.rendezvous import mpi as meeting
 from pycoll.work import Work
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_INT32 = (-(1 << 31), (1 << 31) - 1)
 
 
 class Communicator(ElasticMethods):
@@ -91,11 +94,14 @@ class Communicator(ElasticMethods):
             The part's communicator, None for a negative color.
 
         Raises:
-            As `all_reduce`; TimeoutError: a member did not make the call before the deadline.
+            UsageError: `color` or `key` is no 32-bit integer.
+            TimeoutError: A member did not make the call before the deadline.
+            Others: As `all_reduce`.
 
         Cost: one small all-reduce and one exchange of memory handles.
         """
-        core = self._split(color, key)
+        color = whole_number(color, "color", _INT32[0], _INT32[1])
+        core = self._split(color, whole_number(key, "key", _INT32[0], _INT32[1]))
         return None if core is None else Communicator(core)
 
     def group(self, ranks: Sequence[int]) -> Communicator | None:
@@ -114,15 +120,18 @@ class Communicator(ElasticMethods):
 
         Cost: as `split`.
         """
-        members = list(ranks)
-        strangers = [rank for rank in members if rank not in range(self.size)]
-        if strangers or not members or len(set(members)) < len(members):
+        try:
+            members = [operator.index(rank) for rank in ranks]
+        except TypeError:
+            members = []
+        unknown = [rank for rank in members if rank not in range(self.size)]
+        if unknown or not members or len(set(members)) < len(members):
             raise UsageError(
-                f"group: ranks are {members}, expected at least one rank of 0..{self.size - 1}, "
-                "each at most once"
+                f"group: ranks are {reprlib.repr(ranks)}, expected at least one rank of "
+                f"0..{self.size - 1}, each at most once"
             )
         # Ranks with different lists must get different colors.
-        color = zlib.crc32(repr([int(rank) for rank in members]).encode()) >> 1
+        color = zlib.crc32(repr(members).encode()) >> 1
         if self.rank not in members:
             return self.split(-1)
         part = self.split(color, members.index(self.rank))
@@ -154,20 +163,17 @@ class Communicator(ElasticMethods):
             forked later shares it instead of getting a copy.
 
         Raises:
-            UsageError: The dtype is unknown, or a size is negative.
+            UsageError: The dtype is unknown or has Python objects, or the shape is invalid.
             SystemError: The system has no memory left.
 
         Cost: the system clears its pages once.
         """
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        if any(size < 0 for size in sizes):
-            raise UsageError(f"shape is {shape}, expected sizes of 0 or more")
+        sizes, nbytes = sizes_and_bytes(shape, dtype)
         if device is not None:
-            nbytes = math.prod(sizes) * item_size(dtype)
             return device_array_over(
                 self._allocate_on_device(device_number(device), nbytes), sizes, dtype
             )
-        return array_over(self._allocate(math.prod(sizes) * item_size(dtype)), sizes, dtype)
+        return array_over(self._allocate(nbytes), sizes, dtype)
 
     def register(self, x: Any) -> Any:
         """Lets the other ranks access `x` directly, like an array made by `empty`.
@@ -246,7 +252,10 @@ class Communicator(ElasticMethods):
         Raises:
             UsageError: The collective is unknown, or nothing has run on this rank's device yet.
         """
-        return self._explain(collective, nbytes, root, mapped, on_device)
+        collective = text(collective, "collective")
+        nbytes = whole_number(nbytes, "nbytes", 0, (1 << 63) - 1)
+        root = whole_number(root, "root", 0, self.size - 1)
+        return self._explain(collective, nbytes, root, bool(mapped), bool(on_device))
 
     def flight_record(self, *, all_ranks: bool = False) -> list[dict[str, Any]]:
         """Returns the last operations of this rank, or of every rank: at most 1,024 of each.
@@ -361,12 +370,11 @@ def init(timeout_s: float = 60.0, deterministic: bool = False, *, mpi: Any = Non
         TimeoutError: A rank did not join before the deadline; the message names it.
         PeerDiedError: A rank ended while the others waited for it.
     """
-    if not timeout_s > 0:
-        raise UsageError(f"timeout_s is {timeout_s!r}, expected a number of seconds above 0")
+    timeout_s = seconds(timeout_s)
     if mpi is None:
-        core, session = _core.init_from_environment(float(timeout_s))
+        core, session = _core.init_from_environment(timeout_s)
     else:
-        core, session = meeting.init_over(mpi, float(timeout_s))
+        core, session = meeting.init_over(mpi, timeout_s)
     comm = Communicator(core)
     comm.deterministic = bool(deterministic)
     if comm.size > 1:
@@ -380,7 +388,7 @@ def init(timeout_s: float = 60.0, deterministic: bool = False, *, mpi: Any = Non
 
 def _close_owner_ports(ports: list[OwnerPort]) -> None:
     for port in ports:
-        port.socket.close()
+        port.server.close()
     ports.clear()
 
 

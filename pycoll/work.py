@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from pycoll import _core
+from pycoll.arguments import wait_seconds
 from pycoll.errors import TimeoutError, UsageError
 
 _SLICE_S = 0.05
@@ -52,11 +53,14 @@ class Work:
             The result array of the call.
 
         Raises:
+            UsageError: `timeout_s` is no number; the operation continues.
             TimeoutError: The operation is still running after `timeout_s`; it continues.
             Error: The operation failed.
             UsageError: This process was forked while the operation was running.
         """
         self._check_process()
+        if timeout_s is not None:
+            timeout_s = wait_seconds(timeout_s)
         if isinstance(self._core, _core.DeviceWork) and timeout_s is None:
             while not self._core.given(_SLICE_S):
                 pass

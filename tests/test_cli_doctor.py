@@ -17,6 +17,7 @@ import pytest
 from command_line import environment, invoke, run
 
 import pycoll
+from pycoll.observe import jobs
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
@@ -238,6 +239,19 @@ def test_doctor_says_why_it_finds_nothing():
     assert "has no communicator of pycoll" in mine
     assert "no job that begins with nosuchjob" in invoke("doctor", "nosuchjob", status=2)
     assert "no process 999999999" in invoke("doctor", "999999999", status=2)
+
+
+def test_doctor_sees_a_communicator_of_more_than_64_ranks():
+    def work(comm: pycoll.Communicator) -> tuple[list[int], list[str]]:
+        comm.barrier()
+        found = jobs.scan() if comm.rank == 0 else jobs.Scan()
+        comm.barrier()
+        mine = [group for group in found.groups if os.getpid() in group.pids]
+        return [group.size for group in mine], found.unreadable
+
+    sizes, unreadable = pycoll.run_ranks(work, 66)[0]
+    assert sizes == [66]
+    assert unreadable == []
 
 
 def test_doctor_of_another_version_says_so(tmp_path):

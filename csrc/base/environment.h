@@ -140,6 +140,30 @@ inline std::optional<std::pair<int, int>> env_parse_ports(std::string_view text)
   return std::pair(static_cast<int>(*first), static_cast<int>(*last));
 }
 
+/// Whether Python can decode the text.
+inline bool is_utf8(std::string_view text) {
+  size_t i = 0;
+  const auto byte = [&](size_t at) { return static_cast<uint8_t>(text[at]); };
+  while (i < text.size()) {
+    const uint8_t first = byte(i);
+    const size_t more = first < 0x80 ? 0 : first < 0xe0 ? 1 : first < 0xf0 ? 2 : 3;
+    if ((first >= 0x80 && first < 0xc2) || first > 0xf4 || i + more >= text.size()) return false;
+    for (size_t k = 1; k <= more; ++k) {
+      if ((byte(i + k) & 0xc0) != 0x80) return false;
+    }
+    // Overlong forms, surrogates, and numbers above U+10FFFF.
+    if (more >= 2) {
+      const uint8_t second = byte(i + 1);
+      if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) ||
+          (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f)) {
+        return false;
+      }
+    }
+    i += more + 1;
+  }
+  return true;
+}
+
 /// Whether `text` is one of the space-separated words of `choices`.
 inline bool is_choice(std::string_view choices, std::string_view text) {
   while (!choices.empty()) {
@@ -176,6 +200,7 @@ inline std::optional<std::string> env_text(std::string_view name) {
   const EnvVariable& row = env_row(name);
   const char* text = std::getenv(std::string(name).c_str());
   if (text == nullptr || *text == 0) return {};
+  if (!is_utf8(text)) throw UsageError(std::string(name) + " has a value that is no UTF-8 text");
   if (!env_accepts(row, text)) refuse_env(row, text);
   return text;
 }

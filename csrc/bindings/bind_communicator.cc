@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "bindings/arguments/arguments.h"
 #include "bindings/arguments/array.h"
 #include "bindings/bind.h"
 #include "bindings/communicator_object.h"
@@ -24,6 +25,8 @@ namespace {
 struct LocalWorldObject {
   std::shared_ptr<LocalWorld> world;
 };
+
+constexpr int kMaxRegisterAfter = 1'000'000;
 
 CommunicatorObject wrap(std::unique_ptr<Communicator> comm) {
   CommunicatorObject object;
@@ -57,17 +60,17 @@ void register_array(CommunicatorObject& o, const py::object& x) {
   const auto nbytes = static_cast<size_t>(view.nbytes());
   std::shared_ptr<void> kept = keep_alive(std::move(view));
   const py::gil_scoped_release gil;
-  if (device >= 0) return o.comm->register_on_device(device, data, nbytes, std::move(kept));
-  o.comm->register_array(data, nbytes, std::move(kept));
+  if (device >= 0) return o.core().register_on_device(device, data, nbytes, std::move(kept));
+  o.core().register_array(data, nbytes, std::move(kept));
 }
 
 bool unregister_array(CommunicatorObject& o, const py::object& x) {
   const ArrayView view(x.ptr(), "x", /*writable=*/false, Memory::kHostOrDevice);
   const py::gil_scoped_release gil;
   if (view.device >= 0) {
-    return o.comm->unregister_on_device(static_cast<const std::byte*>(view.data));
+    return o.core().unregister_on_device(static_cast<const std::byte*>(view.data));
   }
-  return o.comm->unregister_array(static_cast<std::byte*>(view.data));
+  return o.core().unregister_array(static_cast<std::byte*>(view.data));
 }
 
 }  // namespace
@@ -86,62 +89,68 @@ void bind_communicator(py::module_& m) {
   py::class_<CommunicatorObject> type(m, "Communicator");
   // Python's subclass takes over what the functions below return.
   type.def(py::init([](CommunicatorObject& other) { return std::move(other); }))
-      .def_property_readonly("rank", [](const CommunicatorObject& o) { return o.comm->rank(); })
+      .def_property_readonly("rank", [](const CommunicatorObject& o) { return o.core().rank(); })
       .def_property_readonly("host_rank",
-                             [](const CommunicatorObject& o) { return o.comm->host_rank(); })
+                             [](const CommunicatorObject& o) { return o.core().host_rank(); })
       .def_property_readonly("host_number",
-                             [](const CommunicatorObject& o) { return o.comm->host_number(); })
-      .def_property_readonly("size", [](const CommunicatorObject& o) { return o.comm->size(); })
-      .def_property_readonly("closed", [](const CommunicatorObject& o) { return o.comm->closed(); })
+                             [](const CommunicatorObject& o) { return o.core().host_number(); })
+      .def_property_readonly("size", [](const CommunicatorObject& o) { return o.core().size(); })
+      .def_property_readonly("closed",
+                             [](const CommunicatorObject& o) { return o.core().closed(); })
       .def_readwrite("deterministic", &CommunicatorObject::deterministic)
       .def_property(
           "register_after",
           [](const CommunicatorObject& o) {
             return o.registration_cache == nullptr ? 0 : o.registration_cache->after();
           },
-          [](CommunicatorObject& o, int after) {
-            if (after < 0) {
-              throw UsageError("register_after is " + std::to_string(after) +
-                               ", expected a number of uses, or 0 for never");
+          [](CommunicatorObject& o, const py::object& value) {
+            const Py_ssize_t after = PyNumber_AsSsize_t(value.ptr(), nullptr);  // clips
+            if (PyErr_Occurred() != nullptr || after < 0 || after > kMaxRegisterAfter) {
+              PyErr_Clear();
+              throw UsageError("register_after is " + repr_of(value.ptr()) +
+                               ", expected a number of uses up to " +
+                               std::to_string(kMaxRegisterAfter) + ", or 0 for never");
             }
-            if (o.registration_cache != nullptr) o.registration_cache->set_after(after);
+            if (o.registration_cache != nullptr) {
+              o.registration_cache->set_after(static_cast<int>(after));
+            }
           })
       .def_property_readonly("timeout_s",
-                             [](const CommunicatorObject& o) { return o.comm->timeout_s(); })
+                             [](const CommunicatorObject& o) { return o.core().timeout_s(); })
       .def_property_readonly("transport",
-                             [](const CommunicatorObject& o) { return o.comm->transport_name(); })
+                             [](const CommunicatorObject& o) { return o.core().transport_name(); })
       .def("_abort",
-           [](CommunicatorObject& o, const std::string& reason) { o.comm->abort(reason); })
+           [](CommunicatorObject& o, const std::string& reason) { o.core().abort(reason); })
       .def("close",
            [](CommunicatorObject& o) {
              const py::gil_scoped_release gil;
-             o.comm->close();
+             o.core().close();
            })
       .def("_allocate",
-           [](CommunicatorObject& o, size_t nbytes) { return o.comm->allocate(nbytes); })
+           [](CommunicatorObject& o, size_t nbytes) { return o.core().allocate(nbytes); })
       .def("_synchronize",
            [](CommunicatorObject& o) {
              const py::gil_scoped_release gil;
-             o.comm->synchronize();
+             o.core().synchronize();
            })
       .def("_allocate_on_device",
            [](CommunicatorObject& o, int device, size_t nbytes) {
              std::shared_ptr<DeviceMemory> memory;
              {
                const py::gil_scoped_release gil;
-               memory = o.comm->allocate_on_device(device, nbytes);
+               memory = o.core().allocate_on_device(device, nbytes);
              }
              return for_python(std::move(memory));
            })
       .def("_register", register_array)
       .def("_unregister", unregister_array)
-      .def("_disown", [](CommunicatorObject& o) { o.comm->disown(); })
+      .def("_disown", [](CommunicatorObject& o) { o.core().disown(); })
       .def("_split",
            [](CommunicatorObject& o, int color, int key) -> std::optional<CommunicatorObject> {
              std::unique_ptr<Communicator> part;
              {
                const py::gil_scoped_release gil;
-               part = o.comm->split(color, key, run_signal_handlers);
+               part = o.core().split(color, key, run_signal_handlers);
              }
              if (part == nullptr) return std::nullopt;
              CommunicatorObject object = wrap(std::move(part));
@@ -153,7 +162,7 @@ void bind_communicator(py::module_& m) {
       .def("_add_schedule",
            [](CommunicatorObject& o, const Schedule& s) {
              const py::gil_scoped_release gil;
-             o.comm->add_schedule(s);
+             o.core().add_schedule(s);
            })
       .def("_explain",
            [](CommunicatorObject& o, const std::string& collective, int64_t nbytes, int root,
@@ -162,11 +171,11 @@ void bind_communicator(py::module_& m) {
              const py::gil_scoped_release gil;
              const Collective id = collective_from_name(collective);
              const Arrays arrays = mapped ? Arrays::kMapped : Arrays::kPlain;
-             return on_device ? o.comm->explain_on_device(id, nbytes, root, arrays)
-                              : o.comm->explain(id, nbytes, root, arrays);
+             return on_device ? o.core().explain_on_device(id, nbytes, root, arrays)
+                              : o.core().explain(id, nbytes, root, arrays);
            })
       .def_property_readonly("ledger", [](const CommunicatorObject& o) {
-        const Ledger ledger = o.comm->ledger();
+        const Ledger ledger = o.core().ledger();
         py::dict result;
         result["sent_bytes"] = ledger.sent_bytes;
         result["sent_messages"] = ledger.sent_messages;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include "bindings/arguments/arguments.h"
 #include "bindings/arguments/array.h"
@@ -39,7 +40,7 @@ int32_t tag_of(PyObject* object) {
   const Py_ssize_t value = PyNumber_AsSsize_t(object, nullptr);  // clips large values
   if (PyErr_Occurred() != nullptr || value < 0 || value > INT32_MAX) {
     PyErr_Clear();
-    throw UsageError("tag is " + py::repr(object).cast<std::string>() + ", expected an int in 0.." +
+    throw UsageError("tag is " + repr_of(object) + ", expected an int in 0.." +
                      std::to_string(INT32_MAX));
   }
   return static_cast<int32_t>(value);
@@ -55,6 +56,7 @@ void set_message(CommunicatorObject& object, MessageOp& op, const ArrayView& x,
                  const Arguments& args) {
   op.site = object.sites->here(object.comm->recorder());
   op.dtype = x.dtype;
+  op.dtype_hash = static_cast<uint16_t>(x.dtype_hash ^ x.dtype_hash >> 16);
   op.data = static_cast<std::byte*>(x.data);
   op.nbytes = static_cast<size_t>(x.nbytes());
   if (PyObject* tag = args[kTag]) op.tag = tag_of(tag);
@@ -102,6 +104,9 @@ PyObject* start(PyObject* self, CommunicatorObject& object, const MessageOp& cal
 template <class Kept>
 PyObject* run_or_start(PyObject* self, CommunicatorObject& object, MessageOp& op, Kept&& x,
                        PyObject* async_op, PyObject* result) {
+  if constexpr (std::is_same_v<std::remove_cvref_t<Kept>, ArrayView>) {
+    if (object.batch != nullptr || async_op != nullptr) x.pin();
+  }
   if (object.batch != nullptr) {
     refuse_async_in_batch(async_op);
     object.batch->add(op, keep_alive(std::forward<Kept>(x)));
@@ -231,9 +236,10 @@ void bind_point_to_point(py::module_& m, py::handle communicator_type) {
       .def("_run_batch", [](CommunicatorObject& o) {
         // The group ends here, even if an operation fails.
         const std::unique_ptr<Batch> batch = std::move(o.batch);
+        if (batch == nullptr) throw UsageError("there is no group of operations to run");
         const bool large = batch->nbytes() > static_cast<int64_t>(kKeepGilBytes);
         LazyGilRelease gil(o.ranks_are_threads || large);
-        batch->run(*o.comm, gil.on_slow());
+        batch->run(o.core(), gil.on_slow());
       });
   for (PyMethodDef& method : kMessageMethods) {
     py::setattr(communicator_type, method.ml_name,

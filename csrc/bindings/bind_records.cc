@@ -202,7 +202,7 @@ class SegmentView {
       throw UsageError(path + " is not the shared memory of an initialised pycoll communicator");
     }
     const auto num_ranks = static_cast<int>(header.num_ranks);
-    if (header.version != SegmentHeader::kVersion || num_ranks < 1 || num_ranks > 64 ||
+    if (header.version != SegmentHeader::kVersion || num_ranks < 1 || num_ranks > kMaxRanks ||
         header.total_bytes != SegmentLayout::for_ranks(num_ranks).total_bytes ||
         header.total_bytes > size) {
       throw UsageError(path + " belongs to another version of pycoll (layout " +
@@ -263,7 +263,7 @@ std::function<void()> under_gil(const py::object& function) {
 }
 
 /// The core's communicator of an object of either kind, kept alive during the call.
-Communicator* core_of(const CommunicatorObject& o) { return o.comm.get(); }
+Communicator* core_of(const CommunicatorObject& o) { return &o.core(); }
 std::shared_ptr<Communicator> core_of(const GroupRecords& o) { return o.comm(); }
 
 template <class Object>

@@ -28,7 +28,7 @@ double time_calls_of(CommunicatorObject& object, const std::string& collective, 
     throw UsageError("expected x and out of one dtype and with equal numbers of elements");
   }
   const py::gil_scoped_release gil;
-  return time_calls(*object.comm, collective_from_name(collective),
+  return time_calls(object.core(), collective_from_name(collective),
                     {input.data, output.data, input.count, input.dtype}, algorithm, num_calls);
 }
 

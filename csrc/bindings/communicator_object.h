@@ -3,7 +3,9 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cstring>
 #include <memory>
+#include <new>
 
 #include "base/error.h"
 #include "bindings/arguments/call_site.h"
@@ -23,6 +25,17 @@ struct CommunicatorObject {
     Communicator::retire(std::move(comm));
   }
 
+  /// Zeroed, because pybind11 passes the memory of an object whose __init__ has not run.
+  static void* operator new(size_t size) { return std::memset(::operator new(size), 0, size); }
+  static void operator delete(void* object) { ::operator delete(object); }
+
+  /// Raises UsageError if __init__ has not run, or another object has taken the communicator.
+  Communicator& core() const {
+    if (comm == nullptr) [[unlikely]]
+      throw UsageError("this communicator was never initialised");
+    return *comm;
+  }
+
   std::unique_ptr<Communicator> comm;
   std::unique_ptr<Batch> batch;  // set within `with comm.coalesce()`
   std::unique_ptr<CallSites> sites;
@@ -38,7 +51,9 @@ inline CommunicatorObject& object_of(PyObject* self) {
   void* object =
       reinterpret_cast<pybind11::detail::instance*>(self)->get_value_and_holder().value_ptr();
   if (object == nullptr) throw UsageError("this communicator was never initialised");
-  return *static_cast<CommunicatorObject*>(object);
+  auto& found = *static_cast<CommunicatorObject*>(object);
+  found.core();
+  return found;
 }
 
 }  // namespace pycoll

@@ -1,5 +1,7 @@
 #include "bindings/errors.h"
 
+#include <string_view>
+
 #include "base/error.h"
 
 namespace pycoll {
@@ -7,9 +9,16 @@ namespace py = pybind11;
 
 namespace {
 
+/// The error's text; it may contain bytes from outside, such as an environment variable's.
+py::object decoded(const std::exception& error) {
+  const std::string_view text = error.what();
+  return py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
+      text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
+}
+
 void set_error(const char* name, const std::exception& error) {
   const py::object type = py::module_::import("pycoll.errors").attr(name);
-  PyErr_SetString(type.ptr(), error.what());
+  PyErr_SetObject(type.ptr(), decoded(error).ptr());
 }
 
 }  // namespace
@@ -22,7 +31,7 @@ void translate(const std::exception_ptr& error) {
   } catch (const PeerDiedError& e) {
     const py::object type = py::module_::import("pycoll.errors").attr("PeerDiedError");
     const py::object value =
-        type(e.what(), py::arg("rank") = e.rank(), py::arg("signal") = e.signal());
+        type(decoded(e), py::arg("rank") = e.rank(), py::arg("signal") = e.signal());
     PyErr_SetObject(type.ptr(), value.ptr());
   } catch (const CollectiveMismatchError& e) {
     set_error("CollectiveMismatchError", e);

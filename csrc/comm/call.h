@@ -22,6 +22,8 @@ struct Call {
   int64_t count = 0;       // elements of one block
   DType dtype = DType::kF32;
   size_t element_size = 0;  // bytes, for kOpaque; else 0 or dtype_size(dtype)
+  uint32_t dtype_hash = 0;  // of an opaque dtype's description; 0: not known
+  uint16_t dtype_text = 0;  // Recorder::name_id of the description; 0: none
   Op op = Op::kSum;
   double factor = 1;  // premul: the factor of `input`
   int root = 0;

@@ -39,6 +39,8 @@ const CallRecord& Recorder::prepare(const Call& call, uint64_t sequence, Planned
   const bool opaque = call.dtype == DType::kOpaque;
   const size_t element_size = opaque ? call.element_size : dtype_size(call.dtype);
   record.element_size = static_cast<uint16_t>(std::min<size_t>(element_size, 0xffff));
+  record.dtype_hash = opaque ? call.dtype_hash : 0;
+  record.dtype_text = opaque ? call.dtype_text : uint16_t{0};
   record.site = call.site;
   record.root = static_cast<int16_t>(call.root);
   record.asked = last_asked_id_;

@@ -30,6 +30,7 @@ struct MessageOp {
   bool blocking = true;  // the rank does nothing else until the operation is over
   DType dtype = DType::kU8;
   State state = State::kOver;
+  uint16_t dtype_hash = 0;  // of the description of a dtype outside the table
   int peer = 0;  // kAnySource: receive from anyone
   int32_t tag = 0;
   std::byte* data = nullptr;  // a send only reads it

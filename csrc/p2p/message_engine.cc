@@ -26,6 +26,7 @@ constexpr size_t kMaxBufferedBytes = size_t{1} << 30;
 // Announced messages of one rank that no receive has taken: limits the memory that a hostile rank
 // takes from its peers, to about 200 MB.
 constexpr int kMaxAnnounced = 1 << 20;
+constexpr uint64_t kMaxMessageBytes = (uint64_t{1} << 48) - 1;  // what a header can hold
 
 // libc's copy: for messages faster than copy_bytes at every size from 4 bytes to 64 MiB.
 void copy_message(std::byte* dst, const std::byte* src, size_t nbytes) {
@@ -64,6 +65,27 @@ void MessageEngine::post_send(MessageOp* op) {
   ++num_backlog_;
 }
 
+template <class Message>
+bool MessageEngine::fits(MessageOp* op, int source, const Message& message) {
+  op->source = source;
+  const auto dtype = static_cast<DType>(message.dtype);
+  const bool same_type = op->dtype == dtype && op->dtype_hash == message.dtype_hash;
+  if (op->nbytes == message.nbytes && same_type) return true;
+  segment_.message_mismatch(rank_) = {.source = source,
+                                      .tag = op->tag,
+                                      .sent_bytes = message.nbytes,
+                                      .expected_bytes = op->nbytes,
+                                      .sent_dtype = static_cast<uint8_t>(dtype),
+                                      .expected_dtype = static_cast<uint8_t>(op->dtype)};
+  segment_.fail({.code = FailureCode::kMessageMismatch,
+                 .reporter = static_cast<uint16_t>(rank_),
+                 .culprit = static_cast<uint16_t>(source)});
+  broken_ = true;
+  op->state = MessageOp::State::kPosted;
+  queue_.post(op);  // stays pending, and ends with all others
+  return false;
+}
+
 bool MessageEngine::write(Outbox& out, MessageOp* op) {
   const size_t nbytes = op->nbytes;
   const bool eager = nbytes <= std::min(kEagerBytes, out.writer.max_body_bytes()) &&
@@ -72,7 +94,8 @@ bool MessageEngine::write(Outbox& out, MessageOp* op) {
   MessageHeader* header = out.writer.reserve(eager && !is_inline ? nbytes : 0);
   if (header == nullptr) return false;
   header->kind = eager ? MessageKind::kEager : MessageKind::kAnnounce;
-  header->nbytes = nbytes;
+  header->nbytes = nbytes & kMaxMessageBytes;
+  header->dtype_hash = op->dtype_hash;
   header->tag = op->tag;
   header->dtype = static_cast<uint8_t>(op->dtype) & 0x7f;
   header->blocking = op->blocking ? 1 : 0;
@@ -94,14 +117,18 @@ bool MessageEngine::write(Outbox& out, MessageOp* op) {
 void MessageEngine::send_to_self(MessageOp* op) {
   if (MessageOp* receive = queue_.match(rank_, op->tag)) {
     receive->source = rank_;
-    if (!fits(receive, rank_, op->dtype, op->nbytes)) {
+    if (!fits(receive, rank_, *op)) {
       queue_.post(op);  // stays pending, and ends with the mismatch error
       return;
     }
     copy_message(receive->data, op->data, op->nbytes);
     finish(receive);
   } else {
-    Unexpected message{.source = rank_, .tag = op->tag, .dtype = op->dtype, .nbytes = op->nbytes};
+    Unexpected message{.source = rank_,
+                       .tag = op->tag,
+                       .dtype = op->dtype,
+                       .dtype_hash = op->dtype_hash,
+                       .nbytes = op->nbytes};
     message.bytes.reset(new std::byte[op->nbytes]);
     copy_message(message.bytes.get(), op->data, op->nbytes);
     queue_.add(std::move(message));
@@ -147,7 +174,7 @@ void MessageEngine::flush_stream(Outbox& out, int peer) {
     MessageHeader* header = out.writer.reserve(part);
     if (header == nullptr) return;
     header->kind = MessageKind::kPart;
-    header->nbytes = part;
+    header->nbytes = part & kMaxMessageBytes;
     header->ref = {op->id, op->recv_id, 0, op->moved};
     copy_message(header->body(), op->data + op->moved, part);
     out.writer.commit(header);
@@ -242,17 +269,20 @@ bool MessageEngine::handle_answer(int source, const MessageHeader& header) {
 }
 
 bool MessageEngine::receive_eager(int source, const MessageHeader& header) {
-  const auto dtype = static_cast<DType>(header.dtype);
   MailboxReader& inbox = inboxes_[static_cast<size_t>(source)];
   if (!inbox.count_eager(header.nbytes)) return false;
   if (MessageOp* op = queue_.match(source, header.tag)) {
-    if (!fits(op, source, dtype, header.nbytes)) return true;
+    if (!fits(op, source, header)) return true;
     copy_message(op->data, eager_bytes(header), header.nbytes);
     inbox.delivered(header.nbytes);
     finish(op);
     return true;
   }
-  Unexpected message{.source = source, .tag = header.tag, .dtype = dtype, .nbytes = header.nbytes};
+  Unexpected message{.source = source,
+                     .tag = header.tag,
+                     .dtype = static_cast<DType>(header.dtype),
+                     .dtype_hash = static_cast<uint16_t>(header.dtype_hash),
+                     .nbytes = header.nbytes};
   message.counted = true;
   message.bytes.reset(new std::byte[header.nbytes]);
   copy_message(message.bytes.get(), eager_bytes(header), header.nbytes);
@@ -261,9 +291,8 @@ bool MessageEngine::receive_eager(int source, const MessageHeader& header) {
 }
 
 bool MessageEngine::receive_announced(int source, const MessageHeader& header) {
-  const auto dtype = static_cast<DType>(header.dtype);
   if (MessageOp* op = queue_.match(source, header.tag)) {
-    if (fits(op, source, dtype, header.nbytes)) {
+    if (fits(op, source, header)) {
       pull(op, source, header.ref.send_id, header.ref.address, header.blocking != 0);
     }
     return true;
@@ -272,7 +301,8 @@ bool MessageEngine::receive_announced(int source, const MessageHeader& header) {
   ++num_announced_[static_cast<size_t>(source)];
   queue_.add({.source = source,
               .tag = header.tag,
-              .dtype = dtype,
+              .dtype = static_cast<DType>(header.dtype),
+              .dtype_hash = static_cast<uint16_t>(header.dtype_hash),
               .nbytes = header.nbytes,
               .announced = true,
               .blocking = header.blocking != 0,
@@ -310,7 +340,7 @@ bool MessageEngine::receive_part(int source, const MessageHeader& header) {
 void MessageEngine::accept(MessageOp* op, Unexpected& message) {
   const bool was_announced = message.source != rank_ && !message.counted;
   if (was_announced) --num_announced_[static_cast<size_t>(message.source)];
-  if (!fits(op, message.source, message.dtype, message.nbytes)) return;
+  if (!fits(op, message.source, message)) return;
   if (message.announced) {
     return pull(op, message.source, message.send_id, message.address, message.blocking);
   }
@@ -328,24 +358,6 @@ void MessageEngine::accept(MessageOp* op, Unexpected& message) {
     buffered_bytes_ -= message.nbytes;
   }
   finish(op);
-}
-
-bool MessageEngine::fits(MessageOp* op, int source, DType dtype, uint64_t nbytes) {
-  op->source = source;
-  if (op->nbytes == nbytes && op->dtype == dtype) return true;
-  segment_.message_mismatch(rank_) = {.source = source,
-                                      .tag = op->tag,
-                                      .sent_bytes = nbytes,
-                                      .expected_bytes = op->nbytes,
-                                      .sent_dtype = static_cast<uint8_t>(dtype),
-                                      .expected_dtype = static_cast<uint8_t>(op->dtype)};
-  segment_.fail({.code = FailureCode::kMessageMismatch,
-                 .reporter = static_cast<uint16_t>(rank_),
-                 .culprit = static_cast<uint16_t>(source)});
-  broken_ = true;
-  op->state = MessageOp::State::kPosted;
-  queue_.post(op);  // stays pending, and ends with all others
-  return false;
 }
 
 void MessageEngine::pull(MessageOp* op, int source, uint64_t send_id, uint64_t address,
@@ -386,6 +398,7 @@ void MessageEngine::buffer_announced(int source) {
     message.arriving->self = message.arriving;
     message.arriving->blocking = false;
     message.arriving->dtype = message.dtype;
+    message.arriving->dtype_hash = message.dtype_hash;
     message.arriving->peer = message.source;
     message.arriving->source = message.source;
     message.arriving->tag = message.tag;

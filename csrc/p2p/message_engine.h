@@ -80,7 +80,9 @@ class MessageEngine {
   bool receive_part(int source, const MessageHeader& header);
   void reject(int source);
   void accept(MessageOp* op, Unexpected& message);
-  bool fits(MessageOp* op, int source, DType dtype, uint64_t nbytes);
+  /// Whether a message has the receive's size and dtype; otherwise breaks the communicator.
+  template <class Message>
+  bool fits(MessageOp* op, int source, const Message& message);
   void pull(MessageOp* op, int source, uint64_t send_id, uint64_t address, bool sender_waits);
   void finish(MessageOp* op);
 

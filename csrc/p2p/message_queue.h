@@ -18,6 +18,7 @@ struct Unexpected {
   int source = 0;
   int32_t tag = 0;
   DType dtype = DType::kU8;
+  uint16_t dtype_hash = 0;
   size_t nbytes = 0;
   bool announced = false;                         // the bytes are still in the sender's memory
   bool blocking = false;                          // the sender waits

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pycoll import _core
-from pycoll.arrays.memory import dtype_name, numpy_dtype
+from pycoll.arrays.memory import dtype_name, numpy_dtype, sizes_and_bytes
 from pycoll.errors import UsageError
 
 
@@ -55,8 +55,7 @@ class DeviceArray:
             UsageError: The device or the device library does not exist.
             CudaError: The device has no memory left.
         """
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-        nbytes = math.prod(sizes) * numpy_dtype(dtype).itemsize
+        sizes, nbytes = sizes_and_bytes(shape, dtype)
         return cls(_core.DeviceMemory(device, nbytes), sizes, dtype, stream=stream)
 
     @classmethod

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import math
+import operator
+import reprlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +14,9 @@ import numpy as np
 
 from pycoll import _core
 from pycoll.errors import UsageError
+
+_MAX_DIMS = 32  # NumPy's limit before version 2
+_MAX_BYTES = 1 << 47  # addresses of a process
 
 # NumPy's names of pycoll's dtypes where they differ; the later ones need ml_dtypes.
 _NUMPY_NAMES = {
@@ -47,6 +52,30 @@ def item_size(dtype: Any) -> int:
     return dtype.itemsize if _is_torch(dtype) else numpy_dtype(dtype).itemsize
 
 
+def sizes_and_bytes(shape: Any, dtype: Any) -> tuple[tuple[int, ...], int]:
+    """The sizes along all dimensions, and the bytes of the array.
+
+    Raises:
+        UsageError: The shape is no integer or sequence of integers, an integer is negative, the
+            array is larger than any memory, or the dtype is unknown or has Python objects.
+    """
+    try:
+        sizes = tuple(map(operator.index, shape if np.iterable(shape) else (shape,)))
+    except TypeError:
+        sizes = (-1,)
+    if any(size < 0 for size in sizes) or len(sizes) > _MAX_DIMS:
+        raise UsageError(
+            f"shape is {reprlib.repr(shape)}, expected an integer or a sequence of at most "
+            f"{_MAX_DIMS} integers, each 0 or more"
+        )
+    if not _is_torch(dtype) and (numpy_dtype(dtype).hasobject or not numpy_dtype(dtype).itemsize):
+        raise UsageError(f"dtype is {numpy_dtype(dtype)}, expected elements of bytes in memory")
+    nbytes = math.prod(sizes) * item_size(dtype)
+    if nbytes > _MAX_BYTES:
+        raise UsageError(f"shape is {reprlib.repr(shape)}: {nbytes:.3g} bytes are no array's size")
+    return sizes, nbytes
+
+
 def numpy_dtype(dtype: Any) -> np.dtype:
     """The NumPy dtype for a NumPy dtype, its name, or the name of a pycoll dtype.
 
@@ -64,9 +93,10 @@ def numpy_dtype(dtype: Any) -> np.dtype:
         return np.dtype(getattr(ml_dtypes, _ML_NAMES.get(name, name)))
     try:
         return np.dtype(_NUMPY_NAMES.get(name, dtype) if name else dtype)
-    except TypeError:
+    except (TypeError, ValueError):
         raise UsageError(
-            f"dtype is {dtype!r}, expected a NumPy or torch dtype, or a name such as 'f32'"
+            f"dtype is {reprlib.repr(dtype)}, expected a NumPy or torch dtype, or a name such as "
+            "'f32'"
         ) from None
 
 

@@ -12,21 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from pycoll.elastic.owner_port import Address, OwnerPort
+from pycoll.elastic.port_server import BROKEN, MAX_LINE, cancel, read_message, write_message
 from pycoll.errors import PeerDiedError, TimeoutError
 
 _ATTEMPT_S = 1.0
 _RETRY_S = 0.1
-_STRANGER_S = 5.0
-_MAX_STRANGERS = 128
-_MAX_LINE = 1 << 16
-_BROKEN = (OSError, EOFError, asyncio.LimitOverrunError, ValueError, KeyError, TypeError)
 
 
 @dataclass(frozen=True)
@@ -71,30 +67,23 @@ class Agreement:
         self._serve = serve
         self._timeout_s = timeout_s
         self._silence_s = silence_s or timeout_s
-        self._ended: set[int] = set()
+        self._server = port.server
+        self._ended = port.server.ended
         self._lost: set[int] = set()
-        self._joined: dict[int, asyncio.StreamWriter] = {}
-        self._strangers: set[asyncio.Task[None]] = set()
-        self._heard: set[asyncio.Task[None]] = set()
-        self._changed = asyncio.Event()
 
     async def run(self) -> Verdict:
-        """Runs the agreement; the verdict is identical on all members.
+        """Runs the agreement, on the port's thread; the verdict is identical on all members.
 
         Raises:
             PeerDiedError: This rank is not in a majority.
             TimeoutError: A lower rank is alive, but did not decide before the deadline.
         """
         self._end = asyncio.get_running_loop().time() + self._timeout_s
-        server = await asyncio.start_server(
-            self._hear, sock=self._port.socket.dup(), limit=_MAX_LINE
-        )
         lower = [asyncio.create_task(self._follow(r)) for r in range(self._port.rank)]
         try:
             return await self._decided(lower) or await self._coordinate()
         finally:
-            server.close()
-            await _cancel([*lower, *self._heard])
+            await cancel(lower)
 
     def _seconds_left(self) -> float:
         return self._end - asyncio.get_running_loop().time()
@@ -126,7 +115,7 @@ class Agreement:
         while True:
             if (link := await self._connect(peer)) is not None:
                 last_seen = asyncio.get_running_loop().time()
-                with contextlib.suppress(*_BROKEN):
+                with contextlib.suppress(*BROKEN):
                     return await self._hear_out(peer, *link)
             elif peer in self._ended:
                 return None
@@ -142,7 +131,7 @@ class Agreement:
         for host in address.hosts:
             try:
                 return await asyncio.wait_for(
-                    asyncio.open_connection(host, address.port, limit=_MAX_LINE), _ATTEMPT_S
+                    asyncio.open_connection(host, address.port, limit=MAX_LINE), _ATTEMPT_S
                 )
             except ConnectionRefusedError:
                 refused += 1
@@ -157,17 +146,18 @@ class Agreement:
     ) -> Verdict | None:
         """Greets a rank that may not listen yet, and waits for its decision."""
         try:
-            theirs = bytes.fromhex((await _read(reader))["nonce"])
+            theirs = bytes.fromhex((await read_message(reader))["nonce"])
             nonces = theirs + (own := secrets.token_bytes(32))
             rank = self._port.rank
+            proof = self._port.proof("follower", rank, nonces)
             hello = {"rank": rank, "nonce": own.hex(), "ended": sorted(self._ended)}
-            await _write(writer, hello | {"proof": self._port.proof("follower", rank, nonces)})
-            answer = await _read(reader)
+            await write_message(writer, hello | {"proof": proof})
+            answer = await read_message(reader)
             if not secrets.compare_digest(
                 answer["proof"], self._port.proof("coordinator", peer, nonces)
             ):
                 raise ValueError("an unauthenticated peer")
-            decided = await _read(reader)
+            decided = await read_message(reader)
         finally:
             writer.close()
         if "refused" in decided:
@@ -176,61 +166,21 @@ class Agreement:
 
     # --- as the coordinator of higher ranks ---
 
-    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Handles a connection of a rank, or of an unauthenticated peer, which soon times out."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._heard.add(task)
-        self._strangers.add(task)
-        rank = None
-        try:
-            if len(self._strangers) <= _MAX_STRANGERS:
-                with contextlib.suppress(asyncio.TimeoutError):
-                    rank = await asyncio.wait_for(self._greeted(reader, writer), _STRANGER_S)
-            if rank is not None:
-                self._strangers.discard(task)
-                self._joined[rank] = writer
-                self._changed.set()
-                await reader.read()  # until the peer disconnects
-        except (*_BROKEN, asyncio.CancelledError):
-            pass  # otherwise asyncio prints the cancellation of a handler
-        finally:
-            self._heard.discard(task)
-            self._strangers.discard(task)
-            if rank is not None and self._joined.get(rank) is writer:
-                del self._joined[rank]
-                self._changed.set()
-            writer.close()
-
-    async def _greeted(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> int | None:
-        """Authenticates the peer and returns its rank."""
-        own = secrets.token_bytes(32)
-        await _write(writer, {"nonce": own.hex()})
-        hello = await _read(reader)
-        nonces = own + bytes.fromhex(hello["nonce"])
-        rank = int(hello["rank"])
-        if not secrets.compare_digest(hello["proof"], self._port.proof("follower", rank, nonces)):
-            return None
-        self._ended |= set(map(int, hello["ended"]))
-        await _write(writer, {"proof": self._port.proof("coordinator", self._port.rank, nonces)})
-        return rank
-
     async def _coordinate(self) -> Verdict:
         """Waits for all higher ranks that may connect, and decides."""
         higher = range(self._port.rank + 1, self._port.size)
         probes = [asyncio.create_task(self._probe(rank)) for rank in higher]
         try:
             while self._seconds_left() > 0 and not all(
-                rank in self._joined or rank in self._ended | self._lost for rank in higher
+                rank in self._server.joined or rank in self._ended | self._lost for rank in higher
             ):
-                self._changed.clear()
+                self._server.changed.clear()
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), min(0.5, self._seconds_left()))
+                    wait_s = min(0.5, self._seconds_left())
+                    await asyncio.wait_for(self._server.changed.wait(), wait_s)
         finally:
-            await _cancel(probes)
-        members = sorted({self._port.rank, *self._joined})
+            await cancel(probes)
+        members = sorted({self._port.rank, *self._server.joined})
         ended = self._ended - set(members)
         if not may_go_on(members, ended, self._port.size):
             text = _minority(members, ended, self._port.size)
@@ -243,7 +193,7 @@ class Agreement:
 
     def _reached_at(self) -> str:
         """The address of this host to which most ranks have connected."""
-        names = [writer.get_extra_info("sockname")[0] for writer in self._joined.values()]
+        names = [writer.get_extra_info("sockname")[0] for writer in self._server.joined.values()]
         hosts = [name.removeprefix("::ffff:") for name in names]
         return max(hosts, key=hosts.count, default="127.0.0.1")
 
@@ -257,36 +207,17 @@ class Agreement:
                 self._lost.discard(peer)
             elif asyncio.get_running_loop().time() - last_seen > self._silence_s:
                 self._lost.add(peer)
-            self._changed.set()
+            self._server.changed.set()
             await asyncio.sleep(2 * _RETRY_S)
 
     async def _tell(self, what: dict[str, Any]) -> None:
-        for writer in list(self._joined.values()):
+        """Sends the decision to the ranks that have connected, and disconnects them."""
+        joined = list(self._server.joined.values())
+        self._server.joined.clear()
+        for writer in joined:
             with contextlib.suppress(OSError):
-                await _write(writer, what)
-
-
-async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancels the tasks repeatedly: wait_for before Python 3.12 may swallow a cancellation."""
-    left = {task for task in tasks if not task.done()}
-    while left:
-        for task in left:
-            task.cancel()
-        _, left = await asyncio.wait(left, timeout=_RETRY_S)
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _read(reader: asyncio.StreamReader) -> dict[str, Any]:
-    line = await reader.readuntil(b"\n")
-    message = json.loads(line)
-    if not isinstance(message, dict):
-        raise ValueError("not a message")
-    return message
-
-
-async def _write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
-    writer.write(json.dumps(message).encode() + b"\n")
-    await writer.drain()
+                await write_message(writer, what)
+            writer.close()
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -1,30 +1,30 @@
 """A port that each rank keeps open, so that it can be reached when the communicator is broken.
 
-Every rank of a world of processes listens on its port from the start and publishes the address, but
-accepts no peer until it takes part in `shrink`. So if the kernel accepts a connection, the process
-is alive, and if it refuses the connection, the process has ended, whatever the rank is doing.
+Every rank of a world of processes listens on its port from the start and publishes the address. So
+if the kernel accepts a connection, the process is alive, and if it refuses the connection, the
+process has ended, whatever the rank is doing.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import hashlib
 import hmac
 import json
-import os
 import re
+import reprlib
 import socket
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pycoll import _core, environment
+from pycoll.elastic.port_server import PortServer
 from pycoll.errors import SystemError, UsageError
 
-_BACKLOG = 128
+_BACKLOG = 4096  # the kernel's limit, net.core.somaxconn, may be lower
 _LOOPBACK = "127.0.0.1"
-_open_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+_ATTEMPTS = 16  # to find a port that is free at all addresses
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class OwnerPort:
         rank: This rank.
         addresses: Addresses of all ranks, by rank.
         secret: Secret of the ranks of this world.
-        socket: Listening socket of this rank.
+        server: Server of this rank's port.
     """
 
     rank: int
     addresses: list[Address]
     secret: bytes
-    socket: socket.socket
+    server: PortServer
 
     @property
     def own(self) -> Address:
@@ -101,12 +101,23 @@ def open_owner_port(
     """
     filter = environment.read("PYCOLL_IFNAME")
     hosts = [_LOOPBACK] if one_host else _core.bootstrap.interface_addresses(filter)
-    kept = [port.socket for port in former if port.own.hosts == tuple(hosts)]
-    listener = kept[-1] if kept else _listen(hosts)
-    own = Address(tuple(hosts), listener.getsockname()[1])
-    texts = [text.decode() for text in exchange("port", own.to_text(), timeout_s)]
-    secret = hmac.new(token.encode(), f"pycoll port {name}".encode(), hashlib.sha256).digest()
-    return OwnerPort(rank, [Address.from_text(text) for text in texts], secret, listener)
+    kept = [port for port in former if port.own.hosts == tuple(hosts)]
+    if kept:
+        own, server = kept[-1].own, kept[-1].server
+    else:
+        listeners = _listen(hosts)
+        server = PortServer(list(listeners.values()))
+        own = Address(tuple(listeners), server.port)
+    try:
+        texts = [text.decode() for text in exchange("port", own.to_text(), timeout_s)]
+        secret = hmac.new(token.encode(), f"pycoll port {name}".encode(), hashlib.sha256).digest()
+        port = OwnerPort(rank, [Address.from_text(text) for text in texts], secret, server)
+        server.serve(rank, port.proof)
+    except BaseException:
+        if not kept:
+            server.close()
+        raise
+    return port
 
 
 def exchange_through(store: Any, rank: int, size: int) -> Callable[[str, str, float], list[bytes]]:
@@ -129,53 +140,57 @@ def exchange_through(store: Any, rank: int, size: int) -> Callable[[str, str, fl
 
 
 def _ports() -> Sequence[int]:
-    """Ports of PYCOLL_PORTS; [0], the system's choice, if it is not set."""
+    """Ports of PYCOLL_PORTS; if it is not set, the system chooses, several times if needed."""
     first, _, last = environment.read("PYCOLL_PORTS").partition("-")
-    return range(int(first), int(last) + 1) if first else [0]
+    return range(int(first), int(last) + 1) if first else [0] * _ATTEMPTS
 
 
-def _listen(hosts: Sequence[str]) -> socket.socket:
-    """Listens at the given address if there is one, or at all addresses of this host."""
-    if len(hosts) == 1:
-        family = socket.AF_INET6 if ":" in hosts[0] else socket.AF_INET
-        places = [(family, hosts[0], port) for port in _ports()]
-    else:
-        # An IPv6 socket accepts IPv4 too, if the host has it.
-        places = [(socket.AF_INET6, "::", port) for port in _ports()]
-        places += [(socket.AF_INET, "0.0.0.0", port) for port in _ports()]
+def _listen(hosts: Sequence[str]) -> dict[str, socket.socket]:
+    """Listens at these addresses, at all of them on the same port; returns the sockets by address.
+
+    An address that has gone, or is not ready yet, is left out.
+    """
     why: OSError | None = None
-    for family, host, port in places:
+    for port in _ports():
+        listeners: dict[str, socket.socket] = {}
         try:
-            listener = socket.socket(family, socket.SOCK_STREAM)
+            for host in hosts:
+                try:
+                    listener = _listen_at(host, port)
+                except OSError as error:
+                    if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                        raise
+                    why = error
+                    continue
+                listeners[host] = listener
+                port = listener.getsockname()[1]
         except OSError as error:
             why = error
+            for listener in listeners.values():
+                listener.close()
             continue
-        try:
-            listener.bind((host, port))
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            why = error
-            listener.close()
-            continue
-        listener.setblocking(False)
-        _open_sockets.add(listener)
-        return listener
+        if listeners:
+            return listeners
     raise SystemError(f"cannot listen on any port for shrink (set PYCOLL_PORTS): {why}")
+
+
+def _listen_at(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 def host_and_port(address: str) -> tuple[str, int]:
     """Splits "host:port"; the host of an IPv6 address may stand in brackets."""
-    found = re.fullmatch(r"\[?([^\]]+?)\]?:(\d+)", address)
+    pattern = r"\[?([^\]]+?)\]?:(\d{1,5})"
+    found = re.fullmatch(pattern, address) if isinstance(address, str) else None
     if not found or not 0 < int(found[2]) < 1 << 16:
-        raise UsageError(f"address is {address!r}, expected 'host:port', as '10.0.0.1:29600'")
+        text = reprlib.repr(address)
+        raise UsageError(f"address is {text}, expected 'host:port', as '10.0.0.1:29600'")
     return found[1], int(found[2])
-
-
-def _leave_to_parent() -> None:
-    """Closes the port in a forked process, which would keep it open after the rank's death."""
-    for listener in list(_open_sockets):
-        with contextlib.suppress(OSError):
-            listener.close()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import re
 import secrets
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pycoll import _core, environment
-from pycoll.elastic.agreement import Agreement, Verdict
+from pycoll.arguments import seconds, whole_number
+from pycoll.elastic.agreement import Agreement
 from pycoll.elastic.owner_port import OwnerPort, exchange_through, host_and_port, open_owner_port
 from pycoll.errors import TimeoutError, UsageError
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
 _bootstrap = _core.bootstrap
 _NEWCOMER = 1 << 20  # lower bound of newcomers' numbers, above all ranks
+_MAX_NEWCOMERS = 255  # a communicator has at most 256 ranks
 _POLL_S = 0.05
 # Seconds that rank 0's store stays open after a failure, to report the reason.
 _LAST_WORD_S = 2.0
@@ -31,7 +31,7 @@ _LAST_WORD_S = 2.0
 
 def shrink(comm: Communicator, timeout_s: float | None) -> Communicator:
     """Makes a communicator of the surviving ranks of `comm`: see `Communicator.shrink`."""
-    timeout_s = comm.timeout_s if timeout_s is None else timeout_s
+    timeout_s = comm.timeout_s if timeout_s is None else seconds(timeout_s)
     end = time.monotonic() + timeout_s
     port = _owner_port_of(comm)
     token = port.secret.hex()
@@ -42,7 +42,8 @@ def shrink(comm: Communicator, timeout_s: float | None) -> Communicator:
             stack.callback(server.stop, _LAST_WORD_S)
             return server.port
 
-        verdict = _agree(port, serve, timeout_s)
+        silence_s = float(environment.read("PYCOLL_SILENCE_S") or 5)
+        verdict = port.server.run(Agreement(port, serve, timeout_s, silence_s).run())
         left_s = max(end - time.monotonic(), _LAST_WORD_S)
         rank, size = verdict.ranks.index(port.rank), len(verdict.ranks)
         store = None
@@ -56,8 +57,8 @@ def shrink(comm: Communicator, timeout_s: float | None) -> Communicator:
 
 def grow(comm: Communicator, num_new: int, address: str, timeout_s: float) -> Communicator:
     """Makes a communicator of `comm`'s ranks and newcomers: see `Communicator.grow`."""
-    if num_new < 1:
-        raise UsageError(f"num_new is {num_new}, expected 1 or more newcomers")
+    num_new = whole_number(num_new, "num_new", 1, _MAX_NEWCOMERS)
+    timeout_s = seconds(timeout_s)
     host, port = host_and_port(address)
     token, local = _session_token()
     with contextlib.ExitStack() as stack:
@@ -94,6 +95,7 @@ def join(address: str, timeout_s: float = 60.0) -> Communicator:
             enough newcomers.
         TimeoutError: No world waits at `address`, or other newcomers did not join.
     """
+    timeout_s = seconds(timeout_s)
     host, port = host_and_port(address)
     token, local = _session_token()
     number_here = _NEWCOMER + secrets.randbelow(_NEWCOMER)  # stores need a unique number
@@ -120,40 +122,6 @@ def join(address: str, timeout_s: float = 60.0) -> Communicator:
     new = _connect(store, world, timeout_s, timeout_s)
     new.former_ranks = list(range(first)) + [-1] * (size - first)
     return new
-
-
-def _agree(port: OwnerPort, serve: Callable[[str], int], timeout_s: float) -> Verdict:
-    """Runs the agreement on a separate thread: the caller's may have an event loop."""
-    silence_s = float(environment.read("PYCOLL_SILENCE_S") or 5)
-    agreement = Agreement(port, serve, timeout_s, silence_s)
-    outcome: list[Verdict | BaseException] = []
-    finished = threading.Event()  # an interrupted Thread.join takes the thread for ended
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(agreement.run())
-
-    def run() -> None:
-        try:
-            outcome.append(loop.run_until_complete(task))
-        except BaseException as error:  # passed to the caller
-            outcome.append(error)
-        finally:
-            loop.close()
-            finished.set()
-
-    thread = threading.Thread(target=run, name="pycoll shrink", daemon=True)
-    thread.start()
-    try:
-        while not finished.wait(_POLL_S):
-            pass  # signal handlers run in between
-    except BaseException:
-        with contextlib.suppress(RuntimeError):  # the loop may have closed meanwhile
-            loop.call_soon_threadsafe(task.cancel)
-        raise
-    finally:
-        thread.join()
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
 
 
 def _wait_for_newcomers(
@@ -214,8 +182,8 @@ def _replace(old: Communicator, new: Communicator, former_ranks: list[int]) -> C
     """Closes `old`, but not its port: a peer that finds the port closed treats the rank as dead."""
     new.former_ranks = former_ranks
     new.deterministic, new.register_after = old.deterministic, old.register_after
-    ports = {port.socket for port in new._owner_ports}
-    new._owner_ports[:0] = [port for port in old._owner_ports if port.socket not in ports]
+    servers = {port.server for port in new._owner_ports}
+    new._owner_ports[:0] = [port for port in old._owner_ports if port.server not in servers]
     old._owner_ports.clear()
     old.close()
     return new

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from pycoll.arguments import seconds
 from pycoll.errors import AbortedError, Error, PeerDiedError, UsageError
 from pycoll.launch.processes import RankProcess, World, describe_exit, end_all
 
@@ -63,6 +64,8 @@ def run_ranks(
     """
     if n < 1:
         raise UsageError(f"run_ranks: expected n >= 1 ranks, got n={n}")
+    if timeout_s is not None:
+        timeout_s = seconds(timeout_s)
     run = _Threads if threads else _Processes
     outcomes = run(lambda comm: fn(comm, *args, **kwargs), n, timeout_s, return_errors).outcomes()
     failures = [outcome for outcome in outcomes if isinstance(outcome, _Failure)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pycoll import _core
+from pycoll.arguments import whole_number
 from pycoll.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ __all__ = ["Jitter", "Level", "Straggler", "Topology", "uniform"]
 
 Pairs = tuple[tuple[float, ...], ...]
 RANK = "rank"
+_MAX_SIZE = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +178,10 @@ class Topology:
         """
         if not self.levels:
             raise UsageError("topology: expected at least one level")
+        for level in self.levels:
+            for name in ("size", "num_links"):
+                what = f"topology: {name} of {level.name!r}"
+                whole_number(getattr(level, name), what, -_MAX_SIZE, _MAX_SIZE)
         fabric = _core.Fabric(
             [
                 _core.FabricLevel(

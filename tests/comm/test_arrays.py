@@ -200,6 +200,52 @@ def test_elements_of_two_sizes_raise_mismatch(comm):
         comm.barrier()  # the root of a small message does not wait for the others
 
 
+# Pairs of dtypes outside of the table whose elements have one size.
+UNLIKE = [
+    ("M8[s]", "M8[D]"),
+    (">f8", "M8[s]"),
+    (">f4", ">i4"),
+    ("m8[s]", "M8[s]"),
+    ("S4", "V4"),
+    ("U2", "S8"),
+    ([("a", "i4"), ("b", "f4")], [("a", "f4"), ("b", "i4")]),
+]
+
+
+def test_elements_of_two_types_of_one_size_raise_mismatch():
+    def work(comm: Comm, i: int, how: str) -> str:
+        x = np.zeros(3, UNLIKE[i][comm.rank])
+        try:
+            if how == "broadcast":
+                comm.broadcast(x)
+            elif how == "all_gather":
+                comm.all_gather(x, counts=[3, 3])
+            elif comm.rank == 0:
+                comm.send(x, 1)
+            else:
+                comm.recv(x, 0)
+            comm.barrier()
+        except pycoll.CollectiveMismatchError as error:
+            return str(error)
+        return "no error"
+
+    for i, (first, second) in enumerate(UNLIKE):
+        for how in ("broadcast", "all_gather", "message"):
+            for text in pycoll.run_ranks(work, 2, i, how, threads=True):
+                if how == "message":
+                    assert "of another dtype" in text, (first, second, text)
+                else:
+                    assert f"({np.dtype(first)})" in text, (first, second, text)
+                    assert f"({np.dtype(second)})" in text, (first, second, text)
+
+
+@on_ranks(threads=[2])
+def test_out_of_another_type_of_the_same_size_is_refused(comm):
+    expected = r"elements of datetime64\[D\], expected 6 of datetime64\[s\]"
+    with pytest.raises(UsageError, match=expected):
+        comm.all_gather(np.zeros(3, "M8[s]"), np.zeros(6, "M8[D]"))
+
+
 @pytest.mark.torch
 def test_tensor_that_cannot_be_used_raises_usage_error():
     torch = pytest.importorskip("torch", reason="tests torch tensors")

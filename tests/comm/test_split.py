@@ -158,10 +158,25 @@ def test_split_member_that_does_not_come_is_a_timeout(comm):
 
 @on_ranks(2)
 def test_split_wants_whole_numbers(comm):
-    for color in ("red", 1.5, None, 1 << 40):
-        with pytest.raises((UsageError, TypeError)):
-            comm.split(color)
+    for wrong in ("red", 1.5, None, 1 << 40, 1 << 63, -(1 << 31) - 1, [1], object()):
+        for name, arguments in (("color", (wrong,)), ("key", (0, wrong))):
+            expected = f"{name} is .*, expected a whole number from -2147483648"
+            with pytest.raises(UsageError, match=expected):
+                comm.split(*arguments)
+    assert comm.split((1 << 31) - 1, -(1 << 31)).size == comm.size
     comm.barrier()
+
+
+@on_ranks(processes=[2])
+def test_splits_of_splits_may_be_deep(comm):
+    """The name of a part gets longer with each split; sockets have names of 107 bytes at most."""
+    parts = [comm]
+    for depth in range(60):
+        parts.append(parts[-1].split(0))
+        x = np.ones(3)
+        assert parts[-1].all_reduce(x)[0] == 2, depth
+        if len(parts) > 3:
+            parts.pop(1).close()
 
 
 # --- group ---

@@ -148,8 +148,8 @@ CORE = [
     Fault(
         "short-message-is-accepted",
         "csrc/p2p/message_engine.cc",
-        "if (op->nbytes == nbytes && op->dtype == dtype) return true;",
-        "if (op->nbytes >= nbytes && op->dtype == dtype) return true;",
+        "if (op->nbytes == message.nbytes && same_type) return true;",
+        "if (op->nbytes >= message.nbytes && same_type) return true;",
         "A message that is shorter than the receive raises no error.",
         ("tests/comm",),
         ("tests/comm/test_message_failures.py", "tests/comm/test_send_recv.py"),

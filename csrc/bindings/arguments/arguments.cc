@@ -21,8 +21,6 @@ static_assert(std::size(kArgNames) == kNumArgs);
 // Larger than any memory, and small enough that sums of counts do not overflow.
 constexpr int64_t kMaxRows = int64_t{1} << 48;
 
-std::string repr(PyObject* object) { return py::repr(object).cast<std::string>(); }
-
 /// Index of `keyword` among the arguments, num_args when there is no such argument.
 size_t find_keyword(const Signature& signature, PyObject* keyword) {
   if (!PyUnicode_IS_COMPACT_ASCII(keyword)) return signature.num_args;
@@ -34,6 +32,17 @@ size_t find_keyword(const Signature& signature, PyObject* keyword) {
 }
 
 }  // namespace
+
+std::string repr_of(PyObject* object) {
+  constexpr size_t kMaxChars = 80;
+  const auto text = py::reinterpret_steal<py::object>(PyObject_ASCII(object));
+  if (!text) {
+    PyErr_Clear();
+    return std::string("a ") + Py_TYPE(object)->tp_name;
+  }
+  const auto ascii = text.cast<std::string>();
+  return ascii.size() <= kMaxChars ? ascii : ascii.substr(0, kMaxChars) + "...";
+}
 
 Arguments::Arguments(const Signature& signature, PyObject* const* args, Py_ssize_t num_args,
                      PyObject* keywords) {
@@ -70,7 +79,15 @@ std::string_view text_of(PyObject* object, const char* what) {
   const char* text = PyUnicode_Check(object) ? PyUnicode_AsUTF8AndSize(object, &size) : nullptr;
   if (text == nullptr) {
     PyErr_Clear();
-    throw UsageError(std::string(what) + " is a " + Py_TYPE(object)->tp_name + ", expected a str");
+    throw UsageError(std::string(what) + " is " +
+                     (PyUnicode_Check(object) ? repr_of(object) + ", which UTF-8 cannot encode"
+                                              : std::string("a ") + Py_TYPE(object)->tp_name) +
+                     ", expected a str");
+  }
+  constexpr Py_ssize_t kMaxBytes = 256;  // longer than any name, and short enough for a message
+  if (size > kMaxBytes) {
+    throw UsageError(std::string(what) + " is a str of " + std::to_string(size) +
+                     " bytes, expected at most " + std::to_string(kMaxBytes));
   }
   return {text, static_cast<size_t>(size)};
 }
@@ -85,26 +102,27 @@ int rank_of(PyObject* object, const char* what, int num_ranks) {
   const Py_ssize_t value = PyNumber_AsSsize_t(object, nullptr);  // clips large values
   if (PyErr_Occurred() != nullptr || value < 0 || value >= num_ranks) {
     PyErr_Clear();
-    throw UsageError(std::string(what) + " is " + repr(object) + ", expected a rank in 0.." +
+    throw UsageError(std::string(what) + " is " + repr_of(object) + ", expected a rank in 0.." +
                      std::to_string(num_ranks - 1));
   }
   return static_cast<int>(value);
 }
 
 std::vector<int64_t> counts_of(PyObject* object, const char* what, int num_ranks) {
-  const auto items = py::reinterpret_steal<py::object>(PySequence_Fast(object, ""));
+  // A copy: reading an item may run code that changes a list.
+  const auto items = py::reinterpret_steal<py::object>(PySequence_Tuple(object));
   if (!items) PyErr_Clear();
-  if (!items || PySequence_Fast_GET_SIZE(items.ptr()) != num_ranks) {
-    throw UsageError(std::string(what) + " is " + repr(object) + ", expected a sequence of " +
+  if (!items || PyTuple_GET_SIZE(items.ptr()) != num_ranks) {
+    throw UsageError(std::string(what) + " is " + repr_of(object) + ", expected a sequence of " +
                      std::to_string(num_ranks) + " counts, one for each rank");
   }
   std::vector<int64_t> counts(static_cast<size_t>(num_ranks));
   for (int rank = 0; rank < num_ranks; ++rank) {
-    PyObject* item = PySequence_Fast_GET_ITEM(items.ptr(), rank);
+    PyObject* item = PyTuple_GET_ITEM(items.ptr(), rank);
     const Py_ssize_t count = PyNumber_AsSsize_t(item, nullptr);  // clips large values
     if (PyErr_Occurred() != nullptr || count < 0 || count > kMaxRows) {
       PyErr_Clear();
-      throw UsageError(std::string(what) + "[" + std::to_string(rank) + "] is " + repr(item) +
+      throw UsageError(std::string(what) + "[" + std::to_string(rank) + "] is " + repr_of(item) +
                        ", expected a number of rows, 0 or more");
     }
     counts[static_cast<size_t>(rank)] = count;

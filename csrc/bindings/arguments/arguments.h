@@ -6,6 +6,7 @@
 
 #include <array>
 #include <initializer_list>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -64,6 +65,9 @@ class Arguments {
  private:
   std::array<PyObject*, kNumArgs> values_{};
 };
+
+/// repr() in ASCII, shortened, for error messages.
+std::string repr_of(PyObject* object);
 
 // All of these raise UsageError, which names `what`, for an invalid value.
 

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "bindings/arguments/array_dtypes.h"
+#include "transport/ring/records.h"
 
 namespace pycoll {
 namespace py = pybind11;
@@ -44,7 +45,30 @@ bool has_objects(std::string_view format) {
   return false;
 }
 
+/// Refuses a description that no library makes, before its numbers are used.
+void check_tensor(const char* what, const DLTensor& tensor) {
+  const bool has_shape = tensor.shape != nullptr || tensor.ndim == 0;
+  bool valid = tensor.ndim >= 0 && tensor.ndim <= 64 && has_shape;
+  auto nbytes = static_cast<int64_t>(size_of_dlpack(tensor.dtype));
+  for (int i = 0; valid && i < tensor.ndim; ++i) {
+    valid = tensor.shape[i] >= 0 && !__builtin_mul_overflow(nbytes, tensor.shape[i], &nbytes);
+  }
+  if (!valid || (nbytes != 0 && tensor.data == nullptr)) {
+    refuse(what, "has a DLPack description with an invalid shape or address");
+  }
+}
+
 }  // namespace
+
+PyObject* numpy_owner(PyObject* array) {
+  constexpr int kOwnsData = 0x4;  // NPY_ARRAY_OWNDATA
+  const auto& numpy = py::detail::npy_api::get();
+  while (py::detail::array_proxy(array)->base != nullptr) {
+    array = py::detail::array_proxy(array)->base;
+    if (!numpy.PyArray_Check_(array)) return nullptr;
+  }
+  return (py::detail::array_proxy(array)->flags & kOwnsData) != 0 ? array : nullptr;
+}
 
 ArrayView::ArrayView(PyObject* object, const char* what, bool writable, Memory memory)
     : allows_device_(memory == Memory::kHostOrDevice) {
@@ -55,6 +79,13 @@ ArrayView::ArrayView(PyObject* object, const char* what, bool writable, Memory m
   }
   refuse(what, "is a " + std::string(Py_TYPE(object)->tp_name) +
                    ": expected an array with the buffer protocol or DLPack (NumPy, torch, ...)");
+}
+
+void ArrayView::pin() {
+  PyObject* const owner = is_numpy_ ? numpy_owner(object_.ptr()) : nullptr;
+  if (owner == nullptr) return;
+  pin_ = py::reinterpret_steal<py::object>(PyWeakref_NewRef(owner, nullptr));
+  if (!pin_) PyErr_Clear();  // a subclass without weak references
 }
 
 void ArrayView::refuse_not_contiguous(const char* what) { refuse(what, kNotContiguous); }
@@ -87,7 +118,12 @@ void ArrayView::set_opaque(const char* what, py::object described, size_t size) 
   dtype = DType::kOpaque;
   element_size = size;
   described_ = std::move(described);
-  if (size == 0) refuse(what, "has dtype " + dtype_text() + ", whose elements have no bytes");
+  const std::string text = dtype_text();
+  if (size == 0) refuse(what, "has dtype " + text + ", whose elements have no bytes");
+  // torch names a dtype as NumPy's packages do, so that their arrays may meet in one call.
+  constexpr std::string_view kTorch = "torch.";
+  const std::string_view name = text;
+  dtype_hash = hash_text(name.starts_with(kTorch) ? name.substr(kTorch.size()) : name);
 }
 
 void ArrayView::set_shape(const char* what, int num_dims_in, const int64_t* dims) {
@@ -167,6 +203,7 @@ void ArrayView::set_tensor(const char* what, py::handle object, const DLTensor& 
   constexpr int32_t kCuda = 2;
   constexpr int32_t kPinnedHost = 3;
   constexpr int32_t kManagedByCuda = 13;
+  check_tensor(what, tensor);
   const int32_t where = tensor.device.device_type;
   if (where == kCuda || where == kManagedByCuda) {
     void* current = nullptr;
@@ -200,7 +237,10 @@ bool ArrayView::view_dlpack_table(PyObject* object, const char* what) {
   if (capsule.is_none()) return false;
   const auto* table = static_cast<const DLPackExchangeAPI*>(
       PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-  if (table == nullptr) throw py::error_already_set();
+  if (table == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
   if (table->header.major != 1 || table->tensor_from_object == nullptr) return false;
   DLTensor tensor{};
   if (table->tensor_from_object(object, &tensor) != 0) {
@@ -222,7 +262,11 @@ bool ArrayView::view_dlpack(PyObject* object, const char* what) {
     refuse_dlpack(what, handle, error);
   }
   auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
-  if (managed == nullptr) throw py::error_already_set();
+  if (managed == nullptr) {
+    PyErr_Clear();
+    refuse(what, "is a " + std::string(Py_TYPE(object)->tp_name) +
+                     " whose __dlpack__() returned no new DLPack capsule");
+  }
   PyCapsule_SetName(capsule.ptr(), "used_dltensor");
   dlpack_.reset(managed);
   set_tensor(what, handle, managed->dl_tensor, nullptr);

@@ -14,6 +14,9 @@ struct DLPackExchangeAPI;
 
 namespace pycoll {
 
+/// The NumPy array that owns the memory of `array`; null when the owner is no NumPy array.
+PyObject* numpy_owner(PyObject* array);
+
 /// Memory that an argument may be in.
 enum class Memory : uint8_t { kHost, kHostOrDevice };
 
@@ -33,18 +36,23 @@ class ArrayView {
   int64_t count = 1;  // elements
   DType dtype = DType::kOpaque;
   size_t element_size = 0;  // bytes, of opaque elements too
+  uint32_t dtype_hash = 0;  // of the name of an opaque dtype
   int num_dims = 0;
   int64_t shape[6] = {};
   int device = -1;         // number of the device; -1: CPU memory
   void* stream = nullptr;  // current stream of the array's library on that device
 
+  /// Makes NumPy refuse to resize the array while this view lives: for an operation that goes on
+  /// after the call.
+  void pin();
   /// The viewed NumPy array; null for arrays of other libraries.
   PyObject* numpy() const { return is_numpy_ ? object_.ptr() : nullptr; }
   int64_t nbytes() const { return count * static_cast<int64_t>(element_size); }
   /// Name of the dtype in the core ("f32"), or in its library if it is opaque ("datetime64[ns]").
   std::string dtype_text() const;
   bool same_elements(const ArrayView& other) const {
-    return dtype == other.dtype && element_size == other.element_size;
+    return dtype == other.dtype && element_size == other.element_size &&
+           dtype_hash == other.dtype_hash;
   }
   /// Raises UsageError with the reason when the elements cannot be reduced with `op`.
   void check_reducible(const char* what, Op op) const {
@@ -57,6 +65,7 @@ class ArrayView {
   bool view_dlpack_table(PyObject* object, const char* what);
   bool view_dlpack(PyObject* object, const char* what);
   bool view_cuda_interface(PyObject* object, const char* what, bool writable);
+  void read_cuda_interface(PyObject* object, const char* what, bool writable);
   void set_device(const char* what, int device, void* stream);
   [[noreturn]] static void refuse_not_contiguous(const char* what);
   void set_dtype(DType found) {
@@ -76,6 +85,7 @@ class ArrayView {
   bool is_numpy_ = false;
   bool allows_device_ = false;
   pybind11::object object_;     // keeps the exporter of an uncounted view alive
+  pybind11::object pin_;        // weak reference to the owner of the memory
   pybind11::object described_;  // the library's dtype object of opaque elements
   std::unique_ptr<Py_buffer, Release> buffer_;
   std::unique_ptr<DLManagedTensor, Release> dlpack_;

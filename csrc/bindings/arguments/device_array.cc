@@ -76,7 +76,25 @@ DType dtype_of_typestr(const std::string& typestr, const py::dict& interface) {
 bool ArrayView::view_cuda_interface(PyObject* object, const char* what, bool writable) {
   const py::handle handle(object);
   if (PyType_Check(object) || !py::hasattr(handle, "__cuda_array_interface__")) return false;
-  const py::dict interface(handle.attr("__cuda_array_interface__"));
+  const auto refuse = [&](const std::string& why) {
+    throw UsageError(std::string(what) + " has a __cuda_array_interface__ that cannot be read: " +
+                     why.substr(0, why.find('\n')));
+  };
+  try {
+    read_cuda_interface(object, what, writable);
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    refuse(error.what());
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {  // of pybind11's casts and of std::stoul
+    refuse(error.what());
+  }
+  return true;
+}
+
+void ArrayView::read_cuda_interface(PyObject* object, const char* what, bool writable) {
+  const py::dict interface(py::handle(object).attr("__cuda_array_interface__"));
   const py::tuple where(interface["data"]);
   data = reinterpret_cast<void*>(where[0].cast<uintptr_t>());
   if (writable && where[1].cast<bool>()) {
@@ -90,9 +108,16 @@ bool ArrayView::view_cuda_interface(PyObject* object, const char* what, bool wri
     set_opaque(what, py::str("'" + typestr + "'"), std::stoul(typestr.substr(2)));
   }
   std::vector<int64_t> dims;
-  for (const py::handle dim : py::tuple(interface["shape"])) dims.push_back(dim.cast<int64_t>());
+  auto nbytes = static_cast<int64_t>(element_size);
+  for (const py::handle dim : py::tuple(interface["shape"])) {
+    dims.push_back(dim.cast<int64_t>());
+    if (dims.back() < 0 || __builtin_mul_overflow(nbytes, dims.back(), &nbytes)) {
+      throw UsageError(std::string(what) + " has an invalid shape in its __cuda_array_interface__");
+    }
+  }
   if (interface.contains("strides") && !interface["strides"].is_none()) {
     const py::tuple strides(interface["strides"]);
+    if (strides.size() != dims.size()) refuse_not_contiguous(what);
     auto expected = static_cast<int64_t>(element_size);
     for (size_t i = dims.size(); i-- > 0;) {
       if (dims[i] > 1 && strides[i].cast<int64_t>() != expected) refuse_not_contiguous(what);
@@ -112,7 +137,6 @@ bool ArrayView::view_cuda_interface(PyObject* object, const char* what, bool wri
     index = 0;  // an empty array has no memory: any device is right
   }
   set_device(what, index, current_stream(object, index, interface));
-  return true;
 }
 
 void ArrayView::set_device(const char* what, int device_in, void* stream_in) {

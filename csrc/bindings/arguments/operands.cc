@@ -29,8 +29,13 @@ Counts times(Counts counts, int64_t factor) {
 
 const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
 
-void set_elements(Call& call, const ArrayView& view) {
+void set_elements(Invocation& in, const ArrayView& view) {
+  Call& call = in.call;
   call.dtype = view.dtype;
+  if (view.dtype == DType::kOpaque) [[unlikely]] {
+    call.dtype_hash = view.dtype_hash;
+    call.dtype_text = in.object.comm->recorder().name_id(view.dtype_text());
+  }
   call.element_size = view.element_size;
   call.device = view.device;
   call.stream = view.stream;
@@ -41,7 +46,7 @@ const ArrayView& view_x(Invocation& in, bool writable) {
   if (x == nullptr) throw UsageError(name_of(in) + " needs an array x");
   in.operands.x = ArrayView(x, "x", writable, Memory::kHostOrDevice);
   in.call.input = in.operands.x->data;
-  set_elements(in.call, *in.operands.x);
+  set_elements(in, *in.operands.x);
   in.nbytes = in.operands.x->nbytes();
   return *in.operands.x;
 }
@@ -253,7 +258,7 @@ void scatter(Invocation& in) {
     in.result = py::reinterpret_borrow<py::object>(in.args[Arg::kOut]);
     const ArrayView& out =
         in.operands.out.emplace(in.result.ptr(), "out", true, Memory::kHostOrDevice);
-    set_elements(in.call, out);
+    set_elements(in, out);
     in.call.count = out.count;
     in.call.output = out.data;
     in.nbytes = out.nbytes();

@@ -13,6 +13,7 @@
 #include "bootstrap/local/local_group_messages.h"
 #include "bootstrap/local/packet_socket.h"
 #include "bootstrap/local/process_info.h"
+#include "bootstrap/security/sha256.h"
 #include "bootstrap/security/token.h"
 
 namespace pycoll {
@@ -107,6 +108,17 @@ LocalGroup follow(const std::string& socket_name, int rank, int num_ranks, size_
   }
 }
 
+/// Name of the group's socket. Each split adds to the name of the group, and the system's limit is
+/// 107 bytes, so a long name is replaced by its hash.
+std::string socket_name_of(const std::string& name) {
+  constexpr size_t kMaxReadable = 90;
+  if (name.size() <= kMaxReadable) return "pycoll-" + name;
+  constexpr const char* kDigits = "0123456789abcdef";
+  std::string text = "pycoll-#";
+  for (const uint8_t byte : sha256(name)) text += {kDigits[byte >> 4], kDigits[byte & 15]};
+  return text;
+}
+
 }  // namespace
 
 LocalGroup form_local_group(const std::string& name, int rank, int num_ranks, size_t shared_bytes,
@@ -122,7 +134,7 @@ LocalGroup form_local_group(const std::string& name, int rank, int num_ranks, si
                      std::to_string(num_ranks - 1));
   }
   check_token(token);
-  const std::string socket_name = "pycoll-" + name;
+  const std::string socket_name = socket_name_of(name);
   if (rank != 0) return follow(socket_name, rank, num_ranks, shared_bytes, token, deadline);
   return LocalGroupLeader(socket_name, num_ranks, shared_bytes, token).form(deadline, prepare);
 }

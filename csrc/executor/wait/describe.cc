@@ -36,7 +36,9 @@ std::string arguments_of(const Segment& segment, int rank, const CallRecord& rec
   std::string text = "shape " + describe_shape(record) + ", dtype " +
                      std::string(dtype_name(static_cast<DType>(record.dtype)));
   if (static_cast<DType>(record.dtype) == DType::kOpaque) {
+    const std::string_view described = segment.names(rank).read(record.dtype_text);
     text += " of " + std::to_string(record.element_size) + " bytes";
+    if (!described.empty()) text += " (" + std::string(described) + ")";
   }
   if (row.has_op) text += ", op " + std::string(op_name(static_cast<Op>(record.op)));
   if (row.has_root) text += ", root " + std::to_string(record.root);
@@ -162,7 +164,11 @@ std::string describe_message_mismatch(const MessageMismatch& mismatch, int recei
   return "rank " + std::to_string(mismatch.source) + " sent " +
          array(mismatch.sent_bytes, mismatch.sent_dtype) + " with tag " +
          std::to_string(mismatch.tag) + " to rank " + std::to_string(receiver) +
-         ", whose receive expects " + array(mismatch.expected_bytes, mismatch.expected_dtype);
+         ", whose receive expects " + array(mismatch.expected_bytes, mismatch.expected_dtype) +
+         (mismatch.sent_bytes == mismatch.expected_bytes &&
+                  mismatch.sent_dtype == mismatch.expected_dtype
+              ? " of another dtype"
+              : "");
 }
 
 }  // namespace pycoll

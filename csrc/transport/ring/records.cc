@@ -32,6 +32,7 @@ uint32_t CallRecord::compute_digest() const {
   uint64_t hash =
       mix(sequence, what) + mix(static_cast<uint32_t>(root) | uint64_t{counts_hash} << 32,
                                 asked_hash | uint64_t{chosen_hash} << 32);
+  if (dtype_hash != 0) hash += mix(dtype_hash, 2);
   if ((flags & kHasCounts) == 0) hash += mix(word(count), 1);
   if ((flags & (kHasCounts | kShapesMayDiffer)) == 0) {
     // Each product has different constants, so that equal words at other places do not cancel.

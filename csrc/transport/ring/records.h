@@ -39,7 +39,10 @@ struct CallRecord {
   uint32_t chosen_hash = 0;
   int64_t count = 0;  // elements of a block; bytes for a dtype outside the table
   int64_t shape[6] = {};
-  uint64_t spare[2] = {};  // pads to two cache lines
+  uint32_t dtype_hash = 0;  // of the description of a dtype outside the table
+  uint16_t dtype_text = 0;  // the description
+  uint16_t spare = 0;       // pads to two cache lines
+  uint64_t more_spare = 0;
 
   /// Computes `digest` from the other fields.
   uint32_t compute_digest() const;

@@ -3,23 +3,35 @@
 A checkpoint is a folder with `index.json` and one safetensors file per rank. A file holds the
 pieces that its rank owns; its header gives the place of each piece in the whole tensor. The folder
 gets its final name last, after all data is on the disk: a crash before leaves the previous
-checkpoint intact.
+checkpoint intact. A load checks checksums, and takes the previous checkpoint if one is wrong.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pycoll.communicator import Communicator
 from pycoll.errors import SystemError, UsageError
+from pycoll.parallel.core.object_collectives import gather_objects
 from pycoll.parallel.core.placement import Placement
 from pycoll.parallel.data.reducer import Piece
-from pycoll.parallel.trainer.checkpoint_files import Reader, fsync, write
+from pycoll.parallel.trainer.checkpoint_files import DamageError, Index, Reader, write, write_index
+from pycoll.parallel.trainer.checkpoint_folders import (
+    begin,
+    candidates,
+    checkpoints,
+    finish,
+    newest,
+)
 from pycoll.parallel.trainer.optimizers import Optimizer, trainer_of
 from pycoll.parallel.trainer.trainer import Trainer
 
@@ -36,6 +48,9 @@ def save(
 ) -> Path:
     """Writes a checkpoint. Collective; every rank writes what it owns.
 
+    It also removes what earlier saves left in the folder when they were killed, so only one job may
+    write to a folder at a time.
+
     Args:
         folder: Folder of the checkpoints, reachable by all ranks; created if missing.
         model: A model that `parallelize` returned.
@@ -49,54 +64,52 @@ def save(
     Raises:
         SystemError: A rank could not write; the existing checkpoints are unchanged.
 
-    Cost: each element is written once, by one rank; two barriers.
+    Cost: each element is written once, by one rank; a CRC-32 of each byte; two barriers and two
+    small all_gathers.
     """
     trainer = trainer_of(model)
     world = trainer.mesh.world
     folder = Path(folder)
     final = folder / _STEP.format(trainer.step_idx)
     making = folder / f".making-{final.name}"
-    if world.rank == 0:
-        shutil.rmtree(making, ignore_errors=True)
-        making.mkdir(parents=True)
-    world.barrier()
-    problem = ""
+    problem = header = ""
+    name = f"rank-{world.rank:05d}.safetensors"
     try:
-        write(making / f"rank-{world.rank:05d}.safetensors", *_mine(trainer, optimizer))
+        if world.rank == 0:
+            begin(folder, final.name)
     except OSError as error:
         problem = str(error)
-    failed = world.all_reduce(torch.tensor([int(bool(problem))]))
-    if int(failed):
-        raise SystemError(
-            f"save: {int(failed)} of {world.size} ranks could not write to {making}"
-            + (f"; this one: {problem}" if problem else "")
-        )
-    if world.rank == 0:
-        index = {
-            "version": 1,
-            "step": trainer.step_idx,
-            "seed": trainer.positions.seed,
-            "mesh": trainer.mesh.sizes,
-            "files": sorted(path.name for path in making.glob("rank-*")),
-            "groups": [] if optimizer is None else _groups(optimizer),
-            "extra": extra,
-        }
-        text = making / "index.json"
-        text.write_text(json.dumps(index, indent=1) + "\n")
-        fsync(text)
-        fsync(making)
-        if final.exists():  # a checkpoint of the same step is replaced
-            final.rename(folder / f".old-{final.name}")
-        making.rename(final)
-        fsync(folder)
-        for old in [*folder.glob(".old-*"), *checkpoints(folder)[:-keep]]:
-            shutil.rmtree(old, ignore_errors=True)
     world.barrier()
+    try:
+        header = write(making / name, *_mine(trainer, optimizer))
+    except OSError as error:
+        problem = problem or str(error)
+    _raise_if_failed(world, problem, making)
+    files = dict(gather_objects([name, header], world))
+    try:
+        if world.rank == 0:
+            index = {
+                "step": trainer.step_idx,
+                "seed": trainer.positions.seed,
+                "mesh": trainer.mesh.sizes,
+                "files": files,
+                "groups": [] if optimizer is None else _groups(optimizer),
+                "extra": extra,
+            }
+            write_index(making, index)
+            finish(making, keep)
+    except OSError as error:
+        problem = str(error)
+    _raise_if_failed(world, problem, making)
     return final
 
 
 def load(folder: str | Path, model: nn.Module, optimizer: Optimizer | None = None) -> Any:
-    """Reads the newest checkpoint, written on any mesh. Collective.
+    """Reads the newest checkpoint that is not damaged, written on any mesh. Collective.
+
+    All ranks take the same checkpoint. If a rank finds damage in one, all ranks skip it and try the
+    one before; rank 0 warns with a sentence that names the file. The model is overwritten only
+    after all files of the checkpoint have been checked.
 
     Args:
         folder: Folder of the checkpoints, or one checkpoint.
@@ -107,49 +120,125 @@ def load(folder: str | Path, model: nn.Module, optimizer: Optimizer | None = Non
         The saved `extra`.
 
     Raises:
-        UsageError: There is no checkpoint, or it belongs to another model.
+        UsageError: There is no checkpoint, each one is damaged, or it belongs to another model.
 
-    Cost: each rank reads the pieces that it needs.
+    Cost: the ranks together read each file once to check it; then each rank reads the pieces that
+    it needs.
     """
     trainer = trainer_of(model)
-    found = newest(folder)
-    if found is None:
+    world = trainer.mesh.world
+    # Rank 0's list: another host may not see a new folder yet.
+    found = candidates(Path(folder)) if world.rank == 0 else []
+    paths = [Path(path) for path in gather_objects([str(path) for path in found], world)[0]]
+    if not paths:
         raise UsageError(f"load: there is no checkpoint in {folder}")
-    index = json.loads((found / "index.json").read_text())
-    reader = Reader(found, index["files"])
-    missing = [name for name in trainer.placements if name not in reader]
+    damages: list[str] = []
+    for path in paths:
+        checked, damage = _on_all_ranks(world, partial(_checked, trainer, optimizer, path))
+        if checked is not None:
+            _, damage = _on_all_ranks(world, partial(_install, trainer, optimizer, *checked))
+        if not damage:
+            trainer.reducer.publish()
+            trainer.clear()
+            world.barrier()
+            index = checked[0]
+            if not index.has_checksums:
+                _warn(world, f"load: {path} has no checksums, so damage is not found: save it anew")
+            return index.extra
+        damages.append(damage)
+        if len(paths) > 1:
+            _warn(world, f"load: {path.name} is skipped: {damage}")
+    raise UsageError(f"load: no checkpoint in {folder} can be read: {'; '.join(damages)}")
+
+
+def _raise_if_failed(world: Communicator, problem: str, making: Path) -> None:
+    """Raises on all ranks if one has a problem. Collective."""
+    failed = world.all_reduce(torch.tensor([int(bool(problem))]))
+    if int(failed):
+        if world.rank == 0:
+            shutil.rmtree(making, ignore_errors=True)
+        raise SystemError(
+            f"save: {int(failed)} of {world.size} ranks could not write to {making}"
+            + (f"; this one: {problem}" if problem else "")
+        )
+
+
+def _on_all_ranks(world: Communicator, action: Callable[[], Any]) -> tuple[Any, str]:
+    """Runs the action on all ranks: its result, or the damage that the first of them has found.
+
+    Raises:
+        UsageError: The action raised it on a rank.
+    """
+    result, damage, misuse = None, "", ""
+    try:
+        result = action()
+    except DamageError as error:
+        damage = str(error)
+    except UsageError as error:
+        misuse = str(error)
+    outcomes = gather_objects([damage, misuse], world)
+    for rank, (damage, _) in enumerate(outcomes):
+        if damage:
+            return None, damage + (f" (on rank {rank})" if world.size > 1 else "")
+    for text in (misuse, *(text for _, text in outcomes)):
+        if text:
+            raise UsageError(text)
+    return result, ""
+
+
+def _warn(world: Communicator, text: str) -> None:
+    if world.rank == 0:
+        warnings.warn(text, stacklevel=3)
+
+
+def _checked(trainer: Trainer, optimizer: Optimizer | None, path: Path) -> tuple[Index, Reader]:
+    """Opens a checkpoint, and checks this rank's share of its files."""
+    world = trainer.mesh.world
+    index = Index.read(path)
+    reader = Reader(path, index)
+    reader.check(sorted(index.files)[world.rank :: world.size])
+    _check_fit(trainer, optimizer, path, index, reader)
+    return index, reader
+
+
+def _check_fit(
+    trainer: Trainer, optimizer: Optimizer | None, path: Path, index: Index, reader: Reader
+) -> None:
+    """Raises UsageError if the checkpoint belongs to another model or optimizer."""
+    needed = {name: placement.shape for name, placement in trainer.placements.items()}
+    needed |= {f"buffer:{name}": tuple(b.shape) for name, b in _buffers(trainer.model)}
+    missing = [name for name in needed if name not in reader]
     if missing:
         raise UsageError(
-            f"load: {found} has no tensor {missing[0]!r}: it lacks {len(missing)} of this model's"
+            f"load: {path} has no tensor {missing[0]!r}: it lacks {len(missing)} of this model's"
         )
+    for name, shape in needed.items():
+        if reader.shape(name) != tuple(shape):
+            raise UsageError(
+                f"load: tensor {name!r} has shape {reader.shape(name)} in {path}, expected "
+                f"{tuple(shape)}: it belongs to another model"
+            )
+    if optimizer is not None and len(index.groups) != len(optimizer.inner.param_groups):
+        raise UsageError(
+            f"load: the optimizer in {path} has {len(index.groups)} groups of parameters, expected "
+            f"{len(optimizer.inner.param_groups)}"
+        )
+
+
+def _install(trainer: Trainer, optimizer: Optimizer | None, index: Index, reader: Reader) -> None:
+    """Overwrites the model and the optimizer."""
     with torch.no_grad():
         for name, parameter in trainer.parameters.items():
             if name not in trainer.reducer.names:
                 parameter.copy_(trainer.placements[name].take(reader.whole(name)))
-        for name, buffer in _buffers(model):
+        for name, buffer in _buffers(trainer.model):
             buffer.copy_(reader.whole(f"buffer:{name}"))
         for name, piece in trainer.reducer.pieces.items():
             piece.value.copy_(_cut(piece, reader.whole(name)).view_as(piece.value))
-    trainer.reducer.publish()
     if optimizer is not None:
-        _load_state(optimizer, reader, index["groups"])
-    trainer.step_idx = index["step"]
-    trainer.positions.seed = index["seed"]
-    trainer.clear()
-    trainer.mesh.world.barrier()
-    return index["extra"]
-
-
-def checkpoints(folder: str | Path) -> list[Path]:
-    """The complete checkpoints in a folder, oldest first."""
-    return sorted(path for path in Path(folder).glob("step-*") if (path / "index.json").exists())
-
-
-def newest(folder: str | Path) -> Path | None:
-    """The newest checkpoint in a folder, or the folder itself; None if there is none."""
-    if (Path(folder) / "index.json").exists():
-        return Path(folder)
-    return next(reversed(checkpoints(folder)), None)
+        _load_state(optimizer, reader, index.groups)
+    trainer.step_idx = index.step
+    trainer.positions.seed = index.seed
 
 
 def _mine(trainer: Trainer, optimizer: Optimizer | None) -> tuple[dict[str, Tensor], dict]:  # type: ignore[type-arg]
@@ -210,11 +299,6 @@ def _is_plain(value: Any) -> bool:
 
 
 def _load_state(optimizer: Optimizer, reader: Reader, groups: list[dict[str, Any]]) -> None:
-    if len(groups) != len(optimizer.inner.param_groups):
-        raise UsageError(
-            f"load: the checkpoint's optimizer has {len(groups)} groups of parameters, this one "
-            f"{len(optimizer.inner.param_groups)}"
-        )
     for group, saved in zip(optimizer.inner.param_groups, groups, strict=True):
         group.update(saved)
     for name, piece in optimizer.trainer.reducer.pieces.items():
@@ -225,6 +309,7 @@ def _load_state(optimizer: Optimizer, reader: Reader, groups: list[dict[str, Any
                 state[key] = _cut(piece, whole).view_as(piece.value).clone()
             else:
                 state[key] = whole.clone()
+        optimizer.inner.state.pop(piece.value, None)
         if state:
             optimizer.inner.state[piece.value] = state
 

@@ -1,0 +1,254 @@
+"""The server of a rank's port: it accepts connections at any time and authenticates the peers.
+
+It runs on a thread from the start of a world, not only during `shrink`: otherwise the kernel's
+queue would fill with connections of unauthenticated peers, and the ranks would find no place in it.
+A rank that has proved that it belongs to the world stays connected until `shrink` decides; any
+other connection is dropped after a few seconds, or earlier if there are many, the oldest first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import signal
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+MAX_LINE = 1 << 16
+# Errors of connections and of messages that are not as expected.
+BROKEN = (
+    OSError,
+    EOFError,
+    asyncio.LimitOverrunError,
+    ValueError,
+    KeyError,
+    TypeError,
+    RecursionError,  # of JSON that is nested deeply
+    OverflowError,  # of numbers such as 1e999
+)
+_UNPROVED_S = 5.0
+_MAX_UNPROVED = 256  # as many as a world may have ranks
+_PAUSE_S = 0.1
+_POLL_S = 0.05
+_servers: weakref.WeakSet[PortServer] = weakref.WeakSet()
+
+Prove = Callable[[str, int, bytes], str]
+T = TypeVar("T")
+
+
+class PortServer:
+    """A rank's listening sockets, and the thread that serves them.
+
+    Attributes:
+        joined: Connections of authenticated ranks, by rank. Used on the server's thread only, as
+            are `ended` and `changed`.
+        ended: Ranks that have ended, as far as authenticated ranks know.
+        changed: Event that is set when `joined` changes.
+    """
+
+    def __init__(self, listeners: Sequence[socket.socket]) -> None:
+        self.joined: dict[int, asyncio.StreamWriter] = {}
+        self.ended: set[int] = set()
+        self.changed = asyncio.Event()
+        self._listeners = list(listeners)
+        self._rank = -1
+        self._prove: Prove | None = None
+        self._sockets: set[socket.socket] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unproved: dict[asyncio.Task[None], None] = {}  # oldest first
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(lambda loop, context: None)
+        self._thread = threading.Thread(target=self._run, name="pycoll port", daemon=True)
+        self._thread.start()
+        _servers.add(self)
+
+    @property
+    def port(self) -> int:
+        return int(self._listeners[0].getsockname()[1])
+
+    def serve(self, rank: int, prove: Prove) -> None:
+        """Serves as a rank of a world; connections in an earlier world end.
+
+        Args:
+            rank: This rank.
+            prove: Function of a role, a rank and fresh random numbers; returns that rank's proof.
+        """
+
+        async def begin() -> None:
+            self._rank, self._prove, self.ended = rank, prove, set()
+            await cancel([*self._tasks])
+
+        self.run(begin())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine on the server's thread and returns its result; may be interrupted."""
+        tasks: list[asyncio.Task[T]] = []
+        done = threading.Event()
+
+        def start() -> None:
+            tasks.append(self._loop.create_task(work))
+            tasks[0].add_done_callback(lambda task: done.set())
+
+        def stop() -> None:
+            tasks[0].cancel()
+
+        self._loop.call_soon_threadsafe(start)
+        try:
+            while not done.wait(_POLL_S):
+                pass  # signal handlers run in between
+        except BaseException:
+            self._loop.call_soon_threadsafe(stop)
+            done.wait()
+            raise
+        return tasks[0].result()
+
+    def close(self) -> None:
+        """Closes the port and all connections, and ends the thread; at most once."""
+        if os.getpid() == self._pid and self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._loop.stop)
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
+        self.close_sockets()
+
+    def close_sockets(self) -> None:
+        """Closes the sockets in this process; in a forked process the rank keeps its own."""
+        for each in [*self._listeners, *self._sockets]:
+            with contextlib.suppress(OSError):
+                each.close()
+        self._listeners.clear()
+        self._sockets.clear()
+
+    def _run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread's
+        for listener in self._listeners:
+            self._loop.add_reader(listener, self._accept, listener)
+        try:
+            self._loop.run_forever()
+        finally:
+            for listener in self._listeners:
+                self._loop.remove_reader(listener)
+            self._loop.run_until_complete(cancel([*asyncio.all_tasks(self._loop)]))
+            self._loop.run_until_complete(asyncio.sleep(0))  # transports close their sockets
+            self._loop.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Accepts the connections that wait; of too many unauthenticated ones the oldest end."""
+        for _ in range(_MAX_UNPROVED):
+            try:
+                connection, _ = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError:  # no descriptor or memory is left
+                self._loop.remove_reader(listener)
+                self._loop.call_later(_PAUSE_S, self._resume, listener)
+                for oldest in [*self._unproved][: _MAX_UNPROVED // 2]:
+                    oldest.cancel()
+                return
+            connection.setblocking(False)
+            self._sockets.add(connection)
+            task = self._loop.create_task(self._hear(connection))
+            self._tasks.add(task)
+            self._unproved[task] = None
+            task.add_done_callback(partial(self._forget, connection))
+            if len(self._unproved) > _MAX_UNPROVED:
+                oldest = next(iter(self._unproved))
+                del self._unproved[oldest]
+                oldest.cancel()
+
+    def _resume(self, listener: socket.socket) -> None:
+        if listener in self._listeners:
+            self._loop.add_reader(listener, self._accept, listener)
+
+    def _forget(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._unproved.pop(task, None)
+        if connection in self._sockets:  # cancelled before it began
+            self._sockets.discard(connection)
+            connection.close()
+
+    async def _hear(self, connection: socket.socket) -> None:
+        """Handles a connection of a rank, or of an unauthenticated peer, which soon times out."""
+        task = asyncio.current_task()
+        assert task is not None
+        rank, writer = None, None
+        try:
+            reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_LINE)
+            with contextlib.suppress(asyncio.TimeoutError):
+                rank = await asyncio.wait_for(self._greeted(reader, writer), _UNPROVED_S)
+            if rank is not None:
+                self._unproved.pop(task, None)
+                self.joined[rank] = writer
+                self.changed.set()
+                await reader.read()  # until the peer disconnects
+        except (*BROKEN, asyncio.CancelledError):
+            pass  # otherwise asyncio prints it
+        finally:
+            if rank is not None and self.joined.get(rank) is writer:
+                del self.joined[rank]
+                self.changed.set()
+            if writer is not None:
+                self._sockets.discard(connection)
+                if rank is None:
+                    writer.transport.abort()  # without what the peer has not read
+                else:
+                    writer.close()
+
+    async def _greeted(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> int | None:
+        """Authenticates the peer and returns its rank."""
+        own = secrets.token_bytes(32)
+        await write_message(writer, {"nonce": own.hex()})
+        hello = await read_message(reader)
+        nonces = own + bytes.fromhex(hello["nonce"])
+        rank = int(hello["rank"])
+        prove = self._prove
+        if prove is None or not hmac.compare_digest(
+            hello["proof"], prove("follower", rank, nonces)
+        ):
+            return None
+        self.ended |= set(map(int, hello["ended"]))
+        await write_message(writer, {"proof": prove("coordinator", self._rank, nonces)})
+        return rank
+
+
+async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancels the tasks repeatedly: wait_for before Python 3.12 may swallow a cancellation."""
+    left = {task for task in tasks if not task.done()}
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=_PAUSE_S)
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
+    line = await reader.readuntil(b"\n")
+    message = json.loads(line)
+    if not isinstance(message, dict):
+        raise ValueError("not a message")
+    return message
+
+
+async def write_message(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    writer.write(json.dumps(message).encode() + b"\n")
+    await writer.drain()
+
+
+def _leave_to_parent() -> None:
+    """Closes ports in a forked process, which would keep them open after the rank's death."""
+    for server in list(_servers):
+        server.close_sockets()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

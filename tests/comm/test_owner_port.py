@@ -1,0 +1,224 @@
+"""The port of each rank for shrink: unauthenticated peers change nothing, whatever they send."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+from worlds import end, start
+
+import pycoll
+from pycoll.elastic.owner_port import Address, OwnerPort, open_owner_port
+from pycoll.elastic.port_server import PortServer
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(60)]
+
+Comm = pycoll.Communicator
+
+# Lines that Python's JSON reader, or the code behind it, answers with various errors.
+HOSTILE = [
+    b"[" * 60_000 + b"\n",
+    b'{"a":' * 9_000 + b"\n",
+    b'{"nonce": "00", "rank": 1e999, "proof": "", "ended": []}\n',
+    b'{"nonce": "00", "rank": -1e999, "proof": "", "ended": []}\n',
+    b'{"nonce": "00", "rank": NaN, "proof": "", "ended": []}\n',
+    b'{"nonce": "00", "rank": ' + b"9" * 5000 + b"}\n",
+    b'{"nonce": "00", "rank": 1, "proof": 3, "ended": []}\n',
+    b'{"nonce": "00", "rank": 1, "proof": "\\ud800\\u00e9", "ended": []}\n',
+    b'{"nonce": [], "rank": {}, "proof": null}\n',
+    b'{"nonce": "zz", "rank": "x"}\n',
+    b"null\n",
+    b"3\n",
+    b"\xff\xfe\x00\n",
+    b"x" * 200_000,
+    b"\n",
+]
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
+def is_closed(s: socket.socket) -> bool:
+    """Whether the other end has closed the connection; what it has sent before is dropped."""
+    with contextlib.suppress(ConnectionResetError):
+        while data := s.recv(4096):
+            assert data
+    return True
+
+
+@contextlib.contextmanager
+def owner_port(**environment: str):
+    """A rank's port in a world of two ranks."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        exchange = lambda topic, own, timeout_s: [own.encode(), own.encode()]  # noqa: E731
+        port = open_owner_port(exchange, 0, 2, not environment, "a world", "a token", 5)
+    try:
+        yield port
+    finally:
+        port.server.close()
+
+
+def greet(port: OwnerPort, s: socket.socket, rank: int, ended: list[int]) -> dict:
+    """Speaks as a rank of the world that calls `shrink`; returns the answer."""
+    file = s.makefile("rb")
+    nonces = bytes.fromhex(json.loads(file.readline())["nonce"]) + bytes(32)
+    proof = port.proof("follower", rank, nonces)
+    hello = {"rank": rank, "nonce": bytes(32).hex(), "ended": ended, "proof": proof}
+    s.sendall(json.dumps(hello).encode() + b"\n")
+    answer = json.loads(file.readline())
+    assert answer == {"proof": port.proof("coordinator", port.rank, nonces)}
+    return answer
+
+
+async def joined(server: PortServer) -> list[int]:
+    return sorted(server.joined)
+
+
+def wait_until_joined(port: OwnerPort, ranks: list[int]) -> None:
+    deadline = time.monotonic() + 10
+    while (found := port.server.run(joined(port.server))) != ranks:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.01)
+
+
+def test_messages_of_unauthenticated_peers_are_refused_without_a_traceback(capfd):
+    with owner_port() as port:
+        for text in HOSTILE * 3:
+            with connect(port.own.port) as s:
+                with contextlib.suppress(ConnectionError):
+                    s.sendall(text)
+                assert is_closed(s), text[:50]
+        with connect(port.own.port) as s:
+            greet(port, s, 1, [])
+            wait_until_joined(port, [1])
+    assert capfd.readouterr().err == ""
+
+
+def test_rank_that_connected_before_shrink_stays_and_idle_peers_are_dropped_oldest_first():
+    with owner_port() as port, contextlib.ExitStack() as stack:
+        num_fds = len(os.listdir("/proc/self/fd"))
+        rank = stack.enter_context(connect(port.own.port))
+        greet(port, rank, 1, [])
+        idle = [stack.enter_context(connect(port.own.port)) for _ in range(600)]
+        assert all(is_closed(each) for each in idle[:300])
+        idle[-1].settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            is_closed(idle[-1])
+        wait_until_joined(port, [1])
+        assert len(os.listdir("/proc/self/fd")) < num_fds + 600 + 270
+        rank.close()
+        wait_until_joined(port, [])
+        idle[-1].settimeout(10)
+        assert is_closed(idle[-1]), "an idle peer stays for seconds only"
+
+
+def test_proof_of_another_world_is_refused():
+    with owner_port() as port:
+        other = OwnerPort(0, port.addresses, b"another secret", port.server)
+        with connect(port.own.port) as s, pytest.raises((json.JSONDecodeError, ConnectionError)):
+            greet(other, s, 1, [])
+        port.server.serve(0, other.proof)
+        with connect(port.own.port) as s:
+            greet(other, s, 1, [])
+            wait_until_joined(port, [1])
+            port.server.serve(0, port.proof)  # the next world
+            assert is_closed(s)
+            wait_until_joined(port, [])
+
+
+def test_port_listens_only_at_the_addresses_of_the_interfaces():
+    with owner_port(PYCOLL_IFNAME="lo") as port:
+        assert "127.0.0.1" in port.own.hosts
+        for host in port.own.hosts:
+            socket.create_connection((host, port.own.port), timeout=5).close()
+        with pytest.raises(ConnectionRefusedError):  # an address of this host, but not of the list
+            socket.create_connection(("127.0.0.2", port.own.port), timeout=5)
+
+
+def test_closed_port_leaves_no_thread_and_no_descriptor():
+    num_fds = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with owner_port() as port, connect(port.own.port), connect(port.own.port):
+            pass
+        with pytest.raises(ConnectionRefusedError):
+            connect(port.own.port)
+    assert "pycoll port" not in [thread.name for thread in threading.enumerate()]
+    assert len(os.listdir("/proc/self/fd")) == num_fds
+
+
+def test_port_out_of_descriptors_accepts_again_when_some_are_free():
+    with owner_port() as port, contextlib.ExitStack() as stack:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        idle = [socket.socket() for _ in range(8)]
+        for each in idle:
+            stack.enter_context(each)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        # The server accepts with this process's descriptors: none is left.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (idle[-1].fileno() + 1, limits[1]))
+        for each in idle:
+            each.connect(("127.0.0.1", port.own.port))
+        time.sleep(0.3)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        with connect(port.own.port) as s:
+            greet(port, s, 1, [])
+            wait_until_joined(port, [1])
+
+
+def hold_open(address: Address, count: int, ready: int) -> None:
+    """Opens idle connections until it is killed; a second process of the attacker."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    kept = []
+    for _ in range(count):
+        with contextlib.suppress(OSError):
+            kept.append(socket.create_connection((address.hosts[0], address.port), timeout=10))
+    os.write(ready, len(kept).to_bytes(4, "little"))
+    signal.pause()
+
+
+@pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_idle_connections_do_not_make_a_late_rank_count_as_lost(count, monkeypatch):
+    """Rank 2 is late for longer than PYCOLL_SILENCE_S, and its port has many idle connections."""
+    monkeypatch.setenv("PYCOLL_SILENCE_S", "0.5")
+
+    def work(comm: Comm) -> tuple[list[int], int, int]:
+        attacker = opened = 0
+        port = comm._owner_ports[-1]
+        if comm.rank == 2:
+            reads, ready = os.pipe()
+            if (attacker := os.fork()) == 0:
+                try:
+                    hold_open(port.own, count, ready)
+                finally:
+                    os._exit(0)
+            opened = int.from_bytes(os.read(reads, 4), "little")
+        comm.barrier()
+        try:
+            if comm.rank == 2:
+                time.sleep(2)
+            num_fds = len(os.listdir("/proc/self/fd"))
+            with comm.shrink(20) as new:
+                total = new.all_reduce(np.ones(3))[0]
+                assert total == new.size
+                return new.former_ranks, opened, num_fds
+        finally:
+            if attacker:
+                os.kill(attacker, signal.SIGKILL)
+                os.waitpid(attacker, 0)
+
+    outcomes = end(start(work, 3))
+    assert [outcome[0] for outcome in outcomes] == [[0, 1, 2]] * 3, outcomes
+    _, opened, num_fds = outcomes[2]
+    assert opened == count
+    assert num_fds < 256 + 64
