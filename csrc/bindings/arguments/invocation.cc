@@ -39,8 +39,15 @@ void note_arrays(const Invocation& in) {
   }
 }
 
+/// For an operation that goes on after the call.
+std::shared_ptr<void> keep(Operands operands) {
+  if (operands.x) operands.x->pin();
+  if (operands.out) operands.out->pin();
+  return keep_alive(std::move(operands));
+}
+
 PyObject* start(Invocation& in) {
-  auto work = in.object.comm->start(in.call, keep_alive(std::move(in.operands)));
+  auto work = in.object.comm->start(in.call, keep(std::move(in.operands)));
   py::object result = in.result ? std::move(in.result) : py::none();
   return py::module_::import("pycoll.communicator")
       .attr("Work")(py::cast(std::move(work)), std::move(result))
@@ -83,7 +90,7 @@ PyObject* run_or_start(Invocation& in) {
   PyObject* async_op = in.args[Arg::kAsyncOp];
   if (in.object.batch != nullptr) [[unlikely]] {
     refuse_async_in_batch(async_op);
-    in.object.batch->add(in.call, keep_alive(std::move(in.operands)));
+    in.object.batch->add(in.call, keep(std::move(in.operands)));
     return in.result ? in.result.release().ptr() : py::none().release().ptr();
   }
   if (async_op != nullptr && truth_of(async_op)) {

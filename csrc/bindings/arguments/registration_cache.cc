@@ -17,17 +17,6 @@ namespace py = pybind11;
 namespace {
 
 constexpr int kRegisterAfter = 8;  // moving an array costs what about ten messages save
-constexpr int kOwnsData = 0x4;     // NPY_ARRAY_OWNDATA
-
-/// The array that owns the memory of `array`; null when the owner is not an array.
-PyObject* owner_of(PyObject* array) {
-  const auto& numpy = py::detail::npy_api::get();
-  while (py::detail::array_proxy(array)->base != nullptr) {
-    array = py::detail::array_proxy(array)->base;
-    if (!numpy.PyArray_Check_(array)) return nullptr;
-  }
-  return (py::detail::array_proxy(array)->flags & kOwnsData) != 0 ? array : nullptr;
-}
 
 /// Whether NumPy got the memory from malloc, not from a custom allocator.
 bool is_from_malloc(PyObject* owner) {
@@ -42,42 +31,102 @@ bool is_from_malloc(PyObject* owner) {
   return false;
 }
 
-/// State of the callback of a weak reference to the owner of a registered array. NumPy calls it
-/// before it frees the array, and refuses to resize an array that has weak references.
-struct Followed {
-  std::shared_ptr<CachedArray> array;
-  PyObject* reference = nullptr;  // weak; owned by this object, which the callback owns
-
-  static Followed* of(PyObject* capsule) {
-    return static_cast<Followed*>(PyCapsule_GetPointer(capsule, nullptr));
-  }
+// NumPy's description of an array's allocator, and the fields of an array; a part of its ABI since
+// version 1.22, which is_from_malloc() checks.
+struct NumpyAllocator {
+  void* context;
+  void* (*malloc)(void*, size_t);
+  void* (*calloc)(void*, size_t, size_t);
+  void* (*realloc)(void*, void*, size_t);
+  void (*free)(void*, void*, size_t);
 };
+struct NumpyHandler {
+  char name[127];
+  uint8_t version;
+  NumpyAllocator allocator;
+};
+struct NumpyArray {
+  py::detail::PyArray_Proxy fields;
+  PyObject* weak_references;
+  void* buffer_info;
+  PyObject* handler;
+};
+constexpr const char* kHandlerName = "mem_handler";  // of NumPy's capsules
 
-PyObject* on_death(PyObject* capsule, PyObject*) {
-  Followed* const followed = Followed::of(capsule);
-  if (followed == nullptr) return nullptr;
-  followed->array->end();
-  Py_XDECREF(std::exchange(followed->reference, nullptr));  // finally frees `followed` too
-  return Py_NewRef(Py_None);
-}
-
-PyMethodDef kOnDeath = {"pycoll_array_died", on_death, METH_O, nullptr};
-
-/// The array that the core registers; null when the owner supports no weak reference.
-std::shared_ptr<CachedArray> follow(PyObject* owner, const ArrayView& view) {
-  auto* const followed = new Followed{std::make_shared<CachedArray>(
-      static_cast<std::byte*>(view.data), static_cast<size_t>(view.nbytes()))};
-  const auto capsule = py::reinterpret_steal<py::object>(
-      PyCapsule_New(followed, nullptr, [](PyObject* of) { delete Followed::of(of); }));
-  const auto callback =
-      py::reinterpret_steal<py::object>(PyCFunction_New(&kOnDeath, capsule.ptr()));
-  followed->reference = PyWeakref_NewRef(owner, callback.ptr());
-  if (followed->reference == nullptr) {
-    PyErr_Clear();
-    return nullptr;
+/// The allocator of a registered array: NumPy's own, which first ends the registration when NumPy
+/// frees or resizes the array. A weak reference would not do: NumPy refuses to resize an array that
+/// has one.
+class FollowingAllocator {
+ public:
+  /// Makes `owner` use such an allocator. Returns the array that the core registers; null if the
+  /// owner has no allocator.
+  static std::shared_ptr<CachedArray> follow(PyObject* owner, const ArrayView& view) {
+    PyObject*& place = reinterpret_cast<NumpyArray*>(owner)->handler;
+    if (place == nullptr || PyCapsule_IsValid(place, kHandlerName) == 0) return nullptr;
+    auto* const own = new FollowingAllocator(
+        py::reinterpret_borrow<py::object>(place),
+        std::make_shared<CachedArray>(static_cast<std::byte*>(view.data),
+                                      static_cast<size_t>(view.nbytes())));
+    PyObject* const capsule = PyCapsule_New(&own->handler_, kHandlerName, [](PyObject* of) {
+      delete from(static_cast<NumpyHandler*>(PyCapsule_GetPointer(of, kHandlerName)));
+    });
+    if (capsule == nullptr) {
+      PyErr_Clear();
+      delete own;
+      return nullptr;
+    }
+    Py_DECREF(std::exchange(place, capsule));
+    return own->array_;
   }
-  return followed->array;
-}
+
+ private:
+  FollowingAllocator(py::object original, std::shared_ptr<CachedArray> array)
+      : handler_(*static_cast<NumpyHandler*>(PyCapsule_GetPointer(original.ptr(), kHandlerName))),
+        original_(std::move(original)),
+        allocator_(handler_.allocator),
+        array_(std::move(array)) {
+    handler_.allocator = {this, malloc, calloc, realloc, free};
+  }
+
+  static FollowingAllocator* from(void* context) {
+    return static_cast<FollowingAllocator*>(
+        static_cast<NumpyHandler*>(context)->allocator.context);
+  }
+  static FollowingAllocator& self(void* context) {
+    return *static_cast<FollowingAllocator*>(context);
+  }
+
+  static void* malloc(void* context, size_t nbytes) {
+    const NumpyAllocator& own = self(context).allocator_;
+    return own.malloc(own.context, nbytes);
+  }
+  static void* calloc(void* context, size_t count, size_t nbytes) {
+    const NumpyAllocator& own = self(context).allocator_;
+    return own.calloc(own.context, count, nbytes);
+  }
+  static void* realloc(void* context, void* data, size_t nbytes) {
+    self(context).end(CachedArray::Content::kStays);
+    const NumpyAllocator& own = self(context).allocator_;
+    return own.realloc(own.context, data, nbytes);
+  }
+  static void free(void* context, void* data, size_t nbytes) {
+    self(context).end(CachedArray::Content::kMayGo);
+    const NumpyAllocator& own = self(context).allocator_;
+    own.free(own.context, data, nbytes);
+  }
+
+  void end(CachedArray::Content content) {
+    // The array's uses are counted anew from here.
+    if (const std::shared_ptr<CachedArray> array = std::exchange(array_, nullptr)) {
+      array->end(content);
+    }
+  }
+
+  NumpyHandler handler_;  // has the name of the original
+  py::object original_;   // a capsule
+  NumpyAllocator allocator_;
+  std::shared_ptr<CachedArray> array_;
+};
 
 }  // namespace
 
@@ -101,7 +150,7 @@ RegistrationCache::Seen& RegistrationCache::find(const PyObject* owner, const Ar
 }
 
 void RegistrationCache::count(Communicator& comm, const ArrayView& view) {
-  PyObject* const owner = owner_of(view.numpy());
+  PyObject* const owner = numpy_owner(view.numpy());
   if (owner == nullptr) return;
   Seen& seen = find(owner, view);
   ++seen.num_uses;
@@ -114,7 +163,7 @@ void RegistrationCache::count(Communicator& comm, const ArrayView& view) {
     return;
   }
   if (comm.reaches(view.data, static_cast<size_t>(view.nbytes())) || !is_from_malloc(owner)) return;
-  if (std::shared_ptr<CachedArray> array = follow(owner, view)) {
+  if (std::shared_ptr<CachedArray> array = FollowingAllocator::follow(owner, view)) {
     seen.array = array;
     const py::gil_scoped_release gil;
     comm.cache_array(std::move(array));

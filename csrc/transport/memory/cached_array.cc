@@ -115,7 +115,7 @@ void CachedArray::attach(const std::shared_ptr<SharedHeap>& heap) {
   guard.add(this);
 }
 
-void CachedArray::end() {
+void CachedArray::end(Content content) {
   // Take no lock in a forked process: a thread of the parent may have held it.
   if (heap_ != nullptr && ::getpid() != pid_) return;
   ForkGuard& guard = ForkGuard::of_this_process();
@@ -123,7 +123,11 @@ void CachedArray::end() {
   ended_ = true;
   if (heap_ == nullptr) return;
   guard.remove(this);
-  heap_->registered().forget(data_);
+  if (content == Content::kStays) {
+    heap_->registered().remove(data_);
+  } else {
+    heap_->registered().forget(data_);
+  }
   heap_.reset();
 }
 

@@ -2,9 +2,9 @@
 // repeatedly. Tensors of the torch backend and NumPy arrays use it.
 //
 // The cache must affect speed only. The content moves to the shared heap once, while the caller has
-// exclusive access to the array, and never back: when the array's owner reports its end, fresh
-// pages replace those that moved. A forked process gets its own copy of the pages, as of ordinary
-// memory.
+// exclusive access to the array. When the array's owner reports its end, fresh pages replace those
+// that moved; the content moves back only if the owner resizes the array. A forked process gets its
+// own copy of the pages, as of ordinary memory.
 #pragma once
 
 #include <sys/types.h>
@@ -26,9 +26,10 @@ class CachedArray {
   /// Moves the array into the heap. No other thread may write it meanwhile. Does nothing if it
   /// cannot move, has already moved, or has ended.
   void attach(const std::shared_ptr<SharedHeap>& heap);
-  /// Call once, on any thread, when the array's memory is about to be freed and is no longer read.
-  /// Does nothing in a process forked since attach().
-  void end();
+  enum class Content : uint8_t { kMayGo, kStays };
+  /// Call once, on any thread, when the array's memory is about to be freed and is no longer read,
+  /// or, with kStays, is about to be moved. Does nothing in a process forked since attach().
+  void end(Content content = Content::kMayGo);
 
  private:
   friend class ForkGuard;
