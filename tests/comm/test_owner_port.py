@@ -16,6 +16,7 @@ import pytest
 from worlds import end, start
 
 import pycoll
+from pycoll.elastic.agreement import Agreement
 from pycoll.elastic.owner_port import Address, OwnerPort, open_owner_port
 from pycoll.elastic.port_server import PortServer
 
@@ -103,6 +104,31 @@ def test_messages_of_unauthenticated_peers_are_refused_without_a_traceback(capfd
             greet(port, s, 1, [])
             wait_until_joined(port, [1])
     assert capfd.readouterr().err == ""
+
+
+def test_hostile_answers_at_the_port_of_a_lower_rank_do_not_end_a_shrink():
+    """Another program may have the port of a rank that has ended."""
+    num_answers = 0
+
+    def answer(listener: socket.socket) -> None:
+        nonlocal num_answers
+        with contextlib.suppress(OSError):
+            while True:
+                with listener.accept()[0] as connection, contextlib.suppress(OSError):
+                    num_answers += 1
+                    connection.sendall(HOSTILE[num_answers % 5])
+
+    with owner_port() as own, socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        lower = Address(("127.0.0.1",), listener.getsockname()[1])
+        port = OwnerPort(1, [lower, own.own], own.secret, own.server)
+        port.server.serve(1, port.proof)
+        with pytest.raises(pycoll.TimeoutError, match="rank 0 did not call it within 0.5 s"):
+            port.server.run(Agreement(port, lambda host: 0, 0.5, 0.5).run())
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert num_answers >= 5
 
 
 def test_rank_that_connected_before_shrink_stays_and_idle_peers_are_dropped_oldest_first():

@@ -181,20 +181,6 @@ def test_array_that_moved_is_resized_as_before_and_moves_again(comm):
 
 
 @processes
-def test_array_that_moved_may_get_another_content_by_setstate(comm):
-    """NumPy frees the memory without the end of the array."""
-    x = np.full(COUNT, 3, np.float32)
-    pass_often(comm, x, 2 * USES)
-    assert is_shared(x)
-    x.__setstate__(np.arange(5.0).__reduce__()[2])
-    assert x.tolist() == [0, 1, 2, 3, 4]
-    y = np.full(COUNT, 4, np.float32)  # most likely where x was
-    assert not is_shared(y)
-    comm.all_reduce(y, "max")
-    assert (y == 4).all()
-
-
-@processes
 def test_array_of_a_pending_operation_refuses_to_be_resized(comm):
     for start in ("all_reduce", "recv", "coalesce"):
         x = np.full(COUNT, comm.rank, np.float32)
