@@ -1,6 +1,6 @@
-// The cost of a launch on a GPU: an empty kernel, one with 2 KiB of arguments, and short all_reduces
-// of ranks that are blocks of one cooperative launch, once interpreted and once with the program as
-// a constant. `launch_bench [--json FILE]`; status 2: there is no GPU.
+// The cost of a launch on a GPU: an empty kernel, one with 2 KiB of arguments, and short
+// all_reduces of ranks that are blocks of one cooperative launch, once interpreted and once with
+// the program as a constant. `launch_bench [--json FILE]`; status 2: there is no GPU.
 //
 // Each figure is a median of batches: of the time that a launch takes its caller, and of the time
 // from one launch to the next when they follow each other in a stream. Answers are checked outside

@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Any
 
 from pycoll import _core
+from pycoll.arguments import seconds, text, whole_number
 from pycoll.arrays.device import device_array_over, device_number
 from pycoll.arrays.memory import array_over, sizes_and_bytes
-from pycoll.arguments import seconds, text, whole_number
 from pycoll.coalesce import Coalesced
 from pycoll.elastic.methods import ElasticMethods
 from pycoll.elastic.owner_port import OwnerPort, open_owner_port

@@ -45,7 +45,9 @@ std::span<const ProtocolKind> protocols() { return std::span(kAll).first<kNumCpu
 
 std::span<const ProtocolKind> device_protocols() { return kAll; }
 
-bool is_cpu_protocol(ProtocolKind protocol) { return static_cast<int>(protocol) < kNumCpuProtocols; }
+bool is_cpu_protocol(ProtocolKind protocol) {
+  return static_cast<int>(protocol) < kNumCpuProtocols;
+}
 
 std::string_view protocol_names() { return "simple, ll, direct, ll128, poison"; }
 

@@ -113,9 +113,8 @@ std::string peer_text(int fd) {
   char text[INET6_ADDRSTRLEN] = {};
   const bool is_ipv4 = peer.family() == AF_INET;
   const void* bytes =
-      is_ipv4
-          ? static_cast<const void*>(&reinterpret_cast<sockaddr_in*>(&peer.storage)->sin_addr)
-          : &reinterpret_cast<sockaddr_in6*>(&peer.storage)->sin6_addr;
+      is_ipv4 ? static_cast<const void*>(&reinterpret_cast<sockaddr_in*>(&peer.storage)->sin_addr)
+              : &reinterpret_cast<sockaddr_in6*>(&peer.storage)->sin6_addr;
   ::inet_ntop(peer.family(), bytes, text, sizeof(text));
   return join_host_port(text, peer.port());
 }

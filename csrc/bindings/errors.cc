@@ -12,8 +12,8 @@ namespace {
 /// The error's text; it may contain bytes from outside, such as an environment variable's.
 py::object decoded(const std::exception& error) {
   const std::string_view text = error.what();
-  return py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
-      text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
+  return py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));
 }
 
 void set_error(const char* name, const std::exception& error) {

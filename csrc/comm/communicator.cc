@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 #include "comm/counts.h"
-#include "comm/device/device_runner.h"
 #include "comm/device/cpu_staging.h"
+#include "comm/device/device_runner.h"
 #include "comm/normalized_call.h"
 #include "comm/settings.h"
 #include "reduce/cells.h"

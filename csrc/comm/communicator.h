@@ -226,7 +226,7 @@ class Communicator {
   AlgorithmSource algorithm_source_;
   // Set by the first device call: one of the two.
   std::unique_ptr<DeviceRunner> device_;
-  std::unique_ptr<CpuStaging> staging_;                   // if the ranks are on several hosts
+  std::unique_ptr<CpuStaging> staging_;                    // if the ranks are on several hosts
   std::vector<std::shared_ptr<DeviceWork>> device_works_;  // which may still run
   const int host_rank_;
   const int host_number_;

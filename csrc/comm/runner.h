@@ -19,7 +19,8 @@ class Runner {
 
   /// Exchanges the buffers' places with the other ranks, and sets `planned` accordingly. Runs it if
   /// it is direct; returns nullopt if it needs slots. Raises UsageError on all ranks if the buffers
-  /// do not allow the named algorithm. When it fails, no other rank can access the buffers any more.
+  /// do not allow the named algorithm. When it fails, no other rank can access the buffers any
+  /// more.
   std::optional<bool> run_direct(const Call& call, int64_t nbytes, const CallPlan& plan,
                                  PlannedCall*& planned);
   /// Runs a plan through slots. Like run_direct(), returns false if a wait failed; the waiter has

@@ -18,8 +18,8 @@ inline constexpr const char* kTransportVariable = "PYCOLL_TRANSPORT";
 struct Meeting {
   int rank = 0;
   int num_ranks = 1;
-  std::string name;   // of the session
-  Token token;        // of these ranks
+  std::string name;  // of the session
+  Token token;       // of these ranks
   Exchange exchange;
   std::shared_ptr<MpiComm> comm;  // these ranks, in this order; null unless they met over MPI
   bool may_use_mpi = false;       // the launcher is MPI's

@@ -60,11 +60,10 @@ class Probe final : public FrameSink {
     return true;
   }
   void lost(int peer, int error) override {
-    throw PeerDiedError(
-        "rank " + std::to_string(peer) +
-            (error == EPROTO ? " sent an invalid frame" : " was lost") +
-            " while the network between hosts was measured",
-        peer, /*signal=*/0);
+    throw PeerDiedError("rank " + std::to_string(peer) +
+                            (error == EPROTO ? " sent an invalid frame" : " was lost") +
+                            " while the network between hosts was measured",
+                        peer, /*signal=*/0);
   }
 
   void send(size_t nbytes, uint64_t more) {

@@ -55,7 +55,7 @@ class MpiWire final : public Wire {
   struct Link {
     int peer = 0;
     bool open = true;
-    int failed = -1;  // error that the next poll reports; -1: none
+    int failed = -1;       // error that the next poll reports; -1: none
     size_t num_sends = 0;  // active requests
     std::array<Message, kNumPosted> posted;
     std::array<MPI_Request, kNumPosted> requests;

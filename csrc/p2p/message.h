@@ -31,7 +31,7 @@ struct MessageOp {
   DType dtype = DType::kU8;
   State state = State::kOver;
   uint16_t dtype_hash = 0;  // of the description of a dtype outside the table
-  int peer = 0;  // kAnySource: receive from anyone
+  int peer = 0;             // kAnySource: receive from anyone
   int32_t tag = 0;
   std::byte* data = nullptr;  // a send only reads it
   size_t nbytes = 0;

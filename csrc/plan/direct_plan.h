@@ -31,7 +31,7 @@ struct DirectPlan {
   Plan plan;
   // With Writes::kOwnOnly: the steps that read the peers' outputs, once all ranks have run `plan`.
   Plan results;
-  bool has_results = false;  // some rank's `results` has steps
+  bool has_results = false;      // some rank's `results` has steps
   std::vector<BufferRef> given;  // for the ledger
   // True when no rank reads what another one writes, even if inputs and outputs share memory.
   bool in_place_allowed = false;
@@ -45,8 +45,8 @@ struct DirectWork {
 };
 
 /// Returns nothing when some message of the schedule is neither a pull nor a push, or with
-/// Writes::kOwnOnly, when its sender has no place for it. Raises UsageError when the schedule is not
-/// proved.
+/// Writes::kOwnOnly, when its sender has no place for it. Raises UsageError when the schedule is
+/// not proved.
 std::optional<DirectPlan> make_direct_plan(const Schedule& schedule, int rank,
                                            Writes writes = Writes::kPeers);
 

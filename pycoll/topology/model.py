@@ -207,7 +207,7 @@ class Topology:
                 for rank in range(n)
             ]
         for straggler in self.stragglers:
-            level, ranks = self._member_level(straggler.level), self.ranks_per(straggler.level)
+            level_idx, ranks = self._member_level(straggler.level), self.ranks_per(straggler.level)
             for unit in straggler.units:
                 if not 0 <= unit < n // ranks:
                     raise UsageError(
@@ -215,9 +215,9 @@ class Topology:
                         f"{n // ranks}"
                     )
                 if straggler.link_factor != 1:
-                    if level == len(self.levels):
+                    if level_idx == len(self.levels):
                         raise UsageError(f"topology: {straggler.level} has no links to slow down")
-                    fabric.scale_links(level, unit, straggler.link_factor)
+                    fabric.scale_links(level_idx, unit, straggler.link_factor)
                 for rank in range(unit * ranks, (unit + 1) * ranks):
                     overhead[rank] *= straggler.compute_factor
                     gamma[rank] *= straggler.compute_factor

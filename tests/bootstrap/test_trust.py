@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -324,7 +325,7 @@ def other_user_and_job(ranks: Any, port: int, tries: int) -> tuple[list[str], li
 
     first = ranks.start(lambda: rank_main(0))
     deadline = time.monotonic() + 10
-    while abstract(port)[1:] not in open("/proc/net/unix").read():
+    while abstract(port)[1:] not in Path("/proc/net/unix").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     intruder = ranks.outcome(ranks.start(as_other_user(lambda: try_to_join(port, uid, tries))))

@@ -1,6 +1,6 @@
 """Ranks that are late: what they do after the others have given up must change nothing there.
 
-    python tests/comm/late_ranks.py [TRIES]     # 200 tries of each scene, about half an hour
+python tests/comm/late_ranks.py [TRIES]     # 200 tries of each scene, about half an hour
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ REFUSED = {
     "c.all_reduce(np.ones(0), algorithm='ring/udp')": "unknown protocol 'udp'",
     "c.all_reduce(np.ones(3), 'sum', np.ones(3), 'ring')": "at most 3 positional",
     "c.explain('all_red', 8)": "all_red",
-    "c.all_gather(Unknown())": "cannot make a result array like x, a Unknown: pass a result array as out=",
+    "c.all_gather(Unknown())": "cannot make a result array like x, a Unknown: pass a result array",
 }
 
 

@@ -11,8 +11,8 @@
 
 #include "algorithms/table/registry.h"
 #include "device_world.h"
-#include "executor/device/device_program.h"
 #include "executor/cpu/cpu_target.h"
+#include "executor/device/device_program.h"
 #include "kernels/threads/launch_threads.h"
 #include "plan/direct_plan.h"
 #include "reduce/cells.h"
@@ -48,7 +48,6 @@ std::string why_not_launchable(const DeviceLaunch& launch) {
   }
   return "";
 }
-
 
 constexpr int kNumChannels = 2;
 constexpr int kNumThreads = 2;

@@ -29,8 +29,8 @@ std::string send_record(FrameWorld& world, FrameSender& one, Change&& change) {
   CallRecord record = FrameWorld::record(1);
   world.segment().publish(1, record);
   Frame frame = one.state(FrameKind::kTell);
-  const size_t at = frame.payload.find(
-      std::string(reinterpret_cast<const char*>(&record), sizeof(record)));
+  const size_t at =
+      frame.payload.find(std::string(reinterpret_cast<const char*>(&record), sizeof(record)));
   if (at == frame.payload.npos) return "the state does not contain the record";
   change(record);
   record.sequence = 2;
@@ -129,11 +129,11 @@ inline const std::vector<Attack>& attacks() {
          const uint64_t rest = (total - one.lines_out() % total - 1) * 64;
          world.network().received(1);
          size_t sent = 0;
-         world.network().send(1,
-                              one.lines(Sender::message(MessageKind::kEager, rest, 70, rest),
-                                        std::string(rest, 'e'))
-                                  .bytes(),
-                              &sent);
+         world.network().send(
+             1,
+             one.lines(Sender::message(MessageKind::kEager, rest, 70, rest), std::string(rest, 'e'))
+                 .bytes(),
+             &sent);
          world.only_poll();
          return closes(world, 1);
        }},
@@ -265,9 +265,8 @@ inline const std::vector<Attack>& attacks() {
          four.send(four.frame(FrameKind::kJoin));
          one.send(one.frame(FrameKind::kJoin));
          world.make_proxy();
-         return stays(world, 1) + (world.proxy()->missing() == std::vector<int>{2}
-                                       ? ""
-                                       : "; rank 1 has not joined");
+         return stays(world, 1) +
+                (world.proxy()->missing() == std::vector<int>{2} ? "" : "; rank 1 has not joined");
        }},
       {"joins of very many communicators",
        [](World& world, Sender& one, Sender&) {

@@ -186,8 +186,8 @@ Frame make_frame(Random& random, FrameWorld& world, FrameSender& sender) {
       if (sender.sends_to_me.empty()) return sender.mail();
       const auto kind = random.one_in(2) ? MessageKind::kTaken : MessageKind::kPull;
       const Frame frame = lines_or_skip(sender.answer(kind, sender.sends_to_me.front()));
-      const bool is_answer = frame.header.kind == FrameKind::kLines &&
-                             frame.payload[22] == static_cast<char>(kind);
+      const bool is_answer =
+          frame.header.kind == FrameKind::kLines && frame.payload[22] == static_cast<char>(kind);
       if (is_answer) sender.sends_to_me.erase(sender.sends_to_me.begin());
       return frame;
     }

@@ -120,9 +120,9 @@ inline std::vector<Operation>& operations() {
   }();
   return all;
 }
-inline constexpr size_t kLargeReceive = 2;   // from rank 1, tag 2
-inline constexpr size_t kReceiveFrom2 = 4;   // from rank 2, tag 2
-inline constexpr size_t kLargeSend = 5;      // to rank 1
+inline constexpr size_t kLargeReceive = 2;  // from rank 1, tag 2
+inline constexpr size_t kReceiveFrom2 = 4;  // from rank 2, tag 2
+inline constexpr size_t kLargeSend = 5;     // to rank 1
 inline constexpr size_t kLargeSendTo2 = 7;
 
 class FrameWorld {

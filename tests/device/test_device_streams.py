@@ -126,7 +126,9 @@ def test_operations_keep_the_order_of_streams_captures_and_async_work(threads):
         captured_operations_replay_mixed_with_eager_ones,
         async_work_on_a_device_behind_one_on_the_host,
     ]
-    if not threads:  # one thread captures where another one allocates
+    # Ranks that are threads share the device: one may not allocate while another one captures, and
+    # one that frees memory waits for the device (as cudaFree does), where a replay waits for it.
+    if not threads:
         works.insert(0, capture_of_more_than_a_launch_is_refused_and_harmless)
         works.append(capture_with_async_work_joins_its_stream)
     run_ranks(in_turn(*works), 2, threads=threads, timeout_s=TIMEOUT_S)

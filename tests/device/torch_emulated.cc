@@ -1,6 +1,6 @@
-// The emulated device (csrc/kernels/threads/thread_device.cc) as a device of torch, "emulated:0": memory,
-// streams and events are its own. What torch computes there runs on the host, behind the current
-// stream, so that code that forgets to wait for a stream reads what was there before.
+// The emulated device (csrc/kernels/threads/thread_device.cc) as a device of torch, "emulated:0":
+// memory, streams and events are its own. What torch computes there runs on the host, behind the
+// current stream, so that code that forgets to wait for a stream reads what was there before.
 //
 // Memory is handed out anew as soon as its tensor is gone, as CUDA's allocator does: but for
 // streams that it was recorded on, which are waited for.

@@ -19,9 +19,21 @@ from pycoll._core import bootstrap
 KINDS = ("heartbeat", "slot", "credit", "lines", "mail", "join", "left", "ask", "tell", "failure")
 # kind, protocol, spare, nbytes, group, mark, call, sequence, heads, spare, word, more
 HEADER = struct.Struct("<BBHIQIII2IIQQ")
-FIELDS = (
-    "kind protocol spare nbytes group mark call sequence head0 head1 spare_too word more".split()
-)
+FIELDS = [
+    "kind",
+    "protocol",
+    "spare",
+    "nbytes",
+    "group",
+    "mark",
+    "call",
+    "sequence",
+    "head0",
+    "head1",
+    "spare_too",
+    "word",
+    "more",
+]
 EAGER, ANNOUNCE, TAKEN, PULL, PART = 1, 2, 3, 4, 5
 U8, F32 = 10, 0
 
@@ -122,10 +134,7 @@ class HostileRank:
         store = self.store
         assert _Reader(store.get("join/rank_zero", 20)).number("i") == self.size
         store.add(f"join/arrived/{self.rank}", 1)
-        if (
-            store.add("join/num_arrived", 1) == self.size
-            and store.add("join/num_verdicts", 1) == 1
-        ):
+        if store.add("join/num_arrived", 1) == self.size and store.add("join/num_verdicts", 1) == 1:
             store.set("join/verdict", b"\0" + text(os.urandom(16).hex()))
         reader = _Reader(store.get("join/verdict", 20))
         assert reader.number("B") == 0

@@ -63,10 +63,10 @@ class FollowingAllocator {
   static std::shared_ptr<CachedArray> follow(PyObject* owner, const ArrayView& view) {
     PyObject*& place = reinterpret_cast<NumpyArray*>(owner)->handler;
     if (place == nullptr || PyCapsule_IsValid(place, kHandlerName) == 0) return nullptr;
-    auto* const own = new FollowingAllocator(
-        py::reinterpret_borrow<py::object>(place),
-        std::make_shared<CachedArray>(static_cast<std::byte*>(view.data),
-                                      static_cast<size_t>(view.nbytes())));
+    auto* const own =
+        new FollowingAllocator(py::reinterpret_borrow<py::object>(place),
+                               std::make_shared<CachedArray>(static_cast<std::byte*>(view.data),
+                                                             static_cast<size_t>(view.nbytes())));
     PyObject* const capsule = PyCapsule_New(&own->handler_, kHandlerName, [](PyObject* of) {
       delete from(static_cast<NumpyHandler*>(PyCapsule_GetPointer(of, kHandlerName)));
     });
@@ -89,8 +89,7 @@ class FollowingAllocator {
   }
 
   static FollowingAllocator* from(void* context) {
-    return static_cast<FollowingAllocator*>(
-        static_cast<NumpyHandler*>(context)->allocator.context);
+    return static_cast<FollowingAllocator*>(static_cast<NumpyHandler*>(context)->allocator.context);
   }
   static FollowingAllocator& self(void* context) {
     return *static_cast<FollowingAllocator*>(context);

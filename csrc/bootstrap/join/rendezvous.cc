@@ -102,8 +102,8 @@ Verdict wait_for_verdict(Store& store, const LaunchEnv& env, const Deadline& dea
   } catch (const TimeoutError&) {
     // The first deadline that passes ends it for all ranks: a session needs every rank.
   }
-  std::string text = did_not_join(missing_ranks(store, env.num_ranks), env.num_ranks,
-                                  deadline.timeout_s());
+  std::string text =
+      did_not_join(missing_ranks(store, env.num_ranks), env.num_ranks, deadline.timeout_s());
   if (has_claims) {
     const std::string claims = store.get(kSecondClaimsKey, Deadline::after_s(kLastWordSeconds));
     if (!claims.empty()) text += "; " + claims;

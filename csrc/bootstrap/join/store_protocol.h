@@ -26,12 +26,12 @@
 namespace pycoll {
 
 enum class StoreFrame : uint8_t {
-  kHello,    // text magic, int32 rank, text number
-  kSet,      // text key, text value
-  kGet,      // text key
-  kAdd,      // text key, int64 delta
-  kOk,       // text result
-  kError,    // text error: the request was invalid
+  kHello,      // text magic, int32 rank, text number
+  kSet,        // text key, text value
+  kGet,        // text key
+  kAdd,        // text key, int64 delta
+  kOk,         // text result
+  kError,      // text error: the request was invalid
   kRefused,    // reply to a proof with another token
   kTaken,      // reply to the proof of a rank that has already joined: text address of that process
   kChallenge,  // reply to a hello: text number

@@ -176,8 +176,7 @@ bool TcpStore::greet(const std::string& token, const Deadline& deadline) {
     hello.text(kStoreMagic).number(static_cast<int32_t>(rank_)).text(challenge.connector_number);
     StoreFrame answer;
     challenge.acceptor_number = say(StoreFrame::kHello, hello, &answer, deadline);
-    if (answer != StoreFrame::kChallenge ||
-        challenge.acceptor_number.size() != kChallengeBytes) {
+    if (answer != StoreFrame::kChallenge || challenge.acceptor_number.size() != kChallengeBytes) {
       throw MalformedMessage();
     }
     const WireWriter proof = WireWriter().text(challenge.proof(key, "connect"));

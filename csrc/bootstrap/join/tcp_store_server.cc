@@ -364,9 +364,8 @@ void TcpStoreServer::set_value(const std::string& key, std::string value) {
 }
 
 std::string TcpStoreServer::death_frame(uint32_t number) const {
-  return store_frame(
-      StoreFrame::kGone, number,
-      WireWriter().text(death_->text).number(static_cast<int32_t>(death_->rank)));
+  return store_frame(StoreFrame::kGone, number,
+                     WireWriter().text(death_->text).number(static_cast<int32_t>(death_->rank)));
 }
 
 void TcpStoreServer::report_death(const Connection& dead) {

@@ -7,8 +7,8 @@
 
 #include "base/error.h"
 #include "comm/communicator.h"
-#include "comm/device/device_runner.h"
 #include "comm/device/cpu_staging.h"
+#include "comm/device/device_runner.h"
 #include "comm/normalized_call.h"
 #include "device/device_library.h"
 #include "executor/device/device_launch.h"

@@ -51,8 +51,8 @@ CpuStaging::~CpuStaging() {
 }
 
 void CpuStaging::run(const Call& call, const StreamEvent& begun,
-                      const std::function<void(const StreamEvent&)>& wait,
-                      const std::function<void(const Call&)>& perform) {
+                     const std::function<void(const StreamEvent&)>& wait,
+                     const std::function<void(const Call&)>& perform) {
   begun.hold(down_.get());
   const bool in_parts = has_equal_blocks(call);
   const int64_t step = in_parts ? part_elements(call, num_ranks_) : 1;
@@ -92,7 +92,7 @@ void CpuStaging::make_room(const Call& call, Part part, Slot& slot) {
 // Calls copy(offset in the caller's buffer, offset in the slot, nbytes) for each run of bytes.
 template <class Copy>
 void CpuStaging::for_each_block(const Call& call, Part part, int64_t total,
-                                 const Copy& copy) const {
+                                const Copy& copy) const {
   const int64_t size = element_bytes(call);
   if (!has_equal_blocks(call) || part.count == call.count) {
     if (total != 0) copy(0, 0, total * size);

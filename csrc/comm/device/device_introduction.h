@@ -15,7 +15,7 @@ struct DeviceIntroduction {
   int32_t max_channels = 0;
   int32_t resident_blocks = 0;
   int32_t taken_blocks = 0;  // by other communicators of its process
-  int32_t wants_cpu = 0;    // PYCOLL_DEVICE_LINKS=cpu
+  int32_t wants_cpu = 0;     // PYCOLL_DEVICE_LINKS=cpu
   uint64_t meeting = 0;      // pointer to the leader's std::shared_ptr<DeviceMeeting>
 
   bool same_device(const DeviceIntroduction& other) const {

@@ -56,8 +56,8 @@ class BufferExchange {
   /// or when the communicator broke before all were done: a rank that had given up may have changed
   /// the buffers that this rank was reading.
   bool leave() { return await_all(&ExchangeMemory::done) && waiter_.is_whole(); }
-  /// Announces that this rank uses no peer's buffers, although it has not left. Call it whenever the
-  /// operation does not end by leave().
+  /// Announces that this rank uses no peer's buffers, although it has not left. Call it whenever
+  /// the operation does not end by leave().
   void stay_outside() { store_release(segment_.exchange(rank_).outside.value, number_); }
   /// Waits until no other rank of this process uses this rank's buffers. Call it once the
   /// communicator is broken, so that no rank enters any more.

@@ -34,7 +34,6 @@ int64_t device_tile_count(const Plan& plan, int64_t payload_bytes, size_t elemen
 /// and an input NaN that has may be replaced by another NaN. The collective must be all_reduce.
 bool poison_allowed(DType dtype, Op op);
 
-
 /// Fills in the plan's part: steps and places (inline, or `far_steps` and `far_places` in device
 /// memory when there are more than kMaxInlineSteps), peers, positions.
 void set_program(DeviceLaunch& launch, const Plan& plan, const DeviceProgram& program,

@@ -32,8 +32,8 @@ PYCOLL_HD constexpr bool has_kernel(DeviceProtocol protocol, DType dtype) {
   return (kind == DTypeKind::kFloat || kind == DTypeKind::kComplex) && dtype != DType::kF8E4M3;
 }
 
-/// `Fixed` has the program as a constant and interprets it in place of the launch's steps; void: the
-/// steps are interpreted (benchmarks/fixed_program.h measures the difference).
+/// `Fixed` has the program as a constant and interprets it in place of the launch's steps; void:
+/// the steps are interpreted (benchmarks/fixed_program.h measures the difference).
 template <DeviceProtocol kind, DType dtype, class Env, class Fixed = void>
 class BlockRun {
  public:

@@ -90,14 +90,15 @@ std::string describe_difference(const Segment& segment, int first_rank, const Ca
       const std::string second_name(segment.names(second_rank).read(second.chosen));
       of_first = ", which runs " + first_name;
       of_second = ", which runs " + second_name;
-      why = first_name == second_name
-                ? "; their schedules of that name differ: its generator must give the same moves on "
-                  "all ranks"
-            : (first.flags & CallRecord::kOnDevice) != 0
-                ? "; check that the arrays are registered and the PYCOLL_ variables equal on all "
-                  "ranks"
-                : "; check that the PYCOLL_ variables and the numbers of cores are equal on all "
-                  "ranks";
+      why =
+          first_name == second_name
+              ? "; their schedules of that name differ: its generator must give the same moves on "
+                "all ranks"
+          : (first.flags & CallRecord::kOnDevice) != 0
+              ? "; check that the arrays are registered and the PYCOLL_ variables equal on all "
+                "ranks"
+              : "; check that the PYCOLL_ variables and the numbers of cores are equal on all "
+                "ranks";
     } else if (first.count != second.count) {
       of_first = " with blocks of " + std::to_string(first.count);
       of_second = " with blocks of " + std::to_string(second.count);

@@ -22,7 +22,7 @@ constexpr int kMinSpins = 20;         // under a microsecond
 constexpr int kMaxSpins = 500;        // about 20 us
 constexpr int64_t kSwitchNs = 1'500;  // a yield that took longer was a switch
 constexpr int64_t kRemoteYieldNs = 50'000;
-constexpr int kRanksPerWatch = 128;  // so that all of 256 ranks are seen within 100 ms
+constexpr int kRanksPerWatch = 128;    // so that all of 256 ranks are seen within 100 ms
 constexpr int64_t kNapNs = 1'000'000;  // upper bound of the cost of a missed wake-up
 
 }  // namespace
@@ -307,8 +307,9 @@ std::string Waiter::describe_end(int rank, int signal) const {
   const std::string where = host.empty() ? "" : " on host " + host;
   if (signal == Transport::kConnectionLost) return where + " ended: its connection is gone";
   if (signal == Transport::kInvalidFrame) {
-    return where + " sent an invalid frame, so its connection was closed: it runs another version "
-                   "of pycoll, its memory is damaged, or it is hostile";
+    return where +
+           " sent an invalid frame, so its connection was closed: it runs another version "
+           "of pycoll, its memory is damaged, or it is hostile";
   }
   if (signal == Transport::kSilent) {
     return where + " has not been heard of for " + describe_seconds(transport_.silence_s()) +

@@ -12,8 +12,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <set>
+#include <map>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "base/environment.h"
 #include "base/error.h"
@@ -38,9 +40,9 @@ struct Machine {
   const pid_t pid = ::getpid();
   const int num_devices = static_cast<int>(env_number("PYCOLL_DEVICE_THREADS_COUNT"));
   ThreadMemory memory;
-  std::mutex mutex;                     // protects the members below
-  std::vector<ThreadStream*> defaults;  // by device
-  std::set<ThreadStream*> streams;      // all
+  std::mutex mutex;                                                // protects the members below
+  std::vector<ThreadStream*> defaults;                             // by device
+  std::map<ThreadStream*, std::shared_ptr<ThreadStream>> streams;  // all
   std::map<void*, size_t> host_memory;
 };
 
@@ -69,8 +71,9 @@ ThreadStream& stream_of(int device, DeviceStream handle) {
   m.defaults.resize(static_cast<size_t>(m.num_devices));
   ThreadStream*& stream = m.defaults[static_cast<size_t>(device)];
   if (stream == nullptr) {
-    stream = new ThreadStream(device);
-    m.streams.insert(stream);
+    auto made = std::make_shared<ThreadStream>(device);
+    stream = made.get();
+    m.streams.emplace(stream, std::move(made));
   }
   return *stream;
 }
@@ -127,12 +130,13 @@ int reach(int32_t device, int32_t peer, int32_t* can) {
 int synchronize_device(int32_t device) {
   return guarded([&] {
     refuse_while_capturing("waiting for a device");
-    std::vector<ThreadStream*> streams;
+    // Another thread may destroy a stream during the wait for it.
+    std::vector<std::shared_ptr<ThreadStream>> streams;
     {
       const std::lock_guard lock(machine().mutex);
-      streams.assign(machine().streams.begin(), machine().streams.end());
+      for (const auto& [handle, stream] : machine().streams) streams.push_back(stream);
     }
-    for (ThreadStream* stream : streams) {
+    for (const auto& stream : streams) {
       if (stream->device() == device) stream->synchronize();
     }
   });
@@ -197,20 +201,20 @@ int unmap_host(void*) { return 0; }
 int create_stream(int32_t device, DeviceStream* stream) {
   return guarded([&] {
     check_device(device);
-    auto* made = new ThreadStream(device);
+    auto made = std::make_shared<ThreadStream>(device);
+    *stream = made.get();
     const std::lock_guard lock(machine().mutex);
-    machine().streams.insert(made);
-    *stream = made;
+    machine().streams.emplace(made.get(), std::move(made));
   });
 }
 
 int destroy_stream(DeviceStream handle) {
-  auto* stream = static_cast<ThreadStream*>(handle);
-  {
-    const std::lock_guard lock(machine().mutex);
-    if (machine().streams.erase(stream) == 0) return 0;  // created by a parent process
-  }
-  delete stream;
+  std::shared_ptr<ThreadStream> stream;  // destroyed without the lock: it runs remaining tasks
+  const std::lock_guard lock(machine().mutex);
+  const auto found = machine().streams.find(static_cast<ThreadStream*>(handle));
+  if (found == machine().streams.end()) return 0;  // created by a parent process
+  stream = std::move(found->second);
+  machine().streams.erase(found);
   return 0;
 }
 

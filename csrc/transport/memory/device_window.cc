@@ -127,9 +127,10 @@ std::unique_ptr<DeviceWindow> DeviceWindow::over(Transport& transport, const Dev
   return window;
 }
 
-std::unique_ptr<DeviceWindow> DeviceWindow::of_cpu_memory(Transport& transport, const Device& device,
-                                                    size_t nbytes, const AllGather& gather,
-                                                    const Deadline& deadline) {
+std::unique_ptr<DeviceWindow> DeviceWindow::of_cpu_memory(Transport& transport,
+                                                          const Device& device, size_t nbytes,
+                                                          const AllGather& gather,
+                                                          const Deadline& deadline) {
   const auto n = static_cast<size_t>(transport.num_ranks());
   const auto self = static_cast<size_t>(transport.rank());
   std::unique_ptr<DeviceWindow> window(new DeviceWindow(device, transport.num_ranks()));

@@ -37,8 +37,8 @@ class DeviceWindow {
                                             const Deadline& deadline, std::string& why);
   /// Creates a window over `nbytes` zeroed bytes of CPU memory per rank, which every device maps.
   static std::unique_ptr<DeviceWindow> of_cpu_memory(Transport& transport, const Device& device,
-                                               size_t nbytes, const AllGather& gather,
-                                               const Deadline& deadline);
+                                                     size_t nbytes, const AllGather& gather,
+                                                     const Deadline& deadline);
   /// Writes a word for each rank to the start of every rank's memory, checks the words that the
   /// other ranks wrote, and clears them. Collective. Returns an empty text, or describes what is
   /// missing.

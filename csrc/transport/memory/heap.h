@@ -88,7 +88,7 @@ class SharedHeap {
   std::map<std::byte*, size_t> taken_;  // size by address
   std::set<std::byte*> withdrawn_;      // allocations that are private pages in this process
   std::atomic<bool> has_withdrawn_{false};
-  RegisteredArrays registered_;         // last: its destructor frees regions of this heap
+  RegisteredArrays registered_;  // last: its destructor frees regions of this heap
 };
 
 }  // namespace pycoll

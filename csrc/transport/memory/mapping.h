@@ -18,7 +18,8 @@ inline bool become_private(std::byte* pages, size_t nbytes) {
   if (own == MAP_FAILED) return false;
   ::madvise(own, nbytes, MADV_HUGEPAGE);
   std::memcpy(own, pages, nbytes);
-  if (::mremap(own, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, pages) != MAP_FAILED) return true;
+  if (::mremap(own, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, pages) != MAP_FAILED)
+    return true;
   ::munmap(own, nbytes);
   return false;
 }

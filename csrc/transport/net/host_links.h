@@ -81,9 +81,9 @@ class HostLinks final : private FrameSink {
   std::map<uint64_t, std::set<int>> early_joins_;  // of groups that this rank has not added yet
   std::vector<int> num_early_joins_;               // by peer
   std::vector<Proxy*> placed_;  // by peer: the proxy of the frame being received, or null
-  std::vector<std::vector<std::byte>> staged_;     // by peer: payloads to process on arrival
-  std::vector<std::atomic<Peer>> states_;          // by rank
-  std::vector<bool> heard_;                        // by rank: since the last look_after()
+  std::vector<std::vector<std::byte>> staged_;  // by peer: payloads to process on arrival
+  std::vector<std::atomic<Peer>> states_;       // by rank
+  std::vector<bool> heard_;                     // by rank: since the last look_after()
   std::vector<bool> spoken_;
   std::vector<int64_t> heard_ns_;
   std::vector<int64_t> spoken_ns_;

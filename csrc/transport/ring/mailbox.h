@@ -36,8 +36,8 @@ struct MessageRef {
 struct alignas(64) MessageHeader {
   static constexpr size_t kInlineBytes = 40;
 
-  uint64_t flag;    // 0: no message yet
-  uint64_t nbytes : 48;  // of the message, or of this part of it
+  uint64_t flag;             // 0: no message yet
+  uint64_t nbytes : 48;      // of the message, or of this part of it
   uint64_t dtype_hash : 16;  // MessageOp::dtype_hash
   int32_t tag;
   uint16_t num_lines;  // header and body

@@ -8,7 +8,6 @@ checkpoint intact. A load checks checksums, and takes the previous checkpoint if
 
 from __future__ import annotations
 
-import json
 import shutil
 import warnings
 from collections.abc import Callable
