@@ -143,7 +143,7 @@ def fork(comm: Comm) -> int:
     if pid == 0:
         before = len(os.listdir("/proc/self/fd"))
         comm.close()
-        os._exit(0 if before < 40 else 1)
+        os._exit(0 if before < 48 else before)
     status = os.waitpid(pid, 0)[1]
     comm.all_reduce(np.ones(10))
     return status

@@ -139,6 +139,7 @@ class HostileRank:
         reader = _Reader(store.get("join/verdict", 20))
         assert reader.number("B") == 0
         name = reader.text()
+        self.name = name
         store.set(f"join/done/{self.rank}", b"")
         self.key = hmac.new(self.token.encode(), b"pycoll links " + name, hashlib.sha256).digest()
         self.group = 1469598103934665603  # FNV-1a of the name
@@ -149,8 +150,11 @@ class HostileRank:
         """An address for each other rank."""
         host = text("hostile/net:1") + text("hostile") + text("hostile")
         self._exchange("places", host + text(b"\1"))
-        offer = text("") + text("") + b"\0" + text("") + struct.pack("<i", 0) + b"\1\0" + text("")
-        self._exchange("offers", offer)
+        offer = text("") + text("") + b"\0" + text("") + struct.pack("<i", 0)
+        background, tls, trust = b"\1", b"\0", b"\0"
+        said = b"pycoll offer " + self.name
+        knows = hmac.new(self.token.encode(), said, hashlib.sha256).digest()
+        self._exchange("offers", offer + background + tls + trust + text(knows))
         own = text("") + text(struct.pack("<I", 0))
         addresses = []
         for place in self._exchange("listeners", own)[: self.rank]:

@@ -59,7 +59,7 @@ def test_jobs_of_one_host_need_no_token_and_do_not_meet_across_hosts(two):
 
 
 @pytest.mark.torch
-def test_torch_group_of_several_hosts_needs_a_secret(two):
+def test_torch_group_of_several_hosts_needs_a_secret(two, tmp_path):
     pytest.importorskip("torch")
     import torch
     import torch.distributed as dist
@@ -71,12 +71,16 @@ def test_torch_group_of_several_hosts_needs_a_secret(two):
     torch_build.find_or_build(found, torch_build.package_folder())
 
     def main() -> float:
-        dist.init_process_group("pycoll")
         x = torch.ones(3)
         try:
+            dist.init_process_group("pycoll")
             dist.all_reduce(x)
         except Exception:
-            time.sleep(1)  # rank 0 has torch's store, in which the other reads why
+            # Rank 0 has torch's store, in which the other one reads why.
+            (tmp_path / os.environ["RANK"]).touch()
+            end_s = time.monotonic() + 20
+            while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < end_s:
+                time.sleep(0.01)
             raise
         dist.destroy_process_group()
         return float(x[0])
