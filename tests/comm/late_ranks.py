@@ -110,8 +110,11 @@ def scene(comm: Comm, kind: str, arrays: str, stop_after_s: float) -> dict[str, 
     os.kill(int(pids[late]), signal.SIGCONT)
     changed = 0
     end_s = time.monotonic() + 0.4
-    while time.monotonic() < end_s:
+    goes_on = np.ones(1, bool)
+    while goes_on[0]:
+        goes_on[0] = time.monotonic() < end_s
         if kind == "shrink":  # training goes on: each step writes what is there already
+            world.broadcast(goes_on, 0)
             world.all_reduce(x, "max", out)
         changed = max(changed, int((x != RESTORED).sum() + (out != RESTORED).sum()))
     return {"error": error, "wrong": wrong, "changed": changed}
@@ -132,6 +135,17 @@ def run_scene(n: int, kind: str, arrays: str, stop_after_s: float) -> list[dict[
 
 def faults_of(outcomes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for one in outcomes if one["wrong"] or one.get("changed")]
+
+
+# Every scene and every kind of array, in few runs: (scene, arrays, ranks).
+FEW = (
+    ("timeout", "plain", 3),
+    ("timeout", "torch", 2),
+    ("death", "adopted", 3),
+    ("close", "registered", 2),
+    ("shrink", "adopted", 3),
+    ("shrink", "heap", 4),
+)
 
 
 def can_be(n: int, kind: str) -> bool:
