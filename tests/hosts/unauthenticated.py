@@ -53,7 +53,7 @@ def speak(s: socket.socket, kind: str) -> None:
     elif kind == "token":
         s.sendall(b"pycoll 1" + (1).to_bytes(4, "little") + bytes(20))
         s.settimeout(0.3)
-        s.recv(16)
+        s.recv(4096)  # the random number of the listener
         s.sendall(bytes(32))
         assert s.recv(32) == b""  # the listener does not even prove that it knows the token
     elif kind == "rank":
