@@ -315,9 +315,9 @@ class Communicator(ElasticMethods):
             reason: For the error of the other ranks; they see its last 119 bytes.
 
         Raises:
-            UsageError: The communicator is closed.
+            UsageError: The communicator is closed, or `reason` is no text.
         """
-        self._abort(str(reason))
+        self._abort(text(reason, "reason"))
 
     def close(self) -> None:
         """Leaves the world: a rank that still waits for this rank raises PeerDiedError."""

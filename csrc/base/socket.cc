@@ -14,8 +14,6 @@
 namespace pycoll {
 namespace {
 
-// A signal that arrives just before poll() does not wake it, so a wait polls this often.
-
 timespec to_timespec(int64_t ns) {
   ns = std::max<int64_t>(ns, 0);
   return {.tv_sec = static_cast<time_t>(ns / 1'000'000'000),

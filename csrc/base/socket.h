@@ -11,7 +11,8 @@
 
 namespace pycoll {
 
-/// The longest time between two calls of Deadline::check_interrupt() in a wait.
+/// The longest time between two calls of Deadline::check_interrupt() in a wait: a signal that
+/// arrives just before poll() does not wake it.
 inline constexpr int64_t kInterruptCheckNs = 20'000'000;
 
 /// Waits until one of `fds` is ready, a signal arrives or `wait_ns` has passed. Returns the number

@@ -326,6 +326,8 @@ def test_abort_ends_the_calls_of_all_ranks_with_its_reason(comm):
     for _ in range(2):  # the first call may wait already; the second one begins after it
         with pytest.raises(AbortedError, match="rank 1 aborted the communicator: the loss is nan"):
             part.all_reduce(np.ones(10))
+    with pytest.raises(AbortedError, match="the loss is nan"):
+        part.recv(np.empty(10), (comm.rank + 1) % 3)
     work = comm.all_reduce(np.ones(10), async_op=True)  # the communicator around it goes on
     work.wait()
     part.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 
 import numpy as np
@@ -247,6 +248,38 @@ def test_named_direct_is_refused_where_it_cannot_run(comm):
     x[:] = comm.rank
     comm.all_reduce(x, out=out, algorithm="one_shot/direct")
     assert (out == 3).all()
+
+
+@on_ranks(processes=[2, 3, 4])
+def test_direct_on_private_arrays_of_processes_equals_numpy(comm):
+    """No rank writes another one's memory, so pushed results are pulled (decision 0043)."""
+    n, rank = comm.size, comm.rank
+    comm.register_after = 0
+    block = 70_003  # elements: several stages, and pieces of unequal size
+    whole = np.arange(n * n * block, dtype=np.int64).reshape(n, n, block)  # by rank and block
+    mine = whole[rank].copy()
+    expected = {
+        "all_reduce": (mine, whole.sum(0)),
+        "all_gather": (mine[0].copy(), whole[:, 0]),
+        "all_to_all": (mine, whole[:, rank]),
+        "reduce_scatter": (mine, whole.sum(0)[rank]),
+    }
+    ran = set()
+    for name, (x, result) in expected.items():
+        for algorithm in builtin_algorithms(name):
+            out = np.zeros_like(result)
+            try:
+                getattr(comm, name)(x, out=out, algorithm=f"{algorithm}/direct")
+            except UsageError as error:
+                assert re.search("without slots|cannot all access", str(error)), error
+                continue
+            np.testing.assert_array_equal(out, result, err_msg=f"{name} {algorithm}")
+            assert comm.flight_record()[-1]["algorithm"] == f"{algorithm}/direct"
+            ran.add(f"{name} {algorithm}")
+    assert {"all_reduce two_shot", "all_reduce one_shot", "all_gather all_pairs"} <= ran, ran
+    x = np.full(n * block, rank + 1.0)
+    comm.all_reduce(x, algorithm="two_shot/direct")  # in place
+    assert (x == n * (n + 1) / 2).all()
 
 
 @on_ranks(processes=[3], env={"PYCOLL_ALGO": "broadcast:star/direct:1k-max"})
