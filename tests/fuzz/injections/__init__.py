@@ -1,0 +1,42 @@
+"""Kinds of faults that tests/fuzz/campaign.py injects, one module each.
+
+A module has a docstring, whose first line `--list` prints, and:
+
+    CASES                       cases of a whole campaign
+    FEW                         seeds that CI runs
+    run_case(seed) -> Outcome   one case, a function of its seed alone
+
+A case starts its own ranks, ends them, and compares every value that a call returned with the right
+one, on late ranks, too. `campaign.py KIND --seed S --cases 1` runs the case of seed S again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+
+@dataclass(frozen=True)
+class Outcome:
+    complaint: str = ""  # what is wrong; empty: nothing
+    # Seconds from the fault to each waiting rank's error; empty where nothing is timed.
+    notices_s: tuple[float, ...] = ()
+    label: str = ""  # the cases of a campaign are also counted by label
+
+
+class Kind(Protocol):
+    __doc__: str
+    CASES: int
+    FEW: Sequence[int]
+    run_case: Callable[[int], Outcome]
+
+
+def names() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def load(name: str) -> Kind:
+    return cast(Kind, importlib.import_module(f"injections.{name}"))
