@@ -662,6 +662,21 @@ def exponential_delay_s(seed: int, stream: int, idx: int, mean_s: float) -> floa
 def connect_ranks(
     store: typing.Any, rank: int, num_ranks: int, name: str, token: str, timeout_s: float
 ) -> Communicator: ...
+def connect_members(
+    old: Communicator,
+    members: collections.abc.Sequence[int],
+    rank: int,
+    name: str,
+    address: str,
+    port: int,
+    token: str,
+    timeout_s: float,
+) -> Communicator:
+    """
+    Connects some ranks of `old`, which meet in the store at an address; PeerDiedError if one of
+    them ends.
+    """
+
 def init_from_environment(arg0: float) -> tuple[Communicator, typing.Any]: ...
 def init_at(env: typing.Any, timeout_s: float) -> tuple[Communicator, typing.Any]: ...
 def init_over_mpi(handle: int, timeout_s: float) -> tuple[Communicator, typing.Any]: ...

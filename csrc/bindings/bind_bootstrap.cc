@@ -58,11 +58,13 @@ void bind_store(py::module_& m) {
       .def("add", &TcpStore::add, py::arg("key"), py::arg("delta"), ReleaseGil());
 
   py::class_<TcpStoreServer>(m, "TcpStoreServer", "Serves the stores of a session on one thread.")
-      .def(py::init([](const std::string& address, int port, const std::string& token, bool local) {
-             return std::make_unique<TcpStoreServer>(address, port, token_of(token, local));
+      .def(py::init([](const std::string& address, int port, const std::string& token, bool local,
+                       bool reports_deaths) {
+             return std::make_unique<TcpStoreServer>(address, port, token_of(token, local),
+                                                     reports_deaths);
            }),
            py::arg("address"), py::arg("port"), py::arg("token"), py::arg("local") = false,
-           ReleaseGil())
+           py::arg("reports_deaths") = false, ReleaseGil())
       .def_property_readonly("port", &TcpStoreServer::port)
       .def("stop", &TcpStoreServer::stop, py::arg("linger_s") = 0.0, ReleaseGil());
 }

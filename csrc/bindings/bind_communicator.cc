@@ -14,6 +14,7 @@
 #include "bindings/errors.h"
 #include "bindings/gil.h"
 #include "bindings/interrupt.h"
+#include "bootstrap/join/tcp_store.h"
 #include "join/init.h"
 #include "schedule/schedule.h"
 
@@ -210,6 +211,29 @@ void bind_communicator(py::module_& m) {
       },
       py::arg("store"), py::arg("rank"), py::arg("num_ranks"), py::arg("name"), py::arg("token"),
       py::arg("timeout_s"));
+  m.def(
+      "connect_members",
+      [](const CommunicatorObject& old, const std::vector<int>& members, int rank,
+         const std::string& name, const std::string& address, int port, const std::string& token,
+         double timeout_s) {
+        Communicator& former = old.core();
+        std::unique_ptr<Communicator> comm;
+        {
+          const py::gil_scoped_release gil;
+          const Deadline deadline = interruptible_deadline(timeout_s).with(
+              [&former, &members] { former.check_alive(members); });
+          TcpStore store(address, port, {token}, rank, deadline);
+          comm = std::make_unique<Communicator>(
+              connect_through(store, rank, static_cast<int>(members.size()), name, {token},
+                              deadline),
+              former.timeout_s());
+        }
+        return wrap(std::move(comm));
+      },
+      py::arg("old"), py::arg("members"), py::arg("rank"), py::arg("name"), py::arg("address"),
+      py::arg("port"), py::arg("token"), py::arg("timeout_s"),
+      "Connects some ranks of `old`, which meet in the store at an address; PeerDiedError if one "
+      "of them ends.");
   m.def("init_at", [](const LaunchEnv& env, double timeout_s) {
     Joined joined;
     {

@@ -123,6 +123,12 @@ class Communicator {
   /// Collective. Null if color < 0. `interrupt` lets a signal end the wait for the other members.
   std::unique_ptr<Communicator> split(int color, int key, Deadline::Interrupt interrupt = nullptr);
 
+  /// Raises PeerDiedError if the process of one of `ranks` has ended.
+  void check_alive(std::span<const int> ranks) {
+    check_open();
+    transport_->check_alive(ranks);
+  }
+
   /// Ends all pending operations of all ranks with AbortedError, and breaks the communicator. May
   /// be called by any thread.
   void abort(std::string_view reason = {});

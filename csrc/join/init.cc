@@ -103,9 +103,7 @@ Joined init_at(const LaunchEnv& env, const Deadline& deadline) {
         deadline.timeout_s());
     return {std::move(comm), std::move(session)};
   } catch (const Error&) {
-    session.store.reset();
-    // Lets the other ranks read the error.
-    if (session.server) session.server->stop(kLastWordSeconds);
+    session.give_up();
     throw;
   }
 }

@@ -52,12 +52,14 @@ class OwnerPort:
         addresses: Addresses of all ranks, by rank.
         secret: Secret of the ranks of this world.
         server: Server of this rank's port.
+        origin: Ranks in the communicator that the port was opened for, by rank.
     """
 
     rank: int
     addresses: list[Address]
     secret: bytes
     server: PortServer
+    origin: list[int]
 
     @property
     def own(self) -> Address:
@@ -71,6 +73,23 @@ class OwnerPort:
         """Proof that rank `rank` of this world answers these fresh random numbers."""
         text = f"pycoll port {who} {rank} ".encode() + nonces
         return hmac.new(self.secret, text, hashlib.sha256).hexdigest()
+
+    def of_members(self, ranks: Sequence[int], name: str) -> OwnerPort:
+        """The same port in a world of some of the ranks, this one among them; serves there."""
+        port = OwnerPort(
+            ranks.index(self.rank),
+            [self.addresses[rank] for rank in ranks],
+            _secret(self.secret.hex(), name),
+            self.server,
+            [self.origin[rank] for rank in ranks],
+        )
+        self.server.serve(port.rank, port.proof)
+        return port
+
+
+def _secret(token: str, name: str) -> bytes:
+    """Secret of the ranks of the world with this name."""
+    return hmac.new(token.encode(), f"pycoll port {name}".encode(), hashlib.sha256).digest()
 
 
 def open_owner_port(
@@ -110,8 +129,8 @@ def open_owner_port(
         own = Address(tuple(listeners), server.port)
     try:
         texts = [text.decode() for text in exchange("port", own.to_text(), timeout_s)]
-        secret = hmac.new(token.encode(), f"pycoll port {name}".encode(), hashlib.sha256).digest()
-        port = OwnerPort(rank, [Address.from_text(text) for text in texts], secret, server)
+        addresses = [Address.from_text(text) for text in texts]
+        port = OwnerPort(rank, addresses, _secret(token, name), server, list(range(size)))
         server.serve(rank, port.proof)
     except BaseException:
         if not kept:

@@ -9,14 +9,15 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pycoll import _core, environment
 from pycoll.arguments import seconds, whole_number
-from pycoll.elastic.agreement import Agreement
+from pycoll.elastic.agreement import Agreement, Verdict
 from pycoll.elastic.owner_port import OwnerPort, exchange_through, host_and_port, open_owner_port
-from pycoll.errors import TimeoutError, UsageError
+from pycoll.errors import PeerDiedError, TimeoutError, UsageError
 
 if TYPE_CHECKING:
     from pycoll.communicator import Communicator
@@ -33,26 +34,42 @@ def shrink(comm: Communicator, timeout_s: float | None) -> Communicator:
     """Makes a communicator of the surviving ranks of `comm`: see `Communicator.shrink`."""
     timeout_s = comm.timeout_s if timeout_s is None else seconds(timeout_s)
     end = time.monotonic() + timeout_s
-    port = _owner_port_of(comm)
-    token = port.secret.hex()
+    silence_s = float(environment.read("PYCOLL_SILENCE_S") or 5)
+    port, left_s = _owner_port_of(comm), timeout_s
     with contextlib.ExitStack() as stack:
 
-        def serve(host: str) -> int:
-            server = _bootstrap.TcpStoreServer(host, 0, token)
+        def serve(token: str, host: str) -> int:
+            server = _bootstrap.TcpStoreServer(host, 0, token, reports_deaths=True)
             stack.callback(server.stop, _LAST_WORD_S)
             return server.port
 
-        silence_s = float(environment.read("PYCOLL_SILENCE_S") or 5)
-        verdict = port.server.run(Agreement(port, serve, timeout_s, silence_s).run())
-        left_s = max(end - time.monotonic(), _LAST_WORD_S)
-        rank, size = verdict.ranks.index(port.rank), len(verdict.ranks)
-        store = None
-        if size > 1:
-            store = _bootstrap.TcpStore(verdict.host, verdict.port, token, rank, left_s)
-        world = _World(rank, size, verdict.name, token)
-        new = _connect(store, world, left_s, comm.timeout_s, comm._owner_ports)
-        del store  # the server goes when all have left
-        return _replace(comm, new, verdict.ranks)
+        while True:
+            token = port.secret.hex()
+            agreement = Agreement(port, partial(serve, token), left_s, silence_s)
+            verdict = port.server.run(agreement.run())
+            # If a member ends before all have connected, some ranks may already use the new world.
+            # So the next agreement, of this call or of theirs, is among its members.
+            comm._owner_ports[-1] = port = port.of_members(verdict.ranks, verdict.name)
+            try:
+                new = _connect_members(verdict, port, token, max(left_s, _LAST_WORD_S), comm)
+            except PeerDiedError:
+                if (left_s := end - time.monotonic()) <= 0:
+                    raise
+            else:
+                return _replace(comm, new, port.origin)
+
+
+def _connect_members(
+    verdict: Verdict, port: OwnerPort, token: str, timeout_s: float, old: Communicator
+) -> Communicator:
+    from pycoll.communicator import Communicator
+
+    if port.size == 1:
+        return Communicator(_core.init_local(_core.make_local_world(1), 0, old.timeout_s))
+    where = (verdict.name, verdict.host, verdict.port, token, timeout_s)
+    new = Communicator(_core.connect_members(old, port.origin, port.rank, *where))
+    new._owner_ports.append(replace(port, origin=list(range(port.size))))
+    return new  # the store's server goes when all have left
 
 
 def grow(comm: Communicator, num_new: int, address: str, timeout_s: float) -> Communicator:
@@ -72,7 +89,8 @@ def grow(comm: Communicator, num_new: int, address: str, timeout_s: float) -> Co
         new = None
         if "late" not in growth:
             world = _World(comm.rank, growth["size"], growth["name"], growth["token"] or token)
-            new = _connect(store, world, timeout_s, comm.timeout_s, comm._owner_ports)
+            new = _connect(store, world, comm.timeout_s)
+            _open_port(new, store, world, timeout_s, comm._owner_ports)
         del store  # the server goes when all have left
     if new is None:
         raise TimeoutError(growth["late"])
@@ -119,7 +137,8 @@ def join(address: str, timeout_s: float = 60.0) -> Communicator:
             f"join: the world at {address} takes {size - first} newcomers, this is number {number}"
         )
     world = _World(first + number - 1, size, growth["name"], growth["token"] or token)
-    new = _connect(store, world, timeout_s, timeout_s)
+    new = _connect(store, world, timeout_s)
+    _open_port(new, store, world, timeout_s)
     new.former_ranks = list(range(first)) + [-1] * (size - first)
     return new
 
@@ -157,25 +176,20 @@ class _World:
     token: str
 
 
-def _connect(
-    store: Any,
-    world: _World,
-    timeout_s: float,
-    operations_s: float,
-    former: Sequence[OwnerPort] = (),
-) -> Communicator:
+def _connect(store: Any, world: _World, operations_s: float) -> Communicator:
     from pycoll.communicator import Communicator
 
-    if world.size == 1:
-        return Communicator(_core.init_local(_core.make_local_world(1), 0, operations_s))
-    who = (world.rank, world.size)
-    core = _core.connect_ranks(store, *who, world.name, world.token, operations_s)
-    new = Communicator(core)
-    one_host = new.transport == "shm"
+    who = (world.rank, world.size, world.name, world.token)
+    return Communicator(_core.connect_ranks(store, *who, operations_s))
+
+
+def _open_port(
+    new: Communicator, store: Any, world: _World, timeout_s: float, former: Sequence[OwnerPort] = ()
+) -> None:
+    who, one_host = (world.rank, world.size), new.transport == "shm"
     exchange = exchange_through(store, *who)
     port = open_owner_port(exchange, *who, one_host, world.name, world.token, timeout_s, former)
     new._owner_ports.append(port)
-    return new
 
 
 def _replace(old: Communicator, new: Communicator, former_ranks: list[int]) -> Communicator:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -73,6 +74,23 @@ def test_shrink_twice_and_of_a_whole_world():
         return last.former_ranks
 
     assert end(start(work, 3))[0] == [0]
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_rank_that_ends_within_shrink_is_left_out(victim):
+    """Once the ranks have agreed: the others agree again, whichever step each of them is in."""
+
+    def work(comm: Comm) -> tuple[list[int], float]:
+        if comm.rank == victim:
+            with mock.patch("pycoll._core.connect_members", lambda *_: os.kill(os.getpid(), 9)):
+                comm.shrink(10)
+        new = comm.shrink(10)
+        return new.former_ranks, new.all_reduce(np.ones(1)).item()
+
+    others = [rank for rank in range(3) if rank != victim]
+    outcomes = end(start(work, 3))
+    assert outcomes[victim] == "killed by SIGKILL"
+    assert [outcomes[rank] for rank in others] == [(others, 2.0)] * 2
 
 
 def test_shrink_keeps_the_settings_and_leaves_no_descriptor_behind():

@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -122,7 +123,7 @@ def test_hostile_answers_at_the_port_of_a_lower_rank_do_not_end_a_shrink():
         thread = threading.Thread(target=answer, args=(listener,))
         thread.start()
         lower = Address(("127.0.0.1",), listener.getsockname()[1])
-        port = OwnerPort(1, [lower, own.own], own.secret, own.server)
+        port = OwnerPort(1, [lower, own.own], own.secret, own.server, [0, 1])
         port.server.serve(1, port.proof)
         with pytest.raises(pycoll.TimeoutError, match="rank 0 did not call it within 0.5 s"):
             port.server.run(Agreement(port, lambda host: 0, 0.5, 0.5).run())
@@ -151,7 +152,7 @@ def test_rank_that_connected_before_shrink_stays_and_idle_peers_are_dropped_olde
 
 def test_proof_of_another_world_is_refused():
     with owner_port() as port:
-        other = OwnerPort(0, port.addresses, b"another secret", port.server)
+        other = replace(port, rank=0, secret=b"another secret")
         with connect(port.own.port) as s, pytest.raises((json.JSONDecodeError, ConnectionError)):
             greet(other, s, 1, [])
         port.server.serve(0, other.proof)

@@ -61,6 +61,14 @@ def drive(
         raise
 
 
+def drawn(cases: st.SearchStrategy[Any], seed_value: int) -> Any:
+    """The case of this seed."""
+    # The first one that hypothesis draws is always the simplest.
+    seen: list[Any] = []
+    drive(seen.append, cases, 2, seed_value)
+    return seen[-1]
+
+
 def drive_for_minutes(
     check: Callable[[Any], None], cases: st.SearchStrategy[Any], share: float
 ) -> int:

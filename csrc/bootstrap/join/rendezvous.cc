@@ -130,12 +130,22 @@ std::vector<std::string> Session::exchange(const std::string& topic, const std::
                                            const Deadline& deadline) {
   if (over_mpi) return over_mpi(topic, own);
   if (!store) throw UsageError("the session is closed");
-  std::vector<std::string> all = StoreExchange(*store, rank, num_ranks, deadline)(topic, own);
-  // Rank 0 may close the store after this call, so it waits until every rank has the result.
-  const auto known = [&topic](int who) { return "known/" + topic + "/" + std::to_string(who); };
-  if (rank != 0) store->set(known(rank), "");
-  for (int peer = 1; rank == 0 && peer < num_ranks; ++peer) store->get(known(peer), deadline);
-  return all;
+  try {
+    std::vector<std::string> all = StoreExchange(*store, rank, num_ranks, deadline)(topic, own);
+    // Rank 0 may close the store after this call, so it waits until every rank has the result.
+    const auto known = [&topic](int who) { return "known/" + topic + "/" + std::to_string(who); };
+    if (rank != 0) store->set(known(rank), "");
+    for (int peer = 1; rank == 0 && peer < num_ranks; ++peer) store->get(known(peer), deadline);
+    return all;
+  } catch (const Error&) {
+    give_up();
+    throw;
+  }
+}
+
+void Session::give_up() {
+  store.reset();
+  if (server) server->stop(kLastWordSeconds);
 }
 
 std::string meet(Store& store, const LaunchEnv& env, const Deadline& deadline) {

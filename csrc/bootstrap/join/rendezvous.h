@@ -28,6 +28,8 @@ struct Session {
   /// Returns every rank's `own` bytes, by rank. Collective; each `topic` is used at most once.
   std::vector<std::string> exchange(const std::string& topic, const std::string& own,
                                     const Deadline& deadline);
+  /// Leaves after an error. Rank 0 serves a little longer, so that other ranks can read the reason.
+  void give_up();
 };
 
 /// Waits until all ranks have joined. The outcome is identical on every rank that arrived: a

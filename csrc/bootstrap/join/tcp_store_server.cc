@@ -392,7 +392,9 @@ void TcpStoreServer::drop_the_gone() {
     --num_unauthenticated;
   }
   for (const auto& one : connections_) {
-    const bool died = !one->channel && one->welcome && !one->left;
+    // For a process of this user, the rank that it says is as good as a proven one.
+    const bool is_known = one->welcome || (for_own_user_ && one->rank >= 0 && !one->closing);
+    const bool died = !one->channel && is_known && !one->left;
     if (died && reports_deaths_ && !death_) report_death(*one);
   }
   std::erase_if(connections_, [](const auto& one) { return !one->channel; });

@@ -1,0 +1,259 @@
+"""A rank is killed at a random moment, from its call of init on: each other rank is told its name.
+
+All ranks run a random program again and again and compare every result with NumPy; between two
+runs, some worlds shrink, or compute on one rank for longer. After the error the others shrink, and
+their new world's results are right, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from driving import drawn
+from faults import NOTICE_S, Board, left_over, resources
+from hypothesis import strategies as st
+from programs import Program, programs
+from runner import Part, Runner
+from worlds import Process, end, start
+
+import pycoll
+from injections import Outcome
+
+CASES = 1000
+FEW = (1, 2, 3, 4, 5, 6)
+TIMEOUT_S = 20.0  # no wait may last so long
+JOIN_S = 3.0  # of init: the others cannot know of a rank that is killed before it has come
+GIVEN_UP = "a rank was killed"
+
+Comm = pycoll.Communicator
+
+
+@dataclass(frozen=True)
+class Kill:
+    n: int
+    victim: int  # modulo n
+    joining: bool  # the time begins with init, else with the program
+    after_us: int
+    program: Program
+    shrinks: bool
+    busy_ms: int  # of rank 0, between two runs of the program
+
+
+def kills() -> st.SearchStrategy[Kill]:
+    return st.builds(
+        Kill,
+        n=st.integers(2, 5),
+        victim=st.integers(0, 59),
+        joining=st.sampled_from([False, False, False, True]),
+        after_us=st.one_of(st.integers(0, 15_000), st.integers(0, 100_000)),
+        program=programs(at_most=10),
+        shrinks=st.booleans(),
+        busy_ms=st.sampled_from([0, 0, 50]),
+    )
+
+
+@dataclass
+class Seen:
+    """What one of the others saw."""
+
+    where: str  # the operation that raised; "shrink": that admitted the end without an error
+    error: str = ""
+    text: str = ""
+    is_named: bool = False  # the error has the victim's rank
+    began_s: float = 0.0
+    raised_s: float = 0.0
+
+
+class Run:
+    """One rank's part in a case."""
+
+    def __init__(self, comm: Comm, case: Kill) -> None:
+        self.comm, self.case = comm, case
+        self.victim = case.victim % case.n
+        self.seen = Seen("")
+        self.parts: list[Part] = []
+
+    def until_killed(self) -> Seen:
+        try:
+            while self.seen.where != "shrink":
+                self.once()
+        except pycoll.Error as error:
+            self.seen.raised_s = time.monotonic()  # first: a text takes a while
+            self.seen.error, self.seen.text = type(error).__name__, str(error)
+            self.seen.is_named = self.victim in self.ranks_of(error)
+            for part in self.parts[
+                1:
+            ]:  # its members may wait for this rank, and not for the victim
+                if part.comm is not None and not part.comm.closed:
+                    part.comm.abort(GIVEN_UP)
+            self.comm = self.comm.shrink(TIMEOUT_S)
+        self.check_survivors()
+        return self.seen
+
+    def once(self) -> None:
+        self.parts = [Part(self.comm, list(range(self.comm.size)))]
+        runner = Runner(self.comm, self.parts)
+        for op in self.case.program:
+            self.begin(type(op).__name__)
+            runner.run(op)
+        self.begin("Wait")
+        runner.wait()
+        self.begin("Barrier")
+        self.comm.barrier()
+        for part in self.parts[1:]:
+            if part.comm is not None:
+                part.comm.close()
+        runner.places.unregister()
+        if self.comm.rank == 0:
+            time.sleep(self.case.busy_ms / 1e3)
+        if self.case.shrinks:
+            self.begin("shrink")
+            self.parts = []
+            self.comm = self.comm.shrink(TIMEOUT_S)
+            self.seen.where = "shrink" if self.comm.size < self.case.n else ""
+
+    def begin(self, where: str) -> None:
+        self.seen = Seen(where, began_s=time.monotonic())
+
+    def ranks_of(self, error: pycoll.Error) -> set[int]:
+        """The rank that the error names, by its number in the world; of a part, in each one."""
+        rank = getattr(error, "rank", -1)
+        return {p.members[rank] for p in self.parts if 0 <= rank < len(p.members)} or {rank}
+
+    def check_survivors(self) -> None:
+        size, former = self.comm.size, self.comm.former_ranks
+        assert self.victim not in former, former
+        # Others may have raised in init, and ended.
+        assert self.case.joining or size == self.case.n - 1, former
+        x = np.full(1000, 1 + self.comm.rank, np.int64)
+        self.comm.all_reduce(x)
+        assert (x == sum(range(1, size + 1))).all(), "the new world's sum is wrong"
+
+
+def work(comm: Comm | Seen, case: Kill, board: Board) -> Seen:
+    if isinstance(comm, Seen):
+        return comm
+    if comm.rank == case.victim % case.n:
+        board.note()
+    return Run(comm, case).until_killed()
+
+
+@contextlib.contextmanager
+def timed_joins(victim: int) -> Iterator[None]:
+    """Within, init returns what the rank has seen, if it raises."""
+    join = pycoll.init
+
+    def timed(**options: Any) -> Comm | Seen:
+        began_s = time.monotonic()
+        try:
+            return join(**options)
+        except pycoll.Error as error:
+            raised_s = time.monotonic()
+            is_named = getattr(error, "rank", -1) == victim
+            return Seen("init", type(error).__name__, str(error), is_named, began_s, raised_s)
+
+    with mock.patch.object(pycoll, "init", timed):
+        yield
+
+
+def files(pid: int) -> set[str]:
+    found = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(fd))
+    return found
+
+
+def has_come(pid: int) -> bool:
+    """Whether the stopped process has connected to the store, or serves it."""
+    own = files(pid) - files(os.getpid())
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        _, _, _, flags, _, state, inode, *_ = line.split()
+        is_used = state == "03" or flags == "00010000"  # connected, listening
+        if is_used and f"socket:[{inode}]" in own:
+            return True
+    return False
+
+
+@dataclass(frozen=True)
+class Killed:
+    time_s: float
+    had_come: bool  # the victim had begun to join
+
+
+def run(case: Kill) -> tuple[list[Any], Killed]:
+    """What each rank saw, and the kill."""
+    board, victim = Board(), case.victim % case.n
+    with timed_joins(victim):
+        timeout_s = JOIN_S if case.joining else TIMEOUT_S
+        processes = start(work, case.n, case, board, timeout_s=timeout_s)
+    if not case.joining:
+        end_s = time.monotonic() + TIMEOUT_S
+        while not board.words[0] and time.monotonic() < end_s:
+            time.sleep(0.0002)
+    time.sleep(case.after_us / 1e6)
+    pid = processes[victim].pid
+    os.kill(pid, signal.SIGSTOP)  # so that the next two see it in one state
+    killed = Killed(time.monotonic(), has_come(pid))
+    os.kill(pid, signal.SIGKILL)
+    hang = threading.Timer(2 * TIMEOUT_S, kill_all, [processes])
+    hang.start()
+    try:
+        return end(processes), killed
+    finally:
+        hang.cancel()
+        hang.join()
+
+
+def kill_all(processes: list[Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def judge(case: Kill, outcomes: list[Any], killed: Killed) -> Outcome:
+    notices_s, where = [], ""
+    for rank, seen in enumerate(outcomes):
+        if rank == case.victim % case.n:
+            continue
+        if not isinstance(seen, Seen):
+            return Outcome(f"rank {rank} hung: {seen}")
+        where = seen.where
+        if where == "shrink" and not seen.error:
+            continue
+        if where == "init" and seen.error == "TimeoutError":
+            # This rank, or the dead one, had not reached the store; or it had not said its rank.
+            if not killed.had_come or "could not reach the store" in seen.text:
+                where = "never came"
+                continue
+            if f"rank {case.victim % case.n} of" in seen.text and "did not join" in seen.text:
+                where = "came without its rank"
+                continue
+        notices_s.append(seen.raised_s - max(seen.began_s, killed.time_s))
+        is_told = seen.error == "AbortedError" and GIVEN_UP in seen.text
+        if not is_told and not (seen.error == "PeerDiedError" and seen.is_named):
+            return Outcome(f"rank {rank} in {where}: {seen.error}: {seen.text}")
+        if notices_s[-1] > NOTICE_S:
+            return Outcome(f"rank {rank} in {where}: after {notices_s[-1]:.1f} s: {seen.text}")
+    return Outcome(notices_s=tuple(notices_s), label=where)
+
+
+def run_case(seed: int) -> Outcome:
+    case = drawn(kills(), seed)
+    before = resources()
+    try:
+        outcome = judge(case, *run(case))
+    except AssertionError as error:
+        outcome = Outcome(str(error))
+    complaint = outcome.complaint or left_over(before)
+    return replace(outcome, complaint=f"{complaint}\n{case}" if complaint else "")
