@@ -5,6 +5,7 @@
 # make bench: compares with gloo, DeepSpeed and MPI.   make benchmarks: builds the C++ programs.
 # make cuda: builds the library for GPUs (needs nvcc).
 # make gpu-check [PART=build|test|bench]: builds, tests and measures on a GPU, with PYTHON as it is.
+# make campaign [KINDS=NAME...]: injects faults by seed, thousands of cases: tests/fuzz/campaign.py.
 # make faults [FAULTS=NAME...]: plants known faults one at a time; the fast tests must find them.
 # make lint, make format, make clean.
 #
@@ -31,7 +32,7 @@ echo "make $@: $$(($$(date +%s) - begin)) s of tests"; \
 exit $$status
 endef
 
-.PHONY: cuda gpu-check demo test test-slow test-programs soak faults bench benchmarks lint format clean build
+.PHONY: cuda gpu-check demo test test-slow test-programs soak campaign faults bench benchmarks lint format clean build
 
 demo: $(VENV)/demo build
 	$(BIN)/python examples/demo.py --out out
@@ -45,6 +46,9 @@ test-slow: $(VENV)/test $(VENV)/frameworks build
 soak: export PYCOLL_SOAK_MINUTES = $(SOAK_MINUTES)
 soak: $(VENV)/test $(VENV)/frameworks build
 	$(call pytest,soak or timing,-s)
+
+campaign: $(VENV)/test build
+	$(BIN)/python tests/fuzz/campaign.py $(KINDS)
 
 faults: $(VENV)/test build
 	$(BIN)/python tests/faults/run.py $(FAULTS)

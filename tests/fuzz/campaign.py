@@ -27,6 +27,7 @@ if __name__ == "__main__":
 import injections
 
 REPORT_EVERY_S = 10.0
+MAX_TEXT = 3000
 
 
 class Tally:
@@ -46,7 +47,7 @@ class Tally:
         if outcome.complaint:
             self.failing.append(seed)
             print(
-                f"{self.name}: seed {seed}: {outcome.complaint}\n"
+                f"{self.name}: seed {seed}: {outcome.complaint[:MAX_TEXT]}\n"
                 f"  again: python tests/fuzz/campaign.py {self.name} --seed {seed} --cases 1",
                 flush=True,
             )

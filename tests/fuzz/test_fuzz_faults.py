@@ -108,16 +108,6 @@ def report(kind: str, times_s: list[float]) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kind", ["kill", "stop", "exit"])
-def test_campaign_of_ranks_that_fail_counts_and_times(kind) -> None:
-    faults.warm_up()
-    times_s: list[float] = []
-    drive(lambda fault: times_s.append(check_fault(fault)), faults.faults((kind,)), 60)
-    report(kind, times_s)
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize("kind", mistakes.KINDS)
 def test_campaign_of_calls_that_differ_counts_and_times(kind) -> None:
     times_s: list[float] = []

@@ -47,6 +47,7 @@ class Kill:
     program: Program
     shrinks: bool
     busy_ms: int  # of rank 0, between two runs of the program
+    signal: int
 
 
 def kills() -> st.SearchStrategy[Kill]:
@@ -59,6 +60,7 @@ def kills() -> st.SearchStrategy[Kill]:
         program=programs(at_most=10),
         shrinks=st.booleans(),
         busy_ms=st.sampled_from([0, 0, 50]),
+        signal=st.sampled_from([signal.SIGKILL, signal.SIGTERM]),
     )
 
 
@@ -205,7 +207,8 @@ def run(case: Kill) -> tuple[list[Any], Killed]:
     pid = processes[victim].pid
     os.kill(pid, signal.SIGSTOP)  # so that the next two see it in one state
     killed = Killed(time.monotonic(), has_come(pid))
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, case.signal)
+    os.kill(pid, signal.SIGCONT)
     hang = threading.Timer(2 * TIMEOUT_S, kill_all, [processes])
     hang.start()
     try:
