@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from processes import child_pids
 
-# Files of MPI jobs that may run at the same time.
-OTHERS = ("sm_segment.", "mpich_shm_", "Intel_MPI_", "psm2_shm.")
+# Files of other programs that may run at the same time: MPI jobs, pools of Python's multiprocessing.
+OTHERS = ("sm_segment.", "mpich_shm_", "Intel_MPI_", "psm2_shm.", "sem.mp-")
 
 
 def shared_memory_files() -> set[str]:
