@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from processes import child_pids
 
-# Files of other programs that may run at the same time: MPI jobs, pools of Python's multiprocessing.
+# Files of other programs at the same time: MPI jobs, pools of Python's multiprocessing.
 OTHERS = ("sm_segment.", "mpich_shm_", "Intel_MPI_", "psm2_shm.", "sem.mp-")
 
 

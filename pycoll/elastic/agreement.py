@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,22 +31,17 @@ class Verdict:
 
     Attributes:
         ranks: Ranks of the old world, ascending.
+        ended: Ranks of the old world that are known to have ended.
         name: Name of the new world.
         host: Host of its store.
         port: Port of its store.
     """
 
     ranks: list[int]
+    ended: list[int]
     name: str
     host: str
     port: int
-
-
-def may_go_on(members: Iterable[int], ended: Iterable[int], size: int) -> bool:
-    """Whether these ranks of a world of `size` can be sure that no other ranks form a world."""
-    alive = sorted(set(range(size)) - (set(ended) - set(members)))
-    votes = 2 * len(set(members))
-    return votes > len(alive) or (votes == len(alive) and alive[0] in members)
 
 
 class Agreement:
@@ -182,12 +177,12 @@ class Agreement:
             await cancel(probes)
         members = sorted({self._port.rank, *self._server.joined})
         ended = self._ended - set(members)
-        if not may_go_on(members, ended, self._port.size):
+        if not all(quorum.is_met(members, ended) for quorum in self._port.quorums):
             text = _minority(members, ended, self._port.size)
             await self._tell({"refused": text})
             raise PeerDiedError(text)
         host = self._reached_at()
-        verdict = Verdict(members, secrets.token_hex(16), host, self._serve(host))
+        verdict = Verdict(members, sorted(ended), secrets.token_hex(16), host, self._serve(host))
         await self._tell(asdict(verdict))
         return verdict
 

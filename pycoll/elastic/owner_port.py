@@ -14,8 +14,8 @@ import json
 import re
 import reprlib
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pycoll import _core, environment
@@ -43,6 +43,37 @@ class Address:
         return cls(tuple(hosts), port)
 
 
+@dataclass(frozen=True)
+class Quorum:
+    """Ranks of a world of which a majority must be in the next one.
+
+    Attributes:
+        size: Number of ranks of that world.
+        ranks: Ranks in that world, by rank in the world that agrees.
+        ended: Ranks in that world that have ended, besides those that the agreement finds.
+    """
+
+    size: int
+    ranks: Sequence[int]
+    ended: frozenset[int] = frozenset()
+
+    @classmethod
+    def of_world(cls, size: int) -> Quorum:
+        return cls(size, range(size))
+
+    def among(self, ranks: Sequence[int], ended: Iterable[int]) -> Quorum:
+        """The same for an agreement among some of the ranks, some others of which have ended."""
+        more = frozenset(self.ranks[rank] for rank in ended)
+        return Quorum(self.size, [self.ranks[rank] for rank in ranks], self.ended | more)
+
+    def is_met(self, members: Iterable[int], ended: Iterable[int]) -> bool:
+        """Whether these ranks can be sure that no other ranks of that world form a world."""
+        votes = {self.ranks[rank] for rank in members}
+        dead = self.ended | {self.ranks[rank] for rank in ended}
+        alive = sorted(set(range(self.size)) - (dead - votes))
+        return 2 * len(votes) > len(alive) or (2 * len(votes) == len(alive) and alive[0] in votes)
+
+
 @dataclass
 class OwnerPort:
     """This rank's port in its world.
@@ -53,6 +84,8 @@ class OwnerPort:
         secret: Secret of the ranks of this world.
         server: Server of this rank's port.
         origin: Ranks in the communicator that the port was opened for, by rank.
+        quorums: What the next agreement needs. Its world has one; worlds before have one, too,
+            until the world has been joined by all its ranks: others may still agree there.
     """
 
     rank: int
@@ -60,6 +93,7 @@ class OwnerPort:
     secret: bytes
     server: PortServer
     origin: list[int]
+    quorums: list[Quorum]
 
     @property
     def own(self) -> Address:
@@ -74,17 +108,23 @@ class OwnerPort:
         text = f"pycoll port {who} {rank} ".encode() + nonces
         return hmac.new(self.secret, text, hashlib.sha256).hexdigest()
 
-    def of_members(self, ranks: Sequence[int], name: str) -> OwnerPort:
-        """The same port in a world of some of the ranks, this one among them; serves there."""
+    def of_members(self, ranks: Sequence[int], ended: Sequence[int], name: str) -> OwnerPort:
+        """The same port in a new world of some of the ranks, this one among them; serves there."""
         port = OwnerPort(
             ranks.index(self.rank),
             [self.addresses[rank] for rank in ranks],
             _secret(self.secret.hex(), name),
             self.server,
             [self.origin[rank] for rank in ranks],
+            [*(one.among(ranks, ended) for one in self.quorums), Quorum.of_world(len(ranks))],
         )
         self.server.serve(port.rank, port.proof)
         return port
+
+    def joined(self) -> OwnerPort:
+        """The port once all ranks have joined the world, in the communicator of that world."""
+        ranks = list(range(self.size))
+        return replace(self, origin=ranks, quorums=[Quorum.of_world(self.size)])
 
 
 def _secret(token: str, name: str) -> bytes:
@@ -130,7 +170,8 @@ def open_owner_port(
     try:
         texts = [text.decode() for text in exchange("port", own.to_text(), timeout_s)]
         addresses = [Address.from_text(text) for text in texts]
-        port = OwnerPort(rank, addresses, _secret(token, name), server, list(range(size)))
+        secret, ranks = _secret(token, name), list(range(size))
+        port = OwnerPort(rank, addresses, secret, server, ranks, [Quorum.of_world(size)])
         server.serve(rank, port.proof)
     except BaseException:
         if not kept:

@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,9 @@ def shrink(comm: Communicator, timeout_s: float | None) -> Communicator:
             verdict = port.server.run(agreement.run())
             # If a member ends before all have connected, some ranks may already use the new world.
             # So the next agreement, of this call or of theirs, is among its members.
-            comm._owner_ports[-1] = port = port.of_members(verdict.ranks, verdict.name)
+            comm._owner_ports[-1] = port = port.of_members(
+                verdict.ranks, verdict.ended, verdict.name
+            )
             try:
                 new = _connect_members(verdict, port, token, max(left_s, _LAST_WORD_S), comm)
             except PeerDiedError:
@@ -68,7 +70,7 @@ def _connect_members(
         return Communicator(_core.init_local(_core.make_local_world(1), 0, old.timeout_s))
     where = (verdict.name, verdict.host, verdict.port, token, timeout_s)
     new = Communicator(_core.connect_members(old, port.origin, port.rank, *where))
-    new._owner_ports.append(replace(port, origin=list(range(port.size))))
+    new._owner_ports.append(port.joined())
     return new  # the store's server goes when all have left
 
 

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from worlds import end, start
 
 import pycoll
-from pycoll.elastic.agreement import may_go_on
-from pycoll.elastic.owner_port import Address, host_and_port
+from pycoll.elastic.owner_port import Address, Quorum, host_and_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(60)]
 
@@ -144,14 +143,26 @@ def test_no_two_parts_of_a_world_may_both_go_on(size, data):
     for side in range(3):
         members = [rank for rank in range(size) if part[rank] == side]
         known = data.draw(st.sets(st.sampled_from(sorted(ended)))) if ended else set()
-        may.append(bool(members) and may_go_on(members, known, size))
+        may.append(bool(members) and Quorum.of_world(size).is_met(members, known))
     assert sum(may) <= 1
+
+
+def test_world_that_not_all_have_joined_needs_a_majority_of_the_world_before():
+    """Rank 0 of 5 decided for 0, 1 and 2, told only rank 1, and ended: 2, 3 and 4 may go on."""
+    before = Quorum.of_world(5)
+    assert before.is_met([2, 3, 4], [0])
+    among_three = [before.among([0, 1, 2], []), Quorum.of_world(3)]
+    assert [one.is_met([1], [0]) for one in among_three] == [False, True]
+    assert all(one.is_met([1, 2], [0]) for one in among_three)  # then 3 and 4 may not
+    # Had 3 and 4 ended before:
+    assert before.among([0, 1, 2], [3, 4]).is_met([1, 2], [0])
 
 
 def test_all_that_live_may_go_on_however_many_have_ended():
     for size, count in itertools.product(range(1, 6), range(1, 6)):
         for members in itertools.combinations(range(size), min(count, size)):
-            assert may_go_on(members, set(range(size)) - set(members), size)
+            dead = set(range(size)) - set(members)
+            assert Quorum.of_world(size).is_met(members, dead)
 
 
 def shrink_of(comm: Comm, what: str) -> str:

@@ -123,7 +123,7 @@ def test_hostile_answers_at_the_port_of_a_lower_rank_do_not_end_a_shrink():
         thread = threading.Thread(target=answer, args=(listener,))
         thread.start()
         lower = Address(("127.0.0.1",), listener.getsockname()[1])
-        port = OwnerPort(1, [lower, own.own], own.secret, own.server, [0, 1])
+        port = replace(own, rank=1, addresses=[lower, own.own])
         port.server.serve(1, port.proof)
         with pytest.raises(pycoll.TimeoutError, match="rank 0 did not call it within 0.5 s"):
             port.server.run(Agreement(port, lambda host: 0, 0.5, 0.5).run())
