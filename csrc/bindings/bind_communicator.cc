@@ -221,7 +221,7 @@ void bind_communicator(py::module_& m) {
         {
           const py::gil_scoped_release gil;
           const Deadline deadline = interruptible_deadline(timeout_s).with(
-              [&former, &members] { former.check_alive(members); });
+              [&former, &members] { former.check_alive_here(members); });
           TcpStore store(address, port, {token}, rank, deadline);
           comm = std::make_unique<Communicator>(
               connect_through(store, rank, static_cast<int>(members.size()), name, {token},

@@ -123,10 +123,13 @@ class Communicator {
   /// Collective. Null if color < 0. `interrupt` lets a signal end the wait for the other members.
   std::unique_ptr<Communicator> split(int color, int key, Deadline::Interrupt interrupt = nullptr);
 
-  /// Raises PeerDiedError if the process of one of `ranks` has ended.
-  void check_alive(std::span<const int> ranks) {
+  /// Raises PeerDiedError if one of `ranks` is a process of this host that has ended. Ranks of
+  /// other hosts may live although their links are lost.
+  void check_alive_here(std::span<const int> ranks) {
     check_open();
-    transport_->check_alive(ranks);
+    for (const int rank : ranks) {
+      if (transport_->host_number(rank) == host_number_) transport_->check_alive({&rank, 1});
+    }
   }
 
   /// Ends all pending operations of all ranks with AbortedError, and breaks the communicator. May
