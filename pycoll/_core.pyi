@@ -482,6 +482,11 @@ class Communicator:
     def _disown(self) -> None: ...
     def _explain(self, arg0: str, arg1: int, arg2: int, arg3: bool, arg4: bool) -> str: ...
     def _split(self, arg0: int, arg1: int) -> Communicator | None: ...
+    def _check_alive(self) -> None:
+        """
+        Raises PeerDiedError if a rank is a process of this host that has ended.
+        """
+
     def _abort(self, arg0: str) -> None: ...
     def close(self) -> None: ...
     deterministic: bool
@@ -660,8 +665,20 @@ def exponential_delay_s(seed: int, stream: int, idx: int, mean_s: float) -> floa
     """
 
 def connect_ranks(
-    store: typing.Any, rank: int, num_ranks: int, name: str, token: str, timeout_s: float
-) -> Communicator: ...
+    store: typing.Any,
+    rank: int,
+    num_ranks: int,
+    name: str,
+    token: str,
+    timeout_s: float,
+    old: Communicator | None = ...,
+    members: collections.abc.Sequence[int] = ...,
+) -> Communicator:
+    """
+    Connects ranks that meet in a store, `members` of `old` among them; PeerDiedError if one of
+    those ends.
+    """
+
 def connect_members(
     old: Communicator,
     members: collections.abc.Sequence[int],

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import child_pids
-
-# Files of other programs at the same time: MPI jobs, pools of Python's multiprocessing.
-OTHERS = ("sm_segment.", "mpich_shm_", "Intel_MPI_", "psm2_shm.", "sem.mp-")
-
-
-def shared_memory_files() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if not name.startswith(OTHERS)}
+from processes import child_pids, shared_memory_files
 
 
 def child_processes() -> dict[int, str]:

@@ -1,10 +1,19 @@
-"""Waits for processes that tests start to come, and to be gone."""
+"""Processes that tests start, and files that they may leave behind."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
+
+# Files of other programs at the same time: MPI jobs, pools of Python's multiprocessing.
+OTHERS = ("sm_segment.", "mpich_shm_", "Intel_MPI_", "psm2_shm.", "sem.mp-")
+
+
+def shared_memory_files() -> set[str]:
+    """Files in /dev/shm that may be pycoll's."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(OTHERS)}
 
 
 def child_pids() -> set[int]:

@@ -9,6 +9,7 @@
 #include "base/environment.h"
 #include "base/error.h"
 #include "bindings/bind.h"
+#include "bindings/communicator_object.h"
 #include "bindings/interrupt.h"
 #include "bootstrap/join/interfaces.h"
 #include "bootstrap/join/rendezvous.h"
@@ -41,13 +42,17 @@ Token token_of(std::string text, bool local) {
 void bind_store(py::module_& m) {
   py::class_<Store>(m, "Store", "Key-value store through which the ranks of a job meet.");
   py::class_<TcpStore, Store>(m, "TcpStore", "A store on rank 0's TcpStoreServer.")
+      .def("close", &TcpStore::close, ReleaseGil())
       .def(py::init([](const std::string& address, int port, const std::string& token, int rank,
-                       double timeout_s, bool local) {
+                       double timeout_s, bool local, const CommunicatorObject* old) {
+             Deadline::Interrupt watch;
+             if (old != nullptr) watch = [old] { old->core().check_alive_here(); };
              return std::make_unique<TcpStore>(address, port, token_of(token, local), rank,
-                                               interruptible_deadline(timeout_s));
+                                               interruptible_deadline(timeout_s), watch);
            }),
            py::arg("address"), py::arg("port"), py::arg("token"), py::arg("rank"),
-           py::arg("timeout_s"), py::arg("local") = false, ReleaseGil())
+           py::arg("timeout_s"), py::arg("local") = false, py::arg("old") = nullptr, ReleaseGil(),
+           "Connects; PeerDiedError if a process of `old` on this host ends meanwhile.")
       .def("set", &TcpStore::set, py::arg("key"), py::arg("value"), ReleaseGil())
       .def(
           "get",

@@ -29,6 +29,14 @@ struct LocalWorldObject {
 
 constexpr int kMaxRegisterAfter = 1'000'000;
 
+/// The deadline, whose waits also raise PeerDiedError if one of `members` of `old` has ended. Both
+/// outlive it. Null: the same deadline.
+Deadline watching(const Deadline& deadline, const CommunicatorObject* old,
+                  const std::vector<int>& members) {
+  if (old == nullptr) return deadline;
+  return deadline.with([old, &members] { old->core().check_alive_here(members); });
+}
+
 CommunicatorObject wrap(std::unique_ptr<Communicator> comm) {
   CommunicatorObject object;
   object.ranks_are_threads = comm->transport_name() == "local";
@@ -120,6 +128,9 @@ void bind_communicator(py::module_& m) {
                              [](const CommunicatorObject& o) { return o.core().timeout_s(); })
       .def_property_readonly("transport",
                              [](const CommunicatorObject& o) { return o.core().transport_name(); })
+      .def(
+          "_check_alive", [](CommunicatorObject& o) { o.core().check_alive_here(); },
+          "Raises PeerDiedError if a rank is a process of this host that has ended.")
       .def("_abort",
            [](CommunicatorObject& o, const std::string& reason) { o.core().abort(reason); })
       .def("close",
@@ -199,34 +210,35 @@ void bind_communicator(py::module_& m) {
   m.def(
       "connect_ranks",
       [](Store& store, int rank, int num_ranks, const std::string& name, const std::string& token,
-         double timeout_s) {
+         double timeout_s, const CommunicatorObject* old, const std::vector<int>& members) {
         std::unique_ptr<Communicator> comm;
         {
           const py::gil_scoped_release gil;
-          const Deadline deadline = interruptible_deadline(timeout_s);
+          const Deadline deadline = watching(interruptible_deadline(timeout_s), old, members);
           comm = std::make_unique<Communicator>(
               connect_through(store, rank, num_ranks, name, {token}, deadline), timeout_s);
         }
         return wrap(std::move(comm));
       },
       py::arg("store"), py::arg("rank"), py::arg("num_ranks"), py::arg("name"), py::arg("token"),
-      py::arg("timeout_s"));
+      py::arg("timeout_s"), py::arg("old") = nullptr, py::arg("members") = std::vector<int>(),
+      "Connects ranks that meet in a store, `members` of `old` among them; PeerDiedError if one of "
+      "those ends.");
   m.def(
       "connect_members",
       [](const CommunicatorObject& old, const std::vector<int>& members, int rank,
          const std::string& name, const std::string& address, int port, const std::string& token,
          double timeout_s) {
-        Communicator& former = old.core();
+        const double operations_s = old.core().timeout_s();
         std::unique_ptr<Communicator> comm;
         {
           const py::gil_scoped_release gil;
-          const Deadline deadline = interruptible_deadline(timeout_s).with(
-              [&former, &members] { former.check_alive_here(members); });
+          const Deadline deadline = watching(interruptible_deadline(timeout_s), &old, members);
           TcpStore store(address, port, {token}, rank, deadline);
           comm = std::make_unique<Communicator>(
               connect_through(store, rank, static_cast<int>(members.size()), name, {token},
                               deadline),
-              former.timeout_s());
+              operations_s);
         }
         return wrap(std::move(comm));
       },

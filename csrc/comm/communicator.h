@@ -131,6 +131,9 @@ class Communicator {
       if (transport_->host_number(rank) == host_number_) transport_->check_alive({&rank, 1});
     }
   }
+  void check_alive_here() {
+    for (int rank = 0; rank < num_ranks_; ++rank) check_alive_here({&rank, 1});
+  }
 
   /// Ends all pending operations of all ranks with AbortedError, and breaks the communicator. May
   /// be called by any thread.

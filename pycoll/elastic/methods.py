@@ -63,6 +63,7 @@ class ElasticMethods(_core.Communicator):
         Raises:
             UsageError: `address` is invalid, or `num_new` is below 1.
             TimeoutError: Too few newcomers joined; this communicator stays usable.
+            PeerDiedError: A rank or a newcomer ended meanwhile.
             SystemError: Rank 0 cannot listen at `address`.
 
         Cost: as `pycoll.init`.

@@ -80,23 +80,20 @@ def grow(comm: Communicator, num_new: int, address: str, timeout_s: float) -> Co
     timeout_s = seconds(timeout_s)
     host, port = host_and_port(address)
     token, local = _session_token()
+    members = range(comm.size)
     with contextlib.ExitStack() as stack:
         if comm.rank == 0:
-            server = _bootstrap.TcpStoreServer(host, port, token, local)
+            server = _bootstrap.TcpStoreServer(host, port, token, local, reports_deaths=True)
             stack.callback(server.stop, _LAST_WORD_S)
-        store = _bootstrap.TcpStore(host, port, token, comm.rank, timeout_s, local)
+        store = _bootstrap.TcpStore(host, port, token, comm.rank, timeout_s, local, comm)
+        stack.callback(store.close)  # before the server, which goes when all have left
         if comm.rank == 0:
-            _wait_for_newcomers(store, comm.size, num_new, local, timeout_s)
+            _wait_for_newcomers(store, comm, num_new, local, timeout_s)
         growth = _growth(store, timeout_s)
-        new = None
-        if "late" not in growth:
-            world = _World(comm.rank, growth["size"], growth["name"], growth["token"] or token)
-            new = _connect(store, world, comm.timeout_s)
-            _open_port(new, store, world, timeout_s, comm._owner_ports)
-        del store  # the server goes when all have left
-    if new is None:
-        raise TimeoutError(growth["late"])
-    return _replace(comm, new, list(range(comm.size)) + [-1] * num_new)
+        world = _World(comm.rank, growth["size"], growth["name"], growth["token"] or token)
+        new = _connect(store, world, comm.timeout_s, comm, members)
+        _open_port(new, store, world, timeout_s, comm._owner_ports)
+    return _replace(comm, new, [*members] + [-1] * num_new)
 
 
 def join(address: str, timeout_s: float = 60.0) -> Communicator:
@@ -131,8 +128,6 @@ def join(address: str, timeout_s: float = 60.0) -> Communicator:
         ) from None
     number = store.add("grow/newcomers", 1)
     growth = _growth(store, timeout_s)
-    if "late" in growth:
-        raise TimeoutError(growth["late"])
     first, size = growth["first"], growth["size"]
     if number > size - first:
         raise UsageError(
@@ -146,25 +141,33 @@ def join(address: str, timeout_s: float = 60.0) -> Communicator:
 
 
 def _wait_for_newcomers(
-    store: Any, first: int, num_new: int, local: bool, timeout_s: float
+    store: Any, comm: Communicator, num_new: int, local: bool, timeout_s: float
 ) -> None:
-    """On rank 0: waits, and publishes the new number of ranks or that too few joined."""
+    """On rank 0: waits, and publishes the new number of ranks or why there is no new world."""
     end = time.monotonic() + timeout_s
-    while (came := store.add("grow/newcomers", 0)) < num_new and time.monotonic() < end:
-        time.sleep(_POLL_S)
-    growth: dict[str, Any] = {"first": first, "size": first + num_new}
+    growth: dict[str, Any] = {"first": comm.size, "size": comm.size + num_new}
     growth["name"] = secrets.token_hex(16)
     # Without a PYCOLL_TOKEN, the store is private to this user, so it can carry a secret.
     growth["token"] = secrets.token_hex(16) if local else ""
-    if came < num_new:
-        late = f"grow: {came} of {num_new} newcomers came within {timeout_s:g} s; they start with "
-        growth = {"late": late + "pycoll.join(address) and the same PYCOLL_TOKEN"}
+    try:
+        while (came := store.add("grow/newcomers", 0)) < num_new and time.monotonic() < end:
+            comm._check_alive()
+            time.sleep(_POLL_S)
+        if came < num_new:
+            late = f"grow: {came} of {num_new} newcomers came within {timeout_s:g} s; they start "
+            growth = {"late": late + "with pycoll.join(address) and the same PYCOLL_TOKEN"}
+    except PeerDiedError as error:
+        growth = {"died": [str(error), error.rank, error.signal]}
     store.set("grow/world", json.dumps(growth))
 
 
 def _growth(store: Any, timeout_s: float) -> dict[str, Any]:
-    """Rank 0's description of the new world."""
+    """Rank 0's description of the new world; raises if there is none."""
     growth: dict[str, Any] = json.loads(store.get("grow/world", timeout_s + _LAST_WORD_S))
+    if "late" in growth:
+        raise TimeoutError(growth["late"])
+    if "died" in growth:
+        raise PeerDiedError(*growth["died"])
     return growth
 
 
@@ -178,11 +181,18 @@ class _World:
     token: str
 
 
-def _connect(store: Any, world: _World, operations_s: float) -> Communicator:
+def _connect(
+    store: Any,
+    world: _World,
+    operations_s: float,
+    old: Communicator | None = None,
+    members: Sequence[int] = (),
+) -> Communicator:
+    """Connects the ranks of a world, `members` of `old` among them."""
     from pycoll.communicator import Communicator
 
     who = (world.rank, world.size, world.name, world.token)
-    return Communicator(_core.connect_ranks(store, *who, operations_s))
+    return Communicator(_core.connect_ranks(store, *who, operations_s, old, members))
 
 
 def _open_port(

@@ -92,6 +92,23 @@ def test_rank_that_ends_within_shrink_is_left_out(victim):
     assert [outcomes[rank] for rank in others] == [(others, 2.0)] * 2
 
 
+@pytest.mark.parametrize("victim", [0, 2])
+def test_rank_that_ends_within_grow_is_named_by_all(victim):
+    """Rank 0 waits for a newcomer, and the others for rank 0."""
+    where = address()
+
+    def work(comm: Comm) -> int:
+        if comm.rank == victim:
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(pycoll.PeerDiedError) as raised:
+            comm.grow(1, where, 10)
+        return raised.value.rank
+
+    outcomes = end(start(work, 3))
+    assert [outcomes[rank] for rank in range(3) if rank != victim] == [victim] * 2
+
+
 def test_shrink_keeps_the_settings_and_leaves_no_descriptor_behind():
     def work(comm: Comm) -> int:
         comm.deterministic, comm.register_after = True, 3

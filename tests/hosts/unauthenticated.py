@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from namespaces import Network
 
 import pycoll
 
 KINDS = ("bytes", "scan", "slow", "token", "rank")
+MORE_S = 30  # on a machine that is busy with other programs
 TLS_KINDS = ("bytes", "slow greeting", "wrong token")
 
 
@@ -23,11 +27,25 @@ def listening_ports() -> list[int]:
     return [int(w[1].split(":")[1], 16) for w in words if w[3] == "0A"]
 
 
-def attack(address: str, kind: str, seconds: float) -> int:
-    """Connects to every port for so long. Returns how many connections were accepted."""
+class Counts:
+    """How many connections of each attacker were accepted, in memory shared with the job."""
+
+    def __init__(self, num_attackers: int) -> None:
+        self.accepted = np.frombuffer(mmap.mmap(-1, 8 * num_attackers), np.int64)
+
+    def wait_for_all(self, timeout_s: float = 20) -> None:
+        """Waits until each attacker has had a connection."""
+        end_s = time.monotonic() + timeout_s
+        while not self.accepted.all() and time.monotonic() < end_s:
+            time.sleep(0.01)
+        assert self.accepted.all(), f"connections of the attackers: {self.accepted}"
+
+
+def attack(address: str, kind: str, seconds: float, counts: Counts, idx: int) -> int:
+    """Connects to every port for so long, and until a connection was accepted. Returns how many."""
     kept, accepted = [], 0
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while (now := time.monotonic()) < end or (accepted == 0 and now < end + MORE_S):
         for port in listening_ports():
             with contextlib.suppress(OSError, pycoll.UsageError, pycoll.TimeoutError):
                 if kind == "wrong token":
@@ -39,6 +57,7 @@ def attack(address: str, kind: str, seconds: float) -> int:
                 if "slow" in kind:
                     kept.append(s)  # neither sends the rest nor closes
                 speak(s, kind)
+        counts.accepted[idx] = accepted
         time.sleep(0.02)
     return accepted
 
@@ -60,7 +79,18 @@ def speak(s: socket.socket, kind: str) -> None:
         s.sendall(b"pycoll 1" + (7).to_bytes(4, "little") + bytes(20))
 
 
-def start(network: Network, kinds: tuple[str, ...], seconds: float, **env: str) -> list[int]:
+def start(
+    network: Network,
+    kinds: tuple[str, ...],
+    seconds: float,
+    counts: Counts | None = None,
+    **env: str,
+) -> list[int]:
     """Starts attackers of all kinds on host 0. Their outcomes: how many connections they made."""
     address = network.address(0)
-    return [network.start(0, lambda k=kind: attack(address, k, seconds), **env) for kind in kinds]
+    shown = counts or Counts(len(kinds))
+
+    def attacker(idx: int) -> Callable[[], int]:
+        return lambda: attack(address, kinds[idx], seconds, shown, idx)
+
+    return [network.start(0, attacker(idx), **env) for idx in range(len(kinds))]

@@ -63,26 +63,28 @@ bool has_store_of_own_user(int port) {
 }  // namespace
 
 TcpStore::TcpStore(const std::string& address, int port, const Token& token, int rank,
-                   const Deadline& deadline)
+                   const Deadline& deadline, const Deadline::Interrupt& watch)
     : rank_(rank), pid_(::getpid()), where_(join_host_port(address, port)), deadline_(deadline) {
   check_token(token.text);
+  const Deadline watched = watch ? deadline.with(watch) : deadline;
   // Rank 0 is usually late by milliseconds, or by seconds if it is started by hand.
-  for (int pause = 5; !try_to_join(address, port, token, deadline);
+  for (int pause = 5; !try_to_join(address, port, token, watched);
        pause = std::min(2 * pause, 200)) {
     if (deadline.expired()) {
       throw TimeoutError("rank " + std::to_string(rank) + " could not reach the store at " +
                          where_ + " within " + format_seconds(deadline.timeout_s()) + " (" +
                          obstacle_ + "): start rank 0, or set MASTER_ADDR and MASTER_PORT");
     }
-    pause_ms(pause, deadline);
+    pause_ms(pause, watched);
   }
 }
 
-TcpStore::~TcpStore() {
+void TcpStore::close() {
   // A forked child has the connection too, but only its parent leaves.
   if (channel_ && ::getpid() == pid_) {
     channel_.send(store_frame(StoreFrame::kLeave, ++last_number_, WireWriter()));
   }
+  channel_.reset();
 }
 
 bool TcpStore::try_to_join(const std::string& address, int port, const Token& token,

@@ -20,11 +20,12 @@ class TcpStore final : public Store {
   /// an answer or if the server does not prove that it knows the token, and UsageError if the
   /// server has another token. With Trust::kSameUser, connects to a process of this user at the
   /// abstract Unix socket of that port. The deadline's timeout also bounds how long `set` and `add`
-  /// wait for the server's answer.
+  /// wait for the server's answer. `watch` is called while it connects, and may throw.
   TcpStore(const std::string& address, int port, const Token& token, int rank,
-           const Deadline& deadline);
-  /// Tells the server that this rank leaves on purpose.
-  ~TcpStore() override;
+           const Deadline& deadline, const Deadline::Interrupt& watch = nullptr);
+  ~TcpStore() override { close(); }
+  /// Tells the server that this rank leaves on purpose, and disconnects.
+  void close();
   TcpStore(const TcpStore&) = delete;
   TcpStore& operator=(const TcpStore&) = delete;
 

@@ -1,8 +1,8 @@
 """A rank is killed at a random moment, from its call of init on: each other rank is told its name.
 
 All ranks run a random program again and again and compare every result with NumPy; between two
-runs, some worlds shrink, or compute on one rank for longer. After the error the others shrink, and
-their new world's results are right, too.
+runs, some worlds shrink or take a newcomer, or one rank computes for longer. After the error the
+others shrink, and their new world's results are right, too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 from driving import drawn
 from faults import NOTICE_S, Board, left_over, resources
 from hypothesis import strategies as st
+from namespaces import free_port
 from programs import Program, programs
 from runner import Part, Runner
 from worlds import Process, end, start
@@ -33,6 +34,7 @@ CASES = 1000
 FEW = (1, 2, 3, 4, 5, 6)
 TIMEOUT_S = 20.0  # no wait may last so long
 JOIN_S = 3.0  # of init: the others cannot know of a rank that is killed before it has come
+NEWCOMER_S = 0.5  # that newcomers have to see the end, once all others have
 GIVEN_UP = "a rank was killed"
 
 Comm = pycoll.Communicator
@@ -45,7 +47,7 @@ class Kill:
     joining: bool  # the time begins with init, else with the program
     after_us: int
     program: Program
-    shrinks: bool
+    between: str  # what all ranks call between two runs: "", "shrink"; "grow": after the first
     busy_ms: int  # of rank 0, between two runs of the program
     signal: int
 
@@ -58,7 +60,7 @@ def kills() -> st.SearchStrategy[Kill]:
         joining=st.sampled_from([False, False, False, True]),
         after_us=st.one_of(st.integers(0, 15_000), st.integers(0, 100_000)),
         program=programs(at_most=10),
-        shrinks=st.booleans(),
+        between=st.sampled_from(["", "shrink", "grow"]),
         busy_ms=st.sampled_from([0, 0, 50]),
         signal=st.sampled_from([signal.SIGKILL, signal.SIGTERM]),
     )
@@ -79,8 +81,8 @@ class Seen:
 class Run:
     """One rank's part in a case."""
 
-    def __init__(self, comm: Comm, case: Kill) -> None:
-        self.comm, self.case = comm, case
+    def __init__(self, comm: Comm, case: Kill, address: str, has_grown: bool = False) -> None:
+        self.comm, self.case, self.address, self.has_grown = comm, case, address, has_grown
         self.victim = case.victim % case.n
         self.seen = Seen("")
         self.parts: list[Part] = []
@@ -118,11 +120,15 @@ class Run:
         runner.places.unregister()
         if self.comm.rank == 0:
             time.sleep(self.case.busy_ms / 1e3)
-        if self.case.shrinks:
+        self.parts = []
+        if self.case.between == "shrink":
             self.begin("shrink")
-            self.parts = []
             self.comm = self.comm.shrink(TIMEOUT_S)
             self.seen.where = "shrink" if self.comm.size < self.case.n else ""
+        elif self.case.between == "grow" and not self.has_grown:
+            self.begin("grow")
+            self.comm = self.comm.grow(1, self.address, TIMEOUT_S)
+            self.has_grown = True
 
     def begin(self, where: str) -> None:
         self.seen = Seen(where, began_s=time.monotonic())
@@ -136,18 +142,28 @@ class Run:
         size, former = self.comm.size, self.comm.former_ranks
         assert self.victim not in former, former
         # Others may have raised in init, and ended.
-        assert self.case.joining or size == self.case.n - 1, former
+        assert self.case.joining or size == self.case.n - 1 + self.has_grown, former
         x = np.full(1000, 1 + self.comm.rank, np.int64)
         self.comm.all_reduce(x)
         assert (x == sum(range(1, size + 1))).all(), "the new world's sum is wrong"
 
 
-def work(comm: Comm | Seen, case: Kill, board: Board) -> Seen:
+def work(comm: Comm | Seen, case: Kill, board: Board, address: str) -> Seen:
     if isinstance(comm, Seen):
         return comm
     if comm.rank == case.victim % case.n:
         board.note()
-    return Run(comm, case).until_killed()
+    return Run(comm, case, address).until_killed()
+
+
+def newcomer(case: Kill, address: str) -> Seen:
+    began_s = time.monotonic()
+    try:
+        comm = pycoll.join(address, TIMEOUT_S)
+    except pycoll.PeerDiedError as error:
+        is_named = error.rank == case.victim % case.n
+        return Seen("join", "PeerDiedError", str(error), is_named, began_s, time.monotonic())
+    return Run(comm, case, address, has_grown=True).until_killed()
 
 
 @contextlib.contextmanager
@@ -196,9 +212,11 @@ class Killed:
 def run(case: Kill) -> tuple[list[Any], Killed]:
     """What each rank saw, and the kill."""
     board, victim = Board(), case.victim % case.n
+    address = f"127.0.0.1:{free_port()}"
     with timed_joins(victim):
         timeout_s = JOIN_S if case.joining else TIMEOUT_S
-        processes = start(work, case.n, case, board, timeout_s=timeout_s)
+        processes = start(work, case.n, case, board, address, timeout_s=timeout_s)
+    newcomers = start(newcomer, 0, case, address) if case.between == "grow" else []
     if not case.joining:
         end_s = time.monotonic() + TIMEOUT_S
         while not board.words[0] and time.monotonic() < end_s:
@@ -209,13 +227,27 @@ def run(case: Kill) -> tuple[list[Any], Killed]:
     killed = Killed(time.monotonic(), has_come(pid))
     os.kill(pid, case.signal)
     os.kill(pid, signal.SIGCONT)
-    hang = threading.Timer(2 * TIMEOUT_S, kill_all, [processes])
+    hang = threading.Timer(2 * TIMEOUT_S, kill_all, [processes + newcomers])
     hang.start()
     try:
-        return end(processes), killed
+        return end(processes) + end_newcomers(newcomers), killed
     finally:
         hang.cancel()
         hang.join()
+
+
+def end_newcomers(newcomers: list[Process]) -> list[Any]:
+    """What they saw. They have no world to join if the rank was killed early."""
+    end_s = time.monotonic() + NEWCOMER_S
+    while time.monotonic() < end_s and not all(has_ended(each.pid) for each in newcomers):
+        time.sleep(0.001)
+    kill_all([each for each in newcomers if not has_ended(each.pid)])
+    return [seen for seen in end(newcomers) if isinstance(seen, Seen)]
+
+
+def has_ended(pid: int) -> bool:
+    """Whether the child has ended; it is not reaped."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def kill_all(processes: list[Process]) -> None:
