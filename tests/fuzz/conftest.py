@@ -1,8 +1,8 @@
-"""Makes the oracles of tests/comm known here."""
+"""Makes the oracles of tests/comm and the jobs of tests/hosts known here."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "comm"))
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("comm", "hosts")]
