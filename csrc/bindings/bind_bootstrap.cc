@@ -18,6 +18,7 @@
 #include "bootstrap/local/local_group.h"
 #include "bootstrap/local/process_info.h"
 #include "bootstrap/security/tls_setting.h"
+#include "transport/ring/segment.h"
 
 namespace pycoll {
 namespace {
@@ -204,6 +205,7 @@ void bind_bootstrap(py::module_& m) {
   bootstrap.def("process_ended", &process_ended, py::arg("pidfd"));
   bootstrap.def("exit_signal", &exit_signal, py::arg("pidfd"));
   bootstrap.def("host_id", &host_id);
+  bootstrap.attr("memory_layout") = SegmentLayout::name();
   bootstrap.def("interface_addresses", [](const std::string& filter) {
     std::vector<std::string> texts;
     for (const InterfaceAddress& one : interface_addresses(filter)) texts.push_back(one.text);

@@ -137,16 +137,21 @@ std::unique_ptr<Transport> connect_through(Store& store, int rank, int num_ranks
                                            const std::string& name, const Token& token,
                                            const Deadline& deadline, bool may_use_mpi) {
   StoreExchange exchange(store, rank, num_ranks, deadline);
-  auto transport = connect_ranks(
-      {rank, num_ranks, name, token, std::ref(exchange), nullptr, may_use_mpi}, deadline);
-  // Rank 0 gets here once all other ranks have read the store for the last time.
-  exchange.forget();
-  return transport;
+  try {
+    auto transport = connect_ranks(
+        {rank, num_ranks, name, token, std::ref(exchange), nullptr, may_use_mpi}, deadline);
+    // Rank 0 gets here once all other ranks have read the store for the last time.
+    exchange.forget();
+    return transport;
+  } catch (const UsageError&) {
+    exchange.settle_error();
+    throw;
+  }
 }
 
 std::unique_ptr<Transport> connect_ranks(const Meeting& meeting, const Deadline& deadline) {
   check_num_ranks(meeting.num_ranks);
-  HostTable hosts = find_hosts(meeting.exchange);
+  HostTable hosts = find_hosts(meeting.exchange, SegmentLayout::name());
   const std::string settings = meeting.rank == 0 ? Settings::read().to_bytes() : std::string();
   if (hosts.num_hosts() == 1) {
     return make_shm_transport(meeting.name, meeting.rank, meeting.num_ranks, meeting.token.text,

@@ -13,6 +13,8 @@ namespace {
 constexpr int kSizeTag = 30'001;
 constexpr int kBytesTag = 30'002;
 constexpr double kLastWordSeconds = 2;
+/// Largest value of one rank.
+constexpr size_t kMaxValueBytes = size_t{16} << 20;
 
 /// Memory that MPI may still read or write after a deadline has passed or a signal ended the wait.
 /// It is freed only when its request is done.
@@ -47,10 +49,18 @@ std::vector<std::string> Comm::exchange(const std::string& own, const Deadline& 
     delete body;
     return true;
   };
-  const auto receive = [&](int peer, std::string* bytes, const Deadline& end) {
+  const auto receive = [&](int peer, std::string* bytes, size_t max_bytes, const Deadline& end) {
     auto* message = new Message;
     post(false, peer, &message->nbytes, sizeof(message->nbytes), kSizeTag, &message->request);
     if (!wait_for(*shared_, &message->request, MPI_STATUS_IGNORE, end)) return false;
+    if (message->nbytes > max_bytes) {
+      const uint64_t nbytes = message->nbytes;
+      delete message;
+      throw MpiError("rank " + std::to_string(peer) + " announced a value of " +
+                     std::to_string(nbytes) + " bytes to rank " + std::to_string(rank_) +
+                     " while the ranks were joining: expected at most " +
+                     std::to_string(max_bytes));
+    }
     message->bytes.resize(message->nbytes);
     post(false, peer, message->bytes.data(), message->bytes.size(), kBytesTag, &message->request);
     if (!wait_for(*shared_, &message->request, MPI_STATUS_IGNORE, end)) return false;
@@ -63,7 +73,7 @@ std::vector<std::string> Comm::exchange(const std::string& own, const Deadline& 
   std::string verdict;
   std::vector<std::string> all(static_cast<size_t>(size_));
   if (rank_ != 0) {
-    if (!send(0, own, deadline) || !receive(0, &verdict, last_word)) {
+    if (!send(0, own, deadline) || !receive(0, &verdict, all.size() * kMaxValueBytes, last_word)) {
       throw TimeoutError(did_not_join({0}, size_, deadline.timeout_s()));
     }
   } else {
@@ -73,7 +83,7 @@ std::vector<std::string> Comm::exchange(const std::string& own, const Deadline& 
       std::string& bytes = all[static_cast<size_t>(peer)];
       if (peer == 0) {
         bytes = own;
-      } else if (!receive(peer, &bytes, deadline)) {
+      } else if (!receive(peer, &bytes, kMaxValueBytes, deadline)) {
         missing.push_back(peer);
       }
       table.text(bytes);

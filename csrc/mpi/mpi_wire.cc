@@ -16,8 +16,6 @@ constexpr int kTag = 1;
 constexpr int kYields = 64;
 constexpr int64_t kShortestNapNs = 30'000;
 constexpr int kMaxDoublings = 5;
-// A correct peer's credits stop this rank far earlier: 4,096 messages in each communicator.
-constexpr size_t kMaxUnsentFrames = size_t{1} << 16;
 constexpr int64_t kPatienceNs =
     50'000'000;  // how long an ending wire waits for its peers' goodbyes
 
@@ -52,9 +50,10 @@ MpiWire::~MpiWire() {
 // Requests that are passed to MPI_Testsome.
 
 void MpiWire::add(MPI_Request request, Purpose purpose) {
-  if (purpose.sent != nullptr) {
+  if (purpose.sent.bytes != nullptr) {
     ++num_sends_;
     ++purpose.link->num_sends;
+    purpose.link->unsent_bytes += purpose.sent.capacity;
   }
   requests_.push_back(request);
   purposes_.push_back(std::move(purpose));
@@ -62,10 +61,11 @@ void MpiWire::add(MPI_Request request, Purpose purpose) {
 
 void MpiWire::remove(size_t at) {
   Purpose& purpose = purposes_[at];
-  if (purpose.sent != nullptr) {
+  if (purpose.sent.bytes != nullptr) {
     --num_sends_;
     --purpose.link->num_sends;
-    spare_.push_back(std::move(purpose.sent));
+    purpose.link->unsent_bytes -= purpose.sent.capacity;
+    give_back(std::move(purpose.sent));
   }
   requests_[at] = requests_.back();
   requests_.pop_back();
@@ -104,7 +104,7 @@ bool MpiWire::complete() {
     const MPI_Status& status = statuses_[static_cast<size_t>(i)];
     if (code != MPI_SUCCESS && status.MPI_ERROR != MPI_SUCCESS) {
       purpose.link->failed = EIO;
-    } else if (purpose.sent == nullptr) {
+    } else if (purpose.sent.bytes == nullptr) {
       note_next(*purpose.link, status);
     }
   }
@@ -114,27 +114,37 @@ bool MpiWire::complete() {
   return true;
 }
 
+MpiWire::Outgoing MpiWire::take_memory(size_t nbytes) {
+  const size_t capacity = nbytes <= kSmallBytes ? kSmallBytes : kMessageBytes;
+  if (capacity == kSmallBytes || spares_.empty()) {
+    return {std::make_unique_for_overwrite<std::byte[]>(capacity), capacity};
+  }
+  Outgoing spare = std::move(spares_.back());
+  spares_.pop_back();
+  return spare;
+}
+
+void MpiWire::give_back(Outgoing message) {
+  const bool is_kept = message.capacity == kMessageBytes && spares_.size() < kMaxSpares;
+  if (is_kept) spares_.push_back(std::move(message));
+}
+
 void MpiWire::send(int peer, const FrameHeader& header, const void* payload, bool) {
   const std::lock_guard lock(shared_.mutex);
   Link& link = *links_[static_cast<size_t>(peer)];
   if (is_over() || !link.open || link.failed >= 0) return;
-  if (header.nbytes > kMaxPayloadBytes || link.num_sends >= kMaxUnsentFrames) {
-    link.failed = header.nbytes > kMaxPayloadBytes ? EMSGSIZE : ENOBUFS;
+  if (header.nbytes > kMaxPayloadBytes || link.unsent_bytes >= kMaxUnsentBytes) {
+    link.failed = header.nbytes > kMaxPayloadBytes ? EMSGSIZE : EDQUOT;
     return;
   }
   if (header.kind == FrameKind::kFailure) shared_.saw_failure = true;
-  std::unique_ptr<Message> message;
-  if (spare_.empty()) {
-    message = std::make_unique_for_overwrite<Message>();
-  } else {
-    message = std::move(spare_.back());
-    spare_.pop_back();
-  }
-  std::memcpy(message->bytes, &header, sizeof(header));
-  if (header.nbytes != 0) std::memcpy(message->bytes + sizeof(header), payload, header.nbytes);
+  Outgoing message = take_memory(sizeof(header) + header.nbytes);
+  std::byte* bytes = message.bytes.get();
+  std::memcpy(bytes, &header, sizeof(header));
+  if (header.nbytes != 0) std::memcpy(bytes + sizeof(header), payload, header.nbytes);
   MPI_Request request = MPI_REQUEST_NULL;
-  const int code = api_.Isend(message->bytes, static_cast<int>(sizeof(header) + header.nbytes),
-                              MPI_BYTE, peer, kTag, comm_->get(), &request);
+  const int code = api_.Isend(bytes, static_cast<int>(sizeof(header) + header.nbytes), MPI_BYTE,
+                              peer, kTag, comm_->get(), &request);
   if (code != MPI_SUCCESS) {
     link.failed = EIO;
     return;
@@ -144,7 +154,7 @@ void MpiWire::send(int peer, const FrameHeader& header, const void* payload, boo
   if (api_.Test(&request, &is_sent, MPI_STATUS_IGNORE) != MPI_SUCCESS) {
     link.failed = EIO;
   } else if (is_sent != 0) {
-    spare_.push_back(std::move(message));
+    give_back(std::move(message));
   } else {
     add(request, {.link = &link, .sent = std::move(message)});
   }

@@ -49,14 +49,23 @@ class MpiWire final : public Wire {
   static constexpr size_t kNumPosted = 8;  // receives for each peer: 1 MiB
   static constexpr uint16_t kGoodbye = 1;  // FrameHeader::spare: nothing comes after it
 
+  static constexpr size_t kSmallBytes = 4096;  // messages up to this size have such memory
+  static constexpr size_t kMaxSpares = 64;     // large ones that are kept for reuse
+
   struct Message {
     std::byte bytes[kMessageBytes];
+  };
+  /// Memory of a message that is being sent: kSmallBytes or kMessageBytes.
+  struct Outgoing {
+    std::unique_ptr<std::byte[]> bytes;
+    size_t capacity = 0;
   };
   struct Link {
     int peer = 0;
     bool open = true;
-    int failed = -1;       // error that the next poll reports; -1: none
-    size_t num_sends = 0;  // active requests
+    int failed = -1;          // error that the next poll reports; -1: none
+    size_t num_sends = 0;     // active requests
+    size_t unsent_bytes = 0;  // their memory
     std::array<Message, kNumPosted> posted;
     std::array<MPI_Request, kNumPosted> requests;
     size_t next = 0;        // index in `posted` of the next message
@@ -65,9 +74,11 @@ class MpiWire final : public Wire {
   /// Purpose of a request of `requests_`: to receive a link's next message, or to send `sent`.
   struct Purpose {
     Link* link = nullptr;
-    std::unique_ptr<Message> sent = nullptr;
+    Outgoing sent = {};
   };
 
+  Outgoing take_memory(size_t nbytes);
+  void give_back(Outgoing message);
   bool is_over() const { return disowned_ || ended_ || shared_.over; }
   void add(MPI_Request request, Purpose purpose);
   void remove(size_t at);
@@ -92,7 +103,7 @@ class MpiWire final : public Wire {
   std::vector<Purpose> purposes_;
   std::vector<int> done_;
   std::vector<MPI_Status> statuses_;
-  std::vector<std::unique_ptr<Message>> spare_;
+  std::vector<Outgoing> spares_;
   size_t num_sends_ = 0;
   std::atomic<int> num_idle_{0};  // waits since the last progress
   bool said_goodbye_ = false;

@@ -29,7 +29,7 @@ void MpiWire::close(int peer) {
 void MpiWire::drop(Link& link) {
   link.open = false;
   for (size_t at = purposes_.size(); at-- > 0;) {
-    if (purposes_[at].link == &link && purposes_[at].sent == nullptr) remove(at);
+    if (purposes_[at].link == &link && purposes_[at].sent.bytes == nullptr) remove(at);
   }
   for (MPI_Request& request : link.requests) {
     if (request == MPI_REQUEST_NULL) continue;
@@ -81,7 +81,7 @@ void MpiWire::end(int64_t patience_ns) {
   if (is_over()) return;
   say_goodbye();
   for (size_t at = purposes_.size(); at-- > 0;) {
-    if (purposes_[at].sent == nullptr) remove(at);
+    if (purposes_[at].sent.bytes == nullptr) remove(at);
   }
   const int64_t end_ns = now_ns() + patience_ns;
   for (bool all_done = false; !all_done && now_ns() < end_ns;) {
@@ -97,7 +97,7 @@ void MpiWire::end(int64_t patience_ns) {
 
 /// Leaks the memory of all requests that are not done: MPI may still access it.
 void MpiWire::leave_to_mpi() {
-  for (Purpose& purpose : purposes_) (void)purpose.sent.release();
+  for (Purpose& purpose : purposes_) (void)purpose.sent.bytes.release();
   for (auto& link : links_) {
     if (link == nullptr) continue;
     const bool receives =

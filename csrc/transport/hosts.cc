@@ -103,6 +103,8 @@ class HostsTransport final : public Transport {
         return kSilent;
       case HostLinks::Peer::kRejected:
         return kInvalidFrame;
+      case HostLinks::Peer::kFull:
+        return kDoesNotRead;
       default:
         return std::nullopt;
     }

@@ -36,6 +36,7 @@ class Transport {
   /// The signal that ended the process of `peer`; 0 if it ended for an unknown reason; nothing
   /// while it lives. For a peer on another host, one of the constants below. May make system calls,
   /// so only slow waits call it.
+  static constexpr int kDoesNotRead = 252;   // the peer, so its connection was closed
   static constexpr int kInvalidFrame = 253;  // the peer sent one, so its connection was closed
   static constexpr int kConnectionLost = 254;
   static constexpr int kSilent = 255;
@@ -47,7 +48,7 @@ class Transport {
     for (const int rank : ranks) {
       const std::optional<int> signal = ended_by(rank);
       if (!signal) continue;
-      const bool is_known = *signal != 0 && *signal < kConnectionLost;
+      const bool is_known = *signal != 0 && *signal < kDoesNotRead;
       throw PeerDiedError(
           "rank " + std::to_string(rank) + " of " + std::to_string(num_ranks()) +
               (is_known ? " was ended by signal " + std::to_string(*signal) : " ended") +

@@ -14,34 +14,26 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any
 
+from pycoll.elastic.messages import (
+    BROKEN,
+    MAX_LINE,
+    NONCE_BYTES,
+    Hello,
+    Verdict,
+    nonce,
+    proof,
+    read_message,
+    refusal,
+    write_message,
+)
 from pycoll.elastic.owner_port import Address, OwnerPort
-from pycoll.elastic.port_server import BROKEN, MAX_LINE, cancel, read_message, write_message
+from pycoll.elastic.port_server import cancel
 from pycoll.errors import PeerDiedError, TimeoutError
 
 _ATTEMPT_S = 1.0
 _RETRY_S = 0.1
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Members of the new world, and the address of its store.
-
-    Attributes:
-        ranks: Ranks of the old world, ascending.
-        ended: Ranks of the old world that are known to have ended.
-        name: Name of the new world.
-        host: Host of its store.
-        port: Port of its store.
-    """
-
-    ranks: list[int]
-    ended: list[int]
-    name: str
-    host: str
-    port: int
 
 
 class Agreement:
@@ -141,23 +133,21 @@ class Agreement:
     ) -> Verdict | None:
         """Greets a rank that may not listen yet, and waits for its decision."""
         try:
-            theirs = bytes.fromhex((await read_message(reader))["nonce"])
-            nonces = theirs + (own := secrets.token_bytes(32))
+            own = secrets.token_bytes(NONCE_BYTES)
+            nonces = nonce(await read_message(reader)) + own
             rank = self._port.rank
-            proof = self._port.proof("follower", rank, nonces)
-            hello = {"rank": rank, "nonce": own.hex(), "ended": sorted(self._ended)}
-            await write_message(writer, hello | {"proof": proof})
-            answer = await read_message(reader)
-            if not secrets.compare_digest(
-                answer["proof"], self._port.proof("coordinator", peer, nonces)
-            ):
+            own_proof = self._port.proof("follower", rank, nonces)
+            hello = Hello(rank, own, frozenset(self._ended), own_proof)
+            await write_message(writer, hello.to_message())
+            answer = proof(await read_message(reader))
+            if not secrets.compare_digest(answer, self._port.proof("coordinator", peer, nonces)):
                 raise ValueError("an unauthenticated peer")
             decided = await read_message(reader)
+            if (reason := refusal(decided)) is not None:
+                raise PeerDiedError(reason)
+            return Verdict.read(decided, rank, self._port.size)
         finally:
             writer.close()
-        if "refused" in decided:
-            raise PeerDiedError(decided["refused"])
-        return Verdict(**decided)
 
     # --- as the coordinator of higher ranks ---
 
@@ -183,7 +173,7 @@ class Agreement:
             raise PeerDiedError(text)
         host = self._reached_at()
         verdict = Verdict(members, sorted(ended), secrets.token_hex(16), host, self._serve(host))
-        await self._tell(asdict(verdict))
+        await self._tell(verdict.to_message())
         return verdict
 
     def _reached_at(self) -> str:

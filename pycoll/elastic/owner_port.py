@@ -19,12 +19,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pycoll import _core, environment
+from pycoll.elastic.messages import BROKEN, checked_text, whole
 from pycoll.elastic.port_server import PortServer
 from pycoll.errors import SystemError, UsageError
 
 _BACKLOG = 4096  # the kernel's limit, net.core.somaxconn, may be lower
 _LOOPBACK = "127.0.0.1"
 _ATTEMPTS = 16  # to find a port that is free at all addresses
+_MAX_HOSTS = 256  # addresses of one rank
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,15 @@ class Address:
         return json.dumps([self.hosts, self.port])
 
     @classmethod
-    def from_text(cls, text: str) -> Address:
-        hosts, port = json.loads(text)
-        return cls(tuple(hosts), port)
+    def of_rank(cls, rank: int, text: bytes) -> Address:
+        """Reads what a rank has sent. Raises UsageError that names the rank."""
+        try:
+            hosts, port = json.loads(text)
+            if not isinstance(hosts, list) or not 0 < len(hosts) <= _MAX_HOSTS:
+                raise ValueError(f"expected 1 to {_MAX_HOSTS} hosts")
+            return cls(tuple(map(checked_text, hosts)), whole(port, 1 << 16))
+        except BROKEN as error:
+            raise UsageError(f"rank {rank} sent an invalid address of its port: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,7 @@ class OwnerPort:
             [self.origin[rank] for rank in ranks],
             [*(one.among(ranks, ended) for one in self.quorums), Quorum.of_world(len(ranks))],
         )
-        self.server.serve(port.rank, port.proof)
+        self.server.serve(port.rank, port.size, port.proof)
         return port
 
     def joined(self) -> OwnerPort:
@@ -168,11 +176,11 @@ def open_owner_port(
         server = PortServer(list(listeners.values()))
         own = Address(tuple(listeners), server.port)
     try:
-        texts = [text.decode() for text in exchange("port", own.to_text(), timeout_s)]
-        addresses = [Address.from_text(text) for text in texts]
+        texts = exchange("port", own.to_text(), timeout_s)
+        addresses = [Address.of_rank(peer, text) for peer, text in enumerate(texts)]
         secret, ranks = _secret(token, name), list(range(size))
         port = OwnerPort(rank, addresses, secret, server, ranks, [Quorum.of_world(size)])
-        server.serve(rank, port.proof)
+        server.serve(rank, size, port.proof)
     except BaseException:
         if not kept:
             server.close()

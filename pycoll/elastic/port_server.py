@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import json
 import os
 import secrets
 import signal
@@ -22,18 +21,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-MAX_LINE = 1 << 16
-# Errors of connections and of messages that are not as expected.
-BROKEN = (
-    OSError,
-    EOFError,
-    asyncio.LimitOverrunError,
-    ValueError,
-    KeyError,
-    TypeError,
-    RecursionError,  # of JSON that is nested deeply
-    OverflowError,  # of numbers such as 1e999
+from pycoll.elastic.messages import (
+    BROKEN,
+    MAX_LINE,
+    NONCE_BYTES,
+    Hello,
+    read_message,
+    write_message,
 )
+
 _UNPROVED_S = 5.0
 _MAX_UNPROVED = 256  # as many as a world may have ranks
 _PAUSE_S = 0.1
@@ -59,7 +55,7 @@ class PortServer:
         self.ended: set[int] = set()
         self.changed = asyncio.Event()
         self._listeners = list(listeners)
-        self._rank = -1
+        self._rank, self._size = -1, 0
         self._prove: Prove | None = None
         self._sockets: set[socket.socket] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,16 +71,17 @@ class PortServer:
     def port(self) -> int:
         return int(self._listeners[0].getsockname()[1])
 
-    def serve(self, rank: int, prove: Prove) -> None:
+    def serve(self, rank: int, size: int, prove: Prove) -> None:
         """Serves as a rank of a world; connections in an earlier world end.
 
         Args:
             rank: This rank.
+            size: Number of ranks of the world.
             prove: Function of a role, a rank and fresh random numbers; returns that rank's proof.
         """
 
         async def begin() -> None:
-            self._rank, self._prove, self.ended = rank, prove, set()
+            self._rank, self._size, self._prove, self.ended = rank, size, prove, set()
             await cancel([*self._tasks])
 
         self.run(begin())
@@ -189,7 +186,7 @@ class PortServer:
                 self._unproved.pop(task, None)
                 self.joined[rank] = writer
                 self.changed.set()
-                await reader.read()  # until the peer disconnects
+                await reader.read(1)  # until the peer disconnects: it has nothing more to say
         except (*BROKEN, asyncio.CancelledError):
             pass  # otherwise asyncio prints it
         finally:
@@ -207,19 +204,18 @@ class PortServer:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> int | None:
         """Authenticates the peer and returns its rank."""
-        own = secrets.token_bytes(32)
+        own = secrets.token_bytes(NONCE_BYTES)
         await write_message(writer, {"nonce": own.hex()})
-        hello = await read_message(reader)
-        nonces = own + bytes.fromhex(hello["nonce"])
-        rank = int(hello["rank"])
+        hello = Hello.read(await read_message(reader), self._size)
+        nonces = own + hello.nonce
         prove = self._prove
         if prove is None or not hmac.compare_digest(
-            hello["proof"], prove("follower", rank, nonces)
+            hello.proof, prove("follower", hello.rank, nonces)
         ):
             return None
-        self.ended |= set(map(int, hello["ended"]))
+        self.ended |= hello.ended - {self._rank}
         await write_message(writer, {"proof": prove("coordinator", self._rank, nonces)})
-        return rank
+        return hello.rank
 
 
 async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
@@ -230,19 +226,6 @@ async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
             task.cancel()
         _, left = await asyncio.wait(left, timeout=_PAUSE_S)
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
-    line = await reader.readuntil(b"\n")
-    message = json.loads(line)
-    if not isinstance(message, dict):
-        raise ValueError("not a message")
-    return message
-
-
-async def write_message(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
-    writer.write(json.dumps(message).encode() + b"\n")
-    await writer.drain()
 
 
 def _leave_to_parent() -> None:

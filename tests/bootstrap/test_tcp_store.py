@@ -204,6 +204,33 @@ def test_member_that_sends_garbage_is_cut_off_alone(server):
     assert member.get("key", 5) == b"value"
 
 
+@pytest.mark.slow
+def test_store_without_room_refuses_the_rank_that_asks_and_serves_the_others(server):
+    """Slow: fills 512 MiB."""
+    greedy, other = connect(server, 3), connect(server, 4)
+    other.set("small", b"value")
+    value = bytes((16 << 20) - 1000)
+    with pytest.raises(errors.UsageError, match=r"rank 3: the store has no room for 'large/\d+'"):
+        for number in range(40):
+            greedy.set(f"large/{number}", value)
+    assert number > 28
+    assert other.get("small", 5) == b"value"
+    other.set("small", b"another")  # a value may be replaced
+    assert greedy.get("small", 5) == b"another"
+    greedy.set("large/0", b"")
+    greedy.set("large/1", value)
+
+
+@pytest.mark.slow
+def test_session_refuses_more_processes_than_it_can_have(server):
+    """Slow: a thousand connections."""
+    for rank in range(1024):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as one:
+            assert store_client.join(one, "secret", rank) == store_client.OK
+    with pytest.raises(errors.TimeoutError, match="1024 processes have joined that session"):
+        connect(server, 1024, timeout_s=0.3)
+
+
 def test_server_with_hundreds_of_silent_connections_serves_on(server):
     silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(300)]
     member = connect(server)

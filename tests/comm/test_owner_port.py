@@ -18,6 +18,7 @@ from worlds import end, start
 
 import pycoll
 from pycoll.elastic.agreement import Agreement
+from pycoll.elastic.messages import BROKEN, Verdict, refusal
 from pycoll.elastic.owner_port import Address, OwnerPort, open_owner_port
 from pycoll.elastic.port_server import PortServer
 
@@ -26,15 +27,15 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(60)]
 Comm = pycoll.Communicator
 
 # Lines that Python's JSON reader, or the code behind it, answers with various errors.
-HOSTILE = [
+_HOSTILE = [
     b"[" * 60_000 + b"\n",
     b'{"a":' * 9_000 + b"\n",
-    b'{"nonce": "00", "rank": 1e999, "proof": "", "ended": []}\n',
-    b'{"nonce": "00", "rank": -1e999, "proof": "", "ended": []}\n',
-    b'{"nonce": "00", "rank": NaN, "proof": "", "ended": []}\n',
-    b'{"nonce": "00", "rank": ' + b"9" * 5000 + b"}\n",
-    b'{"nonce": "00", "rank": 1, "proof": 3, "ended": []}\n',
-    b'{"nonce": "00", "rank": 1, "proof": "\\ud800\\u00e9", "ended": []}\n',
+    b'{"nonce": "NONCE", "rank": 1e999, "proof": "", "ended": []}\n',
+    b'{"nonce": "NONCE", "rank": -1e999, "proof": "", "ended": []}\n',
+    b'{"nonce": "NONCE", "rank": NaN, "proof": "", "ended": []}\n',
+    b'{"nonce": "NONCE", "rank": ' + b"9" * 5000 + b"}\n",
+    b'{"nonce": "NONCE", "rank": 1, "proof": 3, "ended": []}\n',
+    b'{"nonce": "NONCE", "rank": 1, "proof": "\\ud800\\u00e9", "ended": []}\n',
     b'{"nonce": [], "rank": {}, "proof": null}\n',
     b'{"nonce": "zz", "rank": "x"}\n',
     b"null\n",
@@ -43,6 +44,7 @@ HOSTILE = [
     b"x" * 200_000,
     b"\n",
 ]
+HOSTILE = [line.replace(b"NONCE", bytes(32).hex().encode()) for line in _HOSTILE]
 
 
 def connect(port: int) -> socket.socket:
@@ -107,6 +109,50 @@ def test_messages_of_unauthenticated_peers_are_refused_without_a_traceback(capfd
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    "rank, ended", [(2, []), (-1, []), (0.0, []), (1, [2]), (1, ["1"]), (1, [0] * 3), (1, {})]
+)
+def test_hello_of_a_member_that_names_no_rank_of_the_world_is_refused(rank, ended):
+    with owner_port() as port, connect(port.own.port) as s:
+        with pytest.raises((json.JSONDecodeError, ConnectionError)):
+            greet(port, s, rank, ended)
+        assert is_closed(s)
+        assert port.server.run(joined(port.server)) == [] and not port.server.ended
+
+
+def test_member_that_sends_more_than_its_hello_is_disconnected():
+    with owner_port() as port, connect(port.own.port) as s:
+        greet(port, s, 1, [])
+        wait_until_joined(port, [1])
+        with pytest.raises(ConnectionError):
+            while True:
+                s.sendall(bytes(1 << 20))
+        wait_until_joined(port, [])
+
+
+VERDICTS = [
+    {"ranks": [0, 1], "ended": [], "name": "w", "host": "127.0.0.1", "port": 1 << 16},
+    {"ranks": [0, 1], "ended": [], "name": "w", "host": "127.0.0.1", "port": True},
+    {"ranks": [0], "ended": [], "name": "w", "host": "127.0.0.1", "port": 1},
+    {"ranks": [1, 0], "ended": [], "name": "w", "host": "127.0.0.1", "port": 1},
+    {"ranks": [0, 1, 2], "ended": [], "name": "w", "host": "127.0.0.1", "port": 1},
+    {"ranks": [0, 1], "ended": [], "name": "\x1b[2J", "host": "127.0.0.1", "port": 1},
+    {"ranks": [0, 1], "ended": [], "name": "w" * 5000, "host": "127.0.0.1", "port": 1},
+    {"ranks": "01", "ended": [], "name": "w", "host": [], "port": 1},
+    {"refused": ["no"]},
+    {},
+]
+
+
+@pytest.mark.parametrize("message", VERDICTS)
+def test_verdict_that_no_coordinator_sends_is_refused(message):
+    good = {"ranks": [0, 1], "ended": [], "name": "w", "host": "127.0.0.1", "port": 1}
+    assert Verdict.read(good, 1, 2).to_message() == good
+    with pytest.raises(BROKEN):
+        assert refusal(message) is None
+        Verdict.read(message, 1, 2)
+
+
 def test_hostile_answers_at_the_port_of_a_lower_rank_do_not_end_a_shrink():
     """Another program may have the port of a rank that has ended."""
     num_answers = 0
@@ -124,7 +170,7 @@ def test_hostile_answers_at_the_port_of_a_lower_rank_do_not_end_a_shrink():
         thread.start()
         lower = Address(("127.0.0.1",), listener.getsockname()[1])
         port = replace(own, rank=1, addresses=[lower, own.own])
-        port.server.serve(1, port.proof)
+        port.server.serve(1, 2, port.proof)
         with pytest.raises(pycoll.TimeoutError, match="rank 0 did not call it within 0.5 s"):
             port.server.run(Agreement(port, lambda host: 0, 0.5, 0.5).run())
         listener.shutdown(socket.SHUT_RDWR)
@@ -155,11 +201,11 @@ def test_proof_of_another_world_is_refused():
         other = replace(port, rank=0, secret=b"another secret")
         with connect(port.own.port) as s, pytest.raises((json.JSONDecodeError, ConnectionError)):
             greet(other, s, 1, [])
-        port.server.serve(0, other.proof)
+        port.server.serve(0, 2, other.proof)
         with connect(port.own.port) as s:
             greet(other, s, 1, [])
             wait_until_joined(port, [1])
-            port.server.serve(0, port.proof)  # the next world
+            port.server.serve(0, 2, port.proof)  # the next world
             assert is_closed(s)
             wait_until_joined(port, [])
 

@@ -26,6 +26,8 @@ struct FakeMpi {
   std::vector<std::deque<std::string>> inbox;  // by source: messages without a posted receive
   std::map<MPI_Request, int> done;             // length of the message; -1: it was too long
   std::vector<std::string> sent;               // by destination
+  std::vector<bool> reads;                     // by destination
+  std::vector<MPI_Request> unread;             // sends to ranks that do not read
 };
 FakeMpi fake;
 
@@ -72,6 +74,10 @@ PYCOLL_MPI_ABI::MpiApi make_api() {
   };
   api.Isend = [](const void* buffer, int count, MPI_Datatype, int to, int, MPI_Comm,
                  MPI_Request* request) {
+    if (!fake.reads[static_cast<size_t>(to)]) {
+      fake.unread.push_back(*request = new_request());
+      return kSuccess;
+    }
     fake.sent[static_cast<size_t>(to)].append(static_cast<const char*>(buffer),
                                               static_cast<size_t>(count));
     *request = new_request();
@@ -115,6 +121,7 @@ class MpiNetwork final : public FrameNetwork {
     fake.posted.resize(static_cast<size_t>(num_ranks));
     fake.inbox.resize(static_cast<size_t>(num_ranks));
     fake.sent.resize(static_cast<size_t>(num_ranks));
+    fake.reads.assign(static_cast<size_t>(num_ranks), true);
     auto shared = std::make_shared<PYCOLL_MPI_ABI::Shared>();
     shared->api = make_api();
     return std::make_shared<PYCOLL_MPI_ABI::Comm>(shared, MPI_COMM_WORLD)->make_wire(peers);
@@ -128,8 +135,10 @@ class MpiNetwork final : public FrameNetwork {
   std::string received(int peer) override {
     return std::exchange(fake.sent[static_cast<size_t>(peer)], "");
   }
-  /// Says goodbye, so that the wire ends at once.
+  void stop_reading(int peer) override { fake.reads[static_cast<size_t>(peer)] = false; }
+  /// Reads what has not been read and says goodbye, so that the wire ends at once.
   void end() override {
+    for (const MPI_Request request : fake.unread) fake.done[request] = 0;
     FrameHeader goodbye;
     goodbye.spare = 1;
     for (size_t peer = 0; peer < fake.inbox.size(); ++peer) {

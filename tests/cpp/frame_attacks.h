@@ -12,6 +12,7 @@ namespace pycoll {
 struct Attack {
   const char* name;
   std::string (*run)(FrameWorld& world, FrameSender& one, FrameSender& two);
+  bool over_mpi = false;  // else over TCP
 };
 
 inline std::string closes(const FrameWorld& world, int rank) {
@@ -37,6 +38,17 @@ std::string send_record(FrameWorld& world, FrameSender& one, Change&& change) {
   put(frame.payload, at, &record, sizeof(record));
   one.send(frame);
   return closes(world, 1);
+}
+/// Sends frames to rank 1, which reads none of them, until its link ends.
+inline std::string send_unread(FrameWorld& world) {
+  world.network().stop_reading(1);
+  size_t nbytes = 0;
+  while (!world.is_closed(1) && nbytes < 2 * kMaxUnsentBytes) {
+    nbytes += world.send_copy(1, kMaxPayloadBytes);
+    world.step();
+  }
+  const bool is_full = world.state_of(1) == HostLinks::Peer::kFull && nbytes > kMaxUnsentBytes / 2;
+  return is_full ? stays(world, 2) : "after " + std::to_string(nbytes >> 20) + " MiB: no end";
 }
 /// Announces the large message from rank 1 and returns how rank 0 wants its parts.
 inline FrameSender::Pull begin_parts(FrameSender& sender, size_t nbytes) {
@@ -378,6 +390,11 @@ inline const std::vector<Attack>& attacks() {
          one.send(frame);
          return closes(world, 1);
        }},
+      {"frames that a rank does not read",
+       [](World& world, Sender&, Sender&) { return send_unread(world); }},
+      {"frames over MPI that a rank does not read",
+       [](World& world, Sender&, Sender&) { return send_unread(world); },
+       /*over_mpi=*/true},
   };
   return all;
 }

@@ -252,8 +252,10 @@ std::string run_case(uint64_t seed, int max_frames, int* num_frames) {
 }
 
 std::string run_attack(const Attack& attack) {
-  SocketNetwork network;
-  FrameWorld world(network);
+  std::unique_ptr<FrameNetwork> network = std::make_unique<SocketNetwork>();
+  if (attack.over_mpi) network = make_mpi_network();
+  if (network == nullptr) return "";  // this build has no MPI
+  FrameWorld world(*network);
   FrameSender one(world, 1);
   FrameSender two(world, 2);
   const std::string wrong = attack.run(world, one, two);

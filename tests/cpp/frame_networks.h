@@ -23,6 +23,8 @@ class FrameNetwork {
   virtual bool send(int peer, const std::string& bytes, size_t* sent) = 0;
   /// Returns what rank 0 has sent to `peer` since the last call.
   virtual std::string received(int peer) = 0;
+  /// The peer reads no more.
+  virtual void stop_reading(int peer) = 0;
   /// Ends all links, from the side of the peers.
   virtual void end() = 0;
 };
@@ -59,6 +61,7 @@ class SocketNetwork final : public FrameNetwork {
       bytes.append(part, static_cast<size_t>(now));
     }
   }
+  void stop_reading(int) override {}  // it reads in received() only
   void end() override { ends_.clear(); }
 
  private:

@@ -166,7 +166,8 @@ class FrameWorld {
   Segment& segment() { return segment_; }
   FrameNetwork& network() { return network_; }
   Proxy* proxy() { return proxy_.get(); }
-  bool is_closed(int peer) const { return host_links_->state_of(peer) != HostLinks::Peer::kThere; }
+  HostLinks::Peer state_of(int peer) const { return host_links_->state_of(peer); }
+  bool is_closed(int peer) const { return state_of(peer) != HostLinks::Peer::kThere; }
   bool is_broken() const { return load_acquire(segment_.failure_word()) != 0; }
 
   /// The communicator that all tests use; without it, its frames are those of an unknown one.
@@ -194,6 +195,16 @@ class FrameWorld {
   /// Receives frames, without a look into the mailboxes.
   void only_poll() {
     for (int i = 0; i < 4; ++i) host_links_->poll(-1);
+  }
+  /// Sends a frame to `peer` that its link copies; returns its size.
+  size_t send_copy(int peer, size_t nbytes) {
+    const std::lock_guard lock(host_links_->mutex());
+    copied_.resize(nbytes);
+    FrameHeader header;
+    header.kind = FrameKind::kSlot;
+    header.nbytes = static_cast<uint32_t>(nbytes);
+    host_links_->send(peer, header, copied_.data(), /*keep=*/true);
+    return nbytes;
   }
   /// Posts another send, of bytes that belong to this object.
   void post_extra_send(int peer, size_t nbytes) {
@@ -337,6 +348,7 @@ class FrameWorld {
   SendEnd writers_[kNumMembers][kNumSlotProtocols];
   RecvEnd readers_[kNumMembers][kNumSlotProtocols];
   std::string before_;
+  std::vector<std::byte> copied_;
   std::vector<std::unique_ptr<MessageOp>> extra_;
   std::vector<std::byte> extra_bytes_ = std::vector<std::byte>(60'000);
 };

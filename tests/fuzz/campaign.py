@@ -39,11 +39,13 @@ class Tally:
         self.failing: list[int] = []
         self.notices_s: list[float] = []
         self.labels: collections.Counter[str] = collections.Counter()
+        self.amount = 0
 
     def add(self, seed: int, outcome: injections.Outcome) -> None:
         self.num_cases += 1
         self.notices_s += outcome.notices_s
         self.labels[outcome.label] += 1
+        self.amount += outcome.amount
         if outcome.complaint:
             self.failing.append(seed)
             print(
@@ -54,6 +56,8 @@ class Tally:
 
     def __str__(self) -> str:
         text = f"{self.name}: {self.num_cases} cases, {len(self.failing)} failed"
+        if self.amount:
+            text += f"; {self.amount} injected"
         if self.notices_s:
             median_ms, worst_ms = 1e3 * np.median(self.notices_s), 1e3 * max(self.notices_s)
             text += f"; {len(self.notices_s)} ranks noticed after {median_ms:.1f} ms (median)"

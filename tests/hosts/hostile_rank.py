@@ -14,6 +14,7 @@ import socket
 import struct
 from typing import Any
 
+import pycoll
 from pycoll._core import bootstrap
 
 KINDS = ("heartbeat", "slot", "credit", "lines", "mail", "join", "left", "ask", "tell", "failure")
@@ -56,6 +57,11 @@ def message(
     return head + struct.pack("<QQQQ", *ref) + bytes(8)
 
 
+def build_record(version: str = pycoll.__version__, layout: str = bootstrap.memory_layout) -> bytes:
+    """The record of csrc/bootstrap/join/build.h."""
+    return text("pycoll build") + text(version) + text(layout) + text("hostile")
+
+
 class _Reader:
     def __init__(self, rest: bytes) -> None:
         self.rest = rest
@@ -72,9 +78,10 @@ class _Reader:
 
 
 class HostileRank:
-    """The last rank of a job; all other ranks share a host."""
+    """The last rank of a job; all other ranks share a host. `build`: what it says of its pycoll."""
 
-    def __init__(self, port: int, token: str, size: int = 2) -> None:
+    def __init__(self, port: int, token: str, size: int = 2, build: bytes = b"") -> None:
+        self.build = build or build_record()
         self.rank, self.size, self.token = size - 1, size, token
         self.store = bootstrap.TcpStore("127.0.0.1", port, token, self.rank, 20)
         self.sockets: list[socket.socket] = []  # by rank
@@ -148,8 +155,7 @@ class HostileRank:
 
     def _places(self) -> list[tuple[str, int]]:
         """An address for each other rank."""
-        host = text("hostile/net:1") + text("hostile") + text("hostile")
-        self._exchange("places", host + text(b"\1"))
+        self._exchange("places", self.build + text("hostile/net:1") + text("hostile") + text(b"\1"))
         offer = text("") + text("") + b"\0" + text("") + struct.pack("<i", 0)
         background, tls, trust = b"\1", b"\0", b"\0"
         said = b"pycoll offer " + self.name

@@ -27,6 +27,22 @@ std::vector<std::string> StoreExchange::operator()(const std::string& topic,
   return all;
 }
 
+void StoreExchange::settle_error() {
+  constexpr double kLastWordSeconds = 2;
+  const auto key = [](int rank) { return "hosts/error/" + std::to_string(rank); };
+  const Deadline end = Deadline::after_s(kLastWordSeconds);
+  try {
+    if (rank_ != 0) store_.set(key(rank_), "");
+    for (int peer = 1; rank_ == 0 && peer < num_ranks_; ++peer) {
+      store_.get(key(peer), end);
+      store_.remove(key(peer));
+    }
+  } catch (const Error&) {
+    // Another rank has ended: the error of this one says more.
+  }
+  if (rank_ == 0) forget();
+}
+
 void StoreExchange::forget() {
   for (const std::string& key : keys_) store_.remove(key);
   keys_.clear();

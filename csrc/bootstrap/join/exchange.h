@@ -21,6 +21,9 @@ class StoreExchange {
       : store_(store), rank_(rank), num_ranks_(num_ranks), deadline_(deadline) {}
 
   std::vector<std::string> operator()(const std::string& topic, const std::string& own);
+  /// After an error that all ranks raise: rank 0, whose process may serve the store, waits for a
+  /// short time until the other ranks have read what they need for it.
+  void settle_error();
   /// Removes its keys from the store, once no rank reads them any more.
   void forget();
 

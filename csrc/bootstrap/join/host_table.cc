@@ -1,21 +1,17 @@
 #include "bootstrap/join/host_table.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <map>
 
-#include "base/printable.h"
-#include "bootstrap/join/serialize.h"
+#include "bootstrap/join/build.h"
 #include "bootstrap/local/process_info.h"
 
 namespace pycoll {
 namespace {
-
-constexpr size_t kMaxNameBytes = 64;  // longest host name of Linux
 
 std::string own_cores() {
   cpu_set_t usable;
@@ -32,28 +28,26 @@ std::string own_cores() {
   return bits;
 }
 
-std::string host_name() {
-  char name[256] = {};
-  ::gethostname(name, sizeof(name) - 1);
-  return name;
-}
-
 }  // namespace
 
-HostTable find_hosts(const Exchange& exchange) {
+HostTable find_hosts(const Exchange& exchange, const std::string& layout) {
   WireWriter own;
+  Build::own(layout).write(own);
   const std::string id = host_id();
-  own.text(id).text(id.substr(0, id.find('/'))).text(host_name()).text(own_cores());
+  own.text(id).text(id.substr(0, id.find('/'))).text(own_cores());
+  const std::vector<std::string> all = exchange("places", own.bytes());
+  std::vector<WireReader> readers(all.begin(), all.end());
+  std::vector<Build> builds;
+  for (WireReader& reader : readers) builds.push_back(Build::read(reader));
+  check_builds(builds);
   HostTable table;
   std::map<std::string, int> hosts;
-  for (const std::string& bytes : exchange("places", own.bytes())) {
-    WireReader reader(bytes);
-    const std::string place(reader.text());
-    table.boots.emplace_back(reader.text());
-    const std::string name = printable(reader.text(), kMaxNameBytes);
-    table.cores.emplace_back(reader.text());
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const std::string place(readers[rank].text());
+    table.boots.emplace_back(readers[rank].text());
+    table.cores.emplace_back(readers[rank].text());
     const auto [found, is_new] = hosts.emplace(place, table.num_hosts());
-    if (is_new) table.names.push_back(name);
+    if (is_new) table.names.push_back(builds[rank].host);
     table.host_of.push_back(found->second);
   }
   return table;

@@ -23,7 +23,9 @@ struct HostTable {
   int num_cores(const std::vector<int>& ranks) const;
 };
 
-/// Collective over the ranks of `exchange`.
-HostTable find_hosts(const Exchange& exchange);
+/// Collective over the ranks of `exchange`, before anything else. `layout` names the layout of the
+/// memory that ranks share. Raises UsageError on all ranks if the ranks have different versions of
+/// pycoll or different layouts.
+HostTable find_hosts(const Exchange& exchange, const std::string& layout);
 
 }  // namespace pycoll

@@ -31,7 +31,7 @@ enum class StoreFrame : uint8_t {
   kGet,        // text key
   kAdd,        // text key, int64 delta
   kOk,         // text result
-  kError,      // text error: the request was invalid
+  kError,      // text error: the request was invalid, or the store has no room for it
   kRefused,    // reply to a proof with another token
   kTaken,      // reply to the proof of a rank that has already joined: text address of that process
   kChallenge,  // reply to a hello: text number
@@ -44,6 +44,10 @@ inline constexpr std::string_view kStoreMagic = "pycoll store 2";
 /// Key of the server's report of ranks that two processes have claimed; empty if there are none.
 inline constexpr const char* kSecondClaimsKey = "store/second_claims";
 inline constexpr size_t kMaxFrameBytes = 16 << 20;
+/// Memory of the server: keys, values, and what it has received in part or not sent yet.
+inline constexpr size_t kMaxStoreBytes = 512 << 20;
+/// Ranks and newcomers that may join one session.
+inline constexpr size_t kMaxStoreClients = 1024;
 /// Bytes that the server buffers for an unauthenticated peer.
 inline constexpr size_t kMaxHelloBytes = 4096;
 

@@ -190,6 +190,10 @@ bool TcpStore::greet(const std::string& token, const Deadline& deadline) {
                   ": two processes have this rank, or rank 0 has not closed its previous session";
       return false;
     }
+    if (answer == StoreFrame::kError) {
+      obstacle_ = printable(text);
+      return false;
+    }
     if (answer != StoreFrame::kOk) throw MalformedMessage();
     if (same_token(challenge.proof(key, "accept"), text)) return true;
     obstacle_ = "the server there does not know the session token";

@@ -12,16 +12,17 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <exception>
 #include <optional>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/printable.h"
 #include "base/socket.h"
+#include "bootstrap/join/store_connection.h"
 #include "bootstrap/join/store_protocol.h"
 #include "bootstrap/local/packet_socket.h"
-#include "bootstrap/security/challenge.h"
-#include "bootstrap/security/channel.h"
 #include "bootstrap/security/tls_setting.h"
 #include "bootstrap/security/token.h"
 
@@ -32,6 +33,7 @@ constexpr int64_t kNever = INT64_MAX;
 constexpr int64_t kSecondNs = 1'000'000'000;
 constexpr int64_t kOutOfFdsPauseNs = 100'000'000;
 constexpr int kBacklog = 512;
+constexpr size_t kEntryBytes = 128;  // memory of a key and its value, besides their bytes
 
 std::optional<int64_t> parse_decimal(const std::string& text) {
   int64_t value = 0;
@@ -43,58 +45,6 @@ std::optional<int64_t> parse_decimal(const std::string& text) {
 
 }  // namespace
 
-struct TcpStoreServer::Connection {
-  struct Wait {
-    std::string key;
-    uint32_t number;
-  };
-
-  Channel channel;
-  std::string where;  // the address of the client
-  int rank = -1;      // what it says, until it is welcome
-  std::optional<Challenge> challenge;
-  int64_t hello_by_ns = 0;
-  bool welcome = false;
-  bool left = false;     // it has said that it disconnects
-  bool closing = false;  // close once `out` is sent
-  std::string in;
-  std::string out;
-  std::optional<Wait> wait;  // the last get, until it is answered
-
-  void reply(StoreFrame kind, uint32_t number, std::string_view text) {
-    out += store_frame(kind, number, WireWriter().text(text));
-  }
-  /// Sends what the socket accepts; true once all is sent, unless that closes the connection.
-  bool flush() {
-    while (!out.empty()) {
-      const ssize_t sent = channel.send(out);
-      if (sent > 0) {
-        out.erase(0, static_cast<size_t>(sent));
-      } else if (errno != EINTR) {
-        if (errno != EAGAIN) channel.reset();
-        return false;
-      }
-    }
-    if (closing) channel.reset();
-    return static_cast<bool>(channel);
-  }
-  /// Reads what the socket and TLS have ready; drops a client that has left.
-  void fill() {
-    const Tls::Greeting greeting = channel.greet();
-    if (greeting == Tls::Greeting::kFailed) channel.reset();
-    if (greeting != Tls::Greeting::kDone) return;
-    do {
-      char buffer[65536];
-      const ssize_t received = channel.receive(buffer, sizeof(buffer));
-      if (received > 0) {
-        in.append(buffer, static_cast<size_t>(received));
-      } else if (received == 0 || (errno != EAGAIN && errno != EINTR)) {
-        channel.reset();
-      }
-    } while (channel && channel.may_have_more());
-  }
-};
-
 TcpStoreServer::TcpStoreServer(const std::string& address, int port, const Token& token,
                                bool reports_deaths)
     : token_(token.text),
@@ -105,7 +55,7 @@ TcpStoreServer::TcpStoreServer(const std::string& address, int port, const Token
   check_token(token_);
   if (encrypted_) openssl();  // raises here, in the caller's thread, if there is none
   for_own_user_ ? listen_for_own_user(address, port) : listen_on(address, port);
-  values_[kSecondClaimsKey] = "";
+  set_value(kSecondClaimsKey, "");
   wake_ = Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_) throw_system_error("eventfd");
   // Signal handlers must run on the user's threads, so this one inherits a mask of all signals.
@@ -192,7 +142,13 @@ void TcpStoreServer::serve() {
     for (size_t i = 0; i < connections_.size(); ++i) {
       if (fds[2 + i].revents == 0) continue;
       if (connections_[i]->out.empty()) connections_[i]->fill();
-      advance(*connections_[i]);
+      // One request may be received beyond the limit: its answer says that there is no room.
+      const bool is_small = connections_[i]->in.size() <= kMaxHelloBytes;
+      if (is_small || used_bytes() <= kMaxStoreBytes + kMaxFrameBytes) {
+        advance(*connections_[i]);
+      } else {
+        connections_[i]->channel.reset();
+      }
     }
     if (fds[1].revents != 0) accept_all();
     drop_the_gone();
@@ -221,7 +177,7 @@ void TcpStoreServer::accept_all() {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       return;
     }
-    auto connection = std::make_unique<Connection>();
+    auto connection = std::make_unique<StoreConnection>();
     if (for_own_user_) {
       pid_t pid = -1;
       if (!is_own_user(socket.get(), &pid)) continue;
@@ -241,7 +197,7 @@ void TcpStoreServer::accept_all() {
   }
 }
 
-void TcpStoreServer::advance(Connection& connection) {
+void TcpStoreServer::advance(StoreConnection& connection) {
   try {
     while (connection.flush()) {
       if (!connection.welcome && Tls::is_greeting(connection.in)) {
@@ -259,12 +215,12 @@ void TcpStoreServer::advance(Connection& connection) {
         connection.challenge ? handle_proof(connection, *frame) : handle_hello(connection, *frame);
       }
     }
-  } catch (const Error&) {  // malformed, or the system has no random numbers
+  } catch (const std::exception&) {  // malformed, or no memory or random numbers for it
     connection.channel.reset();
   }
 }
 
-void TcpStoreServer::handle_hello(Connection& connection, const std::string& frame) {
+void TcpStoreServer::handle_hello(StoreConnection& connection, const std::string& frame) {
   WireReader reader(frame);
   const auto kind = static_cast<StoreFrame>(reader.number<uint8_t>());
   const uint32_t number = reader.number<uint32_t>();
@@ -280,7 +236,7 @@ void TcpStoreServer::handle_hello(Connection& connection, const std::string& fra
   connection.reply(StoreFrame::kChallenge, number, connection.challenge->acceptor_number);
 }
 
-void TcpStoreServer::handle_proof(Connection& connection, const std::string& frame) {
+void TcpStoreServer::handle_proof(StoreConnection& connection, const std::string& frame) {
   WireReader reader(frame);
   const auto kind = static_cast<StoreFrame>(reader.number<uint8_t>());
   const uint32_t number = reader.number<uint32_t>();
@@ -296,6 +252,10 @@ void TcpStoreServer::handle_proof(Connection& connection, const std::string& fra
     connection.closing = true;
     connection.reply(StoreFrame::kTaken, number, holder->second);
     report_second_claim(connection, holder->second);
+  } else if (joined_.size() == kMaxStoreClients) {
+    connection.closing = true;
+    connection.reply(StoreFrame::kError, number,
+                     std::to_string(kMaxStoreClients) + " processes have joined that session");
   } else {
     joined_[connection.rank] = connection.where;
     connection.welcome = true;
@@ -303,16 +263,17 @@ void TcpStoreServer::handle_proof(Connection& connection, const std::string& fra
   }
 }
 
-void TcpStoreServer::report_second_claim(const Connection& second, const std::string& holder) {
-  std::string& report = values_[kSecondClaimsKey];
+void TcpStoreServer::report_second_claim(const StoreConnection& second, const std::string& holder) {
+  std::string report = values_[kSecondClaimsKey];
   const std::string claim = "rank " + std::to_string(second.rank) + " has joined from " + holder +
                             ", and a second claim of it was refused";
   if (report.find(claim) == std::string::npos && report.size() < kMaxHelloBytes) {
     report += (report.empty() ? "" : "; ") + claim + " (from " + second.where + ")";
+    set_value(kSecondClaimsKey, report);
   }
 }
 
-void TcpStoreServer::handle_request(Connection& connection, const std::string& frame) {
+void TcpStoreServer::handle_request(StoreConnection& connection, const std::string& frame) {
   WireReader reader(frame);
   const auto kind = static_cast<StoreFrame>(reader.number<uint8_t>());
   const uint32_t number = reader.number<uint32_t>();
@@ -321,19 +282,34 @@ void TcpStoreServer::handle_request(Connection& connection, const std::string& f
     return;
   }
   const std::string key(reader.text());
+  const auto refuses = [&](size_t nbytes) {
+    if (used_bytes() + nbytes <= kMaxStoreBytes) return false;
+    connection.reply(StoreFrame::kError, number,
+                     "rank " + std::to_string(connection.rank) + ": the store has no room for '" +
+                         printable(key, 64) + "': expected at most " +
+                         std::to_string(kMaxStoreBytes >> 20) +
+                         " MiB of keys, values and unread answers");
+    return true;
+  };
   if (kind == StoreFrame::kSet) {
     const std::string value(reader.text());
     reader.expect_end();
+    const auto num_waiting = static_cast<size_t>(
+        std::count_if(connections_.begin(), connections_.end(),
+                      [&key](const auto& one) { return one->wait && one->wait->key == key; }));
+    if (refuses(kEntryBytes + key.size() + (1 + num_waiting) * value.size())) return;
     set_value(key, value);
     connection.reply(StoreFrame::kOk, number, "");
   } else if (kind == StoreFrame::kGet) {
     reader.expect_end();
-    if (const auto found = values_.find(key); found != values_.end()) {
+    const auto found = values_.find(key);
+    if (refuses(found == values_.end() ? key.size() : found->second.size())) return;
+    if (found != values_.end()) {
       connection.reply(StoreFrame::kOk, number, found->second);
     } else if (death_) {
       connection.out += death_frame(number);
     } else {
-      connection.wait = Connection::Wait{key, number};
+      connection.wait = StoreConnection::Wait{key, number};
     }
   } else if (kind == StoreFrame::kAdd) {
     const int64_t delta = reader.number<int64_t>();
@@ -346,15 +322,19 @@ void TcpStoreServer::handle_request(Connection& connection, const std::string& f
                        "add: the value of '" + key + "' is not a number, or the sum is too large");
       return;
     }
-    if (delta != 0) set_value(key, std::to_string(sum));
-    connection.reply(StoreFrame::kOk, number, std::to_string(sum));
+    const std::string text = std::to_string(sum);
+    if (delta != 0 && refuses(kEntryBytes + key.size() + text.size())) return;
+    if (delta != 0) set_value(key, text);
+    connection.reply(StoreFrame::kOk, number, text);
   } else {
     throw MalformedMessage();
   }
 }
 
 void TcpStoreServer::set_value(const std::string& key, std::string value) {
-  const std::string& stored = values_[key] = std::move(value);
+  const auto [entry, is_new] = values_.try_emplace(key);
+  stored_bytes_ += (is_new ? kEntryBytes + key.size() : 0) + value.size() - entry->second.size();
+  const std::string& stored = entry->second = std::move(value);
   for (const auto& one : connections_) {
     if (!one->channel || !one->wait || one->wait->key != key) continue;
     one->reply(StoreFrame::kOk, one->wait->number, stored);
@@ -363,12 +343,18 @@ void TcpStoreServer::set_value(const std::string& key, std::string value) {
   }
 }
 
+size_t TcpStoreServer::used_bytes() const {
+  size_t used = stored_bytes_;
+  for (const auto& one : connections_) used += one->buffered_bytes();
+  return used;
+}
+
 std::string TcpStoreServer::death_frame(uint32_t number) const {
   return store_frame(StoreFrame::kGone, number,
                      WireWriter().text(death_->text).number(static_cast<int32_t>(death_->rank)));
 }
 
-void TcpStoreServer::report_death(const Connection& dead) {
+void TcpStoreServer::report_death(const StoreConnection& dead) {
   const std::string text = "rank " + std::to_string(dead.rank) +
                            " ended while the ranks were joining: its connection to the store, "
                            "from " +

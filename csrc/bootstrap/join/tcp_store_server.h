@@ -5,6 +5,7 @@
 // a connection that sends anything else, or nothing for kHelloSeconds, and keeps nothing of it.
 // Each rank may join a session once: a second claim is refused and reported, and the first is not
 // disturbed. So a rank which already starts the next session cannot join the old one, either.
+// Requests for which the server has no memory left (kMaxStoreBytes) are refused.
 #pragma once
 
 #include <atomic>
@@ -20,6 +21,8 @@
 #include "bootstrap/security/token.h"
 
 namespace pycoll {
+
+struct StoreConnection;
 
 class TcpStoreServer {
  public:
@@ -43,7 +46,6 @@ class TcpStoreServer {
   void stop(double linger_s = 0);
 
  private:
-  struct Connection;
   struct Death {
     int rank;
     std::string text;
@@ -53,13 +55,15 @@ class TcpStoreServer {
   void listen_for_own_user(const std::string& address, int port);
   void serve();
   void accept_all();
-  void advance(Connection& connection);
-  void handle_hello(Connection& connection, const std::string& frame);
-  void handle_proof(Connection& connection, const std::string& frame);
-  void handle_request(Connection& connection, const std::string& frame);
+  void advance(StoreConnection& connection);
+  void handle_hello(StoreConnection& connection, const std::string& frame);
+  void handle_proof(StoreConnection& connection, const std::string& frame);
+  void handle_request(StoreConnection& connection, const std::string& frame);
   void set_value(const std::string& key, std::string value);
-  void report_second_claim(const Connection& second, const std::string& holder);
-  void report_death(const Connection& dead);
+  /// Memory of values and connections.
+  size_t used_bytes() const;
+  void report_second_claim(const StoreConnection& second, const std::string& holder);
+  void report_death(const StoreConnection& dead);
   std::string death_frame(uint32_t number) const;
   void drop_the_gone();
   int64_t poll_wait_ns() const;
@@ -76,8 +80,9 @@ class TcpStoreServer {
 
   // Used by the thread only.
   int64_t accept_after_ns_ = 0;
-  std::vector<std::unique_ptr<Connection>> connections_;
+  std::vector<std::unique_ptr<StoreConnection>> connections_;
   std::map<std::string, std::string> values_;
+  size_t stored_bytes_ = 0;            // memory of `values_`
   std::map<int, std::string> joined_;  // addresses of the ranks that have joined
   std::optional<Death> death_;         // the first one
 };

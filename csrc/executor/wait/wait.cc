@@ -306,6 +306,10 @@ std::string Waiter::describe_end(int rank, int signal) const {
   const std::string host = transport_.host_of(rank);
   const std::string where = host.empty() ? "" : " on host " + host;
   if (signal == Transport::kConnectionLost) return where + " ended: its connection is gone";
+  if (signal == Transport::kDoesNotRead) {
+    return where + " left " + std::to_string(kMaxUnsentBytes >> 20) +
+           " MiB of frames unread, so its connection was closed: it is stopped, or it is hostile";
+  }
   if (signal == Transport::kInvalidFrame) {
     return where +
            " sent an invalid frame, so its connection was closed: it runs another version "
@@ -357,7 +361,7 @@ void Waiter::raise_failure(const std::string& what, const std::string& call) con
                         describe_seconds(timeout_s_)) +
           "; " + describe_missing(failure.culprit));
     case FailureCode::kPeerDied: {
-      const bool remote = failure.signal >= Transport::kInvalidFrame;
+      const bool remote = failure.signal >= Transport::kDoesNotRead;
       throw PeerDiedError(me + " cannot go on: " + (remote ? "" : "the process of ") + culprit +
                               describe_end(failure.culprit, failure.signal) + in_message + "; " +
                               describe_last(segment_, failure.culprit),

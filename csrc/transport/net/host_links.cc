@@ -165,7 +165,7 @@ bool HostLinks::add_early_join(int peer, uint64_t group) {
 }
 
 void HostLinks::lost(int peer, int error) {
-  end(peer, error == EPROTO ? Peer::kRejected : Peer::kGone);
+  end(peer, error == EPROTO ? Peer::kRejected : error == EDQUOT ? Peer::kFull : Peer::kGone);
 }
 
 void HostLinks::end(int peer, Peer state) {

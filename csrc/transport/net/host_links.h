@@ -22,8 +22,9 @@ class Proxy;
 class HostLinks final : private FrameSink {
  public:
   /// State of a rank. kRejected: it has sent an invalid frame, so its link has been closed and its
-  /// communicators are broken.
-  enum class Peer : uint8_t { kThere, kGone, kSilent, kRejected };
+  /// communicators are broken. kFull: it has left kMaxUnsentBytes unread, so its link has been
+  /// closed.
+  enum class Peer : uint8_t { kThere, kGone, kSilent, kRejected, kFull };
 
   /// `peers`: the ranks of the world at the other ends of the wire. A rank that is silent for
   /// `silence_s` counts as lost. Without `background`, no frames move while no thread waits:

@@ -20,8 +20,6 @@ namespace {
 constexpr size_t kInputBytes = 4096;
 constexpr int kMaxReads = 16;  // from one peer in one poll, so that no peer starves
 constexpr int kMaxFramesPerSend = 16;
-// A correct peer's credits stop this rank far earlier: 4,096 messages in each communicator.
-constexpr size_t kMaxUnsentFrames = size_t{1} << 20;
 constexpr uint32_t kWakeEvent = UINT32_MAX;
 
 }  // namespace
@@ -32,6 +30,7 @@ struct TcpWire::Link {
   bool wants_output = false;
   int failed = -1;  // errno of a failed send, reported at the next poll
   std::deque<Unsent> unsent;
+  size_t unsent_memory = 0;  // of `unsent`
   // The frame being received: its header, and the missing part of its payload.
   bool in_payload = false;
   FrameHeader header;
@@ -82,18 +81,23 @@ void TcpWire::send(int peer, const FrameHeader& header, const void* payload, boo
     }
     if (frame.sent == frame.size()) return;
   }
-  if (link.unsent.size() >= kMaxUnsentFrames) {
-    link.failed = ENOBUFS;
+  if (link.unsent_memory + sizeof(frame) + (keep ? header.nbytes : 0) > kMaxUnsentBytes) {
+    link.failed = EDQUOT;
     return;
   }
-  if (keep && header.nbytes != 0) {
-    frame.own.reset(new std::byte[header.nbytes]);
-    std::memcpy(frame.own.get(), payload, header.nbytes);
-    frame.payload = frame.own.get();
-  }
+  link.unsent_memory += sizeof(frame);
+  if (keep && header.nbytes != 0) this->keep(link, frame);
   link.unsent.push_back(std::move(frame));
   ++num_unsent_;
   want_output(link, true);
+}
+
+/// Copies the payload.
+void TcpWire::keep(Link& link, Unsent& frame) {
+  frame.own.reset(new std::byte[frame.header.nbytes]);
+  std::memcpy(frame.own.get(), frame.payload, frame.header.nbytes);
+  frame.payload = frame.own.get();
+  link.unsent_memory += frame.header.nbytes;
 }
 
 size_t TcpWire::num_unsent(int peer) const {
@@ -141,6 +145,7 @@ bool TcpWire::flush(Link& link) {
       frame.sent += now;
       left -= now;
       if (frame.sent != frame.size()) break;
+      link.unsent_memory -= frame.memory();
       link.unsent.pop_front();
       --num_unsent_;
     }
@@ -291,6 +296,7 @@ void TcpWire::close(int peer) {
   Link& link = *links_[static_cast<size_t>(peer)];
   num_unsent_ -= link.unsent.size();
   link.unsent.clear();
+  link.unsent_memory = 0;
   link.in_payload = false;
   link.channel.reset();
 }
@@ -318,9 +324,7 @@ void TcpWire::let_go(const std::byte* begin, const std::byte* end) {
     }
     for (Unsent& frame : link->unsent) {
       if (frame.own != nullptr || frame.payload < begin || frame.payload >= end) continue;
-      frame.own.reset(new std::byte[frame.header.nbytes]);
-      std::memcpy(frame.own.get(), frame.payload, frame.header.nbytes);
-      frame.payload = frame.own.get();
+      keep(*link, frame);
     }
   }
 }

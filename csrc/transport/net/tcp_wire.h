@@ -39,9 +39,11 @@ class TcpWire final : public Wire {
     std::unique_ptr<std::byte[]> own;  // set if the payload is a copy
     size_t sent;                       // bytes sent so far of header and payload
     size_t size() const { return sizeof(header) + header.nbytes; }
+    size_t memory() const { return sizeof(Unsent) + (own != nullptr ? header.nbytes : 0); }
   };
   struct Link;
 
+  void keep(Link& link, Unsent& frame);
   bool flush(Link& link);
   bool read(Link& link, FrameSink& sink);
   bool take(Link& link, size_t nbytes, size_t direct_bytes, FrameSink& sink);

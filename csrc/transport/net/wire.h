@@ -50,6 +50,10 @@ inline constexpr size_t kMaxPayloadBytes = 128 << 10;
 /// Largest payload of kAsk, kTell and kFailure.
 inline constexpr size_t kMaxStateBytes = 64 << 10;
 inline constexpr size_t kMailboxLineBytes = 64;
+/// Memory for the frames that one peer does not read; a wire ends the link when it is used up. A
+/// correct peer's credits stop this rank far earlier: each communicator has at most 2 MiB of
+/// unread slots and 4,096 unread messages.
+inline constexpr size_t kMaxUnsentBytes = size_t{256} << 20;
 
 /// Whether the kind of this frame exists and has a payload of this size. Checked before any other
 /// part of a frame is used; the proxy then compares the frame with the state of its link.
@@ -90,7 +94,8 @@ class FrameSink {
   /// Called once the whole frame has arrived. False if its payload is invalid.
   virtual bool arrived(int peer, const FrameHeader& header) = 0;
   /// Called when `peer` sends no more frames; `error` is an errno, or 0 for an orderly end. EPROTO:
-  /// the wire has ended the link because of an invalid frame.
+  /// the wire has ended the link because of an invalid frame. EDQUOT: because the peer left
+  /// kMaxUnsentBytes unread.
   virtual void lost(int peer, int error) = 0;
 };
 
@@ -112,7 +117,7 @@ class Wire {
   virtual void pause(int64_t ns) = 0;
   virtual void wake() = 0;
   virtual bool has_unsent() const = 0;
-  /// Frames that wait to be sent to `peer`. A wire ends a link when there are too many.
+  /// Frames that wait to be sent to `peer`.
   virtual size_t num_unsent(int peer) const = 0;
   /// Whether all sent frames have reached the peers' hosts, so that the process may end.
   virtual bool has_delivered() const { return !has_unsent(); }

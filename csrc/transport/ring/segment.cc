@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <string>
@@ -71,6 +72,29 @@ SegmentLayout SegmentLayout::for_ranks(int num_ranks) {
                      round_up(n * (sizeof(PeerMemoryAddress) + sizeof(MessageMismatch)), kPage);
   layout.total_bytes = layout.mailboxes + MailboxLayout::total_bytes(num_ranks);
   return layout;
+}
+
+std::string SegmentLayout::name() {
+  uint64_t digest = 1469598103934665603u;  // FNV-1a
+  const auto add = [&digest](uint64_t value) { digest = (digest ^ value) * 1099511628211u; };
+  for (const size_t size :
+       {sizeof(SegmentHeader), sizeof(RankControl), sizeof(SegmentSettings), sizeof(MessageHeader),
+        sizeof(MailboxReaderState), sizeof(FrameHeader), kMaxPayloadBytes}) {
+    add(size);
+  }
+  for (const int num_ranks : {2, kMaxRanks}) {
+    const SegmentLayout layout = for_ranks(num_ranks);
+    for (const size_t bytes : layout.slot_bytes) add(bytes);
+    for (const size_t offset : {layout.controls, layout.records, layout.names, layout.exchanges,
+                                layout.flags, layout.slots, layout.settings, layout.message_records,
+                                layout.message_ends, layout.mailboxes, layout.total_bytes}) {
+      add(offset);
+    }
+  }
+  char text[32];
+  std::snprintf(text, sizeof(text), "%u.%08x", static_cast<unsigned>(SegmentHeader::kVersion),
+                static_cast<unsigned>(digest ^ digest >> 32));
+  return text;
 }
 
 RankControl& Segment::control(int rank) const {

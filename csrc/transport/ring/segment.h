@@ -9,6 +9,7 @@
 #include <bitset>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -62,7 +63,9 @@ struct Failure {
 /// The start of the first page, by which a reader of another version recognizes the mismatch.
 struct SegmentHeader {
   static constexpr uint64_t kMagic = 0x6c6c6f63'79702121;  // "!!pycoll"
-  static constexpr uint64_t kVersion = 5;                  // version of the whole segment layout
+  // Version of the segment and of the frames between hosts. Raise it with each change: ranks with
+  // different versions refuse to form a world.
+  static constexpr uint64_t kVersion = 6;
   static constexpr size_t kMaxName = 512;
 
   uint64_t magic = 0;
@@ -125,6 +128,9 @@ struct SegmentSettings {
 
 struct SegmentLayout {
   static SegmentLayout for_ranks(int num_ranks);
+  /// Names the layouts of all sizes: SegmentHeader::kVersion, and a digest of sizes and offsets,
+  /// which notices a change without a new version. Identical on all machines.
+  static std::string name();
 
   int num_ranks = 1;
   int num_slots = kMaxSlots;

@@ -25,6 +25,7 @@ class Outcome:
     # Seconds from the fault to each waiting rank's error; empty where nothing is timed.
     notices_s: tuple[float, ...] = ()
     label: str = ""  # the cases of a campaign are also counted by label
+    amount: int = 0  # what the case has injected (frames), where a case injects many
 
 
 class Kind(Protocol):
