@@ -1,8 +1,9 @@
-"""Makes the oracles of tests/comm known here."""
+"""Makes the oracles of other folders known here."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "comm"))
+FOLDERS = ("comm", "hosts", "parallel", "bootstrap", "torch")
+sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in FOLDERS]
