@@ -198,11 +198,22 @@ def _numbers(move: Any) -> tuple[int, str, int, int, int, int]:
     try:
         first, count = move.chunks
     except (TypeError, ValueError):
-        first = count = None
-    named = {"round": move.round, "first chunk": first, "chunks": count}
-    named |= {"src": move.src, "dst": move.dst}
-    checked = [whole_number(value, f"a move's {name}", *_INT32) for name, value in named.items()]
-    return (checked[0], short_name(move.kind, "a move's kind"), *checked[1:])
+        raise UsageError(
+            f"a move's chunks are {shown(move.chunks)}, expected (first, count)"
+        ) from None
+
+    def number(value: Any, name: str) -> int:
+        return whole_number(value, f"a move's {name}", *_INT32)
+
+    kind = short_name(move.kind, "a move's kind")
+    chunks = number(first, "first chunk"), number(count, "chunks")
+    return (
+        number(move.round, "round"),
+        kind,
+        *chunks,
+        number(move.src, "src"),
+        number(move.dst, "dst"),
+    )
 
 
 def _builtin(collective: str) -> list[Any]:
