@@ -9,6 +9,31 @@ from typing import Any
 
 from pycoll.errors import UsageError
 
+_NAME_BYTES = 128  # longer than any name
+_SHOWN_CHARS = 80
+
+
+def shown(value: Any) -> str:
+    """The value as error messages show it: shortened, without control characters."""
+    try:
+        found = reprlib.repr(value)
+    except Exception:  # of the value's own methods
+        found = f"a {type(value).__name__}"
+    printable = "".join(each if " " <= each <= "~" else ascii(each)[1:-1] for each in found)
+    return printable if len(printable) <= _SHOWN_CHARS else printable[:_SHOWN_CHARS] + "..."
+
+
+def flag(value: Any, name: str) -> bool:
+    """Returns the value's truth.
+
+    Raises:
+        UsageError: It has none, as an array of several elements.
+    """
+    try:
+        return bool(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} is {shown(value)}, expected True or False") from None
+
 
 def whole_number(value: Any, name: str, least: int, most: int) -> int:
     """Returns the value as an int.
@@ -21,8 +46,21 @@ def whole_number(value: Any, name: str, least: int, most: int) -> int:
     except TypeError:
         number = None
     if number is None or not least <= number <= most:
-        text = reprlib.repr(value)
-        raise UsageError(f"{name} is {text}, expected a whole number from {least} to {most}")
+        raise UsageError(
+            f"{name} is {shown(value)}, expected a whole number from {least} to {most}"
+        )
+    return number
+
+
+def real_number(value: Any, name: str) -> float:
+    """Returns the value as a float.
+
+    Raises:
+        UsageError: It is no finite number of 0 or more.
+    """
+    number = _number(value)
+    if not 0 <= number < math.inf:
+        raise UsageError(f"{name} is {shown(value)}, expected a number of 0 or more")
     return number
 
 
@@ -34,8 +72,7 @@ def seconds(value: Any, name: str = "timeout_s") -> float:
     """
     number = _number(value)
     if not number > 0:
-        text = reprlib.repr(value)
-        raise UsageError(f"{name} is {text}, expected a number of seconds above 0")
+        raise UsageError(f"{name} is {shown(value)}, expected a number of seconds above 0")
     return number
 
 
@@ -47,23 +84,30 @@ def wait_seconds(value: Any, name: str = "timeout_s") -> float:
     """
     number = _number(value)
     if math.isnan(number):
-        text = reprlib.repr(value)
-        raise UsageError(f"{name} is {text}, expected a number of seconds")
+        raise UsageError(f"{name} is {shown(value)}, expected a number of seconds")
     return number
 
 
-def text(value: Any, name: str) -> str:
+def text(value: Any, name: str, most_bytes: float = math.inf) -> str:
     """Returns the value, a text that the core can read.
 
     Raises:
-        UsageError: It is no str, or UTF-8 cannot encode it.
+        UsageError: It is no str, is longer than `most_bytes`, or UTF-8 cannot encode it.
     """
     try:
-        str.encode(value)
+        num_bytes = len(str.encode(value))
     except (TypeError, UnicodeEncodeError):
-        shown = reprlib.repr(value)
-        raise UsageError(f"{name} is {shown}, expected a str that UTF-8 can encode") from None
+        raise UsageError(
+            f"{name} is {shown(value)}, expected a str that UTF-8 can encode"
+        ) from None
+    if num_bytes > most_bytes:
+        raise UsageError(f"{name} is a str of {num_bytes} bytes, expected at most {most_bytes}")
     return str(value)
+
+
+def short_name(value: Any, name: str) -> str:
+    """Like `text`, for a name, which error messages repeat."""
+    return text(value, name, _NAME_BYTES)
 
 
 def _number(value: Any) -> float:
@@ -76,4 +120,13 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-__all__ = ["seconds", "text", "wait_seconds", "whole_number"]
+__all__ = [
+    "flag",
+    "real_number",
+    "seconds",
+    "short_name",
+    "shown",
+    "text",
+    "wait_seconds",
+    "whole_number",
+]

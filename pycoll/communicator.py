@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import operator
 import os
-import reprlib
 import threading
 import time
 import weakref
@@ -19,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from pycoll import _core
-from pycoll.arguments import seconds, text, whole_number
+from pycoll.arguments import flag, seconds, short_name, shown, text, whole_number
 from pycoll.arrays.device import device_array_over, device_number
 from pycoll.arrays.memory import array_over, sizes_and_bytes
 from pycoll.coalesce import Coalesced
@@ -127,7 +126,7 @@ class Communicator(ElasticMethods):
         unknown = [rank for rank in members if rank not in range(self.size)]
         if unknown or not members or len(set(members)) < len(members):
             raise UsageError(
-                f"group: ranks are {reprlib.repr(ranks)}, expected at least one rank of "
+                f"group: ranks are {shown(ranks)}, expected at least one rank of "
                 f"0..{self.size - 1}, each at most once"
             )
         # Ranks with different lists must get different colors.
@@ -252,10 +251,11 @@ class Communicator(ElasticMethods):
         Raises:
             UsageError: The collective is unknown, or nothing has run on this rank's device yet.
         """
-        collective = text(collective, "collective")
+        collective = short_name(collective, "collective")
         nbytes = whole_number(nbytes, "nbytes", 0, (1 << 63) - 1)
         root = whole_number(root, "root", 0, self.size - 1)
-        return self._explain(collective, nbytes, root, bool(mapped), bool(on_device))
+        mapped, on_device = flag(mapped, "mapped"), flag(on_device, "on_device")
+        return self._explain(collective, nbytes, root, mapped, on_device)
 
     def flight_record(self, *, all_ranks: bool = False) -> list[dict[str, Any]]:
         """Returns the last operations of this rank, or of every rank: at most 1,024 of each.
@@ -272,7 +272,7 @@ class Communicator(ElasticMethods):
 
         Cost: about a microsecond per record; other ranks are not disturbed.
         """
-        ranks = range(self.size) if all_ranks else [self.rank]
+        ranks = range(self.size) if flag(all_ranks, "all_ranks") else [self.rank]
         return [record for rank in ranks for record in self._records(rank)]
 
     def message_record(self, *, all_ranks: bool = False) -> list[dict[str, Any]]:
@@ -290,7 +290,7 @@ class Communicator(ElasticMethods):
 
         Cost: about a microsecond per record; other ranks are not disturbed.
         """
-        ranks = range(self.size) if all_ranks else [self.rank]
+        ranks = range(self.size) if flag(all_ranks, "all_ranks") else [self.rank]
         return [message for rank in ranks for message in self._messages(rank)]
 
     def stragglers(self) -> list[dict[str, Any]]:
@@ -371,12 +371,13 @@ def init(timeout_s: float = 60.0, deterministic: bool = False, *, mpi: Any = Non
         PeerDiedError: A rank ended while the others waited for it.
     """
     timeout_s = seconds(timeout_s)
+    deterministic = flag(deterministic, "deterministic")
     if mpi is None:
         core, session = _core.init_from_environment(timeout_s)
     else:
         core, session = meeting.init_over(mpi, timeout_s)
     comm = Communicator(core)
-    comm.deterministic = bool(deterministic)
+    comm.deterministic = deterministic
     if comm.size > 1:
         who = (comm.rank, comm.size, comm.transport == "shm")
         comm._owner_ports.append(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pycoll.arguments import shown
+from pycoll.errors import UsageError
+
 
 class premul(str):
     """A sum of inputs, each multiplied by its rank's factor first.
@@ -9,6 +12,9 @@ class premul(str):
     Args:
         factor: Factor of this rank's input. The product is computed in the accumulation type of the
             dtype and rounded once before the sum. Real for complex arrays, integral for integers.
+
+    Raises:
+        UsageError: `factor` is no real number.
 
     Cost: one more pass over the input.
     Source: NCCL's PreMulSum.
@@ -20,7 +26,10 @@ class premul(str):
 
     def __new__(cls, factor: float) -> premul:
         self = super().__new__(cls, "premul")
-        self.factor = float(factor)
+        try:
+            self.factor = float(factor)
+        except (TypeError, ValueError, OverflowError):
+            raise UsageError(f"premul: factor is {shown(factor)}, expected a real number") from None
         return self
 
     def __repr__(self) -> str:

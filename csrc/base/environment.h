@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/printable.h"
 
 namespace pycoll {
 
@@ -117,7 +118,7 @@ inline std::string env_expectation(const EnvVariable& row) {
 }
 
 [[noreturn]] inline void refuse_env(const EnvVariable& row, std::string_view text) {
-  throw UsageError(std::string(row.name) + "=" + std::string(text) + ": expected " +
+  throw UsageError(std::string(row.name) + "=" + printable(text, kShownBytes) + ": expected " +
                    env_expectation(row) + ". " + std::string(row.help));
 }
 

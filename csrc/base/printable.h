@@ -7,6 +7,9 @@
 
 namespace pycoll {
 
+/// Bytes of a value that an error message shows.
+inline constexpr size_t kShownBytes = 80;
+
 /// `text` with everything except printable ASCII as \xNN, cut after `max_bytes`.
 inline std::string printable(std::string_view text, size_t max_bytes = 1024) {
   std::string shown;

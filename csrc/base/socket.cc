@@ -10,6 +10,7 @@
 #include <ctime>
 
 #include "base/error.h"
+#include "base/printable.h"
 
 namespace pycoll {
 namespace {
@@ -82,8 +83,9 @@ std::vector<SocketAddress> resolve_tcp(const std::string& host, int port) {
   addrinfo* found = nullptr;
   const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (code != 0) {
-    throw SystemError("the address '" + host + "' does not resolve: " +
-                      (code == EAI_SYSTEM ? std::strerror(errno) : ::gai_strerror(code)));
+    throw SystemError("the address '" + printable(host, kShownBytes) + "' does not resolve: " +
+                      (code == EAI_SYSTEM ? std::strerror(errno) : ::gai_strerror(code)) +
+                      ": check MASTER_ADDR, or the address that was passed to grow or join");
   }
   std::vector<SocketAddress> addresses;
   for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {

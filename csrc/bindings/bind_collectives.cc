@@ -59,6 +59,12 @@ constexpr Method kMethods[] = {
 };
 static_assert(std::size(kMethods) == kNumCollectives);
 
+std::vector<int64_t> read_counts(const Invocation& in, Arg arg, const char* name) {
+  PyObject* given = in.args[arg];
+  if (given == nullptr) return {};
+  return counts_of(given, name, in.object.comm->size());
+}
+
 template <size_t row>
 PyObject* collective(PyObject* self, PyObject* const* args, Py_ssize_t num_args,
                      PyObject* keywords) {
@@ -74,7 +80,16 @@ PyObject* collective(PyObject* self, PyObject* const* args, Py_ssize_t num_args,
     if (PyObject* name = arguments[kAlgorithm]) in.call.algorithm = text_of(name, "algorithm");
     if constexpr (kMethod.signature.takes(kDeterministic)) {
       PyObject* given = arguments[kDeterministic];
-      in.call.deterministic = given != nullptr ? truth_of(given) : in.object.deterministic;
+      in.call.deterministic =
+          given != nullptr ? truth_of(given, "deterministic") : in.object.deterministic;
+    }
+    if (PyObject* async_op = arguments[kAsyncOp]) in.is_async = truth_of(async_op, "async_op");
+    if constexpr (kMethod.signature.takes(kCounts)) {
+      in.counts = read_counts(in, kCounts, "counts");
+    }
+    if constexpr (kMethod.signature.takes(kSendCounts)) {
+      in.send_counts = read_counts(in, kSendCounts, "send_counts");
+      in.recv_counts = read_counts(in, kRecvCounts, "recv_counts");
     }
     set_operands(in);
     if constexpr (kMethod.signature.takes(kOp)) in.operands.x->check_reducible("x", in.call.op);

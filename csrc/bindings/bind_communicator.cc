@@ -106,7 +106,11 @@ void bind_communicator(py::module_& m) {
       .def_property_readonly("size", [](const CommunicatorObject& o) { return o.core().size(); })
       .def_property_readonly("closed",
                              [](const CommunicatorObject& o) { return o.core().closed(); })
-      .def_readwrite("deterministic", &CommunicatorObject::deterministic)
+      .def_property(
+          "deterministic", [](const CommunicatorObject& o) { return o.deterministic; },
+          [](CommunicatorObject& o, const py::object& value) {
+            o.deterministic = truth_of(value.ptr(), "deterministic");
+          })
       .def_property(
           "register_after",
           [](const CommunicatorObject& o) {

@@ -36,7 +36,11 @@ struct MessageWork {
   py::object communicator;  // makes progress on the message
 };
 
-int32_t tag_of(PyObject* object) {
+// A call reads its numbers before it views its array: a number's `__index__` may change the array.
+
+int32_t tag_of(const Arguments& args) {
+  PyObject* const object = args[kTag];
+  if (object == nullptr) return 0;
   const Py_ssize_t value = PyNumber_AsSsize_t(object, nullptr);  // clips large values
   if (PyErr_Occurred() != nullptr || value < 0 || value > INT32_MAX) {
     PyErr_Clear();
@@ -46,20 +50,22 @@ int32_t tag_of(PyObject* object) {
   return static_cast<int32_t>(value);
 }
 
+bool is_asynchronous(const Arguments& args) {
+  return args[kAsyncOp] != nullptr && truth_of(args[kAsyncOp], "async_op");
+}
+
 bool is_any_source(PyObject* peer) {
   if (peer == nullptr) return true;
   return PyLong_Check(peer) != 0 && PyLong_AsLong(peer) == kAnySource &&
          PyErr_Occurred() == nullptr;
 }
 
-void set_message(CommunicatorObject& object, MessageOp& op, const ArrayView& x,
-                 const Arguments& args) {
+void set_array(CommunicatorObject& object, MessageOp& op, const ArrayView& x) {
   op.site = object.sites->here(object.comm->recorder());
   op.dtype = x.dtype;
   op.dtype_hash = static_cast<uint16_t>(x.dtype_hash ^ x.dtype_hash >> 16);
   op.data = static_cast<std::byte*>(x.data);
   op.nbytes = static_cast<size_t>(x.nbytes());
-  if (PyObject* tag = args[kTag]) op.tag = tag_of(tag);
 }
 
 ArrayView view_of(const Arguments& args, const char* function, bool writable) {
@@ -103,14 +109,14 @@ PyObject* start(PyObject* self, CommunicatorObject& object, const MessageOp& cal
 /// Runs the operation, starts it, or puts it into the group that is being coalesced.
 template <class Kept>
 PyObject* run_or_start(PyObject* self, CommunicatorObject& object, MessageOp& op, Kept&& x,
-                       PyObject* async_op, PyObject* result) {
+                       bool is_async, PyObject* result) {
   if constexpr (std::is_same_v<std::remove_cvref_t<Kept>, ArrayView>) {
-    if (object.batch != nullptr || async_op != nullptr) x.pin();
+    if (object.batch != nullptr || is_async) x.pin();
   }
   if (object.batch != nullptr) {
-    refuse_async_in_batch(async_op);
+    refuse_async_in_batch(is_async);
     object.batch->add(op, keep_alive(std::forward<Kept>(x)));
-  } else if (async_op != nullptr && truth_of(async_op)) {
+  } else if (is_async) {
     return start(self, object, op, std::forward<Kept>(x), result);
   } else {
     run_here(object, op);
@@ -122,12 +128,14 @@ PyObject* send(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObj
   return guarded([&]() -> PyObject* {
     const Arguments arguments(kSend, args, num_args, keywords);
     CommunicatorObject& object = object_of(self);
-    ArrayView x = view_of(arguments, "send", false);
     if (arguments[kPeer] == nullptr) throw UsageError("send needs a peer");
     MessageOp op;
     op.is_send = true;
     op.peer = rank_of(arguments[kPeer], "peer", object.comm->size());
-    set_message(object, op, x, arguments);
+    op.tag = tag_of(arguments);
+    const bool is_async = is_asynchronous(arguments);
+    ArrayView x = view_of(arguments, "send", false);
+    set_array(object, op, x);
     if (x.device >= 0) {
       auto staged = std::make_shared<StagedArray>(x, "send");
       {
@@ -135,9 +143,9 @@ PyObject* send(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObj
         staged->fetch();
       }
       op.data = staged->data();
-      return run_or_start(self, object, op, std::move(staged), arguments[kAsyncOp], Py_None);
+      return run_or_start(self, object, op, std::move(staged), is_async, Py_None);
     }
-    return run_or_start(self, object, op, std::move(x), arguments[kAsyncOp], Py_None);
+    return run_or_start(self, object, op, std::move(x), is_async, Py_None);
   });
 }
 
@@ -145,23 +153,23 @@ PyObject* recv(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObj
   return guarded([&]() -> PyObject* {
     const Arguments arguments(kRecv, args, num_args, keywords);
     CommunicatorObject& object = object_of(self);
-    ArrayView x = view_of(arguments, "recv", true);
     MessageOp op;
     PyObject* peer = arguments[kPeer];
     op.peer = is_any_source(peer) ? kAnySource : rank_of(peer, "peer", object.comm->size());
-    set_message(object, op, x, arguments);
+    op.tag = tag_of(arguments);
+    const bool is_async = is_asynchronous(arguments);
+    ArrayView x = view_of(arguments, "recv", true);
+    set_array(object, op, x);
     if (x.device >= 0) {
-      PyObject* const async_op = arguments[kAsyncOp];
-      if (object.batch != nullptr || (async_op != nullptr && truth_of(async_op))) {
+      if (object.batch != nullptr || is_async) {
         throw UsageError(
             "recv into a device array blocks until the message has arrived: leave out async_op, "
-            "and "
-            "call it outside of coalesce()");
+            "and call it outside of coalesce()");
       }
       receive_staged(object, op, x, "recv");
       return Py_NewRef(arguments[kX]);
     }
-    return run_or_start(self, object, op, std::move(x), arguments[kAsyncOp], arguments[kX]);
+    return run_or_start(self, object, op, std::move(x), is_async, arguments[kX]);
   });
 }
 
@@ -174,10 +182,11 @@ PyObject* recv_any(PyObject* self, PyObject* const* args, Py_ssize_t num_args, P
           "recv_any within coalesce(): its source is known only at the end of the "
           "group; call it outside");
     }
-    const ArrayView x = view_of(arguments, "recv_any", true);
     MessageOp op;
     op.peer = kAnySource;
-    set_message(object, op, x, arguments);
+    op.tag = tag_of(arguments);
+    const ArrayView x = view_of(arguments, "recv_any", true);
+    set_array(object, op, x);
     if (x.device >= 0) {
       receive_staged(object, op, x, "recv_any");
     } else {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/error.h"
+#include "base/printable.h"
 
 namespace pycoll {
 namespace {
@@ -132,10 +133,15 @@ class Parser {
 
   [[noreturn]] void fail(std::string_view piece, const std::string& why) const {
     const auto column = static_cast<size_t>(piece.data() - text_.data());
-    std::string marks = std::string(column, ' ') + "^";
-    if (piece.size() > 1) marks += std::string(piece.size() - 1, '~');
-    throw UsageError(std::string(name_) + ": " + why + "\n  " + std::string(text_) + "\n  " +
-                     marks);
+    const size_t begin = column > kShownBytes / 2 ? column - kShownBytes / 2 : 0;
+    std::string shown(text_.substr(begin, kShownBytes));
+    for (char& letter : shown) {
+      if (letter < 0x20 || letter == 0x7f) letter = '?';
+    }
+    std::string marks = std::string(column - begin, ' ') + "^";
+    const size_t end = std::min(column + piece.size(), begin + shown.size());
+    if (end > column + 1) marks += std::string(end - column - 1, '~');
+    throw UsageError(std::string(name_) + ": " + why + "\n  " + shown + "\n  " + marks);
   }
 
   std::string_view text_;

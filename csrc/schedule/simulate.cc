@@ -12,6 +12,8 @@
 namespace pycoll {
 namespace {
 
+constexpr int64_t kMaxMessages = 1'000'000'000;  // minutes of simulation
+
 /// A rank executes one step at a time: it waits for its sources and for free slots, combines, and
 /// makes one transfer after another. This makes a rank's sending port sequential; its receiving
 /// port takes transfers in the order in which they became ready.
@@ -30,6 +32,7 @@ class Simulator {
     block_bytes_ = (options.nbytes + num_parts - 1) / num_parts;
     tile_bytes_ = options.tile_bytes > 0 ? options.tile_bytes : block_bytes_;
     num_tiles_ = tile_bytes_ > 0 ? (block_bytes_ + tile_bytes_ - 1) / tile_bytes_ : 0;
+    check_messages();
     simulation_.rank_time_s.resize(programs.size());
     simulation_.sent_bytes.resize(programs.size());
   }
@@ -182,6 +185,15 @@ class Simulator {
       try_start(src, now_s);
     }
     try_start(rank, now_s);
+  }
+
+  void check_messages() const {
+    int64_t num_steps = 1;
+    for (const Program& program : programs_) num_steps += std::ssize(program.steps);
+    if (num_tiles_ <= kMaxMessages / num_steps) return;
+    throw UsageError("simulate: " + std::to_string(num_tiles_) + " tiles of " +
+                     std::to_string(num_steps) + " steps are more than " +
+                     std::to_string(kMaxMessages) + " messages: pass a larger tile_bytes");
   }
 
   void check_finished(const Program& program) const {

@@ -1,7 +1,6 @@
 #include "sim/fabric.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "base/error.h"
@@ -68,8 +67,10 @@ Fabric::Fabric(std::vector<FabricLevel> levels) : levels_(std::move(levels)) {
     range.first_pair = range.first_link + num_halves;
     const int64_t num_units = range.num_members / level.size;
     const auto num_pairs = static_cast<int64_t>(level.pair_bytes_per_s.size());
-    if (range.first_pair + num_units * num_pairs > std::numeric_limits<int32_t>::max()) {
-      throw UsageError("topology: too many links");
+    constexpr int64_t kMostLinks = 1 << 26;  // half a gigabyte
+    if (const int64_t found = range.first_pair + num_units * num_pairs; found > kMostLinks) {
+      throw UsageError("topology: level '" + level.name + "' makes " + std::to_string(found) +
+                       " links; at most " + std::to_string(kMostLinks) + " are possible");
     }
     link_bytes_per_s_.resize(static_cast<size_t>(range.first_pair), level.link_bytes_per_s);
     for (int64_t unit = 0; unit < num_units; ++unit) {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import math
 import operator
-import reprlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pycoll import _core
+from pycoll.arguments import shown
 from pycoll.errors import UsageError
 
 _MAX_DIMS = 32  # NumPy's limit before version 2
@@ -65,14 +65,14 @@ def sizes_and_bytes(shape: Any, dtype: Any) -> tuple[tuple[int, ...], int]:
         sizes = (-1,)
     if any(size < 0 for size in sizes) or len(sizes) > _MAX_DIMS:
         raise UsageError(
-            f"shape is {reprlib.repr(shape)}, expected an integer or a sequence of at most "
+            f"shape is {shown(shape)}, expected an integer or a sequence of at most "
             f"{_MAX_DIMS} integers, each 0 or more"
         )
     if not _is_torch(dtype) and (numpy_dtype(dtype).hasobject or not numpy_dtype(dtype).itemsize):
         raise UsageError(f"dtype is {numpy_dtype(dtype)}, expected elements of bytes in memory")
     nbytes = math.prod(sizes) * item_size(dtype)
     if nbytes > _MAX_BYTES:
-        raise UsageError(f"shape is {reprlib.repr(shape)}: {nbytes:.3g} bytes are no array's size")
+        raise UsageError(f"shape is {shown(shape)}: {nbytes:.3g} bytes are no array's size")
     return sizes, nbytes
 
 
@@ -95,8 +95,7 @@ def numpy_dtype(dtype: Any) -> np.dtype:
         return np.dtype(_NUMPY_NAMES.get(name, dtype) if name else dtype)
     except (TypeError, ValueError):
         raise UsageError(
-            f"dtype is {reprlib.repr(dtype)}, expected a NumPy or torch dtype, or a name such as "
-            "'f32'"
+            f"dtype is {shown(dtype)}, expected a NumPy or torch dtype, or a name such as 'f32'"
         ) from None
 
 

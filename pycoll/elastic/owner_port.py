@@ -12,13 +12,13 @@ import hashlib
 import hmac
 import json
 import re
-import reprlib
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pycoll import _core, environment
+from pycoll.arguments import shown
 from pycoll.elastic.messages import BROKEN, checked_text, whole
 from pycoll.elastic.port_server import PortServer
 from pycoll.errors import SystemError, UsageError
@@ -259,6 +259,5 @@ def host_and_port(address: str) -> tuple[str, int]:
     pattern = r"\[?([^\]]+?)\]?:(\d{1,5})"
     found = re.fullmatch(pattern, address) if isinstance(address, str) else None
     if not found or not 0 < int(found[2]) < 1 << 16:
-        text = reprlib.repr(address)
-        raise UsageError(f"address is {text}, expected 'host:port', as '10.0.0.1:29600'")
+        raise UsageError(f"address is {shown(address)}, expected 'host:port', as '10.0.0.1:29600'")
     return found[1], int(found[2])

@@ -15,10 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pycoll.arguments import seconds
+from pycoll.arguments import flag, seconds, shown, whole_number
 from pycoll.errors import AbortedError, Error, PeerDiedError, UsageError
 from pycoll.launch.processes import RankProcess, World, describe_exit, end_all
 
+_MAX_RANKS = 256  # of a communicator
 _GRACE_S = 5.0  # after the first failure, for the other ranks to report their own
 _LEAVE_S = 0.5  # time for rank threads to notice that their communicators are closed
 _DEFAULT_TIMEOUT_S = 60.0
@@ -58,15 +59,17 @@ def run_ranks(
             pycoll.Error), caused by a RankError with the rank's traceback. If several ranks fail,
             the first exception that is not a consequence of another rank's end.
         PeerDiedError: a rank was killed by a signal.
-        UsageError: n is below 1.
+        UsageError: n is not from 1 to 256, or fn is no function.
 
     Cost: a few milliseconds per process, and one copy of every result.
     """
-    if n < 1:
-        raise UsageError(f"run_ranks: expected n >= 1 ranks, got n={n}")
+    if not callable(fn):
+        raise UsageError(f"run_ranks: fn is {shown(fn)}, expected a function")
+    n = whole_number(n, "run_ranks: n", 1, _MAX_RANKS)
     if timeout_s is not None:
         timeout_s = seconds(timeout_s)
-    run = _Threads if threads else _Processes
+    run = _Threads if flag(threads, "threads") else _Processes
+    return_errors = flag(return_errors, "return_errors")
     outcomes = run(lambda comm: fn(comm, *args, **kwargs), n, timeout_s, return_errors).outcomes()
     failures = [outcome for outcome in outcomes if isinstance(outcome, _Failure)]
     if failures and not return_errors:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pycoll import environment
+from pycoll.arguments import shown
 from pycoll.errors import UsageError
 
 VARIABLE = "PYCOLL_DOCTOR_SIGNAL"
@@ -44,7 +45,7 @@ def signal_from_text(text: str, variable: str) -> int | None:
     if name.lower() in _OFF:
         return None
     if name.isdecimal():
-        number = int(name)
+        number = int(name[:9])  # no signal has more digits
     else:
         base, _, more = name.removeprefix("SIG").partition("+")
         try:
@@ -52,7 +53,9 @@ def signal_from_text(text: str, variable: str) -> int | None:
         except (KeyError, ValueError):
             number = 0
     if not 0 < number < signal.NSIG or number in (signal.SIGKILL, signal.SIGSTOP):
-        raise UsageError(f"{variable}={text}: expected a signal such as SIGUSR2, or off")
+        raise UsageError(
+            f"{variable}={shown(text)[1:-1]}: expected a signal such as SIGUSR2, or off"
+        )
     return number
 
 

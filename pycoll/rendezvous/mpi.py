@@ -10,6 +10,8 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from pycoll import _core, environment
 from pycoll.errors import MpiError, SystemError, UsageError
 
@@ -44,7 +46,7 @@ def init_over(comm: Any, timeout_s: float) -> Any:
     shared = _core.mpi.shares_library_with(module.__file__)
     facts = _core.mpi.facts()
     usable = shared and facts["abi"] in facts["abis"].split(", ")
-    if all(comm.allgather(usable)):
+    if all(_gathered(comm, usable)):
         return _core.init_over_mpi(module._handleof(comm), timeout_s)
     if environment.read("PYCOLL_TRANSPORT") == "mpi":
         raise MpiError(
@@ -58,15 +60,23 @@ def init_over(comm: Any, timeout_s: float) -> Any:
 
 def _init_through(comm: Any, timeout_s: float) -> Any:
     """Exchanges rank 0's address over mpi4py, and then connects over TCP."""
-    one_host = len(set(comm.allgather(_core.bootstrap.host_id()))) == 1
-    place = None
-    if comm.rank == 0:
-        place = _choose_place(one_host), secrets.token_hex(16)
-    (address, port), token = comm.bcast(place)
+    one_host = len(set(_gathered(comm, _core.bootstrap.host_id()))) == 1
+    place = (*_choose_place(one_host), secrets.token_hex(16)) if comm.rank == 0 else None
+    address, port, token = _gathered(comm, place)[0]
     env = _core.bootstrap.LaunchEnv(
         rank=comm.rank, num_ranks=comm.size, master_addr=address, master_port=port, token=token
     )
     return _core.init_at(env, timeout_s)
+
+
+def _gathered(comm: Any, own: Any) -> list[Any]:
+    """The values of all ranks, by rank, as JSON: mpi4py's methods for objects would unpickle."""
+    data = np.frombuffer(json.dumps(own).encode(), np.uint8)
+    sizes = np.empty(comm.size, np.int64)
+    comm.Allgather(np.array([data.size], np.int64), sizes)
+    every = np.empty(sizes.sum(), np.uint8)
+    comm.Allgatherv(data, [every, sizes.tolist()])
+    return [json.loads(one.tobytes()) for one in np.split(every, np.cumsum(sizes)[:-1])]
 
 
 def _choose_place(one_host: bool) -> tuple[str, int]:

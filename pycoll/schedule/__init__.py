@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pycoll import _core
+from pycoll.arguments import short_name, shown, whole_number
 from pycoll.errors import UsageError
 from pycoll.schedule.algorithm_info import AlgorithmInfo
 from pycoll.schedule.move import Move, copy, reduce
@@ -47,6 +48,9 @@ __all__ = [
 ]
 
 Generator = Callable[[int, int], Iterable[Move]]
+MAX_RANKS = 4096  # of a schedule whose moves are listed; topologies simulate more
+_MAX_CHUNKS = 1 << 24
+_INT32 = (-(1 << 31), (1 << 31) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,7 @@ def register(
     Raises:
         UsageError: there is no such collective, or the name is a built-in algorithm's.
     """
+    name = short_name(name, "name")
     if name in (row.name for row in _builtin(collective)):
         raise UsageError(f"{collective} has a built-in algorithm called {name!r}: choose another")
 
@@ -115,12 +120,16 @@ def build(collective: str, algorithm: str, n: int, root: int = 0) -> Schedule:
 
     Cost: proportional to the moves; for a registered algorithm also that of min_slots().
     """
+    collective, algorithm = short_name(collective, "collective"), short_name(algorithm, "algorithm")
+    n = whole_number(n, "n", 1, MAX_RANKS)
+    root = whole_number(root, "root", 0, n - 1)
     own = _registered.get((collective, algorithm))
     if own is None:
         info(collective, algorithm)  # raises an error that lists the registered algorithms, too
         return Schedule(_core.build_schedule(collective, algorithm, n, root))
     num_chunks = own.num_chunks(n) if callable(own.num_chunks) else own.num_chunks
-    moves = [(m.round, m.kind, *m.chunks, m.src, m.dst) for m in own.generate(n, root)]
+    num_chunks = whole_number(num_chunks, "num_chunks", 1, _MAX_CHUNKS)
+    moves = [_numbers(move) for move in own.generate(n, root)]
     schedule = Schedule(
         _core.schedule_from_moves(collective, algorithm, n, num_chunks, root, moves)
     )
@@ -146,6 +155,10 @@ def build_hierarchical(collective: str, n: int, ranks_per_host: int, root: int =
     Cost: proportional to the moves.
     Source: M. Cho et al., "BlueConnect", MLSys 2019; see csrc/algorithms/hierarchical.cc.
     """
+    collective = short_name(collective, "collective")
+    n = whole_number(n, "n", 1, MAX_RANKS)
+    ranks_per_host = whole_number(ranks_per_host, "ranks_per_host", 1, n)
+    root = whole_number(root, "root", 0, n - 1)
     return Schedule(_core.build_hierarchical(collective, n, ranks_per_host, root))
 
 
@@ -155,8 +168,8 @@ def algorithms(collective: str = "all_reduce") -> list[str]:
     Raises:
         UsageError: there is no such collective.
     """
-    own = [name for (of, name) in _registered if of == collective]
-    return [row.name for row in _builtin(collective)] + own
+    builtin = [row.name for row in _builtin(collective)]
+    return builtin + [name for (of, name) in _registered if of == collective]
 
 
 def info(collective: str, algorithm: str) -> AlgorithmInfo:
@@ -165,6 +178,7 @@ def info(collective: str, algorithm: str) -> AlgorithmInfo:
     Raises:
         UsageError: no such collective or algorithm.
     """
+    collective, algorithm = short_name(collective, "collective"), short_name(algorithm, "algorithm")
     own = _registered.get((collective, algorithm))
     if own is not None:
         return own.row
@@ -177,7 +191,33 @@ def info(collective: str, algorithm: str) -> AlgorithmInfo:
     )
 
 
+def _numbers(move: Any) -> tuple[int, str, int, int, int, int]:
+    """A move as the core takes it; raises UsageError if it is none."""
+    if not isinstance(move, Move):
+        raise UsageError(f"the generator yielded {shown(move)}, expected a Move")
+    try:
+        first, count = move.chunks
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"a move's chunks are {shown(move.chunks)}, expected (first, count)"
+        ) from None
+
+    def number(value: Any, name: str) -> int:
+        return whole_number(value, f"a move's {name}", *_INT32)
+
+    kind = short_name(move.kind, "a move's kind")
+    chunks = number(first, "first chunk"), number(count, "chunks")
+    return (
+        number(move.round, "round"),
+        kind,
+        *chunks,
+        number(move.src, "src"),
+        number(move.dst, "dst"),
+    )
+
+
 def _builtin(collective: str) -> list[Any]:
+    collective = short_name(collective, "collective")
     known = [row.name for row in _core.collectives()]
     if collective not in known:
         raise UsageError(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from pycoll import _core
+from pycoll.arguments import flag, shown, whole_number
 from pycoll.errors import UsageError
 from pycoll.schedule.move import Move
 from pycoll.schedule.proof import Proof, ScheduleError
@@ -20,7 +22,9 @@ __all__ = ["Schedule"]
 
 Cost = float | Sequence[Sequence[float]] | Callable[[int, int], float]
 
-_MOST_SLOTS = 64
+_MOST_SLOTS = 64  # that min_slots tries
+_MAX_SLOTS = 4096
+_MAX_BYTES = 1 << 62
 
 
 class Schedule:
@@ -76,7 +80,7 @@ class Schedule:
 
     def starts_with_value(self, rank: int, chunk: int) -> bool:
         """Whether the rank has a value in that chunk before the first round."""
-        return self._core.starts_with_value(rank, chunk)
+        return self._core.starts_with_value(*self._place(rank, chunk))
 
     def goal(self, rank: int, chunk: int) -> tuple[str, int]:
         """Value that the rank must hold in that chunk at the end.
@@ -85,7 +89,7 @@ class Schedule:
             `any` (the value is not used), `start` with the rank whose start value it is, `reduced`
             (of all ranks), `prefix` (of ranks up to this one) or `prefix_before` (of lower ranks).
         """
-        return self._core.goal(rank, chunk)
+        return self._core.goal(*self._place(rank, chunk))
 
     def programs(
         self,
@@ -113,7 +117,9 @@ class Schedule:
 
         Cost: proportional to the moves; the square of a rank's steps with `fuse`.
         """
-        return self._core.programs(fuse, multicast, join_blocks, join_chunks)
+        named = {"fuse": fuse, "multicast": multicast}
+        named |= {"join_blocks": join_blocks, "join_chunks": join_chunks}
+        return self._core.programs(*(flag(value, name) for name, value in named.items()))
 
     lower = programs
 
@@ -143,6 +149,7 @@ class Schedule:
 
         Cost: steps times ranks times chunks; milliseconds for 16 ranks.
         """
+        slots = whole_number(slots, "slots", 1, _MAX_SLOTS)
         programs = self.programs(
             fuse=fuse, multicast=multicast, join_blocks=join_blocks, join_chunks=join_chunks
         )
@@ -177,6 +184,7 @@ class Schedule:
 
         Cost: that of verify(), once per slot count up to the result and once for max_slots.
         """
+        max_slots = whole_number(max_slots, "max_slots", 1, _MAX_SLOTS)
         programs = self.programs(
             fuse=fuse, multicast=multicast, join_blocks=join_blocks, join_chunks=join_chunks
         )
@@ -258,12 +266,12 @@ class Schedule:
             raise UsageError("simulate: expected alpha and beta, or a topology")
         core = _core.simulate_programs(
             self.programs(),
-            nbytes,
-            tile_bytes or 0,
-            slots,
-            self._matrix(alpha),
-            self._matrix(beta),
-            self._matrix(gamma),
+            whole_number(nbytes, "nbytes", 0, _MAX_BYTES),
+            0 if tile_bytes is None else whole_number(tile_bytes, "tile_bytes", 0, _MAX_BYTES),
+            whole_number(slots, "slots", 1, _MAX_SLOTS),
+            self._matrix(alpha, "alpha"),
+            self._matrix(beta, "beta"),
+            self._matrix(gamma, "gamma"),
         )
         events = tuple(
             Event(e.kind, e.rank, e.peer, e.step, e.tile, e.chunks, e.nbytes, e.start_s, e.end_s)
@@ -287,10 +295,27 @@ class Schedule:
             f"{self.num_chunks} chunks, {len(self._core.moves)} moves>"
         )
 
-    def _matrix(self, cost: Cost) -> list[float]:
+    def _place(self, rank: int, chunk: int) -> tuple[int, int]:
+        return (
+            whole_number(rank, "rank", 0, self.n - 1),
+            whole_number(chunk, "chunk", 0, self.num_chunks - 1),
+        )
+
+    def _matrix(self, cost: Cost, name: str) -> list[float]:
         ranks = range(self.n)
-        if callable(cost):
-            return [float(cost(src, dst)) if src != dst else 0.0 for src in ranks for dst in ranks]
-        if isinstance(cost, (int, float)):
-            return [float(cost)] * self.n**2
-        return [float(value) for row in cost for value in row]
+        try:
+            if callable(cost):
+                costs = [cost(src, dst) if src != dst else 0.0 for src in ranks for dst in ranks]
+            elif isinstance(cost, (int, float)):
+                costs = [cost] * self.n**2
+            else:
+                costs = [value for row in cost for value in row]
+            numbers = [float(value) for value in costs]
+        except (TypeError, ValueError, OverflowError):
+            numbers = [-1.0]
+        if not all(0 <= number < math.inf for number in numbers):
+            raise UsageError(
+                f"simulate: {name} is {shown(cost)}, expected a number of 0 or more, "
+                f"{self.n} x {self.n} of them, or a function of src and dst"
+            )
+        return numbers

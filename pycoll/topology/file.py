@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pycoll.arguments import short_name, shown
+from pycoll.arguments import text as checked_text
 from pycoll.errors import UsageError
 from pycoll.topology.model import Jitter, Level, Pairs, Straggler, Topology
 
@@ -57,14 +59,15 @@ def loads(text: str, *, source: str = "topology") -> Topology:
     Raises:
         UsageError: as load() does.
     """
+    text, source = checked_text(text, "text"), checked_text(source, "source")
     if sys.version_info >= (3, 11):  # a local import, which keeps `import pycoll` fast
         import tomllib
     else:
         import tomli as tomllib
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{source} is not TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # numbers of many digits, deep lists
+        raise UsageError(f"{source} is not TOML: {shown(str(error))[1:-1]}") from None
     try:
         return _topology(_Table(content, source))
     except UsageError as error:
@@ -78,24 +81,26 @@ class _Table:
     def __init__(self, content: Any, where: str) -> None:
         self.where = where
         if not isinstance(content, Mapping):
-            raise UsageError(f"{where}: expected a table, got {content!r}")
+            raise UsageError(f"{where}: expected a table, got {shown(content)}")
         self._content = dict(content)
         self._known: list[str] = []
+        self._named: list[str] = []  # for messages: a unit stands for all
 
     def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
         """Returns the key's value, or `default`; raises for a missing key when that is `...`."""
         self._known.append(key)
+        self._named.append(key)
         if key not in self._content:
             if default is ...:
                 self._refuse_misspelt([key])
-                raise UsageError(f"{self.where}: {key!r} is missing")
+                raise UsageError(f"{self.where}: {shown(key)} is missing")
             return default
         value = self._content[key]
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             names = {int: "a whole number", float: "a number", str: "text", list: "a list"}
             names |= {bool: "true or false", dict: "a table"}
-            raise UsageError(f"{self.where}: {key}: expected {names[kinds[0]]}, got {value!r}")
+            raise UsageError(f"{self.where}: {key}: expected {names[kinds[0]]}, got {shown(value)}")
         return value
 
     def quantity(self, name: str, units: dict[str, float], default: Any = None) -> Any:
@@ -103,6 +108,7 @@ class _Table:
         nested in lists."""
         keys = {f"{name}_{unit}": factor for unit, factor in units.items()}
         self._known += keys
+        self._named.append(f"{name}_{next(iter(units))}")
         found = [key for key in keys if key in self._content]
         if len(found) > 1:
             raise UsageError(f"{self.where}: {' and '.join(found)} say the same: keep one")
@@ -138,26 +144,30 @@ class _Table:
             units = [k for k in self._known if k.startswith(f"{key}_")]
             if units:
                 raise UsageError(
-                    f"{self.where}: {key!r} has no unit: expected one of {', '.join(units)}"
+                    f"{self.where}: {shown(key)} has no unit: expected one of {', '.join(units)}"
                 )
             near = _nearest(key, self._known, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(self._known)}"
-            raise UsageError(f"{self.where}: unknown key {key!r}: {hint}")
+            hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(self._named)}"
+            raise UsageError(f"{self.where}: unknown key {shown(key)}: {hint}")
 
     def _refuse_misspelt(self, missing: list[str]) -> None:
         """Raises UsageError if a key looks like one of those that are missing."""
         for key in self._content:
             near = _nearest(key, missing, cutoff=0.7)
             if near and key not in self._known:
-                raise UsageError(f"{self.where}: unknown key {key!r}: did you mean {near[0]!r}?")
+                raise UsageError(
+                    f"{self.where}: unknown key {shown(key)}: did you mean {near[0]!r}?"
+                )
 
     def _scaled(self, key: str, value: Any, factor: float) -> Any:
         if isinstance(value, list):
             return tuple(self._scaled(key, entry, factor) for entry in value)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise UsageError(f"{self.where}: {key}: expected a number, got {value!r}")
+            raise UsageError(f"{self.where}: {key}: expected a number, got {shown(value)}")
         if not 0 <= value < float("inf"):
-            raise UsageError(f"{self.where}: {key}: expected a number of at least 0, got {value!r}")
+            raise UsageError(
+                f"{self.where}: {key}: expected a number of at least 0, got {shown(value)}"
+            )
         return value * factor
 
 
@@ -168,7 +178,7 @@ def _nearest(key: str, known: list[str], cutoff: float) -> list[str]:
 
 
 def _topology(file: _Table) -> Topology:
-    name = file.get("name", str, "")
+    name = _name(file, "name", "")
     ranks = file.table("ranks")
     overhead_s = _number(ranks, "overhead", _TIMES, 0.0)
     reduces = _number(ranks, "reduce", _RATES, None)
@@ -192,7 +202,7 @@ def _topology(file: _Table) -> Topology:
 
 
 def _level(table: _Table) -> Level:
-    name = table.get("name", str, ...)
+    name = _name(table, "name")
     table.where = f"{table.where} ({name})"
     size = table.get("size", int, ...)
     level = Level(
@@ -211,10 +221,12 @@ def _level(table: _Table) -> Level:
 
 
 def _straggler(table: _Table) -> Straggler:
-    level = table.get("level", str, ...)
+    level = _name(table, "level")
     units = table.get("units", list, ...)
     if not units or not all(isinstance(u, int) and not isinstance(u, bool) for u in units):
-        raise UsageError(f"{table.where}: units: expected numbers such as [3, 17], got {units!r}")
+        raise UsageError(
+            f"{table.where}: units: expected numbers such as [3, 17], got {shown(units)}"
+        )
     straggler = Straggler(
         level=level,
         units=tuple(units),
@@ -236,6 +248,14 @@ def _jitter(table: _Table) -> Jitter:
     if jitter.seed < 0:
         raise UsageError(f"{table.where}: seed: expected a number of at least 0, got {jitter.seed}")
     return jitter
+
+
+def _name(table: _Table, key: str, default: Any = ...) -> str:
+    """A text that error messages and titles repeat."""
+    name = short_name(table.get(key, str, default), f"{table.where}: {key}")
+    if not name.isprintable():
+        raise UsageError(f"{table.where}: {key}: expected printable text, got {shown(name)}")
+    return name
 
 
 def _number(table: _Table, name: str, units: dict[str, float], default: Any) -> Any:

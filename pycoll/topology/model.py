@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pycoll import _core
-from pycoll.arguments import whole_number
+from pycoll.arguments import real_number, whole_number
 from pycoll.errors import UsageError
 
 if TYPE_CHECKING:
@@ -182,6 +182,10 @@ class Topology:
             for name in ("size", "num_links"):
                 what = f"topology: {name} of {level.name!r}"
                 whole_number(getattr(level, name), what, -_MAX_SIZE, _MAX_SIZE)
+            for name in ("link_bytes_per_s", "latency_s"):
+                real_number(getattr(level, name), f"topology: {name} of {level.name!r}")
+        real_number(self.overhead_s, "topology: overhead_s")
+        real_number(self.gamma_s_per_byte, "topology: gamma_s_per_byte")
         fabric = _core.Fabric(
             [
                 _core.FabricLevel(

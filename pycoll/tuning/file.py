@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -90,16 +89,17 @@ def _merged(
 
 
 def _replace(target: Path, text: str) -> None:
-    fd, name = tempfile.mkstemp(dir=target.parent, prefix=target.stem + ".")
+    """Puts the text in the file's place, for a caller that holds the lock."""
+    new = target.with_suffix(".new")  # of one name: the next save replaces what a killed one left
     try:
-        with open(fd, "w", encoding="ascii") as file:
+        with open(new, "w", encoding="ascii") as file:
             file.write(text)
             file.flush()
-            os.fsync(fd)
-        os.replace(name, target)
+            os.fsync(file.fileno())
+        os.replace(new, target)
     except BaseException:
         with suppress(OSError):
-            os.unlink(name)
+            os.unlink(new)
         raise
     # Without it the folder may forget the new name when the machine loses power.
     folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)

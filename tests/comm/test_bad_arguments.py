@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from odd_values import MAX_TEXT, arrays
 from worlds import Comm, on_ranks
 
 import pycoll
@@ -18,86 +18,7 @@ from pycoll import UsageError, _core, topology
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(60)]
 
-MAX_TEXT = 400
 COUNT = 1 << 18
-
-new_capsule = ctypes.pythonapi.PyCapsule_New
-new_capsule.restype, new_capsule.argtypes = (
-    ctypes.py_object,
-    [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p],
-)
-
-
-class Odd:
-    """An object whose attributes are those of the case."""
-
-    def __init__(self, **attributes: Any) -> None:
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-
-def cuda_interface(**changed: Any) -> Odd:
-    interface = {"shape": (3,), "typestr": "<f4", "data": (4096, False), "version": 3} | changed
-    return Odd(__cuda_array_interface__={k: v for k, v in interface.items() if v != "none"})
-
-
-def dlpack(result: Any) -> Odd:
-    return Odd(__dlpack__=lambda: result, __dlpack_device__=lambda: (1, 0))
-
-
-class DLTensor(ctypes.Structure):
-    """A DLManagedTensor without context and deleter."""
-
-    _fields_ = [
-        ("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p), ("offset", ctypes.c_uint64),
-        ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
-    ]  # fmt: skip
-
-
-_kept: list[Any] = []
-
-
-def capsule(ndim: int, shape: list[int] | None, data: int | None = 4096) -> Any:
-    sizes = (ctypes.c_int64 * len(shape))(*shape) if shape is not None else None
-    at = ctypes.addressof(sizes) if sizes is not None else None
-    tensor = DLTensor(data, (1, 0), ndim, 2, 32, 1, at, None, 0, None, None)
-    _kept.extend([sizes, tensor])
-    return new_capsule(ctypes.addressof(tensor), b"dltensor", None)
-
-
-def arrays() -> dict[str, Any]:
-    """Objects that look like arrays."""
-    return {
-        "dlpack None": dlpack(None),
-        "dlpack text": dlpack("capsule"),
-        "dlpack capsule with another name": dlpack(new_capsule(4096, b"other", None)),
-        "dlpack with -1 dimensions": dlpack(capsule(-1, None)),
-        "dlpack with 2**30 dimensions": dlpack(capsule(1 << 30, [1])),
-        "dlpack without a shape": dlpack(capsule(2, None)),
-        "dlpack with a negative size": dlpack(capsule(1, [-5])),
-        "dlpack with 2**64 bytes": dlpack(capsule(2, [1 << 40, 1 << 40])),
-        "dlpack without an address": dlpack(capsule(1, [5], None)),
-        "cuda interface None": Odd(__cuda_array_interface__=None),
-        "cuda interface 5": Odd(__cuda_array_interface__=5),
-        "cuda interface empty": Odd(__cuda_array_interface__={}),
-        "cuda interface without data": cuda_interface(data="none"),
-        "cuda data text": cuda_interface(data="12"),
-        "cuda data of one": cuda_interface(data=(1,)),
-        "cuda address text": cuda_interface(data=("a", False)),
-        "cuda address too large": cuda_interface(data=(1 << 70, False)),
-        "cuda typestr empty": cuda_interface(typestr=""),
-        "cuda typestr x": cuda_interface(typestr="x"),
-        "cuda typestr without a size": cuda_interface(typestr="<fx"),
-        "cuda typestr with a huge size": cuda_interface(typestr="|V99999999999999999999999"),
-        "cuda shape None": cuda_interface(shape=None),
-        "cuda shape of text": cuda_interface(shape=("a",)),
-        "cuda shape negative": cuda_interface(shape=(-4,)),
-        "cuda shape too large": cuda_interface(shape=(1 << 40, 1 << 40)),
-        "cuda strides of another length": cuda_interface(shape=(2, 3), strides=(4,)),
-        "cuda strides of text": cuda_interface(shape=(2, 3), strides=("a", "b")),
-    }
 
 
 def calls(comm: Comm) -> dict[str, Callable[[], Any]]:

@@ -22,7 +22,10 @@ from pathlib import Path
 import numpy as np
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("", "comm", "hosts")]
+    sys.path[:0] = [
+        str(Path(__file__).parents[1] / name)
+        for name in ("", "comm", "hosts", "parallel", "bootstrap", "torch")
+    ]
 
 import injections
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import mpi_kit
 import numpy as np
 import pytest
 from namespaces import TOKEN, Network, free_port, launcher_script, values
@@ -38,11 +39,15 @@ def run_on_all(network: Network, words: list[str], timeout_s: float = 120, **env
         for process, text in zip(started, texts, strict=True):
             assert process.returncode == 0, text
     finally:
-        for process in started:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        end_all(started)
     return texts
+
+
+def end_all(started: list[subprocess.Popen[str]]) -> None:
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 @pytest.mark.parametrize("where", ["MASTER_ADDR", "SLURM_STEP_NODELIST"])
@@ -159,6 +164,94 @@ def test_run_on_a_host_that_ssh_does_not_reach_says_what_to_try(two):
     command += ["--hosts", "a,b", "--ssh", "sh -c 'exit 255' ssh", "script.py"]
     text, _ = two.command(0, command, **ENV).communicate(timeout=100)
     assert "exited with status 255 on host" in text and "try `sh -c" in text, text
+
+
+SCRIPT = """
+import numpy as np, pycoll
+with pycoll.init(timeout_s=60) as comm:
+    total = comm.all_reduce(np.full(100_000, comm.rank + 1.0))
+    assert (total == comm.size * (comm.size + 1) / 2).all()
+    print(f"rank {comm.rank} of {comm.size} over {comm.transport}", flush=True)
+"""
+# Starts `srun -n N command` as srun does: blocks of ranks on both hosts.
+SRUN = """#!/bin/sh
+n=$2; shift 2
+rank=0
+while [ $rank -lt $n ]; do
+  host=$((rank * 2 / n))
+  {launcher} {network}.$((host + 1)) SLURM_PROCID=$rank SLURM_NTASKS=$n SLURM_STEP_ID=0 \\
+    SLURM_JOB_ID={job} SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST={nodes} "$@" &
+  rank=$((rank + 1))
+done
+wait
+"""
+
+
+def documented_commands() -> dict[str, str]:
+    """The column "Each host runs" of docs/hosts.md, by launcher."""
+    text = (ROOT / "docs" / "hosts.md").read_text().partition("| Launcher |")[2]
+    rows = [line.split("|")[1:3] for line in text.partition("\n\n")[0].splitlines()[2:]]
+    return {name.split()[0]: command.split("`")[1] for name, command in rows}
+
+
+def tools(network: Network, folder: Path) -> dict[str, str]:
+    """Variables with which the documented commands reach the hosts: programs on PATH, no ssh."""
+    launcher = launcher_script(network)
+    nodes = f"{network.address(0)},{network.address(1)}"
+    (folder / "python").symlink_to(sys.executable)
+    srun = folder / "srun"
+    srun.write_text(
+        SRUN.format(
+            launcher=f"{launcher}",
+            network=network.address(0).rpartition(".")[0],
+            job=os.getpid(),
+            nodes=nodes,
+        )
+    )
+    srun.chmod(0o755)
+    path = [str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]
+    mpi = {"HYDRA_LAUNCHER": "rsh", "HYDRA_LAUNCHER_EXEC": str(launcher), "HYDRA_IFACE": "eth0"}
+    return {"PATH": os.pathsep.join(path), "PYCOLL_SSH": str(launcher), "UCX_TLS": "tcp,self"} | mpi
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tls", ["0", "1"], ids=["plain", "TLS"])
+@pytest.mark.parametrize("name", ["torchrun", "mpiexec", "srun", "pycoll", "by"])
+def test_documented_command_starts_ranks_on_two_hosts(two, name, tls, tmp_path):
+    """Seconds: the eight processes of the documents, of each launcher, with and without TLS."""
+    if name == "torchrun":
+        pytest.importorskip("torch")
+    if name == "mpiexec":
+        mpi_kit.need("mpich")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    env = ENV | tools(two, tmp_path) | {"PYCOLL_TLS": tls}
+    if name in ("torchrun", "srun", "by"):
+        env["PYCOLL_TOKEN"] = subprocess.check_output(["openssl", "rand", "-hex", "16"], text=True)
+    command = documented_commands()[name].replace("29500", str(free_port()))
+    command = command.replace("a,b", f"{two.address(0)},{two.address(1)}")
+    command = command.replace("--master-addr A", f"--master-addr {two.address(0)}")
+    command = command.replace("script.py", str(tmp_path / "script.py"))
+    commands = {host: f"I={host}; {command}" for host in (0, 1)}
+    if name == "by":
+        values = ("{host}", "2", two.address(0), str(free_port()))
+        for value in values:
+            command = command.replace("=..", f"={value}", 1)
+        commands = {host: command.format(host=host) for host in (0, 1)}
+    elif name != "torchrun":  # "on one host"
+        del commands[1]
+    started = [
+        two.command(host, ["sh", "-c", each], **env) for host, each in sorted(commands.items())
+    ]
+    try:
+        texts = [process.communicate(timeout=200)[0] for process in started]
+    finally:
+        end_all(started)
+        Path(env["PYCOLL_SSH"]).unlink()
+    n = 2 if name == "by" else 8
+    text = "\n".join(texts)
+    assert [process.returncode for process in started] == [0] * len(started), text
+    for rank in range(n):
+        assert text.count(f"rank {rank} of {n} over tcp") == 1, text
 
 
 @pytest.mark.slow

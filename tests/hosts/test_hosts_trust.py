@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
 import socket
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import store_client
-from namespaces import TOKEN, Network, free_port, values
+from intruders import complaint, job_among_intruders
+from namespaces import free_port, values
 
 import pycoll
 from pycoll import torch_build
-from pycoll._core import bootstrap
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
-
-OTHER_UID = 65534
 
 
 def sum_of_ranks() -> float:
@@ -93,115 +85,10 @@ def test_torch_group_of_several_hosts_needs_a_secret(two, tmp_path):
     assert values(two.outcomes(two.start_world(main, [0, 0], PYCOLL_TOKEN=""))) == [2.0, 2.0]
 
 
-def listening_ports() -> list[tuple[str, int]]:
-    """Addresses at which programs of the calling process's host listen."""
-    found = []
-    for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
-        words = line.split()
-        address, port = words[1].split(":")
-        if words[3] == "0A":
-            octets = bytes.fromhex(address)[::-1]
-            found.append((".".join(map(str, octets)), int(port, 16)))
-    return found
-
-
-def speak(address: str, port: int, rank: int, recorded: bytes) -> str:
-    """One try to become a rank: of the store, of the mesh, or with what a rank once said."""
-    with contextlib.suppress(OSError), socket.create_connection((address, port), 1) as s:
-        s.settimeout(1)
-        if recorded:
-            s.sendall(recorded)
-            answer = store_client.read_frame(s)
-            while answer is not None and answer[0] == store_client.CHALLENGE:
-                answer = store_client.read_frame(s)
-            return "JOINED" if answer and answer[0] == store_client.OK else "refused"
-        try:
-            answer = store_client.join(s, "guess", rank)
-        except AssertionError:  # not a store: a port of the links, or of shrink
-            return "refused"
-        return "JOINED" if answer == store_client.OK else "refused"
-    return "refused"
-
-
-def attack(
-    address: str, port: int, host_id: str, recorded: bytes, tries: int, other_user: bool
-) -> dict[str, int]:
-    """Tries so often to become rank 2, of that host id. How often each outcome came."""
-    "".encode("idna")  # loaded before the process cannot read it any more
-    if other_user:
-        os.setresgid(OTHER_UID, OTHER_UID, OTHER_UID)
-        os.setresuid(OTHER_UID, OTHER_UID, OTHER_UID)
-    counts: dict[str, int] = {}
-    for i in range(tries):
-        for what in (b"", recorded):
-            outcome = speak(address, port, 2, what)
-            counts[outcome] = counts.get(outcome, 0) + 1
-        if i % 10 == 0:
-            for token in ("", "none", f"uid 0 {host_id}", "uid 0 "):
-                try:
-                    store = bootstrap.TcpStore(address, port, token, 2, 0.02)
-                    store.set("hosts/places/2", host_id)
-                    counts["JOINED"] = counts.get("JOINED", 0) + 1
-                except pycoll.Error:
-                    counts["refused"] = counts.get("refused", 0) + 1
-        for place in listening_ports():
-            outcome = speak(*place, 2, b"")
-            counts[outcome] = counts.get(outcome, 0) + 1
-    return counts
-
-
-def record(address: str, port: int) -> bytes:
-    """What a rank with the token says when it joins the store of another job as rank 2."""
-    number = bytes(16)
-    with socket.create_connection((address, port), 5) as s:
-        s.sendall(store_client.hello(2, number))
-        answer = store_client.read_frame(s)
-        assert answer is not None
-        proof = store_client.proof(TOKEN, b"connect", 2, number, answer[1])
-        last = store_client.frame(store_client.PROOF, store_client.text(proof), 2)
-        s.sendall(last)
-        answer = store_client.read_frame(s)
-        assert answer is not None and answer[0] == store_client.OK
-    return store_client.hello(2, number) + last
-
-
-def job_among_attackers(network: Network, tries: int) -> tuple[list[Any], list[dict[str, int]]]:
-    """Ranks 0 and 1 wait for rank 2 while others try to be rank 2; then it comes."""
-    port = free_port()
-    address = network.address(0)
-
-    def recorded_elsewhere() -> bytes:
-        server = bootstrap.TcpStoreServer(address, port + 20_000, TOKEN)
-        try:
-            return record(address, port + 20_000)
-        finally:
-            server.stop()
-
-    recorded = network.outcome(network.start(0, recorded_elsewhere)).get()
-    ids = [network.outcome(network.start(host, bootstrap.host_id)).get() for host in (0, 1)]
-    world = {"WORLD_SIZE": "3", "MASTER_ADDR": address, "MASTER_PORT": str(port)}
-    world["PYCOLL_TOKEN"] = TOKEN
-
-    def start(rank: int, host: int, fn: Callable[[], Any]) -> int:
-        return network.start(host, fn, **world, RANK=str(rank))
-
-    ranks = [start(0, 0, sum_of_ranks), start(1, 1, sum_of_ranks)]
-    attackers = []
-    for host, host_id, other_user in [(0, ids[1], True), (1, ids[0], True), (1, ids[1], False)]:
-        job = functools.partial(attack, address, port, host_id, recorded, tries, other_user)
-        attackers.append(network.start(host, job, PYCOLL_TOKEN=""))
-    counts = [network.outcome(pid, 100).get() for pid in attackers[:2]]
-    ranks.append(start(2, 1, sum_of_ranks))
-    counts.append(network.outcome(attackers[2], 100).get())
-    return network.outcomes(ranks), counts
-
-
-@pytest.mark.parametrize("tries", [5, pytest.param(300, marks=pytest.mark.slow)])
-def test_other_users_and_other_hosts_are_refused_and_do_not_disturb_the_job(two, tries):
-    outcomes, counts = job_among_attackers(two, tries)
-    for count in counts:
-        assert set(count) == {"refused"} and count["refused"] > 2 * tries, counts
-    assert values(outcomes) == [6.0] * 3
+def test_other_users_and_other_hosts_are_refused_and_do_not_disturb_the_job(two, tmp_path):
+    """tests/fuzz/campaign.py intruders tries more often, and in each mode."""
+    outcomes, counts = job_among_intruders(two, "token", 5, tmp_path)
+    assert not complaint(outcomes, counts, 5)
 
 
 def test_host_name_of_another_rank_cannot_control_the_terminal(two):

@@ -103,11 +103,11 @@ def test_registered_name_may_not_hide_a_built_in_one():
     [
         (("all_reduce", "rong", 4), "no algorithm called 'rong': expected one of ring, halving"),
         (("all_reducing", "ring", 4), "no collective is called 'all_reducing': .* all_reduce"),
-        (("all_reduce", "ring", 0), "expected at least 1 rank, got 0"),
-        (("all_reduce", "ring", -3), "expected at least 1 rank, got -3"),
+        (("all_reduce", "ring", 0), "n is 0, expected a whole number from 1 to 4096"),
+        (("all_reduce", "ring", -3), "n is -3, expected a whole number from 1 to 4096"),
         (("all_reduce", "ring", 4, 1), "expected a root from 0 to 0, got 1"),
-        (("broadcast", "star", 4, 4), "expected a root from 0 to 3, got 4"),
-        (("broadcast", "star", 4, -1), "expected a root from 0 to 3, got -1"),
+        (("broadcast", "star", 4, 4), "root is 4, expected a whole number from 0 to 3"),
+        (("broadcast", "star", 4, -1), "root is -1, expected a whole number from 0 to 3"),
     ],
 )
 def test_build_of_something_unknown_is_refused(arguments, message):

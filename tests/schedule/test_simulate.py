@@ -78,10 +78,21 @@ def test_deadlock_is_an_error_that_names_the_step():
         schedule.build("all_reduce", "ring", 4).simulate(64, 1e-6, 1e-9, slots=1)
 
 
-@each_case("bad", [{"nbytes": -1}, {"tile_bytes": -5}, {"slots": 0}])
-def test_impossible_sizes_are_refused(bad):
-    arguments = {"nbytes": 8, "alpha": 0.0, "beta": 0.0} | bad
-    with pytest.raises(schedule.UsageError, match="simulate: expected nbytes"):
+@each_case(
+    "name, value, message",
+    [
+        ("nbytes", -1, "nbytes is -1, expected a whole number from 0"),
+        ("tile_bytes", -5, "tile_bytes is -5, expected a whole number from 0"),
+        ("slots", 0, "slots is 0, expected a whole number from 1"),
+        ("alpha", -1.0, "alpha is -1.0, expected a number of 0 or more, 4 x 4 of them, or a func"),
+        ("beta", float("nan"), "beta is nan, expected a number of 0 or more"),
+        ("gamma", [["x"]], "gamma is .*'x'.*, expected a number of 0 or more"),
+        ("nbytes", 1 << 50, "1125899906842624 tiles of .* are more than 1000000000 messages"),
+    ],
+)
+def test_impossible_sizes_are_refused(name, value, message):
+    arguments = {"nbytes": 8, "alpha": 0.0, "beta": 0.0, "tile_bytes": 1} | {name: value}
+    with pytest.raises(schedule.UsageError, match=message):
         schedule.build("all_reduce", "ring", 4).simulate(**arguments)
 
 

@@ -220,7 +220,7 @@ def test_chunks_that_do_not_divide_into_blocks_are_refused():
 
 
 def test_no_slots_are_refused():
-    with pytest.raises(schedule.ScheduleError, match="at least one slot"):
+    with pytest.raises(schedule.UsageError, match="slots is 0, expected a whole number from 1 to"):
         schedule.build("all_reduce", "ring", 4).verify(slots=0)
     with pytest.raises(schedule.ScheduleError, match="deadlock"):
         schedule.build("all_reduce", "ring", 4).min_slots(max_slots=1)

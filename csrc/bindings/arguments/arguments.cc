@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/printable.h"
 #include "reduce/cells.h"
 
 namespace pycoll {
@@ -33,15 +34,16 @@ size_t find_keyword(const Signature& signature, PyObject* keyword) {
 
 }  // namespace
 
+std::string type_of(PyObject* object) { return printable(Py_TYPE(object)->tp_name, kShownBytes); }
+
 std::string repr_of(PyObject* object) {
-  constexpr size_t kMaxChars = 80;
   const auto text = py::reinterpret_steal<py::object>(PyObject_ASCII(object));
   if (!text) {
     PyErr_Clear();
-    return std::string("a ") + Py_TYPE(object)->tp_name;
+    return "a " + type_of(object);
   }
   const auto ascii = text.cast<std::string>();
-  return ascii.size() <= kMaxChars ? ascii : ascii.substr(0, kMaxChars) + "...";
+  return printable(ascii, kShownBytes);
 }
 
 Arguments::Arguments(const Signature& signature, PyObject* const* args, Py_ssize_t num_args,
@@ -81,7 +83,7 @@ std::string_view text_of(PyObject* object, const char* what) {
     PyErr_Clear();
     throw UsageError(std::string(what) + " is " +
                      (PyUnicode_Check(object) ? repr_of(object) + ", which UTF-8 cannot encode"
-                                              : std::string("a ") + Py_TYPE(object)->tp_name) +
+                                              : "a " + type_of(object)) +
                      ", expected a str");
   }
   constexpr Py_ssize_t kMaxBytes = 256;  // longer than any name, and short enough for a message
@@ -92,10 +94,15 @@ std::string_view text_of(PyObject* object, const char* what) {
   return {text, static_cast<size_t>(size)};
 }
 
-bool truth_of(PyObject* object) {
+bool truth_of(PyObject* object, const char* what) {
   const int truth = PyObject_IsTrue(object);
-  if (truth < 0) throw py::error_already_set();
-  return truth == 1;
+  if (truth >= 0) return truth == 1;
+  if (PyErr_ExceptionMatches(PyExc_TypeError) == 0 &&
+      PyErr_ExceptionMatches(PyExc_ValueError) == 0) {
+    throw py::error_already_set();
+  }
+  PyErr_Clear();  // such as an array of several elements, which has no truth
+  throw UsageError(std::string(what) + " is " + repr_of(object) + ", expected True or False");
 }
 
 int rank_of(PyObject* object, const char* what, int num_ranks) {
@@ -147,7 +154,11 @@ OpArgument op_argument(PyObject* object) {
   if (PyUnicode_CheckExact(object) || !py::hasattr(object, "factor")) {
     throw UsageError("premul needs a factor: pass op=pycoll.premul(0.5)");
   }
-  return {op, py::handle(object).attr("factor").cast<double>()};
+  const py::object factor = py::handle(object).attr("factor");
+  const double value = PyFloat_AsDouble(factor.ptr());
+  if (PyErr_Occurred() == nullptr) return {op, value};
+  PyErr_Clear();
+  throw UsageError("the factor of premul is " + repr_of(factor.ptr()) + ", expected a real number");
 }
 
 }  // namespace pycoll

@@ -66,13 +66,16 @@ class Arguments {
   std::array<PyObject*, kNumArgs> values_{};
 };
 
+/// Name of the type, shortened, for error messages.
+std::string type_of(PyObject* object);
+
 /// repr() in ASCII, shortened, for error messages.
 std::string repr_of(PyObject* object);
 
 // All of these raise UsageError, which names `what`, for an invalid value.
 
 std::string_view text_of(PyObject* object, const char* what);
-bool truth_of(PyObject* object);
+bool truth_of(PyObject* object, const char* what);
 /// A rank of a world of `num_ranks`.
 int rank_of(PyObject* object, const char* what, int num_ranks);
 /// A sequence of one count for each rank.

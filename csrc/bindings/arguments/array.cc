@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "bindings/arguments/arguments.h"
 #include "bindings/arguments/array_dtypes.h"
 #include "transport/ring/records.h"
 
@@ -77,7 +78,7 @@ ArrayView::ArrayView(PyObject* object, const char* what, bool writable, Memory m
       view_dlpack(object, what)) {
     return;
   }
-  refuse(what, "is a " + std::string(Py_TYPE(object)->tp_name) +
+  refuse(what, "is a " + type_of(object) +
                    ": expected an array with the buffer protocol or DLPack (NumPy, torch, ...)");
 }
 
@@ -264,8 +265,7 @@ bool ArrayView::view_dlpack(PyObject* object, const char* what) {
   auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
   if (managed == nullptr) {
     PyErr_Clear();
-    refuse(what, "is a " + std::string(Py_TYPE(object)->tp_name) +
-                     " whose __dlpack__() returned no new DLPack capsule");
+    refuse(what, "is a " + type_of(object) + " whose __dlpack__() returned no new DLPack capsule");
   }
   PyCapsule_SetName(capsule.ptr(), "used_dltensor");
   dlpack_.reset(managed);

@@ -78,8 +78,8 @@ void run_here(CommunicatorObject& object, Call& call, int64_t nbytes) {
   object.comm->run(call);
 }
 
-void refuse_async_in_batch(PyObject* async_op) {
-  if (async_op == nullptr || !truth_of(async_op)) return;
+void refuse_async_in_batch(bool is_async) {
+  if (!is_async) return;
   throw UsageError("async_op within coalesce(): leave it out; the group ends with the context");
 }
 
@@ -87,13 +87,12 @@ PyObject* run_or_start(Invocation& in) {
   note_arrays(in);
   know_algorithm(in.self, *in.object.comm, in.call);
   in.call.site = in.object.sites->here(in.object.comm->recorder());
-  PyObject* async_op = in.args[Arg::kAsyncOp];
   if (in.object.batch != nullptr) [[unlikely]] {
-    refuse_async_in_batch(async_op);
+    refuse_async_in_batch(in.is_async);
     in.object.batch->add(in.call, keep(std::move(in.operands)));
     return in.result ? in.result.release().ptr() : py::none().release().ptr();
   }
-  if (async_op != nullptr && truth_of(async_op)) {
+  if (in.is_async) {
     return in.call.device >= 0 ? start_on_device(in) : start(in);
   }
   run_here(in.object, in.call, in.nbytes);

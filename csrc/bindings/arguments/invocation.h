@@ -29,6 +29,11 @@ struct Invocation {
   CommunicatorObject& object;
   const Arguments& args;
   Call call = {};
+  // Read before the arrays: a number's `__index__` may change an array.
+  bool is_async = false;
+  std::vector<int64_t> counts = {};
+  std::vector<int64_t> send_counts = {};
+  std::vector<int64_t> recv_counts = {};
   int64_t nbytes = 0;  // size of the input or the output, whichever is larger
   Operands operands = {};
   pybind11::object result = {};  // return value in Python; null: None
@@ -39,7 +44,7 @@ struct Invocation {
 PyObject* run_or_start(Invocation& in);
 
 /// Raises UsageError for an asynchronous operation of a coalesced group.
-void refuse_async_in_batch(PyObject* async_op);
+void refuse_async_in_batch(bool is_async);
 
 /// Runs `call` on this thread; keeps the GIL while the call is short.
 void run_here(CommunicatorObject& object, Call& call, int64_t nbytes);

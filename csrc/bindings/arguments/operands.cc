@@ -180,8 +180,8 @@ void reduce_scatter(Invocation& in) {
   set_shape(in.call, x);
   int64_t rows = 0;
   int64_t rows_before = 0;
-  if (PyObject* given = in.args[Arg::kCounts]) {
-    const Counts counts = counts_of(given, "counts", in.object.comm->size());
+  if (in.args[Arg::kCounts] != nullptr) {
+    const Counts& counts = in.counts;
     check_sum(in, counts, "counts", num_rows(in, x));
     rows = counts[rank];
     rows_before =
@@ -204,8 +204,8 @@ void all_gather(Invocation& in) {
   const int num_ranks = in.object.comm->size();
   int64_t total_rows = 0;
   int64_t rows_before = 0;
-  if (PyObject* given = in.args[Arg::kCounts]) {
-    const Counts counts = counts_of(given, "counts", num_ranks);
+  if (in.args[Arg::kCounts] != nullptr) {
+    const Counts& counts = in.counts;
     if (num_rows(in, x) != counts[rank]) {
       throw UsageError("all_gather: x has " + std::to_string(x.shape[0]) +
                        " rows (its first axis), counts[" + std::to_string(rank) +
@@ -283,21 +283,18 @@ Counts exchange_counts(CommunicatorObject& object, const Counts& send_counts) {
 
 void all_to_all(Invocation& in) {
   const ArrayView& x = view_x(in, false);
-  const int num_ranks = in.object.comm->size();
-  PyObject* send = in.args[Arg::kSendCounts];
-  PyObject* recv = in.args[Arg::kRecvCounts];
-  if (send == nullptr) {
-    if (recv != nullptr) throw UsageError("all_to_all: recv_counts requires send_counts");
+  const bool has_recv_counts = in.args[Arg::kRecvCounts] != nullptr;
+  if (in.args[Arg::kSendCounts] == nullptr) {
+    if (has_recv_counts) throw UsageError("all_to_all: recv_counts requires send_counts");
     in.call.count = block_rows(in, x, "; or pass send_counts=") * row_count(x);
     set_shape(in.call, x);
     view_out(in, x.count, x.shape[0]);
     return check_apart(in);
   }
-  const Counts send_counts = counts_of(send, "send_counts", num_ranks);
-  check_sum(in, send_counts, "send_counts", num_rows(in, x));
-  const Counts recv_counts = recv != nullptr ? counts_of(recv, "recv_counts", num_ranks)
-                                             : exchange_counts(in.object, send_counts);
-  in.operands.send_counts = times(send_counts, row_count(x));
+  check_sum(in, in.send_counts, "send_counts", num_rows(in, x));
+  const Counts recv_counts =
+      has_recv_counts ? in.recv_counts : exchange_counts(in.object, in.send_counts);
+  in.operands.send_counts = times(in.send_counts, row_count(x));
   in.operands.recv_counts = times(recv_counts, row_count(x));
   in.call.send_counts = in.operands.send_counts.data();
   in.call.recv_counts = in.operands.recv_counts.data();

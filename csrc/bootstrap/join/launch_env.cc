@@ -11,6 +11,7 @@
 
 #include "base/environment.h"
 #include "base/error.h"
+#include "base/printable.h"
 #include "bootstrap/security/tls_setting.h"
 
 namespace pycoll {
@@ -44,7 +45,7 @@ int parse_number(const char* name, const std::string& text, int min, int max) {
   int value = 0;
   const char* end = text.data() + text.size();
   const auto [stopped_at, error] = std::from_chars(text.data(), end, value);
-  const std::string given = std::string(name) + "=" + text;
+  const std::string given = std::string(name) + "=" + printable(text, kShownBytes);
   if (error == std::errc::invalid_argument || stopped_at != end) {
     throw UsageError(given + " is not a number");
   }

@@ -17,6 +17,7 @@
 #include "bootstrap/join/joining.h"
 #include "bootstrap/local/packet_socket.h"
 #include "bootstrap/security/challenge.h"
+#include "bootstrap/security/openssl.h"
 #include "bootstrap/security/tls_setting.h"
 #include "bootstrap/security/token.h"
 
@@ -67,6 +68,7 @@ TcpStore::TcpStore(const std::string& address, int port, const Token& token, int
     : rank_(rank), pid_(::getpid()), where_(join_host_port(address, port)), deadline_(deadline) {
   check_token(token.text);
   const Deadline watched = watch ? deadline.with(watch) : deadline;
+  if (tls_is_on() && token.trust == Trust::kSecret) openssl();  // raises, if there is none
   // Rank 0 is usually late by milliseconds, or by seconds if it is started by hand.
   for (int pause = 5; !try_to_join(address, port, token, watched);
        pause = std::min(2 * pause, 200)) {

@@ -7,6 +7,7 @@
 
 #include "base/environment.h"
 #include "base/error.h"
+#include "base/printable.h"
 
 namespace pycoll {
 namespace {
@@ -15,7 +16,7 @@ namespace {
 constexpr uint64_t kNoExitHandler = 0x00080000;
 
 [[noreturn]] void fail(const std::string& why) {
-  throw SystemError("PYCOLL_TLS=1 needs OpenSSL 3, but " + why +
+  throw SystemError("PYCOLL_TLS=1 needs OpenSSL 3, but " + printable(why, 2 * kShownBytes) +
                     ": install the system's libssl3, or set the path of the library in " +
                     kOpenSslVariable);
 }
