@@ -18,6 +18,7 @@ from typing import Any
 from pycoll.arguments import seconds
 from pycoll.errors import AbortedError, Error, PeerDiedError, UsageError
 from pycoll.launch.processes import RankProcess, World, describe_exit, end_all
+from pycoll.threads import start as start_thread
 
 _GRACE_S = 5.0  # after the first failure, for the other ranks to report their own
 _LEAVE_S = 0.5  # time for rank threads to notice that their communicators are closed
@@ -314,7 +315,7 @@ class _Threads:
         ]
         try:
             for thread in ranks:
-                thread.start()
+                start_thread(thread, f"the thread of {thread.name}")
             for thread in ranks:
                 thread.join()
         except BaseException:
