@@ -16,11 +16,14 @@ import reprlib
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pycoll import _core, environment
 from pycoll.elastic.port_server import PortServer
 from pycoll.errors import SystemError, UsageError
+
+if TYPE_CHECKING:
+    from pycoll.communicator import Communicator
 
 _BACKLOG = 4096  # the kernel's limit, net.core.somaxconn, may be lower
 _LOOPBACK = "127.0.0.1"
@@ -52,12 +55,14 @@ class OwnerPort:
         addresses: Addresses of all ranks, by rank.
         secret: Secret of the ranks of this world.
         server: Server of this rank's port.
+        num_agreements: Calls of `agree`.
     """
 
     rank: int
     addresses: list[Address]
     secret: bytes
     server: PortServer
+    num_agreements: int = 0
 
     @property
     def own(self) -> Address:
@@ -118,6 +123,20 @@ def open_owner_port(
             server.close()
         raise
     return port
+
+
+def owner_port_of(comm: Communicator, method: str) -> OwnerPort:
+    """This rank's port in the communicator's world.
+
+    Raises:
+        UsageError: It has none, and `method` needs one.
+    """
+    if comm._owner_ports and comm.size > 1:
+        return comm._owner_ports[-1]
+    raise UsageError(
+        f"{method}: expected a communicator of several processes made by pycoll.init, join, shrink "
+        "or grow, which has not been replaced; split the new one again"
+    )
 
 
 def exchange_through(store: Any, rank: int, size: int) -> Callable[[str, str, float], list[bytes]]:

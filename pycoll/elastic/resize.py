@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll import _core, environment
 from pycoll.arguments import seconds, whole_number
-from pycoll.elastic.agreement import Agreement
-from pycoll.elastic.owner_port import OwnerPort, exchange_through, host_and_port, open_owner_port
+from pycoll.elastic.agreement import ShrinkAgreement
+from pycoll.elastic.owner_port import (
+    OwnerPort,
+    exchange_through,
+    host_and_port,
+    open_owner_port,
+    owner_port_of,
+)
 from pycoll.errors import TimeoutError, UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +39,7 @@ def shrink(comm: Communicator, timeout_s: float | None) -> Communicator:
     """Makes a communicator of the surviving ranks of `comm`: see `Communicator.shrink`."""
     timeout_s = comm.timeout_s if timeout_s is None else seconds(timeout_s)
     end = time.monotonic() + timeout_s
-    port = _owner_port_of(comm)
+    port = owner_port_of(comm, "shrink")
     token = port.secret.hex()
     with contextlib.ExitStack() as stack:
 
@@ -43,7 +49,7 @@ def shrink(comm: Communicator, timeout_s: float | None) -> Communicator:
             return server.port
 
         silence_s = float(environment.read("PYCOLL_SILENCE_S") or 5)
-        verdict = port.server.run(Agreement(port, serve, timeout_s, silence_s).run())
+        verdict = port.server.run(ShrinkAgreement(port, serve, timeout_s, silence_s).verdict())
         left_s = max(end - time.monotonic(), _LAST_WORD_S)
         rank, size = verdict.ranks.index(port.rank), len(verdict.ranks)
         store = None
@@ -187,15 +193,6 @@ def _replace(old: Communicator, new: Communicator, former_ranks: list[int]) -> C
     old._owner_ports.clear()
     old.close()
     return new
-
-
-def _owner_port_of(comm: Communicator) -> OwnerPort:
-    if comm._owner_ports and comm.size > 1:
-        return comm._owner_ports[-1]
-    raise UsageError(
-        "shrink: expected a communicator of several processes made by pycoll.init, join, shrink or "
-        "grow, which has not been replaced; split the new one again"
-    )
 
 
 def _session_token() -> tuple[str, bool]:

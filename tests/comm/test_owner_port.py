@@ -16,7 +16,7 @@ import pytest
 from worlds import end, start
 
 import pycoll
-from pycoll.elastic.agreement import Agreement
+from pycoll.elastic.agreement import ShrinkAgreement
 from pycoll.elastic.owner_port import Address, OwnerPort, open_owner_port
 from pycoll.elastic.port_server import PortServer
 
@@ -76,6 +76,7 @@ def greet(port: OwnerPort, s: socket.socket, rank: int, ended: list[int]) -> dic
     nonces = bytes.fromhex(json.loads(file.readline())["nonce"]) + bytes(32)
     proof = port.proof("follower", rank, nonces)
     hello = {"rank": rank, "nonce": bytes(32).hex(), "ended": ended, "proof": proof}
+    hello |= {"topic": "shrink", "value": None}
     s.sendall(json.dumps(hello).encode() + b"\n")
     answer = json.loads(file.readline())
     assert answer == {"proof": port.proof("coordinator", port.rank, nonces)}
@@ -83,7 +84,7 @@ def greet(port: OwnerPort, s: socket.socket, rank: int, ended: list[int]) -> dic
 
 
 async def joined(server: PortServer) -> list[int]:
-    return sorted(server.joined)
+    return sorted(server.members("shrink"))
 
 
 def wait_until_joined(port: OwnerPort, ranks: list[int]) -> None:
@@ -125,7 +126,7 @@ def test_hostile_answers_at_the_port_of_a_lower_rank_do_not_end_a_shrink():
         port = OwnerPort(1, [lower, own.own], own.secret, own.server)
         port.server.serve(1, port.proof)
         with pytest.raises(pycoll.TimeoutError, match="rank 0 did not call it within 0.5 s"):
-            port.server.run(Agreement(port, lambda host: 0, 0.5, 0.5).run())
+            port.server.run(ShrinkAgreement(port, lambda host: 0, 0.5, 0.5).verdict())
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
     assert num_answers >= 5
