@@ -81,7 +81,7 @@ void bind_local_group(py::module_& m) {
       .def_property_readonly("pidfds",
                              [](const LocalGroup& self) {
                                std::vector<int> fds;
-                               for (const Fd& pidfd : self.pidfds) fds.push_back(pidfd.get());
+                               for (const auto& pidfd : self.pidfds) fds.push_back(pidfd->get());
                                return fds;
                              })
       .def_readonly("pids", &LocalGroup::pids)

@@ -1,6 +1,8 @@
 #include "bindings/errors.h"
 
+#include <new>
 #include <string_view>
+#include <system_error>
 
 #include "base/error.h"
 
@@ -51,6 +53,10 @@ void translate(const std::exception_ptr& error) {
     set_error("Error", e);
   } catch (py::error_already_set& e) {
     e.restore();
+  } catch (const std::bad_alloc&) {
+    PyErr_SetString(PyExc_MemoryError, "pycoll: the system has no memory left");
+  } catch (const std::system_error& e) {
+    set_error("SystemError", e);
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
   }
@@ -75,6 +81,10 @@ void register_errors(py::module_&) {
     try {
       std::rethrow_exception(error);
     } catch (const Error&) {
+      set_python_error(error);
+    } catch (const std::bad_alloc&) {
+      set_python_error(error);
+    } catch (const std::system_error&) {
       set_python_error(error);
     }
   });

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/thread.h"
 #include "comm/counts.h"
 #include "comm/device/cpu_staging.h"
 #include "comm/device/device_runner.h"
@@ -84,7 +85,12 @@ Communicator::~Communicator() {
 
 void Communicator::retire(std::unique_ptr<Communicator> comm) {
   if (comm == nullptr || !comm->is_own_thread()) return;
-  std::thread([comm = std::move(comm)]() mutable { comm.reset(); }).detach();
+  Communicator* const raw = comm.release();
+  try {
+    start_thread("the thread that frees a communicator", [raw] { delete raw; }, {}).detach();
+  } catch (const SystemError&) {
+    // Without a thread its memory stays: this thread cannot join itself.
+  }
 }
 
 bool Communicator::is_own_thread() const {
@@ -206,12 +212,17 @@ void Communicator::wait_interruptibly(const Work& work) {
 
 void Communicator::abort(std::string_view reason) {
   check_open();
-  segment_.fail({.code = FailureCode::kRevoked,
-                 .reporter = static_cast<uint16_t>(rank_),
-                 .culprit = static_cast<uint16_t>(rank_),
-                 .message = recorder_.name_id(reason)});
+  segment_.revoke(rank_, reason);
   // Ranks that compute are told, too: their next call raises.
   if (proxy_ != nullptr) proxy_->request_status(-1, sequence_);
+}
+
+ProgressThread& Communicator::progress() {
+  if (progress_ == nullptr) {
+    progress_ = std::make_unique<ProgressThread>(
+        [this](const std::string& text) { segment_.revoke(rank_, text); });
+  }
+  return *progress_;
 }
 
 void Communicator::fail_aborted() {
@@ -227,8 +238,7 @@ void Communicator::raise_failure() {
 
 std::shared_ptr<Work> Communicator::start(const Call& call, std::shared_ptr<void> keep_alive) {
   check_open();
-  if (progress_ == nullptr) progress_ = std::make_unique<ProgressThread>();
-  return progress_->submit(
+  return progress().submit(
       [this, call, algorithm = std::string(call.algorithm), keep = std::move(keep_alive)] {
         Call own = call;
         own.algorithm = algorithm;
@@ -239,8 +249,7 @@ std::shared_ptr<Work> Communicator::start(const Call& call, std::shared_ptr<void
 
 void Communicator::enqueue(std::function<void()> operations, std::function<void()> then) {
   check_open();
-  if (progress_ == nullptr) progress_ = std::make_unique<ProgressThread>();
-  progress_->submit(std::move(operations), std::move(then));
+  progress().submit(std::move(operations), std::move(then));
 }
 
 void Communicator::execute(const Call& call) {

@@ -210,6 +210,8 @@ class Communicator {
   void synchronize_staged();
   std::shared_ptr<DeviceWork> start_staged(const Call& call, std::shared_ptr<void> keep_alive);
   void after_queued(const std::function<void()>& action);
+  /// The thread of queued operations, which the first of them starts.
+  ProgressThread& progress();
 
   std::unique_ptr<Transport> transport_;
   Segment& segment_;

@@ -108,7 +108,7 @@ uint16_t Recorder::name_id(std::string_view text) {
   if (text.empty()) return 0;
   const std::lock_guard lock(mutex_);
   const auto [found, is_new] = ids_.try_emplace(std::string(text), uint16_t{0});
-  if (is_new && num_names_ + 1 < NameTable::kNumNames) {
+  if (is_new && num_names_ + 1 < NameTable::kReason) {
     names_.write(++num_names_, text);
     found->second = num_names_;
   }

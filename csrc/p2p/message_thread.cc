@@ -8,7 +8,9 @@ constexpr int kIdleNapsBeforeSleep = 100;
 }  // namespace
 
 void MessageThread::wake() {
-  if (thread_ == nullptr) thread_ = std::make_unique<std::thread>([this] { run(); });
+  if (!thread_.joinable()) {
+    thread_ = start_thread("the thread of asynchronous messages", [this] { run(); }, report_);
+  }
   if (!dozing_) return;
   {
     const std::lock_guard lock(mutex_);
@@ -18,7 +20,7 @@ void MessageThread::wake() {
 }
 
 void MessageThread::stop() {
-  if (thread_ == nullptr) return;
+  if (!thread_.joinable()) return;
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -26,8 +28,7 @@ void MessageThread::stop() {
   woken_.notify_all();
   segment_.ring_message_bell(rank_);
   if (is_this_thread()) return;
-  thread_->join();
-  thread_.reset();
+  thread_.join();
 }
 
 void MessageThread::run() {

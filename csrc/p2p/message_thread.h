@@ -7,10 +7,10 @@
 #include <atomic>
 #include <condition_variable>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <thread>
 
+#include "base/thread.h"
 #include "transport/ring/segment.h"
 
 namespace pycoll {
@@ -20,11 +20,12 @@ class MessageThread {
   enum class Progress { kIdle, kNotNeeded, kPending, kMoved };
 
   /// `work` progresses messages, and returns whether there is anything to do.
-  MessageThread(Segment& segment, int rank, std::function<Progress()> work)
-      : segment_(segment), rank_(rank), work_(std::move(work)) {}
+  MessageThread(Segment& segment, int rank, std::function<Progress()> work, ReportError report)
+      : segment_(segment), rank_(rank), work_(std::move(work)), report_(std::move(report)) {}
   ~MessageThread() { stop(); }
 
-  /// Starts the thread or wakes it up. Called by one thread at a time.
+  /// Starts the thread or wakes it up. Called by one thread at a time. Raises SystemError if there
+  /// is no thread.
   void wake();
   /// Ends the thread, and joins it unless called by the thread itself.
   void stop();
@@ -36,13 +37,14 @@ class MessageThread {
   Segment& segment_;
   int rank_;
   std::function<Progress()> work_;
+  ReportError report_;
   std::mutex mutex_;
   std::condition_variable woken_;
   std::atomic<bool> dozing_{false};
   bool stop_ = false;
   bool wake_ = false;
   std::atomic<std::thread::id> id_{};  // set once the thread runs
-  std::unique_ptr<std::thread> thread_;
+  std::thread thread_;
 };
 
 }  // namespace pycoll

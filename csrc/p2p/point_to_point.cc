@@ -53,7 +53,9 @@ PointToPoint::PointToPoint(Transport& transport, PeerMemory& peer_memory, double
       run_waiter_(transport),
       wait_waiter_(transport),
       engine_(transport, peer_memory),
-      thread_(segment_, rank_, [this] { return progress_alone(); }) {
+      thread_(
+          segment_, rank_, [this] { return progress_alone(); },
+          [this](const std::string& text) { revoke(text); }) {
   run_waiter_.interrupted = std::move(interrupted);
 }
 
@@ -91,7 +93,12 @@ void PointToPoint::start(const std::shared_ptr<MessageOp>& op) {
   if (over) return;
   // From here on there is a second thread. It sees the engine's state as this thread left it.
   has_thread_ = true;
-  thread_.wake();
+  try {
+    thread_.wake();
+  } catch (const SystemError& error) {  // the message is posted, and has no thread to move it
+    revoke(error.what());
+    throw;
+  }
 }
 
 void PointToPoint::post_all(const std::vector<std::shared_ptr<MessageOp>>& ops, bool alone) {
@@ -288,6 +295,11 @@ void PointToPoint::close() {
   if (pending) fail_aborted();
   thread_.stop();
   if (pending && num_waiting_ == 0) end_all();
+}
+
+void PointToPoint::revoke(const std::string& reason) {
+  segment_.revoke(rank_, reason);
+  end_all();
 }
 
 void PointToPoint::fail_aborted() {

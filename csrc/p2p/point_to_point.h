@@ -63,6 +63,7 @@ class PointToPoint {
   MessageThread::Progress progress_alone();
   void end_all();
   void fail_aborted();
+  void revoke(const std::string& reason);
   void finalize(std::vector<std::shared_ptr<MessageOp>> finished);
   void check_unbroken(const MessageOp& op) const;
   [[noreturn]] void raise(const std::exception_ptr& error) const;

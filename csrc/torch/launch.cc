@@ -94,7 +94,9 @@ WorkPtr PycollBackend::start_message(Operation operation, pycoll_message message
   pending_->begin(Pending::kMessage);
   message.site = sites_.here(comm_.get());
   if (group_) group_->push_back(work);
-  starter_->start(std::move(after), [this, work, message] { work->start(comm_.get(), message); });
+  starter_->start(std::move(after), [this, work, message](const pycoll_error* error) {
+    error != nullptr ? work->complete(error) : work->start(comm_.get(), message);
+  });
   if (const std::exception_ptr error = work->exception()) std::rethrow_exception(error);
   return work;
 }

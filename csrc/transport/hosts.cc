@@ -42,13 +42,13 @@ struct Session {
 class HostsTransport final : public Transport {
  public:
   HostsTransport(std::shared_ptr<Session> session, std::string name, int rank,
-                 std::vector<int> members, const Deadline& deadline)
+                 std::vector<int> members, const Deadline& deadline, Pidfds known)
       : session_(std::move(session)),
         name_(std::move(name)),
         rank_(rank),
         members_(std::move(members)),
         num_ranks_(static_cast<int>(members_.size())),
-        group_(form(deadline)),
+        group_(form(deadline, std::move(known))),
         mapping_(group_.memory.get(), SegmentLayout::for_ranks(num_ranks_).total_bytes),
         segment_(mapping_.base(), num_ranks_),
         proxy_(session_->host_links, segment_, rank, members_, remote_ranks(), hash_name(name_)) {
@@ -92,7 +92,7 @@ class HostsTransport final : public Transport {
 
   std::optional<int> ended_by(int peer) override {
     if (is_here(peer)) {
-      const int pidfd = group_.pidfds[static_cast<size_t>(host_rank(peer))].get();
+      const int pidfd = group_.pidfds[static_cast<size_t>(host_rank(peer))]->get();
       if (!process_ended(pidfd)) return std::nullopt;
       return exit_signal(pidfd);
     }
@@ -113,9 +113,13 @@ class HostsTransport final : public Transport {
   std::unique_ptr<Transport> make_subgroup(std::span<const int> members, const std::string& id,
                                            const Deadline& deadline) override {
     std::vector<int> of_world;
+    Pidfds known;  // of the members on this host
     int rank = 0;
     for (size_t i = 0; i < members.size(); ++i) {
       of_world.push_back(members_[static_cast<size_t>(members[i])]);
+      if (is_here(members[i])) {
+        known.push_back(group_.pidfds[static_cast<size_t>(host_rank(members[i]))]);
+      }
       if (members[i] == rank_) rank = static_cast<int>(i);
     }
     const std::string name = name_ + "." + id;
@@ -125,9 +129,10 @@ class HostsTransport final : public Transport {
     });
     if (one_host) {
       return make_shm_transport(name, rank, static_cast<int>(members.size()), session_->world.token,
-                                watched);
+                                watched, {}, std::move(known));
     }
-    return std::make_unique<HostsTransport>(session_, name, rank, std::move(of_world), watched);
+    return std::make_unique<HostsTransport>(session_, name, rank, std::move(of_world), watched,
+                                            std::move(known));
   }
 
   void disown() override { session_->host_links->disown(); }
@@ -156,7 +161,7 @@ class HostsTransport final : public Transport {
   }
 
   /// Creates or maps the memory shared with the other ranks of this host.
-  LocalGroup form(const Deadline& deadline) {
+  LocalGroup form(const Deadline& deadline, Pidfds known) {
     check_num_ranks(num_ranks_);
     const SegmentLayout layout = SegmentLayout::for_ranks(num_ranks_);
     int num_here = 0;
@@ -167,7 +172,8 @@ class HostsTransport final : public Transport {
         name_, host_rank(rank_), num_here, layout.total_bytes, session_->world.token, deadline,
         [&](int memory, std::span<const pid_t>) {
           write_settings(memory, num_cores, layout.settings, session_->world.settings);
-        });
+        },
+        std::move(known));
   }
 
   void wait_for_all(const Deadline& deadline) {
@@ -227,7 +233,7 @@ std::unique_ptr<Transport> make_hosts_transport(HostsWorld world, int rank,
                                                     rules.silence_s, rules.background);
   const std::string name = session->world.name;
   return std::make_unique<HostsTransport>(std::move(session), name, rank, std::move(members),
-                                          deadline);
+                                          deadline, Pidfds());
 }
 
 }  // namespace pycoll

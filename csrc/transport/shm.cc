@@ -26,7 +26,8 @@ class ShmTransport final : public Transport {
  public:
   /// `parent` is the transport that this one was split from, if any: both use its heap.
   ShmTransport(std::string name, int rank, int num_ranks, std::string token,
-               const Deadline& deadline, std::string_view settings, ShmTransport* parent)
+               const Deadline& deadline, std::string_view settings, ShmTransport* parent,
+               Pidfds known)
       : name_(std::move(name)),
         token_(std::move(token)),
         rank_(rank),
@@ -35,7 +36,8 @@ class ShmTransport final : public Transport {
             deadline,
             [&](int memory, std::span<const pid_t> pids) {
               write_settings(memory, pids, SegmentLayout::for_ranks(num_ranks).settings, settings);
-            })),
+            },
+            std::move(known))),
         mapping_(group_.memory.get(), total_bytes(num_ranks, /*with_heap=*/false)),
         segment_(mapping_.base(), num_ranks),
         heap_(parent != nullptr
@@ -56,7 +58,7 @@ class ShmTransport final : public Transport {
   pid_t pid(int peer) const override { return group_.pids[static_cast<size_t>(peer)]; }
 
   std::optional<int> ended_by(int peer) override {
-    const int pidfd = group_.pidfds[static_cast<size_t>(peer)].get();
+    const int pidfd = group_.pidfds[static_cast<size_t>(peer)]->get();
     if (!process_ended(pidfd)) return std::nullopt;
     return exit_signal(pidfd);
   }
@@ -65,9 +67,11 @@ class ShmTransport final : public Transport {
                                            const Deadline& deadline) override {
     int rank = 0;
     while (members[rank] != rank_) ++rank;
+    Pidfds known;
+    for (const int member : members) known.push_back(group_.pidfds[static_cast<size_t>(member)]);
     return std::make_unique<ShmTransport>(name_ + "." + id, rank, static_cast<int>(members.size()),
                                           token_, deadline.with([&] { check_alive(members); }), "",
-                                          this);
+                                          this, std::move(known));
   }
 
   void release() override {
@@ -104,8 +108,9 @@ class ShmTransport final : public Transport {
 
 std::unique_ptr<Transport> make_shm_transport(const std::string& name, int rank, int num_ranks,
                                               const std::string& token, const Deadline& deadline,
-                                              std::string_view settings) {
-  return std::make_unique<ShmTransport>(name, rank, num_ranks, token, deadline, settings, nullptr);
+                                              std::string_view settings, Pidfds known) {
+  return std::make_unique<ShmTransport>(name, rank, num_ranks, token, deadline, settings, nullptr,
+                                        std::move(known));
 }
 
 }  // namespace pycoll

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "bootstrap/join/host_table.h"
+#include "bootstrap/local/local_group.h"
 #include "transport/memory/heap.h"
 #include "transport/net/wire.h"
 #include "transport/ring/segment.h"
@@ -87,10 +88,10 @@ std::unique_ptr<Transport> make_local_transport(std::shared_ptr<LocalWorld> worl
 
 /// Ranks as processes of one host: a memfd that the first rank creates and passes over a Unix
 /// socket. `name` is unique on the host; only the ranks know `token`. The first rank's `settings`
-/// apply to all ranks.
+/// apply to all ranks. `known`: the ranks' processes, as for form_local_group().
 std::unique_ptr<Transport> make_shm_transport(const std::string& name, int rank, int num_ranks,
                                               const std::string& token, const Deadline& deadline,
-                                              std::string_view settings = {});
+                                              std::string_view settings = {}, Pidfds known = {});
 
 /// Ranks on several hosts: shared memory within each (as above), connections between them
 /// (transport/proxy/proxy.h). `world` is identical on all ranks; only rank 0's settings count.

@@ -14,6 +14,7 @@ from typing import Any
 MAX_LINE = 1 << 16  # bytes of a message, and of what is buffered of a connection before it is read
 NONCE_BYTES = 32
 _MAX_TEXT = 4096
+_MAX_TOPIC = 64
 # Errors of connections and of messages that are not as expected.
 BROKEN = (
     OSError,
@@ -36,22 +37,38 @@ class Hello:
         nonce: Its own fresh random number.
         ended: Ranks that have ended, as far as it knows.
         proof: Proof that it belongs to the world.
+        topic: What it wants to agree on.
+        value: What it contributes: nothing, or an op and a number.
+        proposal: A decision that it proposes instead, for the reader of the topic to check.
     """
 
     rank: int
     nonce: bytes
     ended: frozenset[int]
     proof: str
+    topic: str
+    value: tuple[str, int] | None = None
+    proposal: Mapping[str, Any] | None = None
 
     def to_message(self) -> dict[str, Any]:
-        ended = sorted(self.ended)
-        return {"rank": self.rank, "nonce": self.nonce.hex(), "ended": ended, "proof": self.proof}
+        message = asdict(self)
+        return message | {"nonce": self.nonce.hex(), "ended": sorted(self.ended)}
 
     @classmethod
     def read(cls, message: Mapping[str, Any], size: int) -> Hello:
         """Reads the hello of a rank of a world of `size` ranks."""
-        ended = frozenset(_ranks(message["ended"], size))
-        return cls(whole(message["rank"], size), nonce(message), ended, proof(message))
+        proposal = message["proposal"]
+        if proposal is not None and not isinstance(proposal, dict):
+            raise ValueError("expected a decision")
+        return cls(
+            whole(message["rank"], size),
+            nonce(message),
+            frozenset(_ranks(message["ended"], size)),
+            proof(message),
+            checked_text(message["topic"], _MAX_TOPIC),
+            _op_and_number(message["value"]),
+            proposal,
+        )
 
 
 @dataclass(frozen=True)
@@ -121,16 +138,31 @@ def whole(value: Any, end: int) -> int:
     return value
 
 
+def number(value: Any) -> int:
+    """A number of 64 bits, or a bool."""
+    if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
+        raise ValueError("expected a number of 64 bits")
+    return value
+
+
+def _op_and_number(value: Any) -> tuple[str, int] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError("expected an op and a number")
+    return checked_text(value[0], _MAX_TOPIC), number(value[1])
+
+
 def _ranks(value: Any, size: int) -> list[int]:
     if not isinstance(value, list) or len(value) > size:
         raise ValueError(f"expected at most {size} ranks")
     return [whole(each, size) for each in value]
 
 
-def checked_text(value: Any) -> str:
+def checked_text(value: Any, most: int = _MAX_TEXT) -> str:
     """A text for errors and addresses, which must not control the reader's terminal."""
-    if not isinstance(value, str) or len(value) > _MAX_TEXT or not value.isascii():
-        raise ValueError(f"expected at most {_MAX_TEXT} characters of ASCII")
+    if not isinstance(value, str) or len(value) > most or not value.isascii():
+        raise ValueError(f"expected at most {most} characters of ASCII")
     if not value.isprintable():
         raise ValueError("expected a text without control characters")
     return value

@@ -15,13 +15,16 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pycoll import _core, environment
 from pycoll.arguments import shown
 from pycoll.elastic.messages import BROKEN, checked_text, whole
 from pycoll.elastic.port_server import PortServer
 from pycoll.errors import SystemError, UsageError
+
+if TYPE_CHECKING:
+    from pycoll.communicator import Communicator
 
 _BACKLOG = 4096  # the kernel's limit, net.core.somaxconn, may be lower
 _LOOPBACK = "127.0.0.1"
@@ -94,6 +97,7 @@ class OwnerPort:
         origin: Ranks in the communicator that the port was opened for, by rank.
         quorums: What the next agreement needs. Its world has one; worlds before have one, too,
             until the world has been joined by all its ranks: others may still agree there.
+        num_agreements: Calls of `agree`.
     """
 
     rank: int
@@ -102,6 +106,7 @@ class OwnerPort:
     server: PortServer
     origin: list[int]
     quorums: list[Quorum]
+    num_agreements: int = 0
 
     @property
     def own(self) -> Address:
@@ -186,6 +191,20 @@ def open_owner_port(
             server.close()
         raise
     return port
+
+
+def owner_port_of(comm: Communicator, method: str) -> OwnerPort:
+    """This rank's port in the communicator's world.
+
+    Raises:
+        UsageError: It has none, and `method` needs one.
+    """
+    if comm._owner_ports and comm.size > 1:
+        return comm._owner_ports[-1]
+    raise UsageError(
+        f"{method}: expected a communicator of several processes made by pycoll.init, join, shrink "
+        "or grow, which has not been replaced; split the new one again"
+    )
 
 
 def exchange_through(store: Any, rank: int, size: int) -> Callable[[str, str, float], list[bytes]]:

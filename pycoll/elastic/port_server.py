@@ -1,9 +1,9 @@
 """The server of a rank's port: it accepts connections at any time and authenticates the peers.
 
-It runs on a thread from the start of a world, not only during `shrink`: otherwise the kernel's
-queue would fill with connections of unauthenticated peers, and the ranks would find no place in it.
-A rank that has proved that it belongs to the world stays connected until `shrink` decides; any
-other connection is dropped after a few seconds, or earlier if there are many, the oldest first.
+It runs on a thread from the start of a world, not only during `shrink` and `agree`: otherwise the
+kernel's queue would fill with connections of unauthenticated peers, and the ranks would find no
+place in it. A rank that has proved that it belongs to the world stays connected until the decision;
+any other connection is dropped after a few seconds, or earlier if there are many, the oldest first.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import signal
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from pycoll import threads
 from pycoll.elastic.messages import (
     BROKEN,
     MAX_LINE,
@@ -29,31 +31,50 @@ from pycoll.elastic.messages import (
     read_message,
     write_message,
 )
+from pycoll.errors import SystemError
 
 _UNPROVED_S = 5.0
 _MAX_UNPROVED = 256  # as many as a world may have ranks
+_MAX_PROPOSALS = 64  # that a rank keeps; the oldest goes first
 _PAUSE_S = 0.1
 _POLL_S = 0.05
+_WHAT = "the thread of the port for shrink"
 _servers: weakref.WeakSet[PortServer] = weakref.WeakSet()
 
 Prove = Callable[[str, int, bytes], str]
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
+class Member:
+    """An authenticated rank that waits for a decision.
+
+    Attributes:
+        writer: Its connection.
+        value: What it contributes.
+    """
+
+    writer: asyncio.StreamWriter
+    value: Any
+
+
 class PortServer:
     """A rank's listening sockets, and the thread that serves them.
 
     Attributes:
-        joined: Connections of authenticated ranks, by rank. Used on the server's thread only, as
-            are `ended` and `changed`.
-        ended: Ranks that have ended, as far as authenticated ranks know.
-        changed: Event that is set when `joined` changes.
+        ended: Ranks that have ended, as far as authenticated ranks know. Used on the server's
+            thread only, as are the other attributes, `members` and `dismiss`.
+        changed: Event that is set when the members of an agreement change.
+        accepted: What a coordinator has proposed to this rank last, by topic.
+        decided: Decisions that this rank knows, by topic; later callers are told at once.
     """
 
     def __init__(self, listeners: Sequence[socket.socket]) -> None:
-        self.joined: dict[int, asyncio.StreamWriter] = {}
         self.ended: set[int] = set()
         self.changed = asyncio.Event()
+        self.accepted: dict[str, Any] = {}
+        self.decided: dict[str, Any] = {}
+        self._joined: dict[str, dict[int, Member]] = {}
         self._listeners = list(listeners)
         self._rank, self._size = -1, 0
         self._prove: Prove | None = None
@@ -64,7 +85,12 @@ class PortServer:
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(lambda loop, context: None)
         self._thread = threading.Thread(target=self._run, name="pycoll port", daemon=True)
-        self._thread.start()
+        self._failure = ""
+        try:
+            threads.start(self._thread, _WHAT)
+        except SystemError:
+            self._loop.close()
+            raise
         _servers.add(self)
 
     @property
@@ -82,12 +108,25 @@ class PortServer:
 
         async def begin() -> None:
             self._rank, self._size, self._prove, self.ended = rank, size, prove, set()
+            self.accepted, self.decided = {}, {}
             await cancel([*self._tasks])
 
         self.run(begin())
 
+    def members(self, topic: str) -> dict[int, Member]:
+        """The ranks that wait for a decision on `topic`."""
+        return dict(self._joined.get(topic, {}))
+
+    def dismiss(self, topic: str) -> list[Member]:
+        """Removes the ranks that wait for a decision on `topic`, and returns them."""
+        return [*self._joined.pop(topic, {}).values()]
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine on the server's thread and returns its result; may be interrupted."""
+        """Runs a coroutine on the server's thread and returns its result; may be interrupted.
+
+        Raises:
+            SystemError: The thread has failed.
+        """
         tasks: list[asyncio.Task[T]] = []
         done = threading.Event()
 
@@ -98,13 +137,17 @@ class PortServer:
         def stop() -> None:
             tasks[0].cancel()
 
-        self._loop.call_soon_threadsafe(start)
         try:
-            while not done.wait(_POLL_S):
-                pass  # signal handlers run in between
+            if self._thread.is_alive():
+                self._loop.call_soon_threadsafe(start)
+            while not done.wait(_POLL_S):  # signal handlers run in between
+                if not self._thread.is_alive():
+                    raise SystemError(self._failure)
         except BaseException:
-            self._loop.call_soon_threadsafe(stop)
-            done.wait()
+            if self._thread.is_alive():
+                self._loop.call_soon_threadsafe(stop)
+                done.wait()
+            work.close()
             raise
         return tasks[0].result()
 
@@ -131,11 +174,14 @@ class PortServer:
             self._loop.add_reader(listener, self._accept, listener)
         try:
             self._loop.run_forever()
-        finally:
             for listener in self._listeners:
                 self._loop.remove_reader(listener)
             self._loop.run_until_complete(cancel([*asyncio.all_tasks(self._loop)]))
             self._loop.run_until_complete(asyncio.sleep(0))  # transports close their sockets
+        except OSError as error:  # the system refuses to poll the sockets
+            self._failure = f"{_WHAT} failed: {error}"
+            self.close_sockets()
+        finally:
             self._loop.close()
 
     def _accept(self, listener: socket.socket) -> None:
@@ -177,33 +223,49 @@ class PortServer:
         """Handles a connection of a rank, or of an unauthenticated peer, which soon times out."""
         task = asyncio.current_task()
         assert task is not None
-        rank, writer = None, None
+        hello, writer = None, None
         try:
             reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_LINE)
             with contextlib.suppress(asyncio.TimeoutError):
-                rank = await asyncio.wait_for(self._greeted(reader, writer), _UNPROVED_S)
-            if rank is not None:
+                hello = await asyncio.wait_for(self._greeted(reader, writer), _UNPROVED_S)
+            if hello is not None:
                 self._unproved.pop(task, None)
-                self.joined[rank] = writer
-                self.changed.set()
-                await reader.read(1)  # until the peer disconnects: it has nothing more to say
+                await self._serve_rank(hello, reader, writer)
         except (*BROKEN, asyncio.CancelledError):
             pass  # otherwise asyncio prints it
         finally:
-            if rank is not None and self.joined.get(rank) is writer:
-                del self.joined[rank]
-                self.changed.set()
             if writer is not None:
                 self._sockets.discard(connection)
-                if rank is None:
+                if hello is None:
                     writer.transport.abort()  # without what the peer has not read
                 else:
                     writer.close()
 
+    async def _serve_rank(
+        self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Tells a decision, or keeps the rank as a member until it disconnects."""
+        topic = hello.topic
+        if hello.proposal is not None:
+            return
+        if topic in self.decided:
+            return await write_message(writer, self.decided[topic])
+        member = self._joined.setdefault(topic, {})[hello.rank] = Member(writer, hello.value)
+        self.changed.set()
+        try:
+            await reader.read(1)  # until the peer disconnects: it has nothing more to say
+        finally:
+            joined = self._joined.get(topic, {})
+            if joined.get(hello.rank) is member:
+                del joined[hello.rank]
+                self.changed.set()
+            if not joined:
+                self._joined.pop(topic, None)
+
     async def _greeted(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> int | None:
-        """Authenticates the peer and returns its rank."""
+    ) -> Hello | None:
+        """Authenticates the peer and returns its hello."""
         own = secrets.token_bytes(NONCE_BYTES)
         await write_message(writer, {"nonce": own.hex()})
         hello = Hello.read(await read_message(reader), self._size)
@@ -214,8 +276,19 @@ class PortServer:
         ):
             return None
         self.ended |= hello.ended - {self._rank}
-        await write_message(writer, {"proof": prove("coordinator", self._rank, nonces)})
-        return hello.rank
+        answer: dict[str, Any] = {"proof": prove("coordinator", self._rank, nonces)}
+        if hello.proposal is not None:
+            answer["decided"] = self._take_proposal(hello.topic, hello.proposal)
+        await write_message(writer, answer)
+        return hello
+
+    def _take_proposal(self, topic: str, proposal: Mapping[str, Any]) -> Any:
+        """Accepts a coordinator's proposal, unless there is a decision, which it returns."""
+        if topic not in self.decided:
+            self.accepted[topic] = proposal
+            if len(self.accepted) > _MAX_PROPOSALS:
+                del self.accepted[next(iter(self.accepted))]
+        return self.decided.get(topic)
 
 
 async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -15,8 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll import _core, environment
 from pycoll.arguments import seconds, whole_number
-from pycoll.elastic.agreement import Agreement, Verdict
-from pycoll.elastic.owner_port import OwnerPort, exchange_through, host_and_port, open_owner_port
+from pycoll.elastic.agreement import ShrinkAgreement
+from pycoll.elastic.messages import Verdict
+from pycoll.elastic.owner_port import (
+    OwnerPort,
+    exchange_through,
+    host_and_port,
+    open_owner_port,
+    owner_port_of,
+)
 from pycoll.errors import PeerDiedError, TimeoutError, UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +42,7 @@ def shrink(comm: Communicator, timeout_s: float | None) -> Communicator:
     timeout_s = comm.timeout_s if timeout_s is None else seconds(timeout_s)
     end = time.monotonic() + timeout_s
     silence_s = float(environment.read("PYCOLL_SILENCE_S") or 5)
-    port, left_s = _owner_port_of(comm), timeout_s
+    port, left_s = owner_port_of(comm, "shrink"), timeout_s
     with contextlib.ExitStack() as stack:
 
         def serve(token: str, host: str) -> int:
@@ -45,8 +52,8 @@ def shrink(comm: Communicator, timeout_s: float | None) -> Communicator:
 
         while True:
             token = port.secret.hex()
-            agreement = Agreement(port, partial(serve, token), left_s, silence_s)
-            verdict = port.server.run(agreement.run())
+            agreement = ShrinkAgreement(port, partial(serve, token), left_s, silence_s)
+            verdict = port.server.run(agreement.verdict())
             # If a member ends before all have connected, some ranks may already use the new world.
             # So the next agreement, of this call or of theirs, is among its members.
             comm._owner_ports[-1] = port = port.of_members(
@@ -213,15 +220,6 @@ def _replace(old: Communicator, new: Communicator, former_ranks: list[int]) -> C
     old._owner_ports.clear()
     old.close()
     return new
-
-
-def _owner_port_of(comm: Communicator) -> OwnerPort:
-    if comm._owner_ports and comm.size > 1:
-        return comm._owner_ports[-1]
-    raise UsageError(
-        "shrink: expected a communicator of several processes made by pycoll.init, join, shrink or "
-        "grow, which has not been replaced; split the new one again"
-    )
 
 
 def _session_token() -> tuple[str, bool]:

@@ -18,6 +18,7 @@ from typing import Any
 from pycoll.arguments import flag, seconds, shown, whole_number
 from pycoll.errors import AbortedError, Error, PeerDiedError, UsageError
 from pycoll.launch.processes import RankProcess, World, describe_exit, end_all
+from pycoll.threads import start as start_thread
 
 _MAX_RANKS = 256  # of a communicator
 _GRACE_S = 5.0  # after the first failure, for the other ranks to report their own
@@ -317,7 +318,7 @@ class _Threads:
         ]
         try:
             for thread in ranks:
-                thread.start()
+                start_thread(thread, f"the thread of {thread.name}")
             for thread in ranks:
                 thread.join()
         except BaseException:

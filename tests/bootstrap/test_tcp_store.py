@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import socket
 import struct
@@ -362,3 +363,20 @@ def test_ctrl_c_ends_a_get(ranks, server):
     assert outcome.error == "KeyboardInterrupt"
     assert outcome.seconds < 20
     assert outcome.num_fds_leaked == 0
+
+
+def test_failure_of_the_servers_thread_is_told_to_all_ranks(server):
+    """A poll of more descriptors than the limit allows fails, as one without memory does."""
+    clients = [connect(server, rank) for rank in range(2)]
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = "rank 0: the thread of the store server failed: poll: Invalid argument"
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1, before[1]))
+        for rank, client in enumerate(clients):
+            with pytest.raises(errors.SystemError, match=f"rank {rank}: get 'missing': {text}"):
+                client.get("missing", 5)
+            with pytest.raises(errors.PeerDiedError, match="is gone"):
+                client.get("missing", 5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    server.stop()

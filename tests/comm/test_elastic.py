@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -125,6 +127,45 @@ def test_shrink_keeps_the_settings_and_leaves_no_descriptor_behind():
         return num_fds[0] - len(os.listdir("/proc/self/fd"))
 
     assert min(end(start(work, 2))) > 0
+
+
+def mapped_memories() -> set[str]:
+    """Inodes of the shared memories of communicators that this process has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split()[4] for line in lines if "/memfd:pycoll" in line}
+
+
+def test_worlds_after_shrink_and_grow_share_no_memory_name_or_key():
+    """The number of a rank's port stays, and serves the new world alone: see `OwnerPort`."""
+
+    def work(comm: Comm) -> bool:
+        held = comm.empty(1 << 12, np.float32)
+        former, memories, names, keys = comm._owner_ports[-1], [mapped_memories()], set(), set()
+        for _ in range(3):
+            names.add(comm._group()["name"])
+            keys.add(comm._owner_ports[-1].secret)
+            new = comm.shrink(10)
+            held[...] = 7  # of the world before
+            x = new.empty(1 << 12, np.float32)
+            x[...] = new.rank
+            new.all_reduce(x, out=x)
+            assert (x == 1).all() and (held == 7).all()
+            memories.append(mapped_memories() - memories[-1])
+            assert memories[-1], "the new world has its own memory"
+            comm = new
+        assert len(names) == len(keys) == 3
+        if comm.rank == 0:
+            with socket.create_connection(("127.0.0.1", former.own.port)) as s:
+                file = s.makefile("rb")
+                nonces = bytes.fromhex(json.loads(file.readline())["nonce"]) + bytes(32)
+                hello = {"rank": 1, "nonce": bytes(32).hex(), "ended": [], "topic": "shrink"}
+                proof = former.proof("follower", 1, nonces)  # of the first world
+                s.sendall(json.dumps(hello | {"proof": proof, "value": None}).encode() + b"\n")
+                assert file.read() == b""
+        comm.barrier()
+        return True
+
+    assert end(start(work, 2)) == [True, True]
 
 
 def test_minority_may_not_go_on_without_ranks_that_live():

@@ -17,7 +17,7 @@ import pytest
 from worlds import end, start
 
 import pycoll
-from pycoll.elastic.agreement import Agreement
+from pycoll.elastic.agreement import ShrinkAgreement
 from pycoll.elastic.messages import BROKEN, Verdict, refusal
 from pycoll.elastic.owner_port import Address, OwnerPort, open_owner_port
 from pycoll.elastic.port_server import PortServer
@@ -79,6 +79,7 @@ def greet(port: OwnerPort, s: socket.socket, rank: int, ended: list[int]) -> dic
     nonces = bytes.fromhex(json.loads(file.readline())["nonce"]) + bytes(32)
     proof = port.proof("follower", rank, nonces)
     hello = {"rank": rank, "nonce": bytes(32).hex(), "ended": ended, "proof": proof}
+    hello |= {"topic": "shrink", "value": None, "proposal": None}
     s.sendall(json.dumps(hello).encode() + b"\n")
     answer = json.loads(file.readline())
     assert answer == {"proof": port.proof("coordinator", port.rank, nonces)}
@@ -86,7 +87,7 @@ def greet(port: OwnerPort, s: socket.socket, rank: int, ended: list[int]) -> dic
 
 
 async def joined(server: PortServer) -> list[int]:
-    return sorted(server.joined)
+    return sorted(server.members("shrink"))
 
 
 def wait_until_joined(port: OwnerPort, ranks: list[int]) -> None:
@@ -172,7 +173,7 @@ def test_hostile_answers_at_the_port_of_a_lower_rank_do_not_end_a_shrink():
         port = replace(own, rank=1, addresses=[lower, own.own])
         port.server.serve(1, 2, port.proof)
         with pytest.raises(pycoll.TimeoutError, match="rank 0 did not call it within 0.5 s"):
-            port.server.run(Agreement(port, lambda host: 0, 0.5, 0.5).run())
+            port.server.run(ShrinkAgreement(port, lambda host: 0, 0.5, 0.5).verdict())
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
     assert num_answers >= 5

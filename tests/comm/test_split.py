@@ -212,3 +212,17 @@ def test_group_with_other_ranks_on_one_rank_raises_usage_error_there(comm):
     with pytest.raises(UsageError, match="and not on all of them: . of . came"):
         comm.group([0, 1] if comm.rank == 0 else [0, 1, 2])
     comm.barrier()  # which is as usable as before
+
+
+@on_ranks(processes=(2, 4), own=True)
+def test_split_opens_one_descriptor(comm):
+    """Parts share the handles on processes with the communicator that they come from."""
+    comm.split(0).close()
+    before = len(os.listdir("/proc/self/fd"))
+    parts = [comm.split(0) for _ in range(20)]
+    nested = [parts[0].split(part.rank) for part in parts[:5]]
+    assert len(os.listdir("/proc/self/fd")) - before == len(parts) + len(nested)
+    for part in (*nested, *parts):
+        part.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    comm.barrier()

@@ -112,6 +112,9 @@ def main() -> None:
         if options.list:
             print(f"{name:12} {kind.CASES:7} cases  {kind.__doc__.splitlines()[0]}")
             continue
+        if reason := injections.why_not(kind):
+            print(f"{name}: skipped: {reason}")
+            continue
         cases = kind.CASES if options.cases is None else options.cases
         num_failed += len(run(name, cases, options.seed, options.jobs).failing)
     sys.exit(1 if num_failed else 0)

@@ -11,6 +11,8 @@ import pytest
 def test_few_cases_of_an_injected_fault(name):
     """Seconds: each case starts ranks of its own."""
     kind = injections.load(name)
+    if reason := injections.why_not(kind):
+        pytest.skip(reason)
     for seed in kind.FEW:
         outcome = kind.run_case(seed)
         assert not outcome.complaint, f"{name}, seed {seed}: {outcome.complaint}"

@@ -22,14 +22,16 @@ SILENCE_S = 1.5
 
 
 def until_error_and_on(comm: Comm, folder: Path) -> tuple[list[int], list[float]]:
-    """Reduces until something fails, shrinks, and gathers the old ranks in the new world."""
+    """Reduces until something fails, agrees, shrinks, and gathers the old ranks."""
     former = comm.rank
     with pytest.raises(pycoll.PeerDiedError):
         for i in range(10_000_000):
             comm.all_reduce(np.ones(100, np.float32), "max")
             if i == 20:
                 (folder / f"rank{comm.rank}").write_text(str(os.getpid()))
+    highest = comm.agree(former, "max", timeout_s=20)
     with comm.shrink(20) as new:
+        assert highest == new.former_ranks[-1]
         gathered = new.all_gather(np.array([float(former)])).ravel().tolist()
         time.sleep(0.5)  # hosts whose worlds end at once would be taken for dead
         return new.former_ranks, gathered

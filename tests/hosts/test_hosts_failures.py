@@ -43,6 +43,19 @@ def start_loop(
     return pids
 
 
+def test_abort_reaches_the_other_host_with_its_reason(two):
+    def work(comm: Comm) -> str:
+        comm.barrier()
+        if comm.rank == 0:
+            comm.abort("the loss is nan")
+        with pytest.raises(pycoll.AbortedError) as raised:
+            comm.barrier()
+        return str(raised.value)
+
+    for text in values(two.outcomes(two.start_ranks(work, 1))):
+        assert text.endswith("rank 0 aborted the communicator: the loss is nan")
+
+
 @plain_and_tls
 @pytest.mark.parametrize(("per_host", "count"), [(1, 1), (2, 100_000)])
 def test_killed_rank_of_another_host_is_named_by_all(two, count, per_host, links, tmp_path):

@@ -38,6 +38,7 @@ enum class StoreFrame : uint8_t {
   kProof,      // text proof
   kLeave,      // the client is about to disconnect; no reply
   kGone,       // a rank has disconnected without kLeave: text error, int32 rank
+  kFailed,     // no reply: the server's thread has failed: text error
 };
 
 inline constexpr std::string_view kStoreMagic = "pycoll store 2";

@@ -255,7 +255,13 @@ std::string TcpStore::request(StoreFrame kind, const WireWriter& payload, const 
       const std::string frame = receive_frame(what, deadline);
       WireReader reader(frame);
       const auto reply = static_cast<StoreFrame>(reader.number<uint8_t>());
-      if (reader.number<uint32_t>() != number) continue;  // the late reply to a get that timed out
+      const bool is_reply = reader.number<uint32_t>() == number;
+      if (reply == StoreFrame::kFailed) {
+        channel_.reset();
+        throw SystemError("rank " + std::to_string(rank_) + ": " + what + ": " +
+                          std::string(reader.text()));
+      }
+      if (!is_reply) continue;  // the late reply to a get that timed out
       const std::string text(reader.text());
       if (reply == StoreFrame::kError) throw UsageError(text);
       if (reply == StoreFrame::kGone) throw PeerDiedError(text, reader.number<int32_t>(), 0);

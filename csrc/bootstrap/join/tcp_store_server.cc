@@ -3,8 +3,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
@@ -58,18 +56,10 @@ TcpStoreServer::TcpStoreServer(const std::string& address, int port, const Token
   set_value(kSecondClaimsKey, "");
   wake_ = Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_) throw_system_error("eventfd");
-  // Signal handlers must run on the user's threads, so this one inherits a mask of all signals.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    thread_ = std::thread([this] { serve(); });
-  } catch (const std::system_error& error) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw SystemError(std::string("the thread of the store server did not start: ") + error.what());
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  const BlockedSignals blocked;
+  thread_ = start_thread(
+      "the thread of the store server", [this] { serve(); },
+      [this](const std::string& text) { fail(text); });
 }
 
 TcpStoreServer::~TcpStoreServer() { stop(); }
@@ -115,6 +105,7 @@ void TcpStoreServer::stop(double linger_s) {
   while (::write(wake_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
   }
   thread_.join();
+  connections_.clear();
   wake_.reset();
 }
 
@@ -154,7 +145,17 @@ void TcpStoreServer::serve() {
     drop_the_gone();
   }
   for (const auto& one : connections_) ::shutdown(one->channel.fd(), SHUT_RDWR);
-  connections_.clear();
+}
+
+void TcpStoreServer::fail(const std::string& text) {
+  listener_.reset();
+  std::erase_if(connections_, [](const auto& one) { return !one->channel || !one->welcome; });
+  for (const auto& one : connections_) {
+    one->reply(StoreFrame::kFailed, 0, "rank 0: " + text);
+    one->flush();
+    // The connection stays open for reading: a reset would discard what the client has not read.
+    if (one->channel) ::shutdown(one->channel.fd(), SHUT_WR);
+  }
 }
 
 int64_t TcpStoreServer::poll_wait_ns() const {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/thread.h"
 #include "bootstrap/security/token.h"
 
 namespace pycoll {
@@ -66,6 +67,8 @@ class TcpStoreServer {
   void report_death(const StoreConnection& dead);
   std::string death_frame(uint32_t number) const;
   void drop_the_gone();
+  /// Reports an error of the thread to all ranks that have joined.
+  void fail(const std::string& text);
   int64_t poll_wait_ns() const;
 
   const std::string token_;

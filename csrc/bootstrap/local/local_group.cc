@@ -58,17 +58,20 @@ void send_hello(int socket, int rank, int num_ranks, size_t shared_bytes, const 
   }
 }
 
-LocalGroup read_welcome(Packet packet, WireReader& reader, int num_ranks, size_t shared_bytes) {
-  if (packet.lost_fds || packet.fds.size() != static_cast<size_t>(num_ranks) + 1) {
+LocalGroup read_welcome(Packet packet, WireReader& reader, int num_ranks, size_t shared_bytes,
+                        Pidfds known) {
+  const size_t num_fds = known.empty() ? 1 + static_cast<size_t>(num_ranks) : 1;
+  if (packet.lost_fds || packet.fds.size() != num_fds) {
     throw SystemError(
-        "received " + std::to_string(packet.fds.size()) + " of " + std::to_string(num_ranks + 1) +
+        "received " + std::to_string(packet.fds.size()) + " of " + std::to_string(num_fds) +
         " descriptors from rank 0: this process may have too many open files (see ulimit -n)");
   }
   LocalGroup group;
   group.memory = std::move(packet.fds[0]);
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    group.pids.push_back(reader.number<int32_t>());
-    group.pidfds.push_back(std::move(packet.fds[static_cast<size_t>(1 + rank)]));
+  for (int rank = 0; rank < num_ranks; ++rank) group.pids.push_back(reader.number<int32_t>());
+  group.pidfds = std::move(known);
+  for (size_t i = 1; i < num_fds; ++i) {
+    group.pidfds.push_back(std::make_shared<const Fd>(std::move(packet.fds[i])));
   }
   reader.expect_end();
   struct stat memory = {};
@@ -81,7 +84,7 @@ LocalGroup read_welcome(Packet packet, WireReader& reader, int num_ranks, size_t
 }
 
 LocalGroup follow(const std::string& socket_name, int rank, int num_ranks, size_t shared_bytes,
-                  const std::string& token, const Deadline& deadline) {
+                  const std::string& token, const Deadline& deadline, Pidfds known) {
   const Fd socket = connect_to_leader(socket_name, num_ranks, deadline);
   send_hello(socket.get(), rank, num_ranks, shared_bytes, token, deadline);
   if (!wait_for_fd(socket.get(), POLLIN, deadline)) {
@@ -101,7 +104,7 @@ LocalGroup follow(const std::string& socket_name, int rank, int num_ranks, size_
     const auto kind = static_cast<GroupPacket>(reader.number<uint8_t>());
     if (kind == GroupPacket::kFailure) GroupFailure::from(reader).raise();
     if (kind != GroupPacket::kWelcome) throw MalformedMessage();
-    return read_welcome(std::move(packet), reader, num_ranks, shared_bytes);
+    return read_welcome(std::move(packet), reader, num_ranks, shared_bytes, std::move(known));
   } catch (const MalformedMessage&) {
     throw SystemError("rank 0 sent a malformed message at '" + socket_name +
                       "': run the same version of pycoll on all ranks");
@@ -123,7 +126,7 @@ std::string socket_name_of(const std::string& name) {
 
 LocalGroup form_local_group(const std::string& name, int rank, int num_ranks, size_t shared_bytes,
                             const std::string& token, const Deadline& deadline,
-                            const PrepareMemory& prepare) {
+                            const PrepareMemory& prepare, Pidfds known) {
   if (num_ranks < 1 || num_ranks > kMaxLocalRanks) {
     throw UsageError("a local group has 1 to " + std::to_string(kMaxLocalRanks) + " ranks, not " +
                      std::to_string(num_ranks));
@@ -135,8 +138,11 @@ LocalGroup form_local_group(const std::string& name, int rank, int num_ranks, si
   }
   check_token(token);
   const std::string socket_name = socket_name_of(name);
-  if (rank != 0) return follow(socket_name, rank, num_ranks, shared_bytes, token, deadline);
-  return LocalGroupLeader(socket_name, num_ranks, shared_bytes, token).form(deadline, prepare);
+  if (rank != 0) {
+    return follow(socket_name, rank, num_ranks, shared_bytes, token, deadline, std::move(known));
+  }
+  LocalGroupLeader leader(socket_name, num_ranks, shared_bytes, token);
+  return leader.form(deadline, prepare, std::move(known));
 }
 
 }  // namespace pycoll

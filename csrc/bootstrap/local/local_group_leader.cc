@@ -49,11 +49,12 @@ LocalGroupLeader::LocalGroupLeader(const std::string& socket_name, int num_ranks
   joiners_[0].pid = ::getpid();
 }
 
-LocalGroup LocalGroupLeader::form(const Deadline& deadline, const PrepareMemory& prepare) {
+LocalGroup LocalGroupLeader::form(const Deadline& deadline, const PrepareMemory& prepare,
+                                  Pidfds known) {
   try {
     gather(deadline);
     if (prepare) prepare(memory_.get(), pids());
-    return welcome_all(deadline);
+    return welcome_all(deadline, std::move(known));
   } catch (const SystemError& error) {
     fail({.kind = GroupFailure::Kind::kSystem, .text = std::string("rank 0: ") + error.what()});
   }
@@ -158,7 +159,7 @@ std::vector<pid_t> LocalGroupLeader::pids() const {
   return pids;
 }
 
-LocalGroup LocalGroupLeader::welcome_all(const Deadline& deadline) {
+LocalGroup LocalGroupLeader::welcome_all(const Deadline& deadline, Pidfds known) {
   static_assert(1 + kMaxLocalRanks <= kMaxPacketFds);
   static_assert(kMaxLocalRanks * sizeof(int32_t) + 1 <= kMaxPacketBytes);
   WireWriter welcome;
@@ -166,7 +167,7 @@ LocalGroup LocalGroupLeader::welcome_all(const Deadline& deadline) {
   std::vector<int> fds = {memory_.get()};
   for (const Joiner& joiner : joiners_) {
     welcome.number(static_cast<int32_t>(joiner.pid));
-    fds.push_back(joiner.pidfd.get());
+    if (known.empty()) fds.push_back(joiner.pidfd.get());
   }
   for (int rank = 1; rank < num_ranks_; ++rank) {
     const int socket = joiners_[static_cast<size_t>(rank)].socket.get();
@@ -185,7 +186,11 @@ LocalGroup LocalGroupLeader::welcome_all(const Deadline& deadline) {
   LocalGroup group;
   group.memory = std::move(memory_);
   group.pids = pids();
-  for (Joiner& joiner : joiners_) group.pidfds.push_back(std::move(joiner.pidfd));
+  group.pidfds = std::move(known);
+  if (!group.pidfds.empty()) return group;
+  for (Joiner& joiner : joiners_) {
+    group.pidfds.push_back(std::make_shared<const Fd>(std::move(joiner.pidfd)));
+  }
   return group;
 }
 

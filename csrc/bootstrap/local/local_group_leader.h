@@ -21,7 +21,7 @@ class LocalGroupLeader {
                    const std::string& token);
 
   /// Waits for all ranks, and sends the outcome to each.
-  LocalGroup form(const Deadline& deadline, const PrepareMemory& prepare);
+  LocalGroup form(const Deadline& deadline, const PrepareMemory& prepare, Pidfds known);
 
  private:
   struct Joiner {
@@ -41,7 +41,7 @@ class LocalGroupLeader {
   /// Handles input from a joiner, which can only mean that it has given up or died.
   void hear_joiner(int rank, const Deadline& deadline);
   std::vector<pid_t> pids() const;
-  LocalGroup welcome_all(const Deadline& deadline);
+  LocalGroup welcome_all(const Deadline& deadline, Pidfds known);
   std::vector<int> missing_ranks() const;
   GroupFailure timeout_after(double timeout_s) const;
   GroupFailure death_of(int rank) const;

@@ -11,7 +11,8 @@ namespace pycoll {
 enum class GroupPacket : uint8_t {
   kHello,    // rank to leader: text token, int32 rank, int32 num_ranks, uint64 shared_bytes; pidfd
   kGiveUp,   // rank to leader: double timeout_s; its deadline has passed
-  kWelcome,  // leader to rank: int32 pid of each rank; the memory, then all pidfds
+  kWelcome,  // leader to rank: int32 pid of each rank; the memory, then all pidfds unless they are
+             // known
   kFailure,  // leader to rank: a GroupFailure
 };
 

@@ -1,8 +1,22 @@
 #include "comm/async/progress.h"
 
 namespace pycoll {
+namespace {
 
-ProgressThread::ProgressThread() : thread_([this] { run(); }) {}
+std::exception_ptr error_of(const std::function<void()>& action) {
+  try {
+    action();
+    return nullptr;
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+}  // namespace
+
+ProgressThread::ProgressThread(ReportError report)
+    : thread_(start_thread(
+          "the thread of asynchronous operations", [this] { run(); }, std::move(report))) {}
 
 ProgressThread::~ProgressThread() {
   {
@@ -45,17 +59,12 @@ void ProgressThread::run() {
       item = std::move(queue_.front());
       queue_.pop_front();
     }
-    std::exception_ptr error;
-    try {
-      item.operation();
-    } catch (...) {
-      error = std::current_exception();
-    }
+    std::exception_ptr error = error_of(item.operation);
     item.operation = nullptr;  // releases the caller's memory before any notification
     num_operations_.fetch_sub(item.is_local ? 0 : 1, std::memory_order_acq_rel);
     num_pending_.fetch_sub(1, std::memory_order_acq_rel);
-    if (item.then) item.then();
-    item.work->finish(std::move(error));
+    const std::exception_ptr later = item.then ? error_of(item.then) : nullptr;
+    item.work->finish(error ? std::move(error) : later);
   }
 }
 

@@ -9,13 +9,14 @@
 #include <mutex>
 #include <thread>
 
+#include "base/thread.h"
 #include "comm/async/work.h"
 
 namespace pycoll {
 
 class ProgressThread {
  public:
-  ProgressThread();
+  explicit ProgressThread(ReportError report);
   ~ProgressThread();  // runs all queued operations: break the communicator first to end them early
 
   /// Queues an operation. `then` is called when the operation is over and no longer counts as

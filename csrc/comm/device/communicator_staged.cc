@@ -66,8 +66,7 @@ std::shared_ptr<DeviceWork> Communicator::start_staged(const Call& call,
   auto begun = std::make_shared<StreamEvent>(device);
   begun->record(call.stream);
   auto work = std::make_shared<DeviceWork>(device, 0, std::move(keep_alive), nullptr);
-  if (progress_ == nullptr) progress_ = std::make_unique<ProgressThread>();
-  work->follow(progress_->submit([this, call, begun, work, name = std::string(call.algorithm)] {
+  work->follow(progress().submit([this, call, begun, work, name = std::string(call.algorithm)] {
     const std::lock_guard lock(run_mutex_);
     Call own = call;
     own.algorithm = name;

@@ -11,7 +11,12 @@ DeviceWatchdog::DeviceWatchdog(Transport& transport, uint64_t* abort_word, Devic
       rank_(transport.rank()),
       abort_word_(abort_word),
       report_(report),
-      thread_([this] { run(); }) {}
+      thread_(start_thread(
+          "the thread that watches a device", [this] { run(); },
+          [this](const std::string& text) {
+            segment_.revoke(rank_, text);
+            store_release(*abort_word_, 1);
+          })) {}
 
 DeviceWatchdog::~DeviceWatchdog() {
   {

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/thread.h"
 #include "executor/device/device_launch.h"
 #include "transport/transport.h"
 

@@ -1,5 +1,7 @@
 #include "kernels/threads/thread_pool.h"
 
+#include "base/thread.h"
+
 namespace pycoll {
 
 ThreadPool::~ThreadPool() {
@@ -15,7 +17,8 @@ void ThreadPool::run(int num, const std::function<void(int)>& work) {
   std::unique_lock lock(mutex_);
   while (static_cast<int>(threads_.size()) < num) {
     const auto index = static_cast<int>(threads_.size());
-    threads_.emplace_back([this, index] { run_worker(index); });
+    threads_.push_back(
+        start_thread("a thread of an emulated device", [this, index] { run_worker(index); }, {}));
   }
   work_ = &work;
   num_wanted_ = num_running_ = num;

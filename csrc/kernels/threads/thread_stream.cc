@@ -3,14 +3,22 @@
 #include "base/error.h"
 
 namespace pycoll {
+namespace {
+
+void raise_if_failed(const std::string& error) {
+  if (!error.empty()) throw SystemError(error);
+}
+
+}  // namespace
 
 void ThreadEvent::record(ThreadStream& stream) {
   capture_ = stream.capture();
   if (capture_ != nullptr) return;  // a capture keeps the order of its tasks anyway
-  stream.push([count = count_, number = ++recorded_] {
+  stream.push([stream = &stream, count = count_, number = ++recorded_] {
     {
       const std::lock_guard lock(count->mutex);
       count->done = number;
+      count->error = stream->error();
     }
     count->reached.notify_all();
   });
@@ -24,6 +32,7 @@ void ThreadEvent::hold(ThreadStream& stream) {
   stream.push([count = count_, number = recorded_.load()] {
     std::unique_lock lock(count->mutex);
     count->reached.wait(lock, [&] { return count->done >= number; });
+    raise_if_failed(count->error);
   });
 }
 
@@ -34,13 +43,16 @@ void ThreadEvent::refuse_captured() const {
 bool ThreadEvent::is_over() {
   refuse_captured();
   const std::lock_guard lock(count_->mutex);
-  return count_->done >= recorded_;
+  if (count_->done < recorded_) return false;
+  raise_if_failed(count_->error);
+  return true;
 }
 
 void ThreadEvent::synchronize() {
   refuse_captured();
   std::unique_lock lock(count_->mutex);
   count_->reached.wait(lock, [&] { return count_->done >= recorded_; });
+  raise_if_failed(count_->error);
 }
 
 ThreadStream::~ThreadStream() {
@@ -59,9 +71,11 @@ void ThreadStream::push(ThreadTask task) {
   }
   {
     const std::lock_guard lock(mutex_);
+    if (!thread_.joinable()) {
+      thread_ = start_thread("the thread of an emulated device's stream", [this] { run(); }, {});
+    }
     queue_.push_back(std::move(task));
     ++num_pushed_;
-    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
   }
   changed_.notify_all();
 }
@@ -71,6 +85,12 @@ void ThreadStream::synchronize() {
   std::unique_lock lock(mutex_);
   const uint64_t number = num_pushed_;
   changed_.wait(lock, [&] { return num_done_ >= number; });
+  raise_if_failed(error_);
+}
+
+std::string ThreadStream::error() {
+  const std::lock_guard lock(mutex_);
+  return error_;
 }
 
 void ThreadStream::run() {
@@ -78,13 +98,19 @@ void ThreadStream::run() {
   for (;;) {
     changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });
     if (queue_.empty()) return;
+    std::string error;
     {
       const ThreadTask task = std::move(queue_.front());
       queue_.pop_front();
       lock.unlock();
-      task();
+      try {
+        task();
+      } catch (const std::exception& raised) {
+        error = raised.what();
+      }
     }
     lock.lock();
+    if (error_.empty()) error_ = std::move(error);
     ++num_done_;
     changed_.notify_all();
   }

@@ -9,8 +9,11 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
+
+#include "base/thread.h"
 
 namespace pycoll {
 
@@ -36,6 +39,7 @@ class ThreadEvent {
     std::mutex mutex;
     std::condition_variable reached;
     uint64_t done = 0;
+    std::string error;  // of the stream
   };
   void refuse_captured() const;
 
@@ -54,8 +58,11 @@ class ThreadStream {
   int device() const { return device_; }
   /// Runs `task` after all earlier tasks, or records it during a capture.
   void push(ThreadTask task);
-  /// Waits until all earlier tasks are done. Raises UsageError while the stream is captured.
+  /// Waits until all earlier tasks are done. Raises UsageError while the stream is captured, and
+  /// SystemError from the first task on that failed.
   void synchronize();
+  /// What the first task that failed has raised; empty: none has.
+  std::string error();
 
   void begin_capture();
   /// Raises UsageError unless the capture began in this stream.
@@ -78,6 +85,7 @@ class ThreadStream {
   uint64_t num_pushed_ = 0;
   uint64_t num_done_ = 0;
   bool stop_ = false;
+  std::string error_;
   std::shared_ptr<ThreadCapture> capture_;
   std::thread thread_;  // started by the first task
 };

@@ -37,6 +37,12 @@ void raise_signals() {
   throw pybind11::error_already_set();
 }
 
+pycoll_error make_error(int code, const std::string& text) {
+  pycoll_error error = {.code = code, .rank = -1, .signal = 0, .message = {}};
+  text.copy(error.message, sizeof(error.message) - 1);
+  return error;
+}
+
 void raise_core_error(int code, const pycoll_error& error) {
   if (code == PYCOLL_ABORTED_ERROR && is_main_thread() && Py_IsInitialized() != 0) {
     // A signal handler's error takes precedence over the errors that it caused.

@@ -12,6 +12,9 @@ namespace pycoll::torch_backend {
 const pycoll_api& core();
 void set_core(const pycoll_api* api);
 
+/// An error with this text, cut to what fits.
+pycoll_error make_error(int code, const std::string& text);
+
 /// Raises the error that a function of the table has returned: ValueError for a wrong call, else
 /// torch.distributed.DistBackendError, with the core's text.
 [[noreturn]] void raise_core_error(int code, const pycoll_error& error);

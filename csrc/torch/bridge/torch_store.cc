@@ -3,7 +3,6 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <thread>
 #include <vector>
@@ -21,12 +20,7 @@ struct StoreContext {
 };
 
 int fail(pycoll_error* error, int code, const std::string& text) {
-  error->code = code;
-  error->rank = -1;
-  error->signal = 0;
-  const size_t length = std::min(text.size(), sizeof(error->message) - 1);
-  std::memcpy(error->message, text.data(), length);
-  error->message[length] = '\0';
+  *error = make_error(code, text);
   return code;
 }
 

@@ -3,6 +3,8 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 
+#include <system_error>
+
 namespace pycoll::torch_backend {
 
 MessageStarter::~MessageStarter() {
@@ -14,17 +16,32 @@ MessageStarter::~MessageStarter() {
   if (thread_.joinable()) thread_.join();
 }
 
-void MessageStarter::start(std::optional<c10::Event> after, std::function<void()> start) {
+void MessageStarter::start(std::optional<c10::Event> after, Start start) {
+  std::optional<pycoll_error> error;
   {
     const std::lock_guard lock(mutex_);
     if (after || !waiting_.empty()) {
-      waiting_.push_back({std::move(after), std::move(start)});
-      if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
-      changed_.notify_all();
-      return;
+      error = start_thread();
+      if (!error) {
+        waiting_.push_back({std::move(after), std::move(start)});
+        changed_.notify_all();
+        return;
+      }
     }
   }
-  start();
+  start(error ? &*error : nullptr);
+}
+
+std::optional<pycoll_error> MessageStarter::start_thread() {
+  if (thread_.joinable()) return std::nullopt;
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& error) {
+    return make_error(
+        PYCOLL_SYSTEM_ERROR,
+        "the thread that starts messages of devices did not start: " + error.code().message());
+  }
+  return std::nullopt;
 }
 
 void MessageStarter::run() {
@@ -34,8 +51,13 @@ void MessageStarter::run() {
     if (waiting_.empty()) return;
     Waiting& first = waiting_.front();
     lock.unlock();
-    if (first.after) first.after->synchronize();
-    first.start();
+    std::optional<pycoll_error> error;
+    try {
+      if (first.after) first.after->synchronize();
+    } catch (const std::exception& raised) {
+      error = make_error(PYCOLL_SYSTEM_ERROR, raised.what());
+    }
+    first.start(error ? &*error : nullptr);
     lock.lock();
     waiting_.pop_front();
   }

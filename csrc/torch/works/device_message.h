@@ -17,16 +17,22 @@ class MessageStarter {
  public:
   ~MessageStarter();
 
+  /// Starts a message, or ends it with an error.
+  using Start = std::function<void(const pycoll_error*)>;
+
   /// Calls `start` on the starter's thread after the event `after`, or at once on this thread where
-  /// there is no event and no message is waiting.
-  void start(std::optional<c10::Event> after, std::function<void()> start);
+  /// there is no event and no message is waiting. Passes an error if there is no thread, or the
+  /// event failed.
+  void start(std::optional<c10::Event> after, Start start);
 
  private:
   struct Waiting {
     std::optional<c10::Event> after;
-    std::function<void()> start;
+    Start start;
   };
   void run();
+  /// Starts the thread unless it runs; the error if there is none. Needs the lock.
+  std::optional<pycoll_error> start_thread();
 
   std::mutex mutex_;
   std::condition_variable changed_;

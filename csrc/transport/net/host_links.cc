@@ -1,8 +1,5 @@
 #include "transport/net/host_links.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <exception>
@@ -39,19 +36,10 @@ HostLinks::HostLinks(std::unique_ptr<Wire> wire, int num_ranks, const std::vecto
       spoken_ns_(static_cast<size_t>(num_ranks), now_ns()),
       looked_ns_(now_ns()) {
   if (!background) return;
-  // Signal handlers must run on the user's threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    thread_ = std::make_unique<std::thread>([this] { run(); });
-  } catch (const std::system_error& error) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw SystemError(std::string("the thread of the links between hosts did not start: ") +
-                      error.what());
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  const BlockedSignals blocked;
+  thread_ = std::make_unique<std::thread>(start_thread(
+      "the thread of the links between hosts", [this] { run(); },
+      [this](const std::string& text) { revoke(text); }));
 }
 
 HostLinks::~HostLinks() {
@@ -217,6 +205,12 @@ void HostLinks::look_after(int64_t now) {
       wire_->close(peer);
     }
   }
+}
+
+void HostLinks::revoke(const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [group, proxy] : proxies_) proxy->revoke(reason);
+  wire_->poll(*this, -1);
 }
 
 void HostLinks::disown() {

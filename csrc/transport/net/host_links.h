@@ -10,9 +10,11 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "base/thread.h"
 #include "transport/net/wire.h"
 
 namespace pycoll {
@@ -71,6 +73,7 @@ class HostLinks final : private FrameSink {
   void end(int peer, Peer state);
   void poll_for_all(int first);
   void run();
+  void revoke(const std::string& reason);
   void look_after(int64_t now);
   void flush(int64_t end_ns);
 

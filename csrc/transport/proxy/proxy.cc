@@ -51,6 +51,12 @@ void Proxy::reject(int peer) {
   host_links_->reject(members_[static_cast<size_t>(peer)]);
 }
 
+void Proxy::revoke(const std::string& reason) {
+  segment_.revoke(rank_, reason);
+  const std::lock_guard lock(host_links_->mutex());
+  tell_failure();
+}
+
 void Proxy::close() {
   if (host_links_->is_disowned()) return;
   const std::lock_guard lock(host_links_->mutex());

@@ -62,6 +62,8 @@ class Proxy {
   bool has_left(int peer) const { return load_acquire(link(peer).peer_left) != 0; }
   /// Closes the link to `peer`, which has sent an invalid message.
   void reject(int peer);
+  /// Breaks the communicator for a reason of this rank, and tells the remote members.
+  void revoke(const std::string& reason);
   /// Stops using the memory.
   void close();
 

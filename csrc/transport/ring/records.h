@@ -100,6 +100,7 @@ class RecordRing {
 class NameTable {
  public:
   static constexpr uint16_t kNumNames = 1024;
+  static constexpr uint16_t kReason = kNumNames - 1;  // why the rank broke the communicator
   static constexpr size_t kNameBytes = 128;
   static constexpr size_t kMaxText = kNameBytes - sizeof(uint64_t);
   static constexpr size_t kBytes = kNumNames * kNameBytes;

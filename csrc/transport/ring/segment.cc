@@ -208,4 +208,13 @@ void Segment::fail(const Failure& failure) const {
   ring_all_bells();
 }
 
+void Segment::revoke(int rank, std::string_view reason) const {
+  if (load_acquire(failure_word()) != 0) return;
+  names(rank).write(NameTable::kReason, reason);
+  fail({.code = FailureCode::kRevoked,
+        .reporter = static_cast<uint16_t>(rank),
+        .culprit = static_cast<uint16_t>(rank),
+        .message = NameTable::kReason});
+}
+
 }  // namespace pycoll

@@ -40,7 +40,7 @@ enum class FailureCode : uint8_t {
   kMismatch,
   kAborted,
   kMessageMismatch,  // a receive and its message differ in size or dtype
-  kRevoked,          // the reporter called abort()
+  kRevoked,          // the reporter called abort(), or one of its threads failed
 };
 
 /// Why a communicator broke; packed into one word, which the first rank that notices claims.
@@ -49,8 +49,7 @@ struct Failure {
   uint8_t signal = 0;     // kPeerDied
   uint16_t reporter = 0;  // rank that noticed the failure
   uint16_t culprit = 0;   // rank that caused it
-  // mark_of() the reporter's message that failed; kRevoked: the reason, among the reporter's names.
-  // 0: none
+  // mark_of() the reporter's message that failed; kRevoked: NameTable::kReason. 0: none
   uint16_t message = 0;
   uint64_t pack() const;
   static Failure unpack(uint64_t word);
@@ -216,6 +215,8 @@ class Segment {
   void ring_all_bells() const;
   /// Breaks the communicator with this failure, unless it is already broken.
   void fail(const Failure& failure) const;
+  /// Breaks the communicator for a reason that `rank`, of this process, gives in words.
+  void revoke(int rank, std::string_view reason) const;
 
  private:
   std::byte* base_;

@@ -5,6 +5,7 @@ A module has a docstring, whose first line `--list` prints, and:
     CASES                       cases of a whole campaign
     FEW                         seeds that CI runs
     run_case(seed) -> Outcome   one case, a function of its seed alone
+    why_not() -> str            optional: why this machine cannot run the cases, or ""
 
 A case starts its own ranks, ends them, and compares every value that a call returned with the right
 one, on late ranks, too. `campaign.py KIND --seed S --cases 1` runs the case of seed S again.
@@ -33,6 +34,12 @@ class Kind(Protocol):
     CASES: int
     FEW: Sequence[int]
     run_case: Callable[[int], Outcome]
+
+
+def why_not(kind: Kind) -> str:
+    """Why this machine cannot run the kind's cases; empty if it can."""
+    text: str = getattr(kind, "why_not", str)()
+    return text
 
 
 def names() -> list[str]:

@@ -16,8 +16,8 @@ from typing import Any
 
 import pycoll
 from injections import Outcome
-from pycoll.elastic.agreement import Agreement
-from pycoll.elastic.messages import NONCE_BYTES
+from pycoll.elastic.agreement import ShrinkAgreement
+from pycoll.elastic.messages import NONCE_BYTES, Hello
 from pycoll.elastic.owner_port import Address, OwnerPort, open_owner_port
 
 CASES = 1000
@@ -83,7 +83,9 @@ def talk(choose: random.Random, port: OwnerPort) -> None:
         nonces = bytes.fromhex(json.loads(file.readline())["nonce"]) + own
         known = choose.random() < 0.8
         proof = port.proof("follower", rank, nonces) if known else "0" * 64
-        hello = {"rank": rank, "nonce": own.hex(), "ended": [0], "proof": proof}
+        topic, value = choose.choice((("shrink", None), ("agree 1", ("min", 5))))
+        proposal = choose.choice((None, {"value": 5}))
+        hello = Hello(rank, own, frozenset([0]), proof, topic, value, proposal).to_message()
         with contextlib.suppress(ConnectionError):
             s.sendall(damaged(choose, hello))
             if choose.random() < 0.3:
@@ -125,7 +127,9 @@ def check_agreement(choose: random.Random, port: OwnerPort) -> str:
             lower = Address(("127.0.0.1",), listener.getsockname()[1])
             own = replace(port, rank=1, addresses=[lower, port.own])
             port.server.serve(1, 2, own.proof)
-            verdict = port.server.run(Agreement(own, lambda host: 0, _AGREE_S, _AGREE_S).run())
+            verdict = port.server.run(
+                ShrinkAgreement(own, lambda host: 0, _AGREE_S, _AGREE_S).verdict()
+            )
         except (pycoll.TimeoutError, pycoll.PeerDiedError):
             return ""
         except Exception as error:
@@ -141,7 +145,9 @@ def check_port(port: OwnerPort) -> str:
     """What is wrong with the port; empty: a rank that proves itself is still served."""
 
     async def known() -> tuple[set[int], set[int]]:
-        return set(port.server.joined), set(port.server.ended)
+        topics = ("shrink", "agree 1")
+        joined = {rank for topic in topics for rank in port.server.members(topic)}
+        return joined, set(port.server.ended)
 
     joined, ended = port.server.run(known())
     if not joined | ended <= set(range(SIZE)):
@@ -150,7 +156,7 @@ def check_port(port: OwnerPort) -> str:
         file, own = s.makefile("rb"), bytes(NONCE_BYTES)
         nonces = bytes.fromhex(json.loads(file.readline())["nonce"]) + own
         proof = port.proof("follower", 1, nonces)
-        s.sendall(_line({"rank": 1, "nonce": own.hex(), "ended": [], "proof": proof}))
+        s.sendall(_line(Hello(1, own, frozenset(), proof, "shrink").to_message()))
         if json.loads(file.readline()) != {"proof": port.proof("coordinator", 0, nonces)}:
             return "the port answers a rank wrongly"
     return ""
