@@ -233,6 +233,7 @@ void Communicator::fail_aborted() {
 
 void Communicator::raise_failure() {
   recorder_.fail();
+  if (device_ != nullptr) device_->take_back();
   waiter_.raise_failure(recorder_.current());
 }
 

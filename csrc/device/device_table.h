@@ -77,6 +77,10 @@ struct DeviceTable {
   /// Maps the whole allocation for kernels of `device`. The caller still owns `fd`.
   int (*import_memory)(int32_t device, const DeviceHandle* handle, int32_t fd, void** base);
   int (*release_import)(void* base);
+  /// Replaces the memory of the allocation that contains `p` by private memory with its content, at
+  /// the same address; processes that have imported it keep the former memory. No queued work may
+  /// use it. Sets *can to 0, and does nothing, for memory of another library.
+  int (*withdraw)(int32_t device, void* p, int32_t* can);
   /// Allocates zeroed CPU memory that kernels access at the same address.
   int (*allocate_host)(size_t nbytes, void** memory);
   int (*free_host)(void* memory);

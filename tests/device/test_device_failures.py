@@ -23,6 +23,8 @@ from pycoll.arrays.device import DeviceArray
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(60)]
 
+DIRECT = "two_shot/direct"  # ranks write each other's outputs
+
 
 def reduced(comm: pycoll.Communicator, count: int = 100) -> DeviceArray:
     """An array that an operation has used: links are made, and nothing is under way."""
@@ -197,3 +199,49 @@ def test_communicators_share_the_blocks_of_a_device(emulated, monkeypatch, threa
         use(fourth)
 
     run_ranks(work, 2, threads=threads, timeout_s=30)
+
+
+@pytest.mark.parametrize("how", ["empty", "register"])
+def test_kernel_that_starts_after_the_error_changes_nothing(how):
+    """Rank 1's stream is held up by an operation of another communicator, until rank 0 has given
+    up, restored its arrays, and taken part in the other operation."""
+
+    def work(comm: pycoll.Communicator) -> None:
+        other, agreed = comm.split(0), comm.split(0)
+        assert other is not None and agreed is not None
+        count = 100_000
+        if how == "empty":
+            x, out = (comm.empty(count, "f32", device=0) for _ in range(2))
+        else:
+            x, out = (comm.register(DeviceArray.empty(count)) for _ in range(2))
+        y = reduced(other)
+        x.copy_from(np.full(count, comm.rank + 1, np.float32))
+        comm.all_reduce(x, out=out, algorithm=DIRECT)
+        comm.synchronize()
+        agreed.barrier()
+        if comm.rank == 1:
+            other.all_reduce(y)
+            comm.all_reduce(x, out=out, algorithm=DIRECT)
+            agreed.barrier()
+            agreed.barrier()
+            with pytest.raises(AbortedError):
+                comm.synchronize()
+            x.copy_from(np.full(count, -5, np.float32))
+            agreed.barrier()
+            return
+        comm.all_reduce(x, out=out, algorithm=DIRECT)
+        agreed.barrier()
+        comm.abort("rank 1 is late")
+        with pytest.raises(AbortedError):
+            comm.synchronize()
+        restored = np.full(count, 777, np.float32)
+        x.copy_from(restored)
+        out.copy_from(restored)
+        other.all_reduce(y)
+        agreed.barrier()
+        agreed.barrier()
+        np.testing.assert_array_equal(x.numpy(), restored)
+        np.testing.assert_array_equal(out.numpy(), restored)
+        other.synchronize()
+
+    run_ranks(work, 2, timeout_s=20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import builds
@@ -11,7 +12,7 @@ from comm_cases import inputs
 from namespaces import values
 
 import pycoll
-from pycoll import PeerDiedError, UsageError, _core
+from pycoll import AbortedError, PeerDiedError, UsageError, _core
 from pycoll.arrays.device import DeviceArray
 from pycoll.bench.oracle import COLLECTIVES as ORACLES
 from pycoll.bench.oracle import arguments, roots_of, run
@@ -97,8 +98,28 @@ def asynchronous(comm: Comm) -> None:
     comm.all_reduce(arrays[0], "min")
 
 
-def test_every_collective_and_asynchronous_registered_and_captured(two, library):
-    two.run_jobs([everything, asynchronous], 2, timeout_s="60", PYCOLL_DEVICE_LIBRARY=library)
+def aborted(comm: Comm) -> None:
+    """Parts that crossed before the error are delivered before it is raised, not after."""
+    count = 3 * PART_BYTES // 4
+    x = DeviceArray.empty(count, np.int32)
+    for turn in range(12):
+        part = comm.split(0)
+        assert part is not None
+        if comm.rank == comm.size - 1:
+            threading.Timer(0.02 + 0.002 * turn, part.abort).start()
+        with pytest.raises(AbortedError):
+            while True:
+                part.all_reduce(x, "max")
+        x.copy_from(np.full(count, 777, np.int32))
+        comm.barrier()
+        assert (x.numpy() == 777).all()
+        x.copy_from(np.zeros(count, np.int32))
+        part.close()
+
+
+def test_every_collective_and_asynchronous_registered_captured_and_aborted(two, library):
+    jobs = [everything, asynchronous, aborted]
+    two.run_jobs(jobs, 2, timeout_s="60", PYCOLL_DEVICE_LIBRARY=library)
 
 
 def test_rank_that_is_gone_is_named(two, library):

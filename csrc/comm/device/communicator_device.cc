@@ -195,6 +195,7 @@ void Communicator::check_device_failure() {
 }
 
 void Communicator::raise_device_failure() {
+  device_->take_back();
   const DeviceError error = device_->watchdog().error();
   CallRecord failed;
   segment_.records(rank_).read(load_acquire(segment_.control(rank_).sequence), &failed);
@@ -287,6 +288,11 @@ void Communicator::close_device() {
   const std::unique_lock lock(run_mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;  // another thread is within an operation
   device_->finish();
+  try {
+    if (load_acquire(segment_.failure_word()) != 0) device_->take_back();
+  } catch (const CudaError&) {
+    // The device is lost, or has no memory left.
+  }
   for (const auto& work : device_works_) work->settle();
   device_works_.clear();
   device_.reset();

@@ -44,7 +44,9 @@ CpuStaging::CpuStaging(const Device& device, int rank, int num_ranks)
   over_.record(up_.get());
 }
 
-CpuStaging::~CpuStaging() {
+CpuStaging::~CpuStaging() { finish_copies(); }
+
+void CpuStaging::finish_copies() const {
   for (const Stream* stream : {&down_, &up_}) {
     (void)device_.table().synchronize_stream(device_.index(), stream->get());
   }
@@ -54,6 +56,18 @@ void CpuStaging::run(const Call& call, const StreamEvent& begun,
                      const std::function<void(const StreamEvent&)>& wait,
                      const std::function<void(const Call&)>& perform) {
   begun.hold(down_.get());
+  try {
+    run_parts(call, wait, perform);
+  } catch (...) {
+    finish_copies();  // parts that crossed before the failure are still being delivered
+    throw;
+  }
+  over_.record(up_.get());
+  over_.hold(call.stream);
+}
+
+void CpuStaging::run_parts(const Call& call, const std::function<void(const StreamEvent&)>& wait,
+                           const std::function<void(const Call&)>& perform) {
   const bool in_parts = has_equal_blocks(call);
   const int64_t step = in_parts ? part_elements(call, num_ranks_) : 1;
   const int64_t num_parts = in_parts && call.count > 0 ? (call.count + step - 1) / step : 1;
@@ -76,8 +90,6 @@ void CpuStaging::run(const Call& call, const StreamEvent& begun,
     perform(cpu_call(call, part_at(i - 1), slot));
     deliver(call, part_at(i - 1), slot);
   }
-  over_.record(up_.get());
-  over_.hold(call.stream);
 }
 
 void CpuStaging::make_room(const Call& call, Part part, Slot& slot) {

@@ -20,7 +20,7 @@ class CpuStaging {
 
   /// Runs `call` behind `begun`: calls `perform` once for each part, with the call on CPU arrays.
   /// Later work on `call.stream` is behind the operation. `wait` waits for a device event. Raises
-  /// the errors of `wait` and `perform`, and CudaError.
+  /// the errors of `wait` and `perform`, and CudaError; then no copy uses the call's arrays.
   void run(const Call& call, const StreamEvent& begun,
            const std::function<void(const StreamEvent&)>& wait,
            const std::function<void(const Call&)>& perform);
@@ -45,6 +45,9 @@ class CpuStaging {
     int64_t begin, count;
   };
 
+  void run_parts(const Call& call, const std::function<void(const StreamEvent&)>& wait,
+                 const std::function<void(const Call&)>& perform);
+  void finish_copies() const;
   void fetch(const Call& call, Part part, Slot& slot);
   void deliver(const Call& call, Part part, Slot& slot);
   Call cpu_call(const Call& call, Part part, const Slot& slot) const;

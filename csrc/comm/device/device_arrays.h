@@ -5,12 +5,14 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "executor/device/device_launch.h"
 #include "transport/memory/device_window.h"
+#include "transport/ring/slot.h"
 
 namespace pycoll {
 
@@ -27,6 +29,8 @@ class DeviceArrays {
 
   /// Places of a call's buffers, for its launch.
   struct Places {
+    uint64_t* input_used = nullptr;  // Array::last_used
+    uint64_t* output_used = nullptr;
     const DevicePeerBuffers* peer_buffers = nullptr;
     int64_t input_offset = 0;
     int64_t output_offset = 0;
@@ -36,10 +40,20 @@ class DeviceArrays {
   std::optional<Places> find(const void* input, size_t input_bytes, const void* output,
                              size_t output_bytes);
   bool empty() const { return arrays_.empty(); }
+  /// Records that an operation uses the arrays of `places`.
+  static void use(const Places& places, uint64_t operation) {
+    store_relaxed(*places.input_used, operation);
+    store_relaxed(*places.output_used, operation);
+  }
+  /// Takes the arrays that `operation` or a later one used back from the other ranks: they become
+  /// private memory, with their content and at their addresses. Waits for the device. May be called
+  /// by any thread. Arrays of other libraries stay where they are. Raises CudaError.
+  void withdraw(uint64_t operation);
 
  private:
   struct Array {
     uint64_t number;
+    uint64_t last_used;  // atomic: operation
     size_t nbytes;
     std::unique_ptr<DeviceWindow> window;
     std::shared_ptr<void> keep_alive;
@@ -52,7 +66,8 @@ class DeviceArrays {
   Device device_;
   int num_ranks_;
   uint64_t last_number_ = 0;
-  Arrays arrays_;  // by address
+  Arrays arrays_;     // by address
+  std::mutex mutex_;  // for changes of arrays_, and withdraw()
   // Peers' buffers, by the numbers of the input's and the output's array. Not freed before the end,
   // because a captured graph may use a table after its array is removed.
   std::map<std::pair<uint64_t, uint64_t>, DeviceMemory> tables_;

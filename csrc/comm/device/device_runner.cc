@@ -67,6 +67,11 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
                    return mine.same_device(other);
                  });
 
+  for (const DeviceIntroduction& one : all) {
+    if (&one == &all[static_cast<size_t>(rank_)] || transport.shares_address_space()) {
+      devices_.push_back(one.index);
+    }
+  }
   // If several ranks of this process use this device, they launch together.
   std::vector<int> members;
   for (size_t rank = 0; rank < n && transport.shares_address_space(); ++rank) {
@@ -99,6 +104,14 @@ void DeviceRunner::finish() {
     // The device is lost, so nothing runs on it any more.
   }
   launched_ = false;
+}
+
+void DeviceRunner::take_back() {
+  watchdog_->look();  // sets the abort word
+  // Kernels of threads' ranks reach this rank's arrays at the same addresses: only their end helps.
+  for (const int device : devices_) (void)device_.table().synchronize_device(device);
+  if (watchdog_->error().code == DeviceFailure::kNone || transport_.shares_address_space()) return;
+  arrays_.withdraw(watchdog_->failed_operation());
 }
 
 void DeviceRunner::disown() {
@@ -271,6 +284,8 @@ bool DeviceRunner::launch(const Call& call, const CallRecord& record, double tim
                  staged_counts_.size() * sizeof(int64_t), call.stream);
   }
   launch.operation = record.sequence;
+  // A graph may be replayed at any later time.
+  if (places_) DeviceArrays::use(*places_, capture == 0 ? record.sequence : UINT64_MAX);
   launch.digest = record.digest;
   launch.timeout_ns = static_cast<int64_t>(timeout_s * 1e9);
   if (meeting_ != nullptr && capture == 0) {

@@ -47,6 +47,9 @@ class DeviceRunner {
   DeviceStream stream_beside(DeviceStream stream);
   /// Waits, without a timeout, for all launched operations.
   void finish();
+  /// After a failure: ends this rank's kernels, and takes the arrays of operations that failed back
+  /// from the other ranks. May be called by any thread. Raises CudaError.
+  void take_back();
   /// dst <- the call's input times its factor, on its stream: the first half of premul.
   void scale_input(const Call& call, void* dst, int64_t count);
   /// Returns at least `nbytes` of device memory that lives as long as this object. Raises
@@ -81,6 +84,7 @@ class DeviceRunner {
   int block_threads_ = 0;
   int max_channels_ = 0;
   std::unique_ptr<DeviceBlocks> blocks_;
+  std::vector<int> devices_;                // of the ranks of this process
   std::shared_ptr<DeviceMeeting> meeting_;  // null unless ranks of this process share the device
   PinnedMemory pinned_;                     // the abort word and the report
   std::unique_ptr<DeviceWatchdog> watchdog_;

@@ -43,7 +43,9 @@ class BlockRun {
   PYCOLL_HD void run() {
     open_links();
     if (block_.thread_index() == 0) share_program();
-    block_.sync();
+    // An operation behind a failed one has the positions of that one: its messages would overwrite
+    // those that late peers still read.
+    if (!block_.agree(device::load_relaxed(*launch_.failed) == 0)) return;
     if (run_program(shared_.program, shared_.payload)) close_links();
   }
 

@@ -234,6 +234,7 @@ extern "C" __attribute__((visibility("default"))) const pycoll::DeviceTable* pyc
       .export_memory = cuda_export_memory,
       .import_memory = cuda_import_memory,
       .release_import = cuda_release_import,
+      .withdraw = cuda_withdraw,
       .allocate_host = cuda_allocate_host,
       .free_host = cuda_free_host,
       .map_host = cuda_map_host,

@@ -64,6 +64,14 @@ struct Mapped {
 struct Mappings {
   std::mutex mutex;
   std::map<uintptr_t, Mapped> by_address;
+
+  /// The mapping that contains `address`, or the end.
+  std::map<uintptr_t, Mapped>::iterator around(uintptr_t address) {
+    auto found = by_address.upper_bound(address);
+    if (found == by_address.begin()) return by_address.end();
+    --found;
+    return address < found->first + found->second.nbytes ? found : by_address.end();
+  }
 };
 
 Mappings& mappings() {
@@ -90,6 +98,19 @@ bool can_export(int device) {
          supported != 0;
 }
 
+int map_at(int device, CUdeviceptr address, CUmemGenericAllocationHandle handle, size_t nbytes) {
+  int status = driver_status(driver().cuMemMap(address, nbytes, 0, handle, 0), "mapping memory");
+  if (status != 0) return status;
+  CUmemAccessDesc access{};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = device;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  status = driver_status(driver().cuMemSetAccess(address, nbytes, &access, 1),
+                         "allowing access to mapped memory");
+  if (status != 0) (void)driver().cuMemUnmap(address, nbytes);
+  return status;
+}
+
 /// Maps `handle` for kernels of `device`, and takes ownership of it.
 int map_handle(int device, CUmemGenericAllocationHandle handle, size_t nbytes, void** memory) {
   CUdeviceptr address = 0;
@@ -99,16 +120,7 @@ int map_handle(int device, CUmemGenericAllocationHandle handle, size_t nbytes, v
     (void)driver().cuMemRelease(handle);
     return status;
   }
-  status = driver_status(driver().cuMemMap(address, nbytes, 0, handle, 0), "mapping memory");
-  if (status == 0) {
-    CUmemAccessDesc access{};
-    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    access.location.id = device;
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    status = driver_status(driver().cuMemSetAccess(address, nbytes, &access, 1),
-                           "allowing access to mapped memory");
-    if (status != 0) (void)driver().cuMemUnmap(address, nbytes);
-  }
+  status = map_at(device, address, handle, nbytes);
   if (status != 0) {
     (void)driver().cuMemAddressFree(address, nbytes);
     (void)driver().cuMemRelease(handle);
@@ -169,9 +181,8 @@ int cuda_export_memory(const void* p, DeviceHandle* handle, int32_t* fd) {
   const auto address = reinterpret_cast<uintptr_t>(p);
   {
     const std::lock_guard lock(mappings().mutex);
-    auto found = mappings().by_address.upper_bound(address);
-    if (found != mappings().by_address.begin() &&
-        address < (--found)->first + found->second.nbytes) {
+    const auto found = mappings().around(address);
+    if (found != mappings().by_address.end()) {
       int shared = -1;
       const int status = driver_status(
           driver().cuMemExportToShareableHandle(&shared, found->second.handle,
@@ -230,6 +241,47 @@ int cuda_import_memory(int32_t device, const DeviceHandle* handle, int32_t fd, v
 int cuda_release_import(void* base) {
   if (unmap(base)) return 0;
   return cuda_status(cudaIpcCloseMemHandle(base));
+}
+
+int cuda_withdraw(int32_t device, void* p, int32_t* can) {
+  const OnDevice current(device);
+  const auto address = reinterpret_cast<uintptr_t>(p);
+  *can = 0;
+  uintptr_t base = 0;
+  size_t nbytes = 0;
+  {
+    const std::lock_guard lock(mappings().mutex);
+    const auto found = mappings().around(address);
+    if (found == mappings().by_address.end()) return 0;
+    base = found->first;
+    nbytes = found->second.nbytes;
+  }
+  *can = 1;
+  const CUmemAllocationProp properties = exportable(device);
+  CUmemGenericAllocationHandle own = 0;
+  void* copy = nullptr;
+  int status = driver_status(driver().cuMemCreate(&own, nbytes, &properties, 0), "an allocation");
+  if (status == 0) status = map_handle(device, own, nbytes, &copy);
+  if (status != 0) return status;
+  status = cuda_status(
+      cudaMemcpy(copy, reinterpret_cast<void*>(base), nbytes, cudaMemcpyDeviceToDevice));
+  if (status == 0) status = cuda_status(cudaDeviceSynchronize());
+  if (status == 0) {
+    const std::lock_guard lock(mappings().mutex);
+    Mapped& mapped = mappings().by_address.at(base);
+    Mapped& copied = mappings().by_address.at(reinterpret_cast<uintptr_t>(copy));
+    status = driver_status(driver().cuMemUnmap(base, nbytes), "unmapping memory");
+    if (status == 0) {
+      status = map_at(device, base, own, nbytes);
+      if (status == 0) {
+        std::swap(mapped.handle, copied.handle);  // unmap() below releases the former memory
+      } else {
+        (void)map_at(device, base, mapped.handle, nbytes);
+      }
+    }
+  }
+  (void)unmap(copy);
+  return status;
 }
 
 int cuda_allocate_host(size_t nbytes, void** memory) {

@@ -11,6 +11,7 @@ int cuda_free(void* memory);
 int cuda_export_memory(const void* p, DeviceHandle* handle, int32_t* fd);
 int cuda_import_memory(int32_t device, const DeviceHandle* handle, int32_t fd, void** base);
 int cuda_release_import(void* base);
+int cuda_withdraw(int32_t device, void* p, int32_t* can);
 int cuda_allocate_host(size_t nbytes, void** memory);
 int cuda_free_host(void* memory);
 int cuda_map_host(void* memory, size_t nbytes, void** on_device);

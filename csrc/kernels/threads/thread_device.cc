@@ -167,6 +167,10 @@ int import_memory(int32_t device, const DeviceHandle* handle, int32_t fd, void**
   return guarded([&] { *base = machine().memory.import_memory(device, *handle, fd); });
 }
 
+int withdraw(int32_t, void* p, int32_t* can) {
+  return guarded([&] { *can = machine().memory.withdraw(p); });
+}
+
 int allocate_host(size_t nbytes, void** memory) {
   return guarded([&] {
     refuse_while_capturing("an allocation");
@@ -356,6 +360,7 @@ extern "C" __attribute__((visibility("default"))) const pycoll::DeviceTable* pyc
       .export_memory = export_memory,
       .import_memory = import_memory,
       .release_import = free_memory,
+      .withdraw = withdraw,
       .allocate_host = allocate_host,
       .free_host = free_host,
       .map_host = map_host,

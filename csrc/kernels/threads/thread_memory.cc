@@ -16,14 +16,18 @@ namespace {
 /// Lets tests cover the path without exports.
 bool may_export() { return env_flag("PYCOLL_DEVICE_THREADS_EXPORT"); }
 
-}  // namespace
-
-void* ThreadMemory::allocate(int device, size_t nbytes) {
+Fd create_file(size_t nbytes) {
   Fd fd(::memfd_create("pycoll-device", MFD_CLOEXEC));
   if (!fd || ::ftruncate(fd.get(), static_cast<off_t>(nbytes)) != 0) {
     throw_system_error("memfd_create");
   }
-  return map(device, nbytes, std::move(fd));
+  return fd;
+}
+
+}  // namespace
+
+void* ThreadMemory::allocate(int device, size_t nbytes) {
+  return map(device, nbytes, create_file(nbytes));
 }
 
 void* ThreadMemory::map(int device, size_t nbytes, Fd fd) {
@@ -76,6 +80,26 @@ void* ThreadMemory::import_memory(int device, const DeviceHandle& handle, int fd
   Fd own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!own) throw_system_error("dup");
   return map(device, handle.nbytes, std::move(own));
+}
+
+bool ThreadMemory::withdraw(const void* p) {
+  const std::lock_guard lock(mutex_);
+  const auto found = find(p);
+  if (found == allocations_.end()) return false;
+  auto* const memory = const_cast<std::byte*>(found->first);
+  const size_t nbytes = found->second.nbytes;
+  Fd own = create_file(nbytes);
+  for (size_t at = 0; at < nbytes;) {
+    const ssize_t written = ::pwrite(own.get(), memory + at, nbytes - at, static_cast<off_t>(at));
+    if (written < 0) throw_system_error("pwrite");
+    at += static_cast<size_t>(written);
+  }
+  if (::mmap(memory, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, own.get(), 0) ==
+      MAP_FAILED) {
+    throw_system_error("mmap");
+  }
+  found->second.fd = std::move(own);
+  return true;
 }
 
 }  // namespace pycoll

@@ -19,6 +19,8 @@ class ThreadMemory {
   /// Exports the allocation of `p`. The caller owns `fd`.
   void export_memory(const void* p, DeviceHandle* handle, int32_t* fd);
   void* import_memory(int device, const DeviceHandle& handle, int fd);
+  /// False for memory that is not of a device.
+  bool withdraw(const void* p);
 
  private:
   struct Allocation {

@@ -239,7 +239,7 @@ Failure failure_from_bytes(const Segment& segment, std::string_view bytes,
   const Failure failure = Failure::unpack(reader.number<uint64_t>());
   const auto num_ranks = static_cast<unsigned>(segment.num_ranks());
   if (failure.reporter >= num_ranks || failure.culprit >= num_ranks ||
-      failure.code == FailureCode::kNone || failure.code > FailureCode::kRevoked) {
+      failure.code == FailureCode::kNone || failure.code > kLastFailureCode) {
     throw MalformedMessage();
   }
   const auto ignore = [](int, const CallRecord&) {};

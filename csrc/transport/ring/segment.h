@@ -42,6 +42,7 @@ enum class FailureCode : uint8_t {
   kMessageMismatch,  // a receive and its message differ in size or dtype
   kRevoked,          // the reporter called abort(), or one of its threads failed
 };
+inline constexpr FailureCode kLastFailureCode = FailureCode::kRevoked;
 
 /// Why a communicator broke; packed into one word, which the first rank that notices claims.
 struct Failure {

@@ -1,4 +1,4 @@
-"""A rank that is late changes nothing that others own, and gets no wrong result."""
+"""A rank that gives up keeps its arrays, and late ranks get no wrong result."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import contextlib
 import time
 
 import pytest
-from late_ranks import ARRAYS, FEW, RESTORED, faults_of, run_scene
+from late_arrays import ARRAYS
 from worlds import on_ranks
 
 import pycoll
 
 COUNT = 3 << 20
+RESTORED = 777  # what the caller writes once it has the error
 
 
 def give_up(comm, name, arrays, after_s):
     """The ranks whose part is done only wait for the others' copies: they close meanwhile."""
     part = comm.split(0)
-    x, out = (ARRAYS[arrays](part, COUNT) for _ in range(2))
+    x, out = (ARRAYS[arrays](part, COUNT).given for _ in range(2))
     out_of_root = out if part.rank == 0 else None
     calls = {
         "broadcast": lambda **how: part.broadcast(x, 0, **how),
@@ -58,12 +59,3 @@ def test_rank_that_gives_up_keeps_its_arrays_and_the_others_get_no_wrong_result(
     for i in range(3):
         give_up(comm, "broadcast", arrays, 0.001 * i)
         give_up(comm, "reduce", arrays, 0.001 * i)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "arrays", "n"), FEW)
-def test_stopped_rank_that_goes_on_changes_nothing(kind, arrays, n):
-    """Three seconds a try: a deadline, and what the late rank does after it."""
-    for i in range(2):
-        outcomes = run_scene(n, kind, arrays, 0.03 + 0.017 * i)
-        assert not faults_of(outcomes), outcomes
