@@ -198,7 +198,6 @@ def tools(network: Network, folder: Path) -> dict[str, str]:
     """Variables with which the documented commands reach the hosts: programs on PATH, no ssh."""
     launcher = launcher_script(network)
     nodes = f"{network.address(0)},{network.address(1)}"
-    (folder / "python").symlink_to(sys.executable)
     srun = folder / "srun"
     srun.write_text(
         SRUN.format(
@@ -221,12 +220,12 @@ def test_documented_command_starts_ranks_on_two_hosts(two, name, tls, tmp_path):
     """Seconds: the eight processes of the documents, of each launcher, with and without TLS."""
     if name == "torchrun":
         pytest.importorskip("torch")
-    if name == "mpiexec":
-        mpi_kit.need("mpich")
+    of_mpi = mpi_kit.need("mpich").environment if name == "mpiexec" else {}
     (tmp_path / "script.py").write_text(SCRIPT)
-    env = ENV | tools(two, tmp_path) | {"PYCOLL_TLS": tls}
-    if name in ("torchrun", "srun", "by"):
-        env["PYCOLL_TOKEN"] = subprocess.check_output(["openssl", "rand", "-hex", "16"], text=True)
+    env = ENV | of_mpi | tools(two, tmp_path) | {"PYCOLL_TLS": tls}
+    if name in ("torchrun", "srun", "by") or (name, tls) == ("mpiexec", "1"):
+        made = subprocess.check_output(["openssl", "rand", "-hex", "16"], text=True)
+        env["PYCOLL_TOKEN"] = made.strip()
     command = documented_commands()[name].replace("29500", str(free_port()))
     command = command.replace("a,b", f"{two.address(0)},{two.address(1)}")
     command = command.replace("--master-addr A", f"--master-addr {two.address(0)}")
