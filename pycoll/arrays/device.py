@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pycoll import _core
+from pycoll.arguments import shown
 from pycoll.arrays.memory import dtype_name, numpy_dtype, sizes_and_bytes
 from pycoll.errors import UsageError
 
@@ -166,7 +167,9 @@ def device_number(device: Any) -> int:
     text = str(device)
     number = text.removeprefix("cuda").removeprefix(":") or "0"
     if not number.isdecimal():
-        raise UsageError(f"device is {device!r}, expected a number, or a name such as 'cuda:0'")
+        raise UsageError(
+            f"device is {shown(device)}, expected a number, or a name such as 'cuda:0'"
+        )
     return int(number)
 
 

@@ -152,7 +152,9 @@ METHODS: dict[str, Method] = {name: of_collective(name) for name in COLLECTIVES}
         lambda comm: {"x": np.ones(4), "tag": 0},
         breaks=True,
         odd=("tag",),
-        skips=lambda name, value: is_number(value, 0, 1 << 64),
+        skips=lambda name, value: (
+            isinstance(value, odd_values.Resizing) or is_number(value, 0, 1 << 64)
+        ),
     ),
     "coalesce": Method(coalesced, lambda comm: {"x": rows(comm), "op": "sum", "out": None}),
     "Work.wait": Method(wait, lambda comm: {"timeout_s": 30}, (pycoll.TimeoutError,)),
