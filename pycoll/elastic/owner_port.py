@@ -82,7 +82,8 @@ class Quorum:
         votes = {self.ranks[rank] for rank in members}
         dead = self.ended | {self.ranks[rank] for rank in ended}
         alive = sorted(set(range(self.size)) - (dead - votes))
-        return 2 * len(votes) > len(alive) or (2 * len(votes) == len(alive) and alive[0] in votes)
+        twice = 2 * len(votes)
+        return twice > len(alive) or (twice == len(alive) and alive[0] in votes)
 
 
 @dataclass

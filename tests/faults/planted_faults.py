@@ -278,9 +278,9 @@ PACKAGE = [
     ),
     Fault(
         "both-halves-of-a-world-go-on",
-        "pycoll/elastic/agreement.py",
-        "return votes > len(alive) or (votes == len(alive) and alive[0] in members)",
-        "return votes >= len(alive)",
+        "pycoll/elastic/owner_port.py",
+        "return twice > len(alive) or (twice == len(alive) and alive[0] in votes)",
+        "return twice >= len(alive)",
         "Two halves that a broken cable separates make a new world each.",
         ("tests/comm/test_elastic.py", "tests/hosts/test_hosts_elastic.py"),
     ),

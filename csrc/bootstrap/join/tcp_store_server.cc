@@ -380,7 +380,8 @@ void TcpStoreServer::drop_the_gone() {
   }
   for (const auto& one : connections_) {
     // For a process of this user, the rank that it says is as good as a proven one.
-    const bool is_known = one->welcome || (for_own_user_ && one->rank >= 0 && !one->closing);
+    const bool is_known = one->welcome || (for_own_user_ && one->rank >= 0 && !one->closing &&
+                                           !joined_.contains(one->rank));
     const bool died = !one->channel && is_known && !one->left;
     if (died && reports_deaths_ && !death_) report_death(*one);
   }
