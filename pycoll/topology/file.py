@@ -277,8 +277,12 @@ def _pairs(table: _Table, name: str, units: dict[str, float], size: int) -> Pair
     if value is None:
         return None
     rows = value if isinstance(value, tuple) else ()
-    if len(rows) != size or any(not isinstance(r, tuple) or len(r) != size for r in rows):
+    if len(rows) != size or not all(_is_row(row, size) for row in rows):
         raise UsageError(
             f"{table.where}: {name}: expected {size} x {size} numbers, a row per source"
         )
     return rows
+
+
+def _is_row(row: Any, size: int) -> bool:
+    return isinstance(row, tuple) and len(row) == size and tuple not in map(type, row)

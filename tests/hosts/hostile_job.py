@@ -12,6 +12,7 @@ import os
 import random
 import resource
 import select
+import socket
 import struct
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -32,7 +33,7 @@ from hostile_rank import (
     HostileRank,
     message,
 )
-from namespaces import TOKEN, free_port
+from namespaces import TOKEN
 
 import pycoll
 
@@ -102,7 +103,11 @@ class Job:
     """A job whose last rank is hostile and whose other ranks share this host."""
 
     def __init__(self, which: str, size: int = 2) -> None:
-        self.port, self.size = free_port(), size
+        # Bound without listening, so that the kernel gives the port to no other program.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        self.port, self.size = self._reserved.getsockname()[1], size
         env = {
             "WORLD_SIZE": str(size),
             "MASTER_ADDR": "127.0.0.1",
@@ -125,6 +130,7 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._reserved.close()
         for process, pipe in self.ranks:
             process.kill()
             process.join()
@@ -137,7 +143,6 @@ class Job:
             # The connection may end at any frame.
             with contextlib.suppress(ConnectionError, EOFError):
                 attack(hostile)
-            hostile.close()
             return [self._report(*rank) for rank in self.ranks]
 
     @staticmethod
@@ -211,7 +216,10 @@ class FrameSource:
 
 
 def frames(seed: int, most: int) -> Callable[[HostileRank], Iterator[int]]:
-    """An attack of at most `most` frames, which yields for each frame that was sent."""
+    """An attack of at most `most` frames, which yields for each frame that was sent.
+
+    Then it sends no more, so that a rank which has found nothing wrong does not wait for long.
+    """
 
     def attack(hostile: HostileRank) -> Iterator[int]:
         source = FrameSource(seed, hostile.group)
@@ -219,6 +227,7 @@ def frames(seed: int, most: int) -> Callable[[HostileRank], Iterator[int]]:
             hostile.send_bytes(source.next())
             yield number
             drain(hostile)
+        hostile.sockets[0].shutdown(socket.SHUT_WR)
 
     return attack
 
