@@ -188,7 +188,7 @@ def test_run_ranks_what_a_killed_rank_started_is_ended_too(tmp_path: Path):
 
 def test_run_ranks_without_ranks_is_refused():
     for n in (0, -1):
-        with pytest.raises(UsageError, match=f"got n={n}"):
+        with pytest.raises(UsageError, match=f"n is {n}, expected a whole number"):
             run_ranks(lambda comm: None, n)
 
 

@@ -83,6 +83,7 @@ void TcpWire::send(int peer, const FrameHeader& header, const void* payload, boo
   }
   if (link.unsent_memory + sizeof(frame) + (keep ? header.nbytes : 0) > kMaxUnsentBytes) {
     link.failed = EDQUOT;
+    has_full_link_ = true;
     return;
   }
   link.unsent_memory += sizeof(frame);
@@ -179,11 +180,14 @@ bool TcpWire::serve(FrameSink& sink, int first) {
     serve(*links_[static_cast<size_t>(first)]);
     if (moved && num_unsent_ == 0) return true;
   }
-  if (present_.size() <= 2 || may_have_more_) {
-    // Polling every link costs no more than epoll here, or may find bytes that epoll does not show.
+  if (present_.size() <= 2 || may_have_more_ || has_full_link_) {
+    // Polling every link costs no more than epoll here, or finds what epoll does not show.
     for (Link* link : present_) {
       if (link->peer != first) serve(*link);
     }
+    has_full_link_ = std::any_of(present_.begin(), present_.end(), [](const Link* link) {
+      return link->channel && link->failed == EDQUOT;
+    });
     return moved;
   }
   epoll_event events[64];

@@ -59,6 +59,7 @@ class TcpWire final : public Wire {
   bool encrypted_ = false;
   // Bytes may be buffered that epoll does not show: no thread sleeps before the next poll().
   std::atomic<bool> may_have_more_{false};
+  bool has_full_link_ = false;  // its peer reads nothing, so epoll does not show it
 };
 
 }  // namespace pycoll
