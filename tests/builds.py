@@ -43,6 +43,7 @@ def tool(name: str) -> str:
 def configure(build: Path, *options: str) -> None:
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     command = [tool("cmake"), "-S", ROOT, "-B", build, *generator, "-DPYCOLL_PYTHON=OFF"]
+    command.append(f"-DPYCOLL_MPI_INCLUDE={sys.prefix}/include")  # without it there is no MPI
     done = run(*command, *options)
     assert done.returncode == 0, done.stdout
 
