@@ -241,6 +241,7 @@ def test_doctor_says_why_it_finds_nothing():
     assert "no process 999999999" in invoke("doctor", "999999999", status=2)
 
 
+@pytest.mark.slow
 def test_doctor_sees_a_communicator_of_more_than_64_ranks():
     def work(comm: pycoll.Communicator) -> tuple[list[int], list[str]]:
         comm.barrier()

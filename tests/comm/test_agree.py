@@ -123,6 +123,7 @@ def agree_late(comm: Comm, late: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_all_ranks_time_out_when_one_calls_too_late():
     outcomes = end(start(agree_late, 3, 2))
     text = "agree: rank 2 did not call it within 0.2 s, but still runs: it is computing"

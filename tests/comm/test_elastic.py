@@ -135,7 +135,7 @@ def mapped_memories() -> set[str]:
     return {line.split()[4] for line in lines if "/memfd:pycoll" in line}
 
 
-def test_worlds_after_shrink_and_grow_share_no_memory_name_or_key():
+def test_worlds_after_shrink_share_no_memory_name_or_key():
     """The number of a rank's port stays, and serves the new world alone: see `OwnerPort`."""
 
     def work(comm: Comm) -> bool:

@@ -179,6 +179,7 @@ def test_hostile_answers_at_the_port_of_a_lower_rank_do_not_end_a_shrink():
     assert num_answers >= 5
 
 
+@pytest.mark.slow
 def test_rank_that_connected_before_shrink_stays_and_idle_peers_are_dropped_oldest_first():
     with owner_port() as port, contextlib.ExitStack() as stack:
         num_fds = len(os.listdir("/proc/self/fd"))

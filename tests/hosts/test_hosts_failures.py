@@ -230,6 +230,7 @@ def test_interfaces_are_named_as_for_nccl(two):
     assert not wrong, wrong
 
 
+@pytest.mark.slow
 def test_unauthenticated_peers_at_the_ports_are_refused_and_do_no_harm(two):
     """Ranks join in a mixed order, so that the peers find every port open for a while."""
     counts = unauthenticated.Counts(len(unauthenticated.KINDS))

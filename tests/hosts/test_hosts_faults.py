@@ -179,7 +179,7 @@ def test_loss_of_five_percent_only_slows_things_down(two, times):
 @pytest.mark.parametrize(
     ("times", "delay_s"),
     [
-        (2, 0.02),
+        pytest.param(2, 0.02, marks=pytest.mark.slow),
         pytest.param(2, 0.2, marks=pytest.mark.slow),
         pytest.param(20, 0.2, marks=pytest.mark.soak),
     ],

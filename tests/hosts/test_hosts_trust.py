@@ -85,6 +85,7 @@ def test_torch_group_of_several_hosts_needs_a_secret(two, tmp_path):
     assert values(two.outcomes(two.start_world(main, [0, 0], PYCOLL_TOKEN=""))) == [2.0, 2.0]
 
 
+@pytest.mark.slow
 def test_other_users_and_other_hosts_are_refused_and_do_not_disturb_the_job(two, tmp_path):
     """tests/fuzz/campaign.py intruders tries more often, and in each mode."""
     outcomes, counts = job_among_intruders(two, "token", 5, tmp_path)

@@ -81,6 +81,7 @@ def test_memory_that_no_message_needs_is_not_backed():
     run_ranks(work, 8)
 
 
+@pytest.mark.slow
 def test_worlds_on_both_sides_of_the_smaller_slots_work():
     def work(comm: pycoll.Communicator) -> None:
         n = comm.size
