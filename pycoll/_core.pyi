@@ -482,9 +482,9 @@ class Communicator:
     def _disown(self) -> None: ...
     def _explain(self, arg0: str, arg1: int, arg2: int, arg3: bool, arg4: bool) -> str: ...
     def _split(self, arg0: int, arg1: int) -> Communicator | None: ...
-    def _check_alive(self) -> None:
+    def _check_alive(self, ranks: collections.abc.Sequence[int]) -> None:
         """
-        Raises PeerDiedError if a rank is a process of this host that has ended.
+        Raises PeerDiedError if one of the ranks is a process of this host that has ended.
         """
 
     def _abort(self, arg0: str) -> None: ...
@@ -664,6 +664,8 @@ def exponential_delay_s(seed: int, stream: int, idx: int, mean_s: float) -> floa
     A random delay that depends on the arguments alone.
     """
 
+max_ranks: int
+
 def connect_ranks(
     store: typing.Any,
     rank: int,
@@ -677,21 +679,6 @@ def connect_ranks(
     """
     Connects ranks that meet in a store, `members` of `old` among them; PeerDiedError if one of
     those ends.
-    """
-
-def connect_members(
-    old: Communicator,
-    members: collections.abc.Sequence[int],
-    rank: int,
-    name: str,
-    address: str,
-    port: int,
-    token: str,
-    timeout_s: float,
-) -> Communicator:
-    """
-    Connects some ranks of `old`, which meet in the store at an address; PeerDiedError if one of
-    them ends.
     """
 
 def init_from_environment(arg0: float) -> tuple[Communicator, typing.Any]: ...

@@ -45,15 +45,16 @@ void bind_store(py::module_& m) {
   py::class_<TcpStore, Store>(m, "TcpStore", "A store on rank 0's TcpStoreServer.")
       .def("close", &TcpStore::close, ReleaseGil())
       .def(py::init([](const std::string& address, int port, const std::string& token, int rank,
-                       double timeout_s, bool local, const CommunicatorObject* old) {
-             Deadline::Interrupt watch;
-             if (old != nullptr) watch = [old] { old->core().check_alive_here(); };
+                       double timeout_s, bool local, const CommunicatorObject* old,
+                       const std::vector<int>& members) {
+             const Deadline::Interrupt watch = old != nullptr ? watch_of(*old, members) : nullptr;
              return std::make_unique<TcpStore>(address, port, token_of(token, local), rank,
                                                interruptible_deadline(timeout_s), watch);
            }),
            py::arg("address"), py::arg("port"), py::arg("token"), py::arg("rank"),
-           py::arg("timeout_s"), py::arg("local") = false, py::arg("old") = nullptr, ReleaseGil(),
-           "Connects; PeerDiedError if a process of `old` on this host ends meanwhile.")
+           py::arg("timeout_s"), py::arg("local") = false, py::arg("old") = nullptr,
+           py::arg("members") = std::vector<int>(), ReleaseGil(),
+           "Connects; PeerDiedError if one of `members` of `old` on this host ends meanwhile.")
       .def("set", &TcpStore::set, py::arg("key"), py::arg("value"), ReleaseGil())
       .def(
           "get",

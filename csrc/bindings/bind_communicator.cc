@@ -14,7 +14,6 @@
 #include "bindings/errors.h"
 #include "bindings/gil.h"
 #include "bindings/interrupt.h"
-#include "bootstrap/join/tcp_store.h"
 #include "join/init.h"
 #include "schedule/schedule.h"
 
@@ -28,14 +27,6 @@ struct LocalWorldObject {
 };
 
 constexpr int kMaxRegisterAfter = 1'000'000;
-
-/// The deadline, whose waits also raise PeerDiedError if one of `members` of `old` has ended. Both
-/// outlive it. Null: the same deadline.
-Deadline watching(const Deadline& deadline, const CommunicatorObject* old,
-                  const std::vector<int>& members) {
-  if (old == nullptr) return deadline;
-  return deadline.with([old, &members] { old->core().check_alive_here(members); });
-}
 
 CommunicatorObject wrap(std::unique_ptr<Communicator> comm) {
   CommunicatorObject object;
@@ -133,8 +124,11 @@ void bind_communicator(py::module_& m) {
       .def_property_readonly("transport",
                              [](const CommunicatorObject& o) { return o.core().transport_name(); })
       .def(
-          "_check_alive", [](CommunicatorObject& o) { o.core().check_alive_here(); },
-          "Raises PeerDiedError if a rank is a process of this host that has ended.")
+          "_check_alive",
+          [](CommunicatorObject& o, const std::vector<int>& ranks) {
+            o.core().check_alive_here(ranks);
+          },
+          "Raises PeerDiedError if one of the ranks is a process of this host that has ended.")
       .def("_abort",
            [](CommunicatorObject& o, const std::string& reason) { o.core().abort(reason); })
       .def("close",
@@ -201,6 +195,7 @@ void bind_communicator(py::module_& m) {
   bind_point_to_point(m, type);
   bind_records(m, type);
 
+  m.attr("max_ranks") = kMaxRanks;
   py::class_<LocalWorldObject>(m, "LocalWorld");
   m.def("make_local_world", [](int num_ranks) { return LocalWorldObject{make_world(num_ranks)}; });
   m.def("init_from_environment", [](double timeout_s) {
@@ -218,7 +213,8 @@ void bind_communicator(py::module_& m) {
         std::unique_ptr<Communicator> comm;
         {
           const py::gil_scoped_release gil;
-          const Deadline deadline = watching(interruptible_deadline(timeout_s), old, members);
+          Deadline deadline = interruptible_deadline(timeout_s);
+          if (old != nullptr) deadline = deadline.with(watch_of(*old, members));
           comm = std::make_unique<Communicator>(
               connect_through(store, rank, num_ranks, name, {token}, deadline), timeout_s);
         }
@@ -228,28 +224,6 @@ void bind_communicator(py::module_& m) {
       py::arg("timeout_s"), py::arg("old") = nullptr, py::arg("members") = std::vector<int>(),
       "Connects ranks that meet in a store, `members` of `old` among them; PeerDiedError if one of "
       "those ends.");
-  m.def(
-      "connect_members",
-      [](const CommunicatorObject& old, const std::vector<int>& members, int rank,
-         const std::string& name, const std::string& address, int port, const std::string& token,
-         double timeout_s) {
-        const double operations_s = old.core().timeout_s();
-        std::unique_ptr<Communicator> comm;
-        {
-          const py::gil_scoped_release gil;
-          const Deadline deadline = watching(interruptible_deadline(timeout_s), &old, members);
-          TcpStore store(address, port, {token}, rank, deadline);
-          comm = std::make_unique<Communicator>(
-              connect_through(store, rank, static_cast<int>(members.size()), name, {token},
-                              deadline),
-              operations_s);
-        }
-        return wrap(std::move(comm));
-      },
-      py::arg("old"), py::arg("members"), py::arg("rank"), py::arg("name"), py::arg("address"),
-      py::arg("port"), py::arg("token"), py::arg("timeout_s"),
-      "Connects some ranks of `old`, which meet in the store at an address; PeerDiedError if one "
-      "of them ends.");
   m.def("init_at", [](const LaunchEnv& env, double timeout_s) {
     Joined joined;
     {

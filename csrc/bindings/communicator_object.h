@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <vector>
 
 #include "base/error.h"
 #include "bindings/arguments/call_site.h"
@@ -54,6 +55,13 @@ inline CommunicatorObject& object_of(PyObject* self) {
   auto& found = *static_cast<CommunicatorObject*>(object);
   found.core();
   return found;
+}
+
+/// For waits: raises PeerDiedError if one of `members` of `old` on this host has ended. Both
+/// outlive the waits.
+inline Deadline::Interrupt watch_of(const CommunicatorObject& old,
+                                    const std::vector<int>& members) {
+  return [&old, &members] { old.core().check_alive_here(members); };
 }
 
 }  // namespace pycoll

@@ -212,15 +212,17 @@ void Communicator::wait_interruptibly(const Work& work) {
 
 void Communicator::abort(std::string_view reason) {
   check_open();
-  segment_.revoke(rank_, reason);
-  // Ranks that compute are told, too: their next call raises.
-  if (proxy_ != nullptr) proxy_->request_status(-1, sequence_);
+  revoke(reason);
+}
+
+void Communicator::revoke(std::string_view reason) {
+  if (proxy_ == nullptr) return segment_.revoke(rank_, reason);
+  proxy_->revoke(reason);  // ranks of other hosts that compute are told, too
 }
 
 ProgressThread& Communicator::progress() {
   if (progress_ == nullptr) {
-    progress_ = std::make_unique<ProgressThread>(
-        [this](const std::string& text) { segment_.revoke(rank_, text); });
+    progress_ = std::make_unique<ProgressThread>([this](const std::string& text) { revoke(text); });
   }
   return *progress_;
 }

@@ -131,9 +131,6 @@ class Communicator {
       if (transport_->host_number(rank) == host_number_) transport_->check_alive({&rank, 1});
     }
   }
-  void check_alive_here() {
-    for (int rank = 0; rank < num_ranks_; ++rank) check_alive_here({&rank, 1});
-  }
 
   /// Ends all pending operations of all ranks with AbortedError, and breaks the communicator. May
   /// be called by any thread.
@@ -188,6 +185,8 @@ class Communicator {
   int64_t payload_bytes(const Call& call) const;
   void wait_interruptibly(const Work& work);
   void fail_aborted();
+  /// As abort(), without check_open().
+  void revoke(std::string_view reason);
   bool is_own_thread() const;
   void give_back();
   [[noreturn]] void raise_failure();

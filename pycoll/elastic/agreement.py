@@ -36,8 +36,8 @@ from pycoll.elastic.owner_port import Address, OwnerPort
 from pycoll.elastic.port_server import cancel
 from pycoll.errors import PeerDiedError, TimeoutError
 
-_ATTEMPT_S = 1.0
-_RETRY_S = 0.1
+ATTEMPT_S = 1.0
+RETRY_S = 0.1
 
 # What a coordinator decides, as JSON. {"refused": text}: nothing, because it is in a minority.
 Outcome: TypeAlias = dict[str, Any]
@@ -144,7 +144,7 @@ class Agreement:
             elif asyncio.get_running_loop().time() - last_seen > self._silence_s:
                 self._lost.add(peer)
                 return None
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(RETRY_S)
 
     async def connect(self, peer: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         """Connects to the rank's port; records the rank as ended if its host refuses."""
@@ -153,7 +153,7 @@ class Agreement:
         for host in address.hosts:
             try:
                 return await asyncio.wait_for(
-                    asyncio.open_connection(host, address.port, limit=MAX_LINE), _ATTEMPT_S
+                    asyncio.open_connection(host, address.port, limit=MAX_LINE), ATTEMPT_S
                 )
             except ConnectionRefusedError:
                 refused += 1
@@ -263,7 +263,7 @@ class Agreement:
             elif asyncio.get_running_loop().time() - last_seen > self._silence_s:
                 self._lost.add(peer)
             self._server.changed.set()
-            await asyncio.sleep(2 * _RETRY_S)
+            await asyncio.sleep(2 * RETRY_S)
 
     async def tell(self, outcome: Outcome) -> None:
         """Sends the decision to the ranks that have connected, and disconnects them."""

@@ -138,7 +138,7 @@ def whole(value: Any, end: int) -> int:
     return value
 
 
-def number(value: Any) -> int:
+def int64(value: Any) -> int:
     """A number of 64 bits, or a bool."""
     if not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
         raise ValueError("expected a number of 64 bits")
@@ -150,7 +150,7 @@ def _op_and_number(value: Any) -> tuple[str, int] | None:
         return None
     if not isinstance(value, list) or len(value) != 2:
         raise ValueError("expected an op and a number")
-    return checked_text(value[0], _MAX_TOPIC), number(value[1])
+    return checked_text(value[0], _MAX_TOPIC), int64(value[1])
 
 
 def _ranks(value: Any, size: int) -> list[int]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from pycoll import threads
+from pycoll import _core, threads
 from pycoll.elastic.messages import (
     BROKEN,
     MAX_LINE,
@@ -34,7 +34,7 @@ from pycoll.elastic.messages import (
 from pycoll.errors import SystemError
 
 _UNPROVED_S = 5.0
-_MAX_UNPROVED = 256  # as many as a world may have ranks
+_MAX_UNPROVED = _core.max_ranks
 _MAX_PROPOSALS = 64  # that a rank keeps; the oldest goes first
 _PAUSE_S = 0.1
 _POLL_S = 0.05

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _bootstrap = _core.bootstrap
 _NEWCOMER = 1 << 20  # lower bound of newcomers' numbers, above all ranks
-_MAX_NEWCOMERS = 255  # a communicator has at most 256 ranks
 _POLL_S = 0.05
 # Seconds that rank 0's store stays open after a failure, to report the reason.
 _LAST_WORD_S = 2.0
@@ -75,15 +74,18 @@ def _connect_members(
 
     if port.size == 1:
         return Communicator(_core.init_local(_core.make_local_world(1), 0, old.timeout_s))
-    where = (verdict.name, verdict.host, verdict.port, token, timeout_s)
-    new = Communicator(_core.connect_members(old, port.origin, port.rank, *where))
+    where = (verdict.host, verdict.port, token, port.rank, timeout_s)
+    world = _World(port.rank, port.size, verdict.name, token)
+    # The store's server goes when all have left.
+    with contextlib.closing(_bootstrap.TcpStore(*where, old=old, members=port.origin)) as store:
+        new = _connect(store, world, old.timeout_s, old, port.origin)
     new._owner_ports.append(port.joined())
-    return new  # the store's server goes when all have left
+    return new
 
 
 def grow(comm: Communicator, num_new: int, address: str, timeout_s: float) -> Communicator:
     """Makes a communicator of `comm`'s ranks and newcomers: see `Communicator.grow`."""
-    num_new = whole_number(num_new, "num_new", 1, _MAX_NEWCOMERS)
+    num_new = whole_number(num_new, "num_new", 1, _core.max_ranks - 1)
     timeout_s = seconds(timeout_s)
     host, port = host_and_port(address)
     token, local = _session_token()
@@ -92,7 +94,7 @@ def grow(comm: Communicator, num_new: int, address: str, timeout_s: float) -> Co
         if comm.rank == 0:
             server = _bootstrap.TcpStoreServer(host, port, token, local, reports_deaths=True)
             stack.callback(server.stop, _LAST_WORD_S)
-        store = _bootstrap.TcpStore(host, port, token, comm.rank, timeout_s, local, comm)
+        store = _bootstrap.TcpStore(host, port, token, comm.rank, timeout_s, local, comm, members)
         stack.callback(store.close)  # before the server, which goes when all have left
         if comm.rank == 0:
             _wait_for_newcomers(store, comm, num_new, local, timeout_s)
@@ -158,7 +160,7 @@ def _wait_for_newcomers(
     growth["token"] = secrets.token_hex(16) if local else ""
     try:
         while (came := store.add("grow/newcomers", 0)) < num_new and time.monotonic() < end:
-            comm._check_alive()
+            comm._check_alive(range(comm.size))
             time.sleep(_POLL_S)
         if came < num_new:
             late = f"grow: {came} of {num_new} newcomers came within {timeout_s:g} s; they start "

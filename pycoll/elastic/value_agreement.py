@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pycoll import environment
-from pycoll.arguments import seconds, whole_number
-from pycoll.elastic.agreement import Agreement, Outcome
-from pycoll.elastic.messages import BROKEN, checked_text
-from pycoll.elastic.messages import number as checked_number
+from pycoll.arguments import seconds, shown, whole_number
+from pycoll.elastic.agreement import ATTEMPT_S, RETRY_S, Agreement, Outcome
+from pycoll.elastic.messages import BROKEN, checked_text, int64
 from pycoll.elastic.owner_port import OwnerPort, owner_port_of
 from pycoll.errors import TimeoutError, UsageError
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 _RULES: dict[str, Callable[[int, int], int]] = {"and": operator.and_, "min": min, "max": max}
 _INT64 = (-(1 << 63), (1 << 63) - 1)
 _KEPT = 16  # decisions that a rank remembers for late ranks
-_ATTEMPT_S = 1.0
-_RETRY_S = 0.1
 
 
 def agree(comm: Communicator, value: int, op: str, timeout_s: float | None) -> int:
@@ -35,7 +32,7 @@ def agree(comm: Communicator, value: int, op: str, timeout_s: float | None) -> i
     number: int = value if isinstance(value, bool) else whole_number(value, "value", *_INT64)
     if not isinstance(op, str) or op not in _RULES:
         names = ", ".join(map(repr, _RULES))
-        raise UsageError(f"op is {op!r:.40}, expected {names}")
+        raise UsageError(f"op is {shown(op)}, expected {names}")
     timeout_s = comm.timeout_s if timeout_s is None else seconds(timeout_s)
     if comm.size == 1 and not comm.closed:
         return number
@@ -105,7 +102,7 @@ class ValueAgreement(Agreement):
 
     def read(self, message: Mapping[str, Any]) -> Outcome:
         if "value" in message:
-            return {"value": checked_number(message["value"])}
+            return {"value": int64(message["value"])}
         kind = "late" if "late" in message else "mismatch"
         return {kind: checked_text(message[kind])}
 
@@ -137,7 +134,7 @@ class ValueAgreement(Agreement):
         while asyncio.get_running_loop().time() < end:
             if (link := await self.connect(peer)) is not None:
                 try:
-                    answer = await asyncio.wait_for(self.greet(peer, *link, outcome), _ATTEMPT_S)
+                    answer = await asyncio.wait_for(self.greet(peer, *link, outcome), ATTEMPT_S)
                     decided = answer["decided"]
                     return None if decided is None else self.read(decided)
                 except (*BROKEN, asyncio.TimeoutError):
@@ -146,6 +143,6 @@ class ValueAgreement(Agreement):
                     link[1].close()
             elif peer in self._ended:
                 return None
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(RETRY_S)
         self._lost.add(peer)
         return None

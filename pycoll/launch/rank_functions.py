@@ -15,12 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from pycoll import _core
 from pycoll.arguments import flag, seconds, shown, whole_number
 from pycoll.errors import AbortedError, Error, PeerDiedError, UsageError
 from pycoll.launch.processes import RankProcess, World, describe_exit, end_all
 from pycoll.threads import start as start_thread
 
-_MAX_RANKS = 256  # of a communicator
 _GRACE_S = 5.0  # after the first failure, for the other ranks to report their own
 _LEAVE_S = 0.5  # time for rank threads to notice that their communicators are closed
 _DEFAULT_TIMEOUT_S = 60.0
@@ -66,7 +66,7 @@ def run_ranks(
     """
     if not callable(fn):
         raise UsageError(f"run_ranks: fn is {shown(fn)}, expected a function")
-    n = whole_number(n, "run_ranks: n", 1, _MAX_RANKS)
+    n = whole_number(n, "run_ranks: n", 1, _core.max_ranks)
     if timeout_s is not None:
         timeout_s = seconds(timeout_s)
     run = _Threads if flag(threads, "threads") else _Processes

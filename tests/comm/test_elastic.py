@@ -78,12 +78,13 @@ def test_shrink_twice_and_of_a_whole_world():
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_rank_that_ends_within_shrink_is_left_out(victim):
+@pytest.mark.parametrize("before", ["bootstrap.TcpStore", "connect_ranks"])
+def test_rank_that_ends_within_shrink_is_left_out(victim, before):
     """Once the ranks have agreed: the others agree again, whichever step each of them is in."""
 
     def work(comm: Comm) -> tuple[list[int], float]:
         if comm.rank == victim:
-            with mock.patch("pycoll._core.connect_members", lambda *_: os.kill(os.getpid(), 9)):
+            with mock.patch(f"pycoll._core.{before}", lambda *_, **__: os.kill(os.getpid(), 9)):
                 comm.shrink(10)
         new = comm.shrink(10)
         return new.former_ranks, new.all_reduce(np.ones(1)).item()

@@ -17,17 +17,11 @@ import multiprocessing
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
-
-import numpy as np
-
-if __name__ == "__main__":
-    sys.path[:0] = [
-        str(Path(__file__).parents[1] / name)
-        for name in ("", "comm", "hosts", "parallel", "bootstrap", "torch")
-    ]
 
 import injections
+import numpy as np
+
+injections.add_test_folders()
 
 REPORT_EVERY_S = 10.0
 MAX_TEXT = 3000

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
+import injections
 import pytest
 
-FOLDERS = ("comm", "hosts", "parallel", "bootstrap", "torch")
-sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in FOLDERS]
+injections.add_test_folders()
 
 
 @pytest.fixture(scope="module", autouse=True)

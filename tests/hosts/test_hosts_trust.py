@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 import pytest
-from intruders import complaint, job_among_intruders
 from namespaces import free_port, values
 
 import pycoll
@@ -83,13 +82,6 @@ def test_torch_group_of_several_hosts_needs_a_secret(two, tmp_path):
         assert "ranks on several hosts (host0, host1) need a secret" in one.text, one
     assert values(two.outcomes(two.start_world(main, [0, 1]))) == [2.0, 2.0]
     assert values(two.outcomes(two.start_world(main, [0, 0], PYCOLL_TOKEN=""))) == [2.0, 2.0]
-
-
-@pytest.mark.slow
-def test_other_users_and_other_hosts_are_refused_and_do_not_disturb_the_job(two, tmp_path):
-    """tests/fuzz/campaign.py intruders tries more often, and in each mode."""
-    outcomes, counts = job_among_intruders(two, "token", 5, tmp_path)
-    assert not complaint(outcomes, counts, 5)
 
 
 def test_host_name_of_another_rank_cannot_control_the_terminal(two):

@@ -207,7 +207,7 @@ void HostLinks::look_after(int64_t now) {
   }
 }
 
-void HostLinks::revoke(const std::string& reason) {
+void HostLinks::revoke(std::string_view reason) {
   const std::lock_guard lock(mutex_);
   for (const auto& [group, proxy] : proxies_) proxy->revoke(reason);
   wire_->poll(*this, -1);

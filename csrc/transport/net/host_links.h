@@ -11,6 +11,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -73,7 +74,7 @@ class HostLinks final : private FrameSink {
   void end(int peer, Peer state);
   void poll_for_all(int first);
   void run();
-  void revoke(const std::string& reason);
+  void revoke(std::string_view reason);
   void look_after(int64_t now);
   void flush(int64_t end_ns);
 

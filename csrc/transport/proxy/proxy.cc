@@ -51,7 +51,7 @@ void Proxy::reject(int peer) {
   host_links_->reject(members_[static_cast<size_t>(peer)]);
 }
 
-void Proxy::revoke(const std::string& reason) {
+void Proxy::revoke(std::string_view reason) {
   segment_.revoke(rank_, reason);
   const std::lock_guard lock(host_links_->mutex());
   tell_failure();

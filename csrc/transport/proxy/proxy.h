@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "transport/net/host_links.h"
@@ -63,7 +64,7 @@ class Proxy {
   /// Closes the link to `peer`, which has sent an invalid message.
   void reject(int peer);
   /// Breaks the communicator for a reason of this rank, and tells the remote members.
-  void revoke(const std::string& reason);
+  void revoke(std::string_view reason);
   /// Stops using the memory.
   void close();
 

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, cast
 
 
@@ -40,6 +42,13 @@ def why_not(kind: Kind) -> str:
     """Why this machine cannot run the kind's cases; empty if it can."""
     text: str = getattr(kind, "why_not", str)()
     return text
+
+
+def add_test_folders() -> None:
+    """Makes the oracles, jobs, networks and worlds of other folders of tests importable."""
+    tests = Path(__file__).parents[2]
+    folders = ("", "comm", "hosts", "parallel", "bootstrap", "torch")
+    sys.path[:0] = [str(tests / folder) for folder in folders]
 
 
 def names() -> list[str]:
