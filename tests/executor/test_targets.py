@@ -15,7 +15,7 @@ ON_HOST: list[list[object]] = [
     ["executor_check", 2, 3, 4],
     ["communicator_check"],
     ["peer_memory_check"],
-    # As many mutated frames as take less than 10 s under AddressSanitizer; MANY_CASES has more.
+    # As many mutated frames as take less than 10 s under a sanitizer; MANY_CASES has more.
     ["frame_check", 3000],
 ]
 ON_DEVICES: list[list[object]] = [
@@ -66,8 +66,9 @@ def build_checks(kind: str, dtypes: str, probe: Path) -> Path:
 
 def test_checks_are_right(tmp_path):
     folder = build_checks("plain", "all", tmp_path)
+    few_frames = ["frame_check", 600]
     # What fixed programs are is decided by the compiler: a sanitizer would see nothing new.
-    assert_clean(folder, [*ON_HOST, *ON_DEVICES, ["fixed_program_check"]])
+    assert_clean(folder, [*ON_HOST[:-1], few_frames, *ON_DEVICES, ["fixed_program_check"]])
 
 
 def test_layers_link_one_by_one():

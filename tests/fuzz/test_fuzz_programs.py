@@ -53,7 +53,7 @@ def check(case: Case) -> None:
 
 @pytest.mark.timeout(300)
 def test_fuzz_random_programs_equal_numpy() -> None:
-    drive(check, cases(), num_examples(40))
+    drive(check, cases(), num_examples(20))
 
 
 @pytest.mark.soak

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.ranks]
 
 HEAD, ROWS = read_table()
 BACKEND = os.environ.get("PYCOLL_TEST_BACKEND", "pycoll")
-QUICK = ("gloo", 2)  # view and number of ranks of the fast tier
+QUICK = ("gloo", 2)  # view and number of ranks that run in less than a minute
 SLOW_WORLD_SIZE = 4  # every test that passes anywhere passes there
 
 of_this_torch = pytest.mark.skipif(
@@ -69,11 +69,13 @@ def quick_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ser
 
 
 @of_this_torch
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_tests_that_torch_runs_for_gloo_pass_on_two_ranks(quick_server):
     check_all_pass(quick_server[0], names_of(*QUICK, quick=True))
 
 
+@pytest.mark.slow
 def test_server_that_is_told_to_end_leaves_no_file(quick_server):
     server, folder = quick_server
     server.ask(["test_get_rank", "test_barrier_timeout_global"])
