@@ -46,6 +46,10 @@ class PeerDiedError(Error):
         return type(self), (str(self), self.rank, self.signal)
 
 
+class DataError(Error):
+    """Bytes changed on their way from one rank to another. Only PYCOLL_CHECK_DATA=1 finds it."""
+
+
 class CollectiveMismatchError(Error):
     """Two ranks entered the same operation with different calls."""
 

@@ -61,6 +61,8 @@ inline constexpr EnvVariable kEnvironment[] = {
      "Uses of an array before it is registered automatically; 0: never.", "", 0, 1e6},
     {"PYCOLL_PEER_MEMORY", EnvType::kFlag, "1",
      "0: never read or write another process's arrays by process_vm_readv."},
+    {"PYCOLL_CHECK_DATA", EnvType::kFlag, "0",
+     "1: checksums on all bytes between ranks, for memory and networks that are in doubt."},
     {"PYCOLL_CACHE_DIR", EnvType::kText, "~/.cache/pycoll",
      "Folder of tuning tables and of torch backends built at first use."},
     {"PYCOLL_MESH", EnvType::kText, "set by the script",

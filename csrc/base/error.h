@@ -57,6 +57,12 @@ class PeerDiedError : public Error {
   int signal_;
 };
 
+/// Bytes changed on their way from one rank to another. Only PYCOLL_CHECK_DATA=1 finds it.
+class DataError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// Two ranks entered the same operation number with different calls.
 class CollectiveMismatchError : public Error {
  public:

@@ -4,7 +4,9 @@
 #include <pybind11/pybind11.h>
 
 #include <array>
+#include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "bindings/arguments/invocation.h"
 #include "bindings/arguments/operands.h"
@@ -84,12 +86,16 @@ PyObject* collective(PyObject* self, PyObject* const* args, Py_ssize_t num_args,
           given != nullptr ? truth_of(given, "deterministic") : in.object.deterministic;
     }
     if (PyObject* async_op = arguments[kAsyncOp]) in.is_async = truth_of(async_op, "async_op");
+    constexpr bool kTakesRows =
+        kMethod.signature.takes(kCounts) || kMethod.signature.takes(kSendCounts);
+    [[maybe_unused]] std::conditional_t<kTakesRows, RowCounts, std::monostate> rows;
+    if constexpr (kTakesRows) in.rows = &rows;
     if constexpr (kMethod.signature.takes(kCounts)) {
-      in.counts = read_counts(in, kCounts, "counts");
+      rows.counts = read_counts(in, kCounts, "counts");
     }
     if constexpr (kMethod.signature.takes(kSendCounts)) {
-      in.send_counts = read_counts(in, kSendCounts, "send_counts");
-      in.recv_counts = read_counts(in, kRecvCounts, "recv_counts");
+      rows.send_counts = read_counts(in, kSendCounts, "send_counts");
+      rows.recv_counts = read_counts(in, kRecvCounts, "recv_counts");
     }
     set_operands(in);
     if constexpr (kMethod.signature.takes(kOp)) in.operands.x->check_reducible("x", in.call.op);

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "bindings/arguments/arguments.h"
 #include "bindings/arguments/array.h"
@@ -88,12 +89,23 @@ void receive_staged(CommunicatorObject& object, MessageOp& op, const ArrayView& 
   staged.deliver();
 }
 
+/// For an operation that goes on after the call.
+template <class Kept>
+std::shared_ptr<void> keep(Kept&& x) {
+  if constexpr (std::is_same_v<std::remove_cvref_t<Kept>, ArrayView>) {
+    py::object pin = x.pin();
+    return keep_alive(std::pair(std::forward<Kept>(x), std::move(pin)));
+  } else {
+    return keep_alive(std::forward<Kept>(x));
+  }
+}
+
 /// `x` owns the message's bytes.
 template <class Kept>
 PyObject* start(PyObject* self, CommunicatorObject& object, const MessageOp& call, Kept&& x,
                 PyObject* result) {
   auto op = std::make_shared<MessageOp>(call);
-  op->keep_alive = keep_alive(std::forward<Kept>(x));
+  op->keep_alive = keep(std::forward<Kept>(x));
   {
     // The thread that moves messages may hold the engine for as long as a large copy takes.
     const py::gil_scoped_release gil;
@@ -110,12 +122,9 @@ PyObject* start(PyObject* self, CommunicatorObject& object, const MessageOp& cal
 template <class Kept>
 PyObject* run_or_start(PyObject* self, CommunicatorObject& object, MessageOp& op, Kept&& x,
                        bool is_async, PyObject* result) {
-  if constexpr (std::is_same_v<std::remove_cvref_t<Kept>, ArrayView>) {
-    if (object.batch != nullptr || is_async) x.pin();
-  }
   if (object.batch != nullptr) {
     refuse_async_in_batch(is_async);
-    object.batch->add(op, keep_alive(std::forward<Kept>(x)));
+    object.batch->add(op, keep(std::forward<Kept>(x)));
   } else if (is_async) {
     return start(self, object, op, std::forward<Kept>(x), result);
   } else {

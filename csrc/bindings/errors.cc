@@ -49,6 +49,8 @@ void translate(const std::exception_ptr& error) {
     set_error("CudaError", e);
   } catch (const MpiError& e) {
     set_error("MpiError", e);
+  } catch (const DataError& e) {
+    set_error("DataError", e);
   } catch (const Error& e) {
     set_error("Error", e);
   } catch (py::error_already_set& e) {

@@ -57,6 +57,8 @@ int health(pycoll_comm* comm) {
     case FailureCode::kMismatch:
     case FailureCode::kMessageMismatch:
       return PYCOLL_MISMATCH_ERROR;
+    case FailureCode::kCorrupted:
+      return PYCOLL_DATA_ERROR;
     case FailureCode::kAborted:
     case FailureCode::kRevoked:
       break;

@@ -43,6 +43,8 @@ int describe_error(const std::exception_ptr& raised, pycoll_error* error) {
     return fill(error, PYCOLL_USAGE_ERROR, e.what());
   } catch (const SystemError& e) {
     return fill(error, PYCOLL_SYSTEM_ERROR, e.what());
+  } catch (const DataError& e) {
+    return fill(error, PYCOLL_DATA_ERROR, e.what());
   } catch (const std::exception& e) {
     return fill(error, PYCOLL_ERROR, e.what());
   } catch (...) {
@@ -65,6 +67,8 @@ void raise_described(const pycoll_error& error) {
       throw CollectiveMismatchError(text);
     case PYCOLL_ABORTED_ERROR:
       throw AbortedError(text);
+    case PYCOLL_DATA_ERROR:
+      throw DataError(text);
     default:
       throw Error(text);
   }

@@ -27,7 +27,8 @@ typedef enum pycoll_code {
   PYCOLL_PEER_DIED_ERROR,
   PYCOLL_MISMATCH_ERROR,
   PYCOLL_ABORTED_ERROR,
-  PYCOLL_PENDING /* no error: the operation is not over yet */
+  PYCOLL_PENDING, /* no error: the operation is not over yet */
+  PYCOLL_DATA_ERROR
 } pycoll_code;
 
 #define PYCOLL_MAX_MESSAGE 4096

@@ -24,7 +24,7 @@ constexpr int64_t kTimedEvery = 16;
 // An all_to_all with counts is planned as if its payload had this size.
 constexpr int64_t kUnevenBytes = int64_t{1} << 20;
 
-PlannerLinks links_of(const Transport& transport, const Segment& segment) {
+PlannerLinks links_of(const Transport& transport, const Segment& segment, size_t checksum_bytes) {
   PlannerLinks links;
   links.all_mapped = transport.shares_address_space();
   links.one_host = segment.proxy() == nullptr;
@@ -33,7 +33,7 @@ PlannerLinks links_of(const Transport& transport, const Segment& segment) {
   const auto bytes = [&](ProtocolKind protocol) {
     return layout.slot_bytes[static_cast<size_t>(protocol)];
   };
-  links.slot_payloads = {static_cast<int64_t>(bytes(ProtocolKind::kSimple)),
+  links.slot_payloads = {static_cast<int64_t>(bytes(ProtocolKind::kSimple) - checksum_bytes),
                          LowLatency::payload_bytes<CpuTarget::LineBatch>(bytes(ProtocolKind::kLL))};
   return links;
 }
@@ -62,11 +62,11 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, double timeout_
       inputs_(inputs != nullptr ? std::move(inputs)
                                 : Settings::from_bytes(segment_.settings_text()).parse()),
       planner_(Selector(topology_of(*transport_, *inputs_), inputs_), rank_,
-               links_of(*transport_, segment_)),
+               links_of(*transport_, segment_, checksum_bytes())),
       peer_memory_(*transport_),
       waiter_(*transport_),
       recorder_(segment_, rank_),
-      runner_(*transport_, waiter_, peer_memory_),
+      runner_(*transport_, waiter_, peer_memory_, checksum_bytes()),
       host_rank_(transport_->host_rank(rank_)),
       host_number_(transport_->host_number(rank_)) {
   check_num_ranks(num_ranks_);
@@ -137,8 +137,9 @@ void Communicator::raise_closed() {
 
 void Communicator::open_messages() {
   check_open();
-  messages_ = std::make_unique<PointToPoint>(*transport_, peer_memory_, timeout_s_,
-                                             waiter_.interrupted, [this] { recorder_.refuse(); });
+  messages_ =
+      std::make_unique<PointToPoint>(*transport_, peer_memory_, inputs_->checks_data, timeout_s_,
+                                     waiter_.interrupted, [this] { recorder_.refuse(); });
 }
 
 void Communicator::register_array(std::byte* data, size_t nbytes,

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/checksum.h"
 #include "comm/async/progress.h"
 #include "comm/call.h"
 #include "comm/device/device_work.h"
@@ -187,6 +188,7 @@ class Communicator {
   void fail_aborted();
   /// As abort(), without check_open().
   void revoke(std::string_view reason);
+  size_t checksum_bytes() const { return inputs_->checks_data ? kChecksumBytes : 0; }
   bool is_own_thread() const;
   void give_back();
   [[noreturn]] void raise_failure();

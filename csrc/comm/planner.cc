@@ -91,7 +91,7 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
     for (auto& places : plan.at) std::fill(std::begin(places), std::end(places), plan.slots);
   };
   if (own_counts) {
-    plan.slots = &slots_plan(wanted, "pairwise", default_protocol(wanted.nbytes));
+    plan.slots = &slots_plan(wanted, "pairwise", selector_.default_protocol(wanted.nbytes));
     fill();
     return plan;
   }
@@ -154,11 +154,15 @@ CallPlan Planner::name_plans(const PlanKey& wanted) {
   const size_t slash = wanted.algorithm.find('/');
   const std::string_view name = wanted.algorithm.substr(0, slash);
   const ProtocolKind protocol = slash == std::string_view::npos
-                                    ? default_protocol(wanted.nbytes)
+                                    ? selector_.default_protocol(wanted.nbytes)
                                     : protocol_from_name(wanted.algorithm.substr(slash + 1));
   if (!is_cpu_protocol(protocol) && !selector_.topology().of_devices) {
     throw UsageError(std::string(wanted.algorithm) + ": protocol " + protocol_name(protocol) +
                      " is for device arrays only");
+  }
+  if (!selector_.may_use(protocol)) {
+    throw UsageError(std::string(wanted.algorithm) + ": protocol " + protocol_name(protocol) +
+                     " has no checksums, which PYCOLL_CHECK_DATA=1 asks for: use simple");
   }
   CallPlan plan;
   PlannedCall* planned = nullptr;

@@ -49,12 +49,12 @@ int64_t output_count(const Call& call, int rank, int num_ranks) {
   return count_blocks(call, rank, num_ranks, info(call.collective).output_block);
 }
 
-Runner::Runner(Transport& transport, Waiter& waiter, PeerMemory& peer_memory)
+Runner::Runner(Transport& transport, Waiter& waiter, PeerMemory& peer_memory, size_t checksum_bytes)
     : transport_(transport),
       rank_(transport.rank()),
       num_ranks_(transport.num_ranks()),
       cpu_(transport.segment(), waiter, num_ranks_),
-      simple_links_(transport.segment(), rank_, ProtocolKind::kSimple),
+      simple_links_(transport.segment(), rank_, ProtocolKind::kSimple, checksum_bytes),
       ll_links_(transport.segment(), rank_, ProtocolKind::kLL),
       heap_(transport.heap().get()),
       exchange_(transport, waiter, peer_memory) {}

@@ -15,7 +15,8 @@ namespace pycoll {
 
 class Runner {
  public:
-  Runner(Transport& transport, Waiter& waiter, PeerMemory& peer_memory);
+  /// `checksum_bytes`: size of the checksum behind the bytes of each slot.
+  Runner(Transport& transport, Waiter& waiter, PeerMemory& peer_memory, size_t checksum_bytes);
 
   /// Exchanges the buffers' places with the other ranks, and sets `planned` accordingly. Runs it if
   /// it is direct; returns nullopt if it needs slots. Raises UsageError on all ranks if the buffers

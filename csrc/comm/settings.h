@@ -12,10 +12,11 @@
 namespace pycoll {
 
 struct Settings {
-  std::string rules;       // PYCOLL_ALGO
-  std::string table;       // text of the tuning table; empty: there is none, or it is ignored
-  std::string table_note;  // the table's path, or why there is none
-  NetworkCost network;     // between hosts, as measured when the ranks met
+  std::string rules;         // PYCOLL_ALGO
+  std::string table;         // text of the tuning table; empty: there is none, or it is ignored
+  std::string table_note;    // the table's path, or why there is none
+  NetworkCost network;       // between hosts, as measured when the ranks met
+  bool checks_data = false;  // PYCOLL_CHECK_DATA
 
   /// Reads the settings from the environment and the file system. Raises nothing: `table_note` has
   /// the table's problem, and every rank raises the rules' errors in parse().

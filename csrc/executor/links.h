@@ -8,8 +8,10 @@
 namespace pycoll {
 
 struct Links {
-  Links(const Segment& segment, int rank, ProtocolKind protocol)
-      : slot_bytes(segment.layout().slot_bytes[static_cast<int>(protocol)]), protocol(protocol) {
+  Links(const Segment& segment, int rank, ProtocolKind protocol, size_t checksum_bytes = 0)
+      : slot_bytes(segment.layout().slot_bytes[static_cast<int>(protocol)] - checksum_bytes),
+        checksum_bytes(checksum_bytes),
+        protocol(protocol) {
     const int n = segment.num_ranks();
     for (int peer = 0; peer < n; ++peer) {
       send.emplace_back(segment.ring(protocol, rank, peer));
@@ -26,7 +28,8 @@ struct Links {
   std::vector<RecvEnd> recv;            // by source rank
   SendEnd send_multicast;               // read by all other ranks
   std::vector<RecvEnd> recv_multicast;  // by source rank
-  size_t slot_bytes = 0;
+  size_t slot_bytes = 0;                // for the payload
+  size_t checksum_bytes = 0;            // behind the payload; 0: there is no checksum
   ProtocolKind protocol;
 };
 

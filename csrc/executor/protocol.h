@@ -140,7 +140,12 @@ struct Simple {
                              {peer, operands.index, step.first_chunk})) {
         return false;
       }
-      return link.mark() == target.digest() || target.mismatch(peer, operands.index);
+      if (link.mark() != target.digest()) return target.mismatch(peer, operands.index);
+      if constexpr (requires { target.has_checksum(link, peer, operands); }) {
+        return target.has_checksum(link, peer, operands);
+      } else {
+        return true;
+      }
     });
   }
 
@@ -148,6 +153,9 @@ struct Simple {
   PYCOLL_HD static void finish(Target& target, const ProgramView& program,
                                const StepOperands& operands) {
     for_own_destinations(target, program, *operands.step, [&](auto& link) {
+      if constexpr (requires { target.add_checksum(link, operands); }) {
+        target.add_checksum(link, operands);
+      }
       link.post(target.digest());
       link.warm_next(operands.count * static_cast<int64_t>(target.element_size()));
     });

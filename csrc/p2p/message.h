@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "base/checksum.h"
 #include "executor/wait/describe.h"
 #include "reduce/dtypes.h"
 #include "transport/ring/slot.h"
@@ -34,7 +35,10 @@ struct MessageOp {
   int peer = 0;             // kAnySource: receive from anyone
   int32_t tag = 0;
   std::byte* data = nullptr;  // a send only reads it
-  size_t nbytes = 0;
+  size_t nbytes = 0;          // of `data`
+  // PYCOLL_CHECK_DATA=1: `data` is this copy of `array`, with a checksum behind it.
+  std::shared_ptr<std::byte[]> sealed;
+  std::byte* array = nullptr;
   int source = kAnySource;    // receive: the rank that sent the message
   uint16_t site = 0;          // the user's file and line
   uint64_t number = 0;        // number of its record; 0: none
@@ -50,11 +54,13 @@ struct MessageOp {
   uint64_t over = 0;  // 1 at the end; stored with release after all members above
 
   bool is_over() const { return load_acquire(over) != 0; }
+  /// Bytes of the caller's array.
+  size_t array_bytes() const { return sealed == nullptr ? nbytes : nbytes - kChecksumBytes; }
 };
 
 /// `recv(10 f32, tag 7, from rank 2)`: the operation's name in error messages.
 inline std::string describe(const MessageOp& op) {
-  return describe_message(op.is_send, op.dtype, op.nbytes, op.tag, op.peer);
+  return describe_message(op.is_send, op.dtype, op.array_bytes(), op.tag, op.peer);
 }
 
 }  // namespace pycoll

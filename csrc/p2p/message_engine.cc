@@ -39,19 +39,46 @@ const std::byte* eager_bytes(const MessageHeader& header) {
 
 }  // namespace
 
-MessageEngine::MessageEngine(Transport& transport, PeerMemory& peer_memory)
+MessageEngine::MessageEngine(Transport& transport, PeerMemory& peer_memory, bool checks_data)
     : segment_(transport.segment()),
       rank_(transport.rank()),
       num_ranks_(transport.num_ranks()),
       peer_memory_(peer_memory),
       recorder_(segment_, rank_),
       parts_are_fast_(transport.name() != "local" && num_ranks_ <= segment_.num_cores()),
+      checks_data_(checks_data),
       outboxes_(static_cast<size_t>(num_ranks_)),
       num_announced_(static_cast<size_t>(num_ranks_)) {
   for (int peer = 0; peer < num_ranks_; ++peer) {
     inboxes_.emplace_back(segment_.mailbox(peer, rank_));
     outboxes_[static_cast<size_t>(peer)].writer = MailboxWriter(segment_.mailbox(rank_, peer));
   }
+}
+
+void MessageEngine::use_sealed_copy(MessageOp& op) {
+  op.sealed.reset(new std::byte[op.nbytes + kChecksumBytes]);
+  op.array = op.data;
+  op.data = op.sealed.get();
+  if (op.is_send) {
+    const Checksum sum = Checksum::of(op.array, op.nbytes);
+    copy_message(op.data, op.array, op.nbytes);
+    std::memcpy(op.data + op.nbytes, &sum, sizeof(sum));
+  }
+  op.nbytes += kChecksumBytes;
+}
+
+bool MessageEngine::unseal(MessageOp* op) {
+  const size_t nbytes = op->array_bytes();
+  if (is_intact(op->data, nbytes)) {
+    copy_message(op->array, op->data, nbytes);
+    return true;
+  }
+  segment_.fail({.code = FailureCode::kCorrupted,
+                 .reporter = static_cast<uint16_t>(rank_),
+                 .culprit = static_cast<uint16_t>(op->source),
+                 .message = Failure::mark_of(op->number)});
+  leave_to_fail(op);
+  return false;
 }
 
 // Sending.
@@ -71,19 +98,25 @@ bool MessageEngine::fits(MessageOp* op, int source, const Message& message) {
   const auto dtype = static_cast<DType>(message.dtype);
   const bool same_type = op->dtype == dtype && op->dtype_hash == message.dtype_hash;
   if (op->nbytes == message.nbytes && same_type) return true;
+  const uint64_t sent = message.nbytes;
+  const uint64_t checksum = op->nbytes - op->array_bytes();
   segment_.message_mismatch(rank_) = {.source = source,
                                       .tag = op->tag,
-                                      .sent_bytes = message.nbytes,
-                                      .expected_bytes = op->nbytes,
+                                      .sent_bytes = sent - std::min(sent, checksum),
+                                      .expected_bytes = op->array_bytes(),
                                       .sent_dtype = static_cast<uint8_t>(dtype),
                                       .expected_dtype = static_cast<uint8_t>(op->dtype)};
   segment_.fail({.code = FailureCode::kMessageMismatch,
                  .reporter = static_cast<uint16_t>(rank_),
                  .culprit = static_cast<uint16_t>(source)});
+  leave_to_fail(op);
+  return false;
+}
+
+void MessageEngine::leave_to_fail(MessageOp* op) {
   broken_ = true;
   op->state = MessageOp::State::kPosted;
   queue_.post(op);  // stays pending, and ends with all others
-  return false;
 }
 
 bool MessageEngine::write(Outbox& out, MessageOp* op) {
@@ -414,6 +447,7 @@ bool MessageEngine::is_being_taken() const {
 }
 
 void MessageEngine::finish(MessageOp* op) {
+  if (op->sealed != nullptr && !op->is_send && op->error == nullptr && !unseal(op)) return;
   op->state = MessageOp::State::kOver;
   recorder_.end(*op);
   if (op->self != nullptr) {

@@ -18,10 +18,13 @@ namespace pycoll {
 
 class MessageEngine {
  public:
-  MessageEngine(Transport& transport, PeerMemory& peer_memory);
+  /// `checks_data`: each message has a checksum behind it.
+  MessageEngine(Transport& transport, PeerMemory& peer_memory, bool checks_data);
 
   /// Starts an operation, which may be over on return.
   void post(MessageOp* op) {
+    if (checks_data_) [[unlikely]]
+      use_sealed_copy(*op);
     recorder_.begin(*op);
     op->is_send ? post_send(op) : post_recv(op);
     recorder_.begun();
@@ -62,6 +65,12 @@ class MessageEngine {
     std::deque<MessageOp*> streams;  // sends in parts
   };
 
+  static void use_sealed_copy(MessageOp& op);
+  /// Fills the array of a receive from its sealed copy; breaks the communicator and returns false
+  /// if the checksum differs.
+  bool unseal(MessageOp* op);
+  /// Leaves an operation, whose failure has broken the communicator, to fail_all().
+  void leave_to_fail(MessageOp* op);
   void post_send(MessageOp* op);
   void post_recv(MessageOp* op);
   void send_to_self(MessageOp* op);
@@ -92,6 +101,7 @@ class MessageEngine {
   PeerMemory& peer_memory_;
   MessageRecorder recorder_;
   bool parts_are_fast_;
+  const bool checks_data_;
   std::vector<MailboxReader> inboxes_;
   std::vector<Outbox> outboxes_;
   MessageQueue queue_;

@@ -47,7 +47,7 @@ class MessageRecorder {
   static MessageRecord record_of(const MessageOp& op) {
     MessageRecord record;
     record.number = op.number;
-    record.nbytes = op.nbytes;
+    record.nbytes = op.array_bytes();
     record.tag = op.tag;
     record.peer = static_cast<int16_t>(op.peer);
     record.source = static_cast<int16_t>(op.source);

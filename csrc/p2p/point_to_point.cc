@@ -43,8 +43,9 @@ class PointToPoint::Waiting {
   PointToPoint& owner_;
 };
 
-PointToPoint::PointToPoint(Transport& transport, PeerMemory& peer_memory, double timeout_s,
-                           std::function<bool()> interrupted, std::function<void()> on_failure)
+PointToPoint::PointToPoint(Transport& transport, PeerMemory& peer_memory, bool checks_data,
+                           double timeout_s, std::function<bool()> interrupted,
+                           std::function<void()> on_failure)
     : transport_(transport),
       segment_(transport.segment()),
       rank_(transport.rank()),
@@ -52,7 +53,7 @@ PointToPoint::PointToPoint(Transport& transport, PeerMemory& peer_memory, double
       on_failure_(std::move(on_failure)),
       run_waiter_(transport),
       wait_waiter_(transport),
-      engine_(transport, peer_memory),
+      engine_(transport, peer_memory, checks_data),
       thread_(
           segment_, rank_, [this] { return progress_alone(); },
           [this](const std::string& text) { revoke(text); }) {

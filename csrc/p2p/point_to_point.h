@@ -19,8 +19,9 @@ namespace pycoll {
 
 class PointToPoint {
  public:
-  /// `interrupted`: see Waiter. `on_failure`: called before an error is raised, on the same thread.
-  PointToPoint(Transport& transport, PeerMemory& peer_memory, double timeout_s,
+  /// `checks_data`: see MessageEngine. `interrupted`: see Waiter. `on_failure`: called before an
+  /// error is raised, on the same thread.
+  PointToPoint(Transport& transport, PeerMemory& peer_memory, bool checks_data, double timeout_s,
                std::function<bool()> interrupted, std::function<void()> on_failure);
   ~PointToPoint() { close(); }
 

@@ -63,11 +63,6 @@ bool is_candidate(ProtocolKind protocol, int64_t nbytes) {
   return protocol != ProtocolKind::kDirect || nbytes >= kMinDirectBytes;
 }
 
-ProtocolKind default_protocol(int64_t nbytes) {
-  constexpr int64_t kLowLatencyBytes = 8 << 10;
-  return nbytes <= kLowLatencyBytes ? ProtocolKind::kLL : ProtocolKind::kSimple;
-}
-
 Selector::Selector(Topology topology, std::shared_ptr<const SelectionInputs> inputs)
     : topology_(std::move(topology)), inputs_(std::move(inputs)) {
   for (const Arrays arrays : kAllArrays) {
@@ -81,6 +76,12 @@ Selector::Selector(Topology topology, std::shared_ptr<const SelectionInputs> inp
                  " ranks";
     }
   }
+}
+
+ProtocolKind Selector::default_protocol(int64_t nbytes) const {
+  constexpr int64_t kLowLatencyBytes = 8 << 10;
+  return nbytes <= kLowLatencyBytes && may_use(ProtocolKind::kLL) ? ProtocolKind::kLL
+                                                                  : ProtocolKind::kSimple;
 }
 
 Ranking Selector::rank(Collective collective, int64_t nbytes, Arrays arrays,
@@ -135,7 +136,7 @@ std::vector<Candidate> Selector::simulate(Collective collective, int64_t nbytes,
     for (const ProtocolKind protocol : topology_.protocols()) {
       const bool asked = rule != nullptr && rule->protocol == protocol &&
                          distance_from(rule, schedule.algorithm, protocol) == 0;
-      if (!asked && !is_candidate(protocol, nbytes)) continue;
+      if (!may_use(protocol) || (!asked && !is_candidate(protocol, nbytes))) continue;
       const LinkCost cost = topology_.cost_of(arrays, protocol, nbytes);
       Candidate candidate{schedule.algorithm, protocol, 0, 0};
       if (protocol == ProtocolKind::kDirect && !one_host) continue;
@@ -156,8 +157,9 @@ std::vector<Candidate> Selector::simulate(Collective collective, int64_t nbytes,
   // An algorithm that is, or may yet be, registered in Python.
   if (rule != nullptr && !rule->algorithm.empty() && !is_built_in(collective, rule->algorithm) &&
       rule->algorithm != kHierarchical) {
-    if (rule->protocol) candidates.push_back({rule->algorithm, *rule->protocol, 0, 0});
-    if (!rule->protocol || *rule->protocol == ProtocolKind::kDirect) {
+    const bool asked = rule->protocol && may_use(*rule->protocol);
+    if (asked) candidates.push_back({rule->algorithm, *rule->protocol, 0, 0});
+    if (!asked || *rule->protocol == ProtocolKind::kDirect) {
       candidates.push_back({rule->algorithm, default_protocol(nbytes), 0, 0});
     }
   }

@@ -33,8 +33,6 @@ bool has_hierarchical(const Topology& topology, Collective collective);
 bool is_candidate(Collective collective, std::string_view algorithm);
 /// Whether the protocol may be worthwhile for messages of `nbytes`.
 bool is_candidate(ProtocolKind protocol, int64_t nbytes);
-/// The protocol for an algorithm that is named without one.
-ProtocolKind default_protocol(int64_t nbytes);
 
 /// Settings of a communicator, fixed before its first call and equal on all ranks.
 struct SelectionInputs {
@@ -42,6 +40,8 @@ struct SelectionInputs {
   TuningTable table;       // empty: there is none
   std::string table_note;  // where the table is from, or why there is none
   NetworkCost network;     // between hosts
+  // All bytes between ranks have checksums (base/checksum.h), so only `simple` may carry them.
+  bool checks_data = false;
 };
 
 /// Candidates, best first. The caller takes the first that it can run: not every candidate reduces
@@ -58,6 +58,11 @@ class Selector {
 
   const Topology& topology() const { return topology_; }
   const Rules& rules() const { return inputs_->rules; }
+  /// The protocol for an algorithm that is named without one.
+  ProtocolKind default_protocol(int64_t nbytes) const;
+  bool may_use(ProtocolKind protocol) const {
+    return !inputs_->checks_data || protocol == ProtocolKind::kSimple;
+  }
 
   /// Ranks the candidates for messages of `nbytes` in such arrays, by `rule` unless it is null. The
   /// root does not matter, since all links have equal costs.

@@ -94,7 +94,7 @@ def test_timeout_of_an_asynchronous_send_is_named_by_calls_that_fail_after_it(th
             return str(caught.value), ""
         if comm.rank == 1:
             sent = comm.send(np.zeros(25_000, np.float32), 0, 7, async_op=True)  # here: too late
-        time.sleep(0.3)
+        time.sleep(0.6)
         with pytest.raises(AbortedError) as caught:
             if then == "recv":
                 comm.recv(np.zeros(4, np.float32), 0)

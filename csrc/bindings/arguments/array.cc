@@ -82,11 +82,12 @@ ArrayView::ArrayView(PyObject* object, const char* what, bool writable, Memory m
                    ": expected an array with the buffer protocol or DLPack (NumPy, torch, ...)");
 }
 
-void ArrayView::pin() {
+py::object ArrayView::pin() const {
   PyObject* const owner = is_numpy_ ? numpy_owner(object_.ptr()) : nullptr;
-  if (owner == nullptr) return;
-  pin_ = py::reinterpret_steal<py::object>(PyWeakref_NewRef(owner, nullptr));
-  if (!pin_) PyErr_Clear();  // a subclass without weak references
+  if (owner == nullptr) return {};
+  auto reference = py::reinterpret_steal<py::object>(PyWeakref_NewRef(owner, nullptr));
+  if (!reference) PyErr_Clear();  // a subclass without weak references
+  return reference;
 }
 
 void ArrayView::refuse_not_contiguous(const char* what) { refuse(what, kNotContiguous); }

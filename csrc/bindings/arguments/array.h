@@ -42,9 +42,9 @@ class ArrayView {
   int device = -1;         // number of the device; -1: CPU memory
   void* stream = nullptr;  // current stream of the array's library on that device
 
-  /// Makes NumPy refuse to resize the array while this view lives: for an operation that goes on
-  /// after the call.
-  void pin();
+  /// While the returned object lives, NumPy refuses to resize the array: for an operation that goes
+  /// on after the call.
+  pybind11::object pin() const;
   /// The viewed NumPy array; null for arrays of other libraries.
   PyObject* numpy() const { return is_numpy_ ? object_.ptr() : nullptr; }
   int64_t nbytes() const { return count * static_cast<int64_t>(element_size); }
@@ -85,7 +85,6 @@ class ArrayView {
   bool is_numpy_ = false;
   bool allows_device_ = false;
   pybind11::object object_;     // keeps the exporter of an uncounted view alive
-  pybind11::object pin_;        // weak reference to the owner of the memory
   pybind11::object described_;  // the library's dtype object of opaque elements
   std::unique_ptr<Py_buffer, Release> buffer_;
   std::unique_ptr<DLManagedTensor, Release> dlpack_;

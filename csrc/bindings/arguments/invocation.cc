@@ -1,6 +1,7 @@
 #include "bindings/arguments/invocation.h"
 
 #include <memory>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -41,9 +42,9 @@ void note_arrays(const Invocation& in) {
 
 /// For an operation that goes on after the call.
 std::shared_ptr<void> keep(Operands operands) {
-  if (operands.x) operands.x->pin();
-  if (operands.out) operands.out->pin();
-  return keep_alive(std::move(operands));
+  py::object x = operands.x ? operands.x->pin() : py::object();
+  py::object out = operands.out ? operands.out->pin() : py::object();
+  return keep_alive(std::tuple(std::move(operands), std::move(x), std::move(out)));
 }
 
 PyObject* start(Invocation& in) {
@@ -61,7 +62,7 @@ PyObject* start_on_device(Invocation& in) {
   {
     LazyGilRelease gil(in.object.ranks_are_threads);
     in.call.on_slow = gil.on_slow();
-    object.work = in.object.comm->start_on_device(in.call, keep_alive(std::move(in.operands)));
+    object.work = in.object.comm->start_on_device(in.call, keep(std::move(in.operands)));
   }
   py::object result = in.result ? std::move(in.result) : py::none();
   return py::module_::import("pycoll.communicator")

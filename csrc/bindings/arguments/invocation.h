@@ -24,17 +24,22 @@ struct Operands {
   std::vector<int64_t> recv_counts;
 };
 
+/// Rows of each block, as the caller counts them. Read before the arrays: a number's `__index__`
+/// may change an array.
+struct RowCounts {
+  std::vector<int64_t> counts;
+  std::vector<int64_t> send_counts;
+  std::vector<int64_t> recv_counts;
+};
+
 struct Invocation {
   PyObject* self;
   CommunicatorObject& object;
   const Arguments& args;
   Call call = {};
-  // Read before the arrays: a number's `__index__` may change an array.
-  bool is_async = false;
-  std::vector<int64_t> counts = {};
-  std::vector<int64_t> send_counts = {};
-  std::vector<int64_t> recv_counts = {};
-  int64_t nbytes = 0;  // size of the input or the output, whichever is larger
+  bool is_async = false;            // read before the arrays, as `rows`
+  const RowCounts* rows = nullptr;  // of a collective that takes counts
+  int64_t nbytes = 0;               // size of the input or the output, whichever is larger
   Operands operands = {};
   pybind11::object result = {};  // return value in Python; null: None
 };

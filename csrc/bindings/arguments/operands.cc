@@ -29,13 +29,16 @@ Counts times(Counts counts, int64_t factor) {
 
 const std::byte* bytes(const void* data) { return static_cast<const std::byte*>(data); }
 
-void set_elements(Invocation& in, const ArrayView& view) {
+[[gnu::cold, gnu::noinline]] void describe_opaque(Invocation& in, const ArrayView& view) {
+  in.call.dtype_hash = view.dtype_hash;
+  in.call.dtype_text = in.object.comm->recorder().name_id(view.dtype_text());
+}
+
+inline void set_elements(Invocation& in, const ArrayView& view) {
   Call& call = in.call;
   call.dtype = view.dtype;
-  if (view.dtype == DType::kOpaque) [[unlikely]] {
-    call.dtype_hash = view.dtype_hash;
-    call.dtype_text = in.object.comm->recorder().name_id(view.dtype_text());
-  }
+  if (view.dtype == DType::kOpaque) [[unlikely]]
+    describe_opaque(in, view);
   call.element_size = view.element_size;
   call.device = view.device;
   call.stream = view.stream;
@@ -181,7 +184,7 @@ void reduce_scatter(Invocation& in) {
   int64_t rows = 0;
   int64_t rows_before = 0;
   if (in.args[Arg::kCounts] != nullptr) {
-    const Counts& counts = in.counts;
+    const Counts& counts = in.rows->counts;
     check_sum(in, counts, "counts", num_rows(in, x));
     rows = counts[rank];
     rows_before =
@@ -205,7 +208,7 @@ void all_gather(Invocation& in) {
   int64_t total_rows = 0;
   int64_t rows_before = 0;
   if (in.args[Arg::kCounts] != nullptr) {
-    const Counts& counts = in.counts;
+    const Counts& counts = in.rows->counts;
     if (num_rows(in, x) != counts[rank]) {
       throw UsageError("all_gather: x has " + std::to_string(x.shape[0]) +
                        " rows (its first axis), counts[" + std::to_string(rank) +
@@ -291,10 +294,10 @@ void all_to_all(Invocation& in) {
     view_out(in, x.count, x.shape[0]);
     return check_apart(in);
   }
-  check_sum(in, in.send_counts, "send_counts", num_rows(in, x));
+  check_sum(in, in.rows->send_counts, "send_counts", num_rows(in, x));
   const Counts recv_counts =
-      has_recv_counts ? in.recv_counts : exchange_counts(in.object, in.send_counts);
-  in.operands.send_counts = times(in.send_counts, row_count(x));
+      has_recv_counts ? in.rows->recv_counts : exchange_counts(in.object, in.rows->send_counts);
+  in.operands.send_counts = times(in.rows->send_counts, row_count(x));
   in.operands.recv_counts = times(recv_counts, row_count(x));
   in.call.send_counts = in.operands.send_counts.data();
   in.call.recv_counts = in.operands.recv_counts.data();

@@ -109,6 +109,11 @@ bool Communicator::unregister_on_device(const std::byte* data) {
 
 void Communicator::execute_on_device(const Call& call, const OnSlow& on_slow) {
   if (proxy_ != nullptr) return execute_staged(call, on_slow);
+  if (checksum_bytes() != 0) {
+    throw UsageError(
+        "PYCOLL_CHECK_DATA=1 checks arrays in host memory only: copy them there, or "
+        "do not set it");
+  }
   check_reduction(call);
   open_device(call);
   check_device_failure();

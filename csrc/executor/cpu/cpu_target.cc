@@ -21,7 +21,7 @@ CpuTarget::CpuTarget(Segment& segment, Waiter& waiter, int num_ranks)
 void CpuTarget::on_post_to_hosts(const ProgramView& program, const StepOperands& operands) {
   const Step& step = *operands.step;
   const ProtocolKind protocol = links_->protocol;
-  const int64_t nbytes = operands.count * static_cast<int64_t>(arithmetic_.element_size);
+  const auto nbytes = static_cast<int64_t>(num_bytes(operands) + links_->checksum_bytes);
   for_each_peer(program, step.dst_peers, [&](int peer) {
     if (proxy_->is_remote(peer)) {
       proxy_->on_post(protocol, peer, nbytes, waiter_.digest(), waiter_.sequence());

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 
+#include "base/checksum.h"
 #include "executor/cpu/buffer_exchange.h"
 #include "executor/links.h"
 #include "executor/protocol.h"
@@ -68,6 +69,18 @@ class CpuTarget {
   /// The bulk arithmetic of a `simple` step: combines slots and local chunks into slots and local
   /// chunks.
   void reduce_copy(const ProgramView& program, const StepOperands& operands);
+  /// Writes the checksum of a slot that a `simple` step has filled.
+  void add_checksum(SendEnd& link, const StepOperands& operands) {
+    if (links_->checksum_bytes != 0) [[unlikely]]
+      seal(link.slot(), num_bytes(operands));
+  }
+  /// Whether a full slot has the checksum that its writer gave it; otherwise breaks the
+  /// communicator.
+  bool has_checksum(const RecvEnd& link, int peer, const StepOperands& operands) {
+    if (links_->checksum_bytes == 0) [[likely]]
+      return true;
+    return is_intact(link.slot(), num_bytes(operands)) || waiter_.corrupted(peer);
+  }
   /// Records a completed step and wakes the ranks that it may have unblocked.
   void on_post(const ProgramView& program, const StepOperands& operands) {
     const Step& step = *operands.step;
@@ -100,6 +113,9 @@ class CpuTarget {
   Proxy* proxy_;  // null: all ranks are on this host
   Waiter& waiter_;
   void on_post_to_hosts(const ProgramView& program, const StepOperands& operands);
+  size_t num_bytes(const StepOperands& operands) const {
+    return static_cast<size_t>(operands.count) * arithmetic_.element_size;
+  }
   void combine(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
                const StepOperands& operands);
   void combine_past_caches(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,

@@ -239,6 +239,13 @@ bool Waiter::mismatch(int peer) {
   return false;
 }
 
+bool Waiter::corrupted(int peer) {
+  segment_.fail({.code = FailureCode::kCorrupted,
+                 .reporter = static_cast<uint16_t>(rank_),
+                 .culprit = static_cast<uint16_t>(peer)});
+  return false;
+}
+
 bool Waiter::peers_agree() {
   fence_before_look();
   for (int rank = 0; rank < segment_.num_ranks(); ++rank) {
@@ -382,6 +389,10 @@ void Waiter::raise_failure(const std::string& what, const std::string& call) con
       throw CollectiveMismatchError(
           me + " cannot go on: " +
           describe_message_mismatch(segment_.message_mismatch(failure.reporter), failure.reporter));
+    case FailureCode::kCorrupted:
+      throw DataError(me + " cannot go on: bytes from " + culprit + " to " + message +
+                      " changed on their way: their checksums differ (PYCOLL_CHECK_DATA=1). "
+                      "Memory or the network is damaged, or another program writes there");
     default:
       throw AbortedError(me + " cannot go on: rank " + std::to_string(failure.reporter) +
                          " gave this communicator up (interrupted, or closed with operations "

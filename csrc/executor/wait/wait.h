@@ -87,6 +87,8 @@ class Waiter {
 
   /// Reports that a message from `peer` carried the mark of another call. Returns false.
   bool mismatch(int peer);
+  /// Reports that bytes from `peer` have another checksum than it gave them. Returns false.
+  bool corrupted(int peer);
   /// False when a rank that has entered this operation made a different call. If two ranks publish
   /// different calls and then check, at least one of them gets false.
   bool peers_agree();

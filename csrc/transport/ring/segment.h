@@ -41,8 +41,9 @@ enum class FailureCode : uint8_t {
   kAborted,
   kMessageMismatch,  // a receive and its message differ in size or dtype
   kRevoked,          // the reporter called abort(), or one of its threads failed
+  kCorrupted,        // bytes from the culprit had another checksum when the reporter read them
 };
-inline constexpr FailureCode kLastFailureCode = FailureCode::kRevoked;
+inline constexpr FailureCode kLastFailureCode = FailureCode::kCorrupted;
 
 /// Why a communicator broke; packed into one word, which the first rank that notices claims.
 struct Failure {
@@ -65,7 +66,7 @@ struct SegmentHeader {
   static constexpr uint64_t kMagic = 0x6c6c6f63'79702121;  // "!!pycoll"
   // Version of the segment and of the frames between hosts. Raise it with each change: ranks with
   // different versions refuse to form a world.
-  static constexpr uint64_t kVersion = 6;
+  static constexpr uint64_t kVersion = 7;
   static constexpr size_t kMaxName = 512;
 
   uint64_t magic = 0;
