@@ -62,7 +62,8 @@ void bind_store(py::module_& m) {
             return get(self, key, timeout_s);
           },
           py::arg("key"), py::arg("timeout_s"))
-      .def("add", &TcpStore::add, py::arg("key"), py::arg("delta"), ReleaseGil());
+      .def("add", &TcpStore::add, py::arg("key"), py::arg("delta"), ReleaseGil())
+      .def("report_death", &TcpStore::report_death, py::arg("rank"), py::arg("text"), ReleaseGil());
 
   py::class_<TcpStoreServer>(m, "TcpStoreServer", "Serves the stores of a session on one thread.")
       .def(py::init([](const std::string& address, int port, const std::string& token, bool local,

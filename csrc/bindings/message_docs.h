@@ -52,7 +52,7 @@ Raises:
     UsageError: `x` is not such an array, `peer` is not a rank, or `tag` is not valid.
     CollectiveMismatchError: The count or dtype of the message differs from that of `x`.
     PeerDiedError: The peer's process ended, or it closed the communicator. With any source:
-        this holds for all other ranks.
+        a rank's process ended, or all other ranks closed it.
     TimeoutError: No message arrived before the deadline.
 
 Cost: alpha + N beta.)";

@@ -230,14 +230,17 @@ bool PointToPoint::find_failure(MessageOp& op, int64_t now, const std::vector<Fa
   if (op.peer != kAnySource) {
     *failure = ends[static_cast<size_t>(op.peer)];
   } else {
-    // A receive from any rank fails only when all peers have ended.
-    bool anyone = false;
-    for (int peer = 0; peer < segment_.num_ranks(); ++peer) {
+    // The message of a rank that has died may be the one that a receive from any rank waits for, or
+    // the reason why no other rank sends one. Ranks that left have sent all of theirs.
+    bool died = false;
+    bool all_ended = true;
+    for (int peer = 0; peer < segment_.num_ranks() && !died; ++peer) {
       const Failure& end = ends[static_cast<size_t>(peer)];
       if (end.code != FailureCode::kNone) *failure = end;
-      anyone = anyone || (peer != rank_ && end.code == FailureCode::kNone);
+      died = end.code == FailureCode::kPeerDied;
+      all_ended = all_ended && (peer == rank_ || end.code != FailureCode::kNone);
     }
-    if (anyone) *failure = {};
+    if (!died && !all_ended) *failure = {};
   }
   failure->message = Failure::mark_of(op.number);
   if (failure->code != FailureCode::kNone) return true;

@@ -24,7 +24,7 @@ from pycoll.elastic.owner_port import (
     open_owner_port,
     owner_port_of,
 )
-from pycoll.errors import PeerDiedError, TimeoutError, UsageError
+from pycoll.errors import Error, PeerDiedError, TimeoutError, UsageError
 
 if TYPE_CHECKING:
     from pycoll.communicator import Communicator
@@ -96,12 +96,18 @@ def grow(comm: Communicator, num_new: int, address: str, timeout_s: float) -> Co
             stack.callback(server.stop, _LAST_WORD_S)
         store = _bootstrap.TcpStore(host, port, token, comm.rank, timeout_s, local, comm, members)
         stack.callback(store.close)  # before the server, which goes when all have left
-        if comm.rank == 0:
-            _wait_for_newcomers(store, comm, num_new, local, timeout_s)
-        growth = _growth(store, timeout_s)
-        world = _World(comm.rank, growth["size"], growth["name"], growth["token"] or token)
-        new = _connect(store, world, comm.timeout_s, comm, members)
-        _open_port(new, store, world, timeout_s, comm._owner_ports)
+        try:
+            if comm.rank == 0:
+                _wait_for_newcomers(store, comm, num_new, local, timeout_s)
+            growth = _growth(store, timeout_s)
+            world = _World(comm.rank, growth["size"], growth["name"], growth["token"] or token)
+            new = _connect(store, world, comm.timeout_s, comm, members)
+            _open_port(new, store, world, timeout_s, comm._owner_ports)
+        except PeerDiedError as error:
+            # The newcomers cannot see it, nor the server, if the rank had not come to it yet.
+            with contextlib.suppress(Error):
+                store.report_death(error.rank, str(error))
+            raise
     return _replace(comm, new, [*members] + [-1] * num_new)
 
 
@@ -158,15 +164,12 @@ def _wait_for_newcomers(
     growth["name"] = secrets.token_hex(16)
     # Without a PYCOLL_TOKEN, the store is private to this user, so it can carry a secret.
     growth["token"] = secrets.token_hex(16) if local else ""
-    try:
-        while (came := store.add("grow/newcomers", 0)) < num_new and time.monotonic() < end:
-            comm._check_alive(range(comm.size))
-            time.sleep(_POLL_S)
-        if came < num_new:
-            late = f"grow: {came} of {num_new} newcomers came within {timeout_s:g} s; they start "
-            growth = {"late": late + "with pycoll.join(address) and the same PYCOLL_TOKEN"}
-    except PeerDiedError as error:
-        growth = {"died": [str(error), error.rank, error.signal]}
+    while (came := store.add("grow/newcomers", 0)) < num_new and time.monotonic() < end:
+        comm._check_alive(range(comm.size))
+        time.sleep(_POLL_S)
+    if came < num_new:
+        late = f"grow: {came} of {num_new} newcomers came within {timeout_s:g} s; they start "
+        growth = {"late": late + "with pycoll.join(address) and the same PYCOLL_TOKEN"}
     store.set("grow/world", json.dumps(growth))
 
 
@@ -175,8 +178,6 @@ def _growth(store: Any, timeout_s: float) -> dict[str, Any]:
     growth: dict[str, Any] = json.loads(store.get("grow/world", timeout_s + _LAST_WORD_S))
     if "late" in growth:
         raise TimeoutError(growth["late"])
-    if "died" in growth:
-        raise PeerDiedError(*growth["died"])
     return growth
 
 

@@ -104,6 +104,20 @@ def test_killed_peer_raises_peer_died_in_time(tmp_path):
         assert outcome[0] - float(clock.read_text()) < 5
 
 
+def test_receives_from_any_rank_end_when_one_rank_dies():
+    """Ranks 0 and 1 would wait for each other until the deadline."""
+
+    def work(comm: Comm) -> int:
+        comm.barrier()
+        if comm.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerDiedError) as caught:
+            comm.recv_any(np.zeros(3))
+        return caught.value.rank
+
+    assert run_ranks(work, 3, return_errors=True, timeout_s=20)[:2] == [2, 2]
+
+
 def test_what_a_killed_or_closed_peer_had_sent_is_received(tmp_path):
     def work(comm: Comm) -> None:
         if comm.rank == 1:

@@ -39,6 +39,7 @@ enum class StoreFrame : uint8_t {
   kLeave,      // the client is about to disconnect; no reply
   kGone,       // a rank has disconnected without kLeave: text error, int32 rank
   kFailed,     // no reply: the server's thread has failed: text error
+  kDied,       // text error, int32 rank: the client knows that this rank has ended
 };
 
 inline constexpr std::string_view kStoreMagic = "pycoll store 2";

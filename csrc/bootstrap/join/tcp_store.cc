@@ -239,6 +239,11 @@ int64_t TcpStore::add(const std::string& key, int64_t delta) {
                             "add to '" + key + "'", deadline_.restarted()));
 }
 
+void TcpStore::report_death(int rank, const std::string& text) {
+  request(StoreFrame::kDied, WireWriter().text(text).number(static_cast<int32_t>(rank)),
+          "reporting a death", deadline_.restarted());
+}
+
 std::string TcpStore::request(StoreFrame kind, const WireWriter& payload, const std::string& what,
                               const Deadline& deadline) {
   const std::lock_guard lock(mutex_);

@@ -32,6 +32,9 @@ class TcpStore final : public Store {
   void set(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, const Deadline& deadline) override;
   int64_t add(const std::string& key, int64_t delta) override;
+  /// Tells all clients that `rank` has ended: a `get` that waits raises PeerDiedError with `text`.
+  /// For deaths that the server cannot see: of a rank that had not come to the store yet.
+  void report_death(int rank, const std::string& text);
 
  private:
   /// Makes one attempt to connect and join; on failure `obstacle_` says why.

@@ -282,6 +282,13 @@ void TcpStoreServer::handle_request(StoreConnection& connection, const std::stri
     connection.left = true;
     return;
   }
+  if (kind == StoreFrame::kDied) {
+    const std::string text(reader.text().substr(0, kMaxHelloBytes));
+    const auto rank = reader.number<int32_t>();
+    reader.expect_end();
+    report_death(rank, text);
+    return connection.reply(StoreFrame::kOk, number, "");
+  }
   const std::string key(reader.text());
   const auto refuses = [&](size_t nbytes) {
     if (used_bytes() + nbytes <= kMaxStoreBytes) return false;
@@ -355,12 +362,9 @@ std::string TcpStoreServer::death_frame(uint32_t number) const {
                      WireWriter().text(death_->text).number(static_cast<int32_t>(death_->rank)));
 }
 
-void TcpStoreServer::report_death(const StoreConnection& dead) {
-  const std::string text = "rank " + std::to_string(dead.rank) +
-                           " ended while the ranks were joining: its connection to the store, "
-                           "from " +
-                           dead.where + ", has ended";
-  death_ = Death{dead.rank, text};
+void TcpStoreServer::report_death(int rank, std::string text) {
+  if (!reports_deaths_ || death_) return;
+  death_ = Death{rank, std::move(text)};
   for (const auto& one : connections_) {
     if (!one->channel || !one->wait) continue;
     one->out += death_frame(one->wait->number);
@@ -383,7 +387,11 @@ void TcpStoreServer::drop_the_gone() {
     const bool is_known = one->welcome || (for_own_user_ && one->rank >= 0 && !one->closing &&
                                            !joined_.contains(one->rank));
     const bool died = !one->channel && is_known && !one->left;
-    if (died && reports_deaths_ && !death_) report_death(*one);
+    if (!died) continue;
+    report_death(one->rank, "rank " + std::to_string(one->rank) +
+                                " ended while the ranks were joining: its connection to the store, "
+                                "from " +
+                                one->where + ", has ended");
   }
   std::erase_if(connections_, [](const auto& one) { return !one->channel; });
 }

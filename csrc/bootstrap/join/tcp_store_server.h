@@ -64,7 +64,7 @@ class TcpStoreServer {
   /// Memory of values and connections.
   size_t used_bytes() const;
   void report_second_claim(const StoreConnection& second, const std::string& holder);
-  void report_death(const StoreConnection& dead);
+  void report_death(int rank, std::string text);
   std::string death_frame(uint32_t number) const;
   void drop_the_gone();
   /// Reports an error of the thread to all ranks that have joined.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import threading
 import time
@@ -271,7 +272,9 @@ def judge(case: Kill, outcomes: list[Any], killed: Killed) -> Outcome:
             if not killed.had_come or "could not reach the store" in seen.text:
                 where = "never came"
                 continue
-            if f"rank {case.victim % case.n} of" in seen.text and "did not join" in seen.text:
+            # Others that gave up before are missing, too.
+            missing = re.match(r"ranks? ([\d, ]+) of \d+ did not join", seen.text)
+            if missing and str(case.victim % case.n) in missing[1].split(", "):
                 where = "came without its rank"
                 continue
         notices_s.append(seen.raised_s - max(seen.began_s, killed.time_s))
