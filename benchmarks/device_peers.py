@@ -2,11 +2,14 @@
 device_bench times pycoll's own calls.
 
 python benchmarks/device_peers.py BACKEND DEVICE DTYPE SIZE ...   (one rank: RANK, WORLD_SIZE,
-MASTER_ADDR, MASTER_PORT). Rank 0 prints {"rows": [...]} or {"note": why not} as its last line.
+MASTER_ADDR, MASTER_PORT). Rank 0 prints each row as a line of JSON when it is measured, or
+{"note": why not}.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib.util
 import json
 import os
@@ -42,13 +45,24 @@ def why_not(backend: str, device: str) -> str | None:
         return None if importlib.util.find_spec("pycoll") else "pycoll is not installed"
     if not dist.is_nccl_available() or device != "cuda":
         return "this torch has no NCCL"
-    found = tuple(torch.cuda.nccl.version())
+    found = nccl_version()
     if found < LEAST_NCCL:
         return f"NCCL is {'.'.join(map(str, found))}: ranks that share a GPU need 2.30"
     return None
 
 
-def measure(backend: str, device: str, dtype: str, sizes: list[int]) -> list[dict[str, Any]]:
+def nccl_version() -> tuple[int, int]:
+    """Of the library that torch calls: LD_PRELOAD may have replaced the one it was built with."""
+    try:
+        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return (0, 0)
+    code = ctypes.c_int()
+    library.ncclGetVersion(ctypes.byref(code))
+    return code.value // 10_000, code.value // 100 % 100
+
+
+def measure(backend: str, device: str, dtype: str, sizes: list[int]) -> None:
     import torch
     import torch.distributed as dist
 
@@ -57,7 +71,6 @@ def measure(backend: str, device: str, dtype: str, sizes: list[int]) -> list[dic
     dist.init_process_group(backend)
     kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    rows = []
     for nbytes in sizes:
         x = torch.zeros(max(nbytes // kind.itemsize, 1), dtype=kind, device=device)
         x += dist.get_rank() + 1
@@ -78,15 +91,16 @@ def measure(backend: str, device: str, dtype: str, sizes: list[int]) -> list[dic
             samples.append((time.perf_counter() - start) / num_calls)
         times = torch.tensor(samples, dtype=torch.float64, device=device)
         dist.all_reduce(times, op=dist.ReduceOp.MAX)
-        rows.append({"nbytes": nbytes, "queued_us": statistics.median(times.tolist()) * 1e6})
+        if dist.get_rank() == 0:
+            row = {"nbytes": nbytes, "queued_us": statistics.median(times.tolist()) * 1e6}
+            print(json.dumps(row), flush=True)
     dist.destroy_process_group()
-    return rows
 
 
 def run(
     backend: str, device: str, dtype: str, n: int, sizes: list[int], timeout_s: float
 ) -> dict[str, Any]:
-    """One series by n processes. Returns its rows, or a note that says why there are none."""
+    """One series by n processes. Returns its rows, and a note if some of them are missing."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -108,19 +122,28 @@ def run(
         )
         for rank in range(n)
     ]
+    note = None
+    outs: list[str] = []
+    until = time.monotonic() + max(timeout_s, 1)
     try:
-        outs = [process.communicate(timeout=max(timeout_s, 1))[0] for process in processes]
+        for process in processes:
+            outs.append(process.communicate(timeout=max(until - time.monotonic(), 0.1))[0])
     except subprocess.TimeoutExpired:
-        return {"note": f"not done after {timeout_s:.0f} s"}
+        note = f"not done after {timeout_s:.0f} s"
     finally:
         for process in processes:
             process.kill()
-            process.wait()
-    last = (outs[0].strip().splitlines() or [""])[-1]
-    try:
-        return json.loads(last)
-    except ValueError:
-        return {"note": f"failed: {last[-300:]}"}
+    outs += [process.communicate()[0] for process in processes[len(outs) :]]
+    lines = outs[0].splitlines()
+    rows: list[dict[str, Any]] = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            found = json.loads(line)
+            note = found.pop("note", note)
+            rows += [found] if found else []
+    if note is None and len(rows) < len(sizes):
+        note = f"failed: {(lines or [''])[-1][-300:]}"
+    return {"rows": rows} | ({} if note is None else {"note": note})
 
 
 def main() -> None:
@@ -129,7 +152,7 @@ def main() -> None:
     if reason is not None:
         print(json.dumps({"note": reason}))
         return
-    print(json.dumps({"rows": measure(backend, device, dtype, [int(size) for size in sizes])}))
+    measure(backend, device, dtype, [int(size) for size in sizes])
 
 
 if __name__ == "__main__":

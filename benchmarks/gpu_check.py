@@ -3,18 +3,22 @@
 python benchmarks/gpu_check.py [--part build|test|bench|all] [--device cuda|threads]
 
 Without a network: it needs python3 with NumPy, pybind11, pytest and torch for CUDA, and nvcc, cmake
-and ninja. The core of this interpreter and the library for this machine's GPUs are
-built into pycoll/. Each part is done within ten minutes. Status 2: something is missing here.
+and ninja. Modules may be in a folder of PYTHONPATH. The core of this interpreter and the library
+for this machine's GPUs are built into pycoll/. Each part ends within --seconds, and with it all
+processes that it has started. Logs, JUnit files and results are in the build folder, and also in
+--out if it is given. Status 2: something is missing here.
 `--device threads` does all of it on the emulated device, whose times mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -23,8 +27,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 PARTS = ("build", "test", "bench")
-PART_S = 570.0
+AFTER_S = 20.0  # for the table's picture
+NO_TESTS = 5  # pytest's status
 SANITIZER_TOOLS = ("memcheck", "racecheck")
 MODULES = {
     "build": ("pybind11", "numpy"),
@@ -67,7 +73,13 @@ def missing(parts: list[str], device: str) -> list[str]:
 
 def environment(options: argparse.Namespace) -> dict[str, str]:
     """The environment of programs that use a device: a hardware queue for each rank."""
-    env = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(":"),
+        "PYTHONUNBUFFERED": "1",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        # Otherwise torch's check makes a context in processes that fork ranks later.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
     if options.device == "threads":
         path = os.environ.get("PYCOLL_DEVICE_LIBRARY")
         env["PYCOLL_DEVICE_LIBRARY"] = path or str(options.build_folder / "_device_threads.so")
@@ -77,16 +89,53 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
     return env
 
 
+def run(
+    options: argparse.Namespace, name: str, command: list[Any], seconds: float
+) -> tuple[int | None, str]:
+    """Runs a program, with its output in NAME.log.
+
+    Returns its status, None if it was not done in time, and its output. All processes that it has
+    started end with it: ranks that go on would keep the device.
+    """
+    path = options.build_folder / f"{name}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    words = [str(word) for word in command]
+    status = None
+    with path.open("w") as log:
+        process = subprocess.Popen(
+            words, cwd=ROOT, env=environment(options), stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            status = process.wait(max(seconds, 1))
+        except subprocess.TimeoutExpired:
+            log.write(f"\nnot done after {seconds:.0f} s\n")
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return status, path.read_text(errors="replace")
+
+
+def last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]
+
+
 def build(options: argparse.Namespace) -> bool:
     import pybind11
 
     start = time.monotonic()
+    until = start + options.seconds
     configure = [
         *("cmake", "-S", ROOT, "-B", options.build_folder, "-G", "Ninja"),
-        *("-DCMAKE_BUILD_TYPE=Release", f"-DPython_EXECUTABLE={sys.executable}"),
+        *(
+            "-DCMAKE_BUILD_TYPE=Release",
+            "-DPYCOLL_BENCHMARKS=ON",
+            f"-DPython_EXECUTABLE={sys.executable}",
+        ),
         *(f"-Dpybind11_DIR={pybind11.get_cmake_dir()}", f"-DPYCOLL_OUTPUT_DIR={ROOT / 'pycoll'}"),
     ]
-    targets = ["_core"]
+    targets = ["_core", "all_reduce_perf"]
     if options.device == "cuda":
         real = {f"{c}a-real" if int(c) >= 90 else f"{c}-real" for c in
                 (gpu["capability"] for gpu in gpus())}  # fmt: skip
@@ -97,24 +146,22 @@ def build(options: argparse.Namespace) -> bool:
         targets.append("device_threads")
     jobs = str(len(os.sched_getaffinity(0)))
     make = ["cmake", "--build", options.build_folder, "--parallel", jobs, "--target", *targets]
-    for command in (configure, make):
-        done = subprocess.run([str(word) for word in command], timeout=PART_S)
-        if done.returncode != 0:
+    steps = {"configure": configure, "compile": make}
+    if importlib.util.find_spec("torch") is not None:
+        # torch's backend, for the torch that is here: tests and benchmarks do not wait for it.
+        code = (
+            "from pycoll import torch_build as build\n"
+            "print(build.find_or_build(build.Torch.find(), build.package_folder()))"
+        )
+        steps["torch_backend"] = [sys.executable, "-c", code]
+    for name, command in steps.items():
+        status, output = run(options, name, command, until - time.monotonic())
+        if status != 0:
+            print(output[-8000:], flush=True)
+            print(f"gpu-check: {name} failed, {options.build_folder / name}.log", flush=True)
             return False
-    if importlib.util.find_spec("torch") is not None and not build_backend():
-        return False
     print(f"gpu-check: built {', '.join(targets)} in {time.monotonic() - start:.0f} s", flush=True)
     return True
-
-
-def build_backend() -> bool:
-    """torch's backend, for the torch that is here: tests and benchmarks do not wait for it."""
-    code = (
-        "from pycoll import torch_build as build\n"
-        "print(build.find_or_build(build.Torch.find(), build.package_folder()))"
-    )
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, "-c", code], env=env, timeout=PART_S).returncode == 0
 
 
 def sanitize(options: argparse.Namespace, until: float) -> dict[str, str]:
@@ -133,17 +180,13 @@ def sanitize(options: argparse.Namespace, until: float) -> dict[str, str]:
         if left < 10:
             results[name] = "skipped: no time was left"
             continue
-        try:
-            done = subprocess.run(
-                command, env=environment(options), timeout=left, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
+        status, output = run(options, name, command, left)
+        if status is None:
             results[name] = f"not done after {left:.0f} s"
             continue
-        lines = [line for line in done.stdout.splitlines() if line.strip()]
-        verdict = {0: "clean", 9: "ERRORS"}.get(done.returncode, f"status {done.returncode}")
-        if "not supported" in done.stdout and done.returncode != 0:
+        lines = [line for line in output.splitlines() if line.strip()]
+        verdict = {0: "clean", 9: "ERRORS"}.get(status, f"status {status}")
+        if "not supported" in output and status != 0:
             verdict = "skipped: not supported here"
         if options.device != "cuda" and verdict == "clean":
             verdict = "skipped: no GPU's kernels; they ran without it, and were right"
@@ -153,33 +196,50 @@ def sanitize(options: argparse.Namespace, until: float) -> dict[str, str]:
     return results
 
 
-def test(options: argparse.Namespace) -> bool:
-    """The tests of devices over the real library, then the sanitizers. Saved for the record."""
-    until = time.monotonic() + PART_S
-    marker = "gpu" if options.device == "cuda" else "not gpu"
+def pytest(options: argparse.Namespace, name: str, marker: str, seconds: float) -> dict[str, Any]:
+    """Runs the tests with this marker. Their verdicts are in NAME.xml, also if time ends."""
     folders = options.tests or [str(ROOT / "tests" / "device")]
-    command = [sys.executable, "-m", "pytest", "-q", "-m", marker, "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
+    command += ["-rfE", "--durations=20", "-m", marker]
+    command += [f"--junitxml={options.build_folder / name}.xml"]
     if importlib.util.find_spec("pytest_timeout") is None:
-        command += ["-o", "addopts=-ra"]  # its marker is unknown; this part has a time of its own
-    try:
-        done = subprocess.run(
-            [*command, *folders], cwd=ROOT, env=environment(options), timeout=0.7 * PART_S,
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        out, status = done.stdout, done.returncode
-    except subprocess.TimeoutExpired as expired:
-        out = (expired.stdout or b"").decode(errors="replace") + "\nnot done in time"
-        status = 1
-    print(out[-8000:], flush=True)
-    last = (out.strip().splitlines() or [""])[-1]
+        command += ["-o", "addopts="]  # its marker is unknown; this part has a time of its own
+    else:
+        command += [f"--timeout={min(60, seconds):.0f}"]
+    status, output = run(options, name, [*command, *folders], seconds)
+    print(output[-6000:], flush=True)
     # A run in which all tests were skipped shows nothing.
-    good = status == 0 and " passed" in last
-    results = {"pytest": last, "passed": good, "sanitizers": sanitize(options, until)}
-    save(options.build_folder / "tests.json", {"commit": commit()} | results)
+    passed = status == 0 and " passed" in last_line(output)
+    nothing = status == NO_TESTS and name != "tests"
+    return {"pytest": last_line(output), "passed": passed or nothing}
+
+
+def test(options: argparse.Namespace) -> bool:
+    """The main kernels, the tests of devices over the real library, those of torch, the sanitizers.
+
+    What there is after each of them is saved for the record.
+    """
+    until = time.monotonic() + options.seconds
+    kernels = [sys.executable, ROOT / "benchmarks" / "device_kernels.py", "2"]
+    status, output = run(options, "smoke", kernels, 0.2 * options.seconds)
+    results: dict[str, Any] = {"commit": commit(), "smoke": last_line(output)}
+    save(options.build_folder / "tests.json", results)
+    if status != 0:
+        print(output[-8000:], flush=True)
+        print("gpu-check: the main kernels do not run: no test was begun", flush=True)
+        return False
+    here = "gpu" if options.device == "cuda" else "not gpu"
+    for name, marker, share in (("tests", "not torch", 0.6), ("torch_tests", "torch", 0.7)):
+        left = until - time.monotonic()
+        results[name] = pytest(options, name, f"{here} and {marker}", share * left)
+        save(options.build_folder / "tests.json", results)
+    results["sanitizers"] = sanitize(options, until)
     dirty = any(
         verdict.startswith(("ERRORS", "status")) for verdict in results["sanitizers"].values()
     )
-    return good and not dirty
+    results["passed"] = results["tests"]["passed"] and results["torch_tests"]["passed"]
+    save(options.build_folder / "tests.json", results)
+    return results["passed"] and not dirty
 
 
 def commit() -> str | None:
@@ -207,23 +267,20 @@ def launches(options: argparse.Namespace) -> bool:
         return True
     path = options.build_folder / "launches.json"
     path.unlink(missing_ok=True)
-    try:
-        status = subprocess.run([program, "--json", path], timeout=60).returncode
-    except subprocess.TimeoutExpired:
-        print("gpu-check: launch_bench: not done after 60 s", flush=True)
-        return False
+    status, output = run(options, "launch_bench", [program, "--json", path], 60)
+    print(output, flush=True)
     return status == 0
 
 
 def bench(options: argparse.Namespace) -> bool:
     """In a process of its own, which has the library's variables from its start."""
-    until = time.monotonic() + PART_S
+    until = time.monotonic() + options.seconds
     good = launches(options)
     program = ROOT / "benchmarks" / "device_table.py"
     device = (gpus() or [{"name": "GPU"}])[0]["name"] if options.device == "cuda" else "emulated"
     name = "-".join(device.replace("/", " ").lower().split())
-    record = options.out / f"{name}-{date.today()}.json"
-    left = until - time.monotonic()
+    record = (options.out or RESULTS) / f"{name}-{date.today()}.json"
+    left = until - time.monotonic() - AFTER_S
     command = [sys.executable, str(program), options.device, str(record), f"{left:.0f}"]
     if options.tiny or options.device == "threads":
         command.append("--tiny")
@@ -231,12 +288,21 @@ def bench(options: argparse.Namespace) -> bool:
         found = options.build_folder / f"{name}.json"
         if found.is_file():
             command += [f"--{name}", str(found)]
-    try:
-        done = subprocess.run(command, env=environment(options), timeout=left + 25)
-    except subprocess.TimeoutExpired:
+    status, output = run(options, "table", command, left + AFTER_S)
+    print(output[-12000:], flush=True)
+    if status is None:
         print("gpu-check: the table was not done in time; what was measured is in the record")
-        return False
-    return good and done.returncode == 0
+    return good and status == 0
+
+
+def keep(options: argparse.Namespace) -> None:
+    """Copies what the parts have written to --out."""
+    if options.out is None:
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    for pattern in ("*.log", "*.xml", "tests.json", "launches.json"):
+        for path in options.build_folder.glob(pattern):
+            shutil.copy2(path, options.out / path.name)
 
 
 def main() -> None:
@@ -244,7 +310,10 @@ def main() -> None:
     parser.add_argument("--part", choices=(*PARTS, "all"), default="all")
     parser.add_argument("--device", choices=("cuda", "threads"), default="cuda")
     parser.add_argument("--build-folder", type=Path, default=ROOT / "build" / "gpu")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument(
+        "--out", type=Path, help="folder of the record (else benchmarks/results), and of logs"
+    )
+    parser.add_argument("--seconds", type=float, default=540.0, help="of each part")
     parser.add_argument("--tiny", action="store_true", help="few and short messages")
     parser.add_argument("--tests", action="append", help="other tests than tests/device")
     options = parser.parse_args()
@@ -254,7 +323,13 @@ def main() -> None:
     if lacking:
         print(f"gpu-check: this machine lacks {', '.join(lacking)}.", file=sys.stderr)
         raise SystemExit(2)
-    if not all([{"build": build, "test": test, "bench": bench}[part](options) for part in parts]):
+    good = True
+    for part in parts:
+        good = {"build": build, "test": test, "bench": bench}[part](options) and good
+        keep(options)
+        if part == "build" and not good:
+            break
+    if not good:
         raise SystemExit(1)
 
 

@@ -8,7 +8,16 @@ import time
 from pathlib import Path
 
 # Files of other programs at the same time: MPI jobs, pools of Python's multiprocessing.
-OTHERS = ("sm_segment.", "mpich_shm_", "Intel_MPI_", "psm2_shm.", "sem.mp-")
+OTHERS = (
+    "sm_segment.",
+    "mpich_shm_",
+    "Intel_MPI_",
+    "psm2_shm.",
+    "sem.mp-",
+    "cuda.shm.",
+    "torch_",
+    "nccl-",
+)
 
 
 def shared_memory_files() -> set[str]:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -198,6 +199,7 @@ class Communicator {
   AllGather cpu_gather(const Call& call);
   bool share_on_device(std::byte* data, size_t nbytes, const std::shared_ptr<void>& keep_alive);
   void execute_on_device(const Call& call, const OnSlow& on_slow);
+  void forget_ended_works();
   std::shared_ptr<DeviceWork> device_work(DeviceStream stream, std::shared_ptr<void> keep_alive);
   PlannedCall& choose_on_device(const CallPlan& plan, Call& call);
   void check_device_failure();
@@ -241,8 +243,8 @@ class Communicator {
   AlgorithmSource algorithm_source_;
   // Set by the first device call: one of the two.
   std::unique_ptr<DeviceRunner> device_;
-  std::unique_ptr<CpuStaging> staging_;                    // if the ranks are on several hosts
-  std::vector<std::shared_ptr<DeviceWork>> device_works_;  // which may still run
+  std::unique_ptr<CpuStaging> staging_;                   // if the ranks are on several hosts
+  std::deque<std::shared_ptr<DeviceWork>> device_works_;  // which may still run
   const int host_rank_;
   const int host_number_;
 };

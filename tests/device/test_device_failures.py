@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from comm_cases import both
+from device_ranks import run_ranks
 
 import pycoll
 from pycoll import (
@@ -17,7 +18,6 @@ from pycoll import (
     PeerDiedError,
     TimeoutError,
     UsageError,
-    run_ranks,
 )
 from pycoll.arrays.device import DeviceArray
 

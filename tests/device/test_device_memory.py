@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from cases import in_turn
 from comm_cases import both, inputs
+from device_ranks import run_ranks
 from processes import shared_memory_files
 
 import pycoll
-from pycoll import CollectiveMismatchError, UsageError, _core, run_ranks
+from pycoll import CollectiveMismatchError, CudaError, UsageError, _core
 from pycoll.arrays.device import DeviceArray, device_number
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
@@ -45,11 +46,7 @@ def test_links_are_made_in_every_set_up(emulated, monkeypatch, setting, threads)
         comm.all_reduce(x)
         assert (x.numpy() == sum(range(comm.size))).all()
 
-    # The emulated device reads the environment once in a process.
-    if threads:
-        run_ranks(lambda comm: run_ranks(work, 3, threads=True), 1, timeout_s=TIMEOUT_S)
-    else:
-        run_ranks(work, 3, timeout_s=TIMEOUT_S)
+    run_ranks(work, 3, threads=threads, timeout_s=TIMEOUT_S)
 
 
 def test_one_rank_that_wants_host_links_decides_for_all(emulated):
@@ -147,6 +144,23 @@ def test_registered_arrays_at_other_places_are_a_mismatch():
 
     for text in run_ranks(work, 2, timeout_s=TIMEOUT_S):
         assert "at different offsets in their registered arrays" in text
+
+
+def test_process_that_is_forked_from_one_with_a_device_cannot_use_it():
+    def work(_: pycoll.Communicator) -> str:
+        DeviceArray.of(np.ones(3))
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            try:
+                DeviceArray.of(np.ones(3))
+            except CudaError as error:
+                os.write(writer, str(error).encode())
+            os._exit(0)
+        os.close(writer)
+        os.wait()
+        return os.read(reader, 4096).decode()
+
+    assert "initialization error" in run_ranks(work, 1)[0]
 
 
 def test_arrays_and_ten_communicators_leave_nothing():

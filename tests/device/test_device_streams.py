@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from cases import in_turn
 from comm_cases import both
+from device_ranks import run_ranks
 
 import pycoll
-from pycoll import CudaError, UsageError, _core, run_ranks
+from pycoll import CudaError, UsageError, _core
 from pycoll.arrays.device import DeviceArray
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]

@@ -1,13 +1,12 @@
 // The communicator's operations on device arrays.
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <string>
-#include <thread>
 
 #include "base/error.h"
 #include "comm/communicator.h"
 #include "comm/device/cpu_staging.h"
+#include "comm/device/device_pause.h"
 #include "comm/device/device_runner.h"
 #include "comm/normalized_call.h"
 #include "device/device_library.h"
@@ -150,7 +149,12 @@ void Communicator::execute_on_device(const Call& call, const OnSlow& on_slow) {
     if (call.op == Op::kPremul) {
       device_->scale_input(call, plain_call_.scaled(), plain_call_.scaled_count());
     }
-    if (!device_->launch(plain, record, timeout_s)) raise_failure();
+    try {
+      if (!device_->launch(plain, record, timeout_s)) raise_failure();
+    } catch (const CudaError& error) {
+      revoke(error.what());  // the kernels of other ranks wait for this rank's
+      throw;
+    }
   }
   recorder_.finish();
   ++planned.num_calls;
@@ -229,10 +233,15 @@ std::exception_ptr Communicator::device_error_of(uint64_t sequence) {
   }
 }
 
+void Communicator::forget_ended_works() {
+  // They end in order, except that works of several streams may overtake each other.
+  while (!device_works_.empty() && device_works_.front()->done()) device_works_.pop_front();
+}
+
 std::shared_ptr<DeviceWork> Communicator::device_work(DeviceStream stream,
                                                       std::shared_ptr<void> keep_alive) {
-  std::erase_if(device_works_, [](const auto& pending) { return pending->done(); });
   const bool captured = device_->device().capture_of(stream) != 0;
+  if (!captured) forget_ended_works();  // a thread that captures may not query events
   // A captured operation has not run yet, and may outlive this object.
   std::function<std::exception_ptr(uint64_t)> ended_by;
   if (!captured) ended_by = [this](uint64_t sequence) { return device_error_of(sequence); };
@@ -281,8 +290,9 @@ void Communicator::synchronize() {
   const std::unique_lock lock(run_mutex_);
   if (device_ == nullptr) return;
   const StreamEvent* const last = device_->last();
+  DevicePause pause;
   while (last != nullptr && !last->is_over()) {
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    pause.once();
     if (waiter_.interrupted && waiter_.interrupted()) fail_aborted();
   }
   // A failure after this rank's operations is raised by the next call.

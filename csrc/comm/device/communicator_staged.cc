@@ -1,20 +1,13 @@
 // The communicator's operations on device arrays if its ranks are on several hosts.
-#include <chrono>
 #include <string>
-#include <thread>
 
 #include "base/error.h"
 #include "comm/communicator.h"
 #include "comm/device/cpu_staging.h"
+#include "comm/device/device_pause.h"
 #include "device/device_library.h"
 
 namespace pycoll {
-namespace {
-
-constexpr std::chrono::microseconds kLookPeriod{20};
-constexpr int kLooksAtOnce = 200;
-
-}  // namespace
 
 void Communicator::open_staging(const Call& call) {
   const Device device(device_table(), call.device);
@@ -34,10 +27,11 @@ void Communicator::open_staging(const Call& call) {
 
 // Returns early if the communicator is broken: the next CPU operation raises the error.
 void Communicator::wait_for_device(const StreamEvent& event) {
-  for (int looks = 0; !event.is_over(); ++looks) {
+  DevicePause pause;
+  while (!event.is_over()) {
     if (load_acquire(segment_.failure_word()) != 0) return;
     if (waiter_.interrupted && waiter_.interrupted()) fail_aborted();
-    if (looks > kLooksAtOnce) std::this_thread::sleep_for(kLookPeriod);
+    pause.once();
   }
 }
 

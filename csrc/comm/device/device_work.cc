@@ -1,18 +1,11 @@
 #include "comm/device/device_work.h"
 
-#include <chrono>
-#include <thread>
 #include <utility>
 
 #include "base/clock.h"
+#include "comm/device/device_pause.h"
 
 namespace pycoll {
-namespace {
-
-// Time between two checks. An operation on a device takes at least about 10 us.
-constexpr std::chrono::microseconds kLookPeriod{50};
-
-}  // namespace
 
 DeviceWork::DeviceWork(const Device& device, uint64_t sequence, std::shared_ptr<void> keep_alive,
                        std::function<std::exception_ptr(uint64_t sequence)> ended_by)
@@ -48,9 +41,10 @@ void DeviceWork::hold(DeviceStream stream) {
 
 bool DeviceWork::wait(double timeout_s) {
   const Deadline deadline = Deadline::after_s(timeout_s);
+  DevicePause pause;
   while (!done()) {
     if (deadline.expired()) return false;
-    std::this_thread::sleep_for(kLookPeriod);
+    pause.once();
   }
   const std::lock_guard lock(mutex_);
   if (error_) std::rethrow_exception(error_);

@@ -83,6 +83,7 @@ int synchronize_device(int32_t device) {
 // --- streams ---
 
 int create_stream(int32_t device, DeviceStream* stream) {
+  const AllowedInCapture allowed;
   const OnDevice current(device);
   cudaStream_t made = nullptr;
   const int status = cuda_status(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
@@ -105,6 +106,7 @@ int copy(int32_t device, void* dst, const void* src, size_t nbytes, DeviceStream
 }
 
 int create_event(int32_t device, DeviceEvent* event) {
+  const AllowedInCapture allowed;
   const OnDevice current(device);
   cudaEvent_t made = nullptr;
   const int status = cuda_status(cudaEventCreateWithFlags(&made, cudaEventDisableTiming));
@@ -125,6 +127,7 @@ int wait_event(int32_t device, DeviceStream stream, DeviceEvent event) {
 }
 
 int query_event(DeviceEvent event, int32_t* is_over) {
+  const AllowedInCapture allowed;
   const cudaError_t status = cudaEventQuery(event_of(event));
   *is_over = status == cudaSuccess;
   if (status != cudaErrorNotReady) return cuda_status(status);
@@ -133,6 +136,7 @@ int query_event(DeviceEvent event, int32_t* is_over) {
 }
 
 int synchronize_event(DeviceEvent event) {
+  const AllowedInCapture allowed;
   return cuda_status(cudaEventSynchronize(event_of(event)));
 }
 

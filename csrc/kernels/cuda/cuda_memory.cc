@@ -1,5 +1,6 @@
 #include "kernels/cuda/cuda_memory.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -89,8 +90,14 @@ CUmemAllocationProp exportable(int device) {
   return properties;
 }
 
+/// Set once the driver has refused memory that can be exported, as it does in some virtual machines
+/// and containers although the attribute says yes. CUDA IPC shares what cudaMalloc gives.
+std::atomic<bool> refuses_exportable{false};
+
 bool can_export(int device) {
-  if (!env_flag("PYCOLL_CUDA_VMM") || !driver().has_virtual_memory()) return false;
+  if (!env_flag("PYCOLL_CUDA_VMM") || !driver().has_virtual_memory() || refuses_exportable) {
+    return false;
+  }
   int supported = 0;
   return driver().cuDeviceGetAttribute(
              &supported, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device) ==
@@ -107,8 +114,23 @@ int map_at(int device, CUdeviceptr address, CUmemGenericAllocationHandle handle,
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   status = driver_status(driver().cuMemSetAccess(address, nbytes, &access, 1),
                          "allowing access to mapped memory");
-  if (status != 0) (void)driver().cuMemUnmap(address, nbytes);
-  return status;
+  if (status != 0) {
+    (void)driver().cuMemUnmap(address, nbytes);
+    return status;
+  }
+  // Kernels of ranks of this process on other devices use the memory, too. Peer access between
+  // devices, which the runtime enables, does not apply to mapped memory.
+  int num_devices = 0;
+  if (cudaGetDeviceCount(&num_devices) != cudaSuccess) num_devices = 0;
+  for (int peer = 0; peer < num_devices; ++peer) {
+    int reaches = 0;
+    if (peer == device || cudaDeviceCanAccessPeer(&reaches, peer, device) != cudaSuccess) continue;
+    access.location.id = peer;
+    // Where this fails, the test of the link finds it (transport/memory/device_window.cc).
+    if (reaches != 0) (void)driver().cuMemSetAccess(address, nbytes, &access, 1);
+  }
+  (void)cudaGetLastError();
+  return 0;
 }
 
 /// Maps `handle` for kernels of `device`, and takes ownership of it.
@@ -132,6 +154,22 @@ int map_handle(int device, CUmemGenericAllocationHandle handle, size_t nbytes, v
   return 0;
 }
 
+/// Allocates memory that can be exported as a descriptor. Negative: the driver refuses such memory.
+int allocate_exportable(int device, size_t nbytes, void** memory) {
+  const CUmemAllocationProp properties = exportable(device);
+  size_t unit = 0;
+  int status = driver_status(
+      driver().cuMemGetAllocationGranularity(&unit, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+      "reading the page size");
+  if (status != 0) return status;
+  const size_t rounded = (nbytes + unit - 1) / unit * unit;
+  CUmemGenericAllocationHandle handle = 0;
+  const CUresult made = driver().cuMemCreate(&handle, rounded, &properties, 0);
+  if (made == CUDA_ERROR_NOT_SUPPORTED || made == CUDA_ERROR_NOT_PERMITTED) return -1;
+  status = driver_status(made, "an allocation");
+  return status != 0 ? status : map_handle(device, handle, rounded, memory);
+}
+
 /// Unmaps memory. False when it was not mapped here.
 bool unmap(void* memory) {
   const auto address = reinterpret_cast<uintptr_t>(memory);
@@ -148,25 +186,17 @@ bool unmap(void* memory) {
 }  // namespace
 
 int cuda_allocate(int32_t device, size_t nbytes, void** memory) {
+  const AllowedInCapture allowed;
   const OnDevice current(device);
   (void)cudaFree(nullptr);  // the driver's functions need the runtime's context
-  if (!can_export(device)) {
-    if (const int status = cuda_status(cudaMalloc(memory, nbytes))) return status;
-  } else {
-    const CUmemAllocationProp properties = exportable(device);
-    size_t unit = 0;
-    int status = driver_status(driver().cuMemGetAllocationGranularity(
-                                   &unit, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
-                               "reading the page size");
-    if (status != 0) return status;
-    const size_t rounded = (nbytes + unit - 1) / unit * unit;
-    CUmemGenericAllocationHandle handle = 0;
-    status = driver_status(driver().cuMemCreate(&handle, rounded, &properties, 0), "an allocation");
-    if (status == 0) status = map_handle(device, handle, rounded, memory);
-    if (status != 0) return status;
+  int status = can_export(device) ? allocate_exportable(device, nbytes, memory) : -1;
+  if (status < 0) {
+    refuses_exportable = refuses_exportable || can_export(device);
+    status = cuda_status(cudaMalloc(memory, nbytes));
   }
+  if (status != 0) return status;
   // The default stream is good enough here: no caller waits for other work in it.
-  if (const int status = cuda_status(cudaMemset(*memory, 0, nbytes))) return status;
+  if (const int cleared = cuda_status(cudaMemset(*memory, 0, nbytes))) return cleared;
   return cuda_status(cudaStreamSynchronize(nullptr));
 }
 

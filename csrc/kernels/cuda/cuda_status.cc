@@ -19,6 +19,17 @@ int cuda_status(cudaError_t status) {
 int driver_status(CUresult status, const char* what) {
   if (status == CUDA_SUCCESS) return 0;
   last_error_text = std::string(what) + ": CUDA driver error " + std::to_string(status);
+  // Not linked against the driver, so its function is found at run time.
+  using GetErrorName = CUresult (*)(CUresult, const char**);
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult answer{};
+  const char* name = nullptr;
+  if (cudaGetDriverEntryPointByVersion("cuGetErrorName", &found, 12000, cudaEnableDefault,
+                                       &answer) == cudaSuccess &&
+      answer == cudaDriverEntryPointSuccess &&
+      reinterpret_cast<GetErrorName>(found)(status, &name) == CUDA_SUCCESS) {
+    last_error_text += std::string(" (") + name + ")";
+  }
   return static_cast<int>(status);
 }
 

@@ -15,6 +15,18 @@ int driver_status(CUresult status, const char* what);
 int cuda_refuse(const char* why);
 const char* cuda_last_error();
 
+/// Until it is destroyed, calls of this thread that do not belong to a stream neither fail nor end
+/// a capture that this thread or another one has begun: queries of events, allocations.
+class AllowedInCapture {
+ public:
+  AllowedInCapture() { (void)cudaThreadExchangeStreamCaptureMode(&before_); }
+  ~AllowedInCapture() { (void)cudaThreadExchangeStreamCaptureMode(&before_); }
+  AllowedInCapture(const AllowedInCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode before_ = cudaStreamCaptureModeRelaxed;  // then the thread's own mode
+};
+
 /// Makes a device the thread's current one, and restores the previous one at the end.
 class OnDevice {
  public:

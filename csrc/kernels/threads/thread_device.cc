@@ -34,8 +34,8 @@ constexpr int kMaxChannels = 2;
 
 thread_local std::string last_error_text;
 
-/// State of the emulated device in one process. A forked process makes its own, because threads do
-/// not survive a fork.
+/// State of the emulated device in one process. As with CUDA, a process that was forked from one
+/// that has used the device cannot use it.
 struct Machine {
   const pid_t pid = ::getpid();
   const int num_devices = static_cast<int>(env_number("PYCOLL_DEVICE_THREADS_COUNT"));
@@ -50,7 +50,10 @@ Machine& machine() {
   static std::atomic<Machine*> current{nullptr};
   Machine* found = current.load();
   if (found != nullptr && found->pid == ::getpid()) return *found;
-  // Never deleted, even after a fork: threads may use it until the process has ended.
+  if (found != nullptr) {
+    throw SystemError("initialization error: this process was forked from one that had used it");
+  }
+  // Never deleted: threads may use it until the process has ended.
   auto* fresh = new Machine;
   if (current.compare_exchange_strong(found, fresh)) return *fresh;
   delete fresh;
@@ -100,8 +103,7 @@ int guarded(Body&& body) {
 const char* last_error() { return last_error_text.c_str(); }
 
 int count_devices(int32_t* num_devices) {
-  *num_devices = machine().num_devices;
-  return 0;
+  return guarded([&] { *num_devices = machine().num_devices; });
 }
 
 int describe(int32_t device, DeviceFacts* facts) {
@@ -118,8 +120,7 @@ int describe(int32_t device, DeviceFacts* facts) {
 }
 
 int find_device(const void* p, int32_t* device) {
-  *device = machine().memory.device_of(p);
-  return 0;
+  return guarded([&] { *device = machine().memory.device_of(p); });
 }
 
 int reach(int32_t device, int32_t peer, int32_t* can) {
@@ -213,13 +214,14 @@ int create_stream(int32_t device, DeviceStream* stream) {
 }
 
 int destroy_stream(DeviceStream handle) {
-  std::shared_ptr<ThreadStream> stream;  // destroyed without the lock: it runs remaining tasks
-  const std::lock_guard lock(machine().mutex);
-  const auto found = machine().streams.find(static_cast<ThreadStream*>(handle));
-  if (found == machine().streams.end()) return 0;  // created by a parent process
-  stream = std::move(found->second);
-  machine().streams.erase(found);
-  return 0;
+  return guarded([&] {
+    std::shared_ptr<ThreadStream> stream;  // destroyed without the lock: it runs remaining tasks
+    const std::lock_guard lock(machine().mutex);
+    const auto found = machine().streams.find(static_cast<ThreadStream*>(handle));
+    if (found == machine().streams.end()) throw UsageError("no such stream");
+    stream = std::move(found->second);
+    machine().streams.erase(found);
+  });
 }
 
 int synchronize_stream(int32_t device, DeviceStream stream) {
@@ -260,7 +262,12 @@ int wait_event(int32_t device, DeviceStream stream, DeviceEvent event) {
 }
 
 int query_event(DeviceEvent event, int32_t* is_over) {
-  return guarded([&] { *is_over = static_cast<ThreadEvent*>(event)->is_over(); });
+  return guarded([&] {
+    if (ThreadStream::captures_here()) {
+      throw UsageError("querying an event is not allowed for a thread that captures a stream");
+    }
+    *is_over = static_cast<ThreadEvent*>(event)->is_over();
+  });
 }
 
 int synchronize_event(DeviceEvent event) {

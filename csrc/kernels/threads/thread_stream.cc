@@ -124,6 +124,7 @@ void ThreadStream::begin_capture() {
   capture_->origin = this;
   capture_->streams.push_back(this);
   ++num_captures_;
+  ++num_captures_here_;
 }
 
 std::shared_ptr<ThreadCapture> ThreadStream::end_capture() {
@@ -133,6 +134,7 @@ std::shared_ptr<ThreadCapture> ThreadStream::end_capture() {
   std::shared_ptr<ThreadCapture> capture = capture_;
   for (ThreadStream* stream : capture->streams) stream->capture_ = nullptr;
   --num_captures_;
+  --num_captures_here_;
   return capture;
 }
 

@@ -72,11 +72,15 @@ class ThreadStream {
   /// True when some stream of this process is captured. Meanwhile allocations and waits are not
   /// allowed, as in CUDA's global capture mode.
   static bool any_capture() { return num_captures_ != 0; }
+  /// True when this thread has begun a capture. Meanwhile it may not query events, as in CUDA's
+  /// thread-local capture mode.
+  static bool captures_here() { return num_captures_here_ != 0; }
 
  private:
   void run();
 
   static inline std::atomic<int> num_captures_{0};
+  static inline thread_local int num_captures_here_ = 0;
 
   const int device_;
   std::mutex mutex_;
