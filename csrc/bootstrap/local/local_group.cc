@@ -1,11 +1,14 @@
 #include "bootstrap/local/local_group.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
+#include "base/clock.h"
+#include "base/ending.h"
 #include "base/error.h"
 #include "base/socket.h"
 #include "bootstrap/join/joining.h"
@@ -23,7 +26,10 @@ namespace {
 constexpr double kLastWordSeconds = 2;
 
 PeerDiedError leader_is_gone(const Deadline& deadline) {
-  deadline.check_interrupt();  // rank 0 may have left because another rank has ended
+  // Rank 0 may have left because another rank has ended.
+  for (const int64_t end = now_ns() + kEndingNs; now_ns() < end; ::usleep(1000)) {
+    deadline.check_interrupt();
+  }
   return PeerDiedError("rank 0 left while the ranks of this host were joining", 0, 0);
 }
 

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstring>
 
+#include "base/ending.h"
 #include "base/error.h"
 #include "executor/wait/describe.h"
 #include "transport/proxy/proxy.h"
@@ -52,6 +53,7 @@ bool Waiter::wait_in_view(bool (*ready)(void*), void* context, const WaitSite& s
     // The first slow wait of an operation starts the clock; quick waits never read it.
     slow_ = true;
     asked_ns_ = 0;
+    left_ns_ = 0;
     deadline_ = Deadline::after_s(timeout_s_);
     let_go();
   }
@@ -111,7 +113,10 @@ bool Waiter::look_for_trouble(bool (*ready)(void*), void* context, const WaitSit
   if (has_left && find_death(/*at_all=*/true, failure)) {  // which may be why that rank left
     if (ready(context)) return false;
   } else if (has_left) {
-    if (ready(context)) return false;
+    // If it left because of a death, that process may not have ended for this rank yet.
+    const int64_t now = now_ns();
+    if (left_ns_ == 0) left_ns_ = now;
+    if (now - left_ns_ < kEndingNs || ready(context)) return false;
     failure.code = FailureCode::kPeerLeft;
     failure.culprit = static_cast<uint16_t>(site.peer);
   } else if (const std::optional<int> signal = transport_.ended_by(site.peer)) {

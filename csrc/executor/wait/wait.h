@@ -134,6 +134,7 @@ class Waiter {
   Deadline deadline_ = Deadline::after_s(0);  // of this operation; valid once it is slow
   unsigned num_looks_ = 0;
   int next_watched_ = 0;  // by find_death()
+  int64_t left_ns_ = 0;   // when this operation's wait first found that the awaited rank had left
   int64_t asked_ns_ = 0;  // when remote ranks were last asked for their status
   int64_t credit_asked_ns_ = 0;
   WaitSite site_;  // the wait of this rank that failed
