@@ -140,7 +140,7 @@ class FrameWorld {
     for (int rank = 0; rank < kNumMembers; ++rank) store_release(segment_.control(rank).state, 1);
     segment_.publish(0, record(1));
     segment_.publish(3, record(1));
-    engine_ = std::make_unique<MessageEngine>(transport_, *peer_memory_);
+    engine_ = std::make_unique<MessageEngine>(transport_, *peer_memory_, /*checks_data=*/false);
     for (const int peer : {1, 2}) {
       for (int kind = 0; kind < kNumSlotProtocols; ++kind) {
         const auto protocol = static_cast<ProtocolKind>(kind);
