@@ -52,7 +52,7 @@ def why_not(backend: str, device: str) -> str | None:
 
 
 def nccl_version() -> tuple[int, int]:
-    """Of the library that torch calls: LD_PRELOAD may have replaced the one it was built with."""
+    """The version of the library that torch calls, which LD_PRELOAD may have replaced."""
     try:
         library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:
