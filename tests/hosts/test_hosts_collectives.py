@@ -59,7 +59,9 @@ def test_two_hosts_of_two_ranks_run_every_kind_of_operation(two):
     assert kinds == (["shm", "tcp", "tcp"],) * 4
 
 
+@pytest.mark.slow
 def test_every_kind_of_operation_is_right_with_checksums(two):
+    """Seconds: checksums of all bytes of many operations."""
     jobs = [every_collective, split_and_group, messages, asynchronous_and_coalesced]
     two.run_jobs(jobs, 2, PYCOLL_CHECK_DATA="1")
 
