@@ -1,7 +1,5 @@
 #include "base/checksum.h"
 
-#include <algorithm>
-
 namespace pycoll {
 
 Checksum Checksum::of(const std::byte* data, size_t nbytes) {
