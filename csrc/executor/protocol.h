@@ -115,6 +115,10 @@ PYCOLL_HD void for_own_destinations(Target& target, const ProgramView& program, 
 
 // --- simple: bulk bytes, then one flag -----------------------------------------------------------
 
+/// A target whose slots may have checksums. (nvcc rejects the same test inside a generic lambda.)
+template <class Target>
+concept ChecksData = requires { &Target::add_checksum; };
+
 struct Simple {
   template <class Target>
   PYCOLL_HD static bool run(Target& target, const ProgramView& program,
@@ -141,7 +145,7 @@ struct Simple {
         return false;
       }
       if (link.mark() != target.digest()) return target.mismatch(peer, operands.index);
-      if constexpr (requires { target.has_checksum(link, peer, operands); }) {
+      if constexpr (ChecksData<Target>) {
         return target.has_checksum(link, peer, operands);
       } else {
         return true;
@@ -153,7 +157,7 @@ struct Simple {
   PYCOLL_HD static void finish(Target& target, const ProgramView& program,
                                const StepOperands& operands) {
     for_own_destinations(target, program, *operands.step, [&](auto& link) {
-      if constexpr (requires { target.add_checksum(link, operands); }) {
+      if constexpr (ChecksData<Target>) {
         target.add_checksum(link, operands);
       }
       link.post(target.digest());

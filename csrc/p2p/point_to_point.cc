@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/ending.h"
 #include "base/error.h"
 #include "executor/wait/describe.h"
 
@@ -209,19 +210,54 @@ std::vector<Failure> PointToPoint::find_ended_peers() {
     });
   }
   std::vector<Failure> ends(num_ranks);
-  for (int peer = 0; peer < segment_.num_ranks(); ++peer) {
-    if (peer == rank_ || !is_awaited[static_cast<size_t>(peer)]) continue;
-    Failure& end = ends[static_cast<size_t>(peer)];
+  bool has_left = false;
+  const auto look_at = [&](size_t index) {
+    const auto peer = static_cast<int>(index);
+    Failure& end = ends[index];
     end.reporter = static_cast<uint16_t>(rank_);
     end.culprit = static_cast<uint16_t>(peer);
     if (transport_.has_left(peer)) {
       end.code = FailureCode::kPeerLeft;
+      has_left = has_left || is_awaited[index];
     } else if (const std::optional<int> signal = transport_.ended_by(peer)) {
       end.code = FailureCode::kPeerDied;
       end.signal = static_cast<uint8_t>(*signal);
     }
-  }
+  };
+  const auto look_at_all = [&](bool awaited) {
+    for (size_t peer = 0; peer < num_ranks; ++peer) {
+      if (static_cast<int>(peer) != rank_ && is_awaited[peer] == awaited) look_at(peer);
+    }
+  };
+  look_at_all(/*awaited=*/true);
+  if (has_left) look_at_all(/*awaited=*/false);  // for a death, which may be why that peer left
+  blame_deaths(ends);
   return ends;
+}
+
+/// A peer that has left may have left because of a death that shows later: only after kEndingNs,
+/// and if no rank has died, is its leaving a failure.
+void PointToPoint::blame_deaths(std::vector<Failure>& ends) {
+  const auto code_is = [](FailureCode code) {
+    return [code](const Failure& end) { return end.code == code; };
+  };
+  const auto death = std::ranges::find_if(ends, code_is(FailureCode::kPeerDied));
+  const bool has_left = std::ranges::any_of(ends, code_is(FailureCode::kPeerLeft));
+  if (!has_left) {
+    left_ns_ = 0;
+    return;
+  }
+  const int64_t now = now_ns();
+  int64_t since = 0;
+  if (left_ns_.compare_exchange_strong(since, now)) since = now;
+  for (Failure& end : ends) {
+    if (end.code != FailureCode::kPeerLeft) continue;
+    if (death != ends.end()) {
+      end = *death;
+    } else if (now - since < kEndingNs) {
+      end.code = FailureCode::kNone;
+    }
+  }
 }
 
 bool PointToPoint::find_failure(MessageOp& op, int64_t now, const std::vector<Failure>& ends,

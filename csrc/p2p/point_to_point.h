@@ -61,6 +61,7 @@ class PointToPoint {
   bool find_failure(MessageOp& op, int64_t now, const std::vector<Failure>& ends,
                     Failure* failure) const;
   std::vector<Failure> find_ended_peers();
+  void blame_deaths(std::vector<Failure>& ends);
   MessageThread::Progress progress_alone();
   void end_all();
   void fail_aborted();
@@ -85,8 +86,9 @@ class PointToPoint {
   std::atomic<bool> has_thread_{false};
   std::atomic<int> num_waiting_{0};  // waiting threads, which progress all messages
   std::atomic<bool> closed_{false};
-  int64_t next_look_ns_ = 0;  // next failure check of thread_
-  MessageThread thread_;      // last, because it uses the others
+  std::atomic<int64_t> left_ns_{0};  // when an awaited peer was first seen to have left
+  int64_t next_look_ns_ = 0;         // next failure check of thread_
+  MessageThread thread_;             // last, because it uses the others
 };
 
 }  // namespace pycoll
