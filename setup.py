@@ -51,8 +51,10 @@ class CMakeBuild(build_ext):
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
         subprocess.run(["cmake", "--build", str(build), "-j", jobs, "-t", "_core"], check=True)
         print((build / "built.txt").read_text(), end="", flush=True)
-        add_cuda(build, jobs)
         package = ROOT / "pycoll" if self.is_in_place else destination
+        if add_cuda(build, jobs) and package != destination:
+            # setuptools copies its own extension to a checkout; this library is not one.
+            shutil.copy2(destination / "_cuda.so", package / "_cuda.so")
         add_torch_backend(package / "torch")
 
 
@@ -65,8 +67,8 @@ def mpi_folders() -> list[str]:
     return [*filter(None, named.split(":")), *(str(one / "include") for one in prefixes)]
 
 
-def add_cuda(build: Path, jobs: str) -> None:
-    """Builds `pycoll/_cuda.so`, depending on PYCOLL_CUDA.
+def add_cuda(build: Path, jobs: str) -> bool:
+    """Builds `_cuda.so` beside the core, depending on PYCOLL_CUDA. Returns whether it did.
 
     on: builds it for PYCOLL_CUDA_ARCHITECTURES, or fails. auto: builds it for the GPUs of this
     machine, if there are any and nvcc is found; pycoll works without it. off: does not build it.
@@ -76,13 +78,13 @@ def add_cuda(build: Path, jobs: str) -> None:
         raise ValueError(f"PYCOLL_CUDA={mode}: expected auto, on or off")
     nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     if mode == "off" or (mode == "auto" and not Path(nvcc).is_file()):
-        return
+        return False
     architectures = os.environ.get("PYCOLL_CUDA_ARCHITECTURES", "")
     if mode == "auto" and not architectures:
         architectures = architectures_here()
         if not architectures:
             print("pycoll: nvcc found, but no GPU: PYCOLL_CUDA=on builds the library for GPUs")
-            return
+            return False
     configure = ["cmake", "-DPYCOLL_CUDA=ON", f"-DCMAKE_CUDA_COMPILER={nvcc}", str(build)]
     if architectures:
         configure.insert(2, f"-DPYCOLL_CUDA_ARCHITECTURES={architectures}")
@@ -96,6 +98,8 @@ def add_cuda(build: Path, jobs: str) -> None:
         if mode == "on":
             raise
         print(f"pycoll: could not build the library for GPUs: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def architectures_here() -> str:

@@ -187,6 +187,7 @@ def test_bench_goes_on_from_its_record(tmp_path: Path):
     assert "another measurement" in other
 
 
+@pytest.mark.slow
 def test_bench_plots_what_it_measured(tmp_path: Path):
     pytest.importorskip("matplotlib")
     args = ("bench", "--threads", "--sizes", "1K,4K", *FEW, "--dtype", "i32", "--plot")

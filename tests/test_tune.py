@@ -151,6 +151,7 @@ def test_tune_writes_a_table_that_is_used(cache, tmp_path, monkeypatch):
     assert stat.S_IMODE(tuning.path().stat().st_mode) & 0o600
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_tune_check_only_writes_nothing_tells_by_its_status_and_shows_progress(cache):
     command = [sys.executable, "-m", "pycoll", "tune", "-c", "scan", "--max", "4K"]

@@ -107,6 +107,7 @@ def check_group(outcomes: list[Outcome], order: list[int]) -> None:
         assert outcome.num_fds_leaked == 0
 
 
+@pytest.mark.slow
 def test_groups_that_join_in_random_order_share_memory_and_pidfds(ranks, name):
     seed = random.randrange(2**32)
     print(f"seed {seed}")

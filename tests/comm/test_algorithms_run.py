@@ -68,6 +68,7 @@ def all_reduce_cases(
     return bits, messages
 
 
+@pytest.mark.slow
 def test_all_reduce_at_the_edges_of_a_tile_equals_the_oracle_on_all_ranks():
     payload_bytes = {protocol: slot_payload_bytes(protocol) for protocol in PROTOCOLS}
     for n, kind in WORLDS:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from builds import build, configure, run
+from builds import ROOT, build, configure, run
 
 REPORT = re.compile(
     r"Compiling entry function '(\w+)' for 'sm_(\w+)'.*?"
@@ -86,6 +87,26 @@ def test_library_for_gpus_builds_for_all_architectures(tmp_path):
     """As `make cuda` does; on two cores of their own in under three minutes."""
     need_nvcc()
     build_library(tmp_path)
+    assert (tmp_path / "_cuda.so").stat().st_size < 12 << 20
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_checkout_built_with_the_library_finds_it(tmp_path):
+    """As `make cuda` in a new clone, for one of the architectures; it compiles the core, too."""
+    need_nvcc()
+    clone = tmp_path / "clone"
+    for command in (
+        ["git", "clone", "-q", ROOT, clone],
+        [sys.executable, clone / "setup.py", "--quiet", "build_ext", "--inplace"],
+    ):
+        done = run(*command, cwd=clone if clone.exists() else tmp_path, timeout_s=1500,
+                   PYCOLL_CUDA="on", PYCOLL_CUDA_ARCHITECTURES="90a-real",
+                   PYCOLL_BUILD_DIR=clone / "build/cmake")  # fmt: skip
+        assert done.returncode == 0, done.stdout[-4000:]
+    info = run(sys.executable, "-m", "pycoll", "info", cwd=clone, PYTHONPATH=clone)
+    assert f"{clone}/pycoll/_cuda.so" in info.stdout, info.stdout
+    assert "no CUDA part" not in info.stdout
 
 
 @pytest.mark.soak

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,9 @@ def check(folder: Path, program: object, *arguments: object) -> str:
 
 def assert_clean(folder: Path, programs: list[list[object]]) -> None:
     """All of the programs end without a failure and without a report."""
-    for program in programs:
-        output = check(folder, *program)
+    with ThreadPoolExecutor(2) as pool:
+        outputs = list(pool.map(lambda program: check(folder, *program), programs))
+    for program, output in zip(programs, outputs, strict=True):
         print(*program, output)
         reports = [report for report in REPORTS if report in output]
         good = not reports and ", 0 failures\n" in output and output.endswith("exit code 0")

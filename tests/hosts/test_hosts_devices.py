@@ -117,6 +117,7 @@ def aborted(comm: Comm) -> None:
         part.close()
 
 
+@pytest.mark.slow
 def test_every_collective_and_asynchronous_registered_captured_and_aborted(two, library):
     jobs = [everything, asynchronous, aborted]
     two.run_jobs(jobs, 2, timeout_s="60", PYCOLL_DEVICE_LIBRARY=library)

@@ -98,6 +98,7 @@ def test_silent_host_is_named_within_the_bound(two, how, links, tmp_path):
         assert two.outcome(pids[1]).error in ("PeerDiedError", "AbortedError")
 
 
+@pytest.mark.slow
 def test_short_outage_only_slows_things_down(two):
     def job(comm: Comm) -> int:
         x = np.ones(1000)
@@ -215,6 +216,7 @@ def test_rank_that_does_not_join_is_named(two):
         assert outcome.error == "TimeoutError" and "rank 2 of 3 did not join" in outcome.text
 
 
+@pytest.mark.slow
 def test_interfaces_are_named_as_for_nccl(two):
     """Those that NCCL would not take are refused, with a list of the interfaces of the host."""
     wrong = []
@@ -287,6 +289,7 @@ def test_communicators_come_and_go_and_leave_nothing(two):
     values(two.outcomes(two.start_world(main, [0, 1])))
 
 
+@pytest.mark.slow
 @plain_and_tls
 def test_rank_that_left_after_it_sent_is_no_failure_however_slow_its_bytes_are(two, links):
     """Rank 3 hears that rank 1 has left long before the last of its bytes reach rank 2."""

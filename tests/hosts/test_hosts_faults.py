@@ -163,6 +163,7 @@ def many_collectives(comm: Comm, rounds: int) -> None:
     back_to_normal(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [4, pytest.param(20, marks=pytest.mark.soak)])
 @pytest.mark.skipif(
     not shutil.which("nft", path=os.environ["PATH"] + ":/usr/sbin"),

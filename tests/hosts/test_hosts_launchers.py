@@ -87,6 +87,7 @@ def test_info_of_the_cluster_names_hosts_and_measures_their_link(two):
     assert 0 < link["alpha_us"] < 1e5 and link["gbit_per_s"] > 0
 
 
+@pytest.mark.slow
 def test_info_of_the_cluster_draws_links_between_hosts_and_within(two, tmp_path):
     def main() -> None:
         from typer.testing import CliRunner

@@ -123,6 +123,7 @@ def waiting(comm, sizes: dict, options: dict) -> int:
     return nbytes - known
 
 
+@pytest.mark.slow
 def test_activations_are_within_5_percent():
     cases = [
         (1, {"tp": 1}, {}),

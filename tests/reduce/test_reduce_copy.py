@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ def test_reduce_copy_any_operands_equals_oracle(dtype: str, op: str) -> None:
     rng = np.random.default_rng([DTYPES.index(dtype), OPS.index(op)])
     for i, count in enumerate(COUNTS):
         srcs = [random_values(rng, dtype, count) for _ in range(9)]
-        for num_srcs in range(1, 10):
+        for num_srcs in range(1 + i % 3, 10, 3):
             divisor, num_dsts = num_srcs if op == "avg" else 1, 1 + (i + num_srcs) % 3
             offsets = [0] if rng.random() < 0.3 else rng.integers(0, 64, 12).tolist()
             got = run(srcs[:num_srcs], dtype, op, divisor, num_dsts, offsets=offsets)
@@ -273,8 +274,10 @@ def run_with_isa(isa: str) -> subprocess.CompletedProcess[str]:
 
 def test_reduce_copy_every_isa_gives_the_same_bits() -> None:
     digests = {}
-    for limit in ("avx512", "avx2", "generic"):
-        result = run_with_isa(limit)
+    limits = ("avx512", "avx2", "generic")
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(run_with_isa, limits))
+    for limit, result in zip(limits, results, strict=True):
         assert result.returncode == 0, result.stderr
         isa, digests[limit] = result.stdout.split()
         # Lowered to the limit, or further on a CPU that lacks it.

@@ -53,6 +53,7 @@ def of_sizes(sizes):
     return each_case("collective, name, n", [(*a, n) for a in ALGORITHMS for n in sizes])
 
 
+@pytest.mark.slow
 @of_sizes(ALL_SIZES)
 def test_algorithm_is_proved_with_8_slots_in_every_lowering(collective, name, n):
     for root in {0, n // 2, n - 1} & set(roots_of(collective, n)):

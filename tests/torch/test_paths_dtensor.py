@@ -124,6 +124,7 @@ def check_functional(rank: int, compiler: str | None) -> None:
         torch.testing.assert_close(ours, theirs * 2, msg=lambda text, i=i: f"{i}: {text}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", [None, "aot_eager"])
 @on_ranks(2)
 def test_functional_collectives_give_new_tensors_with_and_without_a_graph(rank, n, compiler):

@@ -34,6 +34,10 @@ foreach(target pycoll_cuda launch_bench)
   target_compile_options(
     ${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-fmad=false>"
                       "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>")
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)  # the driver unpacks them once
+    target_compile_options(${target}
+                           PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>")
+  endif()
   set_target_properties(
     ${target}
     PROPERTIES UNITY_BUILD OFF  # they are long, and few
