@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from pycoll import CollectiveMismatchError, run_ranks
 from pycoll import parallel as pc
+from pycoll.parallel.tensor.vocab import mark
 
 SIZES = [9, 8, 11, 9, 5, 8, 1]  # batch sizes; some do not divide, or are smaller than the ranks
 
@@ -153,3 +154,20 @@ def train_with_norm(comm, sizes, **options):
 
 def test_batch_normalisation_of_uneven_and_empty_batches_equals_one_process():
     assert_equal_one_process(train_with_norm, [({"dp": 3}, {})])
+
+
+def losses_of_short_floats(comm):
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(64, 1000, generator=random).bfloat16()
+    target = torch.randint(1000, (64,), generator=random)
+    mesh = pc.mesh(dp=1, tp=-1, comm=comm)
+    start, stop = comm.rank * 500, (comm.rank + 1) * 500
+    part = mark(logits[:, start:stop].contiguous(), (start, stop), 1000, mesh.line("tp"))
+    sums = [pc.cross_entropy(one, target)[0] for one in (logits, part)]
+    expected = functional.cross_entropy(logits.float(), target, reduction="sum")
+    return [abs(float(one - expected)) / float(expected) for one in sums]
+
+
+def test_cross_entropy_of_short_floats_is_summed_in_float32():
+    for errors in run_ranks(losses_of_short_floats, 2):
+        assert max(errors) < 1e-6, errors

@@ -94,6 +94,18 @@ class Sequence:
         """This rank's share of a tensor with the whole sequence along dimension 1."""
         return Placement(tuple(x.shape), 1, self.ranges(x.shape[1])).take(x)
 
+    def whole(self, output: Any) -> Any:
+        """Gathers the shares of the sequence in a model's output; gradients flow back to them."""
+        length = self.length
+        if self.group.size == 1 or not length:
+            return output
+
+        def gather(x: Tensor) -> Tensor:
+            is_share = x.dim() > 1 and x.shape[1] * self.group.size == length
+            return _Gather.apply(x, self) if is_share else x
+
+        return specs.replace(output, Tensor, gather)
+
     def of_shares(self, loss: Loss) -> Loss:
         """Returns a loss of this rank's share: it cuts the targets like the sequence."""
 
@@ -196,6 +208,25 @@ class Sequence:
                 f"cp: block {name!r} calls no torch.nn.functional.scaled_dot_product_attention, so "
                 "its tokens would not see those of the other ranks: call it, or take cp=1"
             )
+
+
+class _Gather(torch.autograd.Function):
+    """Every rank has the same gradient of the whole, of which each takes that of its share."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sequence: Sequence) -> Tensor:
+        ctx.sequence = sequence
+        group, first = sequence.group, x.transpose(0, 1)  # the sequence comes first
+        shares = group.all_gather(first, [x.numel()] * group.size).view(group.size, *first.shape)
+        whole = x.new_empty((group.size * x.shape[1], *first.shape[1:]))
+        for rank, held in enumerate(shares):
+            ranges = sequence.ranges(len(whole), rank)
+            Placement(tuple(whole.shape), 0, ranges).put(held, whole)
+        return whole.transpose(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return ctx.sequence.take(grad), None
 
 
 def first_tensor(output: Any) -> Tensor | None:

@@ -231,10 +231,14 @@ class Reducer:
 
     def clear(self) -> None:
         """Clears all gradients."""
-        for bucket in self.buckets:
-            bucket.clear()
+        self.detach()
         for piece in self.pieces.values():
             piece.value.grad = None
+
+    def detach(self) -> None:
+        """Makes the next backward pass start from nothing; `.grad` stays until it begins."""
+        for bucket in self.buckets:
+            bucket.clear()
         self._used.clear()
 
     def publish(self) -> None:

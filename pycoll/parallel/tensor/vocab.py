@@ -51,7 +51,8 @@ def cross_entropy(
     maximum, a sum of exponentials and the target's logit.
 
     Args:
-        logits: Shape [..., classes], floating; whole, or this rank's part.
+        logits: Shape [..., classes], floating; whole, or this rank's part. Those of 16 bits are
+            summed in float32.
         target: Shape [...], integers.
         ignore_index: The target that is ignored.
 
@@ -62,8 +63,11 @@ def cross_entropy(
     """
     counted = target != ignore_index
     labels = torch.where(counted, target, 0)
-    if hasattr(logits, _MARK):
-        (start, _), _, group = getattr(logits, _MARK)
+    part = getattr(logits, _MARK, None)
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()  # sums of short floats are off by 1 %
+    if part is not None:
+        (start, _), _, group = part
         losses = _CrossEntropy.apply(logits, labels, start, group)
     else:
         losses = functional.cross_entropy(

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from pycoll.errors import UsageError
+
 if TYPE_CHECKING:
+    from pycoll.parallel.core.step_result import StepResult
     from pycoll.parallel.tools.activations import Activations
     from pycoll.parallel.trainer.trainer import Trainer
 
@@ -42,13 +45,22 @@ def watch(trainer: Trainer) -> None:
     trainer.watchers.append(lambda trainer: _record(trainer, activations, folder))
 
 
+def _last(trainer: Trainer) -> StepResult:
+    if trainer.last is None:
+        raise UsageError(
+            "check: the losses are those that model.step returns, and this script calls "
+            "loss.backward() itself: call model.step(x, y, loss=...)"
+        )
+    return trainer.last
+
+
 def _time(trainer: Trainer, steps: int, path: Path) -> None:
-    assert trainer.last is not None
+    last = _last(trainer)
     if trainer.mesh.world.rank == 0:
         with path.open("a") as file:
-            entry = {"seconds": trainer.last.seconds, "tokens": trainer.last.tokens}
+            entry = {"seconds": last.seconds, "tokens": last.tokens}
             file.write(json.dumps(entry) + "\n")
-    if trainer.last.step + 1 == steps:
+    if last.step + 1 == steps:
         trainer.mesh.world.barrier()
         raise SystemExit(0)
 
@@ -56,12 +68,12 @@ def _time(trainer: Trainer, steps: int, path: Path) -> None:
 def _record(trainer: Trainer, activations: Activations, folder: Path) -> None:
     from pycoll.parallel.trainer.gather_full import whole_gradients, whole_weights
 
-    assert trainer.last is not None
-    step = trainer.last.step
+    last = _last(trainer)
+    step = last.step
     activations.write(folder / f"step-{step}-rank-{trainer.mesh.world.rank:05d}.pt")
     found = {
-        "loss": {"": torch.tensor(trainer.last.loss, dtype=torch.float64)},
-        "gradient norm": {"": torch.tensor(trainer.last.grad_norm, dtype=torch.float64)},
+        "loss": {"": torch.tensor(last.loss, dtype=torch.float64)},
+        "gradient norm": {"": torch.tensor(last.grad_norm, dtype=torch.float64)},
         "gradient": whole_gradients(trainer.model),
         "weight": whole_weights(trainer.model),
     }

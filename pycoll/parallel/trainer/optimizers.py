@@ -2,49 +2,91 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import nn, optim
 
 from pycoll.errors import UsageError
 from pycoll.parallel.data.reducer import Piece
+from pycoll.parallel.trainer.plain_loop import OF_PARAMETER, watch_optimizers
 from pycoll.parallel.trainer.trainer import Trainer
 
-_TRAINER = "_pycoll_trainer"  # attribute of a parallelized model's parameters
+# Optimizers of torch that step each element by itself.
+_ELEMENTWISE = (
+    optim.SGD,
+    optim.Adam,
+    optim.AdamW,
+    optim.Adamax,
+    optim.NAdam,
+    optim.RAdam,
+    optim.Adagrad,
+    optim.Adadelta,
+    optim.RMSprop,
+    optim.Rprop,
+    optim.ASGD,
+)
 
 
 def attach(trainer: Trainer) -> None:
     """Records the trainer on the model's parameters."""
     for name, parameter in trainer.parameters.items():
-        setattr(parameter, _TRAINER, (trainer, name))
+        setattr(parameter, OF_PARAMETER, (trainer, name))
+    watch_optimizers()
 
 
-class Optimizer:
-    """Steps the parameters of a parallelized model.
+def is_elementwise(inner: optim.Optimizer) -> bool:
+    """Whether an optimizer gives pieces of a parameter the bits that it gives the whole.
+
+    Those that torch does not bring step a small matrix and its two parts, three times.
+    """
+    if type(inner) in _ELEMENTWISE:
+        return True
+    known = inspect.signature(type(inner)).parameters
+    settings = {key: value for key, value in inner.defaults.items() if key in known}
+    whole = (torch.arange(24, dtype=torch.float64).view(4, 6) - 7) / 5
+    runs = [[whole.clone()], [whole.view(-1)[:11].clone(), whole.view(-1)[11:].clone()]]
+    try:
+        for parameters in runs:
+            for parameter in parameters:
+                parameter.grad = parameter.cos()
+            probe = type(inner)(parameters, **settings)
+            for _ in range(3):
+                probe.step()
+    except Exception:  # whatever it raises, it does not step pieces
+        return False
+    return torch.equal(runs[0][0].view(-1), torch.cat(runs[1]))
+
+
+class Optimizer(optim.Optimizer):
+    """Steps the parameters of a parallelized model; an optimizer of torch to all who take one.
 
     Attributes:
-        inner: The torch optimizer; its groups hold this rank's pieces. Give it to a learning rate
-            scheduler.
+        inner: The torch optimizer; its groups hold this rank's pieces.
         clip: Norm to which gradients are clipped; None: no clipping.
         names: Names of the parameters of each group.
         trainer: The trainer of the model.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer, clip: float | None) -> None:
-        self.inner, self.clip = inner, clip
+    # GradScaler then leaves the decision to `step`, which refuses it.
+    _step_supports_amp_scaling = True
+
+    def __init__(self, inner: optim.Optimizer, clip: float | None) -> None:
         parameters = [p for group in inner.param_groups for p in group["params"]]
-        known: list[Any] = [getattr(parameter, _TRAINER, None) for parameter in parameters]
+        known: list[Any] = [getattr(parameter, OF_PARAMETER, None) for parameter in parameters]
         trainer = next((entry[0] for entry in known if entry), None)
         if trainer is None or None in known or inner.state:
             raise UsageError(
                 "optimizer: expected a new optimizer of the parameters of one model that "
                 "pc.parallelize returned"
             )
+        self.inner, self.clip = inner, clip
         self.trainer: Trainer = trainer
+        self._refuse_norms()
         if trainer.updates is not None:
             trainer.updates.take(inner, clip)
         names = {id(p): entry[1] for p, entry in zip(parameters, known, strict=True)}
@@ -54,11 +96,62 @@ class Optimizer:
             self.names.append([names[id(p)] for p in group["params"]])
             mine = [pieces[name] for name in self.names[-1] if name in pieces]
             group["params"] = [piece.value for piece in mine]
+        super().__init__(inner.param_groups, inner.defaults)
+        self._share()
 
-    def step(self) -> float:
+    def _share(self) -> None:
+        """One state and one list of groups for both optimizers."""
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def _refuse_norms(self) -> None:
+        trainer = self.trainer
+        whole = trainer.reducer.level == 0 and all(
+            placement.dim is None for placement in trainer.placements.values()
+        )
+        if whole or is_elementwise(self.inner):
+            return
+        kind, level = type(self.inner).__name__, trainer.reducer.level
+        cause = f"zero={level}" if level else f"tp={trainer.mesh.size('tp')}"
+        raise UsageError(
+            f"optimizer: {kind} does not step each element by itself (norms of a tensor, or "
+            f"factored state), and {cause} gives this rank pieces: its weights would depend on the "
+            "mesh. Take zero=0 and tp=1 with it, or an optimizer such as AdamW"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state, with its place in the mesh; `pc.save` writes that of all ranks."""
+        return {**self.inner.state_dict(), "pycoll": self._place()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what `state_dict` returned on the same rank of the same mesh.
+
+        Raises:
+            UsageError: It comes from another rank, mesh or ZeRO level.
+        """
+        state_dict = dict(state_dict)
+        place = state_dict.pop("pycoll", None)
+        if place != self._place():
+            raise UsageError(
+                f"load_state_dict: the state is that of {place}, expected that of {self._place()}: "
+                "pc.save and pc.load move state between meshes"
+            )
+        self.inner.load_state_dict(state_dict)
+        self._share()
+
+    def _place(self) -> dict[str, Any]:
+        mesh = self.trainer.mesh
+        return {**mesh.sizes, "zero": self.trainer.reducer.level, "rank": mesh.world.rank}
+
+    def step(self, closure: Callable[[], Any] | None = None) -> float:  # type: ignore[override]
         """Clips the gradients, steps, and brings the parameters up to date on all ranks.
 
         A schedule that updates weights within `model.step` has already stepped them.
+
+        Args:
+            closure: Called first, with gradients enabled; computes them.
+
+        Raises:
+            UsageError: A GradScaler calls this, on several ranks.
 
         Returns:
             The norm of all gradients before clipping, equal on every rank; also in the step's
@@ -67,6 +160,14 @@ class Optimizer:
         Cost: an all_reduce of one number over all ranks; with ZeRO 1 and 2 an all_gather of the
             parameters over their replicas.
         """
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        if getattr(self, "found_inf", None) is not None and self.trainer.mesh.world.size > 1:
+            raise UsageError(
+                "GradScaler: each rank would decide by its own gradients whether it skips a step, "
+                "and the ranks would differ: train in bfloat16, which needs no scaling"
+            )
         start_ns = time.monotonic_ns()
         waited_before = self.trainer.mesh.ledger.waited_s
         norm = self.grad_norm()
@@ -82,6 +183,7 @@ class Optimizer:
             last.waited_s += ledger.waited_s - waited_before
         for watcher in self.trainer.watchers:
             watcher(self.trainer)
+        self.trainer.loop.stepped()
         self.trainer.clear()
         return norm
 
@@ -112,19 +214,20 @@ class Optimizer:
         return self.trainer.reducer.pieces.values()
 
 
-def optimizer(inner: torch.optim.Optimizer, clip: float | None = None) -> Optimizer:
+def optimizer(inner: optim.Optimizer, clip: float | None = None) -> Optimizer:
     """Makes an optimizer of torch step a parallelized model.
 
     Args:
-        inner: A new torch optimizer of `model.parameters()`, in any groups. Its update must be
-            element-wise, as in SGD and AdamW.
+        inner: A new torch optimizer of `model.parameters()`, in any groups. Where parameters are
+            shared out, by tp or ZeRO, its update must be element-wise, as in SGD and AdamW.
         clip: Largest norm of all gradients; larger gradients are scaled down to it.
 
     Returns:
-        The optimizer; call its `step()` after each `model.step(...)`.
+        The optimizer; call its `step()` after each `model.step(...)`, or `loss.backward()`.
 
     Raises:
-        UsageError: The parameters do not belong to a parallelized model, or it has stepped.
+        UsageError: The parameters do not belong to a parallelized model, it has stepped, or its
+            update is not element-wise and parameters are shared out.
     """
     return Optimizer(inner, clip)
 
@@ -136,7 +239,7 @@ def trainer_of(model: nn.Module) -> Trainer:
         UsageError: The model was not returned by `parallelize`.
     """
     for parameter in model.parameters():
-        entry: Any = getattr(parameter, _TRAINER, None)
+        entry: Any = getattr(parameter, OF_PARAMETER, None)
         if entry:
             trainer: Trainer = entry[0]
             return trainer

@@ -23,6 +23,7 @@ from pycoll.parallel.core.placement import Placement
 from pycoll.parallel.core.step_result import StepResult
 from pycoll.parallel.data.reducer import Reducer
 from pycoll.parallel.dropout.dropout import Positions
+from pycoll.parallel.trainer.plain_loop import PlainLoop
 
 if TYPE_CHECKING:
     from pycoll.parallel.trainer.pipeline_step import Pipeline
@@ -44,6 +45,8 @@ class Trainer:
         last: The last step's result.
         updates: Updates of a schedule that steps within `step`; None: the optimizer steps after it.
         sequence: The sequence of a batch, of which cp gives this rank a share.
+        loop: Reduces the gradients of backward passes outside `step`.
+        syncing: False within `no_sync`.
         watchers: Functions called after the optimizer's step.
     """
 
@@ -73,7 +76,7 @@ class Trainer:
         self._pipeline = pipeline
         self.replicas, self.data_ranks, self.sequence = replicas, data_ranks, sequence
         self._samples = mesh.line_of_dp("ep")
-        self._syncing = True
+        self.syncing = True
         self._settled = False
         self._sum, self._count = 0.0, 0
         if pipeline is not None:
@@ -82,15 +85,16 @@ class Trainer:
         # Layers that communicate with the other replicas also run on an empty batch.
         self._needs_barrier = needs_barrier
         self._collective_metrics = needs_barrier or reducer.level == 3 or updates is not None
+        self.loop = PlainLoop(self)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulates gradients of steps within the context; the next step outside reduces them."""
-        self._syncing, before = False, self._syncing
+        self.syncing, before = False, self.syncing
         try:
             yield
         finally:
-            self._syncing = before
+            self.syncing = before
 
     def step(self, x: Any, y: Any = None, *, loss: Loss, microbatches: int = 1) -> StepResult:
         """Forward and backward passes over a batch, and the reduction of the gradients.
@@ -114,6 +118,10 @@ class Trainer:
         Cost: each parameter's gradient is reduced once over its replicas, plus one array with a
             float64 for each parameter.
         """
+        with self.loop.off():
+            return self._step(x, y, loss, microbatches)
+
+    def _step(self, x: Any, y: Any, loss: Loss, microbatches: int) -> StepResult:
         start_ns = time.monotonic_ns()
         waited_before = self.mesh.ledger.waited_s
         unused_before = () if self.last is None else self.last.unused
@@ -122,11 +130,11 @@ class Trainer:
             self._settled = False
             self._sum, self._count = 0.0, 0
         x, y = to_floating(x, self.model), to_floating(y, self.model)
-        first_sample = self._first_sample(num_samples(x))
+        first_sample, _ = self.place_of(num_samples(x))
         self.positions.move(step=self.step_idx)
         parts, losses = split(x, y, microbatches), self._losses(loss)
         if self.updates is not None:
-            num_updates = self.updates.begin(len(parts), syncing=self._syncing)
+            num_updates = self.updates.begin(len(parts), syncing=self.syncing)
             parts += [nothing(x, y)] * (num_updates - len(parts))
             losses = self.updates.of_means(losses)
         elif self._needs_barrier or (self._pipeline is None and self.reducer.level >= 2):
@@ -136,7 +144,7 @@ class Trainer:
         else:
             self._run_pipeline(self._pipeline, parts, losses, first_sample)
         total, count = self._sum, self._count
-        if self._syncing:
+        if self.syncing:
             total, count = self._settle()
         self.mesh.ledger.span(f"step {self.step_idx}", "steps", start_ns, time.monotonic_ns())
         self.last = StepResult(
@@ -155,13 +163,13 @@ class Trainer:
         self.step_idx += 1
         return self.last
 
-    def _first_sample(self, mine: int) -> int:
-        """Place of this replica's first sample in the batch of all replicas."""
+    def place_of(self, mine: int) -> tuple[int, int]:
+        """Place of this replica's first sample in the batch of all replicas, and its size."""
         if not self.model.training or self._samples.size == 1:
-            return 0
+            return 0, mine
         counts = torch.empty(self._samples.size, dtype=torch.int64)
         self._samples.comm.all_gather(torch.tensor([mine]), out=counts)
-        return int(counts[: self._samples.rank].sum())
+        return int(counts[: self._samples.rank].sum()), int(counts.sum())
 
     def _losses(self, loss: Loss) -> Loss:
         return self.sequence.of_shares(sums_and_counts(loss))
@@ -176,7 +184,7 @@ class Trainer:
         if self._needs_barrier or (self._pipeline is None and self.reducer.level == 3):
             parts += [nothing(x, y)] * (microbatches - len(parts))
         sums = torch.zeros(2, dtype=torch.float64)
-        with torch.no_grad():
+        with torch.no_grad(), self.loop.off():
             if self._pipeline is None:
                 for x_part, y_part in parts:
                     sums += torch.tensor([float(n) for n in losses(self._forward(x_part), y_part)])
@@ -200,7 +208,7 @@ class Trainer:
             count = num_samples(x)
             self.positions.move(first_sample=first_sample, num_samples=count)
             first_sample += count
-            reduces = self._syncing and (each or i + 1 == len(parts))
+            reduces = self.syncing and (each or i + 1 == len(parts))
             self.reducer.begin(reduce=reduces)
             if count or self._collective_metrics:
                 with self._span("forward"):
@@ -213,14 +221,14 @@ class Trainer:
                 self.reducer.finish()
             if self.updates is not None:
                 self.updates.step()
-        if not parts and self._syncing:
+        if not parts and self.syncing:
             self.reducer.finish()  # the other replicas wait for this one's zeros
 
     def _run_pipeline(
         self, pipeline: Pipeline, parts: list[tuple[Any, Any]], loss: Loss, first_sample: int
     ) -> None:
         self._bubble_s, self._staleness = 0.0, 0
-        self.reducer.begin(reduce=self._syncing, staged=True)
+        self.reducer.begin(reduce=self.syncing, staged=True)
         if parts:
             with self._gathered():
                 result = pipeline.run(parts, loss, first_sample, train=True)
@@ -229,7 +237,7 @@ class Trainer:
             self._bubble_s = result.time_s - result.busy_s
             self._staleness = max(result.staleness.values(), default=0)
             self.reducer.complete(pipeline.cut.shared)
-        if self._syncing and self.updates is None:
+        if self.syncing and self.updates is None:
             self.reducer.finish()
 
     @contextmanager
@@ -256,9 +264,19 @@ class Trainer:
         self._settled = True
         return total, count
 
+    def settle_mean(self) -> None:
+        """Sets `.grad` to the mean of the replicas' gradients, after a backward pass."""
+        presence = self.reducer.presence()
+        if self.data_ranks.size > 1:
+            self.data_ranks.all_reduce(presence)
+        self.reducer.settle(presence, 1.0 / self._samples.size)
+        self.reducer.detach()
+        self._settled = True
+
     def clear(self) -> None:
         """Clears the gradients after the optimizer's step."""
         self.reducer.clear()
+        self.loop.clear()
         self._settled = False
         self._sum, self._count = 0.0, 0
 

@@ -6,6 +6,7 @@ unit keeps only this rank's share.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -30,14 +31,29 @@ def units_of(model: nn.Module, blocks: str | None) -> list[tuple[nn.Module, set[
         parent = model.get_submodule(blocks or "")
     except AttributeError:
         raise UsageError(f"blocks {blocks!r}: {type(model).__name__} has no such list") from None
-    prefix = f"{blocks}." if blocks else ""
     units: list[tuple[nn.Module, set[str]]] = []
-    for child, module in parent.named_children():
-        inside = {name for name in names if name.startswith(f"{prefix}{child}.")}
+    aliases: dict[int, list[str]] = {}  # all names of a parameter; several, if it is tied
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        aliases.setdefault(id(parameter), []).append(name)
+    for child, module in _called_children(parent, f"{blocks}." if blocks else ""):
+        inside = {
+            of[0]
+            for of in aliases.values()
+            if all(name.startswith(f"{child}.") for name in of)  # no other unit needs it
+        }
         if inside:
             units.append((module, inside))
     rest = set(names).difference(*(inside for _, inside in units))
     return [*units, (model, rest)] if rest else units
+
+
+def _called_children(parent: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    """The children, with full names; a list is not called itself, so its children instead."""
+    for name, module in parent.named_children():
+        if type(module) in (nn.ModuleList, nn.ModuleDict):
+            yield from _called_children(module, f"{prefix}{name}.")
+        else:
+            yield prefix + name, module
 
 
 def put_together_when_needed(module: nn.Module, buckets: list[Bucket], *, keep: bool) -> None:

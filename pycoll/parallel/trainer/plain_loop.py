@@ -1,0 +1,176 @@
+"""The loop that PyTorch users write: `model(x)`, `loss.backward()`, `optimizer.step()`.
+
+As with DistributedDataParallel, each backward pass ends with the mean of the replicas' gradients
+in `.grad`, and gradients that are there already stay and are added to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from pycoll.errors import UsageError
+from pycoll.parallel.pipeline import specs
+from pycoll.parallel.tensor.vocab import whole
+
+if TYPE_CHECKING:
+    from pycoll.parallel.trainer.trainer import Trainer
+
+OF_PARAMETER = "_pycoll_trainer"  # attribute of a parallelized model's parameters: trainer, name
+_OF_OPTIMIZER = "_pycoll_steps"  # attribute of optimizers that step such parameters: the trainer
+
+
+class PlainLoop:
+    """Reduces the gradients of backward passes that `model.step` does not run."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._off = False
+        self._running = False  # a backward pass runs
+        self._kept: dict[str, Tensor] = {}  # gradients from before the running pass
+        self._num_samples = 0  # of all replicas since the last step of the optimizer
+        self._has_run = False
+        trainer.model.register_forward_pre_hook(self._before, with_kwargs=True)
+        trainer.model.register_forward_hook(self._after)
+        for bucket in trainer.reducer.buckets:
+            for slot in bucket.slots:
+                slot.parameter.register_hook(self._on_gradient)
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """For passes that `model.step` and `model.evaluate` run."""
+        before, self._off = self._off, True
+        try:
+            yield
+        finally:
+            self._off = before
+
+    def clear(self) -> None:
+        """Forgets gradients that are kept for the next backward pass."""
+        self._kept.clear()
+        self._running = False
+
+    def stepped(self) -> None:
+        """Counts a step of the optimizer."""
+        if not self._has_run:
+            return
+        self._has_run = False
+        self._trainer.step_idx += 1
+        self._num_samples = 0
+        if self._trainer.reducer.level == 3:
+            for bucket in self._trainer.reducer.buckets:
+                bucket.drop()  # a forward without a backward keeps the old values
+
+    def _before(self, model: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        if self._off:
+            return
+        trainer = self._trainer
+        if trainer.mesh.size("pp") > 1:
+            raise UsageError(
+                f"pp={trainer.mesh.size('pp')}: this rank has only a stage of the model, so "
+                "model(x) cannot run: call model.step(x, y, loss=...), or model.evaluate"
+            )
+        if not torch.is_grad_enabled():
+            return
+        if trainer.updates is not None:
+            raise UsageError(
+                f"schedule {trainer.updates.schedule!r} steps the optimizer within model.step: "
+                "call model.step(x, y, loss=...), or take a schedule with a flush, such as 1f1b"
+            )
+        if self._running:  # the last backward pass raised an error
+            trainer.reducer.finish()
+            trainer.clear()
+        x = specs.hidden_of(args, kwargs)
+        count = 0 if x is None or not x.dim() else len(x)
+        first, total = trainer.place_of(count)
+        trainer.positions.move(
+            step=trainer.step_idx, first_sample=self._num_samples + first, num_samples=count
+        )
+        self._num_samples += total
+        self._has_run = True
+
+    def _after(self, model: Any, args: Any, output: Any) -> Any:
+        """Makes parts of the output whole: any loss may follow."""
+        if self._off:
+            return output
+        return self._trainer.sequence.whole(whole(output))
+
+    def _on_gradient(self, gradient: Tensor) -> None:
+        """Runs before autograd adds a gradient to `.grad`."""
+        if self._off or self._running:
+            return
+        self._running = True
+        reducer = self._trainer.reducer
+        for name, piece in reducer.pieces.items():
+            if piece.value.grad is not None:
+                self._keep(name, piece.value.grad)
+                piece.value.grad = None
+        reducer.begin(reduce=self._trainer.syncing)
+        torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+
+    def _keep(self, name: str, gradient: Tensor) -> None:
+        """Keeps a copy: buckets reuse the memory of their gradients."""
+        if name in self._kept:
+            self._kept[name] += gradient
+        else:
+            self._kept[name] = gradient.detach().clone()
+
+    def _finish(self) -> None:
+        """Runs at the end of a backward pass."""
+        self._running = False
+        if not self._trainer.syncing:
+            return
+        reducer = self._trainer.reducer
+        reducer.finish()
+        self._trainer.settle_mean()
+        for name, gradient in self._kept.items():
+            value = reducer.pieces[name].value
+            value.grad = gradient if value.grad is None else value.grad.add_(gradient)
+        self._kept.clear()
+
+
+def watch_optimizers() -> None:
+    """Checks every optimizer of torch that steps parameters of a parallelized model."""
+    if not _watching:
+        _watching.append(register_optimizer_step_pre_hook(_check))
+        _watching.append(register_optimizer_step_post_hook(_count))
+
+
+_watching: list[Any] = []
+
+
+def _check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if hasattr(optimizer, _OF_OPTIMIZER):
+        return
+    trainer = None
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            entry: Any = getattr(parameter, OF_PARAMETER, None)
+            if entry is None or not parameter.requires_grad:
+                continue
+            trainer, name = entry
+            piece = trainer.reducer.pieces.get(name)
+            if piece is None or piece.value is not parameter:
+                kind = type(optimizer).__name__
+                raise UsageError(
+                    f"{kind} would not train {name!r}: its gradient and its optimizer state are "
+                    f"shared out, or kept in float32: pc.optimizer({kind}(model.parameters(), ...))"
+                )
+    setattr(optimizer, _OF_OPTIMIZER, trainer)
+
+
+def _count(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    trainer: Any = getattr(optimizer, _OF_OPTIMIZER, None)
+    if trainer is not None:
+        trainer.loop.stepped()
+
+
+__all__ = ["OF_PARAMETER", "PlainLoop", "watch_optimizers"]

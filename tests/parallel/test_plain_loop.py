@@ -1,0 +1,206 @@
+"""The loop that PyTorch users write trains a parallelized model as plain torch does."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from mesh_cases import assert_equal_one_process, assert_refused, in_one_world
+from tiny_gpt import GPT, PLAN
+from torch import nn, optim
+from torch.nn import functional
+
+import pycoll
+from pycoll import parallel as pc
+
+VOCAB, LENGTH, STEPS = 32, 16, 20
+TIED = {"fused": True, "context": LENGTH, "tie": True}
+EXPERTS = {"fused": True, "context": LENGTH, "experts": 4}
+
+
+def make(gpt) -> nn.Module:
+    with pc.keyed_init(seed=4):
+        model = GPT(drop=0.0, vocab=VOCAB, **gpt)
+    model.blocks[0].norm_1.weight.requires_grad_(False)
+    return model
+
+
+def train(comm, sizes, gpt, accumulate="no_sync", wrap=True, **options):
+    """On one process, nothing of pycoll but the initial weights."""
+    torch.set_default_dtype(torch.float64)
+    model, clip = make(gpt), 0.5
+    if sizes:
+        mesh = pc.mesh(**sizes, comm=comm)
+        model = pc.parallelize(model, mesh, bucket_mb=0.01, **options)
+    optimizer = optim.AdamW(model.parameters(), lr=1e-2)
+    if sizes and wrap:
+        optimizer = pc.optimizer(optimizer, clip=clip)
+    schedule = optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+    random = torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        for part in range(2):
+            tokens = torch.randint(VOCAB, (4, LENGTH + 1), generator=random)
+            if sizes:
+                replicas = mesh.line_of_dp("ep")
+                tokens = tokens.chunk(replicas.size)[replicas.rank]
+            logits = model(tokens[:, :-1])
+            loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) / 2
+            if sizes and part == 0 and accumulate == "no_sync":
+                with model.no_sync():
+                    loss.backward()
+            else:
+                loss.backward()
+        if not sizes or not wrap:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    if not sizes:
+        return {name: p.detach() for name, p in model.named_parameters()}
+    weights = pc.whole_weights(model)
+    mesh.close()
+    frozen = "blocks.0.norm_1.weight"
+    return {**weights, frozen: model.get_parameter(frozen).detach()}
+
+
+def test_plain_loop_trains_as_one_process_on_every_mesh():
+    """20 steps with accumulation, clipping, a scheduler, frozen and tied weights: 5 s."""
+    assert_equal_one_process(
+        train,
+        [
+            ({"dp": 2}, {}),
+            ({"dp": 2}, {"accumulate": "each time"}),
+            ({"dp": 2}, {"wrap": False}),
+            *(({"dp": 2}, {"zero": zero}) for zero in (1, 2, 3)),
+            ({"dp": 2}, {"zero": 3, "accumulate": "each time"}),
+            ({"tp": 2}, {"tp": PLAN}),
+            ({"dp": 2, "tp": 2}, {"tp": PLAN, "zero": 1, "accumulate": "each time"}),
+            ({"cp": 2}, {"pp": "blocks"}),
+            ({"ep": 2}, {}, {"gpt": EXPERTS}),
+        ],
+        gpt=TIED,
+    )
+
+
+class Normed(optim.SGD):
+    """Divides each gradient by its norm, as LARS does."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad /= parameter.grad.norm() + 1
+        return super().step(closure)
+
+
+class MyAdamW(optim.AdamW):
+    pass
+
+
+def linear(mesh, **options):
+    torch.manual_seed(0)
+    return pc.parallelize(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), mesh, **options)
+
+
+def step_of_torch(mesh, **options):
+    model = linear(mesh, **options)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+
+def step_of_a_scaler(mesh):
+    model = linear(mesh)
+    optimizer = pc.optimizer(optim.SGD(model.parameters(), lr=0.1))
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+    scaler.step(optimizer)
+
+
+def load_from_elsewhere(mesh):
+    model = linear(mesh, zero=1)
+    optimizer = pc.optimizer(optim.SGD(model.parameters(), lr=0.1))
+    assert isinstance(optimizer, optim.Optimizer)
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.load_state_dict(optim.SGD(linear(mesh).parameters(), lr=0.1).state_dict())
+
+
+def test_what_would_train_otherwise_is_refused():
+    column = {"0": "col", "1": "row"}
+    assert_refused(
+        {
+            "SGD would not train '0.weight'": lambda mesh: step_of_torch(mesh, zero=1),
+            "Normed does not step each element by itself": lambda mesh: pc.optimizer(
+                Normed(linear(mesh, zero=1).parameters(), lr=0.1)
+            ),
+            "Adafactor does not step each element by itself": lambda mesh: pc.optimizer(
+                optim.Adafactor(linear(mesh, zero=2).parameters())
+            ),
+            "GradScaler: each rank would decide": step_of_a_scaler,
+            "the state is that of None": load_from_elsewhere,
+        },
+        dp=2,
+    )
+    assert_refused(
+        {
+            "Normed does not step each element by itself": lambda mesh: pc.optimizer(
+                Normed(linear(mesh, tp=column).parameters(), lr=0.1)
+            )
+        },
+        tp=2,
+    )
+    assert_refused(
+        {
+            "call model.step(x, y, loss=...)": lambda mesh: linear(mesh, pp="")(torch.ones(2, 4)),
+        },
+        pp=2,
+    )
+
+
+def norms_and_others(comm):
+    mesh = pc.mesh(dp=-1, comm=comm)
+    whole = linear(mesh)
+    pc.optimizer(Normed(whole.parameters(), lr=0.1))  # every rank has whole parameters
+    pc.optimizer(MyAdamW(linear(mesh, zero=3).parameters(), lr=0.1))
+    # A backward pass that fails leaves nothing for the next one.
+    x = torch.full((2, 4), comm.rank + 1.0)
+    entered = x.clone().requires_grad_()
+    entered.register_hook(lambda gradient: 1 / 0)
+    model = linear(mesh)
+    with contextlib.suppress(ZeroDivisionError):
+        model(entered).sum().backward()
+    model(x).sum().backward()
+    single = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    single.load_state_dict(model.state_dict())
+    sum(single(torch.full((2, 4), r + 1.0)).sum() / comm.size for r in range(comm.size)).backward()
+    found = [p.grad.clone() for p in model.parameters()]
+    expected = [p.grad for p in single.parameters()]
+    # Twice through the same graph, and gradients of other things between.
+    loss = model(x).sum()
+    loss.backward(retain_graph=True)
+    torch.autograd.grad(loss, [model[0].weight], retain_graph=True)
+    loss.backward()
+    thrice = [p.grad for p in model.parameters()]
+    mesh.close()
+    return [
+        float((a - b).abs().max())
+        for a, b in [*zip(found, expected), *zip(thrice, (3 * g for g in expected))]  # noqa: B905
+    ]
+
+
+def test_gradients_add_up_as_in_torch():
+    for errors in in_one_world(norms_and_others, [(2,)])[0]:
+        assert max(errors) < 1e-5, errors
+
+
+def test_optimizer_of_other_models_is_left_alone():
+    def work(comm):
+        mesh = pc.mesh(dp=-1, comm=comm)
+        linear(mesh, zero=3)
+        other = nn.Linear(2, 2)
+        before = other.weight.detach().clone()
+        other(torch.ones(2, 2)).sum().backward()
+        optim.SGD(other.parameters(), lr=0.1).step()
+        return bool((other.weight != before).all())
+
+    assert pycoll.run_ranks(work, 2) == [True, True]
