@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pycoll.parallel.core.mesh import Mesh, mesh
 
 if TYPE_CHECKING:
+    from pycoll.parallel import optim
     from pycoll.parallel.build import parallelize
     from pycoll.parallel.core.batches import Batch, shard
     from pycoll.parallel.core.keyed_init import keyed_init
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pycoll.parallel.tools.training_timeline import trace
     from pycoll.parallel.trainer.checkpoint import load, save
     from pycoll.parallel.trainer.gather_full import whole_gradients, whole_weights
+    from pycoll.parallel.trainer.grad_scaler import GradScaler
     from pycoll.parallel.trainer.optimizers import Optimizer, optimizer, trainer_of
     from pycoll.parallel.trainer.trainer import Trainer
 
@@ -32,6 +34,7 @@ _MODULES = {
     **dict.fromkeys(("Batch", "shard"), "core.batches"),
     "cross_entropy": "tensor.vocab",
     "Experts": "experts",
+    "GradScaler": "trainer.grad_scaler",
     "keyed_init": "core.keyed_init",
     **dict.fromkeys(("Optimizer", "optimizer", "trainer_of"), "trainer.optimizers"),
     **dict.fromkeys(("load", "save"), "trainer.checkpoint"),
@@ -51,6 +54,7 @@ __all__ = [
     "Column",
     "Conv",
     "Experts",
+    "GradScaler",
     "Inside",
     "Mesh",
     "Optimizer",
@@ -68,6 +72,7 @@ __all__ = [
     "memory",
     "mesh",
     "metrics",
+    "optim",
     "optimizer",
     "parallelize",
     "save",
@@ -80,6 +85,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "optim":
+        return importlib.import_module("pycoll.parallel.optim")
     if name not in _MODULES:
         raise AttributeError(f"module 'pycoll.parallel' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"pycoll.parallel.{_MODULES[name]}"), name)

@@ -65,6 +65,7 @@ def fit(
     clip: float | None = 0.5,
     seed=3,
     also: Callable = lambda model: {},
+    optimizer: Callable = lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),
     **options,
 ) -> tuple:
     """Trains a model on a mesh, in float64; returns losses, norms of gradients and weights.
@@ -73,6 +74,7 @@ def fit(
         make: Makes the model.
         data: Batches, as `pc.shard` takes them.
         also: Makes tensors of the trained model that are compared beside the weights.
+        optimizer: Makes the optimizer of torch.
         options: Of `pc.parallelize`.
     """
     torch.set_default_dtype(torch.float64)
@@ -80,11 +82,11 @@ def fit(
     with pc.keyed_init(mesh, seed=seed):
         model = make()
     model = pc.parallelize(model, mesh, **options)
-    optimizer = pc.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2), clip=clip)
+    wrapped = pc.optimizer(optimizer(model), clip=clip)
     losses, norms = [], []
     for x, y in pc.shard(data, mesh):
         losses.append(model.step(x, y, loss=loss, microbatches=microbatches).loss)
-        norms.append(optimizer.step())
+        norms.append(wrapped.step())
     found = losses, norms, pc.whole_weights(model), also(model)
     mesh.close()
     return found

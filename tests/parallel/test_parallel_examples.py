@@ -27,6 +27,13 @@ def test_digits_are_read_on_uneven_ranks():
     assert "3 ranks: accuracy 0.9" in run("dp=3", "digits.py")
 
 
+@pytest.mark.slow
+def test_lamb_keeps_the_accuracy_of_small_batches():
+    """It trains for twelve runs of 60 or 1,800 steps."""
+    pytest.importorskip("sklearn")
+    assert "LAMB batch 512: accuracy 9" in run("dp=2", "large_batch.py")
+
+
 def loss_of(text: str) -> tuple[float, float]:
     loss, target = re.search(r"loss ([\d.]+), bigram entropy ([\d.]+)", text).groups()
     return float(loss), float(target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import pytest
 import torch
 from mesh_cases import assert_equal_one_process, assert_refused, in_one_world
 from tiny_gpt import GPT, PLAN
@@ -13,7 +14,7 @@ from torch.nn import functional
 import pycoll
 from pycoll import parallel as pc
 
-VOCAB, LENGTH, STEPS = 32, 16, 20
+VOCAB, LENGTH = 32, 16
 TIED = {"fused": True, "context": LENGTH, "tie": True}
 EXPERTS = {"fused": True, "context": LENGTH, "experts": 4}
 
@@ -25,7 +26,7 @@ def make(gpt) -> nn.Module:
     return model
 
 
-def train(comm, sizes, gpt, accumulate="no_sync", wrap=True, **options):
+def train(comm, sizes, gpt, steps, accumulate="no_sync", wrap=True, **options):
     """On one process, nothing of pycoll but the initial weights."""
     torch.set_default_dtype(torch.float64)
     model, clip = make(gpt), 0.5
@@ -37,7 +38,7 @@ def train(comm, sizes, gpt, accumulate="no_sync", wrap=True, **options):
         optimizer = pc.optimizer(optimizer, clip=clip)
     schedule = optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
     random = torch.Generator().manual_seed(1)
-    for _ in range(STEPS):
+    for _ in range(steps):
         for part in range(2):
             tokens = torch.randint(VOCAB, (4, LENGTH + 1), generator=random)
             if sizes:
@@ -63,8 +64,18 @@ def train(comm, sizes, gpt, accumulate="no_sync", wrap=True, **options):
     return {**weights, frozen: model.get_parameter(frozen).detach()}
 
 
+def test_plain_loop_trains_as_one_process():
+    """With accumulation, clipping, a scheduler, frozen and tied weights."""
+    few = [
+        ({"dp": 2}, {"zero": 1}),
+        ({"dp": 2, "tp": 2}, {"tp": PLAN, "accumulate": "each time"}),
+        ({"cp": 2}, {"pp": "blocks", "zero": 3}),
+    ]
+    assert_equal_one_process(train, few, gpt=TIED, steps=4)
+
+
+@pytest.mark.slow
 def test_plain_loop_trains_as_one_process_on_every_mesh():
-    """20 steps with accumulation, clipping, a scheduler, frozen and tied weights: 5 s."""
     assert_equal_one_process(
         train,
         [
@@ -79,6 +90,7 @@ def test_plain_loop_trains_as_one_process_on_every_mesh():
             ({"ep": 2}, {}, {"gpt": EXPERTS}),
         ],
         gpt=TIED,
+        steps=20,
     )
 
 
@@ -191,6 +203,36 @@ def norms_and_others(comm):
 def test_gradients_add_up_as_in_torch():
     for errors in in_one_world(norms_and_others, [(2,)])[0]:
         assert max(errors) < 1e-5, errors
+
+
+def scaled_steps(comm):
+    """The second loss is infinite by one bias alone, which is in one rank's share."""
+    mesh = pc.mesh(dp=-1, comm=comm)
+    model = linear(mesh, zero=1)
+    optimizer = pc.optimizer(optim.SGD(model.parameters(), lr=0.1))
+    scaler = pc.GradScaler("cpu", init_scale=4.0)
+    seen = []
+    for step in range(3):
+        loss = model(torch.ones(2, 4)).sum()
+        if step == 1 and comm.rank == 0:
+            loss = loss + torch.inf * model[1].bias[1]
+        scaler.scale(loss).backward()
+        finite = all(
+            p.value.grad.isfinite().all() for p in optimizer.trainer.reducer.pieces.values()
+        )
+        before = pc.whole_weights(model)
+        scaler.step(optimizer)
+        scaler.update()
+        moved = any((before[name] != w).any() for name, w in pc.whole_weights(model).items())
+        seen.append((finite, moved, scaler.get_scale()))
+    return seen
+
+
+def test_all_ranks_skip_a_step_or_none_does():
+    before, infinite, after = zip(*pycoll.run_ranks(scaled_steps, 2), strict=True)
+    assert before == ((True, True, 4.0),) * 2
+    assert sorted(infinite) == [(False, False, 2.0), (True, False, 2.0)]  # one rank sees it
+    assert after == ((True, True, 2.0),) * 2
 
 
 def test_optimizer_of_other_models_is_left_alone():

@@ -182,7 +182,7 @@ def test_what_an_update_within_a_step_does_not_go_with_is_one_sentence():
             "they share token.weight: untie them or take a schedule with a flush": (
                 parallelize(tie=True)
             ),
-            "clip needs the gradients of all stages at once": clipped,
+            "clip needs sums over all stages at once": clipped,
             "steps the optimizer within model.step: make it before, by pc.optimizer": (
                 without_optimizer
             ),

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
 from pycoll.errors import UsageError
+from pycoll.parallel.core.object_collectives import gather_objects
 from pycoll.parallel.data.reducer import Piece
+from pycoll.parallel.optim import Layerwise
 from pycoll.parallel.trainer.plain_loop import OF_PARAMETER, watch_optimizers
 from pycoll.parallel.trainer.trainer import Trainer
 
@@ -62,6 +64,29 @@ def is_elementwise(inner: optim.Optimizer) -> bool:
     return torch.equal(runs[0][0].view(-1), torch.cat(runs[1]))
 
 
+class SumOverRanks:
+    """Adds up sums over pieces; each element counts once. Collective."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._world = trainer.mesh.line(*trainer.mesh.sizes)
+        of_ranks = gather_objects(trainer.reducer.names, self._world.comm)
+        names = dict.fromkeys(name for names in of_ranks for name in names)
+        self._places = {name: place for place, name in enumerate(names)}
+        pieces = trainer.reducer.pieces.values()
+        self._pieces = {id(piece.value): piece for piece in pieces}
+
+    def __call__(self, parameters: list[Tensor], sums: Tensor) -> Tensor:
+        """Returns the rows of `sums`, one for each parameter, added up over all ranks."""
+        pieces = [self._pieces[id(parameter)] for parameter in parameters]
+        places = [self._places[piece.name] for piece in pieces]
+        owned = torch.tensor([piece.owned for piece in pieces], dtype=torch.bool)
+        whole = torch.zeros(len(self._places), 2, dtype=torch.float64)
+        whole[places] = sums * owned.unsqueeze(-1)
+        if self._world.size > 1:
+            self._world.all_reduce(whole)
+        return whole[places]
+
+
 class Optimizer(optim.Optimizer):
     """Steps the parameters of a parallelized model; an optimizer of torch to all who take one.
 
@@ -72,7 +97,7 @@ class Optimizer(optim.Optimizer):
         trainer: The trainer of the model.
     """
 
-    # GradScaler then leaves the decision to `step`, which refuses it.
+    # torch's GradScaler then leaves the decision to `step`, which refuses it.
     _step_supports_amp_scaling = True
 
     def __init__(self, inner: optim.Optimizer, clip: float | None) -> None:
@@ -86,7 +111,7 @@ class Optimizer(optim.Optimizer):
             )
         self.inner, self.clip = inner, clip
         self.trainer: Trainer = trainer
-        self._refuse_norms()
+        self._make_exact()
         if trainer.updates is not None:
             trainer.updates.take(inner, clip)
         names = {id(p): entry[1] for p, entry in zip(parameters, known, strict=True)}
@@ -103,20 +128,31 @@ class Optimizer(optim.Optimizer):
         """One state and one list of groups for both optimizers."""
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
-    def _refuse_norms(self) -> None:
-        trainer = self.trainer
-        whole = trainer.reducer.level == 0 and all(
-            placement.dim is None for placement in trainer.placements.values()
-        )
-        if whole or is_elementwise(self.inner):
-            return
-        kind, level = type(self.inner).__name__, trainer.reducer.level
-        cause = f"zero={level}" if level else f"tp={trainer.mesh.size('tp')}"
-        raise UsageError(
-            f"optimizer: {kind} does not step each element by itself (norms of a tensor, or "
-            f"factored state), and {cause} gives this rank pieces: its weights would depend on the "
-            "mesh. Take zero=0 and tp=1 with it, or an optimizer such as AdamW"
-        )
+    def _make_exact(self) -> None:
+        """Adds up norms over pieces, or refuses optimizers that cannot step pieces."""
+        trainer, inner, level = self.trainer, self.inner, self.trainer.reducer.level
+        if level:
+            cause = f"zero={level} gives this rank pieces"
+        elif any(placement.dim is not None for placement in trainer.placements.values()):
+            cause = f"tp={trainer.mesh.size('tp')} gives this rank pieces"
+        elif any(
+            piece.value.dim() != len(piece.placement.shape)
+            for piece in trainer.reducer.pieces.values()
+        ):
+            cause = "16-bit parameters have a flat copy in float32"
+        else:
+            return  # whole parameters: any optimizer is exact
+        kind = type(inner).__name__
+        if isinstance(inner, Layerwise):
+            if trainer.updates is not None:
+                trainer.updates.refuse_sums(kind)
+            inner.sum_pieces = SumOverRanks(trainer)
+        elif not is_elementwise(inner):
+            raise UsageError(
+                f"optimizer: {kind} does not step each element by itself (norms of a tensor, or "
+                f"factored state), and {cause}: its weights would depend on the mesh. Take zero=0 "
+                "and tp=1 with it, or pc.optim.LAMB, or an optimizer such as AdamW"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, with its place in the mesh; `pc.save` writes that of all ranks."""
@@ -151,7 +187,7 @@ class Optimizer(optim.Optimizer):
             closure: Called first, with gradients enabled; computes them.
 
         Raises:
-            UsageError: A GradScaler calls this, on several ranks.
+            UsageError: torch's GradScaler calls this, on several ranks.
 
         Returns:
             The norm of all gradients before clipping, equal on every rank; also in the step's
@@ -166,7 +202,7 @@ class Optimizer(optim.Optimizer):
         if getattr(self, "found_inf", None) is not None and self.trainer.mesh.world.size > 1:
             raise UsageError(
                 "GradScaler: each rank would decide by its own gradients whether it skips a step, "
-                "and the ranks would differ: train in bfloat16, which needs no scaling"
+                "and the ranks would differ: take pc.GradScaler, on which all ranks agree"
             )
         start_ns = time.monotonic_ns()
         waited_before = self.trainer.mesh.ledger.waited_s
@@ -219,7 +255,8 @@ def optimizer(inner: optim.Optimizer, clip: float | None = None) -> Optimizer:
 
     Args:
         inner: A new torch optimizer of `model.parameters()`, in any groups. Where parameters are
-            shared out, by tp or ZeRO, its update must be element-wise, as in SGD and AdamW.
+            shared out, by tp or ZeRO, its update must be element-wise, as in SGD and AdamW, or
+            that of `pc.optim.LARS` or `pc.optim.LAMB`.
         clip: Largest norm of all gradients; larger gradients are scaled down to it.
 
     Returns:

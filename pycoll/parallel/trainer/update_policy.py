@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -42,11 +42,15 @@ class Updates:
             UsageError: `clip` is set.
         """
         if clip is not None:
-            raise UsageError(
-                f"optimizer: clip needs the gradients of all stages at once, and schedule "
-                f"{self.schedule!r} steps each stage at its own time: leave clip out, {_FLUSH}"
-            )
+            self.refuse_sums("clip")
         self.optimizer = optimizer
+
+    def refuse_sums(self, what: str) -> NoReturn:
+        """Refuses what needs sums over all ranks."""
+        raise UsageError(
+            f"optimizer: {what} needs sums over all stages at once, and schedule "
+            f"{self.schedule!r} steps each stage at its own time: leave {what} out, {_FLUSH}"
+        )
 
     def begin(self, mine: int, *, syncing: bool) -> int:
         """Prepares a batch.
