@@ -114,9 +114,9 @@ def linear(mesh, **options):
     return pc.parallelize(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), mesh, **options)
 
 
-def step_of_torch(mesh, **options):
+def step_of_torch(mesh, kind=optim.SGD, **options):
     model = linear(mesh, **options)
-    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    optimizer = kind(model.parameters(), lr=0.1)
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
 
@@ -157,7 +157,13 @@ def test_what_would_train_otherwise_is_refused():
         {
             "Normed does not step each element by itself": lambda mesh: pc.optimizer(
                 Normed(linear(mesh, tp=column).parameters(), lr=0.1)
-            )
+            ),
+            "LAMB does not step each element by itself": lambda mesh: step_of_torch(
+                mesh, pc.optim.LAMB, tp=column
+            ),
+            "add_param_group: this rank's pieces": lambda mesh: pc.optimizer(
+                optim.SGD(linear(mesh).parameters(), lr=0.1)
+            ).add_param_group({"params": []}),
         },
         tp=2,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -15,23 +14,9 @@ from pycoll.errors import UsageError
 from pycoll.parallel.core.object_collectives import gather_objects
 from pycoll.parallel.data.reducer import Piece
 from pycoll.parallel.optim import Layerwise
-from pycoll.parallel.trainer.plain_loop import OF_PARAMETER, watch_optimizers
+from pycoll.parallel.trainer.elementwise import is_elementwise
+from pycoll.parallel.trainer.plain_loop import OF_OPTIMIZER, OF_PARAMETER, watch_optimizers
 from pycoll.parallel.trainer.trainer import Trainer
-
-# Optimizers of torch that step each element by itself.
-_ELEMENTWISE = (
-    optim.SGD,
-    optim.Adam,
-    optim.AdamW,
-    optim.Adamax,
-    optim.NAdam,
-    optim.RAdam,
-    optim.Adagrad,
-    optim.Adadelta,
-    optim.RMSprop,
-    optim.Rprop,
-    optim.ASGD,
-)
 
 
 def attach(trainer: Trainer) -> None:
@@ -39,29 +24,6 @@ def attach(trainer: Trainer) -> None:
     for name, parameter in trainer.parameters.items():
         setattr(parameter, OF_PARAMETER, (trainer, name))
     watch_optimizers()
-
-
-def is_elementwise(inner: optim.Optimizer) -> bool:
-    """Whether an optimizer gives pieces of a parameter the bits that it gives the whole.
-
-    Those that torch does not bring step a small matrix and its two parts, three times.
-    """
-    if type(inner) in _ELEMENTWISE:
-        return True
-    known = inspect.signature(type(inner)).parameters
-    settings = {key: value for key, value in inner.defaults.items() if key in known}
-    whole = (torch.arange(24, dtype=torch.float64).view(4, 6) - 7) / 5
-    runs = [[whole.clone()], [whole.view(-1)[:11].clone(), whole.view(-1)[11:].clone()]]
-    try:
-        for parameters in runs:
-            for parameter in parameters:
-                parameter.grad = parameter.cos()
-            probe = type(inner)(parameters, **settings)
-            for _ in range(3):
-                probe.step()
-    except Exception:  # whatever it raises, it does not step pieces
-        return False
-    return torch.equal(runs[0][0].view(-1), torch.cat(runs[1]))
 
 
 class SumOverRanks:
@@ -123,6 +85,8 @@ class Optimizer(optim.Optimizer):
             group["params"] = [piece.value for piece in mine]
         super().__init__(inner.param_groups, inner.defaults)
         self._share()
+        for one in (self, inner):
+            setattr(one, OF_OPTIMIZER, trainer)
 
     def _share(self) -> None:
         """One state and one list of groups for both optimizers."""
@@ -153,6 +117,19 @@ class Optimizer(optim.Optimizer):
                 f"factored state), and {cause}: its weights would depend on the mesh. Take zero=0 "
                 "and tp=1 with it, or pc.optim.LAMB, or an optimizer such as AdamW"
             )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuses groups that the torch optimizer did not have.
+
+        Raises:
+            UsageError: The group is new.
+        """
+        if not any(group is param_group for group in self.inner.param_groups):
+            raise UsageError(
+                "add_param_group: this rank's pieces are made by pc.optimizer: give all groups to "
+                "the torch optimizer before"
+            )
+        super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state, with its place in the mesh; `pc.save` writes that of all ranks."""

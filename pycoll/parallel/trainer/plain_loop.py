@@ -20,12 +20,13 @@ from torch.optim.optimizer import (
 from pycoll.errors import UsageError
 from pycoll.parallel.pipeline import specs
 from pycoll.parallel.tensor.vocab import whole
+from pycoll.parallel.trainer.elementwise import is_elementwise
 
 if TYPE_CHECKING:
     from pycoll.parallel.trainer.trainer import Trainer
 
 OF_PARAMETER = "_pycoll_trainer"  # attribute of a parallelized model's parameters: trainer, name
-_OF_OPTIMIZER = "_pycoll_steps"  # attribute of optimizers that step such parameters: the trainer
+OF_OPTIMIZER = "_pycoll_steps"  # attribute of optimizers that step them rightly: the trainer
 
 
 class PlainLoop:
@@ -148,9 +149,9 @@ _watching: list[Any] = []
 
 
 def _check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if hasattr(optimizer, _OF_OPTIMIZER):
+    if hasattr(optimizer, OF_OPTIMIZER):
         return
-    trainer = None
+    trainer: Any = None
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             entry: Any = getattr(parameter, OF_PARAMETER, None)
@@ -164,13 +165,21 @@ def _check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
                     f"{kind} would not train {name!r}: its gradient and its optimizer state are "
                     f"shared out, or kept in float32: pc.optimizer({kind}(model.parameters(), ...))"
                 )
-    setattr(optimizer, _OF_OPTIMIZER, trainer)
+    if trainer is not None:
+        parts = any(placement.dim is not None for placement in trainer.placements.values())
+        if parts and not is_elementwise(optimizer):
+            kind = type(optimizer).__name__
+            raise UsageError(
+                f"{kind} does not step each element by itself, and tp gives this rank parts of "
+                f"tensors: pc.optimizer({kind}(model.parameters(), ...)) says what is possible"
+            )
+    setattr(optimizer, OF_OPTIMIZER, trainer)
 
 
 def _count(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    trainer: Any = getattr(optimizer, _OF_OPTIMIZER, None)
+    trainer: Any = getattr(optimizer, OF_OPTIMIZER, None)
     if trainer is not None:
         trainer.loop.stepped()
 
 
-__all__ = ["OF_PARAMETER", "PlainLoop", "watch_optimizers"]
+__all__ = ["OF_OPTIMIZER", "OF_PARAMETER", "PlainLoop", "watch_optimizers"]
