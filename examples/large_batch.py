@@ -3,7 +3,7 @@
 python examples/large_batch.py
 pycoll run -n 2 examples/large_batch.py
 
-A batch of 512 handwritten digits leaves 60 steps where one of 16 has 1,800. SGD keeps the learning
+A batch of 512 handwritten digits leaves 90 steps where one of 16 has 2,700. SGD keeps the learning
 rate that is best for 16; LAMB's grows with the square root of the batch. The replicas share out the
 optimizer's state (zero=1), so LAMB's norms are those of pieces, added up.
 """
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from pycoll import parallel as pc
 
-EPOCHS, SMALL, LARGE, NUM_TEST, NUM_RUNS = 20, 16, 512, 360, 3
+EPOCHS, SMALL, LARGE, NUM_TEST, NUM_RUNS = 30, 16, 512, 360, 2
 OPTIMIZERS = {
     "SGD": lambda model, times: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
     "LAMB": lambda model, times: pc.optim.LAMB(model.parameters(), lr=0.02 * math.sqrt(times)),
@@ -66,8 +66,8 @@ def main() -> None:
             if mesh.world.rank == 0:
                 print(f"{name:4} batch {batch:3}: accuracy {found[name, batch]:5.2f} %", flush=True)
     lost = {name: found[name, SMALL] - found[name, LARGE] for name in OPTIMIZERS}
-    if lost["LAMB"] > 2 or lost["SGD"] < 8:
-        raise SystemExit(f"expected LAMB to lose at most 2 points, and SGD 8 or more: {lost}")
+    if lost["LAMB"] > 1.5 or lost["SGD"] < 3:
+        raise SystemExit(f"expected LAMB to lose at most 1.5 points, and SGD 3 or more: {lost}")
 
 
 if __name__ == "__main__":

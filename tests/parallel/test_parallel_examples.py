@@ -29,9 +29,9 @@ def test_digits_are_read_on_uneven_ranks():
 
 @pytest.mark.slow
 def test_lamb_keeps_the_accuracy_of_small_batches():
-    """It trains for twelve runs of 60 or 1,800 steps."""
+    """Eight runs of 90 or 2,700 steps: 30 s."""
     pytest.importorskip("sklearn")
-    assert "LAMB batch 512: accuracy 9" in run("dp=2", "large_batch.py")
+    assert "LAMB batch 512: accuracy 9" in run("dp=1", "large_batch.py")
 
 
 def loss_of(text: str) -> tuple[float, float]:
