@@ -90,7 +90,14 @@ def test_server_that_is_told_to_end_leaves_no_file(quick_server):
 @pytest.mark.parametrize(
     ("world_size", "view"),
     [
-        pytest.param(n, view, marks=pytest.mark.slow if n == SLOW_WORLD_SIZE else pytest.mark.soak)
+        # The same tests as the view "gloo" has, but for devices.
+        pytest.param(
+            n,
+            view,
+            marks=pytest.mark.slow
+            if n == SLOW_WORLD_SIZE and view != "gloo on GPUs"
+            else pytest.mark.soak,
+        )
         for n in WORLD_SIZES
         for view in VIEWS
     ],
