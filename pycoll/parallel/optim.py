@@ -6,6 +6,7 @@ where a rank has pieces of them, so weights do not depend on the mesh.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,7 +20,7 @@ from pycoll.errors import UsageError
 SumPieces = Callable[[list[Tensor], Tensor], Tensor]
 
 
-class Layerwise(torch.optim.Optimizer):
+class Layerwise(torch.optim.Optimizer, ABC):
     """An optimizer whose steps depend on norms of whole tensors.
 
     Attributes:
@@ -66,9 +67,9 @@ class Layerwise(torch.optim.Optimizer):
             self.move(group, parameter, by, self.ratio(group, weight, step))
         return result
 
+    @abstractmethod
     def direction(self, group: dict[str, Any], parameter: Tensor, gradient: Tensor) -> Tensor:
         """The direction of the step, in the shape of the parameter."""
-        raise NotImplementedError
 
     def ratio(self, group: dict[str, Any], weight: float, step: float) -> float:
         """The factor of the learning rate, from the 2-norms of a tensor and of its direction."""

@@ -262,7 +262,8 @@ def hold_open(address: Address, count: int, ready: int) -> None:
     signal.pause()
 
 
-@pytest.mark.parametrize("count", [pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [10_000])
 def test_idle_connections_do_not_make_a_late_rank_count_as_lost(count, monkeypatch):
     """Rank 2 is late for longer than PYCOLL_SILENCE_S, and its port has many idle connections."""
     monkeypatch.setenv("PYCOLL_SILENCE_S", "0.5")

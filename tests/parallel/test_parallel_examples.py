@@ -27,7 +27,7 @@ def test_digits_are_read_on_uneven_ranks():
     assert "3 ranks: accuracy 0.9" in run("dp=3", "digits.py")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_lamb_keeps_the_accuracy_of_small_batches():
     """Eight runs of 90 or 2,700 steps: 30 s."""
     pytest.importorskip("sklearn")

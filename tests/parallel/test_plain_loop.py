@@ -167,6 +167,7 @@ def test_what_would_train_otherwise_is_refused():
         },
         tp=2,
     )
+    assert_refused({"GradScaler: each rank would decide": step_of_a_scaler}, dp=1)
     assert_refused(
         {
             "call model.step(x, y, loss=...)": lambda mesh: linear(mesh, pp="")(torch.ones(2, 4)),

@@ -104,6 +104,10 @@ class Sequence:
             is_share = x.dim() > 1 and x.shape[1] * self.group.size == length
             return _Gather.apply(x, self) if is_share else x
 
+        if isinstance(output, dict):  # such as the outputs of transformers: keeps its class
+            for key, value in output.items():
+                output[key] = specs.replace(value, Tensor, gather)
+            return output
         return specs.replace(output, Tensor, gather)
 
     def of_shares(self, loss: Loss) -> Loss:

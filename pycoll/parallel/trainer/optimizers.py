@@ -164,7 +164,7 @@ class Optimizer(optim.Optimizer):
             closure: Called first, with gradients enabled; computes them.
 
         Raises:
-            UsageError: torch's GradScaler calls this, on several ranks.
+            UsageError: torch's GradScaler calls this.
 
         Returns:
             The norm of all gradients before clipping, equal on every rank; also in the step's
@@ -176,7 +176,7 @@ class Optimizer(optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 closure()
-        if getattr(self, "found_inf", None) is not None and self.trainer.mesh.world.size > 1:
+        if getattr(self, "found_inf", None) is not None:
             raise UsageError(
                 "GradScaler: each rank would decide by its own gradients whether it skips a step, "
                 "and the ranks would differ: take pc.GradScaler, on which all ranks agree"
