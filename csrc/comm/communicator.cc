@@ -216,6 +216,20 @@ void Communicator::abort(std::string_view reason) {
   revoke(reason);
 }
 
+void Communicator::announce_deaths() {
+  check_open();
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    if (rank == rank_ || transport_->has_left(rank)) continue;
+    const std::optional<int> signal = transport_->ended_by(rank);
+    if (!signal) continue;
+    const Failure death{.code = FailureCode::kPeerDied,
+                        .signal = static_cast<uint8_t>(*signal),
+                        .reporter = static_cast<uint16_t>(rank_),
+                        .culprit = static_cast<uint16_t>(rank)};
+    return proxy_ == nullptr ? segment_.fail(death) : proxy_->fail(death);
+  }
+}
+
 void Communicator::revoke(std::string_view reason) {
   if (proxy_ == nullptr) return segment_.revoke(rank_, reason);
   proxy_->revoke(reason);  // ranks of other hosts that compute are told, too

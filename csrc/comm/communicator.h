@@ -134,6 +134,10 @@ class Communicator {
     }
   }
 
+  /// Breaks the communicator if a rank has ended, for a caller that leaves it because of that:
+  /// another rank may wait here for the caller, and not for the rank that ended.
+  void announce_deaths();
+
   /// Ends all pending operations of all ranks with AbortedError, and breaks the communicator. May
   /// be called by any thread.
   void abort(std::string_view reason = {});

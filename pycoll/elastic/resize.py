@@ -42,6 +42,7 @@ def shrink(comm: Communicator, timeout_s: float | None) -> Communicator:
     end = time.monotonic() + timeout_s
     silence_s = float(environment.read("PYCOLL_SILENCE_S") or 5)
     port, left_s = owner_port_of(comm, "shrink"), timeout_s
+    comm._announce_deaths()
     with contextlib.ExitStack() as stack:
 
         def serve(token: str, host: str) -> int:

@@ -59,6 +59,22 @@ def test_shrink_after_kill_gives_the_others_in_order():
         assert all(outcomes[rank] == "killed by SIGKILL" for rank in dying)
 
 
+def test_shrink_ends_waits_for_its_caller():
+    """Rank 1 waits for a message of rank 2, which hears of the death in a group and shrinks."""
+
+    def work(comm: Comm) -> list[int]:
+        group = comm.group([0, 2])
+        if comm.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(pycoll.PeerDiedError) as raised:
+            group.barrier() if group else comm.recv(np.empty(1), 2)
+        assert raised.value.rank == 0
+        with comm.shrink(10) as new:
+            return new.former_ranks
+
+    assert end(start(work, 3))[1:] == [[1, 2], [1, 2]]
+
+
 def test_shrink_twice_and_of_a_whole_world():
     def work(comm: Comm) -> list[int]:
         whole = comm.shrink(10)

@@ -35,11 +35,14 @@ class Tally:
         self.num_cases = 0
         self.failing: list[int] = []
         self.notices_s: list[float] = []
+        self.slowest_seed = 0
         self.labels: collections.Counter[str] = collections.Counter()
         self.amount = 0
 
     def add(self, seed: int, outcome: injections.Outcome) -> None:
         self.num_cases += 1
+        if max(outcome.notices_s, default=0.0) > max(self.notices_s, default=0.0):
+            self.slowest_seed = seed
         self.notices_s += outcome.notices_s
         self.labels[outcome.label] += 1
         self.amount += outcome.amount
@@ -58,7 +61,7 @@ class Tally:
         if self.notices_s:
             median_ms, worst_ms = 1e3 * np.median(self.notices_s), 1e3 * max(self.notices_s)
             text += f"; {len(self.notices_s)} ranks noticed after {median_ms:.1f} ms (median)"
-            text += f", {worst_ms:.1f} ms (worst)"
+            text += f", {worst_ms:.1f} ms (worst, seed {self.slowest_seed})"
         counts = ", ".join(f"{label} {n}" for label, n in sorted(self.labels.items()) if label)
         return text + (f"; {counts}" if counts else "")
 

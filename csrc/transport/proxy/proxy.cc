@@ -57,6 +57,12 @@ void Proxy::revoke(std::string_view reason) {
   tell_failure();
 }
 
+void Proxy::fail(const Failure& failure) {
+  segment_.fail(failure);
+  const std::lock_guard lock(host_links_->mutex());
+  tell_failure();
+}
+
 void Proxy::close() {
   if (host_links_->is_disowned()) return;
   const std::lock_guard lock(host_links_->mutex());

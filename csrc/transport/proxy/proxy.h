@@ -65,6 +65,8 @@ class Proxy {
   void reject(int peer);
   /// Breaks the communicator for a reason of this rank, and tells the remote members.
   void revoke(std::string_view reason);
+  /// As revoke(), for a failure.
+  void fail(const Failure& failure);
   /// Stops using the memory.
   void close();
 

@@ -8,14 +8,16 @@ others shrink, and their new world's results are right, too.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 from unittest import mock
 
@@ -30,6 +32,8 @@ from worlds import Process, end, start
 
 import pycoll
 from injections import Outcome
+from pycoll.bench.oracle import COLLECTIVES as ORACLES
+from pycoll.coalesce import Coalesced
 
 CASES = 1000
 FEW = (1, 2, 3, 4, 5, 6)
@@ -37,6 +41,11 @@ TIMEOUT_S = 20.0  # no wait may last so long
 JOIN_S = 3.0  # of init: the others cannot know of a rank that is killed before it has come
 NEWCOMER_S = 0.5  # that newcomers have to see the end, once all others have
 GIVEN_UP = "a rank was killed"
+# What may wait for another rank.
+CALLS = [(pycoll.Work, "wait"), (Coalesced, "__exit__")] + [
+    (pycoll.Communicator, name)
+    for name in (*ORACLES, "barrier", "send", "recv", "recv_any", "split", "shrink", "grow")
+]
 
 Comm = pycoll.Communicator
 
@@ -79,6 +88,30 @@ class Seen:
     raised_s: float = 0.0
 
 
+class Clock:
+    """Since when this rank has been in its last call that may wait."""
+
+    entered_s = 0.0
+
+    def __enter__(self) -> None:
+        self.patches = contextlib.ExitStack()
+        for owner, name in CALLS:
+            timed = self.timed(getattr(owner, name))
+            self.patches.enter_context(mock.patch.object(owner, name, timed))
+
+    def __exit__(self, *raised: object) -> None:
+        self.patches.close()
+
+    def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def enter(*args: Any, **kwargs: Any) -> Any:
+            if not isinstance(args[-1], TracebackType):  # __exit__ after an error does not wait
+                self.entered_s = time.monotonic()
+            return call(*args, **kwargs)
+
+        return enter
+
+
 class Run:
     """One rank's part in a case."""
 
@@ -89,11 +122,14 @@ class Run:
         self.parts: list[Part] = []
 
     def until_killed(self) -> Seen:
+        clock = Clock()
         try:
-            while self.seen.where != "shrink":
-                self.once()
+            with clock:
+                while self.seen.where != "shrink":
+                    self.once()
         except pycoll.Error as error:
             self.seen.raised_s = time.monotonic()  # first: a text takes a while
+            self.seen.began_s = clock.entered_s
             self.seen.error, self.seen.text = type(error).__name__, str(error)
             self.seen.is_named = self.victim in self.ranks_of(error)
             for part in self.parts[
@@ -132,7 +168,7 @@ class Run:
             self.has_grown = True
 
     def begin(self, where: str) -> None:
-        self.seen = Seen(where, began_s=time.monotonic())
+        self.seen = Seen(where)
 
     def ranks_of(self, error: pycoll.Error) -> set[int]:
         """The rank that the error names, by its number in the world; of a part, in each one."""
