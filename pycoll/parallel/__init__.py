@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from pycoll.parallel.core.map_reduce import map_reduce
     from pycoll.parallel.core.metrics import log, metrics
     from pycoll.parallel.core.step_result import StepResult
-    from pycoll.parallel.experts import Experts
-    from pycoll.parallel.tensor.plan import Column, Conv, Inside, Region, Row, Vocab
-    from pycoll.parallel.tensor.vocab import cross_entropy
+    from pycoll.parallel.features.experts import Experts
+    from pycoll.parallel.features.tensor.plan import Column, Conv, Inside, Region, Row, Vocab
+    from pycoll.parallel.features.tensor.vocab import cross_entropy
     from pycoll.parallel.tools.footprint import RankMemory, memory
     from pycoll.parallel.tools.training_timeline import trace
     from pycoll.parallel.trainer.checkpoint import load, save
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 # Module of each name; imported when the name is first used, so that schedules need no torch.
 _MODULES = {
     **dict.fromkeys(("Batch", "shard"), "core.batches"),
-    "cross_entropy": "tensor.vocab",
-    "Experts": "experts",
+    "cross_entropy": "features.tensor.vocab",
+    "Experts": "features.experts",
     "GradScaler": "trainer.grad_scaler",
     "keyed_init": "core.keyed_init",
     **dict.fromkeys(("Optimizer", "optimizer", "trainer_of"), "trainer.optimizers"),
@@ -42,7 +42,7 @@ _MODULES = {
     "map_reduce": "core.map_reduce",
     **dict.fromkeys(("RankMemory", "memory"), "tools.footprint"),
     "parallelize": "build",
-    **dict.fromkeys(("Column", "Conv", "Inside", "Region", "Row", "Vocab"), "tensor.plan"),
+    **dict.fromkeys(("Column", "Conv", "Inside", "Region", "Row", "Vocab"), "features.tensor.plan"),
     "trace": "tools.training_timeline",
     "StepResult": "core.step_result",
     "Trainer": "trainer.trainer",

@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
 
-from pycoll.errors import UsageError
-from pycoll.parallel import pipeline
-from pycoll.parallel.context.sequence import Sequence
 from pycoll.parallel.core.ledger import AxisGroup
-from pycoll.parallel.core.mesh import Mesh
+from pycoll.parallel.core.mesh import AXES, Mesh
 from pycoll.parallel.core.placement import Placement
-from pycoll.parallel.data.batch_norm import synchronise
-from pycoll.parallel.data.reducer import Reducer
-from pycoll.parallel.dropout.dropout import Positions, key_dropouts
-from pycoll.parallel.dropout.functional_dropout import install
-from pycoll.parallel.experts import share_experts
-from pycoll.parallel.recompute import recompute_layers
-from pycoll.parallel.tensor.layers import share_layers
-from pycoll.parallel.tensor.plan import Style, match
+from pycoll.parallel.core.positions import Positions
+from pycoll.parallel.features.batch_norm import SyncBatchNorm
+from pycoll.parallel.features.context.feature import ContextParallel
+from pycoll.parallel.features.data.feature import DataParallel
+from pycoll.parallel.features.data.reducer import Reducer
+from pycoll.parallel.features.dropout.feature import KeyedDropout
+from pycoll.parallel.features.experts import ExpertParallel
+from pycoll.parallel.features.feature import Build, Feature, Grid, Options
+from pycoll.parallel.features.pipeline import PipelineParallel
+from pycoll.parallel.features.recompute import Recompute
+from pycoll.parallel.features.tensor.feature import TensorParallel
+from pycoll.parallel.features.tensor.plan import Style
+from pycoll.parallel.features.zero.feature import Zero
 from pycoll.parallel.tools import check_hooks
+from pycoll.parallel.trainer.executors import Executor, Pipelined, Plain
 from pycoll.parallel.trainer.optimizers import attach
 from pycoll.parallel.trainer.trainer import Trainer
-from pycoll.parallel.trainer.update_policy import Updates, refuse
-from pycoll.parallel.zero.zero_units import put_together_when_needed, units_of
+from pycoll.parallel.trainer.update_policy import PerMicrobatch, UpdatePolicy
+
+# What `parallelize` does to a model, one after the other; `Feature.after` says what needs what.
+ORDER: tuple[type[Feature], ...] = (
+    ContextParallel,
+    ExpertParallel,
+    TensorParallel,
+    KeyedDropout,
+    SyncBatchNorm,
+    Recompute,
+    Zero,
+    PipelineParallel,
+    DataParallel,
+)
 
 
 def parallelize(
@@ -74,109 +90,115 @@ def parallelize(
             without a list of blocks, a layer works along the sequence under cp, the ZeRO level or
             the schedule does not exist, or the schedule does not support an option.
     """
-    if zero not in (0, 1, 2, 3):
-        raise UsageError(f"zero is {zero}, expected 0, 1, 2 or 3")
-    if mesh.size("pp") > 1 and pp is None:
-        raise UsageError(
-            f"parallelize: pp={mesh.size('pp')} needs the name of the list of blocks to cut, for "
-            "example pp='blocks'"
-        )
-    order = pipeline.build(
-        schedule, mesh.size("pp"), mesh.size("pp"), pipeline.generator(schedule).default_stages
-    )
-    if order.updates:
-        refuse(order.name, zero=zero, recompute=recompute)
     check_hooks.prepare(model)
-    # A tied parameter keeps the first of its names in the whole model.
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    numbers = {name: number for number, name in enumerate(names.values())}
-    learning = [name for name, p in model.named_parameters() if p.requires_grad]
-    group = mesh.line("tp")
-    styles = match(model, tp or {})
-    positions = Positions(seed)
-    sequence = Sequence(mesh.line("cp"), positions, group if sequence_parallel else None)
-    sequence.cut(model, pp, staged=mesh.size("pp") > 1)
-    experts = share_experts(
-        model, mesh.line("ep"), styles if sequence_parallel and group.size > 1 else ()
-    )
-    styles = {name: styles[name] for name, _ in model.named_modules() if name in styles}
-    shared = share_layers(model, styles, group, sequence_parallel, pp)
-    inside = {} if group.size == 1 else shared.inside
-    key_dropouts(model, positions, inside, group, sequence)
-    install(model, positions, shared, styles, sequence)
-    replicas = mesh.line_of_dp("ep", "cp")
-    needs_barrier = synchronise(
-        model, replicas, lambda: replicas if sequence.length else mesh.line_of_dp("ep")
-    )
-    recomputes = recompute_layers(model, recompute, pp, positions)
-    units = units_of(model, pp) if zero == 3 else []
-    stages = None
-    if mesh.size("pp") > 1 and pp is not None:
-        from pycoll.parallel.trainer.pipeline_step import Pipeline
-
-        stages = Pipeline(
-            model, mesh, pp, order, positions, costs=costs, split_backward=not recomputes
-        )
-    here = {names[id(parameter)]: parameter for parameter in model.parameters()}
-    named = [(name, parameter) for name, parameter in here.items() if parameter.requires_grad]
-    partial = shared.partial if group.size > 1 else set()
-
-    # With sequence_parallel, ranks of tp have distinct tokens, which may choose other experts.
-    distinct_tokens = shared.sequence and experts.some
-    data_ranks = mesh.line_of_dp("ep", "cp", *(["tp"] if distinct_tokens else []))
-
-    def group_of(parameter: nn.Parameter) -> AxisGroup:
-        axes = ("cp",) if id(parameter) in experts.here else ("ep", "cp")
-        return mesh.line_of_dp(*axes, *(["tp"] if id(parameter) in partial else []))
-
-    def owned(name: str, parameter: nn.Parameter, along: AxisGroup) -> bool:
-        """Gives each element one owner; the ranks share many parameters out among themselves."""
-        number = numbers[name]
-        alone = zero > 0 or along.rank == number % along.size
-        if id(parameter) not in shared.placements and id(parameter) not in partial:
-            alone = alone and group.rank == number % group.size
-        return alone and (stages is None or stages.cut.counts(name))
-
-    groups = [members for _, members in units] or [set(names.values())]
-    if stages is not None:
-        groups = [of & members for of in stages.groups for members in groups]
-    reducer = Reducer(
-        named,
-        group_of=group_of,
-        everyone=experts.named_with(learning, here),
-        owned=owned,
-        placements=shared.placements,
-        level=zero,
-        groups=groups,
-        bucket_bytes=int(bucket_mb * 2**20),
-        late=() if stages is None else stages.cut.shared,
-    )
-    for module, members in units:
-        mine = [bucket for bucket in reducer.buckets if bucket.slots[0].name in members]
-        if stages is None:
-            put_together_when_needed(module, mine, keep=module is model)
-    placements = {
-        name: shared.placements.get(id(parameter), Placement(tuple(parameter.shape)))
-        for name, parameter in here.items()
-    }
-    updates = Updates(order.name, replicas, data_ranks, reducer) if order.updates else None
-    trainer = Trainer(
-        model,
-        mesh,
-        reducer,
-        here,
-        placements,
-        positions,
-        replicas=replicas,
-        data_ranks=data_ranks,
-        sequence=sequence,
-        needs_barrier=needs_barrier or mesh.size("ep") > 1,
-        pipeline=stages,
-        updates=updates,
-    )
+    options = Options(tp or {}, pp, schedule, zero, sequence_parallel, recompute, costs)
+    build = Build(model, mesh, options, Positions(seed))
+    apply_all(build)
+    trainer = _train(build, mesh, int(bucket_mb * 2**20))
     model.step = trainer.step  # type: ignore[assignment]
     model.evaluate = trainer.evaluate  # type: ignore[assignment]
     model.no_sync = trainer.no_sync  # type: ignore[assignment]
     attach(trainer)
     check_hooks.watch(trainer)
     return model
+
+
+def apply_all(build: Build, *, meta: bool = False) -> None:
+    """Applies all features to a model, in place; `meta`: to one without values.
+
+    Raises:
+        UsageError: A feature refuses the options, before the model has changed, or the model.
+    """
+    build.features.update((kind, kind(build)) for kind in ORDER)
+    for feature in build.features.values():
+        feature.apply_meta() if meta else feature.apply()
+
+
+def check_order(order: Sequence[type[Feature]]) -> None:
+    """Checks that each feature comes behind those that it needs.
+
+    Raises:
+        ValueError: One does not.
+    """
+    for i, kind in enumerate(order):
+        for needed in kind.after:
+            if needed not in order[:i]:
+                raise ValueError(f"{kind.__name__} needs {needed.__name__} before it")
+
+
+check_order(ORDER)
+
+
+def group_of(build: Build, grid: Grid, parameter: nn.Parameter) -> AxisGroup:
+    """The ranks over which a parameter's gradient is added up."""
+    return _line(grid, (each.sums_over(parameter) for each in build.features.values()))
+
+
+def _line(grid: Grid, axes: Iterable[tuple[str, ...]]) -> AxisGroup:
+    """The ranks along several axes, in one order on all ranks."""
+    found = {axis for each in axes for axis in each}
+    return grid.line_of_dp(*(axis for axis in AXES if axis in found and axis != "dp"))
+
+
+def _train(build: Build, mesh: Mesh, bucket_bytes: int) -> Trainer:
+    """Makes the trainer of a model to which all features have been applied."""
+    model, names, features = build.model, build.names, build.features.values()
+    pipelined = build[PipelineParallel]
+    here = {names[id(parameter)]: parameter for parameter in model.parameters()}
+    parts = {id_: place for each in features for id_, place in each.placements().items()}
+    groups = [set(names.values())]
+    for units in [found for each in features if (found := each.units()) is not None]:
+        groups = [of & members for members in units for of in groups]
+    reducer = Reducer(
+        [(name, parameter) for name, parameter in here.items() if parameter.requires_grad],
+        group_of=partial(group_of, build, mesh),
+        everyone=[
+            name
+            for name in build.learning
+            if name in here or any(each.agrees_on(name, here) for each in features)
+        ],
+        owned=lambda *of: all(each.owns(*of) for each in features),
+        placements=parts,
+        level=build.options.zero,
+        groups=groups,
+        bucket_bytes=bucket_bytes,
+        late=() if pipelined.cut is None else pipelined.cut.shared,
+    )
+    for each in features:
+        each.attach(reducer.buckets)
+    replicas = mesh.line_of_dp("ep", "cp")
+    data_ranks = _line(mesh, (each.splits_tokens() for each in features))
+    order = pipelined.schedule
+    policy = UpdatePolicy(reducer)
+    if order.updates:
+        policy = PerMicrobatch(reducer, order.name, replicas, data_ranks)
+    needs_barrier = any(each.needs_barrier for each in features)
+    executor: Executor
+    if pipelined.cut is None:
+        executor = Plain(
+            model, reducer, build.positions, policy, mesh.ledger, needs_barrier=needs_barrier
+        )
+    else:
+        executor = Pipelined(
+            pipelined.cut,
+            order,
+            mesh,
+            reducer,
+            build.positions,
+            policy,
+            needs_barrier=needs_barrier,
+            split_backward=not build[Recompute].some,
+        )
+    return Trainer(
+        model,
+        mesh,
+        reducer,
+        here,
+        {name: parts.get(id(p), Placement(tuple(p.shape))) for name, p in here.items()},
+        build.positions,
+        replicas=replicas,
+        data_ranks=data_ranks,
+        sequence=build[ContextParallel].sequence,
+        executor=executor,
+        policy=policy,
+    )

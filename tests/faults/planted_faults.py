@@ -206,7 +206,7 @@ PACKAGE = [
     ),
     Fault(
         "unused-parameters-get-zero-gradients",
-        "pycoll/parallel/data/reducer.py",
+        "pycoll/parallel/features/data/reducer.py",
         "piece.value.grad = None if piece.name in absent else gradient",
         "piece.value.grad = gradient",
         "The optimizer decays parameters that no rank has used.",
@@ -215,7 +215,7 @@ PACKAGE = [
     ),
     Fault(
         "shared-gradients-are-not-added-up",
-        "pycoll/parallel/data/buckets.py",
+        "pycoll/parallel/features/data/buckets.py",
         "self._sums += mine",
         "self._sums = mine.clone()",
         "With ZeRO 2, only the gradients of the last microbatch count.",
@@ -224,7 +224,7 @@ PACKAGE = [
     ),
     Fault(
         "loss-of-shared-classes-has-a-wrong-gradient",
-        "pycoll/parallel/tensor/vocab.py",
+        "pycoll/parallel/features/tensor/vocab.py",
         "result.scatter_add_(-1, index, (-grad * here).unsqueeze(-1))",
         "result.scatter_add_(-1, index, (-grad).unsqueeze(-1))",
         "Ranks without the target's class take the gradient from their first class.",
@@ -233,7 +233,7 @@ PACKAGE = [
     ),
     Fault(
         "queries-see-the-next-tile",
-        "pycoll/parallel/context/ring.py",
+        "pycoll/parallel/features/context/ring.py",
         "if self.causal and k_start >= q_stop:",
         "if self.causal and k_start > q_stop:",
         "Under a causal mask, tokens see the tile behind their own.",
@@ -260,7 +260,7 @@ PACKAGE = [
     ),
     Fault(
         "masks-of-replicas-overlap",
-        "pycoll/parallel/dropout/dropout.py",
+        "pycoll/parallel/features/dropout/dropout.py",
         "first = now.first_sample * rows_of_sample * row",
         "first = now.first_sample * rows_of_sample",
         "Dropout masks depend on how many replicas share a batch.",
@@ -269,7 +269,7 @@ PACKAGE = [
     ),
     Fault(
         "rank-without-tokens-skips-the-backward-pass",
-        "pycoll/parallel/experts.py",
+        "pycoll/parallel/features/experts.py",
         "return nothing + x.sum() * 0  # keeps the graph to `x`",
         "return nothing",
         "A rank whose experts got no tokens does not take part in the backward exchange.",

@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from pycoll import parallel as pc
 from pycoll import run_ranks
-from pycoll.parallel.context.ring import Ring, attend
-from pycoll.parallel.context.sequence import Sequence
-from pycoll.parallel.dropout.dropout import Positions
+from pycoll.parallel.core.positions import Positions
+from pycoll.parallel.features.context.ring import Ring, attend
+from pycoll.parallel.features.context.sequence import Sequence
 
 LENGTH, DIM = 24, 16
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from pycoll import CollectiveMismatchError, run_ranks
 from pycoll import parallel as pc
-from pycoll.parallel.tensor.vocab import mark
+from pycoll.parallel.core.logits import mark
 
 SIZES = [9, 8, 11, 9, 5, 8, 1]  # batch sizes; some do not divide, or are smaller than the ranks
 

@@ -116,8 +116,9 @@ def waiting(comm, sizes: dict, options: dict) -> int:
     mesh = pc.mesh(dp=1, **sizes, comm=comm)
     model = GPT(dim=32, depth=2, fused="cp" in sizes)
     model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks", **options)
-    with Peak() as living, pc.trainer_of(model).loop.off():
-        y = pc.trainer_of(model).sequence.take(X) if "cp" in sizes else X
+    trainer = pc.trainer_of(model)
+    with Peak() as living, trainer.within_step():
+        y = trainer.sequence.take(X) if "cp" in sizes else X
         total, _ = pc.cross_entropy(model(X), y)
         gc.collect()
         nbytes = living.measure()

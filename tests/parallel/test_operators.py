@@ -16,7 +16,7 @@ from pycoll import UsageError, run_ranks
 from pycoll import parallel as pc
 from pycoll.parallel.core import collectives
 from pycoll.parallel.core.placement import share
-from pycoll.parallel.tensor.im2col import conv2d_by_gemm, im2col
+from pycoll.parallel.features.tensor.im2col import conv2d_by_gemm, im2col
 
 TOLERANCE = 1e-12
 

@@ -27,8 +27,8 @@ def shard(loader: Iterable[Any], mesh: Mesh) -> Iterator[Batch]:
     divide, shares differ by one sample. If the last batch is smaller than the others, some replicas
     get an empty share and still take part.
 
-    loader: Yields pairs of inputs and targets: tensors whose first dimension counts samples,
-        or tuples or dicts of them; the same on every rank.
+    Args:
+        loader: Yields pairs of inputs and targets: tensors whose first dimension counts samples, or
             tuples or dicts of them; the same on every rank.
         mesh: The ranks.
 

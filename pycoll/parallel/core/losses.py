@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pycoll.parallel.tensor.vocab import whole
+from pycoll.parallel.core.logits import whole
 
 Loss = Callable[[Any, Any], Any]
 _IGNORED = -100  # as torch's ignore_index

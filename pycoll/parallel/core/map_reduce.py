@@ -17,7 +17,7 @@ from pycoll.errors import UsageError
 from pycoll.parallel.core import structures
 from pycoll.parallel.core.mesh import world
 from pycoll.parallel.core.placement import share
-from pycoll.parallel.pipeline.specs import replace
+from pycoll.parallel.core.specs import replace
 
 _MERGE: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lambda a, b: a + b,

@@ -17,9 +17,8 @@ from pycoll.parallel.pipeline.schedules import (
     pipedream,
     zero_bubble,
 )
-from pycoll.parallel.pipeline.schedules.actions import Action, Kind, Schedule
+from pycoll.parallel.pipeline.schedules.actions import Action, Costs, Kind, Schedule
 from pycoll.parallel.pipeline.schedules.registry import (
-    Costs,
     Generator,
     build,
     generator,

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from pycoll.errors import UsageError
+from pycoll.parallel.core.specs import replace
 from pycoll.parallel.pipeline.parts import Absent, Part, Reached, Role, Run, install
-from pycoll.parallel.pipeline.specs import replace
 from pycoll.parallel.pipeline.split import split
 from pycoll.parallel.pipeline.stages import Notes, Tensors
 

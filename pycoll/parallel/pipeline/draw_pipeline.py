@@ -20,8 +20,7 @@ from pycoll.draw.style import (
     ink_on,
     ticks,
 )
-from pycoll.parallel.pipeline.schedules.actions import Kind, Schedule
-from pycoll.parallel.pipeline.schedules.registry import Costs
+from pycoll.parallel.pipeline.schedules.actions import Costs, Kind, Schedule
 from pycoll.parallel.pipeline.schedules.simulate_pipeline import Event, Simulation, simulate
 
 STYLES = ("plain", "gpipe", "pipedream")

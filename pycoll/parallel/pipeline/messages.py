@@ -14,8 +14,8 @@ import torch
 
 from pycoll.errors import Error
 from pycoll.parallel.core import structures
+from pycoll.parallel.core.specs import Spec
 from pycoll.parallel.pipeline.schedules.actions import Kind
-from pycoll.parallel.pipeline.specs import Spec
 from pycoll.parallel.pipeline.stages import Notes, Tensors
 
 if TYPE_CHECKING:

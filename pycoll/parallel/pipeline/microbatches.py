@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pycoll.errors import UsageError
-from pycoll.parallel.pipeline.specs import describe, replace
+from pycoll.parallel.core.specs import describe, replace
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of a model
 

@@ -5,19 +5,17 @@ Invariant: outside of a stage's run, the parts on this rank behave as if the mod
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from pycoll.errors import UsageError
-from pycoll.parallel.pipeline import specs
+from pycoll.parallel.core import specs
 from pycoll.parallel.pipeline.stages import Notes, Tensors
-
-if TYPE_CHECKING:
-    from pycoll.parallel.pipeline.cutting import Cut
 
 _ROLE = "_pycoll_role"
 
@@ -61,11 +59,20 @@ class Run:
         return self.calls[name]
 
 
+class Cutting(Protocol):
+    """What a module asks of the cut model that it is part of."""
+
+    @property
+    def local_stages(self) -> Sequence[int]: ...
+    @property
+    def running(self) -> Run | None: ...
+
+
 @dataclass(slots=True)
 class Role:
     """Role of a module in a cut model; one module may be several blocks."""
 
-    cut: Cut
+    cut: Cutting
     part: Part
     indices: list[int]  # of blocks
     name: str

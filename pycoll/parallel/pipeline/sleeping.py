@@ -14,8 +14,7 @@ import torch
 
 import pycoll
 from pycoll.parallel.pipeline.runtime import PipelineRuntime
-from pycoll.parallel.pipeline.schedules.actions import Schedule
-from pycoll.parallel.pipeline.schedules.registry import Costs
+from pycoll.parallel.pipeline.schedules.actions import Costs, Schedule
 from pycoll.parallel.pipeline.schedules.simulate_pipeline import Event, Simulation
 from pycoll.parallel.pipeline.stages import ModuleStages
 

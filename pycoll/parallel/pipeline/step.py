@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from pycoll.errors import UsageError
+from pycoll.parallel.core.specs import Spec
 from pycoll.parallel.pipeline.backward import backward_inputs
 from pycoll.parallel.pipeline.messages import Arrival, Messages
 from pycoll.parallel.pipeline.microbatches import Call
 from pycoll.parallel.pipeline.schedules.actions import Action, Kind, Schedule
 from pycoll.parallel.pipeline.schedules.transfers import receive_of
-from pycoll.parallel.pipeline.specs import Spec
 from pycoll.parallel.pipeline.stages import Stages
 from pycoll.parallel.pipeline.stash import Stash
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from pycoll.errors import UsageError
-from pycoll.parallel.context.sequence import first_tensor
 from pycoll.parallel.core.placement import Placement, Ranges
-from pycoll.parallel.experts import Experts
+from pycoll.parallel.features.context.sequence import first_tensor
+from pycoll.parallel.features.experts import Experts
 
 if TYPE_CHECKING:
     from pycoll.parallel.trainer.trainer import Trainer
@@ -78,7 +78,7 @@ class Activations:
     def _note(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         value = first_tensor(output)
         # Outside of the model's forward, layers recompute for their backward.
-        if value is None or self._calls is None or self._trainer.stands_in():
+        if value is None or self._calls is None or self._trainer.executor.stands_in:
             return
         now = self._trainer.positions.now
         weight = self._trainer.placements.get(f"{name}.weight", Placement(()))

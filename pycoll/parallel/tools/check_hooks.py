@@ -69,6 +69,12 @@ def _record(trainer: Trainer, activations: Activations, folder: Path) -> None:
     from pycoll.parallel.trainer.gather_full import whole_gradients, whole_weights
 
     last = _last(trainer)
+    if last.updates > 1:
+        raise UsageError(
+            "check: this schedule trains with weights that are some updates old, so no mesh equals "
+            "one process: give model.step microbatches=1, or take a schedule with a flush, such as "
+            "1f1b"
+        )
     step = last.step
     activations.write(folder / f"step-{step}-rank-{trainer.mesh.world.rank:05d}.pt")
     found = {

@@ -6,38 +6,34 @@ The training code itself shards and cuts the model, on tensors without storage.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pycoll.errors import UsageError
-from pycoll.parallel import pipeline
-from pycoll.parallel.context.sequence import Sequence
+from pycoll.parallel.build import apply_all, group_of
 from pycoll.parallel.core.batches import as_call
 from pycoll.parallel.core.ledger import AxisGroup
+from pycoll.parallel.core.logits import whole
 from pycoll.parallel.core.losses import Loss
 from pycoll.parallel.core.mesh import AXES, Mesh
-from pycoll.parallel.data.buckets import share_length
-from pycoll.parallel.data.reducer import in_axis_groups, main_dtype
-from pycoll.parallel.dropout.dropout import Positions
-from pycoll.parallel.dropout.functional_dropout import install
-from pycoll.parallel.experts import share_experts
+from pycoll.parallel.core.positions import Positions
+from pycoll.parallel.core.specs import replace
+from pycoll.parallel.features.context.feature import ContextParallel
+from pycoll.parallel.features.data.buckets import share_length
+from pycoll.parallel.features.data.reducer import in_axis_groups, main_dtype
+from pycoll.parallel.features.feature import Build, Options
+from pycoll.parallel.features.pipeline import PipelineParallel
+from pycoll.parallel.features.tensor.plan import Style
+from pycoll.parallel.features.zero.feature import Zero
 from pycoll.parallel.pipeline.schedules.simulate_pipeline import peak_live, peak_versions
-from pycoll.parallel.pipeline.specs import replace
 from pycoll.parallel.pipeline.stages import Notes, Tensors
-from pycoll.parallel.recompute import recompute_layers
-from pycoll.parallel.tensor.layers import share_layers
-from pycoll.parallel.tensor.plan import Style, match
-from pycoll.parallel.tensor.vocab import whole
-from pycoll.parallel.tools.meta_model import Saved, meta_group, on_meta, without_values
-from pycoll.parallel.zero.zero_units import units_of
+from pycoll.parallel.tools.meta_model import MetaMesh, Saved, on_meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,40 +110,28 @@ def memory(
     sizes = dict.fromkeys(AXES, 1) | dict(mesh.sizes if isinstance(mesh, Mesh) else mesh)
     if set(sizes) != set(AXES) or min(sizes.values()) < 1:
         raise UsageError(f"memory: mesh is {sizes}, expected sizes of {', '.join(AXES)}")
-    if sizes["pp"] > 1 and pp is None:
-        raise UsageError(
-            f"memory: pp={sizes['pp']} needs the name of the list of blocks, pp='blocks'"
-        )
+    options = Options(
+        tp or {}, pp, schedule, zero, sequence_parallel, recompute, costs, microbatches
+    )
     found: list[RankMemory] = []
     for expert, rank in itertools.product(range(sizes["ep"]), range(sizes["tp"])):
         with FakeTensorMode(allow_non_fake_inputs=True):
-            meta = on_meta(model)
-            group = meta_group("tp", rank, sizes["tp"])
-            positions, styles = Positions(), match(meta, tp or {})
-            ring = meta_group("cp", 0, sizes["cp"])  # all its ranks keep the same amount
-            sequence = Sequence(ring, positions, group if sequence_parallel else None)
-            sequence.cut(meta, pp, staged=sizes["pp"] > 1)
-            parts = styles if sequence_parallel and group.size > 1 else ()
-            experts = share_experts(meta, meta_group("ep", expert, sizes["ep"]), parts)
-            styles = {name: styles[name] for name, _ in meta.named_modules() if name in styles}
-            shared = share_layers(meta, styles, group, sequence_parallel, pp)
-            if ring.size > 1:
-                install(meta, positions, shared, styles, sequence)
-            without_values(meta)
-            recompute_layers(meta, recompute, pp, positions)
-            units = [names for _, names in units_of(meta, pp)] if zero == 3 else None
-            order = schedule if sizes["pp"] > 1 else None
-            stages = _Stages(meta, order, sizes["pp"], microbatches, pp or "", costs)
+            # All ranks of cp keep the same amount, and one pass finds that of all stages.
+            grid = MetaMesh(sizes, {"ep": expert, "tp": rank})
+            build = Build(on_meta(model), grid, options, Positions())
+            apply_all(build, meta=True)
+            stages = _Stages(build)
             kept = None
             if x is not None:
+                sequence = build[ContextParallel].sequence
                 of_share = None if loss is None else sequence.of_shares(_of_whole(loss))
                 kept = stages.kept(_fake(x), _fake(y), of_share)
             others = (range(sizes[axis]) for axis in ("pp", "dp", "cp"))
             for stage, replica, part in itertools.product(*others):
                 place = {"pp": stage, "dp": replica, "ep": expert, "cp": part, "tp": rank}
-                group_of = partial(_group_of, experts.here, shared.partial, place, sizes)
-                weights, groups = stages.parameters(stage), stages.groups(stage, units)
-                lasting = _lasting(weights, group_of, zero, groups, bucket_mb, moments)
+                ranks_of = partial(group_of, build, MetaMesh(sizes, place))
+                weights, groups = stages.parameters(stage), stages.groups(stage)
+                lasting = _lasting(weights, ranks_of, zero, groups, bucket_mb, moments)
                 live = None if kept is None else stages.live(stage, kept)
                 stashed = stages.stashed(stage)
                 found.append(RankMemory(place, lasting[0] + stashed, *lasting[1:], live))
@@ -157,20 +141,11 @@ def memory(
 class _Stages:
     """A meta model with all of its stages here."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        schedule: str | None,
-        num_ranks: int,
-        microbatches: int,
-        blocks: str,
-        costs: list[float] | None,
-    ) -> None:
-        self._model, self._cut, self._schedule = model, None, None
-        if schedule is not None:
-            self._schedule = pipeline.build(schedule, num_ranks, microbatches)
-            num_stages = self._schedule.num_stages
-            self._cut = pipeline.cut(model, blocks, num_stages, range(num_stages), costs=costs)
+    def __init__(self, build: Build) -> None:
+        pipelined = build[PipelineParallel]
+        self._model, self._cut, self._pipelined = build.model, pipelined.cut, pipelined
+        self._schedule = None if pipelined.cut is None else pipelined.schedule
+        self._units = build[Zero].units() or [set(build.names.values())]
 
     def parameters(self, rank: int) -> list[tuple[str, nn.Parameter]]:
         """Parameters of a rank's stages by name, in the order of the model."""
@@ -181,13 +156,11 @@ class _Stages:
             named = {name: parameter for name, parameter in named.items() if name in here}
         return list(named.items())
 
-    def groups(self, rank: int, units: list[set[str]] | None) -> list[set[str]]:
+    def groups(self, rank: int) -> list[set[str]]:
         """Sets of parameter names that share buckets on a rank."""
-        units = units or [{name for name, _ in self._model.named_parameters()}]
-        if self._cut is None or self._schedule is None:
-            return units
-        own = [self._cut.own(stage) for stage in self._schedule.stages_of(rank)]
-        return [of & names for of in [*own, set(self._cut.shared)] for names in units]
+        if self._cut is None:
+            return self._units
+        return [of & names for of in self._pipelined.units_of(rank) for names in self._units]
 
     def kept(self, x: Any, y: Any, loss: Callable[[Any, Any], Any] | None) -> list[int]:
         """Bytes that each stage keeps for a microbatch until its backward."""
@@ -256,21 +229,6 @@ def _lasting(
         start = axis_group.rank * length if zero else 0
         state += max(0, min(count - start, length)) * main.itemsize * moments
     return parameters, gradients, state
-
-
-def _group_of(
-    experts: set[int],
-    sums: set[int],
-    place: Mapping[str, int],
-    sizes: Mapping[str, int],
-    parameter: nn.Parameter,
-) -> AxisGroup:
-    """The ranks over which a parameter's gradient is added up; `experts` and `sums` hold ids."""
-    axes = ["dp", "cp"] if id(parameter) in experts else ["dp", "ep", "cp"]
-    axes += ["tp"] if id(parameter) in sums else []
-    lengths = tuple(sizes[axis] for axis in axes)
-    rank = int(np.ravel_multi_index([place[axis] for axis in axes], lengths))
-    return meta_group("+".join(axes), rank, math.prod(lengths))
 
 
 def _of_whole(loss: Loss) -> Loss:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pycoll.parallel.core.ledger import AxisGroup, Ledger
-from pycoll.parallel.core.placement import share_sizes
-from pycoll.parallel.experts import Experts
+from pycoll.parallel.core.mesh import AXES
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,33 @@ def meta_group(axis: str, rank: int, size: int) -> AxisGroup:
     return AxisGroup(axis, comm, Ledger())
 
 
+class MetaMesh:
+    """A mesh without ranks, seen from one place; its groups move no data."""
+
+    def __init__(self, sizes: Mapping[str, int], place: Mapping[str, int]) -> None:
+        self.sizes = {axis: sizes[axis] for axis in AXES}
+        self._place = {axis: place.get(axis, 0) for axis in AXES}
+
+    def size(self, axis: str) -> int:
+        """Number of ranks along an axis."""
+        return self.sizes[axis]
+
+    def rank(self, axis: str) -> int:
+        """The place along an axis."""
+        return self._place[axis]
+
+    def line(self, *axes: str) -> AxisGroup:
+        """See Mesh."""
+        key = [axis for axis in AXES if axis in axes]
+        lengths = tuple(self.sizes[axis] for axis in key)
+        rank = int(np.ravel_multi_index([self._place[axis] for axis in key], lengths))
+        return meta_group("+".join(key), rank, math.prod(lengths))
+
+    def line_of_dp(self, *axes: str) -> AxisGroup:
+        """See Mesh."""
+        return self.line("dp", *(axis for axis in axes if self.sizes[axis] > 1))
+
+
 def on_meta(model: nn.Module) -> nn.Module:
     """Copies a module with fake parameters and buffers; call within a FakeTensorMode."""
     memo: dict[int, Any] = {}
@@ -62,30 +89,6 @@ def on_meta(model: nn.Module) -> nn.Module:
     for buffer in model.buffers():
         memo[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype)
     return copy.deepcopy(model, memo)
-
-
-def without_values(model: nn.Module) -> None:
-    """Makes a model compute without values, in place: only shapes of dropout and routing matter."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout) and module.p > 0:
-            module.forward = partial(_drop, module)  # type: ignore[method-assign]
-        if isinstance(module, Experts):
-            module.forward = partial(_route, module)  # type: ignore[method-assign]
-
-
-def _drop(module: nn.Dropout, x: Tensor) -> Tensor:
-    """Saves what keyed dropout saves: a mask in the dtype of its input."""
-    return x * torch.empty_like(x) / 0.5 if module.training else x
-
-
-def _route(experts: Experts, tokens: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-    """Routes tokens evenly to all experts."""
-    order = indices.flatten().argsort()
-    rows = order // indices.shape[1]
-    parts = tokens[rows].split(share_sizes(len(rows), len(experts)))
-    made = torch.cat([expert(part) for expert, part in zip(experts, parts, strict=True)])
-    made = made * weights.flatten()[order].unsqueeze(-1)
-    return made.new_zeros((len(tokens), *made.shape[1:])).index_add(0, rows, made)
 
 
 class Saved:
@@ -117,4 +120,4 @@ class Saved:
         self._hooks.__exit__(*error)
 
 
-__all__ = ["MetaCommunicator", "Saved", "on_meta", "meta_group"]
+__all__ = ["MetaCommunicator", "MetaMesh", "Saved", "on_meta", "meta_group"]

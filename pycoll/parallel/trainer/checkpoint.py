@@ -22,7 +22,7 @@ from pycoll.communicator import Communicator
 from pycoll.errors import SystemError, UsageError
 from pycoll.parallel.core.object_collectives import gather_objects
 from pycoll.parallel.core.placement import Placement
-from pycoll.parallel.data.reducer import Piece
+from pycoll.parallel.features.data.reducer import Piece
 from pycoll.parallel.trainer.checkpoint_files import DamageError, Index, Reader, write, write_index
 from pycoll.parallel.trainer.checkpoint_folders import (
     begin,

@@ -12,15 +12,21 @@ from torch import Tensor, nn, optim
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core.object_collectives import gather_objects
-from pycoll.parallel.data.reducer import Piece
+from pycoll.parallel.features.data.reducer import Piece
 from pycoll.parallel.optim import Layerwise
 from pycoll.parallel.trainer.elementwise import is_elementwise
-from pycoll.parallel.trainer.plain_loop import OF_OPTIMIZER, OF_PARAMETER, watch_optimizers
+from pycoll.parallel.trainer.plain_loop import (
+    OF_OPTIMIZER,
+    OF_PARAMETER,
+    PlainLoop,
+    watch_optimizers,
+)
 from pycoll.parallel.trainer.trainer import Trainer
 
 
 def attach(trainer: Trainer) -> None:
-    """Records the trainer on the model's parameters."""
+    """Records the trainer on the model's parameters, and follows backward passes outside of it."""
+    PlainLoop(trainer)
     for name, parameter in trainer.parameters.items():
         setattr(parameter, OF_PARAMETER, (trainer, name))
     watch_optimizers()
@@ -74,8 +80,7 @@ class Optimizer(optim.Optimizer):
         self.inner, self.clip = inner, clip
         self.trainer: Trainer = trainer
         self._make_exact()
-        if trainer.updates is not None:
-            trainer.updates.take(inner, clip)
+        trainer.policy.take(inner, clip)
         names = {id(p): entry[1] for p, entry in zip(parameters, known, strict=True)}
         self.names: list[list[str]] = []
         pieces = trainer.reducer.pieces
@@ -108,8 +113,7 @@ class Optimizer(optim.Optimizer):
             return  # whole parameters: any optimizer is exact
         kind = type(inner).__name__
         if isinstance(inner, Layerwise):
-            if trainer.updates is not None:
-                trainer.updates.refuse_sums(kind)
+            trainer.policy.refuse_sums(kind)
             inner.sum_pieces = SumOverRanks(trainer)
         elif not is_elementwise(inner):
             raise UsageError(
@@ -184,10 +188,7 @@ class Optimizer(optim.Optimizer):
         start_ns = time.monotonic_ns()
         waited_before = self.trainer.mesh.ledger.waited_s
         norm = self.grad_norm()
-        if self.trainer.updates is None:
-            self._clip(norm)
-            self.inner.step()
-            self.trainer.reducer.publish()
+        self.trainer.policy.step(self.inner, lambda: self._clip(norm))
         ledger, last = self.trainer.mesh.ledger, self.trainer.last
         ledger.span("optimizer", "compute", start_ns, time.monotonic_ns())
         if last is not None:
@@ -196,7 +197,7 @@ class Optimizer(optim.Optimizer):
             last.waited_s += ledger.waited_s - waited_before
         for watcher in self.trainer.watchers:
             watcher(self.trainer)
-        self.trainer.loop.stepped()
+        self.trainer.stepped()
         self.trainer.clear()
         return norm
 

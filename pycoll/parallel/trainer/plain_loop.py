@@ -6,9 +6,7 @@ in `.grad`, and gradients that are there already stay and are added to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +16,10 @@ from torch.optim.optimizer import (
 )
 
 from pycoll.errors import UsageError
-from pycoll.parallel.pipeline import specs
-from pycoll.parallel.tensor.vocab import whole
+from pycoll.parallel.core import specs
+from pycoll.parallel.core.logits import whole
 from pycoll.parallel.trainer.elementwise import is_elementwise
-
-if TYPE_CHECKING:
-    from pycoll.parallel.trainer.trainer import Trainer
+from pycoll.parallel.trainer.trainer import Trainer
 
 OF_PARAMETER = "_pycoll_trainer"  # attribute of a parallelized model's parameters: trainer, name
 OF_OPTIMIZER = "_pycoll_steps"  # attribute of optimizers that step them rightly: the trainer
@@ -34,7 +30,6 @@ class PlainLoop:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._off = False
         self._running = False  # a backward pass runs
         self._kept: dict[str, Tensor] = {}  # gradients from before the running pass
         self._num_samples = 0  # of all replicas since the last step of the optimizer
@@ -44,15 +39,8 @@ class PlainLoop:
         for bucket in trainer.reducer.buckets:
             for slot in bucket.slots:
                 slot.parameter.register_hook(self._on_gradient)
-
-    @contextmanager
-    def off(self) -> Iterator[None]:
-        """For passes that `model.step` and `model.evaluate` run."""
-        before, self._off = self._off, True
-        try:
-            yield
-        finally:
-            self._off = before
+        trainer.clearers.append(self.clear)
+        trainer.steppers.append(self.stepped)
 
     def clear(self) -> None:
         """Forgets gradients that are kept for the next backward pass."""
@@ -66,26 +54,16 @@ class PlainLoop:
         self._has_run = False
         self._trainer.step_idx += 1
         self._num_samples = 0
-        if self._trainer.reducer.level == 3:
-            for bucket in self._trainer.reducer.buckets:
-                bucket.drop()  # a forward without a backward keeps the old values
+        self._trainer.reducer.drop()  # a forward without a backward keeps the old values
 
     def _before(self, model: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        if self._off:
+        if self._trainer.in_step:
             return
         trainer = self._trainer
-        if trainer.mesh.size("pp") > 1:
-            raise UsageError(
-                f"pp={trainer.mesh.size('pp')}: this rank has only a stage of the model, so "
-                "model(x) cannot run: call model.step(x, y, loss=...), or model.evaluate"
-            )
+        trainer.executor.check_called_alone()
         if not torch.is_grad_enabled():
             return
-        if trainer.updates is not None:
-            raise UsageError(
-                f"schedule {trainer.updates.schedule!r} steps the optimizer within model.step: "
-                "call model.step(x, y, loss=...), or take a schedule with a flush, such as 1f1b"
-            )
+        trainer.policy.check_called_alone()
         if self._running:  # the last backward pass raised an error
             trainer.reducer.finish()
             trainer.clear()
@@ -100,13 +78,13 @@ class PlainLoop:
 
     def _after(self, model: Any, args: Any, output: Any) -> Any:
         """Makes parts of the output whole: any loss may follow."""
-        if self._off:
+        if self._trainer.in_step:
             return output
         return self._trainer.sequence.whole(whole(output))
 
     def _on_gradient(self, gradient: Tensor) -> None:
         """Runs before autograd adds a gradient to `.grad`."""
-        if self._off or self._running:
+        if self._trainer.in_step or self._running:
             return
         self._running = True
         reducer = self._trainer.reducer
@@ -179,7 +157,7 @@ def _check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 def _count(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     trainer: Any = getattr(optimizer, OF_OPTIMIZER, None)
     if trainer is not None:
-        trainer.loop.stepped()
+        trainer.stepped()
 
 
 __all__ = ["OF_OPTIMIZER", "OF_PARAMETER", "PlainLoop", "watch_optimizers"]

@@ -1,9 +1,9 @@
-"""Schedules without a flush: the optimizer steps after each microbatch, within `model.step`."""
+"""When the optimizer steps, and by which gradients."""
 
 from __future__ import annotations
 
-import os
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,14 +11,80 @@ from torch import Tensor
 from pycoll.errors import UsageError
 from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.losses import Loss
-from pycoll.parallel.data.reducer import Reducer
-from pycoll.parallel.tools.check_hooks import FOLDER
-
-_FLUSH = "or take a schedule with a flush, such as 1f1b"
+from pycoll.parallel.features.data.reducer import Reducer
+from pycoll.parallel.features.pipeline import FLUSH
 
 
-class Updates:
-    """The optimizer's steps of this rank's stage, one for each microbatch.
+class UpdatePolicy:
+    """Synchronous updates: one for each step, by the gradient of the mean over all replicas.
+
+    Other policies override what differs.
+
+    Attributes:
+        steps_within: The optimizer steps within `model.step`.
+        reducer: The gradients.
+    """
+
+    steps_within = False
+
+    def __init__(self, reducer: Reducer) -> None:
+        self.reducer = reducer
+
+    def take(self, optimizer: torch.optim.Optimizer, clip: float | None) -> None:
+        """Hears of the optimizer that steps this rank's pieces.
+
+        Raises:
+            UsageError: The policy does not allow it.
+        """
+
+    def refuse_sums(self, what: str) -> None:
+        """Raises UsageError if the optimizer cannot have `what`, a sum over all ranks."""
+
+    def check_called_alone(self) -> None:
+        """Raises UsageError if backward passes outside `model.step` cannot be followed."""
+
+    def begin(self, num_parts: int, *, syncing: bool) -> int:
+        """Prepares a batch.
+
+        Args:
+            num_parts: Number of this replica's microbatches.
+            syncing: False within `no_sync`.
+
+        Returns:
+            The number of microbatches to run.
+
+        Raises:
+            UsageError: The policy does not allow such a batch.
+        """
+        return num_parts
+
+    def loss(self, loss: Loss) -> Loss:
+        """The loss whose gradients the policy needs, for a loss of sums and counts."""
+        return loss
+
+    def after_microbatch(self) -> None:
+        """Runs when a microbatch of this rank, or of its stage, has its gradients."""
+
+    def reduce(self, names: set[str]) -> None:
+        """Adds up gradients of one stage, for policies that step within `model.step`."""
+
+    def presence(self) -> Tensor:
+        """Marks of the used parameters, which the ranks add up before `settle`."""
+        return self.reducer.presence()
+
+    def settle(self, presence: Tensor, scale: float) -> None:
+        """Sets `.grad` of the pieces to the replicas' sums times `scale`."""
+        self.reducer.settle(presence, scale)
+
+    def step(self, optimizer: torch.optim.Optimizer, clip: Callable[[], Any]) -> None:
+        """Runs the optimizer's step; `clip` scales the gradients before."""
+        clip()
+        optimizer.step()
+        self.reducer.publish()
+
+
+class PerMicrobatch(UpdatePolicy):
+    """Schedules without a flush: the optimizer steps after each microbatch, within `model.step`.
 
     A gradient is that of the mean over one microbatch of all replicas, the i-th parts of their
     shares. Stages step at different times, so an update must not wait for another stage.
@@ -27,66 +93,55 @@ class Updates:
         optimizer: The torch optimizer; None until `pc.optimizer` has made one.
     """
 
+    steps_within = True
+
     def __init__(
-        self, schedule: str, group: AxisGroup, data_ranks: AxisGroup, reducer: Reducer
+        self, reducer: Reducer, schedule: str, group: AxisGroup, data_ranks: AxisGroup
     ) -> None:
-        self.schedule = schedule
+        super().__init__(reducer)
         self.optimizer: torch.optim.Optimizer | None = None
-        self._group, self._data_ranks, self._reducer = group, data_ranks, reducer
+        self._schedule, self._group, self._data_ranks = schedule, group, data_ranks
         self._left = 0
 
     def take(self, optimizer: torch.optim.Optimizer, clip: float | None) -> None:
-        """Sets the optimizer that steps the stage.
-
-        Raises:
-            UsageError: `clip` is set.
-        """
+        """Sets the optimizer that steps the stage; refuses `clip`."""
         if clip is not None:
             self.refuse_sums("clip")
         self.optimizer = optimizer
 
-    def refuse_sums(self, what: str) -> NoReturn:
+    def refuse_sums(self, what: str) -> None:
         """Refuses what needs sums over all ranks."""
         raise UsageError(
             f"optimizer: {what} needs sums over all stages at once, and schedule "
-            f"{self.schedule!r} steps each stage at its own time: leave {what} out, {_FLUSH}"
+            f"{self._schedule!r} steps each stage at its own time: leave {what} out, {FLUSH}"
         )
 
-    def begin(self, mine: int, *, syncing: bool) -> int:
-        """Prepares a batch.
+    def check_called_alone(self) -> None:
+        """Refuses backward passes outside `model.step`."""
+        raise UsageError(
+            f"schedule {self._schedule!r} steps the optimizer within model.step: call "
+            f"model.step(x, y, loss=...), {FLUSH}"
+        )
 
-        Args:
-            mine: Number of this replica's microbatches.
-            syncing: False within `no_sync`.
-
-        Returns:
-            The number of updates: the most microbatches that any replica has.
-
-        Raises:
-            UsageError: There is no optimizer, or `syncing` is false.
-        """
+    def begin(self, num_parts: int, *, syncing: bool) -> int:
+        """Returns the most microbatches that any replica has; refuses `no_sync`."""
         if not syncing:
             raise UsageError(
-                f"no_sync adds gradients up over steps, and schedule {self.schedule!r} steps the "
-                f"optimizer at every microbatch: give model.step more at once, {_FLUSH}"
+                f"no_sync adds gradients up over steps, and schedule {self._schedule!r} steps the "
+                f"optimizer at every microbatch: give model.step more at once, {FLUSH}"
             )
         if self.optimizer is None:
             raise UsageError(
-                f"schedule {self.schedule!r} steps the optimizer within model.step: make it before,"
-                " by pc.optimizer(...)"
+                f"schedule {self._schedule!r} steps the optimizer within model.step: make it "
+                "before, by pc.optimizer(...)"
             )
-        most = torch.tensor([mine])
+        most = torch.tensor([num_parts])
         if self._group.size > 1:
             self._group.all_reduce(most, "max")
         self._left = int(most)
-        if self._left > 1 and FOLDER in os.environ:
-            raise UsageError(
-                f"check: schedule {self.schedule!r} trains with weights that are some updates old, "
-                f"so no mesh equals one process: give model.step microbatches=1, {_FLUSH}"
-            )
         return self._left
 
-    def of_means(self, loss: Loss) -> Loss:
+    def loss(self, loss: Loss) -> Loss:
         """Returns a loss whose gradient is that of the mean over the microbatch of all replicas."""
 
         def mean(output: Any, target: Any) -> tuple[Tensor, int]:
@@ -102,40 +157,32 @@ class Updates:
 
     def reduce(self, names: set[str]) -> None:
         """Adds up the replicas' gradients that a stage's backward left in `.grad`."""
-        self._reducer.begin(reduce=True, staged=True)
-        self._reducer.complete(names)
-        self._reducer.finish()
+        self.reducer.begin(reduce=True, staged=True)
+        self.reducer.complete(names)
+        self.reducer.finish()
 
-    def step(self) -> None:
+    def after_microbatch(self) -> None:
         """Steps the stage by its reduced gradients; the last gradients stay readable."""
         assert self.optimizer is not None
-        presence = self._reducer.presence()
+        presence = self.reducer.presence()
         if self._data_ranks.size > 1 and len(presence):
             self._data_ranks.all_reduce(presence)
-        self._reducer.settle(presence, 1.0)
+        self.reducer.settle(presence, 1.0)
         self.optimizer.step()
-        self._reducer.publish()
+        self.reducer.publish()
         self._left -= 1
         if self._left:
-            self._reducer.clear()
+            self.reducer.clear()
+
+    def presence(self) -> Tensor:
+        """Nothing: the updates have settled it."""
+        return torch.zeros(0, dtype=torch.float64)
+
+    def settle(self, presence: Tensor, scale: float) -> None:
+        """Keeps the gradients of the last update."""
+
+    def step(self, optimizer: torch.optim.Optimizer, clip: Callable[[], Any]) -> None:
+        """Does nothing: `model.step` has stepped."""
 
 
-def refuse(schedule: str, *, zero: int, recompute: str | bool | None) -> None:
-    """Refuses options that a schedule with updates within a step does not support.
-
-    Raises:
-        UsageError: Such an option is set.
-    """
-    if zero == 3:
-        raise UsageError(
-            f"parallelize: schedule {schedule!r} keeps whole versions of a stage's weights, which "
-            f"zero=3 would share out: take zero=2 or less, {_FLUSH}"
-        )
-    if recompute:
-        raise UsageError(
-            f"parallelize: recompute would use weights that schedule {schedule!r} has updated "
-            f"since the forward: leave recompute out, {_FLUSH}"
-        )
-
-
-__all__ = ["Updates", "refuse"]
+__all__ = ["PerMicrobatch", "UpdatePolicy"]

@@ -15,9 +15,9 @@ import torch
 
 import pycoll
 from pycoll.parallel.core import structures
+from pycoll.parallel.core.specs import Spec
 from pycoll.parallel.pipeline.messages import Arrival, Messages
 from pycoll.parallel.pipeline.schedules.actions import Kind
-from pycoll.parallel.pipeline.specs import Spec
 
 PACKAGE = Path(pycoll.__file__).parent
 Pair = namedtuple("Pair", ["left", "right"])

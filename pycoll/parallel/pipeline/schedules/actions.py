@@ -178,8 +178,34 @@ def v_placement(num_ranks: int) -> tuple[int, ...]:
     return (*range(num_ranks), *reversed(range(num_ranks)))
 
 
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Time of one microbatch in all stages of one rank, in any unit.
+
+    Attributes:
+        forward: Time of F.
+        backward_input: Time of I.
+        backward_weight: Time of W; B takes the time of both I and W.
+        transfer: Time from one stage to the next.
+    """
+
+    forward: float = 1.0
+    backward_input: float = 1.0
+    backward_weight: float = 1.0
+    transfer: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Time of one microbatch, without transfers."""
+        return self.forward + self.backward_input + self.backward_weight
+
+
+Shape = tuple[int, int, int]  # ranks p, microbatches m, stages per rank v
+
+
 __all__ = [
     "Action",
+    "Costs",
     "Kind",
     "Schedule",
     "each_action",

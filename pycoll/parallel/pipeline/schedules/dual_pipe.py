@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pycoll.parallel.pipeline.schedules.actions import Action, Kind, Schedule, v_placement
-from pycoll.parallel.pipeline.schedules.registry import Costs, Generator
+from pycoll.parallel.pipeline.schedules.actions import Action, Costs, Kind, Schedule, v_placement
+from pycoll.parallel.pipeline.schedules.registry import Generator
 
 
 def make(p: int, m: int, v: int) -> Schedule:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from pycoll.parallel.pipeline.schedules.actions import Action, Kind, Schedule, interleaved_placement
-from pycoll.parallel.pipeline.schedules.registry import Costs, Generator
+from pycoll.parallel.pipeline.schedules.actions import (
+    Action,
+    Costs,
+    Kind,
+    Schedule,
+    interleaved_placement,
+)
+from pycoll.parallel.pipeline.schedules.registry import Generator
 
 
 def make(p: int, m: int, v: int, name: str = "gpipe") -> Schedule:

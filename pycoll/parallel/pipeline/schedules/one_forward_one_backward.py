@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from pycoll.parallel.pipeline.schedules.actions import Action, Kind, Schedule, interleaved_placement
+from pycoll.parallel.pipeline.schedules.actions import (
+    Action,
+    Costs,
+    Kind,
+    Schedule,
+    interleaved_placement,
+)
 from pycoll.parallel.pipeline.schedules.order import in_turn, rounds
-from pycoll.parallel.pipeline.schedules.registry import Costs, Generator
+from pycoll.parallel.pipeline.schedules.registry import Generator
 
 
 def sequences(p: int, m: int, v: int, rank: int) -> tuple[list[Action], list[Action]]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from pycoll.parallel.pipeline.schedules.actions import Action, Kind, Schedule, interleaved_placement
+from pycoll.parallel.pipeline.schedules.actions import (
+    Action,
+    Costs,
+    Kind,
+    Schedule,
+    interleaved_placement,
+)
 from pycoll.parallel.pipeline.schedules.one_forward_one_backward import live_1f1b, sequences
 from pycoll.parallel.pipeline.schedules.order import in_turn
-from pycoll.parallel.pipeline.schedules.registry import Costs, Generator
+from pycoll.parallel.pipeline.schedules.registry import Generator
 
 
 def make(p: int, m: int, v: int) -> Schedule:

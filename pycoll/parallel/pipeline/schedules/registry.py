@@ -10,32 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pycoll.errors import UsageError
-from pycoll.parallel.pipeline.schedules.actions import Schedule
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Time of one microbatch in all stages of one rank, in any unit.
-
-    Attributes:
-        forward: Time of F.
-        backward_input: Time of I.
-        backward_weight: Time of W; B takes the time of both I and W.
-        transfer: Time from one stage to the next.
-    """
-
-    forward: float = 1.0
-    backward_input: float = 1.0
-    backward_weight: float = 1.0
-    transfer: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """Time of one microbatch, without transfers."""
-        return self.forward + self.backward_input + self.backward_weight
-
-
-Shape = tuple[int, int, int]  # ranks p, microbatches m, stages per rank v
+from pycoll.parallel.pipeline.schedules.actions import Costs, Schedule
+from pycoll.parallel.pipeline.schedules.validate import validate
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +91,6 @@ def build(
 
     Cost: about 10 us per action.
     """
-    from pycoll.parallel.pipeline.schedules.validate import validate
-
     row = generator(name)
     v = row.default_stages if stages_per_rank is None else stages_per_rank
     if num_ranks < 1 or num_microbatches < 1 or v < 1:
@@ -133,4 +107,4 @@ def build(
     return schedule
 
 
-__all__ = ["Costs", "Generator", "build", "generator", "names", "register"]
+__all__ = ["Generator", "build", "generator", "names", "register"]

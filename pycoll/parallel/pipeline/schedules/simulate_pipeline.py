@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pycoll.errors import UsageError
-from pycoll.parallel.pipeline.schedules.actions import Action, Kind, Schedule
-from pycoll.parallel.pipeline.schedules.registry import Costs
+from pycoll.parallel.pipeline.schedules.actions import Action, Costs, Kind, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,24 @@ def needs(action: Action, num_stages: int) -> Action | None:
 def done_as(action: Action) -> Action:
     """The action that other stages wait for: I counts as B."""
     return Action(action.stage, Kind.B, action.microbatch) if action.kind is Kind.I else action
+
+
+def deadlock(schedule: Schedule, at: Sequence[int]) -> str:
+    """Describes the cycle of waits, starting with the first blocked rank."""
+    parts, seen = [], set()
+    rank = next(r for r, order in enumerate(schedule.orders) if at[r] < len(order))
+    while rank not in seen:
+        seen.add(rank)
+        if at[rank] >= len(schedule.orders[rank]):
+            parts.append(f"rank {rank} is done")
+            break
+        action = schedule.orders[rank][at[rank]]
+        need = needs(action, schedule.num_stages)
+        assert need is not None  # else the rank would not be blocked
+        next_rank = schedule.placement[need.stage]
+        parts.append(f"rank {rank} waits in {action} (position {at[rank]}) for {need}")
+        rank = next_rank
+    return f"schedule {schedule.name} deadlocks: {'; '.join(parts)}"
 
 
 def peak_live(order: Sequence[Action], weights: Sequence[int] | None = None) -> int:
@@ -164,8 +181,6 @@ def simulate(
                 at[rank] += 1
                 moved = True
     if any(position < len(order) for position, order in zip(at, orders, strict=True)):
-        from pycoll.parallel.pipeline.schedules.validate import deadlock
-
         raise UsageError(deadlock(schedule, at))
     busy = tuple(sum(event.end - event.start for event in of) for of in events)
     flat = tuple(event for of in events for event in of)

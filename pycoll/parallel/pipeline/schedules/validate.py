@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pycoll.errors import UsageError
 from pycoll.parallel.pipeline.schedules.actions import Action, Kind, Schedule
-from pycoll.parallel.pipeline.schedules.simulate_pipeline import done_as, needs, peak_live
+from pycoll.parallel.pipeline.schedules.simulate_pipeline import deadlock, done_as, needs, peak_live
 
 _BACKWARD = (Kind.B, Kind.I)
 
@@ -106,22 +106,4 @@ def _plays(schedule: Schedule) -> None:
         raise UsageError(deadlock(schedule, at))
 
 
-def deadlock(schedule: Schedule, at: Sequence[int]) -> str:
-    """Describes the cycle of waits, starting with the first blocked rank."""
-    parts, seen = [], set()
-    rank = next(r for r, order in enumerate(schedule.orders) if at[r] < len(order))
-    while rank not in seen:
-        seen.add(rank)
-        if at[rank] >= len(schedule.orders[rank]):
-            parts.append(f"rank {rank} is done")
-            break
-        action = schedule.orders[rank][at[rank]]
-        need = needs(action, schedule.num_stages)
-        assert need is not None  # else the rank would not be blocked
-        next_rank = schedule.placement[need.stage]
-        parts.append(f"rank {rank} waits in {action} (position {at[rank]}) for {need}")
-        rank = next_rank
-    return f"schedule {schedule.name} deadlocks: {'; '.join(parts)}"
-
-
-__all__ = ["deadlock", "validate"]
+__all__ = ["validate"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pycoll.parallel.pipeline.schedules.actions import (
     Action,
+    Costs,
     Kind,
     Schedule,
     interleaved_placement,
@@ -11,7 +12,7 @@ from pycoll.parallel.pipeline.schedules.actions import (
 )
 from pycoll.parallel.pipeline.schedules.one_forward_one_backward import sequences
 from pycoll.parallel.pipeline.schedules.order import in_turn, rounds, split_backward
-from pycoll.parallel.pipeline.schedules.registry import Costs, Generator
+from pycoll.parallel.pipeline.schedules.registry import Generator
 
 
 def make_zb1p(p: int, m: int, v: int) -> Schedule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,8 @@ from torch.nn import functional
 from pycoll.errors import UsageError
 from pycoll.parallel.core import collectives
 from pycoll.parallel.core.ledger import AxisGroup
-from pycoll.parallel.tensor.plan import Conv
-
-if TYPE_CHECKING:
-    from pycoll.parallel.tensor.layers import Shared
+from pycoll.parallel.features.tensor.plan import Conv
+from pycoll.parallel.features.tensor.shared import Shared
 
 
 def share_conv(shared: Shared, where: str, layer: nn.Module, style: Conv) -> None:

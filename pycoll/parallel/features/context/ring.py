@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pycoll.parallel.context.tile import Tile
 from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.placement import Ranges
+from pycoll.parallel.features.context.tile import Tile
 
 
 @dataclass(frozen=True, slots=True)

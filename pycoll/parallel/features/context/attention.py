@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from pycoll.errors import UsageError
-from pycoll.parallel.context.ring import Ring, attend
-from pycoll.parallel.context.sequence import Sequence
 from pycoll.parallel.core.functions import Functions
 from pycoll.parallel.core.placement import Part, Ranges
-from pycoll.parallel.dropout.dropout import Positions, keeps
+from pycoll.parallel.core.positions import Positions
+from pycoll.parallel.features.context.ring import Ring, attend
+from pycoll.parallel.features.context.sequence import Sequence
+from pycoll.parallel.features.dropout.dropout import keeps
 
 
 class Attention:

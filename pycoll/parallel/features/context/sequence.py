@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from pycoll.errors import UsageError
+from pycoll.parallel.core import specs
 from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.losses import Loss
 from pycoll.parallel.core.placement import Placement, Ranges, share, within
-from pycoll.parallel.dropout.dropout import Positions
-from pycoll.parallel.pipeline import specs
+from pycoll.parallel.core.positions import Positions
 
 
 class Sequence:

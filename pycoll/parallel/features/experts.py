@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from pycoll.errors import UsageError
 from pycoll.parallel.core import collectives
 from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.placement import share, share_sizes
+from pycoll.parallel.features.feature import Build, Feature
 
 
 class Experts(nn.ModuleList):
@@ -113,19 +115,46 @@ class Owned:
     here: set[int] = field(default_factory=set)
     elsewhere: dict[str, str] = field(default_factory=dict)
 
-    def named_with(self, names: list[str], here: dict[str, nn.Parameter]) -> list[str]:
-        """Returns the names that this rank, or a rank that shares its experts, has."""
-        lists = {of for of in self.elsewhere.values() if any(n.startswith(of) for n in here)}
-        return [name for name in names if name in here or self.elsewhere.get(name) in lists]
+
+class ExpertParallel(Feature):
+    """Shares the experts out over ep.
+
+    Attributes:
+        owned: Which experts are where.
+    """
+
+    def __init__(self, build: Build) -> None:
+        super().__init__(build)
+        self.needs_barrier = build.grid.size("ep") > 1
+        self.owned = Owned(False)
+
+    def apply(self) -> None:
+        self.owned = share_experts(self.build.model, self.build.grid.line("ep"))
+
+    def apply_meta(self) -> None:
+        """Tokens choose experts evenly, as there are no values."""
+        self.apply()
+        for experts in experts_of(self.build.model).values():
+            experts.forward = partial(_route, experts)  # type: ignore[method-assign]
+
+    def sums_over(self, parameter: nn.Parameter) -> tuple[str, ...]:
+        return () if id(parameter) in self.owned.here else ("ep",)
+
+    def splits_tokens(self) -> tuple[str, ...]:
+        return ("ep",)
+
+    def agrees_on(self, name: str, here: Collection[str]) -> bool:
+        """True for experts of other ranks, in lists of which this rank has some."""
+        prefix = self.owned.elsewhere.get(name)
+        return prefix is not None and any(other.startswith(prefix) for other in here)
 
 
-def share_experts(model: nn.Module, group: AxisGroup, parts: Collection[str] = ()) -> Owned:
+def share_experts(model: nn.Module, group: AxisGroup) -> Owned:
     """Shares the experts of a model out over `group`, in place: a rank keeps its own.
 
     Args:
         model: The whole model.
         group: The ranks of ep.
-        parts: Names of layers whose input tp shares out along the sequence.
 
     Returns:
         Which experts are where.
@@ -134,7 +163,7 @@ def share_experts(model: nn.Module, group: AxisGroup, parts: Collection[str] = (
         UsageError: There are fewer experts than ranks, or none, or a layer within an expert
             depends on which tokens it gets.
     """
-    found = {name: of for name, of in model.named_modules() if isinstance(of, Experts)}
+    found = experts_of(model)
     owned = Owned(bool(found))
     if group.size > 1 and not found:
         raise UsageError(
@@ -142,7 +171,7 @@ def share_experts(model: nn.Module, group: AxisGroup, parts: Collection[str] = (
         )
     for name, experts in found.items():
         prefix = f"{name}." if name else ""
-        _refuse(prefix, experts, parts)
+        _refuse(prefix, experts)
         if group.size == 1:
             continue
         if len(experts) < group.size:
@@ -163,7 +192,12 @@ def share_experts(model: nn.Module, group: AxisGroup, parts: Collection[str] = (
     return owned
 
 
-def _refuse(prefix: str, experts: Experts, parts: Collection[str]) -> None:
+def experts_of(model: nn.Module) -> dict[str, Experts]:
+    """The mixtures of a model, by name."""
+    return {name: of for name, of in model.named_modules() if isinstance(of, Experts)}
+
+
+def _refuse(prefix: str, experts: Experts) -> None:
     """Refuses modules within experts that depend on the order of the tokens."""
     for inner, module in experts.named_modules(prefix=prefix.removesuffix(".")):
         if isinstance(module, _DropoutNd) and module.p:
@@ -171,11 +205,16 @@ def _refuse(prefix: str, experts: Experts, parts: Collection[str]) -> None:
                 f"layer {inner!r}: dropout within experts cannot be keyed by place, so meshes "
                 "would differ: put it behind the experts"
             )
-        if inner in parts:
-            raise UsageError(
-                f"layer {inner!r}: with sequence_parallel, tp cannot share out what is within "
-                "experts: leave it out of the plan"
-            )
 
 
-__all__ = ["Experts", "Owned", "share_experts"]
+def _route(experts: Experts, tokens: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    """Routes tokens evenly to all experts."""
+    order = indices.flatten().argsort()
+    rows = order // indices.shape[1]
+    parts = tokens[rows].split(share_sizes(len(rows), len(experts)))
+    made = torch.cat([expert(part) for expert, part in zip(experts, parts, strict=True)])
+    made = made * weights.flatten()[order].unsqueeze(-1)
+    return made.new_zeros((len(tokens), *made.shape[1:])).index_add(0, rows, made)
+
+
+__all__ = ["ExpertParallel", "Experts", "Owned", "experts_of", "share_experts"]

@@ -15,15 +15,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pycoll.errors import UsageError
-from pycoll.parallel.context.attention import Attention
-from pycoll.parallel.context.sequence import Sequence
 from pycoll.parallel.core.functions import Functions
 from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.placement import Ranges, share
-from pycoll.parallel.dropout.dropout import Positions, Whole, drop
-from pycoll.parallel.experts import Experts
-from pycoll.parallel.tensor.layers import HEADS, Shared
-from pycoll.parallel.tensor.plan import Column, Row, Style
+from pycoll.parallel.core.positions import Positions
+from pycoll.parallel.features.context.attention import Attention
+from pycoll.parallel.features.context.sequence import Sequence
+from pycoll.parallel.features.dropout.dropout import Whole, drop
+from pycoll.parallel.features.experts import Experts
+from pycoll.parallel.features.tensor.layers import HEADS
+from pycoll.parallel.features.tensor.plan import Column, Row, Style
+from pycoll.parallel.features.tensor.shared import Shared
 
 _REFUSED = (functional.alpha_dropout, functional.feature_alpha_dropout)
 

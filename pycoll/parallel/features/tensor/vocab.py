@@ -10,29 +10,7 @@ from torch.nn import functional
 
 from pycoll.parallel.core import collectives
 from pycoll.parallel.core.ledger import AxisGroup
-
-_MARK = "_pycoll_classes"  # attribute of logits that are a part: (start, stop), size, group
-
-
-def mark(logits: Tensor, classes: tuple[int, int], size: int, group: AxisGroup) -> Tensor:
-    """Marks logits with their range of the `size` classes."""
-    setattr(logits, _MARK, (classes, size, group))
-    return logits
-
-
-def whole(output: Any) -> Any:
-    """Gathers the logits in `output` if they are a part; returns anything else unchanged."""
-    if isinstance(output, dict):  # such as the outputs of transformers
-        for key, value in output.items():
-            if isinstance(value, Tensor) and hasattr(value, _MARK):
-                output[key] = whole(value)
-        return output
-    if type(output) in (tuple, list):
-        return type(output)(whole(part) for part in output)
-    if not hasattr(output, _MARK):
-        return output
-    _, size, group = getattr(output, _MARK)
-    return collectives.gather_from(output, group, -1, size)
+from pycoll.parallel.core.logits import MARK
 
 
 def embed(layer: nn.Embedding, start: int, group: AxisGroup, ids: Tensor) -> Tensor:
@@ -63,7 +41,7 @@ def cross_entropy(
     """
     counted = target != ignore_index
     labels = torch.where(counted, target, 0)
-    part = getattr(logits, _MARK, None)
+    part = getattr(logits, MARK, None)
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()  # sums of short floats are off by 1 %
     if part is not None:
@@ -109,4 +87,4 @@ class _CrossEntropy(torch.autograd.Function):
         return result, None, None, None
 
 
-__all__ = ["cross_entropy", "embed", "mark", "whole"]
+__all__ = ["cross_entropy", "embed"]

@@ -10,6 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from pycoll.batch_norm_math import normalise
 from pycoll.parallel.core.ledger import AxisGroup
+from pycoll.parallel.features.context.feature import ContextParallel
+from pycoll.parallel.features.feature import Feature
 
 
 def synchronise(model: nn.Module, replicas: AxisGroup, now: Callable[[], AxisGroup]) -> bool:
@@ -40,6 +42,24 @@ def _forward(module: _BatchNorm, now: Callable[[], AxisGroup], input: Tensor) ->
     return normalise(module, input, _Replicas(group) if group.size > 1 else None)
 
 
+class SyncBatchNorm(Feature):
+    """Batch normalisation over all ranks that have a part of the batch."""
+
+    after = (ContextParallel,)
+
+    def apply(self) -> None:
+        grid, sequence = self.build.grid, self.build[ContextParallel].sequence
+        replicas = grid.line_of_dp("ep", "cp")
+        self.needs_barrier = synchronise(
+            self.build.model,
+            replicas,
+            lambda: replicas if sequence.length else grid.line_of_dp("ep"),
+        )
+
+    def apply_meta(self) -> None:
+        """Keeps as much for backward as torch's own layer."""
+
+
 class _Replicas:
     """An AxisGroup as an Exchange."""
 
@@ -53,4 +73,4 @@ class _Replicas:
         self._group.all_reduce(x)
 
 
-__all__ = ["synchronise"]
+__all__ = ["SyncBatchNorm", "synchronise"]

@@ -7,9 +7,7 @@ Source: Shoeybi et al., Megatron-LM, arXiv:1909.08053.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,10 +17,12 @@ from torch.nn import functional
 from pycoll.errors import UsageError
 from pycoll.parallel.core import collectives
 from pycoll.parallel.core.ledger import AxisGroup
+from pycoll.parallel.core.logits import mark
 from pycoll.parallel.core.placement import Placement, share
-from pycoll.parallel.tensor.conv2d import share_conv
-from pycoll.parallel.tensor.plan import Column, Conv, Inside, Region, Row, Style, Vocab
-from pycoll.parallel.tensor.vocab import embed, mark
+from pycoll.parallel.features.tensor.conv2d import share_conv
+from pycoll.parallel.features.tensor.plan import Column, Conv, Inside, Region, Row, Style, Vocab
+from pycoll.parallel.features.tensor.shared import Shared
+from pycoll.parallel.features.tensor.vocab import embed
 
 # Attribute names of the number of heads, and attributes derived from it.
 HEADS = (
@@ -33,52 +33,6 @@ _WIDTHS = ("split_size",)
 
 # Modules around layers, by id: original numbers of heads, and the width of a head.
 _Heads = dict[int, tuple[dict[str, int], int]]
-
-
-@dataclass(slots=True)
-class Shared:
-    """The result of tensor parallelism on a model.
-
-    Attributes:
-        group: The ranks that share each tensor.
-        sequence: Whether the activations between layers are shared out along the sequence.
-        placements: Placements of the parameters that are parts, by the parameter's id.
-        partial: Ids of parameters that every rank holds whole, with partial sums as gradients.
-        inside: The shared dimension of layers whose input is a part, by name.
-    """
-
-    group: AxisGroup
-    sequence: bool
-    placements: dict[int, Placement] = field(default_factory=dict)
-    partial: set[int] = field(default_factory=set)
-    inside: dict[str, int] = field(default_factory=dict)
-    _entered: tuple[Any, Any] | None = None
-
-    def enter(self, x: Tensor) -> Tensor:
-        """The whole input of layers that return parts; layers with the same input share it."""
-        last = self._entered
-        if last is not None and (whole := last[1]()) is not None and (last[0]() is x or whole is x):
-            return whole  # type: ignore[no-any-return]
-        if self.sequence:
-            whole = collectives.gather_to(x, self.group, 1, x.shape[1] * self.group.size)
-        else:
-            whole = collectives.copy_to(x, self.group)
-        self._entered = (weakref.ref(x), weakref.ref(whole))
-        return whole
-
-    def leave(self, x: Tensor) -> Tensor:
-        """The sum of partial results: whole, or this rank's share of the sequence."""
-        if self.sequence:
-            return collectives.reduce_scatter_from(x, self.group, 1)
-        return collectives.reduce_from(x, self.group)
-
-    def shorten(self, parameter: Tensor, dim: int, parts: int = 1, unit: int = 1) -> None:
-        """Keeps this rank's part of a parameter; a tied parameter is shortened once."""
-        if id(parameter) in self.placements:
-            return
-        placement = _part(tuple(parameter.shape), dim, parts, unit, self.group)
-        parameter.data = placement.take(parameter.data)
-        self.placements[id(parameter)] = placement
 
 
 def share_layers(
@@ -184,13 +138,6 @@ def _with_input(args: tuple[Any, ...], kwargs: dict[str, Any], function: Any) ->
     return args, {**kwargs, "hidden_states": function(kwargs["hidden_states"])}
 
 
-def _part(shape: tuple[int, ...], dim: int, parts: int, unit: int, group: AxisGroup) -> Placement:
-    block = shape[dim] // parts
-    start, stop = share(block // unit, group.size, group.rank)
-    ranges = ((i * block + start * unit, i * block + stop * unit) for i in range(parts))
-    return Placement(shape, dim, tuple(ranges))
-
-
 def _unit(where: str, size: int, parent: nn.Module, shared: Shared, seen: _Heads) -> int:
     """The outputs of one head, which stay together; sets the module's numbers for this rank."""
     if id(parent) not in seen:
@@ -287,4 +234,4 @@ def _share_sequence(shared: Shared, model: nn.Module, blocks: str | None) -> Non
                     shared.inside.setdefault(f"{name}.{inner}" if inner else name, 1)
 
 
-__all__ = ["HEADS", "Shared", "share_layers"]
+__all__ = ["HEADS", "share_layers"]

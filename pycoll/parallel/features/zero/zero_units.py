@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pycoll.errors import UsageError
-from pycoll.parallel.data.buckets import Bucket
+from pycoll.parallel.features.data.buckets import Bucket
 
 
 def units_of(model: nn.Module, blocks: str | None) -> list[tuple[nn.Module, set[str]]]:

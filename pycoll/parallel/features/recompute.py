@@ -14,7 +14,28 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pycoll.errors import UsageError
-from pycoll.parallel.dropout.dropout import Positions
+from pycoll.parallel.core.positions import Positions
+from pycoll.parallel.features.batch_norm import SyncBatchNorm
+from pycoll.parallel.features.dropout.feature import KeyedDropout
+from pycoll.parallel.features.feature import Feature
+
+
+class Recompute(Feature):
+    """Wraps layers.
+
+    Attributes:
+        some: Whether any layer recomputes.
+    """
+
+    after = (KeyedDropout, SyncBatchNorm)  # the second forward pass runs what they have made
+
+    some = False
+
+    def apply(self) -> None:
+        build = self.build
+        self.some = recompute_layers(
+            build.model, build.options.recompute, build.options.pp, build.positions
+        )
 
 
 def recompute_layers(
@@ -68,4 +89,4 @@ def _again(forward: Callable[..., Any], positions: Positions, *args: Any, **kwar
     return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
-__all__ = ["recompute_layers"]
+__all__ = ["Recompute", "recompute_layers"]

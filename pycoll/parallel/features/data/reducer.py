@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.placement import Placement
-from pycoll.parallel.data.buckets import Bucket, Slot, in_buckets
+from pycoll.parallel.features.data.buckets import Bucket, Slot, in_buckets
 
 _AT_ONCE = 2  # buckets reduced at once, if gradients are sharded
 _LOW = (torch.bfloat16, torch.float16)
@@ -240,6 +241,19 @@ class Reducer:
         for bucket in self.buckets:
             bucket.clear()
         self._used.clear()
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Gathers the parameters that ZeRO 3 shards, for a pass that uses them many times."""
+        for bucket in self.buckets:
+            bucket.gather()
+        yield
+        self.drop()
+
+    def drop(self) -> None:
+        """Frees the gathered parameters."""
+        for bucket in self.buckets:
+            bucket.drop()
 
     def publish(self) -> None:
         """Updates the parameters on all ranks after the pieces have changed."""
