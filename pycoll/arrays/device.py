@@ -164,7 +164,10 @@ def device_array_over(memory: _core.DeviceMemory, shape: Sequence[int], dtype: A
 
 def device_number(device: Any) -> int:
     """The number that `device` means: an int, "cuda", "cuda:1", or a torch.device."""
-    text = str(device)
+    try:
+        text = str(device)
+    except TypeError:  # of its own method
+        text = "?"
     number = text.removeprefix("cuda").removeprefix(":") or "0"
     if not number.isdecimal():
         raise UsageError(

@@ -167,7 +167,8 @@ class Resizing:
         self.x = x
 
     def __index__(self) -> int:
-        self.x.resize(1 << 20 if self.x.size < 1000 else 1, refcheck=False)
+        if type(self.x) is np.ndarray:  # another odd value may stand in its place
+            self.x.resize(1 << 20 if self.x.size < 1000 else 1, refcheck=False)
         return 0
 
     def __float__(self) -> float:

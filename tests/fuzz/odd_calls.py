@@ -35,7 +35,7 @@ class Method:
 
 def is_number(value: Any, least: int, most: int) -> bool:
     """Whether a call may take the value for a whole number between these."""
-    if isinstance(value, odd_values.Resizing) or not hasattr(type(value), "__index__"):
+    if type(value) is odd_values.Resizing or not hasattr(type(value), "__index__"):
         return False
     try:
         return least <= operator.index(value) <= most
@@ -153,7 +153,7 @@ METHODS: dict[str, Method] = {name: of_collective(name) for name in COLLECTIVES}
         breaks=True,
         odd=("tag",),
         skips=lambda name, value: (
-            isinstance(value, odd_values.Resizing) or is_number(value, 0, 1 << 64)
+            type(value) is odd_values.Resizing or is_number(value, 0, 1 << 64)
         ),
     ),
     "coalesce": Method(coalesced, lambda comm: {"x": rows(comm), "op": "sum", "out": None}),

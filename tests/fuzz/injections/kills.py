@@ -41,10 +41,21 @@ TIMEOUT_S = 20.0  # no wait may last so long
 JOIN_S = 3.0  # of init: the others cannot know of a rank that is killed before it has come
 NEWCOMER_S = 0.5  # that newcomers have to see the end, once all others have
 GIVEN_UP = "a rank was killed"
+BETWEEN = ("", "shrink", "grow", "agree")
 # What may wait for another rank.
 CALLS = [(pycoll.Work, "wait"), (Coalesced, "__exit__")] + [
     (pycoll.Communicator, name)
-    for name in (*ORACLES, "barrier", "send", "recv", "recv_any", "split", "shrink", "grow")
+    for name in (
+        *ORACLES,
+        "barrier",
+        "send",
+        "recv",
+        "recv_any",
+        "split",
+        "shrink",
+        "grow",
+        "agree",
+    )
 ]
 
 Comm = pycoll.Communicator
@@ -57,7 +68,7 @@ class Kill:
     joining: bool  # the time begins with init, else with the program
     after_us: int
     program: Program
-    between: str  # what all ranks call between two runs: "", "shrink"; "grow": after the first
+    between: str  # what all ranks call between two runs: one of BETWEEN; "grow": after the first
     busy_ms: int  # of rank 0, between two runs of the program
     signal: int
 
@@ -70,7 +81,7 @@ def kills() -> st.SearchStrategy[Kill]:
         joining=st.sampled_from([False, False, False, True]),
         after_us=st.one_of(st.integers(0, 15_000), st.integers(0, 100_000)),
         program=programs(at_most=10),
-        between=st.sampled_from(["", "shrink", "grow"]),
+        between=st.sampled_from(BETWEEN),
         busy_ms=st.sampled_from([0, 0, 50]),
         signal=st.sampled_from([signal.SIGKILL, signal.SIGTERM]),
     )
@@ -86,6 +97,7 @@ class Seen:
     is_named: bool = False  # the error has the victim's rank
     began_s: float = 0.0
     raised_s: float = 0.0
+    agreed: tuple[int, ...] = ()  # what `agree` returned, each time
 
 
 class Clock:
@@ -120,6 +132,7 @@ class Run:
         self.victim = case.victim % case.n
         self.seen = Seen("")
         self.parts: list[Part] = []
+        self.agreed: list[int] = []
 
     def until_killed(self) -> Seen:
         clock = Clock()
@@ -139,7 +152,7 @@ class Run:
                     part.comm.abort(GIVEN_UP)
             self.comm = self.comm.shrink(TIMEOUT_S)
         self.check_survivors()
-        return self.seen
+        return replace(self.seen, agreed=tuple(self.agreed))
 
     def once(self) -> None:
         self.parts = [Part(self.comm, list(range(self.comm.size)))]
@@ -162,6 +175,9 @@ class Run:
             self.begin("shrink")
             self.comm = self.comm.shrink(TIMEOUT_S)
             self.seen.where = "shrink" if self.comm.size < self.case.n else ""
+        elif self.case.between == "agree":
+            self.begin("agree")
+            self.agreed.append(self.comm.agree(number_of(self.comm.rank, len(self.agreed)), "min"))
         elif self.case.between == "grow" and not self.has_grown:
             self.begin("grow")
             self.comm = self.comm.grow(1, self.address, TIMEOUT_S)
@@ -183,6 +199,22 @@ class Run:
         x = np.full(1000, 1 + self.comm.rank, np.int64)
         self.comm.all_reduce(x)
         assert (x == sum(range(1, size + 1))).all(), "the new world's sum is wrong"
+
+
+def number_of(rank: int, turn: int) -> int:
+    """What a rank gives `agree`: another rank has the least number in each turn."""
+    return 100 * turn + (rank + turn) % 7
+
+
+def disagreement(case: Kill, agreed: list[tuple[int, ...]]) -> str:
+    """What is wrong with the numbers that the others' calls of `agree` returned."""
+    others = [rank for rank in range(case.n) if rank != case.victim % case.n]
+    for turn in range(max(map(len, agreed), default=0)):
+        found = {numbers[turn] for numbers in agreed if turn < len(numbers)}
+        with_victim = min(number_of(rank, turn) for rank in range(case.n))
+        if len(found) > 1 or not found <= {with_victim, min(number_of(r, turn) for r in others)}:
+            return f"agree returned {found} in turn {turn}"
+    return ""
 
 
 def work(comm: Comm | Seen, case: Kill, board: Board, address: str) -> Seen:
@@ -295,6 +327,8 @@ def kill_all(processes: list[Process]) -> None:
 
 def judge(case: Kill, outcomes: list[Any], killed: Killed) -> Outcome:
     notices_s, where = [], ""
+    if wrong := disagreement(case, [seen.agreed for seen in outcomes if isinstance(seen, Seen)]):
+        return Outcome(wrong)
     for rank, seen in enumerate(outcomes):
         if rank == case.victim % case.n:
             continue
