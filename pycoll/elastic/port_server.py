@@ -38,6 +38,7 @@ _MAX_UNPROVED = _core.max_ranks
 _MAX_PROPOSALS = 64  # that a rank keeps; the oldest goes first
 _PAUSE_S = 0.1
 _POLL_S = 0.05
+_TICK_S = 0.25
 _WHAT = "the thread of the port for shrink"
 _servers: weakref.WeakSet[PortServer] = weakref.WeakSet()
 
@@ -168,10 +169,15 @@ class PortServer:
         self._listeners.clear()
         self._sockets.clear()
 
+    def _tick(self) -> None:
+        """Looks for calls of other threads: what wakes the loop is a send that may have failed."""
+        self._loop.call_later(_TICK_S, self._tick)
+
     def _run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread's
         for listener in self._listeners:
             self._loop.add_reader(listener, self._accept, listener)
+        self._tick()
         try:
             self._loop.run_forever()
             for listener in self._listeners:

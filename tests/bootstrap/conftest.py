@@ -117,3 +117,16 @@ def no_litter() -> Iterator[None]:
     num_fds = num_open_fds()
     yield
     assert num_open_fds() == num_fds
+
+
+def wait_until_listening(name: str) -> None:
+    """Waits for the abstract socket `name`."""
+    deadline = time.monotonic() + 10
+    while True:
+        with open("/proc/net/unix") as sockets:
+            for line in sockets:
+                flags, path = line.split()[3], line.split()[-1]
+                if path == f"@{name}" and flags == "00010000":  # it accepts connections
+                    return
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

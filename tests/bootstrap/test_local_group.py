@@ -20,7 +20,7 @@ import pytest
 from pycoll import errors
 from pycoll._core import bootstrap
 
-from .conftest import Outcome, num_open_fds
+from .conftest import Outcome, num_open_fds, wait_until_listening
 
 pytestmark = pytest.mark.ranks
 
@@ -73,18 +73,6 @@ def form_and_share(name: str, rank: int, num_ranks: int, delay_s: float = 0) -> 
 def _pid_of(pidfd: int) -> int:
     with open(f"/proc/self/fdinfo/{pidfd}") as info:
         return next(int(line.split()[1]) for line in info if line.startswith("Pid:"))
-
-
-def wait_until_listening(name: str) -> None:
-    deadline = time.monotonic() + 10
-    while True:
-        with open("/proc/net/unix") as sockets:
-            for line in sockets:
-                flags, path = line.split()[3], line.split()[-1]
-                if path == f"@pycoll-{name}" and flags == "00010000":  # it accepts connections
-                    return
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def check_group(outcomes: list[Outcome], order: list[int]) -> None:
@@ -163,7 +151,7 @@ def test_first_deadline_to_pass_ends_the_joining_for_all(ranks, name):
 )
 def test_rank_killed_while_it_joins_is_named_on_every_other(ranks, name, victim, number):
     pids = [ranks.start(lambda rank=rank: form(name, rank, 4, 30)) for rank in range(3)]
-    wait_until_listening(name)
+    wait_until_listening(f"pycoll-{name}")
     time.sleep(0.3)  # rank 3 never joins
     os.kill(pids[victim], number)
     for pid in set(pids) - {pids[victim]}:
@@ -174,6 +162,21 @@ def test_rank_killed_while_it_joins_is_named_on_every_other(ranks, name, victim,
             assert f"rank {victim} (process {pids[victim]}) ended" in outcome.text
         assert outcome.seconds < 20
         assert outcome.num_fds_leaked == 0
+
+
+def test_rank_killed_before_it_said_its_rank_is_the_one_that_is_missing(ranks, name):
+    pids = [ranks.start(lambda rank=rank: form(name, rank, 3, 30)) for rank in range(2)]
+    wait_until_listening(f"pycoll-{name}")
+
+    def connect() -> None:
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(f"\0pycoll-{name}")
+
+    victim = ranks.start(connect)
+    ranks.outcome(victim)
+    for outcome in map(ranks.outcome, pids):
+        assert (outcome.error, outcome.rank) == ("PeerDiedError", 2), outcome
+        assert f"rank 2 (process {victim}) ended before it said its rank" in outcome.text
+        assert outcome.seconds < 20
 
 
 def test_late_leader_is_waited_for(ranks, name):
@@ -229,7 +232,7 @@ def _send_many_fds(peer: socket.socket) -> None:
 @pytest.mark.parametrize("act", [_send_garbage, _send_many_fds, lambda peer: None])
 def test_unauthenticated_peers_are_dropped_without_harm(ranks, name, act):
     leader = ranks.start(lambda: form_and_share(name, 0, 2))
-    wait_until_listening(name)
+    wait_until_listening(f"pycoll-{name}")
     peers = []
     for _ in range(520):  # more than are kept
         peers.append(_connect(name))
@@ -260,7 +263,7 @@ def test_another_user_that_knows_the_token_cannot_join(ranks, name):
         return b""
 
     leader = ranks.start(lambda: form_and_share(name, 0, 2))
-    wait_until_listening(name)
+    wait_until_listening(f"pycoll-{name}")
     assert ranks.outcome(ranks.start(join_as_other_user)).value == b""
     last = ranks.start(lambda: form_and_share(name, 1, 2))
     assert [ranks.outcome(pid).text for pid in (last, leader)] == ["", ""]
@@ -288,7 +291,7 @@ def test_another_user_cannot_lead(ranks, name):
         form(name, 0, 2, 2)
 
     ranks.start(lead_as_other_user)
-    wait_until_listening(name)
+    wait_until_listening(f"pycoll-{name}")
     with pytest.raises(errors.TimeoutError, match="rank 0 of 2 did not join"):
         form(name, 1, 2, 0.5)
 

@@ -171,7 +171,7 @@ Session join(const LaunchEnv& env, const Deadline& deadline) {
   int port = alone ? 0 : env.master_port;
   if (env.rank == 0) {
     session.server = std::make_unique<TcpStoreServer>(address, port, session.token,
-                                                      /*reports_deaths=*/true);
+                                                      /*reports_deaths=*/true, env.num_ranks);
     port = session.server->port();
   }
   session.store = std::make_unique<TcpStore>(address, port, session.token, env.rank, deadline);

@@ -21,6 +21,7 @@ struct StoreConnection {
 
   Channel channel;
   std::string where;  // the address of the client
+  pid_t pid = 0;      // of a client that is a process of this user
   int rank = -1;      // what it says, until it is welcome
   std::optional<Challenge> challenge;
   int64_t hello_by_ns = 0;

@@ -11,6 +11,11 @@
 // Unix socket, and both ends accept only processes of their own user.
 #pragma once
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -71,6 +76,23 @@ inline void check_store_address(const std::string& address, int port) {
                      "process that reaches this address could join: " +
                      how_to_set_token());
   }
+}
+
+/// Sends small messages at once, and notices within a minute that the other host is gone.
+inline void set_store_options(int socket) {
+  const int on = 1;
+  const int idle_s = 10;
+  ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+}
+
+inline std::optional<int64_t> parse_decimal(const std::string& text) {
+  int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stopped_at, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stopped_at != end) return std::nullopt;
+  return value;
 }
 
 inline std::string store_frame(StoreFrame kind, uint32_t number, const WireWriter& payload) {

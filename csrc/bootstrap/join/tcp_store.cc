@@ -1,7 +1,6 @@
 #include "bootstrap/join/tcp_store.h"
 
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -31,12 +30,9 @@ Fd connect_to(const SocketAddress& address, const Deadline& deadline) {
   Fd socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) return socket;
   const int on = 1;
-  const int idle_s = 10;
   // SO_REUSEADDR: if this socket gets that port as its own, rank 0 can still listen on it.
   ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+  set_store_options(socket.get());
   int error = 0;
   if (::connect(socket.get(), address.get(), address.length) != 0) {
     error = errno;

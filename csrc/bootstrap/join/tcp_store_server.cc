@@ -1,17 +1,13 @@
 #include "bootstrap/join/tcp_store_server.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <exception>
-#include <optional>
 #include <utility>
 
 #include "base/clock.h"
@@ -30,25 +26,19 @@ namespace {
 constexpr int64_t kNever = INT64_MAX;
 constexpr int64_t kSecondNs = 1'000'000'000;
 constexpr int64_t kOutOfFdsPauseNs = 100'000'000;
+constexpr int64_t kSilentNs = 10'000'000;  // between two looks at processes that said nothing
 constexpr int kBacklog = 512;
 constexpr size_t kEntryBytes = 128;  // memory of a key and its value, besides their bytes
-
-std::optional<int64_t> parse_decimal(const std::string& text) {
-  int64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stopped_at, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stopped_at != end) return std::nullopt;
-  return value;
-}
 
 }  // namespace
 
 TcpStoreServer::TcpStoreServer(const std::string& address, int port, const Token& token,
-                               bool reports_deaths)
+                               bool reports_deaths, int num_ranks)
     : token_(token.text),
       for_own_user_(token.trust == Trust::kSameUser),
       encrypted_(tls_is_on() && !for_own_user_),
       reports_deaths_(reports_deaths),
+      num_ranks_(num_ranks),
       stop_at_ns_(kNever) {
   check_token(token_);
   if (encrypted_) openssl();  // raises here, in the caller's thread, if there is none
@@ -160,6 +150,7 @@ void TcpStoreServer::fail(const std::string& text) {
 
 int64_t TcpStoreServer::poll_wait_ns() const {
   int64_t at_ns = std::min(stop_at_ns_.load(), now_ns() + 60 * kSecondNs);
+  if (silent_.may_end()) at_ns = std::min(at_ns, now_ns() + kSilentNs);
   if (accept_after_ns_ > now_ns()) at_ns = std::min(at_ns, accept_after_ns_);
   for (const auto& one : connections_) {
     if (!one->welcome) at_ns = std::min(at_ns, one->hello_by_ns);
@@ -183,12 +174,9 @@ void TcpStoreServer::accept_all() {
       pid_t pid = -1;
       if (!is_own_user(socket.get(), &pid)) continue;
       connection->where = "process " + std::to_string(pid);
+      connection->pid = pid;
     } else {
-      const int on = 1;
-      const int idle_s = 10;
-      ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-      ::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-      ::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+      set_store_options(socket.get());
       connection->where = peer_text(socket.get());
     }
     connection->channel = encrypted_ ? Channel(std::move(socket), Tls::Role::kAccepts, token_)
@@ -200,6 +188,11 @@ void TcpStoreServer::accept_all() {
 
 void TcpStoreServer::advance(StoreConnection& connection) {
   try {
+    // What a client sent before it ended says which rank it was.
+    if (!connection.channel && !connection.challenge) {
+      if (const auto hello = take_frame(connection.in, kMaxHelloBytes))
+        handle_hello(connection, *hello);
+    }
     while (connection.flush()) {
       if (!connection.welcome && Tls::is_greeting(connection.in)) {
         connection.out = Tls::refusal_without_tls();
@@ -362,9 +355,9 @@ std::string TcpStoreServer::death_frame(uint32_t number) const {
                      WireWriter().text(death_->text).number(static_cast<int32_t>(death_->rank)));
 }
 
-void TcpStoreServer::report_death(int rank, std::string text) {
+void TcpStoreServer::report_death(int rank, const std::string& text) {
   if (!reports_deaths_ || death_) return;
-  death_ = Death{rank, std::move(text)};
+  death_ = Death{rank, text};
   for (const auto& one : connections_) {
     if (!one->channel || !one->wait) continue;
     one->out += death_frame(one->wait->number);
@@ -377,23 +370,31 @@ void TcpStoreServer::drop_the_gone() {
   size_t num_unauthenticated = 0;
   for (const auto& one : connections_) num_unauthenticated += !one->welcome;
   for (const auto& one : connections_) {  // oldest first
-    if (one->welcome || (num_unauthenticated <= kMaxUnauthenticated && now_ns() < one->hello_by_ns))
-      continue;
+    const bool is_late = num_unauthenticated > kMaxUnauthenticated || now_ns() >= one->hello_by_ns;
+    if (one->welcome || !is_late) continue;
     one->channel.reset();
     --num_unauthenticated;
   }
+  const auto died = [this](int rank, const std::string& how) {
+    const std::string who = "rank " + std::to_string(rank);
+    report_death(rank, who + " ended while the ranks were joining: " + how);
+  };
   for (const auto& one : connections_) {
     // For a process of this user, the rank that it says is as good as a proven one.
     const bool is_known = one->welcome || (for_own_user_ && one->rank >= 0 && !one->closing &&
                                            !joined_.contains(one->rank));
-    const bool died = !one->channel && is_known && !one->left;
-    if (!died) continue;
-    report_death(one->rank, "rank " + std::to_string(one->rank) +
-                                " ended while the ranks were joining: its connection to the store, "
-                                "from " +
-                                one->where + ", has ended");
+    if (one->channel || one->left) continue;
+    if (is_known)
+      died(one->rank, "its connection to the store, from " + one->where + ", has ended");
+    if (one->rank < 0 && one->pid > 0) silent_.add(one->pid);
   }
   std::erase_if(connections_, [](const auto& one) { return !one->channel; });
+  // Once all others have come, a process that ended before it said its rank was the missing one.
+  int missing = 0;
+  while (joined_.contains(missing)) ++missing;
+  const auto& ended = silent_.ended();
+  if (ended.empty() || std::ssize(joined_) + 1 != num_ranks_ || missing >= num_ranks_) return;
+  died(missing, "process " + std::to_string(ended.front().pid) + " ended before it said its rank");
 }
 
 }  // namespace pycoll

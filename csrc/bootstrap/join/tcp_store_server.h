@@ -19,6 +19,7 @@
 
 #include "base/fd.h"
 #include "base/thread.h"
+#include "bootstrap/local/silent_processes.h"
 #include "bootstrap/security/token.h"
 
 namespace pycoll {
@@ -32,9 +33,10 @@ class TcpStoreServer {
   /// Listens on `address` (a name, IPv4 or IPv6; not 0.0.0.0 or ::); `port` 0 picks a free one.
   /// With Trust::kSameUser it listens at an abstract Unix socket instead, and `address` must be a
   /// loopback address. `reports_deaths`: once a client has disconnected without leaving, every
-  /// `get` of a key that is not set raises PeerDiedError.
+  /// `get` of a key that is not set raises PeerDiedError. `num_ranks`: how many ranks will join; 0:
+  /// not known.
   TcpStoreServer(const std::string& address, int port, const Token& token,
-                 bool reports_deaths = false);
+                 bool reports_deaths = false, int num_ranks = 0);
   ~TcpStoreServer();
   TcpStoreServer(const TcpStoreServer&) = delete;
   TcpStoreServer& operator=(const TcpStoreServer&) = delete;
@@ -64,7 +66,7 @@ class TcpStoreServer {
   /// Memory of values and connections.
   size_t used_bytes() const;
   void report_second_claim(const StoreConnection& second, const std::string& holder);
-  void report_death(int rank, std::string text);
+  void report_death(int rank, const std::string& text);
   std::string death_frame(uint32_t number) const;
   void drop_the_gone();
   /// Reports an error of the thread to all ranks that have joined.
@@ -75,6 +77,7 @@ class TcpStoreServer {
   const bool for_own_user_;
   const bool encrypted_;
   const bool reports_deaths_;
+  const int num_ranks_;
   int port_ = 0;
   Fd listener_;
   Fd wake_;
@@ -88,6 +91,7 @@ class TcpStoreServer {
   size_t stored_bytes_ = 0;            // memory of `values_`
   std::map<int, std::string> joined_;  // addresses of the ranks that have joined
   std::optional<Death> death_;         // the first one
+  SilentProcesses silent_;
 };
 
 }  // namespace pycoll

@@ -83,6 +83,7 @@ void LocalGroupLeader::gather(const Deadline& deadline) {
       if (fds[i].revents != 0) hear_hello(std::move(pending_[i - first_pending]));
     }
     std::erase_if(pending_, [](const PendingPeer& one) { return !one.socket; });
+    blame_ended();
     if (fds[0].revents != 0) accept_pending();
   }
 }
@@ -99,6 +100,7 @@ void LocalGroupLeader::accept_pending() {
 
 void LocalGroupLeader::hear_hello(PendingPeer peer) {
   Packet packet = receive_packet(peer.socket.get());
+  if (packet.bytes.empty()) silent_.add(peer.pid);
   const auto refuse = [&](const std::string& why) {
     const GroupFailure refusal = {.kind = GroupFailure::Kind::kUsage, .text = why};
     send_packet(peer.socket.get(), refusal.to_bytes(), {});
@@ -209,14 +211,25 @@ GroupFailure LocalGroupLeader::timeout_after(double timeout_s) const {
 
 GroupFailure LocalGroupLeader::death_of(int rank) const {
   const Joiner& joiner = joiners_[static_cast<size_t>(rank)];
-  // A dying process closes its sockets a moment before its pidfd becomes readable.
-  wait_for_fd(joiner.pidfd.get(), POLLIN, Deadline::after_s(0.2));
-  const bool ended = process_ended(joiner.pidfd.get());
+  const bool ended = ends_soon(joiner.pidfd.get());
   const int signal = ended ? exit_signal(joiner.pidfd.get()) : 0;
   std::string text = "rank " + std::to_string(rank) + " (process " + std::to_string(joiner.pid) +
                      (ended ? ") ended" : ") left") + " while the ranks of this host were joining";
   if (signal != 0) text += ", killed by signal " + std::to_string(signal);
   return {.kind = GroupFailure::Kind::kPeerDied, .text = text, .rank = rank, .signal = signal};
+}
+
+void LocalGroupLeader::blame_ended() {
+  const std::vector<int> missing = missing_ranks();
+  const auto& ended = silent_.ended();
+  if (missing.empty() || ended.size() < missing.size()) return;
+  const auto& [pid, signal] = ended.front();
+  const std::string who =
+      "rank " + std::to_string(missing.front()) + " (process " + std::to_string(pid) + ")";
+  fail({.kind = GroupFailure::Kind::kPeerDied,
+        .text = who + " ended before it said its rank, while the ranks of this host were joining",
+        .rank = missing.front(),
+        .signal = signal});
 }
 
 void LocalGroupLeader::fail(const GroupFailure& failure) {

@@ -12,6 +12,7 @@
 #include "bootstrap/local/local_group.h"
 #include "bootstrap/local/local_group_messages.h"
 #include "bootstrap/local/packet_socket.h"
+#include "bootstrap/local/silent_processes.h"
 
 namespace pycoll {
 
@@ -45,6 +46,8 @@ class LocalGroupLeader {
   std::vector<int> missing_ranks() const;
   GroupFailure timeout_after(double timeout_s) const;
   GroupFailure death_of(int rank) const;
+  /// Fails if the missing ranks can only be processes that ended before they said their rank.
+  void blame_ended();
   [[noreturn]] void fail(const GroupFailure& failure);
 
   const int num_ranks_;
@@ -54,6 +57,7 @@ class LocalGroupLeader {
   Fd listener_;
   std::vector<Joiner> joiners_;       // by rank; without a socket until the rank arrives
   std::vector<PendingPeer> pending_;  // connected, hello not read yet; oldest first
+  SilentProcesses silent_;
 };
 
 }  // namespace pycoll

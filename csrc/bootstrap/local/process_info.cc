@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <fstream>
 #include <optional>
@@ -17,6 +18,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/socket.h"
 
 namespace pycoll {
 namespace {
@@ -81,6 +83,18 @@ Fd open_own_pidfd() {
 bool process_ended(int pidfd) {
   pollfd fd = {.fd = pidfd, .events = POLLIN, .revents = 0};
   return ::poll(&fd, 1, 0) > 0 && (fd.revents & POLLIN);
+}
+
+bool ends_soon(int pidfd) {
+  wait_for_fd(pidfd, POLLIN, Deadline::after_s(0.2));
+  return process_ended(pidfd);
+}
+
+std::optional<int> end_of(pid_t pid) {
+  const Fd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (!pidfd && errno == ESRCH) return 0;
+  if (!pidfd || !process_ended(pidfd.get())) return std::nullopt;
+  return exit_signal(pidfd.get());
 }
 
 int exit_signal(int pidfd) {

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <optional>
 #include <span>
 #include <string>
 
@@ -15,6 +16,13 @@ Fd open_own_pidfd();
 
 /// Whether the process has ended, reaped or not. Costs one system call.
 bool process_ended(int pidfd);
+
+/// Whether a process that has closed its sockets ends: it does so a moment later.
+bool ends_soon(int pidfd);
+
+/// Whether a process without a pidfd has ended: the signal that ended it, or 0; nothing if it
+/// lives.
+std::optional<int> end_of(pid_t pid);
 
 /// The signal that ended the process, or 0: it exited, still runs, or its end is unknown.
 ///

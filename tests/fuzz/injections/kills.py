@@ -262,11 +262,16 @@ def files(pid: int) -> set[str]:
 
 
 def has_come(pid: int) -> bool:
-    """Whether the stopped process has connected to the store, or serves it."""
+    """Whether the stopped process has connected to the store or to rank 0, or serves it."""
     own = files(pid) - files(os.getpid())
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        state, inode = line.split()[3], line.split()[9]
+        if state in ("01", "0A") and f"socket:[{inode}]" in own:  # connected, listening
+            return True
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
-        _, _, _, flags, _, state, inode, *_ = line.split()
-        is_used = state == "03" or flags == "00010000"  # connected, listening
+        _, _, _, flags, kind, state, inode, *_ = line.split()
+        # The launcher's pipe to each rank is a stream; those between ranks have packets.
+        is_used = kind == "0005" and (state == "03" or flags == "00010000")
         if is_used and f"socket:[{inode}]" in own:
             return True
     return False

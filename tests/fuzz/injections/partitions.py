@@ -15,6 +15,7 @@ from typing import Any
 import namespaces
 import numpy as np
 from driving import drawn
+from faults import Board
 from hypothesis import strategies as st
 from programs import Program, programs
 from runner import run_program
@@ -60,8 +61,10 @@ def partitions() -> st.SearchStrategy[Partition]:
     )
 
 
-def work(comm: Comm, case: Partition) -> Any:
+def work(comm: Comm, case: Partition, board: Board) -> Any:
     """The old ranks of the world that goes on; None where none was needed."""
+    comm.barrier()
+    board.note()
     end_s = time.monotonic() + (case.after_ms + case.heals_after_ms) / 1e3 + 0.5
     try:
         while comm.all_reduce(np.array(time.monotonic() < end_s or not case.heals_after_ms), "min"):
@@ -77,9 +80,13 @@ def work(comm: Comm, case: Partition) -> Any:
 def run(case: Partition) -> list[namespaces.Outcome]:
     hosts = network()
     env = {"PYCOLL_SILENCE_S": str(SILENCE_S), "timeout_s": str(TIMEOUT_S)}
-    pids = hosts.start_ranks(work, case.per_host, case, **env)
+    board = Board()
+    pids = hosts.start_ranks(work, case.per_host, case, board, **env)
     try:
-        time.sleep(0.3 + case.after_ms / 1e3)
+        end_s = time.monotonic() + TIMEOUT_S
+        while not board.words[0] and time.monotonic() < end_s:  # nobody could tell who is missing
+            time.sleep(0.001)
+        time.sleep(case.after_ms / 1e3)
         hosts.set_link(case.host, False)
         if case.heals_after_ms:
             time.sleep(case.heals_after_ms / 1e3)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.testing import assert_array_equal  # now: a system call of its import may not fail
 
 # Imported before the fault: how Python reports a module that it cannot read is not pycoll's.
 import pycoll
@@ -116,7 +117,7 @@ Comm = pycoll.Communicator
 
 
 def same(got: Any, expected: Any) -> None:
-    np.testing.assert_array_equal(got, expected)
+    assert_array_equal(got, expected)
 
 
 def ranks_sum(comm: Comm) -> int:
@@ -188,7 +189,8 @@ def do_shrink(comm: Comm) -> None:
 
 def do_agree(comm: Comm) -> None:
     for i in range(3):
-        assert comm.agree(i + comm.rank, "max") == i + comm.size - 1
+        # A rank that the system says is dead, or cannot be reached, counts as dead.
+        assert i + comm.rank <= comm.agree(i + comm.rank, "max") < i + comm.size
 
 
 def do_close(comm: Comm) -> None:
