@@ -84,7 +84,7 @@ def run(case: Partition) -> list[namespaces.Outcome]:
     pids = hosts.start_ranks(work, case.per_host, case, board, **env)
     try:
         end_s = time.monotonic() + TIMEOUT_S
-        while not board.words[0] and time.monotonic() < end_s:  # nobody could tell who is missing
+        while not board.words[0] and time.monotonic() < end_s:  # before, a missing rank has no name
             time.sleep(0.001)
         time.sleep(case.after_ms / 1e3)
         hosts.set_link(case.host, False)
