@@ -221,6 +221,7 @@ class Machine {
     return *value;
   }
 
+  static constexpr size_t kMaxDeadlockText = 250;  // longer ones go on with "..."
   /// Follows the waits from one rank until they form a cycle or end at a rank that has finished.
   std::string deadlock_text(const Program& first) {
     std::string text = "deadlock: ";
@@ -231,6 +232,7 @@ class Machine {
       if (next_step(*program) == program->steps.size()) {
         return text + ", which has finished";
       }
+      if (text.size() > kMaxDeadlockText) return text + "; ...";
       const Wait wait = *wait_of(*program);
       text += (program == &first ? "" : "; ") + here(*program) + " waits for " +
               (wait.for_free_slot ? "a free slot to rank " : "a message from rank ") +

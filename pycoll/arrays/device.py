@@ -14,6 +14,8 @@ from pycoll.arguments import shown
 from pycoll.arrays.memory import dtype_name, numpy_dtype, sizes_and_bytes
 from pycoll.errors import UsageError
 
+_MAX_DIGITS = 9  # of the number of a device, which is a C int
+
 
 class DeviceArray:
     """A contiguous array on a device, with `__cuda_array_interface__`.
@@ -169,7 +171,7 @@ def device_number(device: Any) -> int:
     except TypeError:  # of its own method
         text = "?"
     number = text.removeprefix("cuda").removeprefix(":") or "0"
-    if not number.isdecimal():
+    if not number.isdecimal() or len(number) > _MAX_DIGITS:
         raise UsageError(
             f"device is {shown(device)}, expected a number, or a name such as 'cuda:0'"
         )

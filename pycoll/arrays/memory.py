@@ -93,7 +93,7 @@ def numpy_dtype(dtype: Any) -> np.dtype:
         return np.dtype(getattr(ml_dtypes, _ML_NAMES.get(name, name)))
     try:
         return np.dtype(_NUMPY_NAMES.get(name, dtype) if name else dtype)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         raise UsageError(
             f"dtype is {shown(dtype)}, expected a NumPy or torch dtype, or a name such as 'f32'"
         ) from None

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pycoll.parallel.trainer.gather_full import whole_gradients, whole_weights
     from pycoll.parallel.trainer.grad_scaler import GradScaler
     from pycoll.parallel.trainer.optimizers import Optimizer, optimizer, trainer_of
+    from pycoll.parallel.trainer.state_dicts import load_state_dict, state_dict
     from pycoll.parallel.trainer.trainer import Trainer
 
 # Module of each name; imported when the name is first used, so that schedules need no torch.
@@ -44,6 +45,7 @@ _MODULES = {
     "parallelize": "build",
     **dict.fromkeys(("Column", "Conv", "Inside", "Region", "Row", "Vocab"), "features.tensor.plan"),
     "trace": "tools.training_timeline",
+    **dict.fromkeys(("load_state_dict", "state_dict"), "trainer.state_dicts"),
     "StepResult": "core.step_result",
     "Trainer": "trainer.trainer",
     **dict.fromkeys(("whole_gradients", "whole_weights"), "trainer.gather_full"),
@@ -67,6 +69,7 @@ __all__ = [
     "cross_entropy",
     "keyed_init",
     "load",
+    "load_state_dict",
     "log",
     "map_reduce",
     "memory",
@@ -77,6 +80,7 @@ __all__ = [
     "parallelize",
     "save",
     "shard",
+    "state_dict",
     "trace",
     "trainer_of",
     "whole_gradients",

@@ -27,6 +27,7 @@ from pycoll.parallel.features.zero.feature import Zero
 from pycoll.parallel.tools import check_hooks
 from pycoll.parallel.trainer.executors import Executor, Pipelined, Plain
 from pycoll.parallel.trainer.optimizers import attach
+from pycoll.parallel.trainer.state_dicts import guard
 from pycoll.parallel.trainer.trainer import Trainer
 from pycoll.parallel.trainer.update_policy import PerMicrobatch, UpdatePolicy
 
@@ -99,6 +100,7 @@ def parallelize(
     model.evaluate = trainer.evaluate  # type: ignore[assignment]
     model.no_sync = trainer.no_sync  # type: ignore[assignment]
     attach(trainer)
+    guard(trainer)
     check_hooks.watch(trainer)
     return model
 

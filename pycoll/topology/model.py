@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pycoll import _core
-from pycoll.arguments import real_number, whole_number
+from pycoll.arguments import real_number, shown, whole_number
 from pycoll.errors import UsageError
 
 if TYPE_CHECKING:
@@ -323,7 +323,7 @@ def uniform(
     )
     return Topology(
         levels=(level,),
-        name=f"{num_ranks} ranks on one switch",
+        name=f"{shown(num_ranks)} ranks on one switch",
         overhead_s=overhead_s,
         gamma_s_per_byte=gamma_s_per_byte,
     )

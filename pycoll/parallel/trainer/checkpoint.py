@@ -22,7 +22,6 @@ from pycoll.communicator import Communicator
 from pycoll.errors import SystemError, UsageError
 from pycoll.parallel.core.object_collectives import gather_objects
 from pycoll.parallel.core.placement import Placement
-from pycoll.parallel.features.data.reducer import Piece
 from pycoll.parallel.trainer.checkpoint_files import DamageError, Index, Reader, write, write_index
 from pycoll.parallel.trainer.checkpoint_folders import (
     begin,
@@ -32,6 +31,7 @@ from pycoll.parallel.trainer.checkpoint_folders import (
     newest,
 )
 from pycoll.parallel.trainer.optimizers import Optimizer, trainer_of
+from pycoll.parallel.trainer.state_dicts import cut, persistent_buffers
 from pycoll.parallel.trainer.trainer import Trainer
 
 _STEP = "step-{:09d}"
@@ -205,7 +205,7 @@ def _check_fit(
 ) -> None:
     """Raises UsageError if the checkpoint belongs to another model or optimizer."""
     needed = {name: placement.shape for name, placement in trainer.placements.items()}
-    needed |= {f"buffer:{name}": tuple(b.shape) for name, b in _buffers(trainer.model)}
+    needed |= {f"buffer:{name}": tuple(b.shape) for name, b in persistent_buffers(trainer.model)}
     missing = [name for name in needed if name not in reader]
     if missing:
         raise UsageError(
@@ -230,10 +230,10 @@ def _install(trainer: Trainer, optimizer: Optimizer | None, index: Index, reader
         for name, parameter in trainer.parameters.items():
             if name not in trainer.reducer.names:
                 parameter.copy_(trainer.placements[name].take(reader.whole(name)))
-        for name, buffer in _buffers(trainer.model):
+        for name, buffer in persistent_buffers(trainer.model):
             buffer.copy_(reader.whole(f"buffer:{name}"))
         for name, piece in trainer.reducer.pieces.items():
-            piece.value.copy_(_cut(piece, reader.whole(name)).view_as(piece.value))
+            piece.value.copy_(cut(piece, reader.whole(name)).view_as(piece.value))
     if optimizer is not None:
         _load_state(optimizer, reader, index.groups)
     trainer.step_idx = index.step
@@ -269,20 +269,9 @@ def _mine(trainer: Trainer, optimizer: Optimizer | None) -> tuple[dict[str, Tens
         frozen = [n for n in trainer.placements if n not in trainer.reducer.names]
         for name in frozen:
             put(name, trainer.parameters[name], trainer.placements[name], 0)
-        for name, buffer in _buffers(trainer.model):
+        for name, buffer in persistent_buffers(trainer.model):
             put(f"buffer:{name}", buffer, Placement(tuple(buffer.shape)), 0)
     return tensors, places
-
-
-def _buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Persistent buffers of the model."""
-    state = model.state_dict(keep_vars=True)
-    return [(name, buffer) for name, buffer in model.named_buffers() if name in state]
-
-
-def _cut(piece: Piece, whole: Tensor) -> Tensor:
-    local = piece.placement.take(whole).reshape(-1)
-    return local[piece.start : piece.start + piece.value.numel()]
 
 
 def _groups(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -305,7 +294,7 @@ def _load_state(optimizer: Optimizer, reader: Reader, groups: list[dict[str, Any
         for key in reader.states(name):
             whole = reader.whole(f"state:{key}:{name}")
             if tuple(whole.shape) == piece.placement.shape and whole.dim():
-                state[key] = _cut(piece, whole).view_as(piece.value).clone()
+                state[key] = cut(piece, whole).view_as(piece.value).clone()
             else:
                 state[key] = whole.clone()
         optimizer.inner.state.pop(piece.value, None)
