@@ -190,7 +190,7 @@ def do_shrink(comm: Comm) -> None:
 def do_agree(comm: Comm) -> None:
     for i in range(3):
         # A rank that the system says is dead, or cannot be reached, counts as dead.
-        assert i + comm.rank <= comm.agree(i + comm.rank, "max") < i + comm.size
+        assert i <= comm.agree(i + comm.rank, "max") < i + comm.size
 
 
 def do_close(comm: Comm) -> None:
