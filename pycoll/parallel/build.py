@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from pycoll.parallel.core.deferred import values_of, without_memory
 from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.mesh import AXES, Mesh
 from pycoll.parallel.core.placement import Placement
@@ -92,6 +93,7 @@ def parallelize(
             the schedule does not exist, or the schedule does not support an option.
     """
     check_hooks.prepare(model)
+    without_memory(model)
     options = Options(tp or {}, pp, schedule, zero, sequence_parallel, recompute, costs)
     build = Build(model, mesh, options, Positions(seed))
     apply_all(build)
@@ -147,6 +149,9 @@ def _train(build: Build, mesh: Mesh, bucket_bytes: int) -> Trainer:
     model, names, features = build.model, build.names, build.features.values()
     pipelined = build[PipelineParallel]
     here = {names[id(parameter)]: parameter for parameter in model.parameters()}
+    for parameter in here.values():
+        if not build.options.zero or not parameter.requires_grad:
+            parameter.data = values_of(parameter).data  # buckets of ZeRO make the others
     parts = {id_: place for each in features for id_, place in each.placements().items()}
     groups = [set(names.values())]
     for units in [found for each in features if (found := each.units()) is not None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -16,16 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
+from pycoll.parallel.core.deferred import Deferred, Fill, defer
 from pycoll.parallel.core.mesh import Mesh
 from pycoll.parallel.core.random import normal, uniform
 
 # Operations that fill a tensor at random: name within torch.ops.aten, and argument defaults.
-_FILLS: dict[str, Callable[..., Tensor]] = {
-    "uniform_": lambda name, shape, low=0.0, high=1.0: uniform(name, shape, low, high),
-    "normal_": lambda name, shape, mean=0.0, std=1.0: normal(name, shape, mean, std),
-}
+_FILLS: dict[str, Callable[..., Tensor]] = {"uniform_": uniform, "normal_": normal}
 # Operations that create a random tensor that is no parameter yet: keyed by call order.
 _MAKES = {"rand": uniform, "randn": normal}
 
@@ -36,6 +36,7 @@ class keyed_init:
     Modules made within the context fill their parameters and buffers by their own code
     (torch.nn.init, Tensor.normal_ and similar functions), but with numbers keyed by `seed` and the
     parameter's full name. `torch.rand` and `torch.randn` are keyed by the order of their calls.
+    Within `torch.device("meta")` too, they take no memory: `parallelize` makes each rank's part.
 
     Args:
         mesh: The ranks; each of them makes the same whole model.
@@ -68,8 +69,17 @@ class keyed_init:
         nn.init.trunc_normal_ = self._trunc_normal
         if error is None:
             with torch.no_grad():
-                for name, tensor in self._names.tensors():
+                tensors = self._names.tensors()
+                for name, tensor in tensors:
                     self._notes.run(name, tensor)
+                defer(self._notes.deferred, tensors)
+
+
+def _with_key(
+    key: str, make: Fill, name: str, shape: tuple[int, ...], *args: Any, start: int
+) -> Tensor:
+    """Makes numbers whose key is not the name of the tensor."""
+    return make(key, shape, start=start)
 
 
 def _trunc_normal_(
@@ -130,6 +140,7 @@ class _Notes(TorchDispatchMode):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._seed = seed
+        self.deferred = Deferred(seed)
         self._calls = self._fills = 0
         self._of: dict[int, list[Callable[[str, Tensor], None]]] = {}  # by address
         self._kept: list[torch.UntypedStorage] = []  # keeps addresses from being reused
@@ -137,6 +148,9 @@ class _Notes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
+        on_meta = kwargs.get("device") == torch.device("meta")
+        if on_meta or any(isinstance(x, Tensor) and x.is_meta for x in tree_leaves(args)):
+            return self._call_on_meta(name, func, args, kwargs)
         if name in _MAKES:
             made = func(*args, **kwargs)
             self._calls += 1
@@ -171,8 +185,23 @@ class _Notes(TorchDispatchMode):
         self._of[address].append(again)
         return x
 
+    def _call_on_meta(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """Records the operation, to run it for each rank's part: see deferred.py."""
+        fill: Fill | None = None
+        key = ""
+        if name in _MAKES:
+            self._calls += 1
+            key = f"{self._seed}/made {self._calls}"
+            fill = partial(_with_key, key, _MAKES[name])
+        elif name in _FILLS:
+            self._fills += 1
+            key, fill = f"{self._seed}/filled {self._fills}", _FILLS[name]
+        return self.deferred.call(func, args, kwargs, fill, key)
+
     def run(self, name: str, tensor: Tensor) -> None:
         """Runs the operations recorded for a tensor's memory, once."""
+        if tensor.is_meta:
+            return
         for again in self._of.pop(tensor.untyped_storage().data_ptr(), []):
             again(name, tensor)
 

@@ -35,14 +35,21 @@ def words(name: str, start: int, count: int) -> np.ndarray:
     return np.asarray(drawn[skipped:])
 
 
-def uniform(name: str, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Tensor:
-    """A float64 tensor of uniform numbers between `low` and `high`, in element order."""
-    return low + (high - low) * _open_unit(name, shape)
+def uniform(
+    name: str, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0, *, start: int = 0
+) -> Tensor:
+    """A float64 tensor of uniform numbers between `low` and `high`, in element order.
+
+    The first one is number `start` of the stream `name`.
+    """
+    return low + (high - low) * _open_unit(name, shape, start)
 
 
-def normal(name: str, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """A float64 tensor of normal numbers, by the inverse of the distribution function."""
-    return mean + std * torch.special.ndtri(_open_unit(name, shape))
+def normal(
+    name: str, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0, *, start: int = 0
+) -> Tensor:
+    """As `uniform`, of normal numbers, by the inverse of the distribution function."""
+    return mean + std * torch.special.ndtri(_open_unit(name, shape, start))
 
 
 def keep_mask(name: str, start: int, count: int, drop: float) -> Tensor:
@@ -51,9 +58,9 @@ def keep_mask(name: str, start: int, count: int, drop: float) -> Tensor:
     return torch.from_numpy(words(name, start, count) >= limit)
 
 
-def _open_unit(name: str, shape: tuple[int, ...]) -> Tensor:
+def _open_unit(name: str, shape: tuple[int, ...], start: int) -> Tensor:
     """Uniform numbers in the open interval (0, 1): 53 bits plus one half."""
-    bits = words(name, 0, math.prod(shape)) >> np.uint64(11)
+    bits = words(name, start, math.prod(shape)) >> np.uint64(11)
     return torch.from_numpy((bits.astype(np.float64) + 0.5) * 2.0**-53).reshape(shape)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from pycoll.parallel.core.deferred import write_values
 from pycoll.parallel.core.ledger import AxisGroup, Started
 
 
@@ -94,7 +95,7 @@ class Bucket:
         )
         with torch.no_grad():
             for slot in self.slots:
-                slot.view(self._full).copy_(slot.parameter)
+                write_values(slot.parameter, slot.view(self._full))
         self._point()
         if self.level == 3:
             self._mine = self._part().clone()

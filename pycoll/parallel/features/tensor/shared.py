@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pycoll.parallel.core import collectives
+from pycoll.parallel.core import collectives, deferred
 from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.placement import Placement, share
 
@@ -55,7 +55,7 @@ class Shared:
         if id(parameter) in self.placements:
             return
         placement = part_of(tuple(parameter.shape), dim, parts, unit, self.group)
-        parameter.data = placement.take(parameter.data)
+        deferred.shorten(parameter, placement)
         self.placements[id(parameter)] = placement
 
 
