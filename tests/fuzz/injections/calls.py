@@ -83,12 +83,15 @@ def make_calls(world: pycoll.Communicator, seed: int, notes: Notes) -> list[str]
                 kind != "returned" and (notes.num_done <= idx).any() and time.monotonic() < late_s
             ):
                 time.sleep(0.0005)
-            is_alone = bool((notes.num_done <= idx).any())
-            if kind != "returned" and is_alone and not part.closed:
+            aborts = kind != "returned" and bool((notes.num_done <= idx).any()) and not part.closed
+            if aborts:
                 part.abort("this rank's call was refused")
-            kinds = world.all_gather(np.array([["returned", "refused", "raised"].index(kind)]))
-            # The same calls on all ranks, whatever one of them complains of.
-            if not call.method.breaks and kinds.max() == kinds.min() < 2:
+            kind_idx = ["returned", "refused", "raised"].index(kind)
+            kinds, aborted = world.all_gather(np.array([[kind_idx, aborts]])).T
+            # The same calls on all ranks, whatever one of them complains of. A rank may have
+            # aborted although the other one was only slow.
+            is_whole = not call.method.breaks and not aborted.any()
+            if is_whole and kinds.max() == kinds.min() < 2:
                 of_part = works(part)
                 complaint = complaint or of_part
             of_world = works(world)
