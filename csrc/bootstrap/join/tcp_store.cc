@@ -61,7 +61,10 @@ bool has_store_of_own_user(int port) {
 
 TcpStore::TcpStore(const std::string& address, int port, const Token& token, int rank,
                    const Deadline& deadline, const Deadline::Interrupt& watch)
-    : rank_(rank), pid_(::getpid()), where_(join_host_port(address, port)), deadline_(deadline) {
+    : rank_(rank),
+      pid_(::getpid()),
+      where_(printable(join_host_port(address, port))),
+      deadline_(deadline) {
   check_token(token.text);
   const Deadline watched = watch ? deadline.with(watch) : deadline;
   if (tls_is_on() && token.trust == Trust::kSecret) openssl();  // raises, if there is none
