@@ -36,9 +36,9 @@ _INT32 = (-(1 << 31), (1 << 31) - 1)
 class Communicator(ElasticMethods):
     """The ranks that take part in collectives. Made by `init`, `split` and `run_ranks`.
 
-    A communicator is used by one thread at a time; only messages with `async_op=True` may be started
-    and waited for by several. After an error it is broken: every further call
-    raises, and a new communicator can be made. As a context manager it closes itself at the end.
+    A communicator is used by one thread at a time; only messages with `async_op=True` may be
+    started and waited for by several. After an error it is broken: every further call raises, and a
+    new communicator can be made. As a context manager it closes itself at the end.
 
     The attribute `register_after` is the number of times that a NumPy array (of 16 KiB or more, for
     a message of 64 KiB or more) is passed to collectives before it is registered automatically

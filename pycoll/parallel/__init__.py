@@ -62,6 +62,7 @@ __all__ = [
     "Experts",
     "Gossip",
     "GradScaler",
+    "LocalSteps",
     "Inside",
     "Mesh",
     "Optimizer",

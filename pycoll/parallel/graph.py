@@ -39,7 +39,7 @@ class Graph:
                     f"graph {self.name}: expected weights of 0 or more whose columns add up to 1, "
                     f"found columns that add up to {np.round(matrix.sum(0), 6).tolist()}"
                 )
-        parts = _parts(sum(matrix > _TINY for matrix in self.rounds))
+        parts = _parts(self._used())
         if len(parts) > 1:
             text = " | ".join(", ".join(map(str, part)) for part in parts)
             raise UsageError(
@@ -81,8 +81,11 @@ class Graph:
     @property
     def edges(self) -> tuple[Edge, ...]:
         """All (source, target) over which values travel in any round."""
-        used = sum(matrix > _TINY for matrix in self.rounds)
-        return tuple((int(j), int(i)) for i, j in np.argwhere(used) if i != j)
+        return tuple((int(j), int(i)) for i, j in np.argwhere(self._used()) if i != j)
+
+    def _used(self) -> np.ndarray:
+        """Which values travel in any round: [target, source] bool."""
+        return np.any([matrix > _TINY for matrix in self.rounds], axis=0)
 
     @property
     def contraction(self) -> float:
@@ -225,7 +228,9 @@ def from_edges(
     pairs = {(int(a), int(b)) for a, b in edges}
     for a, b in pairs:
         if not (0 <= a < n and 0 <= b < n) or a == b:
-            raise UsageError(f"graph {name}: edge ({a}, {b}), expected two of the ranks 0 .. {n-1}")
+            raise UsageError(
+                f"graph {name}: edge ({a}, {b}), expected two of the ranks 0 .. {n - 1}"
+            )
     if directed:
         sent = np.eye(n)
         for a, b in pairs:

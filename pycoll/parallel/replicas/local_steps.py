@@ -55,9 +55,7 @@ class Fragment:
             return
         message = self._feedback.encode(change)
         self._messages = message.new_empty(self._group.size, message.numel())
-        self._started = self._group.start(
-            "all_gather", self._messages, message, self._messages
-        )
+        self._started = self._group.start("all_gather", self._messages, message, self._messages)
 
     def finish(self, weights: Tensor) -> None:
         """Steps the common weights, and moves the replica's by as much as they differ.

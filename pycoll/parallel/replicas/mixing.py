@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from pycoll.errors import UsageError
 from pycoll.parallel.replicas.compression import Compressor

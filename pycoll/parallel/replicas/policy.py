@@ -36,7 +36,9 @@ def connect_by_gossip(
             f"replicas: graph={graph!r}, expected one of {', '.join(sorted(makers))}, or "
             "replicas=lambda optimizer, group: pc.gossip(optimizer, graph, group=group)"
         )
-    return gossip(optimizer, getattr(graphs, graph)(group.size), mode, compress=compress, group=group)
+    return gossip(
+        optimizer, getattr(graphs, graph)(group.size), mode, compress=compress, group=group
+    )
 
 
 def connect_by_local_steps(
