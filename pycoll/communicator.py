@@ -36,8 +36,9 @@ _INT32 = (-(1 << 31), (1 << 31) - 1)
 class Communicator(ElasticMethods):
     """The ranks that take part in collectives. Made by `init`, `split` and `run_ranks`.
 
-    A communicator is used by one thread at a time. After an error it is broken: every further call
-    raises, and a new communicator can be made. As a context manager it closes itself at the end.
+    A communicator is used by one thread at a time; only messages with `async_op=True` may be
+    started and waited for by several. After an error it is broken: every further call raises, and a
+    new communicator can be made. As a context manager it closes itself at the end.
 
     The attribute `register_after` is the number of times that a NumPy array (of 16 KiB or more, for
     a message of 64 KiB or more) is passed to collectives before it is registered automatically
@@ -46,6 +47,9 @@ class Communicator(ElasticMethods):
 
     The attribute `deterministic` is the default of the collectives' argument `deterministic`.
     `split` and `group` copy it to new communicators. It must be identical on all ranks.
+
+    The attribute `timeout_s` is the deadline of each operation, in seconds. A change holds for
+    operations of this rank that begin later.
 
     The attribute `former_ranks` lists, for a communicator made by `shrink`, `grow` or `join`, the
     rank of each member in the previous communicator: -1 for a newcomer. Otherwise it is empty.

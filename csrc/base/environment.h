@@ -67,6 +67,8 @@ inline constexpr EnvVariable kEnvironment[] = {
      "Folder of tuning tables and of torch backends built at first use."},
     {"PYCOLL_MESH", EnvType::kText, "set by the script",
      "Sizes of the axes of pc.mesh, such as dp=2,tp=2 (`pycoll run --mesh`)."},
+    {"PYCOLL_REPLICAS", EnvType::kText, "set by the script",
+     "How replicas stay together: replicas= of pc.parallelize (`pycoll run --replicas`)."},
     // Diagnosis.
     {"PYCOLL_FLIGHT_DIR", EnvType::kText, "no files",
      "Folder in which a rank writes its flight record on its first error."},

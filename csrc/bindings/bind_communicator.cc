@@ -119,8 +119,17 @@ void bind_communicator(py::module_& m) {
               o.registration_cache->set_after(static_cast<int>(after));
             }
           })
-      .def_property_readonly("timeout_s",
-                             [](const CommunicatorObject& o) { return o.core().timeout_s(); })
+      .def_property(
+          "timeout_s", [](const CommunicatorObject& o) { return o.core().timeout_s(); },
+          [](CommunicatorObject& o, py::handle value) {
+            const double seconds = PyFloat_AsDouble(value.ptr());
+            if (PyErr_Occurred() != nullptr || !(seconds > 0)) {
+              PyErr_Clear();
+              throw UsageError("timeout_s is " + repr_of(value.ptr()) +
+                               ", expected a positive number of seconds");
+            }
+            o.core().set_timeout_s(seconds);
+          })
       .def_property_readonly("transport",
                              [](const CommunicatorObject& o) { return o.core().transport_name(); })
       .def(

@@ -31,6 +31,8 @@ EPILOG = """[bold]Examples[/bold]
 
   pycoll run --mesh dp=2,tp=2,pp=2 train.py
 
+  pycoll run -n 4 --replicas local:steps=50,compress=int8 train.py
+
   pycoll run -n 4 --hosts a,b train.py
 """
 
@@ -47,6 +49,13 @@ def run(
         typer.Option(
             help="Axes of pycoll.parallel, such as dp=2,tp=2,pp=2: overrides the script's mesh, "
             "and sets the number of ranks where -n is not given."
+        ),
+    ] = None,
+    replicas: Annotated[
+        str | None,
+        typer.Option(
+            help="How replicas of pycoll.parallel stay together: allreduce, gossip or local, with "
+            "options such as local:steps=50: overrides the script's replicas."
         ),
     ] = None,
     hosts: Annotated[
@@ -93,6 +102,8 @@ def run(
         sizes = parse_sizes(mesh)
         n = math.prod(infer_sizes(sizes, n or math.prod(sizes.values())).values())
         extra["PYCOLL_MESH"] = mesh
+    if replicas is not None:
+        extra["PYCOLL_REPLICAS"] = replicas
     n = 2 if n is None else n
     if n > 1 and "OMP_NUM_THREADS" not in os.environ:
         extra["OMP_NUM_THREADS"] = "1"

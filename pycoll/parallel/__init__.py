@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pycoll.parallel.core.mesh import Mesh, mesh
 
 if TYPE_CHECKING:
-    from pycoll.parallel import optim
+    from pycoll.parallel import graph, optim
     from pycoll.parallel.build import parallelize
     from pycoll.parallel.core.batches import Batch, shard
     from pycoll.parallel.core.keyed_init import keyed_init
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pycoll.parallel.features.experts import Experts
     from pycoll.parallel.features.tensor.plan import Column, Conv, Inside, Region, Row, Vocab
     from pycoll.parallel.features.tensor.vocab import cross_entropy
+    from pycoll.parallel.replicas.gossip import Gossip, gossip
+    from pycoll.parallel.replicas.local_steps import LocalSteps, diloco
     from pycoll.parallel.tools.footprint import RankMemory, memory
     from pycoll.parallel.tools.training_timeline import trace
     from pycoll.parallel.trainer.checkpoint import load, save
@@ -35,6 +37,8 @@ _MODULES = {
     **dict.fromkeys(("Batch", "shard"), "core.batches"),
     "cross_entropy": "features.tensor.vocab",
     "Experts": "features.experts",
+    **dict.fromkeys(("Gossip", "gossip"), "replicas.gossip"),
+    **dict.fromkeys(("LocalSteps", "diloco"), "replicas.local_steps"),
     "GradScaler": "trainer.grad_scaler",
     "keyed_init": "core.keyed_init",
     **dict.fromkeys(("Optimizer", "optimizer", "trainer_of"), "trainer.optimizers"),
@@ -56,7 +60,9 @@ __all__ = [
     "Column",
     "Conv",
     "Experts",
+    "Gossip",
     "GradScaler",
+    "LocalSteps",
     "Inside",
     "Mesh",
     "Optimizer",
@@ -67,6 +73,9 @@ __all__ = [
     "Trainer",
     "Vocab",
     "cross_entropy",
+    "diloco",
+    "gossip",
+    "graph",
     "keyed_init",
     "load",
     "load_state_dict",
@@ -89,8 +98,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "optim":
-        return importlib.import_module("pycoll.parallel.optim")
+    if name in ("graph", "optim"):
+        return importlib.import_module(f"pycoll.parallel.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'pycoll.parallel' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"pycoll.parallel.{_MODULES[name]}"), name)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from torch import nn
 
+from pycoll.errors import UsageError
 from pycoll.parallel.core.deferred import values_of, without_memory
 from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.mesh import AXES, Mesh
@@ -25,6 +26,7 @@ from pycoll.parallel.features.recompute import Recompute
 from pycoll.parallel.features.tensor.feature import TensorParallel
 from pycoll.parallel.features.tensor.plan import Style
 from pycoll.parallel.features.zero.feature import Zero
+from pycoll.parallel.replicas.policy import TOGETHER, Apart, Connect, connect_of
 from pycoll.parallel.tools import check_hooks
 from pycoll.parallel.trainer.executors import Executor, Pipelined, Plain
 from pycoll.parallel.trainer.optimizers import attach
@@ -59,6 +61,7 @@ def parallelize(
     bucket_mb: float = 4.0,
     seed: int = 0,
     costs: list[float] | None = None,
+    replicas: str | Connect = TOGETHER,
 ) -> Any:
     """Puts a model on a mesh. Collective.
 
@@ -83,6 +86,11 @@ def parallelize(
         bucket_mb: Size of gradient buckets, MiB.
         seed: Seed of the dropout masks.
         costs: Cost of each block, for cutting them into stages; None: all blocks cost the same.
+        replicas: How the ranks of the axis dp stay together. "allreduce": as one model that
+            learns one batch. "gossip": each steps alone and averages with neighbors. "local": each
+            steps alone, and all average now and then. With options: "gossip:graph=ring,mode=sgp",
+            "local:steps=50,compress=int8". Or a function of the torch optimizer and the AxisGroup
+            of the replicas that returns an optimizer.
 
     Returns:
         The model, with methods `step`, `no_sync` and `evaluate` (`Trainer`).
@@ -92,12 +100,17 @@ def parallelize(
             without a list of blocks, a layer works along the sequence under cp, the ZeRO level or
             the schedule does not exist, or the schedule does not support an option.
     """
+    connect, group = connect_of(replicas), None
+    if connect is not None and mesh.size("dp") > 1:
+        group = mesh.line("dp")
+        mesh, seed = mesh.one_replica(), seed + 1_000_003 * mesh.rank("dp")  # masks of its own
     check_hooks.prepare(model)
     without_memory(model)
     options = Options(tp or {}, pp, schedule, zero, sequence_parallel, recompute, costs)
     build = Build(model, mesh, options, Positions(seed))
     apply_all(build)
-    trainer = _train(build, mesh, int(bucket_mb * 2**20))
+    make_policy = None if connect is None or group is None else partial(Apart, connect, group)
+    trainer = _train(build, mesh, int(bucket_mb * 2**20), make_policy)
     model.step = trainer.step  # type: ignore[assignment]
     model.evaluate = trainer.evaluate  # type: ignore[assignment]
     model.no_sync = trainer.no_sync  # type: ignore[assignment]
@@ -144,7 +157,12 @@ def _line(grid: Grid, axes: Iterable[tuple[str, ...]]) -> AxisGroup:
     return grid.line_of_dp(*(axis for axis in AXES if axis in found and axis != "dp"))
 
 
-def _train(build: Build, mesh: Mesh, bucket_bytes: int) -> Trainer:
+def _train(
+    build: Build,
+    mesh: Mesh,
+    bucket_bytes: int,
+    make_policy: Callable[[Reducer], UpdatePolicy] | None,
+) -> Trainer:
     """Makes the trainer of a model to which all features have been applied."""
     model, names, features = build.model, build.names, build.features.values()
     pipelined = build[PipelineParallel]
@@ -176,8 +194,13 @@ def _train(build: Build, mesh: Mesh, bucket_bytes: int) -> Trainer:
     replicas = mesh.line_of_dp("ep", "cp")
     data_ranks = _line(mesh, (each.splits_tokens() for each in features))
     order = pipelined.schedule
-    policy = UpdatePolicy(reducer)
+    policy = (make_policy or UpdatePolicy)(reducer)
     if order.updates:
+        if make_policy is not None:
+            raise UsageError(
+                f"parallelize: schedule {order.name!r} steps within model.step, where replicas "
+                f"cannot exchange: take another schedule, or replicas={TOGETHER!r}"
+            )
         policy = PerMicrobatch(reducer, order.name, replicas, data_ranks)
     needs_barrier = any(each.needs_barrier for each in features)
     executor: Executor

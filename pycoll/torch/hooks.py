@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pycoll.quantisation import dequantise, quantise
+
 # torch 2.13 renamed this function, and warns about the old name.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_BLOCK = 256  # elements that share a scale: 1.6 % of the bytes sent
-_LARGEST = 127
 
 
 def bf16_compress(
@@ -89,11 +89,10 @@ def int8_compress(state: Int8State, bucket: dist.GradBucket) -> torch.futures.Fu
     gradients = bucket.buffer()
     lost = state._lost_in(bucket) if state.error_feedback else None
     wanted = gradients.float() if lost is None else gradients.float() + lost
-    values, scales = _quantise(wanted)
+    sent = quantise(wanted)
     if state.error_feedback:
-        missing = wanted - _dequantise(values, scales, wanted.numel())
+        missing = wanted - dequantise(sent, wanted.numel())
         state._keep(bucket, torch.where(missing.isfinite(), missing, 0))
-    sent = torch.cat([scales.view(torch.uint8), values.view(torch.uint8)])
     size = dist.get_world_size(group)
     arrived = sent.new_empty(size * sent.numel())
     work = _all_gather(arrived, sent, group=group, async_op=True)
@@ -101,26 +100,7 @@ def int8_compress(state: Int8State, bucket: dist.GradBucket) -> torch.futures.Fu
     def average(_: torch.futures.Future[list[Tensor]]) -> Tensor:
         total = torch.zeros_like(wanted)
         for part in arrived.view(size, -1):  # in rank order: the same bits everywhere
-            total += _dequantise(
-                part[scales.numel() * 4 :].view(torch.int8),
-                part[: scales.numel() * 4].view(torch.float32),
-                wanted.numel(),
-            )
+            total += dequantise(part, wanted.numel())
         return gradients.copy_(total / size)
 
     return work.get_future().then(average)
-
-
-def _quantise(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns int8 values in whole blocks, padded with zeros, and each block's float32 scale."""
-    num_blocks = -(-x.numel() // _BLOCK)
-    blocks = torch.nn.functional.pad(x, (0, num_blocks * _BLOCK - x.numel())).view(-1, _BLOCK)
-    scales = blocks.abs().amax(1) / _LARGEST
-    scales = torch.where(scales.isfinite(), scales, torch.nan)
-    divisor = torch.where(scales > 0, scales, 1).unsqueeze(1)  # 1 where the scale is 0 or NaN
-    rounded = (blocks / divisor).nan_to_num(0).round().clamp(-_LARGEST, _LARGEST)
-    return rounded.to(torch.int8).view(-1), scales
-
-
-def _dequantise(values: Tensor, scales: Tensor, count: int) -> Tensor:
-    return (values.view(-1, _BLOCK).float() * scales.unsqueeze(1)).view(-1)[:count]

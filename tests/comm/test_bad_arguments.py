@@ -29,6 +29,9 @@ def calls(comm: Comm) -> dict[str, Callable[[], Any]]:
     def set_register_after(value: Any) -> Callable[[], None]:
         return lambda: setattr(comm, "register_after", value)
 
+    def set_timeout(value: Any) -> Callable[[], None]:
+        return lambda: setattr(comm, "timeout_s", value)
+
     found: dict[str, Callable[[], Any]] = {
         "op with a surrogate": lambda: comm.all_reduce(x, "\ud800"),
         "op of a megabyte": lambda: comm.all_reduce(x, "s" * (1 << 20)),
@@ -67,6 +70,8 @@ def calls(comm: Comm) -> dict[str, Callable[[], Any]]:
         found[f"run_ranks {value!r:.30}"] = lambda value=value: pycoll.run_ranks(
             len, 1, timeout_s=value
         )
+    for value in (0, -1, -float("inf"), float("nan"), "5", None):
+        found[f"timeout_s {value!r}"] = set_timeout(value)
     for value in (0, -1, -float("inf")):
         found[f"init {value}"] = lambda value=value: pycoll.init(value)
     for value in ("1", 0, 1.5, 1 << 70, None):

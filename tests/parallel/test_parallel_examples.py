@@ -27,6 +27,14 @@ def test_digits_are_read_on_uneven_ranks():
     assert "3 ranks: accuracy 0.9" in run("dp=3", "digits.py")
 
 
+def test_digits_are_read_by_replicas_that_differ():
+    """Two seconds: three ways, each in a world of its own."""
+    pytest.importorskip("sklearn")
+    for replicas in ("gossip:graph=ring,compress=int8", "gossip:mode=sgp", "local:steps=10"):
+        texts = run_script(EXAMPLES / "replicas.py", 2, PYCOLL_REPLICAS=replicas)
+        assert "2 ranks: accuracy 0.9" in "".join(texts), replicas
+
+
 @pytest.mark.soak
 def test_lamb_keeps_the_accuracy_of_small_batches():
     """Eight runs of 90 or 2,700 steps: 30 s."""

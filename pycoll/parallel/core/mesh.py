@@ -63,6 +63,15 @@ class Mesh:
         """Like `line`, along dp and those of `axes` that have several ranks."""
         return self.line("dp", *(axis for axis in axes if self.size(axis) > 1))
 
+    def one_replica(self) -> Mesh:
+        """The ranks that share this rank's replica, as a mesh with dp=1. Collective.
+
+        It shares the ledger with this mesh.
+        """
+        mesh = Mesh(self.comm(*(axis for axis in AXES if axis != "dp")), {**self._sizes, "dp": 1})
+        mesh.ledger = self.ledger
+        return mesh
+
     def rank(self, axis: str) -> int:
         """This rank's place along an axis."""
         return self.coordinates[self._known(axis)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ class Optimizer(optim.Optimizer):
         self.inner, self.clip = inner, clip
         self.trainer: Trainer = trainer
         self._make_exact()
-        trainer.policy.take(inner, clip)
+        self.inner = inner = trainer.policy.take(inner, clip)
         names = {id(p): entry[1] for p, entry in zip(parameters, known, strict=True)}
         self.names: list[list[str]] = []
         pieces = trainer.reducer.pieces
@@ -219,6 +220,24 @@ class Optimizer(optim.Optimizer):
         if mesh.world.size > 1:
             mesh.line(*mesh.sizes).all_reduce(total.view(1))
         return math.sqrt(float(total))
+
+    @contextmanager
+    def mean_weights(self) -> Iterator[None]:
+        """Within, the model has the mean of the replicas' weights: to evaluate or save. Collective.
+
+        Replicas differ if `parallelize` was given `replicas=`; otherwise nothing changes.
+        """
+        of_replicas: Any = getattr(self.inner, "mean_weights", nullcontext)
+        with of_replicas():
+            self.trainer.reducer.publish()
+            yield
+        self.trainer.reducer.publish()
+
+    def close(self) -> None:
+        """Ends what replicas exchange in the background, after the last step. Collective."""
+        of_replicas: Any = getattr(self.inner, "close", None)
+        if of_replicas is not None:
+            of_replicas()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients; `step` does this too."""

@@ -30,12 +30,16 @@ class UpdatePolicy:
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
 
-    def take(self, optimizer: torch.optim.Optimizer, clip: float | None) -> None:
-        """Hears of the optimizer that steps this rank's pieces.
+    def take(self, optimizer: torch.optim.Optimizer, clip: float | None) -> torch.optim.Optimizer:
+        """Hears of the optimizer that is to step this rank's pieces.
+
+        Returns:
+            The optimizer that steps them.
 
         Raises:
             UsageError: The policy does not allow it.
         """
+        return optimizer
 
     def refuse_sums(self, what: str) -> None:
         """Raises UsageError if the optimizer cannot have `what`, a sum over all ranks."""
@@ -103,11 +107,12 @@ class PerMicrobatch(UpdatePolicy):
         self._schedule, self._group, self._data_ranks = schedule, group, data_ranks
         self._left = 0
 
-    def take(self, optimizer: torch.optim.Optimizer, clip: float | None) -> None:
+    def take(self, optimizer: torch.optim.Optimizer, clip: float | None) -> torch.optim.Optimizer:
         """Sets the optimizer that steps the stage; refuses `clip`."""
         if clip is not None:
             self.refuse_sums("clip")
         self.optimizer = optimizer
+        return optimizer
 
     def refuse_sums(self, what: str) -> None:
         """Refuses what needs sums over all ranks."""

@@ -1,0 +1,1 @@
+"""Replicas that differ between steps: gossip among neighbors, and local steps."""

@@ -1,0 +1,242 @@
+"""Local steps: replicas step alone, and average what they have changed every now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+
+from pycoll.errors import UsageError
+from pycoll.parallel.core.ledger import AxisGroup, Started
+from pycoll.parallel.replicas.compression import Compressor, ErrorFeedback, compressor_of
+from pycoll.parallel.replicas.weights import Weights, group_of_all
+
+
+class Fragment:
+    """A part of the weights that is exchanged as a unit.
+
+    Attributes:
+        place: Its elements in the vector of all weights.
+    """
+
+    def __init__(
+        self,
+        place: slice,
+        weights: Tensor,
+        group: AxisGroup,
+        make_outer: Callable[[list[Tensor]], optim.Optimizer],
+        compressor: Compressor | None,
+    ) -> None:
+        self.place, self._group = place, group
+        self._common = nn.Parameter(weights[place].clone())  # identical on all replicas
+        self._common.grad = torch.zeros_like(self._common)
+        self._outer = make_outer([self._common])
+        self._feedback = None if compressor is None else ErrorFeedback(compressor)
+        self._at_start = torch.empty_like(self._common)
+        self._messages: Tensor | None = None
+        self._started: Started | None = None
+
+    @property
+    def is_exchanging(self) -> bool:
+        """Whether an exchange has begun and not ended."""
+        return self._started is not None
+
+    def start(self, weights: Tensor) -> None:
+        """Starts adding up how far the replicas' weights are from the common ones."""
+        change = self._common.grad
+        assert change is not None
+        self._at_start.copy_(weights[self.place])
+        torch.sub(self._common.detach(), self._at_start, out=change)
+        if self._feedback is None:
+            self._started = self._group.start("all_reduce", change, change)
+            return
+        message = self._feedback.encode(change)
+        self._messages = message.new_empty(self._group.size, message.numel())
+        self._started = self._group.start("all_gather", self._messages, message, self._messages)
+
+    def finish(self, weights: Tensor) -> None:
+        """Steps the common weights, and moves the replica's by as much as they differ.
+
+        What the replica has changed since the start stays in its weights.
+        """
+        assert self._started is not None
+        change = self._common.grad
+        assert change is not None
+        self._started.wait()
+        self._started = None
+        if self._feedback is not None and self._messages is not None:
+            change.zero_()
+            for message in self._messages:  # in rank order: the same bits everywhere
+                change += self._feedback.compressor.decode(message, change)
+        change /= self._group.size
+        self._outer.step()
+        weights[self.place] += self._common.detach() - self._at_start
+
+
+class LocalSteps(optim.Optimizer):
+    """Steps this replica alone; every `steps` steps, the mean change of all is stepped.
+
+    Attributes:
+        inner: The torch optimizer of the local steps.
+    """
+
+    def __init__(
+        self,
+        inner: optim.Optimizer,
+        steps: int,
+        make_outer: Callable[[list[Tensor]], optim.Optimizer],
+        compress: str | Compressor | None,
+        fragments: int,
+        overlap: int,
+        group: AxisGroup | None,
+    ) -> None:
+        if steps < 1 or not 1 <= fragments <= steps or not 0 <= overlap < steps:
+            raise UsageError(
+                f"local steps: steps={steps}, fragments={fragments}, overlap={overlap}: expected "
+                "1 or more steps, at most as many fragments, and an overlap of fewer steps"
+            )
+        self.inner, self._num_steps, self._overlap = inner, steps, overlap
+        self._num_fragments, self._make_outer = fragments, make_outer
+        self._compressor = compressor_of(compress)
+        self._group = group or group_of_all()
+        self._step_idx = 0
+        self._fragments: list[Fragment] = []
+        super().__init__(inner.param_groups, inner.defaults)
+        self._share()
+
+    def _share(self) -> None:
+        """One state and one list of groups for both optimizers."""
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def _weights(self) -> Weights:
+        return Weights(p for group in self.param_groups for p in group["params"])
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Steps this replica, and exchanges the fragments whose turn it is.
+
+        Args:
+            closure: Called first, with gradients enabled; computes them.
+
+        Returns:
+            What the closure returned.
+
+        Raises:
+            Error: The exchange failed.
+        """
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        weights = self._weights()
+        vector = weights.new()
+        if not self._fragments:
+            weights.read(vector)
+            self._make_fragments(vector)
+        self.inner.step()
+        self._step_idx += 1
+        due = [(self._step_idx - self._turn(i)) % self._num_steps for i in self._turns()]
+        begun = self._step_idx >= self._num_steps
+        if begun and any(late in (0, self._overlap) for late in due):
+            weights.read(vector)
+            for fragment, late in zip(self._fragments, due, strict=True):
+                if late == 0 and not fragment.is_exchanging:
+                    fragment.start(vector)
+                if late == self._overlap and fragment.is_exchanging:
+                    fragment.finish(vector)
+            weights.write(vector)
+        return result
+
+    def _turns(self) -> range:
+        return range(self._num_fragments)
+
+    def _turn(self, fragment: int) -> int:
+        """At which of every `steps` steps a fragment is exchanged."""
+        return fragment * self._num_steps // self._num_fragments
+
+    def _make_fragments(self, vector: Tensor) -> None:
+        ends = [vector.numel() * i // self._num_fragments for i in range(self._num_fragments + 1)]
+        self._fragments = [
+            Fragment(slice(a, b), vector, self._group, self._make_outer, self._compressor)
+            for a, b in zip(ends[:-1], ends[1:], strict=True)
+        ]
+
+    @contextmanager
+    def mean_weights(self) -> Iterator[None]:
+        """Within, every replica has the mean of all weights: to evaluate or save. Collective."""
+        weights = self._weights()
+        mine = weights.new()
+        with torch.no_grad():
+            weights.read(mine)
+            mean = mine.clone()
+            if self._group.size > 1:
+                self._group.all_reduce(mean)
+            weights.write(mean / self._group.size)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                weights.write(mine)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the inner optimizer."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads the state of the inner optimizer."""
+        self.inner.load_state_dict(state_dict)
+        self._share()
+
+
+def diloco(
+    optimizer: optim.Optimizer,
+    steps: int = 50,
+    *,
+    outer_lr: float = 0.7,
+    outer_momentum: float = 0.9,
+    compress: str | Compressor | None = None,
+    fragments: int = 1,
+    overlap: int = 0,
+    group: AxisGroup | None = None,
+) -> LocalSteps:
+    """Trains replicas alone for many steps, then steps all of them by their mean change.
+
+    The outer step is SGD with Nesterov momentum, whose gradient is how far the replicas have moved
+    from their common weights, in the mean. `outer_lr=1, outer_momentum=0` is local SGD: the
+    replicas' weights are averaged.
+
+    Args:
+        optimizer: A torch optimizer of a model that all replicas made with the same weights.
+        steps: Local steps between two exchanges of the same weights.
+        outer_lr: Learning rate of the outer step.
+        outer_momentum: Its momentum.
+        compress: "int8", "topk", "topk:SHARE" or a Compressor, with error feedback; None: floats.
+        fragments: Parts of the weights that are exchanged at different steps, so that no step
+            waits for all of them.
+        overlap: Steps during which an exchange runs in the background before it is applied.
+        group: The replicas; None: all ranks of the job.
+
+    Returns:
+        The optimizer; call its `step()` after each backward pass.
+
+    Raises:
+        UsageError: The numbers do not fit each other.
+
+    Cost: every `steps` steps, an all_reduce of the weights, or with `compress` an all_gather of the
+        replicas' messages; two copies of the weights, and the momentum.
+
+    Source: Douillard et al. 2023, "DiLoCo", arXiv:2311.08105; 2025, "Streaming DiLoCo",
+        arXiv:2501.18512 (fragments, overlap); Stich 2018, arXiv:1805.09767 (local SGD).
+    """
+    nesterov = outer_momentum > 0
+
+    def make_outer(parameters: list[Tensor]) -> optim.Optimizer:
+        return optim.SGD(parameters, lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
+
+    return LocalSteps(optimizer, steps, make_outer, compress, fragments, overlap, group)
+
+
+__all__ = ["LocalSteps", "diloco"]

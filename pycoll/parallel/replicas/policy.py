@@ -1,0 +1,127 @@
+"""The switch `replicas=`: what keeps the replicas of a parallelized model together."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import optim
+
+from pycoll import environment
+from pycoll.errors import UsageError
+from pycoll.parallel import graph as graphs
+from pycoll.parallel.core.ledger import AxisGroup
+from pycoll.parallel.features.data.reducer import Reducer
+from pycoll.parallel.replicas.gossip import gossip
+from pycoll.parallel.replicas.local_steps import diloco
+from pycoll.parallel.trainer.update_policy import UpdatePolicy
+
+# Makes the optimizer of one replica exchange with the others of the group.
+Connect = Callable[[optim.Optimizer, AxisGroup], optim.Optimizer]
+TOGETHER = "allreduce"
+
+
+def connect_by_gossip(
+    optimizer: optim.Optimizer,
+    group: AxisGroup,
+    graph: str = "exponential",
+    mode: str = "dpsgd",
+    compress: str | None = None,
+) -> optim.Optimizer:
+    """Gossip over a graph of `pc.graph` that takes the number of replicas alone."""
+    makers = {"complete", "exponential", "one_peer_exponential", "path", "ring", "star"}
+    if graph not in makers:
+        raise UsageError(
+            f"replicas: graph={graph!r}, expected one of {', '.join(sorted(makers))}, or "
+            "replicas=lambda optimizer, group: pc.gossip(optimizer, graph, group=group)"
+        )
+    return gossip(
+        optimizer, getattr(graphs, graph)(group.size), mode, compress=compress, group=group
+    )
+
+
+def connect_by_local_steps(
+    optimizer: optim.Optimizer,
+    group: AxisGroup,
+    steps: int = 50,
+    outer_lr: float = 0.7,
+    outer_momentum: float = 0.9,
+    compress: str | None = None,
+    fragments: int = 1,
+    overlap: int = 0,
+) -> optim.Optimizer:
+    """DiLoCo; with outer_lr=1 and outer_momentum=0, local SGD."""
+    return diloco(
+        optimizer,
+        steps,
+        outer_lr=outer_lr,
+        outer_momentum=outer_momentum,
+        compress=compress,
+        fragments=fragments,
+        overlap=overlap,
+        group=group,
+    )
+
+
+KINDS: dict[str, Callable[..., optim.Optimizer]] = {
+    "gossip": connect_by_gossip,
+    "local": connect_by_local_steps,
+}
+
+
+def connect_of(replicas: str | Connect) -> Connect | None:
+    """What the user's `replicas=` asks for; None: one batch, one model. PYCOLL_REPLICAS overrides.
+
+    Raises:
+        UsageError: The text names no kind, or an option that the kind does not have.
+    """
+    replicas = environment.read("PYCOLL_REPLICAS") or replicas
+    if not isinstance(replicas, str):
+        return replicas
+    kind, _, text = replicas.partition(":")
+    if kind == TOGETHER and not text:
+        return None
+    if kind not in KINDS:
+        raise UsageError(
+            f"replicas={replicas!r}: expected {TOGETHER!r}, {', '.join(map(repr, KINDS))}, with "
+            "options such as 'local:steps=50,compress=int8', or a function of an optimizer and a "
+            "group"
+        )
+    make, options = KINDS[kind], _options(replicas, KINDS[kind], text)
+    return lambda optimizer, group: make(optimizer, group, **options)
+
+
+def _options(replicas: str, make: Callable[..., Any], text: str) -> dict[str, Any]:
+    known = {
+        name: parameter.default
+        for name, parameter in inspect.signature(make).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+    found = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        like = known.get(name, "")
+        try:
+            found[name] = value if like is None else type(like)(value)
+        except ValueError:
+            found[name] = None
+        if name not in known or found[name] in (None, ""):
+            expected = ", ".join(f"{key}={value}" for key, value in known.items())
+            raise UsageError(f"replicas={replicas!r}: {part!r} is no option; options: {expected}")
+    return found
+
+
+class Apart(UpdatePolicy):
+    """Each replica steps by its own gradients; its optimizer exchanges with the others."""
+
+    def __init__(self, connect: Connect, group: AxisGroup, reducer: Reducer) -> None:
+        super().__init__(reducer)
+        self._connect, self._group = connect, group
+
+    def take(self, optimizer: optim.Optimizer, clip: float | None) -> optim.Optimizer:
+        """Connects the optimizer with those of the other replicas."""
+        return self._connect(optimizer, self._group)
+
+
+__all__ = ["KINDS", "TOGETHER", "Apart", "Connect", "connect_of"]

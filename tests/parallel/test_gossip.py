@@ -1,0 +1,175 @@
+"""Gossip: graphs and their contraction, modes, compression, and what a step sends."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pycoll
+from pycoll import UsageError
+from pycoll import parallel as pc
+from pycoll.parallel.core.ledger import AxisGroup, Ledger
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
+
+N, COUNT = 4, 1000
+# By kind of graph: for n = 4, 8, 16, computed once with numpy.linalg from the published weights.
+CONTRACTIONS = {
+    "complete": (0, 0, 0),
+    "exponential": (1 / 3, 0.5, 0.6),
+    "ring": (1 / 3, 0.805, 0.949),
+    "star": (0.75, 0.875, 0.938),
+    "path": (0.805, 0.949, 0.987),
+    "one_peer_exponential": (0, 0, 0),
+}
+
+
+@pytest.mark.pure
+def test_contractions_are_those_of_the_literature():
+    for name, expected in CONTRACTIONS.items():
+        found = [getattr(pc.graph, name)(n).contraction for n in (4, 8, 16)]
+        assert found == pytest.approx(expected, abs=6e-4), name
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize(
+    "make, text",
+    [
+        (lambda: pc.graph.from_edges(4, [(0, 1), (2, 3)]), r"ranks 0, 1 \| 2, 3 never hear"),
+        (lambda: pc.graph.from_edges(3, [(0, 1), (1, 2)], directed=True), r"ranks 0 \| 1 \| 2"),
+        (lambda: pc.graph.from_edges(2, [(0, 2)]), r"edge \(0, 2\), expected two of the ranks"),
+        (lambda: pc.graph.ring(0), "n is 0"),
+        (lambda: pc.graph.random_regular(5, 3), "no graph of 5 ranks has 3 neighbors"),
+    ],
+)
+def test_graphs_that_cannot_train_are_refused(make, text):
+    with pytest.raises(UsageError, match=text):
+        make()
+
+
+@pytest.mark.pure
+def test_every_graph_keeps_sums_and_random_ones_have_their_degree():
+    graphs = [pc.graph.torus(2, 4), pc.graph.exponential(6), pc.graph.star(5)]
+    graphs += [pc.graph.random_regular(8, 3, seed) for seed in range(3)]
+    for graph in graphs:
+        assert graph.matrix(0).sum(0) == pytest.approx(np.ones(graph.size))
+        assert graph.is_balanced
+    assert {len(graphs[-1].neighbors(rank)) for rank in range(8)} == {3}
+    assert not pc.graph.from_edges(3, [(0, 1), (1, 2), (2, 0), (0, 2)], directed=True).is_balanced
+
+
+def group_of(comm: pycoll.Communicator) -> AxisGroup:
+    return AxisGroup("replicas", comm, Ledger())
+
+
+def stepped(comm, graph, rounds, mode="dpsgd", compress=None):
+    """Distances from the mean after each step without a gradient, the mean, and what was sent."""
+    torch.manual_seed(comm.rank)
+    weight = nn.Parameter(torch.randn(COUNT, dtype=torch.float64))
+    group = group_of(comm)
+    inner = torch.optim.SGD([weight], lr=0.0)
+    optimizer = pc.gossip(inner, graph, mode, compress=compress, group=group)
+    weight.grad = torch.zeros_like(weight)
+    distances = []
+    for _ in range(rounds):
+        optimizer.step()
+        distances.append(optimizer.consensus_distance())
+    sent = group.ledger.of("replicas", "send")
+    with optimizer.mean_weights():
+        mean = weight.detach().clone()
+    optimizer.close()
+    return np.array(distances), mean, (sent.calls, sent.nbytes)
+
+
+def true_mean() -> torch.Tensor:
+    makers = [torch.Generator().manual_seed(rank) for rank in range(N)]
+    drawn = [torch.randn(COUNT, dtype=torch.float64, generator=maker) for maker in makers]
+    return torch.stack(drawn).mean(0)
+
+
+def distances_shrink_by_the_contraction(comm):
+    for name in ("ring", "star", "path"):
+        graph = getattr(pc.graph, name)(N)
+        distances, mean, _ = stepped(comm, graph, 20)
+        slope = math.log(distances[-1] / distances[-11]) / 10
+        assert slope == pytest.approx(math.log(graph.contraction), rel=0.02), name
+        assert torch.allclose(mean, true_mean(), atol=1e-12)
+
+
+def one_peer_is_exact_after_log_n_rounds(comm):
+    distances, _, sent = stepped(comm, pc.graph.one_peer_exponential(N), 4)
+    assert distances[0] > 1 and distances[1] < 1e-12
+    assert sent == (4, 4 * 8 * COUNT)  # one vector a step
+
+
+def push_sum_finds_the_mean_over_one_way_edges(comm):
+    graph = pc.graph.from_edges(N, [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)], directed=True)
+    distances, mean, sent = stepped(comm, graph, 60, "sgp")
+    assert distances[-1] < 1e-8
+    assert torch.allclose(mean, true_mean(), atol=1e-8)
+    assert sent[0] == 60 * len(graph.targets(comm.rank, 0))
+    with pytest.raises(UsageError, match="unequal shares"):
+        stepped(comm, graph, 1)
+
+
+def compressed_gossip_agrees_with_fewer_bytes(comm):
+    for compress, share in (("int8", 1.04 / 8), ("topk:0.1", 0.8 / 8)):
+        distances, mean, (calls, nbytes) = stepped(comm, pc.graph.ring(N), 60, compress=compress)
+        assert distances[-1] < 0.05 * distances[0], compress
+        assert torch.allclose(mean, true_mean(), atol=1e-6)
+        whole = 2 * 8 * COUNT  # the first exchange
+        assert nbytes - whole == pytest.approx((calls - 2) * 8 * COUNT * share, rel=0.001)
+
+
+def pairs_keep_the_sum_and_wait_for_no_slow_rank(comm):
+    torch.manual_seed(comm.rank)
+    weight = nn.Parameter(torch.randn(COUNT, dtype=torch.float64))
+    inner = torch.optim.SGD([weight], lr=0.0)
+    optimizer = pc.gossip(inner, pc.graph.ring(N), "adpsgd", group=group_of(comm))
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    comm.barrier()
+    begun_s = time.monotonic()
+    for _ in range(30):
+        optimizer.step()
+        time.sleep(0.03 if comm.rank == 0 else 0.001)
+    took_s = time.monotonic() - begun_s
+    comm.barrier()
+    weight.grad.zero_()
+    optimizer.close()
+    optimizer = pc.gossip(inner, pc.graph.complete(N), group=group_of(comm))
+    distance = optimizer.consensus_distance()
+    with optimizer.mean_weights():
+        pass
+    optimizer.close()
+    return took_s, distance
+
+
+CASES = [
+    distances_shrink_by_the_contraction,
+    one_peer_is_exact_after_log_n_rounds,
+    push_sum_finds_the_mean_over_one_way_edges,
+    compressed_gossip_agrees_with_fewer_bytes,
+]
+
+
+def run_cases(comm):
+    for case in CASES:
+        case(comm)
+
+
+def test_weights_of_neighbors_come_together():
+    pycoll.run_ranks(run_cases, N, timeout_s=30)
+
+
+def test_pairs_do_not_wait_for_a_slow_neighbor():
+    """A second: the slow rank sleeps for 0.9 s."""
+    found = pycoll.run_ranks(pairs_keep_the_sum_and_wait_for_no_slow_rank, N, timeout_s=30)
+    assert found[0][0] >= 0.9
+    assert min(took_s for took_s, _ in found[1:]) < 0.7 * found[0][0]
+    assert all(distance < 1 for _, distance in found), found
