@@ -53,7 +53,7 @@ class Pairwise:
         self._thread = threading.Thread(target=self._answer_all, daemon=True)
         self._is_started = False
 
-    def step(self, update: Callable[[], None]) -> None:
+    def step(self, update: Callable[[], object]) -> None:
         """See Mixing."""
         self._check()
         self._weights.read(self._before)
