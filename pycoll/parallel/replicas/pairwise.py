@@ -89,6 +89,8 @@ class Pairwise:
                 self._send(self._sent, peer, self._questions)
             self._thread.join()
             self._is_started = False
+            with torch.no_grad():
+                self._weights.write(self._copy)  # with the last questions of the neighbors
         self._check()
         self._questions.close()
         self._neighbors.close()
