@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn, optim
@@ -12,7 +10,8 @@ from torch import Tensor, nn, optim
 from pycoll.errors import UsageError
 from pycoll.parallel.core.ledger import AxisGroup, Started
 from pycoll.parallel.replicas.compression import Compressor, ErrorFeedback, compressor_of
-from pycoll.parallel.replicas.weights import Weights, group_of_all
+from pycoll.parallel.replicas.optimizer import ReplicaOptimizer
+from pycoll.parallel.replicas.weights import Weights
 
 
 class Fragment:
@@ -76,12 +75,8 @@ class Fragment:
         weights[self.place] += self._common.detach() - self._at_start
 
 
-class LocalSteps(optim.Optimizer):
-    """Steps this replica alone; every `steps` steps, the mean change of all is stepped.
-
-    Attributes:
-        inner: The torch optimizer of the local steps.
-    """
+class LocalSteps(ReplicaOptimizer):
+    """Steps this replica alone; every `steps` steps, the mean change of all is stepped."""
 
     def __init__(
         self,
@@ -98,49 +93,24 @@ class LocalSteps(optim.Optimizer):
                 f"local steps: steps={steps}, fragments={fragments}, overlap={overlap}: expected "
                 "1 or more steps, at most as many fragments, and an overlap of fewer steps"
             )
-        self.inner, self._num_steps, self._overlap = inner, steps, overlap
-        self._num_fragments, self._make_outer = fragments, make_outer
         self._compressor = compressor_of(compress)
-        self._group = group or group_of_all()
+        super().__init__(inner, group)
+        self._num_steps, self._overlap = steps, overlap
+        self._num_fragments, self._make_outer = fragments, make_outer
         self._step_idx = 0
         self._fragments: list[Fragment] = []
-        super().__init__(inner.param_groups, inner.defaults)
-        self._share()
 
-    def _share(self) -> None:
-        """One state and one list of groups for both optimizers."""
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
-
-    def _weights(self) -> Weights:
-        return Weights(p for group in self.param_groups for p in group["params"])
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Steps this replica, and exchanges the fragments whose turn it is.
-
-        Args:
-            closure: Called first, with gradients enabled; computes them.
-
-        Returns:
-            What the closure returned.
-
-        Raises:
-            Error: The exchange failed.
-        """
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
-        weights = self._weights()
-        vector = weights.new()
+    def step_and_exchange(self) -> None:
+        """See ReplicaOptimizer."""
+        weights = self.weights()
         if not self._fragments:
-            weights.read(vector)
-            self._make_fragments(vector)
+            self._make_fragments(weights)
         self.inner.step()
         self._step_idx += 1
         due = [(self._step_idx - self._turn(i)) % self._num_steps for i in self._turns()]
         begun = self._step_idx >= self._num_steps
         if begun and any(late in (0, self._overlap) for late in due):
+            vector = weights.new()
             weights.read(vector)
             for fragment, late in zip(self._fragments, due, strict=True):
                 if late == 0 and not fragment.is_exchanging:
@@ -148,7 +118,6 @@ class LocalSteps(optim.Optimizer):
                 if late == self._overlap and fragment.is_exchanging:
                     fragment.finish(vector)
             weights.write(vector)
-        return result
 
     def _turns(self) -> range:
         return range(self._num_fragments)
@@ -157,38 +126,14 @@ class LocalSteps(optim.Optimizer):
         """At which of every `steps` steps a fragment is exchanged."""
         return fragment * self._num_steps // self._num_fragments
 
-    def _make_fragments(self, vector: Tensor) -> None:
+    def _make_fragments(self, weights: Weights) -> None:
+        vector = weights.new()
+        weights.read(vector)
         ends = [vector.numel() * i // self._num_fragments for i in range(self._num_fragments + 1)]
         self._fragments = [
-            Fragment(slice(a, b), vector, self._group, self._make_outer, self._compressor)
+            Fragment(slice(a, b), vector, self.group, self._make_outer, self._compressor)
             for a, b in zip(ends[:-1], ends[1:], strict=True)
         ]
-
-    @contextmanager
-    def mean_weights(self) -> Iterator[None]:
-        """Within, every replica has the mean of all weights: to evaluate or save. Collective."""
-        weights = self._weights()
-        mine = weights.new()
-        with torch.no_grad():
-            weights.read(mine)
-            mean = mine.clone()
-            if self._group.size > 1:
-                self._group.all_reduce(mean)
-            weights.write(mean / self._group.size)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                weights.write(mine)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of the inner optimizer."""
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state of the inner optimizer."""
-        self.inner.load_state_dict(state_dict)
-        self._share()
 
 
 def diloco(

@@ -15,7 +15,7 @@ from pycoll.parallel.replicas.weights import Neighbors, Pending, Weights
 class Mixing(Protocol):
     """One way to mix weights."""
 
-    def step(self, update: Callable[[], None]) -> None:
+    def step(self, update: Callable[[], object]) -> None:
         """Runs the optimizer's step, and mixes the weights with those of the neighbors."""
 
     def forget(self) -> None:
@@ -68,7 +68,7 @@ class DPSGD(Synchronous):
             if x.is_leaf and x.requires_grad
         ]
 
-    def step(self, update: Callable[[], None]) -> None:
+    def step(self, update: Callable[[], object]) -> None:
         """See Mixing."""
         self._begin()
         assert self._pending is not None
@@ -109,7 +109,7 @@ class PushSum(Synchronous):
         self._held, self._before = weights.new(1), weights.new()
         self._share = 1.0
 
-    def step(self, update: Callable[[], None]) -> None:
+    def step(self, update: Callable[[], object]) -> None:
         """See Mixing."""
         held, count = self._held, self.weights.count
         self.weights.read(self._before)
@@ -150,7 +150,7 @@ class Choco(Synchronous):
         self._mean = weights.new()  # the weighted mean of all these estimates
         self._now = weights.new()
 
-    def step(self, update: Callable[[], None]) -> None:
+    def step(self, update: Callable[[], object]) -> None:
         """See Mixing."""
         if self.round_idx == 0:
             self._meet()

@@ -53,7 +53,7 @@ class Pairwise:
         self._thread = threading.Thread(target=self._answer_all, daemon=True)
         self._is_started = False
 
-    def step(self, update: Callable[[], None]) -> None:
+    def step(self, update: Callable[[], object]) -> None:
         """See Mixing."""
         self._check()
         self._weights.read(self._before)
@@ -89,6 +89,8 @@ class Pairwise:
                 self._send(self._sent, peer, self._questions)
             self._thread.join()
             self._is_started = False
+            with torch.no_grad():
+                self._weights.write(self._copy)  # with the last questions of the neighbors
         self._check()
         self._questions.close()
         self._neighbors.close()

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from pycoll.errors import UsageError
-from pycoll.parallel.core.ledger import AxisGroup, Ledger, Started
-from pycoll.parallel.core.mesh import world
+from pycoll.parallel.core.ledger import AxisGroup, Started
 from pycoll.parallel.graph import Graph
 
 
@@ -42,11 +41,6 @@ class Weights:
         for x in self.tensors:
             x.detach().copy_(values[place : place + x.numel()].view(x.shape))
             place += x.numel()
-
-
-def group_of_all() -> AxisGroup:
-    """All ranks of the job as replicas."""
-    return AxisGroup("replicas", world(), Ledger())
 
 
 class Neighbors:
@@ -80,13 +74,6 @@ class Neighbors:
         works += [self.group.start("send", vector, vector, target) for target in targets]
         return Pending(works, {source: self._into[source] for source in sources})
 
-    def mean(self, vector: Tensor) -> Tensor:
-        """The mean of all ranks' vectors, in place. Collective."""
-        if self.group.size > 1:
-            self.group.all_reduce(vector)
-            vector /= self.group.size
-        return vector
-
     def close(self) -> None:
         """Closes the communicator of the exchange."""
         self.group.comm.close()
@@ -106,4 +93,4 @@ class Pending:
         return self.coming
 
 
-__all__ = ["Neighbors", "Pending", "Weights", "group_of_all"]
+__all__ = ["Neighbors", "Pending", "Weights"]
