@@ -15,34 +15,48 @@ if TYPE_CHECKING:
     from pycoll.parallel.build import parallelize
     from pycoll.parallel.core.batches import Batch, shard
     from pycoll.parallel.core.keyed_init import keyed_init
+    from pycoll.parallel.core.loader import Loader, loader
     from pycoll.parallel.core.map_reduce import map_reduce
     from pycoll.parallel.core.metrics import log, metrics
     from pycoll.parallel.core.step_result import StepResult
+    from pycoll.parallel.core.writers import JsonLines, TensorBoard
     from pycoll.parallel.features.experts import Experts
+    from pycoll.parallel.features.precision import Precision
     from pycoll.parallel.features.tensor.plan import Column, Conv, Inside, Region, Row, Vocab
     from pycoll.parallel.features.tensor.vocab import cross_entropy
+    from pycoll.parallel.tools.flops import Flops, flops
     from pycoll.parallel.tools.footprint import RankMemory, memory
     from pycoll.parallel.tools.training_timeline import trace
-    from pycoll.parallel.trainer.checkpoint import load, save
+    from pycoll.parallel.trainer.checkpoint import load, save, save_in_background
     from pycoll.parallel.trainer.gather_full import whole_gradients, whole_weights
     from pycoll.parallel.trainer.grad_scaler import GradScaler
     from pycoll.parallel.trainer.optimizers import Optimizer, optimizer, trainer_of
+    from pycoll.parallel.trainer.saved_objects import RNG
+    from pycoll.parallel.trainer.saving import Saving
     from pycoll.parallel.trainer.state_dicts import load_state_dict, state_dict
     from pycoll.parallel.trainer.trainer import Trainer
+    from pycoll.parallel.trainer.weight_average import EMA
 
 # Module of each name; imported when the name is first used, so that schedules need no torch.
 _MODULES = {
     **dict.fromkeys(("Batch", "shard"), "core.batches"),
+    "EMA": "trainer.weight_average",
     "cross_entropy": "features.tensor.vocab",
     "Experts": "features.experts",
     "GradScaler": "trainer.grad_scaler",
     "keyed_init": "core.keyed_init",
     **dict.fromkeys(("Optimizer", "optimizer", "trainer_of"), "trainer.optimizers"),
-    **dict.fromkeys(("load", "save"), "trainer.checkpoint"),
+    **dict.fromkeys(("Loader", "loader"), "core.loader"),
+    **dict.fromkeys(("load", "save", "save_in_background"), "trainer.checkpoint"),
+    "RNG": "trainer.saved_objects",
+    "Saving": "trainer.saving",
     **dict.fromkeys(("log", "metrics"), "core.metrics"),
+    **dict.fromkeys(("Flops", "flops"), "tools.flops"),
+    **dict.fromkeys(("JsonLines", "TensorBoard"), "core.writers"),
     "map_reduce": "core.map_reduce",
     **dict.fromkeys(("RankMemory", "memory"), "tools.footprint"),
     "parallelize": "build",
+    "Precision": "features.precision",
     **dict.fromkeys(("Column", "Conv", "Inside", "Region", "Row", "Vocab"), "features.tensor.plan"),
     "trace": "tools.training_timeline",
     **dict.fromkeys(("load_state_dict", "state_dict"), "trainer.state_dicts"),
@@ -55,21 +69,31 @@ __all__ = [
     "Batch",
     "Column",
     "Conv",
+    "EMA",
     "Experts",
+    "Flops",
     "GradScaler",
     "Inside",
+    "JsonLines",
+    "Loader",
     "Mesh",
     "Optimizer",
     "RankMemory",
+    "Precision",
+    "RNG",
     "Region",
     "Row",
+    "Saving",
     "StepResult",
+    "TensorBoard",
     "Trainer",
     "Vocab",
     "cross_entropy",
+    "flops",
     "keyed_init",
     "load",
     "load_state_dict",
+    "loader",
     "log",
     "map_reduce",
     "memory",
@@ -79,6 +103,7 @@ __all__ = [
     "optimizer",
     "parallelize",
     "save",
+    "save_in_background",
     "shard",
     "state_dict",
     "trace",

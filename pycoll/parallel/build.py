@@ -21,6 +21,7 @@ from pycoll.parallel.features.dropout.feature import KeyedDropout
 from pycoll.parallel.features.experts import ExpertParallel
 from pycoll.parallel.features.feature import Build, Feature, Grid, Options
 from pycoll.parallel.features.pipeline import PipelineParallel
+from pycoll.parallel.features.precision import MixedPrecision, Precision
 from pycoll.parallel.features.recompute import Recompute
 from pycoll.parallel.features.tensor.feature import TensorParallel
 from pycoll.parallel.features.tensor.plan import Style
@@ -39,6 +40,7 @@ ORDER: tuple[type[Feature], ...] = (
     TensorParallel,
     KeyedDropout,
     SyncBatchNorm,
+    MixedPrecision,
     Recompute,
     Zero,
     PipelineParallel,
@@ -59,6 +61,7 @@ def parallelize(
     bucket_mb: float = 4.0,
     seed: int = 0,
     costs: list[float] | None = None,
+    precision: str | Precision | None = None,
 ) -> Any:
     """Puts a model on a mesh. Collective.
 
@@ -83,6 +86,9 @@ def parallelize(
         bucket_mb: Size of gradient buckets, MiB.
         seed: Seed of the dropout masks.
         costs: Cost of each block, for cutting them into stages; None: all blocks cost the same.
+        precision: "bf16", "fp16", "fp32" or a `Precision`: weights and activations of this dtype,
+            with norms, losses, sums of gradients and the optimizer's weights in float32. None: the
+            dtypes that the model has. `pycoll check` computes in float64 in any case.
 
     Returns:
         The model, with methods `step`, `no_sync` and `evaluate` (`Trainer`).
@@ -92,9 +98,10 @@ def parallelize(
             without a list of blocks, a layer works along the sequence under cp, the ZeRO level or
             the schedule does not exist, or the schedule does not support an option.
     """
-    check_hooks.prepare(model)
+    if check_hooks.prepare(model):
+        precision = None
     without_memory(model)
-    options = Options(tp or {}, pp, schedule, zero, sequence_parallel, recompute, costs)
+    options = Options(tp or {}, pp, schedule, zero, sequence_parallel, recompute, costs, precision)
     build = Build(model, mesh, options, Positions(seed))
     apply_all(build)
     trainer = _train(build, mesh, int(bucket_mb * 2**20))
@@ -169,6 +176,7 @@ def _train(build: Build, mesh: Mesh, bucket_bytes: int) -> Trainer:
         level=build.options.zero,
         groups=groups,
         bucket_bytes=bucket_bytes,
+        reduce=build[MixedPrecision].reduce,
         late=() if pipelined.cut is None else pipelined.cut.shared,
     )
     for each in features:
@@ -208,4 +216,5 @@ def _train(build: Build, mesh: Mesh, bucket_bytes: int) -> Trainer:
         sequence=build[ContextParallel].sequence,
         executor=executor,
         policy=policy,
+        output=build[MixedPrecision].output,
     )

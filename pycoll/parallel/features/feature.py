@@ -35,6 +35,7 @@ class Options:
     sequence_parallel: bool
     recompute: str | bool | None
     costs: list[float] | None
+    precision: Any = None
     microbatches: int = 0  # of a layout whose memory is computed; 0: not known yet
 
 

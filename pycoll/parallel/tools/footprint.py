@@ -29,6 +29,7 @@ from pycoll.parallel.features.data.buckets import share_length
 from pycoll.parallel.features.data.reducer import in_axis_groups, main_dtype
 from pycoll.parallel.features.feature import Build, Options
 from pycoll.parallel.features.pipeline import PipelineParallel
+from pycoll.parallel.features.precision import Precision
 from pycoll.parallel.features.tensor.plan import Style
 from pycoll.parallel.features.zero.feature import Zero
 from pycoll.parallel.pipeline.schedules.simulate_pipeline import peak_live, peak_versions
@@ -73,6 +74,7 @@ def memory(
     recompute: str | bool | None = None,
     bucket_mb: float = 4.0,
     costs: list[float] | None = None,
+    precision: str | Precision | None = None,
     moments: int = 2,
     x: Any = None,
     y: Any = None,
@@ -84,7 +86,7 @@ def memory(
     Args:
         model: A plain module; on the device "meta", it may be larger than this machine.
         mesh: The layout, such as {"dp": 4, "tp": 2}.
-        tp: As in `parallelize`, like the next seven.
+        tp: As in `parallelize`, like the next eight.
         pp: Name of the list of blocks.
         schedule: Name of the pipeline schedule.
         zero: ZeRO level.
@@ -92,6 +94,7 @@ def memory(
         recompute: Layers that recompute their activations.
         bucket_mb: Size of gradient buckets, MiB.
         costs: Cost of each block.
+        precision: Dtypes.
         moments: Numbers that the optimizer keeps per parameter: 2 for Adam, 0 for plain SGD.
         x: Input of one microbatch of a replica; only shapes and dtypes matter. None: activations
             are not computed. Tokens are assumed to be spread evenly over the experts.
@@ -111,7 +114,7 @@ def memory(
     if set(sizes) != set(AXES) or min(sizes.values()) < 1:
         raise UsageError(f"memory: mesh is {sizes}, expected sizes of {', '.join(AXES)}")
     options = Options(
-        tp or {}, pp, schedule, zero, sequence_parallel, recompute, costs, microbatches
+        tp or {}, pp, schedule, zero, sequence_parallel, recompute, costs, precision, microbatches
     )
     found: list[RankMemory] = []
     for expert, rank in itertools.product(range(sizes["ep"]), range(sizes["tp"])):

@@ -58,7 +58,12 @@ class Bucket:
     """
 
     def __init__(
-        self, named: list[tuple[str, nn.Parameter]], group: AxisGroup, level: int, main: torch.dtype
+        self,
+        named: list[tuple[str, nn.Parameter]],
+        group: AxisGroup,
+        level: int,
+        main: torch.dtype,
+        reduce: torch.dtype | None = None,
     ) -> None:
         self.group, self.level = group, level
         self.slots: list[Slot] = []
@@ -70,7 +75,7 @@ class Bucket:
         num_shares = group.size if level else 1
         self._share = share_length(offset, num_shares)
         self._count = self._share * num_shares
-        self._dtype, self._main = named[0][1].dtype, main
+        self._dtype, self._reduce = named[0][1].dtype, reduce or main
         self._gradients: Tensor | None = None  # gradients of all parameters
         self._reducing: Started | None = None
         self._sums: Tensor | None = None  # gradients of the share, if gradients are sharded
@@ -212,9 +217,9 @@ class Bucket:
         if self._gradients is None:
             # Arrays that stay are allocated where the other ranks access them without a copy.
             self._gradients = (
-                torch.empty(self._count, dtype=self._main)
+                torch.empty(self._count, dtype=self._reduce)
                 if self.level >= 2
-                else self.group.comm.empty(self._count, self._main)
+                else self.group.comm.empty(self._count, self._reduce)
             )
             self._gradients[self.slots[-1].offset + self.slots[-1].count :] = 0
         return self._gradients
@@ -275,7 +280,7 @@ def share_length(count: int, num_shares: int) -> int:
 def in_buckets(
     named: list[tuple[str, nn.Parameter]], bucket_bytes: int
 ) -> list[list[tuple[str, nn.Parameter]]]:
-    """Groups parameters of one dtype, in the order in which backward reaches them.
+    """Groups parameters, each group of one dtype, in the order in which backward reaches them.
 
     Args:
         named: The parameters, in the order of the model.
@@ -285,14 +290,15 @@ def in_buckets(
         The groups, the last parameters first.
     """
     groups: list[list[tuple[str, nn.Parameter]]] = []
-    held = 0
+    last: dict[torch.dtype, list[tuple[str, nn.Parameter]]] = {}  # norms may have another dtype
+    held: dict[torch.dtype, int] = {}
     for name, parameter in reversed(named):
-        nbytes = parameter.numel() * parameter.element_size()
-        if not groups or held + nbytes > bucket_bytes or groups[-1][0][1].dtype != parameter.dtype:
-            groups.append([])
-            held = 0
-        groups[-1].append((name, parameter))
-        held += nbytes
+        nbytes, dtype = parameter.numel() * parameter.element_size(), parameter.dtype
+        if dtype not in last or held[dtype] + nbytes > bucket_bytes:
+            last[dtype], held[dtype] = [], 0
+            groups.append(last[dtype])
+        last[dtype].append((name, parameter))
+        held[dtype] += nbytes
     return groups
 
 
