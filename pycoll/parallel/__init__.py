@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pycoll.parallel.trainer.gather_full import whole_gradients, whole_weights
     from pycoll.parallel.trainer.grad_scaler import GradScaler
     from pycoll.parallel.trainer.optimizers import Optimizer, optimizer, trainer_of
+    from pycoll.parallel.trainer.pretrained import load_pretrained, save_pretrained
     from pycoll.parallel.trainer.saved_objects import RNG
     from pycoll.parallel.trainer.saving import Saving
     from pycoll.parallel.trainer.state_dicts import load_state_dict, state_dict
@@ -48,6 +49,7 @@ _MODULES = {
     **dict.fromkeys(("Optimizer", "optimizer", "trainer_of"), "trainer.optimizers"),
     **dict.fromkeys(("Loader", "loader"), "core.loader"),
     **dict.fromkeys(("load", "save", "save_in_background"), "trainer.checkpoint"),
+    **dict.fromkeys(("load_pretrained", "save_pretrained"), "trainer.pretrained"),
     "RNG": "trainer.saved_objects",
     "Saving": "trainer.saving",
     **dict.fromkeys(("log", "metrics"), "core.metrics"),
@@ -92,6 +94,7 @@ __all__ = [
     "flops",
     "keyed_init",
     "load",
+    "load_pretrained",
     "load_state_dict",
     "loader",
     "log",
@@ -104,6 +107,7 @@ __all__ = [
     "parallelize",
     "save",
     "save_in_background",
+    "save_pretrained",
     "shard",
     "state_dict",
     "trace",
