@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from pycoll.parallel.core.writers import JsonLines, TensorBoard
     from pycoll.parallel.features.experts import Experts
     from pycoll.parallel.features.precision import Precision
+    from pycoll.parallel.features.recompute import Keep
+    from pycoll.parallel.features.tensor.hugging_face import tp_plan
     from pycoll.parallel.features.tensor.plan import Column, Conv, Inside, Region, Row, Vocab
     from pycoll.parallel.features.tensor.vocab import cross_entropy
+    from pycoll.parallel.tools.auto_plan import auto_plan
     from pycoll.parallel.tools.flops import Flops, flops
     from pycoll.parallel.tools.footprint import RankMemory, memory
     from pycoll.parallel.tools.training_timeline import trace
@@ -53,12 +56,15 @@ _MODULES = {
     "RNG": "trainer.saved_objects",
     "Saving": "trainer.saving",
     **dict.fromkeys(("log", "metrics"), "core.metrics"),
+    "auto_plan": "tools.auto_plan",
     **dict.fromkeys(("Flops", "flops"), "tools.flops"),
     **dict.fromkeys(("JsonLines", "TensorBoard"), "core.writers"),
     "map_reduce": "core.map_reduce",
     **dict.fromkeys(("RankMemory", "memory"), "tools.footprint"),
     "parallelize": "build",
+    "Keep": "features.recompute",
     "Precision": "features.precision",
+    "tp_plan": "features.tensor.hugging_face",
     **dict.fromkeys(("Column", "Conv", "Inside", "Region", "Row", "Vocab"), "features.tensor.plan"),
     "trace": "tools.training_timeline",
     **dict.fromkeys(("load_state_dict", "state_dict"), "trainer.state_dicts"),
@@ -77,6 +83,7 @@ __all__ = [
     "GradScaler",
     "Inside",
     "JsonLines",
+    "Keep",
     "Loader",
     "Mesh",
     "Optimizer",
@@ -90,6 +97,7 @@ __all__ = [
     "TensorBoard",
     "Trainer",
     "Vocab",
+    "auto_plan",
     "cross_entropy",
     "flops",
     "keyed_init",
@@ -110,6 +118,7 @@ __all__ = [
     "save_pretrained",
     "shard",
     "state_dict",
+    "tp_plan",
     "trace",
     "trainer_of",
     "whole_gradients",

@@ -22,7 +22,7 @@ from pycoll.parallel.features.experts import ExpertParallel
 from pycoll.parallel.features.feature import Build, Feature, Grid, Options
 from pycoll.parallel.features.pipeline import PipelineParallel
 from pycoll.parallel.features.precision import MixedPrecision, Precision
-from pycoll.parallel.features.recompute import Recompute
+from pycoll.parallel.features.recompute import Keep, Recompute
 from pycoll.parallel.features.tensor.feature import TensorParallel
 from pycoll.parallel.features.tensor.plan import Style
 from pycoll.parallel.features.zero.feature import Zero
@@ -57,7 +57,7 @@ def parallelize(
     schedule: str = "1f1b",
     zero: int = 0,
     sequence_parallel: bool = False,
-    recompute: str | bool | None = None,
+    recompute: str | bool | Keep | None = None,
     bucket_mb: float = 4.0,
     seed: int = 0,
     costs: list[float] | None = None,
@@ -81,8 +81,9 @@ def parallelize(
         zero: What the replicas shard: 0 nothing, 1 the optimizer's state, 2 also gradients,
             3 also parameters.
         sequence_parallel: Also share out the activations between the layers that tp shares.
-        recompute: Layers that compute again in backward: True or "full" for the blocks, or a
-            pattern of layer names.
+        recompute: Layers that compute again in backward: True or "full" for the blocks, a pattern
+            of layer names, "selective" for the blocks without their products with weights, or a
+            `Keep` with the operators whose results are kept.
         bucket_mb: Size of gradient buckets, MiB.
         seed: Seed of the dropout masks.
         costs: Cost of each block, for cutting them into stages; None: all blocks cost the same.

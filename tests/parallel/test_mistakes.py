@@ -59,6 +59,9 @@ def test_each_mistake_is_one_sentence_on_every_rank():
             "recompute: '*.attention' matches no layer of GPT": parallelize(
                 recompute="*.attention"
             ),
+            "recompute: there is no operator 'aten.matmull'": parallelize(
+                pp="blocks", recompute=pc.Keep(("aten.matmull",))
+            ),
             "microbatches is 0, expected 1 or more": no_microbatch,
             "expected a new optimizer of the parameters of one model that": (
                 optimizer_of_another_model

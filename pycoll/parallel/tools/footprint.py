@@ -30,6 +30,7 @@ from pycoll.parallel.features.data.reducer import in_axis_groups, main_dtype
 from pycoll.parallel.features.feature import Build, Options
 from pycoll.parallel.features.pipeline import PipelineParallel
 from pycoll.parallel.features.precision import Precision
+from pycoll.parallel.features.recompute import Keep
 from pycoll.parallel.features.tensor.plan import Style
 from pycoll.parallel.features.zero.feature import Zero
 from pycoll.parallel.pipeline.schedules.simulate_pipeline import peak_live, peak_versions
@@ -71,7 +72,7 @@ def memory(
     schedule: str = "1f1b",
     zero: int = 0,
     sequence_parallel: bool = False,
-    recompute: str | bool | None = None,
+    recompute: str | bool | Keep | None = None,
     bucket_mb: float = 4.0,
     costs: list[float] | None = None,
     precision: str | Precision | None = None,
@@ -113,6 +114,11 @@ def memory(
     sizes = dict.fromkeys(AXES, 1) | dict(mesh.sizes if isinstance(mesh, Mesh) else mesh)
     if set(sizes) != set(AXES) or min(sizes.values()) < 1:
         raise UsageError(f"memory: mesh is {sizes}, expected sizes of {', '.join(AXES)}")
+    if x is not None and (recompute == "selective" or isinstance(recompute, Keep)):
+        raise UsageError(
+            "memory: what is kept beside autograd with recompute='selective' is not known: leave x "
+            "out, or take 'full'"
+        )
     options = Options(
         tp or {}, pp, schedule, zero, sequence_parallel, recompute, costs, precision, microbatches
     )
