@@ -62,6 +62,7 @@ def parallelize(
     seed: int = 0,
     costs: list[float] | None = None,
     precision: str | Precision | None = None,
+    zero_group: int | None = None,
 ) -> Any:
     """Puts a model on a mesh. Collective.
 
@@ -90,6 +91,8 @@ def parallelize(
         precision: "bf16", "fp16", "fp32" or a `Precision`: weights and activations of this dtype,
             with norms, losses, sums of gradients and the optimizer's weights in float32. None: the
             dtypes that the model has. `pycoll check` computes in float64 in any case.
+        zero_group: Number of neighbouring replicas that shard what `zero` says; groups of them have
+            copies (hybrid sharding). None: all replicas.
 
     Returns:
         The model, with methods `step`, `no_sync` and `evaluate` (`Trainer`).
@@ -102,7 +105,9 @@ def parallelize(
     if check_hooks.prepare(model):
         precision = None
     without_memory(model)
-    options = Options(tp or {}, pp, schedule, zero, sequence_parallel, recompute, costs, precision)
+    options = Options(
+        tp or {}, pp, schedule, zero, sequence_parallel, recompute, costs, precision, zero_group
+    )
     build = Build(model, mesh, options, Positions(seed))
     apply_all(build)
     trainer = _train(build, mesh, int(bucket_mb * 2**20))
@@ -178,6 +183,7 @@ def _train(build: Build, mesh: Mesh, bucket_bytes: int) -> Trainer:
         groups=groups,
         bucket_bytes=bucket_bytes,
         reduce=build[MixedPrecision].reduce,
+        split=build[Zero].split,
         late=() if pipelined.cut is None else pipelined.cut.shared,
     )
     for each in features:

@@ -29,6 +29,7 @@ def test_meshes_of_two_to_eight_ranks_equal_one_process():
             ({"tp": 2}, {"sequence_parallel": True}),
             ({"tp": 2}, {}, uneven),
             ({"dp": 2, "tp": 2}, {"zero": 2, "sequence_parallel": True, "recompute": "blocks.*"}),
+            ({"dp": 4}, {"zero": 3, "zero_group": 2}),
             ({"pp": 2}, {"schedule": "zb1p", "zero": 3}),
             ({"pp": 2}, {"schedule": "zb1p", "zero": 3}, tied),
             ({"cp": 2, "tp": 2}, {"sequence_parallel": True}, {"gpt": FUSED}),
@@ -47,6 +48,21 @@ def train_compiled(comm, sizes, compiled=False, **options):
         return model
 
     return fit(comm, sizes, make, batches(2, 4), tp=PLAN, pp="blocks", **options)
+
+
+@pytest.mark.slow
+def test_groups_of_replicas_that_shard_equal_one_process():
+    assert_equal_one_process(
+        train,
+        [
+            ({"dp": 4}, {"zero": 1, "zero_group": 2, "bucket_mb": 0.01}),
+            ({"dp": 4}, {"zero": 2, "zero_group": 2}),
+            ({"dp": 4}, {"zero": 3, "zero_group": 1}),
+            ({"dp": 2, "cp": 2}, {"zero": 3, "zero_group": 2}, {"gpt": FUSED}),
+            ({"dp": 2, "ep": 2}, {"zero": 3, "zero_group": 2}, {"gpt": EXPERTS}),
+            ({"dp": 4, "pp": 2}, {"zero": 3, "zero_group": 2}),
+        ],
+    )
 
 
 @pytest.mark.slow

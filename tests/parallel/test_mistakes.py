@@ -55,6 +55,7 @@ def test_each_mistake_is_one_sentence_on_every_rank():
             ),
             "a sequence of 7 does not divide among tp=2 ranks: pad it": sequence_not_divisible,
             "zero is 4, expected 0, 1, 2 or 3": parallelize(zero=4),
+            "zero_group is 2, expected a divisor of 1, the number of": parallelize(zero_group=2),
             "no schedule '1f2b': expected one of naive, gpipe, ": parallelize(schedule="1f2b"),
             "recompute: '*.attention' matches no layer of GPT": parallelize(
                 recompute="*.attention"

@@ -36,6 +36,7 @@ class Options:
     recompute: Any
     costs: list[float] | None
     precision: Any = None
+    zero_group: int | None = None
     microbatches: int = 0  # of a layout whose memory is computed; 0: not known yet
 
 

@@ -76,6 +76,7 @@ def memory(
     bucket_mb: float = 4.0,
     costs: list[float] | None = None,
     precision: str | Precision | None = None,
+    zero_group: int | None = None,
     moments: int = 2,
     x: Any = None,
     y: Any = None,
@@ -87,7 +88,7 @@ def memory(
     Args:
         model: A plain module; on the device "meta", it may be larger than this machine.
         mesh: The layout, such as {"dp": 4, "tp": 2}.
-        tp: As in `parallelize`, like the next eight.
+        tp: As in `parallelize`, like the next nine.
         pp: Name of the list of blocks.
         schedule: Name of the pipeline schedule.
         zero: ZeRO level.
@@ -96,6 +97,7 @@ def memory(
         bucket_mb: Size of gradient buckets, MiB.
         costs: Cost of each block.
         precision: Dtypes.
+        zero_group: Number of replicas that shard.
         moments: Numbers that the optimizer keeps per parameter: 2 for Adam, 0 for plain SGD.
         x: Input of one microbatch of a replica; only shapes and dtypes matter. None: activations
             are not computed. Tokens are assumed to be spread evenly over the experts.
@@ -120,7 +122,16 @@ def memory(
             "out, or take 'full'"
         )
     options = Options(
-        tp or {}, pp, schedule, zero, sequence_parallel, recompute, costs, precision, microbatches
+        tp=tp or {},
+        pp=pp,
+        schedule=schedule,
+        zero=zero,
+        sequence_parallel=sequence_parallel,
+        recompute=recompute,
+        costs=costs,
+        precision=precision,
+        zero_group=zero_group,
+        microbatches=microbatches,
     )
     found: list[RankMemory] = []
     for expert, rank in itertools.product(range(sizes["ep"]), range(sizes["tp"])):
@@ -140,7 +151,9 @@ def memory(
                 place = {"pp": stage, "dp": replica, "ep": expert, "cp": part, "tp": rank}
                 ranks_of = partial(group_of, build, MetaMesh(sizes, place))
                 weights, groups = stages.parameters(stage), stages.groups(stage)
-                lasting = _lasting(weights, ranks_of, zero, groups, bucket_mb, moments)
+                lasting = _lasting(
+                    weights, ranks_of, build[Zero].share_of, zero, groups, bucket_mb, moments
+                )
                 live = None if kept is None else stages.live(stage, kept)
                 stashed = stages.stashed(stage)
                 found.append(RankMemory(place, lasting[0] + stashed, *lasting[1:], live))
@@ -211,6 +224,7 @@ class _Stages:
 def _lasting(
     weights: list[tuple[str, nn.Parameter]],
     group_of: Callable[[nn.Parameter], AxisGroup],
+    share_of: Callable[[AxisGroup], tuple[int, int]],
     zero: int,
     groups: list[set[str]],
     bucket_mb: float,
@@ -230,12 +244,13 @@ def _lasting(
         dtype = members[0][1].dtype
         main = main_dtype(dtype)
         count = sum(parameter.numel() for _, parameter in members)
-        length = share_length(count, axis_group.size if zero else 1)
-        full = length * (axis_group.size if zero else 1)
+        num_shares, share = share_of(axis_group) if zero else (1, 0)
+        length = share_length(count, num_shares)
+        full = length * num_shares
         parameters += (length if zero == 3 else full) * dtype.itemsize
         parameters += length * main.itemsize * (main != dtype)
         gradients += (length if zero >= 2 else full) * main.itemsize
-        start = axis_group.rank * length if zero else 0
+        start = share * length
         state += max(0, min(count - start, length)) * main.itemsize * moments
     return parameters, gradients, state
 
