@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from pycoll.parallel.trainer.checkpoint import load, save, save_in_background
     from pycoll.parallel.trainer.gather_full import whole_gradients, whole_weights
     from pycoll.parallel.trainer.grad_scaler import GradScaler
+    from pycoll.parallel.trainer.optimizer_state_dicts import (
+        load_optimizer_state_dict,
+        optimizer_state_dict,
+    )
     from pycoll.parallel.trainer.optimizers import Optimizer, optimizer, trainer_of
     from pycoll.parallel.trainer.pretrained import load_pretrained, save_pretrained
     from pycoll.parallel.trainer.saved_objects import RNG
@@ -52,6 +56,9 @@ _MODULES = {
     **dict.fromkeys(("Optimizer", "optimizer", "trainer_of"), "trainer.optimizers"),
     **dict.fromkeys(("Loader", "loader"), "core.loader"),
     **dict.fromkeys(("load", "save", "save_in_background"), "trainer.checkpoint"),
+    **dict.fromkeys(
+        ("load_optimizer_state_dict", "optimizer_state_dict"), "trainer.optimizer_state_dicts"
+    ),
     **dict.fromkeys(("load_pretrained", "save_pretrained"), "trainer.pretrained"),
     "RNG": "trainer.saved_objects",
     "Saving": "trainer.saving",
@@ -102,6 +109,7 @@ __all__ = [
     "flops",
     "keyed_init",
     "load",
+    "load_optimizer_state_dict",
     "load_pretrained",
     "load_state_dict",
     "loader",
@@ -112,6 +120,7 @@ __all__ = [
     "metrics",
     "optim",
     "optimizer",
+    "optimizer_state_dict",
     "parallelize",
     "save",
     "save_in_background",
