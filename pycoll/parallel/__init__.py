@@ -15,26 +15,42 @@ if TYPE_CHECKING:
     from pycoll.parallel.build import parallelize
     from pycoll.parallel.core.batches import Batch, shard
     from pycoll.parallel.core.keyed_init import keyed_init
+    from pycoll.parallel.core.loader import Loader, loader
     from pycoll.parallel.core.map_reduce import map_reduce
     from pycoll.parallel.core.metrics import log, metrics
     from pycoll.parallel.core.step_result import StepResult
+    from pycoll.parallel.core.writers import JsonLines, TensorBoard
     from pycoll.parallel.features.experts import Experts
+    from pycoll.parallel.features.precision import Precision
+    from pycoll.parallel.features.recompute import Keep
+    from pycoll.parallel.features.tensor.hugging_face import tp_plan
     from pycoll.parallel.features.tensor.plan import Column, Conv, Inside, Region, Row, Vocab
     from pycoll.parallel.features.tensor.vocab import cross_entropy
     from pycoll.parallel.replicas.gossip import Gossip, gossip
     from pycoll.parallel.replicas.local_steps import LocalSteps, diloco
+    from pycoll.parallel.tools.auto_plan import auto_plan
+    from pycoll.parallel.tools.flops import Flops, flops
     from pycoll.parallel.tools.footprint import RankMemory, memory
     from pycoll.parallel.tools.training_timeline import trace
-    from pycoll.parallel.trainer.checkpoint import load, save
+    from pycoll.parallel.trainer.checkpoint import load, save, save_in_background
     from pycoll.parallel.trainer.gather_full import whole_gradients, whole_weights
     from pycoll.parallel.trainer.grad_scaler import GradScaler
+    from pycoll.parallel.trainer.optimizer_state_dicts import (
+        load_optimizer_state_dict,
+        optimizer_state_dict,
+    )
     from pycoll.parallel.trainer.optimizers import Optimizer, optimizer, trainer_of
+    from pycoll.parallel.trainer.pretrained import load_pretrained, save_pretrained
+    from pycoll.parallel.trainer.saved_objects import RNG
+    from pycoll.parallel.trainer.saving import Saving
     from pycoll.parallel.trainer.state_dicts import load_state_dict, state_dict
     from pycoll.parallel.trainer.trainer import Trainer
+    from pycoll.parallel.trainer.weight_average import EMA
 
 # Module of each name; imported when the name is first used, so that schedules need no torch.
 _MODULES = {
     **dict.fromkeys(("Batch", "shard"), "core.batches"),
+    "EMA": "trainer.weight_average",
     "cross_entropy": "features.tensor.vocab",
     "Experts": "features.experts",
     **dict.fromkeys(("Gossip", "gossip"), "replicas.gossip"),
@@ -42,11 +58,24 @@ _MODULES = {
     "GradScaler": "trainer.grad_scaler",
     "keyed_init": "core.keyed_init",
     **dict.fromkeys(("Optimizer", "optimizer", "trainer_of"), "trainer.optimizers"),
-    **dict.fromkeys(("load", "save"), "trainer.checkpoint"),
+    **dict.fromkeys(("Loader", "loader"), "core.loader"),
+    **dict.fromkeys(("load", "save", "save_in_background"), "trainer.checkpoint"),
+    **dict.fromkeys(
+        ("load_optimizer_state_dict", "optimizer_state_dict"), "trainer.optimizer_state_dicts"
+    ),
+    **dict.fromkeys(("load_pretrained", "save_pretrained"), "trainer.pretrained"),
+    "RNG": "trainer.saved_objects",
+    "Saving": "trainer.saving",
     **dict.fromkeys(("log", "metrics"), "core.metrics"),
+    "auto_plan": "tools.auto_plan",
+    **dict.fromkeys(("Flops", "flops"), "tools.flops"),
+    **dict.fromkeys(("JsonLines", "TensorBoard"), "core.writers"),
     "map_reduce": "core.map_reduce",
     **dict.fromkeys(("RankMemory", "memory"), "tools.footprint"),
     "parallelize": "build",
+    "Keep": "features.recompute",
+    "Precision": "features.precision",
+    "tp_plan": "features.tensor.hugging_face",
     **dict.fromkeys(("Column", "Conv", "Inside", "Region", "Row", "Vocab"), "features.tensor.plan"),
     "trace": "tools.training_timeline",
     **dict.fromkeys(("load_state_dict", "state_dict"), "trainer.state_dicts"),
@@ -59,26 +88,40 @@ __all__ = [
     "Batch",
     "Column",
     "Conv",
+    "EMA",
     "Experts",
+    "Flops",
     "Gossip",
     "GradScaler",
-    "LocalSteps",
     "Inside",
+    "JsonLines",
+    "Keep",
+    "Loader",
+    "LocalSteps",
     "Mesh",
     "Optimizer",
+    "Precision",
+    "RNG",
     "RankMemory",
     "Region",
     "Row",
+    "Saving",
     "StepResult",
+    "TensorBoard",
     "Trainer",
     "Vocab",
+    "auto_plan",
     "cross_entropy",
     "diloco",
+    "flops",
     "gossip",
     "graph",
     "keyed_init",
     "load",
+    "load_optimizer_state_dict",
+    "load_pretrained",
     "load_state_dict",
+    "loader",
     "log",
     "map_reduce",
     "memory",
@@ -86,10 +129,14 @@ __all__ = [
     "metrics",
     "optim",
     "optimizer",
+    "optimizer_state_dict",
     "parallelize",
     "save",
+    "save_in_background",
+    "save_pretrained",
     "shard",
     "state_dict",
+    "tp_plan",
     "trace",
     "trainer_of",
     "whole_gradients",

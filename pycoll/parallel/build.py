@@ -22,7 +22,8 @@ from pycoll.parallel.features.dropout.feature import KeyedDropout
 from pycoll.parallel.features.experts import ExpertParallel
 from pycoll.parallel.features.feature import Build, Feature, Grid, Options
 from pycoll.parallel.features.pipeline import PipelineParallel
-from pycoll.parallel.features.recompute import Recompute
+from pycoll.parallel.features.precision import MixedPrecision, Precision
+from pycoll.parallel.features.recompute import Keep, Recompute
 from pycoll.parallel.features.tensor.feature import TensorParallel
 from pycoll.parallel.features.tensor.plan import Style
 from pycoll.parallel.features.zero.feature import Zero
@@ -41,6 +42,7 @@ ORDER: tuple[type[Feature], ...] = (
     TensorParallel,
     KeyedDropout,
     SyncBatchNorm,
+    MixedPrecision,
     Recompute,
     Zero,
     PipelineParallel,
@@ -57,10 +59,12 @@ def parallelize(
     schedule: str = "1f1b",
     zero: int = 0,
     sequence_parallel: bool = False,
-    recompute: str | bool | None = None,
+    recompute: str | bool | Keep | None = None,
     bucket_mb: float = 4.0,
     seed: int = 0,
     costs: list[float] | None = None,
+    precision: str | Precision | None = None,
+    zero_group: int | None = None,
     replicas: str | Connect = TOGETHER,
 ) -> Any:
     """Puts a model on a mesh. Collective.
@@ -81,11 +85,17 @@ def parallelize(
         zero: What the replicas shard: 0 nothing, 1 the optimizer's state, 2 also gradients,
             3 also parameters.
         sequence_parallel: Also share out the activations between the layers that tp shares.
-        recompute: Layers that compute again in backward: True or "full" for the blocks, or a
-            pattern of layer names.
+        recompute: Layers that compute again in backward: True or "full" for the blocks, a pattern
+            of layer names, "selective" for the blocks without their products with weights, or a
+            `Keep` with the operators whose results are kept.
         bucket_mb: Size of gradient buckets, MiB.
         seed: Seed of the dropout masks.
         costs: Cost of each block, for cutting them into stages; None: all blocks cost the same.
+        precision: "bf16", "fp16", "fp32" or a `Precision`: weights and activations of this dtype,
+            with norms, losses, sums of gradients and the optimizer's weights in float32. None: the
+            dtypes that the model has. `pycoll check` computes in float64 in any case.
+        zero_group: Number of neighbouring replicas that shard what `zero` says; groups of them have
+            copies (hybrid sharding). None: all replicas.
         replicas: How the ranks of the axis dp stay together. "allreduce": as one model that
             learns one batch. "gossip": each steps alone and averages with neighbors. "local": each
             steps alone, and all average now and then. With options: "gossip:graph=ring,mode=sgp",
@@ -104,9 +114,12 @@ def parallelize(
     if connect is not None and mesh.size("dp") > 1:
         group = mesh.line("dp")
         mesh, seed = mesh.one_replica(), seed + 1_000_003 * mesh.rank("dp")  # masks of its own
-    check_hooks.prepare(model)
+    if check_hooks.prepare(model):
+        precision = None
     without_memory(model)
-    options = Options(tp or {}, pp, schedule, zero, sequence_parallel, recompute, costs)
+    options = Options(
+        tp or {}, pp, schedule, zero, sequence_parallel, recompute, costs, precision, zero_group
+    )
     build = Build(model, mesh, options, Positions(seed))
     apply_all(build)
     make_policy = None if connect is None or group is None else partial(Apart, connect, group)
@@ -187,6 +200,8 @@ def _train(
         level=build.options.zero,
         groups=groups,
         bucket_bytes=bucket_bytes,
+        reduce=build[MixedPrecision].reduce,
+        split=build[Zero].split,
         late=() if pipelined.cut is None else pipelined.cut.shared,
     )
     for each in features:
@@ -231,4 +246,5 @@ def _train(
         sequence=build[ContextParallel].sequence,
         executor=executor,
         policy=policy,
+        output=build[MixedPrecision].output,
     )

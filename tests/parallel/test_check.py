@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -212,3 +214,55 @@ def test_report_of_scaling_knows_strong_from_weak():
 def test_times_without_one_rank_are_an_error():
     with pytest.raises(UsageError, match="expected times of one rank"):
         laws.fit_amdahl({2: 1.0, 4: 0.5})
+
+
+SERIAL, SHARED = 0.2, 0.8  # a fifth of the time is not shared out
+
+
+def sleeping_jobs(comm, unit_s: float) -> dict[tuple[int, int], float]:
+    """Fastest seconds of jobs by number of ranks and size; sleeps need no cores of their own."""
+    found: dict[tuple[int, int], float] = {}
+    with contextlib.ExitStack() as stack:
+        parts = {n: comm.split(0 if comm.rank < n else -1) for n in (1, 2, 4)}
+        for part in parts.values():
+            stack.enter_context(part or contextlib.nullcontext())
+        for _ in range(3):
+            for n, size in [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2), (4, 4)]:
+                comm.barrier()
+                if (part := parts[n]) is None:
+                    continue
+                part.barrier()
+                start = time.monotonic()
+                if part.rank == 0:
+                    time.sleep(SERIAL * unit_s)
+                part.barrier()
+                time.sleep(SHARED * size / n * unit_s)
+                part.barrier()
+                took = time.monotonic() - start
+                found[n, size] = min(took, found.get((n, size), took))
+    return found
+
+
+def error_of_the_laws(unit_s: float) -> float:
+    """Largest relative error of the laws for sleeping jobs."""
+    times = run_ranks(sleeping_jobs, 4, unit_s, timeout_s=60)[0]
+    strong = laws.fit_amdahl({n: times[n, 1] for n in (1, 2, 4)})
+    weak = laws.fit_gustafson(
+        {n: times[n, n] for n in (1, 2, 4)}, {n: times[1, n] for n in (1, 2, 4)}
+    )
+    share = SHARED / (SERIAL + SHARED)
+    pairs = [(strong.speed_up[n], laws.amdahl(share, n)) for n in (2, 4)]
+    pairs += [(weak.speed_up[n], laws.gustafson(share, n)) for n in (2, 4)]
+    pairs += [(strong.parallel, share), (weak.parallel, share)]
+    return max(abs(found / expected - 1) for found, expected in pairs)
+
+
+@pytest.mark.slow
+def test_sleeping_jobs_follow_the_laws():
+    """Seconds of sleep; another process delays barriers, so jobs that are off sleep longer."""
+    errors: list[float] = []
+    for unit_s in (0.3, 1.0, 3.0):
+        errors.append(error_of_the_laws(unit_s))
+        if errors[-1] <= 0.05:
+            return
+    pytest.fail(f"off by {errors}, with longer and longer sleeps")

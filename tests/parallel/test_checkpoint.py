@@ -23,6 +23,7 @@ LAYOUTS = {
     "dp2_zero1": ({"dp": 2}, {"zero": 1}),
     "tp2": ({"tp": 2}, {}),
     "dp3_zero3": ({"dp": 3}, {"zero": 3}),
+    "dp4_zero3_group2": ({"dp": 4}, {"zero": 3, "zero_group": 2}),
     "dp2_tp2_zero2": ({"dp": 2, "tp": 2}, {"zero": 2, "sequence_parallel": True}),
     "pp2_tp2_zero1": ({"pp": 2, "tp": 2}, {"zero": 1}),
     "ep2_cp2_zero2": ({"ep": 2, "cp": 2}, {"zero": 2}),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 
+import pytest
 import torch
 from mesh_cases import assert_equal_one_process, fit, one_process
+from tiny_gpt import GPT, PLAN, batches
 from torch import nn
 from torch.nn import functional
 
@@ -171,3 +173,25 @@ def losses_of_short_floats(comm):
 def test_cross_entropy_of_short_floats_is_summed_in_float32():
     for errors in run_ranks(losses_of_short_floats, 2):
         assert max(errors) < 1e-6, errors
+
+
+def loss_under_autocast(comm, sizes):
+    """The weights are the head's at the start, so the loss is close to the logarithm of 101."""
+    mesh = pc.mesh(**sizes, comm=comm)
+    with pc.keyed_init(mesh, seed=3):
+        model = GPT(vocab=101, drop=0.0)
+    model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks")
+    x, y = next(batches(1, 8, vocab=101))
+    exact = model.evaluate(x, y, loss=pc.cross_entropy)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model.step(x, y, loss=pc.cross_entropy).loss
+    mesh.close()
+    return found, exact
+
+
+def test_losses_under_autocast_are_those_of_one_process():
+    """bfloat16 has 8 bits: the sums of a tp row round otherwise, the loss itself does not."""
+    one, exact = run_ranks(loss_under_autocast, 1, {})[0]
+    for found, _ in run_ranks(loss_under_autocast, 2, {"tp": 2}):
+        assert found == pytest.approx(one, abs=1e-3)
+    assert one == pytest.approx(exact, abs=5e-3) and one != exact

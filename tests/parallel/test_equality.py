@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from mesh_cases import assert_equal_one_process, covering
+from mesh_cases import assert_equal_one_process, covering, fit
 from tiny_gpt import GPT, PLAN, batches, train
 from torch.nn import functional
 
@@ -29,13 +29,48 @@ def test_meshes_of_two_to_eight_ranks_equal_one_process():
             ({"tp": 2}, {"sequence_parallel": True}),
             ({"tp": 2}, {}, uneven),
             ({"dp": 2, "tp": 2}, {"zero": 2, "sequence_parallel": True, "recompute": "blocks.*"}),
+            ({"dp": 4}, {"zero": 3, "zero_group": 2}),
             ({"pp": 2}, {"schedule": "zb1p", "zero": 3}),
             ({"pp": 2}, {"schedule": "zb1p", "zero": 3}, tied),
             ({"cp": 2, "tp": 2}, {"sequence_parallel": True}, {"gpt": FUSED}),
+            ({"dp": 2}, {"zero": 3, "recompute": "selective"}, {"gpt": FUSED}),
             ({"dp": 2, "ep": 2}, {"zero": 1}, {"gpt": EXPERTS}),
             ({"dp": 2, "pp": 2, "tp": 2}, {"zero": 1, "sequence_parallel": True}),
         ],
     )
+
+
+def train_compiled(comm, sizes, compiled=False, **options):
+    def make():
+        model = GPT(drop=0.0, depth=2, fused=True)
+        for block in model.blocks if compiled else ():
+            block.compile(backend="eager")
+        return model
+
+    return fit(comm, sizes, make, batches(2, 4), tp=PLAN, pp="blocks", **options)
+
+
+@pytest.mark.slow
+def test_groups_of_replicas_that_shard_equal_one_process():
+    assert_equal_one_process(
+        train,
+        [
+            ({"dp": 4}, {"zero": 1, "zero_group": 2, "bucket_mb": 0.01}),
+            ({"dp": 4}, {"zero": 2, "zero_group": 2}),
+            ({"dp": 4}, {"zero": 3, "zero_group": 1}),
+            ({"dp": 2, "cp": 2}, {"zero": 3, "zero_group": 2}, {"gpt": FUSED}),
+            ({"dp": 2, "ep": 2}, {"zero": 3, "zero_group": 2}, {"gpt": EXPERTS}),
+            ({"dp": 4, "pp": 2}, {"zero": 3, "zero_group": 2}),
+        ],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns at each graph break
+def test_compiled_blocks_equal_one_process():
+    """Seconds: torch's compiler."""
+    cases = [({"dp": 2}, {"zero": 1, "compiled": True}), ({"tp": 2}, {"compiled": True})]
+    assert_equal_one_process(train_compiled, cases)
 
 
 VALUES = {
@@ -45,7 +80,7 @@ VALUES = {
     "tp": (1, 2, 4, 8),
     "pp": (1, 2, 4, 8),
     "zero": (0, 1, 2, 3),
-    "recompute": (False, True),
+    "recompute": (False, True, "selective"),
     "sequence_parallel": (False, True),
     "schedule": SCHEDULES,
 }

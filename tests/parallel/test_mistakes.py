@@ -55,9 +55,13 @@ def test_each_mistake_is_one_sentence_on_every_rank():
             ),
             "a sequence of 7 does not divide among tp=2 ranks: pad it": sequence_not_divisible,
             "zero is 4, expected 0, 1, 2 or 3": parallelize(zero=4),
+            "zero_group is 2, expected a divisor of 1, the number of": parallelize(zero_group=2),
             "no schedule '1f2b': expected one of naive, gpipe, ": parallelize(schedule="1f2b"),
             "recompute: '*.attention' matches no layer of GPT": parallelize(
                 recompute="*.attention"
+            ),
+            "recompute: there is no operator 'aten.matmull'": parallelize(
+                pp="blocks", recompute=pc.Keep(("aten.matmull",))
             ),
             "microbatches is 0, expected 1 or more": no_microbatch,
             "expected a new optimizer of the parameters of one model that": (

@@ -8,6 +8,7 @@ from mesh_cases import assert_equal_one_process, fit
 from tiny_gpt import GPT, PLAN, batches
 from torch import nn
 
+import pycoll
 from pycoll import UsageError
 from pycoll import parallel as pc
 
@@ -95,3 +96,97 @@ def test_bad_settings_are_refused():
         pc.optim.LAMB(weight, lr=-1)
     with pytest.raises(UsageError, match="momentum is 1, expected 0 or more and less than 1"):
         pc.optim.LARS(weight, lr=1, momentum=1)
+
+
+def clipped_and_averaged(comm, sizes, **options):
+    """Groups with and without a `clip`; the result holds the averages, and that they came back."""
+    torch.set_default_dtype(torch.float64)
+    mesh = pc.mesh(**sizes, comm=comm)
+    with pc.keyed_init(mesh, seed=3):
+        model = GPT()
+    model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks", **options)
+    parameters = list(model.parameters())
+    split = [
+        {"params": [p for p in parameters if p.dim() > 1], "clip": 0.3},
+        {"params": [p for p in parameters if p.dim() == 1][::2], "clip": 0.01},
+        {"params": [p for p in parameters if p.dim() == 1][1::2]},
+    ]
+    optimizer = pc.optimizer(torch.optim.SGD(split, lr=0.1), clip=0.02)
+    ema = pc.EMA(model, decay=0.5)
+    moved = []
+    for x, y in pc.shard(batches(3, 8), mesh):
+        model.step(x, y, loss=pc.cross_entropy, microbatches=2)
+        optimizer.step()
+        ema.update()
+    weights = pc.whole_weights(model)
+    model.eval()
+    with ema.weights():
+        averages = pc.whole_weights(model)
+        moved.append(model.evaluate(x, y, loss=pc.cross_entropy))
+    again = pc.whole_weights(model)
+    mesh.close()
+    back = max(float((again[name] - weight).abs().max()) for name, weight in weights.items())
+    return weights, averages, moved, back
+
+
+def test_groups_are_clipped_and_weights_averaged_as_on_one_process():
+    cases = [({"dp": 2}, {"zero": 1}), ({"tp": 2}, {})]
+    assert_equal_one_process(clipped_and_averaged, cases)
+
+
+@pytest.mark.slow
+def test_groups_are_clipped_and_weights_averaged_on_every_mesh():
+    cases = [
+        ({"dp": 2}, {}), ({"dp": 3}, {"zero": 3}), ({"dp": 2, "pp": 2}, {"zero": 2}),
+    ]  # fmt: skip
+    assert_equal_one_process(clipped_and_averaged, cases)
+
+
+def of_torch_alone():
+    torch.set_default_dtype(torch.float64)
+    with pc.keyed_init(seed=3):
+        model = GPT(drop=0.0)
+    return model
+
+
+def test_clip_of_groups_and_averages_are_those_of_torch():
+    """One process: torch clips each group by itself, and averages by its own function."""
+
+    def work(comm):
+        plain, model = of_torch_alone(), of_torch_alone()
+        pc.parallelize(model, pc.mesh(dp=1, comm=comm))
+        ours, theirs = (
+            [list(one.blocks.parameters()), [p for p in one.parameters() if p not in blocks]]
+            for one in (model, plain)
+            for blocks in [set(one.blocks.parameters())]
+        )
+        ours = [{"params": ours[0], "clip": 0.1}, {"params": ours[1]}]
+        optimizer = pc.optimizer(torch.optim.SGD(ours, lr=0.5), clip=0.05)
+        of_torch = torch.optim.SGD([{"params": group} for group in theirs], lr=0.5)
+        ema = pc.EMA(model, decay=0.75)
+        average = torch.optim.swa_utils.AveragedModel(
+            plain, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.75)
+        )
+        average.update_parameters(plain)
+        for x, y in batches(3, 8):
+            for one in (plain, model):
+                out = one(x).flatten(0, 1)
+                nn.functional.cross_entropy(out, y.flatten()).backward()
+            for group, clip in zip(theirs, (0.1, 0.05), strict=True):
+                nn.utils.clip_grad_norm_(group, clip)
+            of_torch.step()
+            of_torch.zero_grad()
+            plain.zero_grad()
+            optimizer.step()
+            ema.update()
+            average.update_parameters(plain)
+        found = [(model.get_parameter(n), p) for n, p in plain.named_parameters()]
+        found += [(ema.averages[n], average.module.get_parameter(n)) for n in ema.averages]
+        return max(float((a - b).detach().abs().max()) for a, b in found)
+
+    assert pycoll.run_ranks(work, 1)[0] < 1e-12
+
+
+def test_bad_decay_is_refused():
+    with pytest.raises(UsageError, match="decay is 1, expected 0 or more and less than 1"):
+        pc.EMA(nn.Linear(1, 1), decay=1)

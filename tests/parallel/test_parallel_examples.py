@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import os
 import re
+import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from mesh_cases import run_script
+import torch
+from mesh_cases import in_one_world, run_script
 
+from pycoll import parallel as pc
 from pycoll.parallel.core.mesh import parse_sizes
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -39,7 +43,11 @@ def test_digits_are_read_by_replicas_that_differ():
 def test_lamb_keeps_the_accuracy_of_small_batches():
     """Eight runs of 90 or 2,700 steps: 30 s."""
     pytest.importorskip("sklearn")
-    assert "LAMB batch 512: accuracy 9" in run("dp=1", "large_batch.py")
+    text = run("dp=1", "large_batch.py")
+    lines = re.findall(r"(SGD|LAMB) +batch +(\d+): accuracy +([\d.]+)", text)
+    of = {(name, int(batch)): float(accuracy) for name, batch, accuracy in lines}
+    lost = {name: of[name, 16] - of[name, 512] for name in ("SGD", "LAMB")}
+    assert lost["LAMB"] <= 1.5 and lost["SGD"] >= 3, of
 
 
 def loss_of(text: str) -> tuple[float, float]:
@@ -56,6 +64,61 @@ def test_gpt_says_the_same_on_every_mesh_and_beats_the_bigrams():
     loss, target = loss_of(run("dp=2", "gpt.py"))
     assert loss < target
     assert len((EXAMPLES / "gpt.py").read_text().splitlines()) < 120
+
+
+def generated(comm, sizes, cached):
+    """Tokens that the model of train.py appends, with a cache or without."""
+    example = runpy.run_path(str(EXAMPLES / "train.py"))
+    mesh = pc.mesh(**sizes, comm=comm)
+    with pc.keyed_init(mesh, seed=1):
+        model = example["GPT"](dim=32, depth=2, heads=4, context=24)
+    model = pc.parallelize(model.double(), mesh, tp=example["PLAN"], zero=3)
+    tokens = torch.arange(12).view(2, 6) * 7
+    if cached:
+        tokens = example["generate"](model.eval(), tokens, 12)
+    for _ in range(0 if cached else 12):
+        with torch.no_grad():
+            tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], 1)
+    mesh.close()
+    return tokens.tolist()
+
+
+def test_text_is_generated_with_a_cache_of_each_ranks_heads():
+    (expected,) = in_one_world(generated, [(1, {}, False)])[0]
+    assert len(set(expected[0])) > 4
+    for found in in_one_world(
+        generated, [(1, {}, True), (2, {"tp": 2}, True), (2, {"dp": 2}, True)]
+    ):
+        assert all(of_rank == expected for of_rank in found)
+
+
+@pytest.mark.slow
+def test_train_goes_on_on_another_mesh_and_says_the_same(tmp_path):
+    """Tens of seconds: 8 steps and an evaluation, in one job and in two."""
+    pytest.importorskip("safetensors")
+
+    def trained(mesh: str, folder: str, steps: int) -> tuple[float, str]:
+        settings = {
+            "train.steps": steps,
+            "run.folder": f"'{tmp_path / folder}'",
+            "run.save_every": 4,
+        }
+        settings |= {"run.evaluate_every": 4, "data.held_out": 0.01, "train.warmup": 2}
+        args = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+        text = run(mesh, "train.py", *args)
+        return float(re.search(r"held out: loss ([\d.]+)", text)[1]), text
+
+    expected, _ = trained("dp=1", "one", 8)
+    lines = (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()
+    assert sum("held_out_loss" in line for line in lines) == 2 and len(lines) == 10
+    assert (tmp_path / "one" / "loss.svg").exists()
+    shutil.rmtree(tmp_path / "one" / "step-000000008")  # as if the job had been killed before
+    again, _ = trained("dp=2,tp=2", "one", 8)
+    assert again == pytest.approx(expected, abs=2e-4)
+    lines = (tmp_path / "one" / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 10 + 4 + 1
+    other, _ = trained("dp=2,pp=2", "other", 8)
+    assert other == pytest.approx(expected, abs=2e-4)
 
 
 @pytest.mark.slow

@@ -109,9 +109,10 @@ class MyAdamW(optim.AdamW):
     pass
 
 
-def linear(mesh, **options):
+def linear(mesh, bias=True, **options):
     torch.manual_seed(0)
-    return pc.parallelize(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), mesh, **options)
+    layers = nn.Sequential(nn.Linear(4, 4, bias), nn.Linear(4, 2, bias))
+    return pc.parallelize(layers, mesh, **options)
 
 
 def step_of_torch(mesh, kind=optim.SGD, **options):
@@ -137,6 +138,18 @@ def load_from_elsewhere(mesh):
     optimizer.load_state_dict(optim.SGD(linear(mesh).parameters(), lr=0.1).state_dict())
 
 
+def load_of_another(mesh, rank=0, zero=1):
+    """Loads the state of the first rank after `rank`, or of another ZeRO level."""
+    first, second = (
+        pc.optimizer(optim.SGD(linear(mesh, zero=level).parameters(), lr=0.1))
+        for level in (zero, 1)
+    )
+    state = first.state_dict()
+    if rank:
+        state["pycoll"] = {**state["pycoll"], "rank": (mesh.world.rank + rank) % mesh.world.size}
+    second.load_state_dict(state)
+
+
 def test_what_would_train_otherwise_is_refused():
     column = {"0": "col", "1": "row"}
     assert_refused(
@@ -148,8 +161,15 @@ def test_what_would_train_otherwise_is_refused():
             "Adafactor does not step each element by itself": lambda mesh: pc.optimizer(
                 optim.Adafactor(linear(mesh, zero=2).parameters())
             ),
+            "Muon does not step each element by itself": lambda mesh: pc.optimizer(
+                optim.Muon(linear(mesh, zero=1, bias=False).parameters())
+            ),
             "GradScaler: each rank would decide": step_of_a_scaler,
             "the state is that of None": load_from_elsewhere,
+            "pc.save and pc.load move state between meshes": lambda mesh: load_of_another(
+                mesh, rank=1
+            ),
+            "'zero': 2, 'rank': ": lambda mesh: load_of_another(mesh, zero=2),
         },
         dp=2,
     )
@@ -157,6 +177,9 @@ def test_what_would_train_otherwise_is_refused():
         {
             "Normed does not step each element by itself": lambda mesh: pc.optimizer(
                 Normed(linear(mesh, tp=column).parameters(), lr=0.1)
+            ),
+            "Muon does not step each element by itself": lambda mesh: pc.optimizer(
+                optim.Muon(linear(mesh, bias=False, tp=column).parameters())
             ),
             "LAMB does not step each element by itself": lambda mesh: step_of_torch(
                 mesh, pc.optim.LAMB, tp=column

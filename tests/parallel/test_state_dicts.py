@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -10,8 +11,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_gpt import GPT, PLAN
+from tiny_gpt import GPT, PLAN, batches
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 import pycoll
 from pycoll import parallel as pc
@@ -67,6 +72,57 @@ def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> N
         assert torch.equal(value, expected[name]), name
 
 
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, first: int) -> None:
+    """Two steps."""
+    for x, y in itertools.islice(batches(first + 2, 4), first, None):
+        loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def optimizers_round_trip(model: nn.Module, plain: nn.Module, folder: str) -> None:
+    """Both have the same weights; states move between them, and both go on equally."""
+    for one in (model, plain):
+        one.eval()  # without dropout
+    adam = lambda one, lr=0.01: torch.optim.AdamW(one.parameters(), lr=lr)  # noqa: E731
+    ours, theirs = pc.optimizer(adam(model)), adam(plain)
+    trained(model, ours, 0)
+    trained(plain, theirs, 0)
+    dcp.save({"of": pc.optimizer_state_dict(ours)}, checkpoint_id=f"{folder}/steps_of_pycoll")
+    dcp.save(
+        {"of": get_optimizer_state_dict(plain, theirs)}, checkpoint_id=f"{folder}/steps_of_torch"
+    )
+    expected = get_optimizer_state_dict(plain, theirs)
+    theirs = adam(plain, lr=1.0)
+    state = {"of": get_optimizer_state_dict(plain, theirs)}
+    dcp.load(state, checkpoint_id=f"{folder}/steps_of_pycoll")
+    set_optimizer_state_dict(plain, theirs, state["of"])
+    found = get_optimizer_state_dict(plain, theirs)["state"]
+    for name, of in expected["state"].items():
+        for key, value in of.items():
+            assert torch.allclose(found[name][key], value, atol=ROOM, rtol=0), (name, key)
+    ours = pc.optimizer(adam(model, lr=1.0))
+    before = pc.whole_weights(model)
+    state = {"of": pc.optimizer_state_dict(ours)}
+    same(pc.whole_weights(model), before)
+    dcp.load(state, checkpoint_id=f"{folder}/steps_of_torch")
+    pc.load_optimizer_state_dict(ours, state["of"])
+    assert ours.param_groups[0]["lr"] == 0.01
+    trained(model, ours, 2)
+    theirs = adam(plain)
+    set_optimizer_state_dict(plain, theirs, expected)
+    trained(plain, theirs, 2)
+    after = pc.whole_weights(model)
+    for name, value in plain.state_dict().items():
+        assert torch.allclose(after[name], value, atol=1e-10, rtol=0), name
+    two_groups = {**expected, "param_groups": expected["param_groups"] * 2}
+    with pytest.raises(pycoll.UsageError, match="the state has 2 groups of parameters, expected 1"):
+        pc.load_optimizer_state_dict(ours, two_groups)
+    with pytest.raises(pycoll.UsageError, match="there is no state of"):
+        pc.load_optimizer_state_dict(ours, {**expected, "state": {}})
+
+
 def round_trip(comm: pycoll.Communicator, folder: str) -> None:
     """torch's checkpoint of a plain model, and pycoll's on tp2 x zero 3, both ways."""
     store = dist.FileStore(f"{folder}/store", comm.size)
@@ -84,6 +140,7 @@ def round_trip(comm: pycoll.Communicator, folder: str) -> None:
     dcp.load(state, checkpoint_id=f"{folder}/of_torch")
     pc.load_state_dict(model, state)
     same(pc.whole_weights(model), weights(2))
+    optimizers_round_trip(model, plain, folder)
     dist.destroy_process_group()
 
 

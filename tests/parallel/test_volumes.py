@@ -151,3 +151,19 @@ def test_modes_share_input_bytes_storage_and_work_as_they_must(monkeypatch):
 def test_more_ranks_than_blocks_are_an_error():
     with pytest.raises(UsageError, match="expected 2 to 5 ranks, got 6"):
         modes.measure(6)
+
+
+def test_groups_of_replicas_shard_and_add_up_their_shares():
+    """Within a group as ZeRO 3 on 2 ranks; between groups an all_reduce of half of the model."""
+
+    def check(found, n, sizes, depth, plan, options):
+        model = found["elements"] * ITEM
+        for collective, times in (("all_gather", 2), ("reduce_scatter", 1)):
+            assert found["dp shares", collective] == (times * depth, times * model), collective
+        assert found["dp copies", "all_reduce"] == (depth, model // 2)
+
+    options = {"zero": 3, "zero_group": 2}
+    measured([(4, {"dp": 4}, 2, None, options)], check)
+    memory = pc.memory(Blocks(2), {"dp": 4}, pp="blocks", **options)
+    of_two = pc.memory(Blocks(2), {"dp": 2}, pp="blocks", zero=3)
+    assert [rank.total for rank in memory] == [rank.total for rank in of_two] * 2

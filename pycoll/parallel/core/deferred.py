@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -151,9 +151,25 @@ def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs | {"device": torch.device("cpu")} if "device" in kwargs else kwargs
 
 
+class Later(Protocol):
+    """How a parameter or buffer will get its values.
+
+    Attributes:
+        placement: This rank's part; None: all of it.
+    """
+
+    placement: Placement | None
+
+    def part(self, dtype: torch.dtype) -> Tensor:
+        """This rank's part."""
+
+    def write(self, into: Tensor) -> None:
+        """Writes this rank's part, without other memory where that is possible."""
+
+
 @dataclass(slots=True)
-class Later:
-    """How a parameter or buffer will be made."""
+class Recorded:
+    """Values that recorded operations make."""
 
     deferred: Deferred
     ref: Ref
@@ -161,12 +177,12 @@ class Later:
     placement: Placement | None = None
 
     def part(self, dtype: torch.dtype) -> Tensor:
-        """This rank's part."""
+        """See Later."""
         whole = self.deferred.make(self.ref, self.name)
         return (whole if self.placement is None else self.placement.take(whole)).to(dtype)
 
     def write(self, into: Tensor) -> None:
-        """Writes this rank's part, without other memory where that is possible."""
+        """See Later."""
         is_whole = self.placement is None and into.numel() == self.deferred.size_of(self.ref)
         if is_whole and into.dtype == self.ref.dtype and into.is_contiguous():
             made = self.deferred.make(self.ref, self.name, into.view(-1))
@@ -179,7 +195,12 @@ def defer(deferred: Deferred, tensors: list[tuple[str, Tensor]]) -> None:
     """Notes for tensors on "meta", by full name, how they will be made."""
     for name, tensor in tensors:
         if tensor.is_meta:
-            setattr(tensor, _LATER, Later(deferred, deferred.ref(tensor), name))
+            defer_by(tensor, Recorded(deferred, deferred.ref(tensor), name))
+
+
+def defer_by(tensor: Tensor, later: Later) -> None:
+    """Notes for a tensor on "meta" how it will get its values."""
+    setattr(tensor, _LATER, later)
 
 
 def without_memory(model: nn.Module) -> None:
@@ -194,7 +215,8 @@ def without_memory(model: nn.Module) -> None:
         if tensor.is_meta and not hasattr(tensor, _LATER):
             raise UsageError(
                 f"parallelize: {name!r} is on the device 'meta', and nothing says how to make it: "
-                "make the model within `with torch.device('meta'), pc.keyed_init(mesh):`"
+                "make the model within `with torch.device('meta'), pc.keyed_init(mesh):`, or call "
+                "pc.load_pretrained(model, folder) before"
             )
     for parameter in model.parameters():
         if parameter.is_meta:
@@ -216,6 +238,14 @@ def shorten(parameter: Tensor, placement: Placement) -> None:
         return
     later.placement = placement
     parameter.data = _blank(parameter.dtype, placement.local_shape)
+
+
+def cast(parameter: Tensor, dtype: torch.dtype) -> None:
+    """Converts a parameter in place, made already or not."""
+    if getattr(parameter, _LATER, None) is None:
+        parameter.data = parameter.data.to(dtype)
+    else:
+        parameter.data = _blank(dtype, tuple(parameter.shape))
 
 
 def values_of(parameter: Tensor) -> Tensor:
@@ -249,4 +279,15 @@ def _blank(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     return torch.zeros((), dtype=dtype, device="cpu").expand(shape)
 
 
-__all__ = ["Deferred", "Fill", "defer", "shorten", "values_of", "without_memory", "write_values"]
+__all__ = [
+    "Deferred",
+    "Fill",
+    "cast",
+    "Later",
+    "defer",
+    "defer_by",
+    "shorten",
+    "values_of",
+    "without_memory",
+    "write_values",
+]

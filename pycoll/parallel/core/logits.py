@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pycoll.parallel.core import collectives
 from pycoll.parallel.core.ledger import AxisGroup
+from pycoll.parallel.core.specs import replace
 
 MARK = "_pycoll_classes"  # attribute of logits that are a part: (start, stop), size, group
 
@@ -16,6 +18,21 @@ def mark(logits: Tensor, classes: tuple[int, int], size: int, group: AxisGroup) 
     """Marks logits with their range of the `size` classes."""
     setattr(logits, MARK, (classes, size, group))
     return logits
+
+
+def cast(output: Any, dtype: torch.dtype) -> Any:
+    """Converts the floating tensors in `output`; parts stay marked."""
+
+    def convert(x: Tensor) -> Tensor:
+        if not x.is_floating_point() or x.dtype == dtype:
+            return x
+        return mark(x.to(dtype), *getattr(x, MARK)) if hasattr(x, MARK) else x.to(dtype)
+
+    if isinstance(output, dict):  # such as the outputs of transformers, which keep their class
+        for key, value in output.items():
+            output[key] = cast(value, dtype)
+        return output
+    return replace(output, Tensor, convert)
 
 
 def whole(output: Any) -> Any:
@@ -33,4 +50,4 @@ def whole(output: Any) -> Any:
     return collectives.gather_from(output, group, -1, size)
 
 
-__all__ = ["MARK", "mark", "whole"]
+__all__ = ["MARK", "cast", "mark", "whole"]

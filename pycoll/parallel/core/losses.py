@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from pycoll.parallel.core.logits import whole
+from pycoll.parallel.core.ledger import AxisGroup
+from pycoll.parallel.core.logits import cast, whole
 
 Loss = Callable[[Any, Any], Any]
 _IGNORED = -100  # as torch's ignore_index
 
 
-def sums_and_counts(loss: Loss) -> Loss:
-    """Returns a loss that gives a sum and a count, and gets whole outputs where it needs them."""
+def sums_and_counts(loss: Loss, dtype: torch.dtype | None = None) -> Loss:
+    """Returns a loss that gives a sum and a count, and gets whole outputs where it needs them.
+
+    Args:
+        loss: The user's.
+        dtype: Dtype of the outputs that it gets; None: unchanged.
+    """
 
     def summed(output: Any, target: Any) -> tuple[Tensor, int]:
+        output = output if dtype is None else cast(output, dtype)
         if not getattr(loss, "takes_parts", False):
             output = whole(output)
         result = loss(output, target)
@@ -31,4 +39,53 @@ def sums_and_counts(loss: Loss) -> Loss:
     return summed
 
 
-__all__ = ["Loss", "sums_and_counts"]
+def scaled(loss: Loss, scale: float) -> Loss:
+    """A loss with the same value, whose gradients are multiplied by `scale`."""
+    if scale == 1.0:
+        return loss
+
+    def run(output: Any, target: Any) -> Any:
+        total, count = loss(output, target)
+        if total.requires_grad:
+            total.register_hook(lambda gradient: gradient * scale)
+        return total, count
+
+    return run
+
+
+class Metrics:
+    """Adds metrics up beside the loss of each microbatch, on the ranks that compute the loss."""
+
+    def __init__(self, metrics: Mapping[str, Loss], prepare: Callable[[Loss], Loss]) -> None:
+        """Makes the sums.
+
+        Args:
+            metrics: Functions of output and targets, by name.
+            prepare: Makes a loss of sums and counts of each, as for the loss itself.
+        """
+        self._metrics = {name: prepare(metric) for name, metric in metrics.items()}
+        self._sums = torch.zeros(len(metrics), 2, dtype=torch.float64)
+
+    def beside(self, loss: Loss) -> Loss:
+        """A loss that also adds the metrics up."""
+        if not self._metrics:
+            return loss
+
+        def both(output: Any, target: Any) -> Any:
+            output = whole(output)  # once for all
+            for i, metric in enumerate(self._metrics.values()):
+                total, count = metric(output, target)
+                self._sums[i] += torch.tensor([float(total), float(count)], dtype=torch.float64)
+            return loss(output, target)
+
+        return both
+
+    def means(self, group: AxisGroup) -> dict[str, float]:
+        """The means over a group of ranks of which each has other samples, or none."""
+        if group.size > 1 and self._metrics:
+            group.all_reduce(self._sums)
+        means = self._sums[:, 0] / self._sums[:, 1].clamp(min=1)
+        return dict(zip(self._metrics, means.tolist(), strict=True))
+
+
+__all__ = ["Loss", "Metrics", "scaled", "sums_and_counts"]

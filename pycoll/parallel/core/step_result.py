@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pycoll.parallel.core.lateness import Late
+
 
 @dataclass(slots=True)
 class StepResult:
@@ -22,6 +24,10 @@ class StepResult:
         rank: The rank of this process.
         updates: Number of optimizer steps within `model.step`; 0 for schedules with a flush.
         staleness: The most updates between a forward and its backward in this rank's stage.
+        samples: Number of samples of all replicas.
+        ranks: Number of ranks of the mesh.
+        late: The rank that the others waited for longest; set by the optimizer's step.
+        skipped: Whether a gradient was not finite, so that no rank has stepped.
     """
 
     step: int
@@ -36,6 +42,10 @@ class StepResult:
     rank: int = 0
     updates: int = 0
     staleness: int = 0
+    samples: int = 0
+    ranks: int = 1
+    late: Late | None = None
+    skipped: bool = False
 
 
 __all__ = ["StepResult"]

@@ -33,8 +33,10 @@ class Options:
     schedule: str
     zero: int
     sequence_parallel: bool
-    recompute: str | bool | None
+    recompute: Any
     costs: list[float] | None
+    precision: Any = None
+    zero_group: int | None = None
     microbatches: int = 0  # of a layout whose memory is computed; 0: not known yet
 
 

@@ -6,18 +6,43 @@ Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv:1604.0
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core.positions import Positions
 from pycoll.parallel.features.batch_norm import SyncBatchNorm
 from pycoll.parallel.features.dropout.feature import KeyedDropout
 from pycoll.parallel.features.feature import Feature
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Recomputation that keeps the results of some operators.
+
+    Attributes:
+        operators: Names of torch's operators, such as "aten.mm".
+        layers: Pattern of layer names; None: the blocks.
+    """
+
+    operators: tuple[str, ...]
+    layers: str | None = None
+
+
+# Products with weights stay; attention and element-wise work, large and cheap, are computed again.
+# Source: Korthikanti et al., Reducing Activation Recomputation, arXiv:2205.05198.
+SELECTIVE = Keep(("aten.mm", "aten.addmm"))
 
 
 class Recompute(Feature):
@@ -39,13 +64,14 @@ class Recompute(Feature):
 
 
 def recompute_layers(
-    model: nn.Module, which: str | bool | None, blocks: str | None, positions: Positions
+    model: nn.Module, which: str | bool | Keep | None, blocks: str | None, positions: Positions
 ) -> bool:
     """Makes layers recompute their activations in backward, in place.
 
     Args:
         model: The model whose layers recompute.
-        which: True or "full": the blocks; else a pattern of names such as "*.attention".
+        which: True or "full": the blocks; "selective": likewise, but results of products with
+            weights are kept; a `Keep`; else a pattern of names such as "*.attention".
         blocks: Name of the list of blocks.
         positions: Positions of dropout, restored for the second forward pass.
 
@@ -53,19 +79,41 @@ def recompute_layers(
         Whether any layer recomputes.
 
     Raises:
-        UsageError: No layer matches.
+        UsageError: No layer matches, or an operator does not exist.
     """
     if not which:
         return False
+    keep = SELECTIVE if which == "selective" else which if isinstance(which, Keep) else None
+    if keep is not None:
+        which = keep.layers or "full"
     if which in (True, "full"):
         chosen = list(model.get_submodule(blocks or "").children())
     else:
         chosen = _outermost(model, str(which))
     if not chosen:
         raise UsageError(f"recompute: {which!r} matches no layer of {type(model).__name__}")
+    contexts = noop_context_fn if keep is None else _keeping(keep)
     for module in chosen:
-        module.forward = partial(_again, module.forward, positions)  # type: ignore[method-assign]
+        run = partial(_again, module.forward, positions, contexts)
+        module.forward = run  # type: ignore[method-assign]
     return True
+
+
+def _keeping(keep: Keep) -> Callable[[], Any]:
+    """Makes the contexts of the two forward passes."""
+    for name in keep.operators:
+        library, _, operator = name.partition(".")
+        if not operator or not hasattr(getattr(torch.ops, library), operator):
+            raise UsageError(
+                f"recompute: there is no operator {name!r}, expected such as 'aten.mm'"
+            )
+
+    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if str(getattr(operator, "overloadpacket", operator)) in keep.operators:
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    return partial(create_selective_checkpoint_contexts, policy)
 
 
 def _outermost(model: nn.Module, pattern: str) -> list[nn.Module]:
@@ -78,7 +126,13 @@ def _outermost(model: nn.Module, pattern: str) -> list[nn.Module]:
     return [model.get_submodule(name) for name in names]
 
 
-def _again(forward: Callable[..., Any], positions: Positions, *args: Any, **kwargs: Any) -> Any:
+def _again(
+    forward: Callable[..., Any],
+    positions: Positions,
+    contexts: Callable[[], Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     position = positions.now
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -86,7 +140,14 @@ def _again(forward: Callable[..., Any], positions: Positions, *args: Any, **kwar
             return forward(*args, **kwargs)
 
     # Masks are keyed by place, so there is no generator state to restore.
-    return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+    return checkpoint(
+        run,
+        *args,
+        use_reentrant=False,
+        preserve_rng_state=False,
+        context_fn=contexts,
+        **kwargs,
+    )
 
 
-__all__ = ["Recompute", "recompute_layers"]
+__all__ = ["Keep", "Recompute", "recompute_layers"]

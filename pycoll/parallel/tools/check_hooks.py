@@ -22,11 +22,13 @@ NUM_STEPS = 3
 TIMES = "PYCOLL_TIMES"  # environment variable of `pycoll scale`: number of steps, ":", a file
 
 
-def prepare(model: nn.Module) -> None:
-    """Converts a model to float64 if a check runs."""
-    if FOLDER in os.environ:
-        torch.set_default_dtype(torch.float64)
-        model.double()
+def prepare(model: nn.Module) -> bool:
+    """Converts a model to float64 if a check runs; returns whether one does."""
+    if FOLDER not in os.environ:
+        return False
+    torch.set_default_dtype(torch.float64)
+    model.double()
+    return True
 
 
 def watch(trainer: Trainer) -> None:

@@ -29,6 +29,8 @@ from pycoll.parallel.features.data.buckets import share_length
 from pycoll.parallel.features.data.reducer import in_axis_groups, main_dtype
 from pycoll.parallel.features.feature import Build, Options
 from pycoll.parallel.features.pipeline import PipelineParallel
+from pycoll.parallel.features.precision import Precision
+from pycoll.parallel.features.recompute import Keep
 from pycoll.parallel.features.tensor.plan import Style
 from pycoll.parallel.features.zero.feature import Zero
 from pycoll.parallel.pipeline.schedules.simulate_pipeline import peak_live, peak_versions
@@ -70,9 +72,11 @@ def memory(
     schedule: str = "1f1b",
     zero: int = 0,
     sequence_parallel: bool = False,
-    recompute: str | bool | None = None,
+    recompute: str | bool | Keep | None = None,
     bucket_mb: float = 4.0,
     costs: list[float] | None = None,
+    precision: str | Precision | None = None,
+    zero_group: int | None = None,
     moments: int = 2,
     x: Any = None,
     y: Any = None,
@@ -84,7 +88,7 @@ def memory(
     Args:
         model: A plain module; on the device "meta", it may be larger than this machine.
         mesh: The layout, such as {"dp": 4, "tp": 2}.
-        tp: As in `parallelize`, like the next seven.
+        tp: As in `parallelize`, like the next nine.
         pp: Name of the list of blocks.
         schedule: Name of the pipeline schedule.
         zero: ZeRO level.
@@ -92,6 +96,8 @@ def memory(
         recompute: Layers that recompute their activations.
         bucket_mb: Size of gradient buckets, MiB.
         costs: Cost of each block.
+        precision: Dtypes.
+        zero_group: Number of replicas that shard.
         moments: Numbers that the optimizer keeps per parameter: 2 for Adam, 0 for plain SGD.
         x: Input of one microbatch of a replica; only shapes and dtypes matter. None: activations
             are not computed. Tokens are assumed to be spread evenly over the experts.
@@ -110,8 +116,22 @@ def memory(
     sizes = dict.fromkeys(AXES, 1) | dict(mesh.sizes if isinstance(mesh, Mesh) else mesh)
     if set(sizes) != set(AXES) or min(sizes.values()) < 1:
         raise UsageError(f"memory: mesh is {sizes}, expected sizes of {', '.join(AXES)}")
+    if x is not None and (recompute == "selective" or isinstance(recompute, Keep)):
+        raise UsageError(
+            "memory: what is kept beside autograd with recompute='selective' is not known: leave x "
+            "out, or take 'full'"
+        )
     options = Options(
-        tp or {}, pp, schedule, zero, sequence_parallel, recompute, costs, microbatches
+        tp=tp or {},
+        pp=pp,
+        schedule=schedule,
+        zero=zero,
+        sequence_parallel=sequence_parallel,
+        recompute=recompute,
+        costs=costs,
+        precision=precision,
+        zero_group=zero_group,
+        microbatches=microbatches,
     )
     found: list[RankMemory] = []
     for expert, rank in itertools.product(range(sizes["ep"]), range(sizes["tp"])):
@@ -131,7 +151,9 @@ def memory(
                 place = {"pp": stage, "dp": replica, "ep": expert, "cp": part, "tp": rank}
                 ranks_of = partial(group_of, build, MetaMesh(sizes, place))
                 weights, groups = stages.parameters(stage), stages.groups(stage)
-                lasting = _lasting(weights, ranks_of, zero, groups, bucket_mb, moments)
+                lasting = _lasting(
+                    weights, ranks_of, build[Zero].share_of, zero, groups, bucket_mb, moments
+                )
                 live = None if kept is None else stages.live(stage, kept)
                 stashed = stages.stashed(stage)
                 found.append(RankMemory(place, lasting[0] + stashed, *lasting[1:], live))
@@ -202,6 +224,7 @@ class _Stages:
 def _lasting(
     weights: list[tuple[str, nn.Parameter]],
     group_of: Callable[[nn.Parameter], AxisGroup],
+    share_of: Callable[[AxisGroup], tuple[int, int]],
     zero: int,
     groups: list[set[str]],
     bucket_mb: float,
@@ -221,12 +244,13 @@ def _lasting(
         dtype = members[0][1].dtype
         main = main_dtype(dtype)
         count = sum(parameter.numel() for _, parameter in members)
-        length = share_length(count, axis_group.size if zero else 1)
-        full = length * (axis_group.size if zero else 1)
+        num_shares, share = share_of(axis_group) if zero else (1, 0)
+        length = share_length(count, num_shares)
+        full = length * num_shares
         parameters += (length if zero == 3 else full) * dtype.itemsize
         parameters += length * main.itemsize * (main != dtype)
         gradients += (length if zero >= 2 else full) * main.itemsize
-        start = axis_group.rank * length if zero else 0
+        start = share * length
         state += max(0, min(count - start, length)) * main.itemsize * moments
     return parameters, gradients, state
 

@@ -8,7 +8,6 @@ checkpoint intact. A load checks checksums, and takes the previous checkpoint if
 
 from __future__ import annotations
 
-import shutil
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -22,15 +21,11 @@ from pycoll.communicator import Communicator
 from pycoll.errors import SystemError, UsageError
 from pycoll.parallel.core.object_collectives import gather_objects
 from pycoll.parallel.core.placement import Placement
-from pycoll.parallel.trainer.checkpoint_files import DamageError, Index, Reader, write, write_index
-from pycoll.parallel.trainer.checkpoint_folders import (
-    begin,
-    candidates,
-    checkpoints,
-    finish,
-    newest,
-)
+from pycoll.parallel.trainer.checkpoint_files import DamageError, Index, Reader, write
+from pycoll.parallel.trainer.checkpoint_folders import begin, candidates, checkpoints, newest
 from pycoll.parallel.trainer.optimizers import Optimizer, trainer_of
+from pycoll.parallel.trainer.saved_objects import Objects, averages, check, restore, states
+from pycoll.parallel.trainer.saving import Saving
 from pycoll.parallel.trainer.state_dicts import cut, persistent_buffers
 from pycoll.parallel.trainer.trainer import Trainer
 
@@ -43,6 +38,7 @@ def save(
     optimizer: Optimizer | None = None,
     *,
     extra: Any = None,
+    state: Objects | None = None,
     keep: int = 2,
 ) -> Path:
     """Writes a checkpoint. Collective; every rank writes what it owns.
@@ -55,6 +51,8 @@ def save(
         model: A model that `parallelize` returned.
         optimizer: An optimizer that `pc.optimizer` returned.
         extra: Any JSON-serializable value, such as the place in the data; rank 0's is saved.
+        state: Objects whose state is saved, by name: a `pc.loader`, a scheduler, a `pc.GradScaler`,
+            a `pc.EMA`, a `pc.RNG`, or any other with `state_dict` and `load_state_dict`.
         keep: Number of newest checkpoints to keep.
 
     Returns:
@@ -62,48 +60,79 @@ def save(
 
     Raises:
         SystemError: A rank could not write; the existing checkpoints are unchanged.
+        UsageError: The state of an object is more than numbers, texts and tensors.
 
-    Cost: each element is written once, by one rank; a CRC-32 of each byte; two barriers and two
-    small all_gathers.
+    Cost: each element is written once, by one rank; a CRC-32 of each byte; memory of what the rank
+        writes; a barrier and some small all_gathers.
     """
-    trainer = trainer_of(model)
+    return save_in_background(folder, model, optimizer, extra=extra, state=state, keep=keep).wait()
+
+
+def save_in_background(
+    folder: str | Path,
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    extra: Any = None,
+    state: Objects | None = None,
+    keep: int = 2,
+) -> Saving:
+    """Like `save`, but training may go on while a thread writes a copy. Collective.
+
+    The next save or load waits for it and raises its error, as `wait()` of the result does. A
+    script waits for its last one before it ends.
+
+    Args:
+        folder: As in `save`, like the others.
+
+    Returns:
+        The save, with `path` and `wait()`.
+
+    Raises:
+        SystemError: The folder cannot be made, or the save before has failed.
+        UsageError: The state of an object is more than numbers, texts and tensors.
+
+    Cost: a copy of what the rank writes, a barrier and small all_gathers; a thread does the rest.
+    """
+    trainer, objects = trainer_of(model), state or {}
+    trainer.finish_saving()
     world = trainer.mesh.world
     folder = Path(folder)
     final = folder / _STEP.format(trainer.step_idx)
     making = folder / f".making-{final.name}"
-    problem = header = ""
-    name = f"rank-{world.rank:05d}.safetensors"
+    problem = ""
     try:
         if world.rank == 0:
             begin(folder, final.name)
     except OSError as error:
         problem = str(error)
-    world.barrier()
-    try:
-        header = write(making / name, *_mine(trainer, optimizer))
-    except OSError as error:
-        problem = problem or str(error)
-    _raise_if_failed(world, problem, making)
-    files = dict(gather_objects([name, header], world))
-    try:
-        if world.rank == 0:
-            index = {
-                "step": trainer.step_idx,
-                "seed": trainer.positions.seed,
-                "mesh": trainer.mesh.sizes,
-                "files": files,
-                "groups": [] if optimizer is None else _groups(optimizer),
-                "extra": extra,
-            }
-            write_index(making, index)
-            finish(making, keep)
-    except OSError as error:
-        problem = str(error)
-    _raise_if_failed(world, problem, making)
-    return final
+    if problem := gather_objects(problem, world)[0]:
+        raise SystemError(f"save: rank 0 could not make {making}: {problem}")
+    index = {
+        "step": trainer.step_idx,
+        "seed": trainer.positions.seed,
+        "mesh": trainer.mesh.sizes,
+        "groups": [] if optimizer is None else _groups(optimizer),
+        "extra": extra,
+        "objects": states(objects),
+    }
+    tensors, places = _mine(trainer, optimizer, objects)
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    name = f"rank-{world.rank:05d}.safetensors"
+    saving = Saving(
+        world, final, making, lambda: (name, write(making / name, copies, places)), index, keep
+    )
+    trainer.finish_saving = saving.wait
+    return saving
 
 
-def load(folder: str | Path, model: nn.Module, optimizer: Optimizer | None = None) -> Any:
+def load(
+    folder: str | Path,
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    state: Objects | None = None,
+) -> Any:
     """Reads the newest checkpoint that is not damaged, written on any mesh. Collective.
 
     All ranks take the same checkpoint. If a rank finds damage in one, all ranks skip it and try the
@@ -114,17 +143,20 @@ def load(folder: str | Path, model: nn.Module, optimizer: Optimizer | None = Non
         folder: Folder of the checkpoints, or one checkpoint.
         model: A model that `parallelize` returned; its parameters and buffers are overwritten.
         optimizer: An optimizer of `pc.optimizer` with the same groups as the saved one.
+        state: Objects that get their saved state back, by the names that `save` was given.
 
     Returns:
         The saved `extra`.
 
     Raises:
-        UsageError: There is no checkpoint, each one is damaged, or it belongs to another model.
+        UsageError: There is no checkpoint, each one is damaged, it belongs to another model, or it
+            has no state of an object.
 
     Cost: the ranks together read each file once to check it; then each rank reads the pieces that
-    it needs.
+        it needs.
     """
-    trainer = trainer_of(model)
+    trainer, objects = trainer_of(model), state or {}
+    trainer.finish_saving()
     world = trainer.mesh.world
     # Rank 0's list: another host may not see a new folder yet.
     found = candidates(Path(folder)) if world.rank == 0 else []
@@ -133,9 +165,10 @@ def load(folder: str | Path, model: nn.Module, optimizer: Optimizer | None = Non
         raise UsageError(f"load: there is no checkpoint in {folder}")
     damages: list[str] = []
     for path in paths:
-        checked, damage = _on_all_ranks(world, partial(_checked, trainer, optimizer, path))
+        checked, damage = _on_all_ranks(world, partial(_checked, trainer, optimizer, objects, path))
         if checked is not None:
-            _, damage = _on_all_ranks(world, partial(_install, trainer, optimizer, *checked))
+            install = partial(_install, trainer, optimizer, objects, *checked)
+            _, damage = _on_all_ranks(world, install)
         if not damage:
             trainer.reducer.publish()
             trainer.clear()
@@ -148,18 +181,6 @@ def load(folder: str | Path, model: nn.Module, optimizer: Optimizer | None = Non
         if len(paths) > 1:
             _warn(world, f"load: {path.name} is skipped: {damage}")
     raise UsageError(f"load: no checkpoint in {folder} can be read: {'; '.join(damages)}")
-
-
-def _raise_if_failed(world: Communicator, problem: str, making: Path) -> None:
-    """Raises on all ranks if one has a problem. Collective."""
-    failed = world.all_reduce(torch.tensor([int(bool(problem))]))
-    if int(failed):
-        if world.rank == 0:
-            shutil.rmtree(making, ignore_errors=True)
-        raise SystemError(
-            f"save: {int(failed)} of {world.size} ranks could not write to {making}"
-            + (f"; this one: {problem}" if problem else "")
-        )
 
 
 def _on_all_ranks(world: Communicator, action: Callable[[], Any]) -> tuple[Any, str]:
@@ -190,22 +211,31 @@ def _warn(world: Communicator, text: str) -> None:
         warnings.warn(text, stacklevel=3)
 
 
-def _checked(trainer: Trainer, optimizer: Optimizer | None, path: Path) -> tuple[Index, Reader]:
+def _checked(
+    trainer: Trainer, optimizer: Optimizer | None, objects: Objects, path: Path
+) -> tuple[Index, Reader]:
     """Opens a checkpoint, and checks this rank's share of its files."""
     world = trainer.mesh.world
     index = Index.read(path)
     reader = Reader(path, index)
     reader.check(sorted(index.files)[world.rank :: world.size])
-    _check_fit(trainer, optimizer, path, index, reader)
+    check(objects, index.objects)
+    _check_fit(trainer, optimizer, objects, path, index, reader)
     return index, reader
 
 
 def _check_fit(
-    trainer: Trainer, optimizer: Optimizer | None, path: Path, index: Index, reader: Reader
+    trainer: Trainer,
+    optimizer: Optimizer | None,
+    objects: Objects,
+    path: Path,
+    index: Index,
+    reader: Reader,
 ) -> None:
     """Raises UsageError if the checkpoint belongs to another model or optimizer."""
     needed = {name: placement.shape for name, placement in trainer.placements.items()}
     needed |= {f"buffer:{name}": tuple(b.shape) for name, b in persistent_buffers(trainer.model)}
+    needed |= {name: piece.placement.shape for name, piece, _ in averages(objects, trainer)}
     missing = [name for name in needed if name not in reader]
     if missing:
         raise UsageError(
@@ -224,8 +254,14 @@ def _check_fit(
         )
 
 
-def _install(trainer: Trainer, optimizer: Optimizer | None, index: Index, reader: Reader) -> None:
-    """Overwrites the model and the optimizer."""
+def _install(
+    trainer: Trainer,
+    optimizer: Optimizer | None,
+    objects: Objects,
+    index: Index,
+    reader: Reader,
+) -> None:
+    """Overwrites the model, the optimizer and the states of objects."""
     with torch.no_grad():
         for name, parameter in trainer.parameters.items():
             if name not in trainer.reducer.names:
@@ -234,13 +270,18 @@ def _install(trainer: Trainer, optimizer: Optimizer | None, index: Index, reader
             buffer.copy_(reader.whole(f"buffer:{name}"))
         for name, piece in trainer.reducer.pieces.items():
             piece.value.copy_(cut(piece, reader.whole(name)).view_as(piece.value))
+        for name, piece, average in averages(objects, trainer):
+            average.copy_(cut(piece, reader.whole(name)).view_as(average))
     if optimizer is not None:
         _load_state(optimizer, reader, index.groups)
+    restore(objects, index.objects)
     trainer.step_idx = index.step
     trainer.positions.seed = index.seed
 
 
-def _mine(trainer: Trainer, optimizer: Optimizer | None) -> tuple[dict[str, Tensor], dict]:  # type: ignore[type-arg]
+def _mine(
+    trainer: Trainer, optimizer: Optimizer | None, objects: Objects
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors that this rank writes, and the place of each in its whole tensor."""
     tensors: dict[str, Tensor] = {}
     places: dict[str, Any] = {}
@@ -265,6 +306,9 @@ def _mine(trainer: Trainer, optimizer: Optimizer | None) -> tuple[dict[str, Tens
             else:  # such as the number of steps
                 value = torch.as_tensor(value)
                 put(f"state:{key}:{name}", value, Placement(tuple(value.shape)), 0)
+    for name, piece, average in averages(objects, trainer):
+        if piece.owned:
+            put(name, average, piece.placement, piece.start)
     if trainer.mesh.rank("dp") == trainer.mesh.rank("cp") == 0:  # each ep rank has experts
         frozen = [n for n in trainer.placements if n not in trainer.reducer.names]
         for name in frozen:
@@ -302,4 +346,4 @@ def _load_state(optimizer: Optimizer, reader: Reader, groups: list[dict[str, Any
             optimizer.inner.state[piece.value] = state
 
 
-__all__ = ["checkpoints", "load", "newest", "save"]
+__all__ = ["checkpoints", "load", "newest", "save", "save_in_background"]

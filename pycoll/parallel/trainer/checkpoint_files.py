@@ -11,7 +11,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +52,23 @@ def fsync(path: Path) -> None:
 def write(path: Path, tensors: dict[str, Tensor], places: dict[str, Any]) -> str:
     """Writes flat pieces and waits until they are on the disk; returns the header's checksum.
 
+    Args:
+        path: The file.
+        tensors: The pieces, flat; none shares memory with another.
+        places: The place of each in its whole tensor.
+
     Raises:
         OSError: The write failed.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    flat = {name: tensor.clone() for name, tensor in tensors.items()}  # none shares memory
     header = {
-        name: {**place, _CHECKSUM: checksum(_bytes_of(flat[name]))}
+        name: {**place, _CHECKSUM: checksum(_bytes_of(tensors[name]))}
         for name, place in places.items()
     }
     try:
-        save_file(flat, path, metadata={_PLACES: json.dumps(header)})
+        save_file(tensors, path, metadata={_PLACES: json.dumps(header)})
     except SafetensorError as error:  # such as a disk that is full
         raise OSError(str(error)) from error
     fsync(path)
@@ -90,6 +94,7 @@ class Index:
 
     Attributes:
         files: Checksum of each file's header; None in a checkpoint without checksums.
+        objects: States of other objects, by name; None: tensors in the files.
     """
 
     step: int
@@ -98,6 +103,7 @@ class Index:
     groups: list[dict[str, Any]]
     extra: Any
     has_checksums: bool
+    objects: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Index:
@@ -127,6 +133,7 @@ class Index:
                 _as_list(index["groups"]),
                 index["extra"],
                 has_checksums,
+                dict(index.get("objects", {})),
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import nn
@@ -32,12 +32,14 @@ class Ran:
         count: Number of their targets.
         bubble_s: Seconds in which this rank waited for other stages.
         staleness: The most updates between a forward and its backward.
+        busy_s: Seconds in which this rank worked without waiting, by part of the step.
     """
 
     loss_sum: float = 0.0
     count: int = 0
     bubble_s: float = 0.0
     staleness: int = 0
+    busy_s: dict[str, float] = field(default_factory=dict)
 
 
 class Executor(Protocol):
@@ -100,6 +102,7 @@ class Plain:
     def run(self, parts: Parts, loss: Loss, first_sample: int, *, reduce: bool) -> Ran:
         """See Executor."""
         loss_sum, total = 0.0, 0
+        busy_s = {"forward": 0.0, "backward": 0.0}
         for i, (x, y) in enumerate(parts):
             count = num_samples(x)
             self._positions.move(first_sample=first_sample, num_samples=count)
@@ -107,9 +110,9 @@ class Plain:
             reduces = reduce and (self._each or i + 1 == len(parts))
             self._reducer.begin(reduce=reduces)
             if count or self._computes_empty:
-                with self._span("forward"):
+                with self._span("forward", busy_s):
                     part_sum, part_count = loss(self._forward(x), y)
-                with self._span("backward"):
+                with self._span("backward", busy_s):
                     part_sum.backward()
                 loss_sum += float(part_sum.detach())
                 total += int(part_count)
@@ -118,7 +121,7 @@ class Plain:
             self._policy.after_microbatch()
         if not parts and reduce:
             self._reducer.finish()  # the other replicas wait for this one's zeros
-        return Ran(loss_sum, total)
+        return Ran(loss_sum, total, busy_s=busy_s)
 
     def evaluate(self, parts: Parts, loss: Loss) -> tuple[float, float]:
         """See Executor."""
@@ -133,10 +136,12 @@ class Plain:
         return self._model(*args, **kwargs)
 
     @contextmanager
-    def _span(self, name: str) -> Iterator[None]:
-        start_ns = time.monotonic_ns()
+    def _span(self, name: str, busy_s: dict[str, float]) -> Iterator[None]:
+        start_ns, waited_before = time.monotonic_ns(), self._ledger.waited_s
         yield
-        self._ledger.span(name, "compute", start_ns, time.monotonic_ns())
+        end_ns = time.monotonic_ns()
+        self._ledger.span(name, "compute", start_ns, end_ns)
+        busy_s[name] += (end_ns - start_ns) / 1e9 - (self._ledger.waited_s - waited_before)
 
 
 class Pipelined:
@@ -206,7 +211,8 @@ class Pipelined:
             self._reducer.complete(self._cut.shared)
             staleness = max(result.staleness.values(), default=0)
             bubble_s = result.time_s - result.busy_s
-            ran = Ran(result.loss_sum, int(result.count), bubble_s, staleness)
+            busy_s = {"stages": result.busy_s}
+            ran = Ran(result.loss_sum, int(result.count), bubble_s, staleness, busy_s)
         if reduce and not self._policy.steps_within:
             self._reducer.finish()
         return ran

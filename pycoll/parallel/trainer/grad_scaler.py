@@ -12,7 +12,10 @@ from pycoll.parallel.trainer.optimizers import Optimizer
 
 
 class GradScaler(torch.amp.GradScaler):
-    """torch's GradScaler for a parallelized model in the loop of PyTorch.
+    """torch's GradScaler for a parallelized model.
+
+    In the loop of PyTorch it is used as torch's. `model.step(..., scaler=scaler)` and then
+    `optimizer.step()` scale, unscale, skip and update.
 
     A rank steps pieces, so an infinity may be in the pieces of one rank alone. The ranks agree,
     and their scales stay equal. Arguments and other methods are those of torch.
@@ -66,6 +69,15 @@ class GradScaler(torch.amp.GradScaler):
                 return None
         norm: float = optimizer.step(*args, **kwargs)  # type: ignore[assignment]
         return norm
+
+    def follow(self, optimizer: Optimizer, *, skipped: bool) -> None:
+        """Adapts the scale to a step of `model.step(..., scaler=)`; the optimizer calls it."""
+        if not self._enabled:
+            return
+        self.scale(torch.zeros(()))  # makes the scale at the first call
+        found = {torch.device("cpu"): torch.tensor(float(skipped))}
+        self._state(optimizer).update(found_inf_per_device=found, stage=OptState.STEPPED)
+        self.update()
 
     def _state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         state: dict[str, Any] = self._per_optimizer_states[id(optimizer)]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from pycoll.errors import UsageError
+from pycoll.parallel.core.lateness import Late, latest
 from pycoll.parallel.core.object_collectives import gather_objects
 from pycoll.parallel.features.data.reducer import Piece
 from pycoll.parallel.optim import Layerwise
@@ -81,7 +82,9 @@ class Optimizer(optim.Optimizer):
         self.inner, self.clip = inner, clip
         self.trainer: Trainer = trainer
         self._make_exact()
-        self.inner = inner = trainer.policy.take(inner, clip)
+        clips = [clip, *(group.get("clip") for group in inner.param_groups)]
+        largest = next((one for one in clips if one is not None), None)
+        self.inner = inner = trainer.policy.take(inner, largest)
         names = {id(p): entry[1] for p, entry in zip(parameters, known, strict=True)}
         self.names: list[list[str]] = []
         pieces = trainer.reducer.pieces
@@ -175,8 +178,8 @@ class Optimizer(optim.Optimizer):
             The norm of all gradients before clipping, equal on every rank; also in the step's
             result. After several updates, it is the norm of the last one.
 
-        Cost: an all_reduce of one number over all ranks; with ZeRO 1 and 2 an all_gather of the
-            parameters over their replicas.
+        Cost: an all_reduce of one number for each group, and four for each rank, over all ranks;
+            with ZeRO 1 and 2 an all_gather of the parameters over their replicas.
         """
         if closure is not None:
             with torch.enable_grad():
@@ -188,38 +191,70 @@ class Optimizer(optim.Optimizer):
             )
         start_ns = time.monotonic_ns()
         waited_before = self.trainer.mesh.ledger.waited_s
-        norm = self.grad_norm()
-        self.trainer.policy.step(self.inner, lambda: self._clip(norm))
+        squares, late = self._squares()
+        norm = math.sqrt(sum(squares))
+        scaler = self.trainer.scaler
+        skipped = scaler is not None and scaler.is_enabled() and not math.isfinite(norm)
+        if not skipped:  # the norm is that of all ranks, so all skip a step or none does
+            self.trainer.policy.step(self.inner, lambda: self._clip(squares))
+        if scaler is not None:
+            scaler.follow(self, skipped=skipped)
+            self.trainer.scaler = None
         ledger, last = self.trainer.mesh.ledger, self.trainer.last
         ledger.span("optimizer", "compute", start_ns, time.monotonic_ns())
         if last is not None:
-            last.grad_norm = norm
+            last.grad_norm, last.late, last.skipped = norm, late, skipped
             last.seconds += (time.monotonic_ns() - start_ns) / 1e9
             last.waited_s += ledger.waited_s - waited_before
         for watcher in self.trainer.watchers:
             watcher(self.trainer)
         self.trainer.stepped()
         self.trainer.clear()
+        self.trainer.ended_ns = time.monotonic_ns()
         return norm
 
-    def _clip(self, norm: float) -> None:
-        factor = 1.0 if self.clip is None else min(1.0, self.clip / (norm + 1e-6))
+    def _clip(self, squares: list[float]) -> None:
+        """Scales gradients down: by the norms of groups with a `clip`, and that of the rest."""
+        groups = self.param_groups
+        own = [group.get("clip") for group in groups] + [None]
+        rest = math.sqrt(sum(x for x, clip in zip(squares, own, strict=True) if clip is None))
+        factors = [
+            _factor(self.clip, rest) if clip is None else _factor(clip, math.sqrt(square))
+            for square, clip in zip(squares, own, strict=True)
+        ]
+        of = self._groups_of_pieces()
         for piece in self._pieces():
+            factor = factors[of.get(id(piece.value), len(groups))]
             if piece.value.grad is not None and factor < 1.0:
                 piece.value.grad.mul_(factor)
 
     def grad_norm(self) -> float:
         """The 2-norm of all ranks' gradients; each element counts once."""
-        squares = [
-            torch.linalg.vector_norm(piece.value.grad).double() ** 2
-            for piece in self._pieces()
-            if piece.owned and piece.value.grad is not None
-        ]
-        total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+        return math.sqrt(sum(self._squares()[0]))
+
+    def _squares(self) -> tuple[list[float], Late | None]:
+        """Squares of the norms of all ranks' gradients, of each group and of what is in none.
+
+        The same all_reduce tells which rank is late.
+        """
+        of, count = self._groups_of_pieces(), len(self.param_groups)
+        total = torch.zeros(count + 1, dtype=torch.float64)
+        for piece in self._pieces():
+            if piece.owned and piece.value.grad is not None:
+                square = torch.linalg.vector_norm(piece.value.grad).double() ** 2
+                total[of.get(id(piece.value), count)] += square
         mesh = self.trainer.mesh
-        if mesh.world.size > 1:
-            mesh.line(*mesh.sizes).all_reduce(total.view(1))
-        return math.sqrt(float(total))
+        if mesh.world.size == 1:
+            return total.tolist(), None
+        times = torch.zeros(mesh.world.size, len(self.trainer.busy_s), dtype=torch.float64)
+        times[mesh.world.rank] = torch.tensor(self.trainer.busy_s, dtype=torch.float64)
+        both = torch.cat([total, times.view(-1)])
+        mesh.line(*mesh.sizes).all_reduce(both)
+        return both[: count + 1].tolist(), latest(both[count + 1 :].view_as(times).tolist())
+
+    def _groups_of_pieces(self) -> dict[int, int]:
+        """Numbers of the groups, by the ids of the pieces' values."""
+        return {id(p): i for i, group in enumerate(self.param_groups) for p in group["params"]}
 
     @contextmanager
     def mean_weights(self) -> Iterator[None]:
@@ -247,6 +282,10 @@ class Optimizer(optim.Optimizer):
         return self.trainer.reducer.pieces.values()
 
 
+def _factor(clip: float | None, norm: float) -> float:
+    return 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
+
+
 def optimizer(inner: optim.Optimizer, clip: float | None = None) -> Optimizer:
     """Makes an optimizer of torch step a parallelized model.
 
@@ -254,7 +293,9 @@ def optimizer(inner: optim.Optimizer, clip: float | None = None) -> Optimizer:
         inner: A new torch optimizer of `model.parameters()`, in any groups. Where parameters are
             shared out, by tp or ZeRO, its update must be element-wise, as in SGD and AdamW, or
             that of `pc.optim.LARS` or `pc.optim.LAMB`.
-        clip: Largest norm of all gradients; larger gradients are scaled down to it.
+        clip: Largest norm of all gradients; larger gradients are scaled down to it. A group with a
+            "clip" of its own, `{"params": ..., "clip": 0.5}`, is scaled by its norm alone, and the
+            others by their common norm.
 
     Returns:
         The optimizer; call its `step()` after each `model.step(...)`, or `loss.backward()`.

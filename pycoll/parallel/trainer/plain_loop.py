@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core import specs
-from pycoll.parallel.core.logits import whole
+from pycoll.parallel.core.logits import cast, whole
 from pycoll.parallel.trainer.elementwise import is_elementwise
 from pycoll.parallel.trainer.trainer import Trainer
 
@@ -80,7 +80,8 @@ class PlainLoop:
         """Makes parts of the output whole: any loss may follow."""
         if self._trainer.in_step:
             return output
-        return self._trainer.sequence.whole(whole(output))
+        output = self._trainer.sequence.whole(whole(output))
+        return output if self._trainer.output is None else cast(output, self._trainer.output)
 
     def _on_gradient(self, gradient: Tensor) -> None:
         """Runs before autograd adds a gradient to `.grad`."""

@@ -7,16 +7,17 @@ the count of all replicas and microbatches, whatever their sizes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, overload
 
 import torch
 from torch import nn
 
 from pycoll.parallel.core.batches import nothing, num_samples, split, to_floating
+from pycoll.parallel.core.lateness import PARTS
 from pycoll.parallel.core.ledger import AxisGroup
-from pycoll.parallel.core.losses import Loss, sums_and_counts
+from pycoll.parallel.core.losses import Loss, Metrics, scaled, sums_and_counts
 from pycoll.parallel.core.mesh import Mesh
 from pycoll.parallel.core.placement import Placement
 from pycoll.parallel.core.positions import Positions
@@ -25,6 +26,15 @@ from pycoll.parallel.features.context.sequence import Sequence
 from pycoll.parallel.features.data.reducer import Reducer
 from pycoll.parallel.trainer.executors import Executor
 from pycoll.parallel.trainer.update_policy import UpdatePolicy
+
+
+class Scaler(Protocol):
+    """What a step needs of a `pc.GradScaler`."""
+
+    def is_enabled(self) -> bool: ...
+    def get_scale(self) -> float: ...
+    def follow(self, optimizer: Any, *, skipped: bool) -> None:
+        """Adapts the scale to a step that all ranks have taken, or skipped."""
 
 
 class Trainer:
@@ -44,12 +54,17 @@ class Trainer:
         sequence: The sequence of a batch, of which cp gives this rank a share.
         executor: Passes microbatches through the model.
         policy: Says when the optimizer steps, and by which gradients.
+        output: Dtype of the model's output; None: unchanged.
         last: The last step's result.
+        scaler: The scaler of the last step.
         syncing: False within `no_sync`.
         in_step: True while `step` or `evaluate` runs the model.
         watchers: Functions called after the step of `pc.optimizer`.
         steppers: Functions called after the step of any optimizer.
         clearers: Functions called when gradients are cleared.
+        busy_s: Seconds in which this rank worked in the last step, for each of `PARTS`.
+        ended_ns: When the last step ended, on CLOCK_MONOTONIC; 0 before the first one.
+        finish_saving: Waits for a checkpoint that is being written.
     """
 
     def __init__(
@@ -66,18 +81,22 @@ class Trainer:
         sequence: Sequence,
         executor: Executor,
         policy: UpdatePolicy,
+        output: torch.dtype | None = None,
     ) -> None:
         self.model, self.mesh, self.reducer = model, mesh, reducer
         self.parameters = parameters
         self.placements, self.positions = placements, positions
         self.replicas, self.data_ranks, self.sequence = replicas, data_ranks, sequence
-        self.executor, self.policy = executor, policy
+        self.executor, self.policy, self.output = executor, policy, output
         self.step_idx = 0
         self.last: StepResult | None = None
+        self.scaler: Scaler | None = None
         self.syncing, self.in_step = True, False
         self.watchers: list[Callable[[Trainer], None]] = []
         self.steppers: list[Callable[[], None]] = []
         self.clearers: list[Callable[[], None]] = []
+        self.finish_saving: Callable[[], Any] = lambda: None
+        self.busy_s, self.ended_ns = [0.0] * len(PARTS), 0
         self._samples = mesh.line_of_dp("ep")
         self._settled = False
         self._sum, self._count = 0.0, 0
@@ -91,7 +110,15 @@ class Trainer:
         finally:
             self.syncing = before
 
-    def step(self, x: Any, y: Any = None, *, loss: Loss, microbatches: int = 1) -> StepResult:
+    def step(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        loss: Loss,
+        microbatches: int = 1,
+        scaler: Scaler | None = None,
+    ) -> StepResult:
         """Forward and backward passes over a batch, and the reduction of the gradients.
 
         Args:
@@ -101,12 +128,15 @@ class Trainer:
             loss: Called with a microbatch's output and targets; returns a sum and a count, or a
                 mean over all targets other than -100.
             microbatches: Number of parts into which the share is split.
+            scaler: A `pc.GradScaler`: gradients are scaled in the backward pass, and back before
+                they are seen. If one of any rank is not finite, the optimizer's step skips on all.
 
         Returns:
             The result. `parameter.grad` and the optimizer hold the gradient of the mean.
 
         Raises:
-            UsageError: `microbatches` is less than 1.
+            UsageError: `microbatches` is less than 1, or a scaler comes with a schedule that steps
+                the optimizer within the step.
             Error: The error of a failed collective. A forward that differs between ranks raises
                 CollectiveMismatchError, which names both calls.
 
@@ -121,19 +151,24 @@ class Trainer:
             self._settled = False
             self._sum, self._count = 0.0, 0
         x, y = to_floating(x, self.model), to_floating(y, self.model)
-        first_sample, _ = self.place_of(num_samples(x))
+        between_s = (start_ns - self.ended_ns) / 1e9 if self.ended_ns else 0.0
+        first_sample, num_all = self.place_of(num_samples(x))
         self.positions.move(step=self.step_idx)
         parts = split(x, y, microbatches)
         num_parts = self.policy.begin(len(parts), syncing=self.syncing)
         if self.executor.runs_empty:
             num_parts = max(num_parts, microbatches)
         parts += [nothing(x, y)] * (num_parts - len(parts))
-        losses = self.policy.loss(self._losses(loss))
+        self.scaler, scale = scaler, 1.0
+        if scaler is not None and scaler.is_enabled():
+            self.policy.refuse_sums("a scaler")
+            scale = scaler.get_scale()
+        losses = self.policy.loss(scaled(self._losses(loss), scale))
         with self.within_step():
             ran = self.executor.run(parts, losses, first_sample, reduce=self.syncing)
         self._sum += ran.loss_sum
         self._count += ran.count
-        total, count = self._settle() if self.syncing else (self._sum, self._count)
+        total, count = self._settle(scale) if self.syncing else (self._sum, self._count)
         self.mesh.ledger.span(f"step {self.step_idx}", "steps", start_ns, time.monotonic_ns())
         unused = tuple(self.reducer.unused)
         self.last = StepResult(
@@ -148,7 +183,12 @@ class Trainer:
             rank=self.mesh.world.rank,
             updates=len(parts) if self.policy.steps_within else 0,
             staleness=ran.staleness,
+            samples=num_all,
+            ranks=self.mesh.world.size,
         )
+        busy_s = {"between steps": between_s, **ran.busy_s}
+        self.busy_s = [busy_s.get(part, 0.0) for part in PARTS]
+        self.ended_ns = time.monotonic_ns()
         self.step_idx += 1
         return self.last
 
@@ -161,7 +201,7 @@ class Trainer:
         return int(counts[: self._samples.rank].sum()), int(counts.sum())
 
     def _losses(self, loss: Loss) -> Loss:
-        return self.sequence.of_shares(sums_and_counts(loss))
+        return self.sequence.of_shares(sums_and_counts(loss, self.output))
 
     @contextmanager
     def within_step(self) -> Iterator[None]:
@@ -172,20 +212,52 @@ class Trainer:
         finally:
             self.in_step = before
 
-    def evaluate(self, x: Any, y: Any, *, loss: Loss, microbatches: int = 1) -> float:
-        """The mean loss of a batch, by forward passes only; arguments as in `step`. Collective."""
+    @overload
+    def evaluate(self, x: Any, y: Any, *, loss: Loss, microbatches: int = 1) -> float: ...
+    @overload
+    def evaluate(
+        self, x: Any, y: Any, *, loss: Loss, metrics: Mapping[str, Loss], microbatches: int = 1
+    ) -> dict[str, float]: ...
+    def evaluate(
+        self,
+        x: Any,
+        y: Any,
+        *,
+        loss: Loss,
+        metrics: Mapping[str, Loss] | None = None,
+        microbatches: int = 1,
+    ) -> float | dict[str, float]:
+        """The mean loss of a batch, by forward passes only; arguments as in `step`. Collective.
+
+        Args:
+            x: This replica's share of the batch.
+            y: The targets.
+            loss: Returns a sum and a count, or a mean.
+            metrics: Other functions of the output and the targets, by name, that return the same,
+                such as the number of right answers and the number of answers.
+            microbatches: Number of parts.
+
+        Returns:
+            The mean; with `metrics`, a dict with "loss" and the mean of each metric.
+
+        Cost: an all_reduce of two numbers for the loss and for each metric.
+        """
         parts = split(x, y, microbatches)
         if self.executor.evaluates_empty:
             parts += [nothing(x, y)] * (microbatches - len(parts))
+        gathered = Metrics(metrics or {}, self._losses)
         with torch.no_grad(), self.within_step():
-            found = self.executor.evaluate(parts, self._losses(loss))
+            found = self.executor.evaluate(parts, gathered.beside(self._losses(loss)))
         sums = torch.tensor(found, dtype=torch.float64)
         if self.replicas.size > 1:
             self.replicas.all_reduce(sums)
-        return float(sums[0] / sums[1]) if sums[1] else 0.0
+        mean = float(sums[0] / sums[1]) if sums[1] else 0.0
+        if metrics is None:
+            return mean
+        return {"loss": mean, **gathered.means(self.mesh.line_of_dp("pp", "ep", "cp"))}
 
-    def _settle(self) -> tuple[float, int]:
-        """Returns the loss sum and count of all replicas, and divides gradients by the count."""
+    def _settle(self, scale: float) -> tuple[float, int]:
+        """Returns the loss sum and count of all replicas; divides gradients by count and scale."""
         tail = torch.tensor([self._sum, self._count], dtype=torch.float64)
         if self.data_ranks.size > self.replicas.size and self.mesh.rank("tp") > 0:
             tail.zero_()  # all ranks of tp have the same loss; rank 0's counts
@@ -193,7 +265,7 @@ class Trainer:
         if self.data_ranks.size > 1:
             self.data_ranks.all_reduce(tail)
         total, count = float(tail[0]), int(tail[1])
-        self.policy.settle(tail[2:], 1.0 / max(count, 1))
+        self.policy.settle(tail[2:], 1.0 / max(count, 1) / scale)
         self._settled = True
         return total, count
 

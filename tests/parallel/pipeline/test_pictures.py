@@ -34,6 +34,13 @@ def test_text_tells_the_stages_of_a_rank_apart():
     assert picture.splitlines()[1] == "rank 1  |   F0 f0 F1 f1 i0 w0 I0 W0 i1 w1 I1 W1    | live 4"
 
 
+def test_lines_of_text_are_short_however_the_times_differ():
+    """Measured times do: an action that takes a microsecond is no column."""
+    schedule = pipeline.build("pipedream", 4, 8)
+    text = draw_pipeline(schedule, costs=pipeline.Costs(1e-6, 1, 1))
+    assert 1000 < max(map(len, text.splitlines())) < 2100
+
+
 def test_every_schedule_is_drawn_and_always_the_same_in_every_style(tmp_path):
     pytest.importorskip("matplotlib")
     for name in pipeline.names():

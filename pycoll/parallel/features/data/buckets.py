@@ -9,6 +9,7 @@ arXiv:2006.15704.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,9 @@ from torch import Tensor, nn
 
 from pycoll.parallel.core.deferred import write_values
 from pycoll.parallel.core.ledger import AxisGroup, Started
+
+# The ranks that shard what a group of ranks holds, and those with the same share, if any.
+Split = Callable[[AxisGroup], tuple[AxisGroup, AxisGroup | None]]
 
 
 @dataclass(slots=True)
@@ -53,24 +57,32 @@ class Bucket:
     Attributes:
         slots: The parameters.
         group: The ranks whose gradients are added up.
+        shares: Those of them that shard what the ZeRO level says; the others have copies.
         level: ZeRO level.
         pending: Number of gradients that this backward pass has yet to compute.
     """
 
     def __init__(
-        self, named: list[tuple[str, nn.Parameter]], group: AxisGroup, level: int, main: torch.dtype
+        self,
+        named: list[tuple[str, nn.Parameter]],
+        group: AxisGroup,
+        level: int,
+        main: torch.dtype,
+        reduce: torch.dtype | None = None,
+        split: Split | None = None,
     ) -> None:
         self.group, self.level = group, level
+        self.shares, self._copies = split(group) if split and level else (group, None)
         self.slots: list[Slot] = []
         offset = 0
         for name, parameter in named:
             self.slots.append(Slot(name, parameter, offset, parameter.shape))
             offset += parameter.numel()
         self.pending = len(self.slots)
-        num_shares = group.size if level else 1
+        num_shares = self.shares.size if level else 1
         self._share = share_length(offset, num_shares)
         self._count = self._share * num_shares
-        self._dtype, self._main = named[0][1].dtype, main
+        self._dtype, self._reduce = named[0][1].dtype, reduce or main
         self._gradients: Tensor | None = None  # gradients of all parameters
         self._reducing: Started | None = None
         self._sums: Tensor | None = None  # gradients of the share, if gradients are sharded
@@ -91,7 +103,7 @@ class Bucket:
         self._full = (
             torch.zeros(self._count, dtype=self._dtype)
             if self.level == 3
-            else self.group.comm.empty(self._count, self._dtype)
+            else self.shares.comm.empty(self._count, self._dtype)
         )
         with torch.no_grad():
             for slot in self.slots:
@@ -118,8 +130,7 @@ class Bucket:
         if self._mine is not None:
             return self._mine
         assert self._full is not None
-        start = self.group.rank * self._share
-        return self._full[start : start + self._share]
+        return self._mine_of(self._full)
 
     def optimized(self, slot: Slot) -> tuple[int, Tensor] | None:
         """The part of a parameter that this rank's optimizer steps: its start, and its values."""
@@ -146,11 +157,11 @@ class Bucket:
 
     def _overlap(self, slot: Slot) -> tuple[int, int]:
         """First and last + 1 element of a parameter within this rank's share."""
-        first = self.group.rank * self._share - slot.offset
+        first = self.shares.rank * self._share - slot.offset
         return max(0, first), min(slot.count, first + self._share)
 
     def _within(self, slot: Slot, share: Tensor, start: int, stop: int) -> Tensor:
-        at = slot.offset - self.group.rank * self._share
+        at = slot.offset - self.shares.rank * self._share
         return share[at + start : at + stop]
 
     def publish(self) -> Started | None:
@@ -164,7 +175,7 @@ class Bucket:
         if self.level not in (1, 2):
             return None
         assert self._full is not None
-        return self.group.start("all_gather", self._full, self._part(), out=self._full)
+        return self.shares.start("all_gather", self._full, self._part(), out=self._full)
 
     def gather(self) -> None:
         """Gathers the parameters; they stay until `release` is called equally often."""
@@ -174,7 +185,7 @@ class Bucket:
         assert self._full is not None and self._mine is not None
         self._full.untyped_storage().resize_(self._full.nbytes)
         self._point()
-        self.group.start("all_gather", self._full, self._mine, out=self._full).wait()
+        self.shares.start("all_gather", self._full, self._mine, out=self._full).wait()
 
     def release(self) -> None:
         """Frees the parameters outside this rank's share, after the last matching `release`."""
@@ -212,9 +223,9 @@ class Bucket:
         if self._gradients is None:
             # Arrays that stay are allocated where the other ranks access them without a copy.
             self._gradients = (
-                torch.empty(self._count, dtype=self._main)
+                torch.empty(self._count, dtype=self._reduce)
                 if self.level >= 2
-                else self.group.comm.empty(self._count, self._main)
+                else self.shares.comm.empty(self._count, self._reduce)
             )
             self._gradients[self.slots[-1].offset + self.slots[-1].count :] = 0
         return self._gradients
@@ -229,18 +240,17 @@ class Bucket:
             if self.group.size > 1:
                 self._reducing = self.group.start("all_reduce", whole, whole)
             return
-        start = self.group.rank * self._share
-        mine = whole[start : start + self._share]
-        self._reducing = self.group.start("reduce_scatter", whole, whole, out=mine)
+        mine = self._mine_of(whole)
+        self._reducing = self.shares.start("reduce_scatter", whole, whole, out=mine)
 
     def finish(self) -> None:
         """Waits until the gradients are added up."""
         if self._reducing is not None:
             self._reducing.wait()
             self._reducing = None
+            self._add_copies()
         if self.level >= 2 and self._gradients is not None:
-            start = self.group.rank * self._share
-            mine = self._gradients[start : start + self._share]
+            mine = self._mine_of(self._gradients)
             if self._sums is None:
                 self._sums = mine.clone()
             else:
@@ -250,6 +260,16 @@ class Bucket:
         self.pending = len(self.slots)
         for slot in self.slots:
             slot.ready = False
+
+    def _mine_of(self, whole: Tensor) -> Tensor:
+        """This rank's share of an array of all parameters."""
+        start = self.shares.rank * self._share
+        return whole[start : start + self._share]
+
+    def _add_copies(self) -> None:
+        """Adds up the shares of the ranks that have the same one."""
+        if self._copies is not None and self._gradients is not None:
+            self._copies.all_reduce(self._mine_of(self._gradients))
 
     def scale(self, factor: float) -> None:
         """Multiplies the reduced gradients."""
@@ -275,7 +295,7 @@ def share_length(count: int, num_shares: int) -> int:
 def in_buckets(
     named: list[tuple[str, nn.Parameter]], bucket_bytes: int
 ) -> list[list[tuple[str, nn.Parameter]]]:
-    """Groups parameters of one dtype, in the order in which backward reaches them.
+    """Groups parameters, each group of one dtype, in the order in which backward reaches them.
 
     Args:
         named: The parameters, in the order of the model.
@@ -285,15 +305,16 @@ def in_buckets(
         The groups, the last parameters first.
     """
     groups: list[list[tuple[str, nn.Parameter]]] = []
-    held = 0
+    last: dict[torch.dtype, list[tuple[str, nn.Parameter]]] = {}  # norms may have another dtype
+    held: dict[torch.dtype, int] = {}
     for name, parameter in reversed(named):
-        nbytes = parameter.numel() * parameter.element_size()
-        if not groups or held + nbytes > bucket_bytes or groups[-1][0][1].dtype != parameter.dtype:
-            groups.append([])
-            held = 0
-        groups[-1].append((name, parameter))
-        held += nbytes
+        nbytes, dtype = parameter.numel() * parameter.element_size(), parameter.dtype
+        if dtype not in last or held[dtype] + nbytes > bucket_bytes:
+            last[dtype], held[dtype] = [], 0
+            groups.append(last[dtype])
+        last[dtype].append((name, parameter))
+        held[dtype] += nbytes
     return groups
 
 
-__all__ = ["Bucket", "Slot", "in_buckets", "share_length"]
+__all__ = ["Bucket", "Slot", "Split", "in_buckets", "share_length"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.placement import Placement
-from pycoll.parallel.features.data.buckets import Bucket, Slot, in_buckets
+from pycoll.parallel.features.data.buckets import Bucket, Slot, Split, in_buckets
 
 _AT_ONCE = 2  # buckets reduced at once, if gradients are sharded
 _LOW = (torch.bfloat16, torch.float16)
@@ -92,6 +92,8 @@ class Reducer:
         level: int,
         groups: list[set[str]],
         bucket_bytes: int,
+        reduce: torch.dtype | None = None,
+        split: Split | None = None,
         late: Collection[str] = (),
         everyone: list[str] | None = None,
     ) -> None:
@@ -107,6 +109,9 @@ class Reducer:
             groups: Disjoint sets of parameter names; no bucket spans two of them. ZeRO 3 gathers a
                 set at once; otherwise it may take several buckets.
             bucket_bytes: Largest size of a bucket.
+            reduce: Dtype in which gradients of 16-bit parameters are added up; None: float32.
+            split: Divides a group into ranks that shard and ranks that have copies; None: all of
+                them shard.
             everyone: Names of the parameters of all ranks that agree on which ones were used,
                 identical on all of them; None: `named`.
             late: Names of parameters that other ranks use too: `complete` takes their gradients
@@ -123,12 +128,14 @@ class Reducer:
         self._expected: set[str] = set()  # parameters whose next gradient is the last one
         self.buckets: list[Bucket] = []
         for group, members in in_axis_groups(named, group_of, level, groups, bucket_bytes):
-            self.buckets.append(Bucket(members, group, level, main_dtype(members[0][1].dtype)))
+            dtype = members[0][1].dtype
+            of_sums = reduce if dtype in _LOW else None
+            self.buckets.append(Bucket(members, group, level, main_dtype(dtype), of_sums, split))
         order = {name: i for i, name in enumerate(self.names)}
         self.buckets.sort(
             key=lambda bucket: (
                 bucket.slots[0].name in late,
-                -max(order[slot.name] for slot in bucket.slots),
+                -min(order[slot.name] for slot in bucket.slots),  # the last one that is ready
             )
         )
         self.pieces: dict[str, Piece] = {}
@@ -228,7 +235,7 @@ class Reducer:
         absent = set(self.unused)
         for piece in self.pieces.values():
             gradient = piece.bucket.gradient(piece.slot).view_as(piece.value)
-            piece.value.grad = None if piece.name in absent else gradient
+            piece.value.grad = None if piece.name in absent else gradient.to(piece.value.dtype)
 
     def clear(self) -> None:
         """Clears all gradients."""
