@@ -83,8 +83,8 @@ class Optimizer(optim.Optimizer):
         self.trainer: Trainer = trainer
         self._make_exact()
         clips = [clip, *(group.get("clip") for group in inner.param_groups)]
-        largest = next((one for one in clips if one is not None), None)
-        self.inner = inner = trainer.policy.take(inner, largest)
+        some_clip = next((one for one in clips if one is not None), None)
+        self.inner = inner = trainer.policy.take(inner, some_clip)
         names = {id(p): entry[1] for p, entry in zip(parameters, known, strict=True)}
         self.names: list[list[str]] = []
         pieces = trainer.reducer.pieces
