@@ -68,7 +68,8 @@ def parallelize(
 
     Args:
         model: A plain module, identical on all ranks, with floating parameters of any dtype.
-            16-bit parameters get float32 gradients and a float32 copy for the optimizer.
+            16-bit parameters get float32 gradients and a float32 copy for the optimizer. It is on
+            the mesh's device, or on the CPU or "meta": then each rank's part is placed there.
         mesh: The ranks.
         tp: The layers to share out over the axis tp: styles by patterns of layer names.
         pp: Name of the list of blocks that the axis pp cuts, such as "blocks"; the axis cp cuts
@@ -93,7 +94,7 @@ def parallelize(
             the schedule does not exist, or the schedule does not support an option.
     """
     check_hooks.prepare(model)
-    without_memory(model)
+    without_memory(model, mesh.device)
     options = Options(tp or {}, pp, schedule, zero, sequence_parallel, recompute, costs)
     build = Build(model, mesh, options, Positions(seed))
     apply_all(build)

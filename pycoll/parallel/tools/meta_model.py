@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pycoll.parallel.core.ledger import AxisGroup, Ledger
 from pycoll.parallel.core.mesh import AXES
+from pycoll.parallel.core.transfers import Transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class _Done:
 def meta_group(axis: str, rank: int, size: int) -> AxisGroup:
     """An AxisGroup whose communicator moves no data."""
     comm: Any = MetaCommunicator(rank, size)
-    return AxisGroup(axis, comm, Ledger())
+    return AxisGroup(axis, comm, Ledger(), Transfers(comm))
 
 
 class MetaMesh:

@@ -58,7 +58,8 @@ def write(path: Path, tensors: dict[str, Tensor], places: dict[str, Any]) -> str
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    flat = {name: tensor.clone() for name, tensor in tensors.items()}  # none shares memory
+    # On the host, and none shares memory.
+    flat = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
     header = {
         name: {**place, _CHECKSUM: checksum(_bytes_of(flat[name]))}
         for name, place in places.items()

@@ -49,7 +49,7 @@ class SumOverRanks:
         places = [self._places[piece.name] for piece in pieces]
         owned = torch.tensor([piece.owned for piece in pieces], dtype=torch.bool)
         whole = torch.zeros(len(self._places), 2, dtype=torch.float64)
-        whole[places] = sums * owned.unsqueeze(-1)
+        whole[places] = sums.cpu() * owned.unsqueeze(-1)
         if self._world.size > 1:
             self._world.all_reduce(whole)
         return whole[places]
@@ -185,16 +185,16 @@ class Optimizer(optim.Optimizer):
                 "GradScaler: each rank would decide by its own gradients whether it skips a step, "
                 "and the ranks would differ: take pc.GradScaler, on which all ranks agree"
             )
-        start_ns = time.monotonic_ns()
-        waited_before = self.trainer.mesh.ledger.waited_s
+        start_ns, ledger = time.monotonic_ns(), self.trainer.mesh.ledger
+        waited_before, start = ledger.waited_s, ledger.clock.now()
         norm = self.grad_norm()
         self.trainer.policy.step(self.inner, lambda: self._clip(norm))
-        ledger, last = self.trainer.mesh.ledger, self.trainer.last
-        ledger.span("optimizer", "compute", start_ns, time.monotonic_ns())
+        last = self.trainer.last
+        ledger.span("optimizer", "compute", start, ledger.clock.now())
         if last is not None:
             last.grad_norm = norm
-            last.seconds += (time.monotonic_ns() - start_ns) / 1e9
             last.waited_s += ledger.waited_s - waited_before
+            last.seconds += (time.monotonic_ns() - start_ns) / 1e9
         for watcher in self.trainer.watchers:
             watcher(self.trainer)
         self.trainer.stepped()
@@ -214,7 +214,7 @@ class Optimizer(optim.Optimizer):
             for piece in self._pieces()
             if piece.owned and piece.value.grad is not None
         ]
-        total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+        total = torch.stack(squares).sum().cpu() if squares else torch.zeros(()).double()
         mesh = self.trainer.mesh
         if mesh.world.size > 1:
             mesh.line(*mesh.sizes).all_reduce(total.view(1))
