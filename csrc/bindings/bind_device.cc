@@ -3,9 +3,11 @@
 #include <pybind11/pybind11.h>
 
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
 #include "bindings/arguments/array.h"
+#include "bindings/arguments/dlpack.h"
 #include "bindings/bind.h"
 #include "bindings/device_objects.h"
 #include "bindings/errors.h"
@@ -131,6 +133,46 @@ void copy_to_host(const DeviceMemory& memory, const py::object& array, size_t of
   memory.device().synchronize(from);
 }
 
+/// The memory as a DLPack tensor of bytes, and what it keeps alive.
+struct ExportedMemory {
+  std::shared_ptr<DeviceMemory> memory;
+  int64_t nbytes;
+  DLManagedTensor managed;
+
+  static void release(DLManagedTensor* managed) {
+    const py::gil_scoped_acquire gil;
+    delete static_cast<ExportedMemory*>(managed->manager_ctx);
+  }
+};
+
+/// A DLPack capsule of the memory, for libraries with arrays of that device.
+py::object export_dlpack(const std::shared_ptr<DeviceMemory>& memory, const py::object& stream) {
+  (void)stream;  // nothing is queued on memory that no operation has used
+  constexpr int32_t kCuda = 2;
+  constexpr int32_t kExtension = 12;
+  const Device& device = memory->device();
+  const bool is_cuda = device.table().name == std::string_view("cuda");
+  auto* const made = new ExportedMemory{memory, static_cast<int64_t>(memory->nbytes()), {}};
+  DLTensor& tensor = made->managed.dl_tensor;
+  tensor.data = memory->data();
+  tensor.device = {is_cuda ? kCuda : kExtension, device.index()};
+  tensor.ndim = 1;
+  tensor.dtype = {kDLUInt, 8, 1};
+  tensor.shape = &made->nbytes;
+  made->managed.manager_ctx = made;
+  made->managed.deleter = ExportedMemory::release;
+  PyObject* const capsule = PyCapsule_New(&made->managed, "dltensor", [](PyObject* unused) {
+    if (PyCapsule_IsValid(unused, "dltensor") == 0) return;  // a library has taken the tensor
+    ExportedMemory::release(
+        static_cast<DLManagedTensor*>(PyCapsule_GetPointer(unused, "dltensor")));
+  });
+  if (capsule == nullptr) {
+    delete made;
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::object>(capsule);
+}
+
 }  // namespace
 
 void bind_device(py::module_& m) {
@@ -155,6 +197,7 @@ void bind_device(py::module_& m) {
       .def_property_readonly("nbytes", &DeviceMemory::nbytes)
       .def_property_readonly("device",
                              [](const DeviceMemory& memory) { return memory.device().index(); })
+      .def("__dlpack__", export_dlpack, py::arg("stream") = py::none())
       .def("copy_from_host", copy_from_host, py::arg("array"), py::arg("offset") = 0,
            py::arg("stream") = 0)
       .def("copy_to_host", copy_to_host, py::arg("array"), py::arg("offset") = 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -159,23 +160,27 @@ def device_array_over(memory: _core.DeviceMemory, shape: Sequence[int], dtype: A
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(dtype, torch.dtype):
         return DeviceArray(memory, shape, dtype)
-    # As bytes: torch cannot read the interface of bf16 and fp8 arrays.
-    as_bytes = DeviceArray(memory, (math.prod(shape) * dtype.itemsize,), "u8")
-    return torch.as_tensor(as_bytes, device=f"cuda:{memory.device}").view(dtype).reshape(shape)
+    as_bytes = torch.utils.dlpack.from_dlpack(memory.__dlpack__())
+    return as_bytes[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
 def device_number(device: Any) -> int:
-    """The number that `device` means: an int, "cuda", "cuda:1", or a torch.device."""
+    """The number that `device` means: an int, "cuda", "cuda:1", or a torch.device.
+
+    If another package adds a device to torch, its name stands for the devices of pycoll's library.
+    """
     try:
         text = str(device)
     except TypeError:  # of its own method
         text = "?"
-    number = text.removeprefix("cuda").removeprefix(":") or "0"
-    if not number.isdecimal() or len(number) > _MAX_DIGITS:
+    torch = sys.modules.get("torch")
+    kinds = "cuda" if torch is None else f"cuda|{torch._C._get_privateuse1_backend_name()}"
+    found = re.fullmatch(rf"(?:{kinds})?:?([0-9]{{0,{_MAX_DIGITS}}})", text)
+    if found is None:
         raise UsageError(
             f"device is {shown(device)}, expected a number, or a name such as 'cuda:0'"
         )
-    return int(number)
+    return int(found[1] or 0)
 
 
 __all__ = ["DeviceArray"]

@@ -75,7 +75,8 @@ def parallelize(
 
     Args:
         model: A plain module, identical on all ranks, with floating parameters of any dtype.
-            16-bit parameters get float32 gradients and a float32 copy for the optimizer.
+            16-bit parameters get float32 gradients and a float32 copy for the optimizer. It is on
+            the mesh's device, or on the CPU or "meta": then each rank's part is placed there.
         mesh: The ranks.
         tp: The layers to share out over the axis tp: styles by patterns of layer names.
         pp: Name of the list of blocks that the axis pp cuts, such as "blocks"; the axis cp cuts
@@ -116,7 +117,7 @@ def parallelize(
         mesh, seed = mesh.one_replica(), seed + 1_000_003 * mesh.rank("dp")  # masks of its own
     if check_hooks.prepare(model):
         precision = None
-    without_memory(model)
+    without_memory(model, mesh.device)
     options = Options(
         tp or {}, pp, schedule, zero, sequence_parallel, recompute, costs, precision, zero_group
     )

@@ -21,6 +21,9 @@
 #include <torch/library.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
+#include <future>
 #include <map>
 #include <mutex>
 #include <set>
@@ -31,6 +34,7 @@ namespace {
 
 constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
 constexpr int kPoolStreams = 4;
+constexpr size_t kNumbersBytes = 256;
 
 const pycoll::DeviceTable& table() {
   static const pycoll::DeviceTable* const found = [] {
@@ -148,6 +152,17 @@ REGISTER_ALLOCATOR(kType, &memory)
 struct Event {
   pycoll::DeviceEvent handle;
   int device;
+  std::shared_future<int64_t> reached_ns;  // of an event with timing
+
+  /// Lets a thread note when the work before the event is over.
+  void note_time() {
+    if (reached_ns.valid()) reached_ns.wait();
+    const auto wait = [handle = handle]() -> int64_t {
+      check(table().synchronize_event(handle));
+      return std::chrono::steady_clock::now().time_since_epoch().count();
+    };
+    reached_ns = std::async(std::launch::async, wait).share();
+  }
 };
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -200,14 +215,19 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
-              const c10::EventFlag) const override {
+              const c10::EventFlag flag) const override {
     if (*event == nullptr) {
-      auto* const made = new Event{nullptr, stream.device_index()};
+      auto* const made = new Event{nullptr, stream.device_index(), {}};
       check(table().create_event(made->device, &made->handle));
       *event = made;
     }
     auto* const own = static_cast<Event*>(*event);
     check(table().record_event(own->device, own->handle, handle_of(stream)));
+    if (flag == c10::EventFlag::BACKEND_DEFAULT) own->note_time();
+  }
+  double elapsedTime(void* first, void* second, const c10::DeviceIndex) const override {
+    const auto ns = [](void* event) { return static_cast<Event*>(event)->reached_ns.get(); };
+    return static_cast<double>(ns(second) - ns(first)) / 1e6;
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event == nullptr) return;
@@ -224,7 +244,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     auto* const own = static_cast<Event*>(event);
-    if (own != nullptr) table().destroy_event(own->handle);
+    if (own == nullptr) return;
+    if (own->reached_ns.valid()) own->reached_ns.wait();
+    table().destroy_event(own->handle);
     delete own;
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
@@ -290,7 +312,14 @@ at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
                                            c10::dtype_or_default(dtype));
 }
 
+thread_local bool in_fallback = false;
+std::atomic<int64_t> num_host_copies{0};
+
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
+  // Copies that a program asks for; those of an operator that the host computes are ours. Short
+  // ones are numbers.
+  const bool is_tensor = to.nbytes() > kNumbersBytes;
+  if (!in_fallback && is_tensor && from.is_cpu() != to.is_cpu()) ++num_host_copies;
   const bool plain = from.is_contiguous() && to.is_contiguous() && !from.is_conj() &&
                      !to.is_conj() && !from.is_neg() && !to.is_neg() &&
                      from.scalar_type() == to.scalar_type() && from.numel() == to.numel();
@@ -343,14 +372,25 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset,
   return self;
 }
 
+/// What the host computes with: the tensors' own memory, so that strides and alignment, and with
+/// them the order of additions, are those of the same operator on the CPU.
+std::vector<at::Tensor> to_cpu(at::TensorList tensors) {
+  std::vector<at::Tensor> found;
+  for (const at::Tensor& tensor : tensors) found.push_back(on_host(tensor));
+  return found;
+}
+
 void on_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const bool before = std::exchange(in_fallback, true);
   at::native::cpu_fallback(op, stack);
+  in_fallback = before;
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", empty_strided);
   m.impl("_copy_from", copy_from);
+  m.impl("_to_cpu", to_cpu);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("_local_scalar_dense", local_scalar_dense);
   m.impl("resize_", resize);
@@ -363,6 +403,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     return set_storage(self, std::move(source), 0, {count}, {});
   });
   m.impl("set_.source_Storage_storage_offset", set_storage);
+  // torch would compute these by several operators, whose last bits differ from those of its own
+  // function for the CPU.
+  for (const char* name : {"native_layer_norm", "native_layer_norm_backward"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_the_host>());
+  }
 }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_the_host>());
@@ -395,5 +440,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("reset", &Graph::reset);
   static Hooks hooks;
   at::RegisterPrivateUse1HooksInterface(&hooks);
+  m.def("num_host_copies", [] { return num_host_copies.load(); });
   m.def("device_count", [] { return static_cast<int>(Guard().deviceCount()); });
 }

@@ -71,6 +71,10 @@ class Device:
     def current_device(self) -> int:
         return torch.accelerator.current_device_index()
 
+    def num_host_copies(self) -> int:
+        """Tensors that the program has copied between the host and a device."""
+        return self._extension.num_host_copies()
+
     def set_device(self, device: Any) -> None:
         torch.accelerator.set_device_index(torch.device(device).index or 0)
 

@@ -13,7 +13,7 @@ from torch import nn
 import pycoll
 from pycoll import UsageError
 from pycoll import parallel as pc
-from pycoll.parallel.core.ledger import AxisGroup, Ledger
+from pycoll.parallel.core.ledger import AxisGroup
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
@@ -64,7 +64,7 @@ def test_every_graph_keeps_sums_and_random_ones_have_their_degree():
 
 
 def group_of(comm: pycoll.Communicator) -> AxisGroup:
-    return AxisGroup("replicas", comm, Ledger())
+    return AxisGroup.over(comm, "replicas")
 
 
 def stepped(comm, graph, rounds, mode="dpsgd", compress=None):

@@ -9,7 +9,7 @@ from torch import nn
 import pycoll
 from pycoll import UsageError
 from pycoll import parallel as pc
-from pycoll.parallel.core.ledger import AxisGroup, Ledger
+from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.replicas.compression import ErrorFeedback, Int8, TopK
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
@@ -20,7 +20,7 @@ COUNT = 700
 def trained(comm, rounds, **options):
     """Weights after steps along gradients that differ by rank, and what was exchanged."""
     weight = nn.Parameter(torch.linspace(-1, 1, COUNT, dtype=torch.float64))
-    group = AxisGroup("replicas", comm, Ledger())
+    group = AxisGroup.over(comm, "replicas")
     optimizer = pc.diloco(torch.optim.SGD([weight], lr=0.1), group=group, **options)
     for step in range(rounds):
         weight.grad = gradient(weight.detach(), comm.rank, step)

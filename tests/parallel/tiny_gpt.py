@@ -64,7 +64,7 @@ class Block(nn.Module):
 
     def attend(self, q, k, v):
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        future = scores.new_ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         return self.attention_drop(scores.masked_fill(future, -torch.inf).softmax(-1)) @ v
 
 
@@ -85,7 +85,8 @@ class GPT(nn.Module):
             self.head.weight = self.token.weight
 
     def forward(self, tokens_BT):
-        x_BTD = self.drop(self.token(tokens_BT) + self.place(torch.arange(tokens_BT.shape[1])))
+        places = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        x_BTD = self.drop(self.token(tokens_BT) + self.place(places))
         for block in self.blocks:
             x_BTD = block(x_BTD)
         return self.head(self.norm(x_BTD))

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "bindings/arguments/arguments.h"
 #include "bindings/arguments/array_dtypes.h"
+#include "device/device_library.h"
 #include "transport/ring/records.h"
 
 namespace pycoll {
@@ -44,6 +45,14 @@ bool has_objects(std::string_view format) {
     if (c == 'O' && !in_name) return true;
   }
   return false;
+}
+
+/// Whether the device that a package adds to torch is that of the device library: only the emulated
+/// device is such a one.
+bool extension_is_known() {
+  std::string note;
+  const DeviceTable* const table = find_device_table(note);
+  return table != nullptr && std::string_view(table->name) != "cuda";
 }
 
 /// Refuses a description that no library makes, before its numbers are used.
@@ -204,12 +213,15 @@ void ArrayView::set_tensor(const char* what, py::handle object, const DLTensor& 
   constexpr int32_t kHost = 1;
   constexpr int32_t kCuda = 2;
   constexpr int32_t kPinnedHost = 3;
+  constexpr int32_t kExtension = 12;  // a device that another package adds to torch
   constexpr int32_t kManagedByCuda = 13;
   check_tensor(what, tensor);
   const int32_t where = tensor.device.device_type;
-  if (where == kCuda || where == kManagedByCuda) {
+  const bool is_cuda = where == kCuda || where == kManagedByCuda;
+  if (is_cuda || (where == kExtension && table != nullptr && extension_is_known())) {
     void* current = nullptr;
-    if (table != nullptr && table->current_stream(kCuda, tensor.device.device_id, &current) != 0) {
+    const int32_t type = is_cuda ? kCuda : kExtension;
+    if (table != nullptr && table->current_stream(type, tensor.device.device_id, &current) != 0) {
       throw py::error_already_set();
     }
     set_device(what, tensor.device.device_id, current);

@@ -8,7 +8,7 @@
 extern "C" {
 
 struct DLDevice {
-  int32_t device_type;  // 1: host, 2: CUDA, 3: pinned host, 13: managed by CUDA
+  int32_t device_type;  // 1: host, 2: CUDA, 3: pinned host, 12: extension, 13: managed by CUDA
   int32_t device_id;
 };
 

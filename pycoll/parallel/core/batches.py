@@ -33,7 +33,7 @@ def shard(loader: Iterable[Any], mesh: Mesh) -> Iterator[Batch]:
         mesh: The ranks.
 
     Yields:
-        The share of the next batch.
+        The share of the next batch, on the mesh's device.
 
     Raises:
         UsageError: A batch is smaller than the number of replicas.
@@ -50,7 +50,11 @@ def shard(loader: Iterable[Any], mesh: Mesh) -> Iterator[Batch]:
             )
         largest = max(largest, size)
         start, stop = share(size, num_replicas, replicas.rank)
-        yield Batch(_map(x, lambda t: t[start:stop]), _map(y, lambda t: t[start:stop]))  # noqa: B023
+
+        def mine(t: Tensor) -> Tensor:
+            return t[start:stop].to(mesh.device)  # noqa: B023
+
+        yield Batch(_map(x, mine), _map(y, mine))
 
 
 def num_samples(batch: Any) -> int:

@@ -1,6 +1,7 @@
 """Tensors on the device "meta" whose making is recorded, so that each rank makes its own part.
 
 One tensor after the other is made whole on the CPU, cut, and freed: no rank ever holds all of them.
+Where the mesh is on a device, the parts of a model on the CPU are likewise placed there one by one.
 """
 
 from __future__ import annotations
@@ -184,10 +185,27 @@ class Recorded:
     def write(self, into: Tensor) -> None:
         """See Later."""
         is_whole = self.placement is None and into.numel() == self.deferred.size_of(self.ref)
-        if is_whole and into.dtype == self.ref.dtype and into.is_contiguous():
+        if is_whole and into.is_cpu and into.dtype == self.ref.dtype and into.is_contiguous():
             made = self.deferred.make(self.ref, self.name, into.view(-1))
             if made.is_contiguous():
                 return
+        into.copy_(self.part(into.dtype))
+
+
+@dataclass(slots=True)
+class Elsewhere:
+    """The values of a parameter on the CPU, of which a part goes to the mesh's device."""
+
+    values: Tensor
+    placement: Placement | None = None
+
+    def part(self, dtype: torch.dtype) -> Tensor:
+        """This rank's part."""
+        whole = self.values
+        return (whole if self.placement is None else self.placement.take(whole)).to(dtype)
+
+    def write(self, into: Tensor) -> None:
+        """Writes this rank's part."""
         into.copy_(self.part(into.dtype))
 
 
@@ -203,13 +221,14 @@ def defer_by(tensor: Tensor, later: Later) -> None:
     setattr(tensor, _LATER, later)
 
 
-def without_memory(model: nn.Module) -> None:
-    """Moves parameters on "meta" to the CPU, in place: shapes without memory, until `values_of`.
+def without_memory(model: nn.Module, device: torch.device) -> None:
+    """Moves parameters to `device`, in place: shapes without memory, until `values_of`.
 
-    Buffers are made at once.
+    Those that are there already keep their values, and buffers are made or moved at once.
 
     Raises:
-        UsageError: A tensor on "meta" was not made within `keyed_init`.
+        UsageError: A tensor on "meta" was not made within `keyed_init`, or a tensor is neither on
+            the CPU nor on `device`.
     """
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_meta and not hasattr(tensor, _LATER):
@@ -218,16 +237,23 @@ def without_memory(model: nn.Module) -> None:
                 "make the model within `with torch.device('meta'), pc.keyed_init(mesh):`, or call "
                 "pc.load_pretrained(model, folder) before"
             )
+        if not (tensor.is_meta or tensor.is_cpu or tensor.device == device):
+            raise UsageError(
+                f"parallelize: {name!r} is on {tensor.device}, the mesh is on {device}: leave the "
+                f"model on the CPU, or make the mesh by pc.mesh(device={tensor.device.type!r})"
+            )
     for parameter in model.parameters():
-        if parameter.is_meta:
-            later = getattr(parameter, _LATER)
-            blank = nn.Parameter(_blank(parameter.dtype, tuple(parameter.shape)))
-            torch.utils.swap_tensors(parameter, blank.requires_grad_(parameter.requires_grad))
-            setattr(parameter, _LATER, later)
+        if parameter.device == device:
+            continue
+        later = getattr(parameter, _LATER) if parameter.is_meta else Elsewhere(parameter.detach())
+        blank = nn.Parameter(_blank(parameter.dtype, tuple(parameter.shape), device))
+        torch.utils.swap_tensors(parameter, blank.requires_grad_(parameter.requires_grad))
+        setattr(parameter, _LATER, later)
     for module in model.modules():
         for name, buffer in list(module._buffers.items()):
-            if buffer is not None and buffer.is_meta:
-                module._buffers[name] = getattr(buffer, _LATER).part(buffer.dtype)
+            if buffer is not None and buffer.device != device:
+                made = getattr(buffer, _LATER).part(buffer.dtype) if buffer.is_meta else buffer
+                module._buffers[name] = made.to(device)
 
 
 def shorten(parameter: Tensor, placement: Placement) -> None:
@@ -237,7 +263,7 @@ def shorten(parameter: Tensor, placement: Placement) -> None:
         parameter.data = placement.take(parameter.data)
         return
     later.placement = placement
-    parameter.data = _blank(parameter.dtype, placement.local_shape)
+    parameter.data = _blank(parameter.dtype, placement.local_shape, parameter.device)
 
 
 def cast(parameter: Tensor, dtype: torch.dtype) -> None:
@@ -245,7 +271,7 @@ def cast(parameter: Tensor, dtype: torch.dtype) -> None:
     if getattr(parameter, _LATER, None) is None:
         parameter.data = parameter.data.to(dtype)
     else:
-        parameter.data = _blank(dtype, tuple(parameter.shape))
+        parameter.data = _blank(dtype, tuple(parameter.shape), parameter.device)
 
 
 def values_of(parameter: Tensor) -> Tensor:
@@ -254,7 +280,7 @@ def values_of(parameter: Tensor) -> Tensor:
     if later is None:
         return parameter
     delattr(parameter, _LATER)
-    return later.part(parameter.dtype)
+    return later.part(parameter.dtype).to(parameter.device)
 
 
 def write_values(parameter: Tensor, into: Tensor) -> None:
@@ -275,8 +301,8 @@ def _give_back() -> None:
         trim(0)
 
 
-def _blank(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    return torch.zeros((), dtype=dtype, device="cpu").expand(shape)
+def _blank(dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 __all__ = [

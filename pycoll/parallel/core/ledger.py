@@ -6,14 +6,16 @@ ledger (`Communicator.ledger`) counts what the chosen algorithms sent for these 
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pycoll.communicator import Communicator
+from pycoll.parallel.core.devices import CPU, Clock, HostClock
+from pycoll.parallel.core.transfers import Link, Transfers, ring_links
 from pycoll.work import Work
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -24,12 +26,17 @@ class Entry:
     Attributes:
         nbytes: Sum of the payloads in bytes: the gathered array of an all_gather, the input of a
             reduce_scatter, the array of any other collective.
-        waited_s: Seconds in which the caller waited for these calls without computing.
+        waited_s: Seconds in which the caller, or the current stream of its device, waited for these
+            calls without computing.
     """
 
     calls: int = 0
     nbytes: int = 0
     waited_s: float = 0.0
+
+
+Span = tuple[str, str, Any, Any]  # name, track, start and end
+_MOST_OPEN = 4096  # spans whose ends are not asked for yet
 
 
 @dataclass(slots=True)
@@ -39,10 +46,13 @@ class Ledger:
     Attributes:
         entries: By (axis, collective), such as ("tp", "all_reduce").
         spans: Tuples (name, track, start_ns, end_ns) on CLOCK_MONOTONIC; None: not recorded.
+        clock: Marks the starts and ends of calls; on a device, by events on its streams.
     """
 
     entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
     spans: list[tuple[str, str, int, int]] | None = None
+    clock: Clock = field(default_factory=HostClock)
+    _open: list[tuple[Entry | None, Span]] = field(default_factory=list)
 
     def of(self, axis: str, collective: str) -> Entry:
         """Returns an entry, created at first use."""
@@ -50,25 +60,41 @@ class Ledger:
 
     def clear(self) -> None:
         """Removes all entries and spans."""
+        self.settle()
         self.entries.clear()
         if self.spans is not None:
             self.spans.clear()
 
     @property
     def waited_s(self) -> float:
-        """Sum of the waiting times of all entries."""
+        """Sum of the waiting times of all entries; waits until the last call is over."""
+        self.settle()
         return sum(entry.waited_s for entry in self.entries.values())
 
-    def waited(self, axis: str, collective: str, start_ns: int) -> None:
-        """Adds the time since `start_ns` to the waiting time."""
-        end_ns = time.monotonic_ns()
-        self.of(axis, collective).waited_s += (end_ns - start_ns) / 1e9
-        self.span(f"{collective} {axis}", "communication", start_ns, end_ns)
+    def waited(self, axis: str, collective: str, start: Any) -> None:
+        """Adds the time since the mark `start` to the waiting time."""
+        span = (f"{collective} {axis}", "communication", start, self.clock.now())
+        self._add(self.of(axis, collective), span)
 
-    def span(self, name: str, track: str, start_ns: int, end_ns: int) -> None:
+    def span(self, name: str, track: str, start: Any, end: Any) -> None:
         """Records the start and end of an activity, if spans are recorded."""
         if self.spans is not None:
-            self.spans.append((name, track, start_ns, end_ns))
+            self._add(None, (name, track, start, end))
+
+    def _add(self, entry: Entry | None, span: Span) -> None:
+        self._open.append((entry, span))
+        if isinstance(self.clock, HostClock) or len(self._open) > _MOST_OPEN:
+            self.settle()
+
+    def settle(self) -> None:
+        """Reads the times of all marks; waits until the last one is reached."""
+        while self._open:
+            entry, (name, track, start, end) = self._open.pop(0)
+            start_ns, end_ns = self.clock.ns(start), self.clock.ns(end)
+            if entry is not None:
+                entry.waited_s += (end_ns - start_ns) / 1e9
+            if self.spans is not None:
+                self.spans.append((name, track, start_ns, end_ns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +105,22 @@ class AxisGroup:
         axis: Name of the axis, such as "tp", or "dp+tp" for both.
         comm: The communicator.
         ledger: The ledger that counts the calls.
+        transfers: Moves tensors from one rank to another.
+        device: The device of this rank's tensors.
     """
 
     axis: str
     comm: Communicator
     ledger: Ledger
+    transfers: Transfers
+    device: str = CPU
+
+    @classmethod
+    def over(
+        cls, comm: Communicator, axis: str, ledger: Ledger | None = None, device: str = CPU
+    ) -> AxisGroup:
+        """A group of other ranks than those of an axis, with transfers of its own."""
+        return cls(axis, comm, ledger or Ledger(), Transfers(comm), device)
 
     @property
     def rank(self) -> int:
@@ -92,6 +129,15 @@ class AxisGroup:
     @property
     def size(self) -> int:
         return self.comm.size
+
+    def array(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Zeros that stay, where the other ranks access them without a copy.
+
+        Collective on a device: all ranks make the same arrays, in the same order.
+        """
+        device = None if self.device == CPU else self.device
+        made: Tensor = self.comm.empty(count, dtype, device)
+        return made
 
     def all_reduce(self, x: Tensor, op: str = "sum") -> Tensor:
         """Reduces `x` in place; it has any shape and is contiguous."""
@@ -121,19 +167,37 @@ class AxisGroup:
         work = getattr(self.comm, collective)(*args, async_op=True, **kwargs)
         return Started(work, self, collective)
 
+    def exchange(
+        self, links: list[Link], going: dict[Link, Tensor], coming: dict[Link, Tensor]
+    ) -> list[Started]:
+        """Starts to send and to receive tensors along links.
+
+        Args:
+            links: All links of the group, identical on all ranks.
+            going: Contiguous tensors by the link that each leaves along.
+            coming: Memory for tensors by the link that each comes along.
+        """
+        self.transfers.connect(links, self.device)
+        works = [Started(self.transfers.receive(*of), self, "recv") for of in coming.items()]
+        for link, x in going.items():
+            self.count("send", x)
+            works.append(Started(self.transfers.send(link, x), self, "send"))
+        return works
+
     def pass_on(self, tensors: list[Tensor]) -> Passing:
         """Starts sending tensors to the next rank and receiving such from the previous rank."""
-        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        links, start = ring_links(self.size), self.ledger.clock.now()
         coming = [x.new_empty(x.shape) for x in tensors]
-        works = [Started(self.comm.recv(x, before, async_op=True), self, "recv") for x in coming]
-        works += [self.start("send", x, x, after) for x in tensors]
-        return Passing(self, tensors, coming, works, time.monotonic_ns())
+        works: list[Started] = []
+        for x, into in zip(tensors, coming, strict=True):
+            works += self.exchange(links, {links[self.rank]: x}, {links[self.rank - 1]: into})
+        return Passing(self, tensors, coming, works, start)
 
     def _call(self, collective: str, message: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         self.count(collective, message)
-        start_ns = time.monotonic_ns()
+        start = self.ledger.clock.now()
         result: Tensor = getattr(self.comm, collective)(*args, **kwargs)
-        self.ledger.waited(self.axis, collective, start_ns)
+        self.ledger.waited(self.axis, collective, start)
         return result
 
     def count(self, collective: str, message: Tensor) -> None:
@@ -153,9 +217,10 @@ class Started:
 
     def wait(self) -> None:
         """Waits for the collective and records the waiting time."""
-        start_ns = time.monotonic_ns()
+        ledger = self.group.ledger
+        start = ledger.clock.now()
         self.work.wait()
-        self.group.ledger.waited(self.group.axis, self.collective, start_ns)
+        ledger.waited(self.group.axis, self.collective, start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +231,14 @@ class Passing:
     sent: list[Tensor]  # kept until they are received
     coming: list[Tensor]
     works: list[Started]
-    start_ns: int
+    start: Any  # a mark of the clock
 
     def wait(self) -> list[Tensor]:
         """Waits for the previous rank's tensors, and until the next rank has received ours."""
         for work in self.works:
             work.wait()
-        name = f"ring {sum(x.nbytes for x in self.sent)} B"
-        self.group.ledger.span(name, f"axis {self.group.axis}", self.start_ns, time.monotonic_ns())
+        ledger, name = self.group.ledger, f"ring {sum(x.nbytes for x in self.sent)} B"
+        ledger.span(name, f"axis {self.group.axis}", self.start, ledger.clock.now())
         return self.coming
 
 

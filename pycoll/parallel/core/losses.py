@@ -1,8 +1,11 @@
-"""Losses as sums and counts, so that a mean over any split of a batch is exact."""
+"""Losses as sums and counts, so that a mean over any split of a batch is exact.
+
+Sums and counts stay tensors until a step ends: reading one waits for the device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,18 +26,19 @@ def sums_and_counts(loss: Loss, dtype: torch.dtype | None = None) -> Loss:
         dtype: Dtype of the outputs that it gets; None: unchanged.
     """
 
-    def summed(output: Any, target: Any) -> tuple[Tensor, int]:
+    def summed(output: Any, target: Any) -> tuple[Tensor, Any]:
         output = output if dtype is None else cast(output, dtype)
         if not getattr(loss, "takes_parts", False):
             output = whole(output)
         result = loss(output, target)
         if isinstance(result, tuple):
-            return result[0], int(result[1])
-        count = len(target) if not isinstance(target, Tensor) else target.numel()
+            return result
         if isinstance(target, Tensor) and not target.is_floating_point():
-            count = int((target != _IGNORED).sum())
-        # The mean over zero targets is NaN.
-        return (result * count if count else result.nan_to_num() * 0), count
+            count = (target != _IGNORED).sum()
+            # The mean over zero targets is NaN.
+            return torch.where(count > 0, result * count, result.nan_to_num() * 0), count
+        number = target.numel() if isinstance(target, Tensor) else len(target)
+        return (result * number if number else result.nan_to_num() * 0), number
 
     return summed
 
@@ -88,4 +92,12 @@ class Metrics:
         return dict(zip(self._metrics, means.tolist(), strict=True))
 
 
-__all__ = ["Loss", "Metrics", "scaled", "sums_and_counts"]
+def numbers(values: Iterable[Any]) -> list[float]:
+    """Numbers and scalar tensors as numbers; a device is waited for once."""
+    found = list(values)
+    tensors = [x.detach().double().view(()) for x in found if isinstance(x, Tensor)]
+    read = iter(torch.stack(tensors).tolist() if tensors else ())
+    return [next(read) if isinstance(x, Tensor) else float(x) for x in found]
+
+
+__all__ = ["Loss", "Metrics", "numbers", "scaled", "sums_and_counts"]

@@ -151,10 +151,9 @@ def _array_from_json(kind: str, content: list[Any]) -> Any:
     """An array for rank 0's values."""
     if kind == "tensor":
         shape, dtype, device = content
-        if device not in ("cpu", "cuda"):
-            raise ValueError(f"a tensor on {device!r}")
         dtype = structures.dtype_of(dtype)
-        return torch.empty(structures.shape_of(shape), dtype=dtype, device=device)
+        kind = structures.device_of(device)
+        return torch.empty(structures.shape_of(shape), dtype=dtype, device=kind)
     if kind != "array":
         raise ValueError(f"unknown kind {kind!r}")
     shape, dtype = content

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +16,12 @@ import pycoll
 from pycoll import environment
 from pycoll.communicator import Communicator
 from pycoll.errors import UsageError
+from pycoll.parallel.core.devices import CPU, agreed_device, clock_of
 from pycoll.parallel.core.ledger import AxisGroup, Ledger
+from pycoll.parallel.core.transfers import Transfers
+
+if TYPE_CHECKING:
+    import torch
 
 AXES = ("pp", "dp", "ep", "cp", "tp")  # slowest first
 
@@ -31,7 +37,8 @@ class Mesh:
         ledger: Counts what the trainers send along the axes.
     """
 
-    def __init__(self, world: Communicator, sizes: Mapping[str, int]) -> None:
+    def __init__(self, world: Communicator, sizes: Mapping[str, int], device: str = CPU) -> None:
+        self._device = device
         self._sizes = {axis: sizes[axis] for axis in AXES}
         self.world = _in_order_of_hosts(world)
         places = np.unravel_index(self.world.rank, tuple(self._sizes.values()))
@@ -43,21 +50,38 @@ class Mesh:
             if alone not in self._comms:
                 self._comms[alone] = self._split(*alone)
             self._comms[axis,] = self._comms[alone]
-        self.ledger = Ledger()
+        self.ledger = Ledger(clock=clock_of(device))
+        self._transfers: dict[tuple[str, ...], Transfers] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank's tensors."""
+        import torch
+
+        return torch.device(self._device)
 
     def comm(self, *axes: str) -> Communicator:
         """The communicator of this rank's group along an axis, in the order of the axis.
 
         With several axes, it spans all of them; the first call for such a group is collective.
         """
-        key = tuple(axis for axis in AXES if axis in [self._known(name) for name in axes])
+        key = self._key(axes)
         if key not in self._comms:
             self._comms[key] = self._split(*key)
         return self._comms[key]
 
     def line(self, *axes: str) -> AxisGroup:
         """Like `comm`, as an AxisGroup that counts its collectives in `ledger`."""
-        return AxisGroup("+".join(axes), self.comm(*axes), self.ledger)
+        return AxisGroup(
+            "+".join(axes), self.comm(*axes), self.ledger, self.transfers(*axes), self._device
+        )
+
+    def transfers(self, *axes: str) -> Transfers:
+        """Moves tensors between the ranks of `comm(*axes)`."""
+        key = self._key(axes)
+        if key not in self._transfers:
+            self._transfers[key] = Transfers(self.comm(*axes))
+        return self._transfers[key]
 
     def line_of_dp(self, *axes: str) -> AxisGroup:
         """Like `line`, along dp and those of `axes` that have several ranks."""
@@ -68,7 +92,8 @@ class Mesh:
 
         It shares the ledger with this mesh.
         """
-        mesh = Mesh(self.comm(*(axis for axis in AXES if axis != "dp")), {**self._sizes, "dp": 1})
+        others = self.comm(*(axis for axis in AXES if axis != "dp"))
+        mesh = Mesh(others, {**self._sizes, "dp": 1}, self._device)
         mesh.ledger = self.ledger
         return mesh
 
@@ -99,6 +124,8 @@ class Mesh:
 
     def close(self) -> None:
         """Closes the communicators of the axes; the world communicator stays open."""
+        for transfers in self._transfers.values():
+            transfers.close()
         for comm in {id(comm): comm for comm in self._comms.values()}.values():
             comm.close()
 
@@ -112,6 +139,10 @@ class Mesh:
         part = self.world.split(color, self.world.rank)
         assert part is not None
         return part
+
+    def _key(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        known = [self._known(axis) for axis in axes]
+        return tuple(axis for axis in AXES if axis in known)
 
     def _known(self, axis: str) -> str:
         if axis not in self._sizes:
@@ -134,6 +165,7 @@ def mesh(
     cp: int = 1,
     tp: int = 1,
     comm: Communicator | None = None,
+    device: Any = None,
 ) -> Mesh:
     """Arranges the ranks of this job in a grid. Collective.
 
@@ -147,12 +179,15 @@ def mesh(
         cp: Number of ranks that share each sequence, or -1.
         tp: Number of ranks that share each tensor, or -1.
         comm: The ranks; None: those of `pycoll.init()`.
+        device: Where models, batches and messages are: a device of torch, or its name, such as
+            "cuda". Without a number, the ranks of a host take its devices in turn. None: the CPU.
 
     Returns:
         The mesh.
 
     Raises:
-        UsageError: The sizes do not multiply to the number of ranks, or more than one is -1.
+        UsageError: The sizes do not multiply to the number of ranks, more than one is -1, a rank
+            has no such device, or the ranks have different kinds of devices.
 
     Cost: a split for each axis.
     """
@@ -163,7 +198,8 @@ def mesh(
         comm = world()
         if comm.size == 1 and not text:
             asked = dict.fromkeys(AXES, 1)
-    return Mesh(comm, infer_sizes(asked, comm.size))
+    sizes = infer_sizes(asked, comm.size)
+    return Mesh(comm, sizes, agreed_device(device, comm))
 
 
 def parse_sizes(text: str) -> dict[str, int]:

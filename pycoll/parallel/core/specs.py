@@ -11,22 +11,27 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Shape and type of a tensor, and whether its maker wants its gradient."""
+    """Shape and type of a tensor, and whether its maker wants its gradient.
+
+    Attributes:
+        device: Kind of its device; each rank has one device of a kind.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool = False
+    device: str = "cpu"
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Spec:
-        return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad, tensor.device.type)
 
     def empty(self) -> torch.Tensor:
-        return torch.empty(self.shape, dtype=self.dtype)
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
 
     def blank(self) -> torch.Tensor:
         """Zeros of this shape that take no memory and cannot be written."""
-        return torch.zeros((), dtype=self.dtype).expand(self.shape)
+        return torch.zeros((), dtype=self.dtype, device=self.device).expand(self.shape)
 
 
 def replace(value: Any, kind: type | tuple[type, ...], by: Callable[[Any], Any]) -> Any:

@@ -80,6 +80,13 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
+def device_of(name: Any) -> str:
+    """The kind of a device of torch that has memory. Raises ValueError if there is none."""
+    if not isinstance(name, str) or name == "meta" or torch.device(name).index is not None:
+        raise ValueError(f"{name!r} is no kind of device")
+    return name
+
+
 def shape_of(value: Any) -> tuple[int, ...]:
     """A shape from its JSON. Raises ValueError if it is none."""
     if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
@@ -142,4 +149,13 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
-__all__ = ["MAX_BYTES", "check_length", "decode", "dtype_name", "dtype_of", "encode", "shape_of"]
+__all__ = [
+    "MAX_BYTES",
+    "check_length",
+    "decode",
+    "device_of",
+    "dtype_name",
+    "dtype_of",
+    "encode",
+    "shape_of",
+]

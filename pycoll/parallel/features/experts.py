@@ -58,7 +58,8 @@ class Experts(nn.ModuleList):
                 f"{tuple(indices.shape)}, {tuple(weights.shape)}, expected [n, d], [n, k], [n, k]"
             )
         asked = indices.flatten()
-        counts = asked.bincount(minlength=self._num_experts)
+        # Numbers of rows are sizes of tensors and of messages, so the host needs them.
+        counts = asked.bincount(minlength=self._num_experts).cpu()
         if len(counts) > self._num_experts:
             raise UsageError(
                 f"Experts: a token chooses expert {len(counts) - 1}, there are {self._num_experts}"
@@ -85,8 +86,9 @@ class Experts(nn.ModuleList):
         mine = everyone[:, start:stop]  # by source and expert
         here = mine.sum(1).tolist()
         came = collectives.all_to_all(tokens[rows], group, there, here)
-        experts = torch.arange(stop - start).repeat(group.size)
-        by_expert = experts.repeat_interleave(mine.flatten()).argsort(stable=True)
+        experts = torch.arange(stop - start, device=tokens.device).repeat(group.size)
+        repeats = mine.flatten().to(tokens.device)
+        by_expert = experts.repeat_interleave(repeats, output_size=len(came)).argsort(stable=True)
         made = self._run(came[by_expert], mine.sum(0).tolist())
         return collectives.all_to_all(made[by_expert.argsort()], group, here, there)
 

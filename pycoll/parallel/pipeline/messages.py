@@ -1,4 +1,4 @@
-"""Tensors between stages: sends are tagged and never block; receives are posted ahead.
+"""Tensors between stages: sends never block; receives are posted ahead.
 
 Shapes are announced once: each message of new shapes follows an announcement.
 """
@@ -15,11 +15,11 @@ import torch
 from pycoll.errors import Error
 from pycoll.parallel.core import structures
 from pycoll.parallel.core.specs import Spec
+from pycoll.parallel.core.transfers import Link, Transfers
 from pycoll.parallel.pipeline.schedules.actions import Kind
 from pycoll.parallel.pipeline.stages import Notes, Tensors
 
 if TYPE_CHECKING:
-    from pycoll.communicator import Communicator
     from pycoll.work import Work
 
 
@@ -60,7 +60,7 @@ class Unsent:
 def _note_to_json(value: object) -> tuple[str, Any] | None:
     if isinstance(value, Spec):
         dtype = structures.dtype_name(value.dtype)
-        return "spec", [list(value.shape), dtype, value.requires_grad]
+        return "spec", [list(value.shape), dtype, value.requires_grad, value.device]
     if isinstance(value, (tuple, list, dict, torch.dtype, np.generic)):
         return None
     return "unsent", value.kind if isinstance(value, Unsent) else type(value).__name__
@@ -71,8 +71,13 @@ def _note_from_json(kind: str, content: Any) -> Spec | Unsent:
         return Unsent(content)
     if kind != "spec":
         raise ValueError(f"unknown kind {kind!r}")
-    shape, dtype, requires_grad = content
-    spec = Spec(structures.shape_of(shape), structures.dtype_of(dtype), requires_grad is True)
+    shape, dtype, requires_grad, device = content
+    spec = Spec(
+        structures.shape_of(shape),
+        structures.dtype_of(dtype),
+        requires_grad is True,
+        structures.device_of(device),
+    )
     if math.prod(spec.shape) > _MAX_ELEMENTS:
         raise ValueError(f"a tensor of shape {spec.shape}")
     return spec
@@ -87,24 +92,25 @@ Key = tuple[Kind, int, int]  # F or B, the stage that receives, microbatch
 class Messages:
     """The transfers of one step of one rank."""
 
-    def __init__(self, comm: Communicator, placement: tuple[int, ...]) -> None:
-        self._comm = comm
+    def __init__(self, transfers: Transfers, placement: tuple[int, ...]) -> None:
+        self._transfers, self._comm = transfers, transfers.comm
         self._placement = placement
         self._posted: dict[Key, tuple[list[torch.Tensor], list[Work]]] = {}
-        self._sent: list[tuple[Work, torch.Tensor]] = []
+        self._sent: list[tuple[Work, Any]] = []
         self._here: dict[Key, Tensors] = {}
         self.sent_bytes = 0
 
     def post(self, key: Key, specs: tuple[Spec, ...]) -> None:
         """Posts the receive of tensors with known shapes."""
-        peer, tag = self._sender(key), self._tag(key)
+        link, tag = _link(self._placement, key[0], key[1]), self._tag(key)
         tensors = [spec.empty() for spec in specs]
-        works = [self._comm.recv(t, peer, tag, async_op=True) for t in tensors]
+        works = [self._transfers.receive(link, t, tag) for t in tensors]
         self._posted[key] = (tensors, works)
 
     def announced(self, key: Key) -> Arrival:
         """Waits for the announcement of a message; the message follows."""
-        peer, tag = self._sender(key), self._tag(key, is_header=True)
+        peer = _link(self._placement, key[0], key[1]).source
+        tag = self._tag(key, is_header=True)
         sender = f"rank {peer}"
         length = np.zeros(1, np.int64)
         self._comm.recv(length, peer, tag)
@@ -130,11 +136,13 @@ class Messages:
         if announce is not None:
             content = np.frombuffer(announce.to_json(), np.uint8)
             tag = self._tag(key, is_header=True)
-            self._start(np.array([content.size], np.int64), peer, tag)
-            self._start(content, peer, tag)
+            for header in (np.array([content.size], np.int64), content):
+                self._keep(self._comm.send(header, peer, tag, async_op=True), header)
+        link = _link(self._placement, key[0], key[1])
         for tensor in tensors:
             self.sent_bytes += tensor.numel() * tensor.element_size()
-            self._start(tensor.contiguous(), peer, self._tag(key))
+            sent = tensor.contiguous()
+            self._keep(self._transfers.send(link, sent, self._tag(key)), sent)
         if len(self._sent) > _MAX_KEPT:
             self._sent = [(work, kept) for work, kept in self._sent if not work.done()]
 
@@ -144,13 +152,9 @@ class Messages:
             work.wait()
         self._sent.clear()
 
-    def _start(self, x: Any, peer: int, tag: int) -> None:
+    def _keep(self, work: Work, sent: Any) -> None:
         # The array must live until it is received.
-        self._sent.append((self._comm.send(x, peer, tag, async_op=True), x))
-
-    def _sender(self, key: Key) -> int:
-        kind, stage, _ = key
-        return self._placement[stage - 1 if kind is Kind.F else stage + 1]
+        self._sent.append((work, sent))
 
     def _tag(self, key: Key, is_header: bool = False) -> int:
         kind, stage, microbatch = key
@@ -158,4 +162,18 @@ class Messages:
         return number * 4 + 2 * (kind is Kind.B) + is_header
 
 
-__all__ = ["Arrival", "Key", "Messages"]
+def links_of(placement: tuple[int, ...]) -> list[Link]:
+    """The links between stages on different ranks: one for each stage and direction."""
+    last = len(placement) - 1
+    links = [_link(placement, Kind.F, stage) for stage in range(1, last + 1)]
+    links += [_link(placement, Kind.B, stage) for stage in range(last)]
+    return [link for link in links if link.source != link.target]
+
+
+def _link(placement: tuple[int, ...], kind: Kind, stage: int) -> Link:
+    """The link by which a stage receives activations (F) or gradients (B)."""
+    sender = stage - 1 if kind is Kind.F else stage + 1
+    return Link(placement[sender], placement[stage], f"{kind.name} {stage}")
+
+
+__all__ = ["Arrival", "Key", "Messages", "links_of"]

@@ -6,7 +6,7 @@ Invariant: outside of a stage's run, the parts on this rank behave as if the mod
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from typing import Any, Protocol
@@ -128,7 +128,7 @@ class Role:
             args, kwargs = specs.with_hidden(args, kwargs, run.hidden[0])
         return self._noted(run, "output", module(*args, **kwargs))
 
-    def weight(self, meta: torch.Tensor) -> torch.Tensor:
+    def weight(self, meta: torch.Tensor, device: str) -> torch.Tensor:
         """Returns a blank for a weight of another rank's module, while its users return blanks."""
         run = self.cut.running
         if run is None:
@@ -140,7 +140,7 @@ class Role:
                 f"{self.name} is {self.part.value}, and its weights are used {place} them, on a "
                 f"stage that does not hold them{hint}"
             )
-        return specs.Spec.of(meta).blank()
+        return replace(specs.Spec.of(meta), device=device).blank()
 
     def _noted(self, run: Run, what: str, output: Any) -> Any:
         key = f"{self.name}/{what}"
@@ -164,6 +164,8 @@ class Absent(torch.nn.Module):
     def __init__(self, module: torch.nn.Module, role: Role, keep: set[int]) -> None:
         """Removes the weights of a module, except parts (ids) that modules here share."""
         super().__init__()
+        first = next(iter([*module.parameters(), *module.buffers()]), None)
+        self.__dict__["_device"] = "cpu" if first is None else first.device.type
         for holder in module.modules():
             if id(holder) in keep:
                 continue
@@ -183,7 +185,7 @@ class Absent(torch.nn.Module):
         except AttributeError:
             value = getattr(self.__dict__["_template"], name)
         if isinstance(value, torch.Tensor) and value.is_meta:
-            return self.__dict__[_ROLE].weight(value)
+            return self.__dict__[_ROLE].weight(value, self.__dict__["_device"])
         return value
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

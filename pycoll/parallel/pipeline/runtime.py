@@ -12,14 +12,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pycoll.errors import UsageError
+from pycoll.parallel.core.devices import CPU, Clock, HostClock
+from pycoll.parallel.core.losses import numbers
+from pycoll.parallel.core.transfers import Transfers
 from pycoll.parallel.pipeline import trace_events
 from pycoll.parallel.pipeline.agree import agree
-from pycoll.parallel.pipeline.messages import Messages
+from pycoll.parallel.pipeline.messages import Messages, links_of
 from pycoll.parallel.pipeline.microbatches import as_call, split_batch
 from pycoll.parallel.pipeline.result import StepResult
 from pycoll.parallel.pipeline.schedules.actions import Kind, Schedule
 from pycoll.parallel.pipeline.schedules.registry import build
-from pycoll.parallel.pipeline.schedules.transfers import PREFETCH, with_transfers
+from pycoll.parallel.pipeline.schedules.transfers import (
+    PREFETCH,
+    check_link_order,
+    with_transfers,
+)
 from pycoll.parallel.pipeline.schedules.validate import validate
 from pycoll.parallel.pipeline.shared import set_aside, sum_shared_gradients
 from pycoll.parallel.pipeline.stages import Stages
@@ -50,6 +57,9 @@ class PipelineRuntime:
         dynamic_shapes: bool = False,
         prefetch: int = PREFETCH,
         record_steps: int = 16,
+        transfers: Transfers | None = None,
+        device: str = CPU,
+        clock: Clock | None = None,
     ) -> None:
         """Combines stages, schedule and ranks. Not collective.
 
@@ -72,6 +82,9 @@ class PipelineRuntime:
                 message is announced.
             prefetch: Number of actions by which receives are posted ahead.
             record_steps: Number of latest steps that `write_timeline` writes.
+            transfers: Moves tensors between the ranks of `comm`; None: the runtime makes its own.
+            device: The device of this rank's tensors.
+            clock: Measures the actions; None: by the calling thread.
 
         Raises:
             UsageError: Stages, schedule and ranks do not fit, or the schedule is invalid.
@@ -79,6 +92,8 @@ class PipelineRuntime:
         self.stages = stages
         self._schedule = schedule
         self._comm = comm
+        self._transfers = transfers or Transfers(comm)
+        self._device, self._clock = device, clock or HostClock()
         self._loss = loss_fn
         self._hooks = Hooks(
             None, on_microbatch, on_last_backward, on_weight_grad_ready, update, split_backward
@@ -189,7 +204,7 @@ class PipelineRuntime:
         run = StepRun(
             self.stages,
             schedule,
-            Messages(self._comm, schedule.placement),
+            Messages(self._transfers, schedule.placement),
             [as_call(call) for call in calls or ()],
             wanted,
             replace(self._hooks, loss=loss),
@@ -198,17 +213,20 @@ class PipelineRuntime:
             train,
             scale,
             stashes,
+            self._clock,
         )
+        self._transfers.connect(links_of(schedule.placement), self._device)
         begin = time.perf_counter()
-        before = set_aside(self.stages, schedule.placement, self._comm) if train else {}
+        before = set_aside(self.stages, schedule.placement, self._transfers) if train else {}
         run.run(program.orders[self._comm.rank])
         if announced and not self._dynamic:
             self._remember(key, run.arrivals)
         if train:
-            sum_shared_gradients(self.stages, schedule.placement, self._comm, before)
-        sums = [run.losses[i] for i in sorted(run.losses)]
-        totals = np.array([sum(s for s, _ in sums), sum(c for _, c in sums)], np.float64)
+            sum_shared_gradients(self.stages, schedule.placement, self._transfers, before)
+        of_losses = zip(*(run.losses[i] for i in sorted(run.losses)), strict=True)
+        totals = np.array([sum(numbers(of)) for of in of_losses] or [0, 0], np.float64)
         self._comm.broadcast(totals, root=schedule.placement[-1])
+        run.read_clock()
         self._recorded.append(run.moments)
         result = StepResult(
             float(totals[0]),
@@ -253,7 +271,10 @@ class PipelineRuntime:
                         f"{self.stages.num_stages} stages for {size} ranks: expected a multiple"
                     )
                 made = build(own, size, num, per_rank)
-            self._programs[num] = made, with_transfers(made, self._prefetch)
+            program = with_transfers(made, self._prefetch)
+            if self._device != CPU:
+                check_link_order(program)
+            self._programs[num] = made, program
         return self._programs[num]
 
     def _fit(self, schedule: Schedule) -> None:

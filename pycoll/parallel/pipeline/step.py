@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from pycoll.errors import UsageError
+from pycoll.parallel.core.devices import Clock
 from pycoll.parallel.core.specs import Spec
 from pycoll.parallel.pipeline.backward import backward_inputs
 from pycoll.parallel.pipeline.messages import Arrival, Messages
@@ -45,11 +45,14 @@ class Saved:
 
 @dataclass(slots=True)
 class Moment:
-    """A time span of this rank, in nanoseconds of CLOCK_MONOTONIC; without an action, a wait."""
+    """A time span of this rank, in nanoseconds of CLOCK_MONOTONIC; without an action, a wait.
+
+    During a step, the times are marks of its clock.
+    """
 
     action: Action
-    start_ns: int
-    end_ns: int
+    start_ns: Any
+    end_ns: Any
     waited: bool = False
 
 
@@ -68,7 +71,8 @@ class StepRun:
     train: bool
     scale: float
     stashes: Mapping[int, Stash]
-    losses: dict[int, tuple[float, float]] = field(default_factory=dict)
+    clock: Clock
+    losses: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     outputs: dict[int, Any] = field(default_factory=dict)
     moments: list[Moment] = field(default_factory=list)
     staleness: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -95,6 +99,12 @@ class StepRun:
                 handler(action)
         self.messages.finish()
 
+    def read_clock(self) -> None:
+        """Turns the marks of all moments into times; waits until the last one is reached."""
+        for moment in self.moments:
+            moment.start_ns = self.clock.ns(moment.start_ns)
+            moment.end_ns = self.clock.ns(moment.end_ns)
+
     # Transfers.
 
     def _post(self, action: Action) -> None:
@@ -110,7 +120,7 @@ class StepRun:
         """Waits for the tensors that an action reads."""
         stage, i = action.stage, action.microbatch
         kind = Kind.F if action.kind is Kind.F else Kind.B
-        begin = time.monotonic_ns()
+        begin = self.clock.now()
         remote = receive_of(self.schedule, action) is not None
         if remote and self.announced:
             if kind is Kind.F:
@@ -121,7 +131,7 @@ class StepRun:
             self.messages.post((kind, stage, i), expected)
         tensors = self.messages.take((kind, stage, i))
         if remote:
-            self.moments.append(Moment(action, begin, time.monotonic_ns(), waited=True))
+            self.moments.append(Moment(action, begin, self.clock.now(), waited=True))
         return tensors
 
     def _wanted_of(self, stage: int, i: int) -> tuple[Spec, ...]:
@@ -136,7 +146,7 @@ class StepRun:
         if stage > 0:
             arrived = self._take(action)
             arrival = self.arrivals[stage, i]
-        begin = time.monotonic_ns()
+        begin = self.clock.now()
         if arrived is not None:
             grads = (spec.requires_grad and self.train for spec in arrival.specs)
             hidden = tuple(t.requires_grad_(g) for t, g in zip(arrived, grads, strict=True))
@@ -182,7 +192,7 @@ class StepRun:
         else:  # a mean, over the samples of the targets
             count = len(self.targets[i])
             total = made * count
-        self.losses[i] = (float(total.detach()), float(count))
+        self.losses[i] = (total.detach(), count)
         return total if self.scale == 1.0 else total * self.scale
 
     def _backward(self, action: Action) -> None:
@@ -192,7 +202,7 @@ class StepRun:
         gradients: list[torch.Tensor | None] = [None] * len(saved.outputs)
         if stage < self.stages.num_stages - 1 and self._wanted_of(stage + 1, i):
             gradients = list(self._take(action))
-        begin = time.monotonic_ns()
+        begin = self.clock.now()
         self._tell_microbatch(i)
         self._tell_last(action)
         if action.kind is Kind.I and self.hooks.split_backward:
@@ -214,7 +224,7 @@ class StepRun:
             saved.outputs, saved.inputs = [], []
 
     def _weights(self, action: Action) -> None:
-        begin = time.monotonic_ns()
+        begin = self.clock.now()
         self._tell_microbatch(action.microbatch)
         self._tell_last(action)
         later = self._saved[action.stage, action.microbatch].later
@@ -247,7 +257,7 @@ class StepRun:
             self.hooks.on_weight_grad_ready(action.stage)
 
     def _update(self, action: Action) -> None:
-        begin = time.monotonic_ns()
+        begin = self.clock.now()
         assert self.hooks.update is not None
         self.hooks.update(action.stage, action.microbatch)
         self.stashes[action.stage].updated()
@@ -257,8 +267,8 @@ class StepRun:
         if self.hooks.on_microbatch is not None:
             self.hooks.on_microbatch(i)
 
-    def _note(self, action: Action, begin: int) -> None:
-        self.moments.append(Moment(action, begin, time.monotonic_ns()))
+    def _note(self, action: Action, begin: Any) -> None:
+        self.moments.append(Moment(action, begin, self.clock.now()))
 
 
 __all__ = ["Arrivals", "Hooks", "Moment", "StepRun"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
-from pycoll.parallel.core.ledger import AxisGroup, Ledger
+from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.mesh import world
 from pycoll.parallel.replicas.weights import Weights
 
@@ -24,7 +24,7 @@ class ReplicaOptimizer(optim.Optimizer):
 
     def __init__(self, inner: optim.Optimizer, group: AxisGroup | None) -> None:
         self.inner = inner
-        self.group = group or AxisGroup("replicas", world(), Ledger())
+        self.group = group or AxisGroup.over(world(), "replicas")
         super().__init__(inner.param_groups, inner.defaults)
         self._share()
 

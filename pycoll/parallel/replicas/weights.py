@@ -53,7 +53,7 @@ class Neighbors:
             )
         own = group.comm.split(0)  # other messages of these ranks cannot be taken for ours
         assert own is not None
-        self.group, self.graph = AxisGroup(group.axis, own, group.ledger), graph
+        self.group, self.graph = AxisGroup.over(own, group.axis, group.ledger), graph
         self._into: dict[int, Tensor] = {}  # by source
 
     def start(self, step: int, vector: Tensor) -> Pending:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pycoll.parallel.core.ledger import AxisGroup, Ledger
+from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.mesh import AXES
 
 
@@ -50,7 +50,7 @@ class _Done:
 def meta_group(axis: str, rank: int, size: int) -> AxisGroup:
     """An AxisGroup whose communicator moves no data."""
     comm: Any = MetaCommunicator(rank, size)
-    return AxisGroup(axis, comm, Ledger())
+    return AxisGroup.over(comm, axis)
 
 
 class MetaMesh:

@@ -34,10 +34,12 @@ def trace(mesh: Mesh, path: str | Path) -> Iterator[None]:
     1,024 collectives of each axis are kept.
     """
     mesh.world.barrier()
+    mesh.ledger.settle()
     before, mesh.ledger.spans = mesh.ledger.spans, []
     try:
         yield
     finally:
+        mesh.ledger.settle()
         spans, mesh.ledger.spans = mesh.ledger.spans, before
     first_ns = min((span[2] for span in spans), default=0)
     operations = [op for axes in mesh.planes for op in _operations(mesh, axes, first_ns)]

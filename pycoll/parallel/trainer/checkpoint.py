@@ -117,7 +117,7 @@ def save_in_background(
         "objects": states(objects),
     }
     tensors, places = _mine(trainer, optimizer, objects)
-    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    copies = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
     name = f"rank-{world.rank:05d}.safetensors"
     saving = Saving(
         world, final, making, lambda: (name, write(making / name, copies, places)), index, keep
@@ -333,14 +333,16 @@ def _is_plain(value: Any) -> bool:
 def _load_state(optimizer: Optimizer, reader: Reader, groups: list[dict[str, Any]]) -> None:
     for group, saved in zip(optimizer.inner.param_groups, groups, strict=True):
         group.update(saved)
+    counts_on_device = any(g.get("capturable") or g.get("fused") for g in groups)
     for name, piece in optimizer.trainer.reducer.pieces.items():
         state: dict[str, Any] = {}
         for key in reader.states(name):
             whole = reader.whole(f"state:{key}:{name}")
             if tuple(whole.shape) == piece.placement.shape and whole.dim():
-                state[key] = cut(piece, whole).view_as(piece.value).clone()
-            else:
-                state[key] = whole.clone()
+                part = cut(piece, whole).view_as(piece.value)
+                state[key] = part.to(piece.value.device, copy=True)
+            else:  # such as the number of steps
+                state[key] = whole.to(piece.value.device if counts_on_device else "cpu", copy=True)
         optimizer.inner.state.pop(piece.value, None)
         if state:
             optimizer.inner.state[piece.value] = state

@@ -14,7 +14,7 @@ from pycoll.errors import UsageError
 from pycoll.parallel import pipeline
 from pycoll.parallel.core.batches import as_call, num_samples
 from pycoll.parallel.core.ledger import Ledger
-from pycoll.parallel.core.losses import Loss
+from pycoll.parallel.core.losses import Loss, numbers
 from pycoll.parallel.core.mesh import Mesh
 from pycoll.parallel.core.positions import Positions
 from pycoll.parallel.features.data.reducer import Reducer
@@ -101,7 +101,8 @@ class Plain:
 
     def run(self, parts: Parts, loss: Loss, first_sample: int, *, reduce: bool) -> Ran:
         """See Executor."""
-        loss_sum, total = 0.0, 0
+        sums: list[Any] = []
+        counts: list[Any] = []
         busy_s = {"forward": 0.0, "backward": 0.0}
         for i, (x, y) in enumerate(parts):
             count = num_samples(x)
@@ -114,19 +115,19 @@ class Plain:
                     part_sum, part_count = loss(self._forward(x), y)
                 with self._span("backward", busy_s):
                     part_sum.backward()
-                loss_sum += float(part_sum.detach())
-                total += int(part_count)
+                sums.append(part_sum.detach())
+                counts.append(part_count)
             if reduces:
                 self._reducer.finish()
             self._policy.after_microbatch()
         if not parts and reduce:
             self._reducer.finish()  # the other replicas wait for this one's zeros
-        return Ran(loss_sum, total, busy_s=busy_s)
+        return Ran(sum(numbers(sums)), int(sum(numbers(counts))), busy_s=busy_s)
 
     def evaluate(self, parts: Parts, loss: Loss) -> tuple[float, float]:
         """See Executor."""
         found = [loss(self._forward(x), y) for x, y in parts]
-        return sum(float(total) for total, _ in found), sum(float(count) for _, count in found)
+        return sum(numbers(of for of, _ in found)), sum(numbers(count for _, count in found))
 
     def check_called_alone(self) -> None:
         """It can be."""
@@ -137,11 +138,12 @@ class Plain:
 
     @contextmanager
     def _span(self, name: str, busy_s: dict[str, float]) -> Iterator[None]:
-        start_ns, waited_before = time.monotonic_ns(), self._ledger.waited_s
+        start, start_ns = self._ledger.clock.now(), time.monotonic_ns()
+        waited_before = self._ledger.waited_s
         yield
-        end_ns = time.monotonic_ns()
-        self._ledger.span(name, "compute", start_ns, end_ns)
-        busy_s[name] += (end_ns - start_ns) / 1e9 - (self._ledger.waited_s - waited_before)
+        self._ledger.span(name, "compute", start, self._ledger.clock.now())
+        worked_s = (time.monotonic_ns() - start_ns) / 1e9
+        busy_s[name] += worked_s - (self._ledger.waited_s - waited_before)
 
 
 class Pipelined:
@@ -190,6 +192,9 @@ class Pipelined:
             cut,
             schedule.name,
             mesh.comm("pp"),
+            transfers=mesh.transfers("pp"),
+            device=str(mesh.device),
+            clock=mesh.ledger.clock,
             on_microbatch=self._move,
             on_last_backward=None if steps else expect,
             on_weight_grad_ready=None if steps else complete,

@@ -48,10 +48,11 @@ def put_together(trainer: Trainer, flat: dict[str, tuple[Piece, Tensor]]) -> dic
     shapes = {name: shape for of in gather_objects(mine, world.comm) for name, shape in of.items()}
     result: dict[str, Tensor] = {}
     for name, (shape, dtype) in shapes.items():
-        result[name] = torch.zeros(shape, dtype=getattr(torch, dtype))
+        device = trainer.mesh.device
+        result[name] = torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
         if name in flat and flat[name][0].owned:
             piece, values = flat[name]
-            local = torch.zeros(piece.local_shape, dtype=values.dtype)
+            local = torch.zeros(piece.local_shape, dtype=values.dtype, device=device)
             local.view(-1)[piece.start : piece.start + values.numel()] = values.detach().view(-1)
             piece.placement.put(local, result[name])
         world.all_reduce(result[name])

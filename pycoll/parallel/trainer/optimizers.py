@@ -51,7 +51,7 @@ class SumOverRanks:
         places = [self._places[piece.name] for piece in pieces]
         owned = torch.tensor([piece.owned for piece in pieces], dtype=torch.bool)
         whole = torch.zeros(len(self._places), 2, dtype=torch.float64)
-        whole[places] = sums * owned.unsqueeze(-1)
+        whole[places] = sums.cpu() * owned.unsqueeze(-1)
         if self._world.size > 1:
             self._world.all_reduce(whole)
         return whole[places]
@@ -189,8 +189,8 @@ class Optimizer(optim.Optimizer):
                 "GradScaler: each rank would decide by its own gradients whether it skips a step, "
                 "and the ranks would differ: take pc.GradScaler, on which all ranks agree"
             )
-        start_ns = time.monotonic_ns()
-        waited_before = self.trainer.mesh.ledger.waited_s
+        start_ns, ledger = time.monotonic_ns(), self.trainer.mesh.ledger
+        waited_before, start = ledger.waited_s, ledger.clock.now()
         squares, late = self._squares()
         norm = math.sqrt(sum(squares))
         scaler = self.trainer.scaler
@@ -200,12 +200,12 @@ class Optimizer(optim.Optimizer):
         if scaler is not None:
             scaler.follow(self, skipped=skipped)
             self.trainer.scaler = None
-        ledger, last = self.trainer.mesh.ledger, self.trainer.last
-        ledger.span("optimizer", "compute", start_ns, time.monotonic_ns())
+        last = self.trainer.last
+        ledger.span("optimizer", "compute", start, ledger.clock.now())
         if last is not None:
             last.grad_norm, last.late, last.skipped = norm, late, skipped
-            last.seconds += (time.monotonic_ns() - start_ns) / 1e9
             last.waited_s += ledger.waited_s - waited_before
+            last.seconds += (time.monotonic_ns() - start_ns) / 1e9
         for watcher in self.trainer.watchers:
             watcher(self.trainer)
         self.trainer.stepped()
@@ -239,10 +239,11 @@ class Optimizer(optim.Optimizer):
         """
         of, count = self._groups_of_pieces(), len(self.param_groups)
         total = torch.zeros(count + 1, dtype=torch.float64)
-        for piece in self._pieces():
-            if piece.owned and piece.value.grad is not None:
-                square = torch.linalg.vector_norm(piece.value.grad).double() ** 2
-                total[of.get(id(piece.value), count)] += square
+        mine = [p for p in self._pieces() if p.owned and p.value.grad is not None]
+        if mine:  # a device is waited for once
+            norms = torch.stack([torch.linalg.vector_norm(p.value.grad).double() for p in mine])
+            places = torch.tensor([of.get(id(p.value), count) for p in mine])
+            total.index_add_(0, places, norms.cpu() ** 2)
         mesh = self.trainer.mesh
         if mesh.world.size == 1:
             return total.tolist(), None

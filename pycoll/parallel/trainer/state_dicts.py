@@ -50,7 +50,7 @@ class Parts(Tensor):
     def of(flat: Tensor, placement: Placement, start: int, *, saved_here: bool) -> Parts:
         """The parts that `flat` holds, elements of a rank's local part from `start` on."""
         made: Parts = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            Parts, placement.shape, dtype=flat.dtype
+            Parts, placement.shape, dtype=flat.dtype, device=flat.device
         )
         made.boxes = [*_boxes(flat.detach().view(-1), placement, start)]
         made.saved_here = saved_here

@@ -143,8 +143,8 @@ class Trainer:
         Cost: each parameter's gradient is reduced once over its replicas, plus one array with a
             float64 for each parameter.
         """
-        start_ns = time.monotonic_ns()
-        waited_before = self.mesh.ledger.waited_s
+        start_ns, ledger = time.monotonic_ns(), self.mesh.ledger
+        waited_before, start = ledger.waited_s, ledger.clock.now()
         unused_before = () if self.last is None else self.last.unused
         if self._settled:
             self.reducer.clear()
@@ -169,14 +169,15 @@ class Trainer:
         self._sum += ran.loss_sum
         self._count += ran.count
         total, count = self._settle(scale) if self.syncing else (self._sum, self._count)
-        self.mesh.ledger.span(f"step {self.step_idx}", "steps", start_ns, time.monotonic_ns())
+        ledger.span(f"step {self.step_idx}", "steps", start, ledger.clock.now())
+        waited_s = ledger.waited_s - waited_before  # on a device, the end of the pass
         unused = tuple(self.reducer.unused)
         self.last = StepResult(
             step=self.step_idx,
             loss=total / count if count else 0.0,
             tokens=count,
             seconds=(time.monotonic_ns() - start_ns) / 1e9,
-            waited_s=self.mesh.ledger.waited_s - waited_before,
+            waited_s=waited_s,
             bubble_s=ran.bubble_s,
             unused=unused,
             unused_now=tuple(name for name in unused if name not in unused_before),

@@ -149,9 +149,9 @@ class PerMicrobatch(UpdatePolicy):
     def loss(self, loss: Loss) -> Loss:
         """Returns a loss whose gradient is that of the mean over the microbatch of all replicas."""
 
-        def mean(output: Any, target: Any) -> tuple[Tensor, int]:
+        def mean(output: Any, target: Any) -> tuple[Tensor, Any]:
             total, count = loss(output, target)
-            counted = torch.tensor([count])
+            counted = torch.tensor([int(count)])
             if self._group.size > 1:
                 self._group.all_reduce(counted)
             if total.requires_grad:

@@ -16,6 +16,7 @@ import torch
 import pycoll
 from pycoll.parallel.core import structures
 from pycoll.parallel.core.specs import Spec
+from pycoll.parallel.core.transfers import Transfers
 from pycoll.parallel.pipeline.messages import Arrival, Messages
 from pycoll.parallel.pipeline.schedules.actions import Kind
 
@@ -84,7 +85,7 @@ def test_malformed_announcements_raise_an_error(tmp_path):
         b'{"named": ["a b", ["x"], [1]]}',
         b'{"named": ["a", ["x"], [1, 2]]}',
         b'{"named": ["a", ["__class__"], [1]]}',
-        b'{"spec": [[1], "float32", true], "tuple": []}',
+        b'{"spec": [[1], "float32", true, "cpu"], "tuple": []}',
         b'{"other": 1}',
         b"{}",
         b'{"tuple": [{"tuple": []}, {"dict": [["a", {"unsent": 1}]]}]}',
@@ -92,7 +93,10 @@ def test_malformed_announcements_raise_an_error(tmp_path):
         json.dumps(good).encode()[:-1],
     ]
     shapes = [[-1], [1.5], [True], [1 << 40, 1 << 40], "12", None]
-    for spec in (*([shape, "float32", True] for shape in shapes), [[1], "nn", True], [[1]]):
+    specs = [[shape, "float32", True, "cpu"] for shape in shapes]
+    specs += [[[1], "nn", True, "cpu"], [[1], "float32", True, "meta"], [[1], "float32", True, 0]]
+    specs += [[[1], "float32", True, "cpu:1"], [[1], "float32", True, "disk"], [[1]]]
+    for spec in specs:
         announcement = {"tuple": [{"tuple": [{"spec": spec}]}, {"dict": []}]}
         malformed.append(json.dumps(announcement).encode())
     for text in malformed:
@@ -108,7 +112,7 @@ def test_pickle_sent_to_a_stage_is_refused_and_not_run(tmp_path):
     contents = [pickle.dumps(Code(tmp_path / "code")), b"[]", None]
 
     def work(comm: pycoll.Communicator) -> list[str]:
-        messages = Messages(comm, (1, 0))
+        messages = Messages(Transfers(comm), (1, 0))
         tag = messages._tag(KEY, is_header=True)
         found = []
         for content in contents:

@@ -14,6 +14,7 @@ from tiny_gpt import GPT
 from torch import nn
 
 from pycoll.parallel import pipeline
+from pycoll.parallel.core.transfers import Transfers
 from pycoll.parallel.pipeline.schedules.simulate_pipeline import peak_versions
 from pycoll.parallel.pipeline.shared import sum_shared_gradients
 from pycoll.parallel.pipeline.stash import Stash
@@ -186,7 +187,7 @@ def test_shared_sums_are_made_in_the_order_of_ranks():
 
     def rank(comm):
         holder = Holder(addends[comm.rank])
-        sum_shared_gradients(holder, (0, 1, 2), comm, {})
+        sum_shared_gradients(holder, (0, 1, 2), Transfers(comm), {})
         return float(holder.weight.grad)
 
     assert ranks(rank, 3) == [0.0] * 3

@@ -20,7 +20,11 @@ from pycoll.parallel.pipeline import (
     simulate,
     validate,
 )
-from pycoll.parallel.pipeline.schedules.transfers import receive_of, with_transfers
+from pycoll.parallel.pipeline.schedules.transfers import (
+    check_link_order,
+    receive_of,
+    with_transfers,
+)
 
 pytestmark = pytest.mark.pure
 
@@ -246,3 +250,20 @@ def test_transfers_are_matched_posted_ahead_and_bounded(name):
                     waiting -= 1
         assert sent == received
         assert len(sent) == 2 * 6 * (schedule.num_stages - 1 - local)
+
+
+@pytest.mark.parametrize("name", names())
+def test_stages_receive_in_the_order_in_which_they_are_sent_to(name):
+    for p, m, v in shapes(name, (2, 3, 4), (1, 2, 5, 9)):
+        schedule = build(name, p, m, v)
+        for prefetch in (1, 2, 5):
+            check_link_order(with_transfers(schedule, prefetch))
+
+
+def test_a_link_with_another_order_at_its_ends_is_refused():
+    schedule = build("gpipe", 2, 2)
+    forwards, rest = schedule.orders[1][:2], schedule.orders[1][2:]
+    swapped = mutated(schedule, 1, [*reversed(forwards), *rest])
+    validate(swapped)  # messages with tags can arrive in any order
+    with pytest.raises(UsageError, match=r"1RECV_F0 is sent where 1RECV_F1 is received"):
+        check_link_order(with_transfers(swapped))

@@ -69,7 +69,7 @@ class Attention:
             key, value = (x.repeat_interleave(repeats, -3) for x in (key, value))
         scores = query @ key.transpose(-1, -2) * (scale or query.shape[-1] ** -0.5)
         if is_causal:
-            future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+            future = scores.new_ones(scores.shape[-2:], dtype=torch.bool).triu(1)
             scores = scores.masked_fill(future, -torch.inf)
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attn_mask, -torch.inf)
@@ -78,7 +78,7 @@ class Attention:
         weights = torch._safe_softmax(scores, -1)
         if dropout_p >= 1:
             return weights * 0.0 @ value
-        kept = self._keeps(tuple(weights.shape), dropout_p, {})
+        kept = self._keeps(tuple(weights.shape), dropout_p, {}, weights.device)
         return weights * kept.to(weights.dtype) / (1.0 - dropout_p) @ value
 
     def _around(
@@ -114,7 +114,8 @@ class Attention:
         kept = None
         if dropout_p:
             rows = {query.dim() - 2: sequence.ranges(length)}
-            kept = self._keeps((*query.shape[:-2], length, length), dropout_p, rows)
+            shape = (*query.shape[:-2], length, length)
+            kept = self._keeps(shape, dropout_p, rows, query.device)
         sequence.attended += 1
         ring = Ring(
             sequence.group,
@@ -125,12 +126,14 @@ class Attention:
         )
         return attend(query, key, value, mask, kept, ring)
 
-    def _keeps(self, shape: tuple[int, ...], p: float, ranges: dict[int, Ranges]) -> Tensor:
+    def _keeps(
+        self, shape: tuple[int, ...], p: float, ranges: dict[int, Ranges], device: torch.device
+    ) -> Tensor:
         """Mask of kept weights, shape [..., queries, keys]; the rows may be a share."""
         part = Part(shape, ranges)
         if len(shape) == 4 and (found := self._heads(shape[1])) is not None:
             part = Part((shape[0], found[0], *shape[2:]), {1: found[1], **ranges})
-        return keeps(part, p, self._functions.stream(), self._positions)
+        return keeps(part, p, self._functions.stream(), self._positions, device)
 
     def _multi_head(self, *args: Any, **kwargs: Any) -> Any:
         """Replaces attention in torch's own module: its internal calls bypass any mode."""

@@ -86,14 +86,14 @@ class Tile:
         return dq, _of_heads(dk, heads), _of_heads(dv, heads)
 
     def _has_kernel(self, q: Tensor, v: Tensor) -> bool:
-        plain = self.mask is None and self.kept is None
+        plain = self.mask is None and self.kept is None and q.is_cpu
         return plain and q.dim() == 4 and q.shape[-1] == v.shape[-1] and q.numel() > 0
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
         dtype = torch.float32 if q.dtype in _LOW else q.dtype
         scores = q.to(dtype) @ k.to(dtype).transpose(-1, -2) * self.scale
         if self.causal:
-            future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+            future = scores.new_ones(scores.shape[-2:], dtype=torch.bool).triu(1)
             scores = scores.masked_fill(future, -math.inf)
         if self.mask is None:
             return scores

@@ -83,7 +83,9 @@ class Bucket:
         self._share = share_length(offset, num_shares)
         self._count = self._share * num_shares
         self._dtype, self._reduce = named[0][1].dtype, reduce or main
-        self._gradients: Tensor | None = None  # gradients of all parameters
+        # Gradients of all parameters; those of a whole pass stay from the start, since on a device
+        # all ranks make such memory together.
+        self._gradients = self.shares.array(self._count, self._reduce) if level < 2 else None
         self._reducing: Started | None = None
         self._sums: Tensor | None = None  # gradients of the share, if gradients are sharded
         self._full: Tensor | None = None  # all parameters, where shares are gathered
@@ -101,9 +103,9 @@ class Bucket:
         """Makes parameters views of one array, of which ZeRO 3 keeps this rank's share."""
         # Arrays that stay are allocated where the other ranks access them without a copy.
         self._full = (
-            torch.zeros(self._count, dtype=self._dtype)
+            torch.zeros(self._count, dtype=self._dtype, device=self.group.device)
             if self.level == 3
-            else self.shares.comm.empty(self._count, self._dtype)
+            else self.shares.array(self._count, self._dtype)
         )
         with torch.no_grad():
             for slot in self.slots:
@@ -114,7 +116,7 @@ class Bucket:
             self.release()
 
     def _flat_copy(self) -> Tensor:
-        flat = torch.zeros(self._count, dtype=self._dtype)
+        flat = torch.zeros(self._count, dtype=self._dtype, device=self.group.device)
         for slot in self.slots:
             slot.view(flat).copy_(slot.parameter.detach())
         return flat
@@ -195,7 +197,7 @@ class Bucket:
             # Views saved by autograd become valid again with the storage. Until then, parameters
             # have no values.
             self._full.untyped_storage().resize_(0)
-            nothing = torch.full((1,), torch.nan, dtype=self._dtype)
+            nothing = torch.full((1,), torch.nan, dtype=self._dtype, device=self.group.device)
             for slot in self.slots:
                 slot.parameter.data = nothing.expand(slot.shape)
 
@@ -219,14 +221,10 @@ class Bucket:
         slot.parameter.grad = None
 
     def _own_gradients(self) -> Tensor:
-        """The flat array of this rank's gradients, created at first use."""
+        """The flat array of this rank's gradients; where they are sharded, made at first use."""
         if self._gradients is None:
-            # Arrays that stay are allocated where the other ranks access them without a copy.
-            self._gradients = (
-                torch.empty(self._count, dtype=self._reduce)
-                if self.level >= 2
-                else self.shares.comm.empty(self._count, self._reduce)
-            )
+            device = self.group.device
+            self._gradients = torch.empty(self._count, dtype=self._reduce, device=device)
             self._gradients[self.slots[-1].offset + self.slots[-1].count :] = 0
         return self._gradients
 

@@ -90,11 +90,12 @@ def drop(x: Tensor, p: float, name: str, positions: Positions, whole: Whole) -> 
         positions: The current position in the batch.
         whole: Places `x` in the whole input of all ranks that share it.
     """
-    kept = keeps(whole.part(tuple(x.shape), positions.now.num_samples), p, name, positions)
+    part = whole.part(tuple(x.shape), positions.now.num_samples)
+    kept = keeps(part, p, name, positions, x.device)
     return x * kept.view(x.shape).to(x.dtype) / (1.0 - p) if p < 1 else x * 0.0
 
 
-def keeps(part: Part, p: float, name: str, positions: Positions) -> Tensor:
+def keeps(part: Part, p: float, name: str, positions: Positions, device: torch.device) -> Tensor:
     """Mask of the elements that a layer keeps: bools, True with probability 1 - p."""
     now = positions.now
     stream = f"{positions.seed}/{now.step}/{name}"
@@ -106,14 +107,16 @@ def keeps(part: Part, p: float, name: str, positions: Positions) -> Tensor:
         if not part.shape[0] or min(b - a for a, b in part.ranges[dim]) * inner < _RUN:
             continue
         runs = [
-            keep_mask(stream, first + (outer * size + start) * inner, (stop - start) * inner, p)
+            keep_mask(
+                stream, first + (outer * size + start) * inner, (stop - start) * inner, p, device
+            )
             for outer in range(math.prod(part.shape[:dim]))
             for start, stop in part.ranges[dim]
         ]
         others = {other: ranges for other, ranges in part.ranges.items() if other != dim}
         shape = (*part.shape[:dim], -1, *part.shape[dim + 1 :])
         return Part(part.shape, others).take(torch.cat(runs).view(shape))
-    return part.take(keep_mask(stream, first, part.shape[0] * row, p).view(part.shape))
+    return part.take(keep_mask(stream, first, part.shape[0] * row, p, device).view(part.shape))
 
 
 __all__ = ["Position", "Positions", "Whole", "drop", "keeps", "key_dropouts"]

@@ -12,6 +12,7 @@ from torch.nn import functional
 from pycoll.errors import UsageError
 from pycoll.parallel.core import collectives
 from pycoll.parallel.core.ledger import AxisGroup
+from pycoll.parallel.core.transfers import Link
 from pycoll.parallel.features.tensor.plan import Conv
 from pycoll.parallel.features.tensor.shared import Shared
 
@@ -87,16 +88,18 @@ def with_halo(x: Tensor, group: AxisGroup, width: int) -> Tensor:
 
 def _exchange(group: AxisGroup, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """Sends `up` to the rank above and `down` to the one below; returns what they sent."""
-    above, below = torch.zeros_like(down), torch.zeros_like(up)
-    with group.comm.coalesce():
-        if group.rank > 0:
-            group.count("send", up)
-            group.comm.send(up.contiguous(), group.rank - 1)
-            group.comm.recv(above, group.rank - 1)
-        if group.rank + 1 < group.size:
-            group.count("send", down)
-            group.comm.send(down.contiguous(), group.rank + 1)
-            group.comm.recv(below, group.rank + 1)
+    above, below = down.new_zeros(down.shape), up.new_zeros(up.shape)
+    rank, neighbours = group.rank, range(group.size - 1)
+    downward = [Link(upper, upper + 1, "down") for upper in neighbours]
+    upward = [Link(upper + 1, upper, "up") for upper in neighbours]
+    going: dict[Link, Tensor] = {}
+    coming: dict[Link, Tensor] = {}
+    if rank > 0:
+        going[upward[rank - 1]], coming[downward[rank - 1]] = up.contiguous(), above
+    if rank + 1 < group.size:
+        going[downward[rank]], coming[upward[rank]] = down.contiguous(), below
+    for work in group.exchange([*downward, *upward], going, coming):
+        work.wait()
     return above, below
 
 

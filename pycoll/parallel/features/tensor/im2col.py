@@ -37,7 +37,7 @@ def im2col(
     Raises:
         UsageError: No patch fits into the image, or stride, padding or dilation is invalid.
 
-    Cost: the result is written once, by the core, on this thread.
+    Cost: the result is written once; on the CPU by the core, on this thread.
 
     >>> image = torch.arange(27).view(1, 3, 3, 3)  # 3 channels of 3 x 3
     >>> im2col(image, (2, 2))[0, :4]  # of the first channel
@@ -68,6 +68,8 @@ class _Im2col(torch.autograd.Function):
                 f"im2col: a filter of {spans[0]} x {spans[1]} does not fit into an image of "
                 f"{x.shape[2]} x {x.shape[3]} with padding {padding}"
             )
+        if not x.is_cpu:
+            return torch.nn.functional.unfold(x, kernel, dilation, padding, stride)
         out = x.new_empty(x.shape[0], x.shape[1] * kernel[0] * kernel[1], height * width)
         pairs = ((stride,) * 2, (padding,) * 2, (dilation,) * 2)
         _core._im2col(out, x.detach().contiguous(), kernel, *pairs)

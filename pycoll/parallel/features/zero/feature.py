@@ -54,8 +54,8 @@ class Zero(Feature):
             copies = group.comm.split(share, group.rank)
             assert shares is not None and copies is not None
             self._splits[group.axis] = (
-                AxisGroup(f"{group.axis} shares", shares, group.ledger),
-                AxisGroup(f"{group.axis} copies", copies, group.ledger),
+                AxisGroup.over(shares, f"{group.axis} shares", group.ledger, group.device),
+                AxisGroup.over(copies, f"{group.axis} copies", group.ledger, group.device),
             )
         return self._splits[group.axis]
 

@@ -6,6 +6,7 @@ deadlock where compute does not.
 
 from __future__ import annotations
 
+from pycoll.errors import UsageError
 from pycoll.parallel.pipeline.schedules.actions import Action, Kind, Schedule
 from pycoll.parallel.pipeline.schedules.simulate_pipeline import needs
 
@@ -66,4 +67,41 @@ def send_of(schedule: Schedule, action: Action) -> Action | None:
     return Action(action.stage, kind, action.microbatch)
 
 
-__all__ = ["PREFETCH", "receive_of", "send_of", "with_transfers"]
+def check_link_order(schedule: Schedule) -> None:
+    """Checks that each stage receives in the order in which its neighbour sends.
+
+    The links of devices match sends and receives by their order (core/transfers.py). With this
+    order they cannot deadlock where compute does not: links do not wait for each other.
+
+    Args:
+        schedule: A schedule with transfers.
+
+    Raises:
+        UsageError: An order differs; the message names both actions.
+    """
+    sent: dict[tuple[int, Kind], list[Action]] = {}
+    received: dict[tuple[int, Kind], list[Action]] = {}
+    read: dict[tuple[int, Kind], list[Action]] = {}
+    for order in schedule.orders:
+        for action in order:
+            if action.kind in (Kind.SEND_F, Kind.SEND_B):
+                forward = action.kind is Kind.SEND_F
+                to = action.stage + (1 if forward else -1)
+                kind = Kind.RECV_F if forward else Kind.RECV_B
+                sent.setdefault((to, kind), []).append(Action(to, kind, action.microbatch))
+            elif action.kind in (Kind.RECV_F, Kind.RECV_B):
+                received.setdefault((action.stage, action.kind), []).append(action)
+            elif (receive := receive_of(schedule, action)) is not None:
+                read.setdefault((receive.stage, receive.kind), []).append(receive)
+    for link, expected in sent.items():
+        for found in (received[link], read[link]):
+            for one, other in zip(expected, found, strict=True):
+                if one != other:
+                    raise UsageError(
+                        f"schedule {schedule.name}: {one} is sent where {other} is received: on "
+                        "a device, a stage receives microbatches in the order in which they are "
+                        "sent"
+                    )
+
+
+__all__ = ["PREFETCH", "check_link_order", "receive_of", "send_of", "with_transfers"]
