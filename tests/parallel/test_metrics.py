@@ -153,6 +153,15 @@ def evaluated(comm, sizes, **options):
     metrics = {"right": right, "largest": lambda logits, y: logits.amax(-1).mean()}
     found = model.evaluate(x, y, loss=pc.cross_entropy, metrics=metrics, microbatches=2)
     assert found["loss"] == pytest.approx(model.evaluate(x, y, loss=pc.cross_entropy), abs=1e-12)
+    if not sizes:
+        logits = model(x)
+        assert found["right"] == float(right(logits, y)[0]) / int((y != -100).sum())
+        halves = [logits[:4], logits[4:]]
+        counts = [int((of != -100).sum()) for of in (y[:4], y[4:])]
+        largest = sum(
+            n * float(part.amax(-1).mean()) for n, part in zip(counts, halves, strict=True)
+        )
+        assert found["largest"] == pytest.approx(largest / sum(counts), abs=1e-12)
     mesh.close()
     return found
 

@@ -132,10 +132,14 @@ class Reducer:
             of_sums = reduce if dtype in _LOW else None
             self.buckets.append(Bucket(members, group, level, main_dtype(dtype), of_sums, split))
         order = {name: i for i, name in enumerate(self.names)}
+        # A bucket is ready with its first parameter, which backward reaches last. With ZeRO 3, what
+        # lies outside of the blocks comes first: gathers of blocks run between, and a replica whose
+        # experts get no tokens must not reduce them at another moment than the others.
+        of_bucket = max if level == 3 else min
         self.buckets.sort(
             key=lambda bucket: (
                 bucket.slots[0].name in late,
-                -min(order[slot.name] for slot in bucket.slots),  # the last one that is ready
+                -of_bucket(order[slot.name] for slot in bucket.slots),
             )
         )
         self.pieces: dict[str, Piece] = {}
