@@ -66,6 +66,20 @@ def test_groups_of_replicas_that_shard_equal_one_process():
 
 
 @pytest.mark.slow
+def test_selective_recomputation_equals_one_process():
+    options = {"recompute": "selective"}
+    assert_equal_one_process(
+        train,
+        [
+            ({"cp": 2}, {"zero": 2, **options}, {"gpt": FUSED}),
+            ({"pp": 2}, {"schedule": "zb1p", **options}),
+            ({"pp": 2, "tp": 2}, {"zero": 3, "sequence_parallel": True, **options}),
+            ({"ep": 2, "pp": 2}, {"zero": 1, "schedule": "gpipe", **options}, {"gpt": EXPERTS}),
+        ],
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns at each graph break
 def test_compiled_blocks_equal_one_process():
     """Seconds: torch's compiler."""
@@ -80,7 +94,7 @@ VALUES = {
     "tp": (1, 2, 4, 8),
     "pp": (1, 2, 4, 8),
     "zero": (0, 1, 2, 3),
-    "recompute": (False, True, "selective"),
+    "recompute": (False, True),
     "sequence_parallel": (False, True),
     "schedule": SCHEDULES,
 }

@@ -132,14 +132,14 @@ class Reducer:
             of_sums = reduce if dtype in _LOW else None
             self.buckets.append(Bucket(members, group, level, main_dtype(dtype), of_sums, split))
         order = {name: i for i, name in enumerate(self.names)}
-        # A bucket is ready with its first parameter, which backward reaches last. With ZeRO 3, what
-        # lies outside of the blocks comes first: gathers of blocks run between, and a replica whose
-        # experts get no tokens must not reduce them at another moment than the others.
-        of_bucket = max if level == 3 else min
+        # What lies outside of the blocks comes first: so no bucket is reduced between the gathers
+        # and the exchanges of tokens within backward, which a replica whose experts get no tokens
+        # reaches at another moment. Norms in float32 between short weights are complete last.
         self.buckets.sort(
             key=lambda bucket: (
                 bucket.slots[0].name in late,
-                -of_bucket(order[slot.name] for slot in bucket.slots),
+                bucket.slots[0].parameter.dtype not in _LOW,
+                -max(order[slot.name] for slot in bucket.slots),
             )
         )
         self.pieces: dict[str, Piece] = {}
