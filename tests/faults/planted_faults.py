@@ -216,7 +216,7 @@ PACKAGE = [
     Fault(
         "shared-gradients-are-not-added-up",
         "pycoll/parallel/features/data/buckets.py",
-        "self._sums += mine",
+        "self._sums += reduced",
         "self._sums = mine.clone()",
         "With ZeRO 2, only the gradients of the last microbatch count.",
         ("tests/parallel",),

@@ -75,7 +75,8 @@ class Bucket:
         # all ranks make such memory together.
         self._gradients = group.array(self._count, main) if level < 2 else None
         self._reducing: Started | None = None
-        self._sums: Tensor | None = None  # gradients of the share, if gradients are sharded
+        self._reduced: Tensor | None = None  # gradients of the share, which are being added up
+        self._sums: Tensor | None = None  # reduced gradients of the share
         self._full: Tensor | None = None  # all parameters, where shares are gathered
         self._mine: Tensor | None = None  # share of the parameters, if sharded
         self._master: Tensor | None = None  # the share in the main dtype, if it differs
@@ -120,8 +121,11 @@ class Bucket:
         if self._mine is not None:
             return self._mine
         assert self._full is not None
+        return self._own_share(self._full)
+
+    def _own_share(self, whole: Tensor) -> Tensor:
         start = self.group.rank * self._share
-        return self._full[start : start + self._share]
+        return whole[start : start + self._share]
 
     def optimized(self, slot: Slot) -> tuple[int, Tensor] | None:
         """The part of a parameter that this rank's optimizer steps: its start, and its values."""
@@ -137,12 +141,9 @@ class Bucket:
 
     def gradient(self, slot: Slot) -> Tensor:
         """The reduced gradient of the part that `optimized` returns."""
-        if self.level < 2:
+        if not self.level:
             assert self._gradients is not None
-            if not self.level:
-                return slot.view(self._gradients).view(-1)
-            start, stop = self._overlap(slot)
-            return self._gradients[slot.offset + start : slot.offset + stop]
+            return slot.view(self._gradients).view(-1)
         assert self._sums is not None
         return self._within(slot, self._sums, *self._overlap(slot))
 
@@ -166,7 +167,8 @@ class Bucket:
         if self.level not in (1, 2):
             return None
         assert self._full is not None
-        return self.group.start("all_gather", self._full, self._part(), out=self._full)
+        mine = self.group.own_part(self._part())
+        return self.group.start("all_gather", self._full, mine, out=self._full)
 
     def gather(self) -> None:
         """Gathers the parameters; they stay until `release` is called equally often."""
@@ -227,22 +229,23 @@ class Bucket:
             if self.group.size > 1:
                 self._reducing = self.group.start("all_reduce", whole, whole)
             return
-        start = self.group.rank * self._share
-        mine = whole[start : start + self._share]
-        self._reducing = self.group.start("reduce_scatter", whole, whole, out=mine)
+        mine = self._own_share(whole)
+        self._reduced = self.group.own_part(mine) if self.level == 1 else mine
+        self._reducing = self.group.start("reduce_scatter", whole, whole, out=self._reduced)
 
     def finish(self) -> None:
         """Waits until the gradients are added up."""
         if self._reducing is not None:
             self._reducing.wait()
             self._reducing = None
-        if self.level >= 2 and self._gradients is not None:
-            start = self.group.rank * self._share
-            mine = self._gradients[start : start + self._share]
+        reduced, self._reduced = self._reduced, None
+        if reduced is not None and self.level == 1:
+            self._sums = reduced
+        elif reduced is not None:
             if self._sums is None:
-                self._sums = mine.clone()
+                self._sums = reduced.clone()
             else:
-                self._sums += mine
+                self._sums += reduced
             self._gradients = None
             self._forget()
         self.pending = len(self.slots)
@@ -251,7 +254,7 @@ class Bucket:
 
     def scale(self, factor: float) -> None:
         """Multiplies the reduced gradients."""
-        reduced = self._gradients if self.level < 2 else self._sums
+        reduced = self._sums if self.level else self._gradients
         assert reduced is not None
         reduced *= factor
 
