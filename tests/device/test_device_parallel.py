@@ -194,6 +194,8 @@ CASES: dict[str, tuple[dict[str, int], dict[str, Any], dict[str, Any]]] = {
     "pp zero bubble": ({"pp": -1, "dp": 1}, {}, {"schedule": "zb1p"}),
 }
 OF_FOUR = {
+    **{name: CASES[name] for name in ("dp", "zero 3", "tp", "ep", "cp", "pp")},
+    "zero 1, long buckets": CASES["zero 1, long buckets"],
     "dp x tp, zero 3": ({"dp": 2, "tp": 2}, {}, {"zero": 3}),
     "dp x pp": ({"dp": 2, "pp": 2}, {}, {"zero": 1}),
     "cp x ep": ({"cp": 2, "ep": 2, "dp": 1}, {"fused": True, "experts": 4}, {}),
@@ -223,9 +225,9 @@ def trained(case: tuple[Any, ...], comm: pycoll.Communicator, device: str | None
         before = num_host_copies(device)
         out = model.step(x, y, loss=pc.cross_entropy, microbatches=2)
         norms.append(optimizer.step())
-        # The norms of LAMB, two numbers for each parameter, are more than a few numbers.
-        norms_copied = device == torch_emulated.NAME and isinstance(optimizer.inner, pc.optim.LAMB)
-        assert num_host_copies(device) - before == norms_copied
+        # The norms of LAMB, two for each parameter, can be more than a few numbers.
+        may_copy = isinstance(optimizer.inner, pc.optim.LAMB)
+        assert num_host_copies(device) - before <= may_copy
         losses.append(out.loss)
     if device is not None:  # announcements are bytes and numbers
         messages = mesh.comm("pp").message_record() + mesh.comm("cp").message_record()
@@ -325,5 +327,5 @@ def test_training_on_four_ranks(kind):
         kind,
         4,
         halos_are_those_of_the_cpu,
-        partial(training_has_the_bits_of_the_cpu, {**CASES, **OF_FOUR}),
+        partial(training_has_the_bits_of_the_cpu, OF_FOUR),
     )
