@@ -54,7 +54,8 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(DIM), nn.Linear(DIM, vocab, bias=False)
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        x_BTD = self.token(tokens_BT) + self.place(torch.arange(tokens_BT.shape[1]))
+        places = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        x_BTD = self.token(tokens_BT) + self.place(places)
         for block in self.blocks:
             x_BTD = block(x_BTD)
         return self.head(self.norm(x_BTD))
@@ -83,12 +84,13 @@ def main() -> None:
     options.add_argument("--microbatches", type=int, default=4)
     options.add_argument("--schedule", default="1f1b")
     options.add_argument("--zero", type=int, default=1)
+    options.add_argument("--device", help="such as cuda")
     args = options.parse_args()
     text = "".join(topics.values())
     letters = {letter: i for i, letter in enumerate(sorted(set(text)))}
     tokens = torch.tensor([letters[letter] for letter in text])
 
-    mesh = pc.mesh(dp=-1)  # `pycoll run --mesh` overrides it
+    mesh = pc.mesh(dp=-1, device=args.device)  # `pycoll run --mesh` overrides it
     with pc.keyed_init(mesh, seed=0):
         model = GPT(len(letters))
     model = pc.parallelize(
@@ -106,8 +108,7 @@ def main() -> None:
         optimizer.step()
         pc.log(out, every=20, total=args.steps)
         losses.append(out.loss)
-    last = losses[-20:]
-    loss, target = sum(last) / len(last), bigram_entropy(text)
+    loss, target = sum(losses[-20:]) / len(losses[-20:]), bigram_entropy(text)
     if mesh.world.rank == 0:
         print(f"{mesh.sizes}: loss {loss:.4f}, bigram entropy {target:.4f}")
     if args.steps >= 200 and loss >= target:

@@ -117,7 +117,9 @@ def _all_differences(one: Path, other: Path) -> Iterator[tuple[str, float]]:
 def _of_part(one: Path, other: Path, part: str) -> Iterator[tuple[str, float]]:
     import torch
 
-    expected, got = (torch.load(folder / f"{part}.pt") for folder in (one, other))
+    expected, got = (
+        torch.load(folder / f"{part}.pt", map_location="cpu") for folder in (one, other)
+    )
     for kind, tensors in expected.items():
         for name in reversed(tensors) if kind == "gradient" else tensors:
             where = " ".join(filter(None, (kind, name, "" if part == "start" else f"of {part}")))

@@ -135,16 +135,18 @@ def waits_of_a_stream_are_exposed_time(kind: str, comm: pycoll.Communicator) -> 
     mesh = pc.mesh(dp=comm.size, comm=comm, device=kind)
     group, x = mesh.line("dp"), torch.ones(1000, device=mesh.device)
     group.all_reduce(x)  # makes the links
-    before_s = mesh.ledger.waited_s
+    before_s, mesh.ledger.spans = mesh.ledger.waited_s, []
     comm.barrier()
     if comm.rank == 1:
         time.sleep(1.5)
-    start_s = time.monotonic()
+    start_ns = time.monotonic_ns()
     group.all_reduce(x)
-    took_s = time.monotonic() - start_s
+    took_s = (time.monotonic_ns() - start_ns) / 1e9
     waited_s = mesh.ledger.waited_s - before_s
     if comm.rank == 0:
         assert took_s < 1.2 < waited_s < 60, (took_s, waited_s)  # the stream waits, not the host
+        ((name, _, from_ns, to_ns),) = mesh.ledger.spans
+        assert name == "all_reduce dp" and abs(from_ns - start_ns) < 0.5e9 < to_ns - from_ns
     mesh.close()
 
 
@@ -183,12 +185,17 @@ CASES: dict[str, tuple[dict[str, int], dict[str, Any], dict[str, Any]]] = {
     "ep": ({"ep": -1, "dp": 1}, {"experts": 4}, {}),
     "cp": ({"cp": -1, "dp": 1}, {"fused": True}, {}),
     "pp": ({"pp": -1, "dp": 1}, {"tie": True}, {}),
+    # Long arrays that ranks access directly: all ranks pass the same part of one.
+    "dp, long buckets": ({"dp": -1}, {"hidden": 2048}, {}),
+    "zero 1, long buckets": ({"dp": -1}, {"hidden": 2048}, {"zero": 1}),
     "LAMB": ({"dp": -1}, {}, {"zero": 3, "optimizer": pc.optim.LAMB}),
     "recompute": ({"dp": -1}, {}, {"zero": 3, "recompute": True}),
     "pipedream": ({"pp": -1, "dp": 1}, {}, {"schedule": "pipedream", "clip": None}),
     "pp zero bubble": ({"pp": -1, "dp": 1}, {}, {"schedule": "zb1p"}),
 }
 OF_FOUR = {
+    **{name: CASES[name] for name in ("dp", "zero 3", "tp", "ep", "cp", "pp")},
+    "zero 1, long buckets": CASES["zero 1, long buckets"],
     "dp x tp, zero 3": ({"dp": 2, "tp": 2}, {}, {"zero": 3}),
     "dp x pp": ({"dp": 2, "pp": 2}, {}, {"zero": 1}),
     "cp x ep": ({"cp": 2, "ep": 2, "dp": 1}, {"fused": True, "experts": 4}, {}),
@@ -218,9 +225,9 @@ def trained(case: tuple[Any, ...], comm: pycoll.Communicator, device: str | None
         before = num_host_copies(device)
         out = model.step(x, y, loss=pc.cross_entropy, microbatches=2)
         norms.append(optimizer.step())
-        # The norms of LAMB, two numbers for each parameter, are more than a few numbers.
-        norms_copied = device == torch_emulated.NAME and isinstance(optimizer.inner, pc.optim.LAMB)
-        assert num_host_copies(device) - before == norms_copied
+        # The norms of LAMB, two for each parameter, can be more than a few numbers.
+        may_copy = isinstance(optimizer.inner, pc.optim.LAMB)
+        assert num_host_copies(device) - before <= may_copy
         losses.append(out.loss)
     if device is not None:  # announcements are bytes and numbers
         messages = mesh.comm("pp").message_record() + mesh.comm("cp").message_record()
@@ -320,5 +327,5 @@ def test_training_on_four_ranks(kind):
         kind,
         4,
         halos_are_those_of_the_cpu,
-        partial(training_has_the_bits_of_the_cpu, {**CASES, **OF_FOUR}),
+        partial(training_has_the_bits_of_the_cpu, OF_FOUR),
     )

@@ -216,8 +216,8 @@ PACKAGE = [
     Fault(
         "shared-gradients-are-not-added-up",
         "pycoll/parallel/features/data/buckets.py",
-        "self._sums += mine",
-        "self._sums = mine.clone()",
+        "self._sums += reduced",
+        "self._sums = reduced.clone()",
         "With ZeRO 2, only the gradients of the last microbatch count.",
         ("tests/parallel",),
         ("tests/parallel/test_data_parallel.py",),

@@ -63,3 +63,22 @@ def test_environment_replaces_the_sizes(monkeypatch):
 
 def test_no_launcher_is_a_world_of_one():
     assert run_ranks(lambda comm: pc.mesh(pp=2, tp=2).sizes, 1) == [dict.fromkeys(AXES, 1)]
+
+
+def test_devices_that_are_not_there_are_refused_on_all_ranks(monkeypatch):
+    monkeypatch.setenv("PYCOLL_DEVICE_LIBRARY", "/nowhere/library.so")
+
+    def work(comm):
+        texts = []
+        for device in ("cuda", "meta", "no", 5.0):
+            with pytest.raises(UsageError) as raised:
+                pc.mesh(comm=comm, device=device if comm.rank else "cpu")
+            texts.append(str(raised.value))
+        assert str(pc.mesh(comm=comm, device="cpu").device) == "cpu"
+        return texts
+
+    first, second = run_ranks(work, 2)
+    assert first == second
+    assert "needs pycoll's device library: cannot open /nowhere" in first[0]
+    for text in first[1:]:
+        assert "expected 'cpu' or 'cuda' (on rank 1)" in text and "\n" not in text

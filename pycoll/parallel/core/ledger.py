@@ -139,6 +139,14 @@ class AxisGroup:
         made: Tensor = self.comm.empty(count, dtype, device)
         return made
 
+    def own_part(self, part: Tensor) -> Tensor:
+        """A part of a kept array that is this rank's alone, for a collective in place.
+
+        On a device a copy: ranks access each other's kept arrays there, and all of them have to
+        pass the same part of one.
+        """
+        return part if self.device == CPU else part.clone()
+
     def all_reduce(self, x: Tensor, op: str = "sum") -> Tensor:
         """Reduces `x` in place; it has any shape and is contiguous."""
         return self._call("all_reduce", x, x, op=op)

@@ -106,10 +106,10 @@ def first_difference(
         The layer, the rank, and the difference; None if all outputs match. Outputs whose place in
         the one-process output is unknown are skipped.
     """
-    whole = _by_layer(torch.load(one)["found"])
+    whole = _by_layer(torch.load(one, map_location="cpu")["found"])
     parts: dict[Call, list[tuple[str, int, Returned]]] = defaultdict(list)
     for path in others:
-        rank = torch.load(path)
+        rank = torch.load(path, map_location="cpu")
         for call, returned in rank["found"]:
             parts[Call(*call)].append((rank["place"], rank["tp"], Returned(*returned)))
     calls: dict[tuple[str, int], list[Call]] = defaultdict(list)

@@ -87,7 +87,8 @@ class Bucket:
         # all ranks make such memory together.
         self._gradients = self.shares.array(self._count, self._reduce) if level < 2 else None
         self._reducing: Started | None = None
-        self._sums: Tensor | None = None  # gradients of the share, if gradients are sharded
+        self._reduced: Tensor | None = None  # gradients of the share, which are being added up
+        self._sums: Tensor | None = None  # reduced gradients of the share
         self._full: Tensor | None = None  # all parameters, where shares are gathered
         self._mine: Tensor | None = None  # share of the parameters, if sharded
         self._master: Tensor | None = None  # the share in the main dtype, if it differs
@@ -148,12 +149,9 @@ class Bucket:
 
     def gradient(self, slot: Slot) -> Tensor:
         """The reduced gradient of the part that `optimized` returns."""
-        if self.level < 2:
+        if not self.level:
             assert self._gradients is not None
-            if not self.level:
-                return slot.view(self._gradients).view(-1)
-            start, stop = self._overlap(slot)
-            return self._gradients[slot.offset + start : slot.offset + stop]
+            return slot.view(self._gradients).view(-1)
         assert self._sums is not None
         return self._within(slot, self._sums, *self._overlap(slot))
 
@@ -177,7 +175,8 @@ class Bucket:
         if self.level not in (1, 2):
             return None
         assert self._full is not None
-        return self.shares.start("all_gather", self._full, self._part(), out=self._full)
+        mine = self.shares.own_part(self._part())
+        return self.shares.start("all_gather", self._full, mine, out=self._full)
 
     def gather(self) -> None:
         """Gathers the parameters; they stay until `release` is called equally often."""
@@ -239,7 +238,8 @@ class Bucket:
                 self._reducing = self.group.start("all_reduce", whole, whole)
             return
         mine = self._mine_of(whole)
-        self._reducing = self.shares.start("reduce_scatter", whole, whole, out=mine)
+        self._reduced = self.shares.own_part(mine) if self.level == 1 else mine
+        self._reducing = self.shares.start("reduce_scatter", whole, whole, out=self._reduced)
 
     def finish(self) -> None:
         """Waits until the gradients are added up."""
@@ -247,12 +247,14 @@ class Bucket:
             self._reducing.wait()
             self._reducing = None
             self._add_copies()
-        if self.level >= 2 and self._gradients is not None:
-            mine = self._mine_of(self._gradients)
+        reduced, self._reduced = self._reduced, None
+        if reduced is not None and self.level == 1:
+            self._sums = reduced
+        elif reduced is not None:
             if self._sums is None:
-                self._sums = mine.clone()
+                self._sums = reduced.clone()
             else:
-                self._sums += mine
+                self._sums += reduced
             self._gradients = None
             self._forget()
         self.pending = len(self.slots)
@@ -266,12 +268,12 @@ class Bucket:
 
     def _add_copies(self) -> None:
         """Adds up the shares of the ranks that have the same one."""
-        if self._copies is not None and self._gradients is not None:
-            self._copies.all_reduce(self._mine_of(self._gradients))
+        if self._copies is not None and self._reduced is not None:
+            self._copies.all_reduce(self._reduced)
 
     def scale(self, factor: float) -> None:
         """Multiplies the reduced gradients."""
-        reduced = self._gradients if self.level < 2 else self._sums
+        reduced = self._sums if self.level else self._gradients
         assert reduced is not None
         reduced *= factor
 
