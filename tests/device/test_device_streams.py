@@ -164,7 +164,7 @@ def pieces_replay_in_random_order(comm: pycoll.Communicator, num_replays: int = 
 @pytest.mark.timeout(900)
 @both
 def test_pieces_replay_ten_thousand_times(threads):
-    """A minute or more: each replay starts the threads of a launch."""
+    """Ten seconds: each replay starts the threads of a launch."""
     run_ranks(pieces_replay_in_random_order, 3, 10_000, threads=threads, timeout_s=TIMEOUT_S)
 
 

@@ -48,6 +48,7 @@ class BlockRun {
     bool may_run = device::load_relaxed(*launch_.failed) == 0;
     if (block_.thread_index() == 0) may_run = may_run && begin_epoch();
     if (!block_.agree(may_run)) return;
+    if constexpr (kind == DeviceProtocol::kPoison) announce();
     if (!run_program(shared_.program, shared_.payload)) return;
     close_links();
     if (block_.thread_index() == 0) end_epoch();
@@ -106,7 +107,6 @@ class BlockRun {
       if constexpr (kind == DeviceProtocol::kPoison) {
         // Each call starts in the next third of the slots, whatever the number of earlier messages.
         first_sent = first_received = buffer() * (links.num_slots / kPoisonBuffers);
-        announce(send);
       }
       block_.links().send[peer].open(
           {send.slots, send.tail, send.head, links.slot_bytes, links.num_slots, first_sent},
@@ -147,9 +147,12 @@ class BlockRun {
     return device::load_relaxed(launch_.links.epochs[channel_]) / 2;
   }
   PYCOLL_HD int buffer() const { return static_cast<int>(epoch() % kPoisonBuffers); }
-  PYCOLL_HD void announce(const DeviceRing& send) {
-    device::store_ordered(send.tail->marks[buffer()], launch_.digest);
-    device::store_release(send.tail->value, epoch() + 1);
+  PYCOLL_HD void announce() {
+    for (int i = block_.thread_index(); i < launch_.num_peers; i += block_.num_threads()) {
+      FlagLine& tail = *launch_.links.send[at(launch_.peers[i])].tail;
+      device::store_ordered(tail.marks[buffer()], launch_.digest);
+      device::store_release(tail.value, epoch() + 1);
+    }
   }
   /// Compares the peers' digests. These were sent before the bytes, so the wait is short.
   PYCOLL_HD bool check_announcements(const ProgramView& program) {
