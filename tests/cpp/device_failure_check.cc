@@ -20,7 +20,7 @@ constexpr int kNumRanks = 2;
 constexpr uint64_t kOperation = 412;
 constexpr int64_t kSlotBytes = 1024;
 constexpr int64_t kShortNs = 2'000'000'000;  // of waits that end before, where all is well
-constexpr unsigned kHangS = 200;             // the whole program takes a tenth of it
+constexpr unsigned kHangS = 100;             // the whole program takes a tenth of it
 
 int num_failures = 0;
 int num_cases = 0;

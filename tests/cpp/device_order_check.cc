@@ -1,6 +1,8 @@
 // What orders bytes and flags between blocks: a few all_reduces over and over, with one protocol.
 // Only f32 and all of it compiled here, so that tests compile it again with an order taken away.
 // `device_order_check simple|ll|ll128|lanes|poison|direct`; lanes: ll128 on threads that share lines.
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdio>
 #include <string_view>
@@ -15,6 +17,7 @@ namespace {
 
 constexpr int kNumRanks = 3;
 constexpr int kNumRounds = 24;
+constexpr unsigned kHangS = 100;  // the whole program takes some seconds
 
 template <DeviceProtocol protocol, class Env>
 ThreadKernel kernel_of(const DeviceLaunch&) {
@@ -76,6 +79,7 @@ int check_named(std::string_view protocol) {
 }  // namespace pycoll
 
 int main(int argc, char** argv) {
+  alarm(pycoll::kHangS);
   const int num_failures = pycoll::check_named(argc > 1 ? argv[1] : "");
   std::printf("%s, %d failures\n", argv[argc - 1], num_failures);
   return num_failures == 0 ? 0 : 1;
