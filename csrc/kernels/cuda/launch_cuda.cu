@@ -23,39 +23,6 @@ const void* kernel_of(DeviceProtocol protocol, DType dtype) {
   return all_kernels()[static_cast<size_t>(protocol)].kernels[static_cast<size_t>(dtype)];
 }
 
-/// Calls visit(kernel) for all kernels of operations; returns the first error.
-template <class Visit>
-cudaError_t for_each_kernel(Visit&& visit) {
-  for (int protocol = 0; protocol < kNumDeviceProtocols; ++protocol) {
-    for (const void* kernel : all_kernels()[protocol].kernels) {
-      if (kernel == nullptr) continue;
-      const cudaError_t error = visit(kernel);
-      if (error != cudaSuccess) return error;
-    }
-  }
-  return cudaSuccess;
-}
-
-/// Thread i stores word i.
-__global__ void store_words_kernel(const __grid_constant__ DeviceWords words) {
-  const auto i = static_cast<int>(threadIdx.x);
-  if (i < words.num) device::store_release(*words.at[i], words.value[i]);
-}
-
-/// Thread i polls word i.
-__global__ void await_words_kernel(const __grid_constant__ DeviceWords words, int64_t timeout_ns,
-                                   uint64_t* found) {
-  const auto i = static_cast<int>(threadIdx.x);
-  if (i >= words.num) return;
-  const CudaEnv env;
-  const int64_t deadline = env.clock_ns() + timeout_ns;
-  uint64_t value = 0;
-  do {
-    value = device::load_acquire(*words.at[i]);
-  } while (value != words.value[i] && env.clock_ns() < deadline);
-  device::store_relaxed(found[i], value);
-}
-
 template <DType dtype>
 __global__ void __launch_bounds__(256)
     scale_kernel(std::byte* dst, const std::byte* src, int64_t count, double factor) {
@@ -90,6 +57,39 @@ cudaError_t scale(void* dst, const void* src, int64_t count, double factor, cuda
         static_cast<std::byte*>(dst), static_cast<const std::byte*>(src), count, factor);
     return cudaGetLastError();
   }
+}
+
+/// Calls visit(kernel) for all kernels of operations; returns the first error.
+template <class Visit>
+cudaError_t for_each_kernel(Visit&& visit) {
+  for (int protocol = 0; protocol < kNumDeviceProtocols; ++protocol) {
+    for (const void* kernel : all_kernels()[protocol].kernels) {
+      if (kernel == nullptr) continue;
+      const cudaError_t error = visit(kernel);
+      if (error != cudaSuccess) return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+/// Thread i stores word i.
+__global__ void store_words_kernel(const __grid_constant__ DeviceWords words) {
+  const auto i = static_cast<int>(threadIdx.x);
+  if (i < words.num) device::store_release(*words.at[i], words.value[i]);
+}
+
+/// Thread i polls word i.
+__global__ void await_words_kernel(const __grid_constant__ DeviceWords words, int64_t timeout_ns,
+                                   uint64_t* found) {
+  const auto i = static_cast<int>(threadIdx.x);
+  if (i >= words.num) return;
+  const CudaEnv env;
+  const int64_t deadline = env.clock_ns() + timeout_ns;
+  uint64_t value = 0;
+  do {
+    value = device::load_acquire(*words.at[i]);
+  } while (value != words.value[i] && env.clock_ns() < deadline);
+  device::store_relaxed(found[i], value);
 }
 
 }  // namespace
