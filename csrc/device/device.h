@@ -55,8 +55,8 @@ class Device {
   int index_ = 0;
 };
 
-/// Zeroed memory of a device. Its destructor does not wait: the memory is freed once no operation of
-/// pycoll is under way on the device, and behind the work of other libraries (last_work.h).
+/// Zeroed memory of a device. Its destructor does not wait: the memory is freed once no operation
+/// of pycoll is under way on the device, and behind the work of other libraries (last_work.h).
 class DeviceMemory {
  public:
   DeviceMemory() = default;

@@ -25,7 +25,8 @@ struct DeviceFacts {
   int32_t block_threads;  // threads of a block
   int32_t max_channels;   // largest useful number of blocks in one rank's launch
   int32_t takes_turns;    // 1: kernels of several processes never run at once, as without MPS
-  // How memory is shared with other processes if not by descriptors, and why; empty: by descriptors.
+  // How memory is shared with other processes if not by descriptors, and why; empty: by
+  // descriptors.
   char memory_note[128];
 };
 
@@ -96,7 +97,8 @@ struct DeviceTable {
   /// Allocates zeroed CPU memory that kernels access at the same address.
   int (*allocate_host)(size_t nbytes, void** memory);
   int (*free_host)(void* memory);
-  /// Copies between memory of any kind, behind no other work of the device; returns when it is done.
+  /// Copies between memory of any kind, behind no other work of the device; returns when it is
+  /// done.
   int (*copy_now)(int32_t device, void* dst, const void* src, size_t nbytes);
   /// Makes CPU memory that is already mapped accessible to kernels, at address `on_device`.
   int (*map_host)(void* memory, size_t nbytes, void** on_device);

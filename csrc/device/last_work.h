@@ -1,6 +1,6 @@
-// The end of the work that each communicator has queued on a device, and memory that is freed behind
-// it. Freeing memory waits for the whole device, and a kernel on it may wait for another rank: so
-// dropped memory is kept until no operation is under way.
+// The end of the work that each communicator has queued on a device, and memory that is freed
+// behind it. Freeing memory waits for the whole device, and a kernel on it may wait for another
+// rank: so dropped memory is kept until no operation is under way.
 #pragma once
 
 #include <mutex>

@@ -1,6 +1,6 @@
 // Runs every algorithm of every collective with every device protocol on teams of host threads, and
-// compares bit by bit with the same program on CpuTarget, on random bits. ll128 also runs on threads
-// that share lines, as the lanes of a GPU's warp do. Built plain and under sanitizers;
+// compares bit by bit with the same program on CpuTarget, on random bits. ll128 also runs on
+// threads that share lines, as the lanes of a GPU's warp do. Built plain and under sanitizers;
 // `device_check few|all [ranks ...]`: the dtypes of few_kernels.cc or every one.
 #include <cstdio>
 #include <cstdlib>
@@ -80,9 +80,10 @@ struct Way {
   DeviceProtocol protocol;
   bool on_lanes = false;  // threads share lines
 };
+// kPoison is last: its messages are cut otherwise.
 constexpr Way kWays[] = {{DeviceProtocol::kSimple}, {DeviceProtocol::kLL},
                          {DeviceProtocol::kLL128},  {DeviceProtocol::kLL128, true},
-                         {DeviceProtocol::kDirect}, {DeviceProtocol::kPoison}};  // last: cut otherwise
+                         {DeviceProtocol::kDirect}, {DeviceProtocol::kPoison}};
 static_assert(std::size(kWays) == kNumDeviceProtocols + 1);
 
 /// The kernel of ll128 on lanes; null for dtypes that are not compiled for them. c128 has lines of

@@ -1,7 +1,7 @@
 // What device launches do when something is wrong: a peer that never comes, an abort, another call
-// at the other end, a launch beside another one, a device without room; and what is worn out by many
-// messages: the flags of ll. Built plain and under sanitizers. Only f32 and all of it compiled here,
-// so that tests compile it again with a check taken away.
+// at the other end, a launch beside another one, a device without room; and what is worn out by
+// many messages: the flags of ll. Built plain and under sanitizers. Only f32 and all of it compiled
+// here, so that tests compile it again with a check taken away.
 #include <unistd.h>
 
 #include <chrono>

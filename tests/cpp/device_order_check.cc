@@ -1,6 +1,7 @@
 // What orders bytes and flags between blocks: a few all_reduces over and over, with one protocol.
 // Only f32 and all of it compiled here, so that tests compile it again with an order taken away.
-// `device_order_check simple|ll|ll128|lanes|poison|direct`; lanes: ll128 on threads that share lines.
+// `device_order_check simple|ll|ll128|lanes|poison|direct`; lanes: ll128 on threads that share
+// lines.
 #include <unistd.h>
 
 #include <atomic>

@@ -7,7 +7,6 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -230,16 +229,10 @@ def test_replays_that_overlap_are_an_error_on_all_ranks():
         assert "began on its device beside another one" in text
 
 
-def in_seconds(call: Callable[[], object]) -> float:
-    start = time.monotonic()
-    call()
-    return time.monotonic() - start
-
-
 def test_array_is_dropped_while_an_operation_waits_for_a_peer():
-    """Two seconds: an operation waits for so long."""
+    """The peer comes once the array is dropped: a drop that waits would last to the deadline."""
 
-    def work(comm: pycoll.Communicator) -> float:
+    def work(comm: pycoll.Communicator) -> None:
         other = comm.split(0)
         assert other is not None
         x = DeviceArray.of(np.ones(100, np.float32))
@@ -248,20 +241,18 @@ def test_array_is_dropped_while_an_operation_waits_for_a_peer():
             each.synchronize()
         before = device_bytes()
         arrays = [DeviceArray.empty(100) for _ in range(3)]
-        took_s = 0.0
         if comm.rank == 0:
             other.all_reduce(x)
-            took_s = in_seconds(arrays.clear)
-        else:
-            time.sleep(2)
+            arrays.clear()
+        comm.barrier()
+        if comm.rank == 1:
             other.all_reduce(x)
         other.synchronize()
         arrays.clear()
         DeviceArray.empty(1)
         assert device_bytes() == before
-        return took_s
 
-    assert run_ranks(work, 2, timeout_s=20)[0] < 1
+    run_ranks(work, 2, timeout_s=10)
 
 
 def test_unregister_waits_for_the_operation_that_uses_the_array():

@@ -41,8 +41,8 @@ void Communicator::open_device(const Call& call) {
   if (device_->takes_turns()) {
     device_warning_ =
         "ranks in several processes share " + device.title() +
-        " without MPS: their kernels take turns, so each wait for a peer lasts a time slice of some "
-        "milliseconds. Start nvidia-cuda-mps-control -d, or use one GPU for each rank";
+        " without MPS: their kernels take turns, so each wait for a peer lasts a time slice of "
+        "some milliseconds. Start nvidia-cuda-mps-control -d, or use one GPU for each rank";
     has_device_warning_ = true;
   }
 }

@@ -27,8 +27,8 @@ struct DeviceIntroduction {
 
 DeviceIntroduction introduce(const Device& device);
 
-/// True when several processes share a device on which their kernels take turns: then a kernel waits
-/// for a peer's for a whole time slice.
+/// True when several processes share a device on which their kernels take turns: then a kernel
+/// waits for a peer's for a whole time slice.
 bool take_turns(const std::vector<DeviceIntroduction>& all);
 
 /// Returns the number of blocks of each rank for which the blocks of all ranks on a device, and of

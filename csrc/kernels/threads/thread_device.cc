@@ -3,8 +3,8 @@
 // sanitizers. Its ranks may be threads, or processes that map each other's memory.
 //
 // It refuses what CUDA refuses: use after a fork; while a stream is captured, allocations, frees,
-// waits and work on the default stream. Blocks start where there is room for them, and streams share
-// CUDA_DEVICE_MAX_CONNECTIONS hardware queues.
+// waits and work on the default stream. Blocks start where there is room for them, and streams
+// share CUDA_DEVICE_MAX_CONNECTIONS hardware queues.
 //
 // For tests, environment variables reduce its abilities: PYCOLL_DEVICE_THREADS_COUNT (number of
 // devices; 1), ..._REACH=0 (no device reaches another one's memory), ..._EXPORT=0 (no process maps

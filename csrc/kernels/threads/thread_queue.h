@@ -1,5 +1,5 @@
-// Where work of an emulated device waits for its start: the queues that streams share, and the blocks
-// that the device holds at once.
+// Where work of an emulated device waits for its start: the queues that streams share, and the
+// blocks that the device holds at once.
 #pragma once
 
 #include <condition_variable>

@@ -3,9 +3,9 @@
 //
 // Other processes reach an allocation by a descriptor or an IPC handle, the same process by its
 // address. Before first use, a kernel of every rank stores a word in every other rank's memory, and
-// another one waits for the words of the others. This detects a system that reports peer access that
-// does not work. If any rank cannot reach another one, the window is made of CPU memory that all
-// devices map.
+// another one waits for the words of the others. This detects a system that reports peer access
+// that does not work. If any rank cannot reach another one, the window is made of CPU memory that
+// all devices map.
 #pragma once
 
 #include <memory>
