@@ -11,6 +11,7 @@ import operator
 import os
 import threading
 import time
+import warnings
 import weakref
 import zlib
 from collections.abc import Sequence
@@ -185,7 +186,9 @@ class Communicator(ElasticMethods):
         count as registered, too. The call is not collective, but the extra copy is avoided only
         when all ranks' arrays are registered or made by `empty`. It does nothing where there is
         nothing to gain: for an array made by `empty`, or ranks that are threads.
-        For a device array, `register` and `unregister` are collective.
+        For a device array, `register` and `unregister` are collective. If the other ranks cannot
+        access its memory, as that of torch's expandable segments, it is not registered, and a
+        RuntimeWarning says why.
 
         Args:
             x: Contiguous, writable array of any shape and dtype. It is kept alive until
@@ -202,7 +205,9 @@ class Communicator(ElasticMethods):
 
         Cost: one copy of `x`. Each collective copies the two pages that `x` shares with other data.
         """
-        self._register(x)
+        if why := self._register(x):
+            text = f"register: operations on the array go through slots, without an error: {why}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         return x
 
     def unregister(self, x: Any) -> None:

@@ -92,6 +92,10 @@ inline constexpr EnvVariable kEnvironment[] = {
      "0: emulated devices cannot access each other's memory."},
     {"PYCOLL_DEVICE_THREADS_EXPORT", EnvType::kFlag, "1",
      "0: memory of an emulated device cannot be shared."},
+    {"PYCOLL_DEVICE_THREADS_MPS", EnvType::kFlag, "1",
+     "0: processes take turns on an emulated device, as on a GPU without MPS."},
+    {"PYCOLL_DEVICE_THREADS_FAIL", EnvType::kText, "none",
+     "A function of an emulated device that fails, and its error, as in launch:cudaErrorUnknown."},
 };
 
 inline const EnvVariable& env_row(std::string_view name) {

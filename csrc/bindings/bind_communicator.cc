@@ -53,7 +53,8 @@ CommunicatorObject wrap(std::unique_ptr<Communicator> comm) {
   return object;
 }
 
-void register_array(CommunicatorObject& o, const py::object& x) {
+/// Returns why the other ranks cannot access the array; empty: they can, or need not.
+std::string register_array(CommunicatorObject& o, const py::object& x) {
   ArrayView view(x.ptr(), "x", /*writable=*/true, Memory::kHostOrDevice);
   const int device = view.device;
   auto* data = static_cast<std::byte*>(view.data);
@@ -62,6 +63,7 @@ void register_array(CommunicatorObject& o, const py::object& x) {
   const py::gil_scoped_release gil;
   if (device >= 0) return o.core().register_on_device(device, data, nbytes, std::move(kept));
   o.core().register_array(data, nbytes, std::move(kept));
+  return {};
 }
 
 bool unregister_array(CommunicatorObject& o, const py::object& x) {

@@ -53,6 +53,7 @@ py::dict device_info() {
     device["bytes"] = found.total_bytes;
     device["processors"] = found.num_processors;
     device["capability"] = found.capability;
+    device["takes_turns"] = found.takes_turns != 0;
     devices.append(device);
   }
   facts["devices"] = devices;
@@ -80,8 +81,11 @@ class StreamObject {
   /// The number of the graph.
   size_t end_capture() {
     DeviceGraph graph = nullptr;
-    device_.check(device_.table().end_capture(device_.index(), stream_.get(), &graph),
-                  "ending a capture");
+    {
+      const py::gil_scoped_release gil;  // may wait for the device
+      device_.check(device_.table().end_capture(device_.index(), stream_.get(), &graph),
+                    "ending a capture");
+    }
     graphs_.push_back(graph);
     return graphs_.size() - 1;
   }
@@ -89,7 +93,9 @@ class StreamObject {
     if (graph >= graphs_.size()) {
       throw UsageError("this stream has no graph " + std::to_string(graph));
     }
-    device_.check(device_.table().launch_graph(device_.index(), graphs_[graph], stream_.get()),
+    const DeviceGraph launched = graphs_[graph];
+    const py::gil_scoped_release gil;  // waits while too many launches are queued
+    device_.check(device_.table().launch_graph(device_.index(), launched, stream_.get()),
                   "launching a graph");
   }
   void hold(uintptr_t other) const {

@@ -71,12 +71,15 @@ class Communicator {
   /// Allocates zeroed device memory that peers' kernels can access. Collective; raises like run().
   std::shared_ptr<DeviceMemory> allocate_on_device(int device, size_t nbytes);
   /// Lets peers' kernels access a device array, if the system supports it. `keep_alive` is held
-  /// until the array is unregistered or the communicator closes. Collective; raises like run().
-  void register_on_device(int device, std::byte* data, size_t nbytes,
-                          std::shared_ptr<void> keep_alive);
+  /// until the array is unregistered or the communicator closes. Returns why the peers cannot
+  /// access it; empty if they can. Collective; raises like run().
+  std::string register_on_device(int device, std::byte* data, size_t nbytes,
+                                 std::shared_ptr<void> keep_alive);
   /// Unregisters an array, once all operations on it are over. All ranks call this in the same
   /// order. False if it was not registered.
   bool unregister_on_device(const std::byte* data);
+  /// What the user should know of the device, once; empty: nothing.
+  std::string take_device_warning();
   /// Waits until all operations on the device are over. Raises the error of a failed one.
   void synchronize();
   /// Queues `operations`, which runs operations of this communicator and raises nothing. `then` is
@@ -201,7 +204,10 @@ class Communicator {
   void open_messages();
   void open_device(const Call& call);
   AllGather cpu_gather(const Call& call);
-  bool share_on_device(std::byte* data, size_t nbytes, const std::shared_ptr<void>& keep_alive);
+  /// Returns why the peers cannot access the array; empty if they can.
+  std::string share_on_device(std::byte* data, size_t nbytes,
+                              const std::shared_ptr<void>& keep_alive);
+  void wait_for_last();
   void execute_on_device(const Call& call, const OnSlow& on_slow);
   void forget_ended_works();
   std::shared_ptr<DeviceWork> device_work(DeviceStream stream, std::shared_ptr<void> keep_alive);
@@ -247,6 +253,8 @@ class Communicator {
   AlgorithmSource algorithm_source_;
   // Set by the first device call: one of the two.
   std::unique_ptr<DeviceRunner> device_;
+  std::string device_warning_;  // set at most once, before the flag
+  std::atomic<bool> has_device_warning_{false};
   std::unique_ptr<CpuStaging> staging_;                   // if the ranks are on several hosts
   std::deque<std::shared_ptr<DeviceWork>> device_works_;  // which may still run
   const int host_rank_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "device/last_work.h"
 
 namespace pycoll {
 
@@ -23,15 +24,14 @@ bool Device::reaches(int peer) const {
 }
 
 DeviceMemory::DeviceMemory(const Device& device, size_t nbytes) : device_(device), nbytes_(nbytes) {
+  free_dropped(device);
   const std::string what = "allocating " + std::to_string(nbytes) + " bytes";
   device_.check(device_.table().allocate(device_.index(), std::max<size_t>(nbytes, 1), &data_),
                 what.c_str());
 }
 
 DeviceMemory::~DeviceMemory() {
-  if (data_ == nullptr) return;
-  device_.table().synchronize_device(device_.index());
-  device_.table().free(data_);
+  if (data_ != nullptr) free_later(device_, data_);
 }
 
 PinnedMemory::PinnedMemory(const Device& device, size_t nbytes) : device_(device) {

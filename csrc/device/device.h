@@ -32,6 +32,10 @@ class Device {
   void copy(void* dst, const void* src, size_t nbytes, DeviceStream stream) const {
     check(table_->copy(index_, dst, src, nbytes, stream), "copying");
   }
+  /// Copies between memory of any kind, behind no other work; returns when it is done.
+  void copy_now(void* dst, const void* src, size_t nbytes) const {
+    check(table_->copy_now(index_, dst, src, nbytes), "copying");
+  }
   void synchronize(DeviceStream stream) const {
     check(table_->synchronize_stream(index_, stream), "waiting for a stream");
   }
@@ -51,7 +55,8 @@ class Device {
   int index_ = 0;
 };
 
-/// Zeroed memory of a device. Its destructor waits for all work on the device.
+/// Zeroed memory of a device. Its destructor does not wait: the memory is freed once no operation
+/// of pycoll is under way on the device, and behind the work of other libraries (last_work.h).
 class DeviceMemory {
  public:
   DeviceMemory() = default;

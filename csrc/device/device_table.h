@@ -14,7 +14,7 @@ namespace pycoll {
 
 struct DeviceLaunch;  // executor/device/device_launch.h
 
-inline constexpr uint32_t kDeviceTableVersion = 1;
+inline constexpr uint32_t kDeviceTableVersion = 2;
 
 struct DeviceFacts {
   char name[64];
@@ -24,6 +24,10 @@ struct DeviceFacts {
   int32_t capability;     // 90: compute capability 9.0; 0: not a GPU
   int32_t block_threads;  // threads of a block
   int32_t max_channels;   // largest useful number of blocks in one rank's launch
+  int32_t takes_turns;    // 1: kernels of several processes never run at once, as without MPS
+  // How memory is shared with other processes if not by descriptors, and why; empty: by
+  // descriptors.
+  char memory_note[128];
 };
 
 /// How another process maps an allocation.
@@ -38,6 +42,15 @@ struct DeviceHandle {
   uint64_t nbytes;  // size of the whole allocation
   uint64_t offset;  // offset of the exported pointer in it
   uint8_t bytes[64];
+};
+
+/// Words in memory that kernels of this process reach, for tests of that reach.
+struct DeviceWords {
+  static constexpr int kMax = 64;
+  int32_t num = 0;
+  int32_t reserved = 0;
+  uint64_t* at[kMax] = {};
+  uint64_t value[kMax] = {};
 };
 
 /// Streams, events and graphs are opaque. Streams 0 and 1 are the device's default stream, 2 is the
@@ -84,6 +97,9 @@ struct DeviceTable {
   /// Allocates zeroed CPU memory that kernels access at the same address.
   int (*allocate_host)(size_t nbytes, void** memory);
   int (*free_host)(void* memory);
+  /// Copies between memory of any kind, behind no other work of the device; returns when it is
+  /// done.
+  int (*copy_now)(int32_t device, void* dst, const void* src, size_t nbytes);
   /// Makes CPU memory that is already mapped accessible to kernels, at address `on_device`.
   int (*map_host)(void* memory, size_t nbytes, void** on_device);
   int (*unmap_host)(void* memory);
@@ -119,8 +135,15 @@ struct DeviceTable {
   /// memory that the device reads when the kernel starts; `first` is a CPU copy of one of them.
   int (*launch_together)(int32_t device, const DeviceLaunch* first, const DeviceLaunch* launches,
                          int32_t num_launches, DeviceStream stream);
-  /// Sets *num_blocks to how many blocks of the kernel of `launch` are resident at once.
-  int (*max_resident_blocks)(int32_t device, const DeviceLaunch* launch, int32_t* num_blocks);
+  /// Sets *num_blocks to how many blocks of `num_threads` threads are resident at once, whichever
+  /// kernel they run.
+  int (*max_resident_blocks)(int32_t device, int32_t num_threads, int32_t* num_blocks);
+  /// Stores the words by a kernel, as protocols store flags.
+  int (*store_words)(int32_t device, const DeviceWords* words, DeviceStream stream);
+  /// Polls the words by a kernel until each has its value, or for `timeout_ns`. Stores the value
+  /// that word i has then at found[i], in memory of allocate_host().
+  int (*await_words)(int32_t device, const DeviceWords* words, int64_t timeout_ns, uint64_t* found,
+                     DeviceStream stream);
   /// dst[i] <- src[i] * factor, for elements of the DType with number `dtype`.
   int (*scale)(int32_t device, void* dst, const void* src, int64_t count, int32_t dtype,
                double factor, DeviceStream stream);

@@ -24,6 +24,16 @@ from typing import NoReturn
 _PR_SET_PDEATHSIG = 1
 _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _POLL_S = 0.01
+_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+def device_queues() -> dict[str, str]:
+    """The environment variable with CUDA's greatest number of hardware queues, unless it is set.
+
+    Streams that share a queue hold each other up, and kernels of ranks wait for each other. CUDA
+    reads the variable when a process first uses a device.
+    """
+    return {} if _QUEUES in os.environ else {_QUEUES: "32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,7 @@ class World:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self.reservation.getsockname()[1]),
             "PYCOLL_TOKEN": self.token,
+            **device_queues(),
         }
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from pycoll import _core
 from pycoll.arguments import flag, seconds, shown, whole_number
 from pycoll.errors import AbortedError, Error, PeerDiedError, UsageError
-from pycoll.launch.processes import RankProcess, World, describe_exit, end_all
+from pycoll.launch.processes import RankProcess, World, describe_exit, device_queues, end_all
 from pycoll.threads import start as start_thread
 
 _GRACE_S = 5.0  # after the first failure, for the other ranks to report their own
@@ -301,6 +301,7 @@ class _Threads:
     def outcomes(self) -> list[_Success | _Failure]:
         from pycoll.launch.local_ranks import local_communicators
 
+        os.environ.update(device_queues())
         comms = local_communicators(self._n, **_init_options(self._timeout_s))
         outcomes: list[Any] = [None] * self._n
 

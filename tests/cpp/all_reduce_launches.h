@@ -40,7 +40,8 @@ class AllReduceLaunches {
                 .num_slots = num_slots()},
                memory),
         launches_(plans_.size(), memory),
-        peer_buffers_(plans_.size(), memory),
+        peer_inputs_(plans_.size(), memory),
+        peer_outputs_(plans_.size(), memory),
         input_(static_cast<size_t>(shape.num_ranks * shape.count), memory),
         output_(input_.size(), memory),
         scratch_(input_.size() * plans_.size(), memory) {
@@ -123,8 +124,10 @@ class AllReduceLaunches {
     launch.buffers[0] = reinterpret_cast<std::byte*>(&input_[at(rank, 0)]);
     launch.buffers[1] = reinterpret_cast<std::byte*>(&output_[at(rank, 0)]);
     launch.buffers[2] = reinterpret_cast<std::byte*>(&scratch_[r * input_.size()]);
-    peer_buffers_[r] = {launch.buffers[0], launch.buffers[1]};
-    launch.peer_buffers = peer_buffers_.data();
+    peer_inputs_[r] = launch.buffers[0];
+    peer_outputs_[r] = launch.buffers[1];
+    launch.peer_inputs = peer_inputs_.data();
+    launch.peer_outputs = peer_outputs_.data();
     launch.count = shape_.count;
     launch.granule = device_granule(sizeof(float));
     launch.tile_count = device_tile_count(
@@ -139,7 +142,8 @@ class AllReduceLaunches {
   std::vector<Plan> plans_;
   DeviceWorld world_;
   std::pmr::vector<DeviceLaunch> launches_;
-  std::pmr::vector<DevicePeerBuffers> peer_buffers_;
+  std::pmr::vector<std::byte*> peer_inputs_;
+  std::pmr::vector<std::byte*> peer_outputs_;
   std::pmr::vector<float> input_;
   std::pmr::vector<float> output_;
   std::pmr::vector<float> scratch_;

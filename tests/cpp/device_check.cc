@@ -1,6 +1,7 @@
 // Runs every algorithm of every collective with every device protocol on teams of host threads, and
-// compares bit by bit with the same program on CpuTarget, on random bits. Built plain and under
-// sanitizers; `device_check few|all [ranks ...]`: the dtypes of few_kernels.cc or every one.
+// compares bit by bit with the same program on CpuTarget, on random bits. ll128 also runs on
+// threads that share lines, as the lanes of a GPU's warp do. Built plain and under sanitizers;
+// `device_check few|all [ranks ...]`: the dtypes of few_kernels.cc or every one.
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -51,6 +52,7 @@ std::string why_not_launchable(const DeviceLaunch& launch) {
 
 constexpr int kNumChannels = 2;
 constexpr int kNumThreads = 2;
+constexpr int kNumLanes = 16;  // of a block whose threads share lines: two lines at a time
 constexpr int64_t kSlotBytes = 1024;
 // The bytes of a message in a slot, for all protocols: where a message is cut decides the order of
 // some sums. kPoison has a message in one.
@@ -73,10 +75,33 @@ struct Cell {
   Op op;
 };
 
-constexpr DeviceProtocol kProtocols[] = {DeviceProtocol::kSimple, DeviceProtocol::kLL,
-                                         DeviceProtocol::kLL128, DeviceProtocol::kDirect,
-                                         DeviceProtocol::kPoison};  // last: it is cut otherwise
-static_assert(std::size(kProtocols) == kNumDeviceProtocols);
+/// A protocol and the threads that run it.
+struct Way {
+  DeviceProtocol protocol;
+  bool on_lanes = false;  // threads share lines
+};
+// kPoison is last: its messages are cut otherwise.
+constexpr Way kWays[] = {{DeviceProtocol::kSimple}, {DeviceProtocol::kLL},
+                         {DeviceProtocol::kLL128},  {DeviceProtocol::kLL128, true},
+                         {DeviceProtocol::kDirect}, {DeviceProtocol::kPoison}};
+static_assert(std::size(kWays) == kNumDeviceProtocols + 1);
+
+/// The kernel of ll128 on lanes; null for dtypes that are not compiled for them. c128 has lines of
+/// 112 bytes of payload.
+ThreadKernel kernel_on_lanes(const DeviceLaunch& launch) {
+  switch (launch.dtype) {
+    case DType::kF32:
+      return thread_kernel<DeviceProtocol::kLL128, DType::kF32, ThreadLineEnv>();
+    case DType::kBF16:
+      return thread_kernel<DeviceProtocol::kLL128, DType::kBF16, ThreadLineEnv>();
+    case DType::kI8:
+      return thread_kernel<DeviceProtocol::kLL128, DType::kI8, ThreadLineEnv>();
+    case DType::kC128:
+      return thread_kernel<DeviceProtocol::kLL128, DType::kC128, ThreadLineEnv>();
+    default:
+      return nullptr;
+  }
+}
 
 /// The plans of all ranks, by rank.
 struct Plans {
@@ -113,11 +138,13 @@ struct Case {
   int64_t count;
   int shift;
   DeviceProtocol protocol;
+  bool on_lanes;
 
   std::string name() const {
     const char* const protocols[] = {"simple", "ll", "ll128", "poison", "direct"};
     return std::string(info(algorithm->collective).name) + " " + std::string(algorithm->name) +
-           "/" + protocols[static_cast<int>(protocol)] + " " + std::string(dtype_name(cell.dtype)) +
+           "/" + protocols[static_cast<int>(protocol)] + (on_lanes ? " on lanes " : " ") +
+           std::string(dtype_name(cell.dtype)) +
            " " + std::string(op_name(cell.op)) + " n=" + std::to_string(num_ranks) +
            " count=" + std::to_string(count) + " shift=" + std::to_string(shift);
   }
@@ -219,7 +246,8 @@ void run_host(const Case& c, const std::vector<Plan>& plans, std::vector<Buffers
 struct Launches {
   std::vector<DeviceLaunch> launches;
   std::vector<DeviceProgram> programs;
-  std::vector<DevicePeerBuffers> peer_buffers;
+  std::vector<std::byte*> inputs;
+  std::vector<std::byte*> outputs;
 };
 
 Launches make_launches(const Case& c, const std::vector<Plan>& plans, DeviceWorld& world,
@@ -228,7 +256,8 @@ Launches make_launches(const Case& c, const std::vector<Plan>& plans, DeviceWorl
   made.launches.resize(plans.size());
   for (const Plan& plan : plans) made.programs.push_back(device_program(plan));
   for (Buffers& mine : buffers) {
-    made.peer_buffers.push_back({mine.at(BufferKind::kInput), mine.at(BufferKind::kOutput)});
+    made.inputs.push_back(mine.at(BufferKind::kInput));
+    made.outputs.push_back(mine.at(BufferKind::kOutput));
   }
   for (size_t rank = 0; rank < plans.size(); ++rank) {
     DeviceLaunch& launch = made.launches[rank];
@@ -243,8 +272,9 @@ Launches make_launches(const Case& c, const std::vector<Plan>& plans, DeviceWorl
     launch.dtype = c.cell.dtype;
     launch.op = c.cell.op;
     launch.divisor = c.cell.op == Op::kAvg ? c.num_ranks : 1;
-    launch.num_threads = kNumThreads;
-    launch.peer_buffers = made.peer_buffers.data();
+    launch.num_threads = c.on_lanes ? kNumLanes : kNumThreads;
+    launch.peer_inputs = made.inputs.data();
+    launch.peer_outputs = made.outputs.data();
     launch.digest = kDigest;
     launch.timeout_ns = kTimeoutNs;
     expect(why_not_launchable(launch).empty(), c.name() + ": " + why_not_launchable(launch));
@@ -285,7 +315,11 @@ void run_device(const Case& c, const std::vector<Plan>& plans, const std::vector
   for (int repeat = 0; repeat < num_repeats && num_failures == 0; ++repeat) {
     std::vector<Buffers> buffers = initial;
     const Launches made = make_launches(c, plans, world, buffers);
-    launch_on_threads(made.launches.data(), c.num_ranks, pool);
+    if (c.on_lanes) {
+      run_blocks(made.launches.data(), c.num_ranks, pool, kernel_on_lanes);
+    } else {
+      launch_on_threads(made.launches.data(), c.num_ranks, pool);
+    }
     for (int rank = 0; rank < c.num_ranks; ++rank) {
       const auto r = static_cast<size_t>(rank);
       expect(world.error(rank).code == DeviceFailure::kNone, c.name() + " did not end");
@@ -299,12 +333,16 @@ void run_device(const Case& c, const std::vector<Plan>& plans, const std::vector
 
 /// One message with every protocol; the oracle is worked out once.
 void run_cases(const Plans& plans, const Cell& cell, const Extent& extent) {
-  Case c{plans.algorithm, plans.num_ranks(), cell, extent.count, extent.shift, {}};
+  Case c{plans.algorithm, plans.num_ranks(), cell, extent.count, extent.shift, {}, false};
   const std::vector<Buffers> initial = make_buffers(c, plans.through_slots);
   std::vector<Buffers> expected;
-  for (const DeviceProtocol protocol : kProtocols) {
+  DeviceLaunch of_dtype;
+  of_dtype.dtype = cell.dtype;
+  for (const auto& [protocol, on_lanes] : kWays) {
     const bool cut_alike = !expected.empty() && protocol != DeviceProtocol::kPoison;
     c.protocol = protocol;
+    c.on_lanes = on_lanes;
+    if (on_lanes && kernel_on_lanes(of_dtype) == nullptr) continue;
     if (plans.of(protocol).empty()) continue;
     if (protocol == DeviceProtocol::kPoison && !is_float_reduction(c)) continue;
     ++num_cases;

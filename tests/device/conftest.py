@@ -52,11 +52,34 @@ def library(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
+def has_used_a_device() -> bool:
+    """Whether this process has opened the emulated device, or a GPU's context."""
+    if "_device_threads.so" in Path("/proc/self/maps").read_text():
+        return True
+    files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    return any(file.startswith("/dev/nvidia-uvm") for file in files)
+
+
+@pytest.fixture(autouse=True)
+def process_of_the_tests_uses_no_device() -> Iterator[None]:
+    """Ranks of later tests are forked from this process, and could not use a device."""
+    before = has_used_a_device()
+    yield
+    assert before or not has_used_a_device(), "this test used a device in pytest's process"
+
+
 @pytest.fixture
 def emulated(library: str) -> None:
     """For what the emulated device alone can be told to do."""
     if library != "threads":
         pytest.skip("the emulated device only")
+
+
+@pytest.fixture
+def ranks_may_be_killed(library: str) -> None:
+    """A process that is killed while its kernel runs may take the server of MPS along."""
+    if library == "cuda" and not found_devices()[0]["takes_turns"]:
+        pytest.skip("not under MPS")
 
 
 @pytest.fixture(scope="module")

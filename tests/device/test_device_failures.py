@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import time
@@ -34,7 +35,7 @@ def reduced(comm: pycoll.Communicator, count: int = 100) -> DeviceArray:
     return x
 
 
-def test_killed_rank_is_named_while_kernels_wait():
+def test_killed_rank_is_named_while_kernels_wait(ranks_may_be_killed):
     def work(comm: pycoll.Communicator) -> tuple[float, str]:
         x = reduced(comm, 10_000)
         if comm.rank == 1:
@@ -54,6 +55,39 @@ def test_killed_rank_is_named_while_kernels_wait():
         assert not isinstance(outcomes[rank], Exception), outcomes
         took_s, text = outcomes[rank]
         assert took_s < 15 and "all_reduce" in text
+
+
+@pytest.mark.parametrize("how", ["kill", "abort"])
+def test_kernels_that_wait_end_long_before_the_deadline_and_the_device_is_usable_at_once(
+    how, ranks_may_be_killed
+):
+    """Within 5 s of the fault, on a busy machine. The campaign device_kills prints the median."""
+    fault_s = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.float64)
+
+    def work(comm: pycoll.Communicator) -> float:
+        x = reduced(comm, 10_000)
+        other = comm.split(0)
+        assert other is not None
+        took_s = 0.0
+        if comm.rank == 1:
+            time.sleep(0.3)  # kernels of the other ranks wait by then
+            fault_s[0] = time.monotonic()
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            comm.abort("no more")
+        else:
+            comm.all_reduce(x)
+            with pytest.raises(PeerDiedError if how == "kill" else AbortedError):
+                comm.synchronize()
+            took_s = time.monotonic() - fault_s[0]
+        world = comm.shrink(20) if how == "kill" else other
+        y = DeviceArray.of(np.ones(1000, np.float32))
+        world.all_reduce(y)
+        assert (y.numpy() == world.size).all()
+        return took_s
+
+    outcomes = run_ranks(work, 3, return_errors=True, timeout_s=20)
+    assert max(outcomes[0], outcomes[2]) < 5, outcomes
 
 
 @both
@@ -119,7 +153,7 @@ def test_rank_that_leaves_is_named_at_once():
     run_ranks(work, 2, timeout_s=20)
 
 
-def test_async_work_raises_what_ended_it():
+def test_async_work_raises_what_ended_it(ranks_may_be_killed):
     def work(comm: pycoll.Communicator) -> None:
         x, y = (DeviceArray.of(np.ones(100, np.float32)) for _ in range(2))
         good = comm.all_reduce(x, async_op=True)

@@ -118,6 +118,56 @@ def async_work_on_a_device_behind_one_on_the_host(comm: pycoll.Communicator) -> 
     assert (on_host == 2).all() and (on_device.numpy() == 4).all()
 
 
+def pieces_replay_in_random_order(comm: pycoll.Communicator, num_replays: int = 200) -> None:
+    """Graphs of one operation each, which work on each other's results."""
+    n, count = comm.size, 300
+    stream = _core.DeviceStream()
+    a = DeviceArray.of(np.arange(count) + comm.rank, stream=stream.handle)
+    gathered = DeviceArray.of(np.zeros(n * count, np.int64), stream=stream.handle)
+    operations = [
+        lambda: comm.all_reduce(a),
+        lambda: comm.all_gather(a, out=gathered),
+        lambda: comm.reduce_scatter(gathered, out=a),
+        lambda: comm.broadcast(a, n - 1),
+    ]
+    for operation in operations:
+        operation()
+    comm.synchronize()
+    comm.barrier()
+    graphs = []
+    for operation in operations:
+        stream.begin_capture()
+        operation()
+        graphs.append(stream.end_capture())
+    a.copy_from(np.arange(count) + comm.rank)
+    gathered.copy_from(np.zeros(n * count, np.int64))
+    # The arrays of all ranks; numbers wrap around as on the device.
+    each = np.arange(count) + np.arange(n)[:, None]
+    whole = np.zeros((n, n, count), np.int64)
+    for step, piece in enumerate(np.random.default_rng(7).integers(len(graphs), size=num_replays)):
+        stream.launch(graphs[piece])
+        if piece == 0:
+            each = np.repeat(each.sum(0)[None], n, 0)
+        elif piece == 1:
+            whole = np.repeat(each[None], n, 0)
+        elif piece == 2:
+            each = whole.sum(0)
+        else:
+            each = np.repeat(each[-1:], n, 0)
+        if step % 50 == 49:
+            np.testing.assert_array_equal(a.numpy(), each[comm.rank], err_msg=str(step))
+            found = gathered.numpy().reshape(n, count)
+            np.testing.assert_array_equal(found, whole[comm.rank], err_msg=str(step))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@both
+def test_pieces_replay_ten_thousand_times(threads):
+    """Ten seconds: each replay starts the threads of a launch."""
+    run_ranks(pieces_replay_in_random_order, 3, 10_000, threads=threads, timeout_s=TIMEOUT_S)
+
+
 @both
 def test_operations_keep_the_order_of_streams_captures_and_async_work(threads):
     works = [
@@ -125,6 +175,7 @@ def test_operations_keep_the_order_of_streams_captures_and_async_work(threads):
         async_work_runs_beside_the_stream,
         async_work_keeps_its_arrays,
         captured_operations_replay_mixed_with_eager_ones,
+        pieces_replay_in_random_order,
         async_work_on_a_device_behind_one_on_the_host,
     ]
     # Ranks that are threads share the device: one may not allocate while another one captures, and

@@ -22,7 +22,7 @@ ON_HOST: list[list[object]] = [
 ON_DEVICES: list[list[object]] = [
     ["device_check", "few", 3],
     ["device_failure_check"],
-    *(["device_order_check", p] for p in ("simple", "ll", "ll128", "poison", "direct")),
+    *(["device_order_check", p] for p in ("simple", "ll", "ll128", "lanes", "poison", "direct")),
 ]
 MANY_CASES: list[list[object]] = [
     ["frame_check", 200_000],
@@ -153,7 +153,7 @@ WEAKENED = {
         "executor/device/block_long_lines.h",
         "return sequence << 24 |",
         "return (sequence & 0) << 24 | uint64_t{1} << 24 |",
-        ["ll128"],
+        ["ll128", "lanes"],
     ),
     "device_order_check.poison_is_not_put_back": (
         "executor/device/block_lines.h",
@@ -172,6 +172,96 @@ WEAKENED = {
         "BlockDirect::meet(block_, program, launch_.num_steps);",
         "true;",
         ["direct"],
+    ),
+    "device_order_check.lanes_do_not_vote_on_the_flag": (
+        "executor/device/block_long_lines.h",
+        "return target_.env().all_of_line(!has_flag(0) || flag >> 24 == expected >> 24);",
+        "return !has_flag(0) || flag >> 24 == expected >> 24;",
+        ["lanes"],
+    ),
+    "device_failure_check.without_abort": (
+        "executor/device/block.h",
+        "if (device::load_relaxed(*launch_.abort_word) != 0) {",
+        "if (false) {",
+        ["all"],
+    ),
+    "device_failure_check.without_deadline": (
+        "executor/device/block.h",
+        "if (env_.clock_ns() > shared_.deadline_ns) return",
+        "if (false) return",
+        ["all"],
+    ),
+    "device_failure_check.without_failure_of_other_threads": (
+        "executor/device/block.h",
+        "if (device::load_relaxed(*launch_.failed) != 0) return true;",
+        "",
+        ["all"],
+    ),
+    "device_failure_check.without_trouble_of_other_lanes": (
+        "executor/device/block.h",
+        "if constexpr (kTeam > 1) trouble = env_.any_of_line(trouble);",
+        "",
+        ["all"],
+    ),
+    "device_failure_check.without_failure_of_earlier_launches": (
+        "executor/device/run_block.h",
+        "bool may_run = device::load_relaxed(*launch_.failed) == 0;",
+        "bool may_run = true;",
+        ["all"],
+    ),
+    "device_failure_check.without_overlap": (
+        "executor/device/run_block.h",
+        "if (now % 2 != 0) return block_.overlap();",
+        "",
+        ["all"],
+    ),
+    "device_failure_check.without_start_of_an_epoch": (
+        "executor/device/run_block.h",
+        "device::store_relaxed(word, now + 1);",
+        "",
+        ["all"],
+    ),
+    "device_failure_check.without_end_of_an_epoch": (
+        "executor/device/run_block.h",
+        "device::store_relaxed(word, device::load_relaxed(word) + 1);",
+        "",
+        ["all"],
+    ),
+    "device_failure_check.without_digest_of_simple": (
+        "executor/protocol.h",
+        "if (link.mark() != target.digest()) return target.mismatch(peer, operands.index);",
+        "",
+        ["all"],
+    ),
+    "device_failure_check.without_digest_of_ll": (
+        "executor/device/block_lines.h",
+        "if (!same_call) return this->target_.mismatch(peer, this->operands_.index);",
+        "",
+        ["all"],
+    ),
+    "device_failure_check.without_digest_of_ll128": (
+        "executor/device/block_long_lines.h",
+        "if (!target_.env().all_of_line(!has_flag(kNumChunks - 1) || flag == expected)) {",
+        "if (false) {",
+        ["all"],
+    ),
+    "device_failure_check.without_digest_of_poison": (
+        "executor/device/run_block.h",
+        "(device::load_ordered(tail.marks[buffer()]) == launch_.digest ||",
+        "(true ||",
+        ["all"],
+    ),
+    "device_failure_check.without_digest_of_direct": (
+        "executor/device/block_direct.h",
+        "return same || target.mismatch(peer, step);",
+        "return true;",
+        ["all"],
+    ),
+    "device_failure_check.without_old_flags_of_ll": (
+        "executor/device/block_lines.h",
+        "if ((link.slot_uses() + 1) % LowLatencyFlag::kClearUses != 0) return true;",
+        "return true;",
+        ["all"],
     ),
 }
 

@@ -165,9 +165,9 @@ CORE = [
     ),
     Fault(
         "streams-do-not-wait-for-each-other",
-        "csrc/comm/device/device_runner.cc",
-        "if (launched_ && stream != last_stream_) last()->hold(stream);",
-        "if (launched_ && stream == last_stream_) last()->hold(stream);",
+        "csrc/device/last_work.cc",
+        "if (!any_ || stream == stream_) return;",
+        "if (!any_ || stream != stream_) return;",
         "Operations on two streams of a device use the same links at once.",
         ("tests/device",),
         ("tests/device/test_device_streams.py",),

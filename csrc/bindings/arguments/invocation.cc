@@ -84,6 +84,14 @@ void refuse_async_in_batch(bool is_async) {
   throw UsageError("async_op within coalesce(): leave it out; the group ends with the context");
 }
 
+/// Warns once of what makes the caller's device slow.
+void warn_of_device(const Invocation& in) {
+  const std::string text = in.object.comm->take_device_warning();
+  if (!text.empty() && PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) != 0) {
+    throw py::error_already_set();
+  }
+}
+
 PyObject* run_or_start(Invocation& in) {
   note_arrays(in);
   know_algorithm(in.self, *in.object.comm, in.call);
@@ -94,9 +102,13 @@ PyObject* run_or_start(Invocation& in) {
     return in.result ? in.result.release().ptr() : py::none().release().ptr();
   }
   if (in.is_async) {
-    return in.call.device >= 0 ? start_on_device(in) : start(in);
+    if (in.call.device < 0) return start(in);
+    auto work = py::reinterpret_steal<py::object>(start_on_device(in));
+    warn_of_device(in);
+    return work.release().ptr();
   }
   run_here(in.object, in.call, in.nbytes);
+  if (in.call.device >= 0) warn_of_device(in);
   return in.result ? in.result.release().ptr() : py::none().release().ptr();
 }
 

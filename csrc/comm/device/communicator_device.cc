@@ -38,6 +38,17 @@ void Communicator::open_device(const Call& call) {
   device_ = std::make_unique<DeviceRunner>(*transport_, device, inputs_, waiter_, cpu_gather(call),
                                            Deadline::after_s(timeout_s));
   device_->planner().set_algorithm_source(algorithm_source_);
+  if (device_->takes_turns()) {
+    device_warning_ =
+        "ranks in several processes share " + device.title() +
+        " without MPS: their kernels take turns, so each wait for a peer lasts a time slice of "
+        "some milliseconds. Start nvidia-cuda-mps-control -d, or use one GPU for each rank";
+    has_device_warning_ = true;
+  }
+}
+
+std::string Communicator::take_device_warning() {
+  return has_device_warning_.exchange(false) ? device_warning_ : std::string();
 }
 
 AllGather Communicator::cpu_gather(const Call& call) {
@@ -56,16 +67,19 @@ AllGather Communicator::cpu_gather(const Call& call) {
   };
 }
 
-bool Communicator::share_on_device(std::byte* data, size_t nbytes,
-                                   const std::shared_ptr<void>& keep_alive) {
+std::string Communicator::share_on_device(std::byte* data, size_t nbytes,
+                                          const std::shared_ptr<void>& keep_alive) {
   const Call plain;
   std::string why;
   std::unique_ptr<DeviceWindow> window =
       DeviceWindow::over(*transport_, device_->device(), {data, nbytes, keep_alive},
                          cpu_gather(plain), Deadline::after_s(timeout_s_), why);
-  if (window == nullptr) return false;  // on all ranks: the array is sent through links
+  if (window == nullptr) {
+    device_->arrays().note_unreached(why);
+    return why;
+  }
   device_->arrays().add(data, nbytes, std::move(window), keep_alive);
-  return true;
+  return {};
 }
 
 std::shared_ptr<DeviceMemory> Communicator::allocate_on_device(int device, size_t nbytes) {
@@ -86,23 +100,29 @@ std::shared_ptr<DeviceMemory> Communicator::allocate_on_device(int device, size_
   return memory;
 }
 
-void Communicator::register_on_device(int device, std::byte* data, size_t nbytes,
-                                      std::shared_ptr<void> keep_alive) {
+std::string Communicator::register_on_device(int device, std::byte* data, size_t nbytes,
+                                             std::shared_ptr<void> keep_alive) {
   check_open();
-  if (proxy_ != nullptr) return;  // no use: with several hosts no peer accesses device memory
+  if (proxy_ != nullptr) return {};  // no use: with several hosts no peer accesses device memory
   Call opening;
   opening.device = device;
+  std::string why;
   after_queued([&] {
     open_device(opening);
-    share_on_device(data, nbytes, keep_alive);
+    why = share_on_device(data, nbytes, keep_alive);
   });
+  return why;
 }
 
 bool Communicator::unregister_on_device(const std::byte* data) {
   check_open();
   if (proxy_ != nullptr) return true;
   bool found = false;
-  after_queued([&] { found = device_ != nullptr && device_->arrays().remove(data); });
+  after_queued([&] {
+    if (device_ == nullptr) return;
+    wait_for_last();  // a kernel may still use the addresses of the peers' arrays
+    found = device_->arrays().remove(data);
+  });
   return found;
 }
 
@@ -146,10 +166,10 @@ void Communicator::execute_on_device(const Call& call, const OnSlow& on_slow) {
   sequence_ = record.sequence;
   device_->watchdog().launched(sequence_);
   if (nbytes != 0) {
-    if (call.op == Op::kPremul) {
-      device_->scale_input(call, plain_call_.scaled(), plain_call_.scaled_count());
-    }
     try {
+      if (call.op == Op::kPremul) {
+        device_->scale_input(call, plain_call_.scaled(), plain_call_.scaled_count());
+      }
       if (!device_->launch(plain, record, timeout_s)) raise_failure();
     } catch (const CudaError& error) {
       revoke(error.what());  // the kernels of other ranks wait for this rank's
@@ -289,14 +309,17 @@ void Communicator::synchronize() {
   if (proxy_ != nullptr) return synchronize_staged();
   const std::unique_lock lock(run_mutex_);
   if (device_ == nullptr) return;
-  const StreamEvent* const last = device_->last();
+  wait_for_last();
+  // A failure after this rank's operations is raised by the next call.
+  if (device_->watchdog().error().code != DeviceFailure::kNone) check_device_failure();
+}
+
+void Communicator::wait_for_last() {
   DevicePause pause;
-  while (last != nullptr && !last->is_over()) {
+  while (!device_->last().is_over()) {
     pause.once();
     if (waiter_.interrupted && waiter_.interrupted()) fail_aborted();
   }
-  // A failure after this rank's operations is raised by the next call.
-  if (device_->watchdog().error().code != DeviceFailure::kNone) check_device_failure();
 }
 
 void Communicator::close_device() {

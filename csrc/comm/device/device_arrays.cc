@@ -9,24 +9,20 @@ void DeviceArrays::add(std::byte* data, size_t nbytes, std::unique_ptr<DeviceWin
                        std::shared_ptr<void> keep_alive) {
   const std::lock_guard lock(mutex_);
   const auto [at, is_new] = arrays_.try_emplace(
-      data, Array{++last_number_, 0, nbytes, std::move(window), std::move(keep_alive)});
+      data, Array{++last_number_, 0, nbytes, std::move(window), std::move(keep_alive), nullptr});
   if (!is_new) throw UsageError("this array is already registered: unregister it first");
-  // Makes the tables now: a captured call could not allocate them.
-  for (const auto& [other_data, other] : arrays_) {
-    make_table(other, at->second);
-    if (&other != &at->second) make_table(at->second, other);
-  }
+  // Makes the table now: a captured call could not allocate it.
+  std::vector<std::byte*> addresses;
+  for (int rank = 0; rank < num_ranks_; ++rank) addresses.push_back(at->second.window->at(rank));
+  at->second.at_peers = reinterpret_cast<std::byte* const*>(
+      slab_.put(addresses.data(), addresses.size() * sizeof(std::byte*)));
 }
 
-void DeviceArrays::make_table(const Array& input, const Array& output) {
-  std::vector<DevicePeerBuffers> peers(static_cast<size_t>(num_ranks_));
-  for (int rank = 0; rank < num_ranks_; ++rank) {
-    peers[static_cast<size_t>(rank)] = {input.window->at(rank), output.window->at(rank)};
-  }
-  DeviceMemory table(device_, peers.size() * sizeof(DevicePeerBuffers));
-  device_.copy(table.data(), peers.data(), peers.size() * sizeof(DevicePeerBuffers), nullptr);
-  device_.synchronize(nullptr);
-  tables_[{input.number, output.number}] = std::move(table);
+std::string DeviceArrays::describe_unreached() const {
+  if (num_unreached_ == 0) return {};
+  return std::to_string(num_unreached_) +
+         (num_unreached_ == 1 ? " registered array is" : " registered arrays are") +
+         " sent through slots, because the ranks do not reach the memory (" + why_unreached_ + ")";
 }
 
 bool DeviceArrays::remove(const std::byte* data) {
@@ -60,12 +56,11 @@ std::optional<DeviceArrays::Places> DeviceArrays::find(const void* input, size_t
   const auto in = around(input, input_bytes);
   const auto out = around(output, output_bytes);
   if (in == arrays_.end() || out == arrays_.end()) return std::nullopt;
-  const auto table = tables_.find({in->second.number, out->second.number});
-  if (table == tables_.end()) return std::nullopt;
   Places places;
   places.input_used = &in->second.last_used;
   places.output_used = &out->second.last_used;
-  places.peer_buffers = reinterpret_cast<const DevicePeerBuffers*>(table->second.data());
+  places.peer_inputs = in->second.at_peers;
+  places.peer_outputs = out->second.at_peers;
   places.input_offset = static_cast<const std::byte*>(input) - in->first;
   places.output_offset = static_cast<std::byte*>(const_cast<void*>(output)) - out->first;
   const int64_t where[] = {static_cast<int64_t>(in->second.number), places.input_offset,

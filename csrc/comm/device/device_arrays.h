@@ -7,10 +7,10 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <utility>
+#include <string>
 #include <vector>
 
-#include "executor/device/device_launch.h"
+#include "device/device_slab.h"
 #include "transport/memory/device_window.h"
 #include "transport/ring/slot.h"
 
@@ -18,7 +18,8 @@ namespace pycoll {
 
 class DeviceArrays {
  public:
-  DeviceArrays(const Device& device, int num_ranks) : device_(device), num_ranks_(num_ranks) {}
+  DeviceArrays(const Device& device, int num_ranks, DeviceSlab& slab)
+      : device_(device), num_ranks_(num_ranks), slab_(slab) {}
 
   /// Adds the array [data, data + nbytes) with its window. All ranks add arrays in the same order.
   void add(std::byte* data, size_t nbytes, std::unique_ptr<DeviceWindow> window,
@@ -31,7 +32,8 @@ class DeviceArrays {
   struct Places {
     uint64_t* input_used = nullptr;  // Array::last_used
     uint64_t* output_used = nullptr;
-    const DevicePeerBuffers* peer_buffers = nullptr;
+    std::byte* const* peer_inputs = nullptr;  // DeviceLaunch::peer_inputs
+    std::byte* const* peer_outputs = nullptr;
     int64_t input_offset = 0;
     int64_t output_offset = 0;
     uint32_t hash = 0;  // equal on ranks with equal places
@@ -39,7 +41,13 @@ class DeviceArrays {
   /// Finds the places of a call's buffers; nullopt unless both are in registered arrays.
   std::optional<Places> find(const void* input, size_t input_bytes, const void* output,
                              size_t output_bytes);
-  bool empty() const { return arrays_.empty(); }
+  /// Notes that an array was not added, because the ranks do not reach it.
+  void note_unreached(const std::string& why) {
+    ++num_unreached_;
+    why_unreached_ = why;
+  }
+  /// A sentence on arrays that the ranks do not reach, for explain(); empty if there are none.
+  std::string describe_unreached() const;
   /// Records that an operation uses the arrays of `places`.
   static void use(const Places& places, uint64_t operation) {
     store_relaxed(*places.input_used, operation);
@@ -57,20 +65,22 @@ class DeviceArrays {
     size_t nbytes;
     std::unique_ptr<DeviceWindow> window;
     std::shared_ptr<void> keep_alive;
+    std::byte* const* at_peers;  // where this rank reaches the arrays of all ranks; in the slab
   };
   using Arrays = std::map<const std::byte*, Array>;
 
   Arrays::iterator around(const void* data, size_t nbytes);
-  void make_table(const Array& input, const Array& output);
 
   Device device_;
   int num_ranks_;
+  // Its tables are not freed before the end, because a captured graph may use one after its array
+  // is removed.
+  DeviceSlab& slab_;
   uint64_t last_number_ = 0;
+  int num_unreached_ = 0;
+  std::string why_unreached_;  // the last one
   Arrays arrays_;     // by address
   std::mutex mutex_;  // for changes of arrays_, and withdraw()
-  // Peers' buffers, by the numbers of the input's and the output's array. Not freed before the end,
-  // because a captured graph may use a table after its array is removed.
-  std::map<std::pair<uint64_t, uint64_t>, DeviceMemory> tables_;
 };
 
 }  // namespace pycoll

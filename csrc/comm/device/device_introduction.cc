@@ -1,5 +1,7 @@
 #include "comm/device/device_introduction.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <string>
@@ -7,7 +9,6 @@
 #include "base/environment.h"
 #include "base/error.h"
 #include "comm/device/device_blocks.h"
-#include "executor/device/device_launch.h"
 
 namespace pycoll {
 namespace {
@@ -24,13 +25,23 @@ DeviceIntroduction introduce(const Device& device) {
   mine.max_channels = facts.max_channels;
   mine.wants_cpu = wants_cpu_links() ? 1 : 0;
   mine.taken_blocks = DeviceBlocks::taken(device.index());
-  // Asks for the kernel that needs most resources, so that all others fit, too.
-  DeviceLaunch largest;
-  largest.num_threads = facts.block_threads;
-  largest.dtype = DType::kBF16;
-  device.check(device.table().max_resident_blocks(device.index(), &largest, &mine.resident_blocks),
+  mine.takes_turns = facts.takes_turns;
+  mine.process = static_cast<int64_t>(::getpid());
+  device.check(device.table().max_resident_blocks(device.index(), facts.block_threads,
+                                                  &mine.resident_blocks),
                "querying the number of resident blocks");
   return mine;
+}
+
+bool take_turns(const std::vector<DeviceIntroduction>& all) {
+  for (const DeviceIntroduction& one : all) {
+    for (const DeviceIntroduction& other : all) {
+      if (one.takes_turns != 0 && one.same_device(other) && one.process != other.process) {
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 int channels_for(const std::vector<DeviceIntroduction>& all, const Device& device, bool threads) {

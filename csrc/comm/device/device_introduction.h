@@ -16,6 +16,8 @@ struct DeviceIntroduction {
   int32_t resident_blocks = 0;
   int32_t taken_blocks = 0;  // by other communicators of its process
   int32_t wants_cpu = 0;     // PYCOLL_DEVICE_LINKS=cpu
+  int32_t takes_turns = 0;   // DeviceFacts::takes_turns
+  int64_t process = 0;       // its number
   uint64_t meeting = 0;      // pointer to the leader's std::shared_ptr<DeviceMeeting>
 
   bool same_device(const DeviceIntroduction& other) const {
@@ -24,6 +26,10 @@ struct DeviceIntroduction {
 };
 
 DeviceIntroduction introduce(const Device& device);
+
+/// True when several processes share a device on which their kernels take turns: then a kernel
+/// waits for a peer's for a whole time slice.
+bool take_turns(const std::vector<DeviceIntroduction>& all);
 
 /// Returns the number of blocks of each rank for which the blocks of all ranks on a device, and of
 /// other communicators, are resident together: a kernel waits for its peers, so these must run.

@@ -9,6 +9,7 @@ namespace {
 // Bytes of the words with which ranks test their access (DeviceWindow::test).
 constexpr size_t kTestBytes = 4096;
 static_assert(kTestBytes >= kMaxDeviceRanks * sizeof(uint64_t));
+static_assert(kMaxDeviceRanks <= DeviceWords::kMax);
 
 /// Offsets of one protocol's rings, [channel * num_ranks + peer], in a rank's window: the tails
 /// that the peer writes, the heads that it releases, and the slots that it fills.
@@ -117,12 +118,11 @@ DeviceLinkMemory::DeviceLinkMemory(const Device& device, const DeviceWindow& win
     links.num_slots = shape.num_slots;
   }
   failed_ = reinterpret_cast<uint64_t*>(tables_.data() + kNumDeviceProtocols * protocol_bytes);
-  device.copy(tables_.data(), bytes.data(), bytes.size(), nullptr);
+  device.copy_now(tables_.data(), bytes.data(), bytes.size());
   const Region& poison = layout.regions[static_cast<size_t>(DeviceProtocol::kPoison)];
   const std::vector<std::byte> poisoned(poison.end - poison.slots,
                                         static_cast<std::byte>(kPoisonByte));
-  device.copy(window.at(rank) + poison.slots, poisoned.data(), poisoned.size(), nullptr);
-  device.synchronize(nullptr);
+  device.copy_now(window.at(rank) + poison.slots, poisoned.data(), poisoned.size());
 }
 
 }  // namespace pycoll

@@ -47,9 +47,9 @@ PlannerLinks device_links_of(int num_ranks) {
 
 }  // namespace
 
-DevicePlanner::DevicePlanner(const Device& device, int rank, int num_ranks,
-                             const std::shared_ptr<const SelectionInputs>& inputs)
-    : device_(device),
+DevicePlanner::DevicePlanner(int rank, int num_ranks,
+                             const std::shared_ptr<const SelectionInputs>& inputs, DeviceSlab& slab)
+    : slab_(slab),
       num_ranks_(num_ranks),
       planner_(Selector(device_topology(num_ranks), without_table(inputs)), rank,
                device_links_of(num_ranks)) {}
@@ -72,12 +72,9 @@ DevicePlan& DevicePlanner::of(PlannedCall& planned, bool prepared) {
     }
     const size_t step_bytes = num_steps * sizeof(Step);
     const size_t place_bytes = num_steps * sizeof(StepPlace);
-    plan.far = DeviceMemory(device_, step_bytes + place_bytes);
-    device_.copy(plan.far.data(), plan.program.steps.data(), step_bytes, nullptr);
-    device_.copy(plan.far.data() + step_bytes, plan.program.places.data(), place_bytes, nullptr);
-    device_.synchronize(nullptr);
-    far_steps = reinterpret_cast<const Step*>(plan.far.data());
-    far_places = reinterpret_cast<const StepPlace*>(plan.far.data() + step_bytes);
+    far_steps = reinterpret_cast<const Step*>(slab_.put(plan.program.steps.data(), step_bytes));
+    far_places =
+        reinterpret_cast<const StepPlace*>(slab_.put(plan.program.places.data(), place_bytes));
   }
   plan.model.num_ranks = num_ranks_;
   set_program(plan.model, planned.plan, plan.program, far_steps, far_places);

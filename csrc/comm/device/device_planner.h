@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "comm/planner.h"
-#include "device/device.h"
+#include "device/device_slab.h"
 #include "executor/device/device_launch.h"
 #include "executor/device/device_program.h"
 
@@ -17,14 +17,13 @@ struct DevicePlan {
   PlannedCall* planned = nullptr;
   DeviceProgram program;
   DeviceLaunch model;  // the members of a launch that depend on the plan only
-  DeviceMemory far;    // steps and places of a long program
   size_t num_scratch_blocks = 0;
 };
 
 class DevicePlanner {
  public:
-  DevicePlanner(const Device& device, int rank, int num_ranks,
-                const std::shared_ptr<const SelectionInputs>& inputs);
+  DevicePlanner(int rank, int num_ranks, const std::shared_ptr<const SelectionInputs>& inputs,
+                DeviceSlab& slab);
 
   Planner& planner() { return planner_; }
   /// Returns the device plan of `planned`. `prepared`: allocates no memory, because the stream is
@@ -32,7 +31,7 @@ class DevicePlanner {
   DevicePlan& of(PlannedCall& planned, bool prepared);
 
  private:
-  Device device_;
+  DeviceSlab& slab_;  // has the steps and places of long programs
   int num_ranks_;
   Planner planner_;
   std::map<const PlannedCall*, DevicePlan> plans_;

@@ -27,8 +27,9 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
       waiter_(waiter),
       rank_(transport.rank()),
       num_ranks_(transport.num_ranks()),
-      planner_(device, rank_, num_ranks_, inputs),
-      arrays_(device, num_ranks_),
+      slab_(device),
+      planner_(rank_, num_ranks_, inputs, slab_),
+      arrays_(device, num_ranks_, slab_),
       pinned_(device, 2 * kFlagBytes),
       last_(device),
       captured_last_(device) {
@@ -60,7 +61,10 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
     path_ = "through pinned CPU memory (" + why + ")";
   } else {
     path_ = "through each other's device memory";
+    const std::string note = device.facts().memory_note;
+    if (!note.empty()) path_ += " (" + note + ")";
   }
+  takes_turns_ = take_turns(all);
   links_ = std::make_unique<DeviceLinkMemory>(device, *window_, rank_, num_ranks_, max_channels_);
   whole_lines_ = !window_->is_on_host() &&
                  std::all_of(all.begin(), all.end(), [&](const DeviceIntroduction& other) {
@@ -96,14 +100,12 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
 DeviceRunner::~DeviceRunner() { finish(); }
 
 void DeviceRunner::finish() {
-  if (!launched_) return;
   try {
     // A kernel that waits for a peer ends by its own deadline, or by the watchdog's abort word.
-    last()->synchronize();
+    last_.synchronize();
   } catch (const CudaError&) {
     // The device is lost, so nothing runs on it any more.
   }
-  launched_ = false;
 }
 
 void DeviceRunner::take_back() {
@@ -119,16 +121,13 @@ void DeviceRunner::disown() {
   (void)watchdog_.release();
 }
 
-const StreamEvent* DeviceRunner::last() {
-  if (!launched_) return nullptr;
-  if (!is_marked_) last_.record(last_stream_);
-  is_marked_ = true;
-  return &last_;
-}
-
 std::string DeviceRunner::describe() const {
-  return device_.title() + ", " + path_ + ", at most " + std::to_string(max_channels_) +
-         " blocks of " + std::to_string(block_threads_) + " threads";
+  std::string text = device_.title() + ", " + path_ + ", at most " +
+                     std::to_string(max_channels_) + " blocks of " +
+                     std::to_string(block_threads_) + " threads";
+  if (takes_turns_) text += ", processes that take turns on a device without MPS";
+  const std::string unreached = arrays_.describe_unreached();
+  return unreached.empty() ? text : text + "; " + unreached;
 }
 
 void* DeviceRunner::room(DeviceMemory& memory, size_t nbytes, const Call& call) {
@@ -165,16 +164,7 @@ void DeviceRunner::order_behind_last(DeviceStream stream, uint64_t capture) {
     captured_stream_ = stream;
     return;
   }
-  if (launched_ && stream != last_stream_) last()->hold(stream);
-  last_stream_ = stream;
-  launched_ = true;
-  is_marked_ = false;
-}
-
-void DeviceRunner::mark_last() {
-  // Default streams always exist. Any other stream may be destroyed before last() is called, so its
-  // event is recorded now.
-  if (reinterpret_cast<uintptr_t>(last_stream_) > 2) last();
+  last_.order(stream);
 }
 
 DeviceStream DeviceRunner::stream_beside(DeviceStream stream) {
@@ -256,7 +246,8 @@ void DeviceRunner::prepare(const Call& call, PlannedCall& planned) {
       const_cast<std::byte*>(static_cast<const std::byte*>(call.input));
   launch.buffers[static_cast<int>(BufferKind::kOutput)] = static_cast<std::byte*>(call.output);
   if (places_) {
-    launch.peer_buffers = places_->peer_buffers;
+    launch.peer_inputs = places_->peer_inputs;
+    launch.peer_outputs = places_->peer_outputs;
     launch.input_offset = places_->input_offset;
     launch.output_offset = places_->output_offset;
   }
@@ -294,7 +285,7 @@ bool DeviceRunner::launch(const Call& call, const CallRecord& record, double tim
     device_.check(device_.table().launch(device_.index(), &launch, call.stream),
                   "launching a kernel");
   }
-  if (capture == 0) mark_last();
+  if (capture == 0) last_.queued(call.stream);
   return true;
 }
 

@@ -13,6 +13,7 @@
 #include "comm/device/device_meeting.h"
 #include "comm/device/device_planner.h"
 #include "comm/device/device_watchdog.h"
+#include "device/last_work.h"
 
 namespace pycoll {
 
@@ -29,6 +30,8 @@ class DeviceRunner {
   DeviceWatchdog& watchdog() { return *watchdog_; }
 
   DeviceArrays& arrays() { return arrays_; }
+  /// True when ranks of several processes take turns on a device.
+  bool takes_turns() const { return takes_turns_; }
 
   /// Chooses the plan of a plain call: a direct one if its arrays are registered, and then sets its
   /// places_hash. Raises UsageError if the call names a protocol that its arrays do not allow.
@@ -57,15 +60,14 @@ class DeviceRunner {
   void* room(DeviceMemory& memory, size_t nbytes, const Call& call);
   DeviceMemory& premul_room() { return premul_room_; }
 
-  /// An event behind all launched operations except captured ones; null if there are none.
-  const StreamEvent* last();
+  /// The last launched operation; captured ones do not count.
+  LastWork& last() { return last_; }
   /// Description of the device and its links, for explain().
   std::string describe() const;
   void disown();
 
  private:
   void order_behind_last(DeviceStream stream, uint64_t capture);
-  void mark_last();
   void set_counts(const Call& call, DeviceLaunch& launch);
   void set_tiles(const Call& call, const DevicePlan& plan, DeviceLaunch& launch) const;
 
@@ -74,10 +76,12 @@ class DeviceRunner {
   Waiter& waiter_;
   const int rank_;
   const int num_ranks_;
+  DeviceSlab slab_;
   DevicePlanner planner_;
   DeviceArrays arrays_;
   std::optional<DeviceArrays::Places> places_;  // of the next call's buffers
   std::string path_;                            // how the ranks access each other, for explain()
+  bool takes_turns_ = false;                    // pycoll::take_turns
   std::unique_ptr<DeviceWindow> window_;
   std::unique_ptr<DeviceLinkMemory> links_;
   bool whole_lines_ = false;  // 128-byte lines that a warp writes arrive as a whole
@@ -89,10 +93,7 @@ class DeviceRunner {
   PinnedMemory pinned_;                     // the abort word and the report
   std::unique_ptr<DeviceWatchdog> watchdog_;
   // The order of operations on several streams.
-  StreamEvent last_;
-  DeviceStream last_stream_ = nullptr;
-  bool launched_ = false;
-  bool is_marked_ = true;  // `last_` is recorded behind the last launch
+  LastWork last_;
   StreamEvent captured_last_;
   DeviceStream captured_stream_ = nullptr;
   uint64_t capture_ = 0;  // capture of the last captured operation

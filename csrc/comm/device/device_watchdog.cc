@@ -69,6 +69,11 @@ void DeviceWatchdog::look_for_report() {
         break;
       }
     }
+  } else if (found.code == DeviceFailure::kOverlap) {
+    segment_.revoke(rank_, "operation #" + std::to_string(failed_operation()) +
+                               " began on its device beside another one: order replays of graphs "
+                               "and calls by streams or events");
+    return;
   } else {
     return;
   }

@@ -88,6 +88,9 @@ class Block {
     return fail(DeviceFailure::kMismatch, {peer, step});
   }
 
+  /// Reports that another operation of this rank is under way. Returns false.
+  PYCOLL_HD bool overlap() const { return fail(DeviceFailure::kOverlap, {launch_.rank, 0}); }
+
   /// Shares where the operands of a step lie, before the barrier that precedes reduce_copy.
   PYCOLL_HD void prepare(const ProgramView& program, const StepOperands& operands) {
     share_operands(

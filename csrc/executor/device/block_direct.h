@@ -21,11 +21,11 @@ struct BlockDirect {
     target.share_operands(
         program, operands,
         [&](int peer) {
-          return launch.peer_buffers[peer].input + launch.input_offset +
+          return launch.peer_inputs[peer] + launch.input_offset +
                  offset(BufferKind::kInput, place.peer_src_index);
         },
         [&](int peer) {
-          return launch.peer_buffers[peer].output + launch.output_offset +
+          return launch.peer_outputs[peer] + launch.output_offset +
                  offset(BufferKind::kOutput, place.peer_dst_index);
         });
     target.sync();

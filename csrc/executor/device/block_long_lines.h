@@ -38,7 +38,7 @@ class BlockBatch<LowLatency128, Target, dtype> {
             flag = device::load_acquire(*reinterpret_cast<const uint64_t*>(line + kFlagAt));
             return flag >> 24 == expected >> 24;
           } else {
-            words[0] = device::load_relaxed16(line + chunk(0) * 16);
+            words[0] = target_.env().load_of_line(line + chunk(0) * 16);
             flag = words[0].high;
             return target_.env().all_of_line(!has_flag(0) || flag >> 24 == expected >> 24);
           }
@@ -97,7 +97,7 @@ class BlockBatch<LowLatency128, Target, dtype> {
         }
       } else {
         if (has_flag(c)) words.high = flag;
-        device::store_relaxed16(line + chunk(c) * 16, words);
+        target_.env().store_of_line(line + chunk(c) * 16, words);
       }
     }
   }

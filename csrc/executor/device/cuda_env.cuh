@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/macros.h"
+#include "transport/ring/device_slot.h"
 
 namespace pycoll {
 
@@ -36,6 +37,13 @@ class CudaEnv {
   }
   PYCOLL_HD bool any_of_line(bool value) const {
     return PYCOLL_DEVICE_ONLY(__any_sync(line_mask(), value) != 0, value);
+  }
+  /// The lanes' accesses of one line, by one instruction of the warp.
+  PYCOLL_HD device::Word16 load_of_line(const void* from) const {
+    return device::load_relaxed16(from);
+  }
+  PYCOLL_HD void store_of_line(void* to, device::Word16 words) const {
+    device::store_relaxed16(to, words);
   }
   /// The device's wall clock, in steps of up to a microsecond.
   PYCOLL_HD int64_t clock_ns() const {

@@ -69,17 +69,12 @@ struct DeviceLinks {
   const DeviceRing* send = nullptr;
   const DeviceRing* recv = nullptr;
   DeviceRingState* states = nullptr;
-  uint64_t* epochs = nullptr;  // kPoison: calls so far, by channel; starts as zeros
+  // By channel: twice the number of finished calls, plus 1 during a call. Starts as zeros.
+  uint64_t* epochs = nullptr;
   int64_t slot_bytes = 0;      // a multiple of kDeviceAlignment
   // At most kMaxSlots. kPoison: kPoisonBuffers times the most messages that a
   // program sends on one link.
   int32_t num_slots = 0;
-};
-
-/// kDirect: addresses of a rank's buffers as seen by another rank.
-struct DevicePeerBuffers {
-  std::byte* input = nullptr;
-  std::byte* output = nullptr;
 };
 
 enum class DeviceFailure : uint8_t {
@@ -87,6 +82,7 @@ enum class DeviceFailure : uint8_t {
   kTimeout,   // `peer` did not do its part before the deadline
   kMismatch,  // a message from `peer` carried another digest
   kAborted,   // the abort word was set
+  kOverlap,   // another operation of the rank was under way
 };
 
 /// Why a launch ended early. One word, so that a reader sees all of it or nothing.
@@ -134,8 +130,10 @@ struct DeviceLaunch {
   int32_t num_threads = 0;   // of a block
   // --- memory
   DeviceLinks links;  // of `protocol`
-  // kDirect: by rank, in device memory; a call's buffers start at the offsets below.
-  const DevicePeerBuffers* peer_buffers = nullptr;
+  // kDirect: where this rank's kernels reach the ranks' arrays, by rank, in device memory. The
+  // call's buffers start at the offsets below.
+  std::byte* const* peer_inputs = nullptr;
+  std::byte* const* peer_outputs = nullptr;
   int64_t input_offset = 0;
   int64_t output_offset = 0;
   // --- failure

@@ -45,8 +45,13 @@ class BlockRun {
     if (block_.thread_index() == 0) share_program();
     // An operation behind a failed one has the positions of that one: its messages would overwrite
     // those that late peers still read.
-    if (!block_.agree(device::load_relaxed(*launch_.failed) == 0)) return;
-    if (run_program(shared_.program, shared_.payload)) close_links();
+    bool may_run = device::load_relaxed(*launch_.failed) == 0;
+    if (block_.thread_index() == 0) may_run = may_run && begin_epoch();
+    if (!block_.agree(may_run)) return;
+    if constexpr (kind == DeviceProtocol::kPoison) announce();
+    if (!run_program(shared_.program, shared_.payload)) return;
+    close_links();
+    if (block_.thread_index() == 0) end_epoch();
   }
 
  private:
@@ -102,7 +107,6 @@ class BlockRun {
       if constexpr (kind == DeviceProtocol::kPoison) {
         // Each call starts in the next third of the slots, whatever the number of earlier messages.
         first_sent = first_received = buffer() * (links.num_slots / kPoisonBuffers);
-        announce(send);
       }
       block_.links().send[peer].open(
           {send.slots, send.tail, send.head, links.slot_bytes, links.num_slots, first_sent},
@@ -119,20 +123,36 @@ class BlockRun {
       launch_.links.states[at(peer)] = {send.posted(), block_.links().recv[peer].released(),
                                         send.credit(), 0};
     }
-    if constexpr (kind == DeviceProtocol::kPoison) {
-      block_.sync();  // every thread has read it
-      if (block_.thread_index() == 0) ++launch_.links.epochs[channel_];
-    }
+  }
+
+  /// Marks the start of this call. False if another call uses the links, which are then in an
+  /// unknown state: a graph is replayed beside another operation. A call that ends early leaves the
+  /// mark, and the failed word. Called by one thread.
+  PYCOLL_HD bool begin_epoch() {
+    uint64_t& word = launch_.links.epochs[channel_];
+    const uint64_t now = device::load_relaxed(word);
+    if (now % 2 != 0) return block_.overlap();
+    device::store_relaxed(word, now + 1);
+    return true;
+  }
+  PYCOLL_HD void end_epoch() {
+    uint64_t& word = launch_.links.epochs[channel_];
+    device::store_relaxed(word, device::load_relaxed(word) + 1);
   }
 
   // kPoison has no room for a digest in its lines: each rank sends it to its peers once per call,
   // in a separate word.
 
-  PYCOLL_HD uint64_t epoch() const { return launch_.links.epochs[channel_]; }
+  PYCOLL_HD uint64_t epoch() const {
+    return device::load_relaxed(launch_.links.epochs[channel_]) / 2;
+  }
   PYCOLL_HD int buffer() const { return static_cast<int>(epoch() % kPoisonBuffers); }
-  PYCOLL_HD void announce(const DeviceRing& send) {
-    device::store_ordered(send.tail->marks[buffer()], launch_.digest);
-    device::store_release(send.tail->value, epoch() + 1);
+  PYCOLL_HD void announce() {
+    for (int i = block_.thread_index(); i < launch_.num_peers; i += block_.num_threads()) {
+      FlagLine& tail = *launch_.links.send[at(launch_.peers[i])].tail;
+      device::store_ordered(tail.marks[buffer()], launch_.digest);
+      device::store_release(tail.value, epoch() + 1);
+    }
   }
   /// Compares the peers' digests. These were sent before the bytes, so the wait is short.
   PYCOLL_HD bool check_announcements(const ProgramView& program) {

@@ -44,6 +44,12 @@ int describe(int32_t device, DeviceFacts* facts) {
   facts->block_threads = kMaxDeviceThreads;
   // About a quarter of the processors: enough to saturate the links, and the rest stays free.
   facts->max_channels = properties.multiProcessorCount / 4;
+  int has_mps = 0;
+  if (cudaDeviceGetAttribute(&has_mps, cudaDevAttrMpsEnabled, device) != cudaSuccess) {
+    (void)cudaGetLastError();  // an old driver
+  }
+  facts->takes_turns = has_mps == 0;
+  std::snprintf(facts->memory_note, sizeof(facts->memory_note), "%s", cuda_memory_note().c_str());
   return 0;
 }
 
@@ -96,6 +102,7 @@ int destroy_stream(DeviceStream stream) {
 }
 
 int synchronize_stream(int32_t device, DeviceStream stream) {
+  const AllowedInCapture allowed;
   const OnDevice current(device);
   return cuda_status(cudaStreamSynchronize(stream_of(stream)));
 }
@@ -166,8 +173,10 @@ int end_capture(int32_t device, DeviceStream stream, DeviceGraph* graph) {
     return status;
   }
   cudaGraphExec_t made = nullptr;
-  const int status = cuda_status(cudaGraphInstantiate(&made, captured, 0));
+  int status = cuda_status(cudaGraphInstantiate(&made, captured, 0));
   (void)cudaGraphDestroy(captured);
+  // Now, because the first replay would allocate while the kernels of other ranks wait for it.
+  if (status == 0) status = cuda_status(cudaGraphUpload(made, stream_of(stream)));
   *graph = made;
   return status;
 }
@@ -200,10 +209,22 @@ int launch_together(int32_t device, const DeviceLaunch* first, const DeviceLaunc
       static_cast<cudaError_t>(launch_together_on_cuda(*first, launches, num_launches, stream)));
 }
 
-int max_resident_blocks(int32_t device, const DeviceLaunch* launch, int32_t* num_blocks) {
+int max_resident_blocks(int32_t device, int32_t num_threads, int32_t* num_blocks) {
   const OnDevice current(device);
-  return cuda_status(static_cast<cudaError_t>(max_resident_blocks_on_cuda(
-      launch->protocol, launch->dtype, launch->op, launch->num_threads, num_blocks)));
+  return cuda_status(
+      static_cast<cudaError_t>(max_resident_blocks_on_cuda(num_threads, num_blocks)));
+}
+
+int store_words(int32_t device, const DeviceWords* words, DeviceStream stream) {
+  const OnDevice current(device);
+  return cuda_status(static_cast<cudaError_t>(store_words_on_cuda(*words, stream)));
+}
+
+int await_words(int32_t device, const DeviceWords* words, int64_t timeout_ns, uint64_t* found,
+                DeviceStream stream) {
+  const OnDevice current(device);
+  return cuda_status(
+      static_cast<cudaError_t>(await_words_on_cuda(*words, timeout_ns, found, stream)));
 }
 
 int scale(int32_t device, void* dst, const void* src, int64_t count, int32_t dtype, double factor,
@@ -241,6 +262,7 @@ extern "C" __attribute__((visibility("default"))) const pycoll::DeviceTable* pyc
       .withdraw = cuda_withdraw,
       .allocate_host = cuda_allocate_host,
       .free_host = cuda_free_host,
+      .copy_now = cuda_copy_now,
       .map_host = cuda_map_host,
       .unmap_host = cuda_unmap_host,
       .create_stream = create_stream,
@@ -262,6 +284,8 @@ extern "C" __attribute__((visibility("default"))) const pycoll::DeviceTable* pyc
       .launch = launch,
       .launch_together = launch_together,
       .max_resident_blocks = max_resident_blocks,
+      .store_words = store_words,
+      .await_words = await_words,
       .scale = scale,
   };
   return &table;

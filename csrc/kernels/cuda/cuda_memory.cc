@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <string>
 
 #include "base/environment.h"
 #include "kernels/cuda/cuda_status.h"
@@ -94,6 +95,32 @@ CUmemAllocationProp exportable(int device) {
 /// and containers although the attribute says yes. CUDA IPC shares what cudaMalloc gives.
 std::atomic<bool> refuses_exportable{false};
 
+/// A stream of each device for what is done at once: it waits for no other stream, as the default
+/// stream would. Never destroyed, since it is used until the process ends.
+struct OwnStreams {
+  std::mutex mutex;
+  std::map<int, cudaStream_t> streams;
+
+  int find(int device, cudaStream_t* stream) {
+    const std::lock_guard lock(mutex);
+    cudaStream_t& found = streams[device];
+    int status = 0;
+    if (found == nullptr) {
+      status = cuda_status(cudaStreamCreateWithFlags(&found, cudaStreamNonBlocking));
+    }
+    *stream = found;
+    return status;
+  }
+};
+
+OwnStreams& own_streams() {
+  static OwnStreams all;
+  return all;
+}
+
+std::mutex note_mutex;
+std::string note_text;  // cuda_memory_note()
+
 bool can_export(int device) {
   if (!env_flag("PYCOLL_CUDA_VMM") || !driver().has_virtual_memory() || refuses_exportable) {
     return false;
@@ -154,7 +181,7 @@ int map_handle(int device, CUmemGenericAllocationHandle handle, size_t nbytes, v
   return 0;
 }
 
-/// Allocates memory that can be exported as a descriptor. Negative: the driver refuses such memory.
+/// Allocates memory that can be exported as a descriptor. Returns a CUresult.
 int allocate_exportable(int device, size_t nbytes, void** memory) {
   const CUmemAllocationProp properties = exportable(device);
   size_t unit = 0;
@@ -164,9 +191,8 @@ int allocate_exportable(int device, size_t nbytes, void** memory) {
   if (status != 0) return status;
   const size_t rounded = (nbytes + unit - 1) / unit * unit;
   CUmemGenericAllocationHandle handle = 0;
-  const CUresult made = driver().cuMemCreate(&handle, rounded, &properties, 0);
-  if (made == CUDA_ERROR_NOT_SUPPORTED || made == CUDA_ERROR_NOT_PERMITTED) return -1;
-  status = driver_status(made, "an allocation");
+  status =
+      driver_status(driver().cuMemCreate(&handle, rounded, &properties, 0), "an allocation");
   return status != 0 ? status : map_handle(device, handle, rounded, memory);
 }
 
@@ -183,24 +209,52 @@ bool unmap(void* memory) {
   return true;
 }
 
+/// Remembers the last error as the reason why no memory is exported by a descriptor any more.
+void refuse_exportable() {
+  refuses_exportable = true;
+  const std::lock_guard lock(note_mutex);
+  note_text = std::string("shared by IPC handles, because of ") + cuda_last_error();
+}
+
 }  // namespace
 
 int cuda_allocate(int32_t device, size_t nbytes, void** memory) {
   const AllowedInCapture allowed;
   const OnDevice current(device);
   (void)cudaFree(nullptr);  // the driver's functions need the runtime's context
-  int status = can_export(device) ? allocate_exportable(device, nbytes, memory) : -1;
-  if (status < 0) {
-    refuses_exportable = refuses_exportable || can_export(device);
+  const bool exportable = can_export(device);
+  int status = exportable ? allocate_exportable(device, nbytes, memory) : 1;
+  if (exportable && status == CUDA_ERROR_OUT_OF_MEMORY) return status;
+  if (status != 0) {
+    // Whatever the error says: cudaMalloc is another way, and reports a device that is lost.
+    if (exportable) refuse_exportable();
     status = cuda_status(cudaMalloc(memory, nbytes));
   }
   if (status != 0) return status;
-  // The default stream is good enough here: no caller waits for other work in it.
-  if (const int cleared = cuda_status(cudaMemset(*memory, 0, nbytes))) return cleared;
-  return cuda_status(cudaStreamSynchronize(nullptr));
+  cudaStream_t own = nullptr;
+  if (const int found = own_streams().find(device, &own)) return found;
+  if (const int cleared = cuda_status(cudaMemsetAsync(*memory, 0, nbytes, own))) return cleared;
+  return cuda_status(cudaStreamSynchronize(own));
+}
+
+int cuda_copy_now(int32_t device, void* dst, const void* src, size_t nbytes) {
+  const AllowedInCapture allowed;
+  const OnDevice current(device);
+  cudaStream_t own = nullptr;
+  if (const int found = own_streams().find(device, &own)) return found;
+  if (const int status = cuda_status(cudaMemcpyAsync(dst, src, nbytes, cudaMemcpyDefault, own))) {
+    return status;
+  }
+  return cuda_status(cudaStreamSynchronize(own));
+}
+
+std::string cuda_memory_note() {
+  const std::lock_guard lock(note_mutex);
+  return note_text;
 }
 
 int cuda_free(void* memory) {
+  const AllowedInCapture allowed;
   if (unmap(memory)) return 0;
   return cuda_status(cudaFree(memory));
 }
@@ -269,6 +323,7 @@ int cuda_import_memory(int32_t device, const DeviceHandle* handle, int32_t fd, v
 }
 
 int cuda_release_import(void* base) {
+  const AllowedInCapture allowed;
   if (unmap(base)) return 0;
   return cuda_status(cudaIpcCloseMemHandle(base));
 }
@@ -293,9 +348,7 @@ int cuda_withdraw(int32_t device, void* p, int32_t* can) {
   int status = driver_status(driver().cuMemCreate(&own, nbytes, &properties, 0), "an allocation");
   if (status == 0) status = map_handle(device, own, nbytes, &copy);
   if (status != 0) return status;
-  status = cuda_status(
-      cudaMemcpy(copy, reinterpret_cast<void*>(base), nbytes, cudaMemcpyDeviceToDevice));
-  if (status == 0) status = cuda_status(cudaDeviceSynchronize());
+  status = cuda_copy_now(device, copy, reinterpret_cast<void*>(base), nbytes);
   if (status == 0) {
     const std::lock_guard lock(mappings().mutex);
     Mapped& mapped = mappings().by_address.at(base);
@@ -327,7 +380,10 @@ int cuda_allocate_host(size_t nbytes, void** memory) {
   return on_device == *memory ? 0 : cuda_refuse("CPU memory has another address on the device");
 }
 
-int cuda_free_host(void* memory) { return cuda_status(cudaFreeHost(memory)); }
+int cuda_free_host(void* memory) {
+  const AllowedInCapture allowed;
+  return cuda_status(cudaFreeHost(memory));
+}
 
 int cuda_map_host(void* memory, size_t nbytes, void** on_device) {
   if (const int status = cuda_status(
@@ -337,6 +393,9 @@ int cuda_map_host(void* memory, size_t nbytes, void** on_device) {
   return cuda_status(cudaHostGetDevicePointer(on_device, memory, 0));
 }
 
-int cuda_unmap_host(void* memory) { return cuda_status(cudaHostUnregister(memory)); }
+int cuda_unmap_host(void* memory) {
+  const AllowedInCapture allowed;
+  return cuda_status(cudaHostUnregister(memory));
+}
 
 }  // namespace pycoll

@@ -2,6 +2,8 @@
 // device/device_table.h documents the functions.
 #pragma once
 
+#include <string>
+
 #include "device/device_table.h"
 
 namespace pycoll {
@@ -14,6 +16,9 @@ int cuda_release_import(void* base);
 int cuda_withdraw(int32_t device, void* p, int32_t* can);
 int cuda_allocate_host(size_t nbytes, void** memory);
 int cuda_free_host(void* memory);
+int cuda_copy_now(int32_t device, void* dst, const void* src, size_t nbytes);
+/// DeviceFacts::memory_note.
+std::string cuda_memory_note();
 int cuda_map_host(void* memory, size_t nbytes, void** on_device);
 int cuda_unmap_host(void* memory);
 

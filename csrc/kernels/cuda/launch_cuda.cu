@@ -1,5 +1,7 @@
 #include <cuda_runtime.h>
 
+#include <climits>
+
 #include "kernels/cuda/cuda_kernels.cuh"
 #include "kernels/cuda/launch_cuda.h"
 #include "reduce/scaled.h"
@@ -57,6 +59,39 @@ cudaError_t scale(void* dst, const void* src, int64_t count, double factor, cuda
   }
 }
 
+/// Calls visit(kernel) for all kernels of operations; returns the first error.
+template <class Visit>
+cudaError_t for_each_kernel(Visit&& visit) {
+  for (int protocol = 0; protocol < kNumDeviceProtocols; ++protocol) {
+    for (const void* kernel : all_kernels()[protocol].kernels) {
+      if (kernel == nullptr) continue;
+      const cudaError_t error = visit(kernel);
+      if (error != cudaSuccess) return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+/// Thread i stores word i.
+__global__ void store_words_kernel(const __grid_constant__ DeviceWords words) {
+  const auto i = static_cast<int>(threadIdx.x);
+  if (i < words.num) device::store_release(*words.at[i], words.value[i]);
+}
+
+/// Thread i polls word i.
+__global__ void await_words_kernel(const __grid_constant__ DeviceWords words, int64_t timeout_ns,
+                                   uint64_t* found) {
+  const auto i = static_cast<int>(threadIdx.x);
+  if (i >= words.num) return;
+  const CudaEnv env;
+  const int64_t deadline = env.clock_ns() + timeout_ns;
+  uint64_t value = 0;
+  do {
+    value = device::load_acquire(*words.at[i]);
+  } while (value != words.value[i] && env.clock_ns() < deadline);
+  device::store_relaxed(found[i], value);
+}
+
 }  // namespace
 
 int launch_on_cuda(const DeviceLaunch& launch, void* stream) {
@@ -80,35 +115,44 @@ int launch_together_on_cuda(const DeviceLaunch& first, const DeviceLaunch* launc
                                      static_cast<cudaStream_t>(stream));
 }
 
-int max_resident_blocks_on_cuda(DeviceProtocol protocol, DType dtype, Op, int num_threads,
-                                int* num_blocks) {
+int max_resident_blocks_on_cuda(int num_threads, int* num_blocks) {
   *num_blocks = 0;
-  const void* const kernel = kernel_of(protocol, dtype);
-  if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
   int device = 0;
   int num_processors = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
   error = cudaDeviceGetAttribute(&num_processors, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) return error;
-  int per_processor = 0;
-  error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, num_threads, 0);
-  if (error != cudaSuccess) return error;
-  *num_blocks = per_processor * num_processors;
-  return cudaSuccess;
+  int fewest = INT_MAX;  // on a multiprocessor
+  error = for_each_kernel([&](const void* kernel) {
+    int num = 0;
+    const cudaError_t status =
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&num, kernel, num_threads, 0);
+    fewest = num < fewest ? num : fewest;
+    return status;
+  });
+  if (error == cudaSuccess) *num_blocks = fewest * num_processors;
+  return error;
 }
 
 int preload_on_cuda() {
-  for (int protocol = 0; protocol < kNumDeviceProtocols; ++protocol) {
-    for (const void* kernel : all_kernels()[protocol].kernels) {
-      if (kernel == nullptr) continue;
-      // Reading a kernel's attributes loads it.
-      cudaFuncAttributes attributes;
-      const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
-      if (error != cudaSuccess) return error;
-    }
-  }
-  return cudaSuccess;
+  return for_each_kernel([](const void* kernel) {
+    // Reading a kernel's attributes loads it.
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, kernel);
+  });
+}
+
+int store_words_on_cuda(const DeviceWords& words, void* stream) {
+  store_words_kernel<<<1, DeviceWords::kMax, 0, static_cast<cudaStream_t>(stream)>>>(words);
+  return cudaGetLastError();
+}
+
+int await_words_on_cuda(const DeviceWords& words, int64_t timeout_ns, uint64_t* found,
+                        void* stream) {
+  await_words_kernel<<<1, DeviceWords::kMax, 0, static_cast<cudaStream_t>(stream)>>>(
+      words, timeout_ns, found);
+  return cudaGetLastError();
 }
 
 int scale_on_cuda(void* dst, const void* src, int64_t count, DType dtype, double factor,

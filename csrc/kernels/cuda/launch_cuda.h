@@ -1,6 +1,7 @@
 // Launches on a GPU. A result of type int is a cudaError_t.
 #pragma once
 
+#include "device/device_table.h"
 #include "executor/device/device_launch.h"
 
 namespace pycoll {
@@ -13,10 +14,14 @@ int launch_on_cuda(const DeviceLaunch& launch, void* stream);
 int launch_together_on_cuda(const DeviceLaunch& first, const DeviceLaunch* launches,
                             int num_launches, void* stream);
 
-/// Number of blocks of `num_threads` threads of this launch's kernel that fit on the current
-/// device.
-int max_resident_blocks_on_cuda(DeviceProtocol protocol, DType dtype, Op op, int num_threads,
-                                int* num_blocks);
+/// Number of blocks of `num_threads` threads that fit on the current device, whichever kernel they
+/// run.
+int max_resident_blocks_on_cuda(int num_threads, int* num_blocks);
+
+/// DeviceTable::store_words and await_words.
+int store_words_on_cuda(const DeviceWords& words, void* stream);
+int await_words_on_cuda(const DeviceWords& words, int64_t timeout_ns, uint64_t* found,
+                        void* stream);
 
 /// Loads every kernel onto the current device, so that no launch does so while another one waits.
 int preload_on_cuda();

@@ -1,6 +1,5 @@
 #include "kernels/threads/launch_threads.h"
 
-#include "kernels/threads/thread_blocks.h"
 #include "reduce/reduce_copy.h"
 
 namespace pycoll {
@@ -17,8 +16,9 @@ ThreadKernel kernel_of(const DeviceLaunch& launch) {
 
 }  // namespace
 
-void launch_on_threads(const DeviceLaunch* launches, int num_launches, ThreadPool& pool) {
-  run_blocks(launches, num_launches, pool, kernel_of);
+void launch_on_threads(const DeviceLaunch* launches, int num_launches, ThreadPool& pool,
+                       const BlockStart* start) {
+  run_blocks(launches, num_launches, pool, kernel_of, start);
 }
 
 void scale_on_threads(void* dst, const void* src, int64_t count, DType dtype, double factor) {

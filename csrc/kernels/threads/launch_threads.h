@@ -2,13 +2,14 @@
 #pragma once
 
 #include "executor/device/device_launch.h"
-#include "kernels/threads/thread_pool.h"
+#include "kernels/threads/thread_blocks.h"
 
 namespace pycoll {
 
 /// Runs the launches of `num_launches` ranks at once, like a cooperative launch, and returns when
-/// all threads have ended. The reports receive the failures.
-void launch_on_threads(const DeviceLaunch* launches, int num_launches, ThreadPool& pool);
+/// all threads have ended. The reports receive the failures. `start` as for run_blocks().
+void launch_on_threads(const DeviceLaunch* launches, int num_launches, ThreadPool& pool,
+                       const BlockStart* start = nullptr);
 
 /// dst[i] <- src[i] * factor: the scaling step of premul, before a launch.
 void scale_on_threads(void* dst, const void* src, int64_t count, DType dtype, double factor);

@@ -2,9 +2,14 @@
 // errors, deadlines, captures and the Python side run on machines without a GPU, also under
 // sanitizers. Its ranks may be threads, or processes that map each other's memory.
 //
+// It refuses what CUDA refuses: use after a fork; while a stream is captured, allocations, frees,
+// waits and work on the default stream. Blocks start where there is room for them, and streams
+// share CUDA_DEVICE_MAX_CONNECTIONS hardware queues.
+//
 // For tests, environment variables reduce its abilities: PYCOLL_DEVICE_THREADS_COUNT (number of
 // devices; 1), ..._REACH=0 (no device reaches another one's memory), ..._EXPORT=0 (no process maps
-// another one's memory), ..._PROCESSORS (maximum number of blocks at once; 32).
+// another one's memory), ..._PROCESSORS (maximum number of blocks at once; 32), ..._FAIL (the
+// function that fails, and its error: "launch:cudaErrorLaunchOutOfResources").
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -17,22 +22,46 @@
 #include <string>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/environment.h"
 #include "base/error.h"
 #include "device/device_table.h"
 #include "kernels/threads/launch_threads.h"
 #include "kernels/threads/thread_memory.h"
 #include "kernels/threads/thread_stream.h"
+#include "transport/ring/device_slot.h"
 
 namespace pycoll {
 namespace {
 
-constexpr int kNumProcessors = 32;  // the default of PYCOLL_DEVICE_THREADS_PROCESSORS
+constexpr int kDefaultQueues = 8;  // CUDA's default of CUDA_DEVICE_MAX_CONNECTIONS
+constexpr int kMaxQueues = 32;
 // Each is a CPU thread: the numbers are small, but above one.
 constexpr int kBlockThreads = 4;
 constexpr int kMaxChannels = 2;
 
 thread_local std::string last_error_text;
+
+int num_queues() {
+  const char* const text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  return text == nullptr ? kDefaultQueues : std::clamp(std::atoi(text), 1, kMaxQueues);
+}
+
+/// What a device has besides its memory.
+struct ThreadDevice {
+  ThreadDevice()
+      : queues(static_cast<size_t>(num_queues())),
+        processors(static_cast<int>(env_number("PYCOLL_DEVICE_THREADS_PROCESSORS"))) {}
+
+  std::shared_ptr<ThreadStream> make_stream(int number) {
+    return std::make_shared<ThreadStream>(number, queues[num_streams++ % queues.size()]);
+  }
+
+  std::vector<ThreadQueue> queues;
+  ThreadProcessors processors;
+  std::atomic<size_t> num_streams{0};
+  ThreadStream* default_stream = nullptr;
+};
 
 /// State of the emulated device in one process. As with CUDA, a process that was forked from one
 /// that has used the device cannot use it.
@@ -40,8 +69,8 @@ struct Machine {
   const pid_t pid = ::getpid();
   const int num_devices = static_cast<int>(env_number("PYCOLL_DEVICE_THREADS_COUNT"));
   ThreadMemory memory;
-  std::mutex mutex;                                                // protects the members below
-  std::vector<ThreadStream*> defaults;                             // by device
+  std::vector<ThreadDevice> devices{static_cast<size_t>(num_devices)};
+  std::mutex mutex;  // protects the members below, and default streams
   std::map<ThreadStream*, std::shared_ptr<ThreadStream>> streams;  // all
   std::map<void*, size_t> host_memory;
 };
@@ -66,25 +95,49 @@ void check_device(int device) {
                    std::to_string(machine().num_devices));
 }
 
-ThreadStream& stream_of(int device, DeviceStream handle) {
-  if (reinterpret_cast<uintptr_t>(handle) > 2) return *static_cast<ThreadStream*>(handle);
+ThreadDevice& device_at(int device) {
   check_device(device);
+  return machine().devices[static_cast<size_t>(device)];
+}
+
+bool is_default(DeviceStream handle) { return reinterpret_cast<uintptr_t>(handle) <= 2; }
+
+ThreadStream& stream_of(int device, DeviceStream handle) {
+  if (!is_default(handle)) return *static_cast<ThreadStream*>(handle);
+  ThreadDevice& its = device_at(device);
   Machine& m = machine();
   const std::lock_guard lock(m.mutex);
-  m.defaults.resize(static_cast<size_t>(m.num_devices));
-  ThreadStream*& stream = m.defaults[static_cast<size_t>(device)];
-  if (stream == nullptr) {
-    auto made = std::make_shared<ThreadStream>(device);
-    stream = made.get();
-    m.streams.emplace(stream, std::move(made));
+  if (its.default_stream == nullptr) {
+    std::shared_ptr<ThreadStream> made = its.make_stream(device);
+    its.default_stream = made.get();
+    m.streams.emplace(its.default_stream, std::move(made));
   }
-  return *stream;
+  return *its.default_stream;
 }
 
 void refuse_while_capturing(const char* what) {
   if (ThreadStream::any_capture()) {
     throw UsageError(std::string(what) + " is not allowed while a stream is captured");
   }
+}
+
+/// For what waits, which a thread that captures may not do, as in CUDA's thread-local mode.
+void refuse_where_capturing(const char* what) {
+  if (ThreadStream::captures_here()) {
+    throw UsageError(std::string(what) + " is not allowed for a thread that captures a stream");
+  }
+}
+
+/// The stream of new work. The default stream waits for captured streams, which is not possible.
+ThreadStream& work_stream(int device, DeviceStream handle) {
+  if (is_default(handle)) refuse_while_capturing("work on the default stream");
+  return stream_of(device, handle);
+}
+
+/// Fails if PYCOLL_DEVICE_THREADS_FAIL says that `function` does.
+void fail_if_told(const char* function) {
+  const std::string error = told_failure(function);
+  if (!error.empty()) throw SystemError(error);
 }
 
 template <class Body>
@@ -113,9 +166,12 @@ int describe(int32_t device, DeviceFacts* facts) {
     std::snprintf(facts->name, sizeof(facts->name), "emulated by threads of the host");
     std::snprintf(facts->uuid, sizeof(facts->uuid), "emulated-%d", device);
     facts->total_bytes = static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * 4096;
-    facts->num_processors = kNumProcessors;
+    facts->num_processors = device_at(device).processors.num_blocks();
     facts->block_threads = kBlockThreads;
     facts->max_channels = kMaxChannels;
+    facts->takes_turns = !env_flag("PYCOLL_DEVICE_THREADS_MPS");
+    std::snprintf(facts->memory_note, sizeof(facts->memory_note), "%s",
+                  machine().memory.note().c_str());
   });
 }
 
@@ -186,6 +242,7 @@ int allocate_host(size_t nbytes, void** memory) {
 
 int free_host(void* memory) {
   return guarded([&] {
+    refuse_while_capturing("freeing memory");
     const std::lock_guard lock(machine().mutex);
     const auto found = machine().host_memory.find(memory);
     if (found == machine().host_memory.end()) throw UsageError("no such allocation");
@@ -194,19 +251,29 @@ int free_host(void* memory) {
   });
 }
 
-int map_host(void* memory, size_t, void** on_device) {
-  *on_device = memory;
-  return 0;
+int copy_now(int32_t, void* dst, const void* src, size_t nbytes) {
+  return guarded([&] {
+    refuse_while_capturing("a copy that waits");
+    std::memmove(dst, src, nbytes);
+  });
 }
 
-int unmap_host(void*) { return 0; }
+int map_host(void* memory, size_t, void** on_device) {
+  return guarded([&] {
+    refuse_while_capturing("mapping memory");
+    *on_device = memory;
+  });
+}
+
+int unmap_host(void*) {
+  return guarded([] { refuse_while_capturing("unmapping memory"); });
+}
 
 // --- streams ---
 
 int create_stream(int32_t device, DeviceStream* stream) {
   return guarded([&] {
-    check_device(device);
-    auto made = std::make_shared<ThreadStream>(device);
+    std::shared_ptr<ThreadStream> made = device_at(device).make_stream(device);
     *stream = made.get();
     const std::lock_guard lock(machine().mutex);
     machine().streams.emplace(made.get(), std::move(made));
@@ -225,21 +292,26 @@ int destroy_stream(DeviceStream handle) {
 }
 
 int synchronize_stream(int32_t device, DeviceStream stream) {
-  return guarded([&] { stream_of(device, stream).synchronize(); });
+  return guarded([&] {
+    refuse_where_capturing("waiting for a stream");
+    if (is_default(stream)) refuse_while_capturing("waiting for the default stream");
+    stream_of(device, stream).synchronize();
+  });
 }
 
 int copy(int32_t device, void* dst, const void* src, size_t nbytes, DeviceStream stream) {
   return guarded([&] {
+    ThreadStream& on = work_stream(device, stream);
     // Like CUDA, copies pageable CPU memory first, which may change or be freed after the call.
     if (nbytes <= 64 << 10 && machine().memory.device_of(src) < 0) {
       std::vector<std::byte> bytes(nbytes);
       if (nbytes != 0) std::memcpy(bytes.data(), src, nbytes);
-      stream_of(device, stream).push([dst, bytes = std::move(bytes)] {
+      on.push([dst, bytes = std::move(bytes)] {
         if (!bytes.empty()) std::memcpy(dst, bytes.data(), bytes.size());
       });
       return;
     }
-    stream_of(device, stream).push([=] { std::memmove(dst, src, nbytes); });
+    on.push([=] { std::memmove(dst, src, nbytes); });
   });
 }
 
@@ -254,24 +326,25 @@ int destroy_event(DeviceEvent event) {
 }
 
 int record_event(int32_t device, DeviceEvent event, DeviceStream stream) {
-  return guarded([&] { static_cast<ThreadEvent*>(event)->record(stream_of(device, stream)); });
+  return guarded([&] { static_cast<ThreadEvent*>(event)->record(work_stream(device, stream)); });
 }
 
 int wait_event(int32_t device, DeviceStream stream, DeviceEvent event) {
-  return guarded([&] { static_cast<ThreadEvent*>(event)->hold(stream_of(device, stream)); });
+  return guarded([&] { static_cast<ThreadEvent*>(event)->hold(work_stream(device, stream)); });
 }
 
 int query_event(DeviceEvent event, int32_t* is_over) {
   return guarded([&] {
-    if (ThreadStream::captures_here()) {
-      throw UsageError("querying an event is not allowed for a thread that captures a stream");
-    }
+    refuse_where_capturing("querying an event");
     *is_over = static_cast<ThreadEvent*>(event)->is_over();
   });
 }
 
 int synchronize_event(DeviceEvent event) {
-  return guarded([&] { static_cast<ThreadEvent*>(event)->synchronize(); });
+  return guarded([&] {
+    refuse_where_capturing("waiting for an event");
+    static_cast<ThreadEvent*>(event)->synchronize();
+  });
 }
 
 // --- graphs ---
@@ -286,7 +359,10 @@ int capture_of(int32_t device, DeviceStream stream, uint64_t* number) {
 }
 
 int begin_capture(int32_t device, DeviceStream stream) {
-  return guarded([&] { stream_of(device, stream).begin_capture(); });
+  return guarded([&] {
+    if (is_default(stream)) throw UsageError("the default stream cannot be captured");
+    stream_of(device, stream).begin_capture();
+  });
 }
 
 int end_capture(int32_t device, DeviceStream stream, DeviceGraph* graph) {
@@ -295,7 +371,7 @@ int end_capture(int32_t device, DeviceStream stream, DeviceGraph* graph) {
 
 int launch_graph(int32_t device, DeviceGraph graph, DeviceStream stream) {
   return guarded([&] {
-    stream_of(device, stream).push([graph = *static_cast<Graph*>(graph)] {
+    work_stream(device, stream).push([graph = *static_cast<Graph*>(graph)] {
       for (const ThreadTask& task : graph->tasks) task();
     });
   });
@@ -312,34 +388,73 @@ int preload(int32_t device) {
   return guarded([&] { check_device(device); });
 }
 
+/// Runs launches as a task of a stream.
+void run_launches(ThreadProcessors& processors, const DeviceLaunch* launches, int num_launches,
+                  bool together) {
+  ThreadPool pool;
+  ThreadStream::Begun* const begun = ThreadStream::Begun::current();
+  const BlockStart start{processors, together, [begun] { begun->pass(); }};
+  launch_on_threads(launches, num_launches, pool, &start);
+}
+
 int launch(int32_t device, const DeviceLaunch* launch, DeviceStream stream) {
   return guarded([&] {
-    stream_of(device, stream).push([own = *launch] {
-      ThreadPool pool;
-      launch_on_threads(&own, 1, pool);
-    });
+    fail_if_told("launch");
+    work_stream(device, stream)
+        .push([own = *launch, &processors = device_at(device).processors] {
+          run_launches(processors, &own, 1, false);
+        });
   });
 }
 
-int launch_together(int32_t device, const DeviceLaunch*, const DeviceLaunch* launches,
+int launch_together(int32_t device, const DeviceLaunch* first, const DeviceLaunch* launches,
                     int32_t num_launches, DeviceStream stream) {
   return guarded([&] {
-    stream_of(device, stream).push([=] {
-      ThreadPool pool;
-      launch_on_threads(launches, num_launches, pool);
+    fail_if_told("launch");
+    ThreadProcessors& processors = device_at(device).processors;
+    if (num_launches * first->num_channels > processors.num_blocks()) {
+      throw UsageError("too many blocks for a cooperative launch");
+    }
+    work_stream(device, stream).push([launches, num_launches, &processors] {
+      run_launches(processors, launches, num_launches, true);
     });
   });
 }
 
-int max_resident_blocks(int32_t, const DeviceLaunch*, int32_t* num_blocks) {
-  *num_blocks = static_cast<int>(env_number("PYCOLL_DEVICE_THREADS_PROCESSORS"));
-  return 0;
+int max_resident_blocks(int32_t device, int32_t, int32_t* num_blocks) {
+  return guarded([&] { *num_blocks = device_at(device).processors.num_blocks(); });
+}
+
+int store_words(int32_t device, const DeviceWords* words, DeviceStream stream) {
+  return guarded([&] {
+    fail_if_told("store_words");
+    work_stream(device, stream).push([own = *words] {
+      for (int i = 0; i < own.num; ++i) {
+        if (told_failure("lost_words").empty()) device::store_release(*own.at[i], own.value[i]);
+      }
+    });
+  });
+}
+
+int await_words(int32_t device, const DeviceWords* words, int64_t timeout_ns, uint64_t* found,
+                DeviceStream stream) {
+  return guarded([&] {
+    work_stream(device, stream).push([own = *words, timeout_ns, found] {
+      const int64_t deadline = now_ns() + timeout_ns;
+      for (int i = 0; i < own.num; ++i) {
+        do {
+          found[i] = device::load_acquire(*own.at[i]);
+        } while (found[i] != own.value[i] && now_ns() < deadline && ::sched_yield() == 0);
+      }
+    });
+  });
 }
 
 int scale(int32_t device, void* dst, const void* src, int64_t count, int32_t dtype, double factor,
           DeviceStream stream) {
   return guarded([&] {
-    stream_of(device, stream).push([=] {
+    fail_if_told("scale");
+    work_stream(device, stream).push([=] {
       scale_on_threads(dst, src, count, static_cast<DType>(dtype), factor);
     });
   });
@@ -370,6 +485,7 @@ extern "C" __attribute__((visibility("default"))) const pycoll::DeviceTable* pyc
       .withdraw = withdraw,
       .allocate_host = allocate_host,
       .free_host = free_host,
+      .copy_now = copy_now,
       .map_host = map_host,
       .unmap_host = unmap_host,
       .create_stream = create_stream,
@@ -391,6 +507,8 @@ extern "C" __attribute__((visibility("default"))) const pycoll::DeviceTable* pyc
       .launch = launch,
       .launch_together = launch_together,
       .max_resident_blocks = max_resident_blocks,
+      .store_words = store_words,
+      .await_words = await_words,
       .scale = scale,
   };
   return &table;

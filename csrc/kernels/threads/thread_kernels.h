@@ -14,19 +14,19 @@ struct ThreadKernels {
   ThreadKernel kernels[kNumDTypes];
 };
 
-template <DeviceProtocol protocol, DType dtype>
+template <DeviceProtocol protocol, DType dtype, class Env = ThreadEnv>
 constexpr ThreadKernel thread_kernel() {
   if constexpr (!has_kernel(protocol, dtype)) {
     return nullptr;
   } else {
     return [](const ThreadEnv& env, const DeviceLaunch& launch, int channel, BlockShared& shared) {
-      BlockRun<protocol, dtype, ThreadEnv>(env, launch, channel, shared).run();
+      BlockRun<protocol, dtype, Env>(Env(env), launch, channel, shared).run();
     };
   }
 }
-template <DeviceProtocol protocol>
+template <DeviceProtocol protocol, class Env = ThreadEnv>
 constexpr ThreadKernels make_thread_kernels() {
-#define X(id, name, kind, type, acc) thread_kernel<protocol, DType::id>(),
+#define X(id, name, kind, type, acc) thread_kernel<protocol, DType::id, Env>(),
   return {{PYCOLL_FOR_EACH_DTYPE(X)}};
 #undef X
 }

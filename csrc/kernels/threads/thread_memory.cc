@@ -13,6 +13,14 @@
 namespace pycoll {
 namespace {
 
+constexpr size_t kPageBytes = 2 << 20;
+
+/// A DeviceHandle's bytes of kind kIpc.
+struct IpcHandle {
+  pid_t process;
+  int fd;
+};
+
 /// Lets tests cover the path without exports.
 bool may_export() { return env_flag("PYCOLL_DEVICE_THREADS_EXPORT"); }
 
@@ -26,16 +34,32 @@ Fd create_file(size_t nbytes) {
 
 }  // namespace
 
-void* ThreadMemory::allocate(int device, size_t nbytes) {
-  return map(device, nbytes, create_file(nbytes));
+std::string told_failure(const std::string& function) {
+  const std::string told = env_text("PYCOLL_DEVICE_THREADS_FAIL").value_or("");
+  return told.starts_with(function + ":") ? told.substr(function.size() + 1) : "";
 }
 
-void* ThreadMemory::map(int device, size_t nbytes, Fd fd) {
+void* ThreadMemory::allocate(int device, size_t nbytes) {
+  const std::string error = told_failure("export");
+  if (!error.empty()) {
+    const std::lock_guard lock(mutex_);
+    refused_ = error;
+  }
+  const size_t rounded = (nbytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  return map(device, rounded, create_file(rounded), error.empty());
+}
+
+std::string ThreadMemory::note() {
+  const std::lock_guard lock(mutex_);
+  return refused_.empty() ? "" : "shared by IPC handles, because of " + refused_;
+}
+
+void* ThreadMemory::map(int device, size_t nbytes, Fd fd, bool by_descriptor) {
   void* memory = ::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (memory == MAP_FAILED) throw_system_error("mmap");
   const std::lock_guard lock(mutex_);
   allocations_.emplace(static_cast<const std::byte*>(memory),
-                       Allocation{device, nbytes, std::move(fd)});
+                       Allocation{device, nbytes, std::move(fd), by_descriptor});
   return memory;
 }
 
@@ -70,22 +94,37 @@ void ThreadMemory::export_memory(const void* p, DeviceHandle* handle, int32_t* f
   handle->nbytes = found->second.nbytes;
   handle->offset = static_cast<uint64_t>(static_cast<const std::byte*>(p) - found->first);
   if (!may_export()) return;
+  if (!found->second.by_descriptor) {
+    const IpcHandle ipc{::getpid(), found->second.fd.get()};
+    handle->kind = DeviceHandleKind::kIpc;
+    std::memcpy(handle->bytes, &ipc, sizeof(ipc));
+    return;
+  }
   *fd = ::fcntl(found->second.fd.get(), F_DUPFD_CLOEXEC, 0);
   if (*fd < 0) throw_system_error("dup");
   handle->kind = DeviceHandleKind::kFd;
 }
 
 void* ThreadMemory::import_memory(int device, const DeviceHandle& handle, int fd) {
+  if (handle.kind == DeviceHandleKind::kIpc) {
+    IpcHandle ipc{};
+    std::memcpy(&ipc, handle.bytes, sizeof(ipc));
+    const std::string path =
+        "/proc/" + std::to_string(ipc.process) + "/fd/" + std::to_string(ipc.fd);
+    Fd theirs(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    if (!theirs) throw_system_error("opening " + path);
+    return map(device, handle.nbytes, std::move(theirs), false);
+  }
   if (handle.kind != DeviceHandleKind::kFd) throw UsageError("this memory cannot be imported");
   Fd own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!own) throw_system_error("dup");
-  return map(device, handle.nbytes, std::move(own));
+  return map(device, handle.nbytes, std::move(own), true);
 }
 
 bool ThreadMemory::withdraw(const void* p) {
   const std::lock_guard lock(mutex_);
   const auto found = find(p);
-  if (found == allocations_.end()) return false;
+  if (found == allocations_.end() || !found->second.by_descriptor) return false;
   auto* const memory = const_cast<std::byte*>(found->first);
   const size_t nbytes = found->second.nbytes;
   Fd own = create_file(nbytes);

@@ -74,7 +74,7 @@ void ThreadStream::push(ThreadTask task) {
     if (!thread_.joinable()) {
       thread_ = start_thread("the thread of an emulated device's stream", [this] { run(); }, {});
     }
-    queue_.push_back(std::move(task));
+    queue_.push_back({std::move(task), hardware_.enter()});
     ++num_pushed_;
   }
   changed_.notify_all();
@@ -100,11 +100,13 @@ void ThreadStream::run() {
     if (queue_.empty()) return;
     std::string error;
     {
-      const ThreadTask task = std::move(queue_.front());
+      const Queued next = std::move(queue_.front());
       queue_.pop_front();
       lock.unlock();
+      hardware_.wait(next.place);
+      ThreadStream::Begun begun(hardware_);
       try {
-        task();
+        next.task();
       } catch (const std::exception& raised) {
         error = raised.what();
       }

@@ -1,5 +1,6 @@
 // Streams, events and graphs of the emulated device. A stream is a thread that runs its tasks in
-// order; an event counts how often it was recorded, and how many of these records were reached.
+// order, each when it is its turn in the stream's hardware queue; an event counts how often it was
+// recorded, and how many of these records were reached.
 #pragma once
 
 #include <atomic>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "base/thread.h"
+#include "kernels/threads/thread_queue.h"
 
 namespace pycoll {
 
@@ -51,7 +53,7 @@ class ThreadEvent {
 
 class ThreadStream {
  public:
-  explicit ThreadStream(int device) : device_(device) {}
+  ThreadStream(int device, ThreadQueue& queue) : device_(device), hardware_(queue) {}
   ~ThreadStream();  // runs the remaining tasks
   ThreadStream(const ThreadStream&) = delete;
 
@@ -63,6 +65,28 @@ class ThreadStream {
   void synchronize();
   /// What the first task that failed has raised; empty: none has.
   std::string error();
+
+  /// Called by a task that has begun, as a kernel does whose blocks are all resident: the next work
+  /// in the hardware queue may begin. Without a call it begins when the task has ended.
+  class Begun {
+   public:
+    explicit Begun(ThreadQueue& queue) : queue_(queue) { current_ = this; }
+    ~Begun() {
+      pass();
+      current_ = nullptr;
+    }
+    Begun(const Begun&) = delete;
+    void pass() {
+      if (!passed_.exchange(true)) queue_.pass();
+    }
+    /// That of the task which this thread runs; null: this is not the thread of a stream.
+    static Begun* current() { return current_; }
+
+   private:
+    static inline thread_local Begun* current_ = nullptr;
+    ThreadQueue& queue_;
+    std::atomic<bool> passed_{false};
+  };
 
   void begin_capture();
   /// Raises UsageError unless the capture began in this stream.
@@ -82,10 +106,16 @@ class ThreadStream {
   static inline std::atomic<int> num_captures_{0};
   static inline thread_local int num_captures_here_ = 0;
 
+  struct Queued {
+    ThreadTask task;
+    uint64_t place;  // in the hardware queue
+  };
+
   const int device_;
+  ThreadQueue& hardware_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<ThreadTask> queue_;
+  std::deque<Queued> queue_;
   uint64_t num_pushed_ = 0;
   uint64_t num_done_ = 0;
   bool stop_ = false;

@@ -26,6 +26,8 @@ struct Verdict {
   void set(const std::string& text) { std::snprintf(why, sizeof(why), "%s", text.c_str()); }
 };
 
+constexpr int64_t kTestNs = 1'000'000'000;  // for a word to arrive that was stored before
+
 uint64_t word_of(size_t from, size_t to) { return 0x7079636f6c6c0000ull + (from << 8) + to; }
 
 /// CPU memory that this process maps and that its devices reach.
@@ -111,7 +113,9 @@ std::unique_ptr<DeviceWindow> DeviceWindow::over(Transport& transport, const Dev
     const bool can = offer.handle.kind == DeviceHandleKind::kIpc || fds[rank];
     void* base = nullptr;
     if (!can) {
-      verdict.set("memory of rank " + std::to_string(rank) + "'s device cannot be exported");
+      verdict.set("memory of rank " + std::to_string(rank) +
+                  "'s device cannot be exported to other processes, as that of torch's expandable "
+                  "segments cannot");
     } else if (device.table().import_memory(device.index(), &offer.handle, fds[rank].get(),
                                             &base) != 0) {
       verdict.set("cannot map memory of rank " + std::to_string(rank) +
@@ -167,30 +171,39 @@ std::unique_ptr<DeviceWindow> DeviceWindow::of_cpu_memory(Transport& transport,
 std::string DeviceWindow::test(Transport& transport, const AllGather& gather) const {
   const auto n = static_cast<size_t>(transport.num_ranks());
   const auto self = static_cast<size_t>(transport.rank());
+  const DeviceTable& table = device_.table();
+  const Stream stream(device_);
+  const PinnedMemory found_memory(device_, DeviceWords::kMax * sizeof(uint64_t));
+  const auto* const found = reinterpret_cast<const uint64_t*>(found_memory.data());
   Verdict verdict;
-  const auto copy = [&](void* dst, const void* src) {
+  const auto run = [&](int status) {
     if (verdict.why[0] != 0) return;
-    if (device_.table().copy(device_.index(), dst, src, sizeof(uint64_t), nullptr) != 0 ||
-        device_.table().synchronize_stream(device_.index(), nullptr) != 0) {
-      verdict.set(device_.table().last_error());
+    if (status != 0 || table.synchronize_stream(device_.index(), stream.get()) != 0) {
+      verdict.set(table.last_error());
     }
   };
+  DeviceWords sent;   // of this rank, at all ranks
+  DeviceWords owned;  // of all ranks, at this rank
+  sent.num = owned.num = static_cast<int32_t>(n);
   for (size_t peer = 0; peer < n; ++peer) {
-    const uint64_t word = word_of(self, peer);
-    copy(bases_[peer] + self * sizeof(uint64_t), &word);
+    sent.at[peer] = reinterpret_cast<uint64_t*>(bases_[peer]) + self;
+    sent.value[peer] = word_of(self, peer);
+    owned.at[peer] = reinterpret_cast<uint64_t*>(bases_[self]) + peer;
+    owned.value[peer] = word_of(peer, self);
   }
-  std::string why = first_complaint(transport, verdict, gather);
+  run(table.store_words(device_.index(), &sent, stream.get()));
+  // All ranks have stored their words afterwards, so a kernel need not wait for another one.
+  const std::string why = first_complaint(transport, verdict, gather);
   if (!why.empty()) return why;
-  for (size_t peer = 0; peer < n; ++peer) {
-    uint64_t found = 0;
-    constexpr uint64_t kZero = 0;
-    copy(&found, bases_[self] + peer * sizeof(uint64_t));
-    copy(bases_[self] + peer * sizeof(uint64_t), &kZero);
-    if (verdict.why[0] == 0 && found != word_of(peer, self)) {
-      verdict.set("a word that rank " + std::to_string(peer) + " wrote to " + device_.title() +
-                  " did not arrive");
-    }
+  run(table.await_words(device_.index(), &owned, kTestNs,
+                        reinterpret_cast<uint64_t*>(found_memory.data()), stream.get()));
+  for (size_t peer = 0; peer < n && verdict.why[0] == 0; ++peer) {
+    if (found[peer] == owned.value[peer]) continue;
+    verdict.set("a word that a kernel of rank " + std::to_string(peer) + " stored in memory of " +
+                device_.title() + " did not arrive");
   }
+  std::fill_n(owned.value, n, uint64_t{0});
+  run(table.store_words(device_.index(), &owned, stream.get()));
   return first_complaint(transport, verdict, gather);
 }
 

@@ -2,9 +2,10 @@
 // registered arrays of the caller.
 //
 // Other processes reach an allocation by a descriptor or an IPC handle, the same process by its
-// address. Before first use, every rank writes a word into every other rank's memory and checks for
-// the words of the others. This detects a system that reports peer access that does not work. If
-// any rank cannot reach another one, the window is made of CPU memory that all devices map.
+// address. Before first use, a kernel of every rank stores a word in every other rank's memory, and
+// another one waits for the words of the others. This detects a system that reports peer access
+// that does not work. If any rank cannot reach another one, the window is made of CPU memory that
+// all devices map.
 #pragma once
 
 #include <memory>
@@ -39,9 +40,9 @@ class DeviceWindow {
   static std::unique_ptr<DeviceWindow> of_cpu_memory(Transport& transport, const Device& device,
                                                      size_t nbytes, const AllGather& gather,
                                                      const Deadline& deadline);
-  /// Writes a word for each rank to the start of every rank's memory, checks the words that the
-  /// other ranks wrote, and clears them. Collective. Returns an empty text, or describes what is
-  /// missing.
+  /// Stores a word for each rank at the start of every rank's memory, waits for the words of the
+  /// other ranks, and clears them, all by kernels. Collective. Returns an empty text, or describes
+  /// what is missing.
   std::string test(Transport& transport, const AllGather& gather) const;
 
   /// Address at which this rank's kernels reach the memory of `rank`.
