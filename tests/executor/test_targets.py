@@ -21,6 +21,7 @@ ON_HOST: list[list[object]] = [
 ]
 ON_DEVICES: list[list[object]] = [
     ["device_check", "few", 3],
+    ["gpu_matrix", "--few", "--ranks", 3, "--dtypes", "f32,bf16,i8"],
     ["device_failure_check"],
     *(["device_order_check", p] for p in ("simple", "ll", "ll128", "poison", "direct")),
 ]

@@ -71,7 +71,7 @@ struct DeviceLinks {
   DeviceRingState* states = nullptr;
   uint64_t* epochs = nullptr;  // kPoison: calls so far, by channel; starts as zeros
   int64_t slot_bytes = 0;      // a multiple of kDeviceAlignment
-  // At most kMaxSlots. kPoison: kPoisonBuffers times the most messages that a
+  // A power of two, at most kMaxSlots. kPoison: kPoisonBuffers times the most messages that a
   // program sends on one link.
   int32_t num_slots = 0;
 };
