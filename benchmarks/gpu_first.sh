@@ -76,10 +76,10 @@ build_or_restore() {
 
 devices() {
   if [ "$DEVICE" = threads ]; then
-    FEW=--few
+    FEW=--few MATRIX="--ranks 2 --dtypes f32,bf16"
     export PYCOLL_DEVICE_LIBRARY=$BUILD/_device_threads.so
   else
-    FEW=
+    FEW='' MATRIX=''
     export PYCOLL_DEVICE_LIBRARY=$PWD/pycoll/_cuda.so
   fi
 }
@@ -124,8 +124,9 @@ library = ctypes.CDLL('pycoll/_cuda.so')
 wrong = ctypes.c_uint64(9)
 print('status', library.pycoll_check_conversions(ctypes.byref(wrong)), 'wrong', wrong.value)"
     fi
-    try 40 matrix.log "$BUILD/tests/cpp/gpu_matrix" --few --seconds 30
-    # shellcheck disable=SC2086  # FEW may be no word at all
+    # shellcheck disable=SC2086  # FEW and MATRIX may be no word at all
+    try 40 matrix.log "$BUILD/tests/cpp/gpu_matrix" --few --seconds 30 $MATRIX
+    # shellcheck disable=SC2086
     try 50 latencies.log "$BUILD/benchmarks/gpu_latency" $FEW --seconds 40 \
       --json "$OUT/latencies.jsonl"
     try 60 threads.log "$PYTHON" benchmarks/device_kernels.py 2 3 8
