@@ -1,4 +1,4 @@
-"""all_reduce on devices, timed: ranks as threads of one process, or as processes.
+"""Collectives on devices, timed: ranks as threads of one process, or as processes.
 
 The caller must not have used a device yet: ranks are forked.
 """
@@ -48,10 +48,37 @@ class Case:
     threads: bool
     registered: bool = False
     emulated: bool = False
+    collective: str = "all_reduce"
+    op: str = "sum"
 
     def __str__(self) -> str:
         ranks = "threads" if self.threads else "processes"
-        return f"all_reduce {self.dtype} {self.n} {ranks}{' registered' * self.registered}"
+        more = " registered" * self.registered + f" {self.op}" * (self.op != "sum")
+        return f"{self.collective} {self.dtype} {self.n} {ranks}{more}"
+
+    def counts(self, nbytes: int, itemsize: int) -> tuple[int, int]:
+        """Elements of the input and of the output of a message of `nbytes`, as nccl-tests' size."""
+        if self.collective == "all_reduce":
+            return (max(nbytes // itemsize, 1),) * 2
+        block = max(nbytes // itemsize // self.n, 1)
+        return {
+            "reduce_scatter": (self.n * block, block),
+            "all_gather": (block, self.n * block),
+            "all_to_all": (self.n * block, self.n * block),
+        }[self.collective]
+
+    def expected(self, count: int) -> np.ndarray:
+        """An output of `count` elements, where rank r's input has r + 1 in all places."""
+        if self.collective in ("all_gather", "all_to_all"):
+            return np.repeat(np.arange(1.0, self.n + 1), count // self.n)
+        total = self.n * (self.n + 1) / 2
+        return np.full(count, total / self.n if self.op == "avg" else total)
+
+    def call(self, comm: pycoll.Communicator, x: Any, out: Any) -> None:
+        if self.collective in ("all_gather", "all_to_all"):
+            getattr(comm, self.collective)(x, out=out)
+        else:
+            getattr(comm, self.collective)(x, self.op, out=out)
 
 
 def slowest(comm: pycoll.Communicator, values: list[float]) -> list[float]:
@@ -62,28 +89,28 @@ def arrays_of(comm: pycoll.Communicator, case: Case, nbytes: int) -> tuple[Any, 
     """Collective. Input and output of this rank: torch's on a GPU, else DeviceArrays.
 
     Returns:
-        Both, and how many elements of the output are wrong after one all_reduce.
+        Both, and how many elements of the output are wrong after one call.
     """
-    own, expected = comm.rank + 1, sum(range(1, comm.size + 1))
+    own = comm.rank + 1
     if case.emulated:
         kind = numpy_dtype(case.dtype)
-        count = max(nbytes // kind.itemsize, 1)
         make = partial(comm.empty, device=0) if case.registered else DeviceArray.empty
-        x, out = make(count, case.dtype), make(count, case.dtype)
-        x.copy_from(np.full(count, own, kind))
-        comm.all_reduce(x, out=out)
+        x, out = (make(count, case.dtype) for count in case.counts(nbytes, kind.itemsize))
+        x.copy_from(np.full(x.shape[0], own, kind))
+        case.call(comm, x, out)
         comm.synchronize()
+        expected = case.expected(out.shape[0])
         return x, out, int(np.count_nonzero(out.numpy().astype(np.float64) != expected))
     import torch
 
     kind = {"f32": torch.float32, "bf16": torch.bfloat16}[case.dtype]
-    count = max(nbytes // kind.itemsize, 1)
     make = partial(comm.empty if case.registered else torch.empty, device="cuda:0")
-    x, out = make(count, dtype=kind), make(count, dtype=kind)
+    x, out = (make(count, dtype=kind) for count in case.counts(nbytes, kind.itemsize))
     x.fill_(own)
-    comm.all_reduce(x, out=out)
+    case.call(comm, x, out)
     comm.synchronize()
-    return x, out, int((out != expected).sum())
+    expected = torch.from_numpy(case.expected(out.numel())).to(out.device)
+    return x, out, int((out.double() != expected).sum())
 
 
 def measure(comm: pycoll.Communicator, case: Case, nbytes: int) -> Figures:
@@ -99,14 +126,14 @@ def measure(comm: pycoll.Communicator, case: Case, nbytes: int) -> Figures:
         comm.barrier()
         start = time.perf_counter()
         for _ in range(num_calls):
-            comm.all_reduce(x, out=out)
+            case.call(comm, x, out)
         launched.append(time.perf_counter() - start)
         comm.synchronize()
         queued.append(time.perf_counter() - start)
     for _ in range(3 * SAMPLES):
         comm.barrier()
         start = time.perf_counter()
-        comm.all_reduce(x, out=out)
+        case.call(comm, x, out)
         comm.synchronize()
         ended.append(time.perf_counter() - start)
 
@@ -172,42 +199,75 @@ def run_case(case: Case, sizes: list[int], ceiling: float | None, until: float) 
 
     rows = []
     for row in on_ranks(work, case.n, case.threads):
-        share = roofline_share(case.n, row, ceiling)
+        share = roofline_share(case, row, ceiling)
         rows.append(asdict(row) | {"roofline_share": share})
     missing = sizes[len(rows) :]
     return {"rows": rows} | ({"note": f"no time was left for {missing} B"} if missing else {})
 
 
-def roofline_share(n: int, row: Figures, ceiling: float | None) -> float | None:
+def roofline_share(case: Case, row: Figures, ceiling: float | None) -> float | None:
     """The share of the rate of copies that all ranks on one device reach; None for short ones."""
     name, _, protocol = row.algorithm.partition("/")
     if ceiling is None or row.nbytes < MIN_ROOFLINE_BYTES or protocol not in ("simple", "direct"):
         return None
-    moved = n * traffic("all_reduce", name, n, protocol == "direct").moved * row.nbytes
+    counted = traffic(case.collective, name, case.n, protocol == "direct")
+    moved = case.n * counted.moved * row.nbytes
     return moved / (row.queued_us / 1e6) / ceiling
 
 
-def copy_ceiling(nbytes: int, emulated: bool) -> float:
-    """Bytes read and written per second by a copy on the device; the best of several samples."""
+def ceilings(nbytes: int, emulated: bool) -> dict[str, Any]:
+    """Bytes read and written per second by other libraries' plain kernels; the best of samples.
 
-    def work(_: pycoll.Communicator) -> float:
-        if emulated:
-            src, dst = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
-            copy, wait = lambda: np.copyto(dst, src), lambda: None
-        else:
-            import torch
+    Args:
+        nbytes: Of each array.
+        emulated: Whether NumPy's loops on the CPU take the place of torch and CuPy.
 
-            from_, to = (torch.ones(nbytes, dtype=torch.uint8, device="cuda") for _ in range(2))
-            copy, wait = lambda: to.copy_(from_), torch.cuda.synchronize
+    Returns:
+        A rate, or why there is none, for a copy, for a sum of two arrays, and for a sum of eight
+        that are stacked, by library.
+    """
+
+    def rate(moved: int, run: Callable[[], Any], wait: Callable[[], Any]) -> float:
         best = math.inf
         for _ in range(SAMPLES):
-            copy()
+            run()
             wait()
             start = time.perf_counter()
             for _ in range(5):
-                copy()
+                run()
             wait()
             best = min(best, (time.perf_counter() - start) / 5)
-        return 2 * nbytes / best
+        return moved / best
+
+    def rates(library: Any, wait: Callable[[], Any], **where: Any) -> dict[str, float]:
+        count = nbytes // 4
+        a, b, c = (library.ones(count, dtype=library.float32, **where) for _ in range(3))
+        stacked = library.ones((8, count // 8), dtype=library.float32, **where)
+        axis = {"dim" if hasattr(library, "Tensor") else "axis": 0}
+        of_eight = c[: count // 8]
+        total = nbytes + nbytes // 8
+        found = {
+            "add": rate(3 * nbytes, lambda: library.add(a, b, out=c), wait),
+            "sum of 8": rate(total, lambda: library.sum(stacked, out=of_eight, **axis), wait),
+        }
+
+        def copy() -> None:
+            c[:] = a
+
+        return {"copy": rate(2 * nbytes, copy, wait)} | found
+
+    def work(_: pycoll.Communicator) -> dict[str, Any]:
+        if emulated:
+            return {"numpy": rates(np, lambda: None)}
+        import torch
+
+        made: dict[str, Any] = {"torch": rates(torch, torch.cuda.synchronize, device="cuda")}
+        try:
+            import cupy
+
+            made["cupy"] = rates(cupy, cupy.cuda.Device().synchronize)
+        except ImportError as error:
+            made["cupy"] = f"skipped: {error}"
+        return made
 
     return pycoll.run_ranks(work, 1)[0]

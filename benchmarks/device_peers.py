@@ -1,8 +1,9 @@
 """all_reduce of torch.distributed on tensors of one GPU, by gloo, NCCL or pycoll, timed as
 device_bench times pycoll's own calls.
 
-python benchmarks/device_peers.py BACKEND DEVICE DTYPE SIZE ...   (one rank: RANK, WORLD_SIZE,
-MASTER_ADDR, MASTER_PORT). Rank 0 prints each row as a line of JSON when it is measured, or
+python benchmarks/device_peers.py --ranks N BACKEND DEVICE DTYPE SIZE ...
+
+Without --ranks it is one rank (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Rank 0 prints each row as a line of JSON when it is measured, or
 {"note": why not}.
 """
 
@@ -134,20 +135,29 @@ def run(
         for process in processes:
             process.kill()
     outs += [process.communicate()[0] for process in processes[len(outs) :]]
-    lines = outs[0].splitlines()
+    return rows_of(outs[0], len(sizes), note)
+
+
+def rows_of(said: str, num_rows: int, note: str | None) -> dict[str, Any]:
+    """The rows that a program has printed as lines of JSON, and a note if some are missing."""
     rows: list[dict[str, Any]] = []
-    for line in lines:
-        with contextlib.suppress(ValueError):
+    for line in said.splitlines():
+        with contextlib.suppress(ValueError, AttributeError):
             found = json.loads(line)
             note = found.pop("note", note)
             rows += [found] if found else []
-    if note is None and len(rows) < len(sizes):
-        note = f"failed: {(lines or [''])[-1][-300:]}"
+    if note is None and len(rows) < num_rows:
+        note = f"failed: {(said.splitlines() or [''])[-1][-300:]}"
     return {"rows": rows} | ({} if note is None else {"note": note})
 
 
 def main() -> None:
-    backend, device, dtype, *sizes = sys.argv[1:]
+    arguments = sys.argv[1:]
+    if arguments[0] == "--ranks":
+        n, backend, device, dtype, *sizes = arguments[1:]
+        print(json.dumps(run(backend, device, dtype, int(n), [int(s) for s in sizes], 30.0)))
+        return
+    backend, device, dtype, *sizes = arguments
     reason = why_not(backend, device)
     if reason is not None:
         print(json.dumps({"note": reason}))

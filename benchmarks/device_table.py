@@ -1,7 +1,7 @@
-"""The table of gpu_check.py: all_reduce on one device, against copies, gloo and NCCL.
+"""The table of gpu_check.py: collectives on one device, against copies, gloo and NCCL.
 
 python benchmarks/device_table.py cuda|threads RECORD.json SECONDS [--tiny]
-    [--tests tests.json] [--launches launches.json]
+    [--tests tests.json] [--latencies latencies.jsonl]
 
 RECORD.json is written after every series; RECORD.png at the end, where matplotlib is installed.
 """
@@ -17,6 +17,7 @@ from typing import Any
 
 import device_bench
 import device_peers
+import nccl_graphs
 from device_bench import Case
 
 import pycoll
@@ -71,14 +72,28 @@ def cases(tiny: bool, emulated: bool) -> list[Case]:
     for n in ranks:
         for dtype in ("f32", "bf16"):
             made += [Case(dtype, n, True, registered, emulated) for registered in (False, True)]
+    # What FSDP and tensor parallelism call.
+    for collective, op in (
+        ("all_reduce", "avg"),
+        ("reduce_scatter", "sum"),
+        ("reduce_scatter", "avg"),
+        ("all_gather", "sum"),
+        ("all_to_all", "sum"),
+    ):
+        made.append(Case("bf16", ranks[0], True, True, emulated, collective, op))
     return made + [Case(dtype, 2, False, emulated=emulated) for dtype in ("f32", "bf16")]
 
 
 def measure_all(table: Table, device: str, tiny: bool) -> None:
     emulated = device == "threads"
-    ceiling = device_bench.copy_ceiling(1 << 20 if tiny else 1 << 30, emulated)
+    found = device_bench.ceilings(1 << 20 if tiny else 1 << 30, emulated)
+    ceiling = next(iter(found.values()))["copy"]
+    table.data["ceilings_bytes_per_s"] = found
     table.data["copy_ceiling_bytes_per_s"] = ceiling
-    print(f"copies: {ceiling / 1e12:.3f} TB/s, read and write", flush=True)
+    for library, rates in found.items():
+        said = rates if isinstance(rates, str) else ", ".join(
+            f"{name} {rate / 1e12:.3f} TB/s" for name, rate in rates.items())  # fmt: skip
+        print(f"{library}: {said}, read and write", flush=True)
     sizes = TINY_SIZES if tiny else SIZES
     for case in cases(tiny, emulated):
         name = f"pycoll, {case}"
@@ -98,6 +113,11 @@ def measure_all(table: Table, device: str, tiny: bool) -> None:
             table.add(name, {"rows": [{"nbytes": nbytes, "queued_us": us}]})
         except pycoll.Error as error:
             table.add(name, {"note": f"failed: {error}"})
+    for n in (2,) if tiny else (2, 4, 8):
+        for dtype in ("f32", "bf16"):
+            left = min(table.time_left(), 60.0)
+            rows = nccl_graphs.run(n, dtype, sizes, left, emulated)
+            table.add(f"NCCL in one process, all_reduce {dtype} {n} communicators replayed", rows)
     # pycoll once more, as torch.distributed calls it: a peer like the others.
     peers = ("nccl", "gloo") if emulated else ("nccl", "pycoll", "gloo")
     for backend in peers:
@@ -127,9 +147,9 @@ def draw(table: Table) -> str | None:
     series = {name: got["rows"] for name, got in table.data["series"].items() if got.get("rows")}
     groups: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for name, rows in series.items():
-        library, _, case = name.partition(", all_reduce ")
-        dtype, n, *rest = case.split()
-        groups.setdefault(f"{dtype}, {n} ranks", {})[" ".join([library, *rest])] = rows
+        library, _, case = name.partition(", ")
+        collective, dtype, n, *rest = case.split()
+        groups.setdefault(f"{collective} {dtype}, {n} ranks", {})[" ".join([library, *rest])] = rows
     columns = min(len(groups), 3) or 1
     lines = -(-len(groups) // columns) or 1
     figure, panels = pyplot.subplots(
@@ -146,7 +166,7 @@ def draw(table: Table) -> str | None:
         panel.grid(alpha=0.3)
     for panel in panels.flat[len(groups) :]:
         panel.set_axis_off()
-    figure.suptitle(f"all_reduce, all ranks on one device: {table.data['device']}")
+    figure.suptitle(f"all ranks on one device: {table.data['device']}")
     figure.tight_layout()
     figure.savefig(table.path.with_suffix(".png"), dpi=110)
     return None
@@ -159,7 +179,7 @@ def main() -> None:
     parser.add_argument("seconds", type=float)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--tests", type=Path, help="what `gpu_check --part test` wrote")
-    parser.add_argument("--launches", type=Path, help="what launch_bench wrote")
+    parser.add_argument("--latencies", type=Path, help="what gpu_latency wrote, lines of JSON")
     options = parser.parse_args()
     until = time.monotonic() + options.seconds
     facts = device_facts()
@@ -168,6 +188,9 @@ def main() -> None:
 
     def read(path: Path | None) -> Any:
         return json.loads(path.read_text()) if path else None
+
+    def read_rows(path: Path | None) -> Any:
+        return [json.loads(line) for line in path.read_text().splitlines()] if path else None
 
     about = machine()
     about["commit"] = about["commit"] or os.environ.get("PYCOLL_COMMIT")
@@ -178,7 +201,7 @@ def main() -> None:
         "machine": about,
         "seconds": options.seconds,
         "tests": read(options.tests),
-        "launches": read(options.launches),
+        "latencies": read_rows(options.latencies),
     }
     table = Table(options.record, data, until)
     measure_all(table, options.device, options.tiny)

@@ -131,15 +131,16 @@ def build(options: argparse.Namespace) -> bool:
         *(
             "-DCMAKE_BUILD_TYPE=Release",
             "-DPYCOLL_BENCHMARKS=ON",
+            "-DPYCOLL_TESTS=ON",
             f"-DPython_EXECUTABLE={sys.executable}",
         ),
         *(f"-Dpybind11_DIR={pybind11.get_cmake_dir()}", f"-DPYCOLL_OUTPUT_DIR={ROOT / 'pycoll'}"),
     ]
-    targets = ["_core", "all_reduce_perf"]
+    targets = ["_core", "all_reduce_perf", "gpu_matrix", "gpu_latency"]
     if options.device == "cuda":
         real = {f"{c}a-real" if int(c) >= 90 else f"{c}-real" for c in
                 (gpu["capability"] for gpu in gpus())}  # fmt: skip
-        targets += ["pycoll_cuda", "launch_bench"]
+        targets.append("pycoll_cuda")
         configure += ["-DPYCOLL_CUDA=ON", f"-DCMAKE_CUDA_COMPILER={find_nvcc()}"]
         configure += [f"-DPYCOLL_CUDA_ARCHITECTURES={';'.join(sorted(real))}"]
     else:
@@ -164,13 +165,34 @@ def build(options: argparse.Namespace) -> bool:
     return True
 
 
+def matrix(options: argparse.Namespace, seconds: float) -> str:
+    """Runs gpu_matrix for at most this time. Returns its last line, or why it was skipped."""
+    program = options.build_folder / "tests" / "cpp" / "gpu_matrix"
+    if not program.is_file():
+        return "skipped: gpu_matrix was not built"
+    few = ["--few", "--ranks", "2", "--dtypes", "f32,bf16"]
+    command = [program, "--seconds", f"{seconds:.0f}"]
+    command += few if options.device != "cuda" or options.tiny else []
+    status, output = run(options, "matrix", command, seconds + 30)
+    found = [line for line in output.splitlines() if not line.startswith("gpu_matrix:")]
+    verdict = " | ".join(found[-2:]) or "no result"
+    print("\n".join(found[-20:]), flush=True)
+    return verdict if status in (0, 3) else f"FAILED, status {status}: {verdict}"
+
+
 def sanitize(options: argparse.Namespace, until: float) -> dict[str, str]:
-    """The verdict of each tool of compute-sanitizer on the main kernels, or why it was skipped."""
+    """The verdict of each tool of compute-sanitizer on the kernels of all_reduce of f32, or why it
+    was skipped. Other kernels are not loaded, so a tool need not instrument them.
+    """
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    program = [sys.executable, str(ROOT / "benchmarks" / "device_kernels.py"), "2"]
+    program = [str(options.build_folder / "tests" / "cpp" / "gpu_matrix"), "--few"]
+    program += ["--ranks", "2", "--dtypes", "f32", "--only", "all_reduce"]
     results = {}
+    if not Path(program[0]).is_file():
+        return dict.fromkeys(SANITIZER_TOOLS, "skipped: gpu_matrix was not built")
     for name in SANITIZER_TOOLS:
-        command = [tool, "--tool", name, "--error-exitcode", "9", *program]
+        command = [tool, "--tool", name, "--error-exitcode", "9"]
+        command += ["--kernel-name", "kernel_substring=run_kernel", *program]
         left = until - time.monotonic()
         if options.device != "cuda":
             command = program
@@ -215,7 +237,8 @@ def pytest(options: argparse.Namespace, name: str, marker: str, seconds: float) 
 
 
 def test(options: argparse.Namespace) -> bool:
-    """The main kernels, the tests of devices over the real library, those of torch, the sanitizers.
+    """The main kernels, the matrix, the tests of devices over the real library, those of torch, the
+    sanitizers.
 
     What there is after each of them is saved for the record.
     """
@@ -229,6 +252,8 @@ def test(options: argparse.Namespace) -> bool:
         print("gpu-check: the main kernels do not run: no test was begun", flush=True)
         return False
     here = "gpu" if options.device == "cuda" else "not gpu"
+    results["matrix"] = matrix(options, 0.25 * (until - time.monotonic()))
+    save(options.build_folder / "tests.json", results)
     for name, marker, share in (("tests", "not torch", 0.6), ("torch_tests", "torch", 0.7)):
         left = until - time.monotonic()
         results[name] = pytest(options, name, f"{here} and {marker}", share * left)
@@ -237,7 +262,11 @@ def test(options: argparse.Namespace) -> bool:
     dirty = any(
         verdict.startswith(("ERRORS", "status")) for verdict in results["sanitizers"].values()
     )
-    results["passed"] = results["tests"]["passed"] and results["torch_tests"]["passed"]
+    results["passed"] = (
+        results["tests"]["passed"]
+        and results["torch_tests"]["passed"]
+        and not results["matrix"].startswith("FAILED")
+    )
     save(options.build_folder / "tests.json", results)
     return results["passed"] and not dirty
 
@@ -259,15 +288,17 @@ def save(path: Path, data: dict[str, Any]) -> None:
     os.replace(new, path)
 
 
-def launches(options: argparse.Namespace) -> bool:
-    """Runs launch_bench, which measures the cost of a launch. Saved for the record."""
-    program = options.build_folder / "launch_bench"
-    if options.device != "cuda" or not program.is_file():
-        print("gpu-check: launch_bench: skipped: it was not built, for want of a GPU", flush=True)
+def latencies(options: argparse.Namespace, seconds: float) -> bool:
+    """Runs gpu_latency, which measures what short collectives consist of. Saved for the record."""
+    program = options.build_folder / "benchmarks" / "gpu_latency"
+    if not program.is_file():
+        print("gpu-check: gpu_latency: skipped: it was not built", flush=True)
         return True
-    path = options.build_folder / "launches.json"
+    path = options.build_folder / "latencies.jsonl"
     path.unlink(missing_ok=True)
-    status, output = run(options, "launch_bench", [program, "--json", path], 60)
+    few = ["--few"] if options.device != "cuda" or options.tiny else []
+    command = [program, *few, "--json", path, "--seconds", f"{seconds:.0f}"]
+    status, output = run(options, "latencies", command, seconds + 15)
     print(output, flush=True)
     return status == 0
 
@@ -275,7 +306,7 @@ def launches(options: argparse.Namespace) -> bool:
 def bench(options: argparse.Namespace) -> bool:
     """In a process of its own, which has the library's variables from its start."""
     until = time.monotonic() + options.seconds
-    good = launches(options)
+    good = latencies(options, 0.2 * options.seconds)
     program = ROOT / "benchmarks" / "device_table.py"
     device = (gpus() or [{"name": "GPU"}])[0]["name"] if options.device == "cuda" else "emulated"
     name = "-".join(device.replace("/", " ").lower().split())
@@ -284,8 +315,10 @@ def bench(options: argparse.Namespace) -> bool:
     command = [sys.executable, str(program), options.device, str(record), f"{left:.0f}"]
     if options.tiny or options.device == "threads":
         command.append("--tiny")
-    for name in ("tests", "launches"):
-        found = options.build_folder / f"{name}.json"
+    for name, found in (
+        ("tests", options.build_folder / "tests.json"),
+        ("latencies", options.build_folder / "latencies.jsonl"),
+    ):
         if found.is_file():
             command += [f"--{name}", str(found)]
     status, output = run(options, "table", command, left + AFTER_S)
@@ -300,12 +333,14 @@ def keep(options: argparse.Namespace) -> None:
     if options.out is None:
         return
     options.out.mkdir(parents=True, exist_ok=True)
-    for pattern in ("*.log", "*.xml", "tests.json", "launches.json"):
+    for pattern in ("*.log", "*.xml", "tests.json", "latencies.jsonl"):
         for path in options.build_folder.glob(pattern):
             shutil.copy2(path, options.out / path.name)
 
 
 def main() -> None:
+    # As at the end of a part: what it has started ends with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = argparse.ArgumentParser(description="Builds, tests and measures pycoll on a GPU.")
     parser.add_argument("--part", choices=(*PARTS, "all"), default="all")
     parser.add_argument("--device", choices=("cuda", "threads"), default="cuda")

@@ -177,7 +177,8 @@ struct Simple {
 /// waits for one transfer, and needs no separate flag. A thread, or a few that share a line, work
 /// through batches of lines independently; only credits need agreement. Batch defines the lines:
 /// kPayloadBytes of a batch, kLinePayloadBytes of kLineBytes, kTeam threads for one batch, kCredits
-/// (slots must be returned to the writer), clear() where slots must be cleared periodically.
+/// (slots must be returned to the writer), add_sources() where a thread looks at the lines of several
+/// sources at once, clear() where slots must be cleared periodically.
 template <class Batch, class Target>
 PYCOLL_HD bool run_in_lines(Target& target, const ProgramView& program,
                             const StepOperands& operands) {
@@ -193,9 +194,14 @@ PYCOLL_HD bool run_in_lines(Target& target, const ProgramView& program,
        at < num_bytes && ready; at += stride) {
     const int64_t left = num_bytes - at;
     Batch batch(target, operands, at, left < Batch::kPayloadBytes ? left : Batch::kPayloadBytes);
-    ready = for_each_source(
-        program, links, operands, [&](auto& link, int peer) { return batch.add_lines(link, peer); },
-        [&] { batch.add_local(); });
+    if constexpr (requires { batch.add_sources(program); }) {
+      ready = batch.add_sources(program);
+    } else {
+      ready = for_each_source(
+          program, links, operands,
+          [&](auto& link, int peer) { return batch.add_lines(link, peer); },
+          [&] { batch.add_local(); });
+    }
     if (!ready) break;
     batch.finish();
     for_each_destination(program, links, step, [&](auto& link, int) {

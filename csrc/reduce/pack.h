@@ -39,22 +39,66 @@ PYCOLL_HD inline void store_bytes(std::byte* to, const P& pack) {
 }
 
 #ifdef __CUDA_ARCH__
-/// The type that one instruction loads or stores for `num_bytes` bytes.
+// Accesses of a whole pack, in global memory: the addresses come from shared memory, so the compiler
+// would take generic ones. Each byte is used once: it is not kept in the L1 cache.
+namespace global {
 template <size_t num_bytes>
-struct WordOf {
-  using Type = UintOf<num_bytes>;
+struct Access;
+#define PYCOLL_GLOBAL_ACCESS(num_bytes, type, suffix, constraint)                        \
+  template <>                                                                            \
+  struct Access<num_bytes> {                                                             \
+    using Word = type;                                                                   \
+    static __device__ Word load(const std::byte* from) {                                 \
+      Word word;                                                                         \
+      asm volatile("ld.global.L1::no_allocate." suffix " %0, [%1];"                      \
+                   : "=" constraint(word)                                                \
+                   : "l"(__cvta_generic_to_global(from))                                 \
+                   : "memory");                                                          \
+      return word;                                                                       \
+    }                                                                                    \
+    static __device__ void store(std::byte* to, Word word) {                             \
+      asm volatile("st.global." suffix " [%0], %1;"                                      \
+                   :                                                                     \
+                   : "l"(__cvta_generic_to_global(to)), constraint(word)                 \
+                   : "memory");                                                          \
+    }                                                                                    \
+  };
+PYCOLL_GLOBAL_ACCESS(2, uint16_t, "u16", "h")
+PYCOLL_GLOBAL_ACCESS(4, uint32_t, "u32", "r")
+PYCOLL_GLOBAL_ACCESS(8, uint64_t, "u64", "l")
+#undef PYCOLL_GLOBAL_ACCESS
+template <>
+struct Access<1> {
+  using Word = uint8_t;
+  static __device__ Word load(const std::byte* from) { return static_cast<Word>(*from); }
+  static __device__ void store(std::byte* to, Word word) { *to = static_cast<std::byte>(word); }
 };
 template <>
-struct WordOf<16> {
-  using Type = ulonglong2;
+struct Access<16> {
+  using Word = ulonglong2;
+  static __device__ Word load(const std::byte* from) {
+    Word word;
+    asm volatile("ld.global.L1::no_allocate.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(word.x), "=l"(word.y)
+                 : "l"(__cvta_generic_to_global(from))
+                 : "memory");
+    return word;
+  }
+  static __device__ void store(std::byte* to, Word word) {
+    asm volatile("st.global.v2.u64 [%0], {%1, %2};"
+                 :
+                 : "l"(__cvta_generic_to_global(to)), "l"(word.x), "l"(word.y)
+                 : "memory");
+  }
 };
+}  // namespace global
 #endif
 
 /// Loads or stores sizeof(P) bytes at a multiple of that size in one access.
 template <class P>
 PYCOLL_HD inline P load_pack(const std::byte* from) {
 #ifdef __CUDA_ARCH__
-  return __builtin_bit_cast(P, *reinterpret_cast<const typename WordOf<sizeof(P)>::Type*>(from));
+  return __builtin_bit_cast(P, global::Access<sizeof(P)>::load(from));
 #else
   P pack;
   __builtin_memcpy(&pack, from, sizeof(P));
@@ -64,8 +108,8 @@ PYCOLL_HD inline P load_pack(const std::byte* from) {
 template <class P>
 PYCOLL_HD inline void store_pack(std::byte* to, const P& pack) {
 #ifdef __CUDA_ARCH__
-  using Word = typename WordOf<sizeof(P)>::Type;
-  *reinterpret_cast<Word*>(to) = __builtin_bit_cast(Word, pack);
+  using Access = global::Access<sizeof(P)>;
+  Access::store(to, __builtin_bit_cast(typename Access::Word, pack));
 #else
   __builtin_memcpy(to, &pack, sizeof(P));
 #endif

@@ -44,11 +44,8 @@ class BlockReduce {
       copy<1, 1>(whole, num_bytes);
       return;
     }
-    if (combining_op(dtype, Op::kSum) == Op::kSum && op_ == Op::kSum && divisor_ == 1) {
-      // The most frequent case. More than 16 accumulators would exceed the registers.
-      constexpr int kPacks = kNum <= 4 ? 4 : 16 / kNum;
-      run_packs<kNum, kPacks, Chosen<Op::kSum>>(0, whole);
-    } else {
+    if (!run_chosen<Op::kSum>(whole) && !run_chosen<Op::kMax>(whole) &&
+        !run_chosen<Op::kMin>(whole)) {
       constexpr int kFewer = kNum < 8 ? kNum : 8;
       run_packs<kFewer, 1, AnyOp>(0, whole);
     }
@@ -56,15 +53,34 @@ class BlockReduce {
   }
 
  private:
+  /// The ops that have a loop of their own. All dtypes have one for sums and means.
+  static constexpr bool has_loop(Op op) {
+    return supported(dtype, op) && combining_op(dtype, op) == op &&
+           (op == Op::kSum || dtype_kind(dtype) == DTypeKind::kFloat);
+  }
+  /// Reduces whole packs of 16 bytes if this is the op. Returns whether it is.
   template <Op op>
-  struct Chosen {  // an op chosen at compile time, without division
+  PYCOLL_HD bool run_chosen(int64_t end) const {
+    if constexpr (has_loop(op)) {
+      if (op_ != op) return false;
+      constexpr int kNum = 16 / sizeof(Storage);
+      // Four packs of bytes would have more accumulators than there are registers.
+      constexpr int kPacks = kNum <= 8 ? 4 : 1;
+      run_packs<kNum, kPacks, Chosen<op>>(0, end);
+      return true;
+    }
+    return false;
+  }
+
+  template <Op op>
+  struct Chosen {  // an op chosen at compile time
     template <int num>
     static PYCOLL_HD void combine(Op, Acc (&acc)[num], const Pack<Storage, num>& source) {
-      if constexpr (supported(dtype, op) && combining_op(dtype, op) == op) {
-        combine_pack<op, dtype, num>(acc, source);
-      }
+      combine_pack<op, dtype, num>(acc, source);
     }
-    static PYCOLL_HD Acc finish(Acc acc, int64_t) { return pycoll::finish(acc, 1); }
+    static PYCOLL_HD Acc finish(Acc acc, int64_t divisor) {
+      return pycoll::finish(acc, op == Op::kSum ? divisor : 1);
+    }
   };
   struct AnyOp {
     template <int num>
@@ -81,14 +97,18 @@ class BlockReduce {
     return aligned;
   }
 
-  /// Copies bytes [begin, end) of the only source, with kPacks packs of each thread in flight.
+  // Operands are parts of tiles: offsets have 32 bits, since the registers are needed for data.
+
+  /// Copies bytes [begin, num_bytes) of the only source, with kPacks packs of each thread in flight.
   template <int kNum, int kPacks>
-  PYCOLL_HD void copy(int64_t begin, int64_t end) const {
+  PYCOLL_HD void copy(int64_t begin, int64_t num_bytes) const {
     using Elements = Pack<Storage, kNum>;
-    const auto row = static_cast<int64_t>(sizeof(Elements)) * num_threads_;
+    constexpr auto kBytes = static_cast<int32_t>(sizeof(Elements));
+    const int32_t row = kBytes * num_threads_;
+    const auto end = static_cast<int32_t>(num_bytes);
     const std::byte* src = operands_.srcs[0];
     PYCOLL_NO_UNROLL
-    for (int64_t at = begin + static_cast<int64_t>(sizeof(Elements)) * thread_index_; at < end;
+    for (int32_t at = static_cast<int32_t>(begin) + kBytes * thread_index_; at < end;
          at += kPacks * row) {
       Elements loaded[kPacks];
       PYCOLL_UNROLL
@@ -105,12 +125,13 @@ class BlockReduce {
     }
   }
 
-  /// Reduces bytes [begin, end), which are whole packs.
+  /// Reduces bytes [begin, num_bytes), which are whole packs.
   template <int kNum, int kPacks, class Combiner>
-  PYCOLL_HD void run_packs(int64_t begin, int64_t end) const {
-    constexpr int64_t kBytes = kNum * sizeof(Storage);
-    const int64_t row = kBytes * num_threads_;  // one pack of every thread
-    int64_t at = begin + kBytes * thread_index_;
+  PYCOLL_HD void run_packs(int64_t begin, int64_t num_bytes) const {
+    constexpr auto kBytes = static_cast<int32_t>(kNum * sizeof(Storage));
+    const int32_t row = kBytes * num_threads_;  // one pack of every thread
+    const auto end = static_cast<int32_t>(num_bytes);
+    int32_t at = static_cast<int32_t>(begin) + kBytes * thread_index_;
     PYCOLL_NO_UNROLL
     for (; at + (kPacks - 1) * row < end; at += kPacks * row) {
       step<kNum, kPacks, Combiner>(at, row);
@@ -121,21 +142,28 @@ class BlockReduce {
     }
   }
 
-  /// Reduces kPacks packs, `row` bytes apart, of all sources. Loads those of the first two sources
-  /// before it uses one of them.
+  /// Reduces kPacks packs, `row` bytes apart, of all sources. Loads all packs of a source, where the
+  /// registers suffice those of the first two sources, before it uses one of them.
   template <int kNum, int kPacks, class Combiner>
-  PYCOLL_HD void step(int64_t at, int64_t row) const {
+  PYCOLL_HD void step(int32_t at, int32_t row) const {
     using Elements = Pack<Storage, kNum>;
     const auto load = [&](int k, Elements(&loaded)[kPacks]) {
       const std::byte* src = operands_.srcs[k] + at;
       PYCOLL_UNROLL
       for (int p = 0; p < kPacks; ++p) loaded[p] = load_pack<Elements>(src + p * row);
     };
+    // More than 16 accumulators leave no registers for packs of a second source; of sm_100, ptxas
+    // spills with 16.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+    constexpr bool kAhead = false;
+#else
+    constexpr bool kAhead = kPacks > 1 && kPacks * kNum <= 16;
+#endif
     Elements first[kPacks];
     Elements next[kPacks];
     Acc acc[kPacks][kNum];
     load(0, first);
-    if (num_srcs_ > 1) load(1, next);
+    if (kAhead && num_srcs_ > 1) load(1, next);
     PYCOLL_UNROLL
     for (int p = 0; p < kPacks; ++p) {
       PYCOLL_UNROLL
@@ -143,21 +171,20 @@ class BlockReduce {
     }
     PYCOLL_NO_UNROLL
     for (int k = 1; k < num_srcs_; ++k) {
-      if (k > 1) load(k, next);
+      if (!kAhead || k > 1) load(k, next);
       PYCOLL_UNROLL
       for (int p = 0; p < kPacks; ++p) Combiner::combine(op_, acc[p], next[p]);
     }
+    // One pack after another: converted all at once they would exceed the registers.
     PYCOLL_UNROLL
     for (int p = 0; p < kPacks; ++p) {
+      Elements result;
       PYCOLL_UNROLL
       for (int i = 0; i < kNum; ++i) {
-        first[p].x[i] = Traits::store(Combiner::finish(acc[p][i], divisor_));
+        result.x[i] = Traits::store(Combiner::finish(acc[p][i], divisor_));
       }
-    }
-    PYCOLL_NO_UNROLL
-    for (int d = 0; d < num_dsts_; ++d) {
-      PYCOLL_UNROLL
-      for (int p = 0; p < kPacks; ++p) store_pack(operands_.dsts[d] + at + p * row, first[p]);
+      PYCOLL_NO_UNROLL
+      for (int d = 0; d < num_dsts_; ++d) store_pack(operands_.dsts[d] + at + p * row, result);
     }
   }
 

@@ -24,27 +24,31 @@ struct AllReduceShape {
   int num_threads = 2;  // of a block
   int num_channels = 1;
   int64_t slot_bytes = 16 << 10;
+  bool by_size = false;  // as many channels as the message needs, and `num_channels` at most
 };
 
 class AllReduceLaunches {
  public:
   /// Has no launches where the protocol cannot run the algorithm.
   explicit AllReduceLaunches(const AllReduceShape& shape,
-                             std::pmr::memory_resource* memory = std::pmr::get_default_resource())
+                             std::pmr::memory_resource* memory = std::pmr::get_default_resource(),
+                             ptrdiff_t shift = 0)
       : shape_(shape),
+        shift_(shift),
         plans_(make_plans(shape)),
+        cut_(make_cut()),
         world_({.num_ranks = shape.num_ranks,
                 .protocol = shape.protocol,
-                .num_channels = shape.num_channels,
+                .num_channels = cut_.num_channels,
                 .slot_bytes = shape.slot_bytes,
                 .num_slots = num_slots()},
-               memory),
+               memory, shift),
         launches_(plans_.size(), memory),
         peer_inputs_(plans_.size(), memory),
         peer_outputs_(plans_.size(), memory),
         input_(static_cast<size_t>(shape.num_ranks * shape.count), memory),
         output_(input_.size(), memory),
-        scratch_(input_.size() * plans_.size(), memory) {
+        scratch_(num_scratch() * plans_.size(), memory) {
     for (int rank = 0; rank < static_cast<int>(plans_.size()); ++rank) set_up(rank);
     fill(0);
   }
@@ -109,9 +113,28 @@ class AllReduceLaunches {
     for (const Plan& plan : plans_) {
       num = std::max(num, shape_.protocol == DeviceProtocol::kPoison
                               ? kPoisonBuffers * device_program(plan).max_link_messages
-                              : plan.min_slots);
+                              : power_of_two(plan.min_slots));
     }
     return num;
+  }
+  /// Elements of a rank's scratch.
+  size_t num_scratch() const {
+    size_t num_blocks = 0;
+    for (const Plan& plan : plans_) num_blocks = std::max(num_blocks, plan.placement.scratch.size());
+    return num_blocks * static_cast<size_t>(shape_.count);
+  }
+  DeviceCut make_cut() const {
+    if (plans_.empty()) return {1, 1};
+    const int64_t tile = device_tile_count(
+        plans_[0], device_payload_bytes(shape_.protocol, shape_.slot_bytes, sizeof(float)),
+        sizeof(float));
+    if (!shape_.by_size) return {shape_.num_channels, tile};
+    return device_cut(shape_.protocol, shape_.count, shape_.count * int64_t{sizeof(float)},
+                      device_granule(sizeof(float)), tile, shape_.num_channels);
+  }
+  template <class T>
+  T* seen(T* p) const {
+    return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(shift_));
   }
   size_t at(int rank, int64_t i) const { return static_cast<size_t>(rank * shape_.count + i); }
 
@@ -121,25 +144,25 @@ class AllReduceLaunches {
     const Plan& plan = plans_[r];
     world_.set_up(launch, rank);
     set_program(launch, plan, device_program(plan));
-    launch.buffers[0] = reinterpret_cast<std::byte*>(&input_[at(rank, 0)]);
-    launch.buffers[1] = reinterpret_cast<std::byte*>(&output_[at(rank, 0)]);
-    launch.buffers[2] = reinterpret_cast<std::byte*>(&scratch_[r * input_.size()]);
+    launch.buffers[0] = reinterpret_cast<std::byte*>(seen(input_.data() + at(rank, 0)));
+    launch.buffers[1] = reinterpret_cast<std::byte*>(seen(output_.data() + at(rank, 0)));
+    launch.buffers[2] = reinterpret_cast<std::byte*>(seen(scratch_.data() + r * num_scratch()));
     peer_inputs_[r] = launch.buffers[0];
     peer_outputs_[r] = launch.buffers[1];
-    launch.peer_inputs = peer_inputs_.data();
-    launch.peer_outputs = peer_outputs_.data();
+    launch.peer_inputs = seen(peer_inputs_.data());
+    launch.peer_outputs = seen(peer_outputs_.data());
     launch.count = shape_.count;
     launch.granule = device_granule(sizeof(float));
-    launch.tile_count = device_tile_count(
-        plan, device_payload_bytes(shape_.protocol, shape_.slot_bytes, sizeof(float)),
-        sizeof(float));
+    launch.tile_count = cut_.tile_count;
     launch.num_threads = shape_.num_threads;
     launch.digest = 0x1234567;
     launch.timeout_ns = 60'000'000'000;
   }
 
   AllReduceShape shape_;
+  ptrdiff_t shift_;  // from where the host sees the memory to where kernels see it
   std::vector<Plan> plans_;
+  DeviceCut cut_;
   DeviceWorld world_;
   std::pmr::vector<DeviceLaunch> launches_;
   std::pmr::vector<std::byte*> peer_inputs_;

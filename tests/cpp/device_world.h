@@ -2,6 +2,7 @@
 // that launch on host threads, or of whatever else kernels reach.
 #pragma once
 
+#include <bit>
 #include <cstring>
 #include <memory_resource>
 #include <vector>
@@ -9,6 +10,11 @@
 #include "executor/device/device_launch.h"
 
 namespace pycoll {
+
+/// The number of slots of a ring that has room for `num` messages.
+inline int power_of_two(int num) {
+  return static_cast<int>(std::bit_ceil(static_cast<unsigned>(num)));
+}
 
 struct DeviceWorldShape {
   int num_ranks = 2;
@@ -20,9 +26,11 @@ struct DeviceWorldShape {
 
 class DeviceWorld {
  public:
+  /// Kernels see each place of `memory` `shift` bytes behind where the host sees it.
   explicit DeviceWorld(const DeviceWorldShape& shape,
-                       std::pmr::memory_resource* memory = std::pmr::get_default_resource())
-      : shape_(shape), ranks_(memory), abort_word_(1, memory) {
+                       std::pmr::memory_resource* memory = std::pmr::get_default_resource(),
+                       ptrdiff_t shift = 0)
+      : shape_(shape), shift_(shift), ranks_(memory), abort_word_(1, memory) {
     const int n = shape.num_ranks;
     const auto byte = static_cast<std::byte>(
         shape.protocol == DeviceProtocol::kPoison ? kPoisonByte : uint8_t{0});
@@ -50,11 +58,12 @@ class DeviceWorld {
     Rank& memory = ranks_[static_cast<size_t>(rank)];
     launch.protocol = shape_.protocol;
     launch.num_channels = shape_.num_channels;
-    launch.links = {memory.send.data(),   memory.recv.data(), memory.states.data(),
-                    memory.epochs.data(), shape_.slot_bytes,  shape_.num_slots};
-    launch.abort_word = &abort_word();
-    launch.report = memory.report.data();
-    launch.failed = memory.failed.data();
+    launch.links = {seen(memory.send.data()),   seen(memory.recv.data()),
+                    seen(memory.states.data()), seen(memory.epochs.data()),
+                    shape_.slot_bytes,          shape_.num_slots};
+    launch.abort_word = seen(&abort_word());
+    launch.report = seen(memory.report.data());
+    launch.failed = seen(memory.failed.data());
   }
   const DeviceWorldShape& shape() const { return shape_; }
   DeviceError error(int rank) const {
@@ -105,18 +114,24 @@ class DeviceWorld {
     return static_cast<size_t>(channel) * static_cast<size_t>(shape_.num_ranks) +
            static_cast<size_t>(peer);
   }
+  template <class T>
+  T* seen(T* p) const {
+    return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(shift_));
+  }
   void connect(int channel, int writer, int reader) {
     Rank& to = ranks_[static_cast<size_t>(reader)];
     Rank& from = ranks_[static_cast<size_t>(writer)];
     const size_t in = at(channel, writer);
     const size_t out = at(channel, reader);
-    const DeviceRing ring = {reinterpret_cast<std::byte*>(to.slots.data()) + in * ring_bytes(),
-                             &to.tails[in], &from.heads[out].value};
+    const DeviceRing ring = {
+        seen(reinterpret_cast<std::byte*>(to.slots.data()) + in * ring_bytes()),
+        seen(&to.tails[in]), seen(&from.heads[out].value)};
     from.send[out] = ring;
     to.recv[in] = ring;
   }
 
   DeviceWorldShape shape_;
+  ptrdiff_t shift_;
   std::pmr::vector<Rank> ranks_;
   std::pmr::vector<uint64_t> abort_word_;
 };

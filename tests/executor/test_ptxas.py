@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,29 @@ REPORT = re.compile(
     r"Used (\d+) registers",
     re.DOTALL,
 )
-# In the mangled name of a kernel: the protocols simple and ll, the dtypes f32 and bf16.
-SUM = re.compile(r"run_kernel.*DeviceProtocolE[01]E.*DTypeE[03]E")
+ARCHITECTURES = ("80", "90a", "100a")
+PROTOCOLS = {"0": "simple", "1": "ll", "4": "direct"}  # by number, as in the mangled name of a kernel
+DTYPES = {"0": "f32", "3": "bf16"}
+SUM = re.compile(r"run_kernel.*DeviceProtocolE([014])E.*DTypeE([03])E")
+# One file with the kernels that are looked at: the library has a dozen times as many.
+SOURCE = """#include "kernels/cuda/cuda_kernels.cuh"
+namespace pycoll {
+#define KERNELS(protocol) \\
+  template const void* cuda_kernel<DeviceProtocol::protocol, DType::kF32>(); \\
+  template const void* cuda_kernel<DeviceProtocol::protocol, DType::kBF16>();
+KERNELS(kSimple) KERNELS(kLL) KERNELS(kDirect)
+}
+"""
+FLAGS = ["--expt-relaxed-constexpr", "-fmad=false"]  # of cuda.cmake
+
+
+# In SASS: loads and stores of 16 bytes of global memory that stay out of the L1 cache; and generic
+# ones, the stack, and loads of what no other processor changes.
+WANTED = (r"LDG\.E\.NA\.128", r"STG\.E\.128")
+UNWANTED = (r"\bLD\.E\.128", r"\bST\.E\.128", r"\bLDL", r"\bSTL", r"\bLDG\S*\.CONSTANT")
+FENCE = r"\bMEMBAR"
+# Places, most of them on the way to a failure: a fence for each flag that is set.
+MOST_FENCES = {"simple": 12, "ll": 11, "direct": 14}
 
 
 def need_nvcc() -> None:
@@ -39,46 +61,107 @@ def build_library(folder: Path, *options: str) -> str:
     return said
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The library for one architecture: its folder, with the PTX, and what ptxas reports."""
+def name_of(mangled: str) -> str | None:
+    found = SUM.search(mangled)
+    return f"{PROTOCOLS[found[1]]}/{DTYPES[found[2]]}" if found else None
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What nvcc made of SOURCE for one architecture."""
+
+    folder: Path
+    said: str  # by ptxas
+
+    def sass(self) -> dict[str, list[str]]:
+        """The instructions of each kernel, by its name. Skips where there is no disassembler."""
+        disassembler = shutil.which("nvdisasm")
+        if disassembler is None:
+            reason = "nvdisasm is not on the PATH (pip install nvidia-cuda-nvdisasm has it)"
+            print(f"SASS was not looked at: {reason}")
+            pytest.skip(reason)
+        done = run(disassembler, "-c", self.folder / "kernels.cubin")
+        assert done.returncode == 0, done.stdout[-2000:]
+        kernels: dict[str, list[str]] = {}
+        name = None
+        for line in done.stdout.splitlines():
+            if line.startswith("\t.section\t"):
+                name = name_of(line) if ".text." in line else None
+            found = re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", line)
+            if name is not None and found:
+                kernels.setdefault(name, []).append(found[1])
+        return kernels
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def compiled(request, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     need_nvcc()
-    folder = tmp_path_factory.mktemp("cuda")
-    flags = f"-Xptxas -v --keep --keep-dir {folder}"
-    architecture = "-DPYCOLL_CUDA_ARCHITECTURES=90a-real"
-    return folder, build_library(folder, architecture, f"-DCMAKE_CUDA_FLAGS={flags}")
+    assert f"$<$<COMPILE_LANGUAGE:CUDA>:{';'.join(FLAGS)}>" in (
+        ROOT / "csrc/kernels/cuda/cuda.cmake"
+    ).read_text()
+    folder = tmp_path_factory.mktemp(f"sm_{request.param}")
+    (folder / "kernels.cu").write_text(SOURCE)
+    done = run(
+        *(os.environ.get("CUDACXX", "nvcc"), "-std=c++20", "-O3", "-Xptxas", "-v", *FLAGS),
+        *("-cubin", f"-arch=sm_{request.param}", "--keep", f"-I{ROOT / 'csrc'}", "kernels.cu"),
+        cwd=folder, timeout_s=580,
+    )  # fmt: skip
+    assert done.returncode == 0 and "warning" not in done.stdout, done.stdout[-4000:]
+    return Compiled(folder, done.stdout)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_sum_kernels_do_not_spill(library):
-    sums = [found for found in REPORT.findall(library[1]) if SUM.search(found[0])]
+def test_sum_kernels_do_not_spill(compiled):
+    """Sums, and means, which take the same kernels. Compiling takes a quarter of a minute."""
+    sums = [found for found in REPORT.findall(compiled.said) if name_of(found[0])]
     print(f"{len(sums)} kernels, registers: {[int(found[-1]) for found in sums]}")
-    assert len(sums) == 4, library[1][-4000:]
+    assert len(sums) == 6, compiled.said[-4000:]
     for name, architecture, *frame, registers in sums:
-        assert (architecture, frame) == ("90a", ["0", "0", "0"]), name
+        assert frame == ["0", "0", "0"], (name_of(name), architecture, frame)
         # A block has 512 threads, and a multiprocessor 65,536 registers.
-        assert int(registers) <= 128, name
+        assert int(registers) <= 128, name_of(name)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_sum_kernel_is_all_there(library):
+def test_sum_kernel_is_all_there(compiled):
     """What nvcc cannot compile for a device it may leave out without a word."""
-    text = (library[0] / "cuda_kernels_simple.ptx").read_text()
-    ptx = next(part for part in text.split(".entry")[1:] if SUM.search(part.split("(")[0]))
+    text = (compiled.folder / "kernels.ptx").read_text()
+    parts = {name_of(part.split("(")[0]): part for part in text.split(".entry")[1:]}
     expected = {
-        r"\bld\.(global\.)?v2\.[ub]64": 8,  # two sources, four packs in flight
-        r"\bst\.(global\.)?v2\.[ub]64": 4,
+        r"\bld\.global\.L1::no_allocate\.v2\.u64": 8,  # two sources, four packs in flight
+        r"\bst\.global\.v2\.u64": 4,
         r"\badd(\.rn)?\.f32": 16,
+        r"\bmax(\.NaN)?\.f32|\bsetp\.[lg]t": 1,
         r"\bpopc\.b64": 2,  # operands of a step
         r"\bld\.acquire\.sys": 1,
         r"\bst\.release\.sys": 1,
         r"globaltimer": 1,
         r"\bbar\.sync|\bbarrier\.sync": 2,
     }
-    found = {pattern: len(re.findall(pattern, ptx)) for pattern in expected}
+    found = {pattern: len(re.findall(pattern, parts["simple/f32"])) for pattern in expected}
     assert all(found[pattern] >= least for pattern, least in expected.items()), found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_instructions_access_memory_as_they_should(compiled):
+    """Whole packs of global memory, no stack, no cache that is not coherent, and few fences."""
+    kernels = compiled.sass()
+    assert len(kernels) == 6, sorted(kernels)
+    for name, instructions in kernels.items():
+
+        def count(pattern: str, instructions: list[str] = instructions) -> int:
+            return sum(bool(re.search(pattern, line)) for line in instructions)
+
+        said = {p: count(p) for p in WANTED + UNWANTED + (FENCE,)}
+        print(compiled.folder.name, name, len(instructions), said)
+        assert not any(said[pattern] for pattern in UNWANTED), (name, said)
+        line = r"\.128\.STRONG\.SYS"
+        wanted = [rf"LDG\.E{line}", rf"STG\.E{line}"] if name.startswith("ll") else WANTED
+        assert all(count(pattern) for pattern in wanted), (name, said)
+        assert said[FENCE] <= MOST_FENCES[name.split("/")[0]], (name, said)
 
 
 @pytest.mark.soak
@@ -111,12 +194,13 @@ def test_checkout_built_with_the_library_finds_it(tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_launch_bench_builds_and_says_that_there_is_no_gpu(tmp_path):
-    """For one of the architectures; without a GPU it ends with status 2."""
+def test_programs_for_gpus_build_and_say_that_there_is_no_gpu(tmp_path):
+    """For one of the architectures; without a GPU they end with status 2."""
     need_nvcc()
     configure(tmp_path, "-DPYCOLL_CUDA=ON", "-DPYCOLL_CUDA_ARCHITECTURES=90a-real",
               "-DCMAKE_CXX_FLAGS_RELEASE=-O1")  # fmt: skip
-    said = build(tmp_path, "launch_bench", timeout_s=800)
-    assert "warning" not in said, said[-4000:]
-    done = run(tmp_path / "launch_bench", CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 2 and "no GPU here" in done.stdout, done.stdout
+    for program in ("benchmarks/gpu_latency", "tests/cpp/gpu_matrix"):
+        said = build(tmp_path, Path(program).name, timeout_s=800)
+        assert "warning" not in said, said[-4000:]
+        done = run(tmp_path / program, CUDA_VISIBLE_DEVICES="")
+        assert done.returncode == 2 and "no device here" in done.stdout, done.stdout

@@ -21,6 +21,7 @@ ON_HOST: list[list[object]] = [
 ]
 ON_DEVICES: list[list[object]] = [
     ["device_check", "few", 3],
+    ["gpu_matrix", "--few", "--ranks", 3, "--dtypes", "f32,bf16,i8"],
     ["device_failure_check"],
     *(["device_order_check", p] for p in ("simple", "ll", "ll128", "lanes", "poison", "direct")),
 ]
@@ -235,7 +236,7 @@ WEAKENED = {
     ),
     "device_failure_check.without_digest_of_ll": (
         "executor/device/block_lines.h",
-        "if (!same_call) return this->target_.mismatch(peer, this->operands_.index);",
+        "if (!same_call) return target_.mismatch(site.peer, operands_.index);",
         "",
         ["all"],
     ),

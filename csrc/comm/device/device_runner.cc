@@ -10,8 +10,6 @@
 namespace pycoll {
 namespace {
 
-// Smallest amount of work that is worth another block.
-constexpr int64_t kChannelBytes = 32 << 10;
 // Tile size without slots: it only determines how the work is split among blocks.
 constexpr int64_t kDirectTileBytes = 1 << 20;
 // Number of blocks for all_to_all with counts, where no rank knows all sizes.
@@ -311,15 +309,10 @@ void DeviceRunner::set_tiles(const Call& call, const DevicePlan& plan, DeviceLau
   }
   const int64_t block_bytes = launch.count * static_cast<int64_t>(element_size);
   const int64_t payload_bytes = block_bytes * info(call.collective).blocks_per_payload(num_ranks_);
-  int64_t wanted = (payload_bytes + kChannelBytes - 1) / kChannelBytes;
-  if (launch.protocol == DeviceProtocol::kPoison) {  // one tile for each block
-    wanted = std::max(wanted, (launch.count + launch.tile_count - 1) / launch.tile_count);
-  }
-  launch.num_channels = static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, max_channels_));
-  // A short message is cut into smaller tiles, so that each block gets a part.
-  const int64_t part = (launch.count + launch.num_channels - 1) / launch.num_channels;
-  const int64_t granules = (part + launch.granule - 1) / launch.granule;
-  launch.tile_count = std::min(launch.tile_count, std::max<int64_t>(granules, 1) * launch.granule);
+  const DeviceCut cut = device_cut(launch.protocol, launch.count, payload_bytes, launch.granule,
+                                   launch.tile_count, max_channels_);
+  launch.num_channels = cut.num_channels;
+  launch.tile_count = cut.tile_count;
 }
 
 void DeviceRunner::set_counts(const Call& call, DeviceLaunch& launch) {

@@ -18,23 +18,6 @@ class BatchElements {
                           int64_t num_bytes)
       : target_(target), operands_(operands), at_(at), num_bytes_(num_bytes) {}
 
-  PYCOLL_HD void add_local() {
-    const std::byte* from = operands_.local_src + at_;
-    if (num_bytes_ == kBytes && is_aligned(from, kBytes)) {
-      sum_.add(target_.op(), load_pack<Elements>(from));
-      return;
-    }
-    Elements elements{};
-    const bool aligned = is_aligned(from, sizeof(Storage));
-    PYCOLL_UNROLL
-    for (int i = 0; i < kNum; ++i) {
-      const auto at = i * static_cast<int64_t>(sizeof(Storage));
-      if (at >= num_bytes_) break;
-      elements.x[i] = aligned ? load_pack<Pack<Storage, 1>>(from + at).x[0]
-                              : load_bytes<Pack<Storage, 1>>(from + at).x[0];
-    }
-    sum_.add(target_.op(), elements);
-  }
   PYCOLL_HD void finish() {
     result_ = sum_.result(target_.divisor(operands_));
     if (operands_.local_dst == nullptr) return;
@@ -55,8 +38,75 @@ class BatchElements {
   }
 
  protected:
-  PYCOLL_HD WaitSite site(int peer) const {
-    return {peer, operands_.index, operands_.step->first_chunk};
+  /// Adds all sources in rank order. Loads the batch's lines of several peers before it looks at
+  /// one, and again those that are late: the latencies of all peers are one.
+  /// Batch: load(link), has_arrived(lines, link), and add(lines, link), which is false for lines of
+  /// another call.
+  template <class Batch>
+  PYCOLL_HD bool add_at_once(Batch& batch, const ProgramView& program) {
+    constexpr int kAtOnce = 4 * 16 / static_cast<int>(sizeof(typename Batch::Lines));
+    typename Batch::Lines lines[kAtOnce];
+    auto& links = target_.links().recv;
+    bool local_left = operands_.local_src != nullptr;
+    const Elements local = local_left ? load_local() : Elements{};
+    for (uint64_t left = operands_.step->src_peers; left != 0;) {
+      // Bit i: the lines of the group's i-th peer are late.
+      const int num = count_bits(left);
+      uint32_t late = (1u << (num < kAtOnce ? num : kAtOnce)) - 1;
+      WaitSite site{0, operands_.index, operands_.step->first_chunk};
+      const auto for_group = [&](auto&& visit) {
+        uint64_t peers = left;
+        PYCOLL_UNROLL
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (peers != 0) visit(i, program.peers[lowest_bit(peers)]);
+          peers &= peers - 1;
+        }
+        return peers;
+      };
+      const auto look = [&] {
+        for_group([&](int i, int peer) {
+          if (late >> i & 1) lines[i] = batch.load(links[peer]);
+        });
+        for_group([&](int i, int peer) {
+          if ((late >> i & 1) == 0) return;
+          if (batch.has_arrived(lines[i], links[peer])) {
+            late &= ~(1u << i);
+          } else {
+            site.peer = peer;
+          }
+        });
+        return late == 0;
+      };
+      if (!target_.spin_until(look, site)) return false;
+      bool same_call = true;
+      left = for_group([&](int i, int peer) {
+        if (local_left && peer > target_.launch().rank) {
+          sum_.add(target_.op(), local);
+          local_left = false;
+        }
+        if (batch.add(lines[i], links[peer])) return;
+        same_call = false;
+        site.peer = peer;
+      });
+      if (!same_call) return target_.mismatch(site.peer, operands_.index);
+    }
+    if (local_left) sum_.add(target_.op(), local);
+    return true;
+  }
+
+  PYCOLL_HD Elements load_local() const {
+    const std::byte* from = operands_.local_src + at_;
+    if (num_bytes_ == kBytes && is_aligned(from, kBytes)) return load_pack<Elements>(from);
+    Elements elements{};
+    const bool aligned = is_aligned(from, sizeof(Storage));
+    PYCOLL_UNROLL
+    for (int i = 0; i < kNum; ++i) {
+      const auto at = i * static_cast<int64_t>(sizeof(Storage));
+      if (at >= num_bytes_) break;
+      elements.x[i] = aligned ? load_pack<Pack<Storage, 1>>(from + at).x[0]
+                              : load_bytes<Pack<Storage, 1>>(from + at).x[0];
+    }
+    return elements;
   }
 
   Target& target_;
@@ -111,33 +161,49 @@ class BlockBatch<LowLatency, Target, dtype>
 
   using Base::Base;
 
-  PYCOLL_HD bool add_lines(device::BlockRecvEnd& link, int peer) {
-    const std::byte* lines = link.slot() + this->at_ * 2;
-    const uint32_t expected = LowLatencyFlag::of(link.sequence(), this->target_.digest());
+  struct Lines {
+    device::Word16 at[kNumLines];
+  };
+
+  PYCOLL_HD bool add_sources(const ProgramView& program) {
+    return this->add_at_once(*this, program);
+  }
+  PYCOLL_HD Lines load(const device::BlockRecvEnd& link) const {
+    const std::byte* from = link.slot() + this->at_ * 2;
+    Lines lines;
+    PYCOLL_UNROLL
+    for (int i = 0; i < kNumLines; ++i) {
+      lines.at[i] = device::load_relaxed16(from + i * kLineBytes);
+    }
+    return lines;
+  }
+  PYCOLL_HD bool has_arrived(const Lines& lines, const device::BlockRecvEnd& link) const {
+    const uint32_t expected = flag_of(link);
+    bool all = true;
+    PYCOLL_UNROLL
+    for (int i = 0; i < kNumLines; ++i) {
+      all = all &&
+            LowLatencyFlag::is_next(static_cast<uint32_t>(lines.at[i].low >> 32), expected) &&
+            LowLatencyFlag::is_next(static_cast<uint32_t>(lines.at[i].high >> 32), expected);
+    }
+    return all;
+  }
+  PYCOLL_HD bool add(const Lines& lines, const device::BlockRecvEnd& link) {
+    const uint32_t expected = flag_of(link);
     Payload payload;
     bool same_call = true;
     PYCOLL_UNROLL
-    for (int line = 0; line < kNumLines; ++line) {
-      device::Word16 words;
-      const bool came = this->target_.spin_until(
-          [&] {
-            words = device::load_relaxed16(lines + line * kLineBytes);
-            return LowLatencyFlag::is_next(static_cast<uint32_t>(words.low >> 32), expected) &&
-                   LowLatencyFlag::is_next(static_cast<uint32_t>(words.high >> 32), expected);
-          },
-          this->site(peer));
-      if (!came) return false;
+    for (int i = 0; i < kNumLines; ++i) {
+      const device::Word16& words = lines.at[i];
       same_call = same_call && words.low >> 32 == expected && words.high >> 32 == expected;
-      payload.at[line] = (words.low & 0xffffffffu) | words.high << 32;
+      payload.at[i] = (words.low & 0xffffffffu) | words.high << 32;
     }
-    if (!same_call) return this->target_.mismatch(peer, this->operands_.index);
     this->sum_.add(this->target_.op(), __builtin_bit_cast(typename Base::Elements, payload));
-    return true;
+    return same_call;
   }
   PYCOLL_HD void write_lines(const device::BlockSendEnd& link) const {
     std::byte* lines = link.slot() + this->at_ * 2;
-    const uint64_t flag = uint64_t{LowLatencyFlag::of(link.sequence(), this->target_.digest())}
-                          << 32;
+    const uint64_t flag = uint64_t{flag_of(link)} << 32;
     const auto payload = __builtin_bit_cast(Payload, this->result_);
     PYCOLL_UNROLL
     for (int line = 0; line < kNumLines; ++line) {
@@ -163,6 +229,11 @@ class BlockBatch<LowLatency, Target, dtype>
   struct Payload {
     uint64_t at[kNumLines];
   };
+  /// The flag of a link's next message.
+  template <class End>
+  PYCOLL_HD uint32_t flag_of(const End& link) const {
+    return LowLatencyFlag::of(link.sequence(), this->target_.digest());
+  }
 };
 
 // --- poison --------------------------------------------------------------------------------------
@@ -188,21 +259,25 @@ class BlockBatch<Poison, Target, dtype>
 
   using Base::Base;
 
-  PYCOLL_HD bool add_lines(device::BlockRecvEnd& link, int peer) {
+  using Lines = device::Word16;
+
+  PYCOLL_HD bool add_sources(const ProgramView& program) {
+    return this->add_at_once(*this, program);
+  }
+  PYCOLL_HD Lines load(const device::BlockRecvEnd& link) const {
+    return device::load_relaxed16(link.slot() + this->at_);
+  }
+  PYCOLL_HD bool has_arrived(const Lines& line, const device::BlockRecvEnd&) const {
+    const auto parts = __builtin_bit_cast(Parts, line);
+    bool all = true;
+    PYCOLL_UNROLL
+    for (int i = 0; i < kNumParts; ++i) all = all && parts.at[i] != kPoisoned;
+    return all;
+  }
+  PYCOLL_HD bool add(const Lines& arrived, const device::BlockRecvEnd& link) {
     std::byte* line = link.slot() + this->at_;
-    Parts parts;
-    const bool came = this->target_.spin_until(
-        [&] {
-          parts = __builtin_bit_cast(Parts, device::load_relaxed16(line));
-          bool all = true;
-          PYCOLL_UNROLL
-          for (int i = 0; i < kNumParts; ++i) all = all && parts.at[i] != kPoisoned;
-          return all;
-        },
-        this->site(peer));
-    if (!came) return false;
     device::store_relaxed16(line, {~uint64_t{0}, ~uint64_t{0}});
-    this->sum_.add(this->target_.op(), __builtin_bit_cast(typename Base::Elements, parts));
+    this->sum_.add(this->target_.op(), __builtin_bit_cast(typename Base::Elements, arrived));
     return true;
   }
   /// Writes the whole line, past the last element too, so that the reader needs no special case.

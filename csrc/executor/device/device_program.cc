@@ -8,6 +8,12 @@
 namespace pycoll {
 namespace {
 
+// Smallest amount of work that is worth another block of threads: where a thread moves several
+// packs at a time, and where it waits for each line, which it has a round trip for. A line of kLL
+// has 8 bytes of payload, so this is one line for each of kMaxDeviceThreads.
+constexpr int64_t kChannelBytes = 32 << 10;
+constexpr int64_t kRoundBytes = int64_t{8} * kMaxDeviceThreads;
+
 /// Adds the copy of a whole block, as a step without peers.
 void add_copy(DeviceProgram& program, const BlockCopy& copy, int32_t num_pieces) {
   Step step;
@@ -68,6 +74,22 @@ int64_t device_tile_count(const Plan& plan, int64_t payload_bytes, size_t elemen
   const int64_t granules = payload_bytes / static_cast<int64_t>(element_size) / granule;
   const int64_t of_piece = granules / max_range;
   return (of_piece > 0 ? of_piece * num_pieces : granules * num_pieces / max_range) * granule;
+}
+
+DeviceCut device_cut(DeviceProtocol protocol, int64_t count, int64_t payload_bytes,
+                     int32_t granule, int64_t max_tile_count, int max_channels) {
+  const bool in_one_round = protocol == DeviceProtocol::kLL || protocol == DeviceProtocol::kPoison;
+  const int64_t channel_bytes = in_one_round ? kRoundBytes : kChannelBytes;
+  int64_t wanted = (payload_bytes + channel_bytes - 1) / channel_bytes;
+  if (protocol == DeviceProtocol::kPoison) {  // one tile for each block of threads
+    wanted = std::max(wanted, (count + max_tile_count - 1) / max_tile_count);
+  }
+  DeviceCut cut;
+  cut.num_channels = static_cast<int32_t>(std::clamp<int64_t>(wanted, 1, max_channels));
+  const int64_t part = (count + cut.num_channels - 1) / cut.num_channels;
+  const int64_t granules = (part + granule - 1) / granule;
+  cut.tile_count = std::min(max_tile_count, std::max<int64_t>(granules, 1) * granule);
+  return cut;
 }
 
 bool poison_allowed(DType dtype, Op op) {

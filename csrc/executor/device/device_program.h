@@ -30,6 +30,16 @@ int64_t device_payload_bytes(DeviceProtocol protocol, int64_t slot_bytes, size_t
 /// Elements of one block in one tile, so that the longest range of any step fits a slot's payload.
 int64_t device_tile_count(const Plan& plan, int64_t payload_bytes, size_t element_size);
 
+/// How a launch's payload is divided among the blocks of a rank.
+struct DeviceCut {
+  int32_t num_channels;
+  int64_t tile_count;  // of DeviceLaunch
+};
+/// `count`: elements of a block of the collective; `payload_bytes`: of all its blocks. Tiles have at
+/// most `max_tile_count` elements, but each of the blocks of threads gets a part.
+DeviceCut device_cut(DeviceProtocol protocol, int64_t count, int64_t payload_bytes,
+                     int32_t granule, int64_t max_tile_count, int max_channels);
+
 /// True when kPoison can reduce this dtype with this op: a combined element never has all bits set,
 /// and an input NaN that has may be replaced by another NaN. The collective must be all_reduce.
 bool poison_allowed(DType dtype, Op op);

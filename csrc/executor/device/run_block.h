@@ -101,9 +101,9 @@ class BlockRun {
       const DeviceRing send = links.send[at(peer)];
       const DeviceRing recv = links.recv[at(peer)];
       DeviceRingState state = links.states[at(peer)];
-      const auto num_slots = static_cast<uint64_t>(links.num_slots);
-      auto first_sent = static_cast<int32_t>(state.posted % num_slots);
-      auto first_received = static_cast<int32_t>(state.released % num_slots);
+      const auto slot_mask = static_cast<uint64_t>(links.num_slots - 1);
+      auto first_sent = static_cast<int32_t>(state.posted & slot_mask);
+      auto first_received = static_cast<int32_t>(state.released & slot_mask);
       if constexpr (kind == DeviceProtocol::kPoison) {
         // Each call starts in the next third of the slots, whatever the number of earlier messages.
         first_sent = first_received = buffer() * (links.num_slots / kPoisonBuffers);
@@ -160,8 +160,11 @@ class BlockRun {
       const FlagLine& tail = *launch_.links.recv[at(peer)].tail;
       const uint64_t expected = epoch() + 1;
       const int last = launch_.num_steps - 1;
-      return block_.spin_until([&] { return device::load_acquire(tail.value) >= expected; },
-                               {peer, last}) &&
+      const auto came = [&] {
+        return device::load_relaxed(tail.value) >= expected &&
+               device::load_acquire(tail.value) >= expected;
+      };
+      return block_.spin_until(came, {peer, last}) &&
              (device::load_ordered(tail.marks[buffer()]) == launch_.digest ||
               block_.mismatch(peer, last));
     });

@@ -9,27 +9,37 @@ file(GLOB cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/csrc/kernels/cuda/*
      ${CMAKE_SOURCE_DIR}/csrc/kernels/cuda/*.cc)
 pycoll_kernel_files(cuda cuda_kernels.cu kernel_files)
 list(APPEND cuda_sources ${kernel_files})
-add_library(pycoll_cuda MODULE EXCLUDE_FROM_ALL ${cuda_sources})
-target_include_directories(pycoll_cuda PRIVATE ${CMAKE_SOURCE_DIR}/csrc)
+add_library(cuda_kernels OBJECT EXCLUDE_FROM_ALL ${cuda_sources})
+target_include_directories(cuda_kernels PRIVATE ${CMAKE_SOURCE_DIR}/csrc)
+target_link_libraries(cuda_kernels PRIVATE CUDA::cudart_static)
+add_library(pycoll_cuda MODULE EXCLUDE_FROM_ALL $<TARGET_OBJECTS:cuda_kernels>)
 target_link_libraries(pycoll_cuda PRIVATE CUDA::cudart_static Threads::Threads)
 set_target_properties(
   pycoll_cuda
   PROPERTIES PREFIX ""
+             LINKER_LANGUAGE CXX
              OUTPUT_NAME _cuda
              LIBRARY_OUTPUT_DIRECTORY ${PYCOLL_OUTPUT_DIR})
 
-# What launches cost (benchmarks/launch_bench.cu).
-add_executable(launch_bench EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/benchmarks/launch_bench.cu)
-get_target_property(layers executor PYCOLL_REACHABLE)
-foreach(layer ${layers})
-  target_sources(launch_bench PRIVATE $<TARGET_OBJECTS:${layer}>)
+# Programs with this library in them. In a build without it they have the emulated device.
+set_source_files_properties(${CMAKE_SOURCE_DIR}/benchmarks/gpu_latency.cc PROPERTIES LANGUAGE CUDA)
+get_target_property(layers join PYCOLL_REACHABLE)
+foreach(program tests/cpp/gpu_matrix benchmarks/gpu_latency)
+  cmake_path(GET program FILENAME name)
+  cmake_path(GET program PARENT_PATH folder)
+  add_executable(${name} EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/${program}.cc
+                                          $<TARGET_OBJECTS:cuda_kernels>)
+  foreach(layer ${layers})
+    target_sources(${name} PRIVATE $<TARGET_OBJECTS:${layer}>)
+  endforeach()
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/csrc ${CMAKE_SOURCE_DIR}/tests/cpp
+                                             ${CMAKE_SOURCE_DIR}/benchmarks)
+  target_link_libraries(${name} PRIVATE CUDA::cudart_static Threads::Threads)
+  set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX
+                                           RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/${folder})
 endforeach()
-target_include_directories(launch_bench PRIVATE ${CMAKE_SOURCE_DIR}/csrc
-                                                ${CMAKE_SOURCE_DIR}/tests/cpp
-                                                ${CMAKE_SOURCE_DIR}/benchmarks)
-target_link_libraries(launch_bench PRIVATE CUDA::cudart_static Threads::Threads)
 
-foreach(target pycoll_cuda launch_bench)
+foreach(target cuda_kernels gpu_matrix gpu_latency)
   # -fmad=false, as -ffp-contract=off: the same bits as the host's.
   target_compile_options(
     ${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-fmad=false>"

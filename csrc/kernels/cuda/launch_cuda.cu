@@ -23,6 +23,46 @@ const void* kernel_of(DeviceProtocol protocol, DType dtype) {
   return all_kernels()[static_cast<size_t>(protocol)].kernels[static_cast<size_t>(dtype)];
 }
 
+/// Whether the current device keeps the stores of some kernels apart from those of others (sm_90).
+cudaError_t has_remote_domain(bool& has) {
+  int device = 0;
+  int num_domains = 1;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&num_domains, cudaDevAttrMemSyncDomainCount, device);
+  }
+  has = num_domains > 1;
+  return error;
+}
+
+/// Launches `num_blocks` blocks with the arguments of run_kernel.
+cudaError_t launch_blocks(const DeviceLaunch& launch, const DeviceLaunch* launches, int num_blocks,
+                          bool cooperative, void* stream) {
+  const void* const kernel = kernel_of(launch.protocol, launch.dtype);
+  if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
+  bool remote = false;
+  const cudaError_t error = has_remote_domain(remote);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(num_blocks));
+  config.blockDim = dim3(static_cast<unsigned>(launch.num_threads));
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = attributes;
+  if (cooperative) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeCooperative;
+    attributes[config.numAttrs++].val.cooperative = 1;
+  }
+  if (remote) {
+    // A fence of system scope waits for the stores of its own domain only, not for those of the
+    // compute kernels beside it.
+    attributes[config.numAttrs].id = cudaLaunchAttributeMemSyncDomain;
+    attributes[config.numAttrs++].val.memSyncDomain = cudaLaunchMemSyncDomainRemote;
+  }
+  void* arguments[] = {const_cast<DeviceLaunch*>(&launch), &launches};
+  return cudaLaunchKernelExC(&config, kernel, arguments);
+}
+
 template <DType dtype>
 __global__ void __launch_bounds__(256)
     scale_kernel(std::byte* dst, const std::byte* src, int64_t count, double factor) {
@@ -95,24 +135,12 @@ __global__ void await_words_kernel(const __grid_constant__ DeviceWords words, in
 }  // namespace
 
 int launch_on_cuda(const DeviceLaunch& launch, void* stream) {
-  const void* const kernel = kernel_of(launch.protocol, launch.dtype);
-  if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
-  const DeviceLaunch* launches = nullptr;
-  void* arguments[] = {const_cast<DeviceLaunch*>(&launch), &launches};
-  return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(launch.num_channels)),
-                          dim3(static_cast<unsigned>(launch.num_threads)), arguments, 0,
-                          static_cast<cudaStream_t>(stream));
+  return launch_blocks(launch, nullptr, launch.num_channels, false, stream);
 }
 
 int launch_together_on_cuda(const DeviceLaunch& first, const DeviceLaunch* launches,
                             int num_launches, void* stream) {
-  const void* const kernel = kernel_of(first.protocol, first.dtype);
-  if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
-  void* arguments[] = {const_cast<DeviceLaunch*>(&first), &launches};
-  return cudaLaunchCooperativeKernel(kernel,
-                                     dim3(static_cast<unsigned>(num_launches * first.num_channels)),
-                                     dim3(static_cast<unsigned>(first.num_threads)), arguments, 0,
-                                     static_cast<cudaStream_t>(stream));
+  return launch_blocks(first, launches, num_launches * first.num_channels, true, stream);
 }
 
 int max_resident_blocks_on_cuda(int num_threads, int* num_blocks) {
