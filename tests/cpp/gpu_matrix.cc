@@ -25,7 +25,8 @@ namespace pycoll {
 namespace {
 
 constexpr const char* kHelp =
-    R"(usage: gpu_matrix [--few] [--ranks N,N,...] [--dtypes NAME,NAME,...] [--only TEXT] [--seconds S]
+    R"(usage: gpu_matrix [--few] [--ranks N,N,...] [--dtypes NAME,NAME,...]
+                  [--only TEXT] [--seconds S]
 
 Runs every algorithm x protocol x dtype x op x 2 to 8 ranks on the first device and compares the
 bits with the CPU's. Prints a line for each wrong case; the status is 1 if there is one.
@@ -176,9 +177,8 @@ class Matrix {
     auto& abort_word = *reinterpret_cast<uint64_t*>(word.data());
     CaseLaunches launches(device_, c, plans.through_slots);
     std::pmr::vector<DeviceLaunch>& all = launches.launches();
-    if (std::string reason = launches.set_up(make_buffers(c, plans.through_slots)); !reason.empty()) {
-      return reason;
-    }
+    std::string reason = launches.set_up(make_buffers(c, plans.through_slots));
+    if (!reason.empty()) return reason;
     all[0].abort_word = &abort_word;
     arena_.upload(stream_.get());
     device_.start(all, 1);
