@@ -3,7 +3,8 @@ device_bench times pycoll's own calls.
 
 python benchmarks/device_peers.py --ranks N BACKEND DEVICE DTYPE SIZE ...
 
-Without --ranks it is one rank (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Rank 0 prints each row as a line of JSON when it is measured, or
+Without --ranks it is one rank (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Rank 0 prints each row
+as a line of JSON when it is measured, or
 {"note": why not}.
 """
 

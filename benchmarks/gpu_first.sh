@@ -15,8 +15,8 @@
 #   pip download -d .whl --only-binary :all: --python-version 3.12 pytest pytest-timeout pybind11 ml_dtypes
 #
 # NCCL 2.30 or later, as .nccl/libnccl.so.2, takes the place of torch's. DEVICE=threads does all of
-# it on the emulated device, with tiny sizes, whose figures mean nothing; TESTS names other tests than
-# tests/device.
+# it on the emulated device, with tiny sizes, whose figures mean nothing; TESTS names other tests
+# than tests/device.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 : "${OUT:?OUT=FOLDER names the folder of the results}"
@@ -47,10 +47,12 @@ check() {
   seconds=$(most "$2")
   # The program ends by itself, but for a defect.
   timeout --kill-after 5 $((seconds + 20)) "$PYTHON" benchmarks/gpu_check.py --part "$part" \
-    --seconds "$seconds" --device "$DEVICE" --build-folder "$BUILD" --out "$OUT" ${TESTS:+--tests "$TESTS"}
+    --seconds "$seconds" --device "$DEVICE" --build-folder "$BUILD" --out "$OUT" \
+    ${TESTS:+--tests "$TESTS"}
 }
 
-# Programs, one after another, each with a limit of seconds and a log; the next one runs in any case.
+# Programs, one after another, each with a limit of seconds and a log; the next one runs in any
+# case.
 try() {
   local seconds log=$2
   seconds=$(most "$1")

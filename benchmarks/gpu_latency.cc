@@ -1,6 +1,6 @@
 // What short collectives on a device consist of, in memory of the DeviceTable: launches, the flight
-// of a flag, what the memory gives to n reads and n writes, and all_reduces of ranks that are blocks
-// of one launch, replayed from a graph: the time of the kernels alone.
+// of a flag, what the memory gives to n reads and n writes, and all_reduces of ranks that are
+// blocks of one launch, replayed from a graph: the time of the kernels alone.
 //
 // Each figure is a median of batches, by the CPU's clock, which looks once for a batch of many
 // launches. Results are checked outside of what is timed. On the emulated device the program runs,

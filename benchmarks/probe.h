@@ -1,8 +1,8 @@
 // Kernels of a benchmark, beside those of the library: blocks of a GPU where nvcc compiles this,
 // else threads of the CPU, as on the emulated device.
 //
-// A kernel is a `Work` of plain data: work(env, block, shared) is called by each thread; Work::Shared
-// is memory that the threads of a block share, without constructors.
+// A kernel is a `Work` of plain data: work(env, block, shared) is called by each thread;
+// Work::Shared is memory that the threads of a block share, without constructors.
 #pragma once
 
 #include <cstddef>
@@ -49,8 +49,8 @@ void launch_probe(const Device&, const Work& work, int num_blocks, int num_threa
 #else
 using ProbeEnv = ThreadEnv;
 
-/// Waits for the stream, and returns when the kernel is over: a stream of the emulated device has no
-/// kernels but the library's.
+/// Waits for the stream, and returns when the kernel is over: a stream of the emulated device has
+/// no kernels but the library's.
 template <class Work>
 void launch_probe(const Device& device, const Work& work, int num_blocks, int num_threads,
                   DeviceStream stream) {

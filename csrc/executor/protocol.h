@@ -177,8 +177,8 @@ struct Simple {
 /// waits for one transfer, and needs no separate flag. A thread, or a few that share a line, work
 /// through batches of lines independently; only credits need agreement. Batch defines the lines:
 /// kPayloadBytes of a batch, kLinePayloadBytes of kLineBytes, kTeam threads for one batch, kCredits
-/// (slots must be returned to the writer), add_sources() where a thread looks at the lines of several
-/// sources at once, clear() where slots must be cleared periodically.
+/// (slots must be returned to the writer), add_sources() where a thread looks at the lines of
+/// several sources at once, clear() where slots must be cleared periodically.
 template <class Batch, class Target>
 PYCOLL_HD bool run_in_lines(Target& target, const ProgramView& program,
                             const StepOperands& operands) {

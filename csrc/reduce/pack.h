@@ -39,8 +39,8 @@ PYCOLL_HD inline void store_bytes(std::byte* to, const P& pack) {
 }
 
 #ifdef __CUDA_ARCH__
-// Accesses of a whole pack, in global memory: the addresses come from shared memory, so the compiler
-// would take generic ones. Each byte is used once: it is not kept in the L1 cache.
+// Accesses of a whole pack, in global memory: the addresses come from shared memory, so the
+// compiler would take generic ones. Each byte is used once: it is not kept in the L1 cache.
 namespace global {
 template <size_t num_bytes>
 struct Access;

@@ -99,7 +99,7 @@ class BlockReduce {
 
   // Operands are parts of tiles: offsets have 32 bits, since the registers are needed for data.
 
-  /// Copies bytes [begin, num_bytes) of the only source, with kPacks packs of each thread in flight.
+  /// Copies bytes [begin, num_bytes) of the only source, with kPacks packs of a thread in flight.
   template <int kNum, int kPacks>
   PYCOLL_HD void copy(int64_t begin, int64_t num_bytes) const {
     using Elements = Pack<Storage, kNum>;
@@ -142,8 +142,8 @@ class BlockReduce {
     }
   }
 
-  /// Reduces kPacks packs, `row` bytes apart, of all sources. Loads all packs of a source, where the
-  /// registers suffice those of the first two sources, before it uses one of them.
+  /// Reduces kPacks packs, `row` bytes apart, of all sources. Loads all packs of a source, where
+  /// the registers suffice those of the first two sources, before it uses one of them.
   template <int kNum, int kPacks, class Combiner>
   PYCOLL_HD void step(int32_t at, int32_t row) const {
     using Elements = Pack<Storage, kNum>;

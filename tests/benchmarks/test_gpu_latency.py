@@ -32,7 +32,8 @@ def test_rows_of_all_kinds_are_measured_and_right(binaries, tmp_path):
         assert f"replay, {way} n=2 4096 B" in names, way
     for n in (1, 2, 4, 8):
         assert any(name.startswith(f"memory, {n} reads and {n} writes, bf16") for name in names)
-    moved = next(row for row in rows if row["name"] == "memory, 2 reads and 2 writes, f32, 1 blocks")
+    name = "memory, 2 reads and 2 writes, f32, 1 blocks"
+    moved = next(row for row in rows if row["name"] == name)
     assert moved["gb_per_s"] == pytest.approx(4 * moved["nbytes"] / moved["us"] / 1e3, abs=0.02)
 
 

@@ -120,7 +120,9 @@ class AllReduceLaunches {
   /// Elements of a rank's scratch.
   size_t num_scratch() const {
     size_t num_blocks = 0;
-    for (const Plan& plan : plans_) num_blocks = std::max(num_blocks, plan.placement.scratch.size());
+    for (const Plan& plan : plans_) {
+      num_blocks = std::max(num_blocks, plan.placement.scratch.size());
+    }
     return num_blocks * static_cast<size_t>(shape_.count);
   }
   DeviceCut make_cut() const {

@@ -3,6 +3,7 @@
 // memory, as on a GPU, and in the same way on the emulated device.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <memory_resource>
 #include <new>
@@ -38,6 +39,8 @@ class DeviceArena : public std::pmr::memory_resource {
     device_.synchronize(stream);
   }
   void* do_allocate(size_t nbytes, size_t alignment) override {
+    // Bytes, too, begin where arrays of a device do: kernels have loops for aligned operands.
+    alignment = std::max<size_t>(alignment, 256);
     const size_t at = (used_ + alignment - 1) / alignment * alignment;
     if (at > nbytes_ || nbytes > nbytes_ - at) throw std::bad_alloc();
     used_ = at + nbytes;

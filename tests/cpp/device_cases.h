@@ -1,5 +1,5 @@
-// Cases of checks of device kernels: an algorithm, a dtype, an op and a message with one protocol, run
-// on any device and compared bit by bit with the same program on CpuTarget, on random bits.
+// Cases of checks of device kernels: an algorithm, a dtype, an op and a message with one protocol,
+// run on any device and compared bit by bit with the same program on CpuTarget, on random bits.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,8 @@ struct CaseDevice {
   }
   template <class T>
   T* seen_by_kernels(T* p) const {
-    return p == nullptr ? p : reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(shift));
+    if (p == nullptr) return nullptr;
+    return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(p) + static_cast<uintptr_t>(shift));
   }
 };
 
@@ -296,7 +297,7 @@ class CaseLaunches {
     return "";
   }
 
-  /// Makes the launches, with buffers of their own. Returns why a kernel cannot run them, or nothing.
+  /// Makes the launches, with buffers of their own. Returns why no kernel can run them.
   std::string set_up(const std::vector<Buffers>& initial) {
     for (size_t rank = 0; rank < plans_.size(); ++rank) {
       if (buffers_.size() <= rank) buffers_.emplace_back(device_.memory);

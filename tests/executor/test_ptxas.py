@@ -20,7 +20,8 @@ REPORT = re.compile(
     re.DOTALL,
 )
 ARCHITECTURES = ("80", "90a", "100a")
-PROTOCOLS = {"0": "simple", "1": "ll", "4": "direct"}  # by number, as in the mangled name of a kernel
+# By number, as in the mangled name of a kernel.
+PROTOCOLS = {"0": "simple", "1": "ll", "4": "direct"}
 DTYPES = {"0": "f32", "3": "bf16"}
 SUM = re.compile(r"run_kernel.*DeviceProtocolE([014])E.*DTypeE([03])E")
 # One file with the kernels that are looked at: the library has a dozen times as many.

@@ -35,8 +35,8 @@ struct DeviceCut {
   int32_t num_channels;
   int64_t tile_count;  // of DeviceLaunch
 };
-/// `count`: elements of a block of the collective; `payload_bytes`: of all its blocks. Tiles have at
-/// most `max_tile_count` elements, but each of the blocks of threads gets a part.
+/// `count`: elements of a block of the collective; `payload_bytes`: of all its blocks. Tiles have
+/// at most `max_tile_count` elements, but each of the blocks of threads gets a part.
 DeviceCut device_cut(DeviceProtocol protocol, int64_t count, int64_t payload_bytes,
                      int32_t granule, int64_t max_tile_count, int max_channels);
 
