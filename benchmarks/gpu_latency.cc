@@ -284,8 +284,8 @@ class Latency {
     }
     const auto once = [&] {
       device_.check(device_.table().launch_together(device_.index(), &first,
-                                                    arena.seen_by_kernels(all.launches().data()),
-                                                    n, stream_.get()),
+                                                    arena.seen_by_kernels(all.launches().data()), n,
+                                                    stream_.get()),
                     "launching");
     };
     Row row{.name = name, .num_ranks = n, .nbytes = nbytes};

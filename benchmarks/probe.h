@@ -32,8 +32,7 @@ template <class Work>
 __global__ void __launch_bounds__(kMaxDeviceThreads, 1)
     probe_kernel(const __grid_constant__ Work work) {
   __shared__ alignas(16) std::byte memory[sizeof(typename Work::Shared)];
-  work(ProbeEnv(), static_cast<int>(blockIdx.x),
-       *reinterpret_cast<typename Work::Shared*>(memory));
+  work(ProbeEnv(), static_cast<int>(blockIdx.x), *reinterpret_cast<typename Work::Shared*>(memory));
 }
 
 /// One launch whose blocks are all resident.
@@ -60,7 +59,7 @@ void launch_probe(const Device& device, const Work& work, int num_blocks, int nu
     std::vector<std::byte> memory;
   };
   device.synchronize(stream);
-  std::vector<std::unique_ptr<Block>> blocks;
+  std::vector<std::unique_ptr<Block> > blocks;
   for (int i = 0; i < num_blocks; ++i) blocks.push_back(std::make_unique<Block>(num_threads));
   ThreadPool pool;
   pool.run(num_blocks * num_threads, [&](int index) {

@@ -44,24 +44,24 @@ PYCOLL_HD inline void store_bytes(std::byte* to, const P& pack) {
 namespace global {
 template <size_t num_bytes>
 struct Access;
-#define PYCOLL_GLOBAL_ACCESS(num_bytes, type, suffix, constraint)                        \
-  template <>                                                                            \
-  struct Access<num_bytes> {                                                             \
-    using Word = type;                                                                   \
-    static __device__ Word load(const std::byte* from) {                                 \
-      Word word;                                                                         \
-      asm volatile("ld.global.L1::no_allocate." suffix " %0, [%1];"                      \
-                   : "=" constraint(word)                                                \
-                   : "l"(__cvta_generic_to_global(from))                                 \
-                   : "memory");                                                          \
-      return word;                                                                       \
-    }                                                                                    \
-    static __device__ void store(std::byte* to, Word word) {                             \
-      asm volatile("st.global." suffix " [%0], %1;"                                      \
-                   :                                                                     \
-                   : "l"(__cvta_generic_to_global(to)), constraint(word)                 \
-                   : "memory");                                                          \
-    }                                                                                    \
+#define PYCOLL_GLOBAL_ACCESS(num_bytes, type, suffix, constraint)        \
+  template <>                                                            \
+  struct Access<num_bytes> {                                             \
+    using Word = type;                                                   \
+    static __device__ Word load(const std::byte* from) {                 \
+      Word word;                                                         \
+      asm volatile("ld.global.L1::no_allocate." suffix " %0, [%1];"      \
+                   : "=" constraint(word)                                \
+                   : "l"(__cvta_generic_to_global(from))                 \
+                   : "memory");                                          \
+      return word;                                                       \
+    }                                                                    \
+    static __device__ void store(std::byte* to, Word word) {             \
+      asm volatile("st.global." suffix " [%0], %1;"                      \
+                   :                                                     \
+                   : "l"(__cvta_generic_to_global(to)), constraint(word) \
+                   : "memory");                                          \
+    }                                                                    \
   };
 PYCOLL_GLOBAL_ACCESS(2, uint16_t, "u16", "h")
 PYCOLL_GLOBAL_ACCESS(4, uint32_t, "u32", "r")

@@ -48,6 +48,4 @@ def test_help_has_examples_and_wrong_flags_are_named(binaries):
     out = run(binaries, "--help").stdout
     assert "examples:\n  gpu_latency --json rows.jsonl" in out
     assert "gpu_latency: unknown option --fast" in run(binaries, "--fast", 1, status=2).stderr
-    assert "cannot write /no/such/rows" in run(
-        binaries, "--json", "/no/such/rows", status=2
-    ).stderr
+    assert "cannot write /no/such/rows" in run(binaries, "--json", "/no/such/rows", status=2).stderr

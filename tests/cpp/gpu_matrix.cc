@@ -4,8 +4,9 @@
 // peer and is aborted: it must end at once, and leave the device usable.
 //
 // The whole of the matrix is run with messages of 1, 33 and 4,099 elements, drawn with a fixed
-// seed, and in half of the cases all operands start in the middle of an element; messages of 300,000 elements are run
-// for every algorithm x protocol x number of ranks, with dtypes and ops in turn.
+// seed, and in half of the cases all operands start in the middle of an element; messages of
+// 300,000 elements are run for every algorithm x protocol x number of ranks, with dtypes and ops in
+// turn.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -113,8 +114,7 @@ class Matrix {
 
   /// Elements of a block of a message of `count`: the message is divided among the blocks.
   static int64_t block_count(const Plans& plans, int64_t count) {
-    const int64_t blocks =
-        info(plans.algorithm->collective).blocks_per_payload(plans.num_ranks());
+    const int64_t blocks = info(plans.algorithm->collective).blocks_per_payload(plans.num_ranks());
     return std::max<int64_t>(1, count / blocks);
   }
 

@@ -151,9 +151,7 @@ def test_launch_that_fails_frees_the_peers_at_once(function):
         ("store_words:cudaErrorIllegalAddress", r"pinned .*rank 0: cudaErrorIllegalAddress"),
     ],
 )
-def test_links_are_made_another_way_where_the_device_refuses_the_first_one(
-    monkeypatch, told, says
-):
+def test_links_are_made_another_way_where_the_device_refuses_the_first_one(monkeypatch, told, says):
     """A second for words that are lost: the deadline of the test of links."""
     monkeypatch.setenv(FAIL, told)
 

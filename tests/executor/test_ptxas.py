@@ -97,9 +97,10 @@ class Compiled:
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def compiled(request, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     need_nvcc()
-    assert f"$<$<COMPILE_LANGUAGE:CUDA>:{';'.join(FLAGS)}>" in (
-        ROOT / "csrc/kernels/cuda/cuda.cmake"
-    ).read_text()
+    assert (
+        f"$<$<COMPILE_LANGUAGE:CUDA>:{';'.join(FLAGS)}>"
+        in (ROOT / "csrc/kernels/cuda/cuda.cmake").read_text()
+    )
     folder = tmp_path_factory.mktemp(f"sm_{request.param}")
     (folder / "kernels.cu").write_text(SOURCE)
     done = run(

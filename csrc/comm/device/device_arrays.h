@@ -79,8 +79,8 @@ class DeviceArrays {
   uint64_t last_number_ = 0;
   int num_unreached_ = 0;
   std::string why_unreached_;  // the last one
-  Arrays arrays_;     // by address
-  std::mutex mutex_;  // for changes of arrays_, and withdraw()
+  Arrays arrays_;              // by address
+  std::mutex mutex_;           // for changes of arrays_, and withdraw()
 };
 
 }  // namespace pycoll

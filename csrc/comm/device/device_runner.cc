@@ -120,9 +120,8 @@ void DeviceRunner::disown() {
 }
 
 std::string DeviceRunner::describe() const {
-  std::string text = device_.title() + ", " + path_ + ", at most " +
-                     std::to_string(max_channels_) + " blocks of " +
-                     std::to_string(block_threads_) + " threads";
+  std::string text = device_.title() + ", " + path_ + ", at most " + std::to_string(max_channels_) +
+                     " blocks of " + std::to_string(block_threads_) + " threads";
   if (takes_turns_) text += ", processes that take turns on a device without MPS";
   const std::string unreached = arrays_.describe_unreached();
   return unreached.empty() ? text : text + "; " + unreached;

@@ -71,7 +71,7 @@ struct DeviceLinks {
   DeviceRingState* states = nullptr;
   // By channel: twice the number of finished calls, plus 1 during a call. Starts as zeros.
   uint64_t* epochs = nullptr;
-  int64_t slot_bytes = 0;      // a multiple of kDeviceAlignment
+  int64_t slot_bytes = 0;  // a multiple of kDeviceAlignment
   // A power of two, at most kMaxSlots. kPoison: kPoisonBuffers times the most messages that a
   // program sends on one link.
   int32_t num_slots = 0;

@@ -76,8 +76,8 @@ int64_t device_tile_count(const Plan& plan, int64_t payload_bytes, size_t elemen
   return (of_piece > 0 ? of_piece * num_pieces : granules * num_pieces / max_range) * granule;
 }
 
-DeviceCut device_cut(DeviceProtocol protocol, int64_t count, int64_t payload_bytes,
-                     int32_t granule, int64_t max_tile_count, int max_channels) {
+DeviceCut device_cut(DeviceProtocol protocol, int64_t count, int64_t payload_bytes, int32_t granule,
+                     int64_t max_tile_count, int max_channels) {
   const bool in_one_round = protocol == DeviceProtocol::kLL || protocol == DeviceProtocol::kPoison;
   const int64_t channel_bytes = in_one_round ? kRoundBytes : kChannelBytes;
   int64_t wanted = (payload_bytes + channel_bytes - 1) / channel_bytes;

@@ -37,8 +37,8 @@ struct DeviceCut {
 };
 /// `count`: elements of a block of the collective; `payload_bytes`: of all its blocks. Tiles have
 /// at most `max_tile_count` elements, but each of the blocks of threads gets a part.
-DeviceCut device_cut(DeviceProtocol protocol, int64_t count, int64_t payload_bytes,
-                     int32_t granule, int64_t max_tile_count, int max_channels);
+DeviceCut device_cut(DeviceProtocol protocol, int64_t count, int64_t payload_bytes, int32_t granule,
+                     int64_t max_tile_count, int max_channels);
 
 /// True when kPoison can reduce this dtype with this op: a combined element never has all bits set,
 /// and an input NaN that has may be replaced by another NaN. The collective must be all_reduce.

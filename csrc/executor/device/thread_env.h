@@ -45,8 +45,7 @@ class ThreadLine {
 class ThreadTeam {
  public:
   explicit ThreadTeam(int num_threads)
-      : num_threads_(num_threads),
-        lines_(static_cast<size_t>(num_threads / ThreadLine::kLanes)) {
+      : num_threads_(num_threads), lines_(static_cast<size_t>(num_threads / ThreadLine::kLanes)) {
     pthread_barrier_init(&barrier_, nullptr, static_cast<unsigned>(num_threads));
   }
   ~ThreadTeam() { pthread_barrier_destroy(&barrier_); }

@@ -191,8 +191,7 @@ int allocate_exportable(int device, size_t nbytes, void** memory) {
   if (status != 0) return status;
   const size_t rounded = (nbytes + unit - 1) / unit * unit;
   CUmemGenericAllocationHandle handle = 0;
-  status =
-      driver_status(driver().cuMemCreate(&handle, rounded, &properties, 0), "an allocation");
+  status = driver_status(driver().cuMemCreate(&handle, rounded, &properties, 0), "an allocation");
   return status != 0 ? status : map_handle(device, handle, rounded, memory);
 }
 

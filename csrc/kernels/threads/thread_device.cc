@@ -400,10 +400,9 @@ void run_launches(ThreadProcessors& processors, const DeviceLaunch* launches, in
 int launch(int32_t device, const DeviceLaunch* launch, DeviceStream stream) {
   return guarded([&] {
     fail_if_told("launch");
-    work_stream(device, stream)
-        .push([own = *launch, &processors = device_at(device).processors] {
-          run_launches(processors, &own, 1, false);
-        });
+    work_stream(device, stream).push([own = *launch, &processors = device_at(device).processors] {
+      run_launches(processors, &own, 1, false);
+    });
   });
 }
 

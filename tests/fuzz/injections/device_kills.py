@@ -17,13 +17,13 @@ from unittest import mock
 
 import numpy as np
 from faults import Board, left_over, resources
-from injections.late import emulated_device
 from late_arrays import ARRAYS, DEVICE_ARRAYS
 from late_operations import DEVICE_OPERATIONS, OPERATIONS
 from worlds import end, start
 
 import pycoll
 from injections import Outcome
+from injections.late import emulated_device
 from pycoll.arrays.device import DeviceArray
 
 CASES = 200
