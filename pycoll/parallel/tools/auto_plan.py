@@ -46,6 +46,11 @@ _VIEWS = {
     "view", "reshape", "unflatten", "flatten", "transpose", "permute", "expand", "repeat",
     "unsqueeze", "squeeze", "movedim", "mT", "T", "swapaxes", "view_as",
 }
+# Functions that take the shape, dtype or device of a tensor, and not its values.
+_NEW = {
+    "new_empty", "new_full", "new_ones", "new_zeros", "empty_like", "full_like", "ones_like",
+    "zeros_like", "size", "dim", "numel",
+}
 # fmt: on
 
 
@@ -96,13 +101,13 @@ class _Follow(TorchFunctionMode):
         inputs = [*_tensors([args, kwargs])]
         held = [columns for x in inputs if (columns := columns_of(x)) is not None]
         hidden = any(is_hidden(x) for x in inputs)
-        if not held:
+        name = getattr(func, "__name__", "").strip("_")
+        if not held or name in _NEW:
             for y in outputs:
-                mark(y, None, hidden=hidden)
+                mark(y, None, hidden=hidden and name not in _NEW)
             return result
         layers = frozenset().union(*(columns.layers for columns in held))
         in_heads = all(columns.in_heads for columns in held)
-        name = getattr(func, "__name__", "").strip("_")
         if hidden or not self._keeps(name, args, inputs[0], outputs, held[0], in_heads):
             self.found.whole |= layers
         if name in _VIEWS and outputs[0].shape[-1] != inputs[0].shape[-1]:
