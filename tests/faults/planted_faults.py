@@ -207,8 +207,8 @@ PACKAGE = [
     Fault(
         "unused-parameters-get-zero-gradients",
         "pycoll/parallel/features/data/reducer.py",
-        "piece.value.grad = None if piece.name in absent else gradient",
-        "piece.value.grad = gradient",
+        "piece.value.grad = None if piece.name in absent else gradient.to(piece.value.dtype)",
+        "piece.value.grad = gradient.to(piece.value.dtype)",
         "The optimizer decays parameters that no rank has used.",
         ("tests/parallel",),
         ("tests/parallel/test_data_parallel.py",),
@@ -251,9 +251,9 @@ PACKAGE = [
     ),
     Fault(
         "only-the-failed-rank-reports-a-failed-save",
-        "pycoll/parallel/trainer/checkpoint.py",
-        "if int(failed):",
-        "if problem:",
+        "pycoll/parallel/trainer/saving.py",
+        "if failed or unfinished:",
+        "if self._problem or unfinished:",
         "Ranks that could write do not raise when another one could not.",
         ("tests/parallel",),
         ("tests/parallel/test_checkpoint.py",),

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pycoll import threads
 from pycoll.communicator import Communicator
 from pycoll.errors import SystemError
 from pycoll.parallel.core.object_collectives import gather_objects
@@ -59,7 +60,7 @@ class Saving:
         self._written, self._stop = threading.Event(), threading.Event()
         self._done = False
         self._thread = threading.Thread(target=self._run, name="pycoll-save")
-        self._thread.start()
+        threads.start(self._thread, "the thread that writes a checkpoint")
 
     def wait(self) -> Path:
         """Waits until the checkpoint is complete. Collective; the next save or load does it, too.
