@@ -239,11 +239,14 @@ class Optimizer(optim.Optimizer):
         """
         of, count = self._groups_of_pieces(), len(self.param_groups)
         total = torch.zeros(count + 1, dtype=torch.float64)
-        mine = [p for p in self._pieces() if p.owned and p.value.grad is not None]
-        if mine:  # a device is waited for once
-            norms = torch.stack([torch.linalg.vector_norm(p.value.grad).double() for p in mine])
-            places = torch.tensor([of.get(id(p.value), count) for p in mine])
-            total.index_add_(0, places, norms.cpu() ** 2)
+        norms: dict[int, list[Tensor]] = {}
+        for piece in self._pieces():
+            if piece.owned and piece.value.grad is not None:
+                norm = torch.linalg.vector_norm(piece.value.grad).double()
+                norms.setdefault(of.get(id(piece.value), count), []).append(norm)
+        if norms:  # a device is waited for once
+            sums = [torch.stack(of_group).square().sum() for of_group in norms.values()]
+            total[list(norms)] = torch.stack(sums).cpu()
         mesh = self.trainer.mesh
         if mesh.world.size == 1:
             return total.tolist(), None
