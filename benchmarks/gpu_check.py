@@ -188,9 +188,10 @@ def sanitize(options: argparse.Namespace, until: float) -> dict[str, str]:
     program = [str(options.build_folder / "tests" / "cpp" / "gpu_matrix"), "--few"]
     program += ["--ranks", "2", "--dtypes", "f32", "--only", "all_reduce"]
     results = {}
-    if not Path(program[0]).is_file():
-        return dict.fromkeys(SANITIZER_TOOLS, "skipped: gpu_matrix was not built")
     for name in SANITIZER_TOOLS:
+        if not Path(program[0]).is_file():
+            results[name] = "skipped: gpu_matrix was not built"
+            continue
         command = [tool, "--tool", name, "--error-exitcode", "9"]
         command += ["--kernel-name", "kernel_substring=run_kernel", *program]
         left = until - time.monotonic()
