@@ -139,9 +139,18 @@ def plot(folder: Path) -> None:
 
 def settings() -> dict[str, dict[str, Any]]:
     """The settings of the file, with those of the command line."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("file", nargs="?", default=Path(__file__).with_suffix(".toml"), type=Path)
-    options.add_argument("--set", action="append", default=[], metavar="train.steps=50")
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    default = Path(__file__).with_suffix(".toml")
+    options.add_argument("file", nargs="?", default=default, type=Path, help="settings, TOML")
+    options.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="train.steps=50",
+        help="replaces a setting of the file; may be repeated",
+    )
     args = options.parse_args()
     found = tomllib.loads(args.file.read_text())
     for text in args.set:
