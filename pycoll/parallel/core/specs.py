@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,18 @@ def replace(value: Any, kind: type | tuple[type, ...], by: Callable[[Any], Any])
     return value
 
 
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a structure of tuples, lists and mappings."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from tensors_in(one)
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from tensors_in(one)
+
+
 def describe(value: Any) -> Any:
     """Replaces the tensors of a structure by Specs."""
     return replace(value, torch.Tensor, Spec.of)
@@ -83,4 +95,4 @@ def _place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | str | None:
     return next((key for key, value in kwargs.items() if isinstance(value, torch.Tensor)), None)
 
 
-__all__ = ["Spec", "blank", "describe", "hidden_of", "replace", "with_hidden"]
+__all__ = ["Spec", "blank", "describe", "hidden_of", "replace", "tensors_in", "with_hidden"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from pycoll.parallel.core.mesh import world
 from pycoll.parallel.replicas.weights import Weights
 
 
-class ReplicaOptimizer(optim.Optimizer):
+class ReplicaOptimizer(optim.Optimizer, ABC):
     """Steps the weights of one replica, and exchanges them with others.
 
     Attributes:
@@ -57,9 +58,9 @@ class ReplicaOptimizer(optim.Optimizer):
         self.step_and_exchange()
         return result
 
+    @abstractmethod
     def step_and_exchange(self) -> None:
         """Steps `inner` and exchanges weights, as the algorithm says."""
-        raise NotImplementedError
 
     def mean(self, vector: Tensor) -> Tensor:
         """The mean of all replicas' vectors, in place. Collective."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core.batches import as_call
-from pycoll.parallel.core.specs import hidden_of, replace
+from pycoll.parallel.core.specs import hidden_of, replace, tensors_in
 from pycoll.parallel.features.tensor.layers import HEADS
 from pycoll.parallel.features.tensor.plan import Column, Style
 from pycoll.parallel.tools.meta_model import on_meta
@@ -95,10 +95,10 @@ class _Follow(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        outputs = [*_tensors(result)]
+        outputs = [*tensors_in(result)]
         if self.opaque or not outputs:
             return result
-        inputs = [*_tensors([args, kwargs])]
+        inputs = [*tensors_in([args, kwargs])]
         held = [columns for x in inputs if (columns := columns_of(x)) is not None]
         hidden = any(is_hidden(x) for x in inputs)
         name = getattr(func, "__name__", "").strip("_")
@@ -215,12 +215,12 @@ def _trace(model: nn.Module, x: Any) -> _Found:
             with follow:
                 output = made(*args, **kwargs)
         except Exception as error:
+            shapes = [tuple(one.shape) for one in tensors_in([args, kwargs])]
             raise UsageError(
-                f"auto_plan: {type(model).__name__} cannot run with "
-                f"{[tuple(one.shape) for one in _tensors([args, kwargs])]}: {error}: give x as for "
-                "model.step"
+                f"auto_plan: {type(model).__name__} cannot run with {shapes}: {error}: give x as "
+                "for model.step"
             ) from error
-        for y in _tensors(output):
+        for y in tensors_in(output):
             columns = columns_of(y)
             if columns is not None and columns.is_output:
                 (found.head,) = columns.layers
@@ -244,7 +244,7 @@ def _hook(name: str, module: nn.Module, follow: _Follow, modules: dict[str, nn.M
         follow.opaque -= linear or opaque
         x: Any = module._pycoll_input
         columns = None if x is None else columns_of(x)
-        outputs = [*_tensors(output)]
+        outputs = [*tensors_in(output)]
         if linear and columns is not None:
             for layer in columns.layers:
                 found.row_of.setdefault(layer, set()).add(name)
@@ -343,17 +343,6 @@ def _shortened(plan: Plan, names: list[str]) -> Plan:
         fits = all(other in plan and plan[other] == plan[name] for other in same)
         short[pattern if fits else name] = plan[name]
     return short
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _tensors(one)
-    elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from _tensors(one)
 
 
 __all__ = ["auto_plan"]

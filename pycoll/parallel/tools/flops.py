@@ -6,7 +6,7 @@ count; element-wise work, which is small beside them, does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core.batches import as_call, num_samples
-from pycoll.parallel.core.specs import replace
+from pycoll.parallel.core.specs import replace, tensors_in
 from pycoll.parallel.tools.meta_model import on_meta
 from pycoll.parallel.trainer.plain_loop import OF_PARAMETER
 
@@ -97,7 +97,7 @@ def flops(model: nn.Module, x: Any) -> Flops:
         with counter:  # around both passes, so that the backward pass knows its layers
             output = made(*args, **kwargs)
             forward = counter.get_flop_counts()
-            floating = [y for y in _tensors(output) if y.requires_grad and y.is_floating_point()]
+            floating = [y for y in tensors_in(output) if y.requires_grad and y.is_floating_point()]
             if floating:
                 # Through a sum: the pass into the last layer is noticed on its way there only.
                 torch.stack([y.sum() for y in floating]).sum().backward()
@@ -122,17 +122,6 @@ def _sum(counts: Mapping[str, Mapping[Any, int]], module: str, operator: str = "
     """Sum of a module's counts by operator; `operator`: of this one alone."""
     of_module = counts.get(module, {}).items()
     return sum(count for op, count in of_module if not operator or str(op) == operator)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _tensors(one)
-    elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from _tensors(one)
 
 
 __all__ = ["Flops", "flops"]
