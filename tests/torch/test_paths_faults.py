@@ -76,10 +76,11 @@ def test_gradient_of_another_shape_is_named_with_both_shapes(rank, n):
         future = dist.all_reduce(sent, async_op=True).get_future()
         return future.then(lambda done: done.value()[0][: bucket.buffer().numel()])
 
-    model = DistributedDataParallel(nn.Linear(6, 7))
-    model.register_comm_hook(None, hook)
     begin = time.monotonic()
     with pytest.raises(RuntimeError, match="rank 1") as error:
+        # A rank that is still in DDP's first broadcast learns of the mismatch there.
+        model = DistributedDataParallel(nn.Linear(6, 7))
+        model.register_comm_hook(None, hook)
         for _ in range(2):
             model(torch.ones(4, 6)).sum().backward()
     assert "(49,)" in str(error.value) and "(50,)" in str(error.value)
