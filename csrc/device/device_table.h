@@ -14,7 +14,7 @@ namespace pycoll {
 
 struct DeviceLaunch;  // executor/device/device_launch.h
 
-inline constexpr uint32_t kDeviceTableVersion = 2;
+inline constexpr uint32_t kDeviceTableVersion = 3;
 
 struct DeviceFacts {
   char name[64];
@@ -23,8 +23,10 @@ struct DeviceFacts {
   int32_t num_processors;
   int32_t capability;     // 90: compute capability 9.0; 0: not a GPU
   int32_t block_threads;  // threads of a block
-  int32_t max_channels;   // largest useful number of blocks in one rank's launch
+  int32_t max_channels;   // largest useful number of blocks in one rank's launch: fills the links
+  int32_t max_blocks;     // largest useful number of blocks of all ranks: fills the memory
   int32_t takes_turns;    // 1: kernels of several processes never run at once, as without MPS
+  int32_t cache_bytes;    // of the cache that all processors share
   // How memory is shared with other processes if not by descriptors, and why; empty: by
   // descriptors.
   char memory_note[128];
@@ -105,6 +107,7 @@ struct DeviceTable {
   int (*unmap_host)(void* memory);
 
   // --- stream-ordered work ---
+  /// The stream has the highest priority, and does not wait for the default stream.
   int (*create_stream)(int32_t device, DeviceStream* stream);
   int (*destroy_stream)(DeviceStream stream);
   int (*synchronize_stream)(int32_t device, DeviceStream stream);

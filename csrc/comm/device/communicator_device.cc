@@ -214,6 +214,7 @@ std::string Communicator::explain_on_device(Collective collective, int64_t nbyte
   wanted.collective = collective;
   wanted.nbytes = nbytes;
   wanted.root = root;
+  if (device_->meets_all()) arrays = Arrays::kMapped;
   return device_->planner().explain(wanted, arrays, device_->describe());
 }
 

@@ -9,6 +9,7 @@
 #include "base/environment.h"
 #include "base/error.h"
 #include "comm/device/device_blocks.h"
+#include "executor/device/device_launch.h"
 
 namespace pycoll {
 namespace {
@@ -23,6 +24,7 @@ DeviceIntroduction introduce(const Device& device) {
   std::memcpy(mine.uuid, facts.uuid, sizeof(mine.uuid));
   mine.index = device.index();
   mine.max_channels = facts.max_channels;
+  mine.max_blocks = facts.max_blocks;
   mine.wants_cpu = wants_cpu_links() ? 1 : 0;
   mine.taken_blocks = DeviceBlocks::taken(device.index());
   mine.takes_turns = facts.takes_turns;
@@ -31,6 +33,11 @@ DeviceIntroduction introduce(const Device& device) {
                                                   &mine.resident_blocks),
                "querying the number of resident blocks");
   return mine;
+}
+
+bool all_share(const std::vector<DeviceIntroduction>& all) {
+  return std::all_of(all.begin(), all.end(),
+                     [&](const DeviceIntroduction& one) { return one.same_device(all[0]); });
 }
 
 bool take_turns(const std::vector<DeviceIntroduction>& all) {
@@ -45,7 +52,8 @@ bool take_turns(const std::vector<DeviceIntroduction>& all) {
 }
 
 int channels_for(const std::vector<DeviceIntroduction>& all, const Device& device, bool threads) {
-  int channels = all[0].max_channels;
+  const bool share = all_share(all);
+  int channels = kMaxDeviceChannels;
   for (const DeviceIntroduction& one : all) {
     int sharing = 0;
     int taken = 0;
@@ -65,7 +73,8 @@ int channels_for(const std::vector<DeviceIntroduction>& all, const Device& devic
                        ": each rank needs one; use fewer ranks, or close a communicator");
     }
     if (!alone && room > 1) room /= 2;  // leaves blocks for further communicators
-    channels = std::min({channels, one.max_channels, room});
+    const int share_of_memory = share ? one.max_blocks / static_cast<int>(all.size()) : 0;
+    channels = std::min({channels, std::max(one.max_channels, share_of_memory), room});
   }
   return channels;
 }

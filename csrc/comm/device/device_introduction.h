@@ -13,6 +13,7 @@ struct DeviceIntroduction {
   char uuid[sizeof(DeviceFacts::uuid)] = {};
   int32_t index = 0;  // number of the device in its process
   int32_t max_channels = 0;
+  int32_t max_blocks = 0;
   int32_t resident_blocks = 0;
   int32_t taken_blocks = 0;  // by other communicators of its process
   int32_t wants_cpu = 0;     // PYCOLL_DEVICE_LINKS=cpu
@@ -27,12 +28,16 @@ struct DeviceIntroduction {
 
 DeviceIntroduction introduce(const Device& device);
 
+/// True when all ranks' kernels run on one device.
+bool all_share(const std::vector<DeviceIntroduction>& all);
+
 /// True when several processes share a device on which their kernels take turns: then a kernel
 /// waits for a peer's for a whole time slice.
 bool take_turns(const std::vector<DeviceIntroduction>& all);
 
 /// Returns the number of blocks of each rank for which the blocks of all ranks on a device, and of
 /// other communicators, are resident together: a kernel waits for its peers, so these must run.
+/// Ranks that all share one device are limited by its memory, others by their links.
 /// `threads`: the ranks are threads of one process. Raises UsageError if not all of them fit.
 int channels_for(const std::vector<DeviceIntroduction>& all, const Device& device, bool threads);
 

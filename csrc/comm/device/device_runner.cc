@@ -15,6 +15,13 @@ constexpr int64_t kDirectTileBytes = 1 << 20;
 // Number of blocks for all_to_all with counts, where no rank knows all sizes.
 constexpr int kUnevenChannels = 4;
 
+/// Whether all ranks have equal arrays: a rank without an array, or with one of another size,
+/// cannot know its place.
+bool has_equal_arrays(const Call& call) {
+  return call.input != nullptr && call.output != nullptr && !info(call.collective).has_root &&
+         call.block_counts == nullptr && call.send_counts == nullptr;
+}
+
 }  // namespace
 
 DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
@@ -26,7 +33,6 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
       rank_(transport.rank()),
       num_ranks_(transport.num_ranks()),
       slab_(device),
-      planner_(rank_, num_ranks_, inputs, slab_),
       arrays_(device, num_ranks_, slab_),
       pinned_(device, 2 * kFlagBytes),
       last_(device),
@@ -42,9 +48,12 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
   gather(&mine, all.data(), sizeof(mine));
   max_channels_ = channels_for(all, device, transport.shares_address_space());
   blocks_ = std::make_unique<DeviceBlocks>(device.index(), max_channels_);
-  block_threads_ = device.facts().block_threads;
+  const DeviceFacts facts = device.facts();
+  block_threads_ = facts.block_threads;
+  const DeviceRings rings{num_ranks_, max_channels_, all_share(all) ? facts.cache_bytes : 0};
+  planner_ = std::make_unique<DevicePlanner>(rank_, rings, inputs, slab_);
 
-  const size_t window_bytes = DeviceLinkMemory::window_bytes(num_ranks_, max_channels_);
+  const size_t window_bytes = DeviceLinkMemory::window_bytes(rings);
   const bool wants_cpu = std::any_of(
       all.begin(), all.end(), [](const DeviceIntroduction& one) { return one.wants_cpu != 0; });
   std::string why = "PYCOLL_DEVICE_LINKS=cpu";
@@ -59,15 +68,12 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
     path_ = "through pinned CPU memory (" + why + ")";
   } else {
     path_ = "through each other's device memory";
-    const std::string note = device.facts().memory_note;
+    const std::string note = device.facts().memory_note;  // of the memory just allocated
     if (!note.empty()) path_ += " (" + note + ")";
   }
   takes_turns_ = take_turns(all);
-  links_ = std::make_unique<DeviceLinkMemory>(device, *window_, rank_, num_ranks_, max_channels_);
-  whole_lines_ = !window_->is_on_host() &&
-                 std::all_of(all.begin(), all.end(), [&](const DeviceIntroduction& other) {
-                   return mine.same_device(other);
-                 });
+  links_ = std::make_unique<DeviceLinkMemory>(device, *window_, rank_, rings);
+  whole_lines_ = !window_->is_on_host() && all_share(all);
 
   for (const DeviceIntroduction& one : all) {
     if (&one == &all[static_cast<size_t>(rank_)] || transport.shares_address_space()) {
@@ -123,6 +129,7 @@ std::string DeviceRunner::describe() const {
   std::string text = device_.title() + ", " + path_ + ", at most " + std::to_string(max_channels_) +
                      " blocks of " + std::to_string(block_threads_) + " threads";
   if (takes_turns_) text += ", processes that take turns on a device without MPS";
+  if (meets_all()) text += ", arrays of this process accessed in place";
   const std::string unreached = arrays_.describe_unreached();
   return unreached.empty() ? text : text + "; " + unreached;
 }
@@ -176,13 +183,11 @@ DeviceStream DeviceRunner::stream_beside(DeviceStream stream) {
 
 PlannedCall& DeviceRunner::choose(const CallPlan& plan, Call& call) {
   places_.reset();
+  if (PlannedCall* const planned = direct_by_meeting(plan, call)) return *planned;
   const CollectiveInfo& row = info(call.collective);
   const bool named = call.algorithm.ends_with("/direct");
-  // All ranks must have equal arrays: a rank without an array, or with one of another size, cannot
-  // know its place.
-  const bool equal_arrays = call.input != nullptr && call.output != nullptr && !row.has_root &&
-                            call.block_counts == nullptr && call.send_counts == nullptr;
-  if (plan.exchanges_buffers && (equal_arrays || call.collective == Collective::kBroadcast)) {
+  if (plan.exchanges_buffers &&
+      (has_equal_arrays(call) || call.collective == Collective::kBroadcast)) {
     const size_t element_size = dtype_size(call.dtype);
     places_ = arrays_.find(
         call.input, static_cast<size_t>(input_count(call, rank_, num_ranks_)) * element_size,
@@ -207,6 +212,16 @@ PlannedCall& DeviceRunner::choose(const CallPlan& plan, Call& call) {
   return *planned;
 }
 
+PlannedCall* DeviceRunner::direct_by_meeting(const CallPlan& plan, const Call& call) const {
+  if (!meets_all() || !plan.exchanges_buffers || !has_equal_arrays(call)) return nullptr;
+  if (device_.capture_of(call.stream) != 0) return nullptr;
+  // No rank knows whether another one works in place, so both must run the same plan.
+  PlannedCall* const planned = plan.of(Reach::kMapped, true);
+  const bool is_same = planned == plan.of(Reach::kMapped, false);
+  return is_same && planned != nullptr && planned->protocol == ProtocolKind::kDirect ? planned
+                                                                                     : nullptr;
+}
+
 const char* DeviceRunner::why_not(const Call& call, PlannedCall& planned) {
   if (planned.protocol == ProtocolKind::kLL128 && !whole_lines_) {
     return "protocol ll128 needs ranks that share a device, because other links may split lines of "
@@ -218,7 +233,7 @@ const char* DeviceRunner::why_not(const Call& call, PlannedCall& planned) {
     return "protocol poison is for all_reduce of floating-point dtypes except f8_e4m3 on several "
            "ranks only";
   }
-  const DevicePlan& plan = planner_.of(planned, device_.capture_of(call.stream) != 0);
+  const DevicePlan& plan = planner_->of(planned, device_.capture_of(call.stream) != 0);
   const DeviceLinks& links = links_->links(DeviceProtocol::kPoison);
   if (kPoisonBuffers * plan.program.max_link_messages > links.num_slots) {
     return "protocol poison has room for two messages to a peer: use one_shot or two_shot";
@@ -231,7 +246,7 @@ const char* DeviceRunner::why_not(const Call& call, PlannedCall& planned) {
 }
 
 void DeviceRunner::prepare(const Call& call, PlannedCall& planned) {
-  DevicePlan& plan = planner_.of(planned, device_.capture_of(call.stream) != 0);
+  DevicePlan& plan = planner_->of(planned, device_.capture_of(call.stream) != 0);
   DeviceLaunch& launch = next_;
   launch = plan.model;
   launch.count = call.count;

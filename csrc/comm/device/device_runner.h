@@ -26,15 +26,20 @@ class DeviceRunner {
   ~DeviceRunner();  // calls finish()
 
   const Device& device() const { return device_; }
-  Planner& planner() { return planner_.planner(); }
+  Planner& planner() { return planner_->planner(); }
   DeviceWatchdog& watchdog() { return *watchdog_; }
 
   DeviceArrays& arrays() { return arrays_; }
   /// True when ranks of several processes take turns on a device.
   bool takes_turns() const { return takes_turns_; }
+  /// True when one launch has all ranks' parts, so that the ranks' arrays need no registration.
+  bool meets_all() const {
+    return meeting_ != nullptr && meeting_->num_members() == static_cast<size_t>(num_ranks_);
+  }
 
   /// Chooses the plan of a plain call: a direct one if its arrays are registered, and then sets its
-  /// places_hash. Raises UsageError if the call names a protocol that its arrays do not allow.
+  /// places_hash, or if one launch has all ranks' parts. Raises UsageError if the call names a
+  /// protocol that its arrays do not allow.
   PlannedCall& choose(const CallPlan& plan, Call& call);
   /// Returns why the links or this call cannot use the planned protocol; null: they can. Identical
   /// on all ranks.
@@ -67,6 +72,8 @@ class DeviceRunner {
   void disown();
 
  private:
+  /// The direct plan of an eager call whose launch has all ranks' parts; null: there is none.
+  PlannedCall* direct_by_meeting(const CallPlan& plan, const Call& call) const;
   void order_behind_last(DeviceStream stream, uint64_t capture);
   void set_counts(const Call& call, DeviceLaunch& launch);
   void set_tiles(const Call& call, const DevicePlan& plan, DeviceLaunch& launch) const;
@@ -77,7 +84,7 @@ class DeviceRunner {
   const int rank_;
   const int num_ranks_;
   DeviceSlab slab_;
-  DevicePlanner planner_;
+  std::unique_ptr<DevicePlanner> planner_;
   DeviceArrays arrays_;
   std::optional<DeviceArrays::Places> places_;  // of the next call's buffers
   std::string path_;                            // how the ranks access each other, for explain()

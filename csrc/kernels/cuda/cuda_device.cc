@@ -44,6 +44,8 @@ int describe(int32_t device, DeviceFacts* facts) {
   facts->block_threads = kMaxDeviceThreads;
   // About a quarter of the processors: enough to saturate the links, and the rest stays free.
   facts->max_channels = properties.multiProcessorCount / 4;
+  facts->max_blocks = properties.multiProcessorCount;
+  facts->cache_bytes = properties.l2CacheSize;
   int has_mps = 0;
   if (cudaDeviceGetAttribute(&has_mps, cudaDevAttrMpsEnabled, device) != cudaSuccess) {
     (void)cudaGetLastError();  // an old driver
@@ -91,8 +93,16 @@ int synchronize_device(int32_t device) {
 int create_stream(int32_t device, DeviceStream* stream) {
   const AllowedInCapture allowed;
   const OnDevice current(device);
+  int lowest = 0;
+  int highest = 0;
+  if (const int status = cuda_status(cudaDeviceGetStreamPriorityRange(&lowest, &highest))) {
+    return status;
+  }
+  // Blocks of an operation, which peers wait for, start before the remaining blocks of a compute
+  // kernel.
   cudaStream_t made = nullptr;
-  const int status = cuda_status(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
+  const int status =
+      cuda_status(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, highest));
   *stream = made;
   return status;
 }

@@ -39,6 +39,7 @@ constexpr int kMaxQueues = 32;
 // Each is a CPU thread: the numbers are small, but above one.
 constexpr int kBlockThreads = 4;
 constexpr int kMaxChannels = 2;
+constexpr int kCacheBytes = 4 << 20;  // so that tests have the rings of ranks that share a cache
 
 thread_local std::string last_error_text;
 
@@ -168,7 +169,8 @@ int describe(int32_t device, DeviceFacts* facts) {
     facts->total_bytes = static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * 4096;
     facts->num_processors = device_at(device).processors.num_blocks();
     facts->block_threads = kBlockThreads;
-    facts->max_channels = kMaxChannels;
+    facts->max_channels = facts->max_blocks = kMaxChannels;
+    facts->cache_bytes = kCacheBytes;
     facts->takes_turns = !env_flag("PYCOLL_DEVICE_THREADS_MPS");
     std::snprintf(facts->memory_note, sizeof(facts->memory_note), "%s",
                   machine().memory.note().c_str());
