@@ -285,9 +285,7 @@ void bind_schedule(py::module_& m) {
       .def(
           "programs",
           [](const Schedule& s, bool fuse, bool multicast, bool join_blocks, bool join_chunks,
-             bool phases) {
-            return lower(s, {fuse, multicast, join_blocks, join_chunks, phases});
-          },
+             bool phases) { return lower(s, {fuse, multicast, join_blocks, join_chunks, phases}); },
           py::arg("fuse") = true, py::arg("multicast") = true, py::arg("join_blocks") = true,
           py::arg("join_chunks") = true, py::arg("phases") = false);
 

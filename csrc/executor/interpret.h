@@ -127,9 +127,8 @@ PYCOLL_HD [[gnu::always_inline]] inline bool run_step(Target& target, const Prog
                                                       const Payload& payload, const Step& step,
                                                       const StepPlace& place, int index,
                                                       int64_t done) {
-  const StepOperands operands =
-      step_operands(program, payload, step, place, index, done,
-                    static_cast<int64_t>(target.element_size()));
+  const StepOperands operands = step_operands(program, payload, step, place, index, done,
+                                              static_cast<int64_t>(target.element_size()));
   return operands.count == 0 || Protocol::run(target, program, OneStep{operands});
 }
 

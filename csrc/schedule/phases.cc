@@ -6,9 +6,7 @@
 namespace pycoll {
 namespace {
 
-bool uses_multicast(const Step& step) {
-  return step.has(kMulticastSrc) || step.has(kMulticastDst);
-}
+bool uses_multicast(const Step& step) { return step.has(kMulticastSrc) || step.has(kMulticastDst); }
 
 /// True when the order of the two steps matters to the chunks.
 bool share_chunks(const Step& a, const Step& b, PeerBytes peer_bytes) {

@@ -91,19 +91,19 @@ void check_phase(const Program& program, size_t first, size_t end) {
                   std::to_string(other) + ", which " + what + std::to_string(number)};
   };
   if (end - first > kMaxPhaseSteps) {
-    throw Refuted{place_text(program, first) + " begins a phase of " +
-                  std::to_string(end - first) + " steps, more than " +
-                  std::to_string(kMaxPhaseSteps)};
+    throw Refuted{place_text(program, first) + " begins a phase of " + std::to_string(end - first) +
+                  " steps, more than " + std::to_string(kMaxPhaseSteps)};
   }
   for (; step_idx < end; ++step_idx) {
     const Step& step = program.steps[step_idx];
     for (int32_t c = step.first_chunk; c < step.chunks().end(); ++c) {
       const auto chunk = static_cast<size_t>(c);
       require_free(writer[chunk], "writes chunk ", c);
+      if (step.has(kWriteLocal)) {
+        require_free(reader[chunk], "reads chunk ", c);
+        writer[chunk] = step_idx;
+      }
       if (step.has(kReadLocal)) reader[chunk] = step_idx;
-      if (!step.has(kWriteLocal)) continue;
-      require_free(reader[chunk], "reads chunk ", c);
-      writer[chunk] = step_idx;
     }
     for (size_t i = 0; i < program.peers.size(); ++i) {
       if ((step.src_peers >> i & 1) != 0) {
@@ -301,7 +301,8 @@ class Machine {
       }
       if (text.size() > kMaxDeadlockText) return text + "; ...";
       const Wait wait = *wait_of(*program);
-      text += (program == &first ? "" : "; ") + place_text(*program, wait.step_idx) + " waits for " +
+      text += (program == &first ? "" : "; ") + place_text(*program, wait.step_idx) +
+              " waits for " +
               (wait.for_free_slot ? "a free slot to rank " : "a message from rank ") +
               std::to_string(wait.peer);
       program = &programs_[wait.peer];

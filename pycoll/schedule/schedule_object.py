@@ -155,7 +155,10 @@ class Schedule:
         """
         slots = whole_number(slots, "slots", 1, _MAX_SLOTS)
         programs = self.programs(
-            fuse=fuse, multicast=multicast, join_blocks=join_blocks, join_chunks=join_chunks,
+            fuse=fuse,
+            multicast=multicast,
+            join_blocks=join_blocks,
+            join_chunks=join_chunks,
             phases=phases,
         )
         proof = _core.verify_programs(self._core, programs, slots)
@@ -193,7 +196,10 @@ class Schedule:
         """
         max_slots = whole_number(max_slots, "max_slots", 1, _MAX_SLOTS)
         programs = self.programs(
-            fuse=fuse, multicast=multicast, join_blocks=join_blocks, join_chunks=join_chunks,
+            fuse=fuse,
+            multicast=multicast,
+            join_blocks=join_blocks,
+            join_chunks=join_chunks,
             phases=phases,
         )
         slots, error = _core.min_safe_slots(self._core, programs, max_slots)

@@ -105,8 +105,7 @@ class AllReduceLaunches {
         plans.push_back(std::move(direct->plan));
       } else {
         plans.push_back(make_plan(
-            schedule, rank,
-            {.num_slots = kMaxSlots, .multicast = false, .phases = shape.phases}));
+            schedule, rank, {.num_slots = kMaxSlots, .multicast = false, .phases = shape.phases}));
       }
     }
     return plans;

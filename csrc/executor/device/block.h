@@ -148,8 +148,7 @@ class Block {
   template <class Phase>
   PYCOLL_HD void prepare(const ProgramView& program, const Phase& phase) {
     share_operands(
-        program, phase,
-        [this](int peer, const StepOperands&) { return links().recv[peer].slot(); },
+        program, phase, [this](int peer, const StepOperands&) { return links().recv[peer].slot(); },
         [this](int peer, const StepOperands&) { return links().send[peer].slot(); });
   }
   template <class Phase>
