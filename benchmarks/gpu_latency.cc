@@ -237,7 +237,8 @@ class Latency {
                                .num_ranks = n,
                                .protocol = DeviceProtocol::kLL,
                                .count = std::max<int64_t>(nbytes / 4, 1),
-                               .num_threads = std::min(facts_.block_threads, 128)};
+                               .num_threads = std::min(facts_.block_threads, 128),
+                               .phases = false};  // as the fixed program, step by step
     DeviceArena arena(device_, arena_bytes(shape));
     AllReduceLaunches all(shape, &arena, arena.shift());
     const ProgramWork<Algorithm, n, fixed> work{arena.seen_by_kernels(all.launches().data()), 1};

@@ -255,7 +255,8 @@ Plan Planner::make(const PlanKey& wanted, std::string_view name, ProtocolKind pr
   const Schedule schedule = generate(schedule_of(wanted.collective), name, wanted.root);
   PlanOptions options{.num_slots = links_.num_slots,
                       .multicast = links_.one_host && links_.multicast,
-                      .join_blocks = !wanted.uneven};
+                      .join_blocks = !wanted.uneven,
+                      .phases = links_.phases};
   Plan plan = make_plan(schedule, rank_, options);
   // The plan must fit the largest message of this size class.
   constexpr int64_t kLargestElement = 16;

@@ -35,6 +35,7 @@ struct PlannerLinks {
   bool all_mapped = false;  // ranks are threads, and can access all arrays of each other
   bool one_host = true;     // else no slots with many readers, and no direct plans
   bool multicast = true;    // a rank writes a message to several readers once
+  bool phases = false;      // a team of threads runs independent steps at once
 };
 
 /// Generates an algorithm that is not built in, for (collective, name, root). Raises UsageError if

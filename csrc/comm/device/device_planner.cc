@@ -34,6 +34,7 @@ PlannerLinks device_links_of(const DeviceRings& rings) {
   PlannerLinks links;
   links.num_slots = kMaxSlots;
   links.multicast = false;
+  links.phases = true;
   const auto payload = [&](DeviceProtocol protocol) {
     // Half of the payload: ranges are cut at granules, so one may be longer than its share.
     return device_payload_bytes(protocol, rings.shape(protocol).slot_bytes, 1) / 2;

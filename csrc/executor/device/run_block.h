@@ -156,7 +156,7 @@ class BlockRun {
   }
   /// Compares the peers' digests. These were sent before the bytes, so the wait is short.
   PYCOLL_HD bool check_announcements(const ProgramView& program) {
-    const bool same = block_.for_own_peers(program, ~uint64_t{0}, [&](int peer) {
+    const bool same = block_.for_own_peers(program, [&](int peer) {
       const FlagLine& tail = *launch_.links.recv[at(peer)].tail;
       const uint64_t expected = epoch() + 1;
       const int last = launch_.num_steps - 1;
