@@ -22,6 +22,7 @@ DeviceProtocol protocol_of(ProtocolKind protocol) {
     case ProtocolKind::kLL:
       return DeviceProtocol::kLL;
     case ProtocolKind::kDirect:
+    case ProtocolKind::kCopy:  // by copies, in the form of a launch (peer_copies.h)
       return DeviceProtocol::kDirect;
     case ProtocolKind::kLL128:
       return DeviceProtocol::kLL128;
@@ -29,6 +30,12 @@ DeviceProtocol protocol_of(ProtocolKind protocol) {
       return DeviceProtocol::kPoison;
   }
   return DeviceProtocol::kSimple;
+}
+
+Topology topology_of(int num_ranks, bool waits_in_streams) {
+  Topology topology = device_topology(num_ranks);
+  topology.waits_in_streams = waits_in_streams;
+  return topology;
 }
 
 PlannerLinks device_links_of(int num_ranks) {
@@ -48,10 +55,11 @@ PlannerLinks device_links_of(int num_ranks) {
 }  // namespace
 
 DevicePlanner::DevicePlanner(int rank, int num_ranks,
-                             const std::shared_ptr<const SelectionInputs>& inputs, DeviceSlab& slab)
+                             const std::shared_ptr<const SelectionInputs>& inputs, DeviceSlab& slab,
+                             bool waits_in_streams)
     : slab_(slab),
       num_ranks_(num_ranks),
-      planner_(Selector(device_topology(num_ranks), without_table(inputs)), rank,
+      planner_(Selector(topology_of(num_ranks, waits_in_streams), without_table(inputs)), rank,
                device_links_of(num_ranks)) {}
 
 DevicePlan& DevicePlanner::of(PlannedCall& planned, bool prepared) {

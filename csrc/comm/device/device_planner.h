@@ -22,8 +22,9 @@ struct DevicePlan {
 
 class DevicePlanner {
  public:
+  /// `waits_in_streams`: plans whose waits are in streams come first (DeviceWaits::kStreams).
   DevicePlanner(int rank, int num_ranks, const std::shared_ptr<const SelectionInputs>& inputs,
-                DeviceSlab& slab);
+                DeviceSlab& slab, bool waits_in_streams);
 
   Planner& planner() { return planner_; }
   /// Returns the device plan of `planned`. `prepared`: allocates no memory, because the stream is
