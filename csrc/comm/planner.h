@@ -69,7 +69,8 @@ class Planner {
   PlannedCall* first_that_can(const PlanKey& wanted, const Ranking& ranking, bool direct,
                               bool in_place, Writes writes = Writes::kPeers);
   PlannedCall& slots_plan(const PlanKey& wanted, std::string_view name, ProtocolKind protocol);
-  PlannedCall* direct_plan(const PlanKey& wanted, std::string_view name, Writes writes);
+  PlannedCall* direct_plan(const PlanKey& wanted, std::string_view name, ProtocolKind protocol,
+                           Writes writes);
   Plan make(const PlanKey& wanted, std::string_view name, ProtocolKind protocol);
   Schedule generate(Collective collective, std::string_view name, int root);
   std::string names_in_order(const PlanKey& wanted);

@@ -23,6 +23,8 @@ ON_DEVICES: list[list[object]] = [
     ["device_check", "few", 3],
     ["gpu_matrix", "--few", "--ranks", 3, "--dtypes", "f32,bf16,i8"],
     ["device_failure_check"],
+    ["device_words_check"],
+    ["device_words_check", "one queue"],
     *(["device_order_check", p] for p in ("simple", "ll", "ll128", "lanes", "poison", "direct")),
 ]
 MANY_CASES: list[list[object]] = [

@@ -16,6 +16,12 @@ namespace {
 
 bool wants_cpu_links() { return env_text("PYCOLL_DEVICE_LINKS") == "cpu"; }
 
+DeviceWaits wanted_waits() {
+  const auto text = env_text("PYCOLL_DEVICE_WAITS");
+  if (!text) return DeviceWaits::kAny;
+  return *text == "streams" ? DeviceWaits::kStreams : DeviceWaits::kKernels;
+}
+
 }  // namespace
 
 DeviceIntroduction introduce(const Device& device) {
@@ -28,6 +34,8 @@ DeviceIntroduction introduce(const Device& device) {
   mine.wants_cpu = wants_cpu_links() ? 1 : 0;
   mine.taken_blocks = DeviceBlocks::taken(device.index());
   mine.takes_turns = facts.takes_turns;
+  mine.has_word_ops = facts.has_word_ops;
+  mine.waits = static_cast<int32_t>(wanted_waits());
   mine.process = static_cast<int64_t>(::getpid());
   device.check(device.table().max_resident_blocks(device.index(), facts.block_threads,
                                                   &mine.resident_blocks),
@@ -49,6 +57,36 @@ bool take_turns(const std::vector<DeviceIntroduction>& all) {
     }
   }
   return false;
+}
+
+std::string why_no_stream_waits(const std::vector<DeviceIntroduction>& all) {
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].has_word_ops == 0) {
+      return "the device of rank " + std::to_string(rank) + " has no stream memory operations";
+    }
+    for (size_t other = 0; other < rank; ++other) {
+      if (all[rank].process == all[other].process && all[rank].same_device(all[other])) {
+        return "ranks " + std::to_string(other) + " and " + std::to_string(rank) +
+               " share a device in one process, where their streams may be the same";
+      }
+    }
+  }
+  return {};
+}
+
+DeviceWaits choose_waits(const std::vector<DeviceIntroduction>& all) {
+  DeviceWaits wanted = DeviceWaits::kAny;
+  for (const DeviceIntroduction& one : all) {
+    const auto its = static_cast<DeviceWaits>(one.waits);
+    if (its == DeviceWaits::kKernels) return its;
+    if (its != DeviceWaits::kAny) wanted = its;
+  }
+  const std::string why = why_no_stream_waits(all);
+  if (wanted == DeviceWaits::kStreams && !why.empty()) {
+    throw UsageError("PYCOLL_DEVICE_WAITS=streams is not possible: " + why);
+  }
+  if (wanted != DeviceWaits::kAny) return wanted;
+  return take_turns(all) && why.empty() ? DeviceWaits::kStreams : DeviceWaits::kKernels;
 }
 
 int channels_for(const std::vector<DeviceIntroduction>& all, const Device& device, bool threads) {

@@ -21,6 +21,7 @@ DeviceProtocol protocol_of(ProtocolKind protocol) {
     case ProtocolKind::kLL:
       return DeviceProtocol::kLL;
     case ProtocolKind::kDirect:
+    case ProtocolKind::kCopy:  // by copies, in the form of a launch (peer_copies.h)
       return DeviceProtocol::kDirect;
     case ProtocolKind::kLL128:
       return DeviceProtocol::kLL128;
@@ -28,6 +29,12 @@ DeviceProtocol protocol_of(ProtocolKind protocol) {
       return DeviceProtocol::kPoison;
   }
   return DeviceProtocol::kSimple;
+}
+
+Topology topology_of(int num_ranks, bool waits_in_streams) {
+  Topology topology = device_topology(num_ranks);
+  topology.waits_in_streams = waits_in_streams;
+  return topology;
 }
 
 PlannerLinks device_links_of(const DeviceRings& rings) {
@@ -48,11 +55,12 @@ PlannerLinks device_links_of(const DeviceRings& rings) {
 }  // namespace
 
 DevicePlanner::DevicePlanner(int rank, const DeviceRings& rings,
-                             const std::shared_ptr<const SelectionInputs>& inputs, DeviceSlab& slab)
+                             const std::shared_ptr<const SelectionInputs>& inputs, DeviceSlab& slab,
+                             bool waits_in_streams)
     : slab_(slab),
       num_ranks_(rings.num_ranks),
-      planner_(Selector(device_topology(rings.num_ranks), without_table(inputs)), rank,
-               device_links_of(rings)) {}
+      planner_(Selector(topology_of(rings.num_ranks, waits_in_streams), without_table(inputs)),
+               rank, device_links_of(rings)) {}
 
 DevicePlan& DevicePlanner::of(PlannedCall& planned, bool prepared) {
   const auto found = plans_.find(&planned);

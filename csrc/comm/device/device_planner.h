@@ -23,8 +23,10 @@ struct DevicePlan {
 
 class DevicePlanner {
  public:
+  /// `waits_in_streams`: plans whose waits are in streams come first (DeviceWaits::kStreams).
   DevicePlanner(int rank, const DeviceRings& rings,
-                const std::shared_ptr<const SelectionInputs>& inputs, DeviceSlab& slab);
+                const std::shared_ptr<const SelectionInputs>& inputs, DeviceSlab& slab,
+                bool waits_in_streams);
 
   Planner& planner() { return planner_; }
   /// Returns the device plan of `planned`. `prepared`: allocates no memory, because the stream is

@@ -57,9 +57,10 @@ class BlockRun {
  private:
   PYCOLL_HD bool run_program(const ProgramView& program, const Payload& payload) {
     if constexpr (kind == DeviceProtocol::kDirect) {
-      return BlockDirect::meet(block_, program, 0) &&
+      const bool meets = launch_.waits_in_stream == 0;
+      return (!meets || BlockDirect::meet(block_, program, 0)) &&
              interpret<BlockDirect>(block_, program, payload) &&
-             BlockDirect::meet(block_, program, launch_.num_steps);
+             (!meets || BlockDirect::meet(block_, program, launch_.num_steps));
     } else if constexpr (kind == DeviceProtocol::kPoison) {
       return interpret<Poison>(block_, program, payload) && check_announcements(program);
     } else if constexpr (!std::is_void_v<Fixed>) {

@@ -11,6 +11,7 @@
 #include "device/device_table.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/cuda_words.h"
 #include "kernels/cuda/launch_cuda.h"
 
 namespace pycoll {
@@ -51,6 +52,7 @@ int describe(int32_t device, DeviceFacts* facts) {
     (void)cudaGetLastError();  // an old driver
   }
   facts->takes_turns = has_mps == 0;
+  facts->has_word_ops = cuda_has_word_ops(device);
   std::snprintf(facts->memory_note, sizeof(facts->memory_note), "%s", cuda_memory_note().c_str());
   return 0;
 }
@@ -279,6 +281,7 @@ extern "C" __attribute__((visibility("default"))) const pycoll::DeviceTable* pyc
       .destroy_stream = destroy_stream,
       .synchronize_stream = synchronize_stream,
       .copy = copy,
+      .queue_words = cuda_queue_words,
       .create_event = create_event,
       .destroy_event = destroy_event,
       .record_event = record_event,
