@@ -288,6 +288,27 @@ def test_clip_of_groups_and_averages_are_those_of_torch():
     assert pycoll.run_ranks(work, 1)[0] < 1e-12
 
 
+def test_step_without_clip_does_not_wait_for_other_stages():
+    """The last stage waits until the first one has stepped, before it calls the optimizer."""
+
+    def work(comm):
+        mesh = pc.mesh(pp=2, comm=comm)
+        model = pc.parallelize(GPT(depth=2), mesh, pp="blocks")
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer, has_stepped = pc.optimizer(inner), torch.zeros(1)
+        x, y = next(batches(1, 4))
+        model.step(x, y, loss=pc.cross_entropy)
+        optimizer.grad_norm()  # the first one makes the communicator
+        if comm.rank == 0:
+            inner.register_step_post_hook(lambda *_: comm.send(has_stepped, 1))
+        else:
+            comm.recv(has_stepped, 0)
+        return optimizer.step()
+
+    first, second = pycoll.run_ranks(work, 2, timeout_s=10)
+    assert first == second > 0
+
+
 def test_bad_decay_is_refused():
     with pytest.raises(UsageError, match="decay is 1, expected 0 or more and less than 1"):
         pc.EMA(nn.Linear(1, 1), decay=1)

@@ -6,18 +6,19 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 
 from pycoll.errors import UsageError
-from pycoll.parallel.core.lateness import Late, latest
 from pycoll.parallel.core.object_collectives import gather_objects
 from pycoll.parallel.features.data.reducer import Piece
 from pycoll.parallel.optim import OfWholeTensors
 from pycoll.parallel.trainer.elementwise import is_elementwise
 from pycoll.parallel.trainer.fused import fuse
+from pycoll.parallel.trainer.norms import Norms
 from pycoll.parallel.trainer.pieces import Pieces
 from pycoll.parallel.trainer.plain_loop import (
     OF_OPTIMIZER,
@@ -178,12 +179,13 @@ class Optimizer(optim.Optimizer):
             )
         start_ns, ledger = time.monotonic_ns(), self.trainer.mesh.ledger
         waited_before, start = ledger.waited_s, ledger.clock.now()
-        squares, late = self._squares()
-        norm = math.sqrt(sum(squares))
-        scaler = self.trainer.scaler
-        skipped = scaler is not None and scaler.is_enabled() and not math.isfinite(norm)
-        if not skipped:  # the norm is that of all ranks, so all skip a step or none does
-            self.trainer.policy.step(self.inner, lambda: self._clip(squares))
+        norms, scaler = self._start_norms(), self.trainer.scaler
+        scales = scaler is not None and scaler.is_enabled()
+        # The norm is that of all ranks, so all skip a step or none does.
+        skipped = scales and not math.isfinite(norms.total)
+        if not skipped:
+            self.trainer.policy.step(self.inner, partial(self._clip, norms))
+        norm, late = norms.total, norms.late
         if scaler is not None:
             scaler.follow(self, skipped=skipped)
             self.trainer.scaler = None
@@ -200,10 +202,13 @@ class Optimizer(optim.Optimizer):
         self.trainer.ended_ns = time.monotonic_ns()
         return norm
 
-    def _clip(self, squares: list[float]) -> None:
+    def _clip(self, norms: Norms) -> None:
         """Scales gradients down: by the norms of groups with a `clip`, and that of the rest."""
         groups = self.param_groups
         own = [group.get("clip") for group in groups] + [None]
+        if self.clip is None and not any(own):
+            return  # without a wait for the other ranks, which may still compute
+        squares = norms.squares
         rest = math.sqrt(sum(x for x, clip in zip(squares, own, strict=True) if clip is None))
         factors = [
             _factor(self.clip, rest) if clip is None else _factor(clip, math.sqrt(square))
@@ -217,10 +222,10 @@ class Optimizer(optim.Optimizer):
 
     def grad_norm(self) -> float:
         """The 2-norm of all ranks' gradients; each element counts once."""
-        return math.sqrt(sum(self._squares()[0]))
+        return self._start_norms().total
 
-    def _squares(self) -> tuple[list[float], Late | None]:
-        """Squares of the norms of all ranks' gradients, of each group and of what is in none.
+    def _start_norms(self) -> Norms:
+        """Starts to add up the norms of all ranks' gradients, of each group and of what is in none.
 
         The same all_reduce tells which rank is late.
         """
@@ -236,12 +241,12 @@ class Optimizer(optim.Optimizer):
             total[list(norms)] = torch.stack(sums).cpu()
         mesh = self.trainer.mesh
         if mesh.world.size == 1:
-            return total.tolist(), None
+            return Norms(total, count + 1, None)
         times = torch.zeros(mesh.world.size, len(self.trainer.busy_s), dtype=torch.float64)
         times[mesh.world.rank] = torch.tensor(self.trainer.busy_s, dtype=torch.float64)
         both = torch.cat([total, times.view(-1)])
-        mesh.line(*mesh.sizes).all_reduce(both)
-        return both[: count + 1].tolist(), latest(both[count + 1 :].view_as(times).tolist())
+        started = mesh.line(*mesh.sizes).start("all_reduce", both, both)
+        return Norms(both, count + 1, started)
 
     def _groups_of_pieces(self) -> dict[int, int]:
         """Numbers of the groups, by the ids of the pieces' values."""
