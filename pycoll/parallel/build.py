@@ -162,13 +162,17 @@ check_order(ORDER)
 
 def group_of(build: Build, grid: Grid, parameter: nn.Parameter) -> AxisGroup:
     """The ranks over which a parameter's gradient is added up."""
-    return _line(grid, (each.sums_over(parameter) for each in build.features.values()))
+    return grid.line_of_dp(*_axes_of_sums(build, parameter))
 
 
-def _line(grid: Grid, axes: Iterable[tuple[str, ...]]) -> AxisGroup:
-    """The ranks along several axes, in one order on all ranks."""
+def _axes_of_sums(build: Build, parameter: nn.Parameter) -> tuple[str, ...]:
+    return _beside_dp(each.sums_over(parameter) for each in build.features.values())
+
+
+def _beside_dp(axes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """All of these axes but dp, in one order on all ranks."""
     found = {axis for each in axes for axis in each}
-    return grid.line_of_dp(*(axis for axis in AXES if axis in found and axis != "dp"))
+    return tuple(axis for axis in AXES if axis in found and axis != "dp")
 
 
 def _train(
@@ -185,6 +189,8 @@ def _train(
         if not build.options.zero or not parameter.requires_grad:
             parameter.data = values_of(parameter).data  # buckets of ZeRO make the others
     parts = {id_: place for each in features for id_, place in each.placements().items()}
+    # A stage may have parameters that are added up along axes along which no other stage adds up.
+    mesh.make_lines_of_dp(_axes_of_sums(build, parameter) for parameter in here.values())
     groups = [set(names.values())]
     for units in [found for each in features if (found := each.units()) is not None]:
         groups = [of & members for members in units for of in groups]
@@ -208,7 +214,7 @@ def _train(
     for each in features:
         each.attach(reducer.buckets)
     replicas = mesh.line_of_dp("ep", "cp")
-    data_ranks = _line(mesh, (each.splits_tokens() for each in features))
+    data_ranks = mesh.line_of_dp(*_beside_dp(each.splits_tokens() for each in features))
     order = pipelined.schedule
     policy = (make_policy or UpdatePolicy)(reducer)
     if order.updates:
