@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pycoll.parallel.core.mesh import Mesh, mesh
 
 if TYPE_CHECKING:
-    from pycoll.parallel import graph, optim
+    from pycoll.parallel import graph, optim, ps
     from pycoll.parallel.build import parallelize
     from pycoll.parallel.core.batches import Batch, shard
     from pycoll.parallel.core.keyed_init import keyed_init
@@ -131,6 +131,7 @@ __all__ = [
     "optimizer",
     "optimizer_state_dict",
     "parallelize",
+    "ps",
     "save",
     "save_in_background",
     "save_pretrained",
@@ -145,7 +146,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("graph", "optim"):
+    if name in ("graph", "optim", "ps"):
         return importlib.import_module(f"pycoll.parallel.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'pycoll.parallel' has no attribute {name!r}")
