@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pycoll.parallel.features.tensor.vocab import cross_entropy
     from pycoll.parallel.replicas.gossip import Gossip, gossip
     from pycoll.parallel.replicas.local_steps import LocalSteps, diloco
+    from pycoll.parallel.shared_arrays.hogwild import SharedWorker, hogwild
+    from pycoll.parallel.shared_arrays.sparsity import Sparsity, sparsity
     from pycoll.parallel.tools.auto_plan import auto_plan
     from pycoll.parallel.tools.flops import Flops, flops
     from pycoll.parallel.tools.footprint import RankMemory, memory
@@ -56,6 +58,8 @@ _MODULES = {
     **dict.fromkeys(("Gossip", "gossip"), "replicas.gossip"),
     **dict.fromkeys(("LocalSteps", "diloco"), "replicas.local_steps"),
     "GradScaler": "trainer.grad_scaler",
+    **dict.fromkeys(("SharedWorker", "hogwild"), "shared_arrays.hogwild"),
+    **dict.fromkeys(("Sparsity", "sparsity"), "shared_arrays.sparsity"),
     "keyed_init": "core.keyed_init",
     **dict.fromkeys(("Optimizer", "optimizer", "trainer_of"), "trainer.optimizers"),
     **dict.fromkeys(("Loader", "loader"), "core.loader"),
@@ -106,6 +110,8 @@ __all__ = [
     "Region",
     "Row",
     "Saving",
+    "SharedWorker",
+    "Sparsity",
     "StepResult",
     "TensorBoard",
     "Trainer",
@@ -116,6 +122,7 @@ __all__ = [
     "flops",
     "gossip",
     "graph",
+    "hogwild",
     "keyed_init",
     "load",
     "load_optimizer_state_dict",
@@ -136,6 +143,7 @@ __all__ = [
     "save_in_background",
     "save_pretrained",
     "shard",
+    "sparsity",
     "state_dict",
     "tp_plan",
     "trace",

@@ -32,11 +32,20 @@ def test_digits_are_read_on_uneven_ranks():
 
 
 def test_digits_are_read_by_replicas_that_differ():
-    """Two seconds: three ways, each in a world of its own."""
+    """Three seconds: four ways, each in a world of its own."""
     pytest.importorskip("sklearn")
-    for replicas in ("gossip:graph=ring,compress=int8", "gossip:mode=sgp", "local:steps=10"):
+    ways = ("gossip:graph=ring,compress=int8", "gossip:mode=sgp", "local:steps=10", "ps:servers=2")
+    for replicas in ways:
         texts = run_script(EXAMPLES / "replicas.py", 2, PYCOLL_REPLICAS=replicas)
         assert "2 ranks: accuracy 0.9" in "".join(texts), replicas
+
+
+def test_digits_are_read_by_workers_of_servers():
+    """Two seconds."""
+    pytest.importorskip("sklearn")
+    args = ("--mode", "ssp", "--staleness", "2", "--copies", "2")
+    texts = "".join(run_script(EXAMPLES / "parameter_server.py", 4, *args))
+    assert "worker 1 of 2: accuracy 0.9" in texts and "largest gap of clocks" in texts
 
 
 @pytest.mark.soak

@@ -351,3 +351,47 @@ def test_one_switch_trains_with_servers():
             by_replicas, 2, text, torch.optim.AdamW, timeout_s=20, return_errors=True
         )
         assert all(isinstance(error, UsageError) and message in str(error) for error in found)
+
+
+MEAN_S, TIMED_STEPS = 0.3, 40  # of an exponential time of computation
+
+
+def exponential_work(comm, k):
+    """Seconds for each step when workers compute for exponential times, and the drawn times."""
+    options = {"mode": "sync"} if k is None else {"mode": "ksync", "k": k}
+    job = pc.ps.start(comm, servers=1, optimizer=pc.ps.SGD(0.0), **options)
+    if job.worker is None:
+        return job.serve()
+    worker, weight = job.worker, nn.Parameter(torch.zeros(1))
+    worker.register([weight])
+    random = np.random.default_rng(worker.number)
+    drawn = MEAN_S * random.permutation(-np.log((np.arange(TIMED_STEPS) + 0.5) / TIMED_STEPS))
+    worker.pull()
+    begun_s = time.monotonic()
+    while worker.steps < TIMED_STEPS:
+        end_s = time.monotonic() + drawn[worker.steps]
+        while (left_s := end_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, 0.01))
+            if k is not None and worker.is_late():  # the step is over: compute the next one
+                worker.skip()
+                break
+        else:
+            weight.grad = torch.ones_like(weight)
+            worker.push()
+            worker.clock()
+        worker.pull()
+    took_s = time.monotonic() - begun_s
+    job.close()
+    return took_s / TIMED_STEPS, drawn
+
+
+@pytest.mark.soak
+@pytest.mark.timing
+@pytest.mark.parametrize("k, factor", [(None, 25 / 12), (3, 13 / 12)])
+def test_ksync_steps_take_the_time_of_the_kth_fastest(k, factor):
+    """13 to 25 s of sleep: with rate mu, H_4 / mu = 2.083 / mu for all, 1.083 / mu for 3 of 4."""
+    found = pycoll.run_ranks(exponential_work, 5, k, timeout_s=60)[1:]
+    drawn = np.sort(np.stack([times for _, times in found]), 0)[(k or 4) - 1].mean() / MEAN_S
+    measured = max(step_s for step_s, _ in found) / MEAN_S
+    print(f"k={k}: measured {measured:.3f}, theory {factor:.3f}, mean of the drawn {drawn:.3f}")
+    assert measured == pytest.approx(factor, rel=0.1)
