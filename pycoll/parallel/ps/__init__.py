@@ -1,5 +1,6 @@
 """Parameter servers: `with pc.ps.run(servers=2, mode="ssp", staleness=3) as w: ...`."""
 
+from pycoll.parallel.ps.downpour import Downpour
 from pycoll.parallel.ps.filters import KKT, Filter, Int8Feedback, KeyCache, Significance
 from pycoll.parallel.ps.optimizers import SGD, Adagrad, Adam, Proximal, ProximalSGD
 from pycoll.parallel.ps.report import Report
@@ -12,6 +13,7 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "Downpour",
     "Embedding",
     "Filter",
     "Int8Feedback",

@@ -58,6 +58,11 @@ class Worker:
         self.pulling_s = self.pushing_s = 0.0
         self._is_open = True
 
+    @property
+    def gathers(self) -> bool:
+        """Whether an update is the mean of several workers' gradients."""
+        return self._consistency.gathers
+
     def register(
         self, model: nn.Module | Iterable[Tensor], name: str = "model", *, rate: float | None = None
     ) -> DenseTable:
