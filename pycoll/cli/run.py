@@ -57,8 +57,8 @@ def run(
     replicas: Annotated[
         str | None,
         typer.Option(
-            help="How replicas of pycoll.parallel stay together: allreduce, gossip or local, with "
-            "options such as local:steps=50: overrides the script's replicas."
+            help="How replicas of pycoll.parallel stay together: allreduce, gossip, local or ps, "
+            "with options such as local:steps=50: overrides the script's replicas."
         ),
     ] = None,
     hosts: Annotated[

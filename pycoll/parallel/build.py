@@ -99,8 +99,9 @@ def parallelize(
             copies (hybrid sharding). None: all replicas.
         replicas: How the ranks of the axis dp stay together. "allreduce": as one model that
             learns one batch. "gossip": each steps alone and averages with neighbors. "local": each
-            steps alone, and all average now and then. With options: "gossip:graph=ring,mode=sgp",
-            "local:steps=50,compress=int8". Or a function of the torch optimizer and the AxisGroup
+            steps alone, and all average now and then. "ps": each pushes gradients to a parameter
+            server. With options: "gossip:graph=ring,mode=sgp", "local:steps=50,compress=int8",
+            "ps:mode=ssp,staleness=3". Or a function of the torch optimizer and the AxisGroup
             of the replicas that returns an optimizer.
 
     Returns:
