@@ -58,6 +58,20 @@ def test_late_flights_are_predicted_with_sparse_tables():
     assert all(float(loss) <= 0.51 and float(auc) >= 0.69 for loss, auc in found)
 
 
+def test_map_reduce_descends_as_one_process(monkeypatch, capsys, tmp_path):
+    """The example itself compares the weights, and the bytes over each edge of the tree."""
+    pytest.importorskip("sklearn")
+    for name in ("OMP_NUM_THREADS", "PYCOLL_ALGO"):  # the example sets them
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    picture = tmp_path / "speed-up.svg"
+    options = ["--ranks", "1,3", "--steps", "2", "--plot", str(picture)]
+    monkeypatch.setattr(sys, "argv", ["mapreduce_gd.py", *options])
+    runpy.run_path(str(EXAMPLES / "mapreduce_gd.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r" +3 .* 5200, +5200 +\S+", lines[2]), lines
+    assert ">speed-up<" in picture.read_text()
+
+
 @pytest.mark.soak
 def test_lamb_keeps_the_accuracy_of_small_batches():
     """Eight runs of 90 or 2,700 steps: 30 s."""
