@@ -60,6 +60,13 @@ struct OneStep {
   const StepOperands& operands;
   static constexpr int size() { return 1; }
   PYCOLL_HD const StepOperands& operator[](int) const { return operands; }
+  /// The step that uses the link with the peer of this bit; -1: there is none.
+  PYCOLL_HD int step_of(int position, uint64_t Step::* peers) const {
+    return (operands.step->*peers >> position & 1) != 0 ? 0 : -1;
+  }
+  /// Places of the step's operands among those of the phase.
+  static constexpr int first_src(int) { return 0; }
+  static constexpr int first_dst(int) { return 0; }
 };
 
 /// Elements [first, first + count) of a block, covered by a range of its pieces. `tile` is the

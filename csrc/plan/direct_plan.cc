@@ -4,6 +4,7 @@
 #include <bit>
 #include <deque>
 #include <map>
+#include <string>
 
 #include "base/error.h"
 #include "schedule/lower.h"
@@ -75,6 +76,9 @@ class DirectPlanner {
     if (!placement || !placement->scratch.empty()) return std::nullopt;
     plan.placement = std::move(*placement);
     join_phases(plan.program, PeerBytes::kInPlace);
+    if (std::string why = find_wrong_phase(plan.program, PeerBytes::kInPlace); !why.empty()) {
+      throw UsageError(plan.algorithm + "/direct: " + why);
+    }
     for (size_t i = 0; i < plan.program.steps.size(); ++i) {
       if (!place_at_peers(plan.program, plan.program.steps[i], plan.placement.steps[i])) {
         return std::nullopt;

@@ -75,7 +75,8 @@ void check_step(const Program& program, size_t step_idx) {
 }
 
 /// Refuses a phase whose steps cannot run in any order, or in parts.
-void check_phase(const Program& program, size_t first, size_t end) {
+void check_phase(const Program& program, size_t first, size_t end, PeerBytes peer_bytes) {
+  const bool in_place = peer_bytes == PeerBytes::kInPlace;  // a step uses its peers' chunks, too
   constexpr size_t kNone = ~size_t{0};
   const auto num_chunks = static_cast<size_t>(program.num_chunks);
   // The step of the phase that reads and writes each chunk, and the ends of links, by the bit of
@@ -99,11 +100,11 @@ void check_phase(const Program& program, size_t first, size_t end) {
     for (int32_t c = step.first_chunk; c < step.chunks().end(); ++c) {
       const auto chunk = static_cast<size_t>(c);
       require_free(writer[chunk], "writes chunk ", c);
-      if (step.has(kWriteLocal)) {
+      if (step.has(kWriteLocal) || (in_place && step.dst_peers != 0)) {
         require_free(reader[chunk], "reads chunk ", c);
         writer[chunk] = step_idx;
       }
-      if (step.has(kReadLocal)) reader[chunk] = step_idx;
+      if (step.has(kReadLocal) || (in_place && step.src_peers != 0)) reader[chunk] = step_idx;
     }
     for (size_t i = 0; i < program.peers.size(); ++i) {
       if ((step.src_peers >> i & 1) != 0) {
@@ -118,7 +119,7 @@ void check_phase(const Program& program, size_t first, size_t end) {
   }
 }
 
-void check_phases(const Program& program) {
+void check_phases(const Program& program, PeerBytes peer_bytes) {
   const size_t num_steps = program.steps.size();
   if (num_steps != 0 && program.steps[0].has(kSamePhase)) {
     throw Refuted{place_text(program, 0) + " has no phase to join"};
@@ -126,7 +127,7 @@ void check_phases(const Program& program) {
   for (size_t first = 0; first < num_steps;) {
     const auto end = static_cast<size_t>(phase_end(
         program.steps.data(), static_cast<int32_t>(first), static_cast<int32_t>(num_steps)));
-    if (end - first > 1) check_phase(program, first, end);
+    if (end - first > 1) check_phase(program, first, end, peer_bytes);
     first = end;
   }
 }
@@ -388,7 +389,7 @@ Proof verify(const Schedule& schedule, const std::vector<Program>& programs, int
     for (int rank = 0; rank < schedule.num_ranks; ++rank) {
       check_header(schedule, programs[rank], rank);
       for (size_t i = 0; i < programs[rank].steps.size(); ++i) check_step(programs[rank], i);
-      check_phases(programs[rank]);
+      check_phases(programs[rank], PeerBytes::kOnLinks);
     }
     proof.order = Machine(schedule, programs, slots).run();
     proof.ok = true;
@@ -398,6 +399,15 @@ Proof verify(const Schedule& schedule, const std::vector<Program>& programs, int
                   (slots == 1 ? " slot: " : " slots: ") + refuted.why;
   }
   return proof;
+}
+
+std::string find_wrong_phase(const Program& program, PeerBytes peer_bytes) {
+  try {
+    check_phases(program, peer_bytes);
+    return "";
+  } catch (const Refuted& refuted) {
+    return refuted.why;
+  }
 }
 
 int min_safe_slots(const Schedule& schedule, const std::vector<Program>& programs, int max_slots,

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "schedule/expressions.h"
+#include "schedule/phases.h"
 #include "schedule/schedule.h"
 #include "schedule/step.h"
 
@@ -28,6 +29,10 @@ struct Proof {
 
 /// `collective`, `num_chunks` and `root` define what the programs must achieve.
 Proof verify(const Schedule& schedule, const std::vector<Program>& programs, int slots);
+
+/// Why the steps of some phase of a program depend on each other; empty if none do. verify() says
+/// so of programs on links; programs without waits need no more than this.
+std::string find_wrong_phase(const Program& program, PeerBytes peer_bytes);
 
 /// The smallest number of slots in [1, max_slots] for which verify() holds, or 0 if there is none;
 /// then `error` (if given) gets the reason why max_slots is not enough. `order` (if given) gets the

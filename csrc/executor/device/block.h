@@ -8,6 +8,7 @@
 #pragma once
 
 #include "base/bits.h"
+#include "executor/device/block_phase.h"
 #include "executor/device/device_launch.h"
 #include "executor/protocol.h"
 #include "reduce/reduce_copy_block.h"
@@ -22,19 +23,12 @@ struct BlockLinks {
   device::BlockRecvEnd recv[kMaxDeviceRanks];
 };
 
-/// Steps of one phase, whose operands lie in memory that the block shares.
-struct BlockPhase {
-  const StepOperands* steps;
-  int num_steps;
-  PYCOLL_HD int size() const { return num_steps; }
-  PYCOLL_HD const StepOperands& operator[](int i) const { return steps[i]; }
-};
-
 /// State shared by the threads of a block (shared memory on a GPU). Written between barriers.
 struct BlockShared {
   BlockLinks links;
-  BlockOperands operands;                 // of a phase
-  StepOperands steps[2][kMaxPhaseSteps];  // of some whole phases, in turn
+  BlockOperands operands;              // of a phase
+  BlockLinkSteps link_steps;           // of a phase
+  BlockStep steps[2][kMaxPhaseSteps];  // of some whole phases, in turn
   ProgramView program;
   Payload payload;
   int64_t deadline_ns;
@@ -85,15 +79,37 @@ class Block {
     row_ = 1 - row_;
     first_step_ = first;
     for (int32_t i = first + thread_index(); i < end; i += num_threads()) {
-      shared_.steps[row_][i - first] = step_operands(program, payload, program.steps[i],
-                                                     program.places[i], i, done, element_size());
+      BlockStep& shared = shared_.steps[row_][i - first];
+      shared.operands = step_operands(program, payload, program.steps[i], program.places[i], i,
+                                      done, element_size());
+      // Behind the operands of the phase's earlier steps, if all of these have elements.
+      shared.first_src = shared.first_dst = 0;
+      for (int32_t earlier = i; program.steps[earlier].has(kSamePhase);) {
+        const Step& step = program.steps[--earlier];
+        shared.first_src += count_bits(step.src_peers) + step.has(kReadLocal);
+        shared.first_dst += count_bits(step.dst_peers) + step.has(kWriteLocal);
+      }
     }
     sync();  // every thread reads the operands of all steps
     return end;
   }
-  /// Steps [first, end) of the shared ones.
-  PYCOLL_HD BlockPhase phase(int32_t first, int32_t end) const {
-    return {shared_.steps[row_] + (first - first_step_), end - first};
+  /// Steps [first, end) of the shared ones. Finds the steps that use this thread's links.
+  PYCOLL_HD BlockPhase phase(int32_t first, int32_t end) {
+    const BlockPhase phase{shared_.steps[row_] + (first - first_step_), end - first,
+                           &shared_.link_steps};
+    for (int i = thread_index(); i < launch_.num_peers; i += num_threads()) {
+      int src = -1;
+      int dst = -1;
+      for (int s = 0; s < phase.size(); ++s) {
+        if (phase[s].count == 0) continue;
+        const Step& step = *phase[s].step;
+        if (step.src_peers >> i & 1) src = s;
+        if (step.dst_peers >> i & 1) dst = s;
+      }
+      shared_.link_steps.srcs[i] = static_cast<int8_t>(src);
+      shared_.link_steps.dsts[i] = static_cast<int8_t>(dst);
+    }
+    return phase;
   }
 
   /// Assigns the links with peer i to thread i: calls visit(peer) for each peer of the program.
@@ -106,20 +122,12 @@ class Block {
     return all;
   }
   /// Calls visit(peer, operands of the step) for the sources or destinations of a phase, `peers`,
-  /// that this thread serves. All threads search first, then visit at the same time.
+  /// that this thread serves.
   template <class Phase, class Visit>
   PYCOLL_HD bool for_own_peers(const ProgramView& program, const Phase& phase,
                                uint64_t Step::* peers, Visit&& visit) const {
-    bool all = true;
-    for (int i = thread_index(); i < launch_.num_peers; i += num_threads()) {
-      const StepOperands* found = nullptr;
-      for (int s = 0; s < phase.size(); ++s) {
-        const StepOperands& operands = phase[s];
-        if (operands.count != 0 && (operands.step->*peers >> i & 1)) found = &operands;
-      }
-      if (found != nullptr) all = visit(program.peers[i], *found) && all;
-    }
-    return all;
+    return for_own_steps(phase, peers,
+                         [&](int i, int s) { return visit(program.peers[i], phase[s]); });
   }
 
   /// True when `ready()` came true; false when it never will, after the failure was reported.
@@ -164,32 +172,33 @@ class Block {
   template <class Phase, class SourceOf, class DestinationOf>
   PYCOLL_HD void share_operands(const ProgramView& program, const Phase& phase,
                                 SourceOf&& source_of, DestinationOf&& destination_of) {
-    const std::byte** srcs = shared_.operands.srcs;
-    std::byte** dsts = shared_.operands.dsts;
-    for (int s = 0; s < phase.size(); ++s) {
+    BlockOperands& shared = shared_.operands;
+    const auto local_place = [this](const Step& step) {
+      return count_bits(step.src_peers & bits_below(launch_.self_position));
+    };
+    for_own_steps(phase, &Step::src_peers, [&](int i, int s) {
+      const StepOperands& operands = phase[s];
+      const int place = count_bits(operands.step->src_peers & bits_below(i));
+      const bool above = operands.local_src != nullptr && place >= local_place(*operands.step);
+      shared.srcs[phase.first_src(s) + place + above] = source_of(program.peers[i], operands);
+      return true;
+    });
+    for_own_steps(phase, &Step::dst_peers, [&](int i, int s) {
+      const StepOperands& operands = phase[s];
+      const int place = count_bits(operands.step->dst_peers & bits_below(i));
+      const bool has_local = operands.local_dst != nullptr;
+      shared.dsts[phase.first_dst(s) + place + has_local] =
+          destination_of(program.peers[i], operands);
+      return true;
+    });
+    for (int s = thread_index(); s < phase.size(); s += num_threads()) {
       const StepOperands& operands = phase[s];
       if (operands.count == 0) continue;
-      const Step& step = *operands.step;
-      const int local_place = count_bits(step.src_peers & bits_below(launch_.self_position));
-      const bool has_local_src = operands.local_src != nullptr;
-      const bool has_local_dst = operands.local_dst != nullptr;
-      for (int i = thread_index(); i < launch_.num_peers; i += num_threads()) {
-        if (step.src_peers >> i & 1) {
-          const int place = count_bits(step.src_peers & bits_below(i));
-          const bool above = has_local_src && place >= local_place;
-          srcs[place + above] = source_of(program.peers[i], operands);
-        }
-        if (step.dst_peers >> i & 1) {
-          const int place = count_bits(step.dst_peers & bits_below(i));
-          dsts[place + has_local_dst] = destination_of(program.peers[i], operands);
-        }
+      const int first_src = phase.first_src(s);
+      if (operands.local_src != nullptr) {
+        shared.srcs[first_src + local_place(*operands.step)] = operands.local_src;
       }
-      if (s % num_threads() == thread_index()) {
-        if (has_local_src) srcs[local_place] = operands.local_src;
-        if (has_local_dst) dsts[0] = operands.local_dst;
-      }
-      srcs += num_srcs(operands);
-      dsts += num_dsts(operands);
+      if (operands.local_dst != nullptr) shared.dsts[phase.first_dst(s)] = operands.local_dst;
     }
   }
   /// Combines the shared operands. The bytes of all steps are one sequence of units, of which each
@@ -209,32 +218,38 @@ class Block {
     const int32_t warp = thread_index() / Env::kWarp;
     int32_t first = num_units * warp / num_warps;
     int32_t end = num_units * (warp + 1) / num_warps;
-    const std::byte* const* srcs = shared_.operands.srcs;
-    std::byte* const* dsts = shared_.operands.dsts;
     for (int s = 0; s < phase.size() && end > 0; ++s) {
       const StepOperands& operands = phase[s];
-      if (operands.count == 0) continue;
       const int32_t units = units_of(operands);
       if (first < units) {
         const int32_t num_bytes = bytes_of(operands);
-        BlockReduce<dtype>({srcs, num_srcs(operands), dsts, num_dsts(operands)}, op(),
-                           divisor(operands), thread_index() % Env::kWarp, Env::kWarp)
+        const Step& step = *operands.step;
+        const ReduceOperands of_step = {
+            shared_.operands.srcs + phase.first_src(s),
+            count_bits(step.src_peers) + (operands.local_src != nullptr),
+            shared_.operands.dsts + phase.first_dst(s),
+            count_bits(step.dst_peers) + (operands.local_dst != nullptr)};
+        BlockReduce<dtype>(of_step, op(), divisor(operands), thread_index() % Env::kWarp,
+                           Env::kWarp)
             .run(first * kUnitBytes, end < units ? end * kUnitBytes : num_bytes);
         first = units;
       }
       first -= units;
       end -= units;
-      srcs += num_srcs(operands);
-      dsts += num_dsts(operands);
     }
   }
 
  private:
-  PYCOLL_HD static int num_srcs(const StepOperands& operands) {
-    return count_bits(operands.step->src_peers) + (operands.local_src != nullptr);
-  }
-  PYCOLL_HD static int num_dsts(const StepOperands& operands) {
-    return count_bits(operands.step->dst_peers) + (operands.local_dst != nullptr);
+  /// Calls visit(bit of the peer, index of the step) for the sources or destinations of a phase
+  /// that this thread serves. Threads of a warp visit at the same time.
+  template <class Phase, class Visit>
+  PYCOLL_HD bool for_own_steps(const Phase& phase, uint64_t Step::* peers, Visit&& visit) const {
+    bool all = true;
+    for (int i = thread_index(); i < launch_.num_peers; i += num_threads()) {
+      const int s = phase.step_of(i, peers);
+      if (s >= 0) all = visit(i, s) && all;
+    }
+    return all;
   }
   PYCOLL_HD static uint64_t bits_below(int position) {
     return position >= 64 ? ~uint64_t{0} : (uint64_t{1} << position) - 1;
