@@ -264,6 +264,7 @@ def test_ranks_whose_peer_was_ended_by_the_fault_do_not_return_its_garbage():
                         part.synchronize()
                     finally:
                         assert isinstance(work.exception(), AbortedError)
+                assert (x.numpy() == comm.size).all()  # as before: no kernel ran after the fault
             comm.barrier()
             part.close()
 
@@ -307,6 +308,7 @@ def test_deadline_of_a_replay_begins_with_the_replay():
             time.sleep(0.05 * comm.rank)
             stream.launch(graph)
             stream.synchronize()
+        comm.synchronize()  # no replay was late
         if comm.rank == 0:
             stream.launch(graph)
             with pytest.raises(TimeoutError, match="rank 1"):
