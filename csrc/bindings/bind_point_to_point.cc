@@ -80,6 +80,15 @@ void run_here(CommunicatorObject& object, MessageOp& op) {
   messages.run(op, gil.on_slow());
 }
 
+/// Prepares the receive into a device array: the array may be written from now on.
+void prepare_device(MessageOp& op, const ArrayView& x, const char* function) {
+  const Device device(device_table(), x.device);
+  refuse_captured(device, x, function);
+  op.device = x.device;
+  const py::gil_scoped_release gil;
+  device.synchronize(x.stream);
+}
+
 void receive_staged(CommunicatorObject& object, MessageOp& op, const ArrayView& x,
                     const char* function) {
   StagedArray staged(x, function);
@@ -145,6 +154,21 @@ PyObject* send(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObj
     const bool is_async = is_asynchronous(arguments);
     ArrayView x = view_of(arguments, "send", false);
     set_array(object, op, x);
+    if (x.device >= 0 && op.nbytes > DeviceMessages::kMaxMailboxBytes &&
+        object.comm->messages().carries_devices()) {
+      const Device device(device_table(), x.device);
+      refuse_captured(device, x, "send");
+      std::shared_ptr<DeviceMessages::Bytes> bytes;
+      {
+        const py::gil_scoped_release gil;
+        bytes =
+            object.comm->messages().device_messages().stage(device, op.data, op.nbytes, x.stream);
+      }
+      op.device = x.device;
+      op.data = bytes->data();
+      op.offer = bytes->offer();
+      return run_or_start(self, object, op, std::move(bytes), is_async, Py_None);
+    }
     if (x.device >= 0) {
       auto staged = std::make_shared<StagedArray>(x, "send");
       {
@@ -169,11 +193,14 @@ PyObject* recv(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObj
     const bool is_async = is_asynchronous(arguments);
     ArrayView x = view_of(arguments, "recv", true);
     set_array(object, op, x);
-    if (x.device >= 0) {
+    if (x.device >= 0 && object.comm->messages().carries_devices()) {
+      prepare_device(op, x, "recv");
+    } else if (x.device >= 0) {
       if (object.batch != nullptr || is_async) {
         throw UsageError(
-            "recv into a device array blocks until the message has arrived: leave out async_op, "
-            "and call it outside of coalesce()");
+            "recv into a device array, of ranks on several hosts or with PYCOLL_CHECK_DATA=1, "
+            "blocks "
+            "until the message has arrived: leave out async_op, and call it outside of coalesce()");
       }
       receive_staged(object, op, x, "recv");
       return Py_NewRef(arguments[kX]);
@@ -196,9 +223,10 @@ PyObject* recv_any(PyObject* self, PyObject* const* args, Py_ssize_t num_args, P
     op.tag = tag_of(arguments);
     const ArrayView x = view_of(arguments, "recv_any", true);
     set_array(object, op, x);
-    if (x.device >= 0) {
+    if (x.device >= 0 && !object.comm->messages().carries_devices()) {
       receive_staged(object, op, x, "recv_any");
     } else {
+      if (x.device >= 0) prepare_device(op, x, "recv_any");
       run_here(object, op);
     }
     return PyLong_FromLong(op.source);

@@ -12,7 +12,7 @@ Sends `x` to rank `peer`, which receives it with the same tag.
 
 Args:
     x: Contiguous array of any shape and dtype, with the buffer protocol or DLPack; it may be
-        read-only. A device array is copied through CPU memory.
+        read-only. The call waits for the earlier work of a device array's stream.
     peer: The rank that receives; may be this one.
     tag: An int, 0 or more. Messages with the same tag arrive in the order in which they were
         sent.
@@ -39,7 +39,7 @@ Receives into `x` the oldest message with this tag from rank `peer`.
 
 Args:
     x: Contiguous writable array with the count and the dtype of the message; the shape may
-        differ. A device array is filled when the call returns.
+        differ. The call waits for the earlier work of a device array's stream.
     peer: The rank that sends. None or pycoll.ANY_SOURCE: the rank whose message arrives
         first; `recv_any` and `Work.source` return it.
     tag: The sender's tag.

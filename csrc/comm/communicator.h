@@ -213,6 +213,7 @@ class Communicator {
   std::shared_ptr<DeviceWork> device_work(DeviceStream stream, std::shared_ptr<void> keep_alive);
   PlannedCall& choose_on_device(const CallPlan& plan, Call& call);
   void check_device_failure();
+  void look_at_failure();
   [[noreturn]] void raise_device_failure();
   std::exception_ptr device_error_of(uint64_t sequence);
   void close_device();

@@ -14,6 +14,8 @@
 
 namespace pycoll {
 
+struct DeviceOffer;  // device_messages.h
+
 /// Peer of a receive that accepts messages from any rank.
 inline constexpr int kAnySource = -1;
 
@@ -34,8 +36,10 @@ struct MessageOp {
   uint16_t dtype_hash = 0;  // of the description of a dtype outside the table
   int peer = 0;             // kAnySource: receive from anyone
   int32_t tag = 0;
-  std::byte* data = nullptr;  // a send only reads it
-  size_t nbytes = 0;          // of `data`
+  std::byte* data = nullptr;           // a send only reads it
+  int device = -1;                     // whose memory `data` is; -1: CPU memory
+  const DeviceOffer* offer = nullptr;  // of a send of a device, for the receiver
+  size_t nbytes = 0;                   // of `data`
   // PYCOLL_CHECK_DATA=1: `data` is this copy of `array`, with a checksum behind it.
   std::shared_ptr<std::byte[]> sealed;
   std::byte* array = nullptr;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 
+#include "base/error.h"
 #include "reduce/reduce_copy.h"
 #include "transport/proxy/proxy.h"
 
@@ -33,6 +34,19 @@ void copy_message(std::byte* dst, const std::byte* src, size_t nbytes) {
   if (nbytes != 0) std::memcpy(dst, src, nbytes);
 }
 
+Unexpected announced(int source, const MessageHeader& header) {
+  return {.source = source,
+          .tag = header.tag,
+          .dtype = static_cast<DType>(header.dtype),
+          .dtype_hash = static_cast<uint16_t>(header.dtype_hash),
+          .nbytes = header.nbytes,
+          .announced = true,
+          .blocking = header.blocking != 0,
+          .send_id = header.ref.send_id,
+          .address = header.ref.address,
+          .on_device = header.ref.offset != 0};
+}
+
 const std::byte* eager_bytes(const MessageHeader& header) {
   return header.nbytes <= MessageHeader::kInlineBytes ? header.bytes : header.body();
 }
@@ -44,6 +58,7 @@ MessageEngine::MessageEngine(Transport& transport, PeerMemory& peer_memory, bool
       rank_(transport.rank()),
       num_ranks_(transport.num_ranks()),
       peer_memory_(peer_memory),
+      device_messages_(transport, peer_memory),
       recorder_(segment_, rank_),
       parts_are_fast_(transport.name() != "local" && num_ranks_ <= segment_.num_cores()),
       checks_data_(checks_data),
@@ -121,7 +136,8 @@ void MessageEngine::leave_to_fail(MessageOp* op) {
 
 bool MessageEngine::write(Outbox& out, MessageOp* op) {
   const size_t nbytes = op->nbytes;
-  const bool eager = nbytes <= std::min(kEagerBytes, out.writer.max_body_bytes()) &&
+  const bool eager = op->offer == nullptr &&
+                     nbytes <= std::min(kEagerBytes, out.writer.max_body_bytes()) &&
                      out.writer.has_eager_budget(nbytes);
   const bool is_inline = nbytes <= MessageHeader::kInlineBytes;
   MessageHeader* header = out.writer.reserve(eager && !is_inline ? nbytes : 0);
@@ -140,6 +156,9 @@ bool MessageEngine::write(Outbox& out, MessageOp* op) {
     op->state = MessageOp::State::kAnnounced;
     in_flight_.emplace(op->id, op);
     header->ref = {op->id, 0, reinterpret_cast<uint64_t>(op->data), 0};
+    if (op->offer != nullptr) {
+      header->ref = {op->id, 0, reinterpret_cast<uint64_t>(op->offer), 1};
+    }
   }
   out.writer.commit(header);
   segment_.ring_message_bell(op->peer);
@@ -154,7 +173,11 @@ void MessageEngine::send_to_self(MessageOp* op) {
       queue_.post(op);  // stays pending, and ends with the mismatch error
       return;
     }
-    copy_message(receive->data, op->data, op->nbytes);
+    const int device = std::max(receive->device, op->device);
+    if (!move(device, receive->data, op->data, op->nbytes)) {
+      leave_to_fail(receive);
+      return leave_to_fail(op);
+    }
     finish(receive);
   } else {
     Unexpected message{.source = rank_,
@@ -163,7 +186,7 @@ void MessageEngine::send_to_self(MessageOp* op) {
                        .dtype_hash = op->dtype_hash,
                        .nbytes = op->nbytes};
     message.bytes.reset(new std::byte[op->nbytes]);
-    copy_message(message.bytes.get(), op->data, op->nbytes);
+    if (!move(op->device, message.bytes.get(), op->data, op->nbytes)) return leave_to_fail(op);
     queue_.add(std::move(message));
   }
   finish(op);
@@ -209,7 +232,7 @@ void MessageEngine::flush_stream(Outbox& out, int peer) {
     header->kind = MessageKind::kPart;
     header->nbytes = part & kMaxMessageBytes;
     header->ref = {op->id, op->recv_id, 0, op->moved};
-    copy_message(header->body(), op->data + op->moved, part);
+    if (!move(op->device, header->body(), op->data + op->moved, part)) return;
     out.writer.commit(header);
     segment_.ring_message_bell(peer);
     op->moved += part;
@@ -306,7 +329,7 @@ bool MessageEngine::receive_eager(int source, const MessageHeader& header) {
   if (!inbox.count_eager(header.nbytes)) return false;
   if (MessageOp* op = queue_.match(source, header.tag)) {
     if (!fits(op, source, header)) return true;
-    copy_message(op->data, eager_bytes(header), header.nbytes);
+    if (!deliver(op, 0, eager_bytes(header), header.nbytes)) return true;
     inbox.delivered(header.nbytes);
     finish(op);
     return true;
@@ -326,21 +349,13 @@ bool MessageEngine::receive_eager(int source, const MessageHeader& header) {
 bool MessageEngine::receive_announced(int source, const MessageHeader& header) {
   if (MessageOp* op = queue_.match(source, header.tag)) {
     if (fits(op, source, header)) {
-      pull(op, source, header.ref.send_id, header.ref.address, header.blocking != 0);
+      pull(op, source, announced(source, header));
     }
     return true;
   }
   if (num_announced_[static_cast<size_t>(source)] == kMaxAnnounced) return false;
   ++num_announced_[static_cast<size_t>(source)];
-  queue_.add({.source = source,
-              .tag = header.tag,
-              .dtype = static_cast<DType>(header.dtype),
-              .dtype_hash = static_cast<uint16_t>(header.dtype_hash),
-              .nbytes = header.nbytes,
-              .announced = true,
-              .blocking = header.blocking != 0,
-              .send_id = header.ref.send_id,
-              .address = header.ref.address});
+  queue_.add(announced(source, header));
   return true;
 }
 
@@ -353,18 +368,17 @@ bool MessageEngine::receive_part(int source, const MessageHeader& header) {
       header.nbytes > op->nbytes - op->moved) {
     return false;
   }
-  if (op->nbytes >= kStreamingBytes) {
+  if (op->nbytes >= kStreamingBytes && op->device < 0) {
     copy_bytes(op->data + op->moved, header.body(), header.nbytes, true);
-  } else {
-    copy_message(op->data + op->moved, header.body(), header.nbytes);
+  } else if (!move(op->device, op->data + op->moved, header.body(), header.nbytes)) {
+    return true;  // it stays pending, and ends with all others
   }
   op->moved += header.nbytes;
   if (op->moved < op->nbytes) return true;
   arrivals_.erase(found);
   if (MessageOp* then = op->then) {
-    copy_message(then->data, op->data, op->nbytes);
     buffered_bytes_ -= op->nbytes;
-    finish(then);
+    if (deliver(then, 0, op->data, op->nbytes)) finish(then);
   }
   finish(op);
   return true;
@@ -375,7 +389,7 @@ void MessageEngine::accept(MessageOp* op, Unexpected& message) {
   if (was_announced) --num_announced_[static_cast<size_t>(message.source)];
   if (!fits(op, message.source, message)) return;
   if (message.announced) {
-    return pull(op, message.source, message.send_id, message.address, message.blocking);
+    return pull(op, message.source, message);
   }
   if (message.arriving != nullptr && message.arriving->state != MessageOp::State::kOver) {
     // The buffer must outlive `message`, so the arriving operation now owns it.
@@ -384,7 +398,7 @@ void MessageEngine::accept(MessageOp* op, Unexpected& message) {
     op->state = MessageOp::State::kArriving;
     return;
   }
-  copy_message(op->data, message.bytes.get(), message.nbytes);
+  if (!deliver(op, 0, message.bytes.get(), message.nbytes)) return;
   if (message.counted) {
     inboxes_[static_cast<size_t>(message.source)].delivered(message.nbytes);
   } else if (was_announced) {
@@ -393,29 +407,60 @@ void MessageEngine::accept(MessageOp* op, Unexpected& message) {
   finish(op);
 }
 
-void MessageEngine::pull(MessageOp* op, int source, uint64_t send_id, uint64_t address,
-                         bool sender_waits) {
+bool MessageEngine::move(int device, std::byte* dst, const std::byte* src, size_t nbytes) {
+  if (device < 0 || nbytes == 0) {
+    copy_message(dst, src, nbytes);
+    return true;
+  }
+  try {
+    device_messages_.copy(device, dst, src, nbytes);
+    return true;
+  } catch (const CudaError& error) {
+    broken_ = true;
+    segment_.revoke(rank_, error.what());
+    return false;
+  }
+}
+
+bool MessageEngine::deliver(MessageOp* op, size_t at, const std::byte* src, size_t nbytes) {
+  if (move(op->device, op->data + at, src, nbytes)) return true;
+  leave_to_fail(op);
+  return false;
+}
+
+/// Copies the message from the sender's memory. False if that is not possible.
+bool MessageEngine::take(MessageOp* op, int source, const Unexpected& message) {
+  if (!message.on_device) {
+    return op->device < 0 && peer_memory_.read(source, op->data, message.address, op->nbytes);
+  }
+  if (op->device < 0) return false;
+  const std::byte* const bytes = device_messages_.find(source, message.address, op->device);
+  return bytes != nullptr && move(op->device, op->data, bytes, op->nbytes);
+}
+
+void MessageEngine::pull(MessageOp* op, int source, const Unexpected& message) {
   bool taken = op->nbytes == 0;
   // Parts through the caches are faster than a copy from the sender's memory, whose pages the
   // kernel must look up one by one. This needs both ranks running, and a sender that only waits for
   // this.
-  const bool prefer_parts = sender_waits && parts_are_fast_;
+  const bool prefer_parts = message.blocking && parts_are_fast_ && !message.on_device;
   MailboxReader& inbox = inboxes_[static_cast<size_t>(source)];
   if (!taken && !prefer_parts && inbox.begin_taking(segment_.failure_word())) {
     // A sender that has given up meanwhile may have changed what was read.
-    taken = peer_memory_.read(source, op->data, address, op->nbytes);
+    taken = take(op, source, message);
     fence_behind_reads();
     taken = taken && load_acquire(segment_.failure_word()) == 0;
     inbox.end_taking();
+    if (broken_) return leave_to_fail(op);
   }
   if (taken) {
-    tell(source, {MessageKind::kTaken, {send_id, 0, 0, 0}});
+    tell(source, {MessageKind::kTaken, {message.send_id, 0, 0, 0}});
     return finish(op);
   }
   op->id = next_id_++;
   op->state = MessageOp::State::kArriving;
   arrivals_.emplace(op->id, op);
-  tell(source, {MessageKind::kPull, {send_id, op->id, 0, 0}});
+  tell(source, {MessageKind::kPull, {message.send_id, op->id, 0, 0}});
 }
 
 void MessageEngine::buffer_announced(int source) {
@@ -437,7 +482,7 @@ void MessageEngine::buffer_announced(int source) {
     message.arriving->tag = message.tag;
     message.arriving->data = message.bytes.get();
     message.arriving->nbytes = message.nbytes;
-    pull(message.arriving.get(), message.source, message.send_id, message.address, true);
+    pull(message.arriving.get(), message.source, message);
   });
 }
 

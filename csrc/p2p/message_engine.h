@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "p2p/device_messages.h"
 #include "p2p/message_queue.h"
 #include "p2p/message_recorder.h"
 #include "transport/transport.h"
@@ -20,6 +21,10 @@ class MessageEngine {
  public:
   /// `checks_data`: each message has a checksum behind it.
   MessageEngine(Transport& transport, PeerMemory& peer_memory, bool checks_data);
+
+  /// Whether arrays of devices may be sent and received; else only copies of them in CPU memory.
+  bool carries_devices() const { return !checks_data_ && segment_.proxy() == nullptr; }
+  DeviceMessages& device_messages() { return device_messages_; }
 
   /// Starts an operation, which may be over on return.
   void post(MessageOp* op) {
@@ -92,13 +97,20 @@ class MessageEngine {
   /// Whether a message has the receive's size and dtype; otherwise breaks the communicator.
   template <class Message>
   bool fits(MessageOp* op, int source, const Message& message);
-  void pull(MessageOp* op, int source, uint64_t send_id, uint64_t address, bool sender_waits);
+  void pull(MessageOp* op, int source, const Unexpected& message);
+  bool take(MessageOp* op, int source, const Unexpected& message);
+  /// Copies bytes of a message, from or to memory of `device` if that is not negative. On failure
+  /// breaks the communicator and returns false.
+  bool move(int device, std::byte* dst, const std::byte* src, size_t nbytes);
+  /// Copies bytes to the array of a receive. On failure leaves the operation to fail_all().
+  bool deliver(MessageOp* op, size_t at, const std::byte* src, size_t nbytes);
   void finish(MessageOp* op);
 
   Segment& segment_;
   int rank_;
   int num_ranks_;
   PeerMemory& peer_memory_;
+  DeviceMessages device_messages_;
   MessageRecorder recorder_;
   bool parts_are_fast_;
   const bool checks_data_;

@@ -24,6 +24,7 @@ struct Unexpected {
   bool blocking = false;                          // the sender waits
   uint64_t send_id = 0;                           // announced: id of the send
   uint64_t address = 0;                           // announced: address at the sender
+  bool on_device = false;                         // announced: it is that of a DeviceOffer
   std::unique_ptr<std::byte[]> bytes = nullptr;   // not announced: the bytes
   bool counted = false;                           // counts in the sender's budget of eager bytes
   std::shared_ptr<MessageOp> arriving = nullptr;  // receives in parts into `bytes`; null: complete

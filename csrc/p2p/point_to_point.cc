@@ -334,7 +334,9 @@ void PointToPoint::close() {
   }
   if (pending) fail_aborted();
   thread_.stop();
-  if (pending && num_waiting_ == 0) end_all();
+  if (num_waiting_ != 0) return;
+  if (pending) end_all();
+  engine_.device_messages().release();
 }
 
 void PointToPoint::revoke(const std::string& reason) {

@@ -41,6 +41,10 @@ class PointToPoint {
   void post_all(const std::vector<std::shared_ptr<MessageOp>>& ops, bool alone);
   void wait_for_all(const std::vector<std::shared_ptr<MessageOp>>& ops, const OnSlow& on_slow);
 
+  /// Whether arrays of devices may be sent and received; else only copies of them in CPU memory.
+  bool carries_devices() const { return engine_.carries_devices(); }
+  DeviceMessages& device_messages() { return engine_.device_messages(); }
+
   /// Ends pending operations, if there are any, by breaking the communicator.
   void abandon();
   /// Ends pending operations like abandon(), and the message thread. Later calls do nothing.

@@ -246,6 +246,31 @@ def test_waits_of_all_queued_operations_end_with_the_fault(how, ranks_may_be_kil
     assert max(outcomes[0], outcomes[2]) < 5, outcomes
 
 
+def test_ranks_whose_peer_was_ended_by_the_fault_do_not_return_its_garbage():
+    """In a star, rank 2 waits for rank 0 alone, which waits for rank 1."""
+
+    def work(comm: pycoll.Communicator) -> None:
+        for _ in range(8):
+            part = comm.split(0)
+            assert part is not None
+            x = reduced(part)
+            comm.barrier()
+            if comm.rank == 1:
+                part.abort("no more")
+            else:
+                with pytest.raises(AbortedError):
+                    work = part.all_reduce(x, algorithm="star/direct", async_op=True)
+                    try:
+                        part.synchronize()
+                    finally:
+                        assert isinstance(work.exception(), AbortedError)
+                assert (x.numpy() == comm.size).all()  # as before: no kernel ran after the fault
+            comm.barrier()
+            part.close()
+
+    run_ranks(work, 3, timeout_s=TIMEOUT_S)
+
+
 def test_rank_that_never_comes_is_named_at_the_deadline_of_streams():
     def work(comm: pycoll.Communicator) -> tuple[float, str]:
         x = reduced(comm)
@@ -283,6 +308,7 @@ def test_deadline_of_a_replay_begins_with_the_replay():
             time.sleep(0.05 * comm.rank)
             stream.launch(graph)
             stream.synchronize()
+        comm.synchronize()  # no replay was late
         if comm.rank == 0:
             stream.launch(graph)
             with pytest.raises(TimeoutError, match="rank 1"):
@@ -345,6 +371,7 @@ def test_rank_that_leaves_ends_the_waits_of_streams():
 def test_operation_on_words_that_fails_frees_the_peers(emulated):
     def work(comm: pycoll.Communicator) -> None:
         x = reduced(comm)
+        comm.barrier()
         if comm.rank == 1:
             os.environ["PYCOLL_DEVICE_THREADS_FAIL"] = "queue_words:CUDA_ERROR_UNKNOWN"
             with pytest.raises(CudaError, match="CUDA_ERROR_UNKNOWN"):

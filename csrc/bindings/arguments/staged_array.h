@@ -1,5 +1,6 @@
-// A device array that is sent or received through CPU memory, since the host moves messages. The
-// copies run in the order of the array's stream, and the caller waits for them.
+// A device array that is sent or received through CPU memory, where messages of devices are not
+// possible (p2p/device_messages.h). The copies run in the order of the array's stream, and the
+// caller waits for them.
 #pragma once
 
 #include <string>
@@ -12,6 +13,13 @@
 
 namespace pycoll {
 
+/// Raises UsageError if the array's stream is being captured.
+inline void refuse_captured(const Device& device, const ArrayView& x, const char* function) {
+  if (device.capture_of(x.stream) == 0) return;
+  throw UsageError(std::string(function) +
+                   " of a device array cannot be captured: the host matches messages");
+}
+
 class StagedArray {
  public:
   StagedArray(const ArrayView& x, const char* function)
@@ -19,10 +27,7 @@ class StagedArray {
         stream_(x.stream),
         on_device_(x.data),
         bytes_(static_cast<size_t>(x.nbytes())) {
-    if (device_.capture_of(stream_) != 0) {
-      throw UsageError(std::string(function) +
-                       " of a device array cannot be captured: the host moves its bytes");
-    }
+    refuse_captured(device_, x, function);
   }
   std::byte* data() { return bytes_.data(); }
 

@@ -74,6 +74,13 @@ std::optional<int> wait_status_of_zombie(int pidfd) {
 
 }  // namespace
 
+Fd fd_of_process(pid_t pid, int fd) {
+  const Fd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (!process) return Fd();
+  constexpr long kPidfdGetfd = 438;  // SYS_pidfd_getfd, which old headers lack
+  return Fd(static_cast<int>(::syscall(kPidfdGetfd, process.get(), fd, 0)));
+}
+
 Fd open_own_pidfd() {
   Fd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
   if (!pidfd) throw_system_error("pidfd_open (pycoll needs Linux 5.3 or later)");

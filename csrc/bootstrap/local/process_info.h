@@ -14,6 +14,10 @@ namespace pycoll {
 /// A pidfd of the calling process.
 Fd open_own_pidfd();
 
+/// A copy of descriptor `fd` of the process `pid`; empty if the system refuses. It allows this
+/// where it allows reading the process's memory.
+Fd fd_of_process(pid_t pid, int fd);
+
 /// Whether the process has ended, reaped or not. Costs one system call.
 bool process_ended(int pidfd);
 

@@ -226,6 +226,11 @@ void Communicator::check_device_failure() {
   if (load_acquire(segment_.failure_word()) != 0) raise_device_failure();
 }
 
+void Communicator::look_at_failure() {
+  // An operation that is over may have ended because of a failure which the watchdog has not seen.
+  if (load_acquire(segment_.failure_word()) != 0) device_->watchdog().look();
+}
+
 void Communicator::raise_device_failure() {
   device_->take_back();
   const DeviceError error = device_->watchdog().error();
@@ -244,6 +249,7 @@ void Communicator::raise_device_failure() {
 }
 
 std::exception_ptr Communicator::device_error_of(uint64_t sequence) {
+  look_at_failure();
   const DeviceWatchdog& watchdog = device_->watchdog();
   if (watchdog.error().code == DeviceFailure::kNone || watchdog.failed_operation() > sequence) {
     return nullptr;
@@ -313,6 +319,7 @@ void Communicator::synchronize() {
   const std::unique_lock lock(run_mutex_);
   if (device_ == nullptr) return;
   wait_for_last();
+  look_at_failure();
   // A failure after this rank's operations is raised by the next call.
   if (device_->watchdog().error().code != DeviceFailure::kNone) check_device_failure();
 }

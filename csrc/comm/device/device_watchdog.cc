@@ -1,5 +1,6 @@
 #include "comm/device/device_watchdog.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "base/clock.h"
@@ -44,7 +45,11 @@ void DeviceWatchdog::run() {
 
 void DeviceWatchdog::look() {
   const std::lock_guard lock(look_mutex_);
-  look_at_waits();
+  const uint64_t over = waits_ == nullptr ? 0 : waits_->over();
+  if (load_acquire(segment_.failure_word()) == 0) {
+    good_ = std::max(good_, over);
+    look_at_waits();
+  }
   look_for_report();
   if (load_acquire(segment_.failure_word()) == 0) look_for_mismatch();
   if (load_acquire(segment_.failure_word()) == 0) look_for_ended_peers();
@@ -55,8 +60,19 @@ void DeviceWatchdog::look() {
 
 void DeviceWatchdog::report(const DeviceError& error) {
   if (load_acquire(report_->error) != 0) return;
-  store_release(report_->operation, waits_->operation());
+  store_release(report_->operation, first_doubtful());
   store_release(report_->error, std::bit_cast<uint64_t>(error));
+}
+
+uint64_t DeviceWatchdog::first_doubtful() const {
+  const uint64_t last = waits_->operation();  // of a replay: that of the captured call
+  const uint64_t oldest = last - std::min(last, uint64_t{RecordRing::kNumRecords});
+  CallRecord record;
+  for (uint64_t number = std::max(good_, oldest) + 1; number < last; ++number) {
+    const bool found = segment_.records(rank_).read(number, &record);
+    if (found && (record.flags & CallRecord::kOnDevice) != 0) return number;
+  }
+  return last;
 }
 
 void DeviceWatchdog::look_at_waits() {

@@ -46,6 +46,8 @@ class DeviceWatchdog {
   void look_at_waits();
   void end_waits();
   void report(const DeviceError& error);
+  /// Number of the first operation that waited in streams and is not known to be good.
+  uint64_t first_doubtful() const;
   void look_for_report();
   void look_for_mismatch();
   void look_for_ended_peers();
@@ -58,7 +60,8 @@ class DeviceWatchdog {
   StreamWaits* const waits_;
   std::atomic<int64_t> broken_ns_{0};  // when the communicator was first seen to be broken
   std::atomic<uint64_t> newest_{0};
-  std::mutex look_mutex_;  // guards compared_
+  std::mutex look_mutex_;  // guards the next two
+  uint64_t good_ = 0;      // the last operation that ended in waits_ before any failure
   uint64_t compared_ = 0;  // operations whose calls agree on all ranks
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -326,6 +326,7 @@ int synchronize_stream(int32_t device, DeviceStream stream) {
 
 int copy(int32_t device, void* dst, const void* src, size_t nbytes, DeviceStream stream) {
   return guarded([&] {
+    fail_if_told("copy");
     ThreadStream& on = work_stream(device, stream);
     // Like CUDA, copies pageable CPU memory first, which may change or be freed after the call.
     if (nbytes <= 64 << 10 && machine().memory.device_of(src) < 0 && !is_accessible_host(src)) {

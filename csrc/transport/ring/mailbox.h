@@ -30,7 +30,7 @@ struct MessageRef {
   uint64_t send_id;  // number of the send on its rank
   uint64_t recv_id;  // number of the receive on its rank (kPull, kPart)
   uint64_t address;  // of the bytes in the sender's memory (kAnnounce)
-  uint64_t offset;   // of this part (kPart)
+  uint64_t offset;   // of this part (kPart); 1: the address is of a DeviceOffer (kAnnounce)
 };
 
 struct alignas(64) MessageHeader {

@@ -86,7 +86,6 @@ DeviceError StreamWaits::error_of(const Wait& wait, DeviceFailure code) const {
 }
 
 bool StreamWaits::look(DeviceError* error) {
-  if (load_acquire(words_[kDigest]) == 0) return false;
   const int64_t now = now_ns();
   if (load_acquire(words_[kWatched]) == 0) {
     store_release(words_[kWatched], 1);
@@ -104,8 +103,9 @@ bool StreamWaits::look(DeviceError* error) {
 
 bool StreamWaits::release(DeviceError* error) {
   const Wait wait = wait_now();
-  if (wait.digest == 0) return false;
+  if (wait.digest == 0 && load_acquire(words_[kWatched]) != 0) return false;
   *error = error_of(wait, DeviceFailure::kAborted);
+  if (wait.digest == 0) return true;
   for (int word = kNumOwnWords; word < kNumWords; ++word) store_release(words_[word], wait.digest);
   return true;
 }

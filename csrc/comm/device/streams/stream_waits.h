@@ -10,7 +10,9 @@
 // captured operation can be replayed.
 //
 // A stream's wait has no deadline and sees no failure. The watchdog keeps the deadline, and ends
-// the waits of a broken communicator: it writes the awaited words itself.
+// the waits of a broken communicator: it writes the awaited words itself. The stream then goes on,
+// and tells its peers "done" although it has done nothing. So an operation is known to be good only
+// if it was over when the communicator was still whole; the watchdog keeps its number.
 #pragma once
 
 #include <cstdint>
@@ -39,17 +41,22 @@ class StreamWaits {
   /// Sets `*error` and returns true if an operation is under way and is late, or if a peer has
   /// called another one.
   bool look(DeviceError* error);
-  /// Ends all waits of the operation that is under way; returns false if there is none, else sets
-  /// `*error` to what it waited for.
+  /// Ends all waits of the operation that is under way, in a broken communicator. Returns false if
+  /// none has begun since the last look(), else sets `*error` to what the last one waited for.
   bool release(DeviceError* error);
   /// Number of the operation that began last.
   uint64_t operation() const { return load_acquire(words_[kOperation]); }
+  /// Number of the operation that ended last.
+  uint64_t over() const {
+    const uint64_t last = operation();
+    return load_acquire(words_[kDigest]) == 0 ? last : last - 1;
+  }
 
  private:
   // The words of a rank: those with which its streams tell its watchdog what they do, and two for
   // each peer.
   enum Word : int {
-    kWatched,  // cleared by the stream, and set by the watchdog when it sees the operation
+    kWatched,  // cleared when an operation begins, and set when the watchdog looks
     kOperation,
     kTimeoutNs,
     kPeers,   // bit r: the stream waits for rank r; 0 between the waits
