@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 import typer
-from trainer_variants import Rank, Size, variants
+from trainer_variants import BACKENDS, Rank, Size, variants
 
 import pycoll
 import pycoll.torch
@@ -42,13 +42,22 @@ EPILOG = """[bold]Examples[/bold]
 
   python benchmarks/trainers.py --modes "dp,zero 3" --rounds 40
 
+  python benchmarks/trainers.py --backends pycoll --rounds 8
+
   python benchmarks/trainers.py --quick
 """
 
 Rows = list[dict[str, Any]]
 
 
-def work(comm: pycoll.Communicator, path: str, size: Size, modes: list[str], rounds: int) -> Rows:
+def work(
+    comm: pycoll.Communicator,
+    path: str,
+    size: Size,
+    modes: list[str],
+    backends: list[str],
+    rounds: int,
+) -> Rows:
     """Measures every variant, on each rank. Collective."""
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -56,7 +65,7 @@ def work(comm: pycoll.Communicator, path: str, size: Size, modes: list[str], rou
     )
     groups = {"gloo": dist.group.WORLD, "pycoll": dist.new_group(backend="pycoll")}
     rank = Rank(comm, groups, size)
-    known = variants(size)
+    known = variants(size, backends)
     steps = {f"{mode}: {name}": make(rank) for mode in modes for name, make in known[mode].items()}
     losses = {name: _mean(comm, [step() for _ in range(WARMUP)]) for name, step in steps.items()}
     effort = Effort(rounds, rounds=rounds, limit_s=LIMIT_S, most_calls=1)
@@ -136,6 +145,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 @app.command(epilog=EPILOG)
 def main(
     modes: Annotated[str, typer.Option(help="Modes, with commas between; default: all.")] = "",
+    backends: Annotated[str, typer.Option(help="Of torch's variants.")] = ",".join(BACKENDS),
     rounds: Annotated[int, typer.Option(help="Rounds, in each of which all have a turn.")] = 20,
     quick: Annotated[bool, typer.Option(help="A tiny model, three rounds.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows.")] = None,
@@ -146,9 +156,12 @@ def main(
     chosen = [mode.strip() for mode in modes.split(",")] if modes else known
     if unknown := [mode for mode in chosen if mode not in known]:
         raise typer.BadParameter(f"there is no mode {unknown[0]!r}, expected {', '.join(known)}")
+    of_torch = [name.strip() for name in backends.split(",")]
+    if unknown := [name for name in of_torch if name not in BACKENDS]:
+        raise typer.BadParameter(f"there is no backend {unknown[0]!r}: {', '.join(BACKENDS)}")
     facts = {**machine(), "torch": torch.__version__, "size": asdict(size), "rounds": rounds}
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (f"{folder}/store", size, chosen, rounds)
+        arguments = (f"{folder}/store", size, chosen, of_torch, rounds)
         rows = pycoll.run_ranks(work, NUM_RANKS, *arguments, timeout_s=120)[0]
     if json_file is not None:
         lines = ",\n".join(json.dumps(row) for row in rows)

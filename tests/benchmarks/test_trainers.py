@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("torch")
-from trainer_variants import Size, variants
+from trainer_variants import BACKENDS, Size, variants
 from trainers import QUICK, missed, table, work, wrong
 
 import pycoll
@@ -55,7 +55,8 @@ def test_variants_that_train_otherwise_are_named():
 def test_variants_of_a_mode_are_trained_alike(tmp_path):
     """Three seconds: models of several libraries."""
     modes = list(variants(Size()))
-    rows = pycoll.run_ranks(work, 2, str(tmp_path / "store"), QUICK, modes, 1, timeout_s=60)[0]
+    asked = (QUICK, modes, BACKENDS, 1)
+    rows = pycoll.run_ranks(work, 2, str(tmp_path / "store"), *asked, timeout_s=60)[0]
     assert {r["mode"] for r in rows} == set(modes) and len(rows) == 20
     assert wrong(rows) == []
     assert all(r["losses"][-1] < r["losses"][0] for r in rows)
