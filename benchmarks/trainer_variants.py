@@ -8,7 +8,7 @@ weights, batches and optimizer (AdamW).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -263,9 +263,11 @@ def ours(microbatches: int = 1, *, zero: int = 0, **sizes: int) -> Make:
     return make
 
 
-def variants(size: Size) -> dict[str, dict[str, Make]]:
+BACKENDS = ("gloo", "pycoll")  # of torch's variants
+
+
+def variants(size: Size, both: Sequence[str] = BACKENDS) -> dict[str, dict[str, Make]]:
     """The variants, by mode and by the name of the library."""
-    both = ("gloo", "pycoll")
     return {
         "none": {"torch": alone},
         "dp": {**{f"DDP, {of}": ddp(of) for of in both}, "pc": ours()},
@@ -288,4 +290,4 @@ def variants(size: Size) -> dict[str, dict[str, Make]]:
     }
 
 
-__all__ = ["Make", "Rank", "Size", "Step", "variants"]
+__all__ = ["BACKENDS", "Make", "Rank", "Size", "Step", "variants"]
