@@ -1,8 +1,9 @@
 // The most used programs as compile-time constants, identical to what lowering produces.
 //
 // Such a program runs with the interpreter's own step, so gpu_latency.cc, which compares the two,
-// shows the cost of interpreting a program that is data. The product does not use them. A test
-// compares each with the lowered program of its algorithm (tests/cpp/fixed_program_check.cc).
+// shows the cost of interpreting a program that is data. Each step is a phase of its own. The
+// product does not use them. A test compares each with the lowered program of its algorithm
+// (tests/cpp/fixed_program_check.cc).
 #pragma once
 
 #include <cstddef>

@@ -237,7 +237,8 @@ class Latency {
                                .num_ranks = n,
                                .protocol = DeviceProtocol::kLL,
                                .count = std::max<int64_t>(nbytes / 4, 1),
-                               .num_threads = std::min(facts_.block_threads, 128)};
+                               .num_threads = std::min(facts_.block_threads, 128),
+                               .phases = false};  // as the fixed program, step by step
     DeviceArena arena(device_, arena_bytes(shape));
     AllReduceLaunches all(shape, &arena, arena.shift());
     const ProgramWork<Algorithm, n, fixed> work{arena.seen_by_kernels(all.launches().data()), 1};
@@ -266,13 +267,15 @@ class Latency {
                              " n=" + std::to_string(n) + " " + std::to_string(nbytes) + " B";
     if (!wants(name)) return;
     const bool direct = way.kind == DeviceProtocol::kDirect;
-    const int64_t slot_bytes = device_ring_shape(way.kind, n).slot_bytes;
+    const int num_channels = emulated() ? 2 : facts_.num_processors / n;
+    const int64_t slot_bytes =
+        DeviceRings{n, num_channels, facts_.cache_bytes}.shape(way.kind).slot_bytes;
     const AllReduceShape shape{.algorithm = way.algorithm,
                                .num_ranks = n,
                                .protocol = way.kind,
                                .count = std::max<int64_t>(nbytes / 4, 1),
                                .num_threads = facts_.block_threads,
-                               .num_channels = emulated() ? 2 : facts_.num_processors / n,
+                               .num_channels = num_channels,
                                .slot_bytes = direct ? 64 << 10 : slot_bytes,
                                .by_size = true};
     DeviceArena arena(device_, arena_bytes(shape));

@@ -89,9 +89,9 @@ struct StreamsWork {
       }
       env.sync();
       const int64_t left = nbytes - at;
-      BlockReduce<dtype>(operands, num_srcs, num_dsts, combining_op(dtype, Op::kSum), 1,
-                         env.thread_index(), env.num_threads())
-          .run((left < kTile ? left : kTile) / static_cast<int64_t>(dtype_size(dtype)));
+      BlockReduce<dtype>({operands.srcs, num_srcs, operands.dsts, num_dsts},
+                         combining_op(dtype, Op::kSum), 1, env.thread_index(), env.num_threads())
+          .run(0, static_cast<int32_t>(left < kTile ? left : kTile));
       env.sync();  // every thread has read where the operands lie
     }
   }

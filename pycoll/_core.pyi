@@ -44,6 +44,8 @@ class Step:
     @property
     def round(self) -> int: ...
     @property
+    def same_phase(self) -> bool: ...
+    @property
     def src_mask(self) -> int: ...
     @property
     def src_peers(self) -> list[int]: ...
@@ -246,6 +248,7 @@ class Schedule:
         multicast: bool = True,
         join_blocks: bool = True,
         join_chunks: bool = True,
+        phases: bool = False,
     ) -> list[Program]: ...
     def starts_with_value(self, rank: int, chunk: int) -> bool: ...
     @property
@@ -618,6 +621,44 @@ def _im2col(
 ) -> None:
     """
     out <- the patches of x, of shape [N, C, H, W]; out has [N, C * kh * kw, patches].
+    """
+
+_mutex_bytes: int
+
+def _make_mutex(memory: typing.Any) -> None:
+    """
+    Makes a mutex for several processes in an array of _mutex_bytes bytes that they share.
+    """
+
+def _factorize(
+    p: typing.Any,
+    q: typing.Any,
+    users: typing.Any,
+    items: typing.Any,
+    ratings: typing.Any,
+    mean: float,
+    rate: float,
+    l2: float,
+    lock: int,
+    mutex: typing.Any,
+) -> float:
+    """
+    Steps factors of ratings by each rating in turn; returns the sum of squared errors.
+    """
+
+def _step_logistic(
+    weights: typing.Any,
+    starts: typing.Any,
+    features: typing.Any,
+    values: typing.Any,
+    labels: typing.Any,
+    order: typing.Any,
+    rate: float,
+    lock: int,
+    mutex: typing.Any,
+) -> float:
+    """
+    Steps a logistic regression by examples in turn; returns the sum of the losses, nats.
     """
 
 def _copy_bytes(dst: typing.Any, src: typing.Any, streaming: bool = False) -> None:

@@ -82,6 +82,9 @@ inline constexpr EnvVariable kEnvironment[] = {
     {"PYCOLL_DEVICE_LIBRARY", EnvType::kText, "pycoll/_cuda.so", "Device library to load."},
     {"PYCOLL_DEVICE_LINKS", EnvType::kChoice, "device", "Memory of the links between devices.",
      "device cpu"},
+    {"PYCOLL_DEVICE_WAITS", EnvType::kChoice, "streams where kernels would take turns",
+     "How operations of devices wait for peers, with arrays that all ranks access.",
+     "kernels streams"},
     {"PYCOLL_CUDA_VMM", EnvType::kFlag, "1",
      "0: share GPU memory by CUDA IPC instead of virtual memory handles."},
     {"PYCOLL_DEVICE_THREADS_COUNT", EnvType::kNumber, "1", "Number of emulated devices.", "", 1,
@@ -94,6 +97,8 @@ inline constexpr EnvVariable kEnvironment[] = {
      "0: memory of an emulated device cannot be shared."},
     {"PYCOLL_DEVICE_THREADS_MPS", EnvType::kFlag, "1",
      "0: processes take turns on an emulated device, as on a GPU without MPS."},
+    {"PYCOLL_DEVICE_THREADS_WORD_OPS", EnvType::kFlag, "1",
+     "0: streams of emulated devices cannot wait for words."},
     {"PYCOLL_DEVICE_THREADS_FAIL", EnvType::kText, "none",
      "A function of an emulated device that fails, and its error, as in launch:cudaErrorUnknown."},
 };

@@ -12,13 +12,12 @@ struct Row {
   const char* name;
 };
 // In the order of the enumerators.
-constexpr Row kRows[] = {{ProtocolKind::kSimple, "simple"},
-                         {ProtocolKind::kLL, "ll"},
-                         {ProtocolKind::kDirect, "direct"},
-                         {ProtocolKind::kLL128, "ll128"},
-                         {ProtocolKind::kPoison, "poison"}};
-constexpr ProtocolKind kAll[] = {ProtocolKind::kSimple, ProtocolKind::kLL, ProtocolKind::kDirect,
-                                 ProtocolKind::kLL128, ProtocolKind::kPoison};
+constexpr Row kRows[] = {{ProtocolKind::kSimple, "simple"}, {ProtocolKind::kLL, "ll"},
+                         {ProtocolKind::kDirect, "direct"}, {ProtocolKind::kLL128, "ll128"},
+                         {ProtocolKind::kPoison, "poison"}, {ProtocolKind::kCopy, "copy"}};
+constexpr ProtocolKind kAll[] = {ProtocolKind::kSimple, ProtocolKind::kLL,
+                                 ProtocolKind::kDirect, ProtocolKind::kLL128,
+                                 ProtocolKind::kPoison, ProtocolKind::kCopy};
 constexpr int kNumCpuProtocols = 3;
 static_assert(std::size(kRows) == kNumProtocols && std::size(kAll) == kNumProtocols);
 
@@ -49,6 +48,6 @@ bool is_cpu_protocol(ProtocolKind protocol) {
   return static_cast<int>(protocol) < kNumCpuProtocols;
 }
 
-std::string_view protocol_names() { return "simple, ll, direct, ll128, poison"; }
+std::string_view protocol_names() { return "simple, ll, direct, ll128, poison, copy"; }
 
 }  // namespace pycoll

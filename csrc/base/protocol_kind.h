@@ -15,8 +15,9 @@ enum class ProtocolKind : uint8_t {
   kDirect,  // no slots: ranks read and write each other's arrays, where those are reachable
   kLL128,   // devices only: lines of 128 bytes, 8 of them the flag
   kPoison,  // devices only: the payload is its own flag
+  kCopy,    // devices only: as kDirect, by the device's copy engines; moves, and no reductions
 };
-inline constexpr int kNumProtocols = 5;
+inline constexpr int kNumProtocols = 6;
 // CPU protocols come first in the enum; the first ones among them pass messages through slots.
 inline constexpr int kNumSlotProtocols = 2;
 
@@ -29,6 +30,10 @@ std::span<const ProtocolKind> protocols();
 /// The device protocols: all of them.
 std::span<const ProtocolKind> device_protocols();
 bool is_cpu_protocol(ProtocolKind protocol);
+/// Whether ranks access each other's arrays, and not slots.
+inline bool is_direct(ProtocolKind protocol) {
+  return protocol == ProtocolKind::kDirect || protocol == ProtocolKind::kCopy;
+}
 /// All names, for error messages: "simple, ll, direct, ...".
 std::string_view protocol_names();
 

@@ -135,6 +135,8 @@ void bind_values(py::module_& m) {
                              [](const PlacedStep& s) { return s.step.has(kMulticastSrc); })
       .def_property_readonly("multicast_dst",
                              [](const PlacedStep& s) { return s.step.has(kMulticastDst); })
+      .def_property_readonly("same_phase",
+                             [](const PlacedStep& s) { return s.step.has(kSamePhase); })
       .def(
           "replace",
           [](PlacedStep s, std::optional<uint64_t> src_mask, std::optional<uint64_t> dst_mask,
@@ -282,11 +284,10 @@ void bind_schedule(py::module_& m) {
           py::arg("rank"), py::arg("chunk"), "(kind, rank whose start value it is).")
       .def(
           "programs",
-          [](const Schedule& s, bool fuse, bool multicast, bool join_blocks, bool join_chunks) {
-            return lower(s, {fuse, multicast, join_blocks, join_chunks});
-          },
+          [](const Schedule& s, bool fuse, bool multicast, bool join_blocks, bool join_chunks,
+             bool phases) { return lower(s, {fuse, multicast, join_blocks, join_chunks, phases}); },
           py::arg("fuse") = true, py::arg("multicast") = true, py::arg("join_blocks") = true,
-          py::arg("join_chunks") = true);
+          py::arg("join_chunks") = true, py::arg("phases") = false);
 
   m.def("build_schedule", &build_schedule, py::arg("collective"), py::arg("algorithm"),
         py::arg("n"), py::arg("root") = 0);

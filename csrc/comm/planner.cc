@@ -112,7 +112,7 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
         PlannedCall* first =
             first_that_can(wanted, ranking, /*direct=*/true, in_place, writes_of(reach));
         plan.at[static_cast<size_t>(reach)][in_place ? 1 : 0] = first;
-        if (first->protocol != ProtocolKind::kDirect) continue;
+        if (!is_direct(first->protocol)) continue;
         plan.exchanges_buffers = true;
         plan.uses_processes = plan.uses_processes || reach == Reach::kProcess;
       }
@@ -129,10 +129,10 @@ PlannedCall* Planner::first_that_can(const PlanKey& wanted, const Ranking& ranki
                                      bool in_place, Writes writes) {
   for (const Candidate& candidate : ranking.candidates) {
     PlannedCall* planned = nullptr;
-    if (candidate.protocol != ProtocolKind::kDirect) {
+    if (!is_direct(candidate.protocol)) {
       planned = &slots_plan(wanted, candidate.algorithm, candidate.protocol);
     } else if (direct) {
-      planned = direct_plan(wanted, candidate.algorithm, writes);
+      planned = direct_plan(wanted, candidate.algorithm, candidate.protocol, writes);
     }
     if (planned == nullptr || planned->plan.order > wanted.order) continue;
     if (!in_place || planned->in_place_allowed) return planned;
@@ -166,21 +166,25 @@ CallPlan Planner::name_plans(const PlanKey& wanted) {
   }
   CallPlan plan;
   PlannedCall* planned = nullptr;
-  if (protocol != ProtocolKind::kDirect) {
+  if (!is_direct(protocol)) {
     planned = &slots_plan(wanted, name, protocol);
   } else if (!links_.one_host) {
-    throw UsageError(std::string(wanted.algorithm) +
-                     ": protocol direct needs all ranks on one host");
+    throw UsageError(std::string(wanted.algorithm) + ": protocol " + protocol_name(protocol) +
+                     " needs all ranks on one host");
   } else if (wanted.collective == Collective::kBarrier ||
              (wanted.uneven && wanted.collective == Collective::kAllToAll)) {
-    throw UsageError(std::string(wanted.algorithm) +
-                     ": protocol direct needs block sizes known to all ranks");
+    throw UsageError(std::string(wanted.algorithm) + ": protocol " + protocol_name(protocol) +
+                     " needs block sizes known to all ranks");
+  } else if (protocol == ProtocolKind::kCopy && info(wanted.collective).has_op) {
+    throw UsageError(std::string(wanted.algorithm) + ": protocol copy moves bytes and does not " +
+                     "reduce, as " + std::string(info(wanted.collective).name) + " does");
   } else {
-    planned = direct_plan(wanted, name, Writes::kPeers);
+    planned = direct_plan(wanted, name, protocol, Writes::kPeers);
     if (planned == nullptr) {
-      throw UsageError(title_of(wanted.collective, name) + "/direct cannot run without slots on " +
-                       std::to_string(num_ranks_) +
-                       " ranks: this schedule needs intermediate copies, which direct cannot make");
+      throw UsageError(title_of(wanted.collective, name) + "/" + protocol_name(protocol) +
+                       " cannot run without slots on " + std::to_string(num_ranks_) +
+                       " ranks: this schedule needs intermediate copies, which " +
+                       protocol_name(protocol) + " cannot make");
     }
   }
   if (planned->plan.order > wanted.order) {
@@ -189,7 +193,7 @@ CallPlan Planner::name_plans(const PlanKey& wanted) {
                      "order; built-in algorithms that do: " +
                      names_in_order(wanted));
   }
-  if (protocol != ProtocolKind::kDirect) {
+  if (!is_direct(protocol)) {
     plan.slots = planned;
     for (auto& places : plan.at) std::fill(std::begin(places), std::end(places), planned);
     return plan;
@@ -200,7 +204,7 @@ CallPlan Planner::name_plans(const PlanKey& wanted) {
   plan.slots = find(any).slots;
   plan.exchanges_buffers = plan.uses_processes = true;
   for (const Reach reach : {Reach::kMapped, Reach::kProcess}) {
-    PlannedCall* const direct = direct_plan(wanted, name, writes_of(reach));
+    PlannedCall* const direct = direct_plan(wanted, name, protocol, writes_of(reach));
     const bool in_place = direct != nullptr && direct->in_place_allowed;
     plan.at[static_cast<size_t>(reach)][0] = direct;
     plan.at[static_cast<size_t>(reach)][1] = in_place ? direct : nullptr;
@@ -230,8 +234,9 @@ PlannedCall& Planner::slots_plan(const PlanKey& wanted, std::string_view name,
   return plans_.emplace(std::move(key), std::move(planned)).first->second;
 }
 
-PlannedCall* Planner::direct_plan(const PlanKey& wanted, std::string_view name, Writes writes) {
-  std::string key = key_of(wanted.collective, name, wanted.root);
+PlannedCall* Planner::direct_plan(const PlanKey& wanted, std::string_view name,
+                                  ProtocolKind protocol, Writes writes) {
+  std::string key = key_of(wanted.collective, name, wanted.root) + "/" + protocol_name(protocol);
   if (writes == Writes::kOwnOnly) key += "/own";
   if (const auto found = direct_plans_.find(key); found != direct_plans_.end()) {
     return found->second.get();
@@ -242,7 +247,7 @@ PlannedCall* Planner::direct_plan(const PlanKey& wanted, std::string_view name, 
   if (direct) {
     planned = std::make_unique<PlannedCall>();
     planned->plan = std::move(direct->plan);
-    planned->protocol = ProtocolKind::kDirect;
+    planned->protocol = protocol;
     planned->results = std::move(direct->results);
     planned->has_results = direct->has_results;
     planned->given = std::move(direct->given);
@@ -255,7 +260,8 @@ Plan Planner::make(const PlanKey& wanted, std::string_view name, ProtocolKind pr
   const Schedule schedule = generate(schedule_of(wanted.collective), name, wanted.root);
   PlanOptions options{.num_slots = links_.num_slots,
                       .multicast = links_.one_host && links_.multicast,
-                      .join_blocks = !wanted.uneven};
+                      .join_blocks = !wanted.uneven,
+                      .phases = links_.phases};
   Plan plan = make_plan(schedule, rank_, options);
   // The plan must fit the largest message of this size class.
   constexpr int64_t kLargestElement = 16;
@@ -373,7 +379,7 @@ std::string Planner::explain(const PlanKey& wanted, Arrays arrays, std::string_v
                      " ranks: " + name_of(planned) + " over " + std::string(transport) + "\n";
   text += "  chosen " + ranking.why + "\n";
   text += describe_arrays(wanted, plan);
-  text += planned.protocol == ProtocolKind::kDirect
+  text += is_direct(planned.protocol)
               ? std::string("  proved: runs without intermediate copies\n")
               : "  proved: safe with " + std::to_string(planned.plan.min_slots) +
                     " slots, links have " + std::to_string(links_.num_slots) + "\n";

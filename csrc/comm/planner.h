@@ -35,6 +35,7 @@ struct PlannerLinks {
   bool all_mapped = false;  // ranks are threads, and can access all arrays of each other
   bool one_host = true;     // else no slots with many readers, and no direct plans
   bool multicast = true;    // a rank writes a message to several readers once
+  bool phases = false;      // a team of threads runs independent steps at once
 };
 
 /// Generates an algorithm that is not built in, for (collective, name, root). Raises UsageError if
@@ -68,7 +69,8 @@ class Planner {
   PlannedCall* first_that_can(const PlanKey& wanted, const Ranking& ranking, bool direct,
                               bool in_place, Writes writes = Writes::kPeers);
   PlannedCall& slots_plan(const PlanKey& wanted, std::string_view name, ProtocolKind protocol);
-  PlannedCall* direct_plan(const PlanKey& wanted, std::string_view name, Writes writes);
+  PlannedCall* direct_plan(const PlanKey& wanted, std::string_view name, ProtocolKind protocol,
+                           Writes writes);
   Plan make(const PlanKey& wanted, std::string_view name, ProtocolKind protocol);
   Schedule generate(Collective collective, std::string_view name, int root);
   std::string names_in_order(const PlanKey& wanted);

@@ -23,6 +23,15 @@ bool Device::reaches(int peer) const {
   return can != 0;
 }
 
+void Device::queue_words(std::span<const DeviceWordOp> ops, DeviceStream stream) const {
+  while (!ops.empty()) {
+    const auto now = ops.first(std::min<size_t>(ops.size(), kMaxWordOps));
+    check(table_->queue_words(index_, now.data(), static_cast<int32_t>(now.size()), stream),
+          "queueing operations on words");
+    ops = ops.subspan(now.size());
+  }
+}
+
 DeviceMemory::DeviceMemory(const Device& device, size_t nbytes) : device_(device), nbytes_(nbytes) {
   free_dropped(device);
   const std::string what = "allocating " + std::to_string(nbytes) + " bytes";

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -36,6 +37,8 @@ class Device {
   void copy_now(void* dst, const void* src, size_t nbytes) const {
     check(table_->copy_now(index_, dst, src, nbytes), "copying");
   }
+  /// Queues operations on words, in their order.
+  void queue_words(std::span<const DeviceWordOp> ops, DeviceStream stream) const;
   void synchronize(DeviceStream stream) const {
     check(table_->synchronize_stream(index_, stream), "waiting for a stream");
   }

@@ -14,7 +14,7 @@ namespace pycoll {
 
 struct DeviceLaunch;  // executor/device/device_launch.h
 
-inline constexpr uint32_t kDeviceTableVersion = 2;
+inline constexpr uint32_t kDeviceTableVersion = 3;
 
 struct DeviceFacts {
   char name[64];
@@ -23,8 +23,11 @@ struct DeviceFacts {
   int32_t num_processors;
   int32_t capability;     // 90: compute capability 9.0; 0: not a GPU
   int32_t block_threads;  // threads of a block
-  int32_t max_channels;   // largest useful number of blocks in one rank's launch
+  int32_t max_channels;   // largest useful number of blocks in one rank's launch: fills the links
+  int32_t max_blocks;     // largest useful number of blocks of all ranks: fills the memory
   int32_t takes_turns;    // 1: kernels of several processes never run at once, as without MPS
+  int32_t cache_bytes;    // of the cache that all processors share
+  int32_t has_word_ops;   // 1: streams write words and wait for them (queue_words)
   // How memory is shared with other processes if not by descriptors, and why; empty: by
   // descriptors.
   char memory_note[128];
@@ -52,6 +55,21 @@ struct DeviceWords {
   uint64_t* at[kMax] = {};
   uint64_t value[kMax] = {};
 };
+
+/// An operation of a stream on an aligned word, in device memory or in CPU memory that is mapped
+/// for the device. It needs no kernel: a stream that waits leaves the processors to other work.
+struct DeviceWordOp {
+  enum class Kind : uint32_t {
+    kWrite,       // *at = value, behind all earlier work of the stream, whose stores are visible
+    kAwaitEqual,  // later work of the stream waits until *at == value
+  };
+  Kind kind = Kind::kWrite;
+  uint32_t reserved = 0;
+  uint64_t* at = nullptr;
+  uint64_t value = 0;
+};
+/// Maximum number of operations in one call of queue_words(); the driver's limit.
+inline constexpr int kMaxWordOps = 256;
 
 /// Streams, events and graphs are opaque. Streams 0 and 1 are the device's default stream, 2 is the
 /// calling thread's default stream, as in CUDA.
@@ -105,11 +123,16 @@ struct DeviceTable {
   int (*unmap_host)(void* memory);
 
   // --- stream-ordered work ---
+  /// The stream has the highest priority, and does not wait for the default stream.
   int (*create_stream)(int32_t device, DeviceStream* stream);
   int (*destroy_stream)(DeviceStream stream);
   int (*synchronize_stream)(int32_t device, DeviceStream stream);
   /// Copies between memory of any kind.
   int (*copy)(int32_t device, void* dst, const void* src, size_t nbytes, DeviceStream stream);
+  /// Queues the operations in their order, also into a capture. Not possible where
+  /// DeviceFacts::has_word_ops is 0. A wait has no deadline: the CPU must be able to store the
+  /// word.
+  int (*queue_words)(int32_t device, const DeviceWordOp* ops, int32_t num_ops, DeviceStream stream);
   int (*create_event)(int32_t device, DeviceEvent* event);
   int (*destroy_event)(DeviceEvent event);
   int (*record_event)(int32_t device, DeviceEvent event, DeviceStream stream);

@@ -4,9 +4,10 @@
 // A Target is CpuTarget (cpu/cpu_target.h) or Block (device/block.h), a team of a device's threads.
 // It provides:
 //   links(), element_size(), sync(), agree(bool), spin_until(ready, site), for_own_peers(),
-//   digest(), and the arithmetic that its protocols call.
+//   digest(), and the arithmetic that its protocols call. A target that runs a phase at once also
+//   has share_steps() and phase(); for the others, each step is a phase.
 // A Protocol is Simple, LowLatency or another protocol of protocol.h, Direct (cpu/cpu_direct.h) or
-// BlockDirect (device/block_direct.h). It provides bool run(target, program, operands), which
+// BlockDirect (device/block_direct.h). It provides bool run(target, program, phase), which
 // returns false when a wait failed. That ends the program, and the caller raises the waiter's
 // error.
 #pragma once
@@ -43,7 +44,8 @@ struct Payload {
   }
 };
 
-/// One step of one tile, clipped to the elements of the tile.
+/// One step of one tile, clipped to the elements of the tile. Both ends of every link skip a step
+/// without elements.
 struct StepOperands {
   const Step* step = nullptr;
   int index = 0;                         // of the step in its program
@@ -51,6 +53,13 @@ struct StepOperands {
   std::byte* local_dst = nullptr;        // null: the step writes no local chunks
   int64_t offset = 0;                    // elements from the start of the range's first block
   int64_t count = 0;                     // elements
+};
+
+/// A step as a phase of its own. Other phases have the same members, but several steps.
+struct OneStep {
+  const StepOperands& operands;
+  static constexpr int size() { return 1; }
+  PYCOLL_HD const StepOperands& operator[](int) const { return operands; }
 };
 
 /// Elements [first, first + count) of a block, covered by a range of its pieces. `tile` is the
@@ -84,22 +93,19 @@ PYCOLL_HD [[gnu::always_inline]] inline bool for_tiles(const Payload& payload, V
   return true;
 }
 
-/// Runs one step of the tile that starts at `done`.
-template <class Protocol, class Target>
-PYCOLL_HD [[gnu::always_inline]] inline bool run_step(Target& target, const ProgramView& program,
-                                                      const Payload& payload, const Step& step,
-                                                      const StepPlace& place, int index,
-                                                      int64_t done) {
-  const auto element_size = static_cast<int64_t>(target.element_size());
-  const int64_t left = payload.count_of(place.block) - done;
-  if (left <= 0) return true;
-  const int64_t tile = left < payload.tile_count ? left : payload.tile_count;
-  const PieceRange range =
-      piece_range(tile, payload.granule, program.num_pieces, place.first_piece, step.num_chunks);
-  if (range.count == 0) return true;  // both ends of every link skip the step
+/// Operands of a step in the tile that starts at `done`; without elements if there is nothing to
+/// do.
+PYCOLL_HD [[gnu::always_inline]] inline StepOperands step_operands(
+    const ProgramView& program, const Payload& payload, const Step& step, const StepPlace& place,
+    int index, int64_t done, int64_t element_size) {
   StepOperands operands;
   operands.step = &step;
   operands.index = index;
+  const int64_t left = payload.count_of(place.block) - done;
+  if (left <= 0) return operands;
+  const int64_t tile = left < payload.tile_count ? left : payload.tile_count;
+  const PieceRange range =
+      piece_range(tile, payload.granule, program.num_pieces, place.first_piece, step.num_chunks);
   operands.offset = done + range.first;
   operands.count = range.count;
   const auto address = [&](BufferKind buffer, int32_t block) {
@@ -110,21 +116,51 @@ PYCOLL_HD [[gnu::always_inline]] inline bool run_step(Target& target, const Prog
   if (step.has(kWriteLocal)) operands.local_dst = address(place.dst, place.dst_index);
   if (step.src_peers == 0 && operands.local_src == operands.local_dst) {
     operands.local_dst = nullptr;  // the bytes are there already
-    if (step.dst_peers == 0) return true;
+    if (step.dst_peers == 0) operands.count = 0;
   }
-  return Protocol::run(target, program, operands);
+  return operands;
+}
+
+/// Runs one step of the tile that starts at `done`.
+template <class Protocol, class Target>
+PYCOLL_HD [[gnu::always_inline]] inline bool run_step(Target& target, const ProgramView& program,
+                                                      const Payload& payload, const Step& step,
+                                                      const StepPlace& place, int index,
+                                                      int64_t done) {
+  const StepOperands operands = step_operands(program, payload, step, place, index, done,
+                                              static_cast<int64_t>(target.element_size()));
+  return operands.count == 0 || Protocol::run(target, program, OneStep{operands});
+}
+
+/// Runs one tile, phase by phase.
+template <class Protocol, class Target>
+PYCOLL_HD [[gnu::always_inline]] inline bool run_phases(Target& target, const ProgramView& program,
+                                                        const Payload& payload, int64_t done) {
+  for (int32_t first = 0; first < program.num_steps;) {
+    const int32_t end = target.share_steps(program, payload, first, done);
+    while (first < end) {
+      const int32_t next = phase_end(program.steps, first, end);
+      if (!Protocol::run(target, program, target.phase(first, next))) return false;
+      first = next;
+    }
+  }
+  return true;
 }
 
 template <class Protocol, class Target>
 PYCOLL_HD bool interpret(Target& target, const ProgramView& program, const Payload& payload) {
   return for_tiles(payload, [&](int64_t done) {
-    for (int i = 0; i < program.num_steps; ++i) {
-      if (!run_step<Protocol>(target, program, payload, program.steps[i], program.places[i], i,
-                              done)) {
-        return false;
+    if constexpr (Target::kRunsPhases) {
+      return run_phases<Protocol>(target, program, payload, done);
+    } else {
+      for (int i = 0; i < program.num_steps; ++i) {
+        if (!run_step<Protocol>(target, program, payload, program.steps[i], program.places[i], i,
+                                done)) {
+          return false;
+        }
       }
+      return true;
     }
-    return true;
   });
 }
 

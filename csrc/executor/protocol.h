@@ -67,19 +67,19 @@ PYCOLL_HD bool for_each_source(const ProgramView& program, auto& links,
       [&](int peer) { return on_link(source_link(links, *operands.step, peer), peer); }, on_local);
 }
 
-// Per-link work is divided among the threads of a team: Target::for_own_peers visits the peers of a
-// mask whose links this thread serves. A single thread serves all links; in a block, thread i
-// serves the links of peer i, so that the latencies of their flags overlap.
+// Per-link work is divided among the threads of a team: Target::for_own_peers visits the sources or
+// destinations of a phase whose links this thread serves, each with the step that uses the link. A
+// single thread serves all links; in a block, thread i serves the links of peer i, so that the
+// latencies of their flags overlap.
 
-template <class Target>
-PYCOLL_HD bool wait_for_credits(Target& target, const ProgramView& program,
-                                const StepOperands& operands) {
-  const Step& step = *operands.step;
-  const auto site = [&](int peer) {
-    return WaitSite{peer, operands.index, step.first_chunk, /*for_credit=*/true};
+template <class Target, class Phase>
+PYCOLL_HD bool wait_for_credits(Target& target, const ProgramView& program, const Phase& phase) {
+  const auto site = [](int peer, const StepOperands& operands) {
+    return WaitSite{peer, operands.index, operands.step->first_chunk, /*for_credit=*/true};
   };
   auto& links = target.links();
   if constexpr (requires { links.send_multicast; }) {
+    const Step& step = *phase[0].step;
     if (step.dst_peers != 0 && step.has(kMulticastDst)) {
       auto& link = links.send_multicast;
       if (link.has_free_slot()) return true;
@@ -88,29 +88,34 @@ PYCOLL_HD bool wait_for_credits(Target& target, const ProgramView& program,
       const bool ready = for_each_peer(program, step.dst_peers, [&](int peer) {
         const int reader = peer < program.self_position ? peer : peer - 1;
         return target.spin_until([&link, reader] { return link.has_free_slot_of(reader); },
-                                 site(peer));
+                                 site(peer, phase[0]));
       });
       return ready && link.has_free_slot();
     }
   }
-  return target.for_own_peers(program, step.dst_peers, [&](int peer) {
-    auto& link = links.send[static_cast<size_t>(peer)];
-    return target.spin_until([&link] { return link.has_free_slot(); }, site(peer));
-  });
+  return target.for_own_peers(
+      program, phase, &Step::dst_peers, [&](int peer, const StepOperands& operands) {
+        auto& link = links.send[static_cast<size_t>(peer)];
+        return target.spin_until([&link] { return link.has_free_slot(); }, site(peer, operands));
+      });
 }
 
-/// Calls visit(link) for each ring that the step writes and this thread serves.
-template <class Target, class Visit>
-PYCOLL_HD void for_own_destinations(Target& target, const ProgramView& program, const Step& step,
+/// Calls visit(link, operands) for each ring that the phase writes and this thread serves.
+template <class Target, class Phase, class Visit>
+PYCOLL_HD void for_own_destinations(Target& target, const ProgramView& program, const Phase& phase,
                                     Visit&& visit) {
   auto& links = target.links();
   if constexpr (requires { links.send_multicast; }) {
-    if (step.dst_peers != 0 && step.has(kMulticastDst)) return visit(links.send_multicast);
+    const Step& step = *phase[0].step;
+    if (step.dst_peers != 0 && step.has(kMulticastDst)) {
+      return visit(links.send_multicast, phase[0]);
+    }
   }
-  target.for_own_peers(program, step.dst_peers, [&](int peer) {
-    visit(links.send[static_cast<size_t>(peer)]);
-    return true;
-  });
+  target.for_own_peers(program, phase, &Step::dst_peers,
+                       [&](int peer, const StepOperands& operands) {
+                         visit(links.send[static_cast<size_t>(peer)], operands);
+                         return true;
+                       });
 }
 
 // --- simple: bulk bytes, then one flag -----------------------------------------------------------
@@ -120,54 +125,54 @@ template <class Target>
 concept ChecksData = requires { &Target::add_checksum; };
 
 struct Simple {
-  template <class Target>
-  PYCOLL_HD static bool run(Target& target, const ProgramView& program,
-                            const StepOperands& operands) {
+  template <class Target, class Phase>
+  PYCOLL_HD static bool run(Target& target, const ProgramView& program, const Phase& phase) {
     const bool ready =
-        wait_for_sources(target, program, operands) && wait_for_credits(target, program, operands);
-    target.prepare(program, operands);
+        wait_for_sources(target, program, phase) && wait_for_credits(target, program, phase);
+    target.prepare(program, phase);
     if (!target.agree(ready)) return false;
-    target.reduce_copy(program, operands);
+    target.reduce_copy(program, phase);
     target.sync();  // every thread has written and read its bytes before a flag is set
-    finish(target, program, operands);
+    finish(target, program, phase);
     return true;
   }
 
  private:
-  template <class Target>
+  template <class Target, class Phase>
   PYCOLL_HD static bool wait_for_sources(Target& target, const ProgramView& program,
-                                         const StepOperands& operands) {
-    const Step& step = *operands.step;
-    return target.for_own_peers(program, step.src_peers, [&](int peer) {
-      auto& link = source_link(target.links(), step, peer);
-      if (!target.spin_until([&link] { return link.has_full_slot(); },
-                             {peer, operands.index, step.first_chunk})) {
-        return false;
-      }
-      if (link.mark() != target.digest()) return target.mismatch(peer, operands.index);
-      if constexpr (ChecksData<Target>) {
-        return target.has_checksum(link, peer, operands);
-      } else {
-        return true;
-      }
-    });
+                                         const Phase& phase) {
+    return target.for_own_peers(
+        program, phase, &Step::src_peers, [&](int peer, const StepOperands& operands) {
+          const Step& step = *operands.step;
+          auto& link = source_link(target.links(), step, peer);
+          if (!target.spin_until([&link] { return link.has_full_slot(); },
+                                 {peer, operands.index, step.first_chunk})) {
+            return false;
+          }
+          if (link.mark() != target.digest()) return target.mismatch(peer, operands.index);
+          if constexpr (ChecksData<Target>) {
+            return target.has_checksum(link, peer, operands);
+          } else {
+            return true;
+          }
+        });
   }
 
-  template <class Target>
-  PYCOLL_HD static void finish(Target& target, const ProgramView& program,
-                               const StepOperands& operands) {
-    for_own_destinations(target, program, *operands.step, [&](auto& link) {
+  template <class Target, class Phase>
+  PYCOLL_HD static void finish(Target& target, const ProgramView& program, const Phase& phase) {
+    for_own_destinations(target, program, phase, [&](auto& link, const StepOperands& operands) {
       if constexpr (ChecksData<Target>) {
         target.add_checksum(link, operands);
       }
       link.post(target.digest());
       link.warm_next(operands.count * static_cast<int64_t>(target.element_size()));
     });
-    target.for_own_peers(program, operands.step->src_peers, [&](int peer) {
-      source_link(target.links(), *operands.step, peer).release();
-      return true;
-    });
-    target.on_post(program, operands);
+    target.for_own_peers(program, phase, &Step::src_peers,
+                         [&](int peer, const StepOperands& operands) {
+                           source_link(target.links(), *operands.step, peer).release();
+                           return true;
+                         });
+    target.on_post(program, phase);
   }
 };
 
@@ -175,57 +180,67 @@ struct Simple {
 
 /// A slot is an array of lines, and each line shows by itself whether it has arrived: a reader
 /// waits for one transfer, and needs no separate flag. A thread, or a few that share a line, work
-/// through batches of lines independently; only credits need agreement. Batch defines the lines:
+/// through batches of lines independently, those of all steps of a phase as one sequence; only
+/// credits need agreement. Batch defines the lines:
 /// kPayloadBytes of a batch, kLinePayloadBytes of kLineBytes, kTeam threads for one batch, kCredits
 /// (slots must be returned to the writer), add_sources() where a thread looks at the lines of
 /// several sources at once, clear() where slots must be cleared periodically.
-template <class Batch, class Target>
-PYCOLL_HD bool run_in_lines(Target& target, const ProgramView& program,
-                            const StepOperands& operands) {
-  const Step& step = *operands.step;
+template <class Batch, class Target, class Phase>
+PYCOLL_HD bool run_in_lines(Target& target, const ProgramView& program, const Phase& phase) {
   auto& links = target.links();
   bool ready = true;
   if constexpr (Batch::kCredits) {
-    if (!target.agree(wait_for_credits(target, program, operands))) return false;
+    if (!target.agree(wait_for_credits(target, program, phase))) return false;
   }
-  const int64_t num_bytes = operands.count * static_cast<int64_t>(target.element_size());
+  const auto bytes_of = [&](const StepOperands& operands) {
+    return operands.count * static_cast<int64_t>(target.element_size());
+  };
   const int64_t stride = Batch::kPayloadBytes * (target.num_threads() / Batch::kTeam);
-  for (int64_t at = Batch::kPayloadBytes * (target.thread_index() / Batch::kTeam);
-       at < num_bytes && ready; at += stride) {
-    const int64_t left = num_bytes - at;
-    Batch batch(target, operands, at, left < Batch::kPayloadBytes ? left : Batch::kPayloadBytes);
-    if constexpr (requires { batch.add_sources(program); }) {
-      ready = batch.add_sources(program);
-    } else {
-      ready = for_each_source(
-          program, links, operands,
-          [&](auto& link, int peer) { return batch.add_lines(link, peer); },
-          [&] { batch.add_local(); });
+  int64_t at = Batch::kPayloadBytes * (target.thread_index() / Batch::kTeam);
+  for (int i = 0; i < phase.size() && ready; ++i) {
+    const StepOperands& operands = phase[i];
+    const int64_t num_bytes = bytes_of(operands);
+    for (; at < num_bytes && ready; at += stride) {
+      const int64_t left = num_bytes - at;
+      Batch batch(target, operands, at, left < Batch::kPayloadBytes ? left : Batch::kPayloadBytes);
+      if constexpr (requires { batch.add_sources(program); }) {
+        ready = batch.add_sources(program);
+      } else {
+        ready = for_each_source(
+            program, links, operands,
+            [&](auto& link, int peer) { return batch.add_lines(link, peer); },
+            [&] { batch.add_local(); });
+      }
+      if (!ready) break;
+      batch.finish();
+      for_each_destination(program, links, *operands.step, [&](auto& link, int) {
+        batch.write_lines(link);
+        return true;
+      });
     }
-    if (!ready) break;
-    batch.finish();
-    for_each_destination(program, links, step, [&](auto& link, int) {
-      batch.write_lines(link);
-      return true;
-    });
+    // The next step's batches follow this one's.
+    at -= (num_bytes + Batch::kPayloadBytes - 1) / Batch::kPayloadBytes * Batch::kPayloadBytes;
   }
-  if constexpr (requires { Batch::clear(target, program, step); }) {
-    Batch::clear(target, program, step);
+  if constexpr (requires { Batch::clear(target, program, *phase[0].step); }) {
+    for (int i = 0; i < phase.size(); ++i) {
+      if (phase[i].count != 0) Batch::clear(target, program, *phase[i].step);
+    }
   }
   if (!target.agree(ready)) return false;
-  for_own_destinations(target, program, step, [&](auto& link) {
+  for_own_destinations(target, program, phase, [&](auto& link, const StepOperands& operands) {
     link.post_in_band();
-    link.warm_next((num_bytes + Batch::kLinePayloadBytes - 1) / Batch::kLinePayloadBytes *
+    link.warm_next((bytes_of(operands) + Batch::kLinePayloadBytes - 1) / Batch::kLinePayloadBytes *
                    Batch::kLineBytes);
   });
   if constexpr (Batch::kCredits) {
-    target.for_own_peers(program, step.src_peers, [&](int peer) {
-      source_link(links, step, peer).release();
-      return true;
-    });
-    target.on_post(program, operands);
+    target.for_own_peers(program, phase, &Step::src_peers,
+                         [&](int peer, const StepOperands& operands) {
+                           source_link(links, *operands.step, peer).release();
+                           return true;
+                         });
+    target.on_post(program, phase);
   } else {
-    target.for_own_peers(program, step.src_peers, [&](int peer) {
+    target.for_own_peers(program, phase, &Step::src_peers, [&](int peer, const StepOperands&) {
       links.recv[static_cast<size_t>(peer)].release_in_band();
       return true;
     });
@@ -236,10 +251,9 @@ PYCOLL_HD bool run_in_lines(Target& target, const ProgramView& program,
 
 /// Low latency: each line is as short as the target can store and load atomically.
 struct LowLatency {
-  template <class Target>
-  PYCOLL_HD static bool run(Target& target, const ProgramView& program,
-                            const StepOperands& operands) {
-    return target.template run_lines<LowLatency>(program, operands);
+  template <class Target, class Phase>
+  PYCOLL_HD static bool run(Target& target, const ProgramView& program, const Phase& phase) {
+    return target.template run_lines<LowLatency>(program, phase);
   }
 
   /// Bytes of a message that fit in a slot of `slot_bytes`.
@@ -252,10 +266,9 @@ struct LowLatency {
 /// Lines of 128 bytes with a flag of 8 bytes: nearly all of a link's bandwidth at nearly the
 /// latency of ll. Devices only.
 struct LowLatency128 {
-  template <class Target>
-  PYCOLL_HD static bool run(Target& target, const ProgramView& program,
-                            const StepOperands& operands) {
-    return target.template run_lines<LowLatency128>(program, operands);
+  template <class Target, class Phase>
+  PYCOLL_HD static bool run(Target& target, const ProgramView& program, const Phase& phase) {
+    return target.template run_lines<LowLatency128>(program, phase);
   }
 };
 
@@ -263,10 +276,9 @@ struct LowLatency128 {
 /// arrives; the reader restores the poison. Needs no flag, no credit and no barrier at the end
 /// (decision 0019). Devices only.
 struct Poison {
-  template <class Target>
-  PYCOLL_HD static bool run(Target& target, const ProgramView& program,
-                            const StepOperands& operands) {
-    return target.template run_lines<Poison>(program, operands);
+  template <class Target, class Phase>
+  PYCOLL_HD static bool run(Target& target, const ProgramView& program, const Phase& phase) {
+    return target.template run_lines<Poison>(program, phase);
   }
 };
 

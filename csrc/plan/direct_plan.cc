@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "schedule/lower.h"
+#include "schedule/phases.h"
 #include "schedule/verify.h"
 
 namespace pycoll {
@@ -73,6 +74,7 @@ class DirectPlanner {
         place_chunks(schedule_, plan.program, written_by_peers_[static_cast<size_t>(rank)]);
     if (!placement || !placement->scratch.empty()) return std::nullopt;
     plan.placement = std::move(*placement);
+    join_phases(plan.program, PeerBytes::kInPlace);
     for (size_t i = 0; i < plan.program.steps.size(); ++i) {
       if (!place_at_peers(plan.program, plan.program.steps[i], plan.placement.steps[i])) {
         return std::nullopt;

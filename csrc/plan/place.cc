@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 
 namespace pycoll {
 namespace {
@@ -115,7 +116,15 @@ class Placer {
       }
     }
     for (const auto& [block, buffer] : loaded_) add_copy(placement_.before, block, buffer);
+    std::vector<std::pair<ChunkRange, int>> written;  // in this phase, and to which buffer
+    const auto end_phase = [&] {
+      for (const auto& [chunks, buffer] : written) {
+        std::fill_n(where.begin() + chunks.first, chunks.count, buffer);
+      }
+      written.clear();
+    };
     for (const Step& step : program_.steps) {
+      if (!step.has(kSamePhase)) end_phase();
       StepPlace place;
       const int first = block_of(step.first_chunk);
       const int last = last_block_of(step);
@@ -133,10 +142,11 @@ class Placer {
         place.dst = target_of(step);
         place.dst_index = index_of_range(place.dst, first, last);
         if (place.dst_index == kNoBlock) return give_up();
-        std::fill_n(where.begin() + step.first_chunk, step.num_chunks, static_cast<int>(place.dst));
+        written.emplace_back(step.chunks(), static_cast<int>(place.dst));
       }
       placement_.steps.push_back(place);
     }
+    end_phase();
     return finish(where);
   }
 

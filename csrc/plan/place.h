@@ -32,7 +32,8 @@ struct Placement {
   bool spans_blocks = false;      // a range crosses a block's border
 };
 
-/// Places the local chunks of every step. If the rank's own start value must reach its output and a
+/// Places the local chunks of every step. The steps of a phase read where the chunks lie before it.
+/// If the rank's own start value must reach its output and a
 /// step sends it, that step stores it, too.
 /// `written_by_peers` (empty, or one flag per chunk) marks chunks that peers write to the output.
 /// Returns nothing when a range of several blocks has no contiguous place; lower without joined

@@ -28,7 +28,8 @@ bool can_join_blocks(const Schedule& schedule, const std::vector<Program>& progr
 Plan make_plan(const Schedule& schedule, int rank, const PlanOptions& options) {
   std::vector<Program> programs = lower(schedule, {.multicast = options.multicast,
                                                    .join_blocks = options.join_blocks,
-                                                   .join_chunks = options.join_chunks});
+                                                   .join_chunks = options.join_chunks,
+                                                   .phases = options.phases});
   bool spans_blocks = false;
   if (options.join_blocks && programs.front().max_range > schedule.pieces_per_block()) {
     spans_blocks = can_join_blocks(schedule, programs);

@@ -37,6 +37,7 @@ struct PlanOptions {
   bool multicast = true;    // the transport has links with one slot and many readers
   bool join_blocks = true;  // a range may span blocks: for payloads of one tile
   bool join_chunks = true;  // a range may hold several chunks
+  bool phases = false;      // independent steps are marked as phases, for teams of threads
 };
 
 /// Lowers, proves and places `schedule`.

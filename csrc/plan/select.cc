@@ -57,8 +57,8 @@ bool is_candidate(ProtocolKind protocol, int64_t nbytes) {
   constexpr int64_t kMaxLowLatencyBytes = 64 << 10;
   constexpr int64_t kMinDirectBytes = 1 << 10;
   if (protocol == ProtocolKind::kLL) return nbytes <= kMaxLowLatencyBytes;
-  // ll128 and poison do not work on every link or for every message, and no GPU measurement shows
-  // yet when they are best: only an explicit request chooses them.
+  // ll128, poison and copy do not work on every link or for every message, and no GPU measurement
+  // shows yet when they are best: only an explicit request chooses them.
   if (!is_cpu_protocol(protocol)) return false;
   return protocol != ProtocolKind::kDirect || nbytes >= kMinDirectBytes;
 }
@@ -91,9 +91,10 @@ Ranking Selector::rank(Collective collective, int64_t nbytes, Arrays arrays,
   const std::string source = look_up(collective, nbytes, arrays, ranking.candidates);
   // Among the candidates that the rule allows equally, measured ones come first, since simulated
   // times are not comparable to them.
-  const auto place = [rule](const Candidate& candidate) {
+  const auto place = [this, rule](const Candidate& candidate) {
     const bool measured = candidate.tabled_s > 0;
-    return std::tuple(distance_from(rule, candidate.algorithm, candidate.protocol), !measured,
+    return std::tuple(distance_from(rule, candidate.algorithm, candidate.protocol),
+                      topology_.waits_in_streams && !is_direct(candidate.protocol), !measured,
                       measured ? candidate.tabled_s : candidate.predicted_s);
   };
   std::stable_sort(ranking.candidates.begin(), ranking.candidates.end(),
@@ -102,6 +103,9 @@ Ranking Selector::rank(Collective collective, int64_t nbytes, Arrays arrays,
   const std::string by = measured ? source : "by simulation";
   if (rule == nullptr) {
     ranking.why = by;
+    if (topology_.waits_in_streams) {
+      ranking.why += ", among those whose waits are in streams if there is one";
+    }
   } else {
     ranking.why = "by the rule '" + rule->text + "' of PYCOLL_ALGO";
     if (rule->algorithm.empty() || !rule->protocol) {
@@ -136,11 +140,14 @@ std::vector<Candidate> Selector::simulate(Collective collective, int64_t nbytes,
     for (const ProtocolKind protocol : topology_.protocols()) {
       const bool asked = rule != nullptr && rule->protocol == protocol &&
                          distance_from(rule, schedule.algorithm, protocol) == 0;
-      if (!may_use(protocol) || (!asked && !is_candidate(protocol, nbytes))) continue;
+      const bool preferred = topology_.waits_in_streams && is_direct(protocol);
+      if (!may_use(protocol)) continue;
+      if (!asked && !preferred && !is_candidate(protocol, nbytes)) continue;
+      if (protocol == ProtocolKind::kCopy && info(collective).has_op) continue;
       const LinkCost cost = topology_.cost_of(arrays, protocol, nbytes);
       Candidate candidate{schedule.algorithm, protocol, 0, 0};
-      if (protocol == ProtocolKind::kDirect && !one_host) continue;
-      if (protocol == ProtocolKind::kDirect) {
+      if (is_direct(protocol) && !one_host) continue;
+      if (is_direct(protocol)) {
         const std::vector<DirectWork> work = direct_work(schedule);
         if (work.empty()) continue;
         const double block_nbytes =
@@ -159,7 +166,7 @@ std::vector<Candidate> Selector::simulate(Collective collective, int64_t nbytes,
       rule->algorithm != kHierarchical) {
     const bool asked = rule->protocol && may_use(*rule->protocol);
     if (asked) candidates.push_back({rule->algorithm, *rule->protocol, 0, 0});
-    if (!asked || *rule->protocol == ProtocolKind::kDirect) {
+    if (!asked || is_direct(*rule->protocol)) {
       candidates.push_back({rule->algorithm, default_protocol(nbytes), 0, 0});
     }
   }

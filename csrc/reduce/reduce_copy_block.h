@@ -1,5 +1,5 @@
-// reduce_copy by the threads of a block: dsts <- reduce(srcs) in one pass over memory, with
-// accesses of 16 bytes and several of them in flight per thread.
+// reduce_copy by threads of a block: dsts <- reduce(srcs) in one pass over memory, with accesses
+// of 16 bytes and several of them in flight per thread.
 //
 // Neighbouring threads take neighbouring packs, so that a warp's accesses are contiguous. Sources
 // are loaded in groups before the first of a group is used, and combined in their order.
@@ -9,10 +9,19 @@
 
 namespace pycoll {
 
-/// Operands of a step, in memory that the block shares.
+/// Operands of the steps of a phase, one step after another, in memory that the block shares: each
+/// peer of 64 at most once, and the local chunks of each of 32 steps.
 struct BlockOperands {
-  const std::byte* srcs[65];  // in absolute rank order: 64 peers and the local chunks
-  std::byte* dsts[65];
+  const std::byte* srcs[64 + 32];  // of a step: in absolute rank order
+  std::byte* dsts[64 + 32];
+};
+
+/// Operands of one step, in memory that the block shares.
+struct ReduceOperands {
+  const std::byte* const* srcs;
+  int num_srcs;
+  std::byte* const* dsts;
+  int num_dsts;
 };
 
 /// One thread's part of a reduce_copy.
@@ -22,34 +31,37 @@ class BlockReduce {
   using Traits = DeviceTraits<dtype>;
   using Storage = typename Traits::Storage;
   using Acc = typename Traits::Acc;
+  /// The bytes of each source that a thread has in flight.
+  static constexpr int32_t kThreadBytes = 4 * 16;
 
-  /// `op` is a combining op (combining_op).
-  PYCOLL_HD BlockReduce(const BlockOperands& operands, int num_srcs, int num_dsts, Op op,
-                        int64_t divisor, int thread_index, int num_threads)
-      : operands_(operands),
-        num_srcs_(num_srcs),
-        num_dsts_(num_dsts),
+  /// `op` is a combining op (combining_op); `thread_index`: of those that call run() together.
+  PYCOLL_HD BlockReduce(const ReduceOperands& operands, Op op, int64_t divisor, int thread_index,
+                        int num_threads)
+      : srcs_(operands.srcs),
+        dsts_(operands.dsts),
+        num_srcs_(operands.num_srcs),
+        num_dsts_(operands.num_dsts),
         op_(op),
         divisor_(divisor),
         thread_index_(thread_index),
         num_threads_(num_threads) {}
 
-  PYCOLL_HD void run(int64_t count) const {
-    const auto num_bytes = count * static_cast<int64_t>(sizeof(Storage));
-    if (!all_aligned(sizeof(Storage))) return run_bytes(num_bytes);
+  /// Reduces bytes [begin, end) of the operands; `begin` is a multiple of 16.
+  PYCOLL_HD void run(int32_t begin, int32_t end) const {
+    if (!all_aligned(sizeof(Storage))) return run_bytes(begin, end);
     constexpr int kNum = 16 / sizeof(Storage);
-    const int64_t whole = all_aligned(16) ? num_bytes & ~int64_t{15} : 0;
+    const int32_t whole = all_aligned(16) ? end & ~15 : begin;
     if (num_srcs_ == 1 && divisor_ == 1) {
-      copy<kNum, 4>(0, whole);
-      copy<1, 1>(whole, num_bytes);
+      copy<kNum, 4>(begin, whole);
+      copy<1, 1>(whole, end);
       return;
     }
-    if (!run_chosen<Op::kSum>(whole) && !run_chosen<Op::kMax>(whole) &&
-        !run_chosen<Op::kMin>(whole)) {
+    if (!run_chosen<Op::kSum>(begin, whole) && !run_chosen<Op::kMax>(begin, whole) &&
+        !run_chosen<Op::kMin>(begin, whole)) {
       constexpr int kFewer = kNum < 8 ? kNum : 8;
-      run_packs<kFewer, 1, AnyOp>(0, whole);
+      run_packs<kFewer, 1, AnyOp>(begin, whole);
     }
-    run_packs<1, 1, AnyOp>(whole, num_bytes);
+    run_packs<1, 1, AnyOp>(whole, end);
   }
 
  private:
@@ -60,13 +72,13 @@ class BlockReduce {
   }
   /// Reduces whole packs of 16 bytes if this is the op. Returns whether it is.
   template <Op op>
-  PYCOLL_HD bool run_chosen(int64_t end) const {
+  PYCOLL_HD bool run_chosen(int32_t begin, int32_t end) const {
     if constexpr (has_loop(op)) {
       if (op_ != op) return false;
       constexpr int kNum = 16 / sizeof(Storage);
       // Four packs of bytes would have more accumulators than there are registers.
       constexpr int kPacks = kNum <= 8 ? 4 : 1;
-      run_packs<kNum, kPacks, Chosen<op>>(0, end);
+      run_packs<kNum, kPacks, Chosen<op>>(begin, end);
       return true;
     }
     return false;
@@ -92,24 +104,22 @@ class BlockReduce {
 
   PYCOLL_HD bool all_aligned(size_t alignment) const {
     bool aligned = true;
-    for (int k = 0; k < num_srcs_; ++k) aligned &= is_aligned(operands_.srcs[k], alignment);
-    for (int d = 0; d < num_dsts_; ++d) aligned &= is_aligned(operands_.dsts[d], alignment);
+    for (int k = 0; k < num_srcs_; ++k) aligned &= is_aligned(srcs_[k], alignment);
+    for (int d = 0; d < num_dsts_; ++d) aligned &= is_aligned(dsts_[d], alignment);
     return aligned;
   }
 
   // Operands are parts of tiles: offsets have 32 bits, since the registers are needed for data.
 
-  /// Copies bytes [begin, num_bytes) of the only source, with kPacks packs of a thread in flight.
+  /// Copies bytes [begin, end) of the only source, with kPacks packs of a thread in flight.
   template <int kNum, int kPacks>
-  PYCOLL_HD void copy(int64_t begin, int64_t num_bytes) const {
+  PYCOLL_HD void copy(int32_t begin, int32_t end) const {
     using Elements = Pack<Storage, kNum>;
     constexpr auto kBytes = static_cast<int32_t>(sizeof(Elements));
     const int32_t row = kBytes * num_threads_;
-    const auto end = static_cast<int32_t>(num_bytes);
-    const std::byte* src = operands_.srcs[0];
+    const std::byte* src = srcs_[0];
     PYCOLL_NO_UNROLL
-    for (int32_t at = static_cast<int32_t>(begin) + kBytes * thread_index_; at < end;
-         at += kPacks * row) {
+    for (int32_t at = begin + kBytes * thread_index_; at < end; at += kPacks * row) {
       Elements loaded[kPacks];
       PYCOLL_UNROLL
       for (int p = 0; p < kPacks; ++p) {
@@ -119,19 +129,18 @@ class BlockReduce {
       for (int d = 0; d < num_dsts_; ++d) {
         PYCOLL_UNROLL
         for (int p = 0; p < kPacks; ++p) {
-          if (at + p * row < end) store_pack(operands_.dsts[d] + at + p * row, loaded[p]);
+          if (at + p * row < end) store_pack(dsts_[d] + at + p * row, loaded[p]);
         }
       }
     }
   }
 
-  /// Reduces bytes [begin, num_bytes), which are whole packs.
+  /// Reduces bytes [begin, end), which are whole packs.
   template <int kNum, int kPacks, class Combiner>
-  PYCOLL_HD void run_packs(int64_t begin, int64_t num_bytes) const {
+  PYCOLL_HD void run_packs(int32_t begin, int32_t end) const {
     constexpr auto kBytes = static_cast<int32_t>(kNum * sizeof(Storage));
     const int32_t row = kBytes * num_threads_;  // one pack of every thread
-    const auto end = static_cast<int32_t>(num_bytes);
-    int32_t at = static_cast<int32_t>(begin) + kBytes * thread_index_;
+    int32_t at = begin + kBytes * thread_index_;
     PYCOLL_NO_UNROLL
     for (; at + (kPacks - 1) * row < end; at += kPacks * row) {
       step<kNum, kPacks, Combiner>(at, row);
@@ -148,7 +157,7 @@ class BlockReduce {
   PYCOLL_HD void step(int32_t at, int32_t row) const {
     using Elements = Pack<Storage, kNum>;
     const auto load = [&](int k, Elements(&loaded)[kPacks]) {
-      const std::byte* src = operands_.srcs[k] + at;
+      const std::byte* src = srcs_[k] + at;
       PYCOLL_UNROLL
       for (int p = 0; p < kPacks; ++p) loaded[p] = load_pack<Elements>(src + p * row);
     };
@@ -184,25 +193,26 @@ class BlockReduce {
         result.x[i] = Traits::store(Combiner::finish(acc[p][i], divisor_));
       }
       PYCOLL_NO_UNROLL
-      for (int d = 0; d < num_dsts_; ++d) store_pack(operands_.dsts[d] + at + p * row, result);
+      for (int d = 0; d < num_dsts_; ++d) store_pack(dsts_[d] + at + p * row, result);
     }
   }
 
   /// Reduces byte by byte, when some operand starts inside an element.
-  PYCOLL_HD void run_bytes(int64_t num_bytes) const {
-    constexpr auto kBytes = static_cast<int64_t>(sizeof(Storage));
+  PYCOLL_HD void run_bytes(int32_t begin, int32_t end) const {
+    constexpr auto kBytes = static_cast<int32_t>(sizeof(Storage));
     using Element = Pack<Storage, 1>;
-    for (int64_t at = kBytes * thread_index_; at < num_bytes; at += kBytes * num_threads_) {
+    for (int32_t at = begin + kBytes * thread_index_; at < end; at += kBytes * num_threads_) {
       PackSum<dtype, 1> sum;
       for (int k = 0; k < num_srcs_; ++k) {
-        sum.add(op_, load_bytes<Element>(operands_.srcs[k] + at));
+        sum.add(op_, load_bytes<Element>(srcs_[k] + at));
       }
       const Element result = sum.result(divisor_);
-      for (int d = 0; d < num_dsts_; ++d) store_bytes(operands_.dsts[d] + at, result);
+      for (int d = 0; d < num_dsts_; ++d) store_bytes(dsts_[d] + at, result);
     }
   }
 
-  const BlockOperands& operands_;
+  const std::byte* const* srcs_;
+  std::byte* const* dsts_;
   int num_srcs_;
   int num_dsts_;
   Op op_;

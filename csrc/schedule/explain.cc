@@ -69,8 +69,10 @@ std::string explain(const Schedule& schedule, const std::vector<Program>& progra
     text += "\nrank " + std::to_string(program.rank) + ": " +
             count_text(program.steps.size(), "step") + "\n";
     for (size_t i = 0; i < program.steps.size(); ++i) {
+      // A step of the phase of the step before it has a bar behind its number.
       char place[48];
-      std::snprintf(place, sizeof place, "%4zu  round %-3d ", i, program.steps[i].round);
+      std::snprintf(place, sizeof place, "%4zu%s round %-3d ", i,
+                    program.steps[i].has(kSamePhase) ? "|" : " ", program.steps[i].round);
       text += place + explain_step(program, program.steps[i]) + "\n";
     }
   }

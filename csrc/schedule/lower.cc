@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "schedule/phases.h"
 #include "schedule/split.h"
 
 namespace pycoll {
@@ -275,6 +276,7 @@ std::vector<Program> lower(const Schedule& whole, const LowerOptions& options) {
   for (Program& program : programs) {
     if (options.fuse) fuse(program);
     drop_dead_writes(schedule, program);
+    if (options.phases) join_phases(program, PeerBytes::kOnLinks);
     if (!cut) continue;
     for (Step& step : program.steps) step.round = rounds[step.round];
   }

@@ -21,6 +21,7 @@ struct LowerOptions {
   // A message may hold several chunks. Otherwise every move is first cut into its chunks, so that
   // all messages of a tile have the same size and each can fill a slot.
   bool join_chunks = true;
+  bool phases = false;  // mark steps that a team of threads runs at once (phases.h)
 };
 
 /// One program per rank. Raises UsageError when a rank would have more than kMaxPeers peers.

@@ -3,6 +3,9 @@
 // A step waits until every source link has a full slot and every destination link has a free one,
 // combines the sources in rank order (local chunks at this rank's place), writes every destination,
 // and posts. A program holds no byte sizes and no pointers.
+//
+// Consecutive steps that do not depend on each other may form a phase (phases.h), which a team of
+// threads runs at once.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +22,14 @@ enum StepFlags : uint8_t {
   kFinal = 4,          // completes the reduction of these chunks: apply the op's last factor (avg)
   kMulticastSrc = 8,   // the source links are the peers' multicast rings
   kMulticastDst = 16,  // write this rank's multicast ring once; all other ranks read it
+  kSamePhase = 32,     // belongs to the phase of the step before it
 };
 
 /// Maximum number of peers of one rank's program: they are the bits of a 64-bit mask. There may be
 /// more ranks than that: rings and trees have few peers.
 inline constexpr int kMaxPeers = 64;
+/// Maximum number of steps of a phase: the operands of so many lie in a block's shared memory.
+inline constexpr int kMaxPhaseSteps = 32;
 
 struct Step {
   uint64_t src_peers = 0;  // bit i: read the next slot of the link from peers[i]
@@ -39,6 +45,13 @@ struct Step {
   PYCOLL_HD bool has(StepFlags flag) const { return (flags & flag) != 0; }
 };
 static_assert(sizeof(Step) == 32);
+
+/// One past the last step of the phase that begins at `first`; `end`: one past the last step.
+PYCOLL_HD inline int32_t phase_end(const Step* steps, int32_t first, int32_t end) {
+  int32_t next = first + 1;
+  while (next < end && steps[next].has(kSamePhase)) ++next;
+  return next;
+}
 
 /// The buffers of a rank: the caller's two, and scratch memory of the library.
 enum class BufferKind : uint8_t { kInput, kOutput, kScratch };

@@ -54,7 +54,8 @@ void check_step(const Program& program, size_t step_idx) {
                     " " + what};
     }
   };
-  constexpr int kAllFlags = kReadLocal | kWriteLocal | kFinal | kMulticastSrc | kMulticastDst;
+  constexpr int kAllFlags =
+      kReadLocal | kWriteLocal | kFinal | kMulticastSrc | kMulticastDst | kSamePhase;
   const size_t num_peers = program.peers.size();
   const uint64_t all_peers = num_peers == 64 ? ~uint64_t{0} : (uint64_t{1} << num_peers) - 1;
   require((step.flags & ~kAllFlags) == 0, "has unknown flags");
@@ -71,6 +72,63 @@ void check_step(const Program& program, size_t step_idx) {
   require(!step.has(kMulticastDst) || (step.dst_peers == all_peers &&
                                        num_peers + 1 == static_cast<size_t>(program.num_ranks)),
           "writes its multicast ring without all ranks as destinations");
+}
+
+/// Refuses a phase whose steps cannot run in any order, or in parts.
+void check_phase(const Program& program, size_t first, size_t end) {
+  constexpr size_t kNone = ~size_t{0};
+  const auto num_chunks = static_cast<size_t>(program.num_chunks);
+  // The step of the phase that reads and writes each chunk, and the ends of links, by the bit of
+  // the peer.
+  std::vector<size_t> reader(num_chunks, kNone);
+  std::vector<size_t> writer(num_chunks, kNone);
+  std::vector<size_t> src(kMaxPeers, kNone);
+  std::vector<size_t> dst(kMaxPeers, kNone);
+  size_t step_idx = first;
+  const auto require_free = [&](size_t other, const char* what, int32_t number) {
+    if (other == kNone || other == step_idx) return;
+    throw Refuted{place_text(program, step_idx) + " is in one phase with step " +
+                  std::to_string(other) + ", which " + what + std::to_string(number)};
+  };
+  if (end - first > kMaxPhaseSteps) {
+    throw Refuted{place_text(program, first) + " begins a phase of " + std::to_string(end - first) +
+                  " steps, more than " + std::to_string(kMaxPhaseSteps)};
+  }
+  for (; step_idx < end; ++step_idx) {
+    const Step& step = program.steps[step_idx];
+    for (int32_t c = step.first_chunk; c < step.chunks().end(); ++c) {
+      const auto chunk = static_cast<size_t>(c);
+      require_free(writer[chunk], "writes chunk ", c);
+      if (step.has(kWriteLocal)) {
+        require_free(reader[chunk], "reads chunk ", c);
+        writer[chunk] = step_idx;
+      }
+      if (step.has(kReadLocal)) reader[chunk] = step_idx;
+    }
+    for (size_t i = 0; i < program.peers.size(); ++i) {
+      if ((step.src_peers >> i & 1) != 0) {
+        require_free(src[i], "also receives from rank ", program.peers[i]);
+        src[i] = step_idx;
+      }
+      if ((step.dst_peers >> i & 1) != 0) {
+        require_free(dst[i], "also sends to rank ", program.peers[i]);
+        dst[i] = step_idx;
+      }
+    }
+  }
+}
+
+void check_phases(const Program& program) {
+  const size_t num_steps = program.steps.size();
+  if (num_steps != 0 && program.steps[0].has(kSamePhase)) {
+    throw Refuted{place_text(program, 0) + " has no phase to join"};
+  }
+  for (size_t first = 0; first < num_steps;) {
+    const auto end = static_cast<size_t>(phase_end(
+        program.steps.data(), static_cast<int32_t>(first), static_cast<int32_t>(num_steps)));
+    if (end - first > 1) check_phase(program, first, end);
+    first = end;
+  }
 }
 
 /// Executes the programs, one tile, on symbolic values.
@@ -98,8 +156,8 @@ class Machine {
       moved = false;
       for (const Program& program : programs_) {
         while (next_step(program) < program.steps.size() && !wait_of(program)) {
-          execute(program);
-          ++next_step_[program.rank];
+          const size_t end = end_of_phase(program);
+          for (; next_step(program) < end; ++next_step_[program.rank]) execute(program);
           moved = true;
         }
       }
@@ -121,12 +179,18 @@ class Machine {
   /// a slot of the ring is free only when the slowest reader is done.
   using Link = std::tuple<bool, int32_t, int32_t>;  // is a multicast ring, writer, reader
   struct Wait {
+    size_t step_idx;
     int32_t peer;
     bool for_free_slot;  // otherwise for a full one
   };
 
   BlockAt at(int rank, int chunk) const { return schedule_.block_at(rank, chunk); }
   size_t next_step(const Program& program) const { return next_step_[program.rank]; }
+  size_t end_of_phase(const Program& program) const {
+    return static_cast<size_t>(phase_end(program.steps.data(),
+                                         static_cast<int32_t>(next_step(program)),
+                                         static_cast<int32_t>(program.steps.size())));
+  }
   std::string here(const Program& program) const { return place_text(program, next_step(program)); }
   std::deque<Message>& link_from(const Program& program, const Step& step, int32_t peer) {
     return links_[{step.has(kMulticastSrc), peer, program.rank}];
@@ -135,16 +199,19 @@ class Machine {
     return links_[{step.has(kMulticastDst), program.rank, peer}];
   }
 
-  /// What the next step still waits for; nothing when it can run.
+  /// What the next phase still waits for; nothing when it can run.
   std::optional<Wait> wait_of(const Program& program) {
-    const Step& step = program.steps[next_step(program)];
-    for (size_t i = 0; i < program.peers.size(); ++i) {
-      const int32_t peer = program.peers[i];
-      if ((step.src_peers >> i & 1) != 0 && link_from(program, step, peer).empty()) {
-        return Wait{peer, false};
-      }
-      if ((step.dst_peers >> i & 1) != 0 && link_to(program, step, peer).size() >= slots_) {
-        return Wait{peer, true};
+    const size_t end = end_of_phase(program);
+    for (size_t step_idx = next_step(program); step_idx < end; ++step_idx) {
+      const Step& step = program.steps[step_idx];
+      for (size_t i = 0; i < program.peers.size(); ++i) {
+        const int32_t peer = program.peers[i];
+        if ((step.src_peers >> i & 1) != 0 && link_from(program, step, peer).empty()) {
+          return Wait{step_idx, peer, false};
+        }
+        if ((step.dst_peers >> i & 1) != 0 && link_to(program, step, peer).size() >= slots_) {
+          return Wait{step_idx, peer, true};
+        }
       }
     }
     return std::nullopt;
@@ -234,7 +301,8 @@ class Machine {
       }
       if (text.size() > kMaxDeadlockText) return text + "; ...";
       const Wait wait = *wait_of(*program);
-      text += (program == &first ? "" : "; ") + here(*program) + " waits for " +
+      text += (program == &first ? "" : "; ") + place_text(*program, wait.step_idx) +
+              " waits for " +
               (wait.for_free_slot ? "a free slot to rank " : "a message from rank ") +
               std::to_string(wait.peer);
       program = &programs_[wait.peer];
@@ -320,6 +388,7 @@ Proof verify(const Schedule& schedule, const std::vector<Program>& programs, int
     for (int rank = 0; rank < schedule.num_ranks; ++rank) {
       check_header(schedule, programs[rank], rank);
       for (size_t i = 0; i < programs[rank].steps.size(); ++i) check_step(programs[rank], i);
+      check_phases(programs[rank]);
     }
     proof.order = Machine(schedule, programs, slots).run();
     proof.ok = true;

@@ -3,8 +3,10 @@
 // Proved: the goal state is reached; no contribution is lost or counted twice; all ranks that end
 // with a reduction have the same expression (so the same bits); every link is FIFO and its two ends
 // agree on the chunks; there is no deadlock; a slot is written again only after all its readers are
-// done. The programs are a Kahn network with bounded buffers, so one order of execution represents
-// all, and a program that completes once also completes when it is repeated for every tile.
+// done; the steps of a phase do not depend on each other, and a phase that waits for all that its
+// steps wait for, and only then posts, comes to an end. The programs are a Kahn network with
+// bounded buffers, so one order of execution represents all, and a program that completes once also
+// completes when it is repeated for every tile.
 #pragma once
 
 #include <string>

@@ -40,6 +40,8 @@ struct Topology {
   int num_ranks = 1;
   int num_cores = 1;
   bool of_devices = false;  // ranks reach each other's device memory
+  // Devices whose kernels take turns: plans whose waits are in streams come first.
+  bool waits_in_streams = false;
   HostLevel hosts;
   // Per message of a protocol, for arrays of each kind. plan/estimate.h explains the parameters.
   std::array<std::array<LinkCost, kNumProtocols>, kNumArrays> costs{};

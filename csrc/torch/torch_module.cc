@@ -36,7 +36,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
                .attr("capi")
                .cast<py::capsule>()
                .get_pointer<const pycoll_api>());
-  check_frames();
 
   py::class_<BackendOptions, c10d::Backend::Options, c10::intrusive_ptr<BackendOptions>>(m,
                                                                                          "Options")

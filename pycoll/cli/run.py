@@ -10,13 +10,14 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from pycoll.launch.processes import RankProcess, World
     from pycoll.launch.remote_hosts import Hosts
@@ -28,6 +29,8 @@ EPILOG = """[bold]Examples[/bold]
   pycoll run -n 2 -m my_package.train
 
   pycoll run -n 4 --no-prefix train.py
+
+  pycoll run -n 4 --no-preload train.py
 
   pycoll run --mesh dp=2,tp=2,pp=2 train.py
 
@@ -54,8 +57,8 @@ def run(
     replicas: Annotated[
         str | None,
         typer.Option(
-            help="How replicas of pycoll.parallel stay together: allreduce, gossip or local, with "
-            "options such as local:steps=50: overrides the script's replicas."
+            help="How replicas of pycoll.parallel stay together: allreduce, gossip, local or ps, "
+            "with options such as local:steps=50: overrides the script's replicas."
         ),
     ] = None,
     hosts: Annotated[
@@ -78,6 +81,14 @@ def run(
     ] = False,
     prefix: Annotated[
         bool, typer.Option("--prefix/--no-prefix", help="Start each line of output with the rank.")
+    ] = True,
+    preload: Annotated[
+        bool,
+        typer.Option(
+            "--preload/--no-preload",
+            help="Import torch once, if the script imports it, and fork the ranks afterwards. "
+            "Variables that libraries read when they are imported must be set before.",
+        ),
     ] = True,
     grace: Annotated[
         float,
@@ -113,7 +124,10 @@ def run(
         )
     argv = [sys.executable, *(["-m"] if module else []), *command]
     if hosts is None:
-        raise typer.Exit(_Launch(argv, World(n), extra, prefix, grace).run())
+        launch = _Launch(argv, World(n), extra, prefix, grace)
+        if preload and n > 1:
+            launch.preload(command, module)
+        raise typer.Exit(launch.run())
     from pycoll.errors import UsageError
     from pycoll.launch.remote_hosts import Hosts
 
@@ -184,6 +198,18 @@ class _Launch:
         self._processes: list[RankProcess] = []
         self._outputs: list[_Output] = []
         self._open_inputs: list[int] = []
+        self._main: Callable[[Mapping[str, str]], int] | None = None  # runs the script in a fork
+
+    def preload(self, command: list[str], module: bool) -> None:
+        """Imports what the script imports, if it is slow to import, so that ranks are forks."""
+        from pycoll.launch import preloaded
+
+        if not (modules := preloaded.modules_of(command, module)):
+            return
+        if reason := preloaded.import_all(modules, self._extra):
+            typer.echo(f"pycoll run: each rank imports torch for itself: {reason}", err=True)
+            return
+        self._main = partial(preloaded.run, command, module)
 
     def run(self) -> int:
         """Starts all ranks, waits for them, and returns the command's exit status."""
@@ -222,20 +248,31 @@ class _Launch:
         for write_end in write_ends:
             os.close(write_end)
 
-    def _rank_main(self, rank: int, write_ends: list[int]) -> NoReturn:
-        """Replaces the child process with the script."""
+    def _rank_main(self, rank: int, write_ends: list[int]) -> int:
+        """Replaces the child process with the script, or runs it here."""
         for to, write_end in enumerate(write_ends, start=1):
             os.dup2(write_end, to)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        self._become(rank)
+        return self._become(rank, write_ends)
 
-    def _become(self, rank: int) -> NoReturn:
+    def _become(self, rank: int, write_ends: list[int]) -> int:
         # A background process group is stopped when it reads from the terminal.
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
         environment = {**os.environ, **self._world.environment(rank), **self._extra}
         if self._prefix:
             environment.setdefault("PYTHONUNBUFFERED", "1")
+        if self._main is not None:
+            self._close_inherited([nothing, *write_ends])
+            return self._main(environment)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.execve(self._argv[0], self._argv, environment)
+
+    def _close_inherited(self, fds: list[int]) -> None:
+        """Closes what an exec would close."""
+        outputs = [output.pipe for output in self._outputs]
+        for fd in (*fds, *outputs, *(process.pidfd for process in self._processes)):
+            os.close(fd)
+        self._world.close()
 
     def _hint(self, rank: int, status: int) -> str:
         return ""
@@ -304,7 +341,8 @@ class _RemoteLaunch(_Launch):
             time.sleep(0.01)
         super()._end()
 
-    def _become(self, rank: int) -> NoReturn:
+    def _become(self, rank: int, write_ends: list[int]) -> NoReturn:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.dup2(self._input, 0)
         command = self._world.command(rank)
         os.execvp(command[0], command)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pycoll.parallel.core.mesh import Mesh, mesh
 
 if TYPE_CHECKING:
-    from pycoll.parallel import graph, optim
+    from pycoll.parallel import graph, optim, ps
     from pycoll.parallel.build import parallelize
     from pycoll.parallel.core.batches import Batch, shard
     from pycoll.parallel.core.keyed_init import keyed_init
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pycoll.parallel.features.tensor.vocab import cross_entropy
     from pycoll.parallel.replicas.gossip import Gossip, gossip
     from pycoll.parallel.replicas.local_steps import LocalSteps, diloco
+    from pycoll.parallel.shared_arrays.hogwild import SharedWorker, hogwild
+    from pycoll.parallel.shared_arrays.sparsity import Sparsity, sparsity
     from pycoll.parallel.tools.auto_plan import auto_plan
     from pycoll.parallel.tools.flops import Flops, flops
     from pycoll.parallel.tools.footprint import RankMemory, memory
@@ -56,6 +58,8 @@ _MODULES = {
     **dict.fromkeys(("Gossip", "gossip"), "replicas.gossip"),
     **dict.fromkeys(("LocalSteps", "diloco"), "replicas.local_steps"),
     "GradScaler": "trainer.grad_scaler",
+    **dict.fromkeys(("SharedWorker", "hogwild"), "shared_arrays.hogwild"),
+    **dict.fromkeys(("Sparsity", "sparsity"), "shared_arrays.sparsity"),
     "keyed_init": "core.keyed_init",
     **dict.fromkeys(("Optimizer", "optimizer", "trainer_of"), "trainer.optimizers"),
     **dict.fromkeys(("Loader", "loader"), "core.loader"),
@@ -106,6 +110,8 @@ __all__ = [
     "Region",
     "Row",
     "Saving",
+    "SharedWorker",
+    "Sparsity",
     "StepResult",
     "TensorBoard",
     "Trainer",
@@ -116,6 +122,7 @@ __all__ = [
     "flops",
     "gossip",
     "graph",
+    "hogwild",
     "keyed_init",
     "load",
     "load_optimizer_state_dict",
@@ -131,10 +138,12 @@ __all__ = [
     "optimizer",
     "optimizer_state_dict",
     "parallelize",
+    "ps",
     "save",
     "save_in_background",
     "save_pretrained",
     "shard",
+    "sparsity",
     "state_dict",
     "tp_plan",
     "trace",
@@ -145,7 +154,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("graph", "optim"):
+    if name in ("graph", "optim", "ps"):
         return importlib.import_module(f"pycoll.parallel.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'pycoll.parallel' has no attribute {name!r}")

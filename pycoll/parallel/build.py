@@ -99,8 +99,9 @@ def parallelize(
             copies (hybrid sharding). None: all replicas.
         replicas: How the ranks of the axis dp stay together. "allreduce": as one model that
             learns one batch. "gossip": each steps alone and averages with neighbors. "local": each
-            steps alone, and all average now and then. With options: "gossip:graph=ring,mode=sgp",
-            "local:steps=50,compress=int8". Or a function of the torch optimizer and the AxisGroup
+            steps alone, and all average now and then. "ps": each pushes gradients to a parameter
+            server. With options: "gossip:graph=ring,mode=sgp", "local:steps=50,compress=int8",
+            "ps:mode=ssp,staleness=3". Or a function of the torch optimizer and the AxisGroup
             of the replicas that returns an optimizer.
 
     Returns:
@@ -162,13 +163,17 @@ check_order(ORDER)
 
 def group_of(build: Build, grid: Grid, parameter: nn.Parameter) -> AxisGroup:
     """The ranks over which a parameter's gradient is added up."""
-    return _line(grid, (each.sums_over(parameter) for each in build.features.values()))
+    return grid.line_of_dp(*_axes_of_sums(build, parameter))
 
 
-def _line(grid: Grid, axes: Iterable[tuple[str, ...]]) -> AxisGroup:
-    """The ranks along several axes, in one order on all ranks."""
+def _axes_of_sums(build: Build, parameter: nn.Parameter) -> tuple[str, ...]:
+    return _beside_dp(each.sums_over(parameter) for each in build.features.values())
+
+
+def _beside_dp(axes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """All of these axes but dp, in one order on all ranks."""
     found = {axis for each in axes for axis in each}
-    return grid.line_of_dp(*(axis for axis in AXES if axis in found and axis != "dp"))
+    return tuple(axis for axis in AXES if axis in found and axis != "dp")
 
 
 def _train(
@@ -185,6 +190,8 @@ def _train(
         if not build.options.zero or not parameter.requires_grad:
             parameter.data = values_of(parameter).data  # buckets of ZeRO make the others
     parts = {id_: place for each in features for id_, place in each.placements().items()}
+    # A stage may have parameters that are added up along axes along which no other stage adds up.
+    mesh.make_lines_of_dp(_axes_of_sums(build, parameter) for parameter in here.values())
     groups = [set(names.values())]
     for units in [found for each in features if (found := each.units()) is not None]:
         groups = [of & members for members in units for of in groups]
@@ -208,7 +215,7 @@ def _train(
     for each in features:
         each.attach(reducer.buckets)
     replicas = mesh.line_of_dp("ep", "cp")
-    data_ranks = _line(mesh, (each.splits_tokens() for each in features))
+    data_ranks = mesh.line_of_dp(*_beside_dp(each.splits_tokens() for each in features))
     order = pipelined.schedule
     policy = (make_policy or UpdatePolicy)(reducer)
     if order.updates:

@@ -98,6 +98,7 @@ class Schedule:
         multicast: bool = True,
         join_blocks: bool = True,
         join_chunks: bool = True,
+        phases: bool = False,
     ) -> list[Any]:
         """Lowers the moves to the programs that the ranks execute.
 
@@ -106,11 +107,12 @@ class Schedule:
             multicast: links exist in which one slot has many readers.
             join_blocks: a message may hold chunks of several blocks.
             join_chunks: a message may hold several chunks.
+            phases: steps are marked that a team of a device's threads runs at once.
 
         Returns:
             One program per rank, with .rank, .peers and .steps; a step has .src_peers and
             .dst_peers (ranks), .first_chunk, .num_chunks, .round, .read_local, .write_local,
-            .final, .multicast_src and .multicast_dst.
+            .final, .multicast_src, .multicast_dst and .same_phase (as the step before it).
 
         Raises:
             UsageError: a rank would have more than 64 peers.
@@ -118,7 +120,7 @@ class Schedule:
         Cost: proportional to the moves; the square of a rank's steps with `fuse`.
         """
         named = {"fuse": fuse, "multicast": multicast}
-        named |= {"join_blocks": join_blocks, "join_chunks": join_chunks}
+        named |= {"join_blocks": join_blocks, "join_chunks": join_chunks, "phases": phases}
         return self._core.programs(*(flag(value, name) for name, value in named.items()))
 
     lower = programs
@@ -131,6 +133,7 @@ class Schedule:
         multicast: bool = True,
         join_blocks: bool = True,
         join_chunks: bool = True,
+        phases: bool = False,
     ) -> Proof:
         """Executes the lowered programs on symbolic values, under a real number of slots.
 
@@ -140,6 +143,7 @@ class Schedule:
             multicast: as in programs().
             join_blocks: as in programs().
             join_chunks: as in programs().
+            phases: as in programs().
 
         Returns:
             The proof.
@@ -151,7 +155,11 @@ class Schedule:
         """
         slots = whole_number(slots, "slots", 1, _MAX_SLOTS)
         programs = self.programs(
-            fuse=fuse, multicast=multicast, join_blocks=join_blocks, join_chunks=join_chunks
+            fuse=fuse,
+            multicast=multicast,
+            join_blocks=join_blocks,
+            join_chunks=join_chunks,
+            phases=phases,
         )
         proof = _core.verify_programs(self._core, programs, slots)
         if not proof.ok:
@@ -166,6 +174,7 @@ class Schedule:
         multicast: bool = True,
         join_blocks: bool = True,
         join_chunks: bool = True,
+        phases: bool = False,
     ) -> int:
         """The smallest number of slots for which the proof holds.
 
@@ -175,6 +184,7 @@ class Schedule:
             multicast: as in programs().
             join_blocks: as in programs().
             join_chunks: as in programs().
+            phases: as in programs().
 
         Returns:
             The number of slots, at least 1.
@@ -186,7 +196,11 @@ class Schedule:
         """
         max_slots = whole_number(max_slots, "max_slots", 1, _MAX_SLOTS)
         programs = self.programs(
-            fuse=fuse, multicast=multicast, join_blocks=join_blocks, join_chunks=join_chunks
+            fuse=fuse,
+            multicast=multicast,
+            join_blocks=join_blocks,
+            join_chunks=join_chunks,
+            phases=phases,
         )
         slots, error = _core.min_safe_slots(self._core, programs, max_slots)
         if slots == 0:

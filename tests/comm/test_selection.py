@@ -101,7 +101,7 @@ WRONG = {
     "all_reduce:": ("expected an algorithm, or auto", "^", 11),
     "all_reduce:/ll": ("expected an algorithm, or auto", "^", 11),
     "all_reduce:ring/lll": (
-        "no protocol has this name; expected one of simple, ll, direct, ll128, poison",
+        "no protocol has this name; expected one of simple, ll, direct, ll128, poison, copy",
         "^~~",
         16,
     ),

@@ -24,6 +24,7 @@ struct AllReduceShape {
   int num_threads = 2;  // of a block
   int num_channels = 1;
   int64_t slot_bytes = 16 << 10;
+  bool phases = true;
   bool by_size = false;  // as many channels as the message needs, and `num_channels` at most
 };
 
@@ -103,7 +104,8 @@ class AllReduceLaunches {
         if (!direct) return {};
         plans.push_back(std::move(direct->plan));
       } else {
-        plans.push_back(make_plan(schedule, rank, {.num_slots = kMaxSlots, .multicast = false}));
+        plans.push_back(make_plan(
+            schedule, rank, {.num_slots = kMaxSlots, .multicast = false, .phases = shape.phases}));
       }
     }
     return plans;

@@ -97,7 +97,8 @@ struct Plans {
     const Schedule schedule = its_algorithm.generate(num_ranks, 0);
     for (int rank = 0; rank < num_ranks; ++rank) {
       through_slots.push_back(
-          make_plan(schedule, rank, {.num_slots = 8, .multicast = false, .join_blocks = false}));
+          make_plan(schedule, rank,
+                    {.num_slots = 8, .multicast = false, .join_blocks = false, .phases = true}));
       std::optional<DirectPlan> plan = make_direct_plan(schedule, rank);
       if (plan) direct.push_back(std::move(plan->plan));
     }

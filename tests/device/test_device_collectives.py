@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from cases import INFO, in_turn
-from comm_cases import both, builtin_algorithms, crc, inputs
+from comm_cases import both, builtin_algorithms, inputs
+from device_checks import check
 from device_ranks import run_ranks
 
 import pycoll
@@ -15,28 +14,11 @@ from pycoll import UsageError
 from pycoll.arrays.device import DeviceArray
 from pycoll.arrays.memory import numpy_dtype
 from pycoll.bench.oracle import COLLECTIVES as ORACLES
-from pycoll.bench.oracle import arguments, is_reduced_alike, roots_of, run
+from pycoll.bench.oracle import is_reduced_alike, roots_of
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
 TIMEOUT_S = 60
-
-
-def check(comm: pycoll.Communicator, name: str, rows: int, root: int, **options: Any) -> int:
-    """Runs it on values that all ranks know. Returns a checksum of the result, 0 for none."""
-    oracle = ORACLES[name]
-    shape = (comm.size, *oracle.leading(comm.size, rows), 3)
-    values = inputs(comm.size, int(np.prod(shape[1:])), seed=rows).reshape(shape)
-    x = DeviceArray.of(values[comm.rank])
-    given = arguments(name, root)
-    result = run(comm, name, x, **given, **options)
-    expected = oracle.expected(values, comm.rank, root, "sum")
-    if expected is None:
-        return 0
-    comm.synchronize()
-    got = (x if oracle.in_place else result).numpy()
-    np.testing.assert_allclose(got, expected, rtol=2e-6, atol=2e-6, err_msg=f"{name} {rows}")
-    return crc(got)
 
 
 @pytest.mark.parametrize(("n", "threads"), [(1, True), (2, False), (3, True)])

@@ -235,10 +235,12 @@ def test_communicators_share_the_blocks_of_a_device(emulated, monkeypatch, threa
     run_ranks(work, 2, threads=threads, timeout_s=30)
 
 
+@pytest.mark.parametrize("waits", ["kernels", "streams"])
 @pytest.mark.parametrize("how", ["empty", "register"])
-def test_kernel_that_starts_after_the_error_changes_nothing(how):
+def test_kernel_that_starts_after_the_error_changes_nothing(how, waits, monkeypatch):
     """Rank 1's stream is held up by an operation of another communicator, until rank 0 has given
     up, restored its arrays, and taken part in the other operation."""
+    monkeypatch.setenv("PYCOLL_DEVICE_WAITS", waits)
 
     def work(comm: pycoll.Communicator) -> None:
         other, agreed = comm.split(0), comm.split(0)

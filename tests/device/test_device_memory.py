@@ -62,11 +62,41 @@ def test_one_rank_that_wants_host_links_decides_for_all(emulated):
     run_ranks(work, 3, timeout_s=TIMEOUT_S)
 
 
-def direct_without_registered_arrays_is_refused(comm: pycoll.Communicator) -> None:
-    x = DeviceArray.of(np.ones(5000, np.float32))
-    with pytest.raises(UsageError, match=r"comm.empty\(device=...\)"):
-        comm.all_reduce(x, algorithm="two_shot/direct")
+def was_direct(comm: pycoll.Communicator, call: int = -1) -> bool:
+    return comm.flight_record()[call]["algorithm"].endswith("/direct")
+
+
+def launches_together(comm: pycoll.Communicator) -> bool:
+    """Whether one launch has the parts of all ranks: threads that share a device."""
+    return "accessed in place" in comm.explain("all_reduce", 64, on_device=True)
+
+
+def direct_without_registered_arrays_needs_a_common_launch(comm: pycoll.Communicator) -> None:
+    values = inputs(comm.size, 5000)
+    x = DeviceArray.of(values[comm.rank])
+    comm.all_reduce(x, algorithm="two_shot/simple")
+    again = DeviceArray.of(values[comm.rank])
+    if launches_together(comm):
+        comm.all_reduce(again, algorithm="two_shot/direct")
+        assert again.numpy().tobytes() == x.numpy().tobytes()
+    else:
+        with pytest.raises(UsageError, match=r"comm.empty\(device=...\)"):
+            comm.all_reduce(again, algorithm="two_shot/direct")
     comm.all_reduce(x)
+
+
+def ranks_in_place_and_not_in_place_agree(comm: pycoll.Communicator) -> None:
+    """No rank knows before the launch whether the others' inputs are their outputs."""
+    for count in (5, 90_001):
+        values = inputs(comm.size, count)
+        x = DeviceArray.of(values[comm.rank])
+        expected = DeviceArray.empty(count)
+        comm.all_reduce(x, algorithm="two_shot/simple", out=expected)
+        out = x if comm.rank == 1 else DeviceArray.empty(count)
+        comm.all_reduce(x, out=out)
+        assert out.numpy().tobytes() == expected.numpy().tobytes(), count
+        assert comm.rank == 1 or x.numpy().tobytes() == values[comm.rank].tobytes()
+    assert was_direct(comm) == launches_together(comm)
 
 
 def registered_arrays_are_used_where_they_lie(comm: pycoll.Communicator) -> None:
@@ -83,8 +113,8 @@ def registered_arrays_are_used_where_they_lie(comm: pycoll.Communicator) -> None
         getattr(comm, collective)(plain, out=expected)
         getattr(comm, collective)(x, out=out)
         assert out.numpy().tobytes() == expected.numpy().tobytes(), collective
-        assert comm.flight_record()[-1]["algorithm"].endswith("/direct"), collective
-        assert not comm.flight_record()[-2]["algorithm"].endswith("/direct"), collective
+        assert was_direct(comm), collective
+        assert was_direct(comm, -2) == launches_together(comm), collective
 
 
 def register_and_unregister_of_own_arrays(comm: pycoll.Communicator) -> None:
@@ -92,7 +122,7 @@ def register_and_unregister_of_own_arrays(comm: pycoll.Communicator) -> None:
     part = x.part(1000, 300_000)
     assert comm.register(x) is x
     comm.all_reduce(part)
-    assert comm.flight_record()[-1]["algorithm"].endswith("/direct")
+    assert was_direct(comm)
     got, total = x.numpy(), sum(range(comm.size))
     assert (got[1000:301_000] == total).all() and (got[301_000:] == comm.rank).all()
     comm.synchronize()
@@ -100,7 +130,7 @@ def register_and_unregister_of_own_arrays(comm: pycoll.Communicator) -> None:
     with pytest.raises(UsageError, match="not registered"):
         comm.unregister(x)
     comm.all_reduce(part)
-    assert not comm.flight_record()[-1]["algorithm"].endswith("/direct")
+    assert was_direct(comm) == launches_together(comm)
     assert (part.numpy() == total * comm.size).all()
 
 
@@ -125,7 +155,8 @@ def registered_arrays_replay_in_a_graph(comm: pycoll.Communicator) -> None:
 @both
 def test_registered_arrays(threads):
     work = in_turn(
-        direct_without_registered_arrays_is_refused,
+        direct_without_registered_arrays_needs_a_common_launch,
+        ranks_in_place_and_not_in_place_agree,
         registered_arrays_are_used_where_they_lie,
         register_and_unregister_of_own_arrays,
         registered_arrays_replay_in_a_graph,

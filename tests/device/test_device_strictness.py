@@ -168,6 +168,7 @@ def test_links_are_made_another_way_where_the_device_refuses_the_first_one(monke
 
 def test_processes_that_take_turns_on_a_device_are_warned_once(monkeypatch):
     monkeypatch.setenv("PYCOLL_DEVICE_THREADS_MPS", "0")
+    monkeypatch.setenv("PYCOLL_DEVICE_THREADS_WORD_OPS", "0")
 
     def work(comm: pycoll.Communicator) -> tuple[list[str], str]:
         x = DeviceArray.of(np.ones(100, np.float32))
@@ -178,7 +179,7 @@ def test_processes_that_take_turns_on_a_device_are_warned_once(monkeypatch):
         return [str(each.message) for each in caught], explained(comm)
 
     for texts, text in run_ranks(work, 2, timeout_s=20):
-        assert len(texts) == 1 and "without MPS: their kernels take turns" in texts[0]
+        assert len(texts) == 1 and "their kernels take turns" in texts[0]
         assert "processes that take turns" in text
     for texts, text in run_ranks(work, 2, threads=True, timeout_s=20):
         assert not texts and "take turns" not in text

@@ -42,7 +42,7 @@ WANTED = (r"LDG\.E\.NA\.128", r"STG\.E\.128")
 UNWANTED = (r"\bLD\.E\.128", r"\bST\.E\.128", r"\bLDL", r"\bSTL", r"\bLDG\S*\.CONSTANT")
 FENCE = r"\bMEMBAR"
 # Places, most of them on the way to a failure: a fence for each flag that is set.
-MOST_FENCES = {"simple": 12, "ll": 11, "direct": 14}
+MOST_FENCES = {"simple": 14, "ll": 13, "direct": 16}
 
 
 def need_nvcc() -> None:

@@ -23,6 +23,8 @@ ON_DEVICES: list[list[object]] = [
     ["device_check", "few", 3],
     ["gpu_matrix", "--few", "--ranks", 3, "--dtypes", "f32,bf16,i8"],
     ["device_failure_check"],
+    ["device_words_check"],
+    ["device_words_check", "one queue"],
     *(["device_order_check", p] for p in ("simple", "ll", "ll128", "lanes", "poison", "direct")),
 ]
 MANY_CASES: list[list[object]] = [
@@ -143,6 +145,18 @@ WEAKENED = {
         "target.sync();  // every thread has written and read its bytes before a flag is set",
         "",
         ["simple"],
+    ),
+    "device_order_check.no_barrier_before_operands_are_read": (
+        "executor/device/block.h",
+        "sync();  // every thread reads the operands of all steps",
+        "",
+        ["simple", "ll", "ll128", "poison", "direct"],
+    ),
+    "device_order_check.operands_of_all_phases_in_one_row": (
+        "executor/device/block.h",
+        "row_ = 1 - row_;",
+        "",
+        ["simple", "ll128"],
     ),
     "device_order_check.flags_of_ll_without_a_number": (
         "executor/device/block_lines.h",

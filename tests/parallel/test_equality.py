@@ -21,6 +21,7 @@ EXPERTS = {**FUSED, "experts": 5}
 
 def test_meshes_of_two_to_eight_ranks_equal_one_process():
     tied, uneven = {"gpt": {"tie": True}}, {"gpt": {"tie": True, "hidden": 37, "vocab": 31}}
+    on_one_stage = {"zero": 1, "sequence_parallel": True, "tp": plan_without_experts(2)}
     assert_equal_one_process(
         train,
         [
@@ -36,6 +37,7 @@ def test_meshes_of_two_to_eight_ranks_equal_one_process():
             ({"dp": 2}, {"zero": 3, "recompute": "selective"}, {"gpt": FUSED}),
             ({"dp": 2, "ep": 2}, {"zero": 1}, {"gpt": EXPERTS}),
             ({"dp": 2, "pp": 2, "tp": 2}, {"zero": 1, "sequence_parallel": True}),
+            ({"ep": 2, "pp": 2, "tp": 2}, on_one_stage, {"gpt": {**EXPERTS, "depth": 2}}),
         ],
     )
 

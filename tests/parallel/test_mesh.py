@@ -56,6 +56,17 @@ def test_coordinates_and_communicators_agree():
         assert ranks["pp"] == [rank % 4, rank % 4 + 4]
 
 
+def test_lines_that_only_some_ranks_need_are_made_by_all():
+    def work(comm):
+        mesh = pc.mesh(pp=2, tp=2, comm=comm)
+        lines = [("tp",), ()] if mesh.rank("pp") else []
+        mesh.make_lines_of_dp(lines)
+        return [mesh.line_of_dp(*axes).size for axes in lines], len(mesh.planes)
+
+    outcomes = run_ranks(work, 8, timeout_s=10)
+    assert outcomes == [([], 4)] * 4 + [([4, 2], 4)] * 4
+
+
 def test_environment_replaces_the_sizes(monkeypatch):
     monkeypatch.setenv("PYCOLL_MESH", "pp=2")
     assert run_ranks(lambda comm: pc.mesh(tp=2, comm=comm).sizes["pp"], 2) == [2, 2]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
+
 import pytest
 import torch
-from mesh_cases import assert_equal_one_process, fit
+from mesh_cases import assert_equal_one_process, differences, fit
 from tiny_gpt import GPT, PLAN, batches
 from torch import nn
 
@@ -22,25 +25,61 @@ def groups(model: nn.Module):
     ]
 
 
+def of_muon(model: nn.Module):
+    """Matrices of the blocks are made orthogonal; the rest gets AdamW's step."""
+    inside = [p for name, p in model.named_parameters() if "blocks" in name and p.dim() == 2]
+    rest = [p for p in model.parameters() if all(p is not q for q in inside)]
+    return [{"params": inside}, {"params": rest, "orthogonal": False, "lr": 0.01}]
+
+
 KINDS = {
+    # The gradient of a bias of keys is 0 but for rounding: `eps` keeps that from being scaled up.
+    "Adafactor": lambda model: pc.optim.Adafactor(
+        model.parameters(), lr=0.05, weight_decay=0.1, eps=(1e-3, 1e-3)
+    ),
+    "Muon": lambda model: pc.optim.Muon(of_muon(model), lr=0.02),
     "LAMB": lambda model: pc.optim.LAMB(groups(model), lr=0.02, weight_decay=0.1),
     "LARS": lambda model: pc.optim.LARS(groups(model), lr=0.5, weight_decay=0.1, trust=0.02),
 }
 
 
-def train(comm, sizes, kind, **options):
-    options.setdefault("pp", "blocks")
-    data = batches(4, 8)
-    return fit(comm, sizes, GPT, data, tp=PLAN, optimizer=KINDS[kind], **options)
+def train(comm, sizes, kind, depth=4, tp=PLAN, **options):
+    make, data = partial(GPT, depth=depth), batches(4, 8)
+    return fit(comm, sizes, make, data, tp=tp, pp="blocks", optimizer=KINDS[kind], **options)
 
 
-def test_norms_over_pieces_are_those_of_whole_tensors():
+def test_pieces_step_as_whole_tensors():
     cases = [({"dp": 2}, {"zero": 3}, {"kind": "LAMB"}), ({"tp": 2}, {}, {"kind": "LARS"})]
+    for kind in ("Adafactor", "Muon"):
+        cases += [
+            ({"dp": 2}, {"zero": 3}, {"kind": kind}),
+            ({"tp": 2}, {}, {"kind": kind}),
+            ({"dp": 2, "tp": 2}, {"zero": 1}, {"kind": kind}),
+        ]
+    assert_equal_one_process(train, cases)
+
+
+def test_stages_without_pieces_step_beside_stages_with_pieces():
+    """The plan shares out layers of the second stage alone."""
+    plan = {
+        f"blocks.1.{name}": style
+        for name, style in (
+            ("qkv", "qkv"),
+            ("up", "col"),
+            ("out", "row"),
+            ("down", "row"),
+            ("attention_drop", "inside:1"),
+        )
+    }
+    cases = [
+        ({"pp": 2, "tp": 2}, {"tp": plan}, {"kind": kind, "depth": 2})
+        for kind in ("LAMB", "Adafactor", "Muon")
+    ]
     assert_equal_one_process(train, cases)
 
 
 @pytest.mark.slow
-def test_norms_over_pieces_are_those_of_whole_tensors_on_every_mesh():
+def test_pieces_step_as_whole_tensors_on_every_mesh():
     meshes = [
         ({"dp": 2}, {"zero": 0}),
         ({"dp": 2}, {"zero": 1, "bucket_mb": 0.01}),
@@ -50,6 +89,30 @@ def test_norms_over_pieces_are_those_of_whole_tensors_on_every_mesh():
         ({"dp": 2, "pp": 2}, {"zero": 1}),
     ]
     assert_equal_one_process(train, [(*mesh, {"kind": kind}) for mesh in meshes for kind in KINDS])
+
+
+def some_steps(comm, sizes, options, folder, first, last):
+    """Steps from a checkpoint, or from the start, to a checkpoint; returns the weights."""
+    torch.set_default_dtype(torch.float64)
+    mesh = pc.mesh(**sizes, comm=comm)
+    with pc.keyed_init(mesh, seed=3):
+        model = GPT(depth=1)
+    model = pc.parallelize(model, mesh, tp=PLAN, pp="blocks", **options)
+    optimizer = pc.optimizer(KINDS["Adafactor"](model))
+    if first:
+        pc.load(folder, model, optimizer)
+    for x, y in itertools.islice(pc.shard(batches(last, 8), mesh), first, last):
+        model.step(x, y, loss=pc.cross_entropy)
+        optimizer.step()
+    pc.save(folder, model, optimizer)
+    return pc.whole_weights(model)
+
+
+def test_factored_state_goes_through_a_checkpoint_to_another_mesh(tmp_path):
+    expected = pycoll.run_ranks(some_steps, 1, {}, {}, tmp_path / "one", 0, 4)[0]
+    pycoll.run_ranks(some_steps, 2, {"dp": 2}, {"zero": 3}, tmp_path / "two", 0, 2)
+    found = pycoll.run_ranks(some_steps, 2, {"tp": 2}, {}, tmp_path / "two", 2, 4)[0]
+    assert not list(differences(expected, found))
 
 
 def steps(optimizer_of, count=3):
@@ -86,14 +149,50 @@ def test_steps_without_norms_are_those_of_torch():
             lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.2),
         ),
     ]
+    pairs.append(
+        (
+            lambda p: pc.optim.Muon(p, lr=0.1, orthogonal=False, eps=1e-8, weight_decay=0.2),
+            lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.2),
+        )
+    )
     for ours, theirs in pairs:
         assert torch.allclose(steps(ours)[-1], steps(theirs)[-1], rtol=1e-12)
+
+
+def test_steps_of_whole_tensors_are_those_of_torch():
+    def both(name, settings, tolerance):
+        kinds = (getattr(pc.optim, name), getattr(torch.optim, name))
+        ours, theirs = (steps(lambda p, kind=kind: kind(p, **settings))[-1] for kind in kinds)
+        assert torch.allclose(ours, theirs, rtol=tolerance, atol=0.1 * tolerance), settings
+
+    for settings in ({"lr": 0.1}, {"lr": 0.1, "weight_decay": 0.2, "d": 2.0, "eps": (1e-3, 0.1)}):
+        both("Adafactor", settings, 1e-12)
+    for settings in ({}, {"nesterov": False, "ns_steps": 3, "adjust_lr_fn": "match_rms_adamw"}):
+        both("Muon", {"lr": 0.1, **settings}, 0.05)  # torch multiplies in bfloat16
+
+
+def test_fused_steps_are_taken_unless_the_caller_has_decided():
+    def flags(comm, **settings):
+        model = pc.parallelize(nn.Linear(2, 2), pc.mesh(comm=comm))
+        wrapped = pc.optimizer(torch.optim.AdamW(model.parameters(), **settings))
+        return [group["fused"] for group in wrapped.param_groups]
+
+    def work(comm):
+        return [flags(comm), flags(comm, fused=False), flags(comm, foreach=False)]
+
+    assert pycoll.run_ranks(work, 1)[0] == [[True], [False], [None]]
 
 
 def test_bad_settings_are_refused():
     weight = [nn.Parameter(torch.ones(2))]
     with pytest.raises(UsageError, match="lr is -1, expected 0 or more"):
         pc.optim.LAMB(weight, lr=-1)
+    with pytest.raises(UsageError, match=r"shape \(2,\), expected matrices"):
+        pc.optim.Muon(weight)
+    with pytest.raises(UsageError, match="adjust_lr_fn is 'x', expected None"):
+        pc.optim.Muon([nn.Parameter(torch.ones(2, 2))], adjust_lr_fn="x")
+    with pytest.raises(UsageError, match="beta2_decay is 1 and d is 1.0, expected 0 or less"):
+        pc.optim.Adafactor(weight, beta2_decay=1)
     with pytest.raises(UsageError, match="momentum is 1, expected 0 or more and less than 1"):
         pc.optim.LARS(weight, lr=1, momentum=1)
 
@@ -187,6 +286,27 @@ def test_clip_of_groups_and_averages_are_those_of_torch():
         return max(float((a - b).detach().abs().max()) for a, b in found)
 
     assert pycoll.run_ranks(work, 1)[0] < 1e-12
+
+
+def test_step_without_clip_does_not_wait_for_other_stages():
+    """The last stage waits until the first one has stepped, before it calls the optimizer."""
+
+    def work(comm):
+        mesh = pc.mesh(pp=2, comm=comm)
+        model = pc.parallelize(GPT(depth=2), mesh, pp="blocks")
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer, has_stepped = pc.optimizer(inner), torch.zeros(1)
+        x, y = next(batches(1, 4))
+        model.step(x, y, loss=pc.cross_entropy)
+        optimizer.grad_norm()  # the first one makes the communicator
+        if comm.rank == 0:
+            inner.register_step_post_hook(lambda *_: comm.send(has_stepped, 1))
+        else:
+            comm.recv(has_stepped, 0)
+        return optimizer.step()
+
+    first, second = pycoll.run_ranks(work, 2, timeout_s=10)
+    assert first == second > 0
 
 
 def test_bad_decay_is_refused():

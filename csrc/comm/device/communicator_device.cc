@@ -5,9 +5,9 @@
 
 #include "base/error.h"
 #include "comm/communicator.h"
-#include "comm/device/cpu_staging.h"
 #include "comm/device/device_pause.h"
 #include "comm/device/device_runner.h"
+#include "comm/device/staging/cpu_staging.h"
 #include "comm/normalized_call.h"
 #include "device/device_library.h"
 #include "executor/device/device_launch.h"
@@ -41,7 +41,8 @@ void Communicator::open_device(const Call& call) {
   if (device_->takes_turns()) {
     device_warning_ =
         "ranks in several processes share " + device.title() +
-        " without MPS: their kernels take turns, so each wait for a peer lasts a time slice of "
+        " without MPS, and its streams cannot wait for words: their kernels take turns, so each "
+        "wait for a peer lasts a time slice of "
         "some milliseconds. Start nvidia-cuda-mps-control -d, or use one GPU for each rank";
     has_device_warning_ = true;
   }
@@ -214,6 +215,8 @@ std::string Communicator::explain_on_device(Collective collective, int64_t nbyte
   wanted.collective = collective;
   wanted.nbytes = nbytes;
   wanted.root = root;
+  // Plain ones are accessed in place, or copied to such that are.
+  if (device_->meets_all() || device_->waits_in_streams()) arrays = Arrays::kMapped;
   return device_->planner().explain(wanted, arrays, device_->describe());
 }
 

@@ -3,8 +3,8 @@
 
 #include "base/error.h"
 #include "comm/communicator.h"
-#include "comm/device/cpu_staging.h"
 #include "comm/device/device_pause.h"
+#include "comm/device/staging/cpu_staging.h"
 #include "device/device_library.h"
 
 namespace pycoll {

@@ -61,6 +61,8 @@ std::optional<DeviceArrays::Places> DeviceArrays::find(const void* input, size_t
   places.output_used = &out->second.last_used;
   places.peer_inputs = in->second.at_peers;
   places.peer_outputs = out->second.at_peers;
+  places.input_window = in->second.window.get();
+  places.output_window = out->second.window.get();
   places.input_offset = static_cast<const std::byte*>(input) - in->first;
   places.output_offset = static_cast<std::byte*>(const_cast<void*>(output)) - out->first;
   const int64_t where[] = {static_cast<int64_t>(in->second.number), places.input_offset,

@@ -34,6 +34,8 @@ class DeviceArrays {
     uint64_t* output_used = nullptr;
     std::byte* const* peer_inputs = nullptr;  // DeviceLaunch::peer_inputs
     std::byte* const* peer_outputs = nullptr;
+    const DeviceWindow* input_window = nullptr;  // the same addresses, for the CPU
+    const DeviceWindow* output_window = nullptr;
     int64_t input_offset = 0;
     int64_t output_offset = 0;
     uint32_t hash = 0;  // equal on ranks with equal places

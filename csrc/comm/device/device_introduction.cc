@@ -9,11 +9,18 @@
 #include "base/environment.h"
 #include "base/error.h"
 #include "comm/device/device_blocks.h"
+#include "executor/device/device_launch.h"
 
 namespace pycoll {
 namespace {
 
 bool wants_cpu_links() { return env_text("PYCOLL_DEVICE_LINKS") == "cpu"; }
+
+DeviceWaits wanted_waits() {
+  const auto text = env_text("PYCOLL_DEVICE_WAITS");
+  if (!text) return DeviceWaits::kAny;
+  return *text == "streams" ? DeviceWaits::kStreams : DeviceWaits::kKernels;
+}
 
 }  // namespace
 
@@ -23,14 +30,22 @@ DeviceIntroduction introduce(const Device& device) {
   std::memcpy(mine.uuid, facts.uuid, sizeof(mine.uuid));
   mine.index = device.index();
   mine.max_channels = facts.max_channels;
+  mine.max_blocks = facts.max_blocks;
   mine.wants_cpu = wants_cpu_links() ? 1 : 0;
   mine.taken_blocks = DeviceBlocks::taken(device.index());
   mine.takes_turns = facts.takes_turns;
+  mine.has_word_ops = facts.has_word_ops;
+  mine.waits = static_cast<int32_t>(wanted_waits());
   mine.process = static_cast<int64_t>(::getpid());
   device.check(device.table().max_resident_blocks(device.index(), facts.block_threads,
                                                   &mine.resident_blocks),
                "querying the number of resident blocks");
   return mine;
+}
+
+bool all_share(const std::vector<DeviceIntroduction>& all) {
+  return std::all_of(all.begin(), all.end(),
+                     [&](const DeviceIntroduction& one) { return one.same_device(all[0]); });
 }
 
 bool take_turns(const std::vector<DeviceIntroduction>& all) {
@@ -44,8 +59,39 @@ bool take_turns(const std::vector<DeviceIntroduction>& all) {
   return false;
 }
 
+std::string why_no_stream_waits(const std::vector<DeviceIntroduction>& all) {
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].has_word_ops == 0) {
+      return "the device of rank " + std::to_string(rank) + " has no stream memory operations";
+    }
+    for (size_t other = 0; other < rank; ++other) {
+      if (all[rank].process == all[other].process && all[rank].same_device(all[other])) {
+        return "ranks " + std::to_string(other) + " and " + std::to_string(rank) +
+               " share a device in one process, where their streams may be the same";
+      }
+    }
+  }
+  return {};
+}
+
+DeviceWaits choose_waits(const std::vector<DeviceIntroduction>& all) {
+  DeviceWaits wanted = DeviceWaits::kAny;
+  for (const DeviceIntroduction& one : all) {
+    const auto its = static_cast<DeviceWaits>(one.waits);
+    if (its == DeviceWaits::kKernels) return its;
+    if (its != DeviceWaits::kAny) wanted = its;
+  }
+  const std::string why = why_no_stream_waits(all);
+  if (wanted == DeviceWaits::kStreams && !why.empty()) {
+    throw UsageError("PYCOLL_DEVICE_WAITS=streams is not possible: " + why);
+  }
+  if (wanted != DeviceWaits::kAny) return wanted;
+  return take_turns(all) && why.empty() ? DeviceWaits::kStreams : DeviceWaits::kKernels;
+}
+
 int channels_for(const std::vector<DeviceIntroduction>& all, const Device& device, bool threads) {
-  int channels = all[0].max_channels;
+  const bool share = all_share(all);
+  int channels = kMaxDeviceChannels;
   for (const DeviceIntroduction& one : all) {
     int sharing = 0;
     int taken = 0;
@@ -65,7 +111,8 @@ int channels_for(const std::vector<DeviceIntroduction>& all, const Device& devic
                        ": each rank needs one; use fewer ranks, or close a communicator");
     }
     if (!alone && room > 1) room /= 2;  // leaves blocks for further communicators
-    channels = std::min({channels, one.max_channels, room});
+    const int share_of_memory = share ? one.max_blocks / static_cast<int>(all.size()) : 0;
+    channels = std::min({channels, std::max(one.max_channels, share_of_memory), room});
   }
   return channels;
 }

@@ -1,5 +1,7 @@
 #include "comm/device/device_links.h"
 
+#include <algorithm>
+#include <bit>
 #include <cstring>
 #include <vector>
 
@@ -8,6 +10,9 @@ namespace {
 
 // Bytes of the words with which ranks test their access (DeviceWindow::test).
 constexpr size_t kTestBytes = 4096;
+// kSimple. A block of 512 threads moves 32 KiB at a time; below 8 KiB a slot is not worth its flag.
+constexpr int64_t kLeastSlotBytes = 8 << 10;
+constexpr int64_t kMostSlotBytes = 64 << 10;
 static_assert(kTestBytes >= kMaxDeviceRanks * sizeof(uint64_t));
 static_assert(kMaxDeviceRanks <= DeviceWords::kMax);
 
@@ -24,31 +29,40 @@ struct Layout {
   std::array<Region, kNumDeviceProtocols> regions;
   size_t num_rings;
 
-  Layout(int num_ranks, int num_channels)
-      : num_rings(static_cast<size_t>(num_ranks) * static_cast<size_t>(num_channels)) {
+  explicit Layout(const DeviceRings& rings)
+      : num_rings(static_cast<size_t>(rings.num_ranks) * static_cast<size_t>(rings.num_channels)) {
     size_t at = kTestBytes;
     for (int p = 0; p < kNumDeviceProtocols; ++p) {
       Region& region = regions[static_cast<size_t>(p)];
-      const size_t ring_bytes = bytes_of(static_cast<DeviceProtocol>(p), num_ranks);
+      const size_t ring_bytes = bytes_of(static_cast<DeviceProtocol>(p), rings);
       region.tails = at;
       region.heads = region.tails + num_rings * sizeof(FlagLine);
       region.slots = region.heads + num_rings * sizeof(FlagLine);
       region.end = at = region.slots + num_rings * ring_bytes;
     }
   }
-  static size_t bytes_of(DeviceProtocol protocol, int num_ranks) {
-    const DeviceRingShape shape = device_ring_shape(protocol, num_ranks);
+  static size_t bytes_of(DeviceProtocol protocol, const DeviceRings& rings) {
+    const DeviceRingShape shape = rings.shape(protocol);
     return static_cast<size_t>(shape.num_slots) * static_cast<size_t>(shape.slot_bytes);
   }
 };
 
+/// Bytes of a slot of kSimple with which all slots of all ranks take at most half of the cache.
+int64_t slot_bytes_in_cache(const DeviceRings& rings) {
+  const int64_t num_slots =
+      int64_t{kMaxSlots} * rings.num_ranks * (rings.num_ranks - 1) * rings.num_channels;
+  const auto share = static_cast<uint64_t>(rings.cache_bytes / 2 / std::max<int64_t>(num_slots, 1));
+  return std::clamp(static_cast<int64_t>(std::bit_floor(share)), kLeastSlotBytes, kMostSlotBytes);
+}
+
 }  // namespace
 
-DeviceRingShape device_ring_shape(DeviceProtocol protocol, int num_ranks) {
+DeviceRingShape DeviceRings::shape(DeviceProtocol protocol) const {
   const bool many = num_ranks > 16;  // the number of rings grows with the pairs of ranks
   switch (protocol) {
     case DeviceProtocol::kSimple:
-      return {kMaxSlots, many ? 16 << 10 : 64 << 10};
+      if (cache_bytes != 0 && !many) return {kMaxSlots, slot_bytes_in_cache(*this)};
+      return {kMaxSlots, many ? 16 << 10 : kMostSlotBytes};
     case DeviceProtocol::kLL:
       return {kMaxSlots, many ? 4 << 10 : 16 << 10};
     case DeviceProtocol::kLL128:
@@ -62,14 +76,16 @@ DeviceRingShape device_ring_shape(DeviceProtocol protocol, int num_ranks) {
   return {};
 }
 
-size_t DeviceLinkMemory::window_bytes(int num_ranks, int num_channels) {
-  return Layout(num_ranks, num_channels).regions.back().end;
+size_t DeviceLinkMemory::window_bytes(const DeviceRings& rings) {
+  return Layout(rings).regions.back().end;
 }
 
 DeviceLinkMemory::DeviceLinkMemory(const Device& device, const DeviceWindow& window, int rank,
-                                   int num_ranks, int num_channels)
-    : num_channels_(num_channels) {
-  const Layout layout(num_ranks, num_channels);
+                                   const DeviceRings& rings)
+    : rings_(rings) {
+  const int num_ranks = rings.num_ranks;
+  const int num_channels = rings.num_channels;
+  const Layout layout(rings);
   const size_t num_rings = layout.num_rings;
   // For each protocol: tables of send rings, receive rings, states and epochs. Then the failed
   // word.
@@ -80,7 +96,7 @@ DeviceLinkMemory::DeviceLinkMemory(const Device& device, const DeviceWindow& win
   for (size_t p = 0; p < kNumDeviceProtocols; ++p) {
     const auto protocol = static_cast<DeviceProtocol>(p);
     const Region& region = layout.regions[p];
-    const size_t ring_bytes = Layout::bytes_of(protocol, num_ranks);
+    const size_t ring_bytes = Layout::bytes_of(protocol, rings);
     std::vector<DeviceRing> send(num_rings);
     std::vector<DeviceRing> recv(num_rings);
     for (size_t c = 0; c < static_cast<size_t>(num_channels); ++c) {
@@ -107,7 +123,7 @@ DeviceLinkMemory::DeviceLinkMemory(const Device& device, const DeviceWindow& win
     const size_t table_bytes = num_rings * sizeof(DeviceRing);
     std::memcpy(to, send.data(), table_bytes);
     std::memcpy(to + table_bytes, recv.data(), table_bytes);
-    const DeviceRingShape shape = device_ring_shape(protocol, num_ranks);
+    const DeviceRingShape shape = rings.shape(protocol);
     DeviceLinks& links = links_[p];
     links.send = reinterpret_cast<const DeviceRing*>(on_device);
     links.recv = reinterpret_cast<const DeviceRing*>(on_device + table_bytes);

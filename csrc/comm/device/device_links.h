@@ -15,27 +15,36 @@ struct DeviceRingShape {
   int num_slots = 0;  // 0: tails only
   int64_t slot_bytes = 0;
 };
-DeviceRingShape device_ring_shape(DeviceProtocol protocol, int num_ranks);
+
+/// The rings of all ranks; identical on all ranks.
+struct DeviceRings {
+  int num_ranks = 1;
+  int num_channels = 1;
+  // Size of the cache of the device that all ranks share; 0: they use several devices.
+  int64_t cache_bytes = 0;
+
+  DeviceRingShape shape(DeviceProtocol protocol) const;
+};
 
 class DeviceLinkMemory {
  public:
   /// Bytes of a window that holds one rank's links.
-  static size_t window_bytes(int num_ranks, int num_channels);
+  static size_t window_bytes(const DeviceRings& rings);
 
   /// `window` has window_bytes() zeroed bytes per rank. No rank may use the links before all ranks
   /// have made theirs.
-  DeviceLinkMemory(const Device& device, const DeviceWindow& window, int rank, int num_ranks,
-                   int num_channels);
+  DeviceLinkMemory(const Device& device, const DeviceWindow& window, int rank,
+                   const DeviceRings& rings);
 
   const DeviceLinks& links(DeviceProtocol protocol) const {
     return links_[static_cast<size_t>(protocol)];
   }
-  int num_channels() const { return num_channels_; }
+  int num_channels() const { return rings_.num_channels; }
   /// Value for DeviceLaunch::failed.
   uint64_t* failed_word() const { return failed_; }
 
  private:
-  int num_channels_;
+  DeviceRings rings_;
   DeviceMemory tables_;
   std::array<DeviceLinks, kNumDeviceProtocols> links_;
   uint64_t* failed_ = nullptr;

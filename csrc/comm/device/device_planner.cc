@@ -1,7 +1,6 @@
 #include "comm/device/device_planner.h"
 
 #include "base/error.h"
-#include "comm/device/device_links.h"
 
 namespace pycoll {
 namespace {
@@ -22,6 +21,7 @@ DeviceProtocol protocol_of(ProtocolKind protocol) {
     case ProtocolKind::kLL:
       return DeviceProtocol::kLL;
     case ProtocolKind::kDirect:
+    case ProtocolKind::kCopy:  // by copies, in the form of a launch (peer_copies.h)
       return DeviceProtocol::kDirect;
     case ProtocolKind::kLL128:
       return DeviceProtocol::kLL128;
@@ -31,13 +31,20 @@ DeviceProtocol protocol_of(ProtocolKind protocol) {
   return DeviceProtocol::kSimple;
 }
 
-PlannerLinks device_links_of(int num_ranks) {
+Topology topology_of(int num_ranks, bool waits_in_streams) {
+  Topology topology = device_topology(num_ranks);
+  topology.waits_in_streams = waits_in_streams;
+  return topology;
+}
+
+PlannerLinks device_links_of(const DeviceRings& rings) {
   PlannerLinks links;
   links.num_slots = kMaxSlots;
   links.multicast = false;
+  links.phases = true;
   const auto payload = [&](DeviceProtocol protocol) {
     // Half of the payload: ranges are cut at granules, so one may be longer than its share.
-    return device_payload_bytes(protocol, device_ring_shape(protocol, num_ranks).slot_bytes, 1) / 2;
+    return device_payload_bytes(protocol, rings.shape(protocol).slot_bytes, 1) / 2;
   };
   for (const ProtocolKind protocol : device_protocols()) {
     links.slot_payloads[static_cast<size_t>(protocol)] = payload(protocol_of(protocol));
@@ -47,12 +54,13 @@ PlannerLinks device_links_of(int num_ranks) {
 
 }  // namespace
 
-DevicePlanner::DevicePlanner(int rank, int num_ranks,
-                             const std::shared_ptr<const SelectionInputs>& inputs, DeviceSlab& slab)
+DevicePlanner::DevicePlanner(int rank, const DeviceRings& rings,
+                             const std::shared_ptr<const SelectionInputs>& inputs, DeviceSlab& slab,
+                             bool waits_in_streams)
     : slab_(slab),
-      num_ranks_(num_ranks),
-      planner_(Selector(device_topology(num_ranks), without_table(inputs)), rank,
-               device_links_of(num_ranks)) {}
+      num_ranks_(rings.num_ranks),
+      planner_(Selector(topology_of(rings.num_ranks, waits_in_streams), without_table(inputs)),
+               rank, device_links_of(rings)) {}
 
 DevicePlan& DevicePlanner::of(PlannedCall& planned, bool prepared) {
   const auto found = plans_.find(&planned);

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 
+#include "comm/device/device_links.h"
 #include "comm/planner.h"
 #include "device/device_slab.h"
 #include "executor/device/device_launch.h"
@@ -22,8 +23,10 @@ struct DevicePlan {
 
 class DevicePlanner {
  public:
-  DevicePlanner(int rank, int num_ranks, const std::shared_ptr<const SelectionInputs>& inputs,
-                DeviceSlab& slab);
+  /// `waits_in_streams`: plans whose waits are in streams come first (DeviceWaits::kStreams).
+  DevicePlanner(int rank, const DeviceRings& rings,
+                const std::shared_ptr<const SelectionInputs>& inputs, DeviceSlab& slab,
+                bool waits_in_streams);
 
   Planner& planner() { return planner_; }
   /// Returns the device plan of `planned`. `prepared`: allocates no memory, because the stream is

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "comm/device/device_introduction.h"
+#include "comm/device/streams/peer_copies.h"
 #include "comm/runner.h"
 
 namespace pycoll {
@@ -14,6 +14,17 @@ namespace {
 constexpr int64_t kDirectTileBytes = 1 << 20;
 // Number of blocks for all_to_all with counts, where no rank knows all sizes.
 constexpr int kUnevenChannels = 4;
+
+/// Whether all ranks have equal arrays: a rank without an array, or with one of another size,
+/// cannot know its place.
+bool has_equal_arrays(const Call& call) {
+  return call.input != nullptr && call.output != nullptr && !info(call.collective).has_root &&
+         call.block_counts == nullptr && call.send_counts == nullptr;
+}
+
+bool is_direct_name(std::string_view algorithm) {
+  return algorithm.ends_with("/direct") || algorithm.ends_with("/copy");
+}
 
 }  // namespace
 
@@ -26,7 +37,6 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
       rank_(transport.rank()),
       num_ranks_(transport.num_ranks()),
       slab_(device),
-      planner_(rank_, num_ranks_, inputs, slab_),
       arrays_(device, num_ranks_, slab_),
       pinned_(device, 2 * kFlagBytes),
       last_(device),
@@ -40,11 +50,14 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
   std::vector<DeviceIntroduction> all(n);
   const DeviceIntroduction mine = introduce(device);
   gather(&mine, all.data(), sizeof(mine));
-  max_channels_ = channels_for(all, device, transport.shares_address_space());
-  blocks_ = std::make_unique<DeviceBlocks>(device.index(), max_channels_);
-  block_threads_ = device.facts().block_threads;
+  choose_waits(all, gather, deadline);
+  share_blocks(all);
+  const DeviceFacts facts = device.facts();
+  block_threads_ = facts.block_threads;
+  const DeviceRings rings{num_ranks_, max_channels_, all_share(all) ? facts.cache_bytes : 0};
+  planner_ = std::make_unique<DevicePlanner>(rank_, rings, inputs, slab_, waits_in_streams_);
 
-  const size_t window_bytes = DeviceLinkMemory::window_bytes(num_ranks_, max_channels_);
+  const size_t window_bytes = DeviceLinkMemory::window_bytes(rings);
   const bool wants_cpu = std::any_of(
       all.begin(), all.end(), [](const DeviceIntroduction& one) { return one.wants_cpu != 0; });
   std::string why = "PYCOLL_DEVICE_LINKS=cpu";
@@ -59,15 +72,15 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
     path_ = "through pinned CPU memory (" + why + ")";
   } else {
     path_ = "through each other's device memory";
-    const std::string note = device.facts().memory_note;
+    const std::string note = device.facts().memory_note;  // of the memory just allocated
     if (!note.empty()) path_ += " (" + note + ")";
   }
-  takes_turns_ = take_turns(all);
-  links_ = std::make_unique<DeviceLinkMemory>(device, *window_, rank_, num_ranks_, max_channels_);
-  whole_lines_ = !window_->is_on_host() &&
-                 std::all_of(all.begin(), all.end(), [&](const DeviceIntroduction& other) {
-                   return mine.same_device(other);
-                 });
+  if (waits_in_streams_) {
+    staging_ = std::make_unique<PeerStaging>(transport, device, window_->is_on_host(), slab_,
+                                             gather, deadline);
+  }
+  links_ = std::make_unique<DeviceLinkMemory>(device, *window_, rank_, rings);
+  whole_lines_ = !window_->is_on_host() && all_share(all);
 
   for (const DeviceIntroduction& one : all) {
     if (&one == &all[static_cast<size_t>(rank_)] || transport.shares_address_space()) {
@@ -92,7 +105,29 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
   gather(&offered, meetings.data(), sizeof(offered));  // after this, no rank reads an offer
   watchdog_ = std::make_unique<DeviceWatchdog>(
       transport, reinterpret_cast<uint64_t*>(pinned_.data()),
-      reinterpret_cast<DeviceReport*>(pinned_.data() + kFlagBytes));
+      reinterpret_cast<DeviceReport*>(pinned_.data() + kFlagBytes), stream_waits_.get());
+}
+
+void DeviceRunner::choose_waits(const std::vector<DeviceIntroduction>& all, const AllGather& gather,
+                                const Deadline& deadline) {
+  takes_turns_ = take_turns(all);
+  waits_in_streams_ = pycoll::choose_waits(all) == DeviceWaits::kStreams;
+  why_no_stream_waits_ = pycoll::why_no_stream_waits(all);
+  if (why_no_stream_waits_.empty()) {
+    stream_waits_ = std::make_unique<StreamWaits>(transport_, device_, gather, deadline);
+  }
+}
+
+void DeviceRunner::share_blocks(const std::vector<DeviceIntroduction>& all) {
+  try {
+    max_channels_ = channels_for(all, device_, transport_.shares_address_space());
+  } catch (const UsageError& error) {
+    if (!waits_in_streams_) throw;
+    why_no_blocks_ = error.what();
+    max_channels_ = 1;  // kernels that do not wait need not be resident together
+  }
+  blocks_ =
+      std::make_unique<DeviceBlocks>(device_.index(), why_no_blocks_.empty() ? max_channels_ : 0);
 }
 
 DeviceRunner::~DeviceRunner() { finish(); }
@@ -123,6 +158,8 @@ std::string DeviceRunner::describe() const {
   std::string text = device_.title() + ", " + path_ + ", at most " + std::to_string(max_channels_) +
                      " blocks of " + std::to_string(block_threads_) + " threads";
   if (takes_turns_) text += ", processes that take turns on a device without MPS";
+  if (meets_all()) text += ", arrays of this process accessed in place";
+  if (waits_in_streams_) text += ", streams wait for peers in place of kernels";
   const std::string unreached = arrays_.describe_unreached();
   return unreached.empty() ? text : text + "; " + unreached;
 }
@@ -175,36 +212,57 @@ DeviceStream DeviceRunner::stream_beside(DeviceStream stream) {
 }
 
 PlannedCall& DeviceRunner::choose(const CallPlan& plan, Call& call) {
-  places_.reset();
+  if (PlannedCall* const planned = direct_by_meeting(plan, call)) {
+    places_.reset();
+    staged_ = false;
+    return *planned;
+  }
   const CollectiveInfo& row = info(call.collective);
-  const bool named = call.algorithm.ends_with("/direct");
-  // All ranks must have equal arrays: a rank without an array, or with one of another size, cannot
-  // know its place.
-  const bool equal_arrays = call.input != nullptr && call.output != nullptr && !row.has_root &&
-                            call.block_counts == nullptr && call.send_counts == nullptr;
-  if (plan.exchanges_buffers && (equal_arrays || call.collective == Collective::kBroadcast)) {
+  if (!find_places(plan, call)) {
+    if (!is_direct_name(call.algorithm)) return *plan.slots;
+    throw UsageError(std::string(row.name) + ": algorithm " + std::string(call.algorithm) +
+                     " needs arrays that all ranks can access: make them with "
+                     "comm.empty(device=...)");
+  }
+  PlannedCall* planned = plan.of(Reach::kMapped, !staged_ && call.input == call.output);
+  if (planned == nullptr) {
+    throw UsageError(std::string(row.name) + ": algorithm " + std::string(call.algorithm) +
+                     " cannot work in place: pass out=");
+  }
+  if (is_direct(planned->protocol)) {
+    call.places_hash = places_->hash;
+  } else {
+    places_.reset();
+    staged_ = false;
+  }
+  return *planned;
+}
+
+bool DeviceRunner::find_places(const CallPlan& plan, const Call& call) {
+  places_.reset();
+  staged_ = false;
+  if (!plan.exchanges_buffers) return false;
+  if (has_equal_arrays(call) || call.collective == Collective::kBroadcast) {
     const size_t element_size = dtype_size(call.dtype);
     places_ = arrays_.find(
         call.input, static_cast<size_t>(input_count(call, rank_, num_ranks_)) * element_size,
         call.output, static_cast<size_t>(output_count(call, rank_, num_ranks_)) * element_size);
   }
-  if (!places_) {
-    if (!named) return *plan.slots;
-    throw UsageError(std::string(row.name) + ": algorithm " + std::string(call.algorithm) +
-                     " needs arrays that all ranks can access: make them with "
-                     "comm.empty(device=...)");
+  if (!places_ && staging_ != nullptr && PeerStaging::can(call)) {
+    staged_ = true;
+    places_ = staging_->places();
   }
-  PlannedCall* planned = plan.of(Reach::kMapped, call.input == call.output);
-  if (planned == nullptr) {
-    throw UsageError(std::string(row.name) + ": algorithm " + std::string(call.algorithm) +
-                     " cannot work in place: pass out=");
-  }
-  if (planned->protocol == ProtocolKind::kDirect) {
-    call.places_hash = places_->hash;
-  } else {
-    places_.reset();
-  }
-  return *planned;
+  return places_.has_value();
+}
+
+PlannedCall* DeviceRunner::direct_by_meeting(const CallPlan& plan, const Call& call) const {
+  if (!meets_all() || !plan.exchanges_buffers || !has_equal_arrays(call)) return nullptr;
+  if (device_.capture_of(call.stream) != 0) return nullptr;
+  // No rank knows whether another one works in place, so both must run the same plan.
+  PlannedCall* const planned = plan.of(Reach::kMapped, true);
+  const bool is_same = planned == plan.of(Reach::kMapped, false);
+  return is_same && planned != nullptr && planned->protocol == ProtocolKind::kDirect ? planned
+                                                                                     : nullptr;
 }
 
 const char* DeviceRunner::why_not(const Call& call, PlannedCall& planned) {
@@ -212,13 +270,17 @@ const char* DeviceRunner::why_not(const Call& call, PlannedCall& planned) {
     return "protocol ll128 needs ranks that share a device, because other links may split lines of "
            "128 bytes";
   }
+  if (planned.protocol == ProtocolKind::kCopy && stream_waits_ == nullptr) {
+    return why_no_stream_waits_.c_str();
+  }
+  if (!is_direct(planned.protocol) && !why_no_blocks_.empty()) return why_no_blocks_.c_str();
   if (planned.protocol != ProtocolKind::kPoison) return nullptr;
   if (call.collective != Collective::kAllReduce || num_ranks_ == 1 ||
       !poison_allowed(call.dtype, call.op)) {
     return "protocol poison is for all_reduce of floating-point dtypes except f8_e4m3 on several "
            "ranks only";
   }
-  const DevicePlan& plan = planner_.of(planned, device_.capture_of(call.stream) != 0);
+  const DevicePlan& plan = planner_->of(planned, device_.capture_of(call.stream) != 0);
   const DeviceLinks& links = links_->links(DeviceProtocol::kPoison);
   if (kPoisonBuffers * plan.program.max_link_messages > links.num_slots) {
     return "protocol poison has room for two messages to a peer: use one_shot or two_shot";
@@ -231,7 +293,12 @@ const char* DeviceRunner::why_not(const Call& call, PlannedCall& planned) {
 }
 
 void DeviceRunner::prepare(const Call& call, PlannedCall& planned) {
-  DevicePlan& plan = planner_.of(planned, device_.capture_of(call.stream) != 0);
+  plan_ = &planner_->of(planned, device_.capture_of(call.stream) != 0);
+  fill(staged_ ? staging_->call_on_copies(call, staging_->part(call, 0)) : call);
+}
+
+void DeviceRunner::fill(const Call& call) {
+  const DevicePlan& plan = *plan_;
   DeviceLaunch& launch = next_;
   launch = plan.model;
   launch.count = call.count;
@@ -261,6 +328,12 @@ void DeviceRunner::prepare(const Call& call, PlannedCall& planned) {
   launch.abort_word = reinterpret_cast<const uint64_t*>(pinned_.data());
   launch.report = reinterpret_cast<DeviceReport*>(pinned_.data() + kFlagBytes);
   launch.failed = links_->failed_word();
+  const ProtocolKind protocol = plan.planned->protocol;
+  if (protocol == ProtocolKind::kCopy || (protocol == ProtocolKind::kDirect && waits_in_streams_)) {
+    launch.waits_in_stream = 1;
+    // The watchdog sets this word before it ends the waits, and the kernel behind them ends, too.
+    launch.failed = reinterpret_cast<uint64_t*>(pinned_.data());
+  }
 }
 
 bool DeviceRunner::launch(const Call& call, const CallRecord& record, double timeout_s) {
@@ -276,7 +349,9 @@ bool DeviceRunner::launch(const Call& call, const CallRecord& record, double tim
   if (places_) DeviceArrays::use(*places_, capture == 0 ? record.sequence : UINT64_MAX);
   launch.digest = record.digest;
   launch.timeout_ns = static_cast<int64_t>(timeout_s * 1e9);
-  if (meeting_ != nullptr && capture == 0) {
+  if (launch.waits_in_stream != 0) {
+    launch_between_waits(call);
+  } else if (meeting_ != nullptr && capture == 0) {
     if (!meeting_->launch(rank_, launch, call.stream, waiter_)) return false;
   } else {
     device_.check(device_.table().launch(device_.index(), &launch, call.stream),
@@ -284,6 +359,31 @@ bool DeviceRunner::launch(const Call& call, const CallRecord& record, double tim
   }
   if (capture == 0) last_.queued(call.stream);
   return true;
+}
+
+void DeviceRunner::launch_between_waits(const Call& call) {
+  const DeviceLaunch whole = next_;
+  int64_t begin = 0;
+  do {
+    const CallPart part = staged_ ? staging_->part(call, begin) : CallPart{0, call.count};
+    if (staged_) {
+      staging_->fetch(call, part);
+      fill(staging_->call_on_copies(call, part));
+      next_.operation = whole.operation;
+      next_.digest = whole.digest;
+      next_.timeout_ns = whole.timeout_ns;
+    }
+    stream_waits_->begin(next_, call.stream);
+    if (plan_->planned->protocol == ProtocolKind::kCopy) {
+      queue_peer_copies(device_, next_, plan_->program, *places_, call.stream);
+    } else {
+      device_.check(device_.table().launch(device_.index(), &next_, call.stream),
+                    "launching a kernel");
+    }
+    stream_waits_->end(next_, call.stream);
+    if (staged_) staging_->deliver(call, part);
+    begin += part.count;
+  } while (begin < call.count);
 }
 
 void DeviceRunner::set_tiles(const Call& call, const DevicePlan& plan, DeviceLaunch& launch) const {

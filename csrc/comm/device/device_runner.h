@@ -9,10 +9,13 @@
 #include "comm/call.h"
 #include "comm/device/device_arrays.h"
 #include "comm/device/device_blocks.h"
+#include "comm/device/device_introduction.h"
 #include "comm/device/device_links.h"
 #include "comm/device/device_meeting.h"
 #include "comm/device/device_planner.h"
 #include "comm/device/device_watchdog.h"
+#include "comm/device/staging/peer_staging.h"
+#include "comm/device/streams/stream_waits.h"
 #include "device/last_work.h"
 
 namespace pycoll {
@@ -26,15 +29,23 @@ class DeviceRunner {
   ~DeviceRunner();  // calls finish()
 
   const Device& device() const { return device_; }
-  Planner& planner() { return planner_.planner(); }
+  Planner& planner() { return planner_->planner(); }
   DeviceWatchdog& watchdog() { return *watchdog_; }
 
   DeviceArrays& arrays() { return arrays_; }
-  /// True when ranks of several processes take turns on a device.
-  bool takes_turns() const { return takes_turns_; }
+  /// True when ranks of several processes take turns on a device, and their kernels wait.
+  bool takes_turns() const { return takes_turns_ && !waits_in_streams_; }
+  /// True when operations wait for peers in streams, and not in kernels, where that is possible.
+  bool waits_in_streams() const { return waits_in_streams_; }
+  /// True when one launch has all ranks' parts, so that the ranks' arrays need no registration.
+  bool meets_all() const {
+    return meeting_ != nullptr && meeting_->num_members() == static_cast<size_t>(num_ranks_) &&
+           !waits_in_streams_;
+  }
 
   /// Chooses the plan of a plain call: a direct one if its arrays are registered, and then sets its
-  /// places_hash. Raises UsageError if the call names a protocol that its arrays do not allow.
+  /// places_hash, or if one launch has all ranks' parts. Raises UsageError if the call names a
+  /// protocol that its arrays do not allow.
   PlannedCall& choose(const CallPlan& plan, Call& call);
   /// Returns why the links or this call cannot use the planned protocol; null: they can. Identical
   /// on all ranks.
@@ -67,6 +78,14 @@ class DeviceRunner {
   void disown();
 
  private:
+  /// The direct plan of an eager call whose launch has all ranks' parts; null: there is none.
+  PlannedCall* direct_by_meeting(const CallPlan& plan, const Call& call) const;
+  void choose_waits(const std::vector<DeviceIntroduction>& all, const AllGather& gather,
+                    const Deadline& deadline);
+  void share_blocks(const std::vector<DeviceIntroduction>& all);
+  bool find_places(const CallPlan& plan, const Call& call);
+  void fill(const Call& call);
+  void launch_between_waits(const Call& call);
   void order_behind_last(DeviceStream stream, uint64_t capture);
   void set_counts(const Call& call, DeviceLaunch& launch);
   void set_tiles(const Call& call, const DevicePlan& plan, DeviceLaunch& launch) const;
@@ -77,16 +96,21 @@ class DeviceRunner {
   const int rank_;
   const int num_ranks_;
   DeviceSlab slab_;
-  DevicePlanner planner_;
+  std::unique_ptr<DevicePlanner> planner_;
   DeviceArrays arrays_;
   std::optional<DeviceArrays::Places> places_;  // of the next call's buffers
   std::string path_;                            // how the ranks access each other, for explain()
   bool takes_turns_ = false;                    // pycoll::take_turns
+  bool waits_in_streams_ = false;
+  std::string why_no_stream_waits_;            // empty: streams can wait
+  std::unique_ptr<StreamWaits> stream_waits_;  // null: streams cannot wait
+  std::unique_ptr<PeerStaging> staging_;       // null unless waits_in_streams_
   std::unique_ptr<DeviceWindow> window_;
   std::unique_ptr<DeviceLinkMemory> links_;
   bool whole_lines_ = false;  // 128-byte lines that a warp writes arrive as a whole
   int block_threads_ = 0;
   int max_channels_ = 0;
+  std::string why_no_blocks_;  // not empty: kernels of all ranks do not fit, and may not wait
   std::unique_ptr<DeviceBlocks> blocks_;
   std::vector<int> devices_;                // of the ranks of this process
   std::shared_ptr<DeviceMeeting> meeting_;  // null unless ranks of this process share the device
@@ -97,7 +121,10 @@ class DeviceRunner {
   StreamEvent captured_last_;
   DeviceStream captured_stream_ = nullptr;
   uint64_t capture_ = 0;  // capture of the last captured operation
-  DeviceLaunch next_;     // made by prepare()
+  // The next call, made by choose() and prepare().
+  DeviceLaunch next_;
+  const DevicePlan* plan_ = nullptr;
+  bool staged_ = false;  // its arrays are copied through staging_
   std::unique_ptr<Stream> beside_;
   std::unique_ptr<StreamEvent> before_beside_;
   DeviceMemory scratch_;

@@ -1,16 +1,19 @@
 #include "comm/device/device_watchdog.h"
 
 #include <bit>
-#include <chrono>
+
+#include "base/clock.h"
 
 namespace pycoll {
 
-DeviceWatchdog::DeviceWatchdog(Transport& transport, uint64_t* abort_word, DeviceReport* report)
+DeviceWatchdog::DeviceWatchdog(Transport& transport, uint64_t* abort_word, DeviceReport* report,
+                               StreamWaits* waits)
     : transport_(transport),
       segment_(transport.segment()),
       rank_(transport.rank()),
       abort_word_(abort_word),
       report_(report),
+      waits_(waits),
       thread_(start_thread(
           "the thread that watches a device", [this] { run(); },
           [this](const std::string& text) {
@@ -35,16 +38,40 @@ void DeviceWatchdog::run() {
     lock.unlock();
     look();
     lock.lock();
-    wake_.wait_for(lock, std::chrono::milliseconds(kPeriodMs), [this] { return stop_; });
+    wake_.wait_for(lock, ends_waits() ? kShortPeriod : kPeriod, [this] { return stop_; });
   }
 }
 
 void DeviceWatchdog::look() {
   const std::lock_guard lock(look_mutex_);
+  look_at_waits();
   look_for_report();
   if (load_acquire(segment_.failure_word()) == 0) look_for_mismatch();
   if (load_acquire(segment_.failure_word()) == 0) look_for_ended_peers();
-  if (load_acquire(segment_.failure_word()) != 0) store_release(*abort_word_, 1);
+  if (load_acquire(segment_.failure_word()) == 0) return;
+  store_release(*abort_word_, 1);  // first: kernels behind the waits that end do nothing then
+  end_waits();
+}
+
+void DeviceWatchdog::report(const DeviceError& error) {
+  if (load_acquire(report_->error) != 0) return;
+  store_release(report_->operation, waits_->operation());
+  store_release(report_->error, std::bit_cast<uint64_t>(error));
+}
+
+void DeviceWatchdog::look_at_waits() {
+  DeviceError found;
+  if (waits_ != nullptr && waits_->look(&found)) report(found);
+}
+
+void DeviceWatchdog::end_waits() {
+  if (broken_ns_ == 0) broken_ns_ = now_ns();
+  DeviceError awaited;
+  if (waits_ != nullptr && waits_->release(&awaited)) report(awaited);
+}
+
+bool DeviceWatchdog::ends_waits() const {
+  return waits_ != nullptr && broken_ns_ != 0 && now_ns() - broken_ns_ < kEndingNs;
 }
 
 DeviceError DeviceWatchdog::error() const {

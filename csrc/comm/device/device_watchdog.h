@@ -3,11 +3,13 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 
 #include "base/thread.h"
+#include "comm/device/streams/stream_waits.h"
 #include "executor/device/device_launch.h"
 #include "transport/transport.h"
 
@@ -15,8 +17,10 @@ namespace pycoll {
 
 class DeviceWatchdog {
  public:
-  /// `abort_word` and `report` are in CPU memory that kernels access, and outlive this object.
-  DeviceWatchdog(Transport& transport, uint64_t* abort_word, DeviceReport* report);
+  /// `abort_word` and `report` are in CPU memory that kernels access. `waits`: of the rank's
+  /// streams; null: they have none. All outlive this object.
+  DeviceWatchdog(Transport& transport, uint64_t* abort_word, DeviceReport* report,
+                 StreamWaits* waits);
   ~DeviceWatchdog();
 
   /// Notes that operation `sequence` was queued on the device. Called by one thread at a time.
@@ -32,9 +36,16 @@ class DeviceWatchdog {
   uint64_t failed_operation() const;
 
  private:
-  static constexpr int kPeriodMs = 5;
+  static constexpr auto kPeriod = std::chrono::microseconds(5000);
+  // While waits of queued operations end one after another, but not for longer than kEndingNs.
+  static constexpr auto kShortPeriod = std::chrono::microseconds(50);
+  static constexpr int64_t kEndingNs = 1'000'000'000;
 
   void run();
+  bool ends_waits() const;
+  void look_at_waits();
+  void end_waits();
+  void report(const DeviceError& error);
   void look_for_report();
   void look_for_mismatch();
   void look_for_ended_peers();
@@ -44,6 +55,8 @@ class DeviceWatchdog {
   const int rank_;
   uint64_t* const abort_word_;
   DeviceReport* const report_;
+  StreamWaits* const waits_;
+  std::atomic<int64_t> broken_ns_{0};  // when the communicator was first seen to be broken
   std::atomic<uint64_t> newest_{0};
   std::mutex look_mutex_;  // guards compared_
   uint64_t compared_ = 0;  // operations whose calls agree on all ranks

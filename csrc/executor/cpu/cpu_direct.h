@@ -7,14 +7,14 @@
 namespace pycoll {
 
 struct Direct {
-  static bool run(CpuTarget& target, const ProgramView& program, const StepOperands& operands) {
-    return target.combine_in_place(program, operands);
+  static bool run(CpuTarget& target, const ProgramView& program, const OneStep& phase) {
+    return target.combine_in_place(program, phase.operands);
   }
 
   /// The second half of a plan with Writes::kOwnOnly (plan/direct_plan.h).
   struct Results {
-    static bool run(CpuTarget& target, const ProgramView& program, const StepOperands& operands) {
-      return target.read_result(program, operands);
+    static bool run(CpuTarget& target, const ProgramView& program, const OneStep& phase) {
+      return target.read_result(program, phase.operands);
     }
   };
 

@@ -36,7 +36,8 @@ void CpuTarget::on_post_to_hosts(const ProgramView& program, const StepOperands&
   });
 }
 
-void CpuTarget::reduce_copy(const ProgramView& program, const StepOperands& operands) {
+void CpuTarget::reduce_copy(const ProgramView& program, const OneStep& phase) {
+  const StepOperands& operands = phase.operands;
   const void* srcs[kMaxPeers + 1];
   void* dsts[kMaxPeers + 1];
   int num_srcs = 0;

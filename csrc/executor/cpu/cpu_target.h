@@ -31,6 +31,7 @@ struct CpuArithmetic {
 class CpuTarget {
  public:
   class LineBatch;
+  static constexpr bool kRunsPhases = false;  // one thread gains nothing from it
 
   CpuTarget(Segment& segment, Waiter& waiter, int num_ranks);
 
@@ -57,18 +58,20 @@ class CpuTarget {
 
   /// Visits all peers, since the one thread serves all links.
   template <class Visit>
-  static bool for_own_peers(const ProgramView& program, uint64_t mask, Visit&& visit) {
-    return for_each_peer(program, mask, std::forward<Visit>(visit));
+  static bool for_own_peers(const ProgramView& program, const OneStep& phase,
+                            uint64_t Step::* peers, Visit&& visit) {
+    return for_each_peer(program, phase.operands.step->*peers,
+                         [&](int peer) { return visit(peer, phase.operands); });
   }
   template <class Protocol>
-  bool run_lines(const ProgramView& program, const StepOperands& operands) {
-    return run_in_lines<LineBatch>(*this, program, operands);
+  bool run_lines(const ProgramView& program, const OneStep& phase) {
+    return run_in_lines<LineBatch>(*this, program, phase);
   }
 
-  static constexpr void prepare(const ProgramView&, const StepOperands&) {}
+  static constexpr void prepare(const ProgramView&, const OneStep&) {}
   /// The bulk arithmetic of a `simple` step: combines slots and local chunks into slots and local
   /// chunks.
-  void reduce_copy(const ProgramView& program, const StepOperands& operands);
+  void reduce_copy(const ProgramView& program, const OneStep& phase);
   /// Writes the checksum of a slot that a `simple` step has filled.
   void add_checksum(SendEnd& link, const StepOperands& operands) {
     if (links_->checksum_bytes != 0) [[unlikely]]
@@ -82,7 +85,8 @@ class CpuTarget {
     return is_intact(link.slot(), num_bytes(operands)) || waiter_.corrupted(peer);
   }
   /// Records a completed step and wakes the ranks that it may have unblocked.
-  void on_post(const ProgramView& program, const StepOperands& operands) {
+  void on_post(const ProgramView& program, const OneStep& phase) {
+    const StepOperands& operands = phase.operands;
     const Step& step = *operands.step;
     const int num_readers = std::popcount(step.dst_peers);
     ledger_.sent_messages += num_readers;

@@ -2,7 +2,9 @@
 //
 // `Env` defines how the threads work together: ThreadEnv (thread_env.h) on CPU threads, CudaEnv
 // (cuda_env.cuh) on a GPU. The rest is the same source on both, so ThreadSanitizer checks the code
-// that a GPU runs. The op is chosen at run time, once per step and outside of its loops.
+// that a GPU runs. A team runs a phase at once: its threads meet once for all of its steps, its
+// warps share out the bytes of all of them, and thread i posts to peer i, whichever step sends to
+// it. The op is chosen at run time, once per step and outside of its loops.
 #pragma once
 
 #include "base/bits.h"
@@ -20,10 +22,19 @@ struct BlockLinks {
   device::BlockRecvEnd recv[kMaxDeviceRanks];
 };
 
+/// Steps of one phase, whose operands lie in memory that the block shares.
+struct BlockPhase {
+  const StepOperands* steps;
+  int num_steps;
+  PYCOLL_HD int size() const { return num_steps; }
+  PYCOLL_HD const StepOperands& operator[](int i) const { return steps[i]; }
+};
+
 /// State shared by the threads of a block (shared memory on a GPU). Written between barriers.
 struct BlockShared {
   BlockLinks links;
-  BlockOperands operands;
+  BlockOperands operands;                 // of a phase
+  StepOperands steps[2][kMaxPhaseSteps];  // of some whole phases, in turn
   ProgramView program;
   Payload payload;
   int64_t deadline_ns;
@@ -36,6 +47,7 @@ class BlockBatch;
 template <class Env, DType dtype_>
 class Block {
  public:
+  static constexpr bool kRunsPhases = true;
   static constexpr DType dtype = dtype_;
   static constexpr int kLineTeam = Env::kLineTeam;
   using Storage = typename DeviceTraits<dtype>::Storage;
@@ -52,19 +64,60 @@ class Block {
   PYCOLL_HD int num_threads() const { return env_.num_threads(); }
   PYCOLL_HD void sync() const { env_.sync(); }
   PYCOLL_HD bool agree(bool ready) const { return env_.agree(ready); }
-  PYCOLL_HD void on_post(const ProgramView&, const StepOperands&) const {}
+  template <class Phase>
+  PYCOLL_HD void on_post(const ProgramView&, const Phase&) const {}
   /// The op that combines two elements.
   PYCOLL_HD Op op() const { return combining_op(dtype, launch_.op); }
   PYCOLL_HD int64_t divisor(const StepOperands& operands) const {
     return operands.step->has(kFinal) ? launch_.divisor : 1;
   }
 
-  /// Assigns the links with peer i to thread i.
+  /// Shares the operands of as many whole phases as there is room for, beginning with step `first`
+  /// of the tile that starts at `done`. Returns one past their last step.
+  PYCOLL_HD int32_t share_steps(const ProgramView& program, const Payload& payload, int32_t first,
+                                int64_t done) {
+    int32_t end = program.num_steps;
+    if (end - first > kMaxPhaseSteps) {
+      end = first + kMaxPhaseSteps;
+      while (program.steps[end].has(kSamePhase)) --end;
+    }
+    // Two rows in turn: late threads still post what the last phase in the other row has moved.
+    row_ = 1 - row_;
+    first_step_ = first;
+    for (int32_t i = first + thread_index(); i < end; i += num_threads()) {
+      shared_.steps[row_][i - first] = step_operands(program, payload, program.steps[i],
+                                                     program.places[i], i, done, element_size());
+    }
+    sync();  // every thread reads the operands of all steps
+    return end;
+  }
+  /// Steps [first, end) of the shared ones.
+  PYCOLL_HD BlockPhase phase(int32_t first, int32_t end) const {
+    return {shared_.steps[row_] + (first - first_step_), end - first};
+  }
+
+  /// Assigns the links with peer i to thread i: calls visit(peer) for each peer of the program.
   template <class Visit>
-  PYCOLL_HD bool for_own_peers(const ProgramView& program, uint64_t mask, Visit&& visit) const {
+  PYCOLL_HD bool for_own_peers(const ProgramView& program, Visit&& visit) const {
     bool all = true;
     for (int i = thread_index(); i < launch_.num_peers; i += num_threads()) {
-      if (mask >> i & 1) all = visit(program.peers[i]) && all;
+      all = visit(program.peers[i]) && all;
+    }
+    return all;
+  }
+  /// Calls visit(peer, operands of the step) for the sources or destinations of a phase, `peers`,
+  /// that this thread serves. All threads search first, then visit at the same time.
+  template <class Phase, class Visit>
+  PYCOLL_HD bool for_own_peers(const ProgramView& program, const Phase& phase,
+                               uint64_t Step::* peers, Visit&& visit) const {
+    bool all = true;
+    for (int i = thread_index(); i < launch_.num_peers; i += num_threads()) {
+      const StepOperands* found = nullptr;
+      for (int s = 0; s < phase.size(); ++s) {
+        const StepOperands& operands = phase[s];
+        if (operands.count != 0 && (operands.step->*peers >> i & 1)) found = &operands;
+      }
+      if (found != nullptr) all = visit(program.peers[i], *found) && all;
     }
     return all;
   }
@@ -91,56 +144,98 @@ class Block {
   /// Reports that another operation of this rank is under way. Returns false.
   PYCOLL_HD bool overlap() const { return fail(DeviceFailure::kOverlap, {launch_.rank, 0}); }
 
-  /// Shares where the operands of a step lie, before the barrier that precedes reduce_copy.
-  PYCOLL_HD void prepare(const ProgramView& program, const StepOperands& operands) {
+  /// Shares where the operands of a phase lie, before the barrier that precedes reduce_copy.
+  template <class Phase>
+  PYCOLL_HD void prepare(const ProgramView& program, const Phase& phase) {
     share_operands(
-        program, operands, [this](int peer) { return links().recv[peer].slot(); },
-        [this](int peer) { return links().send[peer].slot(); });
+        program, phase, [this](int peer, const StepOperands&) { return links().recv[peer].slot(); },
+        [this](int peer, const StepOperands&) { return links().send[peer].slot(); });
   }
-  PYCOLL_HD void reduce_copy(const ProgramView&, const StepOperands& operands) {
-    combine(operands);
+  template <class Phase>
+  PYCOLL_HD void reduce_copy(const ProgramView&, const Phase& phase) {
+    combine(phase);
   }
-  template <class Protocol>
-  PYCOLL_HD bool run_lines(const ProgramView& program, const StepOperands& operands) {
-    return run_in_lines<BlockBatch<Protocol, Block, dtype>>(*this, program, operands);
+  template <class Protocol, class Phase>
+  PYCOLL_HD bool run_lines(const ProgramView& program, const Phase& phase) {
+    return run_in_lines<BlockBatch<Protocol, Block, dtype>>(*this, program, phase);
   }
 
-  /// Shares where the operands of a step lie. A barrier must follow.
-  template <class SourceOf, class DestinationOf>
-  PYCOLL_HD void share_operands(const ProgramView& program, const StepOperands& operands,
+  /// Shares where the operands of a phase lie, step by step. A barrier must follow.
+  template <class Phase, class SourceOf, class DestinationOf>
+  PYCOLL_HD void share_operands(const ProgramView& program, const Phase& phase,
                                 SourceOf&& source_of, DestinationOf&& destination_of) {
-    const Step& step = *operands.step;
-    BlockOperands& shared = shared_.operands;
-    const int local_place = count_bits(step.src_peers & bits_below(launch_.self_position));
-    const bool has_local_src = operands.local_src != nullptr;
-    const bool has_local_dst = operands.local_dst != nullptr;
-    for (int i = thread_index(); i < launch_.num_peers; i += num_threads()) {
-      if (step.src_peers >> i & 1) {
-        const int place = count_bits(step.src_peers & bits_below(i));
-        const bool above = has_local_src && place >= local_place;
-        shared.srcs[place + above] = source_of(program.peers[i]);
+    const std::byte** srcs = shared_.operands.srcs;
+    std::byte** dsts = shared_.operands.dsts;
+    for (int s = 0; s < phase.size(); ++s) {
+      const StepOperands& operands = phase[s];
+      if (operands.count == 0) continue;
+      const Step& step = *operands.step;
+      const int local_place = count_bits(step.src_peers & bits_below(launch_.self_position));
+      const bool has_local_src = operands.local_src != nullptr;
+      const bool has_local_dst = operands.local_dst != nullptr;
+      for (int i = thread_index(); i < launch_.num_peers; i += num_threads()) {
+        if (step.src_peers >> i & 1) {
+          const int place = count_bits(step.src_peers & bits_below(i));
+          const bool above = has_local_src && place >= local_place;
+          srcs[place + above] = source_of(program.peers[i], operands);
+        }
+        if (step.dst_peers >> i & 1) {
+          const int place = count_bits(step.dst_peers & bits_below(i));
+          dsts[place + has_local_dst] = destination_of(program.peers[i], operands);
+        }
       }
-      if (step.dst_peers >> i & 1) {
-        const int place = count_bits(step.dst_peers & bits_below(i));
-        shared.dsts[place + has_local_dst] = destination_of(program.peers[i]);
+      if (s % num_threads() == thread_index()) {
+        if (has_local_src) srcs[local_place] = operands.local_src;
+        if (has_local_dst) dsts[0] = operands.local_dst;
       }
-    }
-    if (thread_index() == 0) {
-      if (has_local_src) shared.srcs[local_place] = operands.local_src;
-      if (has_local_dst) shared.dsts[0] = operands.local_dst;
+      srcs += num_srcs(operands);
+      dsts += num_dsts(operands);
     }
   }
-  /// Combines the shared operands.
-  PYCOLL_HD void combine(const StepOperands& operands) {
-    const Step& step = *operands.step;
-    const int num_srcs = count_bits(step.src_peers) + (operands.local_src != nullptr);
-    const int num_dsts = count_bits(step.dst_peers) + (operands.local_dst != nullptr);
-    BlockReduce<dtype>(shared_.operands, num_srcs, num_dsts, op(), divisor(operands),
-                       thread_index(), num_threads())
-        .run(operands.count);
+  /// Combines the shared operands. The bytes of all steps are one sequence of units, of which each
+  /// warp takes an equal part.
+  template <class Phase>
+  PYCOLL_HD void combine(const Phase& phase) {
+    constexpr int32_t kUnitBytes = Env::kWarp * BlockReduce<dtype>::kThreadBytes;
+    const auto bytes_of = [&](const StepOperands& operands) {
+      return static_cast<int32_t>(operands.count * int64_t{element_size()});
+    };
+    const auto units_of = [&](const StepOperands& operands) {
+      return (bytes_of(operands) + kUnitBytes - 1) / kUnitBytes;
+    };
+    int32_t num_units = 0;
+    for (int s = 0; s < phase.size(); ++s) num_units += units_of(phase[s]);
+    const int32_t num_warps = num_threads() / Env::kWarp;
+    const int32_t warp = thread_index() / Env::kWarp;
+    int32_t first = num_units * warp / num_warps;
+    int32_t end = num_units * (warp + 1) / num_warps;
+    const std::byte* const* srcs = shared_.operands.srcs;
+    std::byte* const* dsts = shared_.operands.dsts;
+    for (int s = 0; s < phase.size() && end > 0; ++s) {
+      const StepOperands& operands = phase[s];
+      if (operands.count == 0) continue;
+      const int32_t units = units_of(operands);
+      if (first < units) {
+        const int32_t num_bytes = bytes_of(operands);
+        BlockReduce<dtype>({srcs, num_srcs(operands), dsts, num_dsts(operands)}, op(),
+                           divisor(operands), thread_index() % Env::kWarp, Env::kWarp)
+            .run(first * kUnitBytes, end < units ? end * kUnitBytes : num_bytes);
+        first = units;
+      }
+      first -= units;
+      end -= units;
+      srcs += num_srcs(operands);
+      dsts += num_dsts(operands);
+    }
   }
 
  private:
+  PYCOLL_HD static int num_srcs(const StepOperands& operands) {
+    return count_bits(operands.step->src_peers) + (operands.local_src != nullptr);
+  }
+  PYCOLL_HD static int num_dsts(const StepOperands& operands) {
+    return count_bits(operands.step->dst_peers) + (operands.local_dst != nullptr);
+  }
   PYCOLL_HD static uint64_t bits_below(int position) {
     return position >= 64 ? ~uint64_t{0} : (uint64_t{1} << position) - 1;
   }
@@ -173,6 +268,8 @@ class Block {
   const DeviceLaunch& launch_;
   int channel_;
   BlockShared& shared_;
+  int row_ = 0;             // of shared_.steps
+  int32_t first_step_ = 0;  // the step of its first operands
 };
 
 }  // namespace pycoll

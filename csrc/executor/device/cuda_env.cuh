@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/macros.h"
+#include "executor/device/device_launch.h"
 #include "transport/ring/device_slot.h"
 
 namespace pycoll {
@@ -19,6 +20,8 @@ class CudaEnv {
  public:
   /// Neighbouring lanes of a warp that share a line of 128 bytes, 16 bytes each.
   static constexpr int kLineTeam = 8;
+  /// Threads that share a part of a phase's bytes.
+  static constexpr int kWarp = kDeviceWarp;
   /// Number of polls, of a few hundred cycles each, before a thread checks for trouble, which reads
   /// the host's memory and takes a microsecond.
   static constexpr int kSpins = 512;

@@ -136,6 +136,7 @@ struct DeviceLaunch {
   std::byte* const* peer_outputs = nullptr;
   int64_t input_offset = 0;
   int64_t output_offset = 0;
+  int32_t waits_in_stream = 0;  // kDirect: 1: the stream waits for the peers, not the kernel
   // --- failure
   uint64_t operation = 0;                // its number, for error messages
   uint32_t digest = 0;                   // of the call; compared with the peers'

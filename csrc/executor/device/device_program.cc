@@ -14,19 +14,23 @@ namespace {
 constexpr int64_t kChannelBytes = 32 << 10;
 constexpr int64_t kRoundBytes = int64_t{8} * kMaxDeviceThreads;
 
-/// Adds the copy of a whole block, as a step without peers.
-void add_copy(DeviceProgram& program, const BlockCopy& copy, int32_t num_pieces) {
-  Step step;
-  step.num_chunks = num_pieces;
-  step.flags = kReadLocal | kWriteLocal;
-  StepPlace place;
-  place.block = copy.block;
-  place.src = copy.from;
-  place.src_index = copy.from_index;
-  place.dst = copy.to;
-  place.dst_index = copy.to_index;
-  program.steps.push_back(step);
-  program.places.push_back(place);
+/// Adds copies of whole blocks, as steps without peers. No two have the same block: they are
+/// independent.
+void add_copies(DeviceProgram& program, const std::vector<BlockCopy>& copies, int32_t num_pieces) {
+  for (size_t i = 0; i < copies.size(); ++i) {
+    const BlockCopy& copy = copies[i];
+    Step step;
+    step.num_chunks = num_pieces;
+    step.flags = kReadLocal | kWriteLocal | (i % kMaxPhaseSteps == 0 ? 0 : kSamePhase);
+    StepPlace place;
+    place.block = copy.block;
+    place.src = copy.from;
+    place.src_index = copy.from_index;
+    place.dst = copy.to;
+    place.dst_index = copy.to_index;
+    program.steps.push_back(step);
+    program.places.push_back(place);
+  }
 }
 
 }  // namespace
@@ -34,11 +38,11 @@ void add_copy(DeviceProgram& program, const BlockCopy& copy, int32_t num_pieces)
 DeviceProgram device_program(const Plan& plan) {
   DeviceProgram program;
   const int32_t num_pieces = plan.placement.num_pieces;
-  for (const BlockCopy& copy : plan.placement.before) add_copy(program, copy, num_pieces);
+  add_copies(program, plan.placement.before, num_pieces);
   program.steps.insert(program.steps.end(), plan.program.steps.begin(), plan.program.steps.end());
   program.places.insert(program.places.end(), plan.placement.steps.begin(),
                         plan.placement.steps.end());
-  for (const BlockCopy& copy : plan.placement.after) add_copy(program, copy, num_pieces);
+  add_copies(program, plan.placement.after, num_pieces);
   for (size_t i = 0; i < plan.program.peers.size(); ++i) {
     int sent = 0;
     int received = 0;

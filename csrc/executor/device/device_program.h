@@ -18,7 +18,7 @@ struct DeviceProgram {
 };
 
 /// `plan.placement.before`, the program, and `plan.placement.after` as one program. A plan for a
-/// device is made without multicast rings (PlanOptions::multicast = false).
+/// device is made without multicast rings and with phases (PlanOptions).
 DeviceProgram device_program(const Plan& plan);
 
 /// Number of elements that fill 16 bytes: tiles are cut at multiples of it.

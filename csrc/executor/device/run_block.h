@@ -57,9 +57,10 @@ class BlockRun {
  private:
   PYCOLL_HD bool run_program(const ProgramView& program, const Payload& payload) {
     if constexpr (kind == DeviceProtocol::kDirect) {
-      return BlockDirect::meet(block_, program, 0) &&
+      const bool meets = launch_.waits_in_stream == 0;
+      return (!meets || BlockDirect::meet(block_, program, 0)) &&
              interpret<BlockDirect>(block_, program, payload) &&
-             BlockDirect::meet(block_, program, launch_.num_steps);
+             (!meets || BlockDirect::meet(block_, program, launch_.num_steps));
     } else if constexpr (kind == DeviceProtocol::kPoison) {
       return interpret<Poison>(block_, program, payload) && check_announcements(program);
     } else if constexpr (!std::is_void_v<Fixed>) {
@@ -156,7 +157,7 @@ class BlockRun {
   }
   /// Compares the peers' digests. These were sent before the bytes, so the wait is short.
   PYCOLL_HD bool check_announcements(const ProgramView& program) {
-    const bool same = block_.for_own_peers(program, ~uint64_t{0}, [&](int peer) {
+    const bool same = block_.for_own_peers(program, [&](int peer) {
       const FlagLine& tail = *launch_.links.recv[at(peer)].tail;
       const uint64_t expected = epoch() + 1;
       const int last = launch_.num_steps - 1;

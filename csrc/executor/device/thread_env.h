@@ -80,6 +80,8 @@ class ThreadEnv {
   /// Threads that share a line of 128 bytes: one, since unlike a warp's lanes they need a barrier
   /// (ThreadLineEnv).
   static constexpr int kLineTeam = 1;
+  /// Threads that share a part of a phase's bytes.
+  static constexpr int kWarp = 1;
   /// Number of polls before a thread checks for trouble; small, as the awaited thread may need this
   /// core.
   static constexpr int kSpins = 64;

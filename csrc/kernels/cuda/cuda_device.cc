@@ -11,6 +11,7 @@
 #include "device/device_table.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/cuda_words.h"
 #include "kernels/cuda/launch_cuda.h"
 
 namespace pycoll {
@@ -44,11 +45,14 @@ int describe(int32_t device, DeviceFacts* facts) {
   facts->block_threads = kMaxDeviceThreads;
   // About a quarter of the processors: enough to saturate the links, and the rest stays free.
   facts->max_channels = properties.multiProcessorCount / 4;
+  facts->max_blocks = properties.multiProcessorCount;
+  facts->cache_bytes = properties.l2CacheSize;
   int has_mps = 0;
   if (cudaDeviceGetAttribute(&has_mps, cudaDevAttrMpsEnabled, device) != cudaSuccess) {
     (void)cudaGetLastError();  // an old driver
   }
   facts->takes_turns = has_mps == 0;
+  facts->has_word_ops = cuda_has_word_ops(device);
   std::snprintf(facts->memory_note, sizeof(facts->memory_note), "%s", cuda_memory_note().c_str());
   return 0;
 }
@@ -91,8 +95,16 @@ int synchronize_device(int32_t device) {
 int create_stream(int32_t device, DeviceStream* stream) {
   const AllowedInCapture allowed;
   const OnDevice current(device);
+  int lowest = 0;
+  int highest = 0;
+  if (const int status = cuda_status(cudaDeviceGetStreamPriorityRange(&lowest, &highest))) {
+    return status;
+  }
+  // Blocks of an operation, which peers wait for, start before the remaining blocks of a compute
+  // kernel.
   cudaStream_t made = nullptr;
-  const int status = cuda_status(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
+  const int status =
+      cuda_status(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, highest));
   *stream = made;
   return status;
 }
@@ -269,6 +281,7 @@ extern "C" __attribute__((visibility("default"))) const pycoll::DeviceTable* pyc
       .destroy_stream = destroy_stream,
       .synchronize_stream = synchronize_stream,
       .copy = copy,
+      .queue_words = cuda_queue_words,
       .create_event = create_event,
       .destroy_event = destroy_event,
       .record_event = record_event,

@@ -23,6 +23,11 @@ __device__ void run_as_block(const DeviceLaunch& launch, const DeviceLaunch* lau
   const DeviceLaunch* mine = launches == nullptr ? &launch : launches + block / num_channels;
   const auto* from = reinterpret_cast<const uint64_t*>(mine);
   for (unsigned i = threadIdx.x; i < kNumWords; i += blockDim.x) words[i] = from[i];
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  // Until here the block has read arguments only, so it may start before the kernel in front of it
+  // on the stream has ended (launch_cuda.cu).
+  cudaGridDependencySynchronize();
+#endif
   __syncthreads();
   run(*reinterpret_cast<const DeviceLaunch*>(words), block % num_channels, shared);
 }

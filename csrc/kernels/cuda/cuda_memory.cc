@@ -8,27 +8,14 @@
 #include <string>
 
 #include "base/environment.h"
+#include "kernels/cuda/cuda_driver.h"
 #include "kernels/cuda/cuda_status.h"
 
 namespace pycoll {
 namespace {
 
-/// The driver's functions, found at run time since this library is not linked against the driver.
 struct Driver {
-  template <class Function>
-  static Function find(const char* name) {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult answer{};
-    // CUDA 12.0 has all of them, with the signatures used here.
-    if (cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &answer) !=
-            cudaSuccess ||
-        answer != cudaDriverEntryPointSuccess) {
-      (void)cudaGetLastError();
-      return nullptr;
-    }
-    return reinterpret_cast<Function>(found);
-  }
-#define PYCOLL_DRIVER(name) decltype(&::name) name = find<decltype(&::name)>(#name)
+#define PYCOLL_DRIVER(name) decltype(&::name) name = find_driver_function<decltype(&::name)>(#name)
   PYCOLL_DRIVER(cuDeviceGetAttribute);
   PYCOLL_DRIVER(cuMemCreate);
   PYCOLL_DRIVER(cuMemRelease);

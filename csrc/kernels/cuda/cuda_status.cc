@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "kernels/cuda/cuda_driver.h"
+
 namespace pycoll {
 namespace {
 
@@ -19,15 +21,9 @@ int cuda_status(cudaError_t status) {
 int driver_status(CUresult status, const char* what) {
   if (status == CUDA_SUCCESS) return 0;
   last_error_text = std::string(what) + ": CUDA driver error " + std::to_string(status);
-  // Not linked against the driver, so its function is found at run time.
-  using GetErrorName = CUresult (*)(CUresult, const char**);
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult answer{};
+  const auto get_name = find_driver_function<decltype(&::cuGetErrorName)>("cuGetErrorName");
   const char* name = nullptr;
-  if (cudaGetDriverEntryPointByVersion("cuGetErrorName", &found, 12000, cudaEnableDefault,
-                                       &answer) == cudaSuccess &&
-      answer == cudaDriverEntryPointSuccess &&
-      reinterpret_cast<GetErrorName>(found)(status, &name) == CUDA_SUCCESS) {
+  if (get_name != nullptr && get_name(status, &name) == CUDA_SUCCESS) {
     last_error_text += std::string(" (") + name + ")";
   }
   return static_cast<int>(status);

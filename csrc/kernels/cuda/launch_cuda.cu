@@ -23,15 +23,24 @@ const void* kernel_of(DeviceProtocol protocol, DType dtype) {
   return all_kernels()[static_cast<size_t>(protocol)].kernels[static_cast<size_t>(dtype)];
 }
 
-/// Whether the current device keeps the stores of some kernels apart from those of others (sm_90).
-cudaError_t has_remote_domain(bool& has) {
+/// What the current device can do with a launch (sm_90).
+struct LaunchFeatures {
+  bool remote_domain = false;  // keeps the stores of some kernels apart from those of others
+  bool early_start = false;    // a kernel starts before the one in front of it has ended
+};
+
+cudaError_t find_features(LaunchFeatures& features) {
   int device = 0;
   int num_domains = 1;
+  int major = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&num_domains, cudaDevAttrMemSyncDomainCount, device);
   }
-  has = num_domains > 1;
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+  features = {num_domains > 1, major >= 9};
   return error;
 }
 
@@ -40,8 +49,8 @@ cudaError_t launch_blocks(const DeviceLaunch& launch, const DeviceLaunch* launch
                           bool cooperative, void* stream) {
   const void* const kernel = kernel_of(launch.protocol, launch.dtype);
   if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
-  bool remote = false;
-  const cudaError_t error = has_remote_domain(remote);
+  LaunchFeatures features;
+  const cudaError_t error = find_features(features);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config = {};
@@ -52,8 +61,12 @@ cudaError_t launch_blocks(const DeviceLaunch& launch, const DeviceLaunch* launch
   if (cooperative) {
     attributes[config.numAttrs].id = cudaLaunchAttributeCooperative;
     attributes[config.numAttrs++].val.cooperative = 1;
+  } else if (features.early_start) {
+    // The start of the blocks overlaps the end of the kernel in front; run_as_block waits for it.
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
-  if (remote) {
+  if (features.remote_domain) {
     // A fence of system scope waits for the stores of its own domain only, not for those of the
     // compute kernels beside it.
     attributes[config.numAttrs].id = cudaLaunchAttributeMemSyncDomain;

@@ -8,8 +8,9 @@
 //
 // For tests, environment variables reduce its abilities: PYCOLL_DEVICE_THREADS_COUNT (number of
 // devices; 1), ..._REACH=0 (no device reaches another one's memory), ..._EXPORT=0 (no process maps
-// another one's memory), ..._PROCESSORS (maximum number of blocks at once; 32), ..._FAIL (the
-// function that fails, and its error: "launch:cudaErrorLaunchOutOfResources").
+// another one's memory), ..._PROCESSORS (maximum number of blocks at once; 32), ..._WORD_OPS=0 (no
+// stream waits for a word), ..._FAIL (the function that fails, and its error:
+// "launch:cudaErrorLaunchOutOfResources").
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -29,6 +30,7 @@
 #include "kernels/threads/launch_threads.h"
 #include "kernels/threads/thread_memory.h"
 #include "kernels/threads/thread_stream.h"
+#include "kernels/threads/thread_words.h"
 #include "transport/ring/device_slot.h"
 
 namespace pycoll {
@@ -39,6 +41,7 @@ constexpr int kMaxQueues = 32;
 // Each is a CPU thread: the numbers are small, but above one.
 constexpr int kBlockThreads = 4;
 constexpr int kMaxChannels = 2;
+constexpr int kCacheBytes = 4 << 20;  // so that tests have the rings of ranks that share a cache
 
 thread_local std::string last_error_text;
 
@@ -72,7 +75,8 @@ struct Machine {
   std::vector<ThreadDevice> devices{static_cast<size_t>(num_devices)};
   std::mutex mutex;  // protects the members below, and default streams
   std::map<ThreadStream*, std::shared_ptr<ThreadStream>> streams;  // all
-  std::map<void*, size_t> host_memory;
+  std::map<void*, size_t> host_memory;                             // allocated here
+  std::map<void*, size_t> mapped_memory;                           // by map_host()
 };
 
 Machine& machine() {
@@ -168,8 +172,10 @@ int describe(int32_t device, DeviceFacts* facts) {
     facts->total_bytes = static_cast<uint64_t>(::sysconf(_SC_PHYS_PAGES)) * 4096;
     facts->num_processors = device_at(device).processors.num_blocks();
     facts->block_threads = kBlockThreads;
-    facts->max_channels = kMaxChannels;
+    facts->max_channels = facts->max_blocks = kMaxChannels;
+    facts->cache_bytes = kCacheBytes;
     facts->takes_turns = !env_flag("PYCOLL_DEVICE_THREADS_MPS");
+    facts->has_word_ops = env_flag("PYCOLL_DEVICE_THREADS_WORD_OPS");
     std::snprintf(facts->memory_note, sizeof(facts->memory_note), "%s",
                   machine().memory.note().c_str());
   });
@@ -258,15 +264,34 @@ int copy_now(int32_t, void* dst, const void* src, size_t nbytes) {
   });
 }
 
-int map_host(void* memory, size_t, void** on_device) {
+int map_host(void* memory, size_t nbytes, void** on_device) {
   return guarded([&] {
     refuse_while_capturing("mapping memory");
+    const std::lock_guard lock(machine().mutex);
+    machine().mapped_memory[memory] = nbytes;
     *on_device = memory;
   });
 }
 
-int unmap_host(void*) {
-  return guarded([] { refuse_while_capturing("unmapping memory"); });
+int unmap_host(void* memory) {
+  return guarded([&] {
+    refuse_while_capturing("unmapping memory");
+    const std::lock_guard lock(machine().mutex);
+    machine().mapped_memory.erase(memory);
+  });
+}
+
+/// Whether `p` is in CPU memory that the device accesses.
+bool is_accessible_host(const void* p) {
+  const std::lock_guard lock(machine().mutex);
+  const auto in = [p](const std::map<void*, size_t>& ranges) {
+    auto found = ranges.upper_bound(const_cast<void*>(p));
+    if (found == ranges.begin()) return false;
+    --found;
+    return static_cast<const std::byte*>(p) <
+           static_cast<const std::byte*>(found->first) + found->second;
+  };
+  return in(machine().host_memory) || in(machine().mapped_memory);
 }
 
 // --- streams ---
@@ -303,7 +328,7 @@ int copy(int32_t device, void* dst, const void* src, size_t nbytes, DeviceStream
   return guarded([&] {
     ThreadStream& on = work_stream(device, stream);
     // Like CUDA, copies pageable CPU memory first, which may change or be freed after the call.
-    if (nbytes <= 64 << 10 && machine().memory.device_of(src) < 0) {
+    if (nbytes <= 64 << 10 && machine().memory.device_of(src) < 0 && !is_accessible_host(src)) {
       std::vector<std::byte> bytes(nbytes);
       if (nbytes != 0) std::memcpy(bytes.data(), src, nbytes);
       on.push([dst, bytes = std::move(bytes)] {
@@ -312,6 +337,19 @@ int copy(int32_t device, void* dst, const void* src, size_t nbytes, DeviceStream
       return;
     }
     on.push([=] { std::memmove(dst, src, nbytes); });
+  });
+}
+
+int queue_words(int32_t device, const DeviceWordOp* ops, int32_t num_ops, DeviceStream stream) {
+  return guarded([&] {
+    if (!env_flag("PYCOLL_DEVICE_THREADS_WORD_OPS")) throw UsageError("operation not supported");
+    fail_if_told("queue_words");
+    check_word_ops(ops, num_ops, [](const void* at) {
+      return machine().memory.device_of(at) >= 0 || is_accessible_host(at);
+    });
+    work_stream(device, stream).push([own = std::vector(ops, ops + num_ops)] {
+      run_word_ops(own);
+    });
   });
 }
 
@@ -491,6 +529,7 @@ extern "C" __attribute__((visibility("default"))) const pycoll::DeviceTable* pyc
       .destroy_stream = destroy_stream,
       .synchronize_stream = synchronize_stream,
       .copy = copy,
+      .queue_words = queue_words,
       .create_event = create_event,
       .destroy_event = destroy_event,
       .record_event = record_event,

@@ -1,35 +1,49 @@
-// The user's file and line of a call, found in the interpreter's frames without Python's lock.
+// The user's file and line of a call, found in the interpreter's frames.
 //
-// torch has released the GIL when it calls a backend. Taking it again would cost a tenth of a small
-// message, and a wait whenever another thread holds it. But the frames of the calling thread do not
-// change during the call, so they can be read. Their memory layout depends on Python's version:
-// when the module is loaded, the frames as read are compared with those that Python reports, and
-// where they differ no call sites are recorded.
+// torch has released the GIL when it calls a backend, and takes it again when the call returns. It
+// is held here for the read of the frames.
 #pragma once
 
+#include <pybind11/pybind11.h>
+
 #include <array>
-#include <atomic>
-#include <cstdint>
+#include <string>
+#include <vector>
 
 #include "torch/bridge/core.h"
 
 namespace pycoll::torch_backend {
 
-/// Checks the layout of frames. Called once, when the module is loaded, with the GIL.
-void check_frames();
-
 /// Maps the location of a call to its number among the names of a group's records. A known location
-/// costs one read of each frame up to it; a new location takes the GIL.
+/// costs one look at each frame up to it. May be called by any thread.
 class CallSites {
  public:
-  /// Number of the innermost frame outside torch and pycoll; 0 when there is none or the table is
-  /// full.
+  CallSites() = default;
+  ~CallSites();
+  CallSites(const CallSites&) = delete;
+  CallSites& operator=(const CallSites&) = delete;
+
+  /// Number of the innermost frame outside torch and pycoll; 0 when there is none, as for a thread
+  /// that runs no Python.
   uint16_t here(pycoll_comm* comm);
 
  private:
-  static constexpr size_t kNumSites = 512;
+  static constexpr size_t kNumEntries = 256;
 
-  std::array<std::atomic<uint16_t>, kNumSites> numbers_{};  // by the process's location number
+  struct Entry {
+    PyCodeObject* code = nullptr;  // owned, so that its address is not used again
+    int instruction = 0;
+    bool inside = false;  // code of torch or pycoll: its caller is the call site
+    uint16_t number = 0;
+  };
+
+  // With the GIL.
+  const Entry& find(PyFrameObject* frame, pycoll_comm* comm);
+  void fill(Entry& entry, PyFrameObject* frame, PyCodeObject* code, pycoll_comm* comm);
+  bool is_inside(const std::string& file);
+
+  std::array<Entry, kNumEntries> entries_;
+  std::vector<std::string> folders_;  // of torch and pycoll, with a slash
 };
 
 }  // namespace pycoll::torch_backend

@@ -14,7 +14,8 @@ namespace {
 /// A rank's memory, as it describes it to the other ranks.
 struct Offer {
   DeviceHandle handle{};
-  uint64_t address = 0;     // in its process
+  uint64_t address = 0;  // in its process, for kernels
+  uint64_t cpu_address = 0;
   uint64_t keep_alive = 0;  // a std::shared_ptr<void>, for ranks of the same process
   int32_t index = 0;        // of the rank's device
 };
@@ -40,6 +41,7 @@ class HostRegion {
   HostRegion(const HostRegion&) = delete;
   ~HostRegion() { device_.table().unmap_host(mapping_.base()); }
 
+  std::byte* base() const { return mapping_.base(); }
   std::byte* on_device() const { return static_cast<std::byte*>(on_device_); }
 
  private:
@@ -140,17 +142,20 @@ std::unique_ptr<DeviceWindow> DeviceWindow::of_cpu_memory(Transport& transport,
   std::unique_ptr<DeviceWindow> window(new DeviceWindow(device, transport.num_ranks()));
   window->on_host_ = true;
   std::fill(window->nbytes_.begin(), window->nbytes_.end(), nbytes);
+  window->cpu_bases_.resize(n);
   const Fd memory = create_shared_memory(nbytes);
   const auto own = std::make_shared<HostRegion>(device, memory.get(), nbytes);
   std::shared_ptr<void> keep_alive = own;
   if (transport.shares_address_space()) {
     Offer mine;
     mine.address = reinterpret_cast<uint64_t>(own->on_device());
+    mine.cpu_address = reinterpret_cast<uint64_t>(own->base());
     mine.keep_alive = reinterpret_cast<uint64_t>(&keep_alive);
     std::vector<Offer> offers(n);
     gather(&mine, offers.data(), sizeof(mine));
     for (size_t rank = 0; rank < n; ++rank) {
       window->bases_[rank] = reinterpret_cast<std::byte*>(offers[rank].address);
+      window->cpu_bases_[rank] = reinterpret_cast<std::byte*>(offers[rank].cpu_address);
       window->kept_.push_back(
           *reinterpret_cast<const std::shared_ptr<void>*>(offers[rank].keep_alive));
     }
@@ -160,6 +165,7 @@ std::unique_ptr<DeviceWindow> DeviceWindow::of_cpu_memory(Transport& transport,
       const auto region =
           rank == self ? own : std::make_shared<HostRegion>(device, fds[rank].get(), nbytes);
       window->bases_[rank] = region->on_device();
+      window->cpu_bases_[rank] = region->base();
       window->kept_.push_back(region);
     }
   }

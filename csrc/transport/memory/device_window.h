@@ -47,6 +47,8 @@ class DeviceWindow {
 
   /// Address at which this rank's kernels reach the memory of `rank`.
   std::byte* at(int rank) const { return bases_[static_cast<size_t>(rank)]; }
+  /// Address at which this process reaches the CPU memory of `rank`; only of of_cpu_memory().
+  std::byte* cpu_at(int rank) const { return cpu_bases_[static_cast<size_t>(rank)]; }
   size_t nbytes_of(int rank) const { return nbytes_[static_cast<size_t>(rank)]; }
   bool is_on_host() const { return on_host_; }
 
@@ -55,7 +57,8 @@ class DeviceWindow {
 
   Device device_;
   bool on_host_ = false;
-  std::vector<std::byte*> bases_;  // by rank
+  std::vector<std::byte*> bases_;      // by rank
+  std::vector<std::byte*> cpu_bases_;  // by rank; empty: of device memory
   std::vector<size_t> nbytes_;
   std::vector<void*> imports_;               // to release at the end
   std::vector<std::shared_ptr<void>> kept_;  // memory of this process

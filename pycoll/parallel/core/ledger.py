@@ -151,6 +151,14 @@ class AxisGroup:
         """Reduces `x` in place; it has any shape and is contiguous."""
         return self._call("all_reduce", x, x, op=op)
 
+    def reduce(self, x: Tensor, root: int) -> Tensor:
+        """Reduces `x` in place on the rank `root`; on the others `x` is unspecified afterwards."""
+        return self._call("reduce", x, x, root, out=x)
+
+    def broadcast(self, x: Tensor, root: int) -> Tensor:
+        """Overwrites `x`, which is contiguous, with that of the rank `root`."""
+        return self._call("broadcast", x, x, root)
+
     def all_gather(self, x: Tensor, counts: list[int]) -> Tensor:
         """Gathers flat arrays into one; rank r contributes `counts[r]` elements."""
         out = x.new_empty(sum(counts))

@@ -7,7 +7,7 @@ dp; pp is the slowest.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from pycoll.communicator import Communicator
 from pycoll.errors import UsageError
 from pycoll.parallel.core.devices import CPU, agreed_device, clock_of
 from pycoll.parallel.core.ledger import AxisGroup, Ledger
+from pycoll.parallel.core.object_collectives import gather_objects
 from pycoll.parallel.core.transfers import Transfers
 
 if TYPE_CHECKING:
@@ -85,7 +86,21 @@ class Mesh:
 
     def line_of_dp(self, *axes: str) -> AxisGroup:
         """Like `line`, along dp and those of `axes` that have several ranks."""
-        return self.line("dp", *(axis for axis in axes if self.size(axis) > 1))
+        return self.line(*self._of_dp(axes))
+
+    def make_lines_of_dp(self, lines: Iterable[tuple[str, ...]]) -> None:
+        """Makes the communicators of `line_of_dp(*axes)` for each `axes` of any rank. Collective.
+
+        Args:
+            lines: The axes of each line that this rank will use; other ranks may need others, such
+                as stages whose layers differ.
+
+        Cost: two all_gathers, and a split for each new line.
+        """
+        mine = sorted({self._key(self._of_dp(axes)) for axes in lines})
+        wanted = {tuple(key) for of_rank in gather_objects(mine, self.world) for key in of_rank}
+        for key in sorted(wanted):
+            self.comm(*key)
 
     def one_replica(self) -> Mesh:
         """The ranks that share this rank's replica, as a mesh with dp=1. Collective.
@@ -139,6 +154,9 @@ class Mesh:
         part = self.world.split(color, self.world.rank)
         assert part is not None
         return part
+
+    def _of_dp(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        return ("dp", *(axis for axis in axes if self.size(axis) > 1))
 
     def _key(self, axes: tuple[str, ...]) -> tuple[str, ...]:
         known = [self._known(axis) for axis in axes]

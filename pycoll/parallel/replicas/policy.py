@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,10 @@ from pycoll.errors import UsageError
 from pycoll.parallel import graph as graphs
 from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.features.data.reducer import Reducer
+from pycoll.parallel.ps.filters import Int8Feedback
 from pycoll.parallel.replicas.gossip import gossip
 from pycoll.parallel.replicas.local_steps import diloco
+from pycoll.parallel.replicas.served import Served
 from pycoll.parallel.trainer.update_policy import UpdatePolicy
 
 # Makes the optimizer of one replica exchange with the others of the group.
@@ -64,9 +67,40 @@ def connect_by_local_steps(
     )
 
 
+def connect_by_servers(
+    optimizer: optim.Optimizer,
+    group: AxisGroup,
+    mode: str = "sync",
+    servers: int = 1,
+    staleness: int | None = None,
+    k: int | None = None,
+    backup: int = 0,
+    copies: int = 1,
+    damping: bool = False,
+    max_staleness: int | None = None,
+    compress: str | None = None,
+) -> optim.Optimizer:
+    """A parameter server on the first replicas; `compress=int8` rounds gradients."""
+    if compress not in (None, "int8"):
+        raise UsageError(f"replicas='ps': compress={compress!r}, expected 'int8'")
+    options = {
+        "mode": mode,
+        "servers": servers,
+        "staleness": staleness,
+        "k": k,
+        "backup": backup,
+        "copies": copies,
+        "damping": damping,
+        "max_staleness": max_staleness,
+        "filters": [] if compress is None else [Int8Feedback()],
+    }
+    return Served(optimizer, group, options)
+
+
 KINDS: dict[str, Callable[..., optim.Optimizer]] = {
     "gossip": connect_by_gossip,
     "local": connect_by_local_steps,
+    "ps": connect_by_servers,
 }
 
 
@@ -93,6 +127,7 @@ def connect_of(replicas: str | Connect) -> Connect | None:
 
 
 def _options(replicas: str, make: Callable[..., Any], text: str) -> dict[str, Any]:
+    hints = typing.get_type_hints(make)
     known = {
         name: parameter.default
         for name, parameter in inspect.signature(make).parameters.items()
@@ -101,15 +136,31 @@ def _options(replicas: str, make: Callable[..., Any], text: str) -> dict[str, An
     found = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
-        like = known.get(name, "")
         try:
-            found[name] = value if like is None else type(like)(value)
-        except ValueError:
-            found[name] = None
-        if name not in known or found[name] in (None, ""):
+            found[name] = _READERS[hints[name] if name in known else None](value)
+        except (ValueError, LookupError):
             expected = ", ".join(f"{key}={value}" for key, value in known.items())
-            raise UsageError(f"replicas={replicas!r}: {part!r} is no option; options: {expected}")
+            raise UsageError(
+                f"replicas={replicas!r}: {part!r} is no option; options: {expected}"
+            ) from None
     return found
+
+
+def _text(value: str) -> str:
+    if not value:
+        raise ValueError("no value")
+    return value
+
+
+# How the value of an option is read, by the annotation of the parameter.
+_READERS: dict[Any, Callable[[str], Any]] = {
+    str: _text,
+    str | None: _text,
+    int: int,
+    int | None: int,
+    float: float,
+    bool: lambda value: {"0": False, "1": True}[value],
+}
 
 
 class Apart(UpdatePolicy):

@@ -23,10 +23,12 @@ from pycoll.parallel.core.object_collectives import gather_objects
 from pycoll.parallel.core.placement import Placement
 from pycoll.parallel.trainer.checkpoint_files import DamageError, Index, Reader, write
 from pycoll.parallel.trainer.checkpoint_folders import begin, candidates, checkpoints, newest
+from pycoll.parallel.trainer.fused import OWN
 from pycoll.parallel.trainer.optimizers import Optimizer, trainer_of
+from pycoll.parallel.trainer.pieces import is_of_elements
 from pycoll.parallel.trainer.saved_objects import Objects, averages, check, restore, states
 from pycoll.parallel.trainer.saving import Saving
-from pycoll.parallel.trainer.state_dicts import cut, persistent_buffers
+from pycoll.parallel.trainer.state_dicts import persistent_buffers
 from pycoll.parallel.trainer.trainer import Trainer
 
 _STEP = "step-{:09d}"
@@ -269,9 +271,9 @@ def _install(
         for name, buffer in persistent_buffers(trainer.model):
             buffer.copy_(reader.whole(f"buffer:{name}"))
         for name, piece in trainer.reducer.pieces.items():
-            piece.value.copy_(cut(piece, reader.whole(name)).view_as(piece.value))
+            piece.value.copy_(piece.cut(reader.whole(name)).view_as(piece.value))
         for name, piece, average in averages(objects, trainer):
-            average.copy_(cut(piece, reader.whole(name)).view_as(average))
+            average.copy_(piece.cut(reader.whole(name)).view_as(average))
     if optimizer is not None:
         _load_state(optimizer, reader, index.groups)
     restore(objects, index.objects)
@@ -301,7 +303,7 @@ def _mine(
         put(name, piece.value, piece.placement, piece.start)
         state = {} if optimizer is None else optimizer.inner.state.get(piece.value, {})
         for key, value in state.items():
-            if isinstance(value, Tensor) and value.numel() == piece.value.numel() and value.dim():
+            if is_of_elements(value, piece.value):
                 put(f"state:{key}:{name}", value, piece.placement, piece.start)
             else:  # such as the number of steps
                 value = torch.as_tensor(value)
@@ -321,7 +323,7 @@ def _mine(
 def _groups(optimizer: Optimizer) -> list[dict[str, Any]]:
     """The options of each group, such as its learning rate."""
     return [
-        {key: value for key, value in group.items() if key != "params" and _is_plain(value)}
+        {key: value for key, value in group.items() if key not in OWN and _is_plain(value)}
         for group in optimizer.inner.param_groups
     ]
 
@@ -332,14 +334,15 @@ def _is_plain(value: Any) -> bool:
 
 def _load_state(optimizer: Optimizer, reader: Reader, groups: list[dict[str, Any]]) -> None:
     for group, saved in zip(optimizer.inner.param_groups, groups, strict=True):
-        group.update(saved)
-    counts_on_device = any(g.get("capturable") or g.get("fused") for g in groups)
+        group.update({key: value for key, value in saved.items() if key not in OWN})
+    own = optimizer.inner.param_groups
+    counts_on_device = any(group.get("capturable") or group.get("fused") for group in own)
     for name, piece in optimizer.trainer.reducer.pieces.items():
         state: dict[str, Any] = {}
         for key in reader.states(name):
             whole = reader.whole(f"state:{key}:{name}")
             if tuple(whole.shape) == piece.placement.shape and whole.dim():
-                part = cut(piece, whole).view_as(piece.value)
+                part = piece.cut(whole).view_as(piece.value)
                 state[key] = part.to(piece.value.device, copy=True)
             else:  # such as the number of steps
                 state[key] = whole.to(piece.value.device if counts_on_device else "cpu", copy=True)

@@ -68,7 +68,7 @@ class Executor(Protocol):
             reduce: Whether to add the gradients up over the replicas.
         """
 
-    def evaluate(self, parts: Parts, loss: Loss) -> tuple[float, float]:
+    def evaluate(self, parts: Parts, loss: Loss, first_sample: int) -> tuple[float, float]:
         """The sum of the losses and their count, by forward passes alone."""
 
     def check_called_alone(self) -> None:
@@ -124,9 +124,14 @@ class Plain:
             self._reducer.finish()  # the other replicas wait for this one's zeros
         return Ran(sum(numbers(sums)), int(sum(numbers(counts))), busy_s=busy_s)
 
-    def evaluate(self, parts: Parts, loss: Loss) -> tuple[float, float]:
+    def evaluate(self, parts: Parts, loss: Loss, first_sample: int) -> tuple[float, float]:
         """See Executor."""
-        found = [loss(self._forward(x), y) for x, y in parts]
+        found = []
+        for x, y in parts:
+            count = num_samples(x)
+            self._positions.move(first_sample=first_sample, num_samples=count)
+            first_sample += count
+            found.append(loss(self._forward(x), y))
         return sum(numbers(of for of, _ in found)), sum(numbers(count for _, count in found))
 
     def check_called_alone(self) -> None:
@@ -222,11 +227,11 @@ class Pipelined:
             self._reducer.finish()
         return ran
 
-    def evaluate(self, parts: Parts, loss: Loss) -> tuple[float, float]:
+    def evaluate(self, parts: Parts, loss: Loss, first_sample: int) -> tuple[float, float]:
         """See Executor."""
         if not parts:
             return 0.0, 0.0
-        result = self._pass(parts, loss, 0, train=False)
+        result = self._pass(parts, loss, first_sample, train=False)
         return result.loss_sum, result.count
 
     def check_called_alone(self) -> None:

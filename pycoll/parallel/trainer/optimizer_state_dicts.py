@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from pycoll.errors import UsageError
+from pycoll.parallel.trainer.fused import OWN
 from pycoll.parallel.trainer.optimizers import Optimizer
-from pycoll.parallel.trainer.state_dicts import Parts, cut
+from pycoll.parallel.trainer.pieces import is_of_elements
+from pycoll.parallel.trainer.state_dicts import Parts
 
 
 def optimizer_state_dict(optimizer: Optimizer) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def optimizer_state_dict(optimizer: Optimizer) -> dict[str, Any]:
         state = optimizer.inner.state.get(piece.value, {})
         found[name] = {
             key: Parts.of(value, piece.placement, piece.start, saved_here=piece.owned)
-            if _is_of_elements(value, piece.value)
+            if is_of_elements(value, piece.value)
             else value
             for key, value in state.items()
         }
@@ -74,19 +76,14 @@ def load_optimizer_state_dict(optimizer: Optimizer, state: Mapping[str, Any]) ->
             saved = state["state"][name][key]
             if isinstance(saved, Parts):
                 continue  # views of what the rank has
-            if _is_of_elements(value, piece.value):
-                value.copy_(cut(piece, saved).view_as(value))
+            if is_of_elements(value, piece.value):
+                value.copy_(piece.cut(saved).view_as(value))
             elif isinstance(value, Tensor):
                 value.copy_(saved)
             else:
                 own[key] = saved
     for group, saved in zip(optimizer.inner.param_groups, groups, strict=True):
-        group.update({key: value for key, value in saved.items() if key != "params"})
-
-
-def _is_of_elements(value: Any, piece: Tensor) -> bool:
-    """Whether a state has a number for each element of a piece."""
-    return isinstance(value, Tensor) and value.dim() > 0 and value.numel() == piece.numel()
+        group.update({key: value for key, value in saved.items() if key not in OWN})
 
 
 @torch.no_grad()

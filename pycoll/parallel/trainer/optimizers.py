@@ -6,17 +6,20 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 
 from pycoll.errors import UsageError
-from pycoll.parallel.core.lateness import Late, latest
 from pycoll.parallel.core.object_collectives import gather_objects
 from pycoll.parallel.features.data.reducer import Piece
-from pycoll.parallel.optim import Layerwise
+from pycoll.parallel.optim import OfWholeTensors
 from pycoll.parallel.trainer.elementwise import is_elementwise
+from pycoll.parallel.trainer.fused import fuse
+from pycoll.parallel.trainer.norms import Norms
+from pycoll.parallel.trainer.pieces import Pieces
 from pycoll.parallel.trainer.plain_loop import (
     OF_OPTIMIZER,
     OF_PARAMETER,
@@ -32,29 +35,6 @@ def attach(trainer: Trainer) -> None:
     for name, parameter in trainer.parameters.items():
         setattr(parameter, OF_PARAMETER, (trainer, name))
     watch_optimizers()
-
-
-class SumOverRanks:
-    """Adds up sums over pieces; each element counts once. Collective."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._world = trainer.mesh.line(*trainer.mesh.sizes)
-        of_ranks = gather_objects(trainer.reducer.names, self._world.comm)
-        names = dict.fromkeys(name for names in of_ranks for name in names)
-        self._places = {name: place for place, name in enumerate(names)}
-        pieces = trainer.reducer.pieces.values()
-        self._pieces = {id(piece.value): piece for piece in pieces}
-
-    def __call__(self, parameters: list[Tensor], sums: Tensor) -> Tensor:
-        """Returns the rows of `sums`, one for each parameter, added up over all ranks."""
-        pieces = [self._pieces[id(parameter)] for parameter in parameters]
-        places = [self._places[piece.name] for piece in pieces]
-        owned = torch.tensor([piece.owned for piece in pieces], dtype=torch.bool)
-        whole = torch.zeros(len(self._places), 2, dtype=torch.float64)
-        whole[places] = sums.cpu() * owned.unsqueeze(-1)
-        if self._world.size > 1:
-            self._world.all_reduce(whole)
-        return whole[places]
 
 
 class Optimizer(optim.Optimizer):
@@ -81,17 +61,17 @@ class Optimizer(optim.Optimizer):
             )
         self.inner, self.clip = inner, clip
         self.trainer: Trainer = trainer
+        names = {id(p): entry[1] for p, entry in zip(parameters, known, strict=True)}
+        self.names = [[names[id(p)] for p in group["params"]] for group in inner.param_groups]
         self._make_exact()
         clips = [clip, *(group.get("clip") for group in inner.param_groups)]
         some_clip = next((one for one in clips if one is not None), None)
         self.inner = inner = trainer.policy.take(inner, some_clip)
-        names = {id(p): entry[1] for p, entry in zip(parameters, known, strict=True)}
-        self.names: list[list[str]] = []
         pieces = trainer.reducer.pieces
-        for group in inner.param_groups:
-            self.names.append([names[id(p)] for p in group["params"]])
-            mine = [pieces[name] for name in self.names[-1] if name in pieces]
+        for group, of_group in zip(inner.param_groups, self.names, strict=True):
+            mine = [pieces[name] for name in of_group if name in pieces]
             group["params"] = [piece.value for piece in mine]
+        fuse(inner)
         super().__init__(inner.param_groups, inner.defaults)
         self._share()
         for one in (self, inner):
@@ -102,29 +82,37 @@ class Optimizer(optim.Optimizer):
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def _make_exact(self) -> None:
-        """Adds up norms over pieces, or refuses optimizers that cannot step pieces."""
-        trainer, inner, level = self.trainer, self.inner, self.trainer.reducer.level
-        if level:
-            cause = f"zero={level} gives this rank pieces"
-        elif any(placement.dim is not None for placement in trainer.placements.values()):
-            cause = f"tp={trainer.mesh.size('tp')} gives this rank pieces"
-        elif any(
-            piece.value.dim() != len(piece.placement.shape)
-            for piece in trainer.reducer.pieces.values()
-        ):
-            cause = "16-bit parameters have a flat copy in float32"
-        else:
-            return  # whole parameters: any optimizer is exact
+        """Shows an optimizer whole tensors, or refuses one that cannot step pieces. Collective."""
+        trainer, inner = self.trainer, self.inner
         kind = type(inner).__name__
-        if isinstance(inner, Layerwise):
+        if not isinstance(inner, OfWholeTensors) and is_elementwise(inner):
+            return
+        # A stage may have whole parameters where another one has pieces.
+        causes = gather_objects(self._cause_of_pieces(), trainer.mesh.world)
+        cause = next((text for text in causes if text), "")
+        if not cause:
+            return  # whole parameters: any optimizer is exact
+        if isinstance(inner, OfWholeTensors):
             trainer.policy.refuse_sums(kind)
-            inner.sum_pieces = SumOverRanks(trainer)
-        elif not is_elementwise(inner):
+            inner.tensors = Pieces(trainer, self.names)
+        else:
             raise UsageError(
                 f"optimizer: {kind} does not step each element by itself (norms of a tensor, or "
                 f"factored state), and {cause}: its weights would depend on the mesh. Take zero=0 "
-                "and tp=1 with it, or pc.optim.LAMB, or an optimizer such as AdamW"
+                "and tp=1 with it, or one of pc.optim (LAMB, Adafactor, Muon), or AdamW"
             )
+
+    def _cause_of_pieces(self) -> str:
+        """Why this rank has pieces of parameters; empty if it has whole ones."""
+        trainer, level = self.trainer, self.trainer.reducer.level
+        if level:
+            return f"zero={level} gives a rank pieces"
+        if any(placement.dim is not None for placement in trainer.placements.values()):
+            return f"tp={trainer.mesh.size('tp')} gives a rank pieces"
+        pieces = trainer.reducer.pieces.values()
+        if any(piece.value.dim() != len(piece.placement.shape) for piece in pieces):
+            return "16-bit parameters have a flat copy in float32"
+        return ""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuses groups that the torch optimizer did not have.
@@ -191,12 +179,13 @@ class Optimizer(optim.Optimizer):
             )
         start_ns, ledger = time.monotonic_ns(), self.trainer.mesh.ledger
         waited_before, start = ledger.waited_s, ledger.clock.now()
-        squares, late = self._squares()
-        norm = math.sqrt(sum(squares))
-        scaler = self.trainer.scaler
-        skipped = scaler is not None and scaler.is_enabled() and not math.isfinite(norm)
-        if not skipped:  # the norm is that of all ranks, so all skip a step or none does
-            self.trainer.policy.step(self.inner, lambda: self._clip(squares))
+        norms, scaler = self._start_norms(), self.trainer.scaler
+        scales = scaler is not None and scaler.is_enabled()
+        # The norm is that of all ranks, so all skip a step or none does.
+        skipped = scales and not math.isfinite(norms.total)
+        if not skipped:
+            self.trainer.policy.step(self.inner, partial(self._clip, norms))
+        norm, late = norms.total, norms.late
         if scaler is not None:
             scaler.follow(self, skipped=skipped)
             self.trainer.scaler = None
@@ -213,10 +202,13 @@ class Optimizer(optim.Optimizer):
         self.trainer.ended_ns = time.monotonic_ns()
         return norm
 
-    def _clip(self, squares: list[float]) -> None:
+    def _clip(self, norms: Norms) -> None:
         """Scales gradients down: by the norms of groups with a `clip`, and that of the rest."""
         groups = self.param_groups
         own = [group.get("clip") for group in groups] + [None]
+        if self.clip is None and not any(own):
+            return  # without a wait for the other ranks, which may still compute
+        squares = norms.squares
         rest = math.sqrt(sum(x for x, clip in zip(squares, own, strict=True) if clip is None))
         factors = [
             _factor(self.clip, rest) if clip is None else _factor(clip, math.sqrt(square))
@@ -230,10 +222,10 @@ class Optimizer(optim.Optimizer):
 
     def grad_norm(self) -> float:
         """The 2-norm of all ranks' gradients; each element counts once."""
-        return math.sqrt(sum(self._squares()[0]))
+        return self._start_norms().total
 
-    def _squares(self) -> tuple[list[float], Late | None]:
-        """Squares of the norms of all ranks' gradients, of each group and of what is in none.
+    def _start_norms(self) -> Norms:
+        """Starts to add up the norms of all ranks' gradients, of each group and of what is in none.
 
         The same all_reduce tells which rank is late.
         """
@@ -249,12 +241,12 @@ class Optimizer(optim.Optimizer):
             total[list(norms)] = torch.stack(sums).cpu()
         mesh = self.trainer.mesh
         if mesh.world.size == 1:
-            return total.tolist(), None
+            return Norms(total, count + 1, None)
         times = torch.zeros(mesh.world.size, len(self.trainer.busy_s), dtype=torch.float64)
         times[mesh.world.rank] = torch.tensor(self.trainer.busy_s, dtype=torch.float64)
         both = torch.cat([total, times.view(-1)])
-        mesh.line(*mesh.sizes).all_reduce(both)
-        return both[: count + 1].tolist(), latest(both[count + 1 :].view_as(times).tolist())
+        started = mesh.line(*mesh.sizes).start("all_reduce", both, both)
+        return Norms(both, count + 1, started)
 
     def _groups_of_pieces(self) -> dict[int, int]:
         """Numbers of the groups, by the ids of the pieces' values."""
@@ -296,7 +288,8 @@ def optimizer(inner: optim.Optimizer, clip: float | None = None) -> Optimizer:
     Args:
         inner: A new torch optimizer of `model.parameters()`, in any groups. Where parameters are
             shared out, by tp or ZeRO, its update must be element-wise, as in SGD and AdamW, or
-            that of `pc.optim.LARS` or `pc.optim.LAMB`.
+            that of an optimizer of `pc.optim`. If its groups do not say `fused` or `foreach`,
+            SGD, Adam, AdamW and Adagrad take torch's fused kernel on the CPU.
         clip: Largest norm of all gradients; larger gradients are scaled down to it. A group with a
             "clip" of its own, `{"params": ..., "clip": 0.5}`, is scaled by its norm alone, and the
             others by their common norm.

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core.placement import Placement
-from pycoll.parallel.features.data.reducer import Piece
 from pycoll.parallel.trainer.optimizers import trainer_of
 from pycoll.parallel.trainer.trainer import Trainer
 
@@ -188,7 +187,7 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, piece in pieces.items():
             if not isinstance(state[name], Parts):
-                piece.value.copy_(cut(piece, state[name]).view_as(piece.value))
+                piece.value.copy_(piece.cut(state[name]).view_as(piece.value))
         for name in frozen:
             if not isinstance(state[name], Parts):
                 trainer.parameters[name].copy_(trainer.placements[name].take(state[name]))
@@ -251,10 +250,4 @@ def _frozen(trainer: Trainer) -> list[str]:
     return [name for name in trainer.placements if name not in trainer.reducer.names]
 
 
-def cut(piece: Piece, whole: Tensor) -> Tensor:
-    """The values of a piece, flat, from the whole tensor."""
-    local = piece.placement.take(whole).reshape(-1)
-    return local[piece.start : piece.start + piece.value.numel()]
-
-
-__all__ = ["Parts", "cut", "guard", "load_state_dict", "persistent_buffers", "state_dict"]
+__all__ = ["Parts", "guard", "load_state_dict", "persistent_buffers", "state_dict"]

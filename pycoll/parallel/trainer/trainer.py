@@ -243,12 +243,15 @@ class Trainer:
 
         Cost: an all_reduce of two numbers for the loss and for each metric.
         """
+        first_sample, _ = self.place_of(num_samples(x))  # dropout, in a model that is training
+        self.positions.move(step=self.step_idx)
         parts = split(x, y, microbatches)
         if self.executor.evaluates_empty:
             parts += [nothing(x, y)] * (microbatches - len(parts))
         gathered = Metrics(metrics or {}, self._losses)
         with torch.no_grad(), self.within_step():
-            found = self.executor.evaluate(parts, gathered.beside(self._losses(loss)))
+            losses = gathered.beside(self._losses(loss))
+            found = self.executor.evaluate(parts, losses, first_sample)
         sums = torch.tensor(found, dtype=torch.float64)
         if self.replicas.size > 1:
             self.replicas.all_reduce(sums)

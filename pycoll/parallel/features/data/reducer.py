@@ -45,6 +45,11 @@ class Piece:
         """Shape of the rank's part."""
         return self.slot.shape
 
+    def cut(self, whole: Tensor) -> Tensor:
+        """The values of the piece, flat, from the whole tensor."""
+        local = self.placement.take(whole).reshape(-1)
+        return local[self.start : self.start + self.value.numel()]
+
 
 def main_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which gradients of `dtype` are added up and the optimizer steps."""

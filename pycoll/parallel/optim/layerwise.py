@@ -1,33 +1,24 @@
-"""Optimizers for large batches: their step has the length that the norm of each tensor sets.
-
-They are optimizers of torch. Given to `pc.optimizer`, they take the norms of whole tensors also
-where a rank has pieces of them, so weights do not depend on the mesh.
-"""
+"""Optimizers for large batches: their step has the length that the norm of each tensor sets."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pycoll.errors import UsageError
-
-# Given the parameters of this rank and, for each, several sums over its elements as a row of
-# float64, returns the sums over the elements of the whole tensors.
-SumPieces = Callable[[list[Tensor], Tensor], Tensor]
+from pycoll.parallel.optim.tensors import Found, OfWholeTensors, square
 
 
-class Layerwise(torch.optim.Optimizer, ABC):
+class Layerwise(OfWholeTensors):
     """An optimizer whose steps depend on norms of whole tensors.
 
-    Attributes:
-        sum_pieces: Adds up the sums of all ranks; `pc.optimizer` sets it where ranks have pieces.
+    A step costs one pass over the parameters more than AdamW's; where ranks have pieces, an
+    all_reduce of two float64 for each parameter.
     """
-
-    sum_pieces: SumPieces | None = None
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
         for name in ("lr", "weight_decay"):
@@ -35,37 +26,23 @@ class Layerwise(torch.optim.Optimizer, ABC):
                 raise UsageError(f"{name} is {defaults[name]}, expected 0 or more")
         super().__init__(params, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Steps the parameters that have gradients.
-
-        Args:
-            closure: Called first, with gradients enabled; computes them.
-
-        Returns:
-            What `closure` returned.
-
-        Cost: one pass over the parameters more than AdamW's; where ranks have pieces, an
-            all_reduce of two float64 for each parameter.
-        """
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
-        found = [
-            (group, parameter, self.direction(group, parameter, parameter.grad))
-            for group in self.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
+    def update(self, found: Found) -> None:
+        """See OfWholeTensors."""
+        groups = [self.param_groups[i] for i, _, _ in found]
         parameters = [parameter for _, parameter, _ in found]
-        squares = [[_square(parameter), _square(by)] for _, parameter, by in found]
-        sums = torch.stack([torch.stack(row) for row in squares]) if found else torch.zeros(0, 2)
-        if self.sum_pieces is not None:
-            sums = self.sum_pieces(parameters, sums.double())
-        for (group, parameter, by), (weight, step) in zip(found, sums.sqrt().tolist(), strict=True):
+        steps = [
+            self.direction(group, parameter, gradient)
+            for group, (_, parameter, gradient) in zip(groups, found, strict=True)
+        ]
+        squares = [
+            torch.stack([square(p), square(by)]) for p, by in zip(parameters, steps, strict=True)
+        ]
+        rows = torch.stack(squares) if found else torch.zeros(0, 2, dtype=torch.float64)
+        norms = self.tensors.sums(parameters, rows).sqrt().tolist()
+        for group, parameter, by, (weight, step) in zip(
+            groups, parameters, steps, norms, strict=True
+        ):
             self.move(group, parameter, by, self.ratio(group, weight, step))
-        return result
 
     @abstractmethod
     def direction(self, group: dict[str, Any], parameter: Tensor, gradient: Tensor) -> Tensor:
@@ -182,8 +159,4 @@ class LARS(Layerwise):
         parameter.sub_(last)
 
 
-def _square(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x.detach(), dtype=torch.float64) ** 2
-
-
-__all__ = ["LAMB", "LARS", "Layerwise", "SumPieces"]
+__all__ = ["LAMB", "LARS", "Layerwise"]

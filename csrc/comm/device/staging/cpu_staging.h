@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/call.h"
+#include "comm/device/staging/call_parts.h"
 #include "device/device.h"
 
 namespace pycoll {
@@ -40,20 +40,13 @@ class CpuStaging {
     bool used = false;
   };
 
-  /// Elements [begin, begin + count) of each block of a buffer; unused if the call has no parts.
-  struct Part {
-    int64_t begin, count;
-  };
-
   void run_parts(const Call& call, const std::function<void(const StreamEvent&)>& wait,
                  const std::function<void(const Call&)>& perform);
   void finish_copies() const;
-  void fetch(const Call& call, Part part, Slot& slot);
-  void deliver(const Call& call, Part part, Slot& slot);
-  Call cpu_call(const Call& call, Part part, const Slot& slot) const;
-  void make_room(const Call& call, Part part, Slot& slot);
-  template <class Copy>
-  void for_each_block(const Call& call, Part part, int64_t total, const Copy& copy) const;
+  void fetch(const Call& call, CallPart part, Slot& slot);
+  void deliver(const Call& call, CallPart part, Slot& slot);
+  Call cpu_call(const Call& call, CallPart part, const Slot& slot) const;
+  void make_room(const Call& call, CallPart part, Slot& slot);
 
   const Device device_;
   const int rank_;

@@ -1,0 +1,128 @@
+"""The tables of a worker: a model's weights as blocks, and sparse tables that layers look up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from pycoll.errors import UsageError
+from pycoll.parallel.ps.keys import HashRing, Layout, Table
+from pycoll.parallel.replicas.weights import Weights
+
+BLOCK = 1024  # weights of a model in one key
+
+
+class DenseTable:
+    """Parameters as rows of BLOCK weights, the last one filled up with zeros.
+
+    Attributes:
+        rate: Learning rate that goes with a push; NaN: the server's.
+    """
+
+    def __init__(self, number: int, name: str, parameters: Iterable[Tensor], ring: HashRing):
+        self._parameters = [p for p in parameters if p.requires_grad]
+        self._weights = Weights(self._parameters)
+        if not self._weights.count or not self._weights.dtype.is_floating_point:
+            raise UsageError(f"register: {name!r} has no floating parameters that learn")
+        rows = -(-self._weights.count // BLOCK)
+        self.table = Table(number, name, rows, BLOCK, self._weights.dtype, sparse=False)
+        self.layout = Layout(self.table, ring)
+        self.pulled = torch.zeros(rows, BLOCK, dtype=self.table.dtype)
+        self._gradient = torch.zeros(rows, BLOCK, dtype=self.table.dtype)
+        self.rate = float("nan")
+
+    def weights(self) -> Tensor:
+        """The parameters, [rows, BLOCK]."""
+        self._weights.read(self.pulled.view(-1))
+        return self.pulled
+
+    def write(self) -> None:
+        """Sets the parameters to what `pulled` contains."""
+        self._weights.write(self.pulled.view(-1))
+
+    def take_gradient(self) -> tuple[Tensor, Tensor]:
+        """All rows, and their gradients; those of the parameters are then None."""
+        flat, place = self._gradient.view(-1), 0
+        for p in self._parameters:
+            part = flat[place : place + p.numel()]
+            part.zero_() if p.grad is None else part.copy_(p.grad.reshape(-1))
+            p.grad, place = None, place + p.numel()
+        return torch.arange(self.table.rows), self._gradient
+
+
+@dataclass(slots=True)
+class SparseTable:
+    """Rows on the servers, of which a worker pulls those that it needs.
+
+    Attributes:
+        leaves: Rows that were pulled since the last push, and their values, whose `.grad` autograd
+            fills.
+    """
+
+    table: Table
+    layout: Layout
+    leaves: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    rate: float = float("nan")
+
+    def values(self, rows: Tensor) -> Tensor:
+        """The values that were pulled for rows, 0 for others: [len(rows), dim]."""
+        found = torch.zeros(len(rows), self.table.dim, dtype=self.table.dtype)
+        for known, values in self.leaves:
+            places = torch.searchsorted(known, rows).clamp(max=max(len(known) - 1, 0))
+            if len(known):
+                same = known[places] == rows
+                found[same] = values.detach()[places[same]]
+        return found
+
+    def gradient(self) -> tuple[Tensor, Tensor]:
+        """Rows with gradients, ascending, and their sums, [n, dim]."""
+        learned = [(rows, x.grad) for rows, x in self.leaves if x.grad is not None]
+        if not learned:
+            return torch.zeros(0, dtype=torch.int64), torch.zeros(0, self.table.dim)
+        if len(learned) == 1:
+            return learned[0][0], learned[0][1]
+        rows, inverse = torch.unique(torch.cat([of for of, _ in learned]), return_inverse=True)
+        sums = torch.zeros(len(rows), self.table.dim, dtype=self.table.dtype)
+        sums.index_add_(0, inverse, torch.cat([grad for _, grad in learned]))
+        return rows, sums
+
+
+class Embedding(nn.Module):
+    """Looks up rows of a sparse table on the servers, and pulls the touched ones alone.
+
+    Made by `Worker.embedding`. Its gradient goes to the servers with the next `Worker.push`.
+
+    Attributes:
+        table: The table.
+    """
+
+    def __init__(self, table: SparseTable, pull: Callable[[SparseTable, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.table, self._pull = table, pull
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """The rows of indices.
+
+        Args:
+            indices: [...] int64.
+
+        Returns:
+            [..., dim], of the table's dtype.
+
+        Raises:
+            UsageError: An index is no row of the table.
+
+        Cost: a pull of the different rows: 8 bytes for each key, and its values.
+        """
+        rows, inverse = torch.unique(indices, return_inverse=True)
+        values = self._pull(self.table, rows)
+        if torch.is_grad_enabled():
+            values.requires_grad_()
+            self.table.leaves.append((rows, values))
+        return values[inverse]
+
+
+__all__ = ["BLOCK", "DenseTable", "Embedding", "SparseTable"]
