@@ -1,4 +1,4 @@
-"""The board: an actor where ranks leave the address of their world for restarted ranks."""
+"""The board: an actor that keeps addresses for ranks that Ray has restarted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
 class Board:
-    """Invitations by the actor that they are for; each is taken at most once."""
+    """The world's addresses, and invitations to actors; each of these is taken at most once."""
 
     def __init__(self) -> None:
+        self._addresses: list[str] = []
         self._invitations: dict[int, str] = {}
+
+    def set_addresses(self, addresses: Sequence[str]) -> None:
+        """Keeps an address of each actor."""
+        self._addresses = list(addresses)
+
+    def addresses(self) -> list[str]:
+        """What `set_addresses` kept."""
+        return self._addresses
 
     def invite(self, actors: Sequence[int], address: str) -> None:
         """Leaves "host:port", where a world takes newcomers, for some actors."""

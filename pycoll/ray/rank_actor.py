@@ -11,7 +11,7 @@ import ray
 import pycoll
 from pycoll.elastic.owner_port import free_address, host_and_port
 from pycoll.errors import AbortedError, PeerDiedError
-from pycoll.ray.job import Job, Place, rejoin
+from pycoll.ray.job import Job, Place
 
 
 class RankActor:
@@ -23,7 +23,7 @@ class RankActor:
         self._job: Job | None = None
 
     def address(self) -> str:
-        """An address of this node for the store of all ranks."""
+        """An address of this node, free now."""
         return free_address(ray.util.get_node_ip_address())
 
     def connect(self, address: str) -> str:
@@ -35,20 +35,22 @@ class RankActor:
         )
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
         comm = pycoll.init(self._place.timeout_s)
-        self._job = Job(comm, self._place, self._board, is_restarted=False)
+        self._job = Job(comm, self._place, self._board)
         return str(ray.get_runtime_context().get_node_id())
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Calls `fn(job, *args)`. An exception ends the calls of the other ranks, too."""
         if self._job is None:
-            self._job = rejoin(self._place, self._board)
+            self._job = Job(None, self._place, self._board)
         try:
             return fn(self._job, *args)
         except (PeerDiedError, AbortedError):
             raise
         except BaseException as error:
-            self._job.comm.abort(f"actor {self._place.actor} raised {error!r}")
+            self._job.abort(f"actor {self._place.actor} raised {error!r}")
             raise
+        finally:
+            self._job.is_restarted = False
 
 
 __all__ = ["RankActor"]

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -106,13 +106,17 @@ class World:
         )(RankActor)
 
     def _connect(self) -> None:
-        deadline_s = 2 * self._timeout_s  # a process that begins, and pycoll.init
-        try:
-            address = ray.get(self.actors[0].address.remote(), timeout=deadline_s)
-        except GetTimeoutError:
-            raise TimeoutError(f"start: rank 0 did not start within {deadline_s:g} s") from None
-        calls = [actor.connect.remote(address) for actor in self.actors]
-        self.nodes = self._collected(calls, "start", deadline_s, return_errors=False)
+        deadline_s = 2 * self._timeout_s  # processes that begin, and pycoll.init
+        addresses = self._collected("address", deadline_s)
+        ray.get(self._board.set_addresses.remote(addresses), timeout=deadline_s)
+        # Not one of these: they stay free for servers of the script.
+        store = ray.get(self.actors[0].address.remote(), timeout=deadline_s)
+        self.nodes = self._collected("connect", deadline_s, store)
+
+    def _collected(self, method: str, deadline_s: float, *args: Any) -> list[Any]:
+        """What a method of all actors returns."""
+        calls = [getattr(actor, method).remote(*args) for actor in self.actors]
+        return self._results(calls, "start", deadline_s, return_errors=False)
 
     def run(
         self,
@@ -155,7 +159,7 @@ class World:
             actor.run.remote(functions[name], values)
             for actor, name in zip(self.actors, self._names, strict=True)
         ]
-        return self._collected(calls, "run", limit_s, flag(return_errors, "return_errors"))
+        return self._results(calls, "run", limit_s, flag(return_errors, "return_errors"))
 
     def close(self) -> None:
         """Ends all ranks and gives their resources back to Ray."""
@@ -163,7 +167,7 @@ class World:
             ray.kill(actor)  # and no restart
         remove_placement_group(self._group)
 
-    def _collected(
+    def _results(
         self, calls: list[Any], what: str, limit_s: float | None, return_errors: bool
     ) -> list[Any]:
         """The results of calls in their order; raises the first failure that is no echo."""
