@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+_HEAD = "node:__internal_head__"  # a resource that Ray gives to the head node
 
 
 class Board:
@@ -34,14 +35,12 @@ class Board:
 
 
 def make_board(name: str) -> Any:
-    """Starts a board on the node of the caller; actors find it by `ray.get_actor(name)`.
+    """Starts a board on the head node, without which Ray cannot restart an actor either.
 
-    By its name and not by its handle, which Ray would keep in the object store: a rank can be
-    restarted only while the arguments of its constructor exist.
+    Actors find it by `ray.get_actor(name)` and not by its handle, which Ray would keep in the
+    object store: a rank can be restarted only while the arguments of its constructor exist.
     """
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    options = {"num_cpus": 0, "max_restarts": -1, "name": name, "scheduling_strategy": here}
-    return ray.remote(**options)(Board).remote()
+    return ray.remote(num_cpus=0, resources={_HEAD: 0.001}, name=name)(Board).remote()
 
 
 __all__ = ["Board", "make_board"]

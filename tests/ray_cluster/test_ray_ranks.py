@@ -114,7 +114,8 @@ def test_ranks_of_a_lost_node_return_on_another(cluster):
     of_node = {"num_cpus": 2, "object_store_memory": 80 << 20, "resources": {"place": 2}}
     lost = cluster.add_node(**of_node)
     tail = pycoll.ray.Role(2, resources={"place": 1})
-    with pycoll.ray.start({"head": 3, "tail": tail}, max_restarts=-1) as world:
+    roles = {"head": 3, "tail": tail}
+    with pycoll.ray.start(roles, max_restarts=-1, timeout_s=100) as world:
         assert world.nodes[3:] == [lost.node_id] * 2
         spare = cluster.add_node(**of_node)
         found = world.run(trained, [(5, (3, 4))], True, timeout_s=200)

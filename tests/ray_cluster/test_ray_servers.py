@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.ranks, pytest.mark.slow]
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+ROOT = Path(__file__).resolve().parents[2]
 STEPS, KILLED_AT, RATE = 10, 5, 0.5
 
 
@@ -87,3 +89,17 @@ def test_servers_and_workers_train_as_one_process_and_a_worker_returns(cluster, 
     assert [begun for _, begun in found[2:]] == [0, 0, KILLED_AT, 0]
     for of_worker, _ in found[2:]:  # the mean target of the last steps, at some staleness
         assert np.all(np.abs(np.subtract(of_worker, weights)) < 5)
+
+
+def test_example_reaches_its_target(cluster):
+    pytest.importorskip("sklearn")
+    options = ["--mode", "async", "--servers", "2", "--address", cluster.address]
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "ray_servers.py", *options],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 workers, async: accuracy" in done.stdout
