@@ -1,6 +1,6 @@
 """Parameter servers on Ray: sync training of one process; a killed worker that comes back.
 
-Slow: Ray needs 10 s to start two nodes, and a second for each process that it starts.
+Slow: Ray needs 10 s to start two nodes, and some seconds for each process, which imports torch.
 """
 
 from __future__ import annotations
