@@ -122,7 +122,7 @@ $(VENV)/test: $(VENV)/demo
 	@touch $@
 
 $(VENV)/frameworks: $(VENV)/test
-	@echo "Installing accelerate, Lightning and transformers ..."
+	@echo "Installing accelerate, Lightning, Ray and transformers ..."
 	@$(INSTALL) -e ".[frameworks]"
 	@touch $@
 

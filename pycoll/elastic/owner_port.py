@@ -259,7 +259,8 @@ def _listen(hosts: Sequence[str]) -> dict[str, socket.socket]:
             continue
         if listeners:
             return listeners
-    raise SystemError(f"cannot listen on any port for shrink (set PYCOLL_PORTS): {why}")
+    where = ", ".join(hosts)
+    raise SystemError(f"cannot listen on any port of {where} (set PYCOLL_PORTS): {why}")
 
 
 def _listen_at(host: str, port: int) -> socket.socket:
@@ -272,6 +273,18 @@ def _listen_at(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def free_address(host: str) -> str:
+    """Returns "host:port" where no process listens now, with a port of PYCOLL_PORTS.
+
+    Raises:
+        SystemError: `host` is no address of this machine, or all ports are taken.
+    """
+    listener = _listen([host])[host]
+    port = listener.getsockname()[1]
+    listener.close()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def host_and_port(address: str) -> tuple[str, int]:
