@@ -26,10 +26,14 @@ if TYPE_CHECKING:
     from pycoll.parallel.features.tensor.hugging_face import tp_plan
     from pycoll.parallel.features.tensor.plan import Column, Conv, Inside, Region, Row, Vocab
     from pycoll.parallel.features.tensor.vocab import cross_entropy
+    from pycoll.parallel.planner.calibrate import calibrate
+    from pycoll.parallel.planner.estimate import Estimate, estimate
+    from pycoll.parallel.planner.flops import Flops, flops
+    from pycoll.parallel.planner.layouts import Choices, Layout
+    from pycoll.parallel.planner.plan import Plan, plan
     from pycoll.parallel.replicas.gossip import Gossip, gossip
     from pycoll.parallel.replicas.local_steps import LocalSteps, diloco
     from pycoll.parallel.tools.auto_plan import auto_plan
-    from pycoll.parallel.tools.flops import Flops, flops
     from pycoll.parallel.tools.footprint import RankMemory, memory
     from pycoll.parallel.tools.training_timeline import trace
     from pycoll.parallel.trainer.checkpoint import load, save, save_in_background
@@ -68,7 +72,11 @@ _MODULES = {
     "Saving": "trainer.saving",
     **dict.fromkeys(("log", "metrics"), "core.metrics"),
     "auto_plan": "tools.auto_plan",
-    **dict.fromkeys(("Flops", "flops"), "tools.flops"),
+    "calibrate": "planner.calibrate",
+    **dict.fromkeys(("Choices", "Layout"), "planner.layouts"),
+    **dict.fromkeys(("Estimate", "estimate"), "planner.estimate"),
+    **dict.fromkeys(("Flops", "flops"), "planner.flops"),
+    **dict.fromkeys(("Plan", "plan"), "planner.plan"),
     **dict.fromkeys(("JsonLines", "TensorBoard"), "core.writers"),
     "map_reduce": "core.map_reduce",
     **dict.fromkeys(("RankMemory", "memory"), "tools.footprint"),
@@ -86,9 +94,11 @@ _MODULES = {
 
 __all__ = [
     "Batch",
+    "Choices",
     "Column",
     "Conv",
     "EMA",
+    "Estimate",
     "Experts",
     "Flops",
     "Gossip",
@@ -96,10 +106,12 @@ __all__ = [
     "Inside",
     "JsonLines",
     "Keep",
+    "Layout",
     "Loader",
     "LocalSteps",
     "Mesh",
     "Optimizer",
+    "Plan",
     "Precision",
     "RNG",
     "RankMemory",
@@ -111,8 +123,10 @@ __all__ = [
     "Trainer",
     "Vocab",
     "auto_plan",
+    "calibrate",
     "cross_entropy",
     "diloco",
+    "estimate",
     "flops",
     "gossip",
     "graph",
@@ -131,6 +145,7 @@ __all__ = [
     "optimizer",
     "optimizer_state_dict",
     "parallelize",
+    "plan",
     "save",
     "save_in_background",
     "save_pretrained",
