@@ -167,7 +167,7 @@ def plan(
             too small or has no device; the message says what would fit.
 
     Cost: a tenth of a second to a second for each size of tp, cp and microbatch, and milliseconds
-        for each layout; GPT-3 on 1,024 ranks takes half a minute.
+        for each layout; a minute for a thousand layouts of a GPT on a busy machine of two cores.
     Source: docs/planning.md lists the papers.
     """
     refuse_parts(model, "plan")
