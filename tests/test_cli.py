@@ -26,7 +26,10 @@ from pycoll.cli.units import (
 
 pytestmark = pytest.mark.pure
 
-COMMANDS = ("show", "verify", "simulate", "run", "bench", "info")
+COMMANDS = (
+    *("show", "verify", "simulate", "run", "bench", "info"),
+    *("plan", "flops", "calibrate"),
+)
 MY_ALGORITHM = """
 from pycoll.schedule import copy, reduce, register
 

@@ -77,6 +77,8 @@ inline constexpr EnvVariable kEnvironment[] = {
     {"PYCOLL_DOCTOR_SIGNAL", EnvType::kText, "SIGRTMIN+7",
      "Signal by which `pycoll doctor` asks for Python stacks; 0: never."},
     {"PYCOLL_CHECK", EnvType::kText, "none", "Set by `pycoll check` for the script it runs."},
+    {"PYCOLL_PLAN", EnvType::kText, "none",
+     "Set by `pycoll plan` and `pycoll flops` for the script."},
     {"PYCOLL_TIMES", EnvType::kText, "none", "Set by `pycoll scale` for the script it runs."},
     // Devices.
     {"PYCOLL_DEVICE_LIBRARY", EnvType::kText, "pycoll/_cuda.so", "Device library to load."},

@@ -10,11 +10,13 @@ import typer
 
 from pycoll.cli import (
     bench,
+    calibrate,
     check,
     doctor,
     info,
     modes,
     pipeline,
+    plan,
     run,
     scale,
     show,
@@ -56,6 +58,9 @@ _add(simulate.simulate, simulate.EPILOG)
 _add(run.run, run.EPILOG, run.CONTEXT)
 _add(check.check, check.EPILOG, check.CONTEXT)
 _add(scale.scale, scale.EPILOG, scale.CONTEXT)
+_add(plan.plan, plan.PLAN_EPILOG, plan.CONTEXT)
+_add(plan.flops, plan.FLOPS_EPILOG, plan.CONTEXT)
+_add(calibrate.calibrate, calibrate.EPILOG)
 _add(modes.modes, modes.EPILOG)
 _add(bench.bench, bench.EPILOG)
 _add(tune.tune, tune.EPILOG)

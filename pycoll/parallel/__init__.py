@@ -26,12 +26,16 @@ if TYPE_CHECKING:
     from pycoll.parallel.features.tensor.hugging_face import tp_plan
     from pycoll.parallel.features.tensor.plan import Column, Conv, Inside, Region, Row, Vocab
     from pycoll.parallel.features.tensor.vocab import cross_entropy
+    from pycoll.parallel.planner.calibrate import calibrate
+    from pycoll.parallel.planner.estimate import Estimate, estimate
+    from pycoll.parallel.planner.flops import Flops, flops
+    from pycoll.parallel.planner.layouts import Choices, Layout
+    from pycoll.parallel.planner.plan import Plan, plan
     from pycoll.parallel.replicas.gossip import Gossip, gossip
     from pycoll.parallel.replicas.local_steps import LocalSteps, diloco
     from pycoll.parallel.shared_arrays.hogwild import SharedWorker, hogwild
     from pycoll.parallel.shared_arrays.sparsity import Sparsity, sparsity
     from pycoll.parallel.tools.auto_plan import auto_plan
-    from pycoll.parallel.tools.flops import Flops, flops
     from pycoll.parallel.tools.footprint import RankMemory, memory
     from pycoll.parallel.tools.training_timeline import trace
     from pycoll.parallel.trainer.checkpoint import load, save, save_in_background
@@ -72,7 +76,11 @@ _MODULES = {
     "Saving": "trainer.saving",
     **dict.fromkeys(("log", "metrics"), "core.metrics"),
     "auto_plan": "tools.auto_plan",
-    **dict.fromkeys(("Flops", "flops"), "tools.flops"),
+    "calibrate": "planner.calibrate",
+    **dict.fromkeys(("Choices", "Layout"), "planner.layouts"),
+    **dict.fromkeys(("Estimate", "estimate"), "planner.estimate"),
+    **dict.fromkeys(("Flops", "flops"), "planner.flops"),
+    **dict.fromkeys(("Plan", "plan"), "planner.plan"),
     **dict.fromkeys(("JsonLines", "TensorBoard"), "core.writers"),
     "map_reduce": "core.map_reduce",
     **dict.fromkeys(("RankMemory", "memory"), "tools.footprint"),
@@ -90,9 +98,11 @@ _MODULES = {
 
 __all__ = [
     "Batch",
+    "Choices",
     "Column",
     "Conv",
     "EMA",
+    "Estimate",
     "Experts",
     "Flops",
     "Gossip",
@@ -100,10 +110,12 @@ __all__ = [
     "Inside",
     "JsonLines",
     "Keep",
+    "Layout",
     "Loader",
     "LocalSteps",
     "Mesh",
     "Optimizer",
+    "Plan",
     "Precision",
     "RNG",
     "RankMemory",
@@ -117,8 +129,10 @@ __all__ = [
     "Trainer",
     "Vocab",
     "auto_plan",
+    "calibrate",
     "cross_entropy",
     "diloco",
+    "estimate",
     "flops",
     "gossip",
     "graph",
@@ -138,6 +152,7 @@ __all__ = [
     "optimizer",
     "optimizer_state_dict",
     "parallelize",
+    "plan",
     "ps",
     "save",
     "save_in_background",

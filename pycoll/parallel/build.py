@@ -27,6 +27,7 @@ from pycoll.parallel.features.recompute import Keep, Recompute
 from pycoll.parallel.features.tensor.feature import TensorParallel
 from pycoll.parallel.features.tensor.plan import Style
 from pycoll.parallel.features.zero.feature import Zero
+from pycoll.parallel.planner import script
 from pycoll.parallel.replicas.policy import TOGETHER, Apart, Connect, connect_of
 from pycoll.parallel.tools import check_hooks
 from pycoll.parallel.trainer.executors import Executor, Pipelined, Plain
@@ -118,6 +119,7 @@ def parallelize(
         mesh, seed = mesh.one_replica(), seed + 1_000_003 * mesh.rank("dp")  # masks of its own
     if check_hooks.prepare(model):
         precision = None
+    plain = script.plain_copy(model)
     without_memory(model, mesh.device)
     options = Options(
         tp or {}, pp, schedule, zero, sequence_parallel, recompute, costs, precision, zero_group
@@ -132,6 +134,7 @@ def parallelize(
     attach(trainer)
     guard(trainer)
     check_hooks.watch(trainer)
+    script.intercept(model, plain, tp=tp, pp=pp, recompute=recompute, precision=precision)
     return model
 
 

@@ -11,12 +11,14 @@ A cluster is described in a TOML file: topology.load("cluster.toml"); see docs/s
 
 from __future__ import annotations
 
+from pycoll.topology.device import Device
 from pycoll.topology.file import load, loads
 from pycoll.topology.model import Jitter, Level, Straggler, Topology, uniform
 from pycoll.topology.result import LevelUse, NetworkSimulation, Timeline
 from pycoll.topology.simulated_world import World
 
 __all__ = [
+    "Device",
     "Jitter",
     "Level",
     "LevelUse",

@@ -10,6 +10,7 @@ from typing import Any
 from pycoll.arguments import short_name, shown
 from pycoll.arguments import text as checked_text
 from pycoll.errors import UsageError
+from pycoll.topology.device import Device
 from pycoll.topology.model import Jitter, Level, Pairs, Straggler, Topology
 
 __all__ = ["load", "loads"]
@@ -24,6 +25,8 @@ _RATES = {
     "gb_per_s": 1e9,
     "mb_per_s": 1e6,
 }
+_OPERATIONS = {"tflop_per_s": 1e12, "gflop_per_s": 1e9}
+_CAPACITIES = {"gb": 1e9, "gib": 2.0**30, "mib": 2.0**20}
 
 
 def load(path: str | Path) -> Topology:
@@ -186,6 +189,7 @@ def _topology(file: _Table) -> Topology:
     levels = tuple(_level(table) for table in file.tables("level"))
     stragglers = tuple(_straggler(table) for table in file.tables("straggler"))
     jitter = _jitter(file.table("jitter"))
+    device = _device(file.table("device")) if file.get("device", dict) else None
     file.refuse_unknown()
     if not levels:
         raise UsageError(f"{file.where}: expected at least one [[level]], from the inside out")
@@ -198,7 +202,22 @@ def _topology(file: _Table) -> Topology:
         gamma_s_per_byte=1 / reduces if reduces else 0.0,
         stragglers=stragglers,
         jitter=jitter,
+        device=device,
     )
+
+
+def _device(table: _Table) -> Device:
+    capacity = _number(table, "capacity", _CAPACITIES, None)
+    device = Device(
+        name=_name(table, "name", "device"),
+        flops_per_s=_number(table, "compute", _OPERATIONS, ...),
+        memory_bytes_per_s=_number(table, "memory", _RATES, ...),
+        attained=_factor(table, "attained"),
+        capacity_bytes=None if capacity is None else int(capacity),
+        operator_s=_number(table, "operator", _TIMES, 0.0),
+    )
+    table.refuse_unknown()
+    return device
 
 
 def _level(table: _Table) -> Level:

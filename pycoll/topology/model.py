@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pycoll import _core
 from pycoll.arguments import real_number, shown, whole_number
 from pycoll.errors import UsageError
+from pycoll.topology.device import Device
 
 if TYPE_CHECKING:
     from pycoll.topology.result import NetworkSimulation
@@ -96,6 +97,7 @@ class Topology:
         gamma_s_per_byte: of reducing, per byte of every operand after the first.
         stragglers: units that are slower.
         jitter: random delays.
+        device: the device of each rank, for `pc.plan`; collectives do not use it.
 
     Raises:
         UsageError: a number is invalid, two levels have one name, or a straggler has no level.
@@ -107,6 +109,7 @@ class Topology:
     gamma_s_per_byte: float = 0.0
     stragglers: tuple[Straggler, ...] = ()
     jitter: Jitter = Jitter()
+    device: Device | None = None
 
     def __post_init__(self) -> None:
         names = [level.name for level in self.levels]

@@ -151,12 +151,12 @@ def memory(
                 place = {"pp": stage, "dp": replica, "ep": expert, "cp": part, "tp": rank}
                 ranks_of = partial(group_of, build, MetaMesh(sizes, place))
                 weights, groups = stages.parameters(stage), stages.groups(stage)
-                lasting = _lasting(
+                kept_always = _lasting(
                     weights, ranks_of, build[Zero].share_of, zero, groups, bucket_mb, moments
                 )
                 live = None if kept is None else stages.live(stage, kept)
                 stashed = stages.stashed(stage)
-                found.append(RankMemory(place, lasting[0] + stashed, *lasting[1:], live))
+                found.append(RankMemory(place, kept_always[0] + stashed, *kept_always[1:], live))
     return sorted(found, key=lambda rank: tuple(rank.place.values()))
 
 
@@ -245,14 +245,35 @@ def _lasting(
         main = main_dtype(dtype)
         count = sum(parameter.numel() for _, parameter in members)
         num_shares, share = share_of(axis_group) if zero else (1, 0)
-        length = share_length(count, num_shares)
-        full = length * num_shares
-        parameters += (length if zero == 3 else full) * dtype.itemsize
-        parameters += length * main.itemsize * (main != dtype)
-        gradients += (length if zero >= 2 else full) * main.itemsize
-        start = share * length
-        state += max(0, min(count - start, length)) * main.itemsize * moments
+        of_bucket = bytes_of_bucket(
+            count, dtype.itemsize, main.itemsize, num_shares, share, zero, moments
+        )
+        parameters += of_bucket[0]
+        gradients += of_bucket[1]
+        state += of_bucket[2]
     return parameters, gradients, state
+
+
+def bytes_of_bucket(
+    count: int, item: int, main: int, num_shares: int, share: int, zero: int, moments: int
+) -> tuple[int, int, int]:
+    """Bytes of the parameters, gradients and optimizer's state of a bucket.
+
+    Args:
+        count: Elements of the bucket.
+        item: Bytes of an element.
+        main: Bytes of an element of the optimizer's copy.
+        num_shares: Number of ranks that share the bucket out.
+        share: Number of this rank's share.
+        zero: ZeRO level.
+        moments: Numbers that the optimizer keeps per parameter.
+    """
+    length = share_length(count, num_shares)
+    full = length * num_shares
+    parameters = (length if zero == 3 else full) * item + length * main * (main != item)
+    start = share * length
+    state = max(0, min(count - start, length)) * main * moments
+    return parameters, (length if zero >= 2 else full) * main, state
 
 
 def _of_whole(loss: Loss) -> Loss:
@@ -265,4 +286,4 @@ def _fake(batch: Any) -> Any:
     return replace(batch, Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype))
 
 
-__all__ = ["RankMemory", "memory"]
+__all__ = ["RankMemory", "bytes_of_bucket", "memory"]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pycoll.parallel.core.ledger import AxisGroup
+from pycoll.parallel.core.ledger import AxisGroup, Ledger
 from pycoll.parallel.core.mesh import AXES
 
 
@@ -47,16 +47,19 @@ class _Done:
         """Returns at once."""
 
 
-def meta_group(axis: str, rank: int, size: int) -> AxisGroup:
-    """An AxisGroup whose communicator moves no data."""
+def meta_group(axis: str, rank: int, size: int, ledger: Ledger | None = None) -> AxisGroup:
+    """An AxisGroup whose communicator moves no data; the ledger counts what it would move."""
     comm: Any = MetaCommunicator(rank, size)
-    return AxisGroup.over(comm, axis)
+    return AxisGroup.over(comm, axis, ledger)
 
 
 class MetaMesh:
     """A mesh without ranks, seen from one place; its groups move no data."""
 
-    def __init__(self, sizes: Mapping[str, int], place: Mapping[str, int]) -> None:
+    def __init__(
+        self, sizes: Mapping[str, int], place: Mapping[str, int], ledger: Ledger | None = None
+    ) -> None:
+        self._ledger = ledger
         self.sizes = {axis: sizes[axis] for axis in AXES}
         self._place = {axis: place.get(axis, 0) for axis in AXES}
 
@@ -73,16 +76,19 @@ class MetaMesh:
         key = [axis for axis in AXES if axis in axes]
         lengths = tuple(self.sizes[axis] for axis in key)
         rank = int(np.ravel_multi_index([self._place[axis] for axis in key], lengths))
-        return meta_group("+".join(key), rank, math.prod(lengths))
+        return meta_group("+".join(key), rank, math.prod(lengths), self._ledger)
 
     def line_of_dp(self, *axes: str) -> AxisGroup:
         """See Mesh."""
         return self.line("dp", *(axis for axis in axes if self.sizes[axis] > 1))
 
 
-def on_meta(model: nn.Module) -> nn.Module:
-    """Copies a module with fake parameters and buffers; call within a FakeTensorMode."""
-    memo: dict[int, Any] = {}
+def on_meta(model: nn.Module, instead: Mapping[int, Any] | None = None) -> nn.Module:
+    """Copies a module with fake parameters and buffers; call within a FakeTensorMode.
+
+    `instead` has objects that take the place of others, by their ids.
+    """
+    memo: dict[int, Any] = dict(instead or {})
     for parameter in model.parameters():
         fake = torch.empty(parameter.shape, dtype=parameter.dtype)
         memo[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)

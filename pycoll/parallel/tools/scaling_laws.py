@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,6 +25,59 @@ def gustafson(parallel: float, num_ranks: float) -> float:
     Source: Gustafson, Reevaluating Amdahl's Law, 1988.
     """
     return (1.0 - parallel) + parallel * num_ranks
+
+
+def amdahl_limit(parallel: float) -> float:
+    """Speed-up that no number of ranks exceeds, 1 / (1 - p); infinity if all is parallel."""
+    return 1.0 / (1.0 - parallel) if parallel < 1 else math.inf
+
+
+def karp_flatt(speed_up: float, num_ranks: float) -> float:
+    """Serial share of the time that a measured speed-up on some ranks amounts to.
+
+    If it grows with the ranks, communication or waiting limits the speed-up, not serial work.
+
+    Source: Karp, Flatt, Measuring Parallel Processor Performance, CACM 33(5), 1990.
+
+    Raises:
+        UsageError: `num_ranks` is not above 1, or `speed_up` is not above 0.
+    """
+    if not num_ranks > 1 or not speed_up > 0:
+        raise UsageError(
+            f"laws: speed-up {speed_up} on {num_ranks} ranks, expected one above 0 on 2 or more"
+        )
+    return (1 / speed_up - 1 / num_ranks) / (1 - 1 / num_ranks)
+
+
+def petaflop_s_days(flops: float) -> float:
+    """Operations in petaflop/s-days: 1e15 operations a second for a day, 8.64e19."""
+    return flops / (1e15 * 86_400)
+
+
+def cheapest(
+    times_s: Mapping[int, float], price_per_rank_s: float, deadline_s: float
+) -> tuple[int, float]:
+    """The number of ranks that costs least and keeps a deadline.
+
+    Args:
+        times_s: Seconds of the job by number of ranks.
+        price_per_rank_s: Price of one rank for one second.
+        deadline_s: Seconds after which the job must be done.
+
+    Returns:
+        The number of ranks, and the price of the job.
+
+    Raises:
+        UsageError: No number of ranks keeps the deadline.
+    """
+    in_time = {n: n * t * price_per_rank_s for n, t in times_s.items() if t <= deadline_s}
+    if not in_time:
+        fastest = min(times_s.values(), default=math.inf)
+        raise UsageError(
+            f"laws: no number of ranks keeps {deadline_s:g} s; the fastest takes {fastest:g} s"
+        )
+    best = min(in_time, key=lambda n: (in_time[n], n))
+    return best, in_time[best]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,4 +166,14 @@ def _least_squares(columns: np.ndarray, times: np.ndarray) -> tuple[float, float
     return float(solution[0]), float(solution[1])
 
 
-__all__ = ["Fit", "amdahl", "fit_amdahl", "fit_gustafson", "gustafson"]
+__all__ = [
+    "Fit",
+    "amdahl",
+    "amdahl_limit",
+    "cheapest",
+    "fit_amdahl",
+    "fit_gustafson",
+    "gustafson",
+    "karp_flatt",
+    "petaflop_s_days",
+]

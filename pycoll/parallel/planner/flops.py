@@ -6,24 +6,19 @@ count; element-wise work, which is small beside them, does not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch import nn
 
 from pycoll.errors import UsageError
-from pycoll.parallel.core.batches import as_call, num_samples
-from pycoll.parallel.core.specs import replace, tensors_in
+from pycoll.parallel.core.batches import num_samples
+from pycoll.parallel.planner.trace import Operator, like, record, without_values
 from pycoll.parallel.tools.meta_model import on_meta
 from pycoll.parallel.trainer.plain_loop import OF_PARAMETER
 
 Pair = tuple[int, int]  # of the forward pass, and of the backward pass
-_ALL = "Global"  # torch's name of the whole model
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,45 +78,40 @@ def flops(model: nn.Module, x: Any) -> Flops:
 
     Cost: one pass through the model's Python code for each direction.
     """
-    if any(hasattr(parameter, OF_PARAMETER) for parameter in model.parameters()):
-        raise UsageError("flops: this is one rank's part of a model: count before pc.parallelize")
-
-    def like(tensor: Tensor) -> Tensor:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-
-    counter = FlopCounterMode(display=False)
-    # The kernels for attention on a CPU have no count; as plain products, they have the same one.
-    with FakeTensorMode(), torch.device("cpu"), sdpa_kernel(SDPBackend.MATH):
-        made = on_meta(model)
-        args, kwargs = as_call(replace(x, Tensor, like))
-        with counter:  # around both passes, so that the backward pass knows its layers
-            output = made(*args, **kwargs)
-            forward = counter.get_flop_counts()
-            floating = [y for y in tensors_in(output) if y.requires_grad and y.is_floating_point()]
-            if floating:
-                # Through a sum: the pass into the last layer is noticed on its way there only.
-                torch.stack([y.sum() for y in floating]).sum().backward()
-            both = counter.get_flop_counts()
-
-    def pair(layer: str, operator: str = "") -> Pair:
-        before = _sum(forward, layer, operator)
-        return before, _sum(both, layer, operator) - before
-
-    name = type(model).__name__
-    layers = [layer for layer, _ in model.named_modules() if layer]
-    found = {layer: pair(f"{name}.{layer}") for layer in layers}
+    refuse_parts(model, "flops")
+    with without_values():
+        operators = record(on_meta(model), like(x)).operators
+    counted = [operator for operator in operators if operator.flops]
+    layers = [name for name, _ in model.named_modules() if name]
+    within = {name: [o for o in counted if name in o.layers] for name in layers}
     return Flops(
-        *pair(_ALL),
-        {layer: of for layer, of in found.items() if any(of)},
-        {op: pair(_ALL, op) for op in map(str, both.get(_ALL, {}))},
+        *_pair(counted),
+        {name: _pair(of) for name, of in within.items() if of},
+        {name: _pair(o for o in counted if o.name == name) for name in _names(counted)},
         num_samples(x),
     )
 
 
-def _sum(counts: Mapping[str, Mapping[Any, int]], module: str, operator: str = "") -> int:
-    """Sum of a module's counts by operator; `operator`: of this one alone."""
-    of_module = counts.get(module, {}).items()
-    return sum(count for op, count in of_module if not operator or str(op) == operator)
+def refuse_parts(model: nn.Module, what: str) -> None:
+    """Checks that a model is whole.
+
+    Raises:
+        UsageError: `parallelize` has made it one rank's part.
+    """
+    if any(hasattr(parameter, OF_PARAMETER) for parameter in model.parameters()):
+        raise UsageError(f"{what}: this is one rank's part of a model: count before pc.parallelize")
 
 
-__all__ = ["Flops", "flops"]
+def _names(operators: Iterable[Operator]) -> list[str]:
+    return list(dict.fromkeys(operator.name for operator in operators))
+
+
+def _pair(operators: Iterable[Operator]) -> Pair:
+    forward = backward = 0
+    for operator in operators:
+        forward += operator.flops * (operator.part == "forward")
+        backward += operator.flops * (operator.part != "forward")
+    return forward, backward
+
+
+__all__ = ["Flops", "flops", "refuse_parts"]

@@ -1,0 +1,133 @@
+"""Rates of this machine, measured once: matrix products, memory, and collectives between ranks."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pycoll.bench.fit import Fit, fit_links
+from pycoll.communicator import Communicator
+from pycoll.launch import run_ranks
+from pycoll.topology import Device, Level, Topology
+
+_SIDE = 768  # of the matrices
+_MOVED = 1 << 25  # bytes of the array that is read and written
+_SIZES = tuple(1 << k for k in range(10, 24, 2))
+
+
+def calibrate(num_ranks: int = 2, *, repeats: int = 9) -> Topology:
+    """Measures this machine: one thread of each rank, all ranks at the same time.
+
+    Args:
+        num_ranks: Number of ranks.
+        repeats: Number of timed runs of each part; the median counts.
+
+    Returns:
+        A cluster of one host with a device, for `pc.plan` and `pc.estimate`.
+
+    Raises:
+        UsageError: `num_ranks` is below 1.
+
+    Cost: a few seconds.
+    """
+    found = run_ranks(_rank, num_ranks, repeats)
+    rates = [statistics.median(of[i] for of in found) for i in range(3)]
+    device = Device(
+        name="this machine, one thread a rank",
+        flops_per_s=rates[0],
+        memory_bytes_per_s=rates[1],
+        operator_s=rates[2],
+        capacity_bytes=_memory() // num_ranks,
+    )
+    link: Fit | None = found[0][3]
+    level = Level(
+        name="host",
+        size=num_ranks,
+        link_bytes_per_s=1 / link.beta_s_per_byte if link else 1e12,
+        latency_s=link.alpha_s if link else 0.0,
+    )
+    gamma = link.gamma_s_per_byte if link else 0.0
+    return Topology(levels=(level,), name="this host", device=device, gamma_s_per_byte=gamma)
+
+
+def write(cluster: Topology, path: str | Path) -> None:
+    """Writes a calibrated cluster as a TOML file that `topology.load` reads."""
+    device, level = cluster.device, cluster.levels[0]
+    assert device is not None
+    reduces = cluster.gamma_s_per_byte
+    lines = [
+        f'name = "{cluster.name}"',
+        *(["", "[ranks]", f"reduce_gb_per_s = {1e-9 / reduces:.6g}"] if reduces > 0 else []),
+        "",
+        "[device]",
+        f'name = "{device.name}"',
+        f"compute_gflop_per_s = {device.flops_per_s / 1e9:.6g}",
+        f"memory_gb_per_s = {device.memory_bytes_per_s / 1e9:.6g}",
+        f"operator_us = {device.operator_s * 1e6:.6g}",
+        *([f"capacity_gb = {size / 1e9:.6g}"] if (size := device.capacity_bytes) else []),
+        "",
+        "[[level]]",
+        f'name = "{level.name}"',
+        f"size = {level.size}",
+        f"link_gb_per_s = {level.link_bytes_per_s / 1e9:.6g}",
+        f"latency_us = {level.latency_s * 1e6:.6g}",
+    ]
+    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _memory() -> int:
+    """Bytes of memory of this host."""
+    import os
+
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _rank(comm: Communicator, repeats: int) -> tuple[float, float, float, Fit | None]:
+    torch.set_num_threads(1)
+    a = torch.rand(_SIDE, _SIDE)
+    out = torch.empty(_SIDE, _SIDE)
+    product_s = _median(lambda: torch.mm(a, a, out=out), comm, repeats)
+    x = torch.zeros(_MOVED // 4)
+    moved_s = _median(lambda: x.add_(1.0), comm, repeats)
+    small = torch.zeros(8, requires_grad=True)
+
+    def few() -> None:
+        for _ in range(100):
+            small.mul(2.0)
+
+    call_s = _median(few, comm, repeats) / 100
+    rates = 2 * _SIDE**3 / product_s, 2 * _MOVED / moved_s, call_s
+    if comm.size == 1:
+        return *rates, None
+    rows = []
+    for nbytes in _SIZES:
+        array = np.zeros(nbytes // 4, np.float32)
+        whole = np.zeros(nbytes // 4 // comm.size * comm.size, np.float32)
+        part = whole[: len(whole) // comm.size].copy()
+        for name, call in (
+            ("all_reduce", lambda array=array: comm.all_reduce(array)),
+            ("all_gather", lambda part=part: comm.all_gather(part)),
+        ):
+            rows.append((name, nbytes, _median(call, comm, repeats)))
+    return *rates, fit_links(rows, comm.size)
+
+
+def _median(call: Callable[[], Any], comm: Communicator, repeats: int) -> float:
+    """Median seconds of a call on the slowest rank."""
+    times = []
+    for _ in range(repeats + 2):
+        comm.barrier()
+        start = time.perf_counter()
+        call()
+        took = np.array([time.perf_counter() - start])
+        times.append(float(comm.all_reduce(took, op="max")[0]))
+    return statistics.median(times[2:])
+
+
+__all__ = ["calibrate", "write"]

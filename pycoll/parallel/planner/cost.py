@@ -1,0 +1,155 @@
+"""The cost of layouts of one model: one function for every search.
+
+The pieces of a rank are traced, its pipeline is simulated by the simulator of schedules, and its
+collectives take the time of the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pycoll.errors import UsageError
+from pycoll.parallel.core.batches import num_samples
+from pycoll.parallel.core.specs import replace as replace_tensors
+from pycoll.parallel.features.feature import Options
+from pycoll.parallel.planner.layouts import Layout
+from pycoll.parallel.planner.network import ALGORITHMS, Network
+from pycoll.parallel.planner.pieces import Pieces, measure
+from pycoll.parallel.planner.step import Prediction, Step, cut_stages
+from pycoll.topology import Topology
+
+
+@dataclass(slots=True)
+class CostModel:
+    """Predicts the cost of layouts of one model; call within `without_values`.
+
+    Attributes:
+        model: The plain model.
+        x: The batch of a step of all replicas.
+        y: Its targets, for `loss`.
+        loss: As in `step`.
+        tp: Plan of tensor parallelism.
+        blocks: Name of the list of blocks, or None.
+        cluster: The cluster, with a device.
+        precision: As in `parallelize`.
+        moments: Numbers that the optimizer keeps per parameter.
+        algorithms: Algorithms of collectives.
+        overlap: Whether a rank computes while its gradients are reduced and while messages between
+            stages travel; `parallelize` does, Megatron-LM of 2021 did not.
+        prefetch: Whether ZeRO 3 gathers while it computes; `parallelize` does not.
+        even: Whether all stages have equally many blocks, as Megatron-LM's; `parallelize` cuts so
+            that the slowest stage is as fast as possible.
+    """
+
+    model: nn.Module
+    x: Any
+    cluster: Topology
+    y: Any = None
+    loss: Callable[[Any, Any], Any] | None = None
+    tp: dict[str, Any] = field(default_factory=dict)
+    blocks: str | None = None
+    precision: Any = None
+    moments: int = 2
+    algorithms: tuple[str, ...] = ALGORITHMS
+    overlap: bool = True
+    prefetch: bool = False
+    even: bool = False
+    _pieces: dict[Any, Pieces | UsageError] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> int:
+        """Number of samples of a step."""
+        return num_samples(self.x)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(list(self.model.get_submodule(self.blocks).children())) if self.blocks else 0
+
+    def pieces(self, layout: Layout) -> Pieces:
+        """The pieces of a rank's part.
+
+        Raises:
+            UsageError: The model cannot be shared out like this.
+        """
+        size = self.batch // layout.replicas // layout.microbatches
+        part = layout.tp, layout.cp, layout.ep
+        key = (size, *part, layout.sequence_parallel, layout.recompute)
+        if key not in self._pieces:
+            try:
+                self._pieces[key] = self._measured(layout, size)
+            except UsageError as error:
+                self._pieces[key] = error
+        found = self._pieces[key]
+        if isinstance(found, UsageError):
+            raise found
+        return found
+
+    def sample(self, size: int) -> Any:
+        """A microbatch of some samples."""
+        return self._part(self.x, size)
+
+    @staticmethod
+    def _part(batch: Any, size: int) -> Any:
+        def part(tensor: Tensor) -> Tensor:
+            return torch.empty((size, *tensor.shape[1:]), dtype=tensor.dtype)
+
+        return replace_tensors(batch, Tensor, part)
+
+    def _measured(self, layout: Layout, size: int) -> Pieces:
+        options = Options(
+            tp=self.tp,
+            pp=self.blocks,
+            schedule="1f1b",
+            zero=0,
+            sequence_parallel=layout.sequence_parallel,
+            recompute=layout.recompute,
+            costs=None,
+            precision=self.precision,
+        )
+        sizes = {axis: getattr(layout, axis) for axis in ("tp", "cp", "ep")}
+
+        x, y = self.sample(size), self._part(self.y, size)
+        device = self.cluster.device
+        assert device is not None
+        return measure(self.model, x, device, options, sizes, y=y, loss=self.loss)
+
+    def predict(self, layout: Layout) -> Prediction:
+        """Predicts the cost of a step.
+
+        Raises:
+            UsageError: The model cannot be shared out like this; the message says why.
+
+        Cost: a tenth of a second for sizes of tp, cp and microbatches that are new; else
+            milliseconds.
+        """
+        return self._step(layout).prediction()
+
+    def bound(self, layout: Layout) -> tuple[float, int]:
+        """Seconds and bytes that a step needs at least: no bubble, no activations.
+
+        Raises:
+            UsageError: As for `predict`.
+
+        Cost: that of `predict`, without the simulation.
+        Source: PipeDream, SOSP 2019, section 3.1: the slowest stage of the best cut.
+        """
+        step = self._step(layout)
+        return step.bound_s(), step.least_bytes()
+
+    def _step(self, layout: Layout) -> Step:
+        pieces = self.pieces(layout)
+        network = Network(self.cluster, layout.sizes, self.algorithms)
+        stages, costs = cut_stages(pieces, layout, network, even=self.even)
+        if not self.overlap and layout.pp > 1:
+            message_s = network.message_s(pieces.hidden, "pp")
+            for stage in stages:
+                stage.wait_for(message_s)
+        return Step(self, layout, network, pieces.hidden, stages, costs)
+
+
+__all__ = ["CostModel"]

@@ -1,0 +1,260 @@
+"""A rank's part of a model, measured in pieces: before the blocks, each block, behind them.
+
+`parallelize`'s own features share the layers out, on tensors without values. Blocks with equal
+shapes cost the same, so one of each kind is traced.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from pycoll.parallel.build import apply_all, group_of
+from pycoll.parallel.core.batches import as_call
+from pycoll.parallel.core.logits import whole
+from pycoll.parallel.core.mesh import AXES
+from pycoll.parallel.core.positions import Positions
+from pycoll.parallel.core.specs import tensors_in
+from pycoll.parallel.features.context.feature import ContextParallel
+from pycoll.parallel.features.data.reducer import main_dtype
+from pycoll.parallel.features.feature import Build, Options
+from pycoll.parallel.planner.trace import Operator, Sent, TracedLedger, like, record
+from pycoll.parallel.tools.meta_model import MetaMesh, Saved, on_meta
+from pycoll.topology import Device
+
+Calls = Counter[tuple[str, str, int]]  # number of calls, by axes, collective and payload in bytes
+FIRST, LAST = "first", "last"
+
+
+@dataclass(slots=True)
+class Piece:
+    """What a part of the model costs a rank for one microbatch.
+
+    Attributes:
+        forward_s: Seconds of the forward pass on the device.
+        backward_s: Seconds of the backward pass, with what is computed again.
+        flops: Operations of both passes, with what is computed again.
+        forward_calls: Collectives of the forward pass.
+        backward_calls: Collectives of the backward pass.
+        kept: Bytes that are kept for the backward pass.
+        frozen: Bytes of weights that do not learn.
+        weights: Elements and their bytes, by the axes besides dp along which gradients are summed.
+    """
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    flops: int = 0
+    forward_calls: Calls = field(default_factory=Counter)
+    backward_calls: Calls = field(default_factory=Counter)
+    kept: int = 0
+    frozen: int = 0
+    weights: dict[tuple[tuple[str, ...], int, int], int] = field(default_factory=dict)
+
+    def add(self, event: Operator | Sent, device: Device) -> None:
+        """Adds an operator or a collective."""
+        is_forward = event.part == "forward"
+        if isinstance(event, Sent):
+            calls = self.forward_calls if is_forward else self.backward_calls
+            calls[event.axis, event.collective, event.nbytes] += 1
+            return
+        seconds = device.seconds(event.flops, event.nbytes)
+        self.flops += event.flops
+        if is_forward:
+            self.forward_s += seconds
+        else:
+            self.backward_s += seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A model in pieces.
+
+    Attributes:
+        first: What comes before the blocks.
+        blocks: The blocks, in order.
+        last: What comes behind the blocks, with the loss.
+        hidden: Bytes that a rank passes from a block to the next.
+    """
+
+    first: Piece
+    blocks: list[Piece]
+    last: Piece
+    hidden: int
+
+
+def find_blocks(model: nn.Module) -> str | None:
+    """The name of the longest list of layers with one class and parameters; None: there is none."""
+    found, most = None, 1
+    for name, module in model.named_modules():
+        if not isinstance(module, (nn.ModuleList, nn.Sequential)) or len(module) <= most:
+            continue
+        kinds = {type(child) for child in module}
+        if len(kinds) == 1 and all(any(True for _ in child.parameters()) for child in module):
+            found, most = name, len(module)
+    return found
+
+
+def kinds_of(blocks: nn.Module) -> list[int]:
+    """For each block, the index of the first block of its kind: class, shapes and settings."""
+    first: dict[Any, int] = {}
+    return [first.setdefault(_kind(block), i) for i, block in enumerate(blocks.children())]
+
+
+def _kind(block: nn.Module) -> Any:
+    tensors = (*block.named_parameters(), *block.named_buffers())
+    shapes = tuple((name, tuple(t.shape), t.dtype) for name, t in tensors)
+    plain = (int, float, bool, str, type(None))
+    settings = tuple(
+        (name, key, value)
+        for name, module in block.named_modules()
+        for key, value in sorted(vars(module).items())
+        if isinstance(value, plain) and not key.startswith("_") and "idx" not in key
+    )
+    return type(block), shapes, tuple(type(m) for m in block.modules()), settings
+
+
+def measure(
+    model: nn.Module,
+    x: Any,
+    device: Device,
+    options: Options,
+    sizes: Mapping[str, int],
+    *,
+    y: Any = None,
+    loss: Callable[[Any, Any], Any] | None = None,
+) -> Pieces:
+    """Measures the pieces of rank 0's part; call within `without_values`.
+
+    Args:
+        model: The plain model.
+        x: A microbatch of one replica; only shapes and dtypes matter.
+        device: The device.
+        options: As for `parallelize`; pp names the blocks, None: the whole model comes first.
+        sizes: Sizes of the axes that share out layers: tp, cp, ep.
+        y: Targets of `x`, for `loss`.
+        loss: As in `step`; None: the loss costs nothing.
+
+    Returns:
+        The pieces.
+
+    Raises:
+        UsageError: The model cannot be shared out like this, or cannot run without values.
+
+    Cost: one pass through the model's Python code in each direction, for one block of each kind.
+    """
+    sizes = dict.fromkeys(AXES, 1) | dict(sizes)
+    blocks = model.get_submodule(options.pp) if options.pp else None
+    kinds = [] if blocks is None else kinds_of(blocks)
+    instead: dict[int, Any] = {}
+    ledger = TracedLedger()
+    if blocks is not None and len(set(kinds)) < len(kinds):
+        kept = [block for i, block in enumerate(blocks.children()) if kinds[i] == i]
+        copies = [on_meta(block) for block in kept]
+        is_list = isinstance(blocks, nn.ModuleList)
+        instead[id(blocks)] = nn.ModuleList(copies) if is_list else nn.Sequential(*copies)
+    build = Build(on_meta(model, instead), MetaMesh(sizes, {}, ledger), options, Positions())
+    apply_all(build, meta=True)
+    batch, target = like(x), like(y)
+    args, kwargs = as_call(batch)
+    known = [*build.model.parameters(), *build.model.buffers()]
+    with Saved([*known, *tensors_in([args, kwargs, target])]) as saved:
+        notes = _Kept(build, options.pp, saved)
+        of_share = None if loss is None else build[ContextParallel].sequence.of_shares(_full(loss))
+        trace = record(build.model, batch, y=target, loss=of_share, ledger=ledger)
+        notes.end(saved)
+    pieces = _sorted(build, options.pp, trace.events, notes, device)
+    order = sorted(set(kinds))
+    return Pieces(
+        pieces[FIRST], [pieces[order.index(kind)] for kind in kinds], pieces[LAST], notes.hidden
+    )
+
+
+def _full(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A loss that gets whole outputs, unless it takes parts."""
+    takes_parts = getattr(loss, "takes_parts", False)
+    return lambda output, target: loss(output if takes_parts else whole(output), target)
+
+
+class _Kept:
+    """Notes what each piece keeps for the backward pass, and what a block returns."""
+
+    def __init__(self, build: Build, blocks: str | None, saved: Saved) -> None:
+        self.nbytes: dict[int | str, int] = Counter()
+        self.hidden = 0
+        self._before, self._at = 0, FIRST
+        children = build.model.get_submodule(blocks).children() if blocks else ()
+        for i, block in enumerate(children):
+            block.register_forward_pre_hook(lambda *_, i=i: self._move(saved, i))
+            block.register_forward_hook(lambda *of, i=i: self._left(saved, of[-1]))
+
+    def _move(self, saved: Saved, to: int | str) -> None:
+        self.nbytes[self._at] += saved.nbytes - self._before
+        self._before, self._at = saved.nbytes, to  # type: ignore[assignment]
+
+    def _left(self, saved: Saved, output: Any) -> None:
+        self._move(saved, LAST)
+        self.hidden = sum(t.numel() * t.element_size() for t in tensors_in(output))
+
+    def end(self, saved: Saved) -> None:
+        """Adds what was kept behind the last block."""
+        self._move(saved, LAST)
+
+
+def _sorted(
+    build: Build,
+    blocks: str | None,
+    events: list[Operator | Sent],
+    notes: _Kept,
+    device: Device,
+) -> dict[Any, Piece]:
+    """The pieces, by number of the block, FIRST and LAST."""
+    count = len(list(build.model.get_submodule(blocks).children())) if blocks else 0
+    pieces: dict[Any, Piece] = {key: Piece() for key in (FIRST, LAST, *range(count))}
+    names = {f"{blocks}.{i}": i for i in range(count)}
+    seen = {True: False, False: False}  # whether a block has run, in forward and in backward
+    for event in events:
+        number = next((names[name] for name in event.layers if name in names), None)
+        is_forward = event.part == "forward"
+        if number is not None:
+            seen[is_forward] = True
+        # Before its blocks the forward pass is at the first piece, the backward pass at the last.
+        outside = LAST if count and seen[is_forward] == is_forward else FIRST
+        pieces[outside if number is None else number].add(event, device)
+    for key, nbytes in notes.nbytes.items():
+        pieces[key if count else FIRST].kept += nbytes
+    whole_mesh = MetaMesh(dict.fromkeys(AXES, 2), {})
+    for name, parameter in build.model.named_parameters():
+        number = next((i for of, i in names.items() if name.startswith(f"{of}.")), None)
+        own = pieces[_outside(build, name, blocks) if number is None else number]
+        if parameter.requires_grad:
+            axes = tuple(group_of(build, whole_mesh, parameter).axis.split("+"))
+            main = main_dtype(parameter.dtype).itemsize
+            of = axes, parameter.dtype.itemsize, main
+            own.weights[of] = own.weights.get(of, 0) + parameter.numel()
+        else:
+            own.frozen += parameter.numel() * parameter.element_size()
+    return pieces
+
+
+def _outside(build: Build, name: str, blocks: str | None) -> str:
+    """The end of the model that holds a parameter outside the blocks, by the order of layers."""
+    if not blocks:
+        return FIRST
+    names = [layer for layer, _ in build.model.named_modules()]
+    return FIRST if names.index(name.rpartition(".")[0]) < names.index(blocks) else LAST
+
+
+def check_traceable(model: nn.Module, x: Any) -> None:
+    """Checks that a model runs without values.
+
+    Raises:
+        UsageError: It does not; the message names the last operator.
+    """
+    record(on_meta(model), like(x))
+
+
+__all__ = ["Calls", "Piece", "Pieces", "check_traceable", "find_blocks", "kinds_of", "measure"]

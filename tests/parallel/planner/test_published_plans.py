@@ -1,0 +1,101 @@
+"""Megatron-LM's published layouts, predicted with one file of constants. Minutes: slow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_gpt import GPT, PLAN
+
+from pycoll import parallel as pc
+from pycoll import topology
+from pycoll.parallel.planner.cost import CostModel
+from pycoll.parallel.planner.layout_space import LayoutSpace
+from pycoll.parallel.planner.trace import without_values
+
+pytestmark = [pytest.mark.pure, pytest.mark.slow, pytest.mark.timeout(500)]
+
+CLUSTER = topology.load(
+    Path(__file__).resolve().parents[3] / "examples" / "topologies" / "a100_hosts.toml"
+)
+VOCABULARY, LENGTH = 51200, 2048
+
+# Narayanan et al., arXiv:2104.04473, Table 1: billions of parameters, heads, hidden size, layers,
+# t, p, ranks, batch, TFLOP/s of a rank.
+ROWS = [
+    (1.7, 24, 2304, 24, 1, 1, 32, 512, 137),
+    (3.6, 32, 3072, 30, 2, 1, 64, 512, 138),
+    (7.5, 32, 4096, 36, 4, 1, 128, 512, 142),
+    (18.4, 48, 6144, 40, 8, 1, 256, 1024, 135),
+    (39.1, 64, 8192, 48, 8, 2, 512, 1536, 138),
+    (76.1, 80, 10240, 60, 8, 4, 1024, 1792, 140),
+    (145.6, 96, 12288, 80, 8, 8, 1536, 2304, 148),
+    (310.1, 128, 16384, 96, 8, 16, 1920, 2160, 155),
+    (529.6, 128, 20480, 105, 8, 35, 2520, 2520, 163),
+    (1008.0, 160, 25600, 128, 8, 64, 3072, 3072, 163),
+]
+
+
+def gpt(hidden: int, layers: int, heads: int, *, tie: bool) -> GPT:
+    with torch.device("meta"):
+        made = GPT(
+            vocab=VOCABULARY, dim=hidden, depth=layers, heads=heads, context=LENGTH, fused=True,
+            drop=0, tie=tie,
+        )  # fmt: skip
+    return made.bfloat16()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[f"{row[0]}B" for row in ROWS])
+def test_sizes_of_the_models_are_the_published_ones(row):
+    billions, heads, hidden, layers, *_ = row
+    count = sum(p.numel() for p in gpt(hidden, layers, heads, tie=True).parameters())
+    assert count / 1e9 == pytest.approx(billions, abs=0.1)
+
+
+def predicted(row) -> tuple[float, int]:
+    """TFLOP/s of a rank in the published layout, and the place of (t, p) among all layouts.
+
+    The options are how Megatron-LM worked in 2021: equal stages, rings, nothing overlapped.
+    """
+    _, heads, hidden, layers, t, p, ranks, batch, _ = row
+    tokens = torch.zeros(batch, LENGTH, dtype=torch.int64, device="meta")
+    costs = CostModel(
+        gpt(hidden, layers, heads, tie=False),
+        tokens,
+        CLUSTER.resized(max(ranks, CLUSTER.num_ranks)),
+        y=tokens,
+        loss=pc.cross_entropy,
+        tp=PLAN,
+        blocks="blocks",
+        algorithms=("ring",),
+        overlap=False,
+        even=True,
+    )
+    choices = pc.Choices(
+        zero=(0,),
+        schedules=("1f1b",),
+        recompute=("full",),
+        sequence_parallel=(False,),
+        axes=("dp", "tp", "pp"),
+        tp_sizes=(1, 2, 4, 8),
+    )
+    with without_values():
+        space = LayoutSpace(costs, ranks, 80 * 10**9, choices)
+        bounds = space.fitting_bounds()
+        published = [(s, of) for s, of in bounds if (of.tp, of.pp) == (t, p)]
+        mine = min(space.cost(of) for _, of in published)
+        faster = {(of.tp, of.pp) for s, of in bounds if s < mine and space.cost(of) < mine}
+    formula = 96 * batch * LENGTH * layers * hidden**2
+    formula *= 1 + LENGTH / (6 * hidden) + VOCABULARY / (16 * layers * hidden)
+    return formula / mine / ranks / 1e12, len(faster) + 1
+
+
+def test_published_layouts_are_near_the_best_with_nearly_the_published_speed():
+    """Two minutes for all ten rows; eight are among the three best."""
+    places = []
+    for row in ROWS:
+        speed, place = predicted(row)
+        assert speed == pytest.approx(row[-1], rel=0.1), row
+        places.append(place)
+    assert sum(place <= 3 for place in places) >= 8, places
