@@ -55,7 +55,31 @@ def test_merging_in_any_order_is_near():
         assert np.array_equal(given, np.ones(3))
 
 
+def test_merge_of_ones_own_is_called_in_the_order_of_the_shards():
+    """Affine maps x -> a x + b, whose composition is not commutative."""
+
+    def compose(first, then):
+        return np.array([then[0] * first[0], then[0] * first[1] + then[1]])
+
+    def work(comm):
+        maps = [np.array([i + 2.0, 3.0 * i]) for i in range(7)]
+        return [pc.map_reduce(lambda i: maps[i], range(n), compose, comm=comm) for n in (1, 2, 7)]
+
+    expected = []
+    for n in (1, 2, 7):
+        found = np.array([1.0, 0.0])
+        for i in range(n):
+            found = np.array([(i + 2.0) * found[0], (i + 2.0) * found[1] + 3.0 * i])
+        expected.append(found)
+    for outcome in run_ranks(work, 3, threads=True):
+        assert all(np.array_equal(a, b) for a, b in zip(outcome, expected, strict=True))
+
+
 def test_mistakes_are_named():
+    with pytest.raises(UsageError, match=r"op made float64 of shape \(4,\), expected float64 of"):
+        pc.map_reduce(lambda i: np.ones(2), range(2), lambda a, b: np.concatenate([a, b]))
+    with pytest.raises(UsageError, match="a function as op merges in the order"):
+        pc.map_reduce(lambda i: i, range(2), lambda a, b: a, deterministic=False)
     with pytest.raises(UsageError, match="no shards"):
         pc.map_reduce(len, [])
     with pytest.raises(UsageError, match="op is 'mean', expected one of sum, prod, min, max"):

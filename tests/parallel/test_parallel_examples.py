@@ -48,6 +48,13 @@ def test_digits_are_read_by_workers_of_servers():
     assert "worker 1 of 2: accuracy 0.9" in texts and "largest gap of clocks" in texts
 
 
+def test_gradient_descent_by_map_and_reduce_has_the_bits_of_one_process():
+    pytest.importorskip("sklearn")
+    one, three = ("".join(run_script(EXAMPLES / "mapreduce_gd.py", n)) for n in (1, 3))
+    weights = [re.search(r"accuracy.*?\]", text)[0] for text in (one, three)]
+    assert weights[0] == weights[1] and "accuracy 0.8" in weights[0]
+
+
 @pytest.mark.soak
 def test_late_flights_are_predicted_with_sparse_tables():
     """Half a minute: two epochs of 327,346 flights."""

@@ -19,7 +19,8 @@ from pycoll.parallel.core.mesh import world
 from pycoll.parallel.core.placement import share
 from pycoll.parallel.core.specs import replace
 
-_MERGE: dict[str, Callable[[Any, Any], Any]] = {
+Merge = Callable[[Any, Any], Any]
+_MERGE: dict[str, Merge] = {
     "sum": lambda a, b: a + b,
     "prod": lambda a, b: a * b,
     "min": lambda a, b: torch.minimum(a, b) if isinstance(a, Tensor) else np.minimum(a, b),
@@ -31,7 +32,7 @@ _ARRAYS = (Tensor, np.ndarray, np.generic, int, float, complex)
 def map_reduce(
     fn: Callable[[Any], Any],
     shards: Sequence[Any],
-    op: str = "sum",
+    op: str | Merge = "sum",
     *,
     comm: Communicator | None = None,
     deterministic: bool = True,
@@ -45,7 +46,9 @@ def map_reduce(
         fn: Returns an array, a tensor or a number, or tuples, lists and dicts of them, with the
             same shapes and dtypes for every shard. It must not change an earlier result.
         shards: The same on all ranks, at least one; each rank maps consecutive shards.
-        op: "sum", "prod", "min" or "max".
+        op: "sum", "prod", "min" or "max"; or a function of two arrays, or of two tensors, that
+            returns a new one of their shape and dtype. It is called for each array of the results,
+            that of the earlier shards first, so it need not be commutative.
         comm: The ranks; None: those of `pycoll.init()`.
         deterministic: Merge in the order of the shards, from rank to rank.
 
@@ -53,14 +56,19 @@ def map_reduce(
         The merged result on every rank; numbers are NumPy scalars.
 
     Raises:
-        UsageError: There are no shards, `op` is unknown, or `fn` returns an unsupported type.
+        UsageError: There are no shards, `op` is unknown, a function that is not `deterministic`, or
+            changes shapes or dtypes, or `fn` returns an unsupported type.
 
     Cost: for results of N bytes, s shards and n ranks: (n-1)(alpha + beta N) + s gamma N and a
         broadcast if `deterministic`; else s/n gamma N and an all_reduce. With fewer shards than
         ranks, one more split and broadcast.
     """
-    if op not in _MERGE:
+    if isinstance(op, str) and op not in _MERGE:
         raise UsageError(f"map_reduce: op is {op!r}, expected one of {', '.join(_MERGE)}")
+    if not isinstance(op, str) and not deterministic:
+        raise UsageError(
+            "map_reduce: a function as op merges in the order of the shards: deterministic=True"
+        )
     if not len(shards):
         raise UsageError("map_reduce: there are no shards, expected at least one")
     comm = comm or world()
@@ -76,17 +84,18 @@ def map_reduce(
     return _tell(merged, comm)
 
 
-def _merge(mapped: list[Any], op: str, comm: Communicator, deterministic: bool) -> Any:
+def _merge(mapped: list[Any], op: str | Merge, comm: Communicator, deterministic: bool) -> Any:
     """Merges the results of all ranks; each rank has at least one."""
+    merge = _MERGE[op] if isinstance(op, str) else _of_same_shape(op)
     result, rest = mapped[0], mapped[1:]
     flat = _leaves(result)
     if deterministic and comm.rank > 0:
         before = [x.clone() if isinstance(x, Tensor) else x.copy() for x in flat]
         for x in before:
             comm.recv(x, comm.rank - 1)
-        flat = [_MERGE[op](a, b) for a, b in zip(before, flat, strict=True)]
+        flat = [merge(a, b) for a, b in zip(before, flat, strict=True)]
     for other in rest:
-        flat = [_MERGE[op](a, b) for a, b in zip(flat, _leaves(other), strict=True)]
+        flat = [merge(a, b) for a, b in zip(flat, _leaves(other), strict=True)]
     # Results of `fn` are not modified. NumPy turns arrays without dimensions into scalars.
     flat = [x.clone() if isinstance(x, Tensor) else np.array(x) for x in flat]
     if deterministic and comm.rank < comm.size - 1:
@@ -99,6 +108,24 @@ def _merge(mapped: list[Any], op: str, comm: Communicator, deterministic: bool) 
             comm.all_reduce(x, op)
     values = iter(flat)
     return replace(result, (Tensor, np.ndarray), lambda _: next(values))
+
+
+def _of_same_shape(op: Merge) -> Merge:
+    """The user's merge, whose results the next rank receives into arrays like its own."""
+
+    def merge(a: Any, b: Any) -> Any:
+        made = op(a, b)
+        if isinstance(b, np.ndarray):
+            made = np.asarray(made)
+        if type(made) is not type(b) or (made.shape, made.dtype) != (b.shape, b.dtype):
+            raise UsageError(
+                f"map_reduce: op made {getattr(made, 'dtype', type(made).__name__)} of shape "
+                f"{tuple(getattr(made, 'shape', ()))}, expected {b.dtype} of {tuple(b.shape)} as "
+                "its arguments"
+            )
+        return made
+
+    return merge
 
 
 def _arrays(value: Any) -> Any:
