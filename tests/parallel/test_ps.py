@@ -82,7 +82,7 @@ def test_one_async_worker_is_plain_torch_to_the_bits(make):
         assert torch.equal(a, b)
 
 
-def test_staleness_counts_the_updates_between_pull_and_push():
+def test_staleness_counts_the_updates_between_pull_and_push(tmp_path):
     world = World(2, 4)
     weights = registered(world, 1.0)
     for worker in world.workers:
@@ -95,6 +95,9 @@ def test_staleness_counts_the_updates_between_pull_and_push():
     report = world.workers[0].report()
     assert report.staleness == {0: 1, 1: 1, 2: 1, 3: 9}  # P - 1, but for the first turn
     assert "mean staleness 2.50" in str(report) and report.num_updates == 12
+    pytest.importorskip("matplotlib")
+    report.draw(str(tmp_path / "report.svg"))
+    assert "staleness, mean 2.50" in (tmp_path / "report.svg").read_text()
 
 
 def steps_of_a_quadratic(staleness: int, damping: Damping) -> tuple[float, pc.ps.Report]:

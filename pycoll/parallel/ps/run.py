@@ -190,7 +190,7 @@ def run(*, comm: Communicator | None = None, **options: Any) -> Iterator[Worker]
         UsageError: There is no server or no worker, or an option is out of its range.
         SystemExit: On a server, when all workers have left.
 
-    Cost: at most two splits for each pair of ranks; a thread of a server for each rank that asks.
+    Cost: at most four splits for each other rank; a thread of a server for each rank that asks.
 
     Source: Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server", OSDI.
     """

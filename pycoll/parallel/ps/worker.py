@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pycoll.errors import UsageError
-from pycoll.parallel.core import structures
 from pycoll.parallel.core.batches import Batch, num_samples
 from pycoll.parallel.core.ledger import Ledger
 from pycoll.parallel.core.placement import share
 from pycoll.parallel.ps.asking import Servers
 from pycoll.parallel.ps.consistency import Consistency
 from pycoll.parallel.ps.filters import CODECS, Filter
-from pycoll.parallel.ps.keys import HashRing, Layout, Table
-from pycoll.parallel.ps.messages import Kind, Link, Message, json_body, json_of
+from pycoll.parallel.ps.keys import HashRing
+from pycoll.parallel.ps.messages import Kind, Link, Message, json_of
+from pycoll.parallel.ps.registration import Registration
 from pycoll.parallel.ps.report import Report, report_of
 from pycoll.parallel.ps.row_exchange import RowExchange
-from pycoll.parallel.ps.tables import DenseTable, Embedding, SparseTable
+from pycoll.parallel.ps.tables import DenseTable, SparseTable
 
 
-class Worker:
+class Worker(Registration):
     """Trains with weights that servers hold.
 
     Made by `pc.ps.run`. A step is: `pull`, backward passes, `push`, `clock`.
 
     Attributes:
-        number: Number of this worker.
         num_workers: Workers at the start.
-        steps: Its clock: the number of steps that it has ended.
         ledger: Counts its messages and their bytes by kind.
     """
 
@@ -47,14 +45,13 @@ class Worker:
         filters: Sequence[Filter] = (),
         ledger: Ledger | None = None,
     ) -> None:
-        self.number, self.num_workers, self.steps = number, num_workers, 0
+        super().__init__(Servers(links), ring, number)
+        self.num_workers, self._consistency = num_workers, consistency
         self.ledger = ledger or Ledger()
-        self._servers, self._ring, self._consistency = Servers(links), ring, consistency
         self._filters = list(filters)
         self._exchange = RowExchange(self._servers, any(one.caches_keys for one in filters))
         self._codec = max((one.codec for one in filters), default=0)
-        self._tables: list[DenseTable | SparseTable] = []
-        self._num_pushes, self._pushed_at = 0, -1
+        self._pushed_at = -1
         self.pulling_s = self.pushing_s = 0.0
         self._is_open = True
 
@@ -62,80 +59,6 @@ class Worker:
     def gathers(self) -> bool:
         """Whether an update is the mean of several workers' gradients."""
         return self._consistency.gathers
-
-    def register(
-        self, model: nn.Module | Iterable[Tensor], name: str = "model", *, rate: float | None = None
-    ) -> DenseTable:
-        """Gives a model's weights to the servers; those of worker 0 are the first ones.
-
-        Collective over the workers: all register the same things in the same order.
-
-        Args:
-            model: A module, or its parameters. Buffers, such as running means, stay local.
-            name: Name of the table.
-            rate: Learning rate sent with each push, in place of the server's; it may be changed as
-                the result's `rate`.
-
-        Returns:
-            The table.
-
-        Raises:
-            UsageError: No parameter learns, or another worker registered something else.
-
-        Cost: worker 0 sends all weights to each server that holds a copy of them.
-        """
-        parameters = model.parameters() if isinstance(model, nn.Module) else model
-        made = DenseTable(len(self._tables), name, parameters, self._ring)
-        made.rate = float("nan") if rate is None else rate
-        self._announce(made.table)
-        if self.number == 0:
-            self._send_first(made.table, made.layout, made.weights())
-        self._tables.append(made)
-        return made
-
-    def table(
-        self,
-        name: str,
-        rows: int,
-        dim: int,
-        *,
-        dtype: torch.dtype = torch.float32,
-        std: float = 0.0,
-        values: Tensor | None = None,
-    ) -> SparseTable:
-        """Makes a sparse table on the servers. Collective over the workers.
-
-        Args:
-            name: Its name.
-            rows: Number of rows.
-            dim: Elements of each.
-            dtype: A floating dtype.
-            std: Standard deviation of the first values, by place, whatever the servers are; 0:
-                zeros.
-            values: First values instead, [rows, dim]; worker 0 sends them.
-
-        Returns:
-            The table, for `embedding`, `pull_rows` and `push_rows`.
-
-        Raises:
-            UsageError: The sizes are not positive, or differ between workers.
-        """
-        if rows < 1 or dim < 1 or not dtype.is_floating_point:
-            raise UsageError(
-                f"table {name!r}: rows={rows}, dim={dim}, {dtype}: expected at least one of each, "
-                "and a floating dtype"
-            )
-        table = Table(len(self._tables), name, rows, dim, dtype, std=std)
-        made = SparseTable(table, Layout(table, self._ring))
-        self._announce(table)
-        if values is not None and self.number == 0:
-            self._send_first(table, made.layout, values.detach().to(dtype).reshape(rows, dim))
-        self._tables.append(made)
-        return made
-
-    def embedding(self, name: str, rows: int, dim: int, **options: Any) -> Embedding:
-        """A layer that looks up the rows of a new `table`, with the options of `table`."""
-        return Embedding(self.table(name, rows, dim, **options), self.pull_rows)
 
     def pull(self) -> None:
         """Sets the registered models to the servers' weights.
@@ -261,30 +184,6 @@ class Worker:
             self._is_open = False
             self._servers.all(lambda: Message(Kind.LEAVE, worker=self.number))
             self._servers.close()
-
-    def _question(self, kind: Kind, table: Table) -> Callable[[], Message]:
-        return lambda: Message(
-            kind, table.number, worker=self.number, clock=self.steps, number=self._num_pushes
-        )
-
-    def _announce(self, table: Table) -> None:
-        fields = {name: getattr(table, name) for name in Table.__slots__}
-        fields["dtype"] = structures.dtype_name(table.dtype)
-        body = json_body(fields)
-        self._servers.all(
-            lambda: Message(Kind.REGISTER, table.number, worker=self.number, body=body)
-        )
-
-    def _send_first(self, table: Table, layout: Layout, values: Tensor) -> None:
-        def make() -> dict[int, Message]:
-            questions = {}
-            for server in self._servers.living:
-                rows = torch.from_numpy(layout.rows_of(layout.held_by(server)))
-                questions[server] = self._question(Kind.INIT, table)()
-                questions[server].body = values[rows].view(-1).view(torch.uint8)
-            return questions
-
-        self._servers.ask_until_all_live(make)
 
     def _pull(self, of: DenseTable | SparseTable, rows: Tensor) -> Tensor:
         values = torch.empty(len(rows), of.table.dim, dtype=of.table.dtype)

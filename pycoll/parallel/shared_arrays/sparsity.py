@@ -51,11 +51,14 @@ def sparsity(starts: np.ndarray, variables: np.ndarray) -> Sparsity:
     full = np.flatnonzero(sizes)
     bounds = np.zeros(num_examples, np.int64)  # neighbors, where those of two variables differ
     bounds[full] = np.add.reduceat(degrees[variables], starts[:-1][full])
-    most = 0
+    most, seen = 0, set()
     for example in np.argsort(-bounds, kind="stable"):
         if bounds[example] <= most:
             break
         touched = variables[starts[example] : starts[example + 1]]
+        if touched.tobytes() in seen:
+            continue
+        seen.add(touched.tobytes())
         near = [by_variable[firsts[v] : firsts[v + 1]] for v in touched]
         most = max(most, len(np.unique(np.concatenate(near))))
         if most == num_examples:

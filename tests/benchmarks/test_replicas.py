@@ -1,0 +1,51 @@
+"""The benchmarks of replicas and of HOGWILD, with tiny sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import hogwild
+import pytest
+import replicas
+from typer.testing import CliRunner
+
+pytestmark = [pytest.mark.ranks, pytest.mark.torch, pytest.mark.timeout(120)]
+
+
+def test_replicas_are_compared_in_a_table_and_a_picture(tmp_path, monkeypatch):
+    """Three seconds: two ways, each with a straggler and without."""
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    few = dataclasses.replace(replicas.digits(), most_steps=20, target=0.1)
+    monkeypatch.setattr(replicas, "TASKS", {"digits": lambda: few})
+    monkeypatch.setattr(replicas, "COMPUTE_S", 0.001)
+    results = [
+        replicas.measure("digits", mode, straggler)
+        for mode in ("allreduce", "ps:mode=async")
+        for straggler in (False, True)
+    ]
+    assert [len(r.steps) for r in results] == [replicas.RANKS] * 4
+    assert all(r.accuracy_s == pytest.approx(r.epoch_s * r.epochs) for r in results)
+    parameters = 64 * 64 + 64 + 64 * 10 + 10
+    ring = 2 * (replicas.RANKS - 1) * 4 * parameters  # bytes of all ranks in a step
+    assert results[0].nbytes == pytest.approx(ring, rel=0.02)
+    assert results[0].staleness is None and results[2].staleness > 0
+    text = replicas.table(results)
+    assert len(text.splitlines()) == 4 and "| digits | `ps:mode=async` |" in text
+    replicas.plot(results, tmp_path / "replicas.svg")
+    assert "time to accuracy" in (tmp_path / "replicas.svg").read_text()
+
+
+def test_hogwild_compares_locks(tmp_path):
+    """Two seconds."""
+    pytest.importorskip("sklearn")
+    app = hogwild.typer.Typer()
+    app.command()(hogwild.main)
+    done = CliRunner().invoke(
+        app, ["--epochs", "1", "--rounds", "1", "--json", str(tmp_path / "found.json")]
+    )
+    assert done.exit_code == 0, done.output
+    rows = re.findall(r"^\| .* \| \d \| (none|atomic|mutex) \| \d\.\d+ \|", done.output, re.M)
+    assert rows == ["none", "none", "atomic", "mutex"] * 2
+    assert "rho 1" in done.output and (tmp_path / "found.json").exists()
