@@ -152,12 +152,6 @@ WEAKENED = {
         "",
         ["simple", "ll", "ll128", "poison", "direct"],
     ),
-    "device_order_check.operands_of_all_phases_in_one_row": (
-        "executor/device/block.h",
-        "row_ = 1 - row_;",
-        "",
-        ["simple", "ll128"],
-    ),
     "device_order_check.flags_of_ll_without_a_number": (
         "executor/device/block_lines.h",
         "static_cast<uint32_t>(sequence & 0xffffu);",

@@ -58,10 +58,12 @@ class CpuTarget {
 
   /// Visits all peers, since the one thread serves all links.
   template <class Visit>
-  static bool for_own_peers(const ProgramView& program, const OneStep& phase,
-                            uint64_t Step::* peers, Visit&& visit) {
-    return for_each_peer(program, phase.operands.step->*peers,
-                         [&](int peer) { return visit(peer, phase.operands); });
+  [[gnu::always_inline]] static bool for_own_peers(const ProgramView& program, const OneStep& phase,
+                                                   uint64_t Step::* peers, Visit&& visit) {
+    for (uint64_t mask = phase.operands.step->*peers; mask != 0; mask &= mask - 1) {
+      if (!visit(program.peers[lowest_bit(mask)], phase.operands)) return false;
+    }
+    return true;
   }
   template <class Protocol>
   bool run_lines(const ProgramView& program, const OneStep& phase) {
