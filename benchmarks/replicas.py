@@ -299,8 +299,8 @@ def main(
                 typer.echo(json.dumps(asdict(results[-1])), err=True)
     typer.echo(table(results))
     if json_path is not None:
-        record = {"machine": machine(), "results": [asdict(result) for result in results]}
-        json_path.write_text(json.dumps(record, indent=1) + "\n")
+        lines = ",\n".join(json.dumps(asdict(result)) for result in results)
+        json_path.write_text(f'{{"machine": {json.dumps(machine())},\n"results": [\n{lines}\n]}}\n')
     if plot_path is not None:
         plot(results, plot_path)
 

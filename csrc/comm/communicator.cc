@@ -137,9 +137,12 @@ void Communicator::raise_closed() {
 
 void Communicator::open_messages() {
   check_open();
+  const std::lock_guard lock(open_messages_mutex_);
+  if (has_messages_) return;  // another thread's first message has made them
   messages_ =
       std::make_unique<PointToPoint>(*transport_, peer_memory_, inputs_->checks_data, timeout_s_,
                                      waiter_.interrupted, [this] { recorder_.refuse(); });
+  has_messages_.store(true, std::memory_order_release);
 }
 
 void Communicator::register_array(std::byte* data, size_t nbytes,

@@ -90,9 +90,10 @@ class Communicator {
   bool is_progress_thread() const { return progress_ != nullptr && progress_->is_this_thread(); }
   void barrier();
 
-  /// Sends and receives. Raises UsageError if the communicator is closed.
+  /// Sends and receives. Raises UsageError if the communicator is closed. May be called by any
+  /// thread.
   PointToPoint& messages() {
-    if (messages_ == nullptr || closed_) open_messages();
+    if (!has_messages_.load(std::memory_order_acquire) || closed_) open_messages();
     return *messages_;
   }
 
@@ -250,7 +251,9 @@ class Communicator {
   std::mutex run_mutex_;                // one operation at a time
   std::unique_ptr<ProgressThread> progress_;
   std::unique_ptr<PointToPoint> messages_;  // null until the first message
-  std::vector<std::byte*> registered_;      // one for each register_array()
+  std::atomic<bool> has_messages_{false};   // the first message has made them
+  std::mutex open_messages_mutex_;
+  std::vector<std::byte*> registered_;  // one for each register_array()
   AlgorithmSource algorithm_source_;
   // Set by the first device call: one of the two.
   std::unique_ptr<DeviceRunner> device_;

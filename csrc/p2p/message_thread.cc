@@ -8,8 +8,11 @@ constexpr int kIdleNapsBeforeSleep = 100;
 }  // namespace
 
 void MessageThread::wake() {
-  if (!thread_.joinable()) {
-    thread_ = start_thread("the thread of asynchronous messages", [this] { run(); }, report_);
+  {
+    const std::lock_guard lock(start_mutex_);
+    if (!thread_.joinable()) {
+      thread_ = start_thread("the thread of asynchronous messages", [this] { run(); }, report_);
+    }
   }
   if (!dozing_) return;
   {

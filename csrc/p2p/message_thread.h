@@ -24,8 +24,8 @@ class MessageThread {
       : segment_(segment), rank_(rank), work_(std::move(work)), report_(std::move(report)) {}
   ~MessageThread() { stop(); }
 
-  /// Starts the thread or wakes it up. Called by one thread at a time. Raises SystemError if there
-  /// is no thread.
+  /// Starts the thread or wakes it up. May be called by any thread. Raises SystemError if there is
+  /// no thread.
   void wake();
   /// Ends the thread, and joins it unless called by the thread itself.
   void stop();
@@ -38,6 +38,7 @@ class MessageThread {
   int rank_;
   std::function<Progress()> work_;
   ReportError report_;
+  std::mutex start_mutex_;  // held while the thread is started
   std::mutex mutex_;
   std::condition_variable woken_;
   std::atomic<bool> dozing_{false};

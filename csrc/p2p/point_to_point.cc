@@ -86,6 +86,8 @@ void PointToPoint::start(const std::shared_ptr<MessageOp>& op) {
   check_unbroken(*op);
   op->blocking = false;
   op->self = op;
+  // Before the post: two threads may start their first operations at once.
+  has_thread_ = true;
   bool over;
   {
     const Lock lock(*this);
@@ -93,8 +95,6 @@ void PointToPoint::start(const std::shared_ptr<MessageOp>& op) {
     over = op->state == MessageOp::State::kOver && engine_.has_told_all();
   }
   if (over) return;
-  // From here on there is a second thread. It sees the engine's state as this thread left it.
-  has_thread_ = true;
   try {
     thread_.wake();
   } catch (const SystemError& error) {  // the message is posted, and has no thread to move it

@@ -206,8 +206,10 @@ def test_results_in_the_repository_are_short_records():
     results = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
     assert results
     for path in results:
-        assert len(path.read_text().splitlines()) <= 300, path
-        assert Record.load(path).rows, path
+        text = path.read_text()
+        assert len(text.splitlines()) <= 300, path
+        # benchmarks/replicas.py has results of training, not of messages.
+        assert json.loads(text).get("results") or Record.load(path).rows, path
 
 
 # The harnesses.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import Callable
@@ -52,21 +53,17 @@ def _answer(
     microbatches: int = 1,
     **others: Any,
 ) -> None:
-    # These modules import `parallelize`, whose module imports this one.
-    from pycoll.parallel.planner.estimate import estimate
-    from pycoll.parallel.planner.flops import flops
-
     request = json.loads(os.environ[REQUEST])
     x, y = (replace(of, Tensor, lambda t: t.to("meta")) for of in (x, y))
     if request["command"] == "plan":
         kept = {name: options[name] or None for name in ("tp", "pp", "precision")}
         print(_planned(request, model, x, y, loss, kept))
     elif request["cluster"] is None:
-        print(flops(model, x).table(request["depth"]))
+        print(_planner("flops").flops(model, x).table(request["depth"]))
     else:
         device = topology.load(request["cluster"]).device
         kinds = {name: options[name] for name in ("recompute", "pp")}
-        made = estimate(model, x, device, y=y, loss=loss, **kinds)  # type: ignore[arg-type]
+        made = _planner("estimate").estimate(model, x, device, y=y, loss=loss, **kinds)
         print(made.table(request["depth"]))
     Path(request["done"]).write_text("answered")
     raise SystemExit(0)
@@ -80,9 +77,7 @@ def _planned(
     loss: Callable[[Any, Any], Any],
     options: dict[str, Any],
 ) -> str:
-    from pycoll.parallel.planner.plan import plan
-
-    made = plan(
+    made = _planner("plan").plan(
         model,
         x,
         y=y,
@@ -95,7 +90,12 @@ def _planned(
     )
     if request["plot"]:
         made.plot(request["plot"])
-    return made.table()
+    return str(made.table())
+
+
+def _planner(module: str) -> Any:
+    """A module of this folder, by name: it imports `parallelize`, whose module imports this one."""
+    return importlib.import_module(f"pycoll.parallel.planner.{module}")
 
 
 __all__ = ["REQUEST", "intercept", "plain_copy"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pycoll.errors import UsageError
 from pycoll.parallel import pipeline
@@ -14,13 +14,20 @@ from pycoll.parallel.planner.layouts import Layout
 from pycoll.parallel.planner.network import Network
 from pycoll.parallel.planner.pieces import Calls, Piece, Pieces
 from pycoll.parallel.tools.footprint import bytes_of_bucket
-
-if TYPE_CHECKING:
-    from pycoll.parallel.planner.cost import CostModel
+from pycoll.topology import Topology
 
 # Bytes per element that AdamW reads and writes beside the weights: gradient, two moments twice.
 _STEP_BYTES = 5 * 4
 _STEADY = 2  # microbatches per stage after which a pipeline's time grows evenly
+
+
+class Assumptions(Protocol):
+    """What a step takes from a cost model (CostModel)."""
+
+    cluster: Topology
+    moments: int
+    overlap: bool
+    prefetch: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +133,7 @@ class Step:
 
     def __init__(
         self,
-        model: CostModel,
+        model: Assumptions,
         layout: Layout,
         network: Network,
         hidden: int,
