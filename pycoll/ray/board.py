@@ -40,7 +40,8 @@ def make_board(name: str) -> Any:
     Actors find it by `ray.get_actor(name)` and not by its handle, which Ray would keep in the
     object store: a rank can be restarted only while the arguments of its constructor exist.
     """
-    return ray.remote(num_cpus=0, resources={_HEAD: 0.001}, name=name)(Board).remote()
+    options: dict[str, Any] = {"num_cpus": 0, "resources": {_HEAD: 0.001}, "name": name}
+    return ray.remote(**options)(Board).remote()
 
 
 __all__ = ["Board", "make_board"]

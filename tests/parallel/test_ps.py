@@ -420,7 +420,7 @@ def test_wrong_options_are_refused_in_a_sentence(options, text):
     [
         ({"servers": 0}, "servers=0: expected at least one server"),
         ({"servers": 4}, "4 servers on 4 ranks leave no worker"),
-        ({"servers": [1, 1]}, r"servers=\[1, 1\], and this job has 4 ranks"),
+        ({"servers": [1, 1]}, r"servers=\[1, 1\] on 4 ranks: expected different ranks"),
         ({"servers": 2, "copies": 3}, "copies=3 on 2 servers: expected 1 to 2"),
         ({"max_staleness": -1}, "max_staleness=-1, expected 0 or more"),
         ({"servers": 2, "listen": ["a:1"]}, "listen has 1 addresses, expected one for each of 2"),

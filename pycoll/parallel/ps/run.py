@@ -257,9 +257,11 @@ def _roles(size: int, servers: int | Sequence[int], copies: int, colocated: bool
     if not ranks:
         raise UsageError(f"parameter server: servers={servers}: expected at least one server")
     if len(set(ranks)) < len(ranks) or min(ranks) < 0 or max(ranks) >= size:
+        expected = "fewer servers than ranks"
+        if not isinstance(servers, int):
+            expected = f"different ranks from 0 to {size - 1}"
         raise UsageError(
-            f"parameter server: servers={servers}, and this job has {size} ranks: expected "
-            "different ones of them"
+            f"parameter server: servers={servers} on {size} ranks: expected {expected}"
         )
     workers = [rank for rank in range(size) if colocated or rank not in ranks]
     if not workers:
