@@ -117,7 +117,10 @@ def test_host_array_against_device_array_is_a_mismatch():
         assert text.count("on a device") == 1
 
 
-def test_rank_that_never_comes_is_named_at_the_deadline():
+@pytest.mark.parametrize("waits", ["kernels", "streams"])
+def test_rank_that_never_comes_is_named_at_the_deadline(monkeypatch, waits):
+    monkeypatch.setenv("PYCOLL_DEVICE_WAITS", waits)
+
     def work(comm: pycoll.Communicator) -> tuple[float, str]:
         x = reduced(comm)
         start = time.monotonic()

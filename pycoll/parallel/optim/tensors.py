@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
@@ -74,7 +75,7 @@ class OneProcess:
         return [function(group, value) for group, _, value in found]
 
 
-class OfWholeTensors(optim.Optimizer):
+class OfWholeTensors(optim.Optimizer, ABC):
     """An optimizer whose steps depend on whole tensors.
 
     Attributes:
@@ -111,9 +112,9 @@ class OfWholeTensors(optim.Optimizer):
         self.update(self.found())
         return result
 
+    @abstractmethod
     def update(self, found: Found) -> None:
         """Steps parameters by their gradients. Collective where ranks have pieces."""
-        raise NotImplementedError
 
 
 def square(x: Tensor) -> Tensor:

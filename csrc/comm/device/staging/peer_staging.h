@@ -1,5 +1,5 @@
-// Copies of a call's arrays in memory that all ranks access, for plain arrays of a communicator
-// whose streams wait for each other (stream_waits.h): its kernels use no slots.
+// Copies of a call's arrays in memory that all ranks access. Plain arrays need them where streams
+// wait for peers (stream_waits.h), because kernels use no slots there.
 #pragma once
 
 #include <memory>
