@@ -24,7 +24,8 @@ class Column:
             queries, keys and values in one layer.
         unit: Outputs that stay together, such as the size of a head; None: the attribute
             `head_dim` of the enclosing module, or the size that follows from its number of
-            heads, or 1.
+            heads, or 1. None also divides that module's numbers of heads among the ranks: give 1
+            where the plan shares out other layers of the module, but not those of its heads.
         gather: Gather the whole result.
     """
 
