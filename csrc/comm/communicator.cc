@@ -142,7 +142,7 @@ void Communicator::open_messages() {
   messages_ =
       std::make_unique<PointToPoint>(*transport_, peer_memory_, inputs_->checks_data, timeout_s_,
                                      waiter_.interrupted, [this] { recorder_.refuse(); });
-  has_messages_.store(true, std::memory_order_release);
+  has_messages_ = true;
 }
 
 void Communicator::register_array(std::byte* data, size_t nbytes,

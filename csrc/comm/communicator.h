@@ -93,7 +93,7 @@ class Communicator {
   /// Sends and receives. Raises UsageError if the communicator is closed. May be called by any
   /// thread.
   PointToPoint& messages() {
-    if (!has_messages_.load(std::memory_order_acquire) || closed_) open_messages();
+    if (!has_messages_ || closed_) open_messages();
     return *messages_;
   }
 
