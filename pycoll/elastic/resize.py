@@ -84,8 +84,54 @@ def _connect_members(
     return new
 
 
-def grow(comm: Communicator, num_new: int, address: str, timeout_s: float) -> Communicator:
-    """Makes a communicator of `comm`'s ranks and newcomers: see `Communicator.grow`."""
+class Door:
+    """An address at which newcomers may come before the ranks of a world call `grow`.
+
+    Rank 0 opens it. A newcomer calls `pycoll.join(address)`, and waits.
+    """
+
+    def __init__(self, address: str, timeout_s: float = 60.0) -> None:
+        """Listens at "host:port", as `grow` does.
+
+        Raises:
+            UsageError: The address is invalid.
+            SystemError: This host cannot listen there.
+        """
+        host, port = host_and_port(address)
+        token, local = _session_token()
+        self._server = _bootstrap.TcpStoreServer(host, port, token, local, reports_deaths=True)
+        try:
+            # Below all newcomers, and above all ranks.
+            self._store = _bootstrap.TcpStore(host, port, token, _NEWCOMER - 1, timeout_s, local)
+        except Error:
+            self._server.stop(0)
+            raise
+
+    def num_waiting(self) -> int:
+        """Number of newcomers that have come.
+
+        Cost: a message to a thread of this process and back, tens of microseconds.
+        """
+        return int(self._store.add("grow/newcomers", 0))
+
+    def give(self) -> Any:
+        """The server, for a `grow` that admits those who wait; the door is closed then."""
+        self._store.close()
+        return self._server
+
+    def close(self) -> None:
+        """Stops listening: newcomers that wait raise PeerDiedError."""
+        self._store.close()
+        self._server.stop(0)
+
+
+def grow(
+    comm: Communicator, num_new: int, address: str, timeout_s: float, door: Door | None = None
+) -> Communicator:
+    """Makes a communicator of `comm`'s ranks and newcomers: see `Communicator.grow`.
+
+    With a door, on rank 0, all who have come to it are admitted, `num_new` of them or more.
+    """
     num_new = whole_number(num_new, "num_new", 1, _core.max_ranks - 1)
     timeout_s = seconds(timeout_s)
     host, port = host_and_port(address)
@@ -93,13 +139,16 @@ def grow(comm: Communicator, num_new: int, address: str, timeout_s: float) -> Co
     members = range(comm.size)
     with contextlib.ExitStack() as stack:
         if comm.rank == 0:
-            server = _bootstrap.TcpStoreServer(host, port, token, local, reports_deaths=True)
+            if door is not None:
+                server = door.give()
+            else:
+                server = _bootstrap.TcpStoreServer(host, port, token, local, reports_deaths=True)
             stack.callback(server.stop, _LAST_WORD_S)
         store = _bootstrap.TcpStore(host, port, token, comm.rank, timeout_s, local, comm, members)
         stack.callback(store.close)  # before the server, which goes when all have left
         try:
             if comm.rank == 0:
-                _wait_for_newcomers(store, comm, num_new, local, timeout_s)
+                _wait_for_newcomers(store, comm, num_new, local, timeout_s, door is not None)
             growth = _growth(store, timeout_s)
             world = _World(comm.rank, growth["size"], growth["name"], growth["token"] or token)
             new = _connect(store, world, comm.timeout_s, comm, members)
@@ -109,7 +158,7 @@ def grow(comm: Communicator, num_new: int, address: str, timeout_s: float) -> Co
             with contextlib.suppress(Error):
                 store.report_death(error.rank, str(error))
             raise
-    return _replace(comm, new, [*members] + [-1] * num_new)
+    return _replace(comm, new, [*members] + [-1] * (new.size - comm.size))
 
 
 def join(address: str, timeout_s: float = 60.0) -> Communicator:
@@ -157,17 +206,18 @@ def join(address: str, timeout_s: float = 60.0) -> Communicator:
 
 
 def _wait_for_newcomers(
-    store: Any, comm: Communicator, num_new: int, local: bool, timeout_s: float
+    store: Any, comm: Communicator, num_new: int, local: bool, timeout_s: float, takes_more: bool
 ) -> None:
     """On rank 0: waits, and publishes the new number of ranks or why there is no new world."""
     end = time.monotonic() + timeout_s
-    growth: dict[str, Any] = {"first": comm.size, "size": comm.size + num_new}
+    growth: dict[str, Any] = {"first": comm.size}
     growth["name"] = secrets.token_hex(16)
     # Without a PYCOLL_TOKEN, the store is private to this user, so it can carry a secret.
     growth["token"] = secrets.token_hex(16) if local else ""
     while (came := store.add("grow/newcomers", 0)) < num_new and time.monotonic() < end:
         comm._check_alive(range(comm.size))
         time.sleep(_POLL_S)
+    growth["size"] = comm.size + (max(came, num_new) if takes_more else num_new)
     if came < num_new:
         late = f"grow: {came} of {num_new} newcomers came within {timeout_s:g} s; they start "
         growth = {"late": late + "with pycoll.join(address) and the same PYCOLL_TOKEN"}

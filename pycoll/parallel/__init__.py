@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pycoll.parallel.planner.flops import Flops, flops
     from pycoll.parallel.planner.layouts import Choices, Layout
     from pycoll.parallel.planner.plan import Plan, plan
+    from pycoll.parallel.recovery.job import Job
+    from pycoll.parallel.recovery.run import elastic
     from pycoll.parallel.replicas.gossip import Gossip, gossip
     from pycoll.parallel.replicas.local_steps import LocalSteps, diloco
     from pycoll.parallel.shared_arrays.hogwild import SharedWorker, hogwild
@@ -59,11 +61,13 @@ _MODULES = {
     "EMA": "trainer.weight_average",
     "cross_entropy": "features.tensor.vocab",
     "Experts": "features.experts",
+    "elastic": "recovery.run",
     **dict.fromkeys(("Gossip", "gossip"), "replicas.gossip"),
     **dict.fromkeys(("LocalSteps", "diloco"), "replicas.local_steps"),
     "GradScaler": "trainer.grad_scaler",
     **dict.fromkeys(("SharedWorker", "hogwild"), "shared_arrays.hogwild"),
     **dict.fromkeys(("Sparsity", "sparsity"), "shared_arrays.sparsity"),
+    "Job": "recovery.job",
     "keyed_init": "core.keyed_init",
     **dict.fromkeys(("Optimizer", "optimizer", "trainer_of"), "trainer.optimizers"),
     **dict.fromkeys(("Loader", "loader"), "core.loader"),
@@ -108,6 +112,7 @@ __all__ = [
     "Gossip",
     "GradScaler",
     "Inside",
+    "Job",
     "JsonLines",
     "Keep",
     "Layout",
@@ -132,6 +137,7 @@ __all__ = [
     "calibrate",
     "cross_entropy",
     "diloco",
+    "elastic",
     "estimate",
     "flops",
     "gossip",

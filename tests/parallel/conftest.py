@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch._dynamo  # noqa: F401 - torch's optimizers import it when they are first made: seconds
 
 pytest.register_assert_rewrite("mesh_cases")
+sys.path.append(str(Path(__file__).parents[1] / "comm"))  # worlds whose ranks may be killed
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -137,6 +137,19 @@ class Mesh:
         several = [axis for axis in AXES if self._sizes[axis] > 1] or ["dp"]
         return ", ".join(f"{axis} {self.coordinates[axis]}" for axis in several)
 
+    def abort(self, reason: str) -> None:
+        """Breaks the communicators of the axes, so that no rank waits in one, and closes them.
+
+        Not collective. The world communicator is left as it is.
+
+        Args:
+            reason: For the error of the other ranks.
+        """
+        for comm in self._comms.values():
+            if not comm.closed:
+                comm.abort(reason)
+        self.close()
+
     def close(self) -> None:
         """Closes the communicators of the axes; the world communicator stays open."""
         for transfers in self._transfers.values():

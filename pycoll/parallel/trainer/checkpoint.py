@@ -14,22 +14,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pycoll.communicator import Communicator
 from pycoll.errors import SystemError, UsageError
 from pycoll.parallel.core.object_collectives import gather_objects
-from pycoll.parallel.core.placement import Placement
 from pycoll.parallel.trainer.checkpoint_files import DamageError, Index, Reader, write
 from pycoll.parallel.trainer.checkpoint_folders import begin, candidates, checkpoints, newest
-from pycoll.parallel.trainer.fused import OWN
 from pycoll.parallel.trainer.optimizers import Optimizer, trainer_of
-from pycoll.parallel.trainer.pieces import is_of_elements
-from pycoll.parallel.trainer.saved_objects import Objects, averages, check, restore, states
+from pycoll.parallel.trainer.saved_objects import Objects, averages, check
 from pycoll.parallel.trainer.saving import Saving
 from pycoll.parallel.trainer.state_dicts import persistent_buffers
 from pycoll.parallel.trainer.trainer import Trainer
+from pycoll.parallel.trainer.training_state import description, held_state, install
 
 _STEP = "step-{:09d}"
 
@@ -110,16 +107,10 @@ def save_in_background(
         problem = str(error)
     if problem := gather_objects(problem, world)[0]:
         raise SystemError(f"save: rank 0 could not make {making}: {problem}")
-    index = {
-        "step": trainer.step_idx,
-        "seed": trainer.positions.seed,
-        "mesh": trainer.mesh.sizes,
-        "groups": [] if optimizer is None else _groups(optimizer),
-        "extra": extra,
-        "objects": states(objects),
-    }
-    tensors, places = _mine(trainer, optimizer, objects)
-    copies = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+    index = description(trainer, optimizer, objects) | {"mesh": trainer.mesh.sizes, "extra": extra}
+    owned = [held for held in held_state(trainer, optimizer, objects) if held.owned]
+    copies = {held.name: held.flat.to("cpu", copy=True) for held in owned}
+    places = {held.name: held.place.as_json() for held in owned}
     name = f"rank-{world.rank:05d}.safetensors"
     saving = Saving(
         world, final, making, lambda: (name, write(making / name, copies, places)), index, keep
@@ -169,13 +160,13 @@ def load(
     for path in paths:
         checked, damage = _on_all_ranks(world, partial(_checked, trainer, optimizer, objects, path))
         if checked is not None:
-            install = partial(_install, trainer, optimizer, objects, *checked)
-            _, damage = _on_all_ranks(world, install)
+            index, reader = checked
+            apply = partial(install, trainer, optimizer, objects, vars(index), reader)
+            _, damage = _on_all_ranks(world, apply)
         if not damage:
             trainer.reducer.publish()
             trainer.clear()
             world.barrier()
-            index = checked[0]
             if not index.has_checksums:
                 _warn(world, f"load: {path} has no checksums, so damage is not found: save it anew")
             return index.extra
@@ -254,101 +245,6 @@ def _check_fit(
             f"load: the optimizer in {path} has {len(index.groups)} groups of parameters, expected "
             f"{len(optimizer.inner.param_groups)}"
         )
-
-
-def _install(
-    trainer: Trainer,
-    optimizer: Optimizer | None,
-    objects: Objects,
-    index: Index,
-    reader: Reader,
-) -> None:
-    """Overwrites the model, the optimizer and the states of objects."""
-    with torch.no_grad():
-        for name, parameter in trainer.parameters.items():
-            if name not in trainer.reducer.names:
-                parameter.copy_(trainer.placements[name].take(reader.whole(name)))
-        for name, buffer in persistent_buffers(trainer.model):
-            buffer.copy_(reader.whole(f"buffer:{name}"))
-        for name, piece in trainer.reducer.pieces.items():
-            piece.value.copy_(piece.cut(reader.whole(name)).view_as(piece.value))
-        for name, piece, average in averages(objects, trainer):
-            average.copy_(piece.cut(reader.whole(name)).view_as(average))
-    if optimizer is not None:
-        _load_state(optimizer, reader, index.groups)
-    restore(objects, index.objects)
-    trainer.step_idx = index.step
-    trainer.positions.seed = index.seed
-
-
-def _mine(
-    trainer: Trainer, optimizer: Optimizer | None, objects: Objects
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors that this rank writes, and the place of each in its whole tensor."""
-    tensors: dict[str, Tensor] = {}
-    places: dict[str, Any] = {}
-
-    def put(name: str, value: Tensor, placement: Placement, start: int) -> None:
-        tensors[name] = value.detach().reshape(-1)
-        places[name] = {
-            "shape": placement.shape,
-            "dim": placement.dim,
-            "ranges": placement.ranges,
-            "start": start,
-        }
-
-    for name, piece in trainer.reducer.pieces.items():
-        if not piece.owned:
-            continue
-        put(name, piece.value, piece.placement, piece.start)
-        state = {} if optimizer is None else optimizer.inner.state.get(piece.value, {})
-        for key, value in state.items():
-            if is_of_elements(value, piece.value):
-                put(f"state:{key}:{name}", value, piece.placement, piece.start)
-            else:  # such as the number of steps
-                value = torch.as_tensor(value)
-                put(f"state:{key}:{name}", value, Placement(tuple(value.shape)), 0)
-    for name, piece, average in averages(objects, trainer):
-        if piece.owned:
-            put(name, average, piece.placement, piece.start)
-    if trainer.mesh.rank("dp") == trainer.mesh.rank("cp") == 0:  # each ep rank has experts
-        frozen = [n for n in trainer.placements if n not in trainer.reducer.names]
-        for name in frozen:
-            put(name, trainer.parameters[name], trainer.placements[name], 0)
-        for name, buffer in persistent_buffers(trainer.model):
-            put(f"buffer:{name}", buffer, Placement(tuple(buffer.shape)), 0)
-    return tensors, places
-
-
-def _groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The options of each group, such as its learning rate."""
-    return [
-        {key: value for key, value in group.items() if key not in OWN and _is_plain(value)}
-        for group in optimizer.inner.param_groups
-    ]
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (int, float, str, bool, type(None), list, tuple))
-
-
-def _load_state(optimizer: Optimizer, reader: Reader, groups: list[dict[str, Any]]) -> None:
-    for group, saved in zip(optimizer.inner.param_groups, groups, strict=True):
-        group.update({key: value for key, value in saved.items() if key not in OWN})
-    own = optimizer.inner.param_groups
-    counts_on_device = any(group.get("capturable") or group.get("fused") for group in own)
-    for name, piece in optimizer.trainer.reducer.pieces.items():
-        state: dict[str, Any] = {}
-        for key in reader.states(name):
-            whole = reader.whole(f"state:{key}:{name}")
-            if tuple(whole.shape) == piece.placement.shape and whole.dim():
-                part = piece.cut(whole).view_as(piece.value)
-                state[key] = part.to(piece.value.device, copy=True)
-            else:  # such as the number of steps
-                state[key] = whole.to(piece.value.device if counts_on_device else "cpu", copy=True)
-        optimizer.inner.state.pop(piece.value, None)
-        if state:
-            optimizer.inner.state[piece.value] = state
 
 
 __all__ = ["checkpoints", "load", "newest", "save", "save_in_background"]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pycoll.parallel.core.placement import Placement
+from pycoll.parallel.trainer.places import Place, assemble, cover_once
 
 INDEX = "index.json"
 VERSION = 2  # version 1 has no checksums
@@ -144,9 +144,7 @@ class _StoredPiece:
     path: Path
     file: Any  # of safe_open
     name: str
-    placement: Placement
-    start: int  # in the local tensor
-    count: int
+    place: Place
     checksum: str | None
 
     def read(self) -> Tensor:
@@ -183,7 +181,7 @@ class Reader:
         for name, pieces in self._pieces.items():
             with _reading(folder):
                 self._pieces[name] = pieces = _distinct(pieces)
-                if not _cover_once(pieces):
+                if not cover_once([piece.place for piece in pieces]):
                     raise DamageError(
                         f"{folder}: the pieces of tensor {name!r} in its files do not cover each "
                         "element exactly once"
@@ -194,7 +192,7 @@ class Reader:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a whole tensor."""
-        return self._pieces[name][0].placement.shape
+        return self._pieces[name][0].place.placement.shape
 
     def states(self, name: str) -> list[str]:
         """Keys of the optimizer's state for a parameter."""
@@ -223,20 +221,7 @@ class Reader:
         Raises:
             DamageError: A piece cannot be read, or does not match its checksum.
         """
-        result: Tensor | None = None
-        locals: dict[Placement, Tensor] = {}
-        for stored in self._pieces[name]:
-            piece = stored.read()
-            placement = stored.placement
-            if result is None:
-                result = torch.empty(placement.shape, dtype=piece.dtype)
-            if placement not in locals:
-                locals[placement] = torch.empty(placement.local_shape, dtype=piece.dtype)
-            locals[placement].view(-1)[stored.start : stored.start + stored.count] = piece
-        assert result is not None
-        for placement, local in locals.items():
-            placement.put(local, result)
-        return result
+        return assemble([(stored.place, stored.read()) for stored in self._pieces[name]])
 
 
 @contextlib.contextmanager
@@ -261,46 +246,15 @@ def _pieces_of(path: Path, expected: str | None) -> Iterator[_StoredPiece]:
     file = safe_open(path, framework="pt")
     for name, place in json.loads(file.metadata()[_PLACES]).items():
         (count,) = file.get_slice(name).get_shape()
-        ranges = tuple((int(start), int(stop)) for start, stop in place["ranges"])
-        placement = Placement(tuple(map(int, place["shape"])), place["dim"], ranges)
         hash = None if expected is None else place[_CHECKSUM]
-        yield _StoredPiece(path, file, name, placement, int(place["start"]), count, hash)
+        yield _StoredPiece(path, file, name, Place.of_json(place, count), hash)
 
 
 def _distinct(pieces: list[_StoredPiece]) -> list[_StoredPiece]:
     """Each piece once; several ranks write a value that they all hold, as a number of steps."""
-    by_place = {(piece.placement, piece.start, piece.count): piece for piece in pieces}
-    filled = [piece for piece in by_place.values() if piece.count]
+    by_place = {piece.place: piece for piece in pieces}
+    filled = [piece for piece in by_place.values() if piece.place.count]
     return filled or pieces[:1]  # a tensor without elements has pieces, too
-
-
-def _cover_once(pieces: list[_StoredPiece]) -> bool:
-    """Whether pieces of one tensor cover each of its elements exactly once."""
-    shape, dim = pieces[0].placement.shape, pieces[0].placement.dim
-    if any((piece.placement.shape, piece.placement.dim) != (shape, dim) for piece in pieces):
-        return False
-    spans: dict[Placement, list[tuple[int, int]]] = {}
-    for piece in pieces:
-        span = (piece.start, piece.start + piece.count)
-        spans.setdefault(piece.placement, []).append(span)
-    placements_are_full = all(
-        _is_partition(of_placement, torch.Size(placement.local_shape).numel())
-        for placement, of_placement in spans.items()
-    )
-    if dim is None or not torch.Size(shape).numel():
-        return placements_are_full
-    ranges = [each for placement in spans for each in placement.ranges]
-    return placements_are_full and _is_partition(ranges, shape[dim])
-
-
-def _is_partition(spans: list[tuple[int, int]], size: int) -> bool:
-    """Whether the spans, in some order, follow each other from 0 to `size`."""
-    at = 0
-    for start, stop in sorted(spans):
-        if start != at or stop < start:
-            return False
-        at = stop
-    return at == size
 
 
 def _bytes_of(tensor: Tensor) -> Any:

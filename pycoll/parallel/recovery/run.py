@@ -1,0 +1,196 @@
+"""`pc.elastic(build, train)`: a training that loses ranks and takes new ones, and goes on."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import pycoll
+from pycoll import environment
+from pycoll.communicator import Communicator
+from pycoll.elastic.resize import Door, grow
+from pycoll.errors import AbortedError, Error, PeerDiedError, SystemError, TimeoutError, UsageError
+from pycoll.parallel.core.devices import agreed_device
+from pycoll.parallel.core.mesh import Mesh, parse_sizes, world
+from pycoll.parallel.recovery.job import Build, Job, NewRanks
+from pycoll.parallel.recovery.sizes import sizes_for
+from pycoll.parallel.recovery.snapshots import Snapshots
+
+_LOST = (PeerDiedError, AbortedError, TimeoutError)  # what a call raises when another rank is gone
+_AGAIN_S = 0.02  # after which a newcomer knocks again
+_OLD_DOOR_S = 5.0  # in which the system ends a process that was killed, and its sockets
+
+
+def elastic(
+    build: Build,
+    train: Callable[[Job], Any],
+    *,
+    mesh: Mapping[str, int] | None = None,
+    copies: int = 1,
+    least: int = 1,
+    most: int | None = None,
+    address: str | None = None,
+    join: bool = False,
+    comm: Communicator | None = None,
+    device: Any = None,
+    timeout_s: float = 60.0,
+) -> Any:
+    """Trains on the ranks that are there, whatever ranks end or come. Collective.
+
+    When ranks end, the others agree on who is left, make a mesh of their number, call `build`
+    again, give its objects the state of the last commit, and call `train` again. The step that was
+    running is repeated, and nothing else. New ranks come in between two steps.
+
+    Args:
+        build: Called with a mesh; returns a dict with "model", from `pc.parallelize`, "optimizer",
+            from `pc.optimizer`, and other objects with `state_dict` and `load_state_dict`: a
+            `pc.loader`, a scheduler, a `pc.EMA`, a `pc.GradScaler`.
+        train: Called with a `Job`: a loop that goes on from the state of its objects and calls
+            `job.commit()` after each step. It may be called several times.
+        mesh: Sizes of the axes tp, pp, ep and cp; dp takes the other ranks. Where they do not
+            divide the ranks that are left, sizes shrink to divisors. PYCOLL_MESH replaces it.
+        copies: Number of ranks that may end at once.
+        least: Fewer ranks do not go on.
+        most: New ranks wait while there are so many.
+        address: "host:port" at which new ranks join, of rank 0's host. PYCOLL_ELASTIC replaces
+            None. Without one, no ranks can come.
+        join: This process is a new rank, which joins at `address`. PYCOLL_JOIN=1 says the same.
+        comm: The ranks; None: those of `pycoll.init()`.
+        device: As for `pc.mesh`.
+        timeout_s: Seconds for which a new rank knocks, and in which it must be taken in.
+
+    Returns:
+        What `train` returned.
+
+    Raises:
+        UsageError: An argument is invalid, or an object has no state.
+        PeerDiedError: This rank is in a minority that must not go on (`Communicator.shrink`), or
+            fewer than `least` ranks are left.
+        Error: More ranks ended at once than there are copies.
+
+    Cost: of a commit, see `Job.commit`. After a death: `shrink`, `build`, and each piece of the
+        state sent to all ranks.
+
+    Source: Wang et al. 2023, "Gemini", SOSP (state in the memory of other ranks).
+    """
+    if copies < 1 or least < 1 or (most is not None and most < least):
+        raise UsageError(
+            f"elastic: copies={copies}, least={least}, most={most}: expected 1 or more, and most "
+            "at least as large as least"
+        )
+    address = address or environment.read("PYCOLL_ELASTIC")
+    base = comm
+    if join or environment.read("PYCOLL_JOIN") == "1":
+        base = _joined(address, timeout_s)
+    base = base or world()
+    if base.size < least:
+        raise UsageError(f"elastic: there are {base.size} ranks, and least={least}")
+    if text := environment.read("PYCOLL_MESH"):
+        mesh = parse_sizes(text)
+    snapshots = Snapshots()
+    began_s, news = time.monotonic(), ""
+    while True:
+        door = _opened(address, news) if address and base.rank == 0 else None
+        on, job = None, None
+        try:
+            on = Mesh(base, sizes_for(base.size, mesh or {}), agreed_device(device, base))
+            job = Job(base, on, build, snapshots, copies=copies, door=door, most=most)
+            if news and base.rank == 0:
+                _say(f"{news}; on after {time.monotonic() - began_s:.3f} s: {_of(job)}")
+            result = train(job)
+            job.finish()
+            return result
+        except NewRanks as new:
+            began_s, news = time.monotonic(), f"{new.number} new ranks"
+            _leave(on, job)
+            assert address is not None
+            base = _grown(base, new.number, address, timeout_s, door, least)
+        except _LOST as error:
+            began_s, news = time.monotonic(), str(error).split(";")[0]
+            _leave(on, job)
+            size = base.size
+            base = _survivors(base, error, least)
+            if base.size == size and not isinstance(error, PeerDiedError):
+                raise  # all are there: one was late, or gave up
+        finally:
+            if door is not None:
+                with suppress(Error):
+                    door.close()
+
+
+def _opened(address: str, news: str) -> Door | None:
+    """The door for new ranks; None: it cannot be opened any more."""
+    end_s = time.monotonic() + _OLD_DOOR_S
+    while True:
+        try:
+            return Door(address)
+        except SystemError as error:
+            if not news:
+                raise
+            if time.monotonic() > end_s:
+                _say(f"no new ranks can come, because {error}")
+                return None
+            time.sleep(_AGAIN_S)  # the old rank 0 is still ending
+
+
+def _leave(on: Mesh | None, job: Job | None) -> None:
+    """Ends all communicators but the base, so that no rank waits in one of them."""
+    if job is not None:
+        job.close()
+    if on is not None:
+        on.abort("the training continues on other ranks")
+
+
+def _survivors(base: Communicator, error: Error, least: int) -> Communicator:
+    size = base.size
+    left = base.shrink()
+    if left.size < least:
+        raise PeerDiedError(
+            f"elastic: {left.size} of {size} ranks are left, and least={least}: {error}"
+        ) from error
+    return left
+
+
+def _grown(
+    base: Communicator, number: int, address: str, timeout_s: float, door: Door | None, least: int
+) -> Communicator:
+    try:
+        return grow(base, number, address, timeout_s, door)
+    except TimeoutError:
+        return base  # they have gone again
+    except (PeerDiedError, AbortedError) as error:
+        return _survivors(base, error, least)
+
+
+def _joined(address: str | None, timeout_s: float) -> Communicator:
+    if not address:
+        raise UsageError(
+            "elastic: a new rank needs the address at which the others take it in: "
+            "address='host:port', or PYCOLL_ELASTIC"
+        )
+    end_s = time.monotonic() + timeout_s
+    while True:
+        left_s = end_s - time.monotonic()
+        try:
+            return pycoll.join(address, max(left_s, 1.0))
+        except (PeerDiedError, AbortedError, UsageError):  # others were faster, or rank 0 ended
+            if left_s < _AGAIN_S:
+                raise
+            time.sleep(_AGAIN_S)
+
+
+def _of(job: Job) -> str:
+    several = {axis: size for axis, size in job.mesh.sizes.items() if size > 1} or {"dp": 1}
+    sizes = ",".join(f"{axis}={size}" for axis, size in several.items())
+    return f"{job.mesh.world.size} ranks, {sizes}, commit {job.commits}"
+
+
+def _say(text: str) -> None:
+    print(f"pycoll elastic (process {os.getpid()}): {text}", file=sys.stderr, flush=True)
+
+
+__all__ = ["elastic"]

@@ -1,0 +1,210 @@
+"""Elastic trainings: what is trained does not depend on which ranks end and come."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from worlds import Comm, end, start
+
+import pycoll
+from pycoll import parallel as pc
+from pycoll.elastic.owner_port import free_address
+from pycoll.parallel.recovery.copies import shares
+from pycoll.parallel.recovery.sizes import sizes_for
+
+pytestmark = pytest.mark.timeout(120)
+
+STEPS = 8
+KILLED = "killed by SIGKILL"
+
+
+class Samples:
+    """48 points of three classes."""
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        random = torch.Generator().manual_seed(i)
+        return torch.randn(5, generator=random, dtype=torch.float64), torch.tensor(i % 3)
+
+
+def build(mesh: pc.Mesh, zero: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    tp = {"0": "col", "2": "row"} if mesh.size("tp") > 1 else None
+    model = pc.parallelize(model, mesh, zero=zero, tp=tp)
+    optimizer = pc.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
+    return {"model": model, "optimizer": optimizer, "loader": pc.loader(Samples(), 12, mesh)}
+
+
+def trained(
+    comm: Comm | None,
+    dies_at: Mapping[int, int],
+    zero: int = 0,
+    mesh: Mapping[str, int] | None = None,
+    copies: int = 1,
+    address: str | None = None,
+) -> tuple[dict[str, list[Any]], int, int]:
+    """The weights after STEPS, the number of steps of this rank, and the ranks at the end.
+
+    Args:
+        dies_at: By rank, the commit after which it is killed, between backward and the optimizer.
+        address: Where new ranks come; commit 1 waits for one.
+    """
+    steps = 0
+
+    def train(job: pc.Job) -> tuple[dict[str, list[Any]], int]:
+        nonlocal steps
+        while job.commits < STEPS:
+            for x, y in job.loader:
+                job.model.step(x, y, loss=nn.functional.cross_entropy)
+                if comm is not None and dies_at.get(former) == job.commits:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                job.optimizer.step()
+                steps += 1
+                while address and former == job.commits == 0 and not job.num_waiting:
+                    time.sleep(0.01)
+                job.commit()
+                if job.commits == STEPS:
+                    break
+        weights = {name: x.tolist() for name, x in pc.whole_weights(job.model).items()}
+        return weights, job.mesh.world.size
+
+    former = -1 if comm is None else comm.rank
+    options: dict[str, Any] = {"mesh": mesh, "copies": copies, "address": address}
+    weights, size = pc.elastic(
+        lambda mesh: build(mesh, zero), train, comm=comm, join=comm is None, **options
+    )
+    return weights, steps, size
+
+
+def assert_alike(outcome: Any, expected: dict[str, list[Any]]) -> None:
+    for name, weights in outcome[0].items():
+        torch.testing.assert_close(
+            torch.tensor(weights), torch.tensor(expected[name]), rtol=1e-10, atol=1e-12
+        )
+
+
+@pytest.mark.parametrize(
+    ("size", "dies_at", "options", "left"),
+    [
+        (3, {0: 3}, {}, 2),
+        (4, {1: 2, 3: 5}, {"zero": 3}, 2),
+        (4, {2: 0}, {"zero": 1, "mesh": {"tp": 2}}, 3),
+        (4, {2: 4, 3: 4}, {"zero": 1, "copies": 2}, 2),
+    ],
+    ids=["rank 0", "one after another", "before the first commit", "two at once"],
+)
+def test_ranks_that_are_killed_change_nothing(size, dies_at, options, left):
+    """The survivors repeat the running step and no other one."""
+    mesh = options.get("mesh")
+    arguments = options.get("zero", 0), mesh, options.get("copies", 1)
+    outcomes = end(start(trained, size, dies_at, *arguments))
+    (alone,) = end(start(trained, 1, {}, 0, mesh))
+    for rank, outcome in enumerate(outcomes):
+        if rank in dies_at:
+            assert outcome == KILLED
+        else:
+            assert_alike(outcome, alone[0])
+            assert outcome[1:] == (STEPS, left)
+
+
+def test_new_ranks_come_also_after_rank_0_has_ended():
+    address = free_address("127.0.0.1")
+    newcomers = start(trained, 0, None, {}, 1, None, 1, address)
+    outcomes = end(start(trained, 2, {0: 4}, 1, None, 1, address) + newcomers)
+    (alone,) = end(start(trained, 1, {}))
+    assert outcomes[0] == KILLED
+    for outcome in outcomes[1:]:
+        assert_alike(outcome, alone[0])
+        assert outcome[2] == 2
+    assert outcomes[1][1] == STEPS and outcomes[2][1] < STEPS
+
+
+def test_too_few_copies_and_too_few_ranks_are_said():
+    def work(comm: Comm, least: int, dies_at: Mapping[int, int]) -> str:
+        def train(job: pc.Job) -> None:
+            for x, y in job.loader:
+                job.model.step(x, y, loss=nn.functional.cross_entropy)
+                if dies_at.get(former) == job.commits:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                job.optimizer.step()
+                job.commit()
+
+        former = comm.rank
+        with pytest.raises(pycoll.Error) as raised:
+            pc.elastic(lambda mesh: build(mesh, 1), train, comm=comm, least=least)
+        return str(raised.value)
+
+    lost = "more ranks ended at once than there are copies of the state"
+    few = "2 of 3 ranks are left, and least=3"
+    outcomes = end(start(work, 5, 1, {1: 2, 2: 2}))
+    assert all(lost in outcomes[rank] for rank in (0, 3, 4))
+    outcomes = end(start(work, 3, 3, {1: 2}))
+    assert all(few in outcomes[rank] for rank in (0, 2)), outcomes
+
+
+def test_what_cannot_move_is_refused_before_the_first_step():
+    model = nn.Linear(2, 2)
+    plain = torch.optim.SGD(model.parameters())
+    for built, text in [
+        (model, "build returned Linear, expected a dict"),
+        ({"model": model, "optimizer": plain}, "the optimizer is a SGD, expected one"),
+        ({"model": model, "loader": [1]}, "'loader', a list without state_dict"),
+    ]:
+        with pytest.raises(pycoll.UsageError, match=text):
+            pc.elastic(lambda mesh, built=built: built, lambda job: None)
+    for options in ({"copies": 0}, {"least": 3, "most": 2}, {"mesh": {"tp": 0}}, {"least": 2}):
+        with pytest.raises(pycoll.UsageError, match="elastic: "):
+            pc.elastic(lambda mesh: {}, lambda job: None, **options)
+    with pytest.raises(pycoll.UsageError, match="a new rank needs the address"):
+        pc.elastic(lambda mesh: {}, lambda job: None, join=True)
+
+
+@pytest.mark.pure
+def test_sizes_multiply_to_the_ranks_and_are_those_wanted_where_they_divide():
+    for wanted in ({}, {"tp": 2}, {"tp": 4, "pp": 2}, {"cp": 3, "tp": 2}, {"ep": 2, "pp": 3}):
+        for n in range(1, 33):
+            sizes = sizes_for(n, wanted)
+            product = 1
+            for axis, size in sizes.items():
+                product *= size
+                assert axis == "dp" or wanted.get(axis, 1) % size == 0
+            assert product == n
+            fixed = 1
+            for size in wanted.values():
+                fixed *= size
+            if n % fixed == 0:
+                assert all(sizes[axis] == size for axis, size in wanted.items())
+    assert sizes_for(6, {"tp": 4, "pp": 2})["tp"] == 2
+
+
+@pytest.mark.pure
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=5, max_size=5), min_size=1, max_size=9),
+    st.integers(1, 4),
+)
+def test_each_piece_is_on_one_rank_more_than_there_are_copies(places, copies):
+    """Of each parameter every rank holds one of three pieces; some hold the same."""
+    holdings = [{f"p{i}": place for i, place in enumerate(of_rank)} for of_rank in places]
+    found = shares(holdings, copies)
+    for of in holdings[0]:
+        for place in {held[of] for held in holdings}:
+            holders = [rank for rank, held in enumerate(holdings) if held[of] == place]
+            have = [rank for rank in holders if of in found[rank].keeps]
+            for rank in holders:
+                for peer, names in found[rank].sends.items():
+                    if of in names:
+                        assert rank in found[peer].hears and peer not in holders
+                        have.append(peer)
+            assert len(have) == len(set(have)) == min(copies + 1, len(holdings))
