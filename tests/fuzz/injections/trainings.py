@@ -1,0 +1,222 @@
+"""Ranks of an elastic training are killed or stopped for a while, and new ranks come, at random.
+
+The survivors go on, repeat no step but the running one, and end with the weights of a training
+that nothing disturbed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch._dynamo  # the first optimizer imports it, for seconds; ranks are forks
+from driving import drawn
+from faults import Board, left_over, resources
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from worlds import Process, end, start
+
+import pycoll
+from injections import Outcome
+from injections.kills import has_ended, kill_all
+from pycoll import parallel as pc
+from pycoll.elastic.owner_port import free_address
+
+CASES = 300
+FEW = (1, 2, 3)
+TIMEOUT_S = 20.0
+STEPS = 40
+STEP_S = 0.004  # least duration
+NEWCOMER_S = 2.0  # in which newcomers that were not taken in are ended
+MOST_PAUSE_S = 0.3
+TOLERANCE = 1e-10
+
+Comm = pycoll.Communicator
+# By name: the ranks, the sizes of axes, ZeRO, and ranks that may end at once.
+LAYOUTS = {
+    "dp": (3, {}, 0, 1),
+    "dp of five": (5, {}, 0, 2),
+    "zero 1": (3, {}, 1, 1),
+    "zero 3": (4, {}, 3, 1),
+    "tp": (4, {"tp": 2}, 1, 2),
+    "pp": (4, {"pp": 2}, 0, 1),
+}
+
+
+@dataclass(frozen=True)
+class Disturbed:
+    layout: str
+    faults: tuple[tuple[int, str, int], ...]  # ms, what, rank
+    seed: int  # of the weights
+
+
+def cases() -> st.SearchStrategy[Disturbed]:
+    fault = st.tuples(
+        st.integers(0, int(1e3 * STEPS * STEP_S)),
+        st.sampled_from(["kill", "kill", "stop", "new rank"]),
+        st.integers(0, 59),
+    )
+    return st.builds(
+        Disturbed,
+        layout=st.sampled_from(sorted(LAYOUTS)),
+        faults=st.lists(fault, min_size=1, max_size=3).map(lambda found: tuple(sorted(found))),
+        seed=st.integers(0, 3),
+    )
+
+
+class Samples:
+    """48 points of three classes."""
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        random = torch.Generator().manual_seed(i)
+        return torch.randn(5, generator=random, dtype=torch.float64), torch.tensor(i % 3)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layers = nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)
+        self.blocks = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.blocks(x)
+        return out
+
+
+@dataclass
+class Seen:
+    """What a survivor saw."""
+
+    weights: dict[str, list[Any]]
+    steps: list[int]  # the commits before each step that it finished
+    longest_s: float  # between two commits
+    size: int
+
+
+def train(comm: Comm | None, case: Disturbed, address: str, board: Board) -> Seen:
+    _, axes, zero, copies = LAYOUTS[case.layout]
+    steps: list[int] = []
+    times_s: list[float] = []
+
+    def build(mesh: pc.Mesh) -> dict[str, Any]:
+        torch.manual_seed(case.seed)
+        tp = {"blocks.0": "col", "blocks.2": "row"} if mesh.size("tp") > 1 else None
+        model = pc.parallelize(Net().double(), mesh, tp=tp, zero=zero, pp="blocks")
+        optimizer = pc.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
+        return {"model": model, "optimizer": optimizer, "loader": pc.loader(Samples(), 12, mesh)}
+
+    def loop(job: pc.Job) -> tuple[dict[str, Any], int]:
+        while job.commits < STEPS:
+            for x, y in job.loader:
+                job.model.step(x, y, loss=nn.functional.cross_entropy, microbatches=2)
+                job.optimizer.step()
+                steps.append(job.commits)
+                time.sleep(STEP_S)
+                job.commit()
+                board.note()  # faults begin
+                times_s.append(time.monotonic())
+                if job.commits == STEPS:
+                    break
+        return pc.whole_weights(job.model), job.mesh.world.size
+
+    options: dict[str, Any] = {"mesh": axes, "copies": copies, "address": address}
+    weights, size = pc.elastic(build, loop, comm=comm, join=comm is None, **options)
+    longest_s = max((b - a for a, b in zip(times_s, times_s[1:], strict=False)), default=0.0)
+    return Seen({name: x.tolist() for name, x in weights.items()}, steps, longest_s, size)
+
+
+@cache
+def undisturbed(seed: int) -> dict[str, list[Any]]:
+    """The weights that one process gets."""
+    (seen,) = end(start(train, 1, Disturbed("dp", (), seed), free_address("127.0.0.1"), Board()))
+    return seen.weights
+
+
+def disturb(
+    case: Disturbed,
+    ranks: list[Process],
+    killed: set[int],
+    new: list[Process],
+    address: str,
+    board: Board,
+) -> None:
+    """Injects the faults, at most as many kills as there are copies."""
+    copies, give_up_s = LAYOUTS[case.layout][3], time.monotonic() + TIMEOUT_S
+    while not board.words[0] and time.monotonic() < give_up_s:
+        time.sleep(0.001)
+    began_s = time.monotonic()
+    for after_ms, what, number in case.faults:
+        time.sleep(max(began_s + after_ms / 1e3 - time.monotonic(), 0))
+        rank = number % len(ranks)
+        pid = ranks[rank].pid
+        with contextlib.suppress(ProcessLookupError):
+            if what == "new rank":
+                new += start(train, 0, None, case, address, board)
+            elif what == "stop":
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(random.Random(number).uniform(0, MOST_PAUSE_S))
+                os.kill(pid, signal.SIGCONT)
+            elif len(killed | {rank}) <= copies:
+                killed.add(rank)
+                os.kill(pid, signal.SIGKILL)
+
+
+def run(case: Disturbed) -> Outcome:
+    address = free_address("127.0.0.1")
+    board = Board()
+    ranks = start(train, LAYOUTS[case.layout][0], case, address, board, timeout_s=TIMEOUT_S)
+    killed: set[int] = set()
+    new: list[Process] = []
+    hang = threading.Timer(3 * TIMEOUT_S, kill_all, [ranks])
+    hang.start()
+    try:
+        disturb(case, ranks, killed, new, address, board)
+        outcomes = end(ranks)
+        end_s = time.monotonic() + NEWCOMER_S
+        while time.monotonic() < end_s and not all(has_ended(each.pid) for each in new):
+            time.sleep(0.001)
+        kill_all([each for each in new if not has_ended(each.pid)])
+        outcomes += [seen for seen in end(new) if isinstance(seen, Seen)]
+    finally:
+        hang.cancel()
+        hang.join()
+    return judge(case, outcomes, killed)
+
+
+def judge(case: Disturbed, outcomes: list[Any], killed: set[int]) -> Outcome:
+    expected, notices_s = undisturbed(case.seed), []
+    for rank, seen in enumerate(outcomes):
+        if not isinstance(seen, Seen):
+            if rank not in killed:
+                return Outcome(f"rank {rank} hung: {seen}")
+            continue
+        if seen.steps != sorted(set(seen.steps)):
+            return Outcome(f"rank {rank} repeated a step that it had finished: {seen.steps}")
+        for name, weights in seen.weights.items():
+            error = (torch.tensor(weights) - torch.tensor(expected[name])).abs().max()
+            if not error < TOLERANCE:
+                return Outcome(f"rank {rank}: {name} is wrong by {error}")
+        notices_s.append(seen.longest_s)
+    return Outcome(notices_s=tuple(notices_s), label=case.layout, amount=len(case.faults))
+
+
+def run_case(seed: int) -> Outcome:
+    case = drawn(cases(), seed)
+    undisturbed(case.seed)
+    before = resources()
+    try:
+        outcome = run(case)
+    except AssertionError as error:
+        outcome = Outcome(str(error))
+    complaint = outcome.complaint or left_over(before)
+    return replace(outcome, complaint=f"{complaint}\n{case}" if complaint else "")
