@@ -430,10 +430,9 @@ int preload(int32_t device) {
 /// Runs launches as a task of a stream.
 void run_launches(ThreadProcessors& processors, const DeviceLaunch* launches, int num_launches,
                   bool together) {
-  ThreadPool pool;
-  ThreadStream::Begun* const begun = ThreadStream::Begun::current();
-  const BlockStart start{processors, together, [begun] { begun->pass(); }};
-  launch_on_threads(launches, num_launches, pool, &start);
+  ThreadStream::Running& task = *ThreadStream::Running::current();
+  const BlockStart start{processors, together, [&task] { task.pass(); }};
+  launch_on_threads(launches, num_launches, task.pool(), &start);
 }
 
 int launch(int32_t device, const DeviceLaunch* launch, DeviceStream stream) {
