@@ -61,8 +61,8 @@ def test_killed_rank_is_named_while_kernels_wait(ranks_may_be_killed):
 def test_kernels_that_wait_end_long_before_the_deadline_and_the_device_is_usable_at_once(
     how, ranks_may_be_killed
 ):
-    """Within 5 s of the fault, on a busy machine, with 200 queued calls: 40 ms on an idle one. The
-    campaign device_kills prints the median for one call."""
+    """Within 5 s of the fault, on a busy machine, with 200 queued calls: the median is 40 ms. The
+    campaign device_kills prints that of one call."""
     fault_s = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.float64)
 
     def work(comm: pycoll.Communicator) -> float:
