@@ -41,11 +41,8 @@ examples:
   gpu_latency --only "two_shot/direct n=8"
 )";
 
-struct Options {
-  bool few = false;
+struct Options : DeviceOptions {
   std::string json;
-  std::string only;
-  double seconds = 1e9;
 };
 
 struct Row {
@@ -343,24 +340,12 @@ class Latency {
 
 Options options_of(int argc, char** argv) {
   Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view flag = argv[i];
-    if (flag == "--few") {
-      options.few = true;
-      continue;
-    }
-    if (i + 1 == argc) throw UsageError("gpu_latency: unknown or incomplete: " + std::string(flag));
-    const std::string value = argv[++i];
-    if (flag == "--json") {
-      options.json = value;
-    } else if (flag == "--only") {
-      options.only = value;
-    } else if (flag == "--seconds") {
-      options.seconds = std::atof(value.c_str());
-    } else {
-      throw UsageError("gpu_latency: unknown option " + std::string(flag));
-    }
-  }
+  read_options("gpu_latency", argc, argv, options,
+               [&](const std::string& flag, const std::string& value) {
+                 if (flag != "--json") return false;
+                 options.json = value;
+                 return true;
+               });
   return options;
 }
 

@@ -163,6 +163,7 @@ PyObject* send(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObj
         const py::gil_scoped_release gil;
         bytes =
             object.comm->messages().device_messages().stage(device, op.data, op.nbytes, x.stream);
+        device.synchronize(x.stream);
       }
       op.device = x.device;
       op.data = bytes->data();

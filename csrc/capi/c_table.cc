@@ -249,6 +249,10 @@ constexpr pycoll_api kTable = {
           });
           return capture != 0 ? 1 : 0;
         },
+    .max_staged_bytes = max_staged_bytes,
+    .copy_for_send = copy_for_send,
+    .release_device_bytes = release_device_bytes,
+    .start_device_message = start_device_message,
 };
 
 }  // namespace

@@ -40,6 +40,13 @@ struct pycoll_array {
   std::shared_ptr<pycoll::CachedArray> cached;
 };
 
+struct pycoll_device_bytes {
+  std::shared_ptr<pycoll::DeviceMessages::Bytes> bytes;
+  pycoll::Device device;
+  void* stream;  // copies to `bytes`
+  bool is_sent = false;
+};
+
 struct pycoll_device_work {
   std::shared_ptr<pycoll::SharedCommunicator> shared;
   std::shared_ptr<pycoll::DeviceWork> work;

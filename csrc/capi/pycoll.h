@@ -146,11 +146,12 @@ typedef struct pycoll_store {
   int (*remove)(void* context, const char* key, pycoll_error* error);
 } pycoll_store;
 
-typedef struct pycoll_comm pycoll_comm;               /* a communicator */
-typedef struct pycoll_handle pycoll_handle;           /* a send or receive */
-typedef struct pycoll_memory pycoll_memory;           /* an allocation */
-typedef struct pycoll_array pycoll_array;             /* a caller's array */
-typedef struct pycoll_device_work pycoll_device_work; /* work queued on a device */
+typedef struct pycoll_comm pycoll_comm;                 /* a communicator */
+typedef struct pycoll_handle pycoll_handle;             /* a send or receive */
+typedef struct pycoll_memory pycoll_memory;             /* an allocation */
+typedef struct pycoll_array pycoll_array;               /* a caller's array */
+typedef struct pycoll_device_work pycoll_device_work;   /* work queued on a device */
+typedef struct pycoll_device_bytes pycoll_device_bytes; /* a copy of bytes to send, on a device */
 
 /* Called once when a started operation is over, on a thread of pycoll or on the caller's. `error`
  * is null on success, and valid only during the call. It must not wait for this communicator. */
@@ -238,6 +239,21 @@ typedef struct pycoll_api {
   void (*release_device_work)(pycoll_device_work* work);
   /* Not 0 if the stream is being captured: its work is recorded in a graph and does not run. */
   int (*is_capturing)(int device, void* stream);
+
+  /* Messages of device memory with more bytes than this go from device to device. The caller copies
+   * those with fewer, and all where this is SIZE_MAX, through CPU memory. */
+  size_t (*max_staged_bytes)(pycoll_comm* comm);
+  /* Queues a copy of what is to be sent on `stream`, behind its earlier work, to memory of `device`
+   * from which the receiver takes it. */
+  int (*copy_for_send)(pycoll_comm* comm, const void* data, size_t nbytes, int device, void* stream,
+                       pycoll_device_bytes** bytes, pycoll_error* error);
+  /* Frees the copy at the end of its message; at once, behind the copying, if it is not sent. */
+  void (*release_device_bytes)(pycoll_device_bytes* bytes);
+  /* As start_message, of memory of `device`. A send begins when the copying of its `bytes` is over,
+   * a receive (null) when no earlier work uses the memory. */
+  int (*start_device_message)(pycoll_comm* comm, const pycoll_message* message, int device,
+                              pycoll_device_bytes* bytes, pycoll_done done, void* context,
+                              pycoll_handle** handle, pycoll_error* error);
 } pycoll_api;
 
 #ifdef __cplusplus

@@ -14,7 +14,7 @@ namespace pycoll {
 
 struct DeviceLaunch;  // executor/device/device_launch.h
 
-inline constexpr uint32_t kDeviceTableVersion = 3;
+inline constexpr uint32_t kDeviceTableVersion = 4;
 
 struct DeviceFacts {
   char name[64];
@@ -28,6 +28,7 @@ struct DeviceFacts {
   int32_t takes_turns;    // 1: kernels of several processes never run at once, as without MPS
   int32_t cache_bytes;    // of the cache that all processors share
   int32_t has_word_ops;   // 1: streams write words and wait for them (queue_words)
+  int32_t num_queues;     // streams of a process that can start their work independently
   // How memory is shared with other processes if not by descriptors, and why; empty: by
   // descriptors.
   char memory_note[128];

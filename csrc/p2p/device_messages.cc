@@ -86,7 +86,6 @@ std::shared_ptr<DeviceMessages::Bytes> DeviceMessages::stage(const Device& devic
   }
   auto bytes = std::make_shared<Bytes>(std::move(pool), index);
   device.copy(bytes->data(), src, nbytes, stream);
-  device.synchronize(stream);
   return bytes;
 }
 

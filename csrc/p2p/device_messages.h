@@ -42,8 +42,8 @@ class DeviceMessages {
 
   /// The bytes of a send, for as long as it is under way.
   class Bytes;
-  /// Copies `nbytes` bytes behind the work of `stream`, and waits for the copy. May be called by
-  /// any thread. Raises CudaError.
+  /// Queues a copy of `nbytes` bytes on `stream`. The message may start when the copy is over. May
+  /// be called by any thread. Raises CudaError.
   std::shared_ptr<Bytes> stage(const Device& device, const void* src, size_t nbytes,
                                DeviceStream stream);
 

@@ -122,7 +122,8 @@ class PycollBackend : public c10d::Backend {
   void give(const StreamWorks& works, bool async);
   enum StreamUse { kOfCollectives, kOfMessages };
   c10::Stream stream_beside(at::Device device, StreamUse use);
-  static std::optional<c10::Event> stage(Operation& operation, pycoll_message& message);
+  MessageRoute route_of(Operation& operation, pycoll_message& message,
+                        std::optional<c10::Event>& after);
   template <class WorkType>
   c10::intrusive_ptr<WorkType> make_work(Operation operation, bool is_message);
   void add_all_gather(Operation& operation, const at::Tensor& output,

@@ -12,6 +12,22 @@ bool capturing(at::Device device) {
   return core().is_capturing(device.index(), guard.getStream(device).native_handle()) != 0;
 }
 
+/// Gives a message a buffer in CPU memory: a copy of the bytes of a send is queued; those of a
+/// receive are copied to the tensor when it finishes.
+void stage(Operation& operation, const at::Tensor& tensor, pycoll_message& message) {
+  const at::NoGradGuard no_grad;
+  const at::TensorOptions on_host =
+      tensor.options().device(at::kCPU).pinned_memory(tensor.is_cuda());
+  operation.kept.push_back(at::empty(tensor.sizes(), on_host));
+  const at::Tensor staged = operation.kept.back();
+  message.data = staged.data_ptr();
+  if (message.is_send != 0) {
+    staged.copy_(tensor, /*non_blocking=*/true);
+  } else {
+    operation.copies.assign(1, {tensor, staged});
+  }
+}
+
 }  // namespace
 
 c10::Stream PycollBackend::stream_beside(at::Device device, StreamUse use) {
@@ -22,27 +38,33 @@ c10::Stream PycollBackend::stream_beside(at::Device device, StreamUse use) {
   return streams_.emplace(key, guard_of(device).getStreamFromGlobalPool(device)).first->second;
 }
 
-/// Gives the message of a device tensor a buffer on the host. The bytes of a send are in it once
-/// the returned event has occurred; those of a receive are copied to the tensor when it finishes.
-std::optional<c10::Event> PycollBackend::stage(Operation& operation, pycoll_message& message) {
-  const at::NoGradGuard no_grad;
+/// Prepares the message of a device tensor, which may start after the event `after`.
+MessageRoute PycollBackend::route_of(Operation& operation, pycoll_message& message,
+                                     std::optional<c10::Event>& after) {
   const bool is_send = message.is_send != 0;
   const at::Tensor tensor = is_send ? operation.kept.back() : operation.outputs.back();
-  TORCH_CHECK(!capturing(tensor.device()), operation.title,
+  const at::Device device = tensor.device();
+  TORCH_CHECK(!capturing(device), operation.title,
               ": cannot be captured: the host moves the bytes of messages");
-  const at::TensorOptions on_host =
-      tensor.options().device(at::kCPU).pinned_memory(tensor.is_cuda());
-  operation.kept.push_back(at::empty(tensor.sizes(), on_host));
-  const at::Tensor staged = operation.kept.back();
-  message.data = staged.data_ptr();
-  if (!is_send) {
-    operation.copies.assign(1, {tensor, staged});
-    return std::nullopt;
+  const c10::Stream stream = guard_of(device).getStream(device);
+  MessageRoute route;
+  if (message.nbytes <= core().max_staged_bytes(comm_.get())) {
+    stage(operation, tensor, message);
+    if (!is_send) return route;  // the tensor is written later, on a stream
+  } else {
+    route.device = device.index();
+    if (is_send) {
+      pycoll_device_bytes* bytes = nullptr;
+      pycoll_error error;
+      check(core().copy_for_send(comm_.get(), message.data, message.nbytes, device.index(),
+                                 stream.native_handle(), &bytes, &error),
+            error);
+      route.bytes = {bytes, core().release_device_bytes};
+    }
   }
-  staged.copy_(tensor, /*non_blocking=*/true);
-  c10::Event copied(tensor.device().type());
-  copied.record(guard_of(tensor.device()).getStream(tensor.device()));
-  return copied;
+  after.emplace(device.type());
+  after->record(stream);
+  return route;
 }
 
 WorkPtr PycollBackend::run_on_device(Operation operation, bool async) {

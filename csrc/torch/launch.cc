@@ -80,8 +80,9 @@ WorkPtr PycollBackend::start(Operation operation) {
 WorkPtr PycollBackend::start_message(Operation operation, pycoll_message message) {
   c10::intrusive_ptr<MessageWork> work;
   std::optional<c10::Event> after;
+  MessageRoute route;
   if (operation.on_device()) {
-    after = stage(operation, message);
+    route = route_of(operation, message, after);
     const at::Device device = operation.device();
     const auto on_device = make_work<DeviceMessageWork>(std::move(operation), true);
     on_device->prepare(stream_beside(device, kOfMessages));
@@ -94,9 +95,10 @@ WorkPtr PycollBackend::start_message(Operation operation, pycoll_message message
   pending_->begin(Pending::kMessage);
   message.site = sites_.here(comm_.get());
   if (group_) group_->push_back(work);
-  starter_->start(std::move(after), [this, work, message](const pycoll_error* error) {
-    error != nullptr ? work->complete(error) : work->start(comm_.get(), message);
-  });
+  const auto start = [this, work, message, route](const pycoll_error* error) {
+    error != nullptr ? work->complete(error) : work->start(comm_.get(), message, route);
+  };
+  starter_->start(std::move(after), start);
   if (const std::exception_ptr error = work->exception()) std::rethrow_exception(error);
   return work;
 }

@@ -51,12 +51,9 @@ constexpr size_t kArenaBytes = size_t{256} << 20;
 constexpr int64_t kLong = 300'000;
 constexpr int64_t kAbortWithinNs = 100'000'000;
 
-struct Options {
-  bool few = false;
+struct Options : DeviceOptions {
   std::vector<int> ranks;
   std::vector<DType> dtypes;
-  std::string only;
-  double seconds = 1e9;
 };
 
 class Matrix {
@@ -237,33 +234,29 @@ DType dtype_named(const std::string& name) {
   throw UsageError("gpu_matrix: no dtype is named " + name);
 }
 
+int number_of_ranks(const std::string& word) {
+  const int number = std::atoi(word.c_str());
+  if (number < 1 || number > 8) throw UsageError("gpu_matrix: 1 to 8 ranks, not " + word);
+  return number;
+}
+
 Options options_of(int argc, char** argv) {
   Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view flag = argv[i];
-    if (flag == "--few") {
-      options.few = true;
-      continue;
-    }
-    if (i + 1 == argc) throw UsageError("gpu_matrix: unknown or incomplete: " + std::string(flag));
-    const std::string value = argv[++i];
-    if (flag == "--ranks") {
-      for (const std::string& word : words_of(value)) {
-        options.ranks.push_back(std::atoi(word.c_str()));
-        if (options.ranks.back() < 1 || options.ranks.back() > 8) {
-          throw UsageError("gpu_matrix: 1 to 8 ranks, not " + word);
-        }
-      }
-    } else if (flag == "--dtypes") {
-      for (const std::string& word : words_of(value)) options.dtypes.push_back(dtype_named(word));
-    } else if (flag == "--only") {
-      options.only = value;
-    } else if (flag == "--seconds") {
-      options.seconds = std::atof(value.c_str());
-    } else {
-      throw UsageError("gpu_matrix: unknown option " + std::string(flag));
-    }
-  }
+  read_options("gpu_matrix", argc, argv, options,
+               [&](const std::string& flag, const std::string& value) {
+                 if (flag == "--ranks") {
+                   for (const std::string& word : words_of(value)) {
+                     options.ranks.push_back(number_of_ranks(word));
+                   }
+                 } else if (flag == "--dtypes") {
+                   for (const std::string& word : words_of(value)) {
+                     options.dtypes.push_back(dtype_named(word));
+                   }
+                 } else {
+                   return false;
+                 }
+                 return true;
+               });
   if (options.ranks.empty()) {
     options.ranks = options.few ? std::vector<int>{2, 3} : std::vector<int>{2, 3, 4, 5, 6, 7, 8};
   }

@@ -61,7 +61,8 @@ def test_killed_rank_is_named_while_kernels_wait(ranks_may_be_killed):
 def test_kernels_that_wait_end_long_before_the_deadline_and_the_device_is_usable_at_once(
     how, ranks_may_be_killed
 ):
-    """Within 5 s of the fault, on a busy machine. The campaign device_kills prints the median."""
+    """Within 5 s of the fault, on a busy machine, with 200 queued calls: the median is 40 ms. The
+    campaign device_kills prints that of one call."""
     fault_s = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.float64)
 
     def work(comm: pycoll.Communicator) -> float:
@@ -76,7 +77,8 @@ def test_kernels_that_wait_end_long_before_the_deadline_and_the_device_is_usable
                 os.kill(os.getpid(), signal.SIGKILL)
             comm.abort("no more")
         else:
-            comm.all_reduce(x)
+            for _ in range(200):
+                comm.all_reduce(x)
             with pytest.raises(PeerDiedError if how == "kill" else AbortedError):
                 comm.synchronize()
             took_s = time.monotonic() - fault_s[0]

@@ -185,6 +185,26 @@ def test_processes_that_take_turns_on_a_device_are_warned_once(monkeypatch):
         assert not texts and "take turns" not in text
 
 
+def test_ranks_that_are_threads_are_warned_where_hardware_queues_are_too_few(monkeypatch):
+    def work(comm: pycoll.Communicator) -> list[str]:
+        x = DeviceArray.of(np.ones(100, np.float32))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            comm.barrier()  # the filters are those of all threads
+            for _ in range(2):
+                comm.all_reduce(x)
+            comm.barrier()
+        return [str(each.message) for each in caught]
+
+    for queues, threads, num_warnings in (("2", True, 1), ("3", True, 0), ("2", False, 0)):
+        monkeypatch.setenv(QUEUES, queues)
+        texts = set(sum(run_ranks(work, 3, threads=threads, timeout_s=20), []))
+        assert len(texts) == num_warnings, texts
+        for text in texts:
+            assert "3 ranks that are threads" in text and "2 hardware queues" in text
+            assert QUEUES in text
+
+
 def test_array_that_peers_cannot_access_is_not_registered_and_says_so(monkeypatch):
     monkeypatch.setenv("PYCOLL_DEVICE_THREADS_EXPORT", "0")
 

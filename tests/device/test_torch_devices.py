@@ -208,6 +208,40 @@ def messages_arrive_behind_what_their_streams_do(device: torch.device) -> None:
         same(x.cpu(), torch.arange(7))
 
 
+def messages_between_devices_are_not_copied_to_the_host(device: torch.device) -> None:
+    """By each function, in order and by tags, also where the sender does not know its receiver."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    right, left = (rank + 1) % n, (rank - 1) % n
+    count = 50_000
+    module = torch.get_device_module(device)
+    num_host_copies = getattr(module, "num_host_copies", lambda: 0)  # CUDA's does not count
+    before = num_host_copies()
+    x, got = (torch.full((count,), float(value), device=device) for value in (rank, -1))
+    if rank == 0:
+        dist.send(x, right)
+        dist.recv(got, left)
+    else:
+        assert dist.recv(got) == left
+        dist.send(x, right)
+    wrong = [(got != left).sum()]
+    for handle in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, x + 1, right), dist.P2POp(dist.irecv, got, left)]
+    ):
+        handle.wait()
+    wrong.append((got != left + 1).sum())
+    sent = [dist.isend(x + step, right, tag=step % 2) for step in range(6)]
+    for tag in (1, 0):  # by tag, and in order of the sends
+        for step in range(tag, 6, 2):
+            rows = torch.zeros(count, 2, device=device)
+            back = dist.irecv(rows[:, 1], left, tag=tag)
+            back.wait()
+            wrong += [(rows[:, 1] != left + step).sum(), rows[:, 0].count_nonzero()]
+    for handle in sent:
+        handle.wait()
+    assert num_host_copies() == before
+    assert not any(map(int, wrong)), wrong
+
+
 def messages_of_the_host_behind_those_of_a_device(device: torch.device) -> None:
     """They begin later, on a thread; a wait for them may begin first."""
     rank = dist.get_rank()
@@ -314,6 +348,7 @@ def test_operations_of_three_ranks(kind):
         3,
         collectives_give_the_bits_of_the_cpu,
         messages_arrive_behind_what_their_streams_do,
+        messages_between_devices_are_not_copied_to_the_host,
         groups_that_are_split_and_two_backends,
     )
 

@@ -38,14 +38,8 @@ void Communicator::open_device(const Call& call) {
   device_ = std::make_unique<DeviceRunner>(*transport_, device, inputs_, waiter_, cpu_gather(call),
                                            Deadline::after_s(timeout_s));
   device_->planner().set_algorithm_source(algorithm_source_);
-  if (device_->takes_turns()) {
-    device_warning_ =
-        "ranks in several processes share " + device.title() +
-        " without MPS, and its streams cannot wait for words: their kernels take turns, so each "
-        "wait for a peer lasts a time slice of "
-        "some milliseconds. Start nvidia-cuda-mps-control -d, or use one GPU for each rank";
-    has_device_warning_ = true;
-  }
+  device_warning_ = device_->warning();
+  has_device_warning_ = !device_warning_.empty();
 }
 
 std::string Communicator::take_device_warning() {

@@ -92,6 +92,8 @@ DeviceRunner::DeviceRunner(Transport& transport, const Device& device,
   for (size_t rank = 0; rank < n && transport.shares_address_space(); ++rank) {
     if (all[rank].index == device.index()) members.push_back(static_cast<int>(rank));
   }
+  const auto num_threads = static_cast<int>(members.size());
+  if (num_threads > facts.num_queues) num_sharing_queues_ = num_threads;
   const bool leads = members.size() > 1 && members[0] == rank_;
   if (leads) meeting_ = std::make_shared<DeviceMeeting>(device, members);
   uint64_t offered = leads ? reinterpret_cast<uint64_t>(&meeting_) : 0;
@@ -162,6 +164,21 @@ std::string DeviceRunner::describe() const {
   if (waits_in_streams_) text += ", streams wait for peers in place of kernels";
   const std::string unreached = arrays_.describe_unreached();
   return unreached.empty() ? text : text + "; " + unreached;
+}
+
+std::string DeviceRunner::warning() const {
+  if (takes_turns_ && !waits_in_streams_) {
+    return "ranks in several processes share " + device_.title() +
+           " without MPS, and its streams cannot wait for words: their kernels take turns, so each "
+           "wait for a peer lasts a time slice of some milliseconds. Start "
+           "nvidia-cuda-mps-control -d, or use one GPU for each rank";
+  }
+  if (num_sharing_queues_ == 0) return {};
+  return std::to_string(num_sharing_queues_) + " ranks that are threads share " + device_.title() +
+         ", which has " + std::to_string(device_.facts().num_queues) +
+         " hardware queues in this process: kernels of captured calls, one for each rank, may wait "
+         "for each other until the deadline. Set CUDA_DEVICE_MAX_CONNECTIONS to the number of "
+         "ranks, at most 32, before the process uses the device, or use fewer ranks";
 }
 
 void* DeviceRunner::room(DeviceMemory& memory, size_t nbytes, const Call& call) {

@@ -33,8 +33,8 @@ class DeviceRunner {
   DeviceWatchdog& watchdog() { return *watchdog_; }
 
   DeviceArrays& arrays() { return arrays_; }
-  /// True when ranks of several processes take turns on a device, and their kernels wait.
-  bool takes_turns() const { return takes_turns_ && !waits_in_streams_; }
+  /// What the user should know of ranks that share a device; empty: nothing.
+  std::string warning() const;
   /// True when operations wait for peers in streams, and not in kernels, where that is possible.
   bool waits_in_streams() const { return waits_in_streams_; }
   /// True when one launch has all ranks' parts, so that the ranks' arrays need no registration.
@@ -102,6 +102,8 @@ class DeviceRunner {
   std::string path_;                            // how the ranks access each other, for explain()
   bool takes_turns_ = false;                    // pycoll::take_turns
   bool waits_in_streams_ = false;
+  int num_sharing_queues_ =
+      0;  // ranks of this process on the device, if it has fewer hardware queues
   std::string why_no_stream_waits_;            // empty: streams can wait
   std::unique_ptr<StreamWaits> stream_waits_;  // null: streams cannot wait
   std::unique_ptr<PeerStaging> staging_;       // null unless waits_in_streams_

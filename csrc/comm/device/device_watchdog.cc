@@ -38,8 +38,10 @@ void DeviceWatchdog::run() {
   while (!stop_) {
     lock.unlock();
     look();
+    const bool ending = ends_waits();
+    if (ending) pause_.once();
     lock.lock();
-    wake_.wait_for(lock, ends_waits() ? kShortPeriod : kPeriod, [this] { return stop_; });
+    if (!ending) wake_.wait_for(lock, kPeriod, [this] { return stop_; });
   }
 }
 
@@ -82,8 +84,12 @@ void DeviceWatchdog::look_at_waits() {
 
 void DeviceWatchdog::end_waits() {
   if (broken_ns_ == 0) broken_ns_ = now_ns();
+  if (waits_ == nullptr) return;
   DeviceError awaited;
-  if (waits_ != nullptr && waits_->release(&awaited)) report(awaited);
+  if (waits_->release(&awaited)) report(awaited);
+  const uint64_t over = waits_->over();
+  if (over != over_at_pause_) pause_ = {};  // the next operation is about to wait
+  over_at_pause_ = over;
 }
 
 bool DeviceWatchdog::ends_waits() const {

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/thread.h"
+#include "comm/device/device_pause.h"
 #include "comm/device/streams/stream_waits.h"
 #include "executor/device/device_launch.h"
 #include "transport/transport.h"
@@ -37,8 +38,7 @@ class DeviceWatchdog {
 
  private:
   static constexpr auto kPeriod = std::chrono::microseconds(5000);
-  // While waits of queued operations end one after another, but not for longer than kEndingNs.
-  static constexpr auto kShortPeriod = std::chrono::microseconds(50);
+  // While waits of queued operations end one after another, the thread pauses for shorter times.
   static constexpr int64_t kEndingNs = 1'000'000'000;
 
   void run();
@@ -60,9 +60,11 @@ class DeviceWatchdog {
   StreamWaits* const waits_;
   std::atomic<int64_t> broken_ns_{0};  // when the communicator was first seen to be broken
   std::atomic<uint64_t> newest_{0};
-  std::mutex look_mutex_;  // guards the next two
+  std::mutex look_mutex_;  // guards the next four
   uint64_t good_ = 0;      // the last operation that ended in waits_ before any failure
   uint64_t compared_ = 0;  // operations whose calls agree on all ranks
+  DevicePause pause_;      // since an operation of a broken communicator ended last
+  uint64_t over_at_pause_ = 0;
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false;

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "device/device_table.h"
+#include "device/hardware_queues.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/cuda_words.h"
@@ -53,6 +54,7 @@ int describe(int32_t device, DeviceFacts* facts) {
   }
   facts->takes_turns = has_mps == 0;
   facts->has_word_ops = cuda_has_word_ops(device);
+  facts->num_queues = num_hardware_queues();
   std::snprintf(facts->memory_note, sizeof(facts->memory_note), "%s", cuda_memory_note().c_str());
   return 0;
 }

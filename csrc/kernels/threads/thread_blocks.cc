@@ -1,5 +1,6 @@
 #include "kernels/threads/thread_blocks.h"
 
+#include <atomic>
 #include <memory>
 #include <span>
 #include <vector>
@@ -9,7 +10,10 @@ namespace {
 
 struct BlockOfThreads {
   BlockOfThreads(const DeviceLaunch& its_launch, int its_channel)
-      : team(its_launch.num_threads), launch(its_launch), channel(its_channel) {}
+      : team(its_launch.num_threads),
+        launch(its_launch),
+        channel(its_channel),
+        num_running(its_launch.num_threads) {}
 
   /// Runs `kernel` as one of the block's threads.
   void run(ThreadKernel kernel, int thread) {
@@ -19,6 +23,7 @@ struct BlockOfThreads {
   BlockShared shared;
   const DeviceLaunch& launch;
   int channel;
+  std::atomic<int> num_running;  // threads
 };
 
 /// Block and index of one thread.
@@ -61,10 +66,7 @@ void run_blocks(const DeviceLaunch* launches, int num_launches, ThreadPool& pool
       block.team.sync();
     }
     block.run(kernel_of(block.launch), place.thread);
-    if (one_by_one) {
-      block.team.sync();
-      if (place.thread == 0) start->processors.end(1);
-    }
+    if (one_by_one && --block.num_running == 0) start->processors.end(1);
   });
   if (start != nullptr && start->together) start->processors.end(num_blocks);
 }

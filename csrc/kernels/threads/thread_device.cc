@@ -14,9 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -27,6 +25,7 @@
 #include "base/environment.h"
 #include "base/error.h"
 #include "device/device_table.h"
+#include "device/hardware_queues.h"
 #include "kernels/threads/launch_threads.h"
 #include "kernels/threads/thread_memory.h"
 #include "kernels/threads/thread_stream.h"
@@ -36,8 +35,6 @@
 namespace pycoll {
 namespace {
 
-constexpr int kDefaultQueues = 8;  // CUDA's default of CUDA_DEVICE_MAX_CONNECTIONS
-constexpr int kMaxQueues = 32;
 // Each is a CPU thread: the numbers are small, but above one.
 constexpr int kBlockThreads = 4;
 constexpr int kMaxChannels = 2;
@@ -45,15 +42,10 @@ constexpr int kCacheBytes = 4 << 20;  // so that tests have the rings of ranks t
 
 thread_local std::string last_error_text;
 
-int num_queues() {
-  const char* const text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  return text == nullptr ? kDefaultQueues : std::clamp(std::atoi(text), 1, kMaxQueues);
-}
-
 /// What a device has besides its memory.
 struct ThreadDevice {
   ThreadDevice()
-      : queues(static_cast<size_t>(num_queues())),
+      : queues(static_cast<size_t>(num_hardware_queues())),
         processors(static_cast<int>(env_number("PYCOLL_DEVICE_THREADS_PROCESSORS"))) {}
 
   std::shared_ptr<ThreadStream> make_stream(int number) {
@@ -176,6 +168,7 @@ int describe(int32_t device, DeviceFacts* facts) {
     facts->cache_bytes = kCacheBytes;
     facts->takes_turns = !env_flag("PYCOLL_DEVICE_THREADS_MPS");
     facts->has_word_ops = env_flag("PYCOLL_DEVICE_THREADS_WORD_OPS");
+    facts->num_queues = static_cast<int32_t>(device_at(device).queues.size());
     std::snprintf(facts->memory_note, sizeof(facts->memory_note), "%s",
                   machine().memory.note().c_str());
   });
@@ -430,10 +423,9 @@ int preload(int32_t device) {
 /// Runs launches as a task of a stream.
 void run_launches(ThreadProcessors& processors, const DeviceLaunch* launches, int num_launches,
                   bool together) {
-  ThreadPool pool;
-  ThreadStream::Begun* const begun = ThreadStream::Begun::current();
-  const BlockStart start{processors, together, [begun] { begun->pass(); }};
-  launch_on_threads(launches, num_launches, pool, &start);
+  ThreadStream::Running& task = *ThreadStream::Running::current();
+  const BlockStart start{processors, together, [&task] { task.pass(); }};
+  launch_on_threads(launches, num_launches, task.pool(), &start);
 }
 
 int launch(int32_t device, const DeviceLaunch* launch, DeviceStream stream) {

@@ -15,15 +15,19 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::run(int num, const std::function<void(int)>& work) {
   std::unique_lock lock(mutex_);
-  while (static_cast<int>(threads_.size()) < num) {
-    const auto index = static_cast<int>(threads_.size());
+  while (static_cast<int>(threads_.size()) < num - 1) {
+    const auto index = static_cast<int>(threads_.size()) + 1;
     threads_.push_back(
         start_thread("a thread of an emulated device", [this, index] { run_worker(index); }, {}));
   }
   work_ = &work;
-  num_wanted_ = num_running_ = num;
+  num_wanted_ = num;
+  num_running_ = num - 1;
   ++round_;
   began_.notify_all();
+  lock.unlock();
+  work(0);
+  lock.lock();
   ended_.wait(lock, [this] { return num_running_ == 0; });
 }
 

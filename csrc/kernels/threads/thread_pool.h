@@ -16,8 +16,8 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ~ThreadPool();
 
-  /// Calls work(0) ... work(num - 1) at the same time, each on its own thread, and returns when the
-  /// last one has returned.
+  /// Calls work(0) ... work(num - 1) at the same time, work(0) on the calling thread and each other
+  /// one on a thread of its own, and returns when the last one has returned.
   void run(int num, const std::function<void(int)>& work);
 
  private:

@@ -104,7 +104,7 @@ void ThreadStream::run() {
       queue_.pop_front();
       lock.unlock();
       hardware_.wait(next.place);
-      ThreadStream::Begun begun(hardware_);
+      Running running(*this);
       try {
         next.task();
       } catch (const std::exception& raised) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/thread.h"
+#include "kernels/threads/thread_pool.h"
 #include "kernels/threads/thread_queue.h"
 
 namespace pycoll {
@@ -66,25 +67,28 @@ class ThreadStream {
   /// What the first task that failed has raised; empty: none has.
   std::string error();
 
-  /// Called by a task that has begun, as a kernel does whose blocks are all resident: the next work
-  /// in the hardware queue may begin. Without a call it begins when the task has ended.
-  class Begun {
+  /// The task that a stream's thread runs.
+  class Running {
    public:
-    explicit Begun(ThreadQueue& queue) : queue_(queue) { current_ = this; }
-    ~Begun() {
+    explicit Running(ThreadStream& stream) : stream_(stream) { current_ = this; }
+    ~Running() {
       pass();
       current_ = nullptr;
     }
-    Begun(const Begun&) = delete;
+    Running(const Running&) = delete;
+    /// Called by a task that has begun, as a kernel does whose blocks are all resident: the next
+    /// work in the hardware queue may begin. Without a call it begins when the task has ended.
     void pass() {
-      if (!passed_.exchange(true)) queue_.pass();
+      if (!passed_.exchange(true)) stream_.hardware_.pass();
     }
-    /// That of the task which this thread runs; null: this is not the thread of a stream.
-    static Begun* current() { return current_; }
+    /// The threads of the stream's kernels.
+    ThreadPool& pool() { return stream_.pool_; }
+    /// That of this thread; null: this is not the thread of a stream.
+    static Running* current() { return current_; }
 
    private:
-    static inline thread_local Begun* current_ = nullptr;
-    ThreadQueue& queue_;
+    static inline thread_local Running* current_ = nullptr;
+    ThreadStream& stream_;
     std::atomic<bool> passed_{false};
   };
 
@@ -121,6 +125,7 @@ class ThreadStream {
   bool stop_ = false;
   std::string error_;
   std::shared_ptr<ThreadCapture> capture_;
+  ThreadPool pool_;     // grows to the largest launch of this stream
   std::thread thread_;  // started by the first task
 };
 

@@ -68,9 +68,11 @@ void DeviceMessageWork::prepare(c10::Stream stream) {
   c10::Event ready(stream.device_type());
   ready.record(guard.getStream(stream.device()));
   ready.block(stream);
-  for (const at::Tensor& tensor : operation_.outputs) {
-    guard.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
-  }
+  operation_.for_each_tensor([&](const at::Tensor& tensor) {
+    if (!tensor.device().is_cpu()) {
+      guard.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
+    }
+  });
   stream_ = stream;
 }
 

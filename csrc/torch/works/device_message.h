@@ -1,5 +1,6 @@
-// torch's handle on a send or receive of a device tensor. The bytes travel through CPU memory,
-// like messages of CPU tensors. Streams and threads wait for each other; the caller does not wait.
+// torch's handle on a send or receive of a device tensor. Large ones go from device to device where
+// the core can do that, others through CPU memory. Streams and threads wait for each other; the
+// caller does not wait.
 #pragma once
 
 #include <condition_variable>
@@ -45,8 +46,8 @@ class DeviceMessageWork : public MessageWork {
  public:
   using MessageWork::MessageWork;
 
-  /// Called before the start. `stream` copies the received bytes to the tensor, after the work that
-  /// is now queued on the current stream.
+  /// Called before the start. `stream` makes the copies that remain when bytes have been received,
+  /// after the work that is now queued on the current stream.
   void prepare(c10::Stream stream);
 
   /// Makes the current stream wait. The host waits for the bytes of a receive, and for a send only

@@ -2,10 +2,17 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 
 #include "torch/works/torch_work.h"
 
 namespace pycoll::torch_backend {
+
+/// How the core reaches the bytes of a message: in CPU memory, or in memory of a device.
+struct MessageRoute {
+  int device = -1;                             // -1: the CPU
+  std::shared_ptr<pycoll_device_bytes> bytes;  // of a send from a device
+};
 
 class MessageWork : public PycollWork {
  public:
@@ -16,10 +23,14 @@ class MessageWork : public PycollWork {
 
   /// Called once, on any thread. A thread that waits earlier is notified on completion but makes no
   /// progress itself.
-  void start(pycoll_comm* comm, const pycoll_message& message) {
+  void start(pycoll_comm* comm, const pycoll_message& message, const MessageRoute& route) {
     pycoll_error error;
     void* const lent = lend(c10::intrusive_ptr<PycollWork>::reclaim_copy(this));
-    const int code = core().start_message(comm, &message, done, lent, &handle_, &error);
+    const int code =
+        route.device < 0
+            ? core().start_message(comm, &message, done, lent, &handle_, &error)
+            : core().start_device_message(comm, &message, route.device, route.bytes.get(), done,
+                                          lent, &handle_, &error);
     if (code == PYCOLL_OK) {
       started_ = true;
     } else {
