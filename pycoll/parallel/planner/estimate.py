@@ -12,12 +12,12 @@ from torch import nn
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core.batches import as_call, num_samples
+from pycoll.parallel.core.meta_model import Saved, on_meta
 from pycoll.parallel.core.positions import Positions
 from pycoll.parallel.core.specs import tensors_in
 from pycoll.parallel.features.recompute import recompute_layers
 from pycoll.parallel.planner.flops import refuse_parts
 from pycoll.parallel.planner.trace import PASSES, Operator, like, record, without_values
-from pycoll.parallel.tools.meta_model import Saved, on_meta
 from pycoll.topology import Device
 
 

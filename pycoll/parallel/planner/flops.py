@@ -14,8 +14,8 @@ from torch import nn
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core.batches import num_samples
+from pycoll.parallel.core.meta_model import on_meta
 from pycoll.parallel.planner.trace import Operator, like, record, without_values
-from pycoll.parallel.tools.meta_model import on_meta
 from pycoll.parallel.trainer.plain_loop import OF_PARAMETER
 
 Pair = tuple[int, int]  # of the forward pass, and of the backward pass

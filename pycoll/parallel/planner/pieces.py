@@ -17,13 +17,13 @@ from pycoll.parallel.build import apply_all, group_of
 from pycoll.parallel.core.batches import as_call
 from pycoll.parallel.core.logits import whole
 from pycoll.parallel.core.mesh import AXES
+from pycoll.parallel.core.meta_model import MetaMesh, Saved, on_meta
 from pycoll.parallel.core.positions import Positions
 from pycoll.parallel.core.specs import tensors_in
 from pycoll.parallel.features.context.feature import ContextParallel
 from pycoll.parallel.features.data.reducer import main_dtype
 from pycoll.parallel.features.feature import Build, Options
 from pycoll.parallel.planner.trace import Operator, Sent, TracedLedger, like, record
-from pycoll.parallel.tools.meta_model import MetaMesh, Saved, on_meta
 from pycoll.topology import Device
 
 Calls = Counter[tuple[str, str, int]]  # number of calls, by axes, collective and payload in bytes

@@ -22,6 +22,7 @@ from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.logits import whole
 from pycoll.parallel.core.losses import Loss
 from pycoll.parallel.core.mesh import AXES, Mesh
+from pycoll.parallel.core.meta_model import MetaMesh, Saved, on_meta
 from pycoll.parallel.core.positions import Positions
 from pycoll.parallel.core.specs import replace
 from pycoll.parallel.features.context.feature import ContextParallel
@@ -35,7 +36,6 @@ from pycoll.parallel.features.tensor.plan import Style
 from pycoll.parallel.features.zero.feature import Zero
 from pycoll.parallel.pipeline.schedules.simulate_pipeline import peak_live, peak_versions
 from pycoll.parallel.pipeline.stages import Notes, Tensors
-from pycoll.parallel.tools.meta_model import MetaMesh, Saved, on_meta
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,13 +24,16 @@ class Column:
             queries, keys and values in one layer.
         unit: Outputs that stay together, such as the size of a head; None: the attribute
             `head_dim` of the enclosing module, or the size that follows from its number of
-            heads, or 1. None also divides that module's numbers of heads among the ranks: give 1
-            where the plan shares out other layers of the module, but not those of its heads.
+            heads, or 1.
+        heads: Whether its outputs become heads, so that the numbers of heads of the module around
+            it are divided among the ranks. None: as the plan, or a forward pass without values,
+            shows; if neither does, the plan is refused. A layer with a `unit` makes none.
         gather: Gather the whole result.
     """
 
     parts: int = 1
     unit: int | None = None
+    heads: bool | None = None
     gather: bool = False
 
 
