@@ -23,6 +23,7 @@ from pycoll.parallel.core.specs import tensors_in
 from pycoll.parallel.features.context.feature import ContextParallel
 from pycoll.parallel.features.data.reducer import main_dtype
 from pycoll.parallel.features.feature import Build, Options
+from pycoll.parallel.features.recompute import Recompute
 from pycoll.parallel.planner.trace import Operator, Sent, TracedLedger, like, record
 from pycoll.topology import Device
 
@@ -162,6 +163,7 @@ def measure(
     args, kwargs = as_call(batch)
     known = [*build.model.parameters(), *build.model.buffers()]
     with Saved([*known, *tensors_in([args, kwargs, target])]) as saved:
+        build[Recompute].kept.note = saved.note
         notes = _Kept(build, options.pp, saved)
         of_share = None if loss is None else build[ContextParallel].sequence.of_shares(_full(loss))
         trace = record(build.model, batch, y=target, loss=of_share, ledger=ledger)

@@ -31,7 +31,7 @@ from pycoll.parallel.features.data.reducer import in_axis_groups, main_dtype
 from pycoll.parallel.features.feature import Build, Options
 from pycoll.parallel.features.pipeline import PipelineParallel
 from pycoll.parallel.features.precision import Precision
-from pycoll.parallel.features.recompute import Keep
+from pycoll.parallel.features.recompute import Keep, Recompute
 from pycoll.parallel.features.tensor.plan import Style
 from pycoll.parallel.features.zero.feature import Zero
 from pycoll.parallel.pipeline.schedules.simulate_pipeline import peak_live, peak_versions
@@ -116,11 +116,6 @@ def memory(
     sizes = dict.fromkeys(AXES, 1) | dict(mesh.sizes if isinstance(mesh, Mesh) else mesh)
     if set(sizes) != set(AXES) or min(sizes.values()) < 1:
         raise UsageError(f"memory: mesh is {sizes}, expected sizes of {', '.join(AXES)}")
-    if x is not None and (recompute == "selective" or isinstance(recompute, Keep)):
-        raise UsageError(
-            "memory: what is kept beside autograd with recompute='selective' is not known: leave x "
-            "out, or take 'full'"
-        )
     options = Options(
         tp=tp or {},
         pp=pp,
@@ -164,7 +159,7 @@ class _Stages:
     """A meta model with all of its stages here."""
 
     def __init__(self, build: Build) -> None:
-        pipelined = build[PipelineParallel]
+        pipelined, self._recompute = build[PipelineParallel], build[Recompute]
         self._model, self._cut, self._pipelined = build.model, pipelined.cut, pipelined
         self._schedule = None if pipelined.cut is None else pipelined.schedule
         self._units = build[Zero].units() or [set(build.names.values())]
@@ -195,6 +190,7 @@ class _Stages:
         found: list[int] = []
         for stage in range(num_stages):
             with Saved(known) as saved:
+                self._recompute.kept.note = saved.note
                 if self._cut is None:
                     made = self._model(*args, **kwargs)
                 else:

@@ -10,15 +10,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn, optim
+from torch import nn, optim
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core.object_collectives import gather_objects
+from pycoll.parallel.core.step_result import StepResult
 from pycoll.parallel.features.data.reducer import Piece
 from pycoll.parallel.optim import OfWholeTensors
 from pycoll.parallel.trainer.elementwise import is_elementwise
 from pycoll.parallel.trainer.fused import fuse
-from pycoll.parallel.trainer.norms import Norms
+from pycoll.parallel.trainer.norms import Norms, start_norms
 from pycoll.parallel.trainer.pieces import Pieces
 from pycoll.parallel.trainer.plain_loop import (
     OF_OPTIMIZER,
@@ -202,19 +203,21 @@ class Optimizer(optim.Optimizer):
         self.trainer.ended_ns = time.monotonic_ns()
         return norm
 
+    @property
+    def last(self) -> StepResult | None:
+        """The result of the last step, also where `loss.backward()` ran it; None before it.
+
+        For `pc.log` and `pc.metrics`.
+        """
+        return self.trainer.last
+
     def _clip(self, norms: Norms) -> None:
         """Scales gradients down: by the norms of groups with a `clip`, and that of the rest."""
         groups = self.param_groups
         own = [group.get("clip") for group in groups] + [None]
         if self.clip is None and not any(own):
             return  # without a wait for the other ranks, which may still compute
-        squares = norms.squares
-        rest = math.sqrt(sum(x for x, clip in zip(squares, own, strict=True) if clip is None))
-        factors = [
-            _factor(self.clip, rest) if clip is None else _factor(clip, math.sqrt(square))
-            for square, clip in zip(squares, own, strict=True)
-        ]
-        of = self._groups_of_pieces()
+        factors, of = norms.factors(own, self.clip), self._groups_of_pieces()
         for piece in self._pieces():
             factor = factors[of.get(id(piece.value), len(groups))]
             if piece.value.grad is not None and factor < 1.0:
@@ -229,24 +232,7 @@ class Optimizer(optim.Optimizer):
 
         The same all_reduce tells which rank is late.
         """
-        of, count = self._groups_of_pieces(), len(self.param_groups)
-        total = torch.zeros(count + 1, dtype=torch.float64)
-        norms: dict[int, list[Tensor]] = {}
-        for piece in self._pieces():
-            if piece.owned and piece.value.grad is not None:
-                norm = torch.linalg.vector_norm(piece.value.grad).double()
-                norms.setdefault(of.get(id(piece.value), count), []).append(norm)
-        if norms:  # a device is waited for once
-            sums = [torch.stack(of_group).square().sum() for of_group in norms.values()]
-            total[list(norms)] = torch.stack(sums).cpu()
-        mesh = self.trainer.mesh
-        if mesh.world.size == 1:
-            return Norms(total, count + 1, None)
-        times = torch.zeros(mesh.world.size, len(self.trainer.busy_s), dtype=torch.float64)
-        times[mesh.world.rank] = torch.tensor(self.trainer.busy_s, dtype=torch.float64)
-        both = torch.cat([total, times.view(-1)])
-        started = mesh.line(*mesh.sizes).start("all_reduce", both, both)
-        return Norms(both, count + 1, started)
+        return start_norms(self.trainer, self._groups_of_pieces(), len(self.param_groups))
 
     def _groups_of_pieces(self) -> dict[int, int]:
         """Numbers of the groups, by the ids of the pieces' values."""
@@ -276,10 +262,6 @@ class Optimizer(optim.Optimizer):
 
     def _pieces(self) -> Iterable[Piece]:
         return self.trainer.reducer.pieces.values()
-
-
-def _factor(clip: float | None, norm: float) -> float:
-    return 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
 
 
 def optimizer(inner: optim.Optimizer, clip: float | None = None) -> Optimizer:
