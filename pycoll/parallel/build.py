@@ -32,7 +32,7 @@ from pycoll.parallel.planner import script
 from pycoll.parallel.replicas.policy import TOGETHER, Apart, Connect, connect_of
 from pycoll.parallel.tools import check_hooks
 from pycoll.parallel.trainer.executors import Executor, Pipelined, Plain
-from pycoll.parallel.trainer.optimizers import attach
+from pycoll.parallel.trainer.plain_loop import attach
 from pycoll.parallel.trainer.state_dicts import guard
 from pycoll.parallel.trainer.trainer import Trainer
 from pycoll.parallel.trainer.update_policy import PerMicrobatch, UpdatePolicy

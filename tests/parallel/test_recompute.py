@@ -57,7 +57,7 @@ def test_selective_recomputation_keeps_products_with_weights():
 
 @pytest.mark.pure
 def test_memory_counts_the_results_that_are_kept():
-    """Of a block: inputs and results of its products with weights."""
+    """A block keeps the results of its products with weights."""
     x = torch.zeros(2, 8, dtype=torch.int64)
 
     def kept(which, **gpt):

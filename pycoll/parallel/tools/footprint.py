@@ -19,8 +19,7 @@ from pycoll.errors import UsageError
 from pycoll.parallel.build import apply_all, group_of
 from pycoll.parallel.core.batches import as_call
 from pycoll.parallel.core.ledger import AxisGroup
-from pycoll.parallel.core.logits import whole
-from pycoll.parallel.core.losses import Loss
+from pycoll.parallel.core.losses import of_whole
 from pycoll.parallel.core.mesh import AXES, Mesh
 from pycoll.parallel.core.meta_model import MetaMesh, Saved, on_meta
 from pycoll.parallel.core.positions import Positions
@@ -139,7 +138,7 @@ def memory(
             kept = None
             if x is not None:
                 sequence = build[ContextParallel].sequence
-                of_share = None if loss is None else sequence.of_shares(_of_whole(loss))
+                of_share = None if loss is None else sequence.of_shares(of_whole(loss))
                 kept = stages.kept(_fake(x), _fake(y), of_share)
             others = (range(sizes[axis]) for axis in ("pp", "dp", "cp"))
             for stage, replica, part in itertools.product(*others):
@@ -270,12 +269,6 @@ def bytes_of_bucket(
     start = share * length
     state = max(0, min(count - start, length)) * main * moments
     return parameters, (length if zero >= 2 else full) * main, state
-
-
-def _of_whole(loss: Loss) -> Loss:
-    """Returns a loss that gets whole outputs, unless it takes parts."""
-    takes_parts = getattr(loss, "takes_parts", False)
-    return lambda output, target: loss(output if takes_parts else whole(output), target)
 
 
 def _fake(batch: Any) -> Any:

@@ -24,7 +24,8 @@ from pycoll.parallel.core.placement import Placement
 from pycoll.parallel.trainer.checkpoint_files import DamageError, Index, Reader, write
 from pycoll.parallel.trainer.checkpoint_folders import begin, candidates, checkpoints, newest
 from pycoll.parallel.trainer.fused import OWN
-from pycoll.parallel.trainer.optimizers import Optimizer, trainer_of
+from pycoll.parallel.trainer.optimizers import Optimizer
+from pycoll.parallel.trainer.owner import trainer_of
 from pycoll.parallel.trainer.pieces import is_of_elements
 from pycoll.parallel.trainer.saved_objects import Objects, averages, check, restore, states
 from pycoll.parallel.trainer.saving import Saving

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn, optim
+from torch import optim
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core.object_collectives import gather_objects
@@ -20,22 +20,9 @@ from pycoll.parallel.optim import OfWholeTensors
 from pycoll.parallel.trainer.elementwise import is_elementwise
 from pycoll.parallel.trainer.fused import fuse
 from pycoll.parallel.trainer.norms import Norms, start_norms
+from pycoll.parallel.trainer.owner import owner_of
 from pycoll.parallel.trainer.pieces import Pieces
-from pycoll.parallel.trainer.plain_loop import (
-    OF_OPTIMIZER,
-    OF_PARAMETER,
-    PlainLoop,
-    watch_optimizers,
-)
-from pycoll.parallel.trainer.trainer import Trainer
-
-
-def attach(trainer: Trainer) -> None:
-    """Records the trainer on the model's parameters, and follows backward passes outside of it."""
-    PlainLoop(trainer)
-    for name, parameter in trainer.parameters.items():
-        setattr(parameter, OF_PARAMETER, (trainer, name))
-    watch_optimizers()
+from pycoll.parallel.trainer.plain_loop import OF_OPTIMIZER
 
 
 class Optimizer(optim.Optimizer):
@@ -53,15 +40,14 @@ class Optimizer(optim.Optimizer):
 
     def __init__(self, inner: optim.Optimizer, clip: float | None) -> None:
         parameters = [p for group in inner.param_groups for p in group["params"]]
-        known: list[Any] = [getattr(parameter, OF_PARAMETER, None) for parameter in parameters]
-        trainer = next((entry[0] for entry in known if entry), None)
-        if trainer is None or None in known or inner.state:
+        known = [owner for p in parameters if (owner := owner_of(p)) is not None]
+        if not known or len(known) < len(parameters) or inner.state:
             raise UsageError(
                 "optimizer: expected a new optimizer of the parameters of one model that "
                 "pc.parallelize returned"
             )
         self.inner, self.clip = inner, clip
-        self.trainer: Trainer = trainer
+        self.trainer = trainer = known[0][0]
         names = {id(p): entry[1] for p, entry in zip(parameters, known, strict=True)}
         self.names = [[names[id(p)] for p in group["params"]] for group in inner.param_groups]
         self._make_exact()
@@ -286,18 +272,4 @@ def optimizer(inner: optim.Optimizer, clip: float | None = None) -> Optimizer:
     return Optimizer(inner, clip)
 
 
-def trainer_of(model: nn.Module) -> Trainer:
-    """The trainer of a parallelized model.
-
-    Raises:
-        UsageError: The model was not returned by `parallelize`.
-    """
-    for parameter in model.parameters():
-        entry: Any = getattr(parameter, OF_PARAMETER, None)
-        if entry:
-            trainer: Trainer = entry[0]
-            return trainer
-    raise UsageError("expected a model that pc.parallelize returned")
-
-
-__all__ = ["Optimizer", "attach", "optimizer", "trainer_of"]
+__all__ = ["Optimizer", "optimizer"]

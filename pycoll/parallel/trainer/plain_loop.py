@@ -23,9 +23,9 @@ from pycoll.parallel.core.lateness import Work
 from pycoll.parallel.core.logits import cast, whole
 from pycoll.parallel.core.step_result import StepResult
 from pycoll.parallel.trainer.elementwise import is_elementwise
+from pycoll.parallel.trainer.owner import owner_of, record
 from pycoll.parallel.trainer.trainer import Trainer
 
-OF_PARAMETER = "_pycoll_trainer"  # attribute of a parallelized model's parameters: trainer, name
 OF_OPTIMIZER = "_pycoll_steps"  # attribute of optimizers that step them rightly: the trainer
 
 
@@ -153,8 +153,10 @@ class PlainLoop:
         )
 
 
-def watch_optimizers() -> None:
-    """Checks every optimizer of torch that steps parameters of a parallelized model."""
+def attach(trainer: Trainer) -> None:
+    """Follows backward passes outside of the trainer, and torch optimizers of its parameters."""
+    PlainLoop(trainer)
+    record(trainer)
     if not _watching:
         _watching.append(register_optimizer_step_pre_hook(_check))
         _watching.append(register_optimizer_step_post_hook(_count))
@@ -169,10 +171,10 @@ def _check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     trainer: Any = None
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            entry: Any = getattr(parameter, OF_PARAMETER, None)
-            if entry is None or not parameter.requires_grad:
+            owner = owner_of(parameter)
+            if owner is None or not parameter.requires_grad:
                 continue
-            trainer, name = entry
+            trainer, name = owner
             piece = trainer.reducer.pieces.get(name)
             if piece is None or piece.value is not parameter:
                 kind = type(optimizer).__name__
@@ -197,4 +199,4 @@ def _count(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         trainer.stepped()
 
 
-__all__ = ["OF_OPTIMIZER", "OF_PARAMETER", "PlainLoop", "watch_optimizers"]
+__all__ = ["OF_OPTIMIZER", "attach"]

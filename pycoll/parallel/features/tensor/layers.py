@@ -21,7 +21,17 @@ from pycoll.parallel.core.logits import mark
 from pycoll.parallel.core.placement import Placement, share
 from pycoll.parallel.features.tensor.conv2d import share_conv
 from pycoll.parallel.features.tensor.heads import Heads
-from pycoll.parallel.features.tensor.plan import Column, Conv, Inside, Region, Row, Style, Vocab
+from pycoll.parallel.features.tensor.packed_experts import share_experts
+from pycoll.parallel.features.tensor.plan import (
+    Column,
+    Conv,
+    Inside,
+    Packed,
+    Region,
+    Row,
+    Style,
+    Vocab,
+)
 from pycoll.parallel.features.tensor.shared import Shared
 from pycoll.parallel.features.tensor.vocab import embed
 
@@ -86,6 +96,9 @@ def _share(
         return
     if isinstance(style, Conv):
         share_conv(shared, where, layer, style)
+        return
+    if isinstance(style, Packed):
+        share_experts(shared, where, layer)
         return
     if isinstance(style, Vocab) and isinstance(layer, nn.Embedding):
         _share_embedding(shared, layer)

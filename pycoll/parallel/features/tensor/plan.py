@@ -80,7 +80,12 @@ class Conv:
     by: str
 
 
-Style = Column | Row | Vocab | Inside | Region | Conv
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A module that has the weights of all experts as two tensors, as in transformers."""
+
+
+Style = Column | Row | Vocab | Inside | Region | Conv | Packed
 
 _STYLES: dict[str, Style] = {
     "col": Column(),
@@ -91,6 +96,7 @@ _STYLES: dict[str, Style] = {
     "inside": Inside(),
     "inside:1": Inside(1),
     "region": Region(),
+    "packed": Packed(),
     "conv_out": Conv("out"),
     "conv_in": Conv("in"),
     "conv_space": Conv("space"),
@@ -142,4 +148,4 @@ def _near(pattern: str, names: list[str]) -> list[str]:
     return list(dict.fromkeys(near))[:4]
 
 
-__all__ = ["Column", "Conv", "Inside", "Region", "Row", "Style", "Vocab", "match"]
+__all__ = ["Column", "Conv", "Inside", "Packed", "Region", "Row", "Style", "Vocab", "match"]
