@@ -68,15 +68,15 @@ def check(
 
 
 def _run(command: list[str], n: int, mesh: str, into: Path, name: str) -> None:
-    from pycoll.cli.run import _Launch
     from pycoll.launch.processes import World
+    from pycoll.launch.script import Launch
     from pycoll.parallel.tools.check_hooks import FOLDER, NUM_STEPS
 
     extra = {"PYCOLL_MESH": mesh, FOLDER: str(into)}
     if "OMP_NUM_THREADS" not in os.environ:
         extra["OMP_NUM_THREADS"] = "1"
     typer.echo(f"pycoll check: {NUM_STEPS} steps on {name}", err=True)
-    status = _Launch([sys.executable, *command], World(n), extra, True, 5.0).run()
+    status = Launch([sys.executable, *command], World(n), extra, True, 5.0).run()
     if status:
         raise Error(f"check: the script failed on {name}, with status {status}")
     if not (into / f"step-{NUM_STEPS - 1}.pt").exists():

@@ -102,15 +102,15 @@ def _calibrated(world: int, folder: Path) -> Path:
 
 
 def _run(command: list[str], request: dict[str, Any]) -> None:
-    from pycoll.cli.run import _Launch
     from pycoll.launch.processes import World
+    from pycoll.launch.script import Launch
     from pycoll.parallel.planner.script import REQUEST
 
     with tempfile.NamedTemporaryFile(prefix="pycoll-plan-") as done:
         extra = {"PYCOLL_MESH": "dp=1", REQUEST: json.dumps({**request, "done": done.name})}
         if "OMP_NUM_THREADS" not in os.environ:
             extra["OMP_NUM_THREADS"] = "1"
-        status = _Launch([sys.executable, *command], World(1), extra, False, 5.0).run()
+        status = Launch([sys.executable, *command], World(1), extra, False, 5.0).run()
         answered = Path(done.name).stat().st_size > 0
     name = request["command"]
     if status:

@@ -105,8 +105,8 @@ def report(found: dict[int, tuple[float, int]]) -> dict[str, Any]:
 
 def _times(command: list[str], n: int, axis: str, steps: int) -> tuple[float, int]:
     """Median seconds of a step, and its tokens."""
-    from pycoll.cli.run import _Launch
     from pycoll.launch.processes import World
+    from pycoll.launch.script import Launch
     from pycoll.parallel.tools.check_hooks import TIMES
 
     with tempfile.TemporaryDirectory(prefix="pycoll-scale-") as folder:
@@ -115,7 +115,7 @@ def _times(command: list[str], n: int, axis: str, steps: int) -> tuple[float, in
         if "OMP_NUM_THREADS" not in os.environ:
             extra["OMP_NUM_THREADS"] = "1"
         typer.echo(f"pycoll scale: {axis}={n}", err=True)
-        status = _Launch([sys.executable, *command], World(n), extra, True, 5.0).run()
+        status = Launch([sys.executable, *command], World(n), extra, True, 5.0).run()
         if status or not path.exists():
             raise Error(f"scale: the script failed on {n} ranks, with status {status}")
         lines = [json.loads(line) for line in path.read_text().splitlines()]

@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from pycoll.parallel.features.precision import Precision
     from pycoll.parallel.features.recompute import Keep
     from pycoll.parallel.features.tensor.hugging_face import tp_plan
-    from pycoll.parallel.features.tensor.plan import Column, Conv, Inside, Region, Row, Vocab
+    from pycoll.parallel.features.tensor.plan import (
+        Column,
+        Conv,
+        Inside,
+        Packed,
+        Region,
+        Row,
+        Vocab,
+    )
     from pycoll.parallel.features.tensor.vocab import cross_entropy
     from pycoll.parallel.planner.calibrate import calibrate
     from pycoll.parallel.planner.estimate import Estimate, estimate
@@ -47,7 +55,8 @@ if TYPE_CHECKING:
         load_optimizer_state_dict,
         optimizer_state_dict,
     )
-    from pycoll.parallel.trainer.optimizers import Optimizer, optimizer, trainer_of
+    from pycoll.parallel.trainer.optimizers import Optimizer, optimizer
+    from pycoll.parallel.trainer.owner import trainer_of
     from pycoll.parallel.trainer.pretrained import load_pretrained, save_pretrained
     from pycoll.parallel.trainer.saved_objects import RNG
     from pycoll.parallel.trainer.saving import Saving
@@ -69,7 +78,8 @@ _MODULES = {
     **dict.fromkeys(("Sparsity", "sparsity"), "shared_arrays.sparsity"),
     "Job": "recovery.job",
     "keyed_init": "core.keyed_init",
-    **dict.fromkeys(("Optimizer", "optimizer", "trainer_of"), "trainer.optimizers"),
+    **dict.fromkeys(("Optimizer", "optimizer"), "trainer.optimizers"),
+    "trainer_of": "trainer.owner",
     **dict.fromkeys(("Loader", "loader"), "core.loader"),
     **dict.fromkeys(("load", "save", "save_in_background"), "trainer.checkpoint"),
     **dict.fromkeys(
@@ -92,7 +102,9 @@ _MODULES = {
     "Keep": "features.recompute",
     "Precision": "features.precision",
     "tp_plan": "features.tensor.hugging_face",
-    **dict.fromkeys(("Column", "Conv", "Inside", "Region", "Row", "Vocab"), "features.tensor.plan"),
+    **dict.fromkeys(
+        ("Column", "Conv", "Inside", "Packed", "Region", "Row", "Vocab"), "features.tensor.plan"
+    ),
     "trace": "tools.training_timeline",
     **dict.fromkeys(("load_state_dict", "state_dict"), "trainer.state_dicts"),
     "StepResult": "core.step_result",
@@ -120,6 +132,7 @@ __all__ = [
     "LocalSteps",
     "Mesh",
     "Optimizer",
+    "Packed",
     "Plan",
     "Precision",
     "RNG",

@@ -21,6 +21,7 @@ from pycoll.parallel.features.data.reducer import Reducer
 from pycoll.parallel.features.dropout.feature import KeyedDropout
 from pycoll.parallel.features.experts import ExpertParallel
 from pycoll.parallel.features.feature import Build, Feature, Grid, Options
+from pycoll.parallel.features.float8 import Float8
 from pycoll.parallel.features.pipeline import PipelineParallel
 from pycoll.parallel.features.precision import MixedPrecision, Precision
 from pycoll.parallel.features.recompute import Keep, Recompute
@@ -31,7 +32,7 @@ from pycoll.parallel.planner import script
 from pycoll.parallel.replicas.policy import TOGETHER, Apart, Connect, connect_of
 from pycoll.parallel.tools import check_hooks
 from pycoll.parallel.trainer.executors import Executor, Pipelined, Plain
-from pycoll.parallel.trainer.optimizers import attach
+from pycoll.parallel.trainer.plain_loop import attach
 from pycoll.parallel.trainer.state_dicts import guard
 from pycoll.parallel.trainer.trainer import Trainer
 from pycoll.parallel.trainer.update_policy import PerMicrobatch, UpdatePolicy
@@ -44,6 +45,7 @@ ORDER: tuple[type[Feature], ...] = (
     KeyedDropout,
     SyncBatchNorm,
     MixedPrecision,
+    Float8,
     Recompute,
     Zero,
     PipelineParallel,
@@ -93,9 +95,10 @@ def parallelize(
         bucket_mb: Size of gradient buckets, MiB.
         seed: Seed of the dropout masks.
         costs: Cost of each block, for cutting them into stages; None: all blocks cost the same.
-        precision: "bf16", "fp16", "fp32" or a `Precision`: weights and activations of this dtype,
-            with norms, losses, sums of gradients and the optimizer's weights in float32. None: the
-            dtypes that the model has. `pycoll check` computes in float64 in any case.
+        precision: "bf16", "fp16", "fp32", "fp8" (bf16 with products of linear layers in 8 bits) or
+            a `Precision`: weights and activations of this dtype, with norms, losses, sums of
+            gradients and the optimizer's weights in float32. None: the dtypes that the model has.
+            `pycoll check` computes in float64 in any case.
         zero_group: Number of neighbouring replicas that shard what `zero` says; groups of them have
             copies (hybrid sharding). None: all replicas.
         replicas: How the ranks of the axis dp stay together. "allreduce": as one model that

@@ -294,7 +294,7 @@ PACKAGE = [
     ),
     Fault(
         "last-failed-rank-gives-the-status",
-        "pycoll/cli/run.py",
+        "pycoll/launch/script.py",
         "if status and not failed:",
         "if status:",
         "The command ends with the status of the last rank that fails, not of the first.",

@@ -217,8 +217,8 @@ def test_plan_of_transformers_is_read():
         if tied:
             expected["model.embed"] = "vocab"
         assert plan == expected and plan.keys() <= set(names)
-    model.config.base_model_tp_plan["layers.*.mlp"] = "moe_tp_experts"
-    with pytest.raises(UsageError, match="style 'moe_tp_experts' of transformers, which has no"):
+    model.config.base_model_tp_plan["layers.*.mlp"] = "grouped_gemm"
+    with pytest.raises(UsageError, match="style 'grouped_gemm' of transformers, which has no"):
         pc.tp_plan(model)
     with pytest.raises(UsageError, match="GPT has no plan of transformers"):
         pc.tp_plan(GPT())

@@ -75,7 +75,7 @@ class Forked:
 
 @pytest.fixture
 def script(tmp_path, monkeypatch) -> str:
-    monkeypatch.setattr("pycoll.cli.run._Launch", Forked)
+    monkeypatch.setattr("pycoll.launch.script.Launch", Forked)
     (tmp_path / "train.py").write_text(SCRIPT)
     return str(tmp_path / "train.py")
 

@@ -133,6 +133,10 @@ def test_activations_are_within_5_percent():
         (2, {"tp": 2}, {}),
         (2, {"tp": 2}, {"sequence_parallel": True}),
         (2, {"tp": 2}, {"recompute": "full"}),
+        (1, {"tp": 1}, {"recompute": "selective"}),
+        (2, {"tp": 2}, {"recompute": "selective", "sequence_parallel": True}),
+        (2, {"tp": 2}, {"recompute": "*.up"}),
+        (1, {"tp": 1}, {"recompute": pc.Keep(("aten.bmm", "aten._softmax"), "blocks.1")}),
         (2, {"cp": 2}, {}),
         (4, {"cp": 2, "tp": 2}, {"sequence_parallel": True}),
     ]

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 import torch
-from mesh_cases import assert_equal_one_process, fit, one_process
+from mesh_cases import assert_equal_one_process, assert_refused, fit, one_process
 
 from pycoll import parallel as pc
 
@@ -31,6 +31,17 @@ def gpt2():
         embd_pdrop=0.1, attn_pdrop=0.0, use_cache=False, attn_implementation="eager",
     )  # fmt: skip
     return transformers.GPT2LMHeadModel(config)
+
+
+def by_their_plan(kind: str):
+    """A small random model of a family, for the plan that transformers has for it."""
+    experts = {"num_local_experts": 4, "experts_implementation": "eager"}  # others lack float64
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=44, num_hidden_layers=1,
+        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=16, use_cache=False,
+        head_dim=4, **(experts if kind == "Mixtral" else {}),
+    )  # fmt: skip
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
 
 
 PLANS = {
@@ -64,7 +75,7 @@ def train(comm, sizes, make, loss=in_parts, masked=False, **options):
         inputs["attention_mask"] = torch.ones(4, 8).long()
         inputs["attention_mask"][0, 5:] = 0
     data = [(inputs, tokens[:, 1:])] * STEPS  # learned by heart
-    blocks, plan = PLANS[make.func]
+    blocks, plan = PLANS.get(make.func) or ("model.layers", pc.tp_plan(make()))
     model = lambda: make().train()  # noqa: E731
     return fit(comm, sizes, model, data, loss=loss, tp=plan, pp=blocks, **options)
 
@@ -89,3 +100,38 @@ def test_models_by_plan_equal_one_process():
     assert_equal_one_process(train, cases)
     losses = one_process(train, make=eager)[0]
     assert losses[-1] < losses[0]
+
+
+def test_models_by_the_plan_of_transformers_equal_one_process():
+    """A Qwen2 has biases, a Qwen3 norms of heads, a Mixtral experts; a Llama is tested above."""
+    makes = {k: functools.partial(by_their_plan, k) for k in ("Qwen2", "Qwen3", "Mixtral")}
+    cases = [({"tp": 2}, {}, {"make": makes[kind]}) for kind in ("Qwen2", "Qwen3")]
+    cases.append(({"tp": 2}, {"sequence_parallel": True}, {"make": makes["Qwen2"]}))
+    assert_equal_one_process(train, cases)
+    # The router's softmax is in float32, also in a model in float64.
+    assert_equal_one_process(train, [({"tp": 2}, {}, {"make": makes["Mixtral"]})], tolerance=1e-6)
+    plan = pc.tp_plan(makes["Mixtral"]())
+    assert plan["model.layers.0.mlp.experts"] == "packed"
+    ranks = pc.memory(makes["Mixtral"](), {"tp": 2}, tp=plan)
+    alone = pc.memory(makes["Mixtral"](), {})[0].parameters
+    assert alone / 2 < ranks[0].parameters < 0.55 * alone
+
+
+def test_experts_that_cannot_be_packed_are_refused():
+    make = functools.partial(by_their_plan, "Mixtral")
+
+    def of(pattern, **options):
+        plan = {pattern: "packed"}
+        return lambda mesh: pc.parallelize(make(), mesh, tp=plan, pp="model.layers", **options)
+
+    assert_refused(
+        {
+            "layers.0.mlp' (MixtralSparseMoeBlock) cannot be packed: expected gate_up_proj": (
+                of("*.mlp")
+            ),
+            "packed experts need all tokens: leave sequence_parallel out": of(
+                "*.experts", sequence_parallel=True
+            ),
+        },
+        tp=2,
+    )

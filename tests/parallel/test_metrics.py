@@ -57,7 +57,7 @@ def test_the_late_rank_is_found_with_its_part():
     assert latest([[0.4, 1.0, 2.0, 0.0], even]).part == "between steps"
 
 
-def sleeper(comm, part: str):
+def sleeper(comm, part: str, plain: bool = False, steps: int = 4):
     """Rank 2 sleeps in one part of each step; the others compute nothing of note."""
     mesh = pc.mesh(dp=-1, comm=comm)
     model = pc.parallelize(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), mesh)
@@ -68,11 +68,19 @@ def sleeper(comm, part: str):
     if part == "backward":
         model[1].register_full_backward_hook(nap)
     found, text = [], io.StringIO()
-    for _ in range(4):
+    for _ in range(steps):
         if part == "between steps":
             nap()
-        out = model.step(torch.ones(2, 4), torch.ones(2, 2), loss=nn.functional.mse_loss)
+        x, y = torch.ones(2, 4), torch.ones(2, 2)
+        if plain:
+            with model.no_sync():
+                nn.functional.mse_loss(model(x), y).backward()
+            nn.functional.mse_loss(model(x), y).backward()
+        else:
+            model.step(x, y, loss=nn.functional.mse_loss)
         optimizer.step()
+        out = optimizer.last
+        assert (out.plain, out.samples) == (plain, 4 * comm.size if plain else 2 * comm.size)
         found.append((out.late.rank, out.late.part))
         numbers = pc.log(out, file=text)
         assert numbers["late_rank"] == out.late.rank and numbers["late_s"] == out.late.seconds
@@ -81,15 +89,26 @@ def sleeper(comm, part: str):
 
 
 def test_log_names_the_late_rank_and_where_it_is_late():
-    """Sleeps of 0.1 s in three steps of three trainings."""
-    parts = ("between steps", "forward", "backward")
-    for part, outcomes in zip(
-        parts, in_one_world(sleeper, [(3, part) for part in parts]), strict=True
-    ):
+    """Sleeps of 0.1 s in four steps of six trainings, by `model.step` and by `loss.backward()`."""
+    cases = [
+        (3, part, plain)
+        for part in ("between steps", "forward", "backward")
+        for plain in (False, True)
+    ]
+    for (_, part, plain), outcomes in zip(cases, in_one_world(sleeper, cases), strict=True):
         votes = [Counter(found[1:]).most_common(1)[0] for found, _ in outcomes]
         assert votes[0] == votes[1] == votes[2], part
         assert votes[0][0] == (2, part) and votes[0][1] >= 2
         assert "rank 2 is late by 0." in outcomes[0][1] and f"({part})" in outcomes[0][1]
+        assert ("samples/s" if plain else "tokens/s") in outcomes[0][1]
+
+
+@pytest.mark.timing
+@pytest.mark.soak
+def test_a_rank_that_is_late_within_backward_is_named_in_each_step():
+    for plain in (False, True):
+        for found, _ in run_ranks(sleeper, 3, "backward", plain, 21):
+            assert found[1:] == [(2, "backward")] * 20
 
 
 def measured(comm, folder):

@@ -9,8 +9,8 @@ import torch
 from tiny_gpt import GPT, batches
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pycoll import UsageError, run_ranks
 from pycoll import parallel as pc
+from pycoll import run_ranks
 
 
 class Operators(TorchDispatchMode):
@@ -56,8 +56,17 @@ def test_selective_recomputation_keeps_products_with_weights():
 
 
 @pytest.mark.pure
-def test_memory_of_selective_recomputation_is_refused():
+def test_memory_counts_the_results_that_are_kept():
+    """A block keeps the results of its products with weights."""
     x = torch.zeros(2, 8, dtype=torch.int64)
-    with pytest.raises(UsageError, match="recompute='selective' is not known: leave x out"):
-        pc.memory(GPT(), {"dp": 1}, pp="blocks", recompute="selective", x=x)
-    assert pc.memory(GPT(), {"dp": 1}, pp="blocks", recompute="selective")[0].total > 0
+
+    def kept(which, **gpt):
+        model = GPT(drop=0.0, depth=2, **gpt)
+        return pc.memory(model, {"dp": 1}, pp="blocks", recompute=which, x=x)[0].activations
+
+    none, full, selective = (kept(which) for which in (None, "full", "selective"))
+    assert selective - full == 2 * 16 * (3 + 1 + 4 + 1) * 16 * 4  # qkv, out, up, down
+    assert full < selective < none
+    one = pc.Keep(("aten.addmm",), "blocks.1")
+    of_one = kept(pc.Keep((), "blocks.1"))
+    assert kept(one) - of_one == (selective - full) // 2

@@ -43,6 +43,13 @@ def sums_and_counts(loss: Loss, dtype: torch.dtype | None = None) -> Loss:
     return summed
 
 
+def of_whole(loss: Loss) -> Loss:
+    """A loss that gets whole outputs, unless it takes parts."""
+    if getattr(loss, "takes_parts", False):
+        return loss
+    return lambda output, target: loss(whole(output), target)
+
+
 def scaled(loss: Loss, scale: float) -> Loss:
     """A loss with the same value, whose gradients are multiplied by `scale`."""
     if scale == 1.0:
@@ -100,4 +107,4 @@ def numbers(values: Iterable[Any]) -> list[float]:
     return [next(read) if isinstance(x, Tensor) else float(x) for x in found]
 
 
-__all__ = ["Loss", "Metrics", "numbers", "scaled", "sums_and_counts"]
+__all__ = ["Loss", "Metrics", "numbers", "of_whole", "scaled", "sums_and_counts"]

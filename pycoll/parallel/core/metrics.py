@@ -19,7 +19,7 @@ def metrics(
     """Returns the numbers of a step.
 
     Args:
-        out: Result of `model.step`, after the optimizer's step.
+        out: Result of `model.step`, or the optimizer's `last`, after the optimizer's step.
         flops_per_sample: Operations of both passes for one sample: `pc.flops(model, x).per_sample`.
         peak: Operations per second that one rank's processor can do, for `mfu`.
 
@@ -81,7 +81,7 @@ def log(
     the part of the step in which it is slow.
 
     Args:
-        out: Result of `model.step`, after the optimizer's step.
+        out: Result of `model.step`, or the optimizer's `last`, after the optimizer's step.
         every: Show only every n-th step, and the last one.
         total: Total number of steps, for the progress display.
         file: Output stream; None: standard error.
@@ -114,11 +114,14 @@ def log(
 def line(numbers: dict[str, float], total: int | None = None) -> str:
     """Formats the numbers of `metrics` as one line of text."""
     place = f"{numbers['step'] + 1:.0f}" + (f"/{total}" if total else "")
+    speed = f"{numbers['tokens_per_s']:,.0f} tokens/s"
+    if not numbers["tokens"]:  # of a loop that calls loss.backward()
+        speed = f"{numbers['samples'] / max(numbers['seconds'], 1e-9):,.0f} samples/s"
     parts = [
         f"step {place:>9}",
         f"loss {numbers['loss']:.4f}",
         f"grad norm {numbers['grad_norm']:.3f}",
-        f"{numbers['tokens_per_s']:,.0f} tokens/s",
+        speed,
         f"exposed communication {numbers['exposed_communication']:.0%}",
         f"bubble {numbers['bubble']:.0%}",
     ]

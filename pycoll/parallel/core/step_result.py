@@ -28,6 +28,8 @@ class StepResult:
         ranks: Number of ranks of the mesh.
         late: The rank that the others waited for longest; set by the optimizer's step.
         skipped: Whether a gradient was not finite, so that no rank has stepped.
+        plain: Whether `loss.backward()` ran the step, so that its loss and tokens are not known:
+            the loss is NaN, and a script may set it.
     """
 
     step: int
@@ -46,6 +48,7 @@ class StepResult:
     ranks: int = 1
     late: Late | None = None
     skipped: bool = False
+    plain: bool = False
 
 
 __all__ = ["StepResult"]

@@ -14,7 +14,7 @@ from pycoll.parallel.core.positions import Positions
 
 
 class Grid(Protocol):
-    """What features need of a mesh; `Mesh`, or a mesh without ranks (tools/meta_model.py)."""
+    """What features need of a mesh; `Mesh`, or a mesh without ranks (core/meta_model.py)."""
 
     @property
     def sizes(self) -> dict[str, int]: ...

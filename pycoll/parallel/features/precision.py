@@ -31,18 +31,22 @@ class Precision:
         reduce: Gradients of these weights, while they are added up over microbatches and replicas.
         output: What a loss gets, and what `model(x)` returns.
         norm: Weights of norms, and the arithmetic within them.
+        fp8: Names of linear layers, as patterns with `|` between alternatives, whose products are
+            computed in 8 bits (features/float8.py) if their sizes are multiples of 16.
     """
 
     param: torch.dtype
     reduce: torch.dtype = torch.float32
     output: torch.dtype = torch.float32
     norm: torch.dtype = torch.float32
+    fp8: str | None = None
 
 
 _NAMED = {
     "bf16": Precision(torch.bfloat16),
     "fp16": Precision(torch.float16),
     "fp32": Precision(torch.float32),
+    "fp8": Precision(torch.bfloat16, fp8="*"),
 }
 
 
@@ -87,11 +91,6 @@ class MixedPrecision(Feature):
 def _dtypes(asked: Any) -> Precision | None:
     if asked is None or isinstance(asked, Precision):
         return asked
-    if asked in ("fp8", torch.float8_e4m3fn, torch.float8_e5m2):
-        raise UsageError(
-            "precision: fp8 needs products with a scale for each tensor, which the trainers do not "
-            "have: take 'bf16'"
-        )
     if asked not in _NAMED:
         raise UsageError(
             f"precision is {asked!r}, expected {', '.join(map(repr, _NAMED))} or pc.Precision(...)"

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -22,9 +23,10 @@ from torch.utils.checkpoint import (
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core.positions import Positions
+from pycoll.parallel.core.specs import tensors_in
 from pycoll.parallel.features.batch_norm import SyncBatchNorm
 from pycoll.parallel.features.dropout.feature import KeyedDropout
-from pycoll.parallel.features.feature import Feature
+from pycoll.parallel.features.feature import Build, Feature
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +47,44 @@ class Keep:
 SELECTIVE = Keep(("aten.mm", "aten.addmm"))
 
 
+@dataclass(slots=True)
+class Kept:
+    """Hears of the results that a `Keep` keeps, where memory is computed.
+
+    Attributes:
+        note: Called with each of them; None: none listens.
+    """
+
+    note: Callable[[Tensor], Any] | None = None
+
+
 class Recompute(Feature):
     """Wraps layers.
 
     Attributes:
         some: Whether any layer recomputes.
+        kept: Hears of results that are kept.
     """
 
     after = (KeyedDropout, SyncBatchNorm)  # the second forward pass runs what they have made
 
-    some = False
+    def __init__(self, build: Build) -> None:
+        super().__init__(build)
+        self.some, self.kept = False, Kept()
 
     def apply(self) -> None:
         build = self.build
         self.some = recompute_layers(
-            build.model, build.options.recompute, build.options.pp, build.positions
+            build.model, build.options.recompute, build.options.pp, build.positions, self.kept
         )
 
 
 def recompute_layers(
-    model: nn.Module, which: str | bool | Keep | None, blocks: str | None, positions: Positions
+    model: nn.Module,
+    which: str | bool | Keep | None,
+    blocks: str | None,
+    positions: Positions,
+    kept: Kept,
 ) -> bool:
     """Makes layers recompute their activations in backward, in place.
 
@@ -74,6 +94,7 @@ def recompute_layers(
             weights are kept; a `Keep`; else a pattern of names such as "*.attention".
         blocks: Name of the list of blocks.
         positions: Positions of dropout, restored for the second forward pass.
+        kept: Hears of results that are kept.
 
     Returns:
         Whether any layer recomputes.
@@ -92,14 +113,14 @@ def recompute_layers(
         chosen = _outermost(model, str(which))
     if not chosen:
         raise UsageError(f"recompute: {which!r} matches no layer of {type(model).__name__}")
-    contexts = noop_context_fn if keep is None else _keeping(keep)
+    contexts = noop_context_fn if keep is None else _keeping(keep, kept)
     for module in chosen:
         run = partial(_again, module.forward, positions, contexts)
         module.forward = run  # type: ignore[method-assign]
     return True
 
 
-def _keeping(keep: Keep) -> Callable[[], Any]:
+def _keeping(keep: Keep, kept: Kept) -> Callable[[], Any]:
     """Makes the contexts of the two forward passes."""
     for name in keep.operators:
         library, _, operator = name.partition(".")
@@ -109,11 +130,48 @@ def _keeping(keep: Keep) -> Callable[[], Any]:
             )
 
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        if str(getattr(operator, "overloadpacket", operator)) in keep.operators:
+        if _name(operator) in keep.operators:
             return CheckpointPolicy.MUST_SAVE
         return CheckpointPolicy.PREFER_RECOMPUTE
 
-    return partial(create_selective_checkpoint_contexts, policy)
+    def contexts() -> Any:
+        first, second = create_selective_checkpoint_contexts(policy)
+        if kept.note is not None:
+            first = _Told(keep.operators, kept.note, first)
+        return first, second
+
+    return contexts
+
+
+def _name(operator: Any) -> str:
+    return str(getattr(operator, "overloadpacket", operator))
+
+
+class _Told(TorchDispatchMode):
+    """Tells of the results of some operators, around a context that keeps them."""
+
+    def __init__(
+        self, operators: tuple[str, ...], tell: Callable[[Tensor], Any], keeping: Any
+    ) -> None:
+        super().__init__()
+        self._operators, self._tell, self._keeping = operators, tell, keeping
+
+    def __enter__(self) -> Any:
+        super().__enter__()
+        return self._keeping.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._keeping.__exit__(*error)
+        super().__exit__(*error)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if _name(func) in self._operators:
+            for tensor in tensors_in(result):
+                self._tell(tensor)
+        return result
 
 
 def _outermost(model: nn.Module, pattern: str) -> list[nn.Module]:
@@ -150,4 +208,4 @@ def _again(
     )
 
 
-__all__ = ["Keep", "Recompute", "recompute_layers"]
+__all__ = ["Keep", "Recompute"]

@@ -12,12 +12,12 @@ from torch import nn
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core.batches import as_call, num_samples
+from pycoll.parallel.core.meta_model import Saved, on_meta
 from pycoll.parallel.core.positions import Positions
 from pycoll.parallel.core.specs import tensors_in
-from pycoll.parallel.features.recompute import recompute_layers
+from pycoll.parallel.features.recompute import Kept, recompute_layers
 from pycoll.parallel.planner.flops import refuse_parts
 from pycoll.parallel.planner.trace import PASSES, Operator, like, record, without_values
-from pycoll.parallel.tools.meta_model import Saved, on_meta
 from pycoll.topology import Device
 
 
@@ -163,12 +163,13 @@ def estimate(
             "topology.load('cluster.toml').device"
         )
     with without_values():
-        made = on_meta(model)
-        recompute_layers(made, recompute, pp, Positions())
+        made, kept = on_meta(model), Kept()
+        recompute_layers(made, recompute, pp, Positions(), kept)
         batch, target = like(x), like(y)
         args, kwargs = as_call(batch)
         known = [*made.parameters(), *made.buffers(), *tensors_in([args, kwargs, target])]
         with Saved(known) as saved:
+            kept.note = saved.note
             trace = record(made, batch, y=target, loss=loss)
     total, layers = Work(), defaultdict[str, Work](Work)
     operators = defaultdict[str, Work](Work)

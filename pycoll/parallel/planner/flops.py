@@ -14,9 +14,9 @@ from torch import nn
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core.batches import num_samples
+from pycoll.parallel.core.meta_model import on_meta
 from pycoll.parallel.planner.trace import Operator, like, record, without_values
-from pycoll.parallel.tools.meta_model import on_meta
-from pycoll.parallel.trainer.plain_loop import OF_PARAMETER
+from pycoll.parallel.trainer.owner import owner_of
 
 Pair = tuple[int, int]  # of the forward pass, and of the backward pass
 
@@ -98,7 +98,7 @@ def refuse_parts(model: nn.Module, what: str) -> None:
     Raises:
         UsageError: `parallelize` has made it one rank's part.
     """
-    if any(hasattr(parameter, OF_PARAMETER) for parameter in model.parameters()):
+    if any(owner_of(parameter) is not None for parameter in model.parameters()):
         raise UsageError(f"{what}: this is one rank's part of a model: count before pc.parallelize")
 
 

@@ -15,15 +15,16 @@ from torch import nn
 
 from pycoll.parallel.build import apply_all, group_of
 from pycoll.parallel.core.batches import as_call
-from pycoll.parallel.core.logits import whole
+from pycoll.parallel.core.losses import of_whole
 from pycoll.parallel.core.mesh import AXES
+from pycoll.parallel.core.meta_model import MetaMesh, Saved, on_meta
 from pycoll.parallel.core.positions import Positions
 from pycoll.parallel.core.specs import tensors_in
 from pycoll.parallel.features.context.feature import ContextParallel
 from pycoll.parallel.features.data.reducer import main_dtype
 from pycoll.parallel.features.feature import Build, Options
+from pycoll.parallel.features.recompute import Recompute
 from pycoll.parallel.planner.trace import Operator, Sent, TracedLedger, like, record
-from pycoll.parallel.tools.meta_model import MetaMesh, Saved, on_meta
 from pycoll.topology import Device
 
 Calls = Counter[tuple[str, str, int]]  # number of calls, by axes, collective and payload in bytes
@@ -162,8 +163,11 @@ def measure(
     args, kwargs = as_call(batch)
     known = [*build.model.parameters(), *build.model.buffers()]
     with Saved([*known, *tensors_in([args, kwargs, target])]) as saved:
+        build[Recompute].kept.note = saved.note
         notes = _Kept(build, options.pp, saved)
-        of_share = None if loss is None else build[ContextParallel].sequence.of_shares(_full(loss))
+        of_share = (
+            None if loss is None else build[ContextParallel].sequence.of_shares(of_whole(loss))
+        )
         trace = record(build.model, batch, y=target, loss=of_share, ledger=ledger)
         notes.end(saved)
     pieces = _sorted(build, options.pp, trace.events, notes, device)
@@ -171,12 +175,6 @@ def measure(
     return Pieces(
         pieces[FIRST], [pieces[order.index(kind)] for kind in kinds], pieces[LAST], notes.hidden
     )
-
-
-def _full(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A loss that gets whole outputs, unless it takes parts."""
-    takes_parts = getattr(loss, "takes_parts", False)
-    return lambda output, target: loss(output if takes_parts else whole(output), target)
 
 
 class _Kept:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from pycoll import topology
+from pycoll.parallel.core.meta_model import on_meta
 from pycoll.parallel.core.specs import replace
-from pycoll.parallel.tools.meta_model import on_meta
 
 REQUEST = "PYCOLL_PLAN"  # environment variable: what to print at the first step, as JSON
 

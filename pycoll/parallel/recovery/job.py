@@ -14,7 +14,8 @@ from pycoll.errors import Error, UsageError
 from pycoll.parallel.core.mesh import Mesh
 from pycoll.parallel.recovery.copies import Copies
 from pycoll.parallel.recovery.snapshots import Snapshots
-from pycoll.parallel.trainer.optimizers import Optimizer, trainer_of
+from pycoll.parallel.trainer.optimizers import Optimizer
+from pycoll.parallel.trainer.owner import trainer_of
 from pycoll.parallel.trainer.saved_objects import Objects
 from pycoll.parallel.trainer.training_state import description, held_state, install
 from pycoll.parallel.trainer.weight_average import EMA

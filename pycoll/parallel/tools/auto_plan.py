@@ -22,10 +22,10 @@ from torch.overrides import TorchFunctionMode
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core.batches import as_call
+from pycoll.parallel.core.meta_model import on_meta
 from pycoll.parallel.core.specs import hidden_of, replace, tensors_in
-from pycoll.parallel.features.tensor.layers import HEADS
+from pycoll.parallel.features.tensor.heads import counts_of, is_linear
 from pycoll.parallel.features.tensor.plan import Column, Style
-from pycoll.parallel.tools.meta_model import on_meta
 
 Plan = dict[str, str | Style]
 
@@ -232,8 +232,8 @@ def _trace(model: nn.Module, x: Any) -> _Found:
 def _hook(name: str, module: nn.Module, follow: _Follow, modules: dict[str, nn.Module]) -> None:
     """Follows what enters and leaves a layer."""
     own = any(True for _ in module.parameters(recurse=False))
-    linear = _is_linear(module)
-    opaque = own and not linear and not any(map(_is_linear, module.children()))
+    linear = is_linear(module)
+    opaque = own and not linear and not any(map(is_linear, module.children()))
     found = follow.found
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -270,17 +270,12 @@ def _hook(name: str, module: nn.Module, follow: _Follow, modules: dict[str, nn.M
     module.register_forward_hook(after)
 
 
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"  # of transformers
-
-
 def _is_norm(module: nn.Module) -> bool:
     return type(module).__name__.endswith("Norm")
 
 
 def _knows_heads(parent: nn.Module) -> bool:
-    names = (*HEADS, "head_dim")
-    return any(isinstance(getattr(parent, name, None), int) for name in names)
+    return bool(counts_of(parent)) or isinstance(getattr(parent, "head_dim", None), int)
 
 
 def _plan(model: nn.Module, found: _Found) -> Plan:

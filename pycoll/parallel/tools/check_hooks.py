@@ -48,7 +48,7 @@ def watch(trainer: Trainer) -> None:
 
 
 def _last(trainer: Trainer) -> StepResult:
-    if trainer.last is None:
+    if trainer.last is None or trainer.last.plain:
         raise UsageError(
             "check: the losses are those that model.step returns, and this script calls "
             "loss.backward() itself: call model.step(x, y, loss=...)"

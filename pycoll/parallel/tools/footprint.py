@@ -19,9 +19,9 @@ from pycoll.errors import UsageError
 from pycoll.parallel.build import apply_all, group_of
 from pycoll.parallel.core.batches import as_call
 from pycoll.parallel.core.ledger import AxisGroup
-from pycoll.parallel.core.logits import whole
-from pycoll.parallel.core.losses import Loss
+from pycoll.parallel.core.losses import of_whole
 from pycoll.parallel.core.mesh import AXES, Mesh
+from pycoll.parallel.core.meta_model import MetaMesh, Saved, on_meta
 from pycoll.parallel.core.positions import Positions
 from pycoll.parallel.core.specs import replace
 from pycoll.parallel.features.context.feature import ContextParallel
@@ -30,12 +30,11 @@ from pycoll.parallel.features.data.reducer import in_axis_groups, main_dtype
 from pycoll.parallel.features.feature import Build, Options
 from pycoll.parallel.features.pipeline import PipelineParallel
 from pycoll.parallel.features.precision import Precision
-from pycoll.parallel.features.recompute import Keep
+from pycoll.parallel.features.recompute import Keep, Recompute
 from pycoll.parallel.features.tensor.plan import Style
 from pycoll.parallel.features.zero.feature import Zero
 from pycoll.parallel.pipeline.schedules.simulate_pipeline import peak_live, peak_versions
 from pycoll.parallel.pipeline.stages import Notes, Tensors
-from pycoll.parallel.tools.meta_model import MetaMesh, Saved, on_meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +115,6 @@ def memory(
     sizes = dict.fromkeys(AXES, 1) | dict(mesh.sizes if isinstance(mesh, Mesh) else mesh)
     if set(sizes) != set(AXES) or min(sizes.values()) < 1:
         raise UsageError(f"memory: mesh is {sizes}, expected sizes of {', '.join(AXES)}")
-    if x is not None and (recompute == "selective" or isinstance(recompute, Keep)):
-        raise UsageError(
-            "memory: what is kept beside autograd with recompute='selective' is not known: leave x "
-            "out, or take 'full'"
-        )
     options = Options(
         tp=tp or {},
         pp=pp,
@@ -144,7 +138,7 @@ def memory(
             kept = None
             if x is not None:
                 sequence = build[ContextParallel].sequence
-                of_share = None if loss is None else sequence.of_shares(_of_whole(loss))
+                of_share = None if loss is None else sequence.of_shares(of_whole(loss))
                 kept = stages.kept(_fake(x), _fake(y), of_share)
             others = (range(sizes[axis]) for axis in ("pp", "dp", "cp"))
             for stage, replica, part in itertools.product(*others):
@@ -164,7 +158,7 @@ class _Stages:
     """A meta model with all of its stages here."""
 
     def __init__(self, build: Build) -> None:
-        pipelined = build[PipelineParallel]
+        pipelined, self._recompute = build[PipelineParallel], build[Recompute]
         self._model, self._cut, self._pipelined = build.model, pipelined.cut, pipelined
         self._schedule = None if pipelined.cut is None else pipelined.schedule
         self._units = build[Zero].units() or [set(build.names.values())]
@@ -195,6 +189,7 @@ class _Stages:
         found: list[int] = []
         for stage in range(num_stages):
             with Saved(known) as saved:
+                self._recompute.kept.note = saved.note
                 if self._cut is None:
                     made = self._model(*args, **kwargs)
                 else:
@@ -274,12 +269,6 @@ def bytes_of_bucket(
     start = share * length
     state = max(0, min(count - start, length)) * main * moments
     return parameters, (length if zero >= 2 else full) * main, state
-
-
-def _of_whole(loss: Loss) -> Loss:
-    """Returns a loss that gets whole outputs, unless it takes parts."""
-    takes_parts = getattr(loss, "takes_parts", False)
-    return lambda output, target: loss(output if takes_parts else whole(output), target)
 
 
 def _fake(batch: Any) -> Any:

@@ -21,7 +21,8 @@ from pycoll.errors import SystemError, UsageError
 from pycoll.parallel.core.object_collectives import gather_objects
 from pycoll.parallel.trainer.checkpoint_files import DamageError, Index, Reader, write
 from pycoll.parallel.trainer.checkpoint_folders import begin, candidates, checkpoints, newest
-from pycoll.parallel.trainer.optimizers import Optimizer, trainer_of
+from pycoll.parallel.trainer.optimizers import Optimizer
+from pycoll.parallel.trainer.owner import trainer_of
 from pycoll.parallel.trainer.saved_objects import Objects, averages, check
 from pycoll.parallel.trainer.saving import Saving
 from pycoll.parallel.trainer.state_dicts import persistent_buffers

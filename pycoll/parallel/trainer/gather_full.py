@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pycoll.parallel.core.object_collectives import gather_objects
 from pycoll.parallel.features.data.reducer import Piece
-from pycoll.parallel.trainer.optimizers import trainer_of
+from pycoll.parallel.trainer.owner import trainer_of
 from pycoll.parallel.trainer.trainer import Trainer
 
 

@@ -10,31 +10,19 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn, optim
+from torch import optim
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core.object_collectives import gather_objects
+from pycoll.parallel.core.step_result import StepResult
 from pycoll.parallel.features.data.reducer import Piece
 from pycoll.parallel.optim import OfWholeTensors
 from pycoll.parallel.trainer.elementwise import is_elementwise
 from pycoll.parallel.trainer.fused import fuse
-from pycoll.parallel.trainer.norms import Norms
+from pycoll.parallel.trainer.norms import Norms, start_norms
+from pycoll.parallel.trainer.owner import owner_of
 from pycoll.parallel.trainer.pieces import Pieces
-from pycoll.parallel.trainer.plain_loop import (
-    OF_OPTIMIZER,
-    OF_PARAMETER,
-    PlainLoop,
-    watch_optimizers,
-)
-from pycoll.parallel.trainer.trainer import Trainer
-
-
-def attach(trainer: Trainer) -> None:
-    """Records the trainer on the model's parameters, and follows backward passes outside of it."""
-    PlainLoop(trainer)
-    for name, parameter in trainer.parameters.items():
-        setattr(parameter, OF_PARAMETER, (trainer, name))
-    watch_optimizers()
+from pycoll.parallel.trainer.plain_loop import OF_OPTIMIZER
 
 
 class Optimizer(optim.Optimizer):
@@ -52,15 +40,14 @@ class Optimizer(optim.Optimizer):
 
     def __init__(self, inner: optim.Optimizer, clip: float | None) -> None:
         parameters = [p for group in inner.param_groups for p in group["params"]]
-        known: list[Any] = [getattr(parameter, OF_PARAMETER, None) for parameter in parameters]
-        trainer = next((entry[0] for entry in known if entry), None)
-        if trainer is None or None in known or inner.state:
+        known = [owner for p in parameters if (owner := owner_of(p)) is not None]
+        if not known or len(known) < len(parameters) or inner.state:
             raise UsageError(
                 "optimizer: expected a new optimizer of the parameters of one model that "
                 "pc.parallelize returned"
             )
         self.inner, self.clip = inner, clip
-        self.trainer: Trainer = trainer
+        self.trainer = trainer = known[0][0]
         names = {id(p): entry[1] for p, entry in zip(parameters, known, strict=True)}
         self.names = [[names[id(p)] for p in group["params"]] for group in inner.param_groups]
         self._make_exact()
@@ -202,19 +189,21 @@ class Optimizer(optim.Optimizer):
         self.trainer.ended_ns = time.monotonic_ns()
         return norm
 
+    @property
+    def last(self) -> StepResult | None:
+        """The result of the last step, also where `loss.backward()` ran it; None before it.
+
+        For `pc.log` and `pc.metrics`.
+        """
+        return self.trainer.last
+
     def _clip(self, norms: Norms) -> None:
         """Scales gradients down: by the norms of groups with a `clip`, and that of the rest."""
         groups = self.param_groups
         own = [group.get("clip") for group in groups] + [None]
         if self.clip is None and not any(own):
             return  # without a wait for the other ranks, which may still compute
-        squares = norms.squares
-        rest = math.sqrt(sum(x for x, clip in zip(squares, own, strict=True) if clip is None))
-        factors = [
-            _factor(self.clip, rest) if clip is None else _factor(clip, math.sqrt(square))
-            for square, clip in zip(squares, own, strict=True)
-        ]
-        of = self._groups_of_pieces()
+        factors, of = norms.factors(own, self.clip), self._groups_of_pieces()
         for piece in self._pieces():
             factor = factors[of.get(id(piece.value), len(groups))]
             if piece.value.grad is not None and factor < 1.0:
@@ -229,24 +218,7 @@ class Optimizer(optim.Optimizer):
 
         The same all_reduce tells which rank is late.
         """
-        of, count = self._groups_of_pieces(), len(self.param_groups)
-        total = torch.zeros(count + 1, dtype=torch.float64)
-        norms: dict[int, list[Tensor]] = {}
-        for piece in self._pieces():
-            if piece.owned and piece.value.grad is not None:
-                norm = torch.linalg.vector_norm(piece.value.grad).double()
-                norms.setdefault(of.get(id(piece.value), count), []).append(norm)
-        if norms:  # a device is waited for once
-            sums = [torch.stack(of_group).square().sum() for of_group in norms.values()]
-            total[list(norms)] = torch.stack(sums).cpu()
-        mesh = self.trainer.mesh
-        if mesh.world.size == 1:
-            return Norms(total, count + 1, None)
-        times = torch.zeros(mesh.world.size, len(self.trainer.busy_s), dtype=torch.float64)
-        times[mesh.world.rank] = torch.tensor(self.trainer.busy_s, dtype=torch.float64)
-        both = torch.cat([total, times.view(-1)])
-        started = mesh.line(*mesh.sizes).start("all_reduce", both, both)
-        return Norms(both, count + 1, started)
+        return start_norms(self.trainer, self._groups_of_pieces(), len(self.param_groups))
 
     def _groups_of_pieces(self) -> dict[int, int]:
         """Numbers of the groups, by the ids of the pieces' values."""
@@ -278,10 +250,6 @@ class Optimizer(optim.Optimizer):
         return self.trainer.reducer.pieces.values()
 
 
-def _factor(clip: float | None, norm: float) -> float:
-    return 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
-
-
 def optimizer(inner: optim.Optimizer, clip: float | None = None) -> Optimizer:
     """Makes an optimizer of torch step a parallelized model.
 
@@ -304,18 +272,4 @@ def optimizer(inner: optim.Optimizer, clip: float | None = None) -> Optimizer:
     return Optimizer(inner, clip)
 
 
-def trainer_of(model: nn.Module) -> Trainer:
-    """The trainer of a parallelized model.
-
-    Raises:
-        UsageError: The model was not returned by `parallelize`.
-    """
-    for parameter in model.parameters():
-        entry: Any = getattr(parameter, OF_PARAMETER, None)
-        if entry:
-            trainer: Trainer = entry[0]
-            return trainer
-    raise UsageError("expected a model that pc.parallelize returned")
-
-
-__all__ = ["Optimizer", "attach", "optimizer", "trainer_of"]
+__all__ = ["Optimizer", "optimizer"]

@@ -6,6 +6,8 @@ in `.grad`, and gradients that are there already stay and are added to.
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 import torch
@@ -17,11 +19,13 @@ from torch.optim.optimizer import (
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core import specs
+from pycoll.parallel.core.lateness import Work
 from pycoll.parallel.core.logits import cast, whole
+from pycoll.parallel.core.step_result import StepResult
 from pycoll.parallel.trainer.elementwise import is_elementwise
+from pycoll.parallel.trainer.owner import owner_of, record
 from pycoll.parallel.trainer.trainer import Trainer
 
-OF_PARAMETER = "_pycoll_trainer"  # attribute of a parallelized model's parameters: trainer, name
 OF_OPTIMIZER = "_pycoll_steps"  # attribute of optimizers that step them rightly: the trainer
 
 
@@ -34,6 +38,7 @@ class PlainLoop:
         self._kept: dict[str, Tensor] = {}  # gradients from before the running pass
         self._num_samples = 0  # of all replicas since the last step of the optimizer
         self._has_run = False
+        self._work, self._started_s, self._waited_before_s = Work(trainer.mesh.ledger), 0.0, 0.0
         trainer.model.register_forward_pre_hook(self._before, with_kwargs=True)
         trainer.model.register_forward_hook(self._after)
         for bucket in trainer.reducer.buckets:
@@ -67,6 +72,11 @@ class PlainLoop:
         if self._running:  # the last backward pass raised an error
             trainer.reducer.finish()
             trainer.clear()
+        if not self._has_run:
+            self._started_s = time.monotonic()
+            self._waited_before_s = trainer.mesh.ledger.waited_s
+            self._work.restart(trainer.ended_ns / 1e9 or self._started_s)
+        self._work.enter("")  # `place_of` waits for the other replicas
         x = specs.hidden_of(args, kwargs)
         count = 0 if x is None or not x.dim() else len(x)
         first, total = trainer.place_of(count)
@@ -75,12 +85,16 @@ class PlainLoop:
         )
         self._num_samples += total
         self._has_run = True
+        self._work.enter("forward")
 
     def _after(self, model: Any, args: Any, output: Any) -> Any:
         """Makes parts of the output whole: any loss may follow."""
         if self._trainer.in_step:
             return output
         output = self._trainer.sequence.whole(whole(output))
+        first = next((x for x in specs.tensors_in(output) if x.requires_grad), None)
+        if first is not None:
+            first.register_hook(lambda _: self._work.enter("backward"))
         return output if self._trainer.output is None else cast(output, self._trainer.output)
 
     def _on_gradient(self, gradient: Tensor) -> None:
@@ -106,6 +120,7 @@ class PlainLoop:
     def _finish(self) -> None:
         """Runs at the end of a backward pass."""
         self._running = False
+        self._work.enter("between steps")
         if not self._trainer.syncing:
             return
         reducer = self._trainer.reducer
@@ -115,10 +130,33 @@ class PlainLoop:
             value = reducer.pieces[name].value
             value.grad = gradient if value.grad is None else value.grad.add_(gradient)
         self._kept.clear()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Makes the step's result, which the step of `pc.optimizer` completes."""
+        trainer, ledger = self._trainer, self._trainer.mesh.ledger
+        before = () if trainer.last is None else trainer.last.unused
+        unused = tuple(trainer.reducer.unused)
+        trainer.busy_s = list(self._work.busy_s.values())
+        trainer.last = StepResult(
+            step=trainer.step_idx,
+            loss=math.nan,
+            tokens=0,
+            seconds=time.monotonic() - self._started_s,
+            waited_s=ledger.waited_s - self._waited_before_s,
+            unused=unused,
+            unused_now=tuple(name for name in unused if name not in before),
+            rank=trainer.mesh.world.rank,
+            samples=self._num_samples,
+            ranks=trainer.mesh.world.size,
+            plain=True,
+        )
 
 
-def watch_optimizers() -> None:
-    """Checks every optimizer of torch that steps parameters of a parallelized model."""
+def attach(trainer: Trainer) -> None:
+    """Follows backward passes outside of the trainer, and torch optimizers of its parameters."""
+    PlainLoop(trainer)
+    record(trainer)
     if not _watching:
         _watching.append(register_optimizer_step_pre_hook(_check))
         _watching.append(register_optimizer_step_post_hook(_count))
@@ -133,10 +171,10 @@ def _check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     trainer: Any = None
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            entry: Any = getattr(parameter, OF_PARAMETER, None)
-            if entry is None or not parameter.requires_grad:
+            owner = owner_of(parameter)
+            if owner is None or not parameter.requires_grad:
                 continue
-            trainer, name = entry
+            trainer, name = owner
             piece = trainer.reducer.pieces.get(name)
             if piece is None or piece.value is not parameter:
                 kind = type(optimizer).__name__
@@ -161,4 +199,4 @@ def _count(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         trainer.stepped()
 
 
-__all__ = ["OF_OPTIMIZER", "OF_PARAMETER", "PlainLoop", "watch_optimizers"]
+__all__ = ["OF_OPTIMIZER", "attach"]

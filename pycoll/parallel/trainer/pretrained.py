@@ -17,7 +17,7 @@ from pycoll.parallel.core import deferred
 from pycoll.parallel.core.object_collectives import gather_objects
 from pycoll.parallel.core.placement import Placement
 from pycoll.parallel.trainer.gather_full import put_together
-from pycoll.parallel.trainer.optimizers import trainer_of
+from pycoll.parallel.trainer.owner import trainer_of
 from pycoll.parallel.trainer.state_dicts import persistent_buffers
 from pycoll.parallel.trainer.trainer import Trainer
 

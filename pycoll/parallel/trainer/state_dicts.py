@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core.placement import Placement
-from pycoll.parallel.trainer.optimizers import trainer_of
+from pycoll.parallel.trainer.owner import trainer_of
 from pycoll.parallel.trainer.trainer import Trainer
 
 Sizes = tuple[int, ...]

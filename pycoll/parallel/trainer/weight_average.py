@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pycoll.errors import UsageError
-from pycoll.parallel.trainer.optimizers import trainer_of
+from pycoll.parallel.trainer.owner import trainer_of
 
 
 class EMA:

@@ -23,7 +23,7 @@ from pycoll.parallel.features.context.attention import Attention
 from pycoll.parallel.features.context.sequence import Sequence
 from pycoll.parallel.features.dropout.dropout import Whole, drop
 from pycoll.parallel.features.experts import Experts
-from pycoll.parallel.features.tensor.layers import HEADS
+from pycoll.parallel.features.tensor.heads import counts_of
 from pycoll.parallel.features.tensor.plan import Column, Row, Style
 from pycoll.parallel.features.tensor.shared import Shared
 
@@ -35,11 +35,13 @@ class Around:
     """The layers that tp shares out around a module.
 
     Attributes:
-        heads: Numbers of heads on this rank.
+        whole_heads: Whether every rank has all heads.
+        heads: Numbers of heads on this rank, where they are shared out.
         parts: Sizes of the last dimension of outputs that are parts.
         wholes: Sizes of the last dimension of outputs that are whole.
     """
 
+    whole_heads: bool
     heads: set[int] = field(default_factory=set)
     parts: set[int] = field(default_factory=set)
     wholes: set[int] = field(default_factory=set)
@@ -72,7 +74,8 @@ class FunctionalDropout:
 
     def heads(self, here: int) -> tuple[int, Ranges] | None:
         """The total number of heads, and the range on this rank; None: the rank has all heads."""
-        if self._group.size == 1 or self._functions.name not in self._around:
+        around = self._around.get(self._functions.name)
+        if self._group.size == 1 or around is None or around.whole_heads:
             return None
         total = here * self._group.size
         return total, (share(total, self._group.size, self._group.rank),)
@@ -157,10 +160,9 @@ def install(
         if placement is None or placement.dim is None:
             continue
         parent = name.rpartition(".")[0]
-        of = around.setdefault(parent, Around())
-        of.heads.update(
-            n for key in HEADS if isinstance(n := getattr(modules[parent], key, 0), int)
-        )
+        of = around.setdefault(parent, Around(parent in shared.whole_heads))
+        if not of.whole_heads:
+            of.heads.update(counts_of(modules[parent]).values())
         if isinstance(style, Column) and not style.gather:
             of.parts.add(placement.local_shape[placement.dim])
         elif isinstance(style, Row):

@@ -11,6 +11,7 @@ from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.placement import Placement
 from pycoll.parallel.features.experts import ExpertParallel, experts_of
 from pycoll.parallel.features.feature import Build, Feature
+from pycoll.parallel.features.tensor.heads import Heads, counts_of
 from pycoll.parallel.features.tensor.layers import share_layers
 from pycoll.parallel.features.tensor.plan import match
 from pycoll.parallel.features.tensor.shared import Shared
@@ -31,8 +32,10 @@ class TensorParallel(Feature):
         self._group = build.grid.line("tp")
         self.styles = match(build.model, build.options.tp)
         self.shared = Shared(self._group, False)
+        self._heads = Heads(build.model, self.styles if self._group.size > 1 else {})
         if build.options.sequence_parallel and self._group.size > 1:
             self._refuse_within_experts()
+            self._refuse_whole_attention()
 
     def _refuse_within_experts(self) -> None:
         lists = tuple(f"{name}." if name else "" for name in experts_of(self.build.model))
@@ -43,11 +46,22 @@ class TensorParallel(Feature):
                     "experts: leave it out of the plan"
                 )
 
+    def _refuse_whole_attention(self) -> None:
+        for name, module in self.build.model.named_modules():
+            start = f"{name}." if name else ""
+            shared = any(n.startswith(start) for n in self.styles)
+            if counts_of(module) and (name in self._heads.whole or not shared):
+                raise UsageError(
+                    f"sequence_parallel: the heads of {name!r} ({type(module).__name__}) stay "
+                    "whole, but this rank has a part of the sequence: share out the layers that "
+                    "make the heads, too"
+                )
+
     def apply(self) -> None:
         model, options = self.build.model, self.build.options
         self.styles = {n: self.styles[n] for n, _ in model.named_modules() if n in self.styles}
         self.shared = share_layers(
-            model, self.styles, self._group, options.sequence_parallel, options.pp
+            model, self.styles, self._heads, self._group, options.sequence_parallel, options.pp
         )
 
     def sums_over(self, parameter: nn.Parameter) -> tuple[str, ...]:

@@ -20,6 +20,8 @@ _STYLES: dict[str, str | None] = {
     "vocab_parallel_rowwise": "vocab",
     "replicated_with_grad_allreduce": "inside",
     "sequence_parallel": None,
+    "moe_tp_experts": "packed",
+    "packed_colwise": None,  # of a tensor of these experts
 }
 
 

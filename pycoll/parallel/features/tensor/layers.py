@@ -20,29 +20,36 @@ from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.logits import mark
 from pycoll.parallel.core.placement import Placement, share
 from pycoll.parallel.features.tensor.conv2d import share_conv
-from pycoll.parallel.features.tensor.plan import Column, Conv, Inside, Region, Row, Style, Vocab
+from pycoll.parallel.features.tensor.heads import Heads
+from pycoll.parallel.features.tensor.packed_experts import share_experts
+from pycoll.parallel.features.tensor.plan import (
+    Column,
+    Conv,
+    Inside,
+    Packed,
+    Region,
+    Row,
+    Style,
+    Vocab,
+)
 from pycoll.parallel.features.tensor.shared import Shared
 from pycoll.parallel.features.tensor.vocab import embed
 
-# Attribute names of the number of heads, and attributes derived from it.
-HEADS = (
-    *("heads", "n_heads", "num_heads", "n_head", "num_attention_heads"),
-    *("kv_heads", "n_kv_heads", "num_kv_heads", "num_key_value_heads"),
-)
-_WIDTHS = ("split_size",)
-
-# Modules around layers, by id: original numbers of heads, and the width of a head.
-_Heads = dict[int, tuple[dict[str, int], int]]
-
 
 def share_layers(
-    model: nn.Module, styles: dict[str, Style], group: AxisGroup, sequence: bool, blocks: str | None
+    model: nn.Module,
+    styles: dict[str, Style],
+    heads: Heads,
+    group: AxisGroup,
+    sequence: bool,
+    blocks: str | None,
 ) -> Shared:
     """Shares the layers of a model out over `group`, in place.
 
     Args:
         model: The whole plain module.
         styles: Styles by layer name, from `match`.
+        heads: The modules whose heads are divided.
         group: The ranks.
         sequence: Share out the activations between the layers of `blocks`, along dimension 1.
         blocks: Name of the list of blocks; needed for `sequence`.
@@ -53,14 +60,13 @@ def share_layers(
     Raises:
         UsageError: A layer does not support its style.
     """
-    shared = Shared(group, sequence and group.size > 1)
+    shared = Shared(group, sequence and group.size > 1, whole_heads=heads.whole)
     if group.size == 1:
         return shared
     modules = dict(model.named_modules())
-    seen: _Heads = {}
     for name, style in styles.items():
         parent = modules[name.rpartition(".")[0]]
-        _share(shared, name, modules[name], style, parent, seen)
+        _share(shared, name, modules[name], style, parent, heads)
     for name, module in modules.items():
         if name not in styles and any(id(p) in shared.placements for p in _own(module)):
             raise UsageError(
@@ -77,7 +83,7 @@ def _own(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _share(
-    shared: Shared, name: str, layer: nn.Module, style: Style, parent: nn.Module, seen: _Heads
+    shared: Shared, name: str, layer: nn.Module, style: Style, parent: nn.Module, heads: Heads
 ) -> None:
     where = f"tp plan: layer {name!r} ({type(layer).__name__})"
     if isinstance(style, Inside):
@@ -90,6 +96,9 @@ def _share(
         return
     if isinstance(style, Conv):
         share_conv(shared, where, layer, style)
+        return
+    if isinstance(style, Packed):
+        share_experts(shared, where, layer)
         return
     if isinstance(style, Vocab) and isinstance(layer, nn.Embedding):
         _share_embedding(shared, layer)
@@ -107,7 +116,8 @@ def _share(
     parts, unit, gather = 1, 1, False
     if isinstance(style, Column):
         parts, gather = style.parts, style.gather
-        unit = style.unit or _unit(where, weight.shape[out_dim] // parts, parent, shared, seen)
+        around, size = name.rpartition(".")[0], weight.shape[out_dim] // parts
+        unit = style.unit or heads.unit(where, size, around, parent, shared.group.size)
     if weight.shape[out_dim] % (parts * unit):
         raise UsageError(
             f"{where}: {weight.shape[out_dim]} outputs are not {parts} blocks of units of {unit}"
@@ -136,35 +146,6 @@ def _with_input(args: tuple[Any, ...], kwargs: dict[str, Any], function: Any) ->
     if args:
         return (function(args[0]), *args[1:]), kwargs
     return args, {**kwargs, "hidden_states": function(kwargs["hidden_states"])}
-
-
-def _unit(where: str, size: int, parent: nn.Module, shared: Shared, seen: _Heads) -> int:
-    """The outputs of one head, which stay together; sets the module's numbers for this rank."""
-    if id(parent) not in seen:
-        counts = {name: n for name in HEADS if isinstance(n := getattr(parent, name, None), int)}
-        width = getattr(parent, "head_dim", None)
-        seen[id(parent)] = counts, width if isinstance(width, int) else 0
-        for name, count in counts.items():
-            if count % shared.group.size:
-                raise UsageError(
-                    f"{where}: its {name} = {count} does not divide among tp={shared.group.size} "
-                    "ranks: choose a tp that divides it"
-                )
-            setattr(parent, name, count // shared.group.size)
-        for name in _WIDTHS:
-            if hasattr(parent, name):
-                setattr(parent, name, getattr(parent, name) // shared.group.size)
-    counts, unit = seen[id(parent)]
-    if not unit and counts:
-        unit = size // next(iter(counts.values()))
-    if not unit or size % unit:
-        return 1
-    if not counts and (size // unit) % shared.group.size:
-        raise UsageError(
-            f"{where}: its {size // unit} heads do not divide among tp={shared.group.size} ranks: "
-            "choose a tp that divides them"
-        )
-    return unit
 
 
 def _column(shared: Shared, forward: Callable[..., Tensor], size: int | None, x: Tensor) -> Tensor:
@@ -234,4 +215,4 @@ def _share_sequence(shared: Shared, model: nn.Module, blocks: str | None) -> Non
                     shared.inside.setdefault(f"{name}.{inner}" if inner else name, 1)
 
 
-__all__ = ["HEADS", "share_layers"]
+__all__ = ["share_layers"]

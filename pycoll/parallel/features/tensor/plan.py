@@ -24,13 +24,16 @@ class Column:
             queries, keys and values in one layer.
         unit: Outputs that stay together, such as the size of a head; None: the attribute
             `head_dim` of the enclosing module, or the size that follows from its number of
-            heads, or 1. None also divides that module's numbers of heads among the ranks: give 1
-            where the plan shares out other layers of the module, but not those of its heads.
+            heads, or 1.
+        heads: Whether its outputs become heads, so that the numbers of heads of the module around
+            it are divided among the ranks. None: as the plan, or a forward pass without values,
+            shows; if neither does, the plan is refused. A layer with a `unit` makes none.
         gather: Gather the whole result.
     """
 
     parts: int = 1
     unit: int | None = None
+    heads: bool | None = None
     gather: bool = False
 
 
@@ -77,7 +80,12 @@ class Conv:
     by: str
 
 
-Style = Column | Row | Vocab | Inside | Region | Conv
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A module that has the weights of all experts as two tensors, as in transformers."""
+
+
+Style = Column | Row | Vocab | Inside | Region | Conv | Packed
 
 _STYLES: dict[str, Style] = {
     "col": Column(),
@@ -88,6 +96,7 @@ _STYLES: dict[str, Style] = {
     "inside": Inside(),
     "inside:1": Inside(1),
     "region": Region(),
+    "packed": Packed(),
     "conv_out": Conv("out"),
     "conv_in": Conv("in"),
     "conv_space": Conv("space"),
@@ -139,4 +148,4 @@ def _near(pattern: str, names: list[str]) -> list[str]:
     return list(dict.fromkeys(near))[:4]
 
 
-__all__ = ["Column", "Conv", "Inside", "Region", "Row", "Style", "Vocab", "match"]
+__all__ = ["Column", "Conv", "Inside", "Packed", "Region", "Row", "Style", "Vocab", "match"]

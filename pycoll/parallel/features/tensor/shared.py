@@ -23,6 +23,7 @@ class Shared:
         placements: Placements of the parameters that are parts, by the parameter's id.
         partial: Ids of parameters that every rank holds whole, with partial sums as gradients.
         inside: The shared dimension of layers whose input is a part, by name.
+        whole_heads: Names of modules with shared layers, but with all heads on every rank.
     """
 
     group: AxisGroup
@@ -30,6 +31,7 @@ class Shared:
     placements: dict[int, Placement] = field(default_factory=dict)
     partial: set[int] = field(default_factory=set)
     inside: dict[str, int] = field(default_factory=dict)
+    whole_heads: set[str] = field(default_factory=set)
     _entered: tuple[Any, Any] | None = None
 
     def enter(self, x: Tensor) -> Tensor:

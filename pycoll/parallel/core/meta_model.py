@@ -98,7 +98,7 @@ def on_meta(model: nn.Module, instead: Mapping[int, Any] | None = None) -> nn.Mo
 
 
 class Saved:
-    """Counts bytes that autograd saves within the context, each storage once.
+    """Counts bytes that autograd saves within the context, each storage once, and others' notes.
 
     Attributes:
         nbytes: Bytes of storages that do not belong to `known` tensors.
@@ -108,9 +108,10 @@ class Saved:
         self._seen = {tensor.untyped_storage()._cdata for tensor in known}
         self._kept: list[Any] = []  # keeps addresses from being reused
         self.nbytes = 0
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._note, lambda x: x)
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self.note, lambda x: x)
 
-    def _note(self, tensor: Tensor) -> Tensor:
+    def note(self, tensor: Tensor) -> Tensor:
+        """Counts the storage of a tensor that is kept."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self._seen:
             self._seen.add(storage._cdata)
