@@ -49,3 +49,9 @@ def test_hogwild_compares_locks(tmp_path):
     rows = re.findall(r"^\| .* \| \d \| (none|atomic|mutex) \| \d\.\d+ \|", done.output, re.M)
     assert rows == ["none", "none", "atomic", "mutex"] * 2
     assert "rho 1" in done.output and (tmp_path / "found.json").exists()
+
+
+@pytest.mark.pure
+def test_epochs_of_one_worker_to_a_loss_are_read_off_its_curve():
+    assert hogwild.same_epochs(0.7, [0.9, 0.8, 0.6]) == pytest.approx(2.5)
+    assert hogwild.same_epochs(0.5, [0.9, 0.8, 0.6]) == 3
