@@ -130,26 +130,39 @@ def test_sync_servers_equal_data_parallel_and_send_the_touched_keys_alone():
             assert set(report.staleness) == {0}
 
 
-def killed_server(comm, mode):
-    """Server 1 is killed after worker 0's third push, and training goes on."""
-    job = pc.ps.start(comm, servers=2, mode=mode, copies=2, optimizer=pc.ps.Adagrad(0.1))
+def dies_within_a_push(updates, num_pushes):
+    """Kills this server after so many pushes: made and copied, and not acknowledged."""
+    push, calls = updates.push, []
+
+    def push_and_die(*args):
+        push(*args)
+        calls.append(1)
+        if len(calls) == num_pushes:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    updates.push = push_and_die
+
+
+def killed_servers(comm, mode, servers):
+    """Server 1 is killed, of three also server 0 when it has made new copies; training goes on."""
+    job = pc.ps.start(comm, servers=servers, mode=mode, copies=2, optimizer=pc.ps.Adagrad(0.1))
     if job.worker is None:
+        updates = job.server._updates
         if comm.rank == 1:
-            updates = job.server._updates
-            push, calls = updates.push, []
+            dies_within_a_push(updates, 9)
+        elif comm.rank == 0 and servers == 3:
+            restore = updates.copies.restore_all
 
-            def push_and_die(*args):
-                push(*args)
-                calls.append(1)
-                if len(calls) == 9:  # made and copied, and not acknowledged
-                    os.kill(os.getpid(), signal.SIGKILL)
+            def restore_and_die_later():
+                restore()
+                dies_within_a_push(updates, 9)
 
-            updates.push = push_and_die
+            updates.copies.restore_all = restore_and_die_later
         return job.serve()
     worker = job.worker
     table = worker.table("t", 100, 2, dtype=torch.float64)
-    for step in range(12):
-        rows = torch.arange(step, 100, 12)
+    for step in range(20):
+        rows = torch.arange(step, 100, 20)
         values = worker.pull_rows(table, rows)
         values.grad = torch.ones_like(values)
         table.leaves.append((rows, values))
@@ -160,18 +173,22 @@ def killed_server(comm, mode):
     return found, worker._servers.dead
 
 
+@pytest.mark.parametrize("servers", [2, 3])
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_training_goes_on_without_loss_when_a_server_is_killed(mode):
+def test_training_goes_on_without_loss_when_servers_are_killed(mode, servers):
     """A second: each row gets one gradient of 1 from each worker, which Adagrad turns into -0.1."""
-    found = pycoll.run_ranks(killed_server, 4, mode, timeout_s=20, return_errors=True)
-    assert isinstance(found[1], PeerDiedError) and found[0] is None
-    for values, dead in found[2:]:
-        assert dead == 0b10
+    found = pycoll.run_ranks(
+        killed_servers, servers + 2, mode, servers, timeout_s=20, return_errors=True
+    )
+    assert isinstance(found[1], PeerDiedError) and found[servers - 1 if servers > 2 else 0] is None
+    assert servers == 2 or isinstance(found[0], PeerDiedError)
+    for values, dead in found[servers:]:
+        assert dead == (0b10 if servers == 2 else 0b11)
         expected = -0.1 if mode == "sync" else -0.1 - 0.1 / 2**0.5
         if mode == "sync":
             assert torch.allclose(values, torch.full_like(values, expected), atol=1e-8)
     if mode == "async":  # the worker that pulled last has both updates of all rows
-        latest = min(found[2][0].sum(), found[3][0].sum())
+        latest = min(values.sum() for values, _ in found[servers:])
         assert latest.item() == pytest.approx(200 * expected, abs=1e-6)
 
 
