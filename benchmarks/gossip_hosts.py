@@ -33,6 +33,7 @@ import pycoll  # noqa: E402
 from pycoll import parallel as pc  # noqa: E402
 from pycoll.bench.record import machine  # noqa: E402
 
+LIMIT_S = 300.0  # of a training
 MODES = ("allreduce", "gossip:graph=ring", "gossip:graph=one_peer_exponential")
 
 
@@ -97,7 +98,8 @@ def measure(network: Network, hidden: int, steps: int, rounds: int) -> list[Resu
     task, found = digits(), {mode: [] for mode in MODES}
     for _ in range(rounds):
         for mode, of_mode in found.items():
-            ranks = values(network.run(trained, 1, task, mode, hidden, steps, timeout_s="60"))
+            pids = network.start_ranks(trained, 1, task, mode, hidden, steps, timeout_s="60")
+            ranks = values(network.outcomes(pids, LIMIT_S))
             step_s, accuracy, nbytes = zip(*ranks, strict=True)
             of_mode.append((max(step_s), accuracy[0], max(nbytes)))
     size = sum(p.numel() for p in model_of(hidden).parameters())
@@ -139,7 +141,9 @@ def main(
     for num_hosts in map(int, hosts.split(",")):
         with throttled(num_hosts, delay_ms / 1e3) as network:
             for size in map(int, hidden.split(",")):
-                results += measure(network, size, steps, rounds)
+                found = measure(network, size, steps, rounds)
+                typer.echo("\n".join(json.dumps(asdict(result)) for result in found), err=True)
+                results += found
     typer.echo(table(results))
     if json_path is not None:
         lines = ",\n".join(json.dumps(asdict(result)) for result in results)
