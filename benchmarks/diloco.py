@@ -27,7 +27,13 @@ from pycoll import parallel as pc
 from pycoll import quantisation
 from pycoll.bench.record import machine
 
-WAYS = ("allreduce", "local:steps={steps}", "local:steps={steps},compress=int8")
+BATCH = 8  # sequences of a replica
+OUTER = "outer_lr=1,outer_momentum=0.6"  # an outer step of 2.5 mean changes in the long run
+WAYS = (
+    "allreduce",
+    f"local:steps={{steps}},{OUTER}",
+    f"local:steps={{steps}},{OUTER},compress=int8",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,7 @@ def trained(
 
 def measure(replicas: int, steps: int, every: int, lr: float) -> list[Result]:
     """All ways, one after the other."""
-    task, results = gpt(), []
+    task, results = gpt(BATCH), []
     count = sum(p.numel() for p in task.make().parameters())
     for way in WAYS:
         mode = way.format(steps=every)
@@ -135,7 +141,7 @@ def table(results: list[Result]) -> str:
 
 
 def main(
-    replicas: Annotated[int, typer.Option(help="Ranks.", min=2)] = 4,
+    replicas: Annotated[int, typer.Option(help="Ranks.", min=2)] = 2,
     steps: Annotated[int, typer.Option(help="Steps of a training.", min=1)] = 1500,
     every: Annotated[int, typer.Option(help="Local steps between exchanges.", min=1)] = 50,
     lr: Annotated[float, typer.Option(help="Largest learning rate of AdamW.")] = 3e-3,

@@ -101,6 +101,28 @@ def test_staleness_counts_the_updates_between_pull_and_push(tmp_path):
     assert "staleness, mean 2.50" in (tmp_path / "report.svg").read_text()
 
 
+def test_worker_that_is_late_inside_backward_is_named():
+    """Half a second: within 6 steps, worker 2 sleeps for 50 ms in each backward pass."""
+    world = World(2, 4)
+    weights = registered(world, *[1.0] * 3000)
+
+    def sleep(gradient):
+        time.sleep(0.05)
+        return gradient
+
+    weights[2].register_hook(sleep)
+    for _ in range(6):
+        for worker, weight in zip(world.workers, weights, strict=True):
+            worker.pull()
+            weight.square().sum().backward()
+            worker.push()
+            worker.clock()
+    report = world.workers[0].report()
+    worker, factor = report.straggler
+    assert worker == 2 and factor > 1.5
+    assert f"worker 2 computes {factor:.1f} times as long as the others" in str(report)
+
+
 def steps_of_a_quadratic(staleness: int, damping: Damping) -> tuple[float, pc.ps.Report]:
     """x, after 1500 gradients of x^2 / 2 that are all `staleness` updates old but the first."""
     world = World(1, staleness + 1, optimizer=pc.ps.SGD(0.2), damping=damping)

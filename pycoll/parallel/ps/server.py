@@ -142,6 +142,7 @@ class Server:
                 of.shard.pulled[message.worker] = of.shard.version
                 version = max(version, of.shard.version)
                 values[of.where] = of.shard.read(of.places)
+        self.members.has_pulled(message.worker)
         return Message(Kind.ANSWER, clock=version, body=values.view(-1).view(torch.uint8))
 
     def _push(self, message: Message) -> Message:
@@ -151,6 +152,7 @@ class Server:
             return Message(Kind.UNKNOWN_KEYS)
         size = sum(len(of.shard.values if of.places is None else of.places) for of in rows)
         values = self._tables.values(message, size)
+        self.members.has_pushed(message.worker)
         held, of_part, late = self._tables.of(message), {of.part: of for of in rows}, 0
         for part in held.layout.decided_by(self.number, message.dead):
             of = of_part.get(part)
@@ -185,6 +187,7 @@ class Server:
                 "staleness": {str(key): n for key, n in sorted(updates.staleness.items())},
                 "dropped": dict(updates.dropped),
                 "waited_s": {str(key): s for key, s in members.waited_s.items()},
+                "computing_s": {str(key): s for key, s in members.computing_s().items()},
                 "clocks": {str(key): clock for key, clock in members.clocks.items()},
                 "largest_gap": members.largest_gap,
                 "nbytes": {
