@@ -102,7 +102,7 @@ def digits() -> Task:
     )
 
 
-def gpt() -> Task:
+def gpt(batch: int = 4) -> Task:
     """The model of examples/gpt.py with 2 layers of 32, to a loss of 2.7 nats on held-out text."""
     example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "gpt.py"))
     example["GPT"].__init__.__globals__.update(DIM=32, DEPTH=2, HEADS=2)
@@ -116,7 +116,7 @@ def gpt() -> Task:
     def batches(rank: int, n: int) -> Iterator[tuple[Tensor, Tensor]]:
         random = torch.Generator().manual_seed(rank)
         while True:
-            at = torch.randint(len(tokens) - 20_000 - context, (4, 1), generator=random)
+            at = torch.randint(len(tokens) - 20_000 - context, (batch, 1), generator=random)
             window = tokens[at + torch.arange(context + 1)]
             yield window[:, :-1], window[:, 1:]
 
@@ -127,7 +127,7 @@ def gpt() -> Task:
     return Task(
         lambda: example["GPT"](len(letters)),
         batches,
-        (len(tokens) - 20_000) // (4 * RANKS * context),
+        (len(tokens) - 20_000) // (batch * RANKS * context),
         pc.cross_entropy,
         0.3,
         score,

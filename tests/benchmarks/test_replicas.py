@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 
+import diloco
+import gossip_hosts
 import hogwild
 import pytest
 import replicas
 from typer.testing import CliRunner
+
+import pycoll
 
 pytestmark = [pytest.mark.ranks, pytest.mark.torch, pytest.mark.timeout(120)]
 
@@ -49,3 +53,36 @@ def test_hogwild_compares_locks(tmp_path):
     rows = re.findall(r"^\| .* \| \d \| (none|atomic|mutex) \| \d\.\d+ \|", done.output, re.M)
     assert rows == ["none", "none", "atomic", "mutex"] * 2
     assert "rho 1" in done.output and (tmp_path / "found.json").exists()
+
+
+@pytest.mark.pure
+def test_epochs_of_one_worker_to_a_loss_are_read_off_its_curve():
+    assert hogwild.same_epochs(0.7, [0.9, 0.8, 0.6]) == pytest.approx(2.5)
+    assert hogwild.same_epochs(0.5, [0.9, 0.8, 0.6]) == 3
+
+
+def test_bytes_of_local_steps_are_those_predicted():
+    """Three seconds: a GPT on two ranks, four steps, an exchange every two."""
+    task = replicas.gpt()
+    count = sum(p.numel() for p in task.make().parameters())
+    for mode in ("allreduce", "local:steps=2", "local:steps=2,compress=int8"):
+        found = pycoll.run_ranks(diloco.trained, 2, task, mode, 4, 1e-3, timeout_s=60)
+        expected = diloco.predicted(mode, 2, count, 4, 2)
+        few = 0.01 if mode == "allreduce" else 0  # sums of losses and samples
+        assert found[0][1] == pytest.approx(expected, rel=few)
+        assert found[0][0] == found[1][0] > 0
+
+
+@pytest.mark.hosts
+@pytest.mark.slow  # makes hosts, and builds the program that delays their packets
+def test_gossip_and_all_reduce_are_compared_on_slow_links():
+    pytest.importorskip("sklearn")
+    if why := gossip_hosts.why_not():
+        pytest.skip(why)
+    with gossip_hosts.throttled(2, 0.001) as network:
+        results = gossip_hosts.measure(network, 8, 3, 1)
+    assert [r.mode for r in results] == list(gossip_hosts.MODES) and results[0].factor == 1
+    parameters = 64 * 8 + 8 + 8 * 10 + 10
+    assert all(r.parameters == parameters and r.step_s > 0 for r in results)
+    assert results[1].nbytes >= 4 * parameters
+    assert len(gossip_hosts.table(results).splitlines()) == 5

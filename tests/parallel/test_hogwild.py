@@ -107,6 +107,21 @@ def test_workers_without_a_lock_learn():
     assert errors[1] < 0.6 * by_numpy(0.05, 0.01)[2]
 
 
+def test_groups_of_examples_belong_to_one_worker_each():
+    users = np.repeat(np.arange(12), [1, 9, 2, 2, 0, 3, 1, 30, 2, 2, 5, 3])
+    orders = pc.hogwild(
+        lambda w: [w.order(len(users), seed, groups=users) for seed in (0, 1)],
+        {"weights": torch.zeros(1)},
+        3,
+    ).results
+    of_workers = [set(users[first]) for first, _ in orders]
+    assert sorted(np.concatenate([first for first, _ in orders])) == list(range(len(users)))
+    assert sum(map(len, of_workers)) == len(set(users))  # no user belongs to two workers
+    for first, second in orders:
+        assert sorted(first) == sorted(second)
+    assert any(first.tolist() != second.tolist() for first, second in orders)
+
+
 @pytest.mark.pure
 def test_sparsity_is_that_of_the_definition():
     random = np.random.default_rng(5)

@@ -14,6 +14,7 @@ from torch import nn
 
 from pycoll import Error, PeerDiedError, TimeoutError, UsageError
 from pycoll import parallel as pc
+from pycoll.parallel.ps import snapshot
 from pycoll.parallel.ps.consistency import Damping, consistency_of
 from pycoll.parallel.ps.keys import HashRing, Layout, Table
 from pycoll.parallel.ps.messages import HEADER_BYTES, Kind, Message
@@ -49,12 +50,12 @@ def test_keys_move_only_from_a_server_that_left():
 def test_layout_counts_every_row_once_also_after_a_death():
     table = Table(0, "t", 1000, 4, torch.float32)
     layout = Layout(table, HashRing(3, copies=2))
-    for dead in (0, 0b010):
+    for dead in (0, 0b010, 0b011):
         rows = [layout.rows_of(layout.decided_by(s, dead)) for s in range(3)]
         assert sorted(np.concatenate(rows).tolist()) == list(range(1000))
         assert all((layout.servers_of(of, dead) == s).all() for s, of in enumerate(rows))
     with pytest.raises(PeerDiedError, match="had no other copy: start with copies=2"):
-        layout.decided_by(2, 0b011)
+        layout.decided_by(2, 0b111)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,28 @@ def test_staleness_counts_the_updates_between_pull_and_push(tmp_path):
     pytest.importorskip("matplotlib")
     report.draw(str(tmp_path / "report.svg"))
     assert "staleness, mean 2.50" in (tmp_path / "report.svg").read_text()
+
+
+def test_worker_that_is_late_inside_backward_is_named():
+    """Half a second: within 6 steps, worker 2 sleeps for 50 ms in each backward pass."""
+    world = World(2, 4)
+    weights = registered(world, *[1.0] * 3000)
+
+    def sleep(gradient):
+        time.sleep(0.05)
+        return gradient
+
+    weights[2].register_hook(sleep)
+    for _ in range(6):
+        for worker, weight in zip(world.workers, weights, strict=True):
+            worker.pull()
+            weight.square().sum().backward()
+            worker.push()
+            worker.clock()
+    report = world.workers[0].report()
+    worker, factor = report.straggler
+    assert worker == 2 and factor > 1.5
+    assert f"worker 2 computes {factor:.1f} times as long as the others" in str(report)
 
 
 def steps_of_a_quadratic(staleness: int, damping: Damping) -> tuple[float, pc.ps.Report]:
@@ -251,6 +274,73 @@ def test_killed_server_loses_no_acknowledged_update(mode, kind):
     without, killed = found[0], found[2]
     assert all(torch.equal(a, b) for a, b in zip(without, killed, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(found[2], found[3], strict=True))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("make", [pc.ps.Adam(0.1), pc.ps.Adagrad(0.1)])
+def test_servers_that_die_in_turn_lose_nothing(mode, make):
+    """Two of three servers: the first death leaves one copy, which is made again on the third."""
+    found = []
+    for kills in ({}, {2: 1, 4: 0}, {2: 2, 4: 1}, {3: 0, 4: 2}):
+        torch.manual_seed(1)
+        world = World(3, 2, mode, copies=2, optimizer=make)
+        weights = [nn.Parameter(torch.zeros(9000, dtype=torch.float64)) for _ in range(2)]
+        tables = []
+        for each, weight in zip(world.workers, weights, strict=True):
+            each.register([weight])
+            tables.append(each.table("t", 50, 3, dtype=torch.float64))
+        for step in range(6):
+            for number, (each, weight) in enumerate(zip(world.workers, weights, strict=True)):
+                if number == 1 and step in kills:  # in "sync" mode, a gradient is held
+                    world.kill(kills[step])
+                rows = torch.randperm(50)[:7].sort().values
+                values = each.pull_rows(tables[number], rows).requires_grad_()
+                tables[number].leaves.append((rows, values))
+                values.grad = torch.randn_like(values)
+                weight.grad = torch.randn_like(weight)
+                each.push()
+                each.clock()
+        world.workers[0].pull()
+        everything = world.workers[0].pull_rows(tables[0], torch.arange(50))
+        found.append((weights[0].detach().clone(), everything))
+        assert len(world.dead) == len(kills)
+    for killed in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], killed, strict=True))
+
+
+def test_servers_that_die_at_once_are_an_error_of_their_keys():
+    world = World(3, 1, copies=2)
+    (worker,) = world.workers
+    worker.register([nn.Parameter(torch.zeros(20_000))])
+    world.dead |= {0, 1}  # no server has heard of the other one's death before its own
+    world.servers[2].forget_server(0)
+    world.servers[2].forget_server(1)
+    with pytest.raises(PeerDiedError, match=r"ended, and \d+ keys had no other copy"):
+        worker.pull()
+
+
+def test_table_registered_after_a_death_has_its_copies():
+    world = World(3, 1, copies=2, optimizer=pc.ps.SGD(1.0))
+    (worker,) = world.workers
+    world.kill(1)
+    weight = nn.Parameter(torch.zeros(20_000))
+    worker.register([weight])
+    weight.grad = torch.ones_like(weight)
+    worker.push()
+    world.kill(0)
+    worker.pull()
+    assert torch.equal(weight, torch.full_like(weight, -1))
+
+
+def test_snapshot_of_a_shard_is_read_again_and_a_damaged_one_is_refused():
+    state = {"a": [1, (2.5, None)], 3: torch.arange(5, dtype=torch.int32), "e": torch.zeros(0, 2)}
+    body = snapshot.pack(state)
+    found = snapshot.unpack(body, "server 1")
+    assert found["a"] == state["a"] and torch.equal(found[3], state[3])
+    assert found["e"].shape == (0, 2)
+    for damaged in (body[:-8], torch.cat([body, body]), body[:20]):
+        with pytest.raises(Error, match="server 1 sent"):
+            snapshot.unpack(damaged, "server 1")
 
 
 def test_dead_server_without_copies_is_an_error_of_each_worker():

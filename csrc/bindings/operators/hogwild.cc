@@ -49,27 +49,48 @@ class Locked {
                    ", expected 0 to " + std::to_string(limit - 1));
 }
 
+void check_numbers(const char* what, const int32_t* numbers, int64_t count, int64_t limit) {
+  for (int64_t s = 0; s < count; ++s) {
+    if (numbers[s] < 0 || numbers[s] >= limit) refuse(what, numbers[s], limit);
+  }
+}
+
+/// Ratings between the one that is stepped and the one whose factors are fetched to the cache.
+constexpr int64_t kFetchedAhead = 8;
+
 template <class Lock>
 double factorize_with(const Factors& f, const int32_t* users, const int32_t* items,
                       const float* ratings, int64_t count, float rate, float l2, void* mutex) {
+  constexpr int64_t kLanes = 8;  // partial sums, which the compiler adds up by vector instructions
+  const int64_t dim = f.dim, width = dim + 1;
+  const float decay = rate * l2;
   double sum = 0;
   for (int64_t s = 0; s < count; ++s) {
-    if (users[s] < 0 || users[s] >= f.num_users) refuse("user", users[s], f.num_users);
-    if (items[s] < 0 || items[s] >= f.num_items) refuse("item", items[s], f.num_items);
-    float* p = f.users + users[s] * (f.dim + 1);
-    float* q = f.items + items[s] * (f.dim + 1);
-    const Lock lock(mutex);
-    float found = f.mean + p[f.dim] + q[f.dim];
-    for (int64_t k = 0; k < f.dim; ++k) found += p[k] * q[k];
-    const float error = ratings[s] - found;
-    sum += static_cast<double>(error) * error;
-    for (int64_t k = 0; k < f.dim; ++k) {
-      const float p_k = p[k], q_k = q[k];
-      Lock::add(p[k], rate * (error * q_k - l2 * p_k));
-      Lock::add(q[k], rate * (error * p_k - l2 * q_k));
+    if (s + kFetchedAhead < count) {
+      __builtin_prefetch(f.users + users[s + kFetchedAhead] * width, 1);
+      __builtin_prefetch(f.items + items[s + kFetchedAhead] * width, 1);
     }
-    Lock::add(p[f.dim], rate * (error - l2 * p[f.dim]));
-    Lock::add(q[f.dim], rate * (error - l2 * q[f.dim]));
+    float* __restrict p = f.users + users[s] * width;
+    float* __restrict q = f.items + items[s] * width;
+    const Lock lock(mutex);
+    float lanes[kLanes] = {};
+    int64_t k = 0;
+    for (; k + kLanes <= dim; k += kLanes) {
+      for (int64_t j = 0; j < kLanes; ++j) lanes[j] += p[k + j] * q[k + j];
+    }
+    float product = ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) +
+                    ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
+    for (; k < dim; ++k) product += p[k] * q[k];
+    const float error = ratings[s] - (f.mean + p[dim] + q[dim] + product);
+    sum += static_cast<double>(error) * error;
+    const float change = rate * error;
+    for (k = 0; k < dim; ++k) {
+      const float p_k = p[k], q_k = q[k];
+      Lock::add(p[k], change * q_k - decay * p_k);
+      Lock::add(q[k], change * p_k - decay * q_k);
+    }
+    Lock::add(p[dim], change - decay * p[dim]);
+    Lock::add(q[dim], change - decay * q[dim]);
   }
   return sum;
 }
@@ -116,6 +137,8 @@ void make_shared_mutex(void* memory) {
 double factorize(const Factors& factors, const int32_t* users, const int32_t* items,
                  const float* ratings, int64_t count, float rate, float l2, SharedLock lock,
                  void* mutex) {
+  check_numbers("user", users, count, factors.num_users);
+  check_numbers("item", items, count, factors.num_items);
   const auto run = lock == SharedLock::kMutex    ? &factorize_with<Locked>
                    : lock == SharedLock::kAtomic ? &factorize_with<Atomic>
                                                  : &factorize_with<Plain>;

@@ -27,6 +27,16 @@ class HeldTable:
     layout: Layout
     shards: dict[int, Shard]
 
+    def shard(self, part: int) -> Shard:
+        """The shard of a part.
+
+        Raises:
+            PeerDiedError: Its holders died before this server had a copy.
+        """
+        if part not in self.shards:
+            raise self.layout.parts[part].lost()
+        return self.shards[part]
+
 
 @dataclass(frozen=True, slots=True)
 class RowsOfShard:
@@ -87,6 +97,18 @@ class HeldTables:
             shard.is_ready = table.sparse
         return HeldTable(table, layout, shards)
 
+    def restore(self, message: Message) -> None:
+        """Makes this server a holder of a shard that another server sends.
+
+        Raises:
+            UsageError: The table is not registered.
+        """
+        held = self.of(message)
+        make = optimizer_for(self._optimizer, held.table.name)
+        shard = Shard(held.table, held.layout.parts[message.part], make)
+        shard.install(message.body)
+        held.shards[message.part] = shard
+
     def of(self, message: Message) -> HeldTable:
         """The table of a message.
 
@@ -114,7 +136,7 @@ class HeldTables:
         if message.count == ALL_ROWS:
             found, start = [], 0
             for i in held.layout.decided_by(self._server, message.dead):
-                shard = held.shards[i]
+                shard = held.shard(i)
                 found.append(RowsOfShard(i, shard, None, slice(start, start + len(shard.values))))
                 start += len(shard.values)
             return found
@@ -137,7 +159,7 @@ class HeldTables:
                 )
             here = np.flatnonzero(parts == i)
             mine = torch.from_numpy(places[here])
-            found.append(RowsOfShard(i, held.shards[i], mine, torch.from_numpy(here)))
+            found.append(RowsOfShard(i, held.shard(i), mine, torch.from_numpy(here)))
         return found
 
     def _keys(self, message: Message) -> Tensor | None:

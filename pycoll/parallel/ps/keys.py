@@ -72,6 +72,14 @@ class HashRing:
         places = np.searchsorted(self._hashes, _mix(rows.astype(np.uint64) ^ salt))
         return self._owners[places % len(self._hashes)]
 
+    def successors(self, owners: list[int], part: int) -> tuple[int, ...]:
+        """The other servers, in the order in which they take over from dead owners of a part."""
+        if self.copies == 1:
+            return ()
+        others = [server for server in range(self.num_servers) if server not in owners]
+        first = part % max(len(others), 1)  # so that all of them get a share
+        return (*others[first:], *others[:first])
+
 
 def _mix(x: np.ndarray) -> np.ndarray:
     """The finalizer of SplitMix64, [n] uint64 (Steele et al. 2014)."""
@@ -86,24 +94,35 @@ class Part:
     """Rows of a table with the same holders.
 
     Attributes:
-        owners: The servers that have a copy; the first living one decides on updates.
+        owners: The servers that have a copy at first; the first living one decides on updates.
         rows: The rows, ascending, [n] int64.
+        successors: The servers that get a copy after deaths, in this order; none without copies.
     """
 
     owners: tuple[int, ...]
     rows: np.ndarray
+    successors: tuple[int, ...] = ()
+
+    def holders(self, dead: int) -> list[int]:
+        """The living servers that should have a copy; `dead` has a bit for each dead server."""
+        living = [s for s in (*self.owners, *self.successors) if not dead >> s & 1]
+        return living[: len(self.owners)]
 
     def server(self, dead: int) -> int:
-        """The first living holder; `dead` has a bit for each dead server.
+        """The first living holder.
 
         Raises:
             PeerDiedError: All holders are dead.
         """
-        for owner in self.owners:
-            if not dead >> owner & 1:
-                return owner
+        holders = self.holders(dead)
+        if not holders:
+            raise self.lost()
+        return holders[0]
+
+    def lost(self) -> PeerDiedError:
+        """The error of keys whose holders have all died before there was another copy."""
         names = " and ".join(f"server {owner}" for owner in self.owners)
-        raise PeerDiedError(
+        return PeerDiedError(
             f"parameter server: {names} ended, and {len(self.rows)} keys had no other copy: start "
             "with copies=2 or more to survive the end of a server",
             self.owners[0],
@@ -128,10 +147,10 @@ class Layout:
         for number, owners in enumerate(lists.tolist()):
             mine = np.flatnonzero(self.part_of == number)
             self.place_of[mine] = np.arange(len(mine))
-            self.parts.append(Part(tuple(owners), mine))
+            self.parts.append(Part(tuple(owners), mine, ring.successors(owners, number)))
 
     def held_by(self, server: int) -> list[int]:
-        """Numbers of the parts of which a server has a copy."""
+        """Numbers of the parts of which a server has a copy at first."""
         return [i for i, part in enumerate(self.parts) if server in part.owners]
 
     def decided_by(self, server: int, dead: int) -> list[int]:

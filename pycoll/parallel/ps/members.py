@@ -1,11 +1,15 @@
-"""The workers that a server knows: a vector clock, and the time that each one has waited."""
+"""The workers that a server knows: a vector clock, and their times of waiting and computing."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
+from statistics import median
 
 from pycoll.parallel.ps.consistency import Consistency
+
+_RECENT = 10  # steps of a worker whose times are kept
 
 
 class Members:
@@ -23,6 +27,8 @@ class Members:
         self.changed = threading.Condition()
         self.waited_s: dict[int, float] = {}
         self.largest_gap = 0
+        self._pulled_s: dict[int, float] = {}  # when
+        self._computed_s: dict[int, deque[float]] = {}
         self._next = num_workers
 
     @property
@@ -82,6 +88,25 @@ class Members:
         """Adds to the time that a worker has waited for others."""
         with self.changed:
             self.waited_s[worker] = self.waited_s.get(worker, 0.0) + seconds
+
+    def has_pulled(self, worker: int) -> None:
+        """Notes that a worker begins to compute."""
+        self._pulled_s[worker] = time.monotonic()
+
+    def has_pushed(self, worker: int) -> None:
+        """Notes that a worker has computed, forward and backward, since its last pull."""
+        pulled_s = self._pulled_s.pop(worker, None)
+        if pulled_s is not None:
+            recent = self._computed_s.setdefault(worker, deque(maxlen=_RECENT))
+            recent.append(time.monotonic() - pulled_s)
+
+    def computing_s(self) -> dict[int, float]:
+        """Median seconds between a pull and the next push in the last steps of living workers."""
+        return {
+            worker: median(self._computed_s[worker])
+            for worker in self.clocks
+            if worker in self._computed_s
+        }
 
     def latest(self) -> str:
         """The slowest worker and its clock, for errors."""

@@ -38,6 +38,7 @@ class Kind(enum.IntEnum):
     ANSWER = 12
     FAILED = 13  # answer: an error; body: its text
     UNKNOWN_KEYS = 14  # answer: the digest is not known any more, send the keys
+    RESTORE = 15  # to a new holder of a copy: the whole shard
 
 
 _FIELDS = (

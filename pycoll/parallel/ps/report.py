@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from pycoll.parallel.core.ledger import Ledger
+
+_LATE = 1.5  # times the others' time: a worker above that is named
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,8 @@ class Report:
         nbytes: Calls and bytes by kind of message: of this worker, with its answers, and "copy" of
             all servers.
         waited_s: Seconds that the pulls of each worker waited for other workers.
+        computing_s: Median seconds between a pull and the next push of each living worker, in its
+            last 10 steps.
         clocks: Clock of each living worker.
         largest_gap: Most clocks by which a worker that pulled was ahead of the slowest one.
         worker: The worker that asked.
@@ -32,6 +37,7 @@ class Report:
     dropped: Mapping[str, int]
     nbytes: Mapping[str, tuple[int, int]]
     waited_s: Mapping[int, float]
+    computing_s: Mapping[int, float]
     clocks: Mapping[int, int]
     largest_gap: int
     worker: int
@@ -49,6 +55,15 @@ class Report:
         total = sum(staleness * times for staleness, times in self.staleness.items())
         return total / max(self.num_updates, 1)
 
+    @property
+    def straggler(self) -> tuple[int, float] | None:
+        """The worker that computes longest, and its time divided by the median of the others'."""
+        if len(self.computing_s) < 2:
+            return None
+        worker = max(self.computing_s, key=self.computing_s.__getitem__)
+        others = [seconds for other, seconds in self.computing_s.items() if other != worker]
+        return worker, self.computing_s[worker] / max(median(others), 1e-9)
+
     def __str__(self) -> str:
         lines = [f"updates {self.num_updates}, mean staleness {self.mean_staleness:.2f}"]
         lines += [
@@ -63,6 +78,9 @@ class Report:
             f"{self.waited_s.get(worker, 0.0):.2f} s for others"
             for worker in sorted({*self.clocks, *self.waited_s})
         ]
+        if self.straggler is not None and self.straggler[1] > _LATE:
+            worker, factor = self.straggler
+            lines.append(f"worker {worker} computes {factor:.1f} times as long as the others")
         lines.append(
             f"messages of worker {self.worker}: {self.pulling_s:.2f} s in pulls, "
             f"{self.pushing_s:.2f} s in pushes"
@@ -95,18 +113,32 @@ def report_of(
     staleness: Counter[int] = Counter()
     dropped: Counter[str] = Counter()
     waited_s: Counter[int] = Counter()
+    computing_s: dict[int, float] = {}
     nbytes = {name: (entry.calls, entry.nbytes) for (_, name), entry in ledger.entries.items()}
     clocks: dict[int, int] = {}
     for found in servers:
         staleness.update({int(key): times for key, times in found["staleness"].items()})
         dropped.update(found["dropped"])
         waited_s.update({int(key): seconds for key, seconds in found["waited_s"].items()})
+        for key, seconds in found["computing_s"].items():
+            computing_s[int(key)] = max(seconds, computing_s.get(int(key), 0.0))
         clocks.update({int(key): clock for key, clock in found["clocks"].items()})
         for name, (calls, size) in found["nbytes"].items():
             before = nbytes.get(name, (0, 0))
             nbytes[name] = (before[0] + calls, before[1] + size)
     gap = max((found["largest_gap"] for found in servers), default=0)
-    return Report(staleness, dropped, nbytes, waited_s, clocks, gap, worker, pulling_s, pushing_s)
+    return Report(
+        staleness,
+        dropped,
+        nbytes,
+        waited_s,
+        computing_s,
+        clocks,
+        gap,
+        worker,
+        pulling_s,
+        pushing_s,
+    )
 
 
 __all__ = ["Report", "report_of"]

@@ -170,7 +170,7 @@ def run(*, comm: Communicator | None = None, **options: Any) -> Iterator[Worker]
         k: Workers, for "ksync".
         backup: Workers of a "sync" step that need not come.
         copies: Servers that hold each key; a push is acknowledged when all have it, so the end of
-            `copies - 1` servers loses nothing.
+            `copies - 1` servers loses nothing, and the servers that are left get new copies.
         optimizer: `pc.ps.SGD(lr)`, `Adagrad`, `Adam`, `Proximal`, or a function of a list of one
             tensor, and of whether its gradients are sparse, that returns an optimizer of torch. It
             must step each element by itself. Or a dict of such by name of the table.

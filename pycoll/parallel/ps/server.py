@@ -73,11 +73,11 @@ class Server:
 
     def connect(self, links: Mapping[int, Link]) -> None:
         """Hears of the links to other servers, which hold copies."""
-        self._updates.connect(links)
+        self._updates.copies.connect(links)
 
     def disconnect(self) -> None:
         """Ends the links to other servers: no worker will push any more."""
-        self._updates.disconnect()
+        self._updates.copies.disconnect()
 
     def handle(self, message: Message) -> Message:
         """Answers a question; an error is an answer, too."""
@@ -85,7 +85,7 @@ class Server:
             answer = _ANSWERS.get(message.kind)
             if answer is None:
                 raise Error(f"server {self.number}: {message.kind.name} is no question")
-            is_news = message.kind not in (Kind.COPY, Kind.APPLY) and self.members.hear(
+            is_news = message.kind not in _OF_SERVERS and self.members.hear(
                 message.worker, message.clock
             )
             if is_news:
@@ -115,7 +115,8 @@ class Server:
         return Message(Kind.ANSWER)
 
     def _init(self, message: Message) -> Message:
-        shards = list(self._tables.of(message).shards.values())
+        held = self._tables.of(message)
+        shards = [held.shards[part] for part in held.layout.held_by(self.number)]
         sizes = [len(shard.values) for shard in shards]
         values = self._tables.values(message, sum(sizes))
         for shard, rows in zip(shards, values.split(sizes), strict=True):
@@ -123,7 +124,7 @@ class Server:
         return Message(Kind.ANSWER)
 
     def _pull(self, message: Message) -> Message:
-        self._updates.check_deaths(message)
+        self._updates.copies.check_deaths(message)
         rows = self._tables.rows(message)
         if rows is None:
             return Message(Kind.UNKNOWN_KEYS)
@@ -141,15 +142,17 @@ class Server:
                 of.shard.pulled[message.worker] = of.shard.version
                 version = max(version, of.shard.version)
                 values[of.where] = of.shard.read(of.places)
+        self.members.has_pulled(message.worker)
         return Message(Kind.ANSWER, clock=version, body=values.view(-1).view(torch.uint8))
 
     def _push(self, message: Message) -> Message:
-        self._updates.check_deaths(message)
+        self._updates.copies.check_deaths(message)
         rows = self._tables.rows(message)
         if rows is None:
             return Message(Kind.UNKNOWN_KEYS)
         size = sum(len(of.shard.values if of.places is None else of.places) for of in rows)
         values = self._tables.values(message, size)
+        self.members.has_pushed(message.worker)
         held, of_part, late = self._tables.of(message), {of.part: of for of in rows}, 0
         for part in held.layout.decided_by(self.number, message.dead):
             of = of_part.get(part)
@@ -162,7 +165,7 @@ class Server:
                 message.weight,
                 message.rate,
             )
-            late += not self._updates.push(message, part, held.shards[part], gradient)
+            late += not self._updates.push(message, part, held.shard(part), gradient)
         return Message(Kind.ANSWER, number=late)
 
     def _clock(self, message: Message) -> Message:
@@ -171,7 +174,7 @@ class Server:
     def _step(self, message: Message) -> Message:
         held = self._tables.of(message)
         parts = held.layout.decided_by(self.number, message.dead)
-        return Message(Kind.ANSWER, clock=max((held.shards[i].version for i in parts), default=0))
+        return Message(Kind.ANSWER, clock=max((held.shard(i).version for i in parts), default=0))
 
     def _leave(self, message: Message) -> Message:
         self.forget_worker(message.worker)
@@ -184,6 +187,7 @@ class Server:
                 "staleness": {str(key): n for key, n in sorted(updates.staleness.items())},
                 "dropped": dict(updates.dropped),
                 "waited_s": {str(key): s for key, s in members.waited_s.items()},
+                "computing_s": {str(key): s for key, s in members.computing_s().items()},
                 "clocks": {str(key): clock for key, clock in members.clocks.items()},
                 "largest_gap": members.largest_gap,
                 "nbytes": {
@@ -194,7 +198,7 @@ class Server:
         return Message(Kind.ANSWER, body=json_body(found))
 
     def _take_copy(self, message: Message) -> Message:
-        shard = self._tables.of(message).shards[message.part]
+        shard = self._tables.of(message).shard(message.part)
         places, num_rows = None, len(shard.values)
         if message.count != ALL_ROWS:
             num_rows = message.count
@@ -206,9 +210,13 @@ class Server:
         return Message(Kind.ANSWER)
 
     def _apply(self, message: Message) -> Message:
-        shard = self._tables.of(message).shards[message.part]
+        shard = self._tables.of(message).shard(message.part)
         with shard.lock:
             shard.apply_held(message.clock)
+        return Message(Kind.ANSWER)
+
+    def _restore(self, message: Message) -> Message:
+        self._tables.restore(message)
         return Message(Kind.ANSWER)
 
     def _wait_for_version(self, shard: Shard, message: Message) -> None:
@@ -247,6 +255,8 @@ _ANSWERS = {
     Kind.REPORT: Server._report,
     Kind.COPY: Server._take_copy,
     Kind.APPLY: Server._apply,
+    Kind.RESTORE: Server._restore,
 }
+_OF_SERVERS = (Kind.COPY, Kind.APPLY, Kind.RESTORE)  # questions of other servers
 
 __all__ = ["Server"]

@@ -18,6 +18,7 @@ from pycoll.parallel.core.random import normal
 from pycoll.parallel.ps.keys import Part, Table
 from pycoll.parallel.ps.messages import DROP, HOLD, Message
 from pycoll.parallel.ps.optimizers import MakeOptimizer
+from pycoll.parallel.ps.snapshot import pack, unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class Shard:
         last: Number of the last push of each worker: a push that comes twice is made once.
         pulled: Version that each worker has pulled last.
         is_ready: The rows have their first values.
+        holders: Servers that have the shard, as far as this one knows; the dead ones, too.
     """
 
     def __init__(self, table: Table, part: Part, make_optimizer: MakeOptimizer) -> None:
@@ -61,6 +63,7 @@ class Shard:
         self.last: dict[int, int] = {}
         self.pulled: dict[int, int] = {}
         self.is_ready = False
+        self.holders = set(part.owners)
 
     @torch.no_grad()
     def put(self, values: Tensor) -> None:
@@ -91,6 +94,37 @@ class Shard:
         if held:
             self._step(self._mean([gradient for _, gradient in held]))
         self._go_to(version)
+
+    def state(self) -> Tensor:
+        """All that another holder needs to go on, as bytes; the caller holds the lock."""
+        held = {
+            step: {w: (g.places, g.values, g.weight, g.rate) for w, g in of.items()}
+            for step, of in self.held.items()
+        }
+        return pack(
+            {
+                "values": self.values.detach(),
+                "optimizer": self.optimizer.state_dict(),
+                "version": self.version,
+                "held": held,
+                "last": self.last,
+                "pulled": self.pulled,
+                "holders": sorted(self.holders),
+            }
+        )
+
+    @torch.no_grad()
+    def install(self, state: Tensor) -> None:
+        """Becomes what `state` of another holder has returned."""
+        found = unpack(state, "a server")
+        self.optimizer.load_state_dict(found["optimizer"])
+        self.version, self.last, self.pulled = (found[x] for x in ("version", "last", "pulled"))
+        self.held = {
+            step: {worker: Gradient(*gradient) for worker, gradient in of.items()}
+            for step, of in found["held"].items()
+        }
+        self.holders = set(found["holders"])
+        self.put(found["values"])
 
     def _go_to(self, version: int) -> None:
         self.version = version

@@ -1,41 +1,32 @@
-"""What a server decides on pushes: when a step is complete, and that copies have it before.
-
-A server asks the holder of a copy while it holds the shard's lock. That one asks no server in
-turn, so servers never wait for each other in a circle.
-"""
+"""What a server decides on pushes: when a step is complete, and that copies have it before."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from pycoll.errors import PeerDiedError
 from pycoll.parallel.ps.consistency import Consistency, Damping
+from pycoll.parallel.ps.copies import Copies
 from pycoll.parallel.ps.held_tables import HeldTable, HeldTables
-from pycoll.parallel.ps.keys import Part
 from pycoll.parallel.ps.members import Members
 from pycoll.parallel.ps.messages import (
     ALL_ROWS,
     DROP,
     HOLD,
     Kind,
-    Link,
     Message,
-    raise_failure,
 )
 from pycoll.parallel.ps.shard import Gradient, Shard
-
-_DEATH_S = 5.0  # in which a server hears of the death that a worker has seen
 
 
 class Updates:
     """Decides on the pushes of the parts whose first living holder is this server.
 
     Attributes:
+        copies: The other servers, which have copies.
         staleness: How many pushes to a shard had a staleness, in updates.
         dropped: How many were dropped, as "late" or "stale".
     """
@@ -48,23 +39,12 @@ class Updates:
         members: Members,
         tables: HeldTables,
     ) -> None:
-        self._server, self._members, self._tables = server, members, tables
+        self._members, self._tables = members, tables
         self._consistency, self._damping = consistency, damping
-        self._links: dict[int, tuple[Link, threading.Lock]] = {}
-        self._dead: set[int] = set()
-        self._dead_changed = threading.Condition()
+        self.copies = Copies(server, tables, self.forget)
         self._counting = threading.Lock()
         self.staleness: Counter[int] = Counter()
         self.dropped: Counter[str] = Counter()
-
-    def connect(self, links: Mapping[int, Link]) -> None:
-        """Hears of the links to other servers, which hold copies."""
-        self._links.update((server, (link, threading.Lock())) for server, link in links.items())
-
-    def disconnect(self) -> None:
-        """Ends the links to other servers."""
-        for link, _ in self._links.values():
-            link.close()
 
     def push(self, message: Message, part: int, shard: Shard, gradient: Gradient) -> bool:
         """Makes an update, or holds it until its step is complete; False: it was dropped."""
@@ -103,7 +83,7 @@ class Updates:
                 apply.clock = members.slowest  # no worker takes part in the steps before
             else:
                 return
-            self._tell_copies(shard.part, apply)
+            self.copies.tell(held, part, apply)
             shard.apply_held(apply.clock)
 
     def settle_all(self) -> None:
@@ -111,40 +91,16 @@ class Updates:
         if not self._consistency.gathers:
             return
         for held in self._tables.all():
-            for part, shard in held.shards.items():
-                if self._decides(shard.part):
+            for part, shard in list(held.shards.items()):
+                if self.copies.decides(shard.part):
                     with shard.lock:
                         self.settle(held, part)
 
     def forget(self, server: int) -> None:
         """Another server has died: this one decides where it is the next holder."""
-        with self._dead_changed:
-            if server in self._dead:
-                return
-            self._dead.add(server)
-            self._dead_changed.notify_all()
-        self.settle_all()
-
-    def check_deaths(self, message: Message) -> None:
-        """Waits until this server knows of the dead servers that a worker has seen.
-
-        Raises:
-            PeerDiedError: One of them lives.
-        """
-        asked = {i for i in range(message.dead.bit_length()) if message.dead >> i & 1}
-        with self._dead_changed:
-            if self._dead_changed.wait_for(lambda: asked <= self._dead, _DEATH_S):
-                return
-        alive = min(asked - self._dead)
-        raise PeerDiedError(
-            f"parameter server: server {alive} answers server {self._server}, but not worker "
-            f"{message.worker}: that worker cannot go on",
-            alive,
-        )
-
-    def _decides(self, part: Part) -> bool:
-        living = [owner for owner in part.owners if owner not in self._dead]
-        return bool(living) and living[0] == self._server
+        if self.copies.forget(server):
+            self.settle_all()
+            self.copies.restore_all()
 
     def _copy(
         self, push: Message, part: int, shard: Shard, gradient: Gradient, factor: float
@@ -158,22 +114,7 @@ class Updates:
         what = Message(Kind.COPY, push.table, part, push.worker, push.clock, push.number)
         what.count, what.body, what.factor = rows, body, factor
         what.weight, what.rate = gradient.weight, gradient.rate
-        self._tell_copies(shard.part, what)
-
-    def _tell_copies(self, part: Part, message: Message) -> None:
-        for server in part.owners:
-            if server == self._server or server in self._dead:
-                continue
-            link, lock = self._links[server]
-            with lock:
-                try:
-                    link.send(message)
-                    answer = link.receive()
-                except PeerDiedError:
-                    # This thread holds the lock of a shard, and `forget` takes those of others.
-                    threading.Thread(target=self.forget, args=(server,), daemon=True).start()
-                    continue
-            raise_failure(answer)
+        self.copies.tell(self._tables.of(push), part, what)
 
     def _count(self, staleness: int, times: int = 1) -> None:
         with self._counting:

@@ -40,10 +40,29 @@ class SharedWorker:
     comm: Communicator
     _mutex: Tensor
 
-    def order(self, count: int, seed: int) -> np.ndarray:
-        """This worker's share of a random order of examples, different for each seed; int64."""
-        start, stop = share(count, self.size, self.rank)
-        return np.random.default_rng(seed).permutation(count)[start:stop]
+    def order(self, count: int, seed: int, groups: np.ndarray | None = None) -> np.ndarray:
+        """This worker's share of the examples, in a random order that each seed changes.
+
+        Args:
+            count: Number of examples.
+            seed: For example, the number of the epoch.
+            groups: [count] ints of 0 or more: examples of one group go to the same worker. With the
+                users of ratings as groups, no other worker changes the factors of this one's users.
+
+        Returns:
+            Numbers of examples, int64: without groups, a part of a random order of all; with groups
+            the same ones for each seed, of neighboring groups.
+
+        Cost: a random order of all examples, or a count of the groups.
+        """
+        random = np.random.default_rng(seed)
+        if groups is None:
+            start, stop = share(count, self.size, self.rank)
+            return random.permutation(count)[start:stop]
+        sizes = np.bincount(groups, minlength=1)
+        middles = np.cumsum(sizes) - sizes / 2
+        owners = np.minimum(middles * self.size // max(count, 1), self.size - 1)
+        return random.permutation(np.flatnonzero(owners[groups] == self.rank))
 
     def factorize(
         self,
@@ -78,7 +97,8 @@ class SharedWorker:
             UsageError: An array has another dtype or shape, or there is no such user or item.
 
         Cost: 8 dim flops a rating; "mutex" locks for each rating, "atomic" adds by a locked
-            instruction for each element.
+            instruction for each element. Workers pass the cache lines of factors to each other: it
+            is faster if dim + 1 is a multiple of 8.
         """
         of_users, of_items = (self.shared[name] for name in names)
         lock = LOCKS[self.lock]
