@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pycoll.parallel.core.metrics import log, metrics
     from pycoll.parallel.core.step_result import StepResult
     from pycoll.parallel.core.writers import JsonLines, TensorBoard
+    from pycoll.parallel.features.annotate.annotations import Annotations, annotate
+    from pycoll.parallel.features.annotate.sharding import Sharding
     from pycoll.parallel.features.experts import Experts
     from pycoll.parallel.features.precision import Precision
     from pycoll.parallel.features.recompute import Keep
@@ -58,6 +60,8 @@ _MODULES = {
     **dict.fromkeys(("Batch", "shard"), "core.batches"),
     "EMA": "trainer.weight_average",
     "cross_entropy": "features.tensor.vocab",
+    **dict.fromkeys(("Annotations", "annotate"), "features.annotate.annotations"),
+    "Sharding": "features.annotate.sharding",
     "Experts": "features.experts",
     **dict.fromkeys(("Gossip", "gossip"), "replicas.gossip"),
     **dict.fromkeys(("LocalSteps", "diloco"), "replicas.local_steps"),
@@ -97,6 +101,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "Annotations",
     "Batch",
     "Choices",
     "Column",
@@ -122,12 +127,14 @@ __all__ = [
     "Region",
     "Row",
     "Saving",
+    "Sharding",
     "SharedWorker",
     "Sparsity",
     "StepResult",
     "TensorBoard",
     "Trainer",
     "Vocab",
+    "annotate",
     "auto_plan",
     "calibrate",
     "cross_entropy",
