@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pycoll.parallel.replicas.local_steps import LocalSteps, diloco
     from pycoll.parallel.shared_arrays.hogwild import SharedWorker, hogwild
     from pycoll.parallel.shared_arrays.sparsity import Sparsity, sparsity
+    from pycoll.parallel.tools.auto_annotate import auto_annotate
     from pycoll.parallel.tools.auto_plan import auto_plan
     from pycoll.parallel.tools.footprint import RankMemory, memory
     from pycoll.parallel.tools.training_timeline import trace
@@ -79,6 +80,7 @@ _MODULES = {
     "RNG": "trainer.saved_objects",
     "Saving": "trainer.saving",
     **dict.fromkeys(("log", "metrics"), "core.metrics"),
+    "auto_annotate": "tools.auto_annotate",
     "auto_plan": "tools.auto_plan",
     "calibrate": "planner.calibrate",
     **dict.fromkeys(("Choices", "Layout"), "planner.layouts"),
@@ -135,6 +137,7 @@ __all__ = [
     "Trainer",
     "Vocab",
     "annotate",
+    "auto_annotate",
     "auto_plan",
     "calibrate",
     "cross_entropy",

@@ -176,6 +176,7 @@ def of(placements: dict, kind: type) -> dict:
 
 
 def test_annotated_models_equal_one_process():
+    found = pc.auto_annotate(ConvNet(), torch.zeros(4, *SHAPES[ConvNet]), ranks=2)
     cases = [
         ({"tp": 2}, MLP, {"up": (None, "tp")}),
         ({"tp": 4}, MLP, {"down.weight": ("tp", None)}),
@@ -184,6 +185,7 @@ def test_annotated_models_equal_one_process():
         ({"tp": 2}, ConvNet, {"first": ("tp", None, None)}),
         ({"tp": 2}, ConvNet, {"second.weight": ("tp", None, None, None)}),
         ({"tp": 2}, ConvNet, {"first.weight": (None, "tp", None, None), "head": ("tp", None)}),
+        ({"tp": 2}, ConvNet, dict(found.placements)),
         ({"tp": 4}, AttentionBlock, {"q": (None, "tp")}),
         ({"tp": 2}, AttentionBlock, {"q": (None, "tp"), "out": ("tp", None)}),
         ({"tp": 2}, AttentionBlock, {"norm": ("tp", None, None)}),
