@@ -49,7 +49,7 @@ def test_bubble_measured_is_that_of_the_formula(name, p):
 def test_stages_with_replicas_are_as_fast_as_planned():
     """A slow and a fast stage, run by stages that sleep: the time between two microbatches."""
     unit_s = 0.02
-    layers = [Layer(9 * unit_s, 0.0, 0.0), Layer(3 * unit_s, 0.0, 0.0)]
+    layers = [Layer(9 * unit_s, 0.0, 0.0), Layer(3 * unit_s, 0.0, 1e7)]  # seconds, then bytes
     plan = replicated_stages(layers, 4, 1e9)
     assert plan.shape == "3-1" and plan.in_flight == 2
     schedules = [round_robin((3, 1), m) for m in (12, 48)]
