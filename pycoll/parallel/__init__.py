@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pycoll.parallel.core.metrics import log, metrics
     from pycoll.parallel.core.step_result import StepResult
     from pycoll.parallel.core.writers import JsonLines, TensorBoard
+    from pycoll.parallel.features.annotate.annotations import Annotations, annotate
+    from pycoll.parallel.features.annotate.sharding import Sharding
     from pycoll.parallel.features.experts import Experts
     from pycoll.parallel.features.precision import Precision
     from pycoll.parallel.features.recompute import Keep
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from pycoll.parallel.replicas.local_steps import LocalSteps, diloco
     from pycoll.parallel.shared_arrays.hogwild import SharedWorker, hogwild
     from pycoll.parallel.shared_arrays.sparsity import Sparsity, sparsity
+    from pycoll.parallel.tools.auto_annotate import auto_annotate
     from pycoll.parallel.tools.auto_plan import auto_plan
     from pycoll.parallel.tools.footprint import RankMemory, memory
     from pycoll.parallel.tools.training_timeline import trace
@@ -69,6 +72,8 @@ _MODULES = {
     **dict.fromkeys(("Batch", "shard"), "core.batches"),
     "EMA": "trainer.weight_average",
     "cross_entropy": "features.tensor.vocab",
+    **dict.fromkeys(("Annotations", "annotate"), "features.annotate.annotations"),
+    "Sharding": "features.annotate.sharding",
     "Experts": "features.experts",
     "elastic": "recovery.run",
     **dict.fromkeys(("Gossip", "gossip"), "replicas.gossip"),
@@ -89,6 +94,7 @@ _MODULES = {
     "RNG": "trainer.saved_objects",
     "Saving": "trainer.saving",
     **dict.fromkeys(("log", "metrics"), "core.metrics"),
+    "auto_annotate": "tools.auto_annotate",
     "auto_plan": "tools.auto_plan",
     "calibrate": "planner.calibrate",
     **dict.fromkeys(("Choices", "Layout"), "planner.layouts"),
@@ -113,6 +119,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "Annotations",
     "Batch",
     "Choices",
     "Column",
@@ -140,12 +147,15 @@ __all__ = [
     "Region",
     "Row",
     "Saving",
+    "Sharding",
     "SharedWorker",
     "Sparsity",
     "StepResult",
     "TensorBoard",
     "Trainer",
     "Vocab",
+    "annotate",
+    "auto_annotate",
     "auto_plan",
     "calibrate",
     "cross_entropy",

@@ -14,6 +14,8 @@ from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.mesh import AXES, Mesh
 from pycoll.parallel.core.placement import Placement
 from pycoll.parallel.core.positions import Positions
+from pycoll.parallel.features.annotate.annotations import Annotations
+from pycoll.parallel.features.annotate.feature import Annotated
 from pycoll.parallel.features.batch_norm import SyncBatchNorm
 from pycoll.parallel.features.context.feature import ContextParallel
 from pycoll.parallel.features.data.feature import DataParallel
@@ -42,6 +44,7 @@ ORDER: tuple[type[Feature], ...] = (
     ContextParallel,
     ExpertParallel,
     TensorParallel,
+    Annotated,
     KeyedDropout,
     SyncBatchNorm,
     MixedPrecision,
@@ -69,6 +72,7 @@ def parallelize(
     precision: str | Precision | None = None,
     zero_group: int | None = None,
     replicas: str | Connect = TOGETHER,
+    annotate: Annotations | None = None,
 ) -> Any:
     """Puts a model on a mesh. Collective.
 
@@ -107,6 +111,8 @@ def parallelize(
             server. With options: "gossip:graph=ring,mode=sgp", "local:steps=50,compress=int8",
             "ps:mode=ssp,staleness=3". Or a function of the torch optimizer and the AxisGroup
             of the replicas that returns an optimizer.
+        annotate: Shardings of a few tensors, by `pc.annotate`, in place of `tp`: the shardings of
+            all others, and the collectives, follow from them.
 
     Returns:
         The model, with methods `step`, `no_sync` and `evaluate` (`Trainer`).
@@ -125,7 +131,16 @@ def parallelize(
     plain = script.plain_copy(model)
     without_memory(model, mesh.device)
     options = Options(
-        tp or {}, pp, schedule, zero, sequence_parallel, recompute, costs, precision, zero_group
+        tp or {},
+        pp,
+        schedule,
+        zero,
+        sequence_parallel,
+        recompute,
+        costs,
+        precision,
+        zero_group,
+        annotate=annotate,
     )
     build = Build(model, mesh, options, Positions(seed))
     apply_all(build)

@@ -132,7 +132,7 @@ def test_all_at_once_moves_the_sum_of_the_formulas():
 def test_modes_share_input_bytes_storage_and_work_as_they_must(monkeypatch):
     monkeypatch.setenv("PYCOLL_ALGO", "all_reduce:ring")
     n = 4
-    one, dp, tp, pp = modes.measure(n)
+    one, dp, tp, pp, annotated = modes.measure(n)
     assert (one.input_share, dp.input_share, tp.input_share, pp.input_share) == (1, 1 / n, 1, 1)
     assert (one.moved, one.stored, one.balance) == (0, 1, 1)
     # Gradients once around: 2 (n - 1) / n of the model per rank, and the small message of a step.
@@ -142,9 +142,11 @@ def test_modes_share_input_bytes_storage_and_work_as_they_must(monkeypatch):
     # first block's input is not needed.
     assert tp.activations_moved == pytest.approx(2 * (n - 1) * (2 * modes.DEPTH - 1), rel=0.02)
     assert 1 <= tp.stored < 1.05 and tp.balance == 1
+    assert (annotated.moved, annotated.stored) == (tp.moved, tp.stored) and annotated.balance == 1
     # An activation and its gradient at each cut.
     assert pp.activations_moved >= 2 * (n - 1)
     assert pp.stored == 1 and pp.balance > 1.2  # 5 blocks on 4 stages
+    assert "does not divide into 1 blocks for tp=6 ranks" in annotated.limit
     assert "smaller than dp=2" in dp.limit and "cannot split 5 blocks into 6 stages" in pp.limit
 
 

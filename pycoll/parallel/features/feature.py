@@ -37,6 +37,7 @@ class Options:
     costs: list[float] | None
     precision: Any = None
     zero_group: int | None = None
+    annotate: Any = None
     microbatches: int = 0  # of a layout whose memory is computed; 0: not known yet
 
 

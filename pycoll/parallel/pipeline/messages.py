@@ -16,7 +16,7 @@ from pycoll.errors import Error
 from pycoll.parallel.core import structures
 from pycoll.parallel.core.specs import Spec
 from pycoll.parallel.core.transfers import Link, Transfers
-from pycoll.parallel.pipeline.schedules.actions import Kind
+from pycoll.parallel.pipeline.schedules.actions import Kind, Schedule
 from pycoll.parallel.pipeline.stages import Notes, Tensors
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ Key = tuple[Kind, int, int]  # F or B, the stage that receives, microbatch
 class Messages:
     """The transfers of one step of one rank."""
 
-    def __init__(self, transfers: Transfers, placement: tuple[int, ...]) -> None:
+    def __init__(self, transfers: Transfers, schedule: Schedule) -> None:
         self._transfers, self._comm = transfers, transfers.comm
-        self._placement = placement
+        self._schedule = schedule
         self._posted: dict[Key, tuple[list[torch.Tensor], list[Work]]] = {}
         self._sent: list[tuple[Work, Any]] = []
         self._here: dict[Key, Tensors] = {}
@@ -102,14 +102,14 @@ class Messages:
 
     def post(self, key: Key, specs: tuple[Spec, ...]) -> None:
         """Posts the receive of tensors with known shapes."""
-        link, tag = _link(self._placement, key[0], key[1]), self._tag(key)
+        link, tag = _link(self._schedule, key), self._tag(key)
         tensors = [spec.empty() for spec in specs]
         works = [self._transfers.receive(link, t, tag) for t in tensors]
         self._posted[key] = (tensors, works)
 
     def announced(self, key: Key) -> Arrival:
         """Waits for the announcement of a message; the message follows."""
-        peer = _link(self._placement, key[0], key[1]).source
+        peer = _link(self._schedule, key).source
         tag = self._tag(key, is_header=True)
         sender = f"rank {peer}"
         length = np.zeros(1, np.int64)
@@ -129,7 +129,7 @@ class Messages:
 
     def send(self, key: Key, tensors: Tensors, announce: Arrival | None = None) -> None:
         """Sends tensors to the stage of the key, after an announcement if one is given."""
-        peer = self._placement[key[1]]
+        peer = self._schedule.rank_of(key[1], key[2])
         if peer == self._comm.rank:
             self._here[key] = tensors
             return
@@ -138,7 +138,7 @@ class Messages:
             tag = self._tag(key, is_header=True)
             for header in (np.array([content.size], np.int64), content):
                 self._keep(self._comm.send(header, peer, tag, async_op=True), header)
-        link = _link(self._placement, key[0], key[1])
+        link = _link(self._schedule, key)
         for tensor in tensors:
             self.sent_bytes += tensor.numel() * tensor.element_size()
             sent = tensor.contiguous()
@@ -158,22 +158,26 @@ class Messages:
 
     def _tag(self, key: Key, is_header: bool = False) -> int:
         kind, stage, microbatch = key
-        number = microbatch * len(self._placement) + stage
+        number = microbatch * self._schedule.num_stages + stage
         return number * 4 + 2 * (kind is Kind.B) + is_header
 
 
-def links_of(placement: tuple[int, ...]) -> list[Link]:
-    """The links between stages on different ranks: one for each stage and direction."""
-    last = len(placement) - 1
-    links = [_link(placement, Kind.F, stage) for stage in range(1, last + 1)]
-    links += [_link(placement, Kind.B, stage) for stage in range(last)]
+def links_of(schedule: Schedule) -> list[Link]:
+    """The links between stages on different ranks: for each stage, direction and pair of ranks."""
+    last = schedule.num_stages - 1
+    keys = [(Kind.F, stage) for stage in range(1, last + 1)]
+    keys += [(Kind.B, stage) for stage in range(last)]
+    turns = range(math.lcm(*schedule.replicas) if schedule.replicas else 1)
+    links = dict.fromkeys(_link(schedule, (*key, i)) for key in keys for i in turns)
     return [link for link in links if link.source != link.target]
 
 
-def _link(placement: tuple[int, ...], kind: Kind, stage: int) -> Link:
-    """The link by which a stage receives activations (F) or gradients (B)."""
+def _link(schedule: Schedule, key: Key) -> Link:
+    """The link by which a stage receives activations (F) or gradients (B) of a microbatch."""
+    kind, stage, microbatch = key
     sender = stage - 1 if kind is Kind.F else stage + 1
-    return Link(placement[sender], placement[stage], f"{kind.name} {stage}")
+    source, target = schedule.rank_of(sender, microbatch), schedule.rank_of(stage, microbatch)
+    return Link(source, target, f"{kind.name} {stage}")
 
 
 __all__ = ["Arrival", "Key", "Messages", "links_of"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,8 +20,10 @@ from pycoll.parallel.pipeline import trace_events
 from pycoll.parallel.pipeline.agree import agree
 from pycoll.parallel.pipeline.messages import Messages, links_of
 from pycoll.parallel.pipeline.microbatches import as_call, split_batch
+from pycoll.parallel.pipeline.replicas import MeanOverReplicas, replicas_of
 from pycoll.parallel.pipeline.result import StepResult
 from pycoll.parallel.pipeline.schedules.actions import Kind, Schedule
+from pycoll.parallel.pipeline.schedules.pipedream import round_robin
 from pycoll.parallel.pipeline.schedules.registry import build
 from pycoll.parallel.pipeline.schedules.transfers import (
     PREFETCH,
@@ -53,6 +56,7 @@ class PipelineRuntime:
         on_last_backward: Callable[[int], None] | None = None,
         on_weight_grad_ready: Callable[[int], None] | None = None,
         update: Callable[[int, int], None] | None = None,
+        replicas: Sequence[int] = (),
         split_backward: bool = True,
         dynamic_shapes: bool = False,
         prefetch: int = PREFETCH,
@@ -76,6 +80,9 @@ class PipelineRuntime:
                 of parameters that stages share are complete only after the step.
             update: Called with stage and microbatch, by schedules that update within a step;
                 updates the stage's weights from `.grad` and clears it.
+            replicas: Number of ranks of each stage, such as (3, 1), for the schedule "pipedream":
+                consecutive ranks hold the same weights of a stage and take turns at its
+                microbatches. `.grad` is the mean over their turn when `update` is called.
             split_backward: If false, I runs the whole backward and W does nothing: for models with
                 activation recomputation, which each W would repeat.
             dynamic_shapes: Whether shapes may change while those of the inputs do not: every
@@ -95,8 +102,15 @@ class PipelineRuntime:
         self._transfers = transfers or Transfers(comm)
         self._device, self._clock = device, clock or HostClock()
         self._loss = loss_fn
+        self._replicas = replicas_of(schedule, replicas)
+        self._mean = MeanOverReplicas(self._replicas, comm, stages)
         self._hooks = Hooks(
-            None, on_microbatch, on_last_backward, on_weight_grad_ready, update, split_backward
+            None,
+            on_microbatch,
+            on_last_backward,
+            on_weight_grad_ready,
+            update if update is None else self._mean.before(update),
+            split_backward,
         )
         self._dynamic = dynamic_shapes
         self._prefetch = prefetch
@@ -191,6 +205,7 @@ class PipelineRuntime:
         if num == 0:
             return StepResult(0.0, 0.0, {}, [], 0, 0, {})
         schedule, program = self._program(num)
+        self._mean.connect()
         if not train:
             backward = (Kind.B, Kind.I, Kind.W, Kind.U)
             schedule = schedule.without(*backward)
@@ -204,7 +219,7 @@ class PipelineRuntime:
         run = StepRun(
             self.stages,
             schedule,
-            Messages(self._transfers, schedule.placement),
+            Messages(self._transfers, schedule),
             [as_call(call) for call in calls or ()],
             wanted,
             replace(self._hooks, loss=loss),
@@ -215,7 +230,7 @@ class PipelineRuntime:
             stashes,
             self._clock,
         )
-        self._transfers.connect(links_of(schedule.placement), self._device)
+        self._transfers.connect(links_of(schedule), self._device)
         begin = time.perf_counter()
         before = set_aside(self.stages, schedule.placement, self._transfers) if train else {}
         run.run(program.orders[self._comm.rank])
@@ -225,7 +240,10 @@ class PipelineRuntime:
             sum_shared_gradients(self.stages, schedule.placement, self._transfers, before)
         of_losses = zip(*(run.losses[i] for i in sorted(run.losses)), strict=True)
         totals = np.array([sum(numbers(of)) for of in of_losses] or [0, 0], np.float64)
-        self._comm.broadcast(totals, root=schedule.placement[-1])
+        if schedule.replicas:
+            self._comm.all_reduce(totals)  # the replicas of the last stage have a share each
+        else:
+            self._comm.broadcast(totals, root=schedule.placement[-1])
         run.read_clock()
         self._recorded.append(run.moments)
         result = StepResult(
@@ -249,7 +267,9 @@ class PipelineRuntime:
 
     def _num_own_microbatches(self) -> int:
         own = self._schedule
-        return own.num_microbatches if isinstance(own, Schedule) else self._comm.size
+        if isinstance(own, Schedule):
+            return own.num_microbatches
+        return math.lcm(*self._replicas) if self._replicas else self._comm.size
 
     def _placement(self) -> tuple[int, ...]:
         return self.schedule_of(self._num_own_microbatches()).placement
@@ -264,6 +284,9 @@ class PipelineRuntime:
                     )
                 validate(own)
                 made = own
+            elif self._replicas:
+                made = round_robin(self._replicas, num)
+                validate(made)
             else:
                 per_rank, rest = divmod(self.stages.num_stages, size)
                 if rest or not per_rank:

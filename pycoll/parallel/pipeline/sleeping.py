@@ -67,7 +67,10 @@ class Measured:
 
 
 def measure(
-    schedules: Sequence[Schedule], costs: Costs | None = None, unit_s: float = 0.01
+    schedules: Sequence[Schedule],
+    costs: Costs | None = None,
+    unit_s: float = 0.01,
+    stage_scale: Sequence[float] | None = None,
 ) -> list[Measured]:
     """Runs a step of sleeping stages for each schedule, on ranks of this host.
 
@@ -75,6 +78,7 @@ def measure(
         schedules: Schedules with the same number of ranks.
         costs: Costs of one microbatch on one rank, in units. Default: 1 for F, I and W.
         unit_s: Seconds of a unit.
+        stage_scale: Relative duration of each stage. Default: 1 for all.
 
     Returns:
         Measured times, bubble and memory of each schedule.
@@ -82,7 +86,10 @@ def measure(
     Cost: the duration of the schedules, and about 0.1 s per rank.
     """
     warm_up()
-    outcomes = pycoll.run_ranks(_rank, schedules[0].num_ranks, schedules, costs or Costs(), unit_s)
+    scale = stage_scale or [1.0] * schedules[0].num_stages
+    outcomes = pycoll.run_ranks(
+        _rank, schedules[0].num_ranks, schedules, costs or Costs(), unit_s, scale
+    )
     by_schedule = zip(schedules, zip(*outcomes, strict=True), strict=True)
     return [_measured(schedule, list(of)) for schedule, of in by_schedule]
 
@@ -94,12 +101,18 @@ def warm_up() -> None:
 
 
 def _rank(
-    comm: Communicator, schedules: Sequence[Schedule], costs: Costs, unit_s: float
+    comm: Communicator,
+    schedules: Sequence[Schedule],
+    costs: Costs,
+    unit_s: float,
+    scale: Sequence[float],
 ) -> list[Any]:
-    return [_step(comm, schedule, costs, unit_s) for schedule in schedules]
+    return [_step(comm, schedule, costs, unit_s, scale) for schedule in schedules]
 
 
-def _step(comm: Communicator, schedule: Schedule, costs: Costs, unit_s: float) -> Any:
+def _step(
+    comm: Communicator, schedule: Schedule, costs: Costs, unit_s: float, scale: Sequence[float]
+) -> Any:
     part = unit_s / schedule.stages_per_rank
     length = costs.forward * part, costs.backward_input * part, costs.backward_weight * part
     local = schedule.stages_of(comm.rank)
@@ -111,8 +124,8 @@ def _step(comm: Communicator, schedule: Schedule, costs: Costs, unit_s: float) -
         return output.sum(), 1
 
     runtime.step(x, x, loss_fn=loss_fn)  # warm-up without sleep: announces shapes
-    for module in stages.modules():
-        module.times = length
+    for stage, module in zip(local, stages.modules(), strict=True):
+        module.times = tuple(seconds * scale[stage] for seconds in length)
     comm.barrier()
     result = runtime.step(x, x, loss_fn=loss_fn)
     moments = [(m.action, m.start_ns, m.end_ns) for m in result.moments if not m.waited]

@@ -18,7 +18,7 @@ from pycoll.parallel.core import structures
 from pycoll.parallel.core.specs import Spec
 from pycoll.parallel.core.transfers import Transfers
 from pycoll.parallel.pipeline.messages import Arrival, Messages
-from pycoll.parallel.pipeline.schedules.actions import Kind
+from pycoll.parallel.pipeline.schedules.actions import Kind, Schedule
 
 PACKAGE = Path(pycoll.__file__).parent
 Pair = namedtuple("Pair", ["left", "right"])
@@ -112,7 +112,7 @@ def test_pickle_sent_to_a_stage_is_refused_and_not_run(tmp_path):
     contents = [pickle.dumps(Code(tmp_path / "code")), b"[]", None]
 
     def work(comm: pycoll.Communicator) -> list[str]:
-        messages = Messages(Transfers(comm), (1, 0))
+        messages = Messages(Transfers(comm), Schedule("test", 1, (1, 0), ((), ())))
         tag = messages._tag(KEY, is_header=True)
         found = []
         for content in contents:

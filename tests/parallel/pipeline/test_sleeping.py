@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pycoll.parallel import pipeline
-from pycoll.parallel.pipeline.schedules.pipedream import staleness
+from pycoll.parallel.pipeline.schedules.pipedream import round_robin, staleness
 from pycoll.parallel.pipeline.sleeping import measure
+from pycoll.parallel.planner.replicated_stages import Layer, replicated_stages
 
 pytestmark = [pytest.mark.timing, pytest.mark.soak, pytest.mark.timeout(1200)]
 
@@ -43,3 +44,18 @@ def test_bubble_measured_is_that_of_the_formula(name, p):
             break
     print(f"{name} p={p}: at most {100 * max(map(abs, off.values())):.2f} points off")
     assert all(abs(error) <= POINTS for error in off.values()), off
+
+
+def test_stages_with_replicas_are_as_fast_as_planned():
+    """A slow and a fast stage, run by stages that sleep: the time between two microbatches."""
+    unit_s = 0.02
+    layers = [Layer(9 * unit_s, 0.0, 0.0), Layer(3 * unit_s, 0.0, 1e7)]  # seconds, then bytes
+    plan = replicated_stages(layers, 4, 1e9)
+    assert plan.shape == "3-1" and plan.in_flight == 2
+    schedules = [round_robin((3, 1), m) for m in (12, 48)]
+    short, long = (
+        one.played.time for one in measure(schedules, unit_s=unit_s, stage_scale=[3.0, 1.0])
+    )
+    between_s = (long - short) / 36
+    print(f"{between_s:.4f} s between two microbatches, planned {plan.seconds:.4f} s")
+    assert between_s == pytest.approx(plan.seconds, rel=0.1)

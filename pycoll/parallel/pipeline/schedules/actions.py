@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -76,14 +76,17 @@ class Schedule:
     Attributes:
         name: Name of the generator.
         num_microbatches: Number of microbatches of a step.
-        placement: The rank of each stage.
+        placement: The rank of each stage; the first one, if it has replicas.
         orders: The actions of each rank.
+        replicas: Number of consecutive ranks that take turns at the microbatches of each stage;
+            empty: every stage has one rank.
     """
 
     name: str
     num_microbatches: int
     placement: tuple[int, ...]
     orders: tuple[tuple[Action, ...], ...]
+    replicas: tuple[int, ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -95,7 +98,7 @@ class Schedule:
 
     @property
     def stages_per_rank(self) -> int:
-        return self.num_stages // self.num_ranks
+        return max(1, self.num_stages // self.num_ranks)
 
     @property
     def updates(self) -> bool:
@@ -109,12 +112,28 @@ class Schedule:
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages of a rank, in model order."""
-        return tuple(stage for stage, of in enumerate(self.placement) if of == rank)
+        return tuple(s for s in range(self.num_stages) if rank in self.ranks_of(s))
+
+    def ranks_of(self, stage: int) -> range:
+        """The ranks of a stage."""
+        first = self.placement[stage]
+        return range(first, first + (self.replicas[stage] if self.replicas else 1))
+
+    def rank_of(self, stage: int, microbatch: int) -> int:
+        """The rank of a microbatch in a stage: its replicas take turns."""
+        ranks = self.ranks_of(stage)
+        return ranks[microbatch % len(ranks)]
+
+    def round_of(self, stage: int, microbatch: int) -> range:
+        """The microbatches that a stage's replicas take in the same turn, for one update."""
+        num = len(self.ranks_of(stage))
+        first = microbatch // num * num
+        return range(first, first + num)
 
     def without(self, *kinds: Kind) -> Schedule:
         """Returns the schedule without some kinds of actions."""
         orders = tuple(tuple(a for a in order if a.kind not in kinds) for order in self.orders)
-        return Schedule(self.name, self.num_microbatches, self.placement, orders)
+        return replace(self, orders=orders)
 
     def text(self) -> str:
         """One line per rank: `0: 0F0 0F1 0B0 0B1`. `from_text` reads this format."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+
+from pycoll.errors import UsageError
 from pycoll.parallel.pipeline.schedules.actions import (
     Action,
     Costs,
@@ -30,6 +35,48 @@ def make(p: int, m: int, v: int) -> Schedule:
                 order.append(Action(action.stage, Kind.U, action.microbatch))
         orders.append(tuple(order))
     return Schedule("pipedream", m, interleaved_placement(p, 1), tuple(orders))
+
+
+def round_robin(replicas: Sequence[int], m: int) -> Schedule:
+    """Stages with several ranks each, which take turns at the microbatches: 1F1B-RR.
+
+    Each turn of a stage is one update, by the mean of its replicas' gradients, for which they wait.
+
+    Args:
+        replicas: Number of ranks of each stage, from the first one on.
+        m: Number of microbatches, a multiple of each of them.
+
+    Raises:
+        UsageError: A number is below 1, or does not divide the microbatches.
+
+    Cost: the first stage has NOAM microbatches in flight on each of its ranks: the number of
+        ranks over that of the first stage, rounded up.
+    Source: Narayanan et al., PipeDream, SOSP 2019, section 3.2.
+    """
+    if not replicas or min(replicas) < 1 or any(m % number for number in replicas):
+        raise UsageError(
+            f"pipedream: {m} microbatches and replicas {tuple(replicas)}: expected numbers of "
+            f"ranks that divide the microbatches, so that all replicas take part in each update"
+        )
+    orders = []
+    for stage, number in enumerate(replicas):
+        for replica in range(number):
+            own = range(replica, m, number)
+            order: list[Action] = []
+            forwards = [Action(stage, Kind.F, i) for i in own]
+            backwards = [Action(stage, Kind.B, i) for i in own]
+            for action in in_turn(forwards, backwards, staleness_of(replicas, stage)):
+                order.append(action)
+                if action.kind is Kind.B:
+                    order.append(Action(action.stage, Kind.U, action.microbatch))
+            orders.append(tuple(order))
+    placement = (0, *accumulate(replicas[:-1]))
+    return Schedule("pipedream", m, placement, tuple(orders), tuple(replicas))
+
+
+def staleness_of(replicas: Sequence[int], stage: int) -> int:
+    """The most updates of a stage between the forward of a microbatch and its backward."""
+    return math.ceil(sum(replicas[stage:]) / replicas[stage]) - 1
 
 
 def staleness(p: int, stage: int, microbatch: int) -> int:

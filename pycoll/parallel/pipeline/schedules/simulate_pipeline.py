@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from pycoll.errors import UsageError
@@ -72,12 +72,24 @@ def needs(action: Action, num_stages: int) -> Action | None:
     return None
 
 
+def waits_for(schedule: Schedule, action: Action) -> tuple[Action, ...]:
+    """The actions of other ranks that must precede an action.
+
+    An update of a stage with replicas waits for the gradients of all microbatches of its turn.
+    """
+    if action.kind is Kind.U:
+        turn = schedule.round_of(action.stage, action.microbatch)
+        return tuple(Action(action.stage, Kind.B, i) for i in turn if i != action.microbatch)
+    need = needs(action, schedule.num_stages)
+    return () if need is None else (need,)
+
+
 def done_as(action: Action) -> Action:
     """The action that other stages wait for: I counts as B."""
     return Action(action.stage, Kind.B, action.microbatch) if action.kind is Kind.I else action
 
 
-def deadlock(schedule: Schedule, at: Sequence[int]) -> str:
+def deadlock(schedule: Schedule, at: Sequence[int], done: Container[Action]) -> str:
     """Describes the cycle of waits, starting with the first blocked rank."""
     parts, seen = [], set()
     rank = next(r for r, order in enumerate(schedule.orders) if at[r] < len(order))
@@ -87,9 +99,8 @@ def deadlock(schedule: Schedule, at: Sequence[int]) -> str:
             parts.append(f"rank {rank} is done")
             break
         action = schedule.orders[rank][at[rank]]
-        need = needs(action, schedule.num_stages)
-        assert need is not None  # else the rank would not be blocked
-        next_rank = schedule.placement[need.stage]
+        need = next(of for of in waits_for(schedule, action) if of not in done)
+        next_rank = schedule.rank_of(need.stage, need.microbatch)
         parts.append(f"rank {rank} waits in {action} (position {at[rank]}) for {need}")
         rank = next_rank
     return f"schedule {schedule.name} deadlocks: {'; '.join(parts)}"
@@ -169,11 +180,11 @@ def simulate(
             while at[rank] < len(order):
                 action = order[at[rank]]
                 start = clock[rank]
-                need = needs(action, schedule.num_stages)
-                if need is not None:
-                    if need not in done:
-                        break
-                    there = schedule.placement[need.stage]
+                wanted = waits_for(schedule, action)
+                if any(need not in done for need in wanted):
+                    break
+                for need in wanted:
+                    there = schedule.rank_of(need.stage, need.microbatch)
                     start = max(start, done[need] + (costs.transfer if there != rank else 0.0))
                 end = start + length[action.kind] * scale[action.stage]
                 done[done_as(action)] = clock[rank] = end
@@ -181,7 +192,7 @@ def simulate(
                 at[rank] += 1
                 moved = True
     if any(position < len(order) for position, order in zip(at, orders, strict=True)):
-        raise UsageError(deadlock(schedule, at))
+        raise UsageError(deadlock(schedule, at, done))
     busy = tuple(sum(event.end - event.start for event in of) for of in events)
     flat = tuple(event for of in events for event in of)
     return Simulation(flat, max(clock), busy, tuple(peak_live(order) for order in orders))

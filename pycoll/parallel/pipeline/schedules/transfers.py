@@ -6,6 +6,8 @@ deadlock where compute does not.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pycoll.errors import UsageError
 from pycoll.parallel.pipeline.schedules.actions import Action, Kind, Schedule
 from pycoll.parallel.pipeline.schedules.simulate_pipeline import needs
@@ -27,12 +29,8 @@ def with_transfers(schedule: Schedule, prefetch: int = PREFETCH) -> Schedule:
     Returns:
         The same compute actions, with transfers in between.
     """
-    return Schedule(
-        schedule.name,
-        schedule.num_microbatches,
-        schedule.placement,
-        tuple(_rank(schedule, order, max(1, prefetch)) for order in schedule.orders),
-    )
+    orders = tuple(_rank(schedule, order, max(1, prefetch)) for order in schedule.orders)
+    return replace(schedule, orders=orders)
 
 
 def _rank(schedule: Schedule, order: tuple[Action, ...], prefetch: int) -> tuple[Action, ...]:
@@ -50,7 +48,7 @@ def _rank(schedule: Schedule, order: tuple[Action, ...], prefetch: int) -> tuple
 def receive_of(schedule: Schedule, action: Action) -> Action | None:
     """The receive that an action reads; None if it reads nothing from another rank."""
     need = needs(action, schedule.num_stages)
-    if need is None or schedule.placement[need.stage] == schedule.placement[action.stage]:
+    if need is None or _is_local(schedule, need.stage, action):
         return None
     kind = Kind.RECV_F if action.kind is Kind.F else Kind.RECV_B
     return Action(action.stage, kind, action.microbatch)
@@ -62,9 +60,15 @@ def send_of(schedule: Schedule, action: Action) -> Action | None:
     to = action.stage + (1 if kind is Kind.SEND_F else -1)
     if kind is None or not 0 <= to < schedule.num_stages:
         return None
-    if schedule.placement[to] == schedule.placement[action.stage]:
+    if _is_local(schedule, to, action):
         return None
     return Action(action.stage, kind, action.microbatch)
+
+
+def _is_local(schedule: Schedule, stage: int, action: Action) -> bool:
+    """Whether another stage of an action's microbatch is on its rank."""
+    i = action.microbatch
+    return schedule.rank_of(stage, i) == schedule.rank_of(action.stage, i)
 
 
 def check_link_order(schedule: Schedule) -> None:

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 from pycoll.errors import UsageError
 from pycoll.parallel.pipeline.schedules.actions import Action, Kind, Schedule
-from pycoll.parallel.pipeline.schedules.simulate_pipeline import deadlock, done_as, needs, peak_live
+from pycoll.parallel.pipeline.schedules.simulate_pipeline import (
+    deadlock,
+    done_as,
+    peak_live,
+    waits_for,
+)
 
 _BACKWARD = (Kind.B, Kind.I)
 
@@ -45,8 +50,8 @@ def _complete(schedule: Schedule, rank: int, order: Sequence[Action]) -> None:
     for action in order:
         counts[action] = counts.get(action, 0) + 1
         known = action.stage < schedule.num_stages
-        if not known or schedule.placement[action.stage] != rank:
-            where = schedule.placement[action.stage] if known else "no rank"
+        where = schedule.rank_of(action.stage, action.microbatch) if known else "no rank"
+        if where != rank:
             raise UsageError(
                 f"schedule {schedule.name}: rank {rank} has {action}, but stage {action.stage} "
                 f"is on {where if not known else f'rank {where}'}"
@@ -61,6 +66,8 @@ def _complete(schedule: Schedule, rank: int, order: Sequence[Action]) -> None:
     updates = schedule.updates
     for stage in schedule.stages_of(rank):
         for i in range(schedule.num_microbatches):
+            if schedule.rank_of(stage, i) != rank:
+                continue
             has = {kind: Action(stage, kind, i) in counts for kind in Kind if kind.is_compute}
             whole, split = has[Kind.B], has[Kind.I] and has[Kind.W]
             wrong = whole and (has[Kind.I] or has[Kind.W])
@@ -96,14 +103,13 @@ def _plays(schedule: Schedule) -> None:
         for rank, order in enumerate(schedule.orders):
             while at[rank] < len(order):
                 action = order[at[rank]]
-                need = needs(action, schedule.num_stages)
-                if need is not None and need not in done:
+                if any(need not in done for need in waits_for(schedule, action)):
                     break
                 done.add(done_as(action))
                 at[rank] += 1
                 moved = True
     if any(position < len(order) for position, order in zip(at, schedule.orders, strict=True)):
-        raise UsageError(deadlock(schedule, at))
+        raise UsageError(deadlock(schedule, at, done))
 
 
 __all__ = ["validate"]

@@ -1,0 +1,1 @@
+"""Parallelism by annotations: shardings of a few tensors, propagated through the traced graph."""
