@@ -17,6 +17,8 @@ PLAN_EPILOG = """[bold]Examples[/bold]
 
   pycoll plan train.py --world 8 --memory 16GB
 
+  pycoll plan train.py --world 2 --probe 3
+
   pycoll plan examples/gpt.py --world 16 --cluster cluster.toml --plot plan.svg
 """
 FLOPS_EPILOG = """[bold]Examples[/bold]
@@ -42,6 +44,9 @@ def plan(
         str | None, typer.Option(help="Memory of a rank, such as 16GB (units of 1000).")
     ] = None,
     search: Annotated[str, typer.Option(help="dp, exhaustive, mcmc or recursive.")] = "dp",
+    probe: Annotated[
+        int, typer.Option(help="Layouts to run for three steps on this host.", min=0, max=10)
+    ] = 0,
     plot: Annotated[Path | None, typer.Option(help="Picture to write: .svg or .png.")] = None,
 ) -> None:
     """Find the fastest layouts of a script's model that fit, and say why the others lost.
@@ -60,6 +65,7 @@ def plan(
                 "cluster": str(where.resolve()),
                 "memory": None if memory is None else parse_gigabytes(memory),
                 "search": search,
+                "probe": probe,
                 "plot": None if plot is None else str(plot.resolve()),
             },
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from pycoll.parallel.core.mesh import mesh as make_mesh
 from pycoll.parallel.planner.cost import CostModel
 from pycoll.parallel.planner.flops import refuse_parts
 from pycoll.parallel.planner.layout_space import KEPT, LayoutSpace
-from pycoll.parallel.planner.layouts import Choices
+from pycoll.parallel.planner.layouts import Choices, Layout
 from pycoll.parallel.planner.network import ALGORITHMS
 from pycoll.parallel.planner.pieces import check_traceable, find_blocks
+from pycoll.parallel.planner.probe import measured_s, options_of
 from pycoll.parallel.planner.reasons import gigabytes, table_of, why_not
 from pycoll.parallel.planner.search import search_of
 from pycoll.parallel.planner.step import Prediction
@@ -44,6 +45,7 @@ class Plan(Mapping[str, Any]):
         cluster: The cluster.
         memory: Bytes that a rank may keep.
         tried: Number of layouts.
+        measured_s: Measured seconds of a step of the first layouts, if they were probed.
     """
 
     model: nn.Module
@@ -53,6 +55,7 @@ class Plan(Mapping[str, Any]):
     cluster: Topology
     memory: int
     tried: int
+    measured_s: dict[Layout, float] = field(default_factory=dict)
 
     @property
     def microbatches(self) -> int:
@@ -74,15 +77,7 @@ class Plan(Mapping[str, Any]):
         return len(self._options())
 
     def _options(self) -> dict[str, Any]:
-        first = self.best[0]
-        return {
-            **self.arguments,
-            "schedule": first.layout.schedule,
-            "zero": first.layout.zero,
-            "recompute": first.layout.recompute,
-            "sequence_parallel": first.layout.sequence_parallel,
-            "costs": first.stages,
-        }
+        return {**self.arguments, **options_of(self.best[0])}
 
     def mesh(self) -> Mesh:
         """The mesh of the best layout, for the ranks of this job. Collective."""
@@ -103,7 +98,7 @@ class Plan(Mapping[str, Any]):
 
     def table(self) -> str:
         """The best layouts with time, memory, bubble and communication, and why others lost."""
-        return table_of(self.best, self.cluster, self.memory, self.why, self.tried)
+        return table_of(self.best, self.cluster, self.memory, self.why, self.tried, self.measured_s)
 
     def plot(self, path: str | Path) -> None:
         """Draws the best layouts: computing, waiting and communicating, stacked."""
@@ -132,6 +127,7 @@ def plan(
     prefetch: bool = False,
     even: bool = False,
     seed: int = 0,
+    probe: int = 0,
 ) -> Plan:
     """Finds the fastest layout of a model on a cluster, without ranks and without values.
 
@@ -158,6 +154,9 @@ def plan(
         prefetch: Whether ZeRO 3 gathers weights while it computes; `parallelize` does not.
         even: Whether all stages have equally many blocks; `parallelize` balances their costs.
         seed: Seed of "mcmc".
+        probe: Number of layouts, the fastest ones, that are run for three steps each, on ranks of
+            this host; then the one that is measured to be fastest comes first. `world` should be
+            no more than the cores.
 
     Returns:
         The plan.
@@ -187,6 +186,8 @@ def plan(
         )
     if world < 1 or num_samples(x) < 1:
         raise UsageError(f"plan: {world} ranks, {num_samples(x)} samples, expected 1 or more")
+    if not 0 <= probe <= KEPT:
+        raise UsageError(f"plan: probe is {probe}, expected 0 to {KEPT} layouts")
     blocks = pp if pp is not None else find_blocks(model)
     shared = dict(tp) if tp is not None else _tp_plan(model, x)
     model_costs = CostModel(
@@ -212,9 +213,14 @@ def plan(
             raise UsageError(_nothing_fits(space, limit))
         ranked = space.ranked()
     arguments = {"tp": shared, "pp": blocks, "precision": precision}
-    return Plan(
-        model, ranked[:KEPT], why_not(space, ranked[0]), arguments, placed, limit, space.tried
-    )
+    best, measured = ranked[:KEPT], dict[Layout, float]()
+    for of in best[:probe]:
+        measured[of.layout] = measured_s(
+            model, x, of, y=y, loss=loss, moments=moments, arguments=arguments
+        )
+    best[:probe] = sorted(best[:probe], key=lambda of: measured[of.layout])
+    why = why_not(space, best[0])
+    return Plan(model, best, why, arguments, placed, limit, space.tried, measured)
 
 
 def _tp_plan(model: nn.Module, x: Any) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pycoll.errors import UsageError
+from pycoll.parallel.planner.layouts import Layout
 from pycoll.parallel.planner.step import Prediction
 from pycoll.topology import Topology
 
@@ -18,10 +20,16 @@ def gigabytes(nbytes: float) -> str:
 
 
 def table_of(
-    best: list[Prediction], cluster: Topology, memory: int, why: list[str], tried: int
+    best: list[Prediction],
+    cluster: Topology,
+    memory: int,
+    why: list[str],
+    tried: int,
+    measured_s: Mapping[Layout, float],
 ) -> str:
     """Text with a line for each layout, and one for each family that lost."""
-    lines = [("layout", "ms/step", "memory", "bubble", "exposed", "of device")]
+    measured = ("measured",) if measured_s else ()
+    lines = [("layout", "ms/step", *measured, "memory", "bubble", "exposed", "of device")]
     device = cluster.device
     for of in best:
         peak = device.flops_per_s * of.layout.world if device else 0.0
@@ -29,6 +37,7 @@ def table_of(
             (
                 str(of.layout),
                 f"{of.seconds * 1e3:,.4g}",
+                *((_measured(measured_s.get(of.layout)),) if measured else ()),
                 gigabytes(of.memory),
                 f"{of.bubble_s / of.seconds:.0%}",
                 f"{of.exposed_s / of.seconds:.0%}",
@@ -46,6 +55,10 @@ def table_of(
     name = cluster.name or "the cluster"
     head = f"{tried:,} layouts on {name}, {gigabytes(memory)} a rank:"
     return "\n".join([head, *text, *(f"  {line}" for line in why)])
+
+
+def _measured(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:,.4g}"
 
 
 def why_not(space: LayoutSpace, winner: Prediction) -> list[str]:

@@ -86,6 +86,7 @@ def _planned(
         cluster=request["cluster"],
         memory=request["memory"],
         search=request["search"],
+        probe=request["probe"],
         **options,
     )
     if request["plot"]:

@@ -50,6 +50,11 @@ _COUNTS: dict[Any, Callable[..., int]] = {
 PASSES = ("forward", "backward", "recomputed")
 
 
+def counter_of(func: Any) -> Callable[..., int] | None:
+    """The function that counts the operations of an operator's call; None: it has none."""
+    return _COUNTS.get(getattr(func, "_overloadpacket", None))
+
+
 @dataclass(frozen=True, slots=True)
 class Operator:
     """One call of an operator.
@@ -268,6 +273,7 @@ __all__ = [
     "Sent",
     "Trace",
     "TracedLedger",
+    "counter_of",
     "like",
     "record",
     "without_values",
