@@ -118,6 +118,13 @@ PYCOLL_HD void for_own_destinations(Target& target, const ProgramView& program, 
                        });
 }
 
+/// Brings the slot of the next message into the caches of links that have these: a message of as
+/// many bytes as `nbytes_of()` returns.
+template <class Link, class NumBytesOf>
+PYCOLL_HD void warm_next(Link& link, NumBytesOf&& nbytes_of) {
+  if constexpr (requires { link.warm_next(int64_t{}); }) link.warm_next(nbytes_of());
+}
+
 // --- simple: bulk bytes, then one flag -----------------------------------------------------------
 
 /// A target whose slots may have checksums. (nvcc rejects the same test inside a generic lambda.)
@@ -165,7 +172,7 @@ struct Simple {
         target.add_checksum(link, operands);
       }
       link.post(target.digest());
-      link.warm_next(operands.count * static_cast<int64_t>(target.element_size()));
+      warm_next(link, [&] { return operands.count * static_cast<int64_t>(target.element_size()); });
     });
     target.for_own_peers(program, phase, &Step::src_peers,
                          [&](int peer, const StepOperands& operands) {
@@ -229,8 +236,10 @@ PYCOLL_HD bool run_in_lines(Target& target, const ProgramView& program, const Ph
   if (!target.agree(ready)) return false;
   for_own_destinations(target, program, phase, [&](auto& link, const StepOperands& operands) {
     link.post_in_band();
-    link.warm_next((bytes_of(operands) + Batch::kLinePayloadBytes - 1) / Batch::kLinePayloadBytes *
-                   Batch::kLineBytes);
+    warm_next(link, [&] {
+      return (bytes_of(operands) + Batch::kLinePayloadBytes - 1) / Batch::kLinePayloadBytes *
+             Batch::kLineBytes;
+    });
   });
   if constexpr (Batch::kCredits) {
     target.for_own_peers(program, phase, &Step::src_peers,

@@ -26,9 +26,9 @@ struct BlockLinks {
 /// State shared by the threads of a block (shared memory on a GPU). Written between barriers.
 struct BlockShared {
   BlockLinks links;
-  BlockOperands operands;              // of a phase
-  BlockLinkSteps link_steps;           // of a phase
-  BlockStep steps[2][kMaxPhaseSteps];  // of some whole phases, in turn
+  BlockOperands operands;           // of a phase
+  BlockLinkSteps link_steps;        // of a phase
+  BlockStep steps[kMaxPhaseSteps];  // of some whole phases
   ProgramView program;
   Payload payload;
   int64_t deadline_ns;
@@ -67,7 +67,9 @@ class Block {
   }
 
   /// Shares the operands of as many whole phases as there is room for, beginning with step `first`
-  /// of the tile that starts at `done`. Returns one past their last step.
+  /// of the tile that starts at `done`. Returns one past their last step. Late threads may still
+  /// post what the last phase has moved: no protocol reads the operands of a phase behind its last
+  /// barrier.
   PYCOLL_HD int32_t share_steps(const ProgramView& program, const Payload& payload, int32_t first,
                                 int64_t done) {
     int32_t end = program.num_steps;
@@ -75,11 +77,9 @@ class Block {
       end = first + kMaxPhaseSteps;
       while (program.steps[end].has(kSamePhase)) --end;
     }
-    // Two rows in turn: late threads still post what the last phase in the other row has moved.
-    row_ = 1 - row_;
     first_step_ = first;
     for (int32_t i = first + thread_index(); i < end; i += num_threads()) {
-      BlockStep& shared = shared_.steps[row_][i - first];
+      BlockStep& shared = shared_.steps[i - first];
       shared.operands = step_operands(program, payload, program.steps[i], program.places[i], i,
                                       done, element_size());
       // Behind the operands of the phase's earlier steps, if all of these have elements.
@@ -95,8 +95,7 @@ class Block {
   }
   /// Steps [first, end) of the shared ones. Finds the steps that use this thread's links.
   PYCOLL_HD BlockPhase phase(int32_t first, int32_t end) {
-    const BlockPhase phase{shared_.steps[row_] + (first - first_step_), end - first,
-                           &shared_.link_steps};
+    const BlockPhase phase{shared_.steps + (first - first_step_), end - first, &shared_.link_steps};
     for (int i = thread_index(); i < launch_.num_peers; i += num_threads()) {
       int src = -1;
       int dst = -1;
@@ -283,8 +282,7 @@ class Block {
   const DeviceLaunch& launch_;
   int channel_;
   BlockShared& shared_;
-  int row_ = 0;             // of shared_.steps
-  int32_t first_step_ = 0;  // the step of its first operands
+  int32_t first_step_ = 0;  // the step of the first shared operands
 };
 
 }  // namespace pycoll

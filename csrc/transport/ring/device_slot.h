@@ -149,7 +149,6 @@ class BlockSendEnd {
     ++posted_;
     ring_.advance();
   }
-  PYCOLL_HD void warm_next(int64_t) const {}
 
  private:
   RingCursor ring_;
