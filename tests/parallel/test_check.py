@@ -117,6 +117,19 @@ def test_scale_times_a_script_on_one_rank_and_two(script):
     assert all(row["seconds"] > 0 and row["tokens"] == 60 for row in found["rows"])
 
 
+def test_scale_fits_known_times_of_bert_large():
+    """30 days on one GPU, 47 minutes on 1,472 (NVIDIA, 2019)."""
+    known = ("--times", "1:2592000,1472:2820")
+    said = invoke("scale", *known, "--price", "0.001", "--deadline", "3600")
+    assert all(number in said for number in ("919.15", "62.4%", "0.00041", "1472 ranks, 4151 for"))
+    _, row = json.loads(invoke("scale", *known, "--json"))["rows"]
+    assert row["serial"] == pytest.approx(4.1e-4, rel=0.01)
+    said = invoke("scale", *known, "--price", "0.001", "--deadline", "60", status=2)
+    assert "no number of ranks keeps 60 s; the fastest takes 2820 s" in said
+    assert "either a script or --times" in invoke("scale", status=2)
+    assert "expected such as 1:43200" in invoke("scale", "--times", "1:x", status=2)
+
+
 @pytest.mark.slow
 def test_check_starts_processes_and_ends_their_script(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)

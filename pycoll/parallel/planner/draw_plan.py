@@ -9,6 +9,7 @@ from pycoll.draw.style import deliver_figure, image_format, matplotlib_module
 from pycoll.parallel.planner.step import Prediction
 
 _COLORS = {"compute": "#4c8bd6", "bubble": "#e4e4e4", "exposed": "#c8463c"}
+_MARGIN = 0.1  # of the width, left of the labels
 _LABELS = {"compute": "computing", "bubble": "bubble", "exposed": "exposed communication"}
 
 
@@ -30,7 +31,9 @@ def _figure(best: list[Prediction]) -> Any:
     matplotlib_module()
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 1.2 + 0.4 * len(best)), layout="constrained")
+    figure = Figure(figsize=(10, 1.2 + 0.4 * len(best)))
+    # Labels are text of the viewer's font, which may be a third wider than matplotlib's.
+    figure.set_layout_engine("constrained", rect=(_MARGIN, 0, 1 - _MARGIN, 1))
     axes = figure.subplots()
     names, left = [str(of.layout) for of in best], [0.0] * len(best)
     for part, color in _COLORS.items():

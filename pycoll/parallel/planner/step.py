@@ -242,8 +242,11 @@ class Step:
             gather = network.collective_s("all_gather", count * item, *axes)
             if layout.zero == 3 and layout.pp == 1:
                 again = 2 * layout.microbatches * gather
-                busy = layout.microbatches * sum(s.forward_s + s.backward_s for s in stages)
-                seconds += max(0.0, again - busy) if self.model.prefetch else again
+                if self.model.prefetch:  # one network carries weights and gradients
+                    busy = layout.microbatches * sum(s.forward_s + s.backward_s for s in stages)
+                    seconds = max(seconds, again + often * gradients - busy)
+                else:
+                    seconds += again
             elif layout.zero:
                 seconds += gather
             added[key] = added.get(key, 0.0) + seconds

@@ -82,6 +82,7 @@ def profile(name: str) -> list[Layer]:
         ("vgg16", 4, 1e9, "3-1", 3.27, 2.84),
         ("vgg16", 16, 1.25e9, "13-2-1", 12.27, 2.66),
         ("alexnet", 4, 1e9, "3-1", 2.49, 5.98),
+        ("alexnet", 16, 1.25e9, "15-1", 5.65, 3.39),
         ("resnet50", 4, 1e9, "2-2", 2.72, 1.15),
         ("gnmt_large", 4, 1e9, "1-1-1-1", 3.80, 7.02),
     ],
@@ -94,13 +95,6 @@ def test_stages_of_published_profiles(name, ranks, bytes_per_s, shape, over_one,
     assert alone / found.seconds == pytest.approx(over_one, abs=0.005)
     replicas_s = stage_s(layers, ranks, bytes_per_s)
     assert replicas_s / found.seconds == pytest.approx(over_replicas, abs=0.005)
-
-
-def test_stages_of_alexnet_on_16_ranks_are_no_slower_than_the_published_ones():
-    """PipeDream's optimizer gives 5.65 times the speed of one rank."""
-    layers = profile("alexnet")
-    found = replicated_stages(layers, 16, 1.25e9)
-    assert found.seconds <= sum(layer.seconds for layer in layers) / 5.65
 
 
 def every_plan(layers: list[Layer], ranks: int, bytes_per_s: float) -> float:
