@@ -24,6 +24,8 @@ EPILOG = """[bold]Examples[/bold]
   pycoll run -n 4 --replicas local:steps=50,compress=int8 train.py
 
   pycoll run -n 4 --hosts a,b train.py
+
+  pycoll run --elastic 2:4 train.py
 """
 
 CONTEXT = {"allow_interspersed_args": False}  # options after SCRIPT belong to the script
@@ -63,6 +65,17 @@ def run(
             "Also PYCOLL_SSH."
         ),
     ] = None,
+    elastic: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MIN:MAX",
+            help="For scripts with pc.elastic: starts MAX ranks, starts those that end again, and "
+            "goes on while MIN are left. Sets PYCOLL_ELASTIC and PYCOLL_JOIN.",
+        ),
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option(help="With --elastic: how often ranks are started again.", min=0)
+    ] = 10,
     module: Annotated[
         bool, typer.Option("-m", help="SCRIPT is a module, as for `python -m`.")
     ] = False,
@@ -91,6 +104,7 @@ def run(
     The command sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and PYCOLL_TOKEN for
     each rank; `pycoll.init()` reads them.
     """
+    from pycoll.launch.elastic_script import ElasticLaunch
     from pycoll.launch.processes import World
     from pycoll.launch.script import Launch, RemoteLaunch
 
@@ -103,6 +117,17 @@ def run(
         extra["PYCOLL_MESH"] = mesh
     if replicas is not None:
         extra["PYCOLL_REPLICAS"] = replicas
+    least = 0
+    if elastic is not None:
+        from pycoll.elastic.owner_port import free_address
+
+        least, n = _fewest_and_most(elastic)
+        if hosts is not None:
+            raise typer.BadParameter(
+                "--elastic starts ranks on this host; on others, start processes with "
+                "PYCOLL_JOIN=1 and the same PYCOLL_ELASTIC and PYCOLL_TOKEN"
+            )
+        extra["PYCOLL_ELASTIC"] = os.environ.get("PYCOLL_ELASTIC") or free_address("127.0.0.1")
     n = 2 if n is None else n
     if n > 1 and "OMP_NUM_THREADS" not in os.environ:
         extra["OMP_NUM_THREADS"] = "1"
@@ -112,7 +137,12 @@ def run(
         )
     argv = [sys.executable, *(["-m"] if module else []), *command]
     if hosts is None:
-        launch = Launch(argv, World(n), extra, prefix, grace)
+        if elastic is None:
+            launch = Launch(argv, World(n), extra, prefix, grace)
+        else:
+            launch = ElasticLaunch(
+                argv, World(n), extra, prefix, grace, least=least, restarts=restarts
+            )
         if preload and n > 1:
             launch.preload(command, module)
         raise typer.Exit(launch.run())
@@ -124,3 +154,11 @@ def run(
     except UsageError as error:
         raise typer.BadParameter(str(error)) from None
     raise typer.Exit(RemoteLaunch(argv, world, extra, prefix, grace).run())
+
+
+def _fewest_and_most(text: str) -> tuple[int, int]:
+    """Reads "2:4"."""
+    least, colon, most = text.partition(":")
+    if not (colon and least.isdigit() and most.isdigit() and 1 <= int(least) <= int(most)):
+        raise typer.BadParameter(f"--elastic {text}: expected MIN:MAX, such as 2:4")
+    return int(least), int(most)

@@ -20,6 +20,11 @@ from pycoll.launch.remote_hosts import Hosts
 _WAY_S = 2.0  # time to another host and back
 
 
+def exit_status(status: int) -> int:
+    """The exit status of a shell for an exit status, or minus a signal."""
+    return status if status > 0 else 128 - status
+
+
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -42,6 +47,10 @@ class Launch:
         self._outputs: list[Output] = []
         self._open_inputs: list[int] = []
         self._main: Callable[[Mapping[str, str]], int] | None = None  # runs the script in a fork
+        self._selector = selectors.DefaultSelector()
+        self._running = 0
+        self._failed = 0  # the exit status of the command
+        self._due_s: float | None = None  # when `_when_due` is called
 
     def preload(self, command: list[str], module: bool) -> None:
         """Imports what the script imports, if it is slow to import, so that ranks are forks."""
@@ -67,6 +76,7 @@ class Launch:
                 with signals_ignored():
                     self._end()
                     self._world.close()
+                    self._selector.close()
                     for output in self._outputs:
                         output.finish()
 
@@ -79,9 +89,14 @@ class Launch:
         for to in (1, 2) if self._prefix else ():
             read_end, write_end = os.pipe()
             os.set_blocking(read_end, False)
-            self._outputs.append(Output(read_end, to, label))
+            self._outputs.append(output := Output(read_end, to, label))
+            self._selector.register(read_end, selectors.EVENT_READ, output)
             write_ends.append(write_end)
         RankProcess.start(rank, lambda: self._rank_main(rank, write_ends), into=self._processes)
+        self._selector.register(
+            self._processes[-1].pidfd, selectors.EVENT_READ, self._processes[-1]
+        )
+        self._running += 1
         for write_end in write_ends:
             os.close(write_end)
 
@@ -95,7 +110,7 @@ class Launch:
         # A background process group is stopped when it reads from the terminal.
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
-        environment = {**os.environ, **self._world.environment(rank), **self._extra}
+        environment = {**os.environ, **self._environment(rank)}
         if self._prefix:
             environment.setdefault("PYTHONUNBUFFERED", "1")
         if self._main is not None:
@@ -104,8 +119,12 @@ class Launch:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.execve(self._argv[0], self._argv, environment)
 
+    def _environment(self, rank: int) -> Mapping[str, str]:
+        return {**self._world.environment(rank), **self._extra}
+
     def _close_inherited(self, fds: list[int]) -> None:
         """Closes what an exec would close."""
+        self._selector.close()
         outputs = [output.pipe for output in self._outputs]
         for fd in (*fds, *outputs, *(process.pidfd for process in self._processes)):
             os.close(fd)
@@ -115,39 +134,41 @@ class Launch:
         return ""
 
     def _watch(self) -> int:
-        """Forwards output until all ranks have ended, or the grace period after a failure ends."""
-        failed = 0
-        deadline: float | None = None
-        running = len(self._processes)
-        with selectors.DefaultSelector() as selector:
-            for output in self._outputs:
-                selector.register(output.pipe, selectors.EVENT_READ, output)
-            for process in self._processes:
-                selector.register(process.pidfd, selectors.EVENT_READ, process)
-            while running:
-                wait_s = None if deadline is None else deadline - time.monotonic()
-                if wait_s is not None and wait_s <= 0:
-                    _say(
-                        f"pycoll run: ending {running} ranks that still run {self._grace_s:g} s "
-                        "after the first failure",
-                    )
+        """Forwards output until all ranks have ended, or `_when_due` says that it is enough."""
+        while self._running:
+            wait_s = None if self._due_s is None else self._due_s - time.monotonic()
+            if wait_s is not None and wait_s <= 0:
+                if self._when_due():
                     break
-                for key, _ in selector.select(wait_s):
-                    if isinstance(key.data, Output):
-                        if not key.data.forward():
-                            selector.unregister(key.fd)
-                        continue
-                    selector.unregister(key.fd)
-                    running -= 1
-                    status = key.data.exit_status()
-                    if status and not failed:
-                        failed = status if status > 0 else 128 - status
-                        deadline = time.monotonic() + self._grace_s
-                        _say(
-                            f"pycoll run: rank {key.data.rank} of {self._world.size} "
-                            f"{describe_exit(status)}{self._hint(key.data.rank, status)}",
-                        )
-        return failed
+                continue
+            for key, _ in self._selector.select(wait_s):
+                if isinstance(key.data, Output):
+                    if not key.data.forward():
+                        self._selector.unregister(key.fd)
+                    continue
+                self._selector.unregister(key.fd)
+                self._running -= 1
+                self._when_ended(key.data.rank, key.data.exit_status())
+        return self._failed
+
+    def _when_ended(self, rank: int, status: int) -> None:
+        """A rank has ended: its exit status, or minus a signal."""
+        if status and not self._failed:
+            self._failed = exit_status(status)
+            self._due_s = time.monotonic() + self._grace_s
+            self._say_how(rank, status)
+
+    def _when_due(self) -> bool:
+        """True: the ranks that still run are ended."""
+        _say(
+            f"pycoll run: ending {self._running} ranks that still run {self._grace_s:g} s after "
+            "the first failure"
+        )
+        return True
+
+    def _say_how(self, rank: int, status: int, then: str = "") -> None:
+        how = f"{describe_exit(status)}{self._hint(rank, status)}"
+        _say(f"pycoll run: rank {rank} of {self._world.size} {how}{then}")
 
 
 class RemoteLaunch(Launch):
