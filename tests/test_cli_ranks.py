@@ -134,6 +134,45 @@ def test_run_killed_leaves_no_rank(script, tmp_path: Path):
 FEW = ("--iterations", "3", "--warmup", "1")
 
 
+ELASTIC = """
+import os, pathlib, sys, time
+rank, again, done = os.environ["RANK"], os.environ.get("PYCOLL_JOIN"), pathlib.Path(sys.argv[1])
+print(os.environ["PYCOLL_ELASTIC"].partition(":")[0], again)
+if rank == "1" and not again:
+    sys.exit(3)
+if rank == "1":
+    done.touch()
+while not done.exists():
+    time.sleep(0.01)
+"""
+
+
+def test_run_elastic_starts_a_rank_that_ended_again(script, tmp_path: Path):
+    out, err = run("run", "--elastic", "1:3", script(ELASTIC), str(tmp_path / "done"))
+    assert sorted(out.splitlines()) == [
+        "[0] 127.0.0.1 None",
+        "[1] 127.0.0.1 1",
+        "[1] 127.0.0.1 None",
+        "[2] 127.0.0.1 None",
+    ]
+    said = "rank 1 of 3 exited with status 3; starting it again in 0.5 s (1 of 10)"
+    assert said in err
+
+
+def test_run_elastic_ends_when_the_training_ends_or_too_few_ranks_are_left(script, tmp_path: Path):
+    path, done = script(ELASTIC), str(tmp_path / "done")
+    _, err = run("run", "--elastic", "2:2", "--grace", "0.1", path, done, status=3)
+    assert "rank 1 of 2 exited with status 3" in err and "again" not in err
+    late = script("import os, time; time.sleep(60 * int(os.environ['RANK']))")
+    run("run", "--elastic", "1:2", "--grace", "0.1", late)  # rank 1 came too late to train
+    once = script("import os, sys, time; time.sleep(1 - int(os.environ['RANK'])); sys.exit(2)")
+    _, err = run("run", "--elastic", "1:2", "--restarts", "0", once, status=2)
+    assert "rank 1 of 2 exited with status 2; all 0 restarts are used up" in err
+    for wrong in ("2", "3:2", "0:1", "a:b"):
+        _, err = run("run", "--elastic", wrong, path, status=2)
+        assert "expected MIN:MAX, such as 2:4" in err
+
+
 def test_bench_rows_are_right_and_in_the_order_asked():
     args = ("-n", "2", "-a", "ring,one_shot", "--sizes", "4,100K", *FEW, "--json", "-")
     rows = json.loads(invoke("bench", *args))["rows"]
