@@ -286,7 +286,7 @@ def weakened(tmp_path_factory: pytest.TempPathFactory) -> Path:
         to.parent.mkdir(parents=True)
         to.write_text(text.replace(right, wrong))
     folder = sanitized("thread", weakened=headers)
-    build(folder, "weakened")
+    build(folder, "weakened", timeout_s=3000)
     return folder
 
 
