@@ -101,10 +101,12 @@ class Copies:
             state: What this rank holds.
 
         Returns:
-            The pieces that come, and the transfers after which they are there.
+            Copies of the pieces that go and of those that come, and the transfers after which they
+            are there.
         """
         self._turn ^= 1
         works: list[Work] = []
+        copies: dict[Key, Tensor] = {}
         for peer, names in self._share.sends.items():
             pieces = {(held.name, held.place): held.flat for held in state if held.of in names}
             text = json.dumps(listed(pieces)).encode()
@@ -114,11 +116,11 @@ class Copies:
             nbytes = sum(map(len, lines))
             body = self._buffer("send", peer, nbytes)
             torch.cat(lines, out=body)
+            copies |= cut(body, {key: piece.dtype for key, piece in pieces.items()})
             works.append(self._comm.send(np.array([len(header), nbytes]), peer, async_op=True))
             if header:
                 works.append(self._comm.send(np.frombuffer(header, np.uint8), peer, async_op=True))
             works.append(self._comm.send(body, peer, async_op=True))
-        arriving: dict[Key, Tensor] = {}
         for peer in sorted(self._share.hears):
             header_bytes, nbytes = self._comm.recv(np.zeros(2, np.int64), peer).tolist()
             if header_bytes:
@@ -126,8 +128,8 @@ class Copies:
                 self._heard[peer] = of_list(json.loads(text))
             body = self._buffer("receive", peer, nbytes)
             works.append(self._comm.recv(body, peer, async_op=True))
-            arriving |= cut(body, self._heard[peer])
-        return arriving, works
+            copies |= cut(body, self._heard[peer])
+        return copies, works
 
     def close(self) -> None:
         """Ends the messages."""

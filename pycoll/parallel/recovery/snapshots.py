@@ -90,12 +90,11 @@ class Snapshots:
         generation = self._older
         free = generation.pieces
         generation.number, generation.pieces, generation.transfers = _EMPTY, {}, []
+        generation.pieces, generation.transfers = copies.exchange(state)
         for held in state:
-            if copies.keeps(held.of):
-                key = held.name, held.place
+            key = held.name, held.place
+            if copies.keeps(held.of) and key not in generation.pieces:
                 generation.pieces[key] = _copied(held.flat, free.pop(key, None))
-        arriving, generation.transfers = copies.exchange(state)
-        generation.pieces |= arriving
         generation.described = described
         generation.number = number
         self.nbytes = sum(piece.nbytes for piece in generation.pieces.values())
