@@ -17,6 +17,7 @@ _TERMS = {
     "reduce_scatter": (1, 1, 1),
     "all_gather": (1, 1, 0),
 }
+COLLECTIVES = tuple(_TERMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +48,16 @@ def fit_links(rows: Iterable[Row], num_ranks: int) -> Fit:
     """Fits alpha, beta and gamma to times of ring collectives.
 
     Args:
-        rows: Collective, payload in bytes and seconds of each measurement; for gamma both
-            collectives that reduce and others.
+        rows: Collective, payload in bytes and seconds of each measurement, of two collectives and
+            two sizes or more.
         num_ranks: Number of ranks, 2 or more.
 
     Returns:
         The fit by least squares of relative errors, with no term below 0.
 
     Raises:
-        UsageError: There are fewer than three rows, or a collective that has no formula.
+        UsageError: There are fewer than three rows, a collective that has no formula, or rows that
+            do not tell the three costs apart.
 
     Source: Hockney, The communication challenge for MPP, Parallel Computing 20(3), 1994.
     """
@@ -67,6 +69,12 @@ def fit_links(rows: Iterable[Row], num_ranks: int) -> Fit:
         )
     terms = np.array([_of(name, nbytes, num_ranks) for name, nbytes, _ in measured], float)
     times = np.array([seconds for _, _, seconds in measured])
+    if np.linalg.matrix_rank(terms / np.linalg.norm(terms, axis=0).clip(1e-300)) < 3:
+        raise UsageError(
+            f"fit: {len(measured)} measurements of {', '.join(sorted({m[0] for m in measured}))} "
+            "do not tell alpha, beta and gamma apart: expected two sizes and two collectives or "
+            "more, such as all_reduce and all_gather"
+        )
     solution = _non_negative(terms / times[:, None])
     logs, fitted = np.log(times), np.log(np.maximum(terms @ solution, 1e-300))
     spread = float(((logs - logs.mean()) ** 2).sum())
@@ -95,4 +103,4 @@ def _non_negative(scaled: np.ndarray) -> np.ndarray:
         used.pop(int(found.argmin()))
 
 
-__all__ = ["Fit", "fit_links"]
+__all__ = ["COLLECTIVES", "Fit", "fit_links"]

@@ -10,6 +10,7 @@ import typer
 
 from pycoll.cli import (
     bench,
+    bench_fit,
     calibrate,
     check,
     doctor,
@@ -25,13 +26,13 @@ from pycoll.cli import (
     tune,
     verify,
 )
-from pycoll.cli.common import ErrorsAsLines
+from pycoll.cli.common import Commands
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="pycoll",
-    cls=ErrorsAsLines,
+    cls=Commands,
     help="Collectives written once as data: proved, simulated, drawn and executed.",
     epilog="Exit status: 0 success, 1 failed or not proved, 2 usage error. "
     "Examples: pycoll COMMAND --help",
@@ -48,8 +49,15 @@ def _flowing(text: str | None) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
-def _add(command: Callable[..., None], epilog: str, context: dict[str, Any] | None = None) -> None:
-    app.command(epilog=epilog, context_settings=context, help=_flowing(command.__doc__))(command)
+def _add(
+    command: Callable[..., None],
+    epilog: str,
+    context: dict[str, Any] | None = None,
+    name: str | None = None,
+) -> None:
+    app.command(name, epilog=epilog, context_settings=context, help=_flowing(command.__doc__))(
+        command
+    )
 
 
 _add(show.show, show.EPILOG)
@@ -63,6 +71,7 @@ _add(plan.flops, plan.FLOPS_EPILOG, plan.CONTEXT)
 _add(calibrate.calibrate, calibrate.EPILOG)
 _add(modes.modes, modes.EPILOG)
 _add(bench.bench, bench.EPILOG)
+_add(bench_fit.bench_fit, bench_fit.EPILOG, name="bench fit")
 _add(tune.tune, tune.EPILOG)
 _add(info.info, info.EPILOG)
 _add(doctor.doctor, doctor.EPILOG)

@@ -36,8 +36,14 @@ ModulesOption = Annotated[
 ]
 
 
-class ErrorsAsLines(TyperGroup):
-    """Shows an error that the user can act on as one line without a traceback."""
+class Commands(TyperGroup):
+    """Commands of one or two words; shows an error that the user can act on as one line."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = " ".join(args[:2])
+        if name in self.commands:
+            return name, self.commands[name], args[2:]
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -4,41 +4,69 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
+import re
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pycoll.cli.common import console, new_table
 from pycoll.errors import Error, UsageError
 
+if TYPE_CHECKING:
+    from pycoll.parallel.tools.scaling_report import Times
+    from pycoll.parallel.tools.step_parts import StepParts
+
 EPILOG = """[bold]Examples[/bold]
 
-  pycoll scale -n 1,2,4 train.py
+  pycoll scale -n 1,2,4 train.py --plot scale.svg
 
-  pycoll scale -n 1,2 --axis tp train.py --batch 8
+  pycoll scale --strong -n 1,2 --axis tp train.py --batch 8
+
+  pycoll scale --weak -n 1,2,4 train.py --batch {8n}
+
+  pycoll scale -n 1,2 --updates 2000 --flops 3e12 train.py
 
   pycoll scale --times 1:2592000,1472:2820 --price 0.001 --deadline 3600
 """
 
 CONTEXT = {"allow_interspersed_args": True, "ignore_unknown_options": True}
 _SKIPPED = 2  # first steps, which allocate memory
+_SIZE = re.compile(r"\{(\d*)n\}")  # {8n} in the script's arguments
 
 
 def scale(
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments."),
+        typer.Argument(
+            metavar="SCRIPT [ARGS]...",
+            help="The script and its arguments; {8n} in one is 8 times the number of ranks.",
+        ),
     ] = None,
     n: Annotated[str, typer.Option("-n", help="Numbers of ranks, including 1.")] = "1,2",
     axis: Annotated[str, typer.Option(help="The axis that grows: dp, ep, cp, tp or pp.")] = "dp",
     steps: Annotated[int, typer.Option(help="Timed steps of each run.", min=3)] = 10,
+    strong: Annotated[
+        bool | None,
+        typer.Option(
+            "--strong/--weak",
+            help="Whether the batch of all ranks is constant, or that of each rank. Default: as "
+            "the script's tokens say.",
+        ),
+    ] = None,
     times: Annotated[
         str | None,
         typer.Option(help="Known seconds by ranks, in place of a script: 1:2592000,1472:2820."),
+    ] = None,
+    updates: Annotated[
+        int | None,
+        typer.Option(help="Steps until the target accuracy: adds the time to it.", min=1),
+    ] = None,
+    flops: Annotated[
+        float | None,
+        typer.Option(help="Operations of a step of one rank's batch: adds petaflop/s-days."),
     ] = None,
     price: Annotated[
         float | None, typer.Option(help="Price of a rank for a second: what a step costs.")
@@ -46,33 +74,59 @@ def scale(
     deadline: Annotated[
         float | None, typer.Option(help="With --price: seconds that a step may take.")
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Picture of the law and of what a step consists of: .svg or .png."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Time a script's steps on several numbers of ranks, and fit a scaling law.
 
     The script must train with pycoll.parallel. If its batch size is constant (strong scaling), the
-    command fits Amdahl's law; if it grows with the ranks (weak scaling), Gustafson's law. The
-    serial share is that of Karp and Flatt, measured on so many ranks.
+    command fits Amdahl's law; if it grows with the ranks (weak scaling), Gustafson's law. With
+    --weak one rank also runs the step of each number of ranks, and the speed-up is that of the two
+    times; otherwise one rank is taken to need n times as long for n times the batch. The serial
+    share is that of Karp and Flatt, measured on so many ranks.
+
+    A step's time is the mean of all ranks: computing, communication that the last rank has as
+    well, and waiting for later ranks or stages.
     """
     if (command is None) == (times is None):
         raise UsageError("scale: expected either a script or --times")
     if deadline is not None and price is None:
         raise UsageError("scale: --deadline needs --price")
+    if plot is not None:
+        from pycoll.draw.scaling import FORMATS
+        from pycoll.draw.style import image_format
+
+        image_format(plot, None, FORMATS)  # before the ranks start
     if times is not None:
-        found = {count: (seconds, 0) for count, seconds in _known_times(times).items()}
+        found = _known_times(times)
     else:
-        found = _run_all(command or [], n, axis, steps)
-    result = report(found)
+        found = _run_all(command or [], n, axis, steps, strong is False)
+    from pycoll.parallel.tools.scaling_report import report
+
+    result = report(found, strong)
+    if updates is not None or flops is not None:
+        _add_totals(result, updates or 1, flops)
     if price is not None:
         result["cheapest"] = _cheapest(found, price, deadline)
     if as_json:
         typer.echo(json.dumps(result, indent=2))
-        return
-    _show(result)
+    else:
+        _show(result)
+    if plot is not None:
+        from pycoll.draw.scaling import draw_scaling
+
+        draw_scaling(result, plot)
+        typer.echo(f"wrote {plot}", err=True)
 
 
-def _known_times(text: str) -> dict[int, float]:
+def _known_times(text: str) -> Times:
     """Parses `1:43200,1472:47`."""
+    from pycoll.parallel.tools.scaling_report import Times
+    from pycoll.parallel.tools.step_parts import StepParts
+
     try:
         pairs = (part.split(":") for part in text.split(","))
         found = {int(n): float(seconds) for n, seconds in pairs}
@@ -80,35 +134,63 @@ def _known_times(text: str) -> dict[int, float]:
         raise UsageError(f"--times {text}: expected such as 1:43200,1472:47") from None
     if any(n < 1 or not seconds > 0 for n, seconds in found.items()):
         raise UsageError(f"--times {text}: expected ranks from 1 on, and seconds above 0")
-    return found
+    return Times({n: StepParts(seconds, 0, seconds, 0.0, 0.0) for n, seconds in found.items()})
 
 
-def _cheapest(
-    found: dict[int, tuple[float, int]], price: float, deadline_s: float | None
-) -> dict[str, float]:
+def _cheapest(found: Times, price: float, deadline_s: float | None) -> dict[str, float]:
     from pycoll.parallel.tools import scaling_laws
 
-    times = {n: seconds for n, (seconds, _) in found.items()}
+    times = {n: step.seconds for n, step in found.steps.items()}
     limit = float("inf") if deadline_s is None else deadline_s
     ranks, cost = scaling_laws.cheapest(times, price, limit)
     return {"ranks": ranks, "price": cost}
 
 
-def _run_all(command: list[str], n: str, axis: str, steps: int) -> dict[int, tuple[float, int]]:
+def _add_totals(result: dict[str, Any], updates: int, flops: float | None) -> None:
+    """Time and operations of all steps, by number of ranks."""
+    from pycoll.parallel.tools.scaling_laws import petaflop_s_days
+
+    result["updates"] = updates
+    for row in result["rows"]:
+        row["all_s"] = row["seconds"] * updates
+        if flops is not None:
+            done = flops * updates * (row["ranks"] if result["kind"] == "weak" else 1)
+            row["petaflop_s_days"] = petaflop_s_days(done)
+            row["flop_per_s"] = done / row["all_s"]
+
+
+def _run_all(command: list[str], n: str, axis: str, steps: int, weak: bool) -> Times:
+    from pycoll.parallel.tools.scaling_report import Times
+
     try:
         ranks = sorted({int(part) for part in n.split(",")})
     except ValueError:
         raise UsageError(f"-n {n}: expected numbers such as 1,2,4") from None
     if ranks[0] != 1 or len(ranks) < 2:
         raise UsageError(f"-n {n}: expected 1 and at least one more number of ranks")
-    return {count: _times(command, count, axis, steps) for count in ranks}
+    if weak and not any(_SIZE.search(word) for word in command):
+        raise UsageError(
+            "scale: --weak needs a size of the script that grows with the ranks, such as "
+            "--batch {8n}"
+        )
+
+    def run(count: int, size: int) -> StepParts:
+        sized = [_SIZE.sub(lambda of: str(int(of[1] or 1) * size), word) for word in command]
+        return _times(sized, count, axis, steps)
+
+    found = {count: run(count, count) for count in ranks}
+    if not weak:
+        return Times(found)
+    return Times(found, {size: (run(1, size) if size > 1 else found[1]).seconds for size in ranks})
 
 
 def _show(result: dict[str, Any]) -> None:
-    titles = ("ranks", "ms/step", "tokens/step", "speed-up", "law", "efficiency", "serial share")
+    titles = ["ranks", "ms/step", "tokens/step", "speed-up", "law", "efficiency", "serial share"]
+    with_parts = all("compute_s" in row for row in result["rows"])
+    titles += ["computing ms", "communication", "waiting"] if with_parts else []
     table = new_table(*titles)
     for row in result["rows"]:
-        table.add_row(
+        cells = [
             str(row["ranks"]),
             f"{row['seconds'] * 1e3:.1f}",
             f"{row['tokens']:,}" if row["tokens"] else "",
@@ -116,57 +198,30 @@ def _show(result: dict[str, Any]) -> None:
             f"{row['law']:.2f}",
             f"{row['efficiency']:.1%}",
             "" if row["serial"] is None else f"{row['serial']:.2g}",
-        )
+        ]
+        parts = ("compute_s", "communication_s", "waiting_s") if with_parts else ()
+        table.add_row(*cells, *(f"{row[part] * 1e3:.1f}" for part in parts))
     console().print(table)
     if result["parallel"] > 0:
         what = f"{result['parallel']:.2%} of the time is parallel"
     else:
         what = "more ranks are slower, so no law fits"
     typer.echo(f"{result['kind']} scaling: {what}")
+    for row in result["rows"] if "updates" in result else []:
+        text = f"{row['ranks']} ranks: {result['updates']:,} steps in {row['all_s']:,.1f} s"
+        if "flop_per_s" in row:
+            text += f", {row['petaflop_s_days']:.3g} petaflop/s-days, {row['flop_per_s']:.3g}/s"
+        typer.echo(text)
     if "cheapest" in result:
         best = result["cheapest"]
         typer.echo(f"cheapest in time: {best['ranks']} ranks, {best['price']:.4g} for a step")
 
 
-def report(found: dict[int, tuple[float, int]]) -> dict[str, Any]:
-    """Fits a scaling law to a step's seconds and tokens by number of ranks.
-
-    Raises:
-        UsageError: The batch is neither constant nor proportional to the ranks.
-    """
-    from pycoll.parallel.tools import scaling_laws
-
-    times = {n: seconds for n, (seconds, _) in found.items()}
-    tokens = {n: count for n, (_, count) in found.items()}
-    if len(set(tokens.values())) == 1:
-        kind, fit = "strong", scaling_laws.fit_amdahl(times)
-    elif all(count == n * tokens[1] for n, count in tokens.items()):
-        # One rank takes n times as long for n times the batch.
-        kind, fit = "weak", scaling_laws.fit_gustafson(times, {n: n * times[1] for n in times})
-    else:
-        raise UsageError(
-            f"scale: tokens of a step are {tokens}: expected a constant number, or one "
-            "proportional to n"
-        )
-    rows = [
-        {
-            "ranks": n,
-            "seconds": times[n],
-            "tokens": tokens[n],
-            "speed_up": fit.speed_up[n],
-            "law": fit.law[n],
-            "efficiency": fit.efficiency[n],
-            "serial": scaling_laws.karp_flatt(fit.speed_up[n], n) if n > 1 else None,
-        }
-        for n in times
-    ]
-    return {"kind": kind, "parallel": fit.parallel, "rows": rows}
-
-
-def _times(command: list[str], n: int, axis: str, steps: int) -> tuple[float, int]:
-    """Median seconds of a step, and its tokens."""
+def _times(command: list[str], n: int, axis: str, steps: int) -> StepParts:
+    """The step of median duration."""
     from pycoll.launch.processes import World
     from pycoll.launch.script import Launch
+    from pycoll.parallel.tools import step_parts
     from pycoll.parallel.tools.check_hooks import TIMES
 
     with tempfile.TemporaryDirectory(prefix="pycoll-scale-") as folder:
@@ -174,12 +229,14 @@ def _times(command: list[str], n: int, axis: str, steps: int) -> tuple[float, in
         extra = {"PYCOLL_MESH": f"{axis}={n}", TIMES: f"{steps + _SKIPPED}:{path}"}
         if "OMP_NUM_THREADS" not in os.environ:
             extra["OMP_NUM_THREADS"] = "1"
-        typer.echo(f"pycoll scale: {axis}={n}", err=True)
+        typer.echo(f"pycoll scale: {axis}={n} {' '.join(command)}", err=True)
         status = Launch([sys.executable, *command], World(n), extra, True, 5.0).run()
-        if status or not path.exists():
-            raise Error(f"scale: the script failed on {n} ranks, with status {status}")
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-    if len(lines) <= _SKIPPED:
-        raise UsageError(f"scale: {command[0]} took {len(lines)} steps, expected {steps} or more")
-    timed = lines[_SKIPPED:]
-    return statistics.median(line["seconds"] for line in timed), timed[0]["tokens"]
+        timed = step_parts.read(path, n, _SKIPPED)
+    if status:
+        raise Error(f"scale: the script failed on {n} ranks, with status {status}")
+    if not timed:
+        raise UsageError(
+            f"scale: {command[0]} took {_SKIPPED} steps of pc.optimizer or fewer on {n} ranks, "
+            f"expected {steps + _SKIPPED} or more"
+        )
+    return step_parts.median(timed)

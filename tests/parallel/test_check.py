@@ -20,9 +20,10 @@ from torch import nn
 
 from pycoll import UsageError, run_ranks
 from pycoll import parallel as pc
-from pycoll.cli.scale import report
 from pycoll.parallel.tools import scaling_laws as laws
 from pycoll.parallel.tools.activations import Activations, first_difference
+from pycoll.parallel.tools.scaling_report import Times, report
+from pycoll.parallel.tools.step_parts import StepParts, parts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -115,6 +116,48 @@ def test_scale_times_a_script_on_one_rank_and_two(script):
     found = json.loads(said[said.index("{") :])
     assert found["kind"] == "strong" and [row["ranks"] for row in found["rows"]] == [1, 2]
     assert all(row["seconds"] > 0 and row["tokens"] == 60 for row in found["rows"])
+
+
+SLEEPING = """
+import sys
+import time
+import torch
+from pycoll import parallel as pc
+
+class Sleeper(torch.nn.Linear):
+    def forward(self, x):
+        time.sleep(0.005 * len(x) + 0.02 * mesh.world.rank)
+        return super().forward(x)
+
+mesh = pc.mesh()
+model = pc.parallelize(Sleeper(4, 4), mesh)
+optimizer = pc.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+batch = int(sys.argv[1])
+for x, y in pc.shard([(torch.ones(batch, 4), torch.ones(batch, 4))] * 9, mesh):
+    model.step(x, y, loss=torch.nn.functional.mse_loss)
+    optimizer.step()
+"""
+
+
+def test_scale_divides_steps_into_computing_and_waiting_and_runs_one_rank_alone(script, tmp_path):
+    """A sample takes 5 ms, and rank 1 20 ms more: rank 0 waits for it. Three worlds: 2 s."""
+    Path(script).write_text(SLEEPING)
+    picture = tmp_path / "scale.svg"
+    args = ("--weak", "--json", "--steps", "3", "--plot", str(picture), script, "{4n}")
+    said = invoke("scale", *args, "--updates", "100", "--flops", "1e6")
+    found = json.loads(said[said.index("{\n") : said.rindex("}") + 1])
+    one, two = found["rows"]
+    assert (found["kind"], two["tokens"]) == ("weak", 2 * one["tokens"])
+    assert two["alone_s"] >= 0.04 and two["compute_s"] >= 0.03 and two["waiting_s"] >= 0.009
+    assert two["speed_up"] == two["alone_s"] / two["seconds"]
+    for row in (one, two):
+        all_s = row["compute_s"] + row["communication_s"] + row["waiting_s"]
+        assert all_s == pytest.approx(row["seconds"], rel=0.02)
+        assert row["all_s"] == 100 * row["seconds"]
+        assert row["petaflop_s_days"] == pytest.approx(row["ranks"] * 1e8 / 8.64e19)
+    text = picture.read_text()
+    assert all(label in text for label in ("Gustafson", "computing", "communication", "waiting"))
+    assert "--batch {8n}" in invoke("scale", "--weak", script, "4", status=2)
 
 
 def test_scale_fits_known_times_of_bert_large():
@@ -211,16 +254,41 @@ def test_fits_find_what_the_laws_were_given():
         assert fit.efficiency == dict.fromkeys(times, 1.0)
 
 
+def steps(found: dict[int, tuple[float, int]], alone: dict[int, float] | None = None) -> Times:
+    return Times({n: StepParts(s, tokens, s, 0.0, 0.0) for n, (s, tokens) in found.items()}, alone)
+
+
+@pytest.mark.pure
+def test_parts_of_a_step_add_up_and_the_last_rank_does_not_wait():
+    step = parts([(1.0, 0.5, 0.0), (1.0, 0.1, 0.0), (1.0, 0.1, 0.2)], 60)
+    assert step.communication_s == 0.1
+    assert step.waiting_s == pytest.approx((0.4 + 0.2) / 3)
+    assert step.compute_s == pytest.approx((0.5 + 0.9 + 0.7) / 3)
+    assert step.compute_s + step.communication_s + step.waiting_s == pytest.approx(step.seconds)
+
+
+@pytest.mark.pure
+def test_weak_scaling_is_measured_against_one_rank_with_the_whole_batch():
+    times = {1: (1.0, 64), 2: (1.25, 128)}
+    weak = report(steps(times, {1: 1.0, 2: 1.5}), strong=False)
+    assert weak["rows"][1]["speed_up"] == pytest.approx(1.2)
+    assert weak["parallel"] == pytest.approx(0.2)
+    with pytest.raises(UsageError, match="expected a constant number"):
+        report(steps(times), strong=True)
+    with pytest.raises(UsageError, match="expected one proportional to n"):
+        report(steps({1: (1.0, 64), 2: (0.6, 64)}), strong=False)
+
+
 @pytest.mark.pure
 def test_report_of_scaling_knows_strong_from_weak():
-    strong = report({1: (1.0, 64), 2: (0.6, 64), 4: (0.4, 64)})
+    strong = report(steps({1: (1.0, 64), 2: (0.6, 64), 4: (0.4, 64)}))
     assert strong["kind"] == "strong" and strong["parallel"] == pytest.approx(0.8)
     assert [row["efficiency"] for row in strong["rows"]] == pytest.approx([1, 1 / 1.2, 1 / 1.6])
-    weak = report({1: (1.0, 64), 2: (1.25, 128)})
+    weak = report(steps({1: (1.0, 64), 2: (1.25, 128)}))
     assert weak["kind"] == "weak" and weak["rows"][1]["speed_up"] == pytest.approx(1.6)
     assert weak["rows"][1]["efficiency"] == pytest.approx(0.8)
     with pytest.raises(UsageError, match="expected a constant number"):
-        report({1: (1.0, 64), 2: (1.0, 100)})
+        report(steps({1: (1.0, 64), 2: (1.0, 100)}))
 
 
 @pytest.mark.pure

@@ -164,3 +164,27 @@ def test_gpt_runs_from_the_command_line():
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert loss_of(done.stdout)
+
+
+@pytest.mark.pure
+def test_traced_attention_is_parallel_and_half_of_a_traced_lstm_is_not():
+    example = runpy.run_path(str(EXAMPLES / "attention_vs_lstm.py"))
+    positions, width = example["POSITIONS"], example["WIDTH"]
+    attention = example["trace"](example["Attention"]())
+    products = 8 * positions * width**2 + 4 * positions**2 * width
+    assert products < attention.operations < 1.01 * products and attention.chain == 0
+    lstm = example["trace"](example["LSTM"]())
+    recurrent = 8 * positions * width**2
+    assert recurrent < lstm.chain < 1.03 * recurrent
+    assert lstm.parallel == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.timing
+def test_sleeping_attention_and_lstm_are_as_fast_as_the_law_says():
+    """Five seconds of sleep."""
+    args = [sys.executable, str(EXAMPLES / "attention_vs_lstm.py"), "--ranks", "1,2,4"]
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
+    done = subprocess.run(args, env=environment, capture_output=True, text=True, timeout=100)
+    ratios = [float(line.split()[-1]) for line in done.stdout.splitlines()[1:]]
+    assert len(ratios) == 6, done.stderr
+    assert ratios == pytest.approx([1] * 6, abs=0.1)

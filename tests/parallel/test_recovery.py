@@ -195,7 +195,7 @@ def test_sizes_multiply_to_the_ranks_and_are_those_wanted_where_they_divide():
     st.integers(1, 4),
 )
 def test_each_piece_is_on_one_rank_more_than_there_are_copies(places, copies):
-    """Of each parameter every rank holds one of three pieces; some hold the same."""
+    """Every rank holds one of three pieces of each parameter; some hold the same."""
     holdings = [{f"p{i}": place for i, place in enumerate(of_rank)} for of_rank in places]
     found = shares(holdings, copies)
     for of in holdings[0]:

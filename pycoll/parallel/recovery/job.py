@@ -111,7 +111,7 @@ class Job:
         return 0 if self._door is None else self._door.num_waiting()
 
     def finish(self) -> None:
-        """Waits until all ranks have all copies, and nobody needs the mesh any more. Collective."""
+        """Waits until all ranks have all copies and no longer need the mesh. Collective."""
         self._snapshots.settle()
         self._base.barrier()
 

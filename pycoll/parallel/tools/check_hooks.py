@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from pycoll.errors import UsageError
+from pycoll.parallel.tools import step_parts
 
 if TYPE_CHECKING:
     from pycoll.parallel.core.step_result import StepResult
@@ -58,10 +58,7 @@ def _last(trainer: Trainer) -> StepResult:
 
 def _time(trainer: Trainer, steps: int, path: Path) -> None:
     last = _last(trainer)
-    if trainer.mesh.world.rank == 0:
-        with path.open("a") as file:
-            entry = {"seconds": last.seconds, "tokens": last.tokens}
-            file.write(json.dumps(entry) + "\n")
+    step_parts.write(path, last)
     if last.step + 1 == steps:
         trainer.mesh.world.barrier()
         raise SystemExit(0)
