@@ -295,7 +295,7 @@ PACKAGE = [
     Fault(
         "last-failed-rank-gives-the-status",
         "pycoll/launch/script.py",
-        "if status and not failed:",
+        "if status and not self._failed:",
         "if status:",
         "The command ends with the status of the last rank that fails, not of the first.",
         ("tests/test_cli_ranks.py",),

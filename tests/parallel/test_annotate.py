@@ -237,7 +237,9 @@ def test_unfit_annotations_are_refused():
             "'blocks.0.up.weight' has shape (64, 16), and the annotation ('tp',)": putting(
                 {"*.up.weight": ("tp",)}
             ),
-            "annotate does not go with a tp plan: leave one out": putting(tp={"*.up": "col"}),
+            "annotate does not go with a tp plan: leave one out": putting(
+                tp={"*.up": pc.Column(heads=False)}
+            ),
             "annotate does not go with recompute": putting(recompute="blocks.*"),
             "the forward draws random numbers (aten.dropout": putting(
                 {"0": (None, "tp")}, torch.zeros(2, 4),
