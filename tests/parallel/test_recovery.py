@@ -96,7 +96,7 @@ def assert_alike(outcome: Any, expected: dict[str, list[Any]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "dies_at", "options", "left"),
+    ("ranks", "dies_at", "options", "left"),
     [
         (3, {0: 3}, {}, 2),
         (4, {1: 2, 3: 5}, {"zero": 3}, 2),
@@ -105,18 +105,19 @@ def assert_alike(outcome: Any, expected: dict[str, list[Any]]) -> None:
     ],
     ids=["rank 0", "one after another", "before the first commit", "two at once"],
 )
-def test_ranks_that_are_killed_change_nothing(size, dies_at, options, left):
-    """The survivors repeat the running step and no other one."""
+def test_ranks_that_are_killed_change_nothing(ranks, dies_at, options, left):
+    """The survivors repeat the running step; with messages, also one whose copies had not come."""
     mesh = options.get("mesh")
     arguments = options.get("zero", 0), mesh, options.get("copies", 1)
-    outcomes = end(start(trained, size, dies_at, *arguments))
+    outcomes = end(start(trained, ranks, dies_at, *arguments))
     (alone,) = end(start(trained, 1, {}, 0, mesh))
     for rank, outcome in enumerate(outcomes):
         if rank in dies_at:
             assert outcome == KILLED
         else:
             assert_alike(outcome, alone[0])
-            assert outcome[1:] == (STEPS, left)
+            _, steps, size = outcome
+            assert size == left and steps - STEPS in ((0,) if len(options) == 0 else (0, 1, 2))
 
 
 def test_new_ranks_come_also_after_rank_0_has_ended():
@@ -128,7 +129,7 @@ def test_new_ranks_come_also_after_rank_0_has_ended():
     for outcome in outcomes[1:]:
         assert_alike(outcome, alone[0])
         assert outcome[2] == 2
-    assert outcomes[1][1] == STEPS and outcomes[2][1] < STEPS
+    assert outcomes[1][1] >= STEPS > outcomes[2][1]
 
 
 def test_too_few_copies_and_too_few_ranks_are_said():
