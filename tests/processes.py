@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -18,6 +19,15 @@ OTHERS = (
     "torch_",
     "nccl-",
 )
+
+
+def _one_thread_of_torch() -> None:
+    """Runs in a forked child: it has none of the threads of its parent's pool."""
+    if hasattr(torch := sys.modules.get("torch"), "set_num_threads"):
+        torch.set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_one_thread_of_torch)
 
 
 def shared_memory_files() -> set[str]:

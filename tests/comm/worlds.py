@@ -13,7 +13,6 @@ import inspect
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -183,8 +182,6 @@ def start(fn: Callable[..., Any], size: int, *args: Any, timeout_s: float = 20) 
             status = 1
             try:
                 os.close(read)
-                if "torch" in sys.modules:  # the threads of the parent's pool are not here
-                    sys.modules["torch"].set_num_threads(1)
                 os.environ.pop("PYCOLL_TOKEN", None)
                 if size:
                     os.environ.update(world.environment(rank))

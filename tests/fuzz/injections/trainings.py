@@ -31,7 +31,6 @@ from pycoll.elastic.owner_port import free_address
 
 CASES = 300
 FEW = (1, 2, 3)
-torch.set_num_threads(1)  # later tests fork this process, where no pool of threads may be
 TIMEOUT_S = 20.0
 STEPS = 40
 STEP_S = 0.004  # least duration
