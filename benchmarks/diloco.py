@@ -25,7 +25,7 @@ from replicas import Task, gpt
 import pycoll
 from pycoll import parallel as pc
 from pycoll import quantisation
-from pycoll.bench.record import machine
+from pycoll.bench.record import write_results
 
 BATCH = 8  # sequences of a replica
 OUTER = "outer_lr=1,outer_momentum=0.6"  # an outer step of 2.5 mean changes in the long run
@@ -151,8 +151,7 @@ def main(
     results = measure(replicas, steps, every, lr)
     typer.echo(table(results))
     if json_path is not None:
-        lines = ",\n".join(json.dumps(asdict(result)) for result in results)
-        json_path.write_text(f'{{"machine": {json.dumps(machine())},\n"results": [\n{lines}\n]}}\n')
+        write_results(json_path, results)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,11 @@ thread each.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 
 import pycoll
 from pycoll import parallel as pc
-from pycoll.bench.record import machine
+from pycoll.bench.record import write_results
 
 WIDTH, CLASSES, STEPS, DIES_AT = 64, 10, 12, 6
 BATCH = 32  # samples of all ranks
@@ -164,8 +163,7 @@ def main(
             f"commit {of.commit_ms:.1f} ms, {of.share:.1%}"
         )
     if json_ is not None:
-        record = {"machine": machine(), "rows": [asdict(row) for row in rows]}
-        json_.write_text(json.dumps(record, indent=1) + "\n")
+        write_results(json_, rows)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from replicas import Task, digits  # noqa: E402
 
 import pycoll  # noqa: E402
 from pycoll import parallel as pc  # noqa: E402
-from pycoll.bench.record import machine  # noqa: E402
+from pycoll.bench.record import write_results  # noqa: E402
 
 LIMIT_S = 300.0  # of a training
 MODES = ("allreduce", "gossip:graph=ring", "gossip:graph=one_peer_exponential")
@@ -146,9 +146,7 @@ def main(
                 results += found
     typer.echo(table(results))
     if json_path is not None:
-        lines = ",\n".join(json.dumps(asdict(result)) for result in results)
-        facts = f'"machine": {json.dumps(machine())}, "delay_ms": {delay_ms}'
-        json_path.write_text(f'{{{facts}, "rate": "1gbit",\n"results": [\n{lines}\n]}}\n')
+        write_results(json_path, results, delay_ms=delay_ms, rate="1gbit")
 
 
 if __name__ == "__main__":

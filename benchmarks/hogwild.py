@@ -14,12 +14,11 @@ that count.
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -29,7 +28,7 @@ import torch
 import typer
 
 from pycoll import parallel as pc
-from pycoll.bench.record import machine
+from pycoll.bench.record import write_results
 
 LOCKS = (None, "atomic", "mutex")
 SKEW = 0.1  # of an epoch: workers that start further apart have worked alone for too long
@@ -268,8 +267,7 @@ def main(
         results += compare(problem, workers, num_epochs, rounds)
     typer.echo(table(results))
     if json_path is not None:
-        lines = ",\n".join(json.dumps(asdict(result)) for result in results)
-        json_path.write_text(f'{{"machine": {json.dumps(machine())},\n"results": [\n{lines}\n]}}\n')
+        write_results(json_path, results)
 
 
 if __name__ == "__main__":

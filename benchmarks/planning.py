@@ -14,7 +14,6 @@ processes only add to it.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ import typer
 from trainer_variants import GPT, TP_PLAN, Size
 
 from pycoll import parallel as pc
-from pycoll.bench.record import machine
+from pycoll.bench.record import write_results
 from pycoll.draw.style import deliver_figure, image_format, matplotlib_module
 from pycoll.parallel.planner.calibrate import calibrate
 from pycoll.parallel.planner.cost import CostModel
@@ -236,9 +235,7 @@ def main(
             print(f"{row.compute:6} {row.layout!s:32} {row.error:+.1%}", flush=True)
             rows.append(row)
     if json_file is not None:
-        facts = json.dumps({**machine(), "torch": torch.__version__})
-        lines = ",\n".join(json.dumps(_as_dict(row)) for row in rows)
-        json_file.write_text(f'{{"facts": {facts},\n"rows": [\n{lines}\n]}}\n')
+        write_results(json_file, map(_as_dict, rows), torch=torch.__version__)
     if plot is not None:
         draw(rows, plot)
     print(table(rows))

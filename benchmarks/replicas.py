@@ -26,7 +26,7 @@ from torch.nn import functional
 
 import pycoll
 from pycoll import parallel as pc
-from pycoll.bench.record import machine
+from pycoll.bench.record import write_results
 
 RANKS, COMPUTE_S, SLOWDOWN = 4, 0.02, 5
 MODES = (
@@ -299,8 +299,7 @@ def main(
                 typer.echo(json.dumps(asdict(results[-1])), err=True)
     typer.echo(table(results))
     if json_path is not None:
-        lines = ",\n".join(json.dumps(asdict(result)) for result in results)
-        json_path.write_text(f'{{"machine": {json.dumps(machine())},\n"results": [\n{lines}\n]}}\n')
+        write_results(json_path, results)
     if plot_path is not None:
         plot(results, plot_path)
 

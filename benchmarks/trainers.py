@@ -13,7 +13,6 @@ of the variants of a mode are compared.
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
 import time
@@ -31,7 +30,7 @@ from trainer_variants import BACKENDS, Rank, Size, Step, variants
 import pycoll
 import pycoll.torch
 from pycoll.bench.measure import agree
-from pycoll.bench.record import machine
+from pycoll.bench.record import write_results
 from pycoll.bench.timing import Effort, measure_here, pinned
 
 NUM_RANKS = 2
@@ -183,13 +182,12 @@ def main(
     of_torch = [name.strip() for name in backends.split(",")]
     if unknown := [name for name in of_torch if name not in BACKENDS]:
         raise typer.BadParameter(f"there is no backend {unknown[0]!r}: {', '.join(BACKENDS)}")
-    facts = {**machine(), "torch": torch.__version__, "size": asdict(size), "rounds": rounds}
+    facts = {"torch": torch.__version__, "size": asdict(size), "rounds": rounds}
     with tempfile.TemporaryDirectory() as folder:
         arguments = (f"{folder}/store", size, chosen, of_torch, rounds)
         rows = pycoll.run_ranks(work, NUM_RANKS, *arguments, timeout_s=120)[0]
     if json_file is not None:
-        lines = ",\n".join(json.dumps(row) for row in rows)
-        json_file.write_text(f'{{"facts": {json.dumps(facts)},\n"rows": [\n{lines}\n]}}\n')
+        write_results(json_file, rows, **facts)
     print(table(rows))
     for text in missed(rows):
         print(f"not reached: {text}")

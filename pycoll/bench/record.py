@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -164,6 +164,20 @@ def by_library(rows: Iterable[Row]) -> dict[str, Timing]:
 def _same_machine(facts: dict[str, Any]) -> dict[str, Any]:
     """The part of machine() that must not change within one record."""
     return {name: facts.get(name) for name in ("commit", "cpu", "cores", "python")}
+
+
+def write_results(path: Path, results: Iterable[Any], **facts: Any) -> None:
+    """Writes results that are no Rows: a line for each.
+
+    Args:
+        path: The file.
+        results: Dataclasses, or dicts.
+        facts: What holds for all of them, beside the machine.
+    """
+    dicts = [asdict(one) if is_dataclass(one) else one for one in results]  # type: ignore[arg-type]
+    lines = ",\n".join(map(json.dumps, dicts))
+    about = json.dumps({"machine": machine(), **facts})
+    path.write_text(f'{about[:-1]},\n"results": [\n{lines}\n]}}\n')
 
 
 def machine() -> dict[str, Any]:

@@ -12,7 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from points import Points
+from torch import nn
 from worlds import Comm, end, start
 
 import pycoll
@@ -27,24 +28,13 @@ STEPS = 8
 KILLED = "killed by SIGKILL"
 
 
-class Samples:
-    """48 points of three classes."""
-
-    def __len__(self) -> int:
-        return 48
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        random = torch.Generator().manual_seed(i)
-        return torch.randn(5, generator=random, dtype=torch.float64), torch.tensor(i % 3)
-
-
 def build(mesh: pc.Mesh, zero: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     tp = {"0": "col", "2": "row"} if mesh.size("tp") > 1 else None
     model = pc.parallelize(model, mesh, zero=zero, tp=tp)
     optimizer = pc.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
-    return {"model": model, "optimizer": optimizer, "loader": pc.loader(Samples(), 12, mesh)}
+    return {"model": model, "optimizer": optimizer, "loader": pc.loader(Points(), 12, mesh)}
 
 
 def trained(

@@ -20,6 +20,7 @@ import torch._dynamo  # the first optimizer imports it, for seconds; ranks are f
 from driving import drawn
 from faults import Board, left_over, resources
 from hypothesis import strategies as st
+from points import Points
 from torch import Tensor, nn
 from worlds import Process, end, start
 
@@ -71,17 +72,6 @@ def cases() -> st.SearchStrategy[Disturbed]:
     )
 
 
-class Samples:
-    """48 points of three classes."""
-
-    def __len__(self) -> int:
-        return 48
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        random = torch.Generator().manual_seed(i)
-        return torch.randn(5, generator=random, dtype=torch.float64), torch.tensor(i % 3)
-
-
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +103,7 @@ def train(comm: Comm | None, case: Disturbed, address: str, board: Board) -> See
         tp = {"blocks.0": "col", "blocks.2": "row"} if mesh.size("tp") > 1 else None
         model = pc.parallelize(Net().double(), mesh, tp=tp, zero=zero, pp="blocks")
         optimizer = pc.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
-        return {"model": model, "optimizer": optimizer, "loader": pc.loader(Samples(), 12, mesh)}
+        return {"model": model, "optimizer": optimizer, "loader": pc.loader(Points(), 12, mesh)}
 
     def loop(job: pc.Job) -> tuple[dict[str, Any], int]:
         while job.commits < STEPS:
