@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from pycoll.launch.processes import World
-from pycoll.launch.script import Launch, exit_status
+from pycoll.launch.script import Launch
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 
@@ -69,4 +69,4 @@ class ElasticLaunch(Launch):
         return False
 
 
-__all__ = ["ElasticLaunch", "exit_status"]
+__all__ = ["ElasticLaunch"]

@@ -20,11 +20,6 @@ from pycoll.launch.remote_hosts import Hosts
 _WAY_S = 2.0  # time to another host and back
 
 
-def exit_status(status: int) -> int:
-    """The exit status of a shell for an exit status, or minus a signal."""
-    return status if status > 0 else 128 - status
-
-
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -154,7 +149,7 @@ class Launch:
     def _when_ended(self, rank: int, status: int) -> None:
         """A rank has ended: its exit status, or minus a signal."""
         if status and not self._failed:
-            self._failed = exit_status(status)
+            self._failed = status if status > 0 else 128 - status
             self._due_s = time.monotonic() + self._grace_s
             self._say_how(rank, status)
 

@@ -19,6 +19,7 @@ from worlds import Comm, end, start
 import pycoll
 from pycoll import parallel as pc
 from pycoll.elastic.owner_port import free_address
+from pycoll.parallel.core.mesh import replace_world
 from pycoll.parallel.recovery.copies import shares
 from pycoll.parallel.recovery.sizes import sizes_for
 
@@ -44,6 +45,7 @@ def trained(
     mesh: Mapping[str, int] | None = None,
     copies: int = 1,
     address: str | None = None,
+    most: int | None = None,
 ) -> tuple[dict[str, list[Any]], int, int]:
     """The weights after STEPS, the number of steps of this rank, and the ranks at the end.
 
@@ -71,7 +73,7 @@ def trained(
         return weights, job.mesh.world.size
 
     former = -1 if comm is None else comm.rank
-    options: dict[str, Any] = {"mesh": mesh, "copies": copies, "address": address}
+    options: dict[str, Any] = {"mesh": mesh, "copies": copies, "address": address, "most": most}
     weights, size = pc.elastic(
         lambda mesh: build(mesh, zero), train, comm=comm, join=comm is None, **options
     )
@@ -120,6 +122,30 @@ def test_new_ranks_come_also_after_rank_0_has_ended():
         assert_alike(outcome, alone[0])
         assert outcome[2] == 2
     assert outcomes[1][1] >= STEPS > outcomes[2][1]
+
+
+def test_new_ranks_wait_while_there_are_as_many_as_wanted():
+    address = free_address("127.0.0.1")
+    (newcomer,) = start(trained, 0, None, {}, 0, None, 1, address)
+    outcomes = end(start(trained, 2, {}, 0, None, 1, address, 1))
+    os.kill(newcomer.pid, signal.SIGKILL)
+    assert [outcome[1:] for outcome in outcomes] == [(STEPS, 2)] * 2
+    assert end([newcomer]) == [KILLED]
+
+
+def test_ranks_that_are_left_are_those_of_later_meshes():
+    def work(comm: Comm) -> int:
+        replace_world(comm)  # as `pycoll.init()` in pc.mesh
+
+        def train(job: pc.Job) -> None:
+            if comm.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            job.commit()
+
+        pc.elastic(lambda mesh: build(mesh, 0), train)
+        return pc.mesh().world.size
+
+    assert end(start(work, 3)) == [2, KILLED, 2]
 
 
 def test_too_few_copies_and_too_few_ranks_are_said():

@@ -188,6 +188,11 @@ def world() -> Communicator:
     return _world[0]
 
 
+def replace_world(comm: Communicator) -> None:
+    """Makes another communicator, such as one that has shrunk, that of all ranks of this job."""
+    _world[:] = [comm]
+
+
 def mesh(
     *,
     dp: int = -1,
@@ -289,4 +294,4 @@ def _in_order_of_hosts(world: Communicator) -> Communicator:
     return ordered
 
 
-__all__ = ["AXES", "Mesh", "infer_sizes", "mesh", "parse_sizes", "world"]
+__all__ = ["AXES", "Mesh", "infer_sizes", "mesh", "parse_sizes", "replace_world", "world"]

@@ -123,8 +123,9 @@ class Job:
         self._snapshots.settle()
         waiting = np.array([self.num_waiting, self._snapshots.number], np.int64)
         self._base.all_reduce(waiting, "max")
-        room = None if self._most is None else self._most - self._base.size
-        self._num_new = int(waiting[0]) if room is None else min(int(waiting[0]), room)
+        self._num_new = int(waiting[0])
+        if self._most is not None:
+            self._num_new = min(self._num_new, max(self._most - self._base.size, 0))
         described = description(self._trainer, self._optimizer, self._others)
         described["commits"] = self.commits
         self._snapshots.take(int(waiting[1]) + 1, self._held(), described, self._copies)

@@ -15,7 +15,7 @@ from pycoll.communicator import Communicator
 from pycoll.elastic.resize import Door, grow
 from pycoll.errors import AbortedError, Error, PeerDiedError, SystemError, TimeoutError, UsageError
 from pycoll.parallel.core.devices import agreed_device
-from pycoll.parallel.core.mesh import Mesh, parse_sizes, world
+from pycoll.parallel.core.mesh import Mesh, parse_sizes, replace_world, world
 from pycoll.parallel.recovery.job import Build, Job, NewRanks
 from pycoll.parallel.recovery.sizes import sizes_for
 from pycoll.parallel.recovery.snapshots import Snapshots
@@ -60,7 +60,8 @@ def elastic(
         address: "host:port" at which new ranks join, of rank 0's host. PYCOLL_ELASTIC replaces
             None. Without one, no ranks can come.
         join: This process is a new rank, which joins at `address`. PYCOLL_JOIN=1 says the same.
-        comm: The ranks; None: those of `pycoll.init()`.
+        comm: The ranks; None: those of `pycoll.init()`. After the training, `pc.mesh` then has the
+            ranks that are left.
         device: As for `pc.mesh`.
         timeout_s: Seconds for which a new rank knocks, and in which it must be taken in.
 
@@ -104,6 +105,8 @@ def elastic(
                 _say(f"{news}; on after {time.monotonic() - began_s:.3f} s: {_of(job)}")
             result = train(job)
             job.finish()
+            if comm is None:
+                replace_world(base)
             return result
         except NewRanks as new:
             began_s, news = time.monotonic(), f"{new.number} new ranks"

@@ -50,15 +50,10 @@ class Generation:
 
 
 class Snapshots:
-    """The generations of this rank; they outlive the meshes of a training.
-
-    Attributes:
-        nbytes: Bytes of the copies of the newest generation.
-    """
+    """The generations of this rank; they outlive the meshes of a training."""
 
     def __init__(self) -> None:
         self._newest, self._older = Generation(), Generation()
-        self.nbytes = 0
 
     @property
     def number(self) -> int:
@@ -88,8 +83,7 @@ class Snapshots:
             copies: Which rank copies what.
         """
         generation = self._older
-        free = generation.pieces
-        generation.number, generation.pieces, generation.transfers = _EMPTY, {}, []
+        free, generation.number = generation.pieces, _EMPTY
         generation.pieces, generation.transfers = copies.exchange(state)
         for held in state:
             key = held.name, held.place
@@ -97,7 +91,6 @@ class Snapshots:
                 generation.pieces[key] = _copied(held.flat, free.pop(key, None))
         generation.described = described
         generation.number = number
-        self.nbytes = sum(piece.nbytes for piece in generation.pieces.values())
         self._newest, self._older = generation, self._newest
 
     def restore(self, comm: Communicator, needed: set[str]) -> Restored | None:
