@@ -227,7 +227,7 @@ def test_unfit_annotations_are_refused():
 
     assert_refused(
         {
-            "annotate: '*.missing' matches no parameter and no layer of Blocks, such as": putting(
+            "annotate: '*.missing' matches no parameter and no layer of Blocks": putting(
                 {"*.missing": ("tp",)}
             ),
             "'blocks.0.up' with shape (2, 8, 64) does not divide into 5 blocks for tp=2": putting(

@@ -53,25 +53,29 @@ def test_sizes_of_the_models_are_the_published_ones(row):
     assert count / 1e9 == pytest.approx(billions, abs=0.1)
 
 
-def predicted(row) -> tuple[float, int]:
-    """TFLOP/s of a rank in the published layout, and the place of (t, p) among all layouts.
-
-    The options are how Megatron-LM worked in 2021: equal stages, rings, nothing overlapped.
-    """
-    _, heads, hidden, layers, t, p, ranks, batch, _ = row
+def costs_of(model: GPT, batch: int, cluster, *, prefetch: bool = False) -> CostModel:
+    """How Megatron-LM worked in 2021: equal stages, rings, nothing overlapped."""
     tokens = torch.zeros(batch, LENGTH, dtype=torch.int64, device="meta")
-    costs = CostModel(
-        gpt(hidden, layers, heads, tie=False),
+    return CostModel(
+        model,
         tokens,
-        CLUSTER.resized(max(ranks, CLUSTER.num_ranks)),
+        cluster,
         y=tokens,
         loss=pc.cross_entropy,
         tp=PLAN,
         blocks="blocks",
         algorithms=("ring",),
         overlap=False,
+        prefetch=prefetch,
         even=True,
     )
+
+
+def predicted(row) -> tuple[float, int]:
+    """TFLOP/s of a rank in the published layout, and the place of (t, p) among all layouts."""
+    _, heads, hidden, layers, t, p, ranks, batch, _ = row
+    cluster = CLUSTER.resized(max(ranks, CLUSTER.num_ranks))
+    costs = costs_of(gpt(hidden, layers, heads, tie=False), batch, cluster)
     choices = pc.Choices(
         zero=(0,),
         schedules=("1f1b",),
@@ -91,14 +95,17 @@ def predicted(row) -> tuple[float, int]:
     return formula / mine / ranks / 1e12, len(faster) + 1
 
 
-def test_published_layouts_are_near_the_best_with_nearly_the_published_speed():
-    """Two minutes for all ten rows; eight are among the three best."""
+@pytest.mark.parametrize(
+    ("rows", "best"), [(ROWS[:7], 5), pytest.param(ROWS, 8, marks=pytest.mark.soak)]
+)
+def test_published_layouts_are_near_the_best_with_nearly_the_published_speed(rows, best):
+    """27 seconds for seven rows, 70 for all ten, of which eight are among the three best."""
     places = []
-    for row in ROWS:
+    for row in rows:
         speed, place = predicted(row)
         assert speed == pytest.approx(row[-1], rel=0.1), row
         places.append(place)
-    assert sum(place <= 3 for place in places) >= 8, places
+    assert sum(place <= 3 for place in places) >= best, places
 
 
 # The same paper, Table 2, 175 billion parameters, batch 1,536: ranks, samples of a microbatch of
@@ -110,24 +117,11 @@ def test_zero_3_collapses_with_more_ranks_as_published():
     """Ten seconds. By the defaults of 2021 DeepSpeed gathered weights ahead, and reduced gradients
     behind the backward pass."""
     hidden, layers, heads, batch = 12288, 96, 96, 1536
-    tokens = torch.zeros(batch, LENGTH, dtype=torch.int64, device="meta")
     formula = 96 * batch * LENGTH * layers * hidden**2
     formula *= 1 + LENGTH / (6 * hidden) + VOCABULARY / (16 * layers * hidden)
+    model = gpt(hidden, layers, heads, tie=False)
     costs = {
-        prefetch: CostModel(
-            gpt(hidden, layers, heads, tie=False),
-            tokens,
-            CLUSTER,
-            y=tokens,
-            loss=pc.cross_entropy,
-            tp=PLAN,
-            blocks="blocks",
-            algorithms=("ring",),
-            overlap=False,
-            prefetch=prefetch,
-            even=True,
-        )
-        for prefetch in (False, True)
+        prefetch: costs_of(model, batch, CLUSTER, prefetch=prefetch) for prefetch in (False, True)
     }
 
     def speed(layout: pc.Layout, *, prefetch: bool) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core.batches import as_call, to_floating
+from pycoll.parallel.core.patterns import names_matching
 from pycoll.parallel.core.specs import Spec
 from pycoll.parallel.features.annotate.cuts import Cut, Shape
 from pycoll.parallel.features.annotate.graph import Graph, Value, trace
@@ -88,17 +88,11 @@ class Annotations:
         }
         found: dict[Value, Cut | None] = {}
         for patterns, dims in self.placements.items():
-            for pattern in patterns.split("|"):
-                names = [name for name in tensors if fnmatchcase(name, pattern)]
-                if not names:
-                    raise UsageError(
-                        f"annotate: {pattern!r} matches no parameter and no layer of "
-                        f"{type(model).__name__}, such as {', '.join([*states][:3])}"
-                    )
-                for name in names:
-                    for value in tensors[name]:
-                        shape = tuple(graph.fakes[value].shape)
-                        found[value] = _cut(name, dims, shape, ranks, exact=name in states)
+            what = f"parameter and no layer of {type(model).__name__}"
+            for name in names_matching(patterns, tensors, "annotate", what):
+                for value in tensors[name]:
+                    shape = tuple(graph.fakes[value].shape)
+                    found[value] = _cut(name, dims, shape, ranks, exact=name in states)
         return found
 
 

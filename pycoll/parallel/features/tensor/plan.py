@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from torch import nn
 
 from pycoll.errors import UsageError
+from pycoll.parallel.core.patterns import names_matching
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,26 +125,9 @@ def match(model: nn.Module, plan: Mapping[str, str | Style]) -> dict[str, Style]
                     f"tp plan: {patterns!r} is {style!r}, expected one of {', '.join(_STYLES)}"
                 )
             style = _STYLES[style]
-        for pattern in patterns.split("|"):
-            matched = [name for name in names if fnmatchcase(name, pattern)]
-            if not matched:
-                raise UsageError(
-                    f"tp plan: {pattern!r} matches no layer of {type(model).__name__}; near names "
-                    f"are {', '.join(_near(pattern, names)) or 'none'}"
-                )
-            found.update(dict.fromkeys(matched, style))
+        what = f"layer of {type(model).__name__}"
+        found.update(dict.fromkeys(names_matching(patterns, names, "tp plan", what), style))
     return {name: found[name] for name in names if name in found}
-
-
-def _near(pattern: str, names: list[str]) -> list[str]:
-    """Names whose last part resembles the pattern's, then names that resemble it as a whole."""
-    lasts: dict[str, str] = {}
-    for name in names:
-        lasts.setdefault(name.rpartition(".")[2], name)
-    last = pattern.rpartition(".")[2]
-    near = [lasts[key] for key in difflib.get_close_matches(last, lasts, n=4, cutoff=0.4)]
-    near += difflib.get_close_matches(pattern, names, n=4, cutoff=0.4)
-    return list(dict.fromkeys(near))[:4]
 
 
 __all__ = ["Column", "Conv", "Inside", "Packed", "Region", "Row", "Style", "Vocab", "match"]
