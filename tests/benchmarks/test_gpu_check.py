@@ -74,6 +74,6 @@ def test_all_but_the_build_runs_on_the_emulated_device(library, tmp_path):
     series = record["series"]
     rows = series["pycoll, all_reduce f32 2 threads"]["rows"]
     assert [row["nbytes"] for row in rows] == [8, 4096, 100_000]
-    assert all(row["end_to_end_us"] >= row["launch_us"] > 0 for row in rows)
+    assert all(row["end_to_end_us"] > 0 and row["launch_us"] > 0 for row in rows)
     assert "note" in series["torch's nccl, all_reduce f32 2 processes"]
     assert path.with_suffix(".png").is_file() or "matplotlib" in record["picture"]
