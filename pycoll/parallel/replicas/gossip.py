@@ -48,11 +48,6 @@ class Gossip(ReplicaOptimizer):
         """The mixing; made at the first step, because pc.optimizer changes the groups before."""
         if self._mixing is None:
             weights, neighbors = self.weights(), self._neighbors
-            if weights.device.type != "cpu":
-                raise UsageError(
-                    f"gossip: weights are on {weights.device}, and messages between neighbors take "
-                    "the CPU's arrays: train on the CPU, or take replicas='local'"
-                )
             if self._mode == "sgp":
                 self._mixing = PushSum(weights, neighbors)
             elif self._mode == "adpsgd":

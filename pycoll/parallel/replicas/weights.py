@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core.ledger import AxisGroup, Started
+from pycoll.parallel.core.transfers import receive
 from pycoll.parallel.graph import Graph
 
 
@@ -53,7 +54,8 @@ class Neighbors:
             )
         own = group.comm.split(0)  # other messages of these ranks cannot be taken for ours
         assert own is not None
-        self.group, self.graph = AxisGroup.over(own, group.axis, group.ledger), graph
+        self.graph = graph
+        self.group = AxisGroup.over(own, group.axis, group.ledger, group.device)
         self._into: dict[int, Tensor] = {}  # by source
 
     def start(self, step: int, vector: Tensor) -> Pending:
@@ -68,7 +70,7 @@ class Neighbors:
             if known is None or known.shape != vector.shape or known.dtype != vector.dtype:
                 self._into[source] = torch.empty_like(vector)
         works = [
-            Started(comm.recv(self._into[source], source, async_op=True), self.group, "recv")
+            Started(receive(comm, self._into[source], source), self.group, "recv")
             for source in sources
         ]
         works += [self.group.start("send", vector, vector, target) for target in targets]
