@@ -102,6 +102,12 @@ class Mesh:
         for key in sorted(wanted):
             self.comm(*key)
 
+    def ranks_along(self, axis: str) -> list[int]:
+        """The ranks of this rank's group along an axis, in the order of the axis."""
+        grid = np.arange(self.world.size).reshape(tuple(self._sizes.values()))
+        here = [slice(None) if name == axis else self.coordinates[name] for name in AXES]
+        return grid[tuple(here)].tolist()
+
     def one_replica(self) -> Mesh:
         """The ranks that share this rank's replica, as a mesh with dp=1. Collective.
 

@@ -16,7 +16,7 @@ from pycoll.communicator import Communicator
 from pycoll.errors import Error, UsageError
 from pycoll.parallel.core.devices import settle
 from pycoll.parallel.core.transfers import receive
-from pycoll.parallel.replicas.weights import Neighbors, Weights
+from pycoll.parallel.replicas.weights import TIMES, Neighbors, Weights
 
 _FOREVER_S = 1e6  # a rank may not be asked for as long as its neighbors compute
 
@@ -99,12 +99,16 @@ class Pairwise:
         self._neighbors.close()
 
     def _average(self, peer: int) -> None:
+        times = self._neighbors.times.message()
         answer = receive(self._answers, self._theirs, peer)
+        of_answer = self._answers.recv(times, peer, TIMES, async_op=True)
         question = self._questions.send(self._sent, peer, async_op=True)
         self._neighbors.group.count("send", self._sent)
-        answer.wait()
-        question.wait()
+        of_question = self._neighbors.send_times(peer, self._questions)
+        for work in (answer, of_answer, question, of_question):
+            work.wait()
         with self._alone():
+            self._neighbors.times.merge(times)
             self._copy.add_(self._theirs - self._sent, alpha=0.5)
 
     @contextmanager
@@ -136,10 +140,15 @@ class Pairwise:
             if theirs[-1] == 1:
                 left.remove(work.source)
                 continue
+            times = self._neighbors.times.message()
+            self._questions.recv(times, work.source, TIMES, async_op=True).wait()
             with self._alone():
+                self._neighbors.times.merge(times)
                 answer.copy_(self._copy)
                 self._copy.lerp_(theirs, 0.5)
+                of_answer = self._neighbors.send_times(work.source, self._answers)
             self._send(answer, work.source, self._answers)
+            of_answer.wait()
 
     def _send(self, vector: Tensor, peer: int, comm: Communicator) -> None:
         self._neighbors.group.count("send", vector)
