@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +25,12 @@ from pycoll import parallel as pc  # noqa: E402
 from pycoll.parallel.core.object_collectives import gather_objects  # noqa: E402
 
 pytestmark = [
+    pytest.mark.usefixtures("two_devices"),
     pytest.mark.ranks,
     pytest.mark.torch,
     pytest.mark.slow,  # builds an extension of torch, once
     pytest.mark.timeout(400, func_only=True),  # not of what is built
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def devices(library: str) -> Iterator[None]:
-    """Two emulated devices with room for the blocks of many communicators."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYCOLL_DEVICE_THREADS_COUNT", "2")
-        patch.setenv("PYCOLL_DEVICE_THREADS_PROCESSORS", "256")
-        yield
 
 
 def made(mesh: pc.Mesh, plan: dict[str, str], **options: Any) -> tuple[Any, Any]:

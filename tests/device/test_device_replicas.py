@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ import pycoll  # noqa: E402
 from pycoll import parallel as pc  # noqa: E402
 
 pytestmark = [
+    pytest.mark.usefixtures("two_devices"),
     pytest.mark.ranks,
     pytest.mark.torch,
     pytest.mark.slow,  # builds an extension of torch, once
@@ -35,15 +35,6 @@ KINDS = {
     "ps:mode=sync,servers=2": 2,  # weights come, gradients go
     "ps:mode=sync,compress=int8": 2,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def devices(library: str) -> Iterator[None]:
-    """Two emulated devices with room for the blocks of many communicators."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYCOLL_DEVICE_THREADS_COUNT", "2")
-        patch.setenv("PYCOLL_DEVICE_THREADS_PROCESSORS", "256")
-        yield
 
 
 def num_host_copies(device: str | None) -> int:
