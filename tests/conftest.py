@@ -31,7 +31,7 @@ for number, handler in (
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, handler)
 
-# Ranks that are threads use one arena of memory, which can be given back. Of several arenas the
+# Ranks that are threads use one arena of memory, which can be given back. With several arenas, the
 # freed ends stay: hundreds of MB, whose page tables each later fork copies.
 libc = ctypes.CDLL(None)
 M_ARENA_MAX = -8
