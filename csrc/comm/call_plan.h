@@ -32,6 +32,7 @@ struct CallPlan {
   PlannedCall* at[kNumReaches][2] = {};
   bool exchanges_buffers = false;  // a plan is direct, so the ranks exchange their arrays' places
   bool uses_processes = false;     // a plan is direct through the kernel (Reach::kProcess)
+  bool copies_arrays = false;      // plain arrays are copied to where peers access them
   int64_t num_calls = 0;
 
   PlannedCall* of(Reach reach, bool in_place) const {

@@ -117,6 +117,7 @@ void Communicator::give_back() {
   const std::unique_lock lock(run_mutex_, std::try_to_lock);
   if (!lock.owns_lock() || (messages_ != nullptr && messages_->is_waiting())) return;
   staging_.reset();
+  runner_.release();
   released_ = true;
   transport_->release();
 }

@@ -122,6 +122,8 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
     throw UsageError("rule '" + rule->text + "' of PYCOLL_ALGO: " + error.what());
   }
   if (!plan.exchanges_buffers) fill();  // the ranks do not know each other's arrays
+  plan.copies_arrays = !links_.all_mapped && is_direct(plan.of(Reach::kMapped, true)->protocol) &&
+                       pays_to_copy(wanted.collective, wanted.nbytes);
   return plan;
 }
 
@@ -359,14 +361,19 @@ std::string Planner::describe_arrays(const PlanKey& wanted, const CallPlan& plan
     text += "  if none is, and processes may read each other's memory: " +
             names_of(plan, Reach::kProcess) + ", " + why(Arrays::kPlain) + "\n";
   }
+  if (plan.copies_arrays) {
+    text += "  arrays that are not mapped are copied to mapped memory: " +
+            name_of(*plan.of(Reach::kMapped, true)) + " in place\n";
+  }
   return text + "  else: " + name_of(*plan.slots) + ", through slots\n";
 }
 
 std::string Planner::explain(const PlanKey& wanted, Arrays arrays, std::string_view transport) {
   const CallPlan& plan = find(wanted);
-  if (links_.all_mapped) arrays = Arrays::kMapped;
+  const bool copied = plan.copies_arrays && arrays == Arrays::kPlain;
+  if (links_.all_mapped || copied) arrays = Arrays::kMapped;
   const PlannedCall& planned =
-      *plan.of(arrays == Arrays::kMapped ? Reach::kMapped : Reach::kProcess, false);
+      *plan.of(arrays == Arrays::kMapped ? Reach::kMapped : Reach::kProcess, copied);
   const Topology& topology = selector_.topology();
   const CollectiveInfo& row =
       info(wanted.collective == Collective::kBarrier ? Collective::kAllReduce : wanted.collective);

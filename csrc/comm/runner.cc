@@ -18,9 +18,7 @@ constexpr int64_t kStreamingBytes = int64_t{32} << 20;
 constexpr int64_t kDirectStreamingBytes = int64_t{6} << 20;
 // The same threshold for copying a rank's own block, which no other rank reads.
 constexpr int64_t kBlockStreamingBytes = int64_t{8} << 20;
-// Smaller arrays are mostly edges if registered (transport/memory/registered_arrays.h), so slots
-// need no more copies.
-constexpr size_t kMinRegisteredBytes = 16 << 10;
+
 /// Elements of all blocks that `index_of`, a column of the table of collectives, puts in a buffer.
 int64_t count_blocks(const Call& call, int rank, int num_ranks,
                      int (*index_of)(const BlockAt& at)) {
@@ -56,47 +54,30 @@ Runner::Runner(Transport& transport, Waiter& waiter, PeerMemory& peer_memory, si
       cpu_(transport.segment(), waiter, num_ranks_),
       simple_links_(transport.segment(), rank_, ProtocolKind::kSimple, checksum_bytes),
       ll_links_(transport.segment(), rank_, ProtocolKind::kLL),
-      heap_(transport.heap().get()),
+      buffers_(transport),
       exchange_(transport, waiter, peer_memory) {}
-
-Runner::Reachable Runner::reachable(const void* data, int64_t count, DType dtype) const {
-  auto* bytes = static_cast<std::byte*>(const_cast<void*>(data));
-  Reachable buffer{nullptr, bytes, bytes, static_cast<size_t>(count) * dtype_size(dtype)};
-  if (heap_ != nullptr && buffer.nbytes >= kMinRegisteredBytes) {
-    buffer.array = heap_->registered().find(data, buffer.nbytes);
-  }
-  if (buffer.array != nullptr) {
-    buffer.mapped = buffer.array->in_heap(bytes);
-    buffer.array->copy_edges_in(bytes, buffer.nbytes);
-  }
-  return buffer;
-}
 
 std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const CallPlan& plan,
                                        PlannedCall*& planned) {
-  const Reachable input = reachable(call.input, input_count(call, rank_, num_ranks_), call.dtype);
-  const Reachable output =
-      reachable(call.output, output_count(call, rank_, num_ranks_), call.dtype);
-  const std::optional<bool> done = run_direct(call, nbytes, plan, input, output, planned);
+  const auto given = [&call](const void* data, int64_t count) {
+    return ReachableBuffers::Given{static_cast<std::byte*>(const_cast<void*>(data)),
+                                   static_cast<size_t>(count) * dtype_size(call.dtype)};
+  };
+  buffers_.find(given(call.input, input_count(call, rank_, num_ranks_)),
+                given(call.output, output_count(call, rank_, num_ranks_)), plan.copies_arrays);
+  const std::optional<bool> done = run_on_buffers(call, nbytes, plan, planned);
   if (!done || !*done) exchange_.stay_outside();
   if (done && !*done) {
     exchange_.await_absence();
-    withdraw(input);
-    withdraw(output);
+    buffers_.withdraw();
   }
   return done;
 }
 
-void Runner::withdraw(const Reachable& buffer) {
-  if (heap_ != nullptr && buffer.nbytes != 0) heap_->withdraw(buffer.data);
-}
-
-std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const CallPlan& plan,
-                                       const Reachable& input, const Reachable& output,
-                                       PlannedCall*& planned) {
+std::optional<bool> Runner::run_on_buffers(const Call& call, int64_t nbytes, const CallPlan& plan,
+                                           PlannedCall*& planned) {
   const auto element_size = static_cast<int64_t>(dtype_size(call.dtype));
-  if (!exchange_.exchange({input.mapped, input.nbytes}, {output.mapped, output.nbytes},
-                          plan.uses_processes)) {
+  if (!exchange_.exchange(buffers_.input_buffer(), buffers_.output_buffer(), plan.uses_processes)) {
     return false;
   }
   const Reach reach = exchange_.reach();
@@ -110,8 +91,8 @@ std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const C
   }
   if (planned->protocol != ProtocolKind::kDirect) return std::nullopt;
   Payload payload = payload_of(call, planned->plan);
-  payload.buffers[static_cast<int>(BufferKind::kInput)] = input.mapped;
-  payload.buffers[static_cast<int>(BufferKind::kOutput)] = output.mapped;
+  payload.buffers[static_cast<int>(BufferKind::kInput)] = buffers_.input();
+  payload.buffers[static_cast<int>(BufferKind::kOutput)] = buffers_.output();
   payload.tile_count = payload.count;
   if (reach == Reach::kProcess && info(call.collective).has_op) {
     payload.tile_count = std::max<int64_t>(
@@ -127,7 +108,7 @@ std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const C
   }
   account(payload, *planned);
   if (!exchange_.leave()) return false;
-  if (output.array != nullptr) output.array->copy_edges_out(output.data, output.nbytes);
+  buffers_.deliver();
   return true;
 }
 

@@ -9,6 +9,7 @@
 #include "comm/call.h"
 #include "comm/call_plan.h"
 #include "executor/cpu/cpu_target.h"
+#include "executor/cpu/reachable_buffers.h"
 #include "transport/transport.h"
 
 namespace pycoll {
@@ -28,21 +29,14 @@ class Runner {
   /// the failure.
   bool run_slots(const Call& call, int64_t nbytes, PlannedCall& planned);
 
+  /// Gives up the shared heap. No operation is under way, and none follows.
+  void release() { buffers_.release(); }
+
   const Ledger& ledger() const { return cpu_.ledger(); }
 
  private:
-  /// A buffer of a call, and its address in the heap if it is in a registered array.
-  struct Reachable {
-    const RegisteredArray* array;
-    std::byte* data;    // the caller's address
-    std::byte* mapped;  // the address of the same bytes in the heap; else `data`
-    size_t nbytes;
-  };
-  Reachable reachable(const void* data, int64_t count, DType dtype) const;
-  std::optional<bool> run_direct(const Call& call, int64_t nbytes, const CallPlan& plan,
-                                 const Reachable& input, const Reachable& output,
-                                 PlannedCall*& planned);
-  void withdraw(const Reachable& buffer);
+  std::optional<bool> run_on_buffers(const Call& call, int64_t nbytes, const CallPlan& plan,
+                                     PlannedCall*& planned);
 
   template <class Protocol>
   bool run(const Plan& plan, const Payload& payload);
@@ -59,7 +53,7 @@ class Runner {
   CpuTarget cpu_;
   Links simple_links_;
   Links ll_links_;
-  SharedHeap* heap_;  // owned by the transport; null: none
+  ReachableBuffers buffers_;
   BufferExchange exchange_;
   std::unique_ptr<std::byte[]> scratch_;  // as large as the largest call needed
   size_t scratch_bytes_ = 0;

@@ -63,6 +63,13 @@ bool is_candidate(ProtocolKind protocol, int64_t nbytes) {
   return protocol != ProtocolKind::kDirect || nbytes >= kMinDirectBytes;
 }
 
+bool pays_to_copy(Collective collective, int64_t nbytes) {
+  constexpr int64_t kMaxCopiedBytes = 256 << 10;
+  // For these, input and output share one copy, and lines move between the ranks' caches half as
+  // often as with two. With two, reduce_scatter and all_gather were slower than through slots.
+  return collective == Collective::kAllReduce && nbytes < kMaxCopiedBytes;
+}
+
 Selector::Selector(Topology topology, std::shared_ptr<const SelectionInputs> inputs)
     : topology_(std::move(topology)), inputs_(std::move(inputs)) {
   for (const Arrays arrays : kAllArrays) {

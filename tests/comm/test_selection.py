@@ -205,7 +205,7 @@ def test_rule_of_direct_runs_where_arrays_allow_it_and_falls_back_elsewhere(
 
     def work(comm: Comm) -> list[str]:
         ran = []
-        count = 1024 * comm.size
+        count = (64 << 10) * comm.size  # too large for copies
         shared = comm.empty(count, np.float32)
         for x in (np.ones(count, np.float32), shared, np.ones(2, np.float32)):
             x[:] = comm.rank + 1

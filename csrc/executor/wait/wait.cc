@@ -20,6 +20,7 @@ namespace {
 constexpr int64_t kTroublePeriodNs = 500'000;  // between two checks for trouble
 constexpr int64_t kInterruptPeriodNs = 20'000'000;
 constexpr int kMinSpins = 20;         // under a microsecond
+constexpr int kCrowdedSpins = 4;      // of ranks that outnumber the cores (decision 0092)
 constexpr int kMaxSpins = 500;        // about 20 us
 constexpr int64_t kSwitchNs = 1'500;  // a yield that took longer was a switch
 constexpr int64_t kRemoteYieldNs = 50'000;
@@ -34,7 +35,7 @@ Waiter::Waiter(Transport& transport)
       proxy_(segment_.proxy()),
       rank_(transport.rank()) {
   const bool oversubscribed = transport.num_ranks() > segment_.num_cores();
-  max_spins_ = oversubscribed ? kMinSpins : kMaxSpins;
+  max_spins_ = oversubscribed ? kCrowdedSpins : kMaxSpins;
   // Polling memory finds nothing that comes from another host; spin_with_hosts polls both.
   if (proxy_ != nullptr) max_spins_ = 1;
   num_spins_ = max_spins_;
