@@ -6,6 +6,7 @@ ledger (`Communicator.ledger`) counts what the chosen algorithms sent for these 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,10 @@ class Ledger:
         """Sum of the waiting times of all entries; waits until the last call is over."""
         self.settle()
         return sum(entry.waited_s for entry in self.entries.values())
+
+    def hops(self, size: int) -> Iterable[int]:
+        """The steps of a ring: 0 to size - 1. Steps 2 to size - 2 are equal but for their data."""
+        return range(size)
 
     def waited(self, axis: str, collective: str, start: Any) -> None:
         """Adds the time since the mark `start` to the waiting time."""

@@ -7,7 +7,7 @@ collectives take the time of the network.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,10 +17,11 @@ from pycoll.errors import UsageError
 from pycoll.parallel.core.batches import num_samples
 from pycoll.parallel.core.specs import replace as replace_tensors
 from pycoll.parallel.features.feature import Options
+from pycoll.parallel.planner import bounds
 from pycoll.parallel.planner.layouts import Layout
 from pycoll.parallel.planner.network import ALGORITHMS, Network
 from pycoll.parallel.planner.pieces import Pieces, measure
-from pycoll.parallel.planner.step import Prediction, Step, cut_stages
+from pycoll.parallel.planner.step import Prediction, Step, cut_stages, lasting_bytes
 from pycoll.topology import Topology
 
 
@@ -60,6 +61,7 @@ class CostModel:
     prefetch: bool = False
     even: bool = False
     _pieces: dict[Any, Pieces | UsageError] = field(default_factory=dict)
+    _passes: dict[Any, bounds.Passes] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:
@@ -129,17 +131,35 @@ class CostModel:
         """
         return self._step(layout).prediction()
 
-    def bound(self, layout: Layout) -> tuple[float, int]:
-        """Seconds and bytes that a step needs at least: no bubble, no activations.
+    def untraced_bound(self, layout: Layout) -> tuple[float, float]:
+        """Seconds and bytes that a step needs at least, by the share of a layout without cp.
+
+        Cost: microseconds, and that of `pieces` without cp for new sizes of tp and microbatches.
+        """
+        without = replace(layout, cp=1, recompute=None)
+        try:
+            pieces = self.pieces(without)
+        except UsageError:  # it may be allowed with cp
+            return 0.0, 0.0
+        network, device = Network(self.cluster, layout.sizes, self.algorithms), self.cluster.device
+        assert device is not None
+        key = id(pieces), layout.cp, layout.recompute
+        if key not in self._passes:
+            self._passes[key] = bounds.untraced(pieces, layout, network, device)
+        seconds = bounds.untraced_s(self._passes[key], layout, len(pieces.blocks))
+        every = [pieces.first, *pieces.blocks, pieces.last]
+        return seconds, lasting_bytes(every, layout.zero, network, self.moments) / layout.pp
+
+    def bound(self, layout: Layout) -> tuple[float, float]:
+        """Seconds and bytes that a step needs at least, by the share of the layout.
 
         Raises:
             UsageError: As for `predict`.
 
         Cost: that of `predict`, without the simulation.
-        Source: PipeDream, SOSP 2019, section 3.1: the slowest stage of the best cut.
         """
         step = self._step(layout)
-        return step.bound_s(), step.least_bytes()
+        return bounds.least_s(step), bounds.least_bytes(step)
 
     def _step(self, layout: Layout) -> Step:
         pieces = self.pieces(layout)
@@ -147,7 +167,7 @@ class CostModel:
         stages, costs = cut_stages(pieces, layout, network, even=self.even)
         if not self.overlap and layout.pp > 1:
             message_s = network.message_s(pieces.hidden, "pp")
-            for stage in stages:
+            for stage in {id(stage): stage for stage in stages}.values():
                 stage.wait_for(message_s)
         return Step(self, layout, network, pieces.hidden, stages, costs)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 
 from pycoll.errors import UsageError
 from pycoll.parallel.planner.cost import CostModel
@@ -11,7 +12,7 @@ from pycoll.parallel.planner.layouts import Choices, Layout, all_layouts
 from pycoll.parallel.planner.step import Prediction
 
 KEPT = 10  # layouts that a plan shows
-_TRIED = 6  # layouts of a family that are tried before it is said to need too much memory
+_TRIED = 6  # layouts of a family and a kind of recomputation that are tried for one that fits
 
 
 class LayoutSpace:
@@ -29,8 +30,9 @@ class LayoutSpace:
     def __init__(self, model: CostModel, world: int, limit: int, choices: Choices) -> None:
         self.model, self.world, self.limit, self.choices = model, world, limit, choices
         self.known: dict[Layout, Prediction | UsageError] = {}
-        self.bounds: dict[Layout, tuple[float, int]] = {}
+        self.bounds: dict[Layout, tuple[float, float]] = {}
         self._points: dict[int, list[Layout]] = {}
+        self._near: dict[Layout, list[Layout]] = {}
 
     @property
     def tried(self) -> int:
@@ -60,9 +62,12 @@ class LayoutSpace:
         return self.known[layout]
 
     def cost(self, layout: Layout) -> float:
-        """Seconds of a step; infinity if the layout cannot run or does not fit."""
+        """Seconds of a step; infinity if the layout cannot run or does not fit.
+
+        Halving looks at smaller worlds, too: their ranks may keep as much together as all ranks.
+        """
         found = self.prediction(layout)
-        if isinstance(found, UsageError) or found.memory > self.limit:
+        if isinstance(found, UsageError) or found.memory * layout.world > self.limit * self.world:
             return math.inf
         return found.seconds
 
@@ -94,7 +99,10 @@ class LayoutSpace:
 
     def neighbors(self, layout: Layout) -> list[Layout]:
         """Layouts that move a factor from an axis to another, or change one option."""
-        return [other for other in self.points() if _distance(layout, other) == 1]
+        if layout not in self._near:
+            near = [other for other in self.points() if _distance(layout, other) == 1]
+            self._near[layout] = near
+        return self._near[layout]
 
     def halvings(self) -> Generator[list[Layout], Layout, None]:
         """Yields the layouts of growing worlds; each has one more prime factor on one axis."""
@@ -104,18 +112,16 @@ class LayoutSpace:
             grown = [
                 layout for layout in self._of(world) if here is None or _grows(here, layout, factor)
             ]
-            # Intermediate worlds may need more memory than there is; only the last one must fit.
             here = yield grown
 
     def best(self) -> Layout | None:
         """The best layout, without simulating those that cannot be among the ten best.
 
-        The dynamic program that cuts the blocks into stages gives a bound below the time of each
-        layout. Layouts are tried in the order of their bounds until a bound is above the times of
-        ten that fit; those whose weights alone do not fit are not tried.
+        Layouts are tried in the order of their bounds until a bound is above the times of ten that
+        fit; those that cannot fit are not tried.
         """
         fit: list[float] = []
-        for bound_s, layout in self.fitting_bounds():
+        for bound_s, layout in self.by_bound():
             if len(fit) >= KEPT and bound_s >= sorted(fit)[KEPT - 1]:
                 break
             seconds = self.cost(layout)
@@ -124,21 +130,41 @@ class LayoutSpace:
         ranked = self.ranked()
         return ranked[0].layout if ranked else None
 
-    def fitting_bounds(self) -> list[tuple[float, Layout]]:
-        """Bounds below the seconds of the layouts whose weights fit, lowest first."""
-        found: list[tuple[float, Layout]] = []
-        for layout in self.points():
+    def by_bound(self, layouts: Sequence[Layout] | None = None) -> Iterator[tuple[float, Layout]]:
+        """Yields a bound below the seconds of each layout that may fit, lowest first.
+
+        A layout has a bound without a trace of its share first. The share is traced for a better
+        one when that bound is the lowest.
+
+        Args:
+            layouts: The layouts; None: all.
+        """
+        waiting: list[tuple[float, int, Layout, bool]] = []
+        for number, layout in enumerate(self.points() if layouts is None else layouts):
+            if layout not in self.bounds and layout not in self.known:
+                self.bounds[layout] = self.model.untraced_bound(layout)
+            if self.bounds.get(layout, (0.0, 0.0))[1] <= self.limit:
+                waiting.append((self.bounds.get(layout, (0.0, 0.0))[0], number, layout, False))
+        heapq.heapify(waiting)
+        while waiting:
+            bound_s, number, layout, is_traced = heapq.heappop(waiting)
+            if is_traced:
+                yield bound_s, layout
+                continue
             try:
                 bound_s, least = self.bounds[layout] = self.model.bound(layout)
             except UsageError as error:
                 self.known[layout] = error
                 continue
             if least <= self.limit:
-                found.append((bound_s, layout))
-        return sorted(found, key=lambda of: of[0])
+                heapq.heappush(waiting, (bound_s, number, layout, True))
 
-    def each_family(self) -> dict[str, list[Prediction | UsageError]]:
-        """What is known of each family of layouts of the whole world, one prediction at least."""
+    def each_family(self, within_s: float) -> dict[str, list[Prediction | UsageError]]:
+        """What is known of each family of layouts of the whole world.
+
+        A family of which no layout fits so far gets predictions until one fits, or its fastest
+        layouts do not. It is empty if all of its layouts that may fit take longer than `within_s`.
+        """
         families: dict[str, list[Prediction | UsageError]] = {}
         for layout, of in list(self.known.items()):
             if layout.world == self.world:
@@ -150,14 +176,43 @@ class LayoutSpace:
         for family, layouts in missing.items():
             found = families.setdefault(family, [])
             light = [layout for layout in layouts if self.bounds[layout][1] <= self.limit]
-            # Fast ones first; if none of them fits, the one with the smallest weights.
-            fast = sorted(light, key=lambda layout: self.bounds[layout][0])[:_TRIED]
-            small = min(light or layouts, key=lambda layout: self.bounds[layout][1])
-            for layout in (*fast, small):
+            if light and min(self.bounds[layout][0] for layout in light) > within_s:
+                found.clear()
+                continue
+            fast = sorted(light, key=lambda layout: self.bounds[layout][0])
+            options = [[of for of in fast if of.recompute == kind] for kind in (None, "full")]
+            tried = [layout for of in options for layout in of[:_TRIED]]
+            for _, layout in self.by_bound(tried):
                 found.append(self.prediction(layout))
                 if self._fits(found[-1]):
                     break
+            else:
+                small = min(light or layouts, key=lambda layout: self.bounds[layout][1])
+                found.append(self.prediction(small))
         return families
+
+    def smallest(self) -> Prediction | None:
+        """The layout of least memory among those with the lowest bounds; None: none can run."""
+        least = sorted(self.bounds, key=lambda layout: self.bounds[layout][1])
+        for layout in least:
+            runs = [of for of in self.known.values() if isinstance(of, Prediction)]
+            found = min(runs, key=lambda of: of.memory, default=None)
+            if len(runs) >= KEPT or (found and self.bounds[layout][1] >= found.memory):
+                break
+            self.prediction(layout)
+        runs = [of for of in self.known.values() if isinstance(of, Prediction)]
+        return min(runs, key=lambda of: of.memory, default=None)
+
+    def least_s(self, family: str) -> tuple[float, Layout]:
+        """The lowest bound of a family's layouts that may fit."""
+        return min(
+            (
+                (seconds, layout)
+                for layout, (seconds, nbytes) in self.bounds.items()
+                if layout.family == family and nbytes <= self.limit
+            ),
+            key=lambda of: of[0],
+        )
 
 
 def _distance(a: Layout, b: Layout) -> int:

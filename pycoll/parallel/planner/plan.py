@@ -165,8 +165,9 @@ def plan(
         UsageError: The model cannot be traced, no layout fits into the memory, or the cluster is
             too small or has no device; the message says what would fit.
 
-    Cost: a tenth of a second to a second for each size of tp, cp and microbatch, and milliseconds
-        for each layout; a minute for a thousand layouts of a GPT on a busy machine of two cores.
+    Cost: a quarter of a second for each size of tp, cp and microbatch that bounds do not rule out,
+        and a millisecond for each layout; two minutes for twelve thousand layouts of GPT-3 on one
+        core of a busy machine.
     Source: docs/planning.md lists the papers.
     """
     refuse_parts(model, "plan")
@@ -219,7 +220,8 @@ def plan(
             model, x, of, y=y, loss=loss, moments=moments, arguments=arguments
         )
     best[:probe] = sorted(best[:probe], key=lambda of: measured[of.layout])
-    why = why_not(space, best[0])
+    with without_values():
+        why = why_not(space, best[0])
     return Plan(model, best, why, arguments, placed, limit, space.tried, measured)
 
 
@@ -234,18 +236,14 @@ def _tp_plan(model: nn.Module, x: Any) -> dict[str, Any]:
 
 
 def _nothing_fits(space: LayoutSpace, limit: int) -> str:
-    sizes = {of.layout: of.memory for of in space.known.values() if isinstance(of, Prediction)}
-    sizes = {**{layout: least for layout, (_, least) in space.bounds.items()}, **sizes}
-    if not sizes:
+    found = space.smallest()
+    if found is None:
         reasons = [str(of) for of in space.known.values() if isinstance(of, UsageError)]
         return f"plan: no layout of {space.world} ranks can run: {(reasons or ['none'])[0]}"
-    layout = min(sizes, key=lambda of: sizes[of])
-    needed = space.prediction(layout)
-    least = needed.memory if isinstance(needed, Prediction) else sizes[layout]
-    ranks = space.world * math.ceil(least / limit)
+    ranks = space.world * math.ceil(found.memory / limit)
     return (
         f"plan: no layout of {space.world} ranks fits into {gigabytes(limit)} a rank: the smallest "
-        f"one, {layout}, needs {gigabytes(least)}: give it that much, or about "
+        f"one, {found.layout}, needs {gigabytes(found.memory)}: give it that much, or about "
         f"{ranks} ranks"
     )
 

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from pycoll.parallel.planner.layout_space import LayoutSpace
 
 
+_FAR = 2.0  # times the winner's seconds: slower families are not simulated
+
+
 def gigabytes(nbytes: float) -> str:
     """`12.3 GB`."""
     return f"{nbytes / 1e9:.3g} GB"
@@ -63,11 +66,17 @@ def _measured(seconds: float | None) -> str:
 
 def why_not(space: LayoutSpace, winner: Prediction) -> list[str]:
     """One line for each family of layouts that is not the winner's."""
-    return [
-        f"{family}: {_reason(members, winner, space.limit)}"
-        for family, members in space.each_family().items()
-        if family != winner.layout.family
-    ]
+    lines = []
+    for family, members in space.each_family(_FAR * winner.seconds).items():
+        if family != winner.layout.family:
+            why = _reason(members, winner, space.limit) if members else _far(space, family, winner)
+            lines.append(f"{family}: {why}")
+    return lines
+
+
+def _far(space: LayoutSpace, family: str, winner: Prediction) -> str:
+    least_s, layout = space.least_s(family)
+    return f"at least {least_s / winner.seconds:.2f} times as long, with {layout}"
 
 
 def _reason(members: list[Prediction | UsageError], winner: Prediction, limit: int) -> str:
@@ -78,7 +87,7 @@ def _reason(members: list[Prediction | UsageError], winner: Prediction, limit: i
         return f"{best.seconds / winner.seconds:.2f} times as long: {_loss(best, winner)}"
     if runs:
         least = min(runs, key=lambda of: of.memory)
-        return f"needs {gigabytes(least.memory)} of {gigabytes(limit)}"
+        return f"needs {gigabytes(least.memory)} of {gigabytes(limit)}, with {least.layout}"
     return str(next(of for of in members if isinstance(of, UsageError)))
 
 

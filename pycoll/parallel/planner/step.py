@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from pycoll.errors import UsageError
 from pycoll.parallel import pipeline
 from pycoll.parallel.pipeline.schedules.actions import Costs, Schedule
-from pycoll.parallel.pipeline.schedules.simulate_pipeline import peak_live
+from pycoll.parallel.pipeline.schedules.simulate_pipeline import Timetable, peak_live, timetable
 from pycoll.parallel.planner.layouts import Layout
 from pycoll.parallel.planner.network import Network
 from pycoll.parallel.planner.pieces import Calls, Piece, Pieces
@@ -99,7 +100,11 @@ def cut_stages(
     bounds = pipeline.split(costs, count)
     cut = [pieces.blocks[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
     cut[0], cut[-1] = [pieces.first, *cut[0]], [*cut[-1], pieces.last]
-    return [_stage(of, network) for of in cut], costs
+    made: dict[tuple[int, ...], Stage] = {}  # stages of equal pieces are one
+    for of in cut:
+        if tuple(map(id, of)) not in made:
+            made[tuple(map(id, of))] = _stage(of, network)
+    return [made[tuple(map(id, of))] for of in cut], costs
 
 
 def _stage(pieces: list[Piece], network: Network) -> Stage:
@@ -145,35 +150,30 @@ class Step:
         device = model.cluster.device
         assert device is not None
         self.device = device
+        self.ranks = [stages]  # the stages of each rank
+        if layout.pp > 1:
+            self.ranks = [[] for _ in range(layout.pp)]
+            for stage, rank in zip(stages, self.placed(1).schedule.placement, strict=True):
+                self.ranks[rank].append(stage)
+        self._added: dict[tuple[int, ...], dict[str, float]] = {}
 
-    def bound_s(self) -> float:
-        """Seconds of the rank that has most to do, if it never waits for a stage."""
-        m, totals = self.layout.microbatches, []
-        for rank in range(self.layout.pp):
-            stages = self._of(rank)
-            passes_s = sum(stage.forward_s + stage.backward_s for stage in stages)
-            totals.append(m * passes_s + sum(self._after(stages).values()))
-        return max(totals)
+    def few_microbatches(self) -> int:
+        """The microbatches of a step that are simulated."""
+        v = pipeline.generator(self.layout.schedule).default_stages if self.layout.pp > 1 else 1
+        return min(self.layout.microbatches, max(_STEADY * self.layout.pp * v, 1))
 
-    def least_bytes(self) -> int:
-        """Bytes of weights, gradients and optimizer state of the rank that keeps most."""
-        return max(self._lasting(self._of(rank)) for rank in range(self.layout.pp))
-
-    def _of(self, rank: int) -> list[Stage]:
-        """The stages of a rank."""
-        if self.layout.pp == 1:
-            return self.stages
-        few = _schedule(self.layout.schedule, self.layout.pp, 1)
-        return [self.stages[s] for s in few.stages_of(rank)]
+    def placed(self, microbatches: int) -> Timetable:
+        """The schedule of some microbatches, in an order in which it can run."""
+        return _timetable(self.layout.schedule, self.layout.pp, microbatches)
 
     def prediction(self) -> Prediction:
         """Adds everything up."""
         layout, m = self.layout, self.layout.microbatches
         ends, schedule = self._passes()
-        each = [self._after(self._of(rank)) for rank in range(layout.pp)]
+        each = [self.after_s(stages) for stages in self.ranks]
         totals = [end + sum(of.values()) for end, of in zip(ends, each, strict=True)]
         slowest = max(range(layout.pp), key=lambda rank: totals[rank])
-        mine = self._of(slowest)
+        mine = self.ranks[slowest]
         parts = dict(each[slowest])
         step_s = parts.pop("optimizer", 0.0)
         for stage in mine:
@@ -196,36 +196,40 @@ class Step:
 
     def _passes(self) -> tuple[list[float], Schedule]:
         """When each rank of the pipeline has done its last backward pass."""
-        layout, m = self.layout, self.layout.microbatches
-        v = pipeline.generator(layout.schedule).default_stages if layout.pp > 1 else 1
-        few = min(m, max(_STEADY * layout.pp * v, 1))
-        schedule = _schedule(layout.schedule, layout.pp, few)
-        ends = self._ends(schedule)
+        layout, m, few = self.layout, self.layout.microbatches, self.few_microbatches()
+        table = self.placed(few)
+        ends = self._ends(table)
         if few < m:  # behind `few` microbatches the time grows by the same for each
             fewer = few - layout.pp  # whole rounds of schedules that have rounds
-            before = self._ends(_schedule(layout.schedule, layout.pp, fewer))
+            before = self._ends(self.placed(fewer))
             slope = (max(ends) - max(before)) / (few - fewer)
             ends = [end + (m - few) * slope for end in ends]
-        return ends, schedule
+        return ends, table.schedule
 
-    def _ends(self, schedule: Schedule) -> list[float]:
+    def _ends(self, table: Timetable) -> list[float]:
+        schedule = table.schedule
         forward = sum(stage.forward_s for stage in self.stages) / schedule.num_ranks
         backward = sum(stage.backward_s for stage in self.stages) / schedule.num_ranks
         mean = (forward + backward) / schedule.stages_per_rank
         scale = [(s.forward_s + s.backward_s) / mean if mean else 1.0 for s in self.stages]
-        transfer = self.network.message_s(self.hidden, "pp") if self.model.overlap else 0.0
-        costs = Costs(forward, backward / 2, backward / 2, transfer)
-        ends = [0.0] * schedule.num_ranks
-        for event in pipeline.simulate(schedule, costs, scale).events:
-            ends[event.rank] = max(ends[event.rank], event.end)
-        return ends
+        return table.rank_ends(Costs(forward, backward / 2, backward / 2, self.transfer_s()), scale)
 
-    def _after(self, stages: list[Stage]) -> dict[str, float]:
+    def transfer_s(self) -> float:
+        """Seconds of a message between stages, while the ranks compute."""
+        return self.network.message_s(self.hidden, "pp") if self.model.overlap else 0.0
+
+    def after_s(self, stages: list[Stage]) -> dict[str, float]:
         """Seconds that the replicas and the optimizer of a rank's stages add, by axes."""
+        key = tuple(map(id, stages))
+        if key not in self._added:
+            self._added[key] = self._made_after_s(stages)
+        return self._added[key]
+
+    def _made_after_s(self, stages: list[Stage]) -> dict[str, float]:
         layout, network = self.layout, self.network
         added = {"optimizer": 0.0}
         hides_s = sum(stage.backward_s for stage in stages) if self.model.overlap else 0.0
-        for (axes, item, main), count in _weights(stages).items():
+        for (axes, item, main), count in weights_of([p for s in stages for p in s.pieces]).items():
             shards = network.size(*axes)
             added["optimizer"] += self.device.seconds(
                 0, count / (shards if layout.zero else 1) * (_STEP_BYTES + 2 * item)
@@ -256,29 +260,35 @@ class Step:
         """Bytes of a rank's weights, gradients, optimizer state and activations."""
         kept = [sum(piece.kept for piece in stage.pieces) for stage in self.stages]
         live = peak_live(schedule.orders[rank], kept) if self.layout.pp > 1 else kept[0]
-        return self._lasting(self._of(rank)) + live
+        return self.lasting(self.ranks[rank]) + live
 
-    def _lasting(self, stages: list[Stage]) -> int:
-        zero, moments, total = self.layout.zero, self.model.moments, 0
-        for (axes, item, main), count in _weights(stages).items():
-            shards = self.network.size(*axes) if zero else 1
-            total += sum(bytes_of_bucket(count, item, main, shards, 0, zero, moments))
-        return total + sum(piece.frozen for stage in stages for piece in stage.pieces)
+    def lasting(self, stages: list[Stage]) -> int:
+        """Bytes of weights, gradients and optimizer state of a rank's stages."""
+        pieces = [piece for stage in stages for piece in stage.pieces]
+        return lasting_bytes(pieces, self.layout.zero, self.network, self.model.moments)
 
 
-def _weights(stages: list[Stage]) -> dict[tuple[tuple[str, ...], int, int], int]:
-    """Elements of the weights of some stages, by axes, bytes, and bytes of the optimizer's copy."""
+def lasting_bytes(pieces: Sequence[Piece], zero: int, network: Network, moments: int) -> int:
+    """Bytes of weights, gradients and optimizer state of some pieces on a rank."""
+    total = sum(piece.frozen for piece in pieces)
+    for (axes, item, main), count in weights_of(pieces).items():
+        shards = network.size(*axes) if zero else 1
+        total += sum(bytes_of_bucket(count, item, main, shards, 0, zero, moments))
+    return total
+
+
+def weights_of(pieces: Sequence[Piece]) -> dict[tuple[tuple[str, ...], int, int], int]:
+    """Elements of the weights of some pieces, by axes, bytes, and bytes of the optimizer's copy."""
     found: dict[tuple[tuple[str, ...], int, int], int] = {}
-    for stage in stages:
-        for piece in stage.pieces:
-            for key, count in piece.weights.items():
-                found[key] = found.get(key, 0) + count
+    for piece in pieces:
+        for key, count in piece.weights.items():
+            found[key] = found.get(key, 0) + count
     return found
 
 
-@functools.lru_cache(maxsize=512)
-def _schedule(name: str, num_ranks: int, microbatches: int) -> Schedule:
-    return pipeline.build(name, num_ranks, microbatches)
+@functools.lru_cache(maxsize=256)
+def _timetable(name: str, num_ranks: int, microbatches: int) -> Timetable:
+    return timetable(pipeline.build(name, num_ranks, microbatches))
 
 
-__all__ = ["Prediction", "Stage", "Step", "cut_stages"]
+__all__ = ["Prediction", "Stage", "Step", "cut_stages", "lasting_bytes"]

@@ -79,6 +79,41 @@ def test_dynamic_programming_finds_the_ten_layouts_of_all():
 
 
 @pytest.mark.pure
+def test_rings_of_many_ranks_are_traced_as_if_every_step_ran(monkeypatch):
+    from pycoll.parallel.core.ledger import Ledger
+    from pycoll.parallel.planner.trace import TracedLedger
+
+    layout = pc.Layout(cp=8, microbatches=2)
+    with without_values():
+        short = cost_model().pieces(layout)
+        monkeypatch.setattr(TracedLedger, "hops", Ledger.hops)
+        every = cost_model().pieces(layout)
+    sent = [count for calls in short.blocks[0].forward_calls.items() for count in calls[1:]]
+    assert sent == [7 * 2]  # keys and values to the next rank
+    for a, b in zip(short.blocks, every.blocks, strict=True):
+        assert a.operators == b.operators and a.backward_calls == b.backward_calls
+        assert a.forward_calls == b.forward_calls and a.kept == b.kept
+
+
+@pytest.mark.pure
+def test_bounds_of_traced_models_are_below_their_predictions():
+    """A second: bounds without a trace are compared with traces of other shares."""
+    costs = cost_model()
+    layouts = [
+        pc.Layout(dp=2, cp=2, microbatches=2, zero=1),
+        pc.Layout(cp=4, microbatches=2, recompute="full"),
+        pc.Layout(pp=2, cp=2, tp=2, microbatches=4, sequence_parallel=True),
+        pc.Layout(pp=2, tp=2, microbatches=4, schedule="interleaved_1f1b", recompute="full"),
+    ]
+    with without_values():
+        for layout in layouts:
+            found, fine = costs.predict(layout), costs.bound(layout)
+            coarse = costs.untraced_bound(layout)
+            assert 0 < coarse[0] <= fine[0] <= found.seconds, layout
+            assert 0 < coarse[1] <= fine[1] <= found.memory, layout
+
+
+@pytest.mark.pure
 def test_long_pipelines_are_extrapolated_to_their_simulated_time(monkeypatch):
     from pycoll.parallel.planner import step
 

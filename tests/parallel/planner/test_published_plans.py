@@ -86,7 +86,7 @@ def predicted(row) -> tuple[float, int]:
     )
     with without_values():
         space = LayoutSpace(costs, ranks, 80 * 10**9, choices)
-        bounds = space.fitting_bounds()
+        bounds = list(space.by_bound())
         published = [(s, of) for s, of in bounds if (of.tp, of.pp) == (t, p)]
         mine = min(space.cost(of) for _, of in published)
         faster = {(of.tp, of.pp) for s, of in bounds if s < mine and space.cost(of) < mine}

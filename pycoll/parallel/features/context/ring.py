@@ -97,7 +97,7 @@ class _Attention(torch.autograd.Function):
         out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=dtype)
         lse = q.new_full(q.shape[:-1], -torch.inf, dtype=dtype)
         pair = [k.contiguous(), v.contiguous()]
-        for step in range(group.size):
+        for step in group.ledger.hops(group.size):
             coming = group.pass_on(pair) if step + 1 < group.size else None
             for rows, columns, tile in ring.tiles((group.rank - step) % group.size, mask, kept):
                 found = tile.forward(q[..., rows, :], *(x[..., columns, :] for x in pair))
@@ -117,7 +117,7 @@ class _Attention(torch.autograd.Function):
         pair = [k.contiguous(), v.contiguous()]
         own: list[Tensor] = []  # gradients of this rank's keys and values
         behind = None  # other ranks' gradients, on their way to their owners
-        for step in range(group.size):
+        for step in group.ledger.hops(group.size):
             coming = group.pass_on(pair) if step + 1 < group.size else None
             grads = [torch.zeros_like(x, dtype=lse.dtype) for x in pair]
             for rows, columns, tile in ring.tiles((group.rank - step) % group.size, mask, kept):

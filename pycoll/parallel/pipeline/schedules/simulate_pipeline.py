@@ -155,23 +155,94 @@ def simulate(
     Cost: about 2 us per action.
     """
     costs = costs or Costs()
-    scale = stage_scale or [1.0] * schedule.num_stages
-    if len(scale) != schedule.num_stages:
-        raise UsageError(
-            f"stage_scale has {len(scale)} values, expected {schedule.num_stages}: one per stage"
-        )
-    part = 1 / schedule.stages_per_rank
-    length = {
-        Kind.F: costs.forward * part,
-        Kind.I: costs.backward_input * part,
-        Kind.W: costs.backward_weight * part,
-        Kind.B: (costs.backward_input + costs.backward_weight) * part,
-        Kind.U: 0.0,
-    }
-    done: dict[Action, float] = {}
+    table = timetable(schedule)
+    ends = table.ends(costs, stage_scale)
+    lengths = table.lengths(costs, stage_scale)
     events: list[list[Event]] = [[] for _ in schedule.orders]
-    clock = [0.0] * schedule.num_ranks
+    for rank, action, end in zip(table.ranks, table.actions, ends, strict=True):
+        events[rank].append(Event(rank, action, end - lengths[action.kind][action.stage], end))
+    busy = tuple(sum(event.end - event.start for event in of) for of in events)
+    flat = tuple(event for of in events for event in of)
+    lives = tuple(peak_live(order) for order in table.orders)
+    return Simulation(flat, max(ends, default=0.0), busy, lives)
+
+
+@dataclass(frozen=True, slots=True)
+class Timetable:
+    """A schedule's compute in an order in which it can run, for any costs.
+
+    Attributes:
+        schedule: The schedule.
+        orders: The compute of each rank, in order.
+        ranks: The rank of each action of the timetable.
+        actions: The actions, each behind those that it waits for.
+        waits: For each action: the places of those that it waits for, and whether each of them is
+            on another rank. The one before it on its rank is the first.
+    """
+
+    schedule: Schedule
+    orders: tuple[tuple[Action, ...], ...]
+    ranks: list[int]
+    actions: list[Action]
+    waits: list[tuple[tuple[int, bool], ...]]
+
+    def lengths(
+        self, costs: Costs, stage_scale: Sequence[float] | None = None
+    ) -> dict[Kind, list[float]]:
+        """The time of each kind of action in each stage.
+
+        Raises:
+            UsageError: `stage_scale` has not one value for each stage.
+        """
+        num_stages = self.schedule.num_stages
+        scale = stage_scale or [1.0] * num_stages
+        if len(scale) != num_stages:
+            raise UsageError(
+                f"stage_scale has {len(scale)} values, expected {num_stages}: one per stage"
+            )
+        part = 1 / self.schedule.stages_per_rank
+        length = {
+            Kind.F: costs.forward * part,
+            Kind.I: costs.backward_input * part,
+            Kind.W: costs.backward_weight * part,
+            Kind.B: (costs.backward_input + costs.backward_weight) * part,
+            Kind.U: 0.0,
+        }
+        return {kind: [of * by for by in scale] for kind, of in length.items()}
+
+    def ends(self, costs: Costs, stage_scale: Sequence[float] | None = None) -> list[float]:
+        """The end of each action, each as early as possible. Cost: about 0.3 us per action."""
+        lengths, transfer = self.lengths(costs, stage_scale), costs.transfer
+        ends: list[float] = []
+        for action, waits in zip(self.actions, self.waits, strict=True):
+            start = 0.0
+            for place, is_remote in waits:
+                ready = ends[place] + transfer if is_remote else ends[place]
+                if ready > start:
+                    start = ready
+            ends.append(start + lengths[action.kind][action.stage])
+        return ends
+
+    def rank_ends(self, costs: Costs, stage_scale: Sequence[float] | None = None) -> list[float]:
+        """The end of each rank's last action."""
+        last = [0.0] * self.schedule.num_ranks
+        for rank, end in zip(self.ranks, self.ends(costs, stage_scale), strict=True):
+            last[rank] = end
+        return last
+
+
+def timetable(schedule: Schedule) -> Timetable:
+    """Puts the compute of a schedule into an order in which it can run.
+
+    Raises:
+        UsageError: The schedule deadlocks.
+
+    Cost: about 2 us per action.
+    """
     orders = schedule.without(Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B).orders
+    table = Timetable(schedule, orders, [], [], [])
+    places: dict[Action, int] = {}
+    before: list[tuple[tuple[int, bool], ...]] = [()] * schedule.num_ranks
     at = [0] * schedule.num_ranks
     moved = True
     while moved:
@@ -179,23 +250,33 @@ def simulate(
         for rank, order in enumerate(orders):
             while at[rank] < len(order):
                 action = order[at[rank]]
-                start = clock[rank]
                 wanted = waits_for(schedule, action)
-                if any(need not in done for need in wanted):
+                if any(need not in places for need in wanted):
                     break
-                for need in wanted:
-                    there = schedule.rank_of(need.stage, need.microbatch)
-                    start = max(start, done[need] + (costs.transfer if there != rank else 0.0))
-                end = start + length[action.kind] * scale[action.stage]
-                done[done_as(action)] = clock[rank] = end
-                events[rank].append(Event(rank, action, start, end))
+                others = tuple(
+                    (places[need], schedule.rank_of(need.stage, need.microbatch) != rank)
+                    for need in wanted
+                )
+                place = len(table.actions)
+                table.ranks.append(rank)
+                table.actions.append(action)
+                table.waits.append((*before[rank], *others))
+                places[done_as(action)] = place
+                before[rank] = ((place, False),)
                 at[rank] += 1
                 moved = True
     if any(position < len(order) for position, order in zip(at, orders, strict=True)):
-        raise UsageError(deadlock(schedule, at, done))
-    busy = tuple(sum(event.end - event.start for event in of) for of in events)
-    flat = tuple(event for of in events for event in of)
-    return Simulation(flat, max(clock), busy, tuple(peak_live(order) for order in orders))
+        raise UsageError(deadlock(schedule, at, places))
+    return table
 
 
-__all__ = ["Event", "Simulation", "needs", "peak_live", "peak_versions", "simulate"]
+__all__ = [
+    "Event",
+    "Simulation",
+    "Timetable",
+    "needs",
+    "peak_live",
+    "peak_versions",
+    "simulate",
+    "timetable",
+]
