@@ -148,6 +148,38 @@ def overflow(comm, sizes, zero):
     return found, out.grad_norm
 
 
+def overflow_of_one_replica(comm, replicas):
+    """In step 1 a gradient of rank 0 alone is infinite. Returns who skipped, and the mean."""
+    mesh = pc.mesh(dp=comm.size, comm=comm)
+    torch.manual_seed(comm.rank)
+    model = pc.parallelize(nn.Linear(4, 4), mesh, replicas=replicas, precision="fp16")
+    optimizer = pc.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    scaler = pc.GradScaler("cpu", init_scale=1024.0)
+    bad = [False]
+    model.weight.register_hook(lambda g: g * torch.inf if bad[0] and comm.rank == 0 else g)
+    skipped = []
+    for step in range(4):
+        bad[0] = step == 1
+        x, y = torch.randn(4 * comm.size, 4), torch.randint(4, (4 * comm.size,))
+        out = model.step(x, y, loss=pc.cross_entropy, scaler=scaler)
+        optimizer.step()
+        skipped.append(out.skipped)
+    with optimizer.mean_weights():
+        mean = model.weight.detach().clone()
+    mesh.close()
+    return skipped, mean
+
+
+def test_a_replica_that_skips_a_step_exchanges_with_the_others_all_the_same():
+    kinds = ["gossip", "gossip:mode=sgp", "local:steps=2", "ps"]
+    for kind, of_ranks in zip(
+        kinds, in_one_world(overflow_of_one_replica, [(2, kind) for kind in kinds]), strict=True
+    ):
+        (first, mean), (second, other) = of_ranks
+        assert first == [False, True, False, False] and second == [False] * 4, kind
+        assert mean.isfinite().all() and torch.allclose(mean, other), kind
+
+
 def test_an_overflow_on_one_rank_skips_the_step_on_all():
     cases = [(2, {"dp": 2}, 1), (2, {"tp": 2}, 0), (1, {}, 0)]
     for case, of_ranks in zip(cases, in_one_world(overflow, cases), strict=True):

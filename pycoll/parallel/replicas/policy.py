@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -182,22 +183,35 @@ class Apart(UpdatePolicy):
         """
         super().__init__(reducer)
         self._connect, self._group, self._ranks = connect, group, ranks
-        self._optimizer: ReplicaOptimizer | None = None
+        # Not kept alive: parameter servers end with the script's last use of their optimizer.
+        self._optimizer: Callable[[], ReplicaOptimizer | None] = lambda: None
 
     def take(self, optimizer: optim.Optimizer, clip: float | None) -> optim.Optimizer:
         """Connects the optimizer with those of the other replicas."""
         made = self._connect(optimizer, self._group)
-        self._optimizer = made if isinstance(made, ReplicaOptimizer) else None
+        if isinstance(made, ReplicaOptimizer):
+            self._optimizer = weakref.ref(made)
         return made
+
+    def skip(self, optimizer: optim.Optimizer) -> None:
+        """Exchanges without gradients: other replicas do not skip, and would wait.
+
+        Servers take the gradients of this replica as zeros.
+        """
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = None
+        optimizer.step()
 
     def worked(self, busy_s: Sequence[float]) -> None:
         """Tells the optimizer, which may tell other replicas."""
-        if self._optimizer is not None:
-            self._optimizer.busy_s = busy_s
+        if (optimizer := self._optimizer()) is not None:
+            optimizer.busy_s = busy_s
 
     def late(self, here: Late | None) -> Late | None:
         """The late one of the ranks with this part of a replica, if the optimizer knows."""
-        found = None if self._optimizer is None else self._optimizer.late
+        optimizer = self._optimizer()
+        found = None if optimizer is None else optimizer.late
         return here if found is None else replace(found, rank=self._ranks[found.rank])
 
 

@@ -168,11 +168,13 @@ class Optimizer(optim.Optimizer):
         waited_before, start = ledger.waited_s, ledger.clock.now()
         norms, scaler = self._start_norms(), self.trainer.scaler
         scales = scaler is not None and scaler.is_enabled()
-        # The norm is that of all ranks, so all skip a step or none does.
+        # The norm is that of all ranks of a replica, so all of them skip a step or none does.
         skipped = scales and not math.isfinite(norms.total)
         policy = self.trainer.policy
         policy.worked(self.trainer.busy_s)
-        if not skipped:
+        if skipped:
+            policy.skip(self.inner)
+        else:
             policy.step(self.inner, partial(self._clip, norms))
         norm, late = norms.total, policy.late(norms.late)
         if scaler is not None:

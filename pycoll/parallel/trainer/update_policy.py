@@ -94,6 +94,9 @@ class UpdatePolicy:
         optimizer.step()
         self.reducer.publish()
 
+    def skip(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes the place of `step` where a scaler skips one: all ranks do, so nothing moves."""
+
 
 class PerMicrobatch(UpdatePolicy):
     """Schedules without a flush: the optimizer steps after each microbatch, within `model.step`.
