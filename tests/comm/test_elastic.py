@@ -129,7 +129,7 @@ def test_rank_that_ends_within_grow_is_named_by_all(victim):
 
 
 def num_descriptors() -> int:
-    """The least of some looks: the end of a connection, by which a rank looks for another, lasts."""
+    """The least of several counts: connections that ranks use for a look end a moment later."""
     found = []
     for _ in range(20):
         found.append(len(os.listdir("/proc/self/fd")))

@@ -1,4 +1,4 @@
-"""Ranks of an elastic training are killed or stopped for a while, and new ranks come, at random.
+"""Ranks of an elastic training are killed, stopped or slow, and new ranks come, at random.
 
 The survivors go on, repeat the running step, and end with the weights of a training that nothing
 disturbed. The step before it may be repeated, too, if a rank had not yet all copies of it.
@@ -6,10 +6,7 @@ disturbed. The step before it may be repeated, too, if a rank had not yet all co
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
-import signal
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -28,6 +25,7 @@ import pycoll
 from injections import Outcome
 from injections.kills import has_ended, kill_all
 from pycoll import parallel as pc
+from pycoll.chaos.faults import inject
 from pycoll.elastic.owner_port import free_address
 
 CASES = 300
@@ -61,7 +59,7 @@ class Disturbed:
 def cases() -> st.SearchStrategy[Disturbed]:
     fault = st.tuples(
         st.integers(0, int(1e3 * STEPS * STEP_S)),
-        st.sampled_from(["kill", "kill", "stop", "new rank"]),
+        st.sampled_from(["kill", "kill", "stop", "slow", "new rank"]),
         st.integers(0, 59),
     )
     return st.builds(
@@ -149,16 +147,13 @@ def disturb(
         time.sleep(max(began_s + after_ms / 1e3 - time.monotonic(), 0))
         rank = number % len(ranks)
         pid = ranks[rank].pid
-        with contextlib.suppress(ProcessLookupError):
-            if what == "new rank":
-                new += start(train, 0, None, case, address, board)
-            elif what == "stop":
-                os.kill(pid, signal.SIGSTOP)
-                time.sleep(random.Random(number).uniform(0, MOST_PAUSE_S))
-                os.kill(pid, signal.SIGCONT)
-            elif len(killed | {rank}) <= copies:
-                killed.add(rank)
-                os.kill(pid, signal.SIGKILL)
+        if what == "new rank":
+            new += start(train, 0, None, case, address, board)
+        elif what != "kill":
+            inject(what, pid, random.Random(number).uniform(0, MOST_PAUSE_S))
+        elif len(killed | {rank}) <= copies:
+            killed.add(rank)
+            inject(what, pid)
 
 
 def run(case: Disturbed) -> Outcome:
