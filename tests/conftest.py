@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import signal
 import time
 from collections.abc import Iterator
@@ -29,6 +30,12 @@ for number, handler in (
 ):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, handler)
+
+# Ranks that are threads use one arena of memory, which can be given back. Of several arenas the
+# freed ends stay: hundreds of MB, whose page tables each later fork copies.
+libc = ctypes.CDLL(None)
+M_ARENA_MAX = -8
+libc.mallopt(M_ARENA_MAX, 1)
 
 TIERS = ("slow", "soak", "timing")
 costs_s: collections.Counter[str] = collections.Counter()  # by folder of tests
@@ -66,6 +73,12 @@ def no_table_and_no_rules_of_the_user(tmp_path_factory: pytest.TempPathFactory) 
         patch.setenv("PYCOLL_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("PYCOLL_ALGO", raising=False)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def freed_memory_is_given_back() -> Iterator[None]:
+    yield
+    libc.malloc_trim(0)
 
 
 @pytest.fixture(scope="session", autouse=True)

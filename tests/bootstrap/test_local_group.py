@@ -168,10 +168,12 @@ def test_rank_killed_before_it_said_its_rank_is_the_one_that_is_missing(ranks, n
     pids = [ranks.start(lambda rank=rank: form(name, rank, 3, 30)) for rank in range(2)]
     wait_until_listening(f"pycoll-{name}")
 
-    def connect() -> None:
-        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(f"\0pycoll-{name}")
+    def connect_and_die() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(f"\0pycoll-{name}")
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    victim = ranks.start(connect)
+    victim = ranks.start(connect_and_die)
     ranks.outcome(victim)
     for outcome in map(ranks.outcome, pids):
         assert (outcome.error, outcome.rank) == ("PeerDiedError", 2), outcome

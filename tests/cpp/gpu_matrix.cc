@@ -145,16 +145,18 @@ class Matrix {
         device_, plans, cell, extent,
         [&](const Case& c) {
           if (c.name().find(options_.only) == std::string::npos) return false;
-          if (elapsed_s() < options_.seconds) return true;
-          ++num_left_out_;
-          return false;
+          if (elapsed_s() >= options_.seconds) {
+            ++num_left_out_;
+            return false;
+          }
+          arena_.reset();  // the launches of the case before are gone
+          return true;
         },
         [&](const Case& c, const std::string& wrong) {
           ++num_cases_;
           if (!wrong.empty()) say_wrong(c.name() + ": " + wrong);
           progress(false);
         });
-    arena_.reset();
   }
 
   /// One rank of two launches, and waits for the other one until the abort word is set.
@@ -163,9 +165,9 @@ class Matrix {
     for (const DeviceProtocol protocol : {DeviceProtocol::kSimple, DeviceProtocol::kLL}) {
       const Case c{plans.algorithm, 2, {DType::kF32, Op::kSum}, 33, 0, protocol};
       ++num_cases_;
+      arena_.reset();
       const std::string reason = why_abort_fails(plans, c);
       if (!reason.empty()) say_wrong("abort of " + c.name() + ": " + reason);
-      arena_.reset();
       run_message(plans, c.cell, {33, 0});  // the device is usable
     }
   }

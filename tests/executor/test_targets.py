@@ -176,6 +176,36 @@ WEAKENED = {
         "inline constexpr int kPoisonBuffers = 1;",
         ["poison"],
     ),
+    "device_order_check.peers_do_not_meet_at_the_start": (
+        "executor/device/run_block.h",
+        "(!meets || BlockDirect::meet(block_, program, 0)) &&",
+        "",
+        ["direct"],
+    ),
+    "device_order_check.messages_of_a_meeting_are_not_released": (
+        "executor/device/block_direct.h",
+        "link.release_in_band();",
+        "",
+        ["direct"],
+    ),
+    "device_order_check.sources_are_not_waited_for": (
+        "executor/protocol.h",
+        "wait_for_sources(target, program, phase) && wait_for_credits(target, program, phase);",
+        "wait_for_credits(target, program, phase);",
+        ["simple"],
+    ),
+    "device_order_check.positions_are_not_stored": (
+        "executor/device/run_block.h",
+        "close_links();",
+        "",
+        ["simple", "ll", "ll128", "direct"],
+    ),
+    "device_order_check.calls_are_not_announced": (
+        "executor/device/run_block.h",
+        "if constexpr (kind == DeviceProtocol::kPoison) announce();",
+        "",
+        ["poison"],
+    ),
     "device_order_check.peers_do_not_meet_at_the_end": (
         "executor/device/run_block.h",
         "(!meets || BlockDirect::meet(block_, program, launch_.num_steps));",
@@ -233,6 +263,12 @@ WEAKENED = {
     "device_failure_check.without_end_of_an_epoch": (
         "executor/device/run_block.h",
         "device::store_relaxed(word, device::load_relaxed(word) + 1);",
+        "",
+        ["all"],
+    ),
+    "device_failure_check.without_operation_of_a_failure": (
+        "executor/device/block.h",
+        "device::store_relaxed(launch_.report->operation, launch_.operation);",
         "",
         ["all"],
     ),

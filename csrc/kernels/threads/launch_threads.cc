@@ -1,5 +1,8 @@
 #include "kernels/threads/launch_threads.h"
 
+#include <string>
+
+#include "base/error.h"
 #include "reduce/reduce_copy.h"
 
 namespace pycoll {
@@ -15,6 +18,12 @@ ThreadKernel kernel_of(const DeviceLaunch& launch) {
 }
 
 }  // namespace
+
+void require_kernel(const DeviceLaunch& launch) {
+  if (kernel_of(launch) != nullptr) return;
+  throw UsageError("this build has no kernel for " + std::string(dtype_name(launch.dtype)) +
+                   " with protocol " + std::to_string(static_cast<int>(launch.protocol)));
+}
 
 void launch_on_threads(const DeviceLaunch* launches, int num_launches, ThreadPool& pool,
                        const BlockStart* start) {

@@ -6,6 +6,9 @@
 
 namespace pycoll {
 
+/// Raises UsageError if there is no kernel for the launch's protocol and dtype in this build.
+void require_kernel(const DeviceLaunch& launch);
+
 /// Runs the launches of `num_launches` ranks at once, like a cooperative launch, and returns when
 /// all threads have ended. The reports receive the failures. `start` as for run_blocks().
 void launch_on_threads(const DeviceLaunch* launches, int num_launches, ThreadPool& pool,

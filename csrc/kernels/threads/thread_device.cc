@@ -431,6 +431,7 @@ void run_launches(ThreadProcessors& processors, const DeviceLaunch* launches, in
 int launch(int32_t device, const DeviceLaunch* launch, DeviceStream stream) {
   return guarded([&] {
     fail_if_told("launch");
+    require_kernel(*launch);
     work_stream(device, stream).push([own = *launch, &processors = device_at(device).processors] {
       run_launches(processors, &own, 1, false);
     });
@@ -441,6 +442,7 @@ int launch_together(int32_t device, const DeviceLaunch* first, const DeviceLaunc
                     int32_t num_launches, DeviceStream stream) {
   return guarded([&] {
     fail_if_told("launch");
+    require_kernel(*first);
     ThreadProcessors& processors = device_at(device).processors;
     if (num_launches * first->num_channels > processors.num_blocks()) {
       throw UsageError("too many blocks for a cooperative launch");
