@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from points import Points
 from torch import nn
@@ -62,9 +62,12 @@ def test_bits_are_those_of_any_number_of_replicas(zero, axes, sizes):
     """Also with more replicas than virtual ones: 3 of them for 4 ranks."""
     found = [run(weights, size, zero, axes, 3) for size in sizes]
     assert all(of_rank == found[0][0] for of_size in found for of_rank in of_size)
+    (plain,) = run(weights, 1, 0, {}, 0)
+    assert found[0][0][1] == pytest.approx(plain[1], rel=1e-12)
 
 
 @pytest.mark.pure
+@settings(deadline=None)
 @given(st.integers(1, 33), st.integers(1, 12), st.integers(0, 9))
 def test_sum_has_the_same_bits_for_any_number_of_ranks(num_leaves, num_ranks, seed):
     leaves = torch.randn(num_leaves, dtype=torch.float64, generator=torch.manual_seed(seed))
@@ -84,6 +87,7 @@ def test_sum_has_the_same_bits_for_any_number_of_ranks(num_leaves, num_ranks, se
 
 
 @pytest.mark.pure
+@settings(deadline=None)
 @given(st.integers(0, 40), st.integers(1, 9), st.integers(0, 9))
 def test_each_sample_is_dealt_to_one_replica(size, num_replicas, num_virtual):
     spans = [Dealing(num_replicas, rank, num_virtual).samples(size) for rank in range(num_replicas)]

@@ -67,6 +67,8 @@ class Passes:
             is_last = i + 1 == len(passes)
             self._reducer.part = number
             ran = self._pass(part, loss, reduce and is_last, syncing=reduce)
+            if self._dealing.num_virtual:
+                self._reducer.drop()  # microbatches without a reduction leave parameters gathered
             if not is_last:
                 self._reducer.fold()
             sums[number or 0] += ran.loss_sum
