@@ -31,8 +31,8 @@ for number, handler in (
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, handler)
 
-# Ranks that are threads use one arena of memory, which can be given back. Of several arenas the
-# freed ends stay: hundreds of MB, whose page tables each later fork copies.
+# Ranks that are threads use one arena of memory, which can be given back. With several arenas
+# the freed ends stay: hundreds of MB, whose page tables each later fork copies.
 libc = ctypes.CDLL(None)
 M_ARENA_MAX = -8
 libc.mallopt(M_ARENA_MAX, 1)

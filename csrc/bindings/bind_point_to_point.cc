@@ -278,6 +278,9 @@ void bind_point_to_point(py::module_& m, py::handle communicator_type) {
   py::class_<CommunicatorObject> type(py::reinterpret_borrow<py::object>(communicator_type));
   type.def_property_readonly("_is_coalescing",
                              [](const CommunicatorObject& o) { return o.batch != nullptr; })
+      .def_property_readonly(
+          "_carries_devices",
+          [](const CommunicatorObject& o) { return o.comm->messages().carries_devices(); })
       .def("_begin_batch", [](CommunicatorObject& o) { o.batch = std::make_unique<Batch>(); })
       .def("_drop_batch", [](CommunicatorObject& o) { o.batch.reset(); })
       .def("_run_batch", [](CommunicatorObject& o) {

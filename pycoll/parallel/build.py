@@ -124,9 +124,9 @@ def parallelize(
             without a list of blocks, a layer works along the sequence under cp, the ZeRO level or
             the schedule does not exist, or the schedule does not support an option.
     """
-    connect, group = connect_of(replicas), None
+    connect, make_policy = connect_of(replicas), None
     if connect is not None and mesh.size("dp") > 1:
-        group = mesh.line("dp")
+        make_policy = partial(Apart, connect, mesh.line("dp"), mesh.ranks_along("dp"))
         mesh, seed = mesh.one_replica(), seed + 1_000_003 * mesh.rank("dp")  # masks of its own
     if check_hooks.prepare(model):
         precision = None
@@ -146,7 +146,6 @@ def parallelize(
     )
     build = Build(model, mesh, options, Positions(seed))
     apply_all(build)
-    make_policy = None if connect is None or group is None else partial(Apart, connect, group)
     trainer = _train(build, mesh, int(bucket_mb * 2**20), make_policy)
     model.step = trainer.step  # type: ignore[assignment]
     model.evaluate = trainer.evaluate  # type: ignore[assignment]

@@ -52,6 +52,15 @@ def library(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
+@pytest.fixture(scope="module")
+def two_devices(library: str) -> Iterator[None]:
+    """Two emulated devices with room for the blocks of many communicators."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYCOLL_DEVICE_THREADS_COUNT", "2")
+        patch.setenv("PYCOLL_DEVICE_THREADS_PROCESSORS", "256")
+        yield
+
+
 def has_used_a_device() -> bool:
     """Whether this process has opened the emulated device, or a GPU's context."""
     if "_device_threads.so" in Path("/proc/self/maps").read_text():

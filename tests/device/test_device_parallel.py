@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,21 +30,13 @@ from pycoll.parallel.features.context.tile import Tile  # noqa: E402
 from pycoll.parallel.features.tensor.conv2d import with_halo  # noqa: E402
 
 pytestmark = [
+    pytest.mark.usefixtures("two_devices"),
     pytest.mark.ranks,
     pytest.mark.torch,
     pytest.mark.slow,  # builds an extension of torch, once
     pytest.mark.timeout(500, func_only=True),  # not of what is built
 ]
 TIMEOUT_S = 120
-
-
-@pytest.fixture(scope="module", autouse=True)
-def devices(library: str) -> Iterator[None]:
-    """Two emulated devices with room for the blocks of many communicators."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYCOLL_DEVICE_THREADS_COUNT", "2")
-        patch.setenv("PYCOLL_DEVICE_THREADS_PROCESSORS", "256")
-        yield
 
 
 def on_ranks(kind: str, n: int, *works: Any) -> None:

@@ -269,6 +269,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
     return std::exchange(current_device, device);
   }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t nbytes) const override {
     c10::DataPtr fresh = memory.allocate(nbytes);
     const size_t kept = std::min(nbytes, storage.nbytes());
@@ -386,7 +387,40 @@ void on_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   in_fallback = before;
 }
 
+/// A tensor that the host has computed, on the device of `like`; undefined ones stay so.
+at::Tensor on_device_of(const at::Tensor& like, const at::Tensor& host) {
+  if (!host.defined()) return host;
+  const bool before = std::exchange(in_fallback, true);
+  at::Tensor made = host.to(like.device());
+  in_fallback = before;
+  return made;
+}
+
+// torch's convolution has operators for other devices, which the CPU does not have.
+at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight,
+                       const std::optional<at::Tensor>& bias, c10::IntArrayRef stride,
+                       c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
+                       c10::IntArrayRef output_padding, int64_t groups) {
+  std::optional<at::Tensor> host_bias;
+  if (bias && bias->defined()) host_bias = on_host(*bias);
+  return on_device_of(x, at::convolution(on_host(x), on_host(weight), host_bias, stride, padding,
+                                         dilation, transposed, output_padding, groups));
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
+    const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
+    c10::IntArrayRef stride, c10::IntArrayRef padding, c10::IntArrayRef dilation, bool transposed,
+    c10::IntArrayRef output_padding, int64_t groups, std::array<bool, 3> needed) {
+  const int64_t num_biases = transposed ? weight.size(1) * groups : weight.size(0);
+  const auto [of_x, of_weight, of_bias] = at::convolution_backward(
+      on_host(gradient), on_host(x), on_host(weight), c10::IntArrayRef(num_biases), stride, padding,
+      dilation, transposed, output_padding, groups, needed);
+  return {on_device_of(x, of_x), on_device_of(x, of_weight), on_device_of(x, of_bias)};
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("convolution_overrideable", convolution);
+  m.impl("convolution_backward_overrideable", convolution_backward);
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", empty_strided);
   m.impl("_copy_from", copy_from);

@@ -175,3 +175,27 @@ def test_torch_groups_give_the_bits_of_the_cpu(two, library, monkeypatch):
         dist.destroy_process_group()
 
     values(two.outcomes(two.start_world(job, [0, 0, 1, 1], PYCOLL_DEVICE_LIBRARY=library), 300))
+
+
+@pytest.mark.slow  # builds an extension of torch, once
+@pytest.mark.torch
+def test_gossip_gives_the_bits_of_the_cpu(two, library, monkeypatch):
+    pytest.importorskip("torch", reason="needs torch")
+    monkeypatch.syspath_prepend(builds.ROOT / "tests" / "device")
+    import torch_emulated
+
+    torch_emulated.build()
+
+    def job() -> list[str]:
+        torch_emulated.install()
+        from test_device_replicas import KINDS, pairs_keep_the_sum, replicas_have_the_bits
+
+        comm = pycoll.init()
+        comm.deterministic = True
+        some = {name: KINDS[name] for name in ("gossip:graph=ring", "gossip:mode=sgp")}
+        wrong = replicas_have_the_bits(some, torch_emulated.NAME, comm)
+        return wrong + pairs_keep_the_sum(torch_emulated.NAME, comm)
+
+    world = two.start_world(job, [0, 0, 1, 1], PYCOLL_DEVICE_LIBRARY=library)
+    found = values(two.outcomes(world, 300))
+    assert not any(found), found

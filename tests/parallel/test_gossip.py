@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import math
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from mesh_cases import in_one_world
 from torch import nn
 
 import pycoll
@@ -150,6 +153,29 @@ def pairs_keep_the_sum_and_wait_for_no_slow_rank(comm):
     return took_s, distance
 
 
+def names_of_the_late(comm, replicas, sizes):
+    """Rank and part of the late one by each of 8 steps; rank 2 sleeps in each backward pass."""
+    mesh = pc.mesh(dp=-1, comm=comm, **sizes)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    model = pc.parallelize(
+        model, mesh, tp={"0": "col", "1": "row"} if sizes else None, replicas=replicas
+    )
+    optimizer = pc.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    model[0].register_full_backward_hook(lambda *_: time.sleep(0.1 * (comm.rank == 2)))
+    found, text = [], io.StringIO()
+    for _ in range(8):
+        model.step(torch.ones(8, 4), torch.ones(8, 2), loss=nn.functional.mse_loss)
+        optimizer.step()
+        late = optimizer.last.late
+        found.append(late and (late.rank, late.part))
+        pc.log(optimizer.last, file=text)
+    if comm.rank == 0:
+        assert "rank 2 is late by 0." in text.getvalue() and "(backward)" in text.getvalue()
+    optimizer.close()
+    mesh.close()
+    return found
+
+
 CASES = [
     distances_shrink_by_the_contraction,
     one_peer_is_exact_after_log_n_rounds,
@@ -165,6 +191,15 @@ def run_cases(comm):
 
 def test_weights_of_neighbors_come_together():
     pycoll.run_ranks(run_cases, N, timeout_s=30)
+
+
+def test_a_late_replica_is_named_by_all_within_ten_steps():
+    """Sleeps of 0.1 s in eight steps of four trainings. Ranks 0 and 2 are not neighbors."""
+    cases = [(N, f"gossip:{options}", {}) for options in ("graph=ring", "graph=ring,mode=adpsgd")]
+    cases += [(N, "gossip:graph=path,mode=sgp", {}), (N, "gossip:graph=ring", {"tp": 2})]
+    for case, outcomes in zip(cases, in_one_world(names_of_the_late, cases), strict=True):
+        for found in outcomes[:: case[2].get("tp", 1)]:  # each has the same part of its replica
+            assert Counter(found[3:]).most_common(1)[0][0] == (2, "backward"), (case, found)
 
 
 def test_pairs_do_not_wait_for_a_slow_neighbor():

@@ -10,6 +10,8 @@ from pycoll.errors import UsageError
 from pycoll.parallel.core.object_collectives import gather_objects
 
 if TYPE_CHECKING:
+    import torch
+
     from pycoll.communicator import Communicator
 
 CPU = "cpu"
@@ -75,6 +77,14 @@ def _own_device(device: Any, host_rank: int) -> str:
     return f"{found.type}:{index}"
 
 
+def settle(device: torch.device) -> None:
+    """Waits for the work on the current stream of a device: other threads use other streams."""
+    import torch
+
+    if device.type != CPU:
+        torch.get_device_module(device).current_stream(device).synchronize()
+
+
 class Clock(Protocol):
     """Reads the time at points of a rank's work."""
 
@@ -131,4 +141,4 @@ def clock_of(device: str) -> Clock:
     return HostClock() if device == CPU else DeviceClock(device)
 
 
-__all__ = ["CPU", "Clock", "DeviceClock", "HostClock", "agreed_device", "clock_of"]
+__all__ = ["CPU", "Clock", "DeviceClock", "HostClock", "agreed_device", "clock_of", "settle"]

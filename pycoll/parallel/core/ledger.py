@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll.communicator import Communicator
 from pycoll.parallel.core.devices import CPU, Clock, HostClock
-from pycoll.parallel.core.transfers import Link, Transfers, ring_links
+from pycoll.parallel.core.transfers import Link, Receive, Transfers, ring_links
 from pycoll.work import Work
 
 if TYPE_CHECKING:
@@ -225,9 +225,9 @@ class AxisGroup:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A collective that runs while the caller computes."""
+    """A collective, or a message, that runs while the caller computes."""
 
-    work: Work
+    work: Work | Receive
     group: AxisGroup
     collective: str
 

@@ -115,6 +115,12 @@ class Mesh:
         replicas = self.line_of_dp("ep")
         return Dealing(replicas.size, replicas.rank, self.virtual_replicas)
 
+    def ranks_along(self, axis: str) -> list[int]:
+        """The ranks of this rank's group along an axis, in the order of the axis."""
+        grid = np.arange(self.world.size).reshape(tuple(self._sizes.values()))
+        here = [slice(None) if name == axis else self.coordinates[name] for name in AXES]
+        return grid[tuple(here)].tolist()
+
     def one_replica(self) -> Mesh:
         """The ranks that share this rank's replica, as a mesh with dp=1. Collective.
 

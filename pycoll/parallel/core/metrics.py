@@ -30,7 +30,8 @@ def metrics(
         `memory_peak` (most bytes that this process has had in memory, or on its GPU) and `skipped`
         (1 if no rank has stepped). On several ranks also `late_rank` and `late_s` (`Late`); with
         `flops_per_sample` the `flops` of the step and `flops_per_s` of all ranks; with `peak` also
-        `mfu`, the share of it. Loss, norm, tokens and lateness are equal on every rank.
+        `mfu`, the share of it. Loss, norm, tokens and lateness are equal on every rank of a replica
+        and, but for `replicas=`, on all ranks.
     """
     seconds = max(out.seconds, 1e-9)
     found = {

@@ -1,8 +1,8 @@
 """Tensors from one rank to another: tagged messages on the CPU, links of two ranks on a device.
 
-Messages of a device's arrays would go through the host (decision 0030). A link is a communicator of
-the sender and the receiver, and a message is a broadcast in it: kernels move it on the device's
-streams (decision 0058).
+The host waits in messages of a device's arrays (decision 0067). A link is a communicator of the
+sender and the receiver, and a message is a broadcast in it: kernels move it on the device's streams
+(decision 0058).
 
 Invariant: both ends of a link name the same tensors in the same order; links do not wait for each
 other.
@@ -11,6 +11,7 @@ other.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from pycoll.parallel.core.devices import CPU
@@ -101,9 +102,45 @@ class Transfers:
         return moved
 
 
+@dataclass(slots=True)
+class Receive:
+    """A receive that runs within `wait`.
+
+    Attributes:
+        comm: The communicator.
+        x: The tensor that is received into.
+        source: The rank that sends; None: any rank, and after `wait` the one that sent.
+    """
+
+    comm: Communicator
+    x: Tensor
+    source: int | None
+
+    def wait(self) -> None:
+        """Receives."""
+        if self.source is None:
+            self.source = self.comm.recv_any(self.x)
+        else:
+            self.comm.recv(self.x, self.source)
+
+
+def receive(comm: Communicator, x: Tensor, source: int | None) -> Work | Receive:
+    """Starts to receive a message; between devices of several hosts, `wait` does it all.
+
+    Args:
+        comm: The communicator.
+        x: Contiguous memory for it.
+        source: The rank that sends; None: any rank.
+    """
+    if x.device.type != CPU and not comm._carries_devices:
+        return Receive(comm, x, source)
+    coming: Work = comm.recv(x, source, async_op=True)
+    return coming
+
+
 def ring_links(size: int) -> list[Link]:
     """From each rank to the next one, around."""
     return [Link(rank, (rank + 1) % size, "ring") for rank in range(size)]
 
 
-__all__ = ["Link", "Transfers", "ring_links"]
+__all__ = ["Link", "Receive", "Transfers", "receive", "ring_links"]

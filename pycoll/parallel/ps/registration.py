@@ -84,10 +84,10 @@ class Registration(ABC):
             dtype: A floating dtype.
             std: Standard deviation of the first values, by place, whatever the servers are; 0:
                 zeros.
-            values: First values instead, [rows, dim]; worker 0 sends them.
+            values: First values instead, [rows, dim], on any device; worker 0 sends them.
 
         Returns:
-            The table, for `embedding`, `pull_rows` and `push_rows`.
+            The table, for `Worker.pull_rows`.
 
         Raises:
             UsageError: The sizes are not positive, or differ between workers.
@@ -101,7 +101,8 @@ class Registration(ABC):
         made = SparseTable(table, Layout(table, self._ring))
         self._announce(table)
         if values is not None and self.number == 0:
-            self._send_first(table, made.layout, values.detach().to(dtype).reshape(rows, dim))
+            first = values.detach().to("cpu", dtype).reshape(rows, dim)
+            self._send_first(table, made.layout, first)
         self._tables.append(made)
         return made
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pycoll.errors import UsageError
+from pycoll.parallel.core.devices import CPU
 from pycoll.parallel.ps.keys import HashRing, Layout, Table
 from pycoll.parallel.replicas.weights import Weights
 
@@ -18,39 +19,60 @@ BLOCK = 1024  # weights of a model in one key
 class DenseTable:
     """Parameters as rows of BLOCK weights, the last one filled up with zeros.
 
+    Messages are in CPU memory. Parameters on a device are gathered there, so that one copy brings
+    all weights to the CPU or back.
+
     Attributes:
+        pulled: The weights that came with the last pull, [rows, BLOCK], on the CPU.
         rate: Learning rate that goes with a push; NaN: the server's.
     """
 
     def __init__(self, number: int, name: str, parameters: Iterable[Tensor], ring: HashRing):
         self._parameters = [p for p in parameters if p.requires_grad]
         self._weights = Weights(self._parameters)
-        if not self._weights.count or not self._weights.dtype.is_floating_point:
+        count = self._weights.count
+        if not count or not self._weights.dtype.is_floating_point:
             raise UsageError(f"register: {name!r} has no floating parameters that learn")
-        rows = -(-self._weights.count // BLOCK)
+        rows = -(-count // BLOCK)
         self.table = Table(number, name, rows, BLOCK, self._weights.dtype, sparse=False)
         self.layout = Layout(self.table, ring)
         self.pulled = torch.zeros(rows, BLOCK, dtype=self.table.dtype)
         self._gradient = torch.zeros(rows, BLOCK, dtype=self.table.dtype)
+        is_on_cpu = self._weights.device.type == CPU
+        self._on_device = None if is_on_cpu else self._weights.new(rows * BLOCK - count)
         self.rate = float("nan")
 
     def weights(self) -> Tensor:
-        """The parameters, [rows, BLOCK]."""
-        self._weights.read(self.pulled.view(-1))
+        """The parameters, [rows, BLOCK], on the CPU."""
+        flat = self._gathered(self.pulled)
+        self._weights.read(flat)
+        self._to_cpu(self.pulled)
         return self.pulled
 
     def write(self) -> None:
         """Sets the parameters to what `pulled` contains."""
-        self._weights.write(self.pulled.view(-1))
+        flat = self._gathered(self.pulled)
+        if self._on_device is not None:
+            flat.copy_(self.pulled.view(-1))
+        self._weights.write(flat)
 
     def take_gradient(self) -> tuple[Tensor, Tensor]:
-        """All rows, and their gradients; those of the parameters are then None."""
-        flat, place = self._gradient.view(-1), 0
+        """All rows, and their gradients, on the CPU; those of the parameters are then None."""
+        flat, place = self._gathered(self._gradient), 0
         for p in self._parameters:
             part = flat[place : place + p.numel()]
             part.zero_() if p.grad is None else part.copy_(p.grad.reshape(-1))
             p.grad, place = None, place + p.numel()
+        self._to_cpu(self._gradient)
         return torch.arange(self.table.rows), self._gradient
+
+    def _gathered(self, rows: Tensor) -> Tensor:
+        """The vector beside the parameters that stands for `rows`: on the CPU, its own memory."""
+        return rows.view(-1) if self._on_device is None else self._on_device
+
+    def _to_cpu(self, rows: Tensor) -> None:
+        if self._on_device is not None:
+            rows.view(-1).copy_(self._on_device)
 
 
 @dataclass(slots=True)
@@ -58,8 +80,8 @@ class SparseTable:
     """Rows on the servers, of which a worker pulls those that it needs.
 
     Attributes:
-        leaves: Rows that were pulled since the last push, and their values, whose `.grad` autograd
-            fills.
+        leaves: Rows that were pulled since the last push, on the CPU, and their values where they
+            are looked up, whose `.grad` autograd fills.
     """
 
     table: Table
@@ -74,12 +96,12 @@ class SparseTable:
             places = torch.searchsorted(known, rows).clamp(max=max(len(known) - 1, 0))
             if len(known):
                 same = known[places] == rows
-                found[same] = values.detach()[places[same]]
+                found[same] = values.detach().cpu()[places[same]]
         return found
 
     def gradient(self) -> tuple[Tensor, Tensor]:
-        """Rows with gradients, ascending, and their sums, [n, dim]."""
-        learned = [(rows, x.grad) for rows, x in self.leaves if x.grad is not None]
+        """Rows with gradients, ascending, and their sums, [n, dim], on the CPU."""
+        learned = [(rows, x.grad.cpu()) for rows, x in self.leaves if x.grad is not None]
         if not learned:
             return torch.zeros(0, dtype=torch.int64), torch.zeros(0, self.table.dim)
         if len(learned) == 1:
@@ -110,15 +132,17 @@ class Embedding(nn.Module):
             indices: [...] int64.
 
         Returns:
-            [..., dim], of the table's dtype.
+            [..., dim], of the table's dtype, where the indices are.
 
         Raises:
             UsageError: An index is no row of the table.
 
-        Cost: a pull of the different rows: 8 bytes for each key, and its values.
+        Cost: a pull of the different rows: 8 bytes for each key, and its values; on a device also a
+            copy of the keys to the CPU, and one of the values back.
         """
         rows, inverse = torch.unique(indices, return_inverse=True)
-        values = self._pull(self.table, rows)
+        rows = rows.cpu()
+        values = self._pull(self.table, rows).to(indices.device)
         if torch.is_grad_enabled():
             values.requires_grad_()
             self.table.leaves.append((rows, values))

@@ -88,7 +88,7 @@ class Worker(Registration):
             rows: Ascending, without repetitions, [n] int64.
 
         Returns:
-            [n, dim].
+            [n, dim], on the CPU.
 
         Raises:
             UsageError: No server has one of the keys.
@@ -97,7 +97,7 @@ class Worker(Registration):
         Cost: 8 bytes for each key, or for each list with the filter KeyCache, and the values.
         """
         start_s = time.monotonic()
-        rows = rows.to(torch.int64).contiguous()
+        rows = rows.to("cpu", torch.int64).contiguous()
         bad = rows[(rows < 0) | (rows >= table.table.rows)]
         if len(bad):
             raise table.table.no_key(int(bad[0]))

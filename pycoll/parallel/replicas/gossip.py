@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from torch import optim
 
 from pycoll.errors import UsageError
+from pycoll.parallel.core.lateness import PARTS, Late
 from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.graph import Graph
 from pycoll.parallel.replicas.compression import Compressor, compressor_of
@@ -43,16 +45,12 @@ class Gossip(ReplicaOptimizer):
         self._mode, self._compressor = mode, compressor
         self._neighbors = Neighbors(self.group, graph)
         self._mixing: Mixing | None = None
+        self._ended_s = 0.0  # of the last step
 
     def _made(self) -> Mixing:
         """The mixing; made at the first step, because pc.optimizer changes the groups before."""
         if self._mixing is None:
             weights, neighbors = self.weights(), self._neighbors
-            if weights.device.type != "cpu":
-                raise UsageError(
-                    f"gossip: weights are on {weights.device}, and messages between neighbors take "
-                    "the CPU's arrays: train on the CPU, or take replicas='local'"
-                )
             if self._mode == "sgp":
                 self._mixing = PushSum(weights, neighbors)
             elif self._mode == "adpsgd":
@@ -65,7 +63,20 @@ class Gossip(ReplicaOptimizer):
 
     def step_and_exchange(self) -> None:
         """See ReplicaOptimizer."""
+        begun_s = time.monotonic()
+        alone = [begun_s - (self._ended_s or begun_s), *[0.0] * (len(PARTS) - 1)]
+        self._neighbors.times.worked(self.busy_s or alone)
         self._made().step(self.inner.step)
+        self._ended_s = time.monotonic()
+
+    @property
+    def late(self) -> Late | None:
+        """The replica that worked longest in its last step of which this one has heard.
+
+        Times spread from neighbor to neighbor, so after as many steps as the graph's diameter each
+        replica has heard of all.
+        """
+        return self._neighbors.times.late
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """See ReplicaOptimizer."""
@@ -110,7 +121,8 @@ def gossip(
         UsageError: The graph is of another number of ranks, or does not allow the mode.
 
     Cost: per step, one vector of all weights to each neighbor of the round, as many bytes as
-        weights, or as the compressor says; one pair per step for "adpsgd".
+        weights, or as the compressor says; one pair per step for "adpsgd". Beside it, 40 bytes for
+        each replica.
 
     Source: arXiv:1705.09056 (dpsgd), arXiv:1811.10792 (sgp), arXiv:1710.06952 (adpsgd),
         arXiv:1902.00340 (compress).

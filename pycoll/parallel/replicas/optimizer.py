@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, optim
 
+from pycoll.parallel.core.lateness import Late
 from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.mesh import world
 from pycoll.parallel.replicas.weights import Weights
@@ -21,7 +22,11 @@ class ReplicaOptimizer(optim.Optimizer, ABC):
     Attributes:
         inner: The torch optimizer.
         group: The replicas.
+        busy_s: Seconds in which this replica worked in the step, by `lateness.PARTS`; None: not
+            measured by a trainer.
     """
+
+    busy_s: Sequence[float] | None = None
 
     def __init__(self, inner: optim.Optimizer, group: AxisGroup | None) -> None:
         self.inner = inner
@@ -61,6 +66,11 @@ class ReplicaOptimizer(optim.Optimizer, ABC):
     @abstractmethod
     def step_and_exchange(self) -> None:
         """Steps `inner` and exchanges weights, as the algorithm says."""
+
+    @property
+    def late(self) -> Late | None:
+        """The replica that worked longest, by its rank in `group`; None: not known."""
+        return None
 
     def mean(self, vector: Tensor) -> Tensor:
         """The mean of all replicas' vectors, in place. Collective."""

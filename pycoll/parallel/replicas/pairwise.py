@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor
 from pycoll import threads
 from pycoll.communicator import Communicator
 from pycoll.errors import Error, UsageError
-from pycoll.parallel.replicas.weights import Neighbors, Weights
+from pycoll.parallel.core.devices import settle
+from pycoll.parallel.core.transfers import receive
+from pycoll.parallel.replicas.weights import TIMES, Neighbors, Weights
 
 _FOREVER_S = 1e6  # a rank may not be asked for as long as its neighbors compute
 
@@ -58,7 +61,7 @@ class Pairwise:
         self._check()
         self._weights.read(self._before)
         if self._is_fresh:
-            with self._lock:
+            with self._alone():
                 self._copy[:-1] = self._before
             self._is_fresh = False
         if not self._is_started:
@@ -68,12 +71,12 @@ class Pairwise:
             self._at_exit = weakref.finalize(self._thread, self.close)
         update()
         self._weights.read(self._after)
-        with self._lock:
+        with self._alone():
             self._copy[:-1] += self._after - self._before
             self._sent.copy_(self._copy)
         if self._choices:
             self._average(int(self._random.choice(self._choices)))
-        with self._lock:
+        with self._alone():
             self._weights.write(self._copy)
 
     def forget(self) -> None:
@@ -96,13 +99,24 @@ class Pairwise:
         self._neighbors.close()
 
     def _average(self, peer: int) -> None:
-        answer = self._answers.recv(self._theirs, peer, async_op=True)
+        times = self._neighbors.times.message()
+        answer = receive(self._answers, self._theirs, peer)
+        of_answer = self._answers.recv(times, peer, TIMES, async_op=True)
         question = self._questions.send(self._sent, peer, async_op=True)
         self._neighbors.group.count("send", self._sent)
-        answer.wait()
-        question.wait()
-        with self._lock:
+        of_question = self._neighbors.send_times(peer, self._questions)
+        for work in (answer, of_answer, question, of_question):
+            work.wait()
+        with self._alone():
+            self._neighbors.times.merge(times)
             self._copy.add_(self._theirs - self._sent, alpha=0.5)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Within, the other thread leaves the copy alone, on a device its stream too."""
+        with self._lock:
+            yield
+            settle(self._copy.device)
 
     def _check(self) -> None:
         if self._error is not None:
@@ -120,15 +134,21 @@ class Pairwise:
     def _answer(self, left: set[int]) -> None:
         theirs, answer = self._weights.new(1), self._weights.new(1)
         while left:
-            work = self._questions.recv(theirs, None, async_op=True)
+            work = receive(self._questions, theirs, None)
             work.wait()
+            assert work.source is not None
             if theirs[-1] == 1:
                 left.remove(work.source)
                 continue
-            with self._lock:
+            times = self._neighbors.times.message()
+            self._questions.recv(times, work.source, TIMES, async_op=True).wait()
+            with self._alone():
+                self._neighbors.times.merge(times)
                 answer.copy_(self._copy)
                 self._copy.lerp_(theirs, 0.5)
+                of_answer = self._neighbors.send_times(work.source, self._answers)
             self._send(answer, work.source, self._answers)
+            of_answer.wait()
 
     def _send(self, vector: Tensor, peer: int, comm: Communicator) -> None:
         self._neighbors.group.count("send", vector)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import optim
@@ -12,11 +13,13 @@ from torch import optim
 from pycoll import environment
 from pycoll.errors import UsageError
 from pycoll.parallel import graph as graphs
+from pycoll.parallel.core.lateness import Late
 from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.features.data.reducer import Reducer
 from pycoll.parallel.ps.filters import Int8Feedback
 from pycoll.parallel.replicas.gossip import gossip
 from pycoll.parallel.replicas.local_steps import diloco
+from pycoll.parallel.replicas.optimizer import ReplicaOptimizer
 from pycoll.parallel.replicas.served import Served
 from pycoll.parallel.trainer.update_policy import UpdatePolicy
 
@@ -166,13 +169,36 @@ _READERS: dict[Any, Callable[[str], Any]] = {
 class Apart(UpdatePolicy):
     """Each replica steps by its own gradients; its optimizer exchanges with the others."""
 
-    def __init__(self, connect: Connect, group: AxisGroup, reducer: Reducer) -> None:
+    def __init__(
+        self, connect: Connect, group: AxisGroup, ranks: Sequence[int], reducer: Reducer
+    ) -> None:
+        """Takes the replicas.
+
+        Args:
+            connect: Makes an optimizer exchange with those of the other replicas.
+            group: The replicas.
+            ranks: The ranks of `group` in the mesh.
+            reducer: The gradients.
+        """
         super().__init__(reducer)
-        self._connect, self._group = connect, group
+        self._connect, self._group, self._ranks = connect, group, ranks
+        self._optimizer: ReplicaOptimizer | None = None
 
     def take(self, optimizer: optim.Optimizer, clip: float | None) -> optim.Optimizer:
         """Connects the optimizer with those of the other replicas."""
-        return self._connect(optimizer, self._group)
+        made = self._connect(optimizer, self._group)
+        self._optimizer = made if isinstance(made, ReplicaOptimizer) else None
+        return made
+
+    def worked(self, busy_s: Sequence[float]) -> None:
+        """Tells the optimizer, which may tell other replicas."""
+        if self._optimizer is not None:
+            self._optimizer.busy_s = busy_s
+
+    def late(self, here: Late | None) -> Late | None:
+        """The late one of the ranks with this part of a replica, if the optimizer knows."""
+        found = None if self._optimizer is None else self._optimizer.late
+        return here if found is None else replace(found, rank=self._ranks[found.rank])
 
 
 __all__ = ["KINDS", "TOGETHER", "Apart", "Connect", "connect_of"]

@@ -9,9 +9,15 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from pycoll.communicator import Communicator
 from pycoll.errors import UsageError
 from pycoll.parallel.core.ledger import AxisGroup, Started
+from pycoll.parallel.core.transfers import receive
 from pycoll.parallel.graph import Graph
+from pycoll.parallel.replicas.times import NeighborTimes
+from pycoll.work import Work
+
+TIMES = 1  # tag of messages with times
 
 
 class Weights:
@@ -44,7 +50,11 @@ class Weights:
 
 
 class Neighbors:
-    """Exchanges vectors along the edges of a graph."""
+    """Exchanges vectors along the edges of a graph, and times beside them.
+
+    Attributes:
+        times: How long each replica worked.
+    """
 
     def __init__(self, group: AxisGroup, graph: Graph) -> None:
         if graph.size != group.size:
@@ -53,7 +63,9 @@ class Neighbors:
             )
         own = group.comm.split(0)  # other messages of these ranks cannot be taken for ours
         assert own is not None
-        self.group, self.graph = AxisGroup.over(own, group.axis, group.ledger), graph
+        self.graph = graph
+        self.group = AxisGroup.over(own, group.axis, group.ledger, group.device)
+        self.times = NeighborTimes(group.rank, group.size)
         self._into: dict[int, Tensor] = {}  # by source
 
     def start(self, step: int, vector: Tensor) -> Pending:
@@ -68,11 +80,24 @@ class Neighbors:
             if known is None or known.shape != vector.shape or known.dtype != vector.dtype:
                 self._into[source] = torch.empty_like(vector)
         works = [
-            Started(comm.recv(self._into[source], source, async_op=True), self.group, "recv")
+            Started(receive(comm, self._into[source], source), self.group, "recv")
             for source in sources
         ]
         works += [self.group.start("send", vector, vector, target) for target in targets]
-        return Pending(works, {source: self._into[source] for source in sources})
+        for target in targets:
+            works.append(Started(self.send_times(target, comm), self.group, "times"))
+        times = [self.times.message() for _ in sources]
+        for source, into in zip(sources, times, strict=True):
+            coming = comm.recv(into, source, TIMES, async_op=True)
+            works.append(Started(coming, self.group, "times"))
+        return Pending(works, {source: self._into[source] for source in sources}, times, self.times)
+
+    def send_times(self, peer: int, comm: Communicator) -> Work:
+        """Starts to send what this replica knows of the times of all."""
+        message = self.times.message()
+        self.group.count("times", message)
+        sent: Work = comm.send(message, peer, TIMES, async_op=True)
+        return sent
 
     def close(self) -> None:
         """Closes the communicator of the exchange."""
@@ -81,16 +106,27 @@ class Neighbors:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """An exchange that has started."""
+    """An exchange that has started.
+
+    Attributes:
+        works: Its messages.
+        coming: The vector of each source.
+        times: What each source knows of the times.
+        known: What this replica knows of them.
+    """
 
     works: list[Started]
     coming: dict[int, Tensor]
+    times: list[Tensor]
+    known: NeighborTimes
 
     def wait(self) -> dict[int, Tensor]:
         """The vectors of this step's sources, by rank; valid until the next exchange."""
         for work in self.works:
             work.wait()
+        for message in self.times:
+            self.known.merge(message)
         return self.coming
 
 
-__all__ = ["Neighbors", "Pending", "Weights"]
+__all__ = ["TIMES", "Neighbors", "Pending", "Weights"]

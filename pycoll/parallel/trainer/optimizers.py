@@ -170,9 +170,11 @@ class Optimizer(optim.Optimizer):
         scales = scaler is not None and scaler.is_enabled()
         # The norm is that of all ranks, so all skip a step or none does.
         skipped = scales and not math.isfinite(norms.total)
+        policy = self.trainer.policy
+        policy.worked(self.trainer.busy_s)
         if not skipped:
-            self.trainer.policy.step(self.inner, partial(self._clip, norms))
-        norm, late = norms.total, norms.late
+            policy.step(self.inner, partial(self._clip, norms))
+        norm, late = norms.total, policy.late(norms.late)
         if scaler is not None:
             scaler.follow(self, skipped=skipped)
             self.trainer.scaler = None

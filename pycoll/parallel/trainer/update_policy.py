@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pycoll.errors import UsageError
+from pycoll.parallel.core.lateness import Late
 from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.losses import Loss
 from pycoll.parallel.features.data.reducer import Reducer
@@ -83,6 +84,13 @@ class UpdatePolicy:
     def settle(self, presence: Tensor, scale: float) -> None:
         """Sets `.grad` of the pieces to the replicas' sums times `scale`."""
         self.reducer.settle(presence, scale)
+
+    def worked(self, busy_s: Sequence[float]) -> None:
+        """Hears how long this rank worked in the step, for each of `PARTS`; before `step`."""
+
+    def late(self, here: Late | None) -> Late | None:
+        """The late rank: the one `here`, within a replica, unless the policy knows others."""
+        return here
 
     def step(self, optimizer: torch.optim.Optimizer, clip: Callable[[], Any]) -> None:
         """Runs the optimizer's step; `clip` scales the gradients before."""
