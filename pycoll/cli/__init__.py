@@ -12,6 +12,7 @@ from pycoll.cli import (
     bench,
     bench_fit,
     calibrate,
+    chaos,
     check,
     doctor,
     info,
@@ -64,6 +65,7 @@ _add(show.show, show.EPILOG)
 _add(verify.verify, verify.EPILOG)
 _add(simulate.simulate, simulate.EPILOG)
 _add(run.run, run.EPILOG, run.CONTEXT)
+_add(chaos.chaos, chaos.EPILOG, run.CONTEXT)
 _add(check.check, check.EPILOG, check.CONTEXT)
 _add(scale.scale, scale.EPILOG, scale.CONTEXT)
 _add(plan.plan, plan.PLAN_EPILOG, plan.CONTEXT)

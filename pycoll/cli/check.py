@@ -44,7 +44,7 @@ def check(
     """
     import math
 
-    from pycoll.parallel.core.mesh import infer_sizes, parse_sizes
+    from pycoll.parallel.core.mesh_sizes import infer_sizes, parse_sizes
 
     sizes = parse_sizes(mesh)
     num_ranks = math.prod(infer_sizes(sizes, math.prod(sizes.values())).values())

@@ -110,7 +110,7 @@ def run(
 
     extra = {}
     if mesh is not None:
-        from pycoll.parallel.core.mesh import infer_sizes, parse_sizes
+        from pycoll.parallel.core.mesh_sizes import infer_sizes, parse_sizes
 
         sizes = parse_sizes(mesh)
         n = math.prod(infer_sizes(sizes, n or math.prod(sizes.values())).values())

@@ -34,10 +34,8 @@ from pycoll.elastic.messages import (
 )
 from pycoll.elastic.owner_port import Address, OwnerPort
 from pycoll.elastic.port_server import cancel
+from pycoll.elastic.retries import ATTEMPT_S, waits_between_attempts_s
 from pycoll.errors import PeerDiedError, TimeoutError
-
-ATTEMPT_S = 1.0
-RETRY_S = 0.1
 
 # What a coordinator decides, as JSON. {"refused": text}: nothing, because it is in a minority.
 Outcome: TypeAlias = dict[str, Any]
@@ -134,6 +132,7 @@ class Agreement:
     async def _follow(self, peer: int) -> Outcome | None:
         """Decision of `peer`, or None once it has ended."""
         last_seen = asyncio.get_running_loop().time()
+        waits_s = waits_between_attempts_s()
         while True:
             if (link := await self.connect(peer)) is not None:
                 last_seen = asyncio.get_running_loop().time()
@@ -144,7 +143,7 @@ class Agreement:
             elif asyncio.get_running_loop().time() - last_seen > self._silence_s:
                 self._lost.add(peer)
                 return None
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(next(waits_s))
 
     async def connect(self, peer: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         """Connects to the rank's port; records the rank as ended if its host refuses."""
@@ -254,7 +253,7 @@ class Agreement:
 
     async def _probe(self, peer: int) -> None:
         """Checks repeatedly whether the rank's process is alive."""
-        last_seen = asyncio.get_running_loop().time()
+        last_seen, waits_s = asyncio.get_running_loop().time(), waits_between_attempts_s()
         while peer not in self._ended:
             if (link := await self.connect(peer)) is not None:
                 link[1].close()
@@ -263,7 +262,7 @@ class Agreement:
             elif asyncio.get_running_loop().time() - last_seen > self._silence_s:
                 self._lost.add(peer)
             self._server.changed.set()
-            await asyncio.sleep(2 * RETRY_S)
+            await asyncio.sleep(next(waits_s))
 
     async def tell(self, outcome: Outcome) -> None:
         """Sends the decision to the ranks that have connected, and disconnects them."""

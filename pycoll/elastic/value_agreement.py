@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll import environment
 from pycoll.arguments import seconds, shown, whole_number
-from pycoll.elastic.agreement import ATTEMPT_S, RETRY_S, Agreement, Outcome
+from pycoll.elastic.agreement import Agreement, Outcome
 from pycoll.elastic.messages import BROKEN, checked_text, int64
 from pycoll.elastic.owner_port import OwnerPort, owner_port_of
+from pycoll.elastic.retries import ATTEMPT_S, waits_between_attempts_s
 from pycoll.errors import TimeoutError, UsageError
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ class ValueAgreement(Agreement):
             The decision that the rank already knows, else None.
         """
         end = asyncio.get_running_loop().time() + self._silence_s
+        waits_s = waits_between_attempts_s()
         while asyncio.get_running_loop().time() < end:
             if (link := await self.connect(peer)) is not None:
                 try:
@@ -143,6 +145,6 @@ class ValueAgreement(Agreement):
                     link[1].close()
             elif peer in self._ended:
                 return None
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(next(waits_s))
         self._lost.add(peer)
         return None

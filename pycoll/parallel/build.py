@@ -11,7 +11,8 @@ from torch import nn
 from pycoll.errors import UsageError
 from pycoll.parallel.core.deferred import values_of, without_memory
 from pycoll.parallel.core.ledger import AxisGroup
-from pycoll.parallel.core.mesh import AXES, Mesh
+from pycoll.parallel.core.mesh import Mesh
+from pycoll.parallel.core.mesh_sizes import AXES
 from pycoll.parallel.core.placement import Placement
 from pycoll.parallel.core.positions import Positions
 from pycoll.parallel.features.annotate.annotations import Annotations
@@ -34,6 +35,7 @@ from pycoll.parallel.planner import script
 from pycoll.parallel.replicas.policy import TOGETHER, Apart, Connect, connect_of
 from pycoll.parallel.tools import check_hooks
 from pycoll.parallel.trainer.executors import Executor, Pipelined, Plain
+from pycoll.parallel.trainer.passes import FixedOrder, check_fixed_order
 from pycoll.parallel.trainer.plain_loop import attach
 from pycoll.parallel.trainer.state_dicts import guard
 from pycoll.parallel.trainer.trainer import Trainer
@@ -231,13 +233,14 @@ def _train(
         reduce=build[MixedPrecision].reduce,
         split=build[Zero].split,
         late=() if pipelined.cut is None else pipelined.cut.shared,
+        dealing=mesh.dealing() if mesh.virtual_replicas else None,
     )
     for each in features:
         each.attach(reducer.buckets)
     replicas = mesh.line_of_dp("ep", "cp")
     data_ranks = mesh.line_of_dp(*_beside_dp(each.splits_tokens() for each in features))
     order = pipelined.schedule
-    policy = (make_policy or UpdatePolicy)(reducer)
+    policy = (make_policy or (FixedOrder if mesh.virtual_replicas else UpdatePolicy))(reducer)
     if order.updates:
         if make_policy is not None:
             raise UsageError(
@@ -246,6 +249,14 @@ def _train(
             )
         policy = PerMicrobatch(reducer, order.name, replicas, data_ranks)
     needs_barrier = any(each.needs_barrier for each in features)
+    if mesh.virtual_replicas:
+        check_fixed_order(
+            model,
+            mesh,
+            reducer,
+            apart=make_policy is not None,
+            steps_within=order.updates,
+        )
     executor: Executor
     if pipelined.cut is None:
         executor = Plain(

@@ -7,7 +7,7 @@ import pytest
 
 from pycoll import UsageError, run_ranks
 from pycoll import parallel as pc
-from pycoll.parallel.core.mesh import AXES, infer_sizes, parse_sizes
+from pycoll.parallel.core.mesh_sizes import AXES, infer_sizes, parse_sizes
 
 
 @pytest.mark.pure

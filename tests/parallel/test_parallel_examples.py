@@ -16,7 +16,7 @@ import torch
 from mesh_cases import in_one_world, run_script
 
 from pycoll import parallel as pc
-from pycoll.parallel.core.mesh import parse_sizes
+from pycoll.parallel.core.mesh_sizes import parse_sizes
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -46,12 +46,15 @@ def trained(
     copies: int = 1,
     address: str | None = None,
     most: int | None = None,
+    virtual_replicas: int = 0,
+    waits_at: int = 0,
 ) -> tuple[dict[str, list[Any]], int, int]:
     """The weights after STEPS, the number of steps of this rank, and the ranks at the end.
 
     Args:
         dies_at: By rank, the commit after which it is killed, between backward and the optimizer.
-        address: Where new ranks come; commit 1 waits for one.
+        address: Where new ranks come.
+        waits_at: The commit after which rank 0 waits for a new rank.
     """
     steps = 0
 
@@ -64,7 +67,7 @@ def trained(
                     os.kill(os.getpid(), signal.SIGKILL)
                 job.optimizer.step()
                 steps += 1
-                while address and former == job.commits == 0 and not job.num_waiting:
+                while address and former == 0 and job.commits == waits_at and not job.num_waiting:
                     time.sleep(0.01)
                 job.commit()
                 if job.commits == STEPS:
@@ -74,6 +77,7 @@ def trained(
 
     former = -1 if comm is None else comm.rank
     options: dict[str, Any] = {"mesh": mesh, "copies": copies, "address": address, "most": most}
+    options["virtual_replicas"] = virtual_replicas
     weights, size = pc.elastic(
         lambda mesh: build(mesh, zero), train, comm=comm, join=comm is None, **options
     )
@@ -122,6 +126,20 @@ def test_new_ranks_come_also_after_rank_0_has_ended():
         assert_alike(outcome, alone[0])
         assert outcome[2] == 2
     assert outcomes[1][1] >= STEPS > outcomes[2][1]
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_virtual_replicas_give_the_bits_of_an_undisturbed_run(zero):
+    """4 ranks become 3 and 2, then 3 by a new one, which waits at the door until there are 2."""
+    address = free_address("127.0.0.1")
+    options = zero, None, 1, address, 3, 4, 4
+    newcomer = start(trained, 0, None, {}, *options)
+    outcomes = end(start(trained, 4, {1: 2, 2: 4}, *options) + newcomer)
+    (undisturbed,) = end(start(trained, 1, {}, zero, None, 1, None, None, 4))
+    assert outcomes[1:3] == [KILLED] * 2
+    for outcome in (outcomes[0], *outcomes[3:]):
+        assert outcome[2] == 3
+        assert outcome[0] == undisturbed[0]  # not one bit differs
 
 
 def test_new_ranks_wait_while_there_are_as_many_as_wanted():

@@ -38,7 +38,7 @@ def shard(loader: Iterable[Any], mesh: Mesh) -> Iterator[Batch]:
     Raises:
         UsageError: A batch is smaller than the number of replicas.
     """
-    replicas = mesh.line_of_dp("ep")
+    replicas, dealing = mesh.line_of_dp("ep"), mesh.dealing()
     num_replicas = replicas.size
     largest = 0
     for x, y in loader:
@@ -49,7 +49,7 @@ def shard(loader: Iterable[Any], mesh: Mesh) -> Iterator[Batch]:
                 f"{num_replicas}: make batches larger, or the mesh smaller"
             )
         largest = max(largest, size)
-        start, stop = share(size, num_replicas, replicas.rank)
+        start, stop = dealing.samples(size)
 
         def mine(t: Tensor) -> Tensor:
             return t[start:stop].to(mesh.device)  # noqa: B023
@@ -76,13 +76,23 @@ def split(x: Any, y: Any, microbatches: int) -> list[tuple[Any, Any]]:
     parts = []
     for i in range(min(microbatches, size)):
         start, stop = share(size, min(microbatches, size), i)
-        parts.append((_map(x, lambda t: t[start:stop]), _map(y, lambda t: t[start:stop])))  # noqa: B023
+        parts.append((part_of(x, start, stop), part_of(y, start, stop)))
     return parts
 
 
 def nothing(x: Any, y: Any) -> tuple[Any, Any]:
     """A microbatch without samples."""
-    return _map(x, lambda t: t[:0]), _map(y, lambda t: t[:0])
+    return part_of(x, 0, 0), part_of(y, 0, 0)
+
+
+def part_of(batch: Any, start: int, stop: int) -> Any:
+    """Samples `start` to `stop` of inputs or targets."""
+    return _map(batch, lambda t: t[start:stop])
+
+
+def copied(batch: Any) -> Any:
+    """A copy of inputs or targets in memory of its own."""
+    return _map(batch, lambda t: t.clone())
 
 
 def as_call(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -110,4 +120,14 @@ def _map(batch: Any, function: Any) -> Any:
     return batch
 
 
-__all__ = ["Batch", "as_call", "nothing", "num_samples", "shard", "split", "to_floating"]
+__all__ = [
+    "Batch",
+    "as_call",
+    "copied",
+    "nothing",
+    "num_samples",
+    "part_of",
+    "shard",
+    "split",
+    "to_floating",
+]

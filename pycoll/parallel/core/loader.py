@@ -11,7 +11,6 @@ import torch
 from pycoll.errors import UsageError
 from pycoll.parallel.core.batches import Batch, nothing
 from pycoll.parallel.core.mesh import Mesh
-from pycoll.parallel.core.placement import share
 
 
 class Loader:
@@ -37,7 +36,7 @@ class Loader:
     ) -> None:
         self.epoch, self.place = 0, 0
         self._dataset, self._batch, self._seed = dataset, batch, seed
-        self._replicas = mesh.line_of_dp("ep")
+        self._dealing = mesh.dealing()
         self._collate, self._prefetch = collate, prefetch
 
     def __len__(self) -> int:
@@ -91,7 +90,7 @@ class Loader:
 
     def _mine(self, indices: list[int]) -> tuple[list[int], bool]:
         """The samples to read, and whether they are there for their shapes only."""
-        start, stop = share(len(indices), self._replicas.size, self._replicas.rank)
+        start, stop = self._dealing.samples(len(indices))
         return indices[start:stop] or indices[:1], start == stop
 
     def _read(self, indices: list[int], empty: bool) -> Batch:

@@ -6,7 +6,6 @@ dp; pp is the slowest.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +15,15 @@ import pycoll
 from pycoll import environment
 from pycoll.communicator import Communicator
 from pycoll.errors import UsageError
+from pycoll.parallel.core.dealing import Dealing
 from pycoll.parallel.core.devices import CPU, agreed_device, clock_of
 from pycoll.parallel.core.ledger import AxisGroup, Ledger
+from pycoll.parallel.core.mesh_sizes import AXES, infer_sizes, parse_sizes
 from pycoll.parallel.core.object_collectives import gather_objects
 from pycoll.parallel.core.transfers import Transfers
 
 if TYPE_CHECKING:
     import torch
-
-AXES = ("pp", "dp", "ep", "cp", "tp")  # slowest first
 
 _world: list[Communicator] = []  # the default communicator, joined once
 
@@ -36,10 +35,19 @@ class Mesh:
         world: The communicator of all ranks of the mesh, in grid order.
         coordinates: This rank's place along each axis, `{"pp": 0, "dp": 1, "ep": 0, ...}`.
         ledger: Counts what the trainers send along the axes.
+        virtual_replicas: Number of parts of each batch; 0: one for each replica.
     """
 
-    def __init__(self, world: Communicator, sizes: Mapping[str, int], device: str = CPU) -> None:
-        self._device = device
+    def __init__(
+        self,
+        world: Communicator,
+        sizes: Mapping[str, int],
+        device: str = CPU,
+        virtual_replicas: int = 0,
+    ) -> None:
+        self._device, self.virtual_replicas = device, virtual_replicas
+        if virtual_replicas:
+            world.deterministic = True  # so that tp, too, adds up in one order
         self._sizes = {axis: sizes[axis] for axis in AXES}
         self.world = _in_order_of_hosts(world)
         places = np.unravel_index(self.world.rank, tuple(self._sizes.values()))
@@ -102,6 +110,11 @@ class Mesh:
         for key in sorted(wanted):
             self.comm(*key)
 
+    def dealing(self) -> Dealing:
+        """How batches are dealt to the replicas. Collective at its first call."""
+        replicas = self.line_of_dp("ep")
+        return Dealing(replicas.size, replicas.rank, self.virtual_replicas)
+
     def ranks_along(self, axis: str) -> list[int]:
         """The ranks of this rank's group along an axis, in the order of the axis."""
         grid = np.arange(self.world.size).reshape(tuple(self._sizes.values()))
@@ -114,7 +127,7 @@ class Mesh:
         It shares the ledger with this mesh.
         """
         others = self.comm(*(axis for axis in AXES if axis != "dp"))
-        mesh = Mesh(others, {**self._sizes, "dp": 1}, self._device)
+        mesh = Mesh(others, {**self._sizes, "dp": 1}, self._device, self.virtual_replicas)
         mesh.ledger = self.ledger
         return mesh
 
@@ -208,6 +221,7 @@ def mesh(
     tp: int = 1,
     comm: Communicator | None = None,
     device: Any = None,
+    virtual_replicas: int = 0,
 ) -> Mesh:
     """Arranges the ranks of this job in a grid. Collective.
 
@@ -223,13 +237,18 @@ def mesh(
         comm: The ranks; None: those of `pycoll.init()`.
         device: Where models, batches and messages are: a device of torch, or its name, such as
             "cuda". Without a number, the ranks of a host take its devices in turn. None: the CPU.
+        virtual_replicas: Number of parts into which each batch is cut, such as the largest number
+            of replicas that is ever wanted. Gradients of a part are computed by themselves, and
+            added up in one order, so that the bits of the weights do not depend on `dp`. 0: each
+            replica has one part. See docs/elastic.md for what that costs and what it excludes.
 
     Returns:
         The mesh.
 
     Raises:
         UsageError: The sizes do not multiply to the number of ranks, more than one is -1, a rank
-            has no such device, or the ranks have different kinds of devices.
+            has no such device, the ranks have different kinds of devices, or `virtual_replicas`
+            is negative.
 
     Cost: a split for each axis.
     """
@@ -240,53 +259,10 @@ def mesh(
         comm = world()
         if comm.size == 1 and not text:
             asked = dict.fromkeys(AXES, 1)
+    if virtual_replicas < 0:
+        raise UsageError(f"mesh: virtual_replicas is {virtual_replicas}, expected 0 or more")
     sizes = infer_sizes(asked, comm.size)
-    return Mesh(comm, sizes, agreed_device(device, comm))
-
-
-def parse_sizes(text: str) -> dict[str, int]:
-    """Reads "dp=2,tp=2,pp=2".
-
-    Raises:
-        UsageError: The text does not have this form.
-    """
-    sizes: dict[str, int] = {}
-    for part in text.split(","):
-        axis, _, size = part.strip().partition("=")
-        if axis not in AXES or axis in sizes or not size.strip().lstrip("-").isdigit():
-            raise UsageError(
-                f"mesh {text!r}: {part!r} is not an axis and its size, expected for example "
-                "'dp=2,tp=2,pp=2'"
-            )
-        sizes[axis] = int(size)
-    return sizes
-
-
-def infer_sizes(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
-    """Replaces -1 by the number of ranks left over.
-
-    Raises:
-        UsageError: The sizes do not multiply to `num_ranks`.
-    """
-    several = {axis: size for axis, size in sizes.items() if size != 1} or {"dp": 1}
-    text = " x ".join(f"{axis}={size}" for axis, size in several.items())
-    open_axes = [axis for axis, size in sizes.items() if size == -1]
-    product = math.prod(size for size in sizes.values() if size != -1)
-    if len(open_axes) > 1 or product < 1 or any(size < -1 for size in sizes.values()):
-        raise UsageError(f"mesh {text}: expected sizes of 1 or more, at most one of them -1")
-    if open_axes:
-        if num_ranks % product:
-            raise UsageError(
-                f"mesh {text}: the other sizes multiply to {product}, which does not divide the "
-                f"{num_ranks} ranks of this job"
-            )
-        return {**sizes, open_axes[0]: num_ranks // product}
-    if product != num_ranks:
-        raise UsageError(
-            f"mesh {text}: multiplies to {product}, but this job has {num_ranks} ranks: start "
-            f"{product} ranks, or give one axis the size -1"
-        )
-    return dict(sizes)
+    return Mesh(comm, sizes, agreed_device(device, comm), virtual_replicas)
 
 
 def _in_order_of_hosts(world: Communicator) -> Communicator:
@@ -300,4 +276,4 @@ def _in_order_of_hosts(world: Communicator) -> Communicator:
     return ordered
 
 
-__all__ = ["AXES", "Mesh", "infer_sizes", "mesh", "parse_sizes", "replace_world", "world"]
+__all__ = ["Mesh", "mesh", "replace_world", "world"]

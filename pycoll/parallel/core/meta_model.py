@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pycoll.parallel.core.ledger import AxisGroup, Ledger
-from pycoll.parallel.core.mesh import AXES
+from pycoll.parallel.core.mesh_sizes import AXES
 
 
 @dataclass(frozen=True, slots=True)

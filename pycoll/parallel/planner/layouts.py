@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from pycoll.errors import UsageError
 from pycoll.parallel import pipeline
-from pycoll.parallel.core.mesh import AXES
+from pycoll.parallel.core.mesh_sizes import AXES
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pycoll.errors import UsageError
-from pycoll.parallel.core.mesh import AXES
+from pycoll.parallel.core.mesh_sizes import AXES
 from pycoll.topology import Topology
 
 # Parts of a ring's way: rounds of n - 1 messages, and payloads that a rank sends.

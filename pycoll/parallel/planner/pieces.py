@@ -16,7 +16,7 @@ from torch import nn
 from pycoll.parallel.build import apply_all, group_of
 from pycoll.parallel.core.batches import as_call
 from pycoll.parallel.core.losses import of_whole
-from pycoll.parallel.core.mesh import AXES
+from pycoll.parallel.core.mesh_sizes import AXES
 from pycoll.parallel.core.meta_model import MetaMesh, Saved, on_meta
 from pycoll.parallel.core.positions import Positions
 from pycoll.parallel.core.specs import tensors_in

@@ -15,7 +15,8 @@ from pycoll.communicator import Communicator
 from pycoll.elastic.resize import Door, grow
 from pycoll.errors import AbortedError, Error, PeerDiedError, SystemError, TimeoutError, UsageError
 from pycoll.parallel.core.devices import agreed_device
-from pycoll.parallel.core.mesh import Mesh, parse_sizes, replace_world, world
+from pycoll.parallel.core.mesh import Mesh, replace_world, world
+from pycoll.parallel.core.mesh_sizes import parse_sizes
 from pycoll.parallel.recovery.job import Build, Job, NewRanks
 from pycoll.parallel.recovery.sizes import sizes_for
 from pycoll.parallel.recovery.snapshots import Snapshots
@@ -33,6 +34,7 @@ def elastic(
     copies: int = 1,
     least: int = 1,
     most: int | None = None,
+    virtual_replicas: int = 0,
     address: str | None = None,
     join: bool = False,
     comm: Communicator | None = None,
@@ -57,6 +59,9 @@ def elastic(
         copies: Number of ranks that may end at once.
         least: Fewer ranks do not go on.
         most: New ranks wait while there are so many.
+        virtual_replicas: Number of parts of each batch, whose gradients are added up in one order:
+            in float64, the weights then have the bits of an undisturbed run. 0: as many parts as
+            replicas, and bits that depend on their number. See `pc.mesh`.
         address: "host:port" at which new ranks join, of rank 0's host. PYCOLL_ELASTIC replaces
             None. Without one, no ranks can come.
         join: This process is a new rank, which joins at `address`. PYCOLL_JOIN=1 says the same.
@@ -79,10 +84,11 @@ def elastic(
 
     Source: Wang et al. 2023, "Gemini", SOSP (state in the memory of other ranks).
     """
-    if copies < 1 or least < 1 or (most is not None and most < least):
+    if min(copies, least, virtual_replicas + 1) < 1 or (most is not None and most < least):
         raise UsageError(
-            f"elastic: copies={copies}, least={least}, most={most}: expected 1 or more, and most "
-            "at least as large as least"
+            f"elastic: copies={copies}, least={least}, most={most}, virtual_replicas="
+            f"{virtual_replicas}: expected 1 or more, most at least as large as least, and "
+            "virtual_replicas 0 or more"
         )
     address = address or environment.read("PYCOLL_ELASTIC")
     base = comm
@@ -99,7 +105,8 @@ def elastic(
         door = _opened(address, news) if address and base.rank == 0 else None
         on, job = None, None
         try:
-            on = Mesh(base, sizes_for(base.size, mesh or {}), agreed_device(device, base))
+            sizes = sizes_for(base.size, mesh or {})
+            on = Mesh(base, sizes, agreed_device(device, base), virtual_replicas)
             job = Job(base, on, build, snapshots, copies=copies, door=door, most=most)
             if news and base.rank == 0:
                 _say(f"{news}; on after {time.monotonic() - began_s:.3f} s: {_of(job)}")

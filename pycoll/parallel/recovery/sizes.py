@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from pycoll.errors import UsageError
-from pycoll.parallel.core.mesh import AXES
+from pycoll.parallel.core.mesh_sizes import AXES
 
 # The axis that gives way first when the others do not divide the ranks; dp takes what is left.
 _FIRST_TO_SHRINK = ("cp", "ep", "pp", "tp")

@@ -20,13 +20,15 @@ from pycoll.parallel.build import apply_all, group_of
 from pycoll.parallel.core.batches import as_call
 from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.losses import of_whole
-from pycoll.parallel.core.mesh import AXES, Mesh
+from pycoll.parallel.core.mesh import Mesh
+from pycoll.parallel.core.mesh_sizes import AXES
 from pycoll.parallel.core.meta_model import MetaMesh, Saved, on_meta
 from pycoll.parallel.core.positions import Positions
 from pycoll.parallel.core.specs import replace
 from pycoll.parallel.features.context.feature import ContextParallel
 from pycoll.parallel.features.data.buckets import share_length
-from pycoll.parallel.features.data.reducer import in_axis_groups, main_dtype
+from pycoll.parallel.features.data.grouping import in_axis_groups
+from pycoll.parallel.features.data.reducer import main_dtype
 from pycoll.parallel.features.feature import Build, Options
 from pycoll.parallel.features.pipeline import PipelineParallel
 from pycoll.parallel.features.precision import Precision

@@ -33,6 +33,7 @@ class Ran:
         bubble_s: Seconds in which this rank waited for other stages.
         staleness: The most updates between a forward and its backward.
         busy_s: Seconds in which this rank worked without waiting, by part of the step.
+        microbatches: Number of microbatches.
     """
 
     loss_sum: float = 0.0
@@ -40,6 +41,7 @@ class Ran:
     bubble_s: float = 0.0
     staleness: int = 0
     busy_s: dict[str, float] = field(default_factory=dict)
+    microbatches: int = 0
 
 
 class Executor(Protocol):
@@ -94,7 +96,7 @@ class Plain:
         self._policy, self._ledger = policy, ledger
         # Layers that communicate with the other replicas also run on an empty batch. Sharded
         # gradients are reduced after each microbatch: kept longer, they would be whole.
-        self._each = reducer.level >= 2 or policy.steps_within
+        self._each = policy.reduces_each(reducer.level)
         self.runs_empty = not policy.steps_within and (needs_barrier or reducer.level >= 2)
         self.evaluates_empty = needs_barrier or reducer.level == 3
         self._computes_empty = self.evaluates_empty or policy.steps_within

@@ -25,6 +25,7 @@ from pycoll.parallel.core.step_result import StepResult
 from pycoll.parallel.features.context.sequence import Sequence
 from pycoll.parallel.features.data.reducer import Reducer
 from pycoll.parallel.trainer.executors import Executor
+from pycoll.parallel.trainer.passes import Passes, Share
 from pycoll.parallel.trainer.update_policy import UpdatePolicy
 
 
@@ -98,8 +99,9 @@ class Trainer:
         self.finish_saving: Callable[[], Any] = lambda: None
         self.busy_s, self.ended_ns = [0.0] * len(PARTS), 0
         self._samples = mesh.line_of_dp("ep")
+        self._passes = Passes(executor, policy, reducer, mesh.dealing())
         self._settled = False
-        self._sum, self._count = 0.0, 0
+        self._sums, self._count = self._passes.no_losses(), 0
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -149,26 +151,24 @@ class Trainer:
         if self._settled:
             self.reducer.clear()
             self._settled = False
-            self._sum, self._count = 0.0, 0
+            self._sums, self._count = self._passes.no_losses(), 0
         x, y = to_floating(x, self.model), to_floating(y, self.model)
         between_s = (start_ns - self.ended_ns) / 1e9 if self.ended_ns else 0.0
         first_sample, num_all = self.place_of(num_samples(x))
         self.positions.move(step=self.step_idx)
-        parts = split(x, y, microbatches)
-        num_parts = self.policy.begin(len(parts), syncing=self.syncing)
-        if self.executor.runs_empty:
-            num_parts = max(num_parts, microbatches)
-        parts += [nothing(x, y)] * (num_parts - len(parts))
         self.scaler, scale = scaler, 1.0
         if scaler is not None and scaler.is_enabled():
             self.policy.refuse_sums("a scaler")
             scale = scaler.get_scale()
         losses = self.policy.loss(scaled(self._losses(loss), scale))
         with self.within_step():
-            ran = self.executor.run(parts, losses, first_sample, reduce=self.syncing)
-        self._sum += ran.loss_sum
+            share = Share(x, y, microbatches, first_sample, num_all)
+            sums, ran = self._passes.run(share, losses, reduce=self.syncing)
+        self._sums += sums
         self._count += ran.count
-        total, count = self._settle(scale) if self.syncing else (self._sum, self._count)
+        total, count = (
+            self._settle(scale) if self.syncing else (float(self._sums.sum()), self._count)
+        )
         ledger.span(f"step {self.step_idx}", "steps", start, ledger.clock.now())
         waited_s = ledger.waited_s - waited_before  # on a device, the end of the pass
         unused = tuple(self.reducer.unused)
@@ -182,7 +182,7 @@ class Trainer:
             unused=unused,
             unused_now=tuple(name for name in unused if name not in unused_before),
             rank=self.mesh.world.rank,
-            updates=len(parts) if self.policy.steps_within else 0,
+            updates=ran.microbatches if self.policy.steps_within else 0,
             staleness=ran.staleness,
             samples=num_all,
             ranks=self.mesh.world.size,
@@ -195,7 +195,7 @@ class Trainer:
 
     def place_of(self, mine: int) -> tuple[int, int]:
         """Place of this replica's first sample in the batch of all replicas, and its size."""
-        if not self.model.training or self._samples.size == 1:
+        if self._samples.size == 1 or not (self.model.training or self.mesh.virtual_replicas):
             return 0, mine
         counts = torch.empty(self._samples.size, dtype=torch.int64)
         self._samples.comm.all_gather(torch.tensor([mine]), out=counts)
@@ -262,14 +262,15 @@ class Trainer:
 
     def _settle(self, scale: float) -> tuple[float, int]:
         """Returns the loss sum and count of all replicas; divides gradients by count and scale."""
-        tail = torch.tensor([self._sum, self._count], dtype=torch.float64)
+        tail = torch.cat([self._sums, torch.tensor([self._count], dtype=torch.float64)])
         if self.data_ranks.size > self.replicas.size and self.mesh.rank("tp") > 0:
             tail.zero_()  # all ranks of tp have the same loss; rank 0's counts
         tail = torch.cat([tail, self.policy.presence()])
         if self.data_ranks.size > 1:
             self.data_ranks.all_reduce(tail)
-        total, count = float(tail[0]), int(tail[1])
-        self.policy.settle(tail[2:], 1.0 / max(count, 1) / scale)
+        num_sums = len(self._sums)
+        total, count = float(tail[:num_sums].sum()), int(tail[num_sums])
+        self.policy.settle(tail[num_sums + 1 :], 1.0 / max(count, 1) / scale)
         self._settled = True
         return total, count
 
@@ -293,7 +294,7 @@ class Trainer:
         for clearer in self.clearers:
             clearer()
         self._settled = False
-        self._sum, self._count = 0.0, 0
+        self._sums, self._count = self._passes.no_losses(), 0
 
 
 __all__ = ["StepResult", "Trainer"]

@@ -48,6 +48,10 @@ class UpdatePolicy:
     def check_called_alone(self) -> None:
         """Raises UsageError if backward passes outside `model.step` cannot be followed."""
 
+    def reduces_each(self, level: int) -> bool:
+        """Whether gradients are added up after each microbatch, at a level of ZeRO."""
+        return level >= 2 or self.steps_within
+
     def begin(self, num_parts: int, *, syncing: bool) -> int:
         """Prepares a batch.
 

@@ -10,45 +10,20 @@ arXiv:2006.15704.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from pycoll.parallel.core.dealing import Dealing
 from pycoll.parallel.core.deferred import write_values
 from pycoll.parallel.core.ledger import AxisGroup, Started
+from pycoll.parallel.features.data.fixed_sum import FixedSum
+from pycoll.parallel.features.data.slots import Slot
 
 # The ranks that shard what a group of ranks holds, and those with the same share, if any.
 Split = Callable[[AxisGroup], tuple[AxisGroup, AxisGroup | None]]
 
-
-@dataclass(slots=True)
-class Slot:
-    """A parameter's place in its bucket.
-
-    Attributes:
-        name: Full name of the parameter.
-        parameter: The parameter.
-        offset: Offset of its first element in the flat array.
-        shape: Shape of the parameter.
-        ready: Whether this backward pass has computed its gradient.
-        filled: Whether the bucket has its gradient.
-    """
-
-    name: str
-    parameter: nn.Parameter
-    offset: int
-    shape: torch.Size
-    ready: bool = False
-    filled: bool = False
-
-    @property
-    def count(self) -> int:
-        return self.shape.numel()
-
-    def view(self, flat: Tensor) -> Tensor:
-        """The parameter's part of a flat array."""
-        return flat[self.offset : self.offset + self.count].view(self.shape)
+_LONGEST_VECTOR = 64  # elements that a kernel of torch steps at once, at most
 
 
 class Bucket:
@@ -70,18 +45,23 @@ class Bucket:
         main: torch.dtype,
         reduce: torch.dtype | None = None,
         split: Split | None = None,
+        dealing: Dealing | None = None,
     ) -> None:
         self.group, self.level = group, level
         self.shares, self._copies = split(group) if split and level else (group, None)
         self.slots: list[Slot] = []
-        offset = 0
+        # An optimizer steps whole vectors and then the rest of a piece, with other roundings. So
+        # pieces of virtual replicas end where vectors end, or where the parameter ends.
+        unit, offset = 1 if dealing is None else _LONGEST_VECTOR, 0
         for name, parameter in named:
             self.slots.append(Slot(name, parameter, offset, parameter.shape))
-            offset += parameter.numel()
+            offset += -(-parameter.numel() // unit) * unit
         self.pending = len(self.slots)
-        num_shares = self.shares.size if level else 1
-        self._share = share_length(offset, num_shares)
+        num_shares = self.shares.size if level or dealing is not None else 1
+        self._share = share_length(offset, num_shares, unit)
         self._count = self._share * num_shares
+        # With virtual replicas: their gradients, which are added up in one order.
+        self._fixed = None if dealing is None else FixedSum(group, dealing, self._share)
         self._dtype, self._reduce = named[0][1].dtype, reduce or main
         # Gradients of all parameters; those of a whole pass stay from the start, since on a device
         # all ranks make such memory together.
@@ -227,12 +207,29 @@ class Bucket:
             self._gradients[self.slots[-1].offset + self.slots[-1].count :] = 0
         return self._gradients
 
-    def launch(self) -> None:
-        """Starts adding up the gradients of all ranks."""
+    def _filled_gradients(self) -> Tensor:
+        """This rank's gradients; zeros where none came."""
         whole = self._own_gradients()
         for slot in self.slots:
             if not slot.filled:
                 slot.view(whole).zero_()
+        return whole
+
+    def fold(self, part: int | None) -> None:
+        """Sets the gradients of a virtual replica aside; None: there was none."""
+        assert self._fixed is not None
+        if part is not None:
+            self._fixed.add(part, self._filled_gradients().clone())
+        self._forget()
+
+    def launch(self, part: int | None = None) -> None:
+        """Starts adding up the gradients of all ranks; `part` as in `fold`, for the last ones."""
+        whole = self._filled_gradients()
+        if self._fixed is not None:
+            if part is not None:
+                self._fixed.add(part, whole)
+            self._fixed.start(whole)
+            return
         if not self.level:
             if self.group.size > 1:
                 self._reducing = self.group.start("all_reduce", whole, whole)
@@ -247,6 +244,11 @@ class Bucket:
             self._reducing.wait()
             self._reducing = None
             self._add_copies()
+        if self._fixed is not None and (total := self._fixed.finish()) is not None:
+            self._reduced = total
+            if not self.level:
+                whole, self._reduced = self._own_gradients(), None
+                self.group.start("all_gather", whole, total, out=whole).wait()
         reduced, self._reduced = self._reduced, None
         if reduced is not None and self.level == 1:
             self._sums = reduced
@@ -280,6 +282,8 @@ class Bucket:
     def clear(self) -> None:
         """Clears the reduced gradients."""
         self._sums = None
+        if self._fixed is not None:
+            self._fixed.clear()
         self._forget()
 
     def _forget(self) -> None:
@@ -287,34 +291,9 @@ class Bucket:
             slot.filled = False
 
 
-def share_length(count: int, num_shares: int) -> int:
-    """Number of elements in a rank's share of a bucket; the last shares are padded."""
-    return -(-count // num_shares)
+def share_length(count: int, num_shares: int, unit: int = 1) -> int:
+    """Elements of a rank's share of a bucket, whole units; the last shares are padded."""
+    return -(-count // (num_shares * unit)) * unit
 
 
-def in_buckets(
-    named: list[tuple[str, nn.Parameter]], bucket_bytes: int
-) -> list[list[tuple[str, nn.Parameter]]]:
-    """Groups parameters, each group of one dtype, in the order in which backward reaches them.
-
-    Args:
-        named: The parameters, in the order of the model.
-        bucket_bytes: Largest size of a group; a larger parameter has a group of its own.
-
-    Returns:
-        The groups, the last parameters first.
-    """
-    groups: list[list[tuple[str, nn.Parameter]]] = []
-    last: dict[torch.dtype, list[tuple[str, nn.Parameter]]] = {}  # norms may have another dtype
-    held: dict[torch.dtype, int] = {}
-    for name, parameter in reversed(named):
-        nbytes, dtype = parameter.numel() * parameter.element_size(), parameter.dtype
-        if dtype not in last or held[dtype] + nbytes > bucket_bytes:
-            last[dtype], held[dtype] = [], 0
-            groups.append(last[dtype])
-        last[dtype].append((name, parameter))
-        held[dtype] += nbytes
-    return groups
-
-
-__all__ = ["Bucket", "Slot", "Split", "in_buckets", "share_length"]
+__all__ = ["Bucket", "Split", "share_length"]

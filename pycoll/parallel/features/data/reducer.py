@@ -10,9 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from pycoll.parallel.core.dealing import Dealing
 from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.placement import Placement
-from pycoll.parallel.features.data.buckets import Bucket, Slot, Split, in_buckets
+from pycoll.parallel.features.data.buckets import Bucket, Split
+from pycoll.parallel.features.data.grouping import in_axis_groups
+from pycoll.parallel.features.data.slots import Slot
 
 _AT_ONCE = 2  # buckets reduced at once, if gradients are sharded
 _LOW = (torch.bfloat16, torch.float16)
@@ -56,27 +59,6 @@ def main_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in _LOW else dtype
 
 
-def in_axis_groups(
-    named: list[tuple[str, nn.Parameter]],
-    group_of: Callable[[nn.Parameter], AxisGroup],
-    level: int,
-    groups: list[set[str]],
-    bucket_bytes: int,
-) -> Iterator[tuple[AxisGroup, list[tuple[str, nn.Parameter]]]]:
-    """The parameters of each bucket, and the ranks that share it; arguments as in `Reducer`."""
-    by_axis: dict[str, list[tuple[str, nn.Parameter]]] = {}
-    of_axis: dict[str, AxisGroup] = {}
-    for name, parameter in named:
-        group = group_of(parameter)
-        of_axis[group.axis] = group
-        by_axis.setdefault(group.axis, []).append((name, parameter))
-    for axis, members in by_axis.items():
-        for names in groups:
-            inside = [(name, parameter) for name, parameter in members if name in names]
-            for bucket in in_buckets(inside, 1 << 62 if level == 3 else bucket_bytes):
-                yield of_axis[axis], bucket
-
-
 class Reducer:
     """The buckets of a rank's parameters.
 
@@ -85,6 +67,7 @@ class Reducer:
         pieces: Pieces by the parameter's full name; other ranks have the missing ones.
         names: Names of all trainable parameters, in the order of the model.
         unused: Names of parameters that no replica used in the last step.
+        part: The virtual replica whose gradients come next; None: there is none.
     """
 
     def __init__(
@@ -101,6 +84,7 @@ class Reducer:
         split: Split | None = None,
         late: Collection[str] = (),
         everyone: list[str] | None = None,
+        dealing: Dealing | None = None,
     ) -> None:
         """See `parallelize`.
 
@@ -121,8 +105,10 @@ class Reducer:
                 identical on all of them; None: `named`.
             late: Names of parameters that other ranks use too: `complete` takes their gradients
                 over, hooks do not.
+            dealing: The virtual replicas, whose gradients are added up in one order; None: none.
         """
         self.level = level
+        self.part: int | None = None
         self.unused: list[str] = []
         self.names = [name for name, _ in named]
         self._everyone = self.names if everyone is None else everyone
@@ -135,7 +121,9 @@ class Reducer:
         for group, members in in_axis_groups(named, group_of, level, groups, bucket_bytes):
             dtype = members[0][1].dtype
             of_sums = reduce if dtype in _LOW else None
-            self.buckets.append(Bucket(members, group, level, main_dtype(dtype), of_sums, split))
+            self.buckets.append(
+                Bucket(members, group, level, main_dtype(dtype), of_sums, split, dealing)
+            )
         order = {name: i for i, name in enumerate(self.names)}
         # What lies outside of the blocks comes first: so no bucket is reduced between the gathers
         # and the exchanges of tokens within backward, which a replica whose experts get no tokens
@@ -214,7 +202,7 @@ class Reducer:
 
     def _launch(self) -> None:
         bucket = self.buckets[self._launched]
-        bucket.launch()
+        bucket.launch(self.part)
         bucket.release()
         self._launched += 1
         if self.level >= 2 and self._launched > _AT_ONCE and not self._staged:
@@ -229,6 +217,11 @@ class Reducer:
         for bucket in self.buckets:
             bucket.finish()
         self._launched = 0
+
+    def fold(self) -> None:
+        """Sets the gradients of virtual replica `part` aside, which were not reduced."""
+        for bucket in self.buckets:
+            bucket.fold(self.part)
 
     def presence(self) -> Tensor:
         """Marks the parameters that this rank used since `settle`: one float64 each."""
@@ -278,4 +271,4 @@ class Reducer:
                 started.wait()
 
 
-__all__ = ["Piece", "Reducer", "in_axis_groups", "main_dtype"]
+__all__ = ["Piece", "Reducer", "main_dtype"]

@@ -1,0 +1,1 @@
+"""Faults that are injected into running ranks, and what they cost a training (`pycoll chaos`)."""
