@@ -354,6 +354,18 @@ def test_dead_server_without_copies_is_an_error_of_each_worker():
             worker.pull()
 
 
+def test_end_of_the_last_server_is_an_error_and_leaves_the_weights():
+    world = World(1, 1)
+    (worker,) = world.workers
+    weight = nn.Parameter(torch.ones(5000))
+    worker.register([weight])
+    world.kill(0)
+    for _ in range(2):  # the one that hears of the death, and the next one
+        with pytest.raises(PeerDiedError, match=r"server 0 ended, and \d keys had no other copy"):
+            worker.pull()
+        assert torch.equal(weight, torch.ones(5000))
+
+
 def test_untouched_rows_stay_and_touched_ones_step():
     world = World(3, 1, optimizer=pc.ps.SGD(1.0))
     (worker,) = world.workers

@@ -49,6 +49,9 @@ class RowExchange:
 
         Returns:
             For each server the places in `rows` of its rows, and its answer.
+
+        Raises:
+            PeerDiedError: Keys have no living holder.
         """
         is_whole = not table.sparse and len(rows) == table.rows
         while True:
@@ -70,7 +73,8 @@ class RowExchange:
     ) -> dict[int, Tensor]:
         dead = self._servers.dead
         if is_whole or asks_all:
-            parts = {server: layout.decided_by(server, dead) for server in self._servers.living}
+            # Of dead servers, too: with none left, the first one raises that its keys are lost.
+            parts = {server: layout.decided_by(server, dead) for server in self._servers.links}
             parts = {server: of for server, of in parts.items() if of}
         if is_whole:  # in the order of the server: part after part
             return {server: torch.from_numpy(layout.rows_of(of)) for server, of in parts.items()}
