@@ -280,7 +280,7 @@ void bind_point_to_point(py::module_& m, py::handle communicator_type) {
                              [](const CommunicatorObject& o) { return o.batch != nullptr; })
       .def_property_readonly(
           "_carries_devices",
-          [](const CommunicatorObject& o) { return o.comm->messages().carries_devices(); })
+          [](const CommunicatorObject& o) { return o.core().messages().carries_devices(); })
       .def("_begin_batch", [](CommunicatorObject& o) { o.batch = std::make_unique<Batch>(); })
       .def("_drop_batch", [](CommunicatorObject& o) { o.batch.reset(); })
       .def("_run_batch", [](CommunicatorObject& o) {
