@@ -117,13 +117,16 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
         plan.uses_processes = plan.uses_processes || reach == Reach::kProcess;
       }
     }
+    // A table's times are of plain arrays that are not copied, so where it has some, it decides.
+    const bool is_measured = plain.candidates.front().tabled_s > 0;
+    plan.copies_arrays = !links_.all_mapped && !is_measured &&
+                         is_direct(plan.of(Reach::kMapped, true)->protocol) &&
+                         pays_to_copy(wanted.collective, wanted.nbytes);
   } catch (const UsageError& error) {
     if (rule == nullptr) throw;
     throw UsageError("rule '" + rule->text + "' of PYCOLL_ALGO: " + error.what());
   }
   if (!plan.exchanges_buffers) fill();  // the ranks do not know each other's arrays
-  plan.copies_arrays = !links_.all_mapped && is_direct(plan.of(Reach::kMapped, true)->protocol) &&
-                       pays_to_copy(wanted.collective, wanted.nbytes);
   return plan;
 }
 

@@ -15,7 +15,6 @@ import pycoll
 from pycoll import environment
 from pycoll.communicator import Communicator
 from pycoll.errors import UsageError
-from pycoll.parallel.core.dealing import Dealing
 from pycoll.parallel.core.devices import CPU, agreed_device, clock_of
 from pycoll.parallel.core.ledger import AxisGroup, Ledger
 from pycoll.parallel.core.mesh_sizes import AXES, infer_sizes, parse_sizes
@@ -24,6 +23,8 @@ from pycoll.parallel.core.transfers import Transfers
 
 if TYPE_CHECKING:
     import torch
+
+    from pycoll.parallel.core.dealing import Dealing
 
 _world: list[Communicator] = []  # the default communicator, joined once
 
@@ -112,6 +113,8 @@ class Mesh:
 
     def dealing(self) -> Dealing:
         """How batches are dealt to the replicas. Collective at its first call."""
+        from pycoll.parallel.core.dealing import Dealing  # imports torch
+
         replicas = self.line_of_dp("ep")
         return Dealing(replicas.size, replicas.rank, self.virtual_replicas)
 

@@ -73,7 +73,7 @@ class RowExchange:
     ) -> dict[int, Tensor]:
         dead = self._servers.dead
         if is_whole or asks_all:
-            # Of dead servers, too: with none left, the first one raises that its keys are lost.
+            # Dead servers are in the loop, too: it raises if keys have no living holder.
             parts = {server: layout.decided_by(server, dead) for server in self._servers.links}
             parts = {server: of for server, of in parts.items() if of}
         if is_whole:  # in the order of the server: part after part
