@@ -57,8 +57,8 @@ def least_bytes(step: Step) -> int:
     return max(found)
 
 
-def shared_s(piece: Piece, layout: Layout, network: Network, device: Device) -> tuple[float, float]:
-    """Seconds that a piece needs at least if cp shares its sequence out; both passes, and again.
+def shared_s(piece: Piece, layout: Layout, network: Network, device: Device) -> float:
+    """Seconds that both passes of a piece need at least if cp shares its sequence out.
 
     Args:
         piece: The piece without cp, with nothing computed again.
@@ -67,19 +67,18 @@ def shared_s(piece: Piece, layout: Layout, network: Network, device: Device) -> 
         device: The device.
 
     Returns:
-        Seconds of both passes, and of the arithmetic of the forward pass alone. An operator of a
-        share takes its start, and its part of the whole; causal attention may skip half of that.
+        Seconds. An operator of a share takes its start, and its part of the whole; causal attention
+        may skip half of that. What is computed again is not counted: its last operators may be
+        left out.
     """
-    passes = forward = 0.0
-    for (name, is_forward, flops, nbytes), count in piece.operators.items():
+    passes = 0.0
+    for (name, _, flops, nbytes), count in piece.operators.items():
         part = layout.cp if name in _EVEN or layout.cp == 1 else 2 * layout.cp
-        seconds = count * device.seconds(flops / part, nbytes / part)
-        passes += seconds
-        forward += seconds * is_forward
+        passes += count * device.seconds(flops / part, nbytes / part)
     for (axes, collective, nbytes), count in (piece.forward_calls + piece.backward_calls).items():
         if collective != "send" and "cp" not in axes.split("+"):
             passes += count * network.collective_s(collective, nbytes / layout.cp, *axes.split("+"))
-    return passes, forward
+    return passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +100,8 @@ def untraced(pieces: Pieces, layout: Layout, network: Network, device: Device) -
     """Bounds of a share by pieces without cp and with nothing computed again."""
     each = {id(piece): piece for piece in (pieces.first, *pieces.blocks, pieces.last)}
     known = {key: shared_s(piece, layout, network, device) for key, piece in each.items()}
-    again = layout.recompute == "full"
-    blocks = [passes + again * forward for passes, forward in (known[id(b)] for b in pieces.blocks)]
-    ends = known[id(pieces.first)][0] + known[id(pieces.last)][0]
+    blocks = [known[id(block)] for block in pieces.blocks]
+    ends = known[id(pieces.first)] + known[id(pieces.last)]
     return Passes(sum(blocks), min(blocks, default=0.0), ends)
 
 
