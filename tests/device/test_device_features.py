@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch")
 sys.path.append(str(Path(__file__).resolve().parents[1] / "parallel"))
 
+import marks  # noqa: E402
 import torch._dynamo  # noqa: E402, F811 - torch's optimizers import it in each rank: seconds
 import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
@@ -24,13 +25,7 @@ import pycoll  # noqa: E402
 from pycoll import parallel as pc  # noqa: E402
 from pycoll.parallel.core.object_collectives import gather_objects  # noqa: E402
 
-pytestmark = [
-    pytest.mark.usefixtures("two_devices"),
-    pytest.mark.ranks,
-    pytest.mark.torch,
-    pytest.mark.slow,  # builds an extension of torch, once
-    pytest.mark.timeout(400, func_only=True),  # not of what is built
-]
+pytestmark = marks.TRAINERS
 
 
 def made(mesh: pc.Mesh, plan: dict[str, str], **options: Any) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch")
 sys.path.append(str(Path(__file__).resolve().parents[1] / "parallel"))
 
+import marks  # noqa: E402
 import torch._dynamo  # noqa: E402, F811 - torch's optimizers import it in each rank: seconds
 import torch_emulated  # noqa: E402
 from mesh_cases import differences  # noqa: E402
@@ -29,13 +30,7 @@ from pycoll.parallel.core.transfers import Link, Transfers  # noqa: E402
 from pycoll.parallel.features.context.tile import Tile  # noqa: E402
 from pycoll.parallel.features.tensor.conv2d import with_halo  # noqa: E402
 
-pytestmark = [
-    pytest.mark.usefixtures("two_devices"),
-    pytest.mark.ranks,
-    pytest.mark.torch,
-    pytest.mark.slow,  # builds an extension of torch, once
-    pytest.mark.timeout(500, func_only=True),  # not of what is built
-]
+pytestmark = marks.TRAINERS
 TIMEOUT_S = 120
 
 

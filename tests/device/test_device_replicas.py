@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
+import marks  # noqa: E402
 import torch._dynamo  # noqa: E402, F811 - torch's optimizers import it in each rank: seconds
 import torch_emulated  # noqa: E402
 from torch import nn  # noqa: E402
@@ -16,13 +17,7 @@ from torch import nn  # noqa: E402
 import pycoll  # noqa: E402
 from pycoll import parallel as pc  # noqa: E402
 
-pytestmark = [
-    pytest.mark.usefixtures("two_devices"),
-    pytest.mark.ranks,
-    pytest.mark.torch,
-    pytest.mark.slow,  # builds an extension of torch, once
-    pytest.mark.timeout(400, func_only=True),  # not of what is built
-]
+pytestmark = marks.TRAINERS
 STEPS, WIDTH = 6, 96  # a vector of more than 64 KiB, which goes from device to device
 # By `replicas=`: the copies of tensors between the host and a device in each step.
 KINDS = {

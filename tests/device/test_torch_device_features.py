@@ -12,17 +12,13 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
+import marks  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch import nn  # noqa: E402
 from torch_device_ranks import run_in_turn, same  # noqa: E402
 
-pytestmark = [
-    pytest.mark.ranks,
-    pytest.mark.torch,
-    pytest.mark.slow,  # builds an extension of torch, once
-    pytest.mark.timeout(400, func_only=True),  # not of what is built
-]
+pytestmark = marks.TORCH
 CPU = torch.device("cpu")
 DDP = nn.parallel.DistributedDataParallel
 

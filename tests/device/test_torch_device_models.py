@@ -8,15 +8,11 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
+import marks  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch_device_ranks import run_in_turn, same  # noqa: E402
 
-pytestmark = [
-    pytest.mark.ranks,
-    pytest.mark.torch,
-    pytest.mark.slow,  # builds an extension of torch, once
-    pytest.mark.timeout(400, func_only=True),  # not of what is built
-]
+pytestmark = marks.TORCH
 
 
 def train(device: torch.device, wrap: Callable[[Any], Any]) -> list[torch.Tensor]:

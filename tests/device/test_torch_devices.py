@@ -9,15 +9,11 @@ from datetime import timedelta
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
+import marks  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch_device_ranks import run_group, run_in_turn, same  # noqa: E402
 
-pytestmark = [
-    pytest.mark.ranks,
-    pytest.mark.torch,
-    pytest.mark.slow,  # builds an extension of torch, once
-    pytest.mark.timeout(400, func_only=True),  # not of what is built
-]
+pytestmark = marks.TORCH
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.uint8]
 

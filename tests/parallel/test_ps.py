@@ -364,6 +364,10 @@ def test_end_of_the_last_server_is_an_error_and_leaves_the_weights():
         with pytest.raises(PeerDiedError, match=r"server 0 ended, and \d keys had no other copy"):
             worker.pull()
         assert torch.equal(weight, torch.ones(5000))
+    for call in (worker.is_late, worker.report):
+        with pytest.raises(PeerDiedError, match="parameter server: all servers have ended"):
+            call()
+    worker.close()
 
 
 def test_untouched_rows_stay_and_touched_ones_step():

@@ -72,7 +72,7 @@ def shared_s(piece: Piece, layout: Layout, network: Network, device: Device) -> 
         left out.
     """
     passes = 0.0
-    for (name, _, flops, nbytes), count in piece.operators.items():
+    for (name, flops, nbytes), count in piece.operators.items():
         part = layout.cp if name in _EVEN or layout.cp == 1 else 2 * layout.cp
         passes += count * device.seconds(flops / part, nbytes / part)
     for (axes, collective, nbytes), count in (piece.forward_calls + piece.backward_calls).items():

@@ -143,7 +143,7 @@ class CostModel:
             return 0.0, 0.0
         network, device = Network(self.cluster, layout.sizes, self.algorithms), self.cluster.device
         assert device is not None
-        key = id(pieces), layout.cp, layout.recompute
+        key = id(pieces), layout.cp
         if key not in self._passes:
             self._passes[key] = bounds.untraced(pieces, layout, network, device)
         seconds = bounds.untraced_s(self._passes[key], layout, len(pieces.blocks))

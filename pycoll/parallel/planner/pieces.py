@@ -44,7 +44,7 @@ class Piece:
         kept: Bytes that are kept for the backward pass.
         frozen: Bytes of weights that do not learn.
         weights: Elements and their bytes, by the axes besides dp along which gradients are summed.
-        operators: Number of equal operators: name, whether in the forward pass, operations, bytes.
+        operators: Number of equal operators of both passes: name, operations, bytes.
     """
 
     forward_s: float = 0.0
@@ -55,7 +55,7 @@ class Piece:
     kept: int = 0
     frozen: int = 0
     weights: dict[tuple[tuple[str, ...], int, int], int] = field(default_factory=dict)
-    operators: Counter[tuple[str, bool, int, int]] = field(default_factory=Counter)
+    operators: Counter[tuple[str, int, int]] = field(default_factory=Counter)
 
     def add(self, event: Operator | Sent, device: Device) -> None:
         """Adds an operator or a collective."""
@@ -64,7 +64,7 @@ class Piece:
             calls = self.forward_calls if is_forward else self.backward_calls
             calls[event.axis, event.collective, event.nbytes] += 1
             return
-        self.operators[event.name, is_forward, event.flops, event.nbytes] += 1
+        self.operators[event.name, event.flops, event.nbytes] += 1
         seconds = device.seconds(event.flops, event.nbytes)
         self.flops += event.flops
         if is_forward:

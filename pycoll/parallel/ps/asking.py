@@ -62,8 +62,18 @@ class Servers:
                 return answers
 
     def all(self, question: Callable[[], Message]) -> Answers:
-        """Asks all living servers one question."""
-        return self.ask_until_all_live(lambda: {server: question() for server in self.living})
+        """Asks all living servers one question.
+
+        Raises:
+            PeerDiedError: No server lives.
+        """
+
+        def questions() -> dict[int, Message]:
+            if not self.living:
+                raise PeerDiedError("parameter server: all servers have ended", min(self.links))
+            return {server: question() for server in self.living}
+
+        return self.ask_until_all_live(questions)
 
     def close(self) -> None:
         """Ends all links."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pycoll.errors import UsageError
+from pycoll.errors import PeerDiedError, UsageError
 from pycoll.parallel.core.batches import Batch, num_samples
 from pycoll.parallel.core.ledger import Ledger
 from pycoll.parallel.core.placement import share
@@ -182,7 +183,8 @@ class Worker(Registration):
         """Leaves: no other worker waits for this one any more."""
         if self._is_open:
             self._is_open = False
-            self._servers.all(lambda: Message(Kind.LEAVE, worker=self.number))
+            with suppress(PeerDiedError):  # then none is left that could wait for this worker
+                self._servers.all(lambda: Message(Kind.LEAVE, worker=self.number))
             self._servers.close()
 
     def _pull(self, of: DenseTable | SparseTable, rows: Tensor) -> Tensor:
