@@ -61,15 +61,14 @@ def shared_s(piece: Piece, layout: Layout, network: Network, device: Device) -> 
     """Seconds that both passes of a piece need at least if cp shares its sequence out.
 
     Args:
-        piece: The piece without cp, with nothing computed again.
+        piece: The piece without cp.
         layout: The layout; cp and tp matter.
         network: The network of the layout.
         device: The device.
 
     Returns:
         Seconds. An operator of a share takes its start, and its part of the whole; causal attention
-        may skip half of that. What is computed again is not counted: its last operators may be
-        left out.
+        may skip half of that.
     """
     passes = 0.0
     for (name, flops, nbytes), count in piece.operators.items():
@@ -97,7 +96,7 @@ class Passes:
 
 
 def untraced(pieces: Pieces, layout: Layout, network: Network, device: Device) -> Passes:
-    """Bounds of a share by pieces without cp and with nothing computed again."""
+    """Bounds of a share by pieces without cp."""
     each = {id(piece): piece for piece in (pieces.first, *pieces.blocks, pieces.last)}
     known = {key: shared_s(piece, layout, network, device) for key, piece in each.items()}
     blocks = [known[id(block)] for block in pieces.blocks]

@@ -136,7 +136,7 @@ class CostModel:
 
         Cost: microseconds, and that of `pieces` without cp for new sizes of tp and microbatches.
         """
-        without = replace(layout, cp=1, recompute=None)
+        without = replace(layout, cp=1)
         try:
             pieces = self.pieces(without)
         except UsageError:  # it may be allowed with cp
