@@ -179,21 +179,25 @@ def prepare(names: list[str]) -> Iterator[tuple[str, str]]:
 def chosen_groups(
     collectives: str, dtypes: str, ranks: str, rewritten: bool = False
 ) -> list[Group]:
-    """The groups that the options name; without options, those of the README's promises."""
-    if not (collectives or dtypes or ranks or rewritten):
-        every = [Group("all_reduce", "f32", n, rewritten=True) for n in (2, 4)]
-        every += [Group("all_reduce", dtype, n) for n in (2, 4, 8) for dtype in DTYPES]
-        every += [Group(name, "f32", 2) for name in COLLECTIVES if name != "all_reduce"]
+    """The groups that the options name; without collectives and dtypes, those of the README's
+    promises."""
+    try:
+        worlds = [int(n) for n in ranks.split(",")] if ranks else []
+    except ValueError:
+        worlds = [0]
+    if worlds and min(worlds) < 2:
+        raise typer.BadParameter(f"--ranks {ranks}: expected numbers from 2 up, such as 2,4")
+    if not (collectives or dtypes or rewritten):
+        every = [Group("all_reduce", dtype, n) for n in worlds or (2, 4, 8) for dtype in DTYPES]
+        every += [Group("all_reduce", "f32", n, rewritten=True) for n in worlds or (2, 4)]
+        movers = [name for name in COLLECTIVES if name != "all_reduce"]
+        every += [Group(name, "f32", 2) for name in movers if 2 in (worlds or (2,))]
         return sorted(every, key=lambda group: group.n)
     names = parse_names(collectives or "all_reduce", COLLECTIVES, "--collectives")
     types = parse_names(dtypes or "f32", DTYPES, "--dtypes")
-    try:
-        worlds = [int(n) for n in (ranks or "2").split(",")]
-    except ValueError:
-        worlds = []
-    if not worlds or min(worlds) < 2:
-        raise typer.BadParameter(f"--ranks {ranks}: expected numbers from 2 up, such as 2,4")
-    return [Group(name, dtype, n, rewritten) for n in worlds for name in names for dtype in types]
+    return [
+        Group(name, dtype, n, rewritten) for n in worlds or [2] for name in names for dtype in types
+    ]
 
 
 @app.command()
@@ -225,7 +229,9 @@ def main(
 
         python benchmarks/compare.py --collectives all_gather --ranks 2,4 --sizes 4K,16M
 
-        python benchmarks/compare.py --ranks 2 --rewritten
+        python benchmarks/compare.py --ranks 2 --dtypes f32 --rewritten
+
+        python benchmarks/compare.py --ranks 2
 
         python benchmarks/compare.py --libraries pycoll,impi --output out.json --plot out.svg
     """
