@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -33,33 +34,60 @@ class Share:
     hears: set[int] = field(default_factory=set)
 
 
-def shares(holdings: Sequence[Mapping[str, Any]], copies: int) -> list[Share]:
+def shares(holdings: Sequence[Mapping[str, Any]], hosts: Sequence[int], copies: int) -> list[Share]:
     """Shares out the copies: each piece is copied on `copies` + 1 ranks, or on all.
 
-    Ranks that hold a piece copy it in turn. If too few hold it, the next ranks get it by messages;
-    ranks are in the order of hosts, so these are on another host where a host has one rank.
+    They are on as many hosts as possible, so that also `copies` hosts may end. On a host, ranks
+    that hold a piece copy it in turn; other ranks get it by messages.
 
     Args:
         holdings: Of each rank, the place of its piece of each parameter and buffer, as JSON.
+        hosts: Of each rank, the number of its host.
         copies: Number of ranks that may end at once.
     """
-    size = len(holdings)
     holders: dict[tuple[str, str], list[int]] = {}
     for rank, of_rank in enumerate(holdings):
         for name, place in of_rank.items():
             holders.setdefault((name, json.dumps(place)), []).append(rank)
     found = [Share() for _ in holdings]
+    copiers = cache(partial(_copiers, _Hosts(hosts), copies + 1))
     for turn, ((name, _), ranks) in enumerate(holders.items()):
-        wanted = min(copies + 1, size)
-        stride = max(len(ranks) // wanted, 1)
-        for i in range(min(wanted, len(ranks))):
-            found[ranks[(turn + i * stride) % len(ranks)]].keeps.add(name)
-        sender = ranks[0]
-        after = [(sender + i) % size for i in range(1, size)]
-        others = [rank for rank in after if rank not in ranks]
-        for rank in others[: max(wanted - len(ranks), 0)]:
-            found[sender].sends.setdefault(rank, set()).add(name)
-            found[rank].hears.add(sender)
+        sender = ranks[turn % len(ranks)]
+        for rank in copiers(tuple(ranks), sender):
+            if rank in ranks:
+                found[rank].keeps.add(name)
+            else:
+                found[sender].sends.setdefault(rank, set()).add(name)
+                found[rank].hears.add(sender)
+    return found
+
+
+class _Hosts:
+    """Where ranks are."""
+
+    def __init__(self, of_ranks: Sequence[int]) -> None:
+        numbers = sorted(set(of_ranks))
+        self.of = [numbers.index(host) for host in of_ranks]
+        self._ranks = [[r for r, of in enumerate(self.of) if of == h] for h in range(len(numbers))]
+        self._within = [self._ranks[host].index(rank) for rank, host in enumerate(self.of)]
+
+    def distance(self, rank: int, other: int) -> tuple[int, int]:
+        """Hosts from a rank to another one, and ranks within that host; both in a circle."""
+        host = self.of[other]
+        places = self._within[other] - self._within[rank]
+        return (host - self.of[rank]) % len(self._ranks), places % len(self._ranks[host])
+
+
+def _copiers(hosts: _Hosts, wanted: int, holders: tuple[int, ...], first: int) -> list[int]:
+    """The ranks that copy a piece: hosts that have no copy yet go first, and then its holders."""
+    left, found = set(range(len(hosts.of))), [first]
+    while (left := left - {found[-1]}) and len(found) < wanted:
+        used = {hosts.of[rank] for rank in found}
+
+        def cost(rank: int, used: set[int] = used) -> tuple[bool, bool, tuple[int, int]]:
+            return hosts.of[rank] in used, rank not in holders, hosts.distance(first, rank)
+
+        found.append(min(left, key=cost))
     return found
 
 
@@ -79,7 +107,8 @@ class Copies:
             for held in state
             if held.name == held.of
         }
-        self._share = shares(gather_objects(mine, world), copies)[world.rank]
+        all_held, hosts = zip(*gather_objects((mine, world.host_number), world), strict=True)
+        self._share = shares(all_held, hosts, copies)[world.rank]
         comm = world.split(0)
         assert comm is not None
         self._comm = comm
