@@ -92,14 +92,18 @@ class Job:
 
         Call it after the optimizer's step, where a save would be right. Copies go to other ranks
         while the next step computes. If new ranks wait, they are taken in: `train` is left then,
-        and called again.
+        and called again. With `replicas=`, all replicas take the mean of their weights, or those
+        of the servers, so that each can be the copy of another.
 
         Raises:
             Error: A rank has ended; `elastic` goes on without it.
 
-        Cost: an all_reduce of one number; a copy of this rank's share of the state.
+        Cost: an all_reduce of one number; a copy of this rank's share of the state; with
+            `replicas=`, also an all_reduce of the weights or a pull.
         """
         self.commits += 1
+        if self._optimizer is not None:
+            self._optimizer.meet()
         self._take()
         if self._num_new:
             self.finish()

@@ -121,10 +121,7 @@ def elastic(
         except _LOST as error:
             began_s, news = time.monotonic(), str(error).split(";")[0]
             _leave(on, job)
-            size = base.size
-            base = _survivors(base, error, least)
-            if base.size == size and not isinstance(error, PeerDiedError):
-                raise  # all are there: one was late, or gave up
+            base = _survivors(base, error, least, needs_death=True)
         finally:
             if door is not None:
                 with suppress(Error):
@@ -150,9 +147,17 @@ def _leave(on: Mesh | None, job: Job | None) -> None:
         on.abort("the training continues on other ranks")
 
 
-def _survivors(base: Communicator, error: Error, least: int) -> Communicator:
+def _survivors(base: Communicator, error: Error, least: int, *, needs_death: bool) -> Communicator:
+    """The ranks that are left.
+
+    If all are, the error is raised again, unless some rank took another one for dead, or not
+    `needs_death`: a rank was late, or gave up.
+    """
     size = base.size
     left = base.shrink()
+    goes_on = isinstance(error, PeerDiedError) or not needs_death
+    if left.size == size and not left.agree(goes_on, "max"):
+        raise error
     if left.size < least:
         raise PeerDiedError(
             f"elastic: {left.size} of {size} ranks are left, and least={least}: {error}"
@@ -174,7 +179,7 @@ def _grown(
     except TimeoutError:
         return base  # they have gone again
     except (PeerDiedError, AbortedError) as error:
-        return _survivors(base, error, least)
+        return _survivors(base, error, least, needs_death=False)
 
 
 def _of(job: Job) -> str:

@@ -240,6 +240,16 @@ class Optimizer(optim.Optimizer):
             yield
         self.trainer.reducer.publish()
 
+    def meet(self) -> None:
+        """Gives all replicas one set of weights, if they differ (`replicas=`). Collective.
+
+        Cost: an all_reduce of the weights, or a pull; nothing for replicas that do not differ.
+        """
+        of_replicas: Any = getattr(self.inner, "meet", None)
+        if of_replicas is not None:
+            of_replicas()
+            self.trainer.reducer.publish()
+
     def close(self) -> None:
         """Ends what replicas exchange in the background, after the last step. Collective."""
         of_replicas: Any = getattr(self.inner, "close", None)
