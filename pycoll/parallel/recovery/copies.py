@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from pycoll.communicator import Communicator
-from pycoll.parallel.core.object_collectives import gather_objects
 from pycoll.parallel.recovery.pieces import Key, cut, in_lines, listed, of_list
 from pycoll.parallel.trainer.training_state import Held
 from pycoll.work import Work
@@ -63,26 +62,35 @@ def shares(holdings: Sequence[Mapping[str, Any]], copies: int) -> list[Share]:
     return found
 
 
-class Copies:
-    """This rank's share of the copies on one mesh, and the messages for it."""
+def holding(state: Iterable[Held]) -> dict[str, Any]:
+    """The places of a rank's pieces of parameters and buffers, by name, as JSON."""
+    return {
+        held.of: [held.place.as_json(), held.place.count] for held in state if held.name == held.of
+    }
 
-    def __init__(self, world: Communicator, state: Sequence[Held], copies: int) -> None:
-        """Agrees on the shares. Collective.
+
+class Copies:
+    """This rank's share of the copies on one mesh, and the messages for it.
+
+    Attributes:
+        are_everywhere: Each rank has all pieces: the ranks are replicas.
+    """
+
+    def __init__(self, world: Communicator, holdings: Sequence[Mapping[str, Any]], copies: int):
+        """Shares the copies out. Collective.
 
         Args:
             world: The ranks.
-            state: What this rank holds.
+            holdings: What `holding` returned, of each rank.
             copies: Number of ranks that may end at once.
+
+        Cost: a split, if some pieces are sent.
         """
-        mine = {
-            held.of: [held.place.as_json(), held.place.count]
-            for held in state
-            if held.name == held.of
-        }
-        self._share = shares(gather_objects(mine, world), copies)[world.rank]
-        comm = world.split(0)
-        assert comm is not None
-        self._comm = comm
+        of_ranks = shares(holdings, copies)
+        self._share = of_ranks[world.rank]
+        self.are_everywhere = all(of_rank == holdings[0] for of_rank in holdings)
+        needs_messages = any(share.sends for share in of_ranks)
+        self._messages = world.split(0) if needs_messages else None
         self._sent: dict[int, bytes] = {}  # the last list, by receiver
         self._heard: dict[int, dict[Key, torch.dtype]] = {}  # likewise, by sender
         self._buffers: dict[tuple[str, int, int], Tensor] = {}
@@ -133,8 +141,14 @@ class Copies:
 
     def close(self) -> None:
         """Ends the messages."""
-        self._comm.abort("the training continues on other ranks")
-        self._comm.close()
+        if self._messages is not None:
+            self._messages.abort("the training continues on other ranks")
+            self._messages.close()
+
+    @property
+    def _comm(self) -> Communicator:
+        assert self._messages is not None
+        return self._messages
 
     def _buffer(self, way: str, peer: int, nbytes: int) -> Tensor:
         key = way, peer, self._turn
@@ -143,4 +157,4 @@ class Copies:
         return self._buffers[key]
 
 
-__all__ = ["Copies", "Share", "shares"]
+__all__ = ["Copies", "Share", "holding", "shares"]

@@ -18,6 +18,7 @@ from pycoll.parallel.core.devices import agreed_device
 from pycoll.parallel.core.mesh import Mesh, replace_world, world
 from pycoll.parallel.core.mesh_sizes import parse_sizes
 from pycoll.parallel.recovery.job import Build, Job, NewRanks
+from pycoll.parallel.recovery.laps import Laps
 from pycoll.parallel.recovery.sizes import sizes_for
 from pycoll.parallel.recovery.snapshots import Snapshots
 
@@ -100,31 +101,34 @@ def elastic(
     if text := environment.read("PYCOLL_MESH"):
         mesh = parse_sizes(text)
     snapshots = Snapshots()
-    began_s, news = time.monotonic(), ""
+    laps, news = Laps(), ""
     while True:
         door = _opened(address, news) if address and base.rank == 0 else None
         on, job = None, None
         try:
             sizes = sizes_for(base.size, mesh or {})
             on = Mesh(base, sizes, agreed_device(device, base), virtual_replicas)
-            job = Job(base, on, build, snapshots, copies=copies, door=door, most=most)
+            laps.end("mesh")
+            job = Job(base, on, build, snapshots, laps, copies=copies, door=door, most=most)
             if news and base.rank == 0:
-                _say(f"{news}; on after {time.monotonic() - began_s:.3f} s: {_of(job)}")
+                _say(f"{news}; on after {laps.total_s():.3f} s: {_of(job)}")
             result = train(job)
             job.finish()
             if comm is None:
                 replace_world(base)
             return result
         except NewRanks as new:
-            began_s, news = time.monotonic(), f"{new.number} new ranks"
+            laps, news = Laps(), f"{new.number} new ranks"
             _leave(on, job)
             assert address is not None
             base = _grown(base, new.number, address, timeout_s, door, least)
+            laps.end("grow")
         except _LOST as error:
-            began_s, news = time.monotonic(), str(error).split(";")[0]
+            laps, news = Laps(), str(error).split(";")[0]
             _leave(on, job)
             size = base.size
             base = _survivors(base, error, least)
+            laps.end("shrink")
             if base.size == size and not isinstance(error, PeerDiedError):
                 raise  # all are there: one was late, or gave up
         finally:
