@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from pycoll.communicator import Communicator
-from pycoll.parallel.core.object_collectives import gather_objects
 from pycoll.parallel.recovery.pieces import Key, cut, in_lines, listed, of_list
 from pycoll.parallel.trainer.training_state import Held
 from pycoll.work import Work
@@ -91,27 +90,38 @@ def _copiers(hosts: _Hosts, wanted: int, holders: tuple[int, ...], first: int) -
     return found
 
 
-class Copies:
-    """This rank's share of the copies on one mesh, and the messages for it."""
+def holding(state: Iterable[Held]) -> dict[str, Any]:
+    """The places of a rank's pieces of parameters and buffers, by name, as JSON."""
+    return {
+        held.of: [held.place.as_json(), held.place.count] for held in state if held.name == held.of
+    }
 
-    def __init__(self, world: Communicator, state: Sequence[Held], copies: int) -> None:
-        """Agrees on the shares. Collective.
+
+class Copies:
+    """This rank's share of the copies on one mesh, and the messages for it.
+
+    Attributes:
+        are_everywhere: Each rank has all pieces: the ranks are replicas.
+    """
+
+    def __init__(
+        self, world: Communicator, holdings: Sequence[tuple[Mapping[str, Any], int]], copies: int
+    ) -> None:
+        """Shares the copies out. Collective.
 
         Args:
             world: The ranks.
-            state: What this rank holds.
+            holdings: What `holding` returned, and the number of the host, of each rank.
             copies: Number of ranks that may end at once.
+
+        Cost: a split, if some pieces are sent.
         """
-        mine = {
-            held.of: [held.place.as_json(), held.place.count]
-            for held in state
-            if held.name == held.of
-        }
-        all_held, hosts = zip(*gather_objects((mine, world.host_number), world), strict=True)
-        self._share = shares(all_held, hosts, copies)[world.rank]
-        comm = world.split(0)
-        assert comm is not None
-        self._comm = comm
+        held, hosts = zip(*holdings, strict=True)
+        of_ranks = shares(held, hosts, copies)
+        self._share = of_ranks[world.rank]
+        self.are_everywhere = all(of_rank == held[0] for of_rank in held)
+        needs_messages = any(share.sends for share in of_ranks)
+        self._messages = world.split(0) if needs_messages else None
         self._sent: dict[int, bytes] = {}  # the last list, by receiver
         self._heard: dict[int, dict[Key, torch.dtype]] = {}  # likewise, by sender
         self._buffers: dict[tuple[str, int, int], Tensor] = {}
@@ -162,8 +172,14 @@ class Copies:
 
     def close(self) -> None:
         """Ends the messages."""
-        self._comm.abort("the training continues on other ranks")
-        self._comm.close()
+        if self._messages is not None:
+            self._messages.abort("the training continues on other ranks")
+            self._messages.close()
+
+    @property
+    def _comm(self) -> Communicator:
+        assert self._messages is not None
+        return self._messages
 
     def _buffer(self, way: str, peer: int, nbytes: int) -> Tensor:
         key = way, peer, self._turn
@@ -172,4 +188,4 @@ class Copies:
         return self._buffers[key]
 
 
-__all__ = ["Copies", "Share", "shares"]
+__all__ = ["Copies", "Share", "holding", "shares"]

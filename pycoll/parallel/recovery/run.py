@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,6 +17,7 @@ from pycoll.parallel.core.mesh import Mesh, replace_world, world
 from pycoll.parallel.core.mesh_sizes import parse_sizes
 from pycoll.parallel.recovery.doors import addresses_in, agreed_address, joined, opened
 from pycoll.parallel.recovery.job import Build, Job, NewRanks
+from pycoll.parallel.recovery.laps import Laps
 from pycoll.parallel.recovery.sizes import sizes_for
 from pycoll.parallel.recovery.snapshots import Snapshots
 
@@ -99,29 +99,32 @@ def elastic(
     if text := environment.read("PYCOLL_MESH"):
         mesh = parse_sizes(text)
     snapshots = Snapshots()
-    began_s, news = time.monotonic(), ""
+    laps, news = Laps(), ""
     while True:
         door = _opened(addresses, news) if addresses and base.rank == 0 else None
         on, job = None, None
         try:
             sizes = sizes_for(base.size, mesh or {})
             on = Mesh(base, sizes, agreed_device(device, base), virtual_replicas)
-            job = Job(base, on, build, snapshots, copies=copies, door=door, most=most)
+            laps.end("mesh")
+            job = Job(base, on, build, snapshots, laps, copies=copies, door=door, most=most)
             if news and base.rank == 0:
-                _say(f"{news}; on after {time.monotonic() - began_s:.3f} s: {_of(job)}")
+                _say(f"{news}; on after {laps.total_s():.3f} s: {_of(job)}")
             result = train(job)
             job.finish()
             if comm is None:
                 replace_world(base)
             return result
         except NewRanks as new:
-            began_s, news = time.monotonic(), f"{new.number} new ranks"
+            laps, news = Laps(), f"{new.number} new ranks"
             _leave(on, job)
             base = _grown(base, new.number, addresses, timeout_s, door, least)
+            laps.end("grow")
         except _LOST as error:
-            began_s, news = time.monotonic(), str(error).split(";")[0]
+            laps, news = Laps(), str(error).split(";")[0]
             _leave(on, job)
             base = _survivors(base, error, least, needs_death=True)
+            laps.end("shrink")
         finally:
             if door is not None:
                 with suppress(Error):
