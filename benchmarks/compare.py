@@ -58,7 +58,10 @@ def cases_of(group: Group, sizes: list[int], every: int, largest: int) -> list[C
     if not sizes:
         sizes = [MIN_NBYTES * every**i for i in range(28) if MIN_NBYTES * every**i <= largest]
     return sorted(
-        {Case.of_size(group.collective, group.dtype, group.n, nbytes) for nbytes in sizes}
+        {
+            Case.of_size(group.collective, group.dtype, group.n, nbytes, rewritten=group.rewritten)
+            for nbytes in sizes
+        }
     )
 
 
@@ -173,10 +176,13 @@ def prepare(names: list[str]) -> Iterator[tuple[str, str]]:
             yield name, str(error)
 
 
-def chosen_groups(collectives: str, dtypes: str, ranks: str) -> list[Group]:
+def chosen_groups(
+    collectives: str, dtypes: str, ranks: str, rewritten: bool = False
+) -> list[Group]:
     """The groups that the options name; without options, those of the README's promises."""
-    if not (collectives or dtypes or ranks):
-        every = [Group("all_reduce", dtype, n) for n in (2, 4, 8) for dtype in DTYPES]
+    if not (collectives or dtypes or ranks or rewritten):
+        every = [Group("all_reduce", "f32", n, rewritten=True) for n in (2, 4)]
+        every += [Group("all_reduce", dtype, n) for n in (2, 4, 8) for dtype in DTYPES]
         every += [Group(name, "f32", 2) for name in COLLECTIVES if name != "all_reduce"]
         return sorted(every, key=lambda group: group.n)
     names = parse_names(collectives or "all_reduce", COLLECTIVES, "--collectives")
@@ -187,7 +193,7 @@ def chosen_groups(collectives: str, dtypes: str, ranks: str) -> list[Group]:
         worlds = []
     if not worlds or min(worlds) < 2:
         raise typer.BadParameter(f"--ranks {ranks}: expected numbers from 2 up, such as 2,4")
-    return [Group(name, dtype, n) for n in worlds for name in names for dtype in types]
+    return [Group(name, dtype, n, rewritten) for n in worlds for name in names for dtype in types]
 
 
 @app.command()
@@ -196,6 +202,7 @@ def main(
     dtypes: Annotated[str, typer.Option(help="f32, bf16 or both.")] = "",
     ranks: Annotated[str, typer.Option(help="Numbers of ranks.")] = "",
     sizes: Annotated[str, typer.Option(help="Message sizes: 4,64K,16M or 4:64M:4.")] = "",
+    rewritten: Annotated[bool, typer.Option(help="Arrays are written before each call.")] = False,
     every: Annotated[int, typer.Option(help="Without --sizes: powers of 4, or of 2.")] = 4,
     libraries: Annotated[str, typer.Option(help="Which libraries.")] = ",".join(LIBRARIES),
     quick: Annotated[bool, typer.Option("--quick", help="Few samples and sizes.")] = False,
@@ -207,8 +214,9 @@ def main(
 ) -> None:
     """Compare the speed of collectives with the peers on this machine.
 
-    Without options: all_reduce of f32 and bf16 with 2, 4 and 8 ranks, and four other collectives
-    with 2; about 25 minutes on 2 cores. A run that was stopped goes on when it is started again.
+    Without options: all_reduce of f32 and bf16 with 2, 4 and 8 ranks, of f32 also with arrays that
+    are written before each call, and four other collectives with 2 ranks; about 30 minutes on 2
+    cores. A run that was stopped goes on when it is started again.
     Peers are installed into .bench/ when first needed. Examples:
 
         python benchmarks/compare.py
@@ -216,6 +224,8 @@ def main(
         python benchmarks/compare.py --quick
 
         python benchmarks/compare.py --collectives all_gather --ranks 2,4 --sizes 4K,16M
+
+        python benchmarks/compare.py --ranks 2 --rewritten
 
         python benchmarks/compare.py --libraries pycoll,impi --output out.json --plot out.svg
     """
@@ -230,7 +240,7 @@ def main(
     if quick and not some:
         some = [4, 16 << 10, 16 * MIB]
     plan: list[Case] = []
-    for group in chosen_groups(collectives, dtypes, ranks):
+    for group in chosen_groups(collectives, dtypes, ranks, rewritten):
         plan += cases_of(group, some, every, (256 if group.n == 2 else 64) * MIB)
 
     started_at = datetime.datetime.now(datetime.timezone.utc)
@@ -281,7 +291,9 @@ def main(
     record.save()
     groups = grouped(record)
     for group, lines in groups.items():
-        console.print(f"{group}: median us of the slowest rank\n\n{markdown(group, lines)}\n")
+        console.print(
+            f"{group}: median us of the slowest rank\n\n{markdown(group, lines, before['cores'])}\n"
+        )
     for entry in verdicts(groups):
         console.print(verdict_line(entry))
     for what, message in record.facts["notes"].items():

@@ -18,12 +18,14 @@ def main(
     record: Annotated[Path, typer.Argument(help="A JSON file that compare.py wrote.")],
 ) -> None:
     """Prints one table per collective, dtype and number of ranks."""
-    groups = grouped(Record.load(record))
+    read = Record.load(record)
+    groups, cores = grouped(read), read.facts["machine"]["cores"]
     heading = ""
     for group in ordered(groups):
-        if heading != (heading := f"### {group.collective}, {group.dtype}\n"):
+        rewritten = ", arrays rewritten before each call" * group.rewritten
+        if heading != (heading := f"### {group.collective}, {group.dtype}{rewritten}\n"):
             print(heading)
-        print(markdown(group, groups[group]) + "\n")
+        print(markdown(group, groups[group], cores) + "\n")
 
 
 if __name__ == "__main__":

@@ -130,6 +130,7 @@ LIBRARIES = {
     library.name: library
     for library in (
         Library("pycoll", "pycoll", (), "pycoll", pin=lambda n: True),
+        Library("pycoll_registered", "pycoll_registered", (), "pycoll", pin=lambda n: True),
         Library("pycoll_new", "pycoll_new", (), "pycoll", pin=lambda n: True),
         Library(
             "openmpi",

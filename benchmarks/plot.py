@@ -19,6 +19,7 @@ COLUMNS = 3
 # Ours are black; the peers' colours also differ without red and green.
 STYLES: dict[str, dict[str, Any]] = {
     "pycoll": {"color": "black", "linewidth": 2.4, "marker": "o", "zorder": 4},
+    "pycoll_registered": {"color": "black", "linewidth": 1.4, "marker": "x", "zorder": 4},
     "pycoll_new": {"color": "black", "linewidth": 2, "marker": "s", "ls": ":", "zorder": 4},
     "openmpi": {"color": "#0072b2", "marker": "^"},
     "mpich": {"color": "#56b4e9", "marker": "v"},

@@ -16,9 +16,10 @@ from pycoll.cli.units import format_nbytes
 
 MIB = 1 << 20
 
-# In the order of the columns. The first two are this library, the rest its peers.
+# In the order of the columns. The first three are this library, the rest its peers.
 TITLES = {
     "pycoll": "pycoll",
+    "pycoll_registered": "pycoll, registered",
     "pycoll_new": "pycoll, new arrays",
     "openmpi": "Open MPI",
     "mpich": "MPICH",
@@ -26,7 +27,7 @@ TITLES = {
     "gloo": "gloo",
     "deepspeed": "DeepSpeed",
 }
-OURS = ("pycoll", "pycoll_new")
+OURS = ("pycoll", "pycoll_registered", "pycoll_new")
 PEERS = tuple(name for name in TITLES if name not in OURS)
 MPIS = ("openmpi", "mpich", "impi")
 MOVERS = ("reduce_scatter", "all_gather", "all_to_all", "broadcast")
@@ -48,13 +49,15 @@ class Group:
     collective: str
     dtype: str
     n: int
+    rewritten: bool = False
 
     @staticmethod
     def of(case: Case) -> Group:
-        return Group(case.collective, case.dtype, case.num_ranks)
+        return Group(case.collective, case.dtype, case.num_ranks, case.rewritten)
 
     def __str__(self) -> str:
-        return f"{self.collective}, {self.dtype}, {self.n} ranks"
+        rewritten = ", rewritten arrays" if self.rewritten else ""
+        return f"{self.collective}, {self.dtype}, {self.n} ranks{rewritten}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,18 +236,26 @@ def ordered(groups: Iterable[Group]) -> list[Group]:
     )
 
 
-def markdown(group: Group, lines: Lines) -> str:
-    """Median us of the slowest rank by size, our ratios and shares of the floor; in Markdown."""
+def p99_name(line: Line, name: str | None) -> str:
+    """The 99th percentile in us."""
+    p99_s = line.timings[name].p99_s if name in line.timings else None
+    return "-" if p99_s is None else time_name(p99_s * 1e6)
+
+
+def markdown(group: Group, lines: Lines, cores: int) -> str:
+    """Median us of the slowest rank by size, two p99, our ratios, shares of the floor; Markdown."""
     shown = shown_libraries(lines)
     ours = [name for name in OURS if name in shown]
-    head = [f"{group.n} ranks", *(TITLES[name] for name in shown)]
-    head += [f"{what} / {TITLES[name]}" for what in ("best", "floor") for name in ours]
+    ranks = f"{group.n} ranks" + f" on {cores} cores" * (group.n > cores)
+    head = [ranks, *(TITLES[name] for name in shown), "p99: pycoll, best peer"]
+    head += [f"best / {TITLES[name]}" for name in ours] + ["floor / pycoll"]
     out = ["| " + " | ".join(head) + " |", "|" + "---:|" * len(head)]
     for nbytes, line in sorted(lines.items()):
         cells = [format_nbytes(nbytes)]
         cells += [time_name(us(line.timings[k])) if k in line.timings else "-" for k in shown]
+        cells.append(f"{p99_name(line, 'pycoll')}, {p99_name(line, best_peer(line.timings))}")
         cells += [ratio_name(ratio(line, name)) for name in ours]
-        cells += [ratio_name(of_floor(line, name)) for name in ours]
+        cells.append(ratio_name(of_floor(line, "pycoll")))
         out.append("| " + " | ".join(cells) + " |")
     for name in OURS:
         summary = Summary.of(lines, name)

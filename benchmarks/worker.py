@@ -56,13 +56,14 @@ class Rank:
 
     def time_blocks(self, warmup: int, num_calls: int, num_blocks: int) -> list[float]:
         """Seconds of each block, on this rank."""
-        assert self.prepared is not None
+        assert self.case is not None and self.prepared is not None
+        call = self.prepared.timed(self.case)
         for _ in repeat(None, warmup):
-            self.prepared.call()
+            call()
         times_s = []
         for _ in repeat(None, num_blocks):
             self.library.barrier()
-            times_s.append(time_block(self.prepared.call, num_calls))
+            times_s.append(time_block(call, num_calls))
         return times_s
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:

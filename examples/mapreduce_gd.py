@@ -1,7 +1,7 @@
 """Gradient descent by MapReduce: broadcast the weights, map shards to gradients, reduce, step.
 
 python examples/mapreduce_gd.py --ranks 1,2
-python examples/mapreduce_gd.py --ranks 1,2,4,8 --wait-ms 5 --plot mapreduce.svg
+python examples/mapreduce_gd.py --ranks 1,2,4,8 --wait-ms 20 --plot mapreduce.svg
 
 Softmax regression on digits, with the gradient of all samples in each step. Each number of ranks
 must end at the weights of a plain loop in one process, up to 1e-10, and send the weights, and the

@@ -738,6 +738,11 @@ def min_safe_slots(
     (smallest proved slot count or 0, why max_slots is not proved).
     """
 
+def pays_to_copy(collective: str, nbytes: int) -> bool:
+    """
+    Whether `direct` copies plain arrays of so many bytes to where peers access them.
+    """
+
 def reduce_copy_isa() -> str:
     """
     The instruction set in use: avx512, avx2 or generic.

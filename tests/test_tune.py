@@ -133,7 +133,7 @@ def test_tune_writes_a_table_that_is_used(cache, tmp_path, monkeypatch):
     assert note == str(tuning.path())
     assert {(c.arrays, c.protocol) for c in table.costs} == {
         (arrays, protocol) for arrays in tuning.ARRAYS for protocol in ("simple", "ll", "direct")
-    }
+    } - {("plain", "direct")}  # such small arrays are copied
     for row in rows:
         assert any(choice.endswith("/direct") for choice in row["times_s"]) == (
             row["nbytes"] >= 1024
@@ -145,7 +145,10 @@ def test_tune_writes_a_table_that_is_used(cache, tmp_path, monkeypatch):
             mapped=row["arrays"] == "mapped",
         )
         assert chosen == row["chosen"]
-        if row["arrays"] == "plain" or chosen.endswith("/direct"):
+        on_copies = row["arrays"] == "plain" and chosen.endswith("/direct")
+        if on_copies:  # by the algorithm that is best for mapped arrays
+            assert min(row["times_s"], key=row["times_s"].get).endswith("/direct")
+        elif row["arrays"] == "plain" or chosen.endswith("/direct"):
             assert row["ratio"] == 1  # the fastest measured is what is chosen
     assert picture.read_text().startswith("<?xml")
     assert stat.S_IMODE(tuning.path().stat().st_mode) & 0o600

@@ -164,6 +164,13 @@ void bind_tuning(py::module_& m) {
   m.def(
       "tuning_table_note", [] { return Settings::read().table_note; },
       "Origin of the measured table, or the reason why there is none.");
+  m.def(
+      "pays_to_copy",
+      [](const std::string& collective, int64_t nbytes) {
+        return pays_to_copy(collective_from_name(collective), nbytes);
+      },
+      "Whether `direct` copies plain arrays of so many bytes to where peers access them.",
+      py::arg("collective"), py::arg("nbytes"));
   m.def("choices", &choices, py::arg("collective"), py::arg("nbytes"));
   py::class_<Predictor>(m, "Predictor", "Simulates the same messages under several costs.")
       .def(py::init<const std::vector<std::tuple<std::string, std::string, int64_t>>&,

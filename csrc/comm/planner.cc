@@ -117,9 +117,9 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
         plan.uses_processes = plan.uses_processes || reach == Reach::kProcess;
       }
     }
-    // A table's times are of plain arrays that are not copied, so where it has some, it decides.
-    const bool is_measured = plain.candidates.front().tabled_s > 0;
-    plan.copies_arrays = !links_.all_mapped && !is_measured &&
+    // A table's times of `direct` are of copies where they pay, so where it has some, it decides.
+    const Candidate& best = plain.candidates.front();
+    plan.copies_arrays = !links_.all_mapped && (best.tabled_s == 0 || is_direct(best.protocol)) &&
                          is_direct(plan.of(Reach::kMapped, true)->protocol) &&
                          pays_to_copy(wanted.collective, wanted.nbytes);
   } catch (const UsageError& error) {
@@ -214,6 +214,8 @@ CallPlan Planner::name_plans(const PlanKey& wanted) {
     plan.at[static_cast<size_t>(reach)][0] = direct;
     plan.at[static_cast<size_t>(reach)][1] = in_place ? direct : nullptr;
   }
+  plan.copies_arrays = !links_.all_mapped && plan.of(Reach::kMapped, true) != nullptr &&
+                       pays_to_copy(wanted.collective, wanted.nbytes);
   return plan;
 }
 

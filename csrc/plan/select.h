@@ -33,8 +33,9 @@ bool has_hierarchical(const Topology& topology, Collective collective);
 bool is_candidate(Collective collective, std::string_view algorithm);
 /// Whether the protocol may be worthwhile for messages of `nbytes`.
 bool is_candidate(ProtocolKind protocol, int64_t nbytes);
-/// Whether plain arrays are copied to where peers access them if mapped ones run directly: two
-/// copies within the caches then cost less than slots (decision 0091).
+/// Whether plain arrays are copied to where peers access them if mapped ones run directly, or if a
+/// call names `direct`: two copies within the caches then cost less than slots, and than reading
+/// another process's memory (decision 0091).
 bool pays_to_copy(Collective collective, int64_t nbytes);
 
 /// Settings of a communicator, fixed before its first call and equal on all ranks.

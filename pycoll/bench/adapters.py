@@ -33,6 +33,18 @@ class Prepared:
     given: np.ndarray
     got: np.ndarray
 
+    def timed(self, case: Case) -> Call:
+        """What is timed: the call, after writing zeros to its input if the case asks for that."""
+        if not case.rewritten:
+            return self.call
+        call, given = self.call, self.given
+
+        def rewrite_and_call() -> None:
+            given.fill(0)
+            call()
+
+        return rewrite_and_call
+
     def run(self, case: Case, rank: int) -> None:
         """One call on the inputs that the case defines."""
         self.given[:] = case.inputs(rank)
@@ -139,6 +151,8 @@ class DeepSpeed(Gloo):
     """
 
     def __init__(self) -> None:
+        if int(os.environ["WORLD_SIZE"]) > len(os.sched_getaffinity(0)):
+            raise Unsupported("DeepSpeed spins while it waits: 300 ms a call if ranks share cores")
         import deepspeed
         import torch
         from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
@@ -230,6 +244,13 @@ class Pycoll:
         return Prepared(partial(method, x, *arguments, y), x_bits, out_bits)
 
 
+class PycollRegistered(Pycoll):
+    """pycoll with the arrays of `Communicator.empty`."""
+
+    def __init__(self) -> None:
+        super().__init__(mapped=True)
+
+
 class PycollNew(Pycoll):
     """pycoll without automatic registration: its arrays are as new ones at each call."""
 
@@ -255,5 +276,6 @@ ADAPTERS: dict[str, Callable[[], Any]] = {
     "gloo": Gloo,
     "deepspeed": DeepSpeed,
     "pycoll": Pycoll,
+    "pycoll_registered": PycollRegistered,
     "pycoll_new": PycollNew,
 }

@@ -14,6 +14,8 @@ from pycoll.bench.oracle import BARRIER, COLLECTIVES, Collective
 
 PERIOD = 61  # a prime: a shifted block does not look right
 
+Message = tuple[str, str, str, int, int, str, bool]
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Case:
@@ -27,6 +29,7 @@ class Case:
         library: Its name.
         algorithm: "auto": the library chooses.
         where: Hosts and links, when the ranks are on several hosts.
+        rewritten: Whether the input is written before each timed call, as programs do.
     """
 
     collective: str
@@ -38,6 +41,7 @@ class Case:
     library: str = "pycoll"
     algorithm: str = "auto"
     where: str = ""
+    rewritten: bool = False
 
     @staticmethod
     def of_size(collective: str, dtype: str, n: int, nbytes: int, **more: Any) -> Case:
@@ -71,9 +75,10 @@ class Case:
         return f"pycoll, {self.algorithm}" if self.library == "pycoll" else self.library
 
     @property
-    def message(self) -> tuple[str, str, str, int, int, str]:
+    def message(self) -> Message:
         """Equal for the cases that are compared with each other."""
-        return self.collective, self.dtype, self.op, self.num_ranks, self.nbytes, self.where
+        what = self.collective, self.dtype, self.op, self.num_ranks, self.nbytes
+        return *what, self.where, self.rewritten
 
     @property
     def block(self) -> int:

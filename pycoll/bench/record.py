@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pycoll.bench.case import Case
+from pycoll.bench.case import Case, Message
 from pycoll.bench.timing import Timing
 
 SCHEMA = 3
@@ -65,9 +65,9 @@ class Row:
 
     @staticmethod
     def of_dict(flat: dict[str, Any]) -> Row:
-        """The rates follow from the rest."""
+        """The rates follow from the rest; what an older record lacks has its default."""
         return Row(
-            Case(**{name: flat[name] for name in _CASE_FIELDS}),
+            Case(**{name: flat[name] for name in _CASE_FIELDS if name in flat}),
             Timing(**{name: flat[name] for name in _TIMING_FIELDS}),
             flat["chosen"],
             flat["num_wrong"],
@@ -152,7 +152,7 @@ class Record:
         return record
 
 
-def _message(case: Case) -> tuple[str, str, str, int, int, str]:
+def _message(case: Case) -> Message:
     return case.message
 
 

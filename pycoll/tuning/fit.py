@@ -40,6 +40,9 @@ def fit_costs(
             if choice == AUTO:
                 continue
             algorithm, protocol = choice.split("/")
+            copied = size.arrays == "plain" and _core.pays_to_copy(size.collective, size.nbytes)
+            if copied and protocol == "direct":
+                continue  # not the costs of other plain arrays, which are read across processes
             points.setdefault((size.arrays, protocol), []).append(
                 (size.collective, algorithm, size.nbytes, time_s)
             )

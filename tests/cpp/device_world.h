@@ -2,6 +2,7 @@
 // that launch on host threads, or of whatever else kernels reach.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <memory_resource>
@@ -76,14 +77,12 @@ class DeviceWorld {
   }
   /// True when every byte of the slots is poison again.
   bool is_poisoned() const {
-    for (const Rank& rank : ranks_) {
-      for (const Line& line : rank.slots) {
-        for (const uint8_t byte : line.bytes) {
-          if (byte != kPoisonByte) return false;
-        }
-      }
-    }
-    return true;
+    return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+      // Each byte equals the next one: many times as fast as a loop, above all under a sanitizer.
+      const uint8_t* const bytes = rank.slots[0].bytes;
+      const size_t size = rank.slots.size() * sizeof(Line);
+      return bytes[0] == kPoisonByte && std::memcmp(bytes, bytes + 1, size - 1) == 0;
+    });
   }
 
   uint64_t& abort_word() { return abort_word_[0]; }
