@@ -57,6 +57,7 @@ class Disturbed:
     faults: tuple[Fault, ...]
     seed: int  # of the weights
     virtual_replicas: int = 0
+    updates: bool = False  # by job.update, else by the optimizer's step and job.commit
 
     @property
     def is_exact(self) -> bool:
@@ -84,6 +85,7 @@ def cases() -> st.SearchStrategy[Disturbed]:
         faults=some_faults(),
         seed=st.integers(0, 3),
         virtual_replicas=st.sampled_from([0, 4]),
+        updates=st.booleans(),
     )
 
 
@@ -125,9 +127,13 @@ def train(comm: Comm | None, case: Disturbed, address: str, board: Board) -> See
             for x, y in job.loader:
                 steps.append(job.commits)
                 job.model.step(x, y, loss=nn.functional.cross_entropy, microbatches=2)
-                job.optimizer.step()
-                time.sleep(STEP_S)
-                job.commit()
+                if case.updates:
+                    job.update()
+                    time.sleep(STEP_S)
+                else:
+                    job.optimizer.step()
+                    time.sleep(STEP_S)
+                    job.commit()
                 board.note()  # faults begin
                 times_s.append(time.monotonic())
                 if job.commits == STEPS:
