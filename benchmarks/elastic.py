@@ -2,19 +2,23 @@
 
 python benchmarks/elastic.py
 python benchmarks/elastic.py --kills 100 --ranks 4 --json elastic.json
-python benchmarks/elastic.py --kills 0 --parameters 25e6
+python benchmarks/elastic.py --kills 0 --models gpt --rounds 40
 
-A stall is the time between the commits around a kill, without the time of a step. The cost of a
-commit is beside that of a step of the same ranks, both as medians. Ranks are processes of one
+A stall is the time between the commits around a kill, without the time of a step; the table says
+where it goes. The cost of commits is the difference between two trainings of one model by the same
+ranks, which take turns step by step: one with `pc.elastic`, one without. Ranks are processes of one
 thread each.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import statistics
+import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +27,7 @@ import torch
 import torch._dynamo  # torch's optimizers import it: once, before ranks are forked
 import typer
 from torch import Tensor, nn
+from trainer_variants import GPT, Size
 
 import pycoll
 from pycoll import parallel as pc
@@ -30,10 +35,16 @@ from pycoll.bench.record import write_results
 
 WIDTH, CLASSES, STEPS, DIES_AT = 64, 10, 12, 6
 BATCH = 32  # samples of all ranks
+WARMUP = 3  # rounds
+SIZE = Size(blocks=11)
+ENDS = ("update", "commit")  # how a step ends
+PARTS = ("detection", "shrink", "mesh", "build", "restore", "copies", "step")
+
+_KILLED_AT = mmap.mmap(-1, 8)  # shared with the ranks
 
 
 class Samples:
-    """Random samples."""
+    """Random samples for layers of `width` features."""
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -46,52 +57,131 @@ class Samples:
         return torch.randn(self._width, generator=random), torch.tensor(i % CLASSES)
 
 
+class Texts:
+    """Random tokens."""
+
+    def __len__(self) -> int:
+        return 1024
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        random = torch.Generator().manual_seed(i)
+        tokens = torch.randint(SIZE.vocab, (SIZE.context + 1,), generator=random)
+        return tokens[:-1], tokens[1:]
+
+
+def layers(width: int, depth: int) -> nn.Module:
+    """Linear layers of `width` features."""
+    hidden = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*hidden, nn.Linear(width, CLASSES))
+
+
+def gpt_loss(output: Tensor, tokens: Tensor) -> Tensor:
+    """Mean cross entropy of tokens."""
+    return nn.functional.cross_entropy(output.flatten(0, 1), tokens.flatten())
+
+
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Seconds that a rank saw: its steps, its commits, and the stall."""
+class Task:
+    """What is trained: a model, the samples of one replica's batch, data and a loss."""
 
-    steps_s: list[float]
-    commits_s: list[float]
-    stall_s: float
+    model: Callable[[], nn.Module]
+    samples: int
+    data: Any
+    loss: Callable[[Tensor, Tensor], Tensor]
 
-
-def train(comm: pycoll.Communicator, width: int, depth: int, zero: int, victim: int) -> Seen:
-    """Trains for STEPS steps; the victim is killed after DIES_AT commits."""
-    steps_s: list[float] = []
-    commits_s: list[float] = []
-    ends_s: list[float] = []
-    is_victim = comm.rank == victim
-
-    def build(mesh: pc.Mesh) -> dict[str, Any]:
+    def build(self, mesh: pc.Mesh, zero: int, batch: int = 0) -> dict[str, Any]:
+        """What `pc.elastic` builds; `batch` is the number of samples of all replicas, if given."""
         torch.manual_seed(0)
-        layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
-        model = pc.parallelize(nn.Sequential(*layers, nn.Linear(width, CLASSES)), mesh, zero=zero)
+        model = pc.parallelize(self.model(), mesh, zero=zero)
         optimizer = pc.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
+        batch = batch or self.samples * mesh.size("dp")
         return {
             "model": model,
             "optimizer": optimizer,
-            "loader": pc.loader(Samples(width), BATCH, mesh),
+            "loader": pc.loader(self.data, batch, mesh),
         }
 
+
+SMALL = Task(lambda: layers(WIDTH, 2), 0, Samples(WIDTH), nn.functional.cross_entropy)
+TASKS = {
+    "gpt": Task(lambda: GPT(SIZE), SIZE.samples, Texts(), gpt_loss),
+    "layers": Task(lambda: layers(1024, 24), 16, Samples(1024), nn.functional.cross_entropy),
+}
+
+
+def ended(job: pc.Job, end: str) -> None:
+    """Ends a step."""
+    if end == "update":
+        job.update()
+    else:
+        job.optimizer.step()
+        job.commit()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a survivor saw: seconds of the stall, and of its parts."""
+
+    stall_s: float
+    parts_s: dict[str, float]
+
+
+def killed(comm: pycoll.Communicator, zero: int, end: str, victim: int) -> Seen:
+    """Trains for STEPS steps; the victim is killed after DIES_AT commits."""
+    ends_s: list[float] = []
+    parts_s: dict[str, float] = {}
+    is_victim = comm.rank == victim
+
     def loop(job: pc.Job) -> None:
+        if ends_s:
+            (killed_s,) = struct.unpack("d", _KILLED_AT[:])
+            parts_s.update({"detection": job.failed_s - killed_s, **job.restart_s})
+        began_s = time.monotonic()
         for x, y in job.loader:
-            began_s = time.monotonic()
-            job.model.step(x, y, loss=nn.functional.cross_entropy)
+            job.model.step(x, y, loss=SMALL.loss)
             if is_victim and job.commits == DIES_AT:
+                _KILLED_AT[:] = struct.pack("d", time.monotonic())
                 os.kill(os.getpid(), signal.SIGKILL)
-            job.optimizer.step()
-            stepped_s = time.monotonic()
-            job.commit()
+            ended(job, end)
             ends_s.append(time.monotonic())
-            steps_s.append(stepped_s - began_s)
-            commits_s.append(ends_s[-1] - stepped_s)
+            if parts_s:
+                parts_s.setdefault("step", ends_s[-1] - began_s)
             if job.commits == STEPS:
                 return
 
-    pc.elastic(build, loop, comm=comm)
+    pc.elastic(lambda mesh: SMALL.build(mesh, zero, BATCH), loop, comm=comm)
     gap_s = ends_s[DIES_AT] - ends_s[DIES_AT - 1]
     step_s = statistics.median(b - a for a, b in zip(ends_s, ends_s[1:], strict=False))
-    return Seen(steps_s, commits_s, gap_s - step_s)
+    return Seen(gap_s - step_s, parts_s)
+
+
+def in_turns(
+    comm: pycoll.Communicator, model: str, zero: int, end: str, rounds: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of steps without and with commits, of two trainings that take turns."""
+    task, times = TASKS[model], ([], [])
+    torch.set_num_threads(1)
+
+    def loop(job: pc.Job) -> None:
+        plain = task.build(job.mesh, zero)
+        batches = zip(plain["loader"], job.loader, strict=True)
+        for (x, y), (of_job_x, of_job_y) in batches:
+            comm.barrier()
+            began_s = time.monotonic()
+            plain["model"].step(x, y, loss=task.loss)
+            plain["optimizer"].step()
+            comm.barrier()
+            between_s = time.monotonic()
+            job.model.step(of_job_x, of_job_y, loss=task.loss)
+            ended(job, end)
+            comm.barrier()
+            times[0].append(between_s - began_s)
+            times[1].append(time.monotonic() - between_s)
+            if job.commits == WARMUP + rounds:
+                return
+
+    pc.elastic(lambda mesh: task.build(mesh, zero), loop, comm=comm)
+    return times
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,68 +190,77 @@ class Stalls:
 
     ranks: int
     zero: int
+    end: str
     kills: int
     p50_ms: float
     p99_ms: float
     worst_ms: float
+    parts_ms: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Milliseconds of a step and of a commit, medians of the slowest rank."""
+    """Milliseconds of a step without commits, and what commits add, as medians."""
 
-    ranks: int
+    model: str
     zero: int
-    parameters: int
+    end: str
+    rounds: int
     step_ms: float
     commit_ms: float
     share: float
 
 
-def stalls(ranks: int, zero: int, kills: int) -> Stalls:
+def stalls(ranks: int, zero: int, end: str, kills: int) -> Stalls:
     """Kills a rank in each of so many trainings, each rank in turn."""
-    found: list[float] = []
+    worst: list[Seen] = []
     for turn in range(kills):
-        arguments = WIDTH, 2, zero, turn % ranks
-        seen = pycoll.run_ranks(train, ranks, *arguments, return_errors=True)
-        found.append(1e3 * max(one.stall_s for one in seen if isinstance(one, Seen)))
-    found.sort()
+        seen = pycoll.run_ranks(killed, ranks, zero, end, turn % ranks, return_errors=True)
+        survivors = [one for one in seen if isinstance(one, Seen)]
+        worst.append(max(survivors, key=lambda one: one.stall_s))
+    found = sorted(1e3 * one.stall_s for one in worst)
     p99 = found[min(int(0.99 * kills), kills - 1)]
-    return Stalls(ranks, zero, kills, statistics.median(found), p99, found[-1])
+    parts = {
+        part: 1e3 * statistics.median(one.parts_s.get(part, 0.0) for one in worst) for part in PARTS
+    }
+    return Stalls(ranks, zero, end, kills, statistics.median(found), p99, found[-1], parts)
 
 
-def cost(ranks: int, zero: int, parameters: float) -> Cost:
-    """Trains without a fault."""
-    width, depth = 1024, max(round(parameters / 1024**2), 1)
-    seen = pycoll.run_ranks(train, ranks, width, depth, zero, -1)
-    step_ms, commit_ms = (
-        1e3 * max(statistics.median(getattr(one, name)[2:]) for one in seen)
-        for name in ("steps_s", "commits_s")
-    )
-    count = depth * (width + 1) * width + (width + 1) * CLASSES
-    return Cost(ranks, zero, count, step_ms, commit_ms, commit_ms / step_ms)
+def cost(model: str, zero: int, end: str, rounds: int) -> Cost:
+    """Trains on two ranks, without a fault."""
+    plain_s, elastic_s = pycoll.run_ranks(in_turns, 2, model, zero, end, rounds)[0]
+    step_s = statistics.median(plain_s[WARMUP:])
+    pairs = zip(plain_s[WARMUP:], elastic_s[WARMUP:], strict=True)
+    commit_s = statistics.median(b - a for a, b in pairs)
+    return Cost(model, zero, end, rounds, 1e3 * step_s, 1e3 * commit_s, commit_s / step_s)
 
 
 def main(
     ranks: Annotated[int, typer.Option(help="Ranks of the trainings with a kill.", min=2)] = 4,
-    kills: Annotated[int, typer.Option(help="Number of kills for each level of ZeRO.")] = 50,
-    parameters: Annotated[float, typer.Option(help="Of the model whose commits are timed.")] = 25e6,
+    kills: Annotated[int, typer.Option(help="Number of kills for each kind of commit.")] = 50,
+    models: Annotated[
+        str, typer.Option(help="Whose commits are timed: gpt, layers.")
+    ] = "gpt,layers",
+    rounds: Annotated[int, typer.Option(help="Steps with, and without commits.")] = 20,
     json_: Annotated[Path | None, typer.Option("--json", help="Writes the rows here.")] = None,
 ) -> None:
     """Measure the stall after a kill, and the cost of commits."""
+    cases = [(zero, end) for zero in (0, 1) for end in ENDS if not (zero and end == "update")]
     rows: list[Any] = []
-    for zero in (0, 1) if kills else ():
-        rows.append(row := stalls(ranks, zero, kills))
+    for zero, end in cases if kills else ():
+        rows.append(row := stalls(ranks, zero, end, kills))
         typer.echo(
-            f"{ranks} ranks, zero {zero}: {kills} kills, stall p50 {row.p50_ms:.1f} ms, "
+            f"{ranks} ranks, zero {zero}, {end}: {kills} kills, stall p50 {row.p50_ms:.1f} ms, "
             f"p99 {row.p99_ms:.1f} ms, worst {row.worst_ms:.1f} ms"
         )
-    for zero in (0, 1) if parameters else ():
-        rows.append(of := cost(2, zero, parameters))
-        typer.echo(
-            f"2 ranks, zero {zero}, {of.parameters / 1e6:.1f} M weights: step {of.step_ms:.1f} ms, "
-            f"commit {of.commit_ms:.1f} ms, {of.share:.1%}"
-        )
+        typer.echo("  " + ", ".join(f"{part} {ms:.1f}" for part, ms in row.parts_ms.items()))
+    for model in filter(None, models.split(",")):
+        for zero, end in cases:
+            rows.append(of := cost(model, zero, end, rounds))
+            typer.echo(
+                f"2 ranks, zero {zero}, {model}: step {of.step_ms:.1f} ms, {end} adds "
+                f"{of.commit_ms:.1f} ms, {of.share:.1%}"
+            )
     if json_ is not None:
         write_results(json_, rows)
 

@@ -61,8 +61,7 @@ def main() -> None:
         while job.commits < args.steps:
             for x, y in job.loader:
                 out = job.model.step(x, y, loss=pc.cross_entropy)
-                job.optimizer.step()
-                job.commit()
+                job.update()
                 if job.commits % 20 == 0 and world.rank == 0:
                     print(f"step {job.commits}: loss {out.loss:.4f}")
                 if job.commits == args.steps:

@@ -134,6 +134,7 @@ void bind_reduce(py::module_& m) {
                            " bytes, as many as the destination has, got " +
                            std::to_string(nbytes_of(from)));
         }
+        const py::gil_scoped_release others_run;
         copy_bytes(to.ptr, from.ptr, nbytes_of(to), streaming);
       },
       py::arg("dst"), py::arg("src"), py::arg("streaming") = false, "dst <- src, byte for byte.");

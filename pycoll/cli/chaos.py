@@ -54,6 +54,11 @@ def chaos(
     from pycoll.chaos.run import drawn, run
 
     kinds = [kind.strip() for kind in faults.split(",")]
+    if "partition" in kinds:
+        raise typer.BadParameter(
+            f"--faults {faults}: partition needs several hosts, and these ranks are on one: they "
+            "share memory; make campaign KINDS=training_partitions has hosts of its own, as root"
+        )
     if unknown := [kind for kind in kinds if kind not in FAULTS]:
         raise typer.BadParameter(
             f"--faults {faults}: {unknown[0]!r} is none of {', '.join(FAULTS)}"

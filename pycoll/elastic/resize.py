@@ -88,6 +88,9 @@ class Door:
     """An address at which newcomers may come before the ranks of a world call `grow`.
 
     Rank 0 opens it. A newcomer calls `pycoll.join(address)`, and waits.
+
+    Attributes:
+        address: "host:port".
     """
 
     def __init__(self, address: str, timeout_s: float = 60.0) -> None:
@@ -97,6 +100,7 @@ class Door:
             UsageError: The address is invalid.
             SystemError: This host cannot listen there.
         """
+        self.address = address
         host, port = host_and_port(address)
         token, local = _session_token()
         self._server = _bootstrap.TcpStoreServer(host, port, token, local, reports_deaths=True)

@@ -66,8 +66,8 @@ class DelayedNetwork(Network):
     def set_delay(self, delay_s: float) -> None:
         self._settings[0:8] = struct.pack("d", delay_s)
 
-    def set_rate(self, rate: str | None) -> None:
-        super().set_rate(rate)
+    def set_rate(self, rate: str | None, burst: str = "256kb") -> None:
+        super().set_rate(rate, burst)
         bits_per_s = 0.0 if rate is None else float(rate.removesuffix("gbit")) * 1e9
         self._settings[8:16] = struct.pack("d", bits_per_s / 8)
 

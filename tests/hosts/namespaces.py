@@ -131,16 +131,18 @@ class Network:
     def address(self, host: int) -> str:
         return f"10.77.0.{host + 1}"
 
-    def set_rate(self, rate: str | None) -> None:
-        """Both ways of every host's link, such as "1gbit"; None: as fast as it goes."""
+    def set_rate(self, rate: str | None, burst: str = "256kb") -> None:
+        """Both ways of every host's link, such as "1gbit"; None: as fast as it goes.
+
+        By default the burst takes a whole segment of TCP offload, which stays one packet.
+        """
         for host in range(self.n):
             for space, link in self._queues(host):
                 with contextlib.suppress(subprocess.CalledProcessError):
                     tc(space, "qdisc", "del", "dev", link, "root")
                 if rate is not None:
-                    # The burst takes a whole segment of TCP offload, which stays one packet.
                     tc(space, "qdisc", "add", "dev", link, "root", "tbf", "rate", rate,
-                       "burst", "256kb", "latency", "50ms")  # fmt: skip
+                       "burst", burst, "latency", "50ms")  # fmt: skip
 
     def _queues(self, host: int) -> list[tuple[str, str]]:
         """Namespaces and interfaces of the queues at a host's port."""

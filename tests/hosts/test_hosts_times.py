@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -173,3 +174,35 @@ def test_encryption_costs_nothing_that_a_network_of_one_gbit_shows(two):
         for nbytes, s in measured.items():
             print(rate, nbytes, *(f"{name} {1e6 * s[name]:.0f} us" for name in s))
     assert measured[16 << 20]["tls"] < 1.1 * measured[16 << 20]["plain"]
+
+
+SLOT_BYTES = 128 << 10  # a payload that one slot takes is one message a hop, in both rings
+
+
+def rings_s(comm: Comm) -> dict[str, float]:
+    """Seconds of an all_reduce of one slot around the naive and around the chunked ring."""
+    times = dict[str, float]()
+    for name in ("ring", "ring_naive"):
+        rounds = []
+        for _ in range(3):
+            x = np.ones(SLOT_BYTES // 4, np.float32)
+            comm.barrier()
+            start = time.perf_counter()
+            total = comm.all_reduce(x, algorithm=f"{name}/simple")
+            taken = time.perf_counter() - start
+            assert (total == comm.size).all()
+            rounds.append(float(comm.all_reduce(np.array([taken]), "max")[0]))
+        times[name] = min(rounds)
+    return times
+
+
+def test_naive_ring_takes_m_times_as_long_as_the_chunked_ring():
+    """30 seconds: links of 1 MB/s, so slow that little else counts, and almost without a burst."""
+    ratios = {}
+    for m in (2, 4, 8):
+        with contextlib.closing(Network(m)) as network:
+            network.set_rate("8mbit", burst="10kb")
+            times = network.run(rings_s, timeout_s="60")[0].get()
+        ratios[m] = times["ring_naive"] / times["ring"]
+        print(m, times, ratios[m])
+    assert ratios == {m: pytest.approx(m, rel=0.1) for m in ratios}

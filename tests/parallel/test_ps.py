@@ -242,6 +242,26 @@ def test_second_push_at_one_clock_is_refused():
         world.workers[0].push()
 
 
+def test_push_before_the_first_values_waits_for_them():
+    """They would overwrite it."""
+    world = World(2, 2, "async", optimizer=pc.ps.SGD(1.0), copies=2)
+    weights = [weight_of(5.0) for _ in world.workers]
+
+    def early() -> None:
+        world.workers[1].register([weights[1]])
+        weights[1].grad = torch.ones_like(weights[1])
+        world.workers[1].push()
+
+    thread = threading.Thread(target=early)
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive()
+    world.workers[0].register([weights[0]])
+    thread.join()
+    world.workers[0].pull()
+    assert weights[0].item() == 4.0
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("kind", [Kind.PUSH, Kind.PULL])
 def test_killed_server_loses_no_acknowledged_update(mode, kind):

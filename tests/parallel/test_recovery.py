@@ -226,13 +226,18 @@ def test_sizes_multiply_to_the_ranks_and_are_those_wanted_where_they_divide():
 
 @pytest.mark.pure
 @given(
-    st.lists(st.lists(st.integers(0, 2), min_size=5, max_size=5), min_size=1, max_size=9),
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 2), min_size=5, max_size=5), st.integers(0, 3)),
+        min_size=1,
+        max_size=9,
+    ),
     st.integers(1, 4),
 )
-def test_each_piece_is_on_one_rank_more_than_there_are_copies(places, copies):
+def test_each_piece_is_on_one_rank_and_one_host_more_than_there_are_copies(places, copies):
     """Every rank holds one of three pieces of each parameter; some hold the same."""
-    holdings = [{f"p{i}": place for i, place in enumerate(of_rank)} for of_rank in places]
-    found = shares(holdings, copies)
+    holdings = [{f"p{i}": place for i, place in enumerate(of_rank)} for of_rank, _ in places]
+    hosts = [host for _, host in places]
+    found = shares(holdings, hosts, copies)
     for of in holdings[0]:
         for place in {held[of] for held in holdings}:
             holders = [rank for rank, held in enumerate(holdings) if held[of] == place]
@@ -243,3 +248,13 @@ def test_each_piece_is_on_one_rank_more_than_there_are_copies(places, copies):
                         assert rank in found[peer].hears and peer not in holders
                         have.append(peer)
             assert len(have) == len(set(have)) == min(copies + 1, len(holdings))
+            assert len({hosts[rank] for rank in have}) == min(copies + 1, len(set(hosts)))
+
+
+@pytest.mark.pure
+def test_copies_are_the_same_work_for_all_ranks():
+    """Two hosts of two ranks: each sends to its counterpart, and holders take turns."""
+    alone = shares([{"p": rank} for rank in range(4)], [0, 0, 1, 1], 1)
+    assert [list(share.sends) for share in alone] == [[2], [3], [0], [1]]
+    same = shares([{f"p{i}": 0 for i in range(8)}] * 4, [0, 0, 1, 1], 1)
+    assert [len(share.keeps) for share in same] == [4] * 4

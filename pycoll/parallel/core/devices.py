@@ -30,7 +30,7 @@ def agreed_device(device: Any, comm: Communicator) -> str:
     Raises:
         UsageError: The ranks have different kinds of devices, or a rank has no such device.
 
-    Cost: two all_gathers.
+    Cost: an all_gather.
     """
     name, problem = CPU, ""
     try:

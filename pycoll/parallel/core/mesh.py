@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from pycoll.parallel.core.dealing import Dealing
 
+_OF_ONE_HOST = ("local", "shm")  # transports
 _world: list[Communicator] = []  # the default communicator, joined once
 
 
@@ -104,10 +105,12 @@ class Mesh:
             lines: The axes of each line that this rank will use; other ranks may need others, such
                 as stages whose layers differ.
 
-        Cost: two all_gathers, and a split for each new line.
+        Cost: with pp, an all_gather; a split for each new line.
         """
-        mine = sorted({self._key(self._of_dp(axes)) for axes in lines})
-        wanted = {tuple(key) for of_rank in gather_objects(mine, self.world) for key in of_rank}
+        wanted = {self._key(self._of_dp(axes)) for axes in lines}
+        if self.size("pp") > 1:  # otherwise all ranks have the same layers
+            of_ranks = gather_objects(sorted(wanted), self.world)
+            wanted = {tuple(key) for of_rank in of_ranks for key in of_rank}
         for key in sorted(wanted):
             self.comm(*key)
 
@@ -270,6 +273,8 @@ def mesh(
 
 def _in_order_of_hosts(world: Communicator) -> Communicator:
     """Orders ranks by host, whatever order the launcher assigned."""
+    if world.transport in _OF_ONE_HOST:
+        return world
     hosts = world.all_gather(np.array([world.host_number], np.int64)).reshape(-1)
     order = np.argsort(hosts, kind="stable")
     if (order == np.arange(world.size)).all():

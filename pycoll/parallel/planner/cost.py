@@ -18,9 +18,11 @@ from pycoll.parallel.core.batches import num_samples
 from pycoll.parallel.core.specs import replace as replace_tensors
 from pycoll.parallel.features.feature import Options
 from pycoll.parallel.planner import bounds
+from pycoll.parallel.planner.blocks import Shortened, shorten
 from pycoll.parallel.planner.layouts import Layout
 from pycoll.parallel.planner.network import ALGORITHMS, Network
-from pycoll.parallel.planner.pieces import Pieces, measure
+from pycoll.parallel.planner.pieces import Pieces, Share, measure
+from pycoll.parallel.planner.sizes import Cut, Sizes
 from pycoll.parallel.planner.step import Prediction, Step, cut_stages, lasting_bytes
 from pycoll.topology import Topology
 
@@ -62,6 +64,11 @@ class CostModel:
     even: bool = False
     _pieces: dict[Any, Pieces | UsageError] = field(default_factory=dict)
     _passes: dict[Any, bounds.Passes] = field(default_factory=dict)
+    _sizes: Sizes = field(default_factory=Sizes)
+    _short: Shortened = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._short = shorten(self.model, self.blocks)
 
     @property
     def batch(self) -> int:
@@ -114,11 +121,16 @@ class CostModel:
             precision=self.precision,
         )
         sizes = {axis: getattr(layout, axis) for axis in ("tp", "cp", "ep")}
+        cut = Cut(**sizes, sequence_parallel=layout.sequence_parallel, recompute=layout.recompute)
 
-        x, y = self.sample(size), self._part(self.y, size)
+        def trace() -> Share:
+            x, y = self.sample(size), self._part(self.y, size)
+            return measure(self._short, x, options, sizes, y=y, loss=self.loss)
+
+        share = self._sizes.share(cut, size, trace)
         device = self.cluster.device
         assert device is not None
-        return measure(self.model, x, device, options, sizes, y=y, loss=self.loss)
+        return share.pieces(self._short.kinds, device)
 
     def predict(self, layout: Layout) -> Prediction:
         """Predicts the cost of a step.

@@ -24,6 +24,7 @@ from pycoll.parallel.features.context.feature import ContextParallel
 from pycoll.parallel.features.data.reducer import main_dtype
 from pycoll.parallel.features.feature import Build, Options
 from pycoll.parallel.features.recompute import Recompute
+from pycoll.parallel.planner.blocks import Shortened
 from pycoll.parallel.planner.trace import Operator, Sent, TracedLedger, like, record
 from pycoll.topology import Device
 
@@ -90,60 +91,54 @@ class Pieces:
     hidden: int
 
 
-def find_blocks(model: nn.Module) -> str | None:
-    """The name of the longest list of layers with one class and parameters; None: there is none."""
-    found, most = None, 1
-    for name, module in model.named_modules():
-        if not isinstance(module, (nn.ModuleList, nn.Sequential)) or len(module) <= most:
-            continue
-        kinds = {type(child) for child in module}
-        if len(kinds) == 1 and all(any(True for _ in child.parameters()) for child in module):
-            found, most = name, len(module)
-    return found
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a rank's part does for one microbatch, by piece: FIRST, LAST, or the number of a block.
 
+    Attributes:
+        events: Operators and collectives.
+        kept: Bytes that are kept for the backward pass.
+        lasting: Weights, as pieces that have nothing else.
+        hidden: Bytes that a rank passes from a block to the next.
+    """
 
-def kinds_of(blocks: nn.Module) -> list[int]:
-    """For each block, the index of the first block of its kind: class, shapes and settings."""
-    first: dict[Any, int] = {}
-    return [first.setdefault(_kind(block), i) for i, block in enumerate(blocks.children())]
+    events: dict[int | str, list[Operator | Sent]]
+    kept: dict[int | str, int]
+    lasting: dict[int | str, Piece]
+    hidden: int
 
-
-def _kind(block: nn.Module) -> Any:
-    tensors = (*block.named_parameters(), *block.named_buffers())
-    shapes = tuple((name, tuple(t.shape), t.dtype) for name, t in tensors)
-    plain = (int, float, bool, str, type(None))
-    settings = tuple(
-        (name, key, value)
-        for name, module in block.named_modules()
-        for key, value in sorted(vars(module).items())
-        if isinstance(value, plain) and not key.startswith("_") and "idx" not in key
-    )
-    return type(block), shapes, tuple(type(m) for m in block.modules()), settings
+    def pieces(self, kinds: list[int], device: Device) -> Pieces:
+        """The time of each piece on a device; `kinds` as in `Shortened`."""
+        found = {}
+        for key, events in self.events.items():
+            lasting = self.lasting[key]
+            found[key] = Piece(kept=self.kept[key], frozen=lasting.frozen, weights=lasting.weights)
+            for event in events:
+                found[key].add(event, device)
+        return Pieces(found[FIRST], [found[kind] for kind in kinds], found[LAST], self.hidden)
 
 
 def measure(
-    model: nn.Module,
+    short: Shortened,
     x: Any,
-    device: Device,
     options: Options,
     sizes: Mapping[str, int],
     *,
     y: Any = None,
     loss: Callable[[Any, Any], Any] | None = None,
-) -> Pieces:
-    """Measures the pieces of rank 0's part; call within `without_values`.
+) -> Share:
+    """Measures rank 0's part; call within `without_values`.
 
     Args:
-        model: The plain model.
+        short: The plain model with one block of each kind.
         x: A microbatch of one replica; only shapes and dtypes matter.
-        device: The device.
         options: As for `parallelize`; pp names the blocks, None: the whole model comes first.
         sizes: Sizes of the axes that share out layers: tp, cp, ep.
         y: Targets of `x`, for `loss`.
         loss: As in `step`; None: the loss costs nothing.
 
     Returns:
-        The pieces.
+        What the part does.
 
     Raises:
         UsageError: The model cannot be shared out like this, or cannot run without values.
@@ -151,16 +146,8 @@ def measure(
     Cost: one pass through the model's Python code in each direction, for one block of each kind.
     """
     sizes = dict.fromkeys(AXES, 1) | dict(sizes)
-    blocks = model.get_submodule(options.pp) if options.pp else None
-    kinds = [] if blocks is None else kinds_of(blocks)
-    instead: dict[int, Any] = {}
     ledger = TracedLedger()
-    if blocks is not None and len(set(kinds)) < len(kinds):
-        kept = [block for i, block in enumerate(blocks.children()) if kinds[i] == i]
-        copies = [on_meta(block) for block in kept]
-        is_list = isinstance(blocks, nn.ModuleList)
-        instead[id(blocks)] = nn.ModuleList(copies) if is_list else nn.Sequential(*copies)
-    build = Build(on_meta(model, instead), MetaMesh(sizes, {}, ledger), options, Positions())
+    build = Build(on_meta(short.model), MetaMesh(sizes, {}, ledger), options, Positions())
     apply_all(build, meta=True)
     batch, target = like(x), like(y)
     args, kwargs = as_call(batch)
@@ -173,11 +160,7 @@ def measure(
         )
         trace = record(build.model, batch, y=target, loss=of_share, ledger=ledger)
         notes.end(saved)
-    pieces = _sorted(build, options.pp, trace.events, notes, device)
-    order = sorted(set(kinds))
-    return Pieces(
-        pieces[FIRST], [pieces[order.index(kind)] for kind in kinds], pieces[LAST], notes.hidden
-    )
+    return _sorted(build, options.pp, trace.events, notes)
 
 
 class _Kept:
@@ -205,16 +188,13 @@ class _Kept:
         self._move(saved, LAST)
 
 
-def _sorted(
-    build: Build,
-    blocks: str | None,
-    events: list[Operator | Sent],
-    notes: _Kept,
-    device: Device,
-) -> dict[Any, Piece]:
-    """The pieces, by number of the block, FIRST and LAST."""
+def _sorted(build: Build, blocks: str | None, events: list[Operator | Sent], notes: _Kept) -> Share:
+    """What belongs to each piece."""
     count = len(list(build.model.get_submodule(blocks).children())) if blocks else 0
-    pieces: dict[Any, Piece] = {key: Piece() for key in (FIRST, LAST, *range(count))}
+    keys = (FIRST, LAST, *range(count))
+    share = Share(
+        {k: [] for k in keys}, dict.fromkeys(keys, 0), {k: Piece() for k in keys}, notes.hidden
+    )
     names = {f"{blocks}.{i}": i for i in range(count)}
     seen = {True: False, False: False}  # whether a block has run, in forward and in backward
     for event in events:
@@ -224,13 +204,13 @@ def _sorted(
             seen[is_forward] = True
         # Before its blocks the forward pass is at the first piece, the backward pass at the last.
         outside = LAST if count and seen[is_forward] == is_forward else FIRST
-        pieces[outside if number is None else number].add(event, device)
+        share.events[outside if number is None else number].append(event)
     for key, nbytes in notes.nbytes.items():
-        pieces[key if count else FIRST].kept += nbytes
+        share.kept[key if count else FIRST] += nbytes
     whole_mesh = MetaMesh(dict.fromkeys(AXES, 2), {})
     for name, parameter in build.model.named_parameters():
         number = next((i for of, i in names.items() if name.startswith(f"{of}.")), None)
-        own = pieces[_outside(build, name, blocks) if number is None else number]
+        own = share.lasting[_outside(build, name, blocks) if number is None else number]
         if parameter.requires_grad:
             axes = tuple(group_of(build, whole_mesh, parameter).axis.split("+"))
             main = main_dtype(parameter.dtype).itemsize
@@ -238,7 +218,7 @@ def _sorted(
             own.weights[of] = own.weights.get(of, 0) + parameter.numel()
         else:
             own.frozen += parameter.numel() * parameter.element_size()
-    return pieces
+    return share
 
 
 def _outside(build: Build, name: str, blocks: str | None) -> str:
@@ -258,4 +238,4 @@ def check_traceable(model: nn.Module, x: Any) -> None:
     record(on_meta(model), like(x))
 
 
-__all__ = ["Calls", "Piece", "Pieces", "check_traceable", "find_blocks", "kinds_of", "measure"]
+__all__ = ["Calls", "Piece", "Pieces", "Share", "check_traceable", "measure"]

@@ -15,12 +15,13 @@ from pycoll.parallel.build import parallelize
 from pycoll.parallel.core.batches import num_samples
 from pycoll.parallel.core.mesh import Mesh
 from pycoll.parallel.core.mesh import mesh as make_mesh
+from pycoll.parallel.planner.blocks import find_blocks
 from pycoll.parallel.planner.cost import CostModel
 from pycoll.parallel.planner.flops import refuse_parts
 from pycoll.parallel.planner.layout_space import KEPT, LayoutSpace
 from pycoll.parallel.planner.layouts import Choices, Layout
 from pycoll.parallel.planner.network import ALGORITHMS
-from pycoll.parallel.planner.pieces import check_traceable, find_blocks
+from pycoll.parallel.planner.pieces import check_traceable
 from pycoll.parallel.planner.probe import measured_s, options_of
 from pycoll.parallel.planner.reasons import gigabytes, table_of, why_not
 from pycoll.parallel.planner.search import search_of

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from pycoll.errors import UsageError
@@ -24,7 +24,7 @@ class Space(Protocol[P]):
     def cost(self, point: P) -> float:
         """Cost of a point; infinity if it does not fit."""
 
-    def neighbors(self, point: P) -> list[P]:
+    def neighbors(self, point: P) -> Sequence[P]:
         """Points that differ from a point in one choice."""
 
     def start(self) -> P:

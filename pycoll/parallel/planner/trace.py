@@ -5,6 +5,7 @@ Invariant: an operator is recorded once, in the pass that runs it. A view moves 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -156,11 +157,13 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
+@functools.cache
 def _returns_tensors(func: Any) -> bool:
     """Whether an operator returns tensors, and not only a shape or a device."""
     return any("Tensor" in str(one.type) for one in func._schema.returns)
 
 
+@functools.cache
 def _is_view(func: Any) -> bool:
     """Whether an operator returns another view of its input."""
     returns = func._schema.returns

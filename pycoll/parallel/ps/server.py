@@ -165,7 +165,10 @@ class Server:
                 message.weight,
                 message.rate,
             )
-            late += not self._updates.push(message, part, held.shard(part), gradient)
+            shard = held.shard(part)
+            with shard.lock:
+                self._wait_for_values(shard, message)
+                late += not self._updates.push(message, part, shard, gradient)
         return Message(Kind.ANSWER, number=late)
 
     def _clock(self, message: Message) -> Message:
@@ -205,6 +208,7 @@ class Server:
             places = message.body[: 8 * num_rows].view(torch.int64)
         values = self._tables.values(message, num_rows)
         with shard.lock:
+            self._wait_for_values(shard, message)
             gradient = Gradient(places, values, message.weight, message.rate)
             shard.take(message, gradient, message.factor)
         return Message(Kind.ANSWER)
@@ -220,21 +224,26 @@ class Server:
         return Message(Kind.ANSWER)
 
     def _wait_for_version(self, shard: Shard, message: Message) -> None:
+        start_s = time.monotonic()
+        self._wait_for_values(shard, message)
+
         def may() -> bool:
-            is_current = not self._consistency.gathers or shard.version >= message.clock
-            return shard.is_ready and is_current
+            return not self._consistency.gathers or shard.version >= message.clock
 
         if may():
             return
-        start_s = time.monotonic()
         if not shard.changed.wait_for(may, self._timeout_s):
-            if not shard.is_ready:
-                raise TimeoutError(
-                    f"pull: worker {message.worker} waited {self._timeout_s:g} s for the first "
-                    f"values of table {shard.table.name!r}, which worker 0 sends when it registers"
-                )
             raise self._too_late(message)
         self.members.add_wait(message.worker, time.monotonic() - start_s)
+
+    def _wait_for_values(self, shard: Shard, message: Message) -> None:
+        """Waits for the first values: an update before them would be lost."""
+        if not shard.changed.wait_for(lambda: shard.is_ready, self._timeout_s):
+            raise TimeoutError(
+                f"{message.kind.name.lower()}: worker {message.worker} waited "
+                f"{self._timeout_s:g} s for the first values of table {shard.table.name!r}, which "
+                "worker 0 sends when it registers"
+            )
 
     def _too_late(self, message: Message) -> TimeoutError:
         return TimeoutError(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor
 
 from pycoll.communicator import Communicator
-from pycoll.parallel.core.object_collectives import gather_objects
 from pycoll.parallel.recovery.pieces import Key, cut, in_lines, listed, of_list
 from pycoll.parallel.trainer.training_state import Held
 from pycoll.work import Work
@@ -33,56 +33,95 @@ class Share:
     hears: set[int] = field(default_factory=set)
 
 
-def shares(holdings: Sequence[Mapping[str, Any]], copies: int) -> list[Share]:
+def shares(holdings: Sequence[Mapping[str, Any]], hosts: Sequence[int], copies: int) -> list[Share]:
     """Shares out the copies: each piece is copied on `copies` + 1 ranks, or on all.
 
-    Ranks that hold a piece copy it in turn. If too few hold it, the next ranks get it by messages;
-    ranks are in the order of hosts, so these are on another host where a host has one rank.
+    They are on as many hosts as possible, so that also `copies` hosts may end. On a host, ranks
+    that hold a piece copy it in turn; other ranks get it by messages.
 
     Args:
         holdings: Of each rank, the place of its piece of each parameter and buffer, as JSON.
+        hosts: Of each rank, the number of its host.
         copies: Number of ranks that may end at once.
     """
-    size = len(holdings)
     holders: dict[tuple[str, str], list[int]] = {}
     for rank, of_rank in enumerate(holdings):
         for name, place in of_rank.items():
             holders.setdefault((name, json.dumps(place)), []).append(rank)
     found = [Share() for _ in holdings]
+    copiers = cache(partial(_copiers, _Hosts(hosts), copies + 1))
     for turn, ((name, _), ranks) in enumerate(holders.items()):
-        wanted = min(copies + 1, size)
-        stride = max(len(ranks) // wanted, 1)
-        for i in range(min(wanted, len(ranks))):
-            found[ranks[(turn + i * stride) % len(ranks)]].keeps.add(name)
-        sender = ranks[0]
-        after = [(sender + i) % size for i in range(1, size)]
-        others = [rank for rank in after if rank not in ranks]
-        for rank in others[: max(wanted - len(ranks), 0)]:
-            found[sender].sends.setdefault(rank, set()).add(name)
-            found[rank].hears.add(sender)
+        sender = ranks[turn % len(ranks)]
+        for rank in copiers(tuple(ranks), sender):
+            if rank in ranks:
+                found[rank].keeps.add(name)
+            else:
+                found[sender].sends.setdefault(rank, set()).add(name)
+                found[rank].hears.add(sender)
     return found
 
 
-class Copies:
-    """This rank's share of the copies on one mesh, and the messages for it."""
+class _Hosts:
+    """Where ranks are."""
 
-    def __init__(self, world: Communicator, state: Sequence[Held], copies: int) -> None:
-        """Agrees on the shares. Collective.
+    def __init__(self, of_ranks: Sequence[int]) -> None:
+        numbers = sorted(set(of_ranks))
+        self.of = [numbers.index(host) for host in of_ranks]
+        self._ranks = [[r for r, of in enumerate(self.of) if of == h] for h in range(len(numbers))]
+        self._within = [self._ranks[host].index(rank) for rank, host in enumerate(self.of)]
+
+    def distance(self, rank: int, other: int) -> tuple[int, int]:
+        """Hosts from a rank to another one, and ranks within that host; both in a circle."""
+        host = self.of[other]
+        places = self._within[other] - self._within[rank]
+        return (host - self.of[rank]) % len(self._ranks), places % len(self._ranks[host])
+
+
+def _copiers(hosts: _Hosts, wanted: int, holders: tuple[int, ...], first: int) -> list[int]:
+    """The ranks that copy a piece: hosts that have no copy yet go first, and then its holders."""
+    left, found = set(range(len(hosts.of))), [first]
+    while (left := left - {found[-1]}) and len(found) < wanted:
+        used = {hosts.of[rank] for rank in found}
+
+        def cost(rank: int, used: set[int] = used) -> tuple[bool, bool, tuple[int, int]]:
+            return hosts.of[rank] in used, rank not in holders, hosts.distance(first, rank)
+
+        found.append(min(left, key=cost))
+    return found
+
+
+def holding(state: Iterable[Held]) -> dict[str, Any]:
+    """The places of a rank's pieces of parameters and buffers, by name, as JSON."""
+    return {
+        held.of: [held.place.as_json(), held.place.count] for held in state if held.name == held.of
+    }
+
+
+class Copies:
+    """This rank's share of the copies on one mesh, and the messages for it.
+
+    Attributes:
+        are_everywhere: Each rank has all pieces: the ranks are replicas.
+    """
+
+    def __init__(
+        self, world: Communicator, holdings: Sequence[tuple[Mapping[str, Any], int]], copies: int
+    ) -> None:
+        """Shares the copies out. Collective.
 
         Args:
             world: The ranks.
-            state: What this rank holds.
+            holdings: What `holding` returned, and the number of the host, of each rank.
             copies: Number of ranks that may end at once.
+
+        Cost: a split, if some pieces are sent.
         """
-        mine = {
-            held.of: [held.place.as_json(), held.place.count]
-            for held in state
-            if held.name == held.of
-        }
-        self._share = shares(gather_objects(mine, world), copies)[world.rank]
-        comm = world.split(0)
-        assert comm is not None
-        self._comm = comm
+        held, hosts = zip(*holdings, strict=True)
+        of_ranks = shares(held, hosts, copies)
+        self._share = of_ranks[world.rank]
+        self.are_everywhere = all(of_rank == held[0] for of_rank in held)
+        needs_messages = any(share.sends for share in of_ranks)
+        self._messages = world.split(0) if needs_messages else None
         self._sent: dict[int, bytes] = {}  # the last list, by receiver
         self._heard: dict[int, dict[Key, torch.dtype]] = {}  # likewise, by sender
         self._buffers: dict[tuple[str, int, int], Tensor] = {}
@@ -133,8 +172,14 @@ class Copies:
 
     def close(self) -> None:
         """Ends the messages."""
-        self._comm.abort("the training continues on other ranks")
-        self._comm.close()
+        if self._messages is not None:
+            self._messages.abort("the training continues on other ranks")
+            self._messages.close()
+
+    @property
+    def _comm(self) -> Communicator:
+        assert self._messages is not None
+        return self._messages
 
     def _buffer(self, way: str, peer: int, nbytes: int) -> Tensor:
         key = way, peer, self._turn
@@ -143,4 +188,4 @@ class Copies:
         return self._buffers[key]
 
 
-__all__ = ["Copies", "Share", "shares"]
+__all__ = ["Copies", "Share", "holding", "shares"]

@@ -10,13 +10,14 @@ from torch import nn
 
 from pycoll.communicator import Communicator
 from pycoll.elastic.resize import Door
-from pycoll.errors import Error, UsageError
+from pycoll.errors import UsageError
 from pycoll.parallel.core.mesh import Mesh
-from pycoll.parallel.recovery.copies import Copies
+from pycoll.parallel.recovery.copies import Copies, holding
+from pycoll.parallel.recovery.laps import Laps
 from pycoll.parallel.recovery.snapshots import Snapshots
 from pycoll.parallel.trainer.optimizers import Optimizer
 from pycoll.parallel.trainer.owner import trainer_of
-from pycoll.parallel.trainer.saved_objects import Objects
+from pycoll.parallel.trainer.saved_objects import RNG, Objects
 from pycoll.parallel.trainer.training_state import description, held_state, install
 from pycoll.parallel.trainer.weight_average import EMA
 
@@ -39,6 +40,9 @@ class Job:
     Attributes:
         mesh: The ranks.
         commits: Number of commits since the training began, on any ranks.
+        restart_s: Seconds of the parts of the start or restart that led to this job: "shrink" or
+            "grow", "mesh", "build", "restore" and "copies".
+        failed_s: When it began, on CLOCK_MONOTONIC.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Job:
         mesh: Mesh,
         build: Build,
         snapshots: Snapshots,
+        laps: Laps,
         *,
         copies: int,
         door: Door | None,
@@ -59,6 +64,7 @@ class Job:
             mesh: Their mesh.
             build: See `elastic`.
             snapshots: The copies of this rank.
+            laps: Times of the restart.
             copies: Number of ranks that may end at once.
             door: Where newcomers wait, on rank 0.
             most: Largest number of ranks; None: any.
@@ -68,6 +74,7 @@ class Job:
             Error: The ranks have too few copies of the state.
         """
         self.mesh, self.commits = mesh, 0
+        self.restart_s, self.failed_s = laps.seconds, laps.began_s
         self._base, self._snapshots, self._door, self._most = base, snapshots, door, most
         self._objects = _checked(build(mesh))
         self._model = self._objects["model"]
@@ -76,9 +83,26 @@ class Job:
             name: one for name, one in self._objects.items() if name not in ("model", "optimizer")
         }
         self._trainer = trainer_of(self._model)
-        self._restore()
-        self._copies = Copies(mesh.world, self._held(), copies)
-        self._take()
+        laps.end("build")
+        holdings = self._restore()
+        laps.end("restore")
+        self._copies = Copies(mesh.world, holdings, copies)
+        self._can_hold = (
+            self._optimizer is not None
+            and self._copies.are_everywhere
+            and self._trainer.policy.steps_alone
+            and not any(isinstance(one, RNG) for one in self._others.values())
+        )
+        self._number, self._num_new, self._holds_next = -1, 0, False
+        if self._optimizer is not None:
+            self._optimizer.before_change = self._before_change
+        self._meet()
+        if self._can_hold and self._snapshots.holds:
+            self._number += 1
+            self._snapshots.hold(self._number, self._held, self._described())
+        else:
+            self._take()
+        laps.end("copies")
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -92,18 +116,63 @@ class Job:
 
         Call it after the optimizer's step, where a save would be right. Copies go to other ranks
         while the next step computes. If new ranks wait, they are taken in: `train` is left then,
-        and called again.
+        and called again. With `replicas=`, all replicas take the mean of their weights, or those
+        of the servers, so that each can be the copy of another. `update` does the optimizer's
+        step, too, and is cheaper.
 
         Raises:
             Error: A rank has ended; `elastic` goes on without it.
 
-        Cost: an all_reduce of one number; a copy of this rank's share of the state.
+        Cost: an all_reduce of two numbers; a copy of this rank's share of the state; with
+            `replicas=`, also an all_reduce of the weights or a pull.
         """
         self.commits += 1
+        if self._optimizer is not None:
+            self._optimizer.meet()
+        self._meet()
         self._take()
-        if self._num_new:
-            self.finish()
-            raise NewRanks(self._num_new)
+        self._take_in()
+
+    def update(self, *then: Callable[[], Any]) -> float:
+        """Steps the optimizer, calls the functions, and commits. Collective.
+
+        Where each rank has the whole state, as with zero=0 on a mesh of replicas, nothing is
+        copied: what is in use is whole on each survivor, before the optimizer's step or after the
+        functions, because nothing in between waits for other ranks.
+
+        Args:
+            then: Functions without arguments that belong to the step, such as `scheduler.step` and
+                `ema.update`. They, and `state_dict` of the job's objects, must not communicate, and
+                nothing else may change weights.
+
+        Returns:
+            The norm of all gradients, as the optimizer's step does.
+
+        Raises:
+            UsageError: `build` returned no optimizer.
+            Error: A rank has ended; `elastic` goes on without it.
+
+        Cost: an all_reduce of two numbers, and a copy of the model's buffers; that of `commit`
+            where a rank has a part of the state only, or if there is an RNG among the objects.
+        """
+        if self._optimizer is None:
+            raise UsageError("elastic: job.update steps the optimizer, and build returned none")
+        self._holds_next = self._can_hold
+        try:
+            norm = self._optimizer.step()
+            for function in then:
+                function()
+            if not self._can_hold:
+                self.commit()
+                return norm
+            self.commits += 1
+            self._number += 1
+            self._snapshots.hold(self._number, self._held, self._described())
+        finally:
+            self._holds_next = False
+        self._meet()
+        self._take_in()
+        return norm
 
     @property
     def num_waiting(self) -> int:
@@ -119,37 +188,46 @@ class Job:
         """Ends the transfers of copies."""
         self._copies.close()
 
-    def _take(self) -> None:
+    def _before_change(self) -> None:
+        self._snapshots.before_change(holds_next=self._holds_next)
+
+    def _meet(self) -> None:
+        """Waits until all ranks have all copies, and agrees on the next number. Collective."""
         self._snapshots.settle()
         waiting = np.array([self.num_waiting, self._snapshots.number], np.int64)
         self._base.all_reduce(waiting, "max")
         self._num_new = int(waiting[0])
         if self._most is not None:
             self._num_new = min(self._num_new, max(self._most - self._base.size, 0))
-        described = description(self._trainer, self._optimizer, self._others)
-        described["commits"] = self.commits
-        self._snapshots.take(int(waiting[1]) + 1, self._held(), described, self._copies)
+        self._number = int(waiting[1])
 
-    def _restore(self) -> None:
+    def _take(self) -> None:
+        """Copies the state, after `_meet`."""
+        self._number += 1
+        self._snapshots.take(self._number, self._held(), self._described(), self._copies)
+
+    def _take_in(self) -> None:
+        """Leaves the user's loop if new ranks wait."""
+        if self._num_new:
+            self.finish()
+            raise NewRanks(self._num_new)
+
+    def _described(self) -> dict[str, Any]:
+        described = description(self._trainer, self._optimizer, self._others)
+        return {**described, "commits": self.commits}
+
+    def _restore(self) -> list[tuple[dict[str, Any], int]]:
+        """Gives the objects the ranks' state; returns what each rank holds, and its host."""
         buffers = {f"buffer:{name}" for name, _ in self._model.named_buffers()}
         needed = buffers | set(self._trainer.placements)
-        state = self._snapshots.restore(self._base, needed)
-        if state is None:
-            if self._snapshots.number < 0 and not self._is_late():
-                return
-            raise Error(
-                "elastic: more ranks ended at once than there are copies of the state: start "
-                "again from a checkpoint of pc.save, and take copies=2 or more"
-            )
-        install(self._trainer, self._optimizer, self._others, state.described, state)
-        self._trainer.reducer.publish()
-        self._trainer.clear()
-        self.commits = state.described["commits"]
-
-    def _is_late(self) -> bool:
-        """Whether another rank has copies."""
-        newest = np.array([self._snapshots.number], np.int64)
-        return bool(self._base.all_reduce(newest, "max")[0] >= 0)
+        mine = holding(self._held()), self.mesh.world.host_number
+        state = self._snapshots.restore(self.mesh.world, needed, mine)
+        if state.number >= 0:
+            install(self._trainer, self._optimizer, self._others, state.described, state)
+            self._trainer.reducer.publish()
+            self._trainer.clear()
+            self.commits = state.described["commits"]
+        return state.of_ranks
 
     def _held(self) -> list[Any]:
         return list(held_state(self._trainer, self._optimizer, self._others))

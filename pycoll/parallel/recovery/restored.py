@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,7 @@ import torch
 from torch import Tensor
 
 from pycoll.communicator import Communicator
-from pycoll.parallel.core.object_collectives import gather_objects
-from pycoll.parallel.recovery.pieces import Key, cut, in_lines, listed, num_bytes, of, of_list
+from pycoll.parallel.recovery.pieces import Key, cut, in_lines, num_bytes, of, of_list
 from pycoll.parallel.trainer.places import Place, assemble, cover_once
 
 _CHUNK_BYTES = 64 << 20  # that all ranks hear of at once
@@ -24,14 +24,16 @@ class Restored:
     """A state that was put together; what `install` needs of one.
 
     Attributes:
-        number: Of its generation.
+        number: Of its generation; -1: there is no state yet.
         described: What there is beside tensors.
         pieces: The pieces that this rank needs.
+        of_ranks: What else has been gathered, by rank.
     """
 
     number: int
     described: dict[str, Any]
     pieces: Pieces
+    of_ranks: list[Any]
 
     def whole(self, name: str) -> Tensor:
         """See WholeTensors."""
@@ -52,25 +54,31 @@ class _Source:
     dtype: torch.dtype
 
 
-def exchanged(comm: Communicator, mine: Mapping[Key, Tensor], needed: set[str]) -> Pieces | None:
+def exchanged(
+    comm: Communicator, mine: Mapping[Key, Tensor], of_ranks: Sequence[list[Any]], needed: set[str]
+) -> Pieces | None:
     """Exchanges pieces, of which the ranks together have each one once or more. Collective.
 
     Args:
         comm: The ranks.
-        mine: The copies of this rank.
+        mine: The pieces of this rank.
+        of_ranks: What each rank has, as `listed`.
         needed: Names of the parameters and buffers that this rank needs.
 
     Returns:
         The pieces that it needs; None: pieces of some tensor are missing.
     """
-    table = _table(comm, mine)
+    table, everywhere = _table(of_ranks)
     by_name: dict[str, list[Place]] = {}
     for name, place in table:
         by_name.setdefault(name, []).append(place)
     if not all(cover_once(_filled(places)) for places in by_name.values()):
         return None
     found: Pieces = {}
-    for chunk in _chunks(table):
+    for (name, place), piece in mine.items():
+        if (name, place) in everywhere and of(name) in needed:
+            found.setdefault(name, []).append((place, piece))
+    for chunk in _chunks({key: one for key, one in table.items() if key not in everywhere}):
         sizes = [0] * comm.size
         for key in chunk:
             sizes[table[key].rank] += num_bytes(key, table[key].dtype)
@@ -84,13 +92,15 @@ def exchanged(comm: Communicator, mine: Mapping[Key, Tensor], needed: set[str]) 
     return found
 
 
-def _table(comm: Communicator, mine: Mapping[Key, Tensor]) -> dict[Key, _Source]:
-    """All pieces that the ranks have, in an order that is identical on all of them. Collective."""
+def _table(of_ranks: Sequence[list[Any]]) -> tuple[dict[Key, _Source], set[Key]]:
+    """All pieces that the ranks have, in one order; and those that each rank has."""
     table: dict[Key, _Source] = {}
-    for rank, found in enumerate(gather_objects(listed(mine), comm)):
+    holders: Counter[Key] = Counter()
+    for rank, found in enumerate(of_ranks):
         for key, dtype in of_list(found).items():
             table.setdefault(key, _Source(rank, dtype))
-    return table
+            holders[key] += 1
+    return table, {key for key in table if holders[key] == len(of_ranks)}
 
 
 def _filled(places: list[Place]) -> list[Place]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import pycoll
 from pycoll import environment
 from pycoll.communicator import Communicator
 from pycoll.elastic.resize import Door, grow
@@ -17,13 +15,13 @@ from pycoll.errors import AbortedError, Error, PeerDiedError, SystemError, Timeo
 from pycoll.parallel.core.devices import agreed_device
 from pycoll.parallel.core.mesh import Mesh, replace_world, world
 from pycoll.parallel.core.mesh_sizes import parse_sizes
+from pycoll.parallel.recovery.doors import addresses_in, agreed_address, joined, opened
 from pycoll.parallel.recovery.job import Build, Job, NewRanks
+from pycoll.parallel.recovery.laps import Laps
 from pycoll.parallel.recovery.sizes import sizes_for
 from pycoll.parallel.recovery.snapshots import Snapshots
 
 _LOST = (PeerDiedError, AbortedError, TimeoutError)  # what a call raises when another rank is gone
-_AGAIN_S = 0.02  # after which a newcomer knocks again
-_OLD_DOOR_S = 5.0  # in which the system ends a process that was killed, and its sockets
 
 
 def elastic(
@@ -56,14 +54,15 @@ def elastic(
             `job.commit()` after each step. It may be called several times.
         mesh: Sizes of the axes tp, pp, ep and cp; dp takes the other ranks. Where they do not
             divide the ranks that are left, sizes shrink to divisors. PYCOLL_MESH replaces it.
-        copies: Number of ranks that may end at once.
+        copies: Number of ranks, or of hosts, that may end at once.
         least: Fewer ranks do not go on.
         most: New ranks wait while there are so many.
         virtual_replicas: Number of parts of each batch, whose gradients are added up in one order:
             in float64, the weights then have the bits of an undisturbed run. 0: as many parts as
             replicas, and bits that depend on their number. See `pc.mesh`.
-        address: "host:port" at which new ranks join, of rank 0's host. PYCOLL_ELASTIC replaces
-            None. Without one, no ranks can come.
+        address: "host:port" at which new ranks join, of rank 0's host. On several hosts, one for
+            each host that may have rank 0, separated by commas: rank 0 listens at the first that
+            is its own. PYCOLL_ELASTIC replaces None. Without one, no ranks can come.
         join: This process is a new rank, which joins at `address`. PYCOLL_JOIN=1 says the same.
         comm: The ranks; None: those of `pycoll.init()`. After the training, `pc.mesh` then has the
             ranks that are left.
@@ -90,62 +89,57 @@ def elastic(
             f"{virtual_replicas}: expected 1 or more, most at least as large as least, and "
             "virtual_replicas 0 or more"
         )
-    address = address or environment.read("PYCOLL_ELASTIC")
+    addresses = addresses_in(address or environment.read("PYCOLL_ELASTIC"))
     base = comm
     if join or environment.read("PYCOLL_JOIN") == "1":
-        base = _joined(address, timeout_s)
+        base = joined(addresses, timeout_s)
     base = base or world()
     if base.size < least:
         raise UsageError(f"elastic: there are {base.size} ranks, and least={least}")
     if text := environment.read("PYCOLL_MESH"):
         mesh = parse_sizes(text)
     snapshots = Snapshots()
-    began_s, news = time.monotonic(), ""
+    laps, news = Laps(), ""
     while True:
-        door = _opened(address, news) if address and base.rank == 0 else None
+        door = _opened(addresses, news) if addresses and base.rank == 0 else None
         on, job = None, None
         try:
             sizes = sizes_for(base.size, mesh or {})
             on = Mesh(base, sizes, agreed_device(device, base), virtual_replicas)
-            job = Job(base, on, build, snapshots, copies=copies, door=door, most=most)
+            laps.end("mesh")
+            job = Job(base, on, build, snapshots, laps, copies=copies, door=door, most=most)
             if news and base.rank == 0:
-                _say(f"{news}; on after {time.monotonic() - began_s:.3f} s: {_of(job)}")
+                _say(f"{news}; on after {laps.total_s():.3f} s: {_of(job)}")
             result = train(job)
             job.finish()
             if comm is None:
                 replace_world(base)
             return result
         except NewRanks as new:
-            began_s, news = time.monotonic(), f"{new.number} new ranks"
+            laps, news = Laps(), f"{new.number} new ranks"
             _leave(on, job)
-            assert address is not None
-            base = _grown(base, new.number, address, timeout_s, door, least)
+            base = _grown(base, new.number, addresses, timeout_s, door, least)
+            laps.end("grow")
         except _LOST as error:
-            began_s, news = time.monotonic(), str(error).split(";")[0]
+            laps, news = Laps(), str(error).split(";")[0]
             _leave(on, job)
-            size = base.size
-            base = _survivors(base, error, least)
-            if base.size == size and not isinstance(error, PeerDiedError):
-                raise  # all are there: one was late, or gave up
+            base = _survivors(base, error, least, needs_death=True)
+            laps.end("shrink")
         finally:
             if door is not None:
                 with suppress(Error):
                     door.close()
 
 
-def _opened(address: str, news: str) -> Door | None:
+def _opened(addresses: Sequence[str], news: str) -> Door | None:
     """The door for new ranks; None: it cannot be opened any more."""
-    end_s = time.monotonic() + _OLD_DOOR_S
-    while True:
-        try:
-            return Door(address)
-        except SystemError as error:
-            if not news:
-                raise
-            if time.monotonic() > end_s:
-                _say(f"no new ranks can come, because {error}")
-                return None
-            time.sleep(_AGAIN_S)  # the old rank 0 is still ending
+    try:
+        return opened(addresses, is_first=not news)
+    except SystemError as error:
+        if not news:
+            raise
+        _say(f"no new ranks can come, because {error}")
+        return None
 
 
 def _leave(on: Mesh | None, job: Job | None) -> None:
@@ -156,9 +150,17 @@ def _leave(on: Mesh | None, job: Job | None) -> None:
         on.abort("the training continues on other ranks")
 
 
-def _survivors(base: Communicator, error: Error, least: int) -> Communicator:
+def _survivors(base: Communicator, error: Error, least: int, *, needs_death: bool) -> Communicator:
+    """The ranks that are left.
+
+    If all are, the error is raised again, unless some rank took another one for dead, or not
+    `needs_death`: a rank was late, or gave up.
+    """
     size = base.size
     left = base.shrink()
+    goes_on = isinstance(error, PeerDiedError) or not needs_death
+    if left.size == size and not left.agree(goes_on, "max"):
+        raise error
     if left.size < least:
         raise PeerDiedError(
             f"elastic: {left.size} of {size} ranks are left, and least={least}: {error}"
@@ -167,31 +169,20 @@ def _survivors(base: Communicator, error: Error, least: int) -> Communicator:
 
 
 def _grown(
-    base: Communicator, number: int, address: str, timeout_s: float, door: Door | None, least: int
+    base: Communicator,
+    number: int,
+    addresses: Sequence[str],
+    timeout_s: float,
+    door: Door | None,
+    least: int,
 ) -> Communicator:
     try:
+        address = agreed_address(base, addresses, door)
         return grow(base, number, address, timeout_s, door)
     except TimeoutError:
         return base  # they have gone again
     except (PeerDiedError, AbortedError) as error:
-        return _survivors(base, error, least)
-
-
-def _joined(address: str | None, timeout_s: float) -> Communicator:
-    if not address:
-        raise UsageError(
-            "elastic: a new rank needs the address at which the others take it in: "
-            "address='host:port', or PYCOLL_ELASTIC"
-        )
-    end_s = time.monotonic() + timeout_s
-    while True:
-        left_s = end_s - time.monotonic()
-        try:
-            return pycoll.join(address, max(left_s, 1.0))
-        except (PeerDiedError, AbortedError, UsageError):  # others were faster, or rank 0 ended
-            if left_s < _AGAIN_S:
-                raise
-            time.sleep(_AGAIN_S)
+        return _survivors(base, error, least, needs_death=False)
 
 
 def _of(job: Job) -> str:

@@ -78,6 +78,15 @@ class Gossip(ReplicaOptimizer):
         """
         return self._neighbors.times.late
 
+    def meet(self) -> None:
+        """See ReplicaOptimizer."""
+        if self._mixing is not None:
+            self.group.comm.barrier()  # no neighbor asks any more
+            self._mixing.settle()
+        super().meet()
+        if self._mixing is not None:
+            self._mixing.forget()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """See ReplicaOptimizer."""
         if self._mixing is not None:

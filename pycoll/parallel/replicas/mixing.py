@@ -18,6 +18,9 @@ class Mixing(Protocol):
     def step(self, update: Callable[[], object]) -> None:
         """Runs the optimizer's step, and mixes the weights with those of the neighbors."""
 
+    def settle(self) -> None:
+        """Gives the weights what neighbors have changed since the last step."""
+
     def forget(self) -> None:
         """Says that the weights have been replaced."""
 
@@ -31,6 +34,9 @@ class Synchronous:
     def __init__(self, weights: Weights, neighbors: Neighbors) -> None:
         self.weights, self.neighbors = weights, neighbors
         self.round_idx = 0
+
+    def settle(self) -> None:
+        """See Mixing."""
 
     def forget(self) -> None:
         """See Mixing."""

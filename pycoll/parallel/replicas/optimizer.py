@@ -97,6 +97,19 @@ class ReplicaOptimizer(optim.Optimizer, ABC):
                 weights.write(mine)
 
     @torch.no_grad()
+    def meet(self) -> None:
+        """Gives all replicas the mean of their weights, for good. Collective, between two steps.
+
+        The next barrier of the replicas comes before their next step.
+
+        Cost: an all_reduce of the weights.
+        """
+        weights = self.weights()
+        mine = weights.new()
+        weights.read(mine)
+        weights.write(self.mean(mine))
+
+    @torch.no_grad()
     def consensus_distance(self) -> float:
         """The root mean square over the replicas of the distance of their weights from the mean.
 

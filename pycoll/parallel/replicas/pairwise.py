@@ -79,9 +79,16 @@ class Pairwise:
         with self._alone():
             self._weights.write(self._copy)
 
+    def settle(self) -> None:
+        """See Mixing."""
+        if self._is_started:
+            with torch.no_grad(), self._alone():
+                self._weights.write(self._copy)
+
     def forget(self) -> None:
         """See Mixing."""
-        self._is_fresh = True
+        with torch.no_grad(), self._alone():
+            self._weights.read(self._copy)
 
     def close(self) -> None:
         """See Mixing."""

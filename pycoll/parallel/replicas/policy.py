@@ -170,6 +170,8 @@ _READERS: dict[Any, Callable[[str], Any]] = {
 class Apart(UpdatePolicy):
     """Each replica steps by its own gradients; its optimizer exchanges with the others."""
 
+    steps_alone = False
+
     def __init__(
         self, connect: Connect, group: AxisGroup, ranks: Sequence[int], reducer: Reducer
     ) -> None:

@@ -87,6 +87,13 @@ class Served(ReplicaOptimizer):
             self.worker.pull()
         yield
 
+    @torch.no_grad()
+    def meet(self) -> None:
+        """Gives all replicas the servers' weights after all their pushes. See ReplicaOptimizer."""
+        worker = self.worker
+        self.group.comm.barrier()
+        worker.pull()
+
     def report(self) -> Report:
         """What servers and this replica have counted; after the first step, before `close`."""
         return self.worker.report()

@@ -34,6 +34,10 @@ class Norms:
         times = self._sums[self._count :].view(-1, len(PARTS)).tolist()
         return self._sums[: self._count].tolist(), latest(times)
 
+    def wait(self) -> None:
+        """Waits for the norms of all ranks."""
+        self.squares  # noqa: B018
+
     @property
     def squares(self) -> list[float]:
         """Squares of the norms of each group, and of what is in none; waits for them."""

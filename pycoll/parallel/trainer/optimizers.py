@@ -33,6 +33,8 @@ class Optimizer(optim.Optimizer):
         clip: Norm to which gradients are clipped; None: no clipping.
         names: Names of the parameters of each group.
         trainer: The trainer of the model.
+        before_change: Called by a step that will change the state, after it has heard all that it
+            needs of ranks with the same parameters; None: nothing is called.
     """
 
     # torch's GradScaler then leaves the decision to `step`, which refuses it.
@@ -47,6 +49,7 @@ class Optimizer(optim.Optimizer):
                 "pc.parallelize returned"
             )
         self.inner, self.clip = inner, clip
+        self.before_change: Callable[[], None] | None = None
         self.trainer = trainer = known[0][0]
         names = {id(p): entry[1] for p, entry in zip(parameters, known, strict=True)}
         self.names = [[names[id(p)] for p in group["params"]] for group in inner.param_groups]
@@ -172,6 +175,9 @@ class Optimizer(optim.Optimizer):
         skipped = scales and not math.isfinite(norms.total)
         policy = self.trainer.policy
         policy.worked(self.trainer.busy_s)
+        if self.before_change is not None:
+            norms.wait()
+            self.before_change()
         if skipped:
             policy.skip(self.inner)
         else:
@@ -239,6 +245,16 @@ class Optimizer(optim.Optimizer):
             self.trainer.reducer.publish()
             yield
         self.trainer.reducer.publish()
+
+    def meet(self) -> None:
+        """Gives all replicas one set of weights, if they differ (`replicas=`). Collective.
+
+        Cost: an all_reduce of the weights, or a pull; nothing for replicas that do not differ.
+        """
+        of_replicas: Any = getattr(self.inner, "meet", None)
+        if of_replicas is not None:
+            of_replicas()
+            self.trainer.reducer.publish()
 
     def close(self) -> None:
         """Ends what replicas exchange in the background, after the last step. Collective."""

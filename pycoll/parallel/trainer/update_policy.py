@@ -23,10 +23,11 @@ class UpdatePolicy:
 
     Attributes:
         steps_within: The optimizer steps within `model.step`.
+        steps_alone: A rank with whole parameters waits for no other rank in `step`.
         reducer: The gradients.
     """
 
-    steps_within = False
+    steps_within, steps_alone = False, True
 
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
@@ -112,7 +113,7 @@ class PerMicrobatch(UpdatePolicy):
         optimizer: The torch optimizer; None until `pc.optimizer` has made one.
     """
 
-    steps_within = True
+    steps_within, steps_alone = True, False
 
     def __init__(
         self, reducer: Reducer, schedule: str, group: AxisGroup, data_ranks: AxisGroup

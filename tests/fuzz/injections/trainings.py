@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -38,6 +39,7 @@ MOST_PAUSE_S = 0.3
 TOLERANCE = 1e-10  # of sums in another order
 
 Comm = pycoll.Communicator
+Fault = tuple[int, str, int]  # ms, what, rank
 # By name: the ranks, the sizes of axes, ZeRO, and ranks that may end at once.
 LAYOUTS = {
     "dp": (3, {}, 0, 1),
@@ -52,9 +54,10 @@ LAYOUTS = {
 @dataclass(frozen=True)
 class Disturbed:
     layout: str
-    faults: tuple[tuple[int, str, int], ...]  # ms, what, rank
+    faults: tuple[Fault, ...]
     seed: int  # of the weights
     virtual_replicas: int = 0
+    updates: bool = False  # by job.update, else by the optimizer's step and job.commit
 
     @property
     def is_exact(self) -> bool:
@@ -66,18 +69,23 @@ class Disturbed:
         return replace(self, faults=(), layout=self.layout if self.is_exact else "dp")
 
 
-def cases() -> st.SearchStrategy[Disturbed]:
+def some_faults() -> st.SearchStrategy[tuple[Fault, ...]]:
     fault = st.tuples(
         st.integers(0, int(1e3 * STEPS * STEP_S)),
         st.sampled_from(["kill", "kill", "stop", "slow", "new rank"]),
         st.integers(0, 59),
     )
+    return st.lists(fault, min_size=1, max_size=3).map(lambda found: tuple(sorted(found)))
+
+
+def cases() -> st.SearchStrategy[Disturbed]:
     return st.builds(
         Disturbed,
         layout=st.sampled_from(sorted(LAYOUTS)),
-        faults=st.lists(fault, min_size=1, max_size=3).map(lambda found: tuple(sorted(found))),
+        faults=some_faults(),
         seed=st.integers(0, 3),
         virtual_replicas=st.sampled_from([0, 4]),
+        updates=st.booleans(),
     )
 
 
@@ -119,9 +127,13 @@ def train(comm: Comm | None, case: Disturbed, address: str, board: Board) -> See
             for x, y in job.loader:
                 steps.append(job.commits)
                 job.model.step(x, y, loss=nn.functional.cross_entropy, microbatches=2)
-                job.optimizer.step()
-                time.sleep(STEP_S)
-                job.commit()
+                if case.updates:
+                    job.update()
+                    time.sleep(STEP_S)
+                else:
+                    job.optimizer.step()
+                    time.sleep(STEP_S)
+                    job.commit()
                 board.note()  # faults begin
                 times_s.append(time.monotonic())
                 if job.commits == STEPS:
@@ -143,24 +155,24 @@ def undisturbed(calm: Disturbed) -> dict[str, list[Any]]:
 
 
 def disturb(
-    case: Disturbed,
+    faults: Sequence[Fault],
+    copies: int,
     ranks: list[Process],
     killed: set[int],
-    new: list[Process],
-    address: str,
+    add: Callable[[], None],
     board: Board,
 ) -> None:
-    """Injects the faults, at most as many kills as there are copies."""
-    copies, give_up_s = LAYOUTS[case.layout][3], time.monotonic() + TIMEOUT_S
+    """Injects the faults, at most as many kills as there are copies; `add` starts a new rank."""
+    give_up_s = time.monotonic() + TIMEOUT_S
     while not board.words[0] and time.monotonic() < give_up_s:
         time.sleep(0.001)
     began_s = time.monotonic()
-    for after_ms, what, number in case.faults:
+    for after_ms, what, number in faults:
         time.sleep(max(began_s + after_ms / 1e3 - time.monotonic(), 0))
         rank = number % len(ranks)
         pid = ranks[rank].pid
         if what == "new rank":
-            new += start(train, 0, None, case, address, board)
+            add()
         elif what != "kill":
             inject(what, pid, random.Random(number).uniform(0, MOST_PAUSE_S))
         elif len(killed | {rank}) <= copies:
@@ -168,26 +180,46 @@ def disturb(
             inject(what, pid)
 
 
-def run(case: Disturbed) -> Outcome:
+def outcomes_of(
+    train: Callable[..., Any], num_ranks: int, copies: int, case: Any
+) -> tuple[list[Any], set[int]]:
+    """What the ranks of a disturbed training return, and which are killed.
+
+    Args:
+        train: Called with a communicator, or None on a new rank; the case; the address for new
+            ranks; and the board on which it notes when it has begun.
+        num_ranks: Number of ranks at the start.
+        copies: Number of ranks that may be killed.
+        case: Has the `faults`.
+    """
     address = free_address("127.0.0.1")
     board = Board()
-    ranks = start(train, LAYOUTS[case.layout][0], case, address, board, timeout_s=TIMEOUT_S)
+    ranks = start(train, num_ranks, case, address, board, timeout_s=TIMEOUT_S)
     killed: set[int] = set()
     new: list[Process] = []
+
+    def add() -> None:
+        new.extend(start(train, 0, None, case, address, board))
+
     hang = threading.Timer(3 * TIMEOUT_S, kill_all, [ranks])
     hang.start()
     try:
-        disturb(case, ranks, killed, new, address, board)
+        disturb(case.faults, copies, ranks, killed, add, board)
         outcomes = end(ranks)
         end_s = time.monotonic() + NEWCOMER_S
         while time.monotonic() < end_s and not all(has_ended(each.pid) for each in new):
             time.sleep(0.001)
         kill_all([each for each in new if not has_ended(each.pid)])
-        outcomes += [seen for seen in end(new) if isinstance(seen, Seen)]
+        outcomes += [seen for seen in end(new) if not isinstance(seen, (str, type(None)))]
     finally:
         hang.cancel()
         hang.join()
-    return judge(case, outcomes, killed)
+    return outcomes, killed
+
+
+def run(case: Disturbed) -> Outcome:
+    num_ranks, _, _, copies = LAYOUTS[case.layout]
+    return judge(case, *outcomes_of(train, num_ranks, copies, case))
 
 
 def judge(case: Disturbed, outcomes: list[Any], killed: set[int]) -> Outcome:

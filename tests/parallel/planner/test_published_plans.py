@@ -10,6 +10,7 @@ from tiny_gpt import GPT, PLAN
 
 from pycoll import parallel as pc
 from pycoll import topology
+from pycoll.parallel.pipeline import build, simulate
 from pycoll.parallel.planner.cost import CostModel
 from pycoll.parallel.planner.layout_space import LayoutSpace
 from pycoll.parallel.planner.trace import without_values
@@ -136,3 +137,36 @@ def test_zero_3_collapses_with_more_ranks_as_published():
         found = speed(zero, prefetch=True), speed(ptdp, prefetch=False)
         assert found[0] < found[1], ranks
         assert found == (pytest.approx(of_zero, rel=0.2), pytest.approx(of_ptdp, rel=0.05)), ranks
+
+
+# Speed of AmoebaNet-D on K stages with M microbatches over that of K = 2, M = 1: GPipe, Huang et
+# al., arXiv:1811.06965, Table 2, and torchgpipe, Kim et al., arXiv:2004.09910.
+GPIPE_ROWS = [
+    (2, 4, 1.07, 1.546),
+    (2, 32, 1.21, 1.780),
+    (4, 1, 1.13, 1.006),
+    (4, 4, 1.26, 1.680),
+    (4, 32, 1.84, 2.711),
+    (8, 1, 1.38, 0.932),
+    (8, 4, 1.72, 2.625),
+    (8, 32, 3.48, 4.966),
+]
+
+
+def gpipe_bound(k: int, m: int) -> float:
+    """The speed of equal stages over that of two stages with one microbatch, simulated."""
+    one = simulate(build("gpipe", 2, 1)).time  # in units of a stage's pass of a microbatch
+    # The same model and batch: a stage has 2 / k of the layers, a microbatch 1 / m of the samples.
+    return one / (simulate(build("gpipe", k, m)).time * 2 / (k * m))
+
+
+def test_gpipe_is_not_faster_than_its_schedule_allows():
+    """The published speeds-up stay below the bound; with one microbatch the paper's do not."""
+    for k, m, paper, torchgpipe in GPIPE_ROWS:
+        bound = gpipe_bound(k, m)
+        print(f"GPipe K={k} M={m:2}: bound {bound:.2f}, paper {paper}, torchgpipe {torchgpipe}")
+        assert bound == pytest.approx(k * m / (m + k - 1))
+        assert torchgpipe <= bound * 1.01, (k, m)
+        # Without a pipeline to fill, more stages are faster only by what else they change: memory.
+        assert (paper <= bound) == (m > 1), (k, m)
+    assert gpipe_bound(8, 32) > 6.3  # of a Transformer, in the paper
