@@ -1,6 +1,6 @@
 """Prints the tables of README.md and docs/benchmarks.md from a record of compare.py.
 
-python benchmarks/markdown.py benchmarks/results/compare-2026-11-23.json
+python benchmarks/markdown.py benchmarks/results/compare-2026-11-25.json
 """
 
 from __future__ import annotations

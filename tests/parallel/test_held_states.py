@@ -205,7 +205,7 @@ def test_held_state_ends_when_it_changes():
 def test_copies_never_reuse_the_memory_of_a_held_state():
     weights = torch.ones(3)
     state = [held(weights)]
-    snapshots, copies = Snapshots(), Copies(pycoll.init(), [holding(state)], 1)
+    snapshots, copies = Snapshots(), Copies(pycoll.init(), [(holding(state), 0)], 1)
     snapshots.hold(0, lambda: state, {})
     for number in (1, 2):
         snapshots.take(number, state, {}, copies)
