@@ -81,7 +81,8 @@ std::string Report::json_of(const RowPlan& plan, const Figures& figures, bool in
       collective_.name.data(), dtype_name(plan.dtype).data(), num_ranks_,
       static_cast<long long>(nbytes), op_of(plan), in_place ? "true" : "false");
   return case_ + format(
-                     "\"algorithm\": \"%s\", \"where\": \"\", \"median_s\": %.9g, \"min_s\": %.9g, "
+                     "\"algorithm\": \"%s\", \"where\": \"\", \"rewritten\": false, \"median_s\": "
+                     "%.9g, \"min_s\": %.9g, "
                      "\"p99_s\": %.9g, \"num_calls\": %lld, \"algbw\": %.0f, \"busbw\": %.0f, "
                      "\"chosen\": \"%s\", \"num_wrong\": %s}",
                      options_.algorithm.empty() ? "auto" : options_.algorithm.c_str(),
