@@ -7,7 +7,6 @@ join. In both cases the weights have the bits of a training that nothing disturb
 
 from __future__ import annotations
 
-import atexit
 import functools
 import time
 from dataclasses import dataclass
@@ -21,11 +20,11 @@ from host_trainings import Trained, Training, has_bits, undisturbed
 from hypothesis import strategies as st
 
 from injections import Outcome
+from injections.partitions import NUM_HOSTS, network
 
 CASES = 50
 FEW = (1, 2)  # one of them for a moment, one for long
 SILENCE_S = 1.5
-NUM_HOSTS = 3
 STEP_S = 0.005
 
 why_not = namespaces.why_not
@@ -54,14 +53,6 @@ def cases() -> st.SearchStrategy[Partition]:
         heals_after_s=st.sampled_from([0.0, 0.05, 0.2]),
         zero=st.sampled_from([0, 1, 3]),
     )
-
-
-@functools.cache
-def network() -> namespaces.Network:
-    """The hosts of all cases of this process."""
-    made = namespaces.Network(NUM_HOSTS)
-    atexit.register(made.close)
-    return made
 
 
 @functools.cache
