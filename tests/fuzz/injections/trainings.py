@@ -249,6 +249,11 @@ def judge(case: Disturbed, outcomes: list[Any], killed: set[int]) -> Outcome:
 def run_case(seed: int) -> Outcome:
     case = drawn(cases(), seed)
     undisturbed(case.calm())
+    return checked(case, run)
+
+
+def checked(case: Any, run: Callable[[Any], Outcome]) -> Outcome:
+    """The outcome of a case, which also must leave nothing behind."""
     before = resources()
     try:
         outcome = run(case)

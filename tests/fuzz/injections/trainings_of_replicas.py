@@ -7,19 +7,19 @@ first. So at each commit the weights say whether an acknowledged update is lost 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch._dynamo  # the first optimizer imports it, for seconds; ranks are forks
 from driving import drawn
-from faults import Board, left_over, resources
+from faults import Board
 from hypothesis import strategies as st
 from points import Points
 from torch import Tensor, nn
 
 import pycoll
 from injections import Outcome
-from injections.trainings import STEP_S, STEPS, Fault, outcomes_of, some_faults
+from injections.trainings import STEP_S, STEPS, Fault, checked, outcomes_of, some_faults
 from pycoll import parallel as pc
 
 CASES = 200
@@ -144,10 +144,4 @@ def run(case: Disturbed) -> Outcome:
 
 def run_case(seed: int) -> Outcome:
     case = drawn(cases(), seed)
-    before = resources()
-    try:
-        outcome = run(case)
-    except AssertionError as error:
-        outcome = Outcome(str(error))
-    complaint = outcome.complaint or left_over(before)
-    return replace(outcome, complaint=f"{complaint}\n{case}" if complaint else "")
+    return checked(case, run)
