@@ -14,7 +14,7 @@ from pycoll import parallel as pc
 from pycoll import run_ranks
 from pycoll.parallel import pipeline
 
-SCHEDULES = [name for name in pipeline.names() if name != "pipedream"]  # it updates within a step
+SCHEDULES = [name for name in pipeline.names() if pipeline.generator(name).staleness is None]
 FUSED = {"fused": True, "context": 16}  # sequences can be cut where attention is torch's function
 EXPERTS = {**FUSED, "experts": 5}
 

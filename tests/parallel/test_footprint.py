@@ -174,14 +174,20 @@ def test_a_model_that_no_machine_holds():
 
 @pytest.mark.pure
 def test_pipedream_keeps_versions_of_the_weights():
-    """Stage s keeps p - s versions beside the newest."""
-    flush, stashed = (
-        pc.memory(GPT(), {"pp": 4}, pp="blocks", schedule=name, microbatches=8)
-        for name in ("1f1b", "pipedream")
+    """Stage s keeps p - s versions beside the newest; with vertical sync p; with 2BW two."""
+    versions = {
+        "pipedream": lambda stage: 4 - stage,
+        "pipedream_vertical_sync": lambda stage: 4,
+        "pipedream_2bw": lambda stage: 2,
+    }
+    flush, *others = (
+        pc.memory(GPT(), {"pp": 4}, pp="blocks", schedule=name, microbatches=12)
+        for name in ("1f1b", *versions)
     )
-    for stage, (one, other) in enumerate(zip(flush, stashed, strict=True)):
-        assert other.parameters == one.parameters * (1 + 4 - stage)
-        assert (other.gradients, other.optimizer) == (one.gradients, one.optimizer)
+    for number, stashed in zip(versions.values(), others, strict=True):
+        for stage, (one, other) in enumerate(zip(flush, stashed, strict=True)):
+            assert other.parameters == one.parameters * (1 + number(stage))
+            assert (other.gradients, other.optimizer) == (one.gradients, one.optimizer)
 
 
 def test_mistakes_are_named():

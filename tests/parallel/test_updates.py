@@ -1,4 +1,4 @@
-"""PipeDream in the trainer: the weights of one process with gradients as old as stated."""
+"""Schedules without a flush in the trainer: one process with gradients as old as stated."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ def parts(x, dp: int, microbatches: int) -> list:
     return [torch.cat(part) for part in found if part]
 
 
-def definition(dp: int, pp: int, optimizer: str, batch: int, microbatches: int):
-    """One process, no pipeline: stage s learns from weights that are min(i, pp - 1 - s) old."""
+def definition(schedule: str, dp: int, pp: int, optimizer: str, batch: int, microbatches: int):
+    """One process, no pipeline: a stage learns from weights of the stated age."""
+    staleness = pipeline.generator(schedule).staleness
+    per_update = pipeline.build(schedule, pp, microbatches).per_update
     model = made()
     cut = pipeline.cut(made(), "blocks", pp, range(pp))
     stage_of = {name: stage for stage in range(pp) for name in cut.own(stage)}
@@ -48,9 +50,12 @@ def definition(dp: int, pp: int, optimizer: str, batch: int, microbatches: int):
         versions, total, tokens = [], 0.0, 0
         of_x, of_y = parts(x, dp, microbatches), parts(y, dp, microbatches)
         for i, (x_part, y_part) in enumerate(zip(of_x, of_y, strict=True)):
-            versions.append({name: w.detach().clone() for name, w in weights.items()})
+            update, place = divmod(i, per_update)
+            if place == 0:
+                versions.append({name: w.detach().clone() for name, w in weights.items()})
+                steps.zero_grad()
             used = {
-                name: versions[i - min(i, pp - 1 - stage)][name].clone().requires_grad_()
+                name: versions[update - staleness(pp, stage, i)][name].clone().requires_grad_()
                 for name, stage in stage_of.items()
             }
             out = torch.func.functional_call(model, used, (x_part,))
@@ -58,26 +63,37 @@ def definition(dp: int, pp: int, optimizer: str, batch: int, microbatches: int):
             loss = torch.nn.functional.cross_entropy(
                 out.flatten(0, 1), y_part.flatten(), reduction="sum"
             )
-            (loss / count).backward()
+            (loss / count / min(per_update, len(of_x) - i + place)).backward()
             for name, weight in weights.items():
-                weight.grad = used[name].grad
+                before = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                weight.grad = before + used[name].grad
+            total, tokens = total + float(loss.detach()), tokens + count
+            if place + 1 < per_update and i + 1 < len(of_x):
+                continue
             norm = torch.cat([w.grad.flatten() for w in weights.values()]).norm()
             steps.step()
-            total, tokens = total + float(loss.detach()), tokens + count
         losses.append(total / tokens)
         norms.append(float(norm))
     return losses, norms, {name: w.detach() for name, w in weights.items()}
 
 
 def stale(
-    comm, sizes, dp, pp, optimizer="adamw", batch=BATCH, microbatches=MICROBATCHES, **options
+    comm,
+    sizes,
+    dp,
+    pp,
+    optimizer="adamw",
+    batch=BATCH,
+    microbatches=MICROBATCHES,
+    schedule="pipedream",
+    **options,
 ):
     """Losses, norms and weights: by definition without sizes, else by the trainer."""
     torch.set_default_dtype(torch.float64)
     if not sizes:
-        return definition(dp, pp, optimizer, batch, microbatches)
+        return definition(schedule, dp, pp, optimizer, batch, microbatches)
     mesh = pc.mesh(**sizes, comm=comm)
-    model = pc.parallelize(made(), mesh, tp=PLAN, pp="blocks", schedule="pipedream", **options)
+    model = pc.parallelize(made(), mesh, tp=PLAN, pp="blocks", schedule=schedule, **options)
     steps = pc.optimizer(OPTIMIZERS[optimizer](model.parameters()))
     losses, norms = [], []
     for x, y in pc.shard(batches(STEPS, batch), mesh):
@@ -85,8 +101,9 @@ def stale(
         norms.append(steps.step())
         losses.append(out.loss)
     most = len(parts(torch.zeros(batch), dp, microbatches))
-    assert out.staleness == min(most - 1, pp - 1 - mesh.rank("pp"))
-    assert out.updates == most
+    ages = [pipeline.generator(schedule).staleness(pp, mesh.rank("pp"), i) for i in range(most)]
+    assert out.staleness == max(ages)
+    assert out.updates == -(-most // pipeline.build(schedule, pp, most).per_update)
     weights = pc.whole_weights(model)
     mesh.close()
     return losses, norms, weights
@@ -107,9 +124,20 @@ SHARES = {"zero": 2, "bucket_mb": 0.005}
 SGD = {"optimizer": "sgd"}
 
 
+TWO_VERSIONS, SYNC = {"schedule": "pipedream_2bw"}, {"schedule": "pipedream_vertical_sync"}
+
+
 def test_pipedream_trains_as_one_process_with_gradients_as_old_as_stated():
-    cases = [({"pp": 4}, {}, {**SGD, "microbatches": 5}), ({"pp": 2, "dp": 2}, SHARES, {})]
-    assert_as_stated(cases)
+    """Two seconds: five meshes."""
+    assert_as_stated(
+        [
+            ({"pp": 4}, {}, {**SGD, "microbatches": 5}),
+            ({"pp": 2, "dp": 2}, SHARES, {}),
+            ({"pp": 4}, {}, {**SGD, **SYNC}),
+            ({"pp": 2, "dp": 2}, SHARES, {**TWO_VERSIONS, "microbatches": 5}),
+            ({"pp": 4}, {}, {**SGD, **TWO_VERSIONS, "microbatches": 11}),
+        ]
+    )
 
 
 @pytest.mark.slow
@@ -132,6 +160,10 @@ def test_pipedream_on_every_mesh():
             ({"dp": 3}, {}, {"batch": 5}),
             ({"pp": 2, "dp": 3}, {}, {"batch": 5}),
             ({"pp": 2, "dp": 3}, {}, {"batch": 7}),
+            ({"dp": 2}, {}, TWO_VERSIONS),
+            ({"pp": 2, "tp": 2}, {}, {**SGD, **TWO_VERSIONS}),
+            ({"pp": 2, "dp": 2, "tp": 2}, {}, SYNC),
+            ({"pp": 2, "dp": 3}, {}, {**TWO_VERSIONS, "batch": 7}),
         ]
     )
 

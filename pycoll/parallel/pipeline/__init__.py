@@ -15,6 +15,8 @@ from pycoll.parallel.pipeline.schedules import (
     naive,
     one_forward_one_backward,
     pipedream,
+    pipedream_2bw,
+    pipedream_vertical_sync,
     zero_bubble,
 )
 from pycoll.parallel.pipeline.schedules.actions import Action, Costs, Kind, Schedule
@@ -29,7 +31,10 @@ from pycoll.parallel.pipeline.schedules.simulate_pipeline import Simulation, sim
 from pycoll.parallel.pipeline.schedules.validate import validate
 from pycoll.parallel.pipeline.split import split
 
-for _module in (naive, gpipe, one_forward_one_backward, zero_bubble, dual_pipe, pipedream):
+for _module in (
+    *(naive, gpipe, one_forward_one_backward, zero_bubble, dual_pipe),
+    *(pipedream, pipedream_vertical_sync, pipedream_2bw),
+):
     for _row in _module.ROWS:
         register(_row)
 

@@ -78,8 +78,9 @@ class PipelineRuntime:
                 gradients of its weights.
             on_weight_grad_ready: Called with a stage when these gradients are complete; those
                 of parameters that stages share are complete only after the step.
-            update: Called with stage and microbatch, by schedules that update within a step;
-                updates the stage's weights from `.grad` and clears it.
+            update: Called with stage and the update's last microbatch, by schedules that update
+                within a step; updates the stage's weights from `.grad`, the sum over the update's
+                microbatches (`Schedule.round_of`), and clears it.
             replicas: Number of ranks of each stage, such as (3, 1), for the schedule "pipedream":
                 consecutive ranks hold the same weights of a stage and take turns at its
                 microbatches. `.grad` is the mean over their turn when `update` is called.
@@ -215,7 +216,10 @@ class PipelineRuntime:
         arrivals = {} if announced else self._known[key]
         stashes = {}
         if schedule.updates:
-            stashes = {s: Stash(self.stages.parameters_of(s)) for s in self.stages.local_stages}
+            stashes = {
+                stage: Stash(self.stages.parameters_of(stage), schedule.versions)
+                for stage in self.stages.local_stages
+            }
         run = StepRun(
             self.stages,
             schedule,

@@ -209,7 +209,7 @@ class _Stages:
             return 0
         learning = [w for _, w in self.parameters(rank) if w.requires_grad]
         nbytes = sum(weight.numel() * weight.element_size() for weight in learning)
-        return nbytes * peak_versions(self._schedule.orders[rank])
+        return nbytes * peak_versions(self._schedule.orders[rank], self._schedule.versions)
 
     def live(self, rank: int, kept: list[int]) -> int:
         """Peak bytes that a rank keeps for microbatches that wait for their backward."""

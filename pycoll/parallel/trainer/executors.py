@@ -33,7 +33,6 @@ class Ran:
         bubble_s: Seconds in which this rank waited for other stages.
         staleness: The most updates between a forward and its backward.
         busy_s: Seconds in which this rank worked without waiting, by part of the step.
-        microbatches: Number of microbatches.
     """
 
     loss_sum: float = 0.0
@@ -41,7 +40,6 @@ class Ran:
     bubble_s: float = 0.0
     staleness: int = 0
     busy_s: dict[str, float] = field(default_factory=dict)
-    microbatches: int = 0
 
 
 class Executor(Protocol):
@@ -121,7 +119,7 @@ class Plain:
                 counts.append(part_count)
             if reduces:
                 self._reducer.finish()
-            self._policy.after_microbatch()
+            self._policy.after_microbatches(1)
         if not parts and reduce:
             self._reducer.finish()  # the other replicas wait for this one's zeros
         return Ran(sum(numbers(sums)), int(sum(numbers(counts))), busy_s=busy_s)
@@ -262,7 +260,8 @@ class Pipelined:
 
     def _update(self, stage: int, microbatch: int) -> None:
         self._policy.reduce(self._own[stage])
-        self._policy.after_microbatch()
+        schedule = self._runtime.schedule_of(len(self._firsts))
+        self._policy.after_microbatches(len(schedule.round_of(stage, microbatch)))
 
     def _move(self, microbatch: int) -> None:
         first, count = self._firsts[microbatch]

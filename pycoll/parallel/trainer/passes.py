@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -81,8 +81,7 @@ class Passes:
         if self._executor.runs_empty:
             num_parts = max(num_parts, share.microbatches)
         parts += [nothing(share.x, share.y)] * (num_parts - len(parts))
-        ran = self._executor.run(parts, loss, share.first_sample, reduce=reduce)
-        return replace(ran, microbatches=len(parts))
+        return self._executor.run(parts, loss, share.first_sample, reduce=reduce)
 
     def _parts(self, share: Share) -> list[tuple[int | None, Share]]:
         """The virtual replicas of this rank and their shares; all ranks have as many of them.
@@ -121,7 +120,6 @@ def _together(found: list[Ran]) -> Ran:
         sum(ran.bubble_s for ran in found),
         max(ran.staleness for ran in found),
         busy_s,
-        sum(ran.microbatches for ran in found),
     )
 
 

@@ -182,7 +182,7 @@ class Trainer:
             unused=unused,
             unused_now=tuple(name for name in unused if name not in unused_before),
             rank=self.mesh.world.rank,
-            updates=ran.microbatches if self.policy.steps_within else 0,
+            updates=self.policy.num_updates,
             staleness=ran.staleness,
             samples=num_all,
             ranks=self.mesh.world.size,

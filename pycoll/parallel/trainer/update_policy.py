@@ -23,11 +23,13 @@ class UpdatePolicy:
 
     Attributes:
         steps_within: The optimizer steps within `model.step`.
+        num_updates: Number of such steps for the last batch.
         steps_alone: A rank with whole parameters waits for no other rank in `step`.
         reducer: The gradients.
     """
 
     steps_within, steps_alone = False, True
+    num_updates = 0
 
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
@@ -72,8 +74,8 @@ class UpdatePolicy:
         """The loss whose gradients the policy needs, for a loss of sums and counts."""
         return loss
 
-    def after_microbatch(self) -> None:
-        """Runs when a microbatch of this rank, or of its stage, has its gradients."""
+    def after_microbatches(self, num: int) -> None:
+        """Runs when so many microbatches of this rank, or of its stage, have their gradients."""
 
     def reduce(self, names: set[str]) -> None:
         """Adds up gradients of one stage, for policies that step within `model.step`."""
@@ -104,10 +106,11 @@ class UpdatePolicy:
 
 
 class PerMicrobatch(UpdatePolicy):
-    """Schedules without a flush: the optimizer steps after each microbatch, within `model.step`.
+    """Schedules without a flush: the optimizer steps after a few microbatches, in `model.step`.
 
     A gradient is that of the mean over one microbatch of all replicas, the i-th parts of their
-    shares. Stages step at different times, so an update must not wait for another stage.
+    shares; an update of several microbatches has the mean of their gradients. Stages step at
+    different times, so an update must not wait for another stage.
 
     Attributes:
         optimizer: The torch optimizer; None until `pc.optimizer` has made one.
@@ -159,7 +162,7 @@ class PerMicrobatch(UpdatePolicy):
         most = torch.tensor([num_parts])
         if self._group.size > 1:
             self._group.all_reduce(most, "max")
-        self._left = int(most)
+        self._left, self.num_updates = int(most), 0
         return self._left
 
     def loss(self, loss: Loss) -> Loss:
@@ -182,16 +185,17 @@ class PerMicrobatch(UpdatePolicy):
         self.reducer.complete(names)
         self.reducer.finish()
 
-    def after_microbatch(self) -> None:
+    def after_microbatches(self, num: int) -> None:
         """Steps the stage by its reduced gradients; the last gradients stay readable."""
         assert self.optimizer is not None
         presence = self.reducer.presence()
         if self._data_ranks.size > 1 and len(presence):
             self._data_ranks.all_reduce(presence)
-        self.reducer.settle(presence, 1.0)
+        self.reducer.settle(presence, 1.0 / num)
         self.optimizer.step()
         self.reducer.publish()
-        self._left -= 1
+        self.num_updates += 1
+        self._left -= num
         if self._left:
             self.reducer.clear()
 

@@ -19,7 +19,8 @@ from pycoll.parallel.pipeline.schedules.simulate_pipeline import peak_versions
 from pycoll.parallel.pipeline.shared import sum_shared_gradients
 from pycoll.parallel.pipeline.stash import Stash
 
-FLUSHING = [name for name in pipeline.names() if name != "pipedream"]
+FLUSHING = [name for name in pipeline.names() if pipeline.generator(name).staleness is None]
+STREAMS = [name for name in pipeline.names() if name not in FLUSHING]
 
 
 def stages_of(name: str) -> int:
@@ -261,10 +262,10 @@ def test_bytes_sent_are_activations_once_per_cut_and_direction():
     assert [got["messages"] for got in found] == [12 + 8, 24 + 8, 24 + 8, 12]
 
 
-def kept(order) -> int:
+def kept(order, versions) -> int:
     """Most versions that a stash keeps while an order is done."""
     weight = torch.nn.Parameter(torch.zeros(1))
-    stash = Stash({"weight": weight})
+    stash = Stash({"weight": weight}, versions)
     for action in order:
         if action.kind is pipeline.Kind.F:
             stash.forward(action.microbatch)
@@ -275,7 +276,12 @@ def kept(order) -> int:
     return stash.peak_versions
 
 
-@pytest.mark.parametrize("m", [1, 2, 5, 9])
-def test_as_many_versions_are_kept_as_stated(m):
-    for order in pipeline.build("pipedream", 4, m).orders:
-        assert peak_versions(order) == kept(order)
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("m", [1, 2, 5, 9, 20])
+def test_as_many_versions_are_kept_as_stated(name, m):
+    schedule = pipeline.build(name, 4, m)
+    peaks = [peak_versions(order, schedule.versions) for order in schedule.orders]
+    assert peaks == [kept(order, schedule.versions) for order in schedule.orders]
+    if m == 20:
+        stated = {"pipedream_2bw": [2] * 4, "pipedream_vertical_sync": [4] * 4}
+        assert peaks == stated.get(name, [4, 3, 2, 1])

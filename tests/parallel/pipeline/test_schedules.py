@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -180,26 +181,37 @@ def test_reference_values_of_torch_schedules_four_ranks_eight_microbatches():
     assert simulate(build("zb1p", 4, 8, 2)).peak_live == (8, 8, 8, 8)
 
 
-def test_pipedream_has_no_bubble_in_its_steady_state():
+STREAMS = [name for name in names() if generator(name).staleness is not None]
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_schedule_without_a_flush_has_no_bubble_in_its_steady_state(name):
     for p in (2, 4, 8):
-        played = simulate(build("pipedream", p, 32))
+        played = simulate(build(name, p, 32))
         assert played.idle_share_between(*played.steady) == pytest.approx(0, abs=1e-9)
 
 
-def test_pipedream_staleness_is_what_is_stated():
-    from pycoll.parallel.pipeline.schedules.pipedream import staleness
-
+@pytest.mark.parametrize("name", STREAMS)
+def test_staleness_is_what_is_stated(name):
+    staleness = generator(name).staleness
     for p in (1, 2, 4, 8):
-        schedule = build("pipedream", p, 20)
+        schedule = build(name, p, 20)
         for stage, order in enumerate(schedule.orders):
-            updates, at_forward = 0, {}
+            updates, used = 0, {}
             for action in order:
+                i = action.microbatch
                 updates += action.kind is Kind.U
                 if action.kind is Kind.F:
-                    at_forward[action.microbatch] = updates
+                    used[i] = schedule.versions[i] if schedule.versions else updates
                 if action.kind is Kind.B:
-                    stale = updates - at_forward[action.microbatch]
-                    assert stale == staleness(p, stage, action.microbatch)
+                    assert updates - used[i] == staleness(p, stage, i)
+
+
+def test_versions_that_a_stage_does_not_have_yet_are_refused():
+    schedule = build("pipedream_2bw", 2, 4)
+    early = replace(schedule, versions=(0, 0, 1, 0))
+    with pytest.raises(UsageError, match="rank 0 has 0F2 after 0 updates of the stage, and it use"):
+        validate(early)
 
 
 def test_slow_stage_bounds_the_time():

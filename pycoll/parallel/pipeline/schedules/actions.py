@@ -80,6 +80,9 @@ class Schedule:
         orders: The actions of each rank.
         replicas: Number of consecutive ranks that take turns at the microbatches of each stage;
             empty: every stage has one rank.
+        per_update: Number of microbatches of a rank whose gradients one update takes.
+        versions: The number of updates in the weights that each microbatch uses, in every stage;
+            empty: the weights that a stage has at the microbatch's forward.
     """
 
     name: str
@@ -87,6 +90,8 @@ class Schedule:
     placement: tuple[int, ...]
     orders: tuple[tuple[Action, ...], ...]
     replicas: tuple[int, ...] = ()
+    per_update: int = 1
+    versions: tuple[int, ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -125,10 +130,14 @@ class Schedule:
         return ranks[microbatch % len(ranks)]
 
     def round_of(self, stage: int, microbatch: int) -> range:
-        """The microbatches that a stage's replicas take in the same turn, for one update."""
-        num = len(self.ranks_of(stage))
+        """The microbatches of the update of a stage that has the gradients of one of them."""
+        num = len(self.ranks_of(stage)) * self.per_update
         first = microbatch // num * num
-        return range(first, first + num)
+        return range(first, min(first + num, self.num_microbatches))
+
+    def ends_round(self, stage: int, microbatch: int) -> bool:
+        """Whether a microbatch is the last one of its rank before an update of a stage."""
+        return microbatch + len(self.ranks_of(stage)) >= self.round_of(stage, microbatch).stop
 
     def without(self, *kinds: Kind) -> Schedule:
         """Returns the schedule without some kinds of actions."""
@@ -136,8 +145,16 @@ class Schedule:
         return replace(self, orders=orders)
 
     def text(self) -> str:
-        """One line per rank: `0: 0F0 0F1 0B0 0B1`. `from_text` reads this format."""
-        lines = (f"{r}: {' '.join(map(str, order))}" for r, order in enumerate(self.orders))
+        """One line per rank: `0: 0F0 0F1 0B0 0B1`. `from_text` reads this format.
+
+        A schedule whose updates have several microbatches ends with `per_update: 2`; one with
+        versions, with `versions: 0 0 1`.
+        """
+        lines = [f"{r}: {' '.join(map(str, order))}" for r, order in enumerate(self.orders)]
+        if self.per_update > 1:
+            lines.append(f"per_update: {self.per_update}")
+        if self.versions:
+            lines.append(f"versions: {' '.join(map(str, self.versions))}")
         return "\n".join(lines) + "\n"
 
     @classmethod
@@ -146,6 +163,7 @@ class Schedule:
 
         Args:
             text: One line of actions per rank, in rank order; a prefix such as `0:` is optional.
+                Lines `per_update:` and `versions:` with numbers may follow.
             name: Name for error messages.
 
         Returns:
@@ -154,9 +172,26 @@ class Schedule:
         Raises:
             UsageError: A word is not an action, or no rank has a required stage.
         """
-        lines = [line.partition(":")[2] or line for line in text.splitlines() if line.strip()]
-        orders = tuple(tuple(Action.parse(word) for word in line.split()) for line in lines)
-        return cls.from_orders(name, orders)
+        orders: list[list[Action]] = []
+        numbers: dict[str, list[int]] = {"per_update": [1], "versions": []}
+        for line in filter(str.strip, text.splitlines()):
+            head, _, rest = line.partition(":")
+            words = (rest or line).split()
+            if head.strip() not in numbers:
+                orders.append([Action.parse(word) for word in words])
+            elif all(map(str.isdecimal, words)):
+                numbers[head.strip()] = [int(word) for word in words]
+            else:
+                raise UsageError(f"schedule {name}: {line.strip()!r}: expected numbers from 0 up")
+        made = cls.from_orders(name, orders)
+        (per_update, *more), versions = numbers["per_update"], tuple(numbers["versions"])
+        if more or per_update < 1 or len(versions) not in (0, made.num_microbatches):
+            raise UsageError(
+                f"schedule {name}: per_update {numbers['per_update']} and {len(versions)} versions "
+                f"for {made.num_microbatches} microbatches; expected one number from 1 up, and "
+                "none or one version for each"
+            )
+        return replace(made, per_update=per_update, versions=versions)
 
     @classmethod
     def from_orders(cls, name: str, orders: Iterable[Iterable[Action]]) -> Schedule:

@@ -23,18 +23,36 @@ def make(p: int, m: int, v: int) -> Schedule:
     """Each backward is followed by an update; the microbatches of many steps form one stream.
 
     Cost: no bubble between the first and the last backward; live min(m, p - rank), and as many
-    versions of the weights.
+        versions of the weights.
     Source: Narayanan et al., PipeDream, SOSP 2019, sections 3.2 and 3.3.
+    """
+    return stream("pipedream", p, m)
+
+
+def stream(
+    name: str, p: int, m: int, per_update: int = 1, versions: Sequence[int] = ()
+) -> Schedule:
+    """1F1B without a flush, with an update of a stage after every few of its microbatches.
+
+    Args:
+        name: Name of the schedule.
+        p: Number of ranks.
+        m: Number of microbatches.
+        per_update: Number of microbatches of an update; the last one may have fewer.
+        versions: The number of updates in the weights that each microbatch uses; empty: the newest
+            ones at its forward.
     """
     orders = []
     for rank in range(p):
         order: list[Action] = []
         for action in in_turn(*sequences(p, m, 1, rank), p - 1 - rank):
             order.append(action)
-            if action.kind is Kind.B:
+            number = action.microbatch + 1
+            if action.kind is Kind.B and (number % per_update == 0 or number == m):
                 order.append(Action(action.stage, Kind.U, action.microbatch))
         orders.append(tuple(order))
-    return Schedule("pipedream", m, interleaved_placement(p, 1), tuple(orders))
+    placement = interleaved_placement(p, 1)
+    return Schedule(name, m, placement, tuple(orders), (), per_update, tuple(versions))
 
 
 def round_robin(replicas: Sequence[int], m: int) -> Schedule:
@@ -98,5 +116,6 @@ ROWS = (
         summary="no flush: weights are updated at every backward, p - 1 - stage updates stale",
         source="Narayanan et al., PipeDream, SOSP 2019, arXiv 1806.03377",
         allowed_stages=(1,),
+        staleness=staleness,
     ),
 )

@@ -29,6 +29,8 @@ class Generator:
         allowed_stages: Other allowed values of v; empty: any number.
         exact: Whether `bubble` is exact for a shape and costs; if not, simulate.
         torch_name: Name of torch's schedule with the same orders, the reference in tests.
+        staleness: Of p, a stage and a microbatch: the updates in a stage's weights at the backward
+            that the weights of the forward lack. None: the schedule has a flush.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Generator:
     allowed_stages: tuple[int, ...] = ()
     exact: Callable[[int, int, int, Costs], bool] = lambda p, m, v, costs: True
     torch_name: str | None = None
+    staleness: Callable[[int, int, int], int] | None = None
 
 
 _generators: dict[str, Generator] = {}

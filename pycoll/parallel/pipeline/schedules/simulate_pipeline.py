@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
@@ -75,7 +76,7 @@ def needs(action: Action, num_stages: int) -> Action | None:
 def waits_for(schedule: Schedule, action: Action) -> tuple[Action, ...]:
     """The actions of other ranks that must precede an action.
 
-    An update of a stage with replicas waits for the gradients of all microbatches of its turn.
+    An update waits for the gradients of all its microbatches, on all replicas of the stage.
     """
     if action.kind is Kind.U:
         turn = schedule.round_of(action.stage, action.microbatch)
@@ -119,18 +120,24 @@ def peak_live(order: Sequence[Action], weights: Sequence[int] | None = None) -> 
     return peak
 
 
-def peak_versions(order: Sequence[Action]) -> int:
-    """The most versions of a stage's weights that microbatches in flight use."""
-    peak = version = 0
-    seen: dict[tuple[int, int], int] = {}
+def peak_versions(order: Sequence[Action], versions: Sequence[int] = ()) -> int:
+    """The most versions of a stage's weights that microbatches need at a time.
+
+    `versions` has the version of each microbatch, which is kept until its last microbatch is done;
+    empty: each microbatch uses the newest one at its forward.
+    """
+    users = Counter(versions[a.microbatch] for a in order if versions and a.kind is Kind.F)
+    peak = newest = 0
+    used: dict[tuple[int, int], int] = {}
     for action in order:
         place = action.stage, action.microbatch
         if action.kind is Kind.F:
-            seen[place] = version
-            peak = max(peak, len(set(seen.values())))
+            used[place] = versions[action.microbatch] if versions else newest
+            users[used[place]] += not versions
         elif action.kind in (Kind.B, Kind.W):
-            del seen[place]
-        version += action.kind is Kind.U
+            users[used.pop(place)] -= 1
+        newest += action.kind is Kind.U
+        peak = max(peak, sum(number > 0 and of <= newest for of, number in users.items()))
     return peak
 
 

@@ -71,26 +71,35 @@ def _complete(schedule: Schedule, rank: int, order: Sequence[Action]) -> None:
             has = {kind: Action(stage, kind, i) in counts for kind in Kind if kind.is_compute}
             whole, split = has[Kind.B], has[Kind.I] and has[Kind.W]
             wrong = whole and (has[Kind.I] or has[Kind.W])
-            if not has[Kind.F] or not (whole or split) or wrong or has[Kind.U] != updates:
+            updated = updates and schedule.ends_round(stage, i)
+            if not has[Kind.F] or not (whole or split) or wrong or has[Kind.U] != updated:
                 found = [str(Action(stage, kind, i)) for kind in has if has[kind]]
                 wanted = f"{stage}F{i} and {stage}B{i}, or {stage}I{i} and {stage}W{i}"
                 raise UsageError(
                     f"schedule {schedule.name}: rank {rank} has {', '.join(found) or 'nothing'} "
                     f"for stage {stage} and microbatch {i}; expected {wanted}"
-                    + (f", and {stage}U{i}" if updates else "")
+                    + (f", and {stage}U{i}" if updated else "")
                 )
 
 
 def _in_order(schedule: Schedule, rank: int, order: Sequence[Action]) -> None:
     at = {action: i for i, action in enumerate(order)}
     before = {Kind.B: (Kind.F,), Kind.I: (Kind.F,), Kind.W: (Kind.I,), Kind.U: (Kind.B, Kind.W)}
+    updates = dict.fromkeys(range(schedule.num_stages), 0)
     for action in order:
-        for kind in before.get(action.kind, ()):
-            earlier = Action(action.stage, kind, action.microbatch)
+        stage, kind, i = action
+        of = schedule.round_of(stage, i) if kind is Kind.U else (i,)
+        for earlier in (Action(stage, kind, j) for kind in before.get(kind, ()) for j in of):
             if at.get(earlier, -1) > at[action]:
                 raise UsageError(
                     f"schedule {schedule.name}: rank {rank} has {action} before {earlier}"
                 )
+        updates[stage] += kind is Kind.U
+        if kind is Kind.F and schedule.versions and schedule.versions[i] > updates[stage]:
+            raise UsageError(
+                f"schedule {schedule.name}: rank {rank} has {action} after {updates[stage]} "
+                f"updates of the stage, and it uses weights of {schedule.versions[i]}"
+            )
 
 
 def _plays(schedule: Schedule) -> None:
