@@ -86,7 +86,7 @@ def test_layers_link_one_by_one():
 @pytest.mark.parametrize("kind", ["thread", "address"])
 def test_checks_are_right_and_clean_under_sanitizers(kind, tmp_path):
     folder = build_checks(kind, "few", tmp_path)
-    assert_clean(folder, ON_HOST + ON_DEVICES)
+    assert_clean(folder, ON_HOST + ON_DEVICES, at_once=2)
 
 
 @pytest.mark.soak

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import warnings
 import weakref
 
 import pytest
@@ -201,6 +202,7 @@ def test_mistakes_are_named():
 
 def peak(comm, zero: int) -> tuple[int, int]:
     """Peak of one step with Adam after a first one; and the number of parameters."""
+    warnings.simplefilter("error")  # torch's about hooks of modules whose inputs need no gradient
     mesh = pc.mesh(comm=comm)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(DEPTH)))
     count = sum(p.numel() for p in model.parameters())

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
 
 from pycoll.errors import UsageError
+from pycoll.parallel.core.specs import tensors_in
 from pycoll.parallel.features.data.buckets import Bucket
 
 
@@ -74,15 +76,16 @@ def put_together_when_needed(module: nn.Module, buckets: list[Bucket], *, keep: 
         if not keep or not torch.is_grad_enabled():
             for bucket in buckets:
                 bucket.release()
+        made = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        if made and not keep:
+            register_multi_grad_hook(made, before_backward, mode="any")
 
-    def before_backward(module: nn.Module, grad: Any) -> None:
+    def before_backward(gradient: torch.Tensor) -> None:
         for bucket in buckets:
             bucket.gather()
 
     module.register_forward_pre_hook(before)
     module.register_forward_hook(after)
-    if not keep:
-        module.register_full_backward_pre_hook(before_backward)
 
 
 __all__ = ["put_together_when_needed", "units_of"]
