@@ -1,0 +1,136 @@
+"""Which rank of the axis pp runs each call of a model's forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import fx, nn
+
+from pycoll.errors import UsageError
+from pycoll.parallel.core.patterns import names_matching
+from pycoll.parallel.features.place.graph import CallGraph, Tracer
+
+HOME = 0  # the rank of what is not named and has inputs of several ranks, or of none
+
+
+class Places:
+    """The ranks of a model's modules. Printing it shows them.
+
+    Attributes:
+        modules: The rank of each module that the forward calls, by name, in the order of the calls.
+        parameters: The rank of each parameter, by its first name.
+    """
+
+    def __init__(self, model: nn.Module, place: Mapping[str, int], world: int) -> None:
+        """Places the modules of a model.
+
+        Args:
+            model: The model, before it changes.
+            place: Ranks by patterns of module names. A name within another one goes before it.
+            world: Number of ranks.
+
+        Raises:
+            UsageError: A name or a rank does not exist, the model cannot be traced, or modules on
+                two ranks have one parameter.
+        """
+        self._named = _named(model, place, world)
+        self.tracer = Tracer(model, self._named)
+        self.modules: dict[str, int] = {}
+        self._bare: dict[str, int] = {}  # ranks of parameters that no called module has
+        graphs = [self.tracer.first(training=True), self.tracer.first(training=False)]
+        self._check_called(graphs[0], model)
+        self.parameters: dict[str, int] = {}
+        users: dict[str, str] = {}
+        for graph in graphs:
+            for node, rank in self.ranks(graph).items():
+                for name in graph.parameters[node]:
+                    assert rank is not None
+                    user = str(node.target)
+                    if self.parameters.setdefault(name, rank) != rank:
+                        raise UsageError(
+                            f"place: {users[name]} on rank {self.parameters[name]} and {user} on "
+                            f"rank {rank} have one parameter, {name}: place them on one rank"
+                        )
+                    users.setdefault(name, user)
+        for name, _ in model.named_parameters():
+            self.parameters.setdefault(name, HOME)  # the forward does not use it
+
+    def ranks(self, graph: CallGraph) -> dict[fx.Node, int | None]:
+        """The rank of each node; None: functions of the batch alone, which any rank computes."""
+        found: dict[fx.Node, int | None] = {}
+        for node in graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                found[node] = None
+                continue
+            inputs = node.all_input_nodes
+            bare = [each for each in inputs if graph.parameters[each] and each.op == "get_attr"]
+            ranks = {found[each] for each in inputs if each not in bare} - {None}
+            rank = next(iter(ranks)) if len(ranks) == 1 else HOME
+            if node.op == "call_module":
+                name = str(node.target)
+                self.modules.setdefault(name, _rank_of(name, self._named, rank))
+                found[node] = self.modules[name]
+            else:
+                found[node] = rank if ranks or bare or node.op == "output" else None
+            for each in bare:  # a parameter is where it is first used
+                if found[each] is None:
+                    name = graph.parameters[each][0]
+                    found[each] = self._bare.setdefault(name, found[node] or HOME)
+        for node in graph.nodes:
+            if graph.parameters[node] and found[node] is None:
+                found[node] = self._bare.setdefault(graph.parameters[node][0], HOME)
+        return found
+
+    def _check_called(self, graph: CallGraph, model: nn.Module) -> None:
+        self.ranks(graph)
+        for name in self._named:
+            if not any(each == name or each.startswith(f"{name}.") for each in self.modules):
+                raise UsageError(
+                    f"place: the forward of {type(model).__name__} does not call {name!r}: leave "
+                    "it out, or name a module that it calls"
+                )
+
+    def __str__(self) -> str:
+        world = max(self.modules.values(), default=HOME) + 1
+        lines = []
+        for rank in range(world):
+            names = [name for name, of in self.modules.items() if of == rank]
+            lines.append(f"rank {rank}: {', '.join(names) or 'nothing'}")
+        return "\n".join(lines)
+
+
+def check_names(model: nn.Module, place: Mapping[str, int]) -> dict[str, int]:
+    """The rank of each module that a pattern names.
+
+    Raises:
+        UsageError: A pattern matches no module, or two give a module two ranks.
+    """
+    names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
+    what = f"module of {type(model).__name__}"
+    found: dict[str, int] = {}
+    for pattern, rank in place.items():
+        for name in names_matching(pattern, names, "place", what):
+            if found.setdefault(name, rank) != rank:
+                raise UsageError(f"place: {name!r} is on ranks {found[name]} and {rank}: give one")
+    return found
+
+
+def _named(model: nn.Module, place: Mapping[str, int], world: int) -> dict[str, int]:
+    for pattern, rank in place.items():
+        if not isinstance(rank, int) or not 0 <= rank < world:
+            raise UsageError(
+                f"place: {pattern!r} is on rank {rank!r}, expected 0 to {world - 1}: pp={world}"
+            )
+    return check_names(model, place)
+
+
+def _rank_of(name: str, named: Mapping[str, int], other: int | None) -> int:
+    """The rank of the innermost named module that has a module, or is it."""
+    parts: Sequence[str] = name.split(".")
+    for end in range(len(parts), 0, -1):
+        if (around := ".".join(parts[:end])) in named:
+            return named[around]
+    return HOME if other is None else other
+
+
+__all__ = ["HOME", "Places", "check_names"]
