@@ -99,17 +99,25 @@ class Mail:
 
         return replace(known[letter.number].notes["value"], Spec, filled)
 
-    def send_gradients(self, letter: Letter, gradients: Iterable[Tensor], to: int) -> None:
-        """Sends the gradients of what arrived with requires_grad."""
-        self._send(letter, gradients, to)
+    def send_gradients(self, letter: Letter, tensors: Iterable[Tensor], to: int) -> None:
+        """Sends `.grad` of tensors that arrived; a zero of a first tensor marks one that is None.
 
-    def post_gradients(self, letter: Letter, source: int, of: Iterable[Tensor]) -> None:
+        A parameter that only such tensors lead to keeps its value, as on one process.
+        """
+        found = [(x, x.grad) for x in tensors]
+        present = torch.tensor([gradient is not None for _, gradient in found], dtype=torch.uint8)
+        sent = [torch.zeros_like(x) if gradient is None else gradient for x, gradient in found]
+        self._send(letter, [present, *sent], to)
+
+    def post_gradients(self, letter: Letter, source: int, of: list[Tensor]) -> None:
         """Posts the receive of the gradients of tensors that were sent."""
-        self._post(letter, source, [torch.empty(x.shape, dtype=x.dtype) for x in of])
+        present = torch.empty(len(of), dtype=torch.uint8)
+        self._post(letter, source, [present, *(torch.empty(x.shape, dtype=x.dtype) for x in of)])
 
-    def take_gradients(self, letter: Letter, source: int) -> list[Tensor]:
-        """Waits for gradients whose receive is posted."""
-        return self._take(letter, source)
+    def take_gradients(self, letter: Letter, source: int) -> list[Tensor | None]:
+        """Waits for gradients whose receive is posted; None where there is none."""
+        present, *gradients = self._take(letter, source)
+        return [x if there else None for x, there in zip(gradients, present, strict=True)]
 
     def finish(self) -> None:
         """Waits until the receivers have taken all messages."""

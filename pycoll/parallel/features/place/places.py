@@ -31,7 +31,7 @@ class Places:
 
         Raises:
             UsageError: A name or a rank does not exist, the model cannot be traced, or modules on
-                two ranks have one parameter.
+                two ranks have one parameter, or a rank has none.
         """
         self._named = _named(model, place, world)
         self.tracer = Tracer(model, self._named)
@@ -54,6 +54,12 @@ class Places:
                     users.setdefault(name, user)
         for name, _ in model.named_parameters():
             self.parameters.setdefault(name, HOME)  # the forward does not use it
+        learning = {self.parameters[n] for n, p in model.named_parameters() if p.requires_grad}
+        if idle := set(range(world)) - learning:
+            raise UsageError(
+                f"place: rank {min(idle)} of pp={world} has no parameter that learns: place a "
+                "module on it, or make pp smaller"
+            )
 
     def ranks(self, graph: CallGraph) -> dict[fx.Node, int | None]:
         """The rank of each node; None: functions of the batch alone, which any rank computes."""

@@ -89,8 +89,8 @@ class Passing:
             self.note(f"B {segment.name}", False, start, self.clock.now())
             for node in segment.arrives:
                 found = [x for x in tensors_in(self._held.pop(node)) if x.requires_grad]
-                back = [torch.zeros_like(x) if x.grad is None else x.grad for x in found]
-                self.mail.send_gradients(self._letter(node, True), back, self._source(node))
+                if found:
+                    self.mail.send_gradients(self._letter(node, True), found, self._source(node))
             after(segment)
         self._held.clear()
         self._made.clear()
@@ -137,7 +137,7 @@ class Passing:
                 start = self.clock.now()
                 came = self.mail.take_gradients(self._letter(node, True), source)
                 self.note(f"wait for gradient of {node.name}", True, start, self.clock.now())
-                found = [b if a is None else a + b for a, b in zip(found, came, strict=True)]
+                found = [_sum(a, b) for a, b in zip(found, came, strict=True)]
             for x, gradient in zip(made, found, strict=True):
                 if gradient is not None:
                     roots.append(x)
@@ -166,6 +166,10 @@ class Passing:
 
     def _letter(self, node: fx.Node, is_gradient: bool = False) -> Letter:
         return Letter(self.segments.numbers[node], self.microbatch, is_gradient)
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b
 
 
 def _leaf(x: Tensor) -> Tensor:
