@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import closing
 
 import pytest
 import torch
@@ -13,77 +14,16 @@ from mesh_cases import (
     fit,
     in_one_world,
 )
+from placed_models import Mixed, Towers, Web
 from torch import nn
 from torch.nn import functional
 
 from pycoll import UsageError, run_ranks
 from pycoll import parallel as pc
-from pycoll.parallel.features.place.places import Places
+from pycoll.parallel.features.place.places import ModulePlaces
 from pycoll.parallel.features.place.segments import segments_of
 
 PLACE = {"tower_a": 0, "tower_b": 1}
-
-
-class Towers(nn.Module):
-    """Two towers between a stem and a head."""
-
-    def __init__(self, drop: float = 0.0) -> None:
-        super().__init__()
-        self.stem = nn.Linear(6, 8)
-        self.tower_a = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(drop), nn.Linear(8, 8))
-        self.tower_b = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(drop), nn.Linear(8, 4))
-        self.head = nn.Linear(12, 5)
-
-    def forward(self, x):
-        h = torch.tanh(self.stem(x))
-        return self.head(torch.cat([self.tower_a(h), self.tower_b(h)], -1))
-
-
-class Mixed(nn.Module):
-    """Results with several tensors and numbers, a parameter and a buffer between modules, one
-    module called twice, and one that another module shares its weight with."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.ModuleDict({"lstm": nn.LSTM(6, 6, batch_first=True)})
-        self.norm = nn.BatchNorm1d(6)
-        self.twice = nn.Linear(6, 6)
-        self.head, self.tied = nn.Linear(6, 5), nn.Linear(6, 5)
-        self.tied.weight = self.head.weight
-        self.gain = nn.Parameter(torch.rand(6))
-        self.unused = nn.Linear(3, 3)
-        self.register_buffer("shift", torch.ones(6))
-
-    def forward(self, x, extra=None):
-        x = x * 2 + self.shift
-        if extra is not None:
-            x = x + extra
-        y, (h, _) = self.inner["lstm"](x[:, None].expand(-1, 3, -1))
-        width = y.shape[1]
-        a = self.twice(self.norm(x)) * self.gain
-        if self.training:
-            a = a * 1.5
-        b = self.twice(torch.tanh(a) / width) + h[0] * self.gain
-        return {"a": self.head(b), "b": self.tied(y[:, -1])}
-
-
-class Web(nn.Module):
-    """Random calls: each module takes the sum of some earlier results."""
-
-    def __init__(self, seed: int, count: int = 9) -> None:
-        super().__init__()
-        draw = random.Random(seed)
-        self.parts = nn.ModuleList(nn.Linear(6, 6) for _ in range(count))
-        self.inputs = [
-            draw.sample(range(i + 1), min(i + 1, draw.choice([1, 2]))) for i in range(count)
-        ]
-        self.head = nn.Linear(6, 5)
-
-    def forward(self, x):
-        made = [x]
-        for part, inputs in zip(self.parts, self.inputs):
-            made.append(torch.tanh(part(sum(made[i] for i in inputs))))
-        return self.head(sum(made[-3:]))
 
 
 def web_place(seed: int, world: int, count: int = 9) -> dict[str, int]:
@@ -138,7 +78,7 @@ def test_placed_models_equal_one_process():
 def test_random_graphs_on_random_ranks_equal_one_process():
     cases = [
         ({"pp": world}, {"place": web_place(seed, world), "microbatches": 3}, {"args": (seed,)})
-        for seed in range(4)
+        for seed in (1, 2)  # in graph 1 a module leads to no loss
         for world in (2, 4)
     ]
     assert_equal_one_process(train, cases, make=Web)
@@ -147,7 +87,7 @@ def test_random_graphs_on_random_ranks_equal_one_process():
 @pytest.mark.pure
 def test_segments_send_at_their_end_what_later_ones_receive_at_their_start():
     for seed in range(20):
-        places = Places(Web(seed, 20), web_place(seed, 4, 20), 4)
+        places = ModulePlaces(Web(seed, 20), web_place(seed, 4, 20), 4)
         graph = places.tracer.first(training=True)
         found = segments_of(graph, places.ranks(graph))
         nodes = [node for segment in found.segments for node in segment.nodes]
@@ -218,6 +158,13 @@ def test_mistakes_are_refused_in_one_sentence():
     def place(where, model=None, **options):
         return lambda mesh: pc.parallelize(model or Towers(), mesh, place=where, **options)
 
+    def on(axis):
+        def mistake(mesh):
+            with closing(pc.mesh(**{axis: 2}, comm=mesh.world.split(0))) as other:
+                place({"tower_b": 0})(other)
+
+        return mistake
+
     tied = Towers()
     tied.tower_b[0].weight = tied.tower_a[0].weight
     listed = Towers()
@@ -232,8 +179,8 @@ def test_mistakes_are_refused_in_one_sentence():
             "place: 'tower_a' is on ranks 0 and 1: give one": place({"tower_a": 0, "tower_*": 1}),
             "does not call 'extra': leave it out": place({"tower_b": 1, "extra": 1}, listed),
             "rank 0 of pp=2 has no parameter that learns": place({"stem|tower_?|head": 1}),
-            "place: the forward of Odd cannot be traced: symbolically traced variables cannot be used "
-            "as inputs to control flow (test_place.py:": place(PLACE, of(value_dependent)),
+            "Odd cannot be traced: symbolically traced variables cannot be used as inputs to "
+            "control flow (test_place.py:": place(PLACE, of(value_dependent)),
             "calls dropout between modules": place(PLACE, of(dropping)),
             "tower_a on rank 0 and tower_b on rank 1 have one parameter, tower_a.0.weight": place(
                 PLACE, tied
@@ -244,11 +191,10 @@ def test_mistakes_are_refused_in_one_sentence():
             one + "recompute": place(PLACE, recompute="tower_a"),
             one + "precision": place(PLACE, precision="bf16"),
             one + "a schedule": place(PLACE, schedule="gpipe"),
+            **{f"{one}{axis} > 1": on(axis) for axis in ("tp", "cp", "ep")},
         },
         pp=2,
     )
-    for axis in ("tp", "cp", "ep"):
-        assert_refused({f"{one}{axis} > 1": place({"tower_b": 0})}, **{axis: 2})
 
 
 def test_placed_models_evaluate_save_and_load(tmp_path):

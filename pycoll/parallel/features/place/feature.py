@@ -10,7 +10,7 @@ from torch import nn
 from pycoll.errors import UsageError
 from pycoll.parallel.features.feature import Build, Feature
 from pycoll.parallel.features.pipeline import PipelineParallel
-from pycoll.parallel.features.place.places import Places, check_names
+from pycoll.parallel.features.place.places import ModulePlaces, check_names
 from pycoll.parallel.features.place.segments import Segments, segments_of
 from pycoll.parallel.features.recompute import Recompute
 from pycoll.parallel.features.zero.feature import Zero
@@ -25,7 +25,7 @@ class Placed:
         places: The ranks of its modules.
     """
 
-    def __init__(self, model: nn.Module, places: Places, rank: int) -> None:
+    def __init__(self, model: nn.Module, places: ModulePlaces, rank: int) -> None:
         self.model, self.places, self._rank = model, places, rank
         self._made: dict[int, Segments] = {}
 
@@ -77,7 +77,7 @@ class _Elsewhere:
 
 
 class PlaceParallel(Feature):
-    """Places modules on ranks.
+    """ModulePlaces modules on ranks.
 
     Attributes:
         placed: The placed model; None: nothing is placed, or pp is 1.
@@ -94,7 +94,7 @@ class PlaceParallel(Feature):
         check_names(build.model, place)
         self._refuse()
         if world > 1:
-            places = Places(build.model, place, world)
+            places = ModulePlaces(build.model, place, world)
             self.placed = Placed(build.model, places, build.grid.rank("pp"))
 
     def _refuse(self) -> None:

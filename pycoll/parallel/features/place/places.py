@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import fx, nn
 
@@ -13,7 +13,7 @@ from pycoll.parallel.features.place.graph import CallGraph, Tracer
 HOME = 0  # the rank of what is not named and has inputs of several ranks, or of none
 
 
-class Places:
+class ModulePlaces:
     """The ranks of a model's modules. Printing it shows them.
 
     Attributes:
@@ -22,7 +22,7 @@ class Places:
     """
 
     def __init__(self, model: nn.Module, place: Mapping[str, int], world: int) -> None:
-        """Places the modules of a model.
+        """ModulePlaces the modules of a model.
 
         Args:
             model: The model, before it changes.
@@ -63,29 +63,11 @@ class Places:
 
     def ranks(self, graph: CallGraph) -> dict[fx.Node, int | None]:
         """The rank of each node; None: functions of the batch alone, which any rank computes."""
-        found: dict[fx.Node, int | None] = {}
-        for node in graph.nodes:
-            if node.op in ("placeholder", "get_attr"):
-                found[node] = None
-                continue
-            inputs = node.all_input_nodes
-            bare = [each for each in inputs if graph.parameters[each] and each.op == "get_attr"]
-            ranks = {found[each] for each in inputs if each not in bare} - {None}
-            rank = next(iter(ranks)) if len(ranks) == 1 else HOME
-            if node.op == "call_module":
-                name = str(node.target)
-                self.modules.setdefault(name, _rank_of(name, self._named, rank))
-                found[node] = self.modules[name]
-            else:
-                found[node] = rank if ranks or bare or node.op == "output" else None
-            for each in bare:  # a parameter is where it is first used
-                if found[each] is None:
-                    name = graph.parameters[each][0]
-                    found[each] = self._bare.setdefault(name, found[node] or HOME)
-        for node in graph.nodes:
-            if graph.parameters[node] and found[node] is None:
-                found[node] = self._bare.setdefault(graph.parameters[node][0], HOME)
-        return found
+
+        def of_module(name: str, inputs: int) -> int:
+            return self.modules.setdefault(name, _rank_of(name, self._named, inputs))
+
+        return ranks_of(graph, of_module, self._bare)
 
     def _check_called(self, graph: CallGraph, model: nn.Module) -> None:
         self.ranks(graph)
@@ -103,6 +85,39 @@ class Places:
             names = [name for name, of in self.modules.items() if of == rank]
             lines.append(f"rank {rank}: {', '.join(names) or 'nothing'}")
         return "\n".join(lines)
+
+
+def ranks_of(
+    graph: CallGraph, of_module: Callable[[str, int], int], bare: dict[str, int]
+) -> dict[fx.Node, int | None]:
+    """The rank of each node; None: functions of the batch alone, which any rank computes.
+
+    Args:
+        graph: The calls.
+        of_module: Returns a module's rank, from its name and the rank that its inputs suggest:
+            their own if it is one, else HOME.
+        bare: Ranks of parameters that functions use, by name: where they are first used. Those
+            that are missing are added.
+    """
+    found: dict[fx.Node, int | None] = {}
+    for node in graph.nodes:
+        found[node] = None
+        if node.op in ("placeholder", "get_attr"):
+            continue
+        inputs = node.all_input_nodes
+        weights = [each for each in inputs if each.op == "get_attr" and graph.parameters[each]]
+        ranks = {rank for each in inputs if (rank := found[each]) is not None}
+        near = next(iter(ranks)) if len(ranks) == 1 else HOME
+        if node.op == "call_module":
+            found[node] = of_module(str(node.target), near)
+        elif ranks or weights or node.op == "output":
+            found[node] = near
+        for each in weights:
+            if found[each] is None:
+                rank = found[node]
+                assert rank is not None
+                found[each] = bare.setdefault(graph.parameters[each][0], rank)
+    return found
 
 
 def check_names(model: nn.Module, place: Mapping[str, int]) -> dict[str, int]:
@@ -130,13 +145,13 @@ def _named(model: nn.Module, place: Mapping[str, int], world: int) -> dict[str, 
     return check_names(model, place)
 
 
-def _rank_of(name: str, named: Mapping[str, int], other: int | None) -> int:
+def _rank_of(name: str, named: Mapping[str, int], other: int) -> int:
     """The rank of the innermost named module that has a module, or is it."""
     parts: Sequence[str] = name.split(".")
     for end in range(len(parts), 0, -1):
         if (around := ".".join(parts[:end])) in named:
             return named[around]
-    return HOME if other is None else other
+    return other
 
 
-__all__ = ["HOME", "Places", "check_names"]
+__all__ = ["HOME", "ModulePlaces", "check_names", "ranks_of"]
