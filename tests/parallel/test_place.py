@@ -18,6 +18,7 @@ from placed_models import Mixed, Towers, Web
 from torch import nn
 from torch.nn import functional
 
+import pycoll
 from pycoll import UsageError, run_ranks
 from pycoll import parallel as pc
 from pycoll.parallel.features.place.places import ModulePlaces
@@ -59,6 +60,7 @@ def train(comm, sizes, *, make=Towers, args=(), drop=0.0, extra=False, **options
 
 
 def test_placed_models_equal_one_process():
+    """Six trainings on up to four ranks, and one process for each of four setups: seconds."""
     dropping = {"drop": 0.3}
     mixed = {"make": Mixed, "loss": sum_of_both, "microbatches": 1}
     on_two = {"inner.lstm": 1, "norm|twice": 0, "head|tied": 1}
@@ -76,6 +78,7 @@ def test_placed_models_equal_one_process():
 
 
 def test_random_graphs_on_random_ranks_equal_one_process():
+    """Four trainings on up to four ranks: seconds."""
     cases = [
         ({"pp": world}, {"place": web_place(seed, world), "microbatches": 3}, {"args": (seed,)})
         for seed in (1, 2)  # in graph 1 a module leads to no loss
@@ -152,6 +155,9 @@ def test_mistakes_are_refused_in_one_sentence():
     def dropping(self, x):
         return functional.dropout(Towers.forward(self, x), 0.5, self.training)
 
+    def in_place(self, x):
+        return Towers.forward(self, x.mul_(2))
+
     def of(forward):
         return type("Odd", (Towers,), {"forward": forward})()
 
@@ -182,6 +188,7 @@ def test_mistakes_are_refused_in_one_sentence():
             "Odd cannot be traced: symbolically traced variables cannot be used as inputs to "
             "control flow (test_place.py:": place(PLACE, of(value_dependent)),
             "calls dropout between modules": place(PLACE, of(dropping)),
+            "calls mul_ between modules, which writes in place": place(PLACE, of(in_place)),
             "tower_a on rank 0 and tower_b on rank 1 have one parameter, tower_a.0.weight": place(
                 PLACE, tied
             ),
@@ -231,3 +238,19 @@ def test_placed_models_evaluate_save_and_load(tmp_path):
     for found in (*placed, alone):
         assert not list(differences(alone[:2], found[:2]))
         assert not list(differences(alone[1], found[2]))  # the last steps again
+
+
+def test_modules_that_write_into_what_others_read_are_refused():
+    def work(comm, first):
+        model = Towers()
+        setattr(model, first, nn.Sequential(nn.ReLU(inplace=True), getattr(model, first)))
+        model = pc.parallelize(model.double(), pc.mesh(pp=2, comm=comm), place=PLACE)
+        (x, y), *_ = batches()
+        try:
+            model.step(x, y, loss=pc.cross_entropy)
+        except pycoll.Error as error:
+            return str(error)
+
+    for first in ("stem", "tower_b"):
+        texts = run_ranks(work, 2, first)
+        assert any(f"place: {first} writes in place" in text for text in texts), texts

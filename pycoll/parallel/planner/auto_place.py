@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -89,10 +88,13 @@ def auto_place(
         )
     place = space.place(found)
     alone_s = sum(task.forward_s + task.backward_s for task in space.graph.nodes)
-    lines = [f"a step on {world} ranks: {space.cost(found):.3g} s, on one rank: {alone_s:.3g} s"]
+    together_s = space.cost(found)
+    lines = [
+        f"a step on {world} ranks: {together_s * 1e3:.3g} ms, on one rank: {alone_s * 1e3:.3g} ms"
+    ]
     for rank in range(world):
         lines.append(f"rank {rank}: {', '.join(n for n, r in place.items() if r == rank)}")
-    print("\n".join(lines), file=sys.stdout)
+    print("\n".join(lines))
     return place
 
 

@@ -106,7 +106,7 @@ class Tracer:
         first_names = {id(p): name for name, p in model.named_parameters()}
         parameters = {}
         for node in graph.nodes:
-            _refuse_random(node, model)
+            _refuse(node, model)
             found = _uses(node, model)
             parameters[node] = list(dict.fromkeys(first_names[id(p)] for p in found))
         return CallGraph(tuple(graph.nodes), constants, parameters)
@@ -148,14 +148,21 @@ def attribute(node: fx.Node, model: nn.Module) -> Any:
     return module._parameters.get(name, module._buffers.get(name))
 
 
-def _refuse_random(node: fx.Node, model: nn.Module) -> None:
-    name = str(getattr(node.target, "__name__", node.target))
-    draws = node.op in ("call_function", "call_method") and name.startswith(_RANDOM)
-    drops = name.startswith("scaled_dot_product") and node.kwargs.get("dropout_p", 0.0)
-    if drops or (draws and node.kwargs.get("training", True)):
+def _refuse(node: fx.Node, model: nn.Module) -> None:
+    """Refuses functions between modules that draw random numbers or write in place."""
+    if node.op not in ("call_function", "call_method"):
+        return
+    name, of = str(getattr(node.target, "__name__", node.target)), type(model).__name__
+    draws = name.startswith(_RANDOM) and node.kwargs.get("training", True)
+    if draws or (name.startswith("scaled_dot_product") and node.kwargs.get("dropout_p", 0.0)):
         raise UsageError(
-            f"place: the forward of {type(model).__name__} calls {name} between modules, where it "
-            "cannot be keyed by place: use nn.Dropout, or put the call into a module of its own"
+            f"place: the forward of {of} calls {name} between modules, where it cannot be keyed by "
+            "place: use nn.Dropout, or put the call into a module of its own"
+        )
+    if node.op == "call_method" and name.endswith("_") and not name.endswith("__"):
+        raise UsageError(
+            f"place: the forward of {of} calls {name} between modules, which writes in place: use "
+            f"{name.rstrip('_')}, or put the call into a module of its own"
         )
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from pycoll.errors import UsageError
 from pycoll.parallel.core.devices import Clock
 from pycoll.parallel.core.specs import replace, tensors_in
 from pycoll.parallel.features.place.graph import attribute
@@ -55,8 +57,9 @@ class Passing:
         """
         graph, mine = self.segments.graph, self.segments.of(self.rank)
         given = dict(zip(graph.samples, samples, strict=True))
-        for node in self.segments.free(self.rank):
-            self._held[node] = given[node] if node in given else self._call(node, self._held)
+        with _unwritten(samples, "a function of the batch"):
+            for node in self.segments.free(self.rank):
+                self._held[node] = given[node] if node in given else self._call(node, self._held)
         arrivals = {node for segment in mine for node in segment.arrives}
         for node in sorted(arrivals, key=self.segments.numbers.__getitem__):
             self.mail.post_result(self._letter(node), self._source(node), self.known)
@@ -96,6 +99,16 @@ class Passing:
         self._made.clear()
 
     def _run(self, segment: Segment, loss: Callable[[Any], tuple[Tensor, Any]]) -> None:
+        inputs = {each for node in segment.nodes for each in node.all_input_nodes} & set(self._held)
+        try:
+            with _unwritten([self._held[node] for node in inputs], segment.name):
+                self._compute(segment, loss)
+        except RuntimeError as error:
+            if "in-place" not in str(error):
+                raise
+            raise _written(segment.name) from error
+
+    def _compute(self, segment: Segment, loss: Callable[[Any], tuple[Tensor, Any]]) -> None:
         results: dict[fx.Node, Any] = {}
         for node in segment.nodes:
             if node.op == "output":
@@ -166,6 +179,22 @@ class Passing:
 
     def _letter(self, node: fx.Node, is_gradient: bool = False) -> Letter:
         return Letter(self.segments.numbers[node], self.microbatch, is_gradient)
+
+
+@contextmanager
+def _unwritten(inputs: Any, name: str) -> Iterator[None]:
+    """Checks that calls do not write into what others read, perhaps on other ranks."""
+    before = [(x, x._version) for x in tensors_in(inputs)]
+    yield
+    if any(x._version != version for x, version in before):
+        raise _written(name)
+
+
+def _written(name: str) -> UsageError:
+    return UsageError(
+        f"place: {name} writes in place into what it is called with, which calls on other ranks "
+        "may read: use the form that returns a new tensor, such as nn.ReLU(inplace=False)"
+    )
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
