@@ -119,10 +119,8 @@ def parallelize(
             of the replicas that returns an optimizer.
         annotate: Shardings of a few tensors, by `pc.annotate`, in place of `tp`: the shardings of
             all others, and the collectives, follow from them.
-        place: Ranks of the axis pp by patterns of module names, such as {"tower_a": 0, "tower_b":
-            1}, in place of `pp`: modules that need not wait for each other run at the same time.
-            A module without a name in it runs where its inputs are, if all are on one rank, and
-            on rank 0 otherwise.
+        place: Ranks of the axis pp by patterns of module names, in place of `pp`, such as
+            {"tower_a": 0, "tower_b": 1}: docs/planning.md has the ranks of all other modules.
 
     Returns:
         The model, with methods `step`, `no_sync` and `evaluate` (`Trainer`).
