@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pycoll.parallel.features.annotate.annotations import Annotations, annotate
     from pycoll.parallel.features.annotate.sharding import Sharding
     from pycoll.parallel.features.experts import Experts
+    from pycoll.parallel.features.place.places import ModulePlaces
     from pycoll.parallel.features.precision import Precision
     from pycoll.parallel.features.recompute import Keep
     from pycoll.parallel.features.tensor.hugging_face import tp_plan
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         Vocab,
     )
     from pycoll.parallel.features.tensor.vocab import cross_entropy
+    from pycoll.parallel.planner.auto_place import auto_place
     from pycoll.parallel.planner.calibrate import calibrate
     from pycoll.parallel.planner.estimate import Estimate, estimate
     from pycoll.parallel.planner.flops import Flops, flops
@@ -95,6 +97,7 @@ _MODULES = {
     "Saving": "trainer.saving",
     **dict.fromkeys(("log", "metrics"), "core.metrics"),
     "auto_annotate": "tools.auto_annotate",
+    "auto_place": "planner.auto_place",
     "auto_plan": "tools.auto_plan",
     "calibrate": "planner.calibrate",
     **dict.fromkeys(("Choices", "Layout"), "planner.layouts"),
@@ -106,6 +109,7 @@ _MODULES = {
     **dict.fromkeys(("RankMemory", "memory"), "tools.footprint"),
     "parallelize": "build",
     "Keep": "features.recompute",
+    "ModulePlaces": "features.place.places",
     "Precision": "features.precision",
     "tp_plan": "features.tensor.hugging_face",
     **dict.fromkeys(
@@ -139,6 +143,7 @@ __all__ = [
     "LocalSteps",
     "Mesh",
     "Optimizer",
+    "ModulePlaces",
     "Packed",
     "Plan",
     "Precision",
@@ -156,6 +161,7 @@ __all__ = [
     "Vocab",
     "annotate",
     "auto_annotate",
+    "auto_place",
     "auto_plan",
     "calibrate",
     "cross_entropy",

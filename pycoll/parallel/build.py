@@ -26,6 +26,7 @@ from pycoll.parallel.features.experts import ExpertParallel
 from pycoll.parallel.features.feature import Build, Feature, Grid, Options
 from pycoll.parallel.features.float8 import Float8
 from pycoll.parallel.features.pipeline import PipelineParallel
+from pycoll.parallel.features.place.feature import PlaceParallel
 from pycoll.parallel.features.precision import MixedPrecision, Precision
 from pycoll.parallel.features.recompute import Keep, Recompute
 from pycoll.parallel.features.tensor.feature import TensorParallel
@@ -36,6 +37,7 @@ from pycoll.parallel.replicas.policy import TOGETHER, Apart, Connect, connect_of
 from pycoll.parallel.tools import check_hooks
 from pycoll.parallel.trainer.executors import Executor, Pipelined, Plain
 from pycoll.parallel.trainer.passes import FixedOrder, check_fixed_order
+from pycoll.parallel.trainer.placed import PlacedExecutor
 from pycoll.parallel.trainer.plain_loop import attach
 from pycoll.parallel.trainer.state_dicts import guard
 from pycoll.parallel.trainer.trainer import Trainer
@@ -54,6 +56,7 @@ ORDER: tuple[type[Feature], ...] = (
     Recompute,
     Zero,
     PipelineParallel,
+    PlaceParallel,
     DataParallel,
 )
 
@@ -75,6 +78,7 @@ def parallelize(
     zero_group: int | None = None,
     replicas: str | Connect = TOGETHER,
     annotate: Annotations | None = None,
+    place: Mapping[str, int] | None = None,
 ) -> Any:
     """Puts a model on a mesh. Collective.
 
@@ -115,6 +119,8 @@ def parallelize(
             of the replicas that returns an optimizer.
         annotate: Shardings of a few tensors, by `pc.annotate`, in place of `tp`: the shardings of
             all others, and the collectives, follow from them.
+        place: Ranks of the axis pp by patterns of module names, in place of `pp`, such as
+            {"tower_a": 0, "tower_b": 1}: docs/planning.md has the ranks of all other modules.
 
     Returns:
         The model, with methods `step`, `no_sync` and `evaluate` (`Trainer`).
@@ -143,6 +149,7 @@ def parallelize(
         precision,
         zero_group,
         annotate=annotate,
+        place=place,
     )
     build = Build(model, mesh, options, Positions(seed))
     apply_all(build)
@@ -258,7 +265,11 @@ def _train(
             steps_within=order.updates,
         )
     executor: Executor
-    if pipelined.cut is None:
+    if (placed := build[PlaceParallel].placed) is not None:
+        executor = PlacedExecutor(
+            placed, mesh, reducer, build.positions, needs_barrier=needs_barrier
+        )
+    elif pipelined.cut is None:
         executor = Plain(
             model, reducer, build.positions, policy, mesh.ledger, needs_barrier=needs_barrier
         )

@@ -38,6 +38,7 @@ class Options:
     precision: Any = None
     zero_group: int | None = None
     annotate: Any = None
+    place: Mapping[str, int] | None = None
     microbatches: int = 0  # of a layout whose memory is computed; 0: not known yet
 
 

@@ -30,7 +30,7 @@ class PipelineParallel(Feature):
         super().__init__(build)
         num_ranks, options = build.grid.size("pp"), build.options
         self.cut: pipeline.Cut | None = None
-        if num_ranks > 1 and options.pp is None:
+        if num_ranks > 1 and options.pp is None and options.place is None:
             raise UsageError(
                 f"pp={num_ranks} needs the name of the list of blocks to cut, for example "
                 "pp='blocks'"

@@ -20,6 +20,7 @@ from pycoll.parallel.pipeline.schedules.actions import Kind, Schedule
 from pycoll.parallel.pipeline.stages import Notes, Tensors
 
 if TYPE_CHECKING:
+    from pycoll.communicator import Communicator
     from pycoll.work import Work
 
 
@@ -87,6 +88,7 @@ _MAX_ELEMENTS = 1 << 48  # of an announced tensor
 _MAX_KEPT = 8  # arrived tensors that may stay in the list: checking costs time
 
 Key = tuple[Kind, int, int]  # F or B, the stage that receives, microbatch
+Sending = tuple["Work", Any]  # a message on its way, and its array
 
 
 class Messages:
@@ -96,7 +98,7 @@ class Messages:
         self._transfers, self._comm = transfers, transfers.comm
         self._schedule = schedule
         self._posted: dict[Key, tuple[list[torch.Tensor], list[Work]]] = {}
-        self._sent: list[tuple[Work, Any]] = []
+        self._sent: list[Sending] = []
         self._here: dict[Key, Tensors] = {}
         self.sent_bytes = 0
 
@@ -110,13 +112,7 @@ class Messages:
     def announced(self, key: Key) -> Arrival:
         """Waits for the announcement of a message; the message follows."""
         peer = _link(self._schedule, key).source
-        tag = self._tag(key, is_header=True)
-        sender = f"rank {peer}"
-        length = np.zeros(1, np.int64)
-        self._comm.recv(length, peer, tag)
-        content = np.empty(structures.check_length(int(length[0]), sender), np.uint8)
-        self._comm.recv(content, peer, tag)
-        return Arrival.from_json(content.tobytes(), sender)
+        return receive_arrival(self._comm, peer, self._tag(key, is_header=True))
 
     def take(self, key: Key) -> list[torch.Tensor]:
         """Waits for tensors of a posted receive, or takes those that a stage of this rank left."""
@@ -134,10 +130,7 @@ class Messages:
             self._here[key] = tensors
             return
         if announce is not None:
-            content = np.frombuffer(announce.to_json(), np.uint8)
-            tag = self._tag(key, is_header=True)
-            for header in (np.array([content.size], np.int64), content):
-                self._keep(self._comm.send(header, peer, tag, async_op=True), header)
+            self._sent += send_arrival(announce, self._comm, peer, self._tag(key, is_header=True))
         link = _link(self._schedule, key)
         for tensor in tensors:
             self.sent_bytes += tensor.numel() * tensor.element_size()
@@ -162,6 +155,23 @@ class Messages:
         return number * 4 + 2 * (kind is Kind.B) + is_header
 
 
+def send_arrival(arrival: Arrival, comm: Communicator, peer: int, tag: int) -> list[Sending]:
+    """Starts to send an announcement; returns the works, with the arrays that must live on."""
+    content = np.frombuffer(arrival.to_json(), np.uint8)
+    headers = (np.array([content.size], np.int64), content)
+    return [(comm.send(header, peer, tag, async_op=True), header) for header in headers]
+
+
+def receive_arrival(comm: Communicator, peer: int, tag: int) -> Arrival:
+    """Waits for an announcement. Raises Error if it is malformed."""
+    sender = f"rank {peer}"
+    length = np.zeros(1, np.int64)
+    comm.recv(length, peer, tag)
+    content = np.empty(structures.check_length(int(length[0]), sender), np.uint8)
+    comm.recv(content, peer, tag)
+    return Arrival.from_json(content.tobytes(), sender)
+
+
 def links_of(schedule: Schedule) -> list[Link]:
     """The links between stages on different ranks: for each stage, direction and pair of ranks."""
     last = schedule.num_stages - 1
@@ -180,4 +190,4 @@ def _link(schedule: Schedule, key: Key) -> Link:
     return Link(source, target, f"{kind.name} {stage}")
 
 
-__all__ = ["Arrival", "Key", "Messages", "links_of"]
+__all__ = ["Arrival", "Key", "Messages", "Sending", "links_of", "receive_arrival", "send_arrival"]

@@ -68,6 +68,13 @@ class Cutting(Protocol):
     def running(self) -> Run | None: ...
 
 
+class Missing(Protocol):
+    """What a module of another rank asks when it is called, or when its weights are used."""
+
+    def call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def weight(self, meta: torch.Tensor, device: str) -> torch.Tensor: ...
+
+
 @dataclass(slots=True)
 class Role:
     """Role of a module in a cut model; one module may be several blocks."""
@@ -161,7 +168,7 @@ class Role:
 class Absent(torch.nn.Module):
     """Replaces a module that is on another rank: it keeps the attributes, without weights."""
 
-    def __init__(self, module: torch.nn.Module, role: Role, keep: set[int]) -> None:
+    def __init__(self, module: torch.nn.Module, role: Missing, keep: set[int]) -> None:
         """Removes the weights of a module, except parts (ids) that modules here share."""
         super().__init__()
         first = next(iter([*module.parameters(), *module.buffers()]), None)
@@ -210,4 +217,4 @@ def install(module: torch.nn.Module, role: Role) -> None:
     module.__class__ = staged
 
 
-__all__ = ["Absent", "Part", "Reached", "Role", "Run", "install"]
+__all__ = ["Absent", "Missing", "Part", "Reached", "Role", "Run", "install"]

@@ -192,11 +192,11 @@ class PlacedGraph:
 
     def neighbors(self, places: Places) -> Sequence[Places]:
         """Places that differ in one operator, made when they are asked for."""
-        return _Moves(places, self.world)
+        return Moves(places, self.world)
 
 
 @dataclass(frozen=True, slots=True)
-class _Moves(Sequence[Places]):
+class Moves(Sequence[Places]):
     """The places that differ from some in one operator."""
 
     places: Places
@@ -219,4 +219,4 @@ def _behind(tasks: list[int], task: int) -> list[int]:
     return tasks[at : at + 1]
 
 
-__all__ = ["PlacedGraph", "Places", "Simulated", "Task"]
+__all__ = ["Moves", "PlacedGraph", "Places", "Simulated", "Task"]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from torch import nn
 
@@ -236,10 +236,7 @@ class Pipelined:
 
     def check_called_alone(self) -> None:
         """It cannot be."""
-        raise UsageError(
-            f"pp={self._mesh.size('pp')}: this rank has only a stage of the model, so model(x) "
-            "cannot run: call model.step(x, y, loss=...), or model.evaluate"
-        )
+        refuse_call(self._mesh)
 
     def _pass(self, parts: Parts, loss: Loss, first_sample: int, *, train: bool) -> Any:
         """Passes microbatches through all stages; every rank has the sum and the count."""
@@ -268,4 +265,12 @@ class Pipelined:
         self._positions.move(first_sample=first, num_samples=count)
 
 
-__all__ = ["Executor", "Pipelined", "Plain", "Ran"]
+def refuse_call(mesh: Mesh) -> NoReturn:
+    """Refuses a call of a model of which each rank of pp has a part."""
+    raise UsageError(
+        f"pp={mesh.size('pp')}: this rank has only a stage of the model, so model(x) cannot run: "
+        "call model.step(x, y, loss=...), or model.evaluate"
+    )
+
+
+__all__ = ["Executor", "Parts", "Pipelined", "Plain", "Ran", "refuse_call"]
