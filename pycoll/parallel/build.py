@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,6 @@ from pycoll.errors import UsageError
 from pycoll.parallel.core.deferred import values_of, without_memory
 from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.mesh import Mesh
-from pycoll.parallel.core.mesh_sizes import AXES
 from pycoll.parallel.core.placement import Placement
 from pycoll.parallel.core.positions import Positions
 from pycoll.parallel.features.annotate.annotations import Annotations
@@ -23,7 +22,7 @@ from pycoll.parallel.features.data.feature import DataParallel
 from pycoll.parallel.features.data.reducer import Reducer
 from pycoll.parallel.features.dropout.feature import KeyedDropout
 from pycoll.parallel.features.experts import ExpertParallel
-from pycoll.parallel.features.feature import Build, Feature, Grid, Options
+from pycoll.parallel.features.feature import Build, Feature, Options, beside_dp
 from pycoll.parallel.features.float8 import Float8
 from pycoll.parallel.features.pipeline import PipelineParallel
 from pycoll.parallel.features.place.feature import PlaceParallel
@@ -41,7 +40,7 @@ from pycoll.parallel.trainer.placed import PlacedExecutor
 from pycoll.parallel.trainer.plain_loop import attach
 from pycoll.parallel.trainer.state_dicts import guard
 from pycoll.parallel.trainer.trainer import Trainer
-from pycoll.parallel.trainer.update_policy import PerMicrobatch, UpdatePolicy
+from pycoll.parallel.trainer.update_policy import UpdatePolicy, WithinStep
 
 # What `parallelize` does to a model, one after the other; `Feature.after` says what needs what.
 ORDER: tuple[type[Feature], ...] = (
@@ -190,21 +189,6 @@ def check_order(order: Sequence[type[Feature]]) -> None:
 check_order(ORDER)
 
 
-def group_of(build: Build, grid: Grid, parameter: nn.Parameter) -> AxisGroup:
-    """The ranks over which a parameter's gradient is added up."""
-    return grid.line_of_dp(*_axes_of_sums(build, parameter))
-
-
-def _axes_of_sums(build: Build, parameter: nn.Parameter) -> tuple[str, ...]:
-    return _beside_dp(each.sums_over(parameter) for each in build.features.values())
-
-
-def _beside_dp(axes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """All of these axes but dp, in one order on all ranks."""
-    found = {axis for each in axes for axis in each}
-    return tuple(axis for axis in AXES if axis in found and axis != "dp")
-
-
 def _train(
     build: Build,
     mesh: Mesh,
@@ -212,77 +196,25 @@ def _train(
     make_policy: Callable[[Reducer], UpdatePolicy] | None,
 ) -> Trainer:
     """Makes the trainer of a model to which all features have been applied."""
-    model, names, features = build.model, build.names, build.features.values()
-    pipelined = build[PipelineParallel]
-    here = {names[id(parameter)]: parameter for parameter in model.parameters()}
+    model, features = build.model, build.features.values()
+    here = {build.names[id(parameter)]: parameter for parameter in model.parameters()}
     for parameter in here.values():
         if not build.options.zero or not parameter.requires_grad:
             parameter.data = values_of(parameter).data  # buckets of ZeRO make the others
     parts = {id_: place for each in features for id_, place in each.placements().items()}
-    # A stage may have parameters that are added up along axes along which no other stage adds up.
-    mesh.make_lines_of_dp(_axes_of_sums(build, parameter) for parameter in here.values())
-    groups = [set(names.values())]
-    for units in [found for each in features if (found := each.units()) is not None]:
-        groups = [of & members for members in units for of in groups]
-    reducer = Reducer(
-        [(name, parameter) for name, parameter in here.items() if parameter.requires_grad],
-        group_of=partial(group_of, build, mesh),
-        everyone=[
-            name
-            for name in build.learning
-            if name in here or any(each.agrees_on(name, here) for each in features)
-        ],
-        owned=lambda *of: all(each.owns(*of) for each in features),
-        placements=parts,
-        level=build.options.zero,
-        groups=groups,
-        bucket_bytes=bucket_bytes,
-        reduce=build[MixedPrecision].reduce,
-        split=build[Zero].split,
-        late=() if pipelined.cut is None else pipelined.cut.shared,
-        dealing=mesh.dealing() if mesh.virtual_replicas else None,
-    )
+    reducer = build[DataParallel].make_reducer(mesh, here, parts, bucket_bytes)
     for each in features:
         each.attach(reducer.buckets)
     replicas = mesh.line_of_dp("ep", "cp")
-    data_ranks = mesh.line_of_dp(*_beside_dp(each.splits_tokens() for each in features))
-    order = pipelined.schedule
-    policy = (make_policy or (FixedOrder if mesh.virtual_replicas else UpdatePolicy))(reducer)
-    if order.updates:
-        if make_policy is not None:
-            raise UsageError(
-                f"parallelize: schedule {order.name!r} steps within model.step, where replicas "
-                f"cannot exchange: take another schedule, or replicas={TOGETHER!r}"
-            )
-        policy = PerMicrobatch(reducer, order.name, replicas, data_ranks)
-    needs_barrier = any(each.needs_barrier for each in features)
+    data_ranks = mesh.line_of_dp(*beside_dp(each.splits_tokens() for each in features))
+    policy = _policy(build, mesh, reducer, replicas, data_ranks, make_policy)
     if mesh.virtual_replicas:
         check_fixed_order(
             model,
             mesh,
             reducer,
             apart=make_policy is not None,
-            steps_within=order.updates,
-        )
-    executor: Executor
-    if (placed := build[PlaceParallel].placed) is not None:
-        executor = PlacedExecutor(
-            placed, mesh, reducer, build.positions, needs_barrier=needs_barrier
-        )
-    elif pipelined.cut is None:
-        executor = Plain(
-            model, reducer, build.positions, policy, mesh.ledger, needs_barrier=needs_barrier
-        )
-    else:
-        executor = Pipelined(
-            pipelined.cut,
-            order,
-            mesh,
-            reducer,
-            build.positions,
-            policy,
-            needs_barrier=needs_barrier,
-            split_backward=not build[Recompute].some,
+            steps_within=policy.steps_within,
         )
     return Trainer(
         model,
@@ -294,7 +226,47 @@ def _train(
         replicas=replicas,
         data_ranks=data_ranks,
         sequence=build[ContextParallel].sequence,
-        executor=executor,
+        executor=_executor(build, mesh, reducer, policy),
         policy=policy,
         output=build[MixedPrecision].output,
+    )
+
+
+def _policy(
+    build: Build,
+    mesh: Mesh,
+    reducer: Reducer,
+    replicas: AxisGroup,
+    data_ranks: AxisGroup,
+    make_policy: Callable[[Reducer], UpdatePolicy] | None,
+) -> UpdatePolicy:
+    schedule = build[PipelineParallel].schedule
+    if not schedule.updates:
+        fixed = FixedOrder if mesh.virtual_replicas else UpdatePolicy
+        return (make_policy or fixed)(reducer)
+    if make_policy is not None:
+        raise UsageError(
+            f"parallelize: schedule {schedule.name!r} steps within model.step, where replicas "
+            f"cannot exchange: take another schedule, or replicas={TOGETHER!r}"
+        )
+    return WithinStep(reducer, schedule.name, replicas, data_ranks)
+
+
+def _executor(build: Build, mesh: Mesh, reducer: Reducer, policy: UpdatePolicy) -> Executor:
+    model, positions = build.model, build.positions
+    needs_barrier = any(each.needs_barrier for each in build.features.values())
+    if (placed := build[PlaceParallel].placed) is not None:
+        return PlacedExecutor(placed, mesh, reducer, positions, needs_barrier=needs_barrier)
+    pipelined = build[PipelineParallel]
+    if pipelined.cut is None:
+        return Plain(model, reducer, positions, policy, mesh.ledger, needs_barrier=needs_barrier)
+    return Pipelined(
+        pipelined.cut,
+        pipelined.schedule,
+        mesh,
+        reducer,
+        positions,
+        policy,
+        needs_barrier=needs_barrier,
+        split_backward=not build[Recompute].some,
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from torch import nn
 
 from pycoll.parallel.core.ledger import AxisGroup
+from pycoll.parallel.core.mesh_sizes import AXES
 from pycoll.parallel.core.placement import Placement
 from pycoll.parallel.core.positions import Positions
 
@@ -65,6 +66,14 @@ class Build:
         self.numbers = {name: number for number, name in enumerate(self.names.values())}
         self.learning = [name for name, p in model.named_parameters() if p.requires_grad]
         self.features: dict[type[Feature], Feature] = {}
+
+    def axes_of_sums(self, parameter: nn.Parameter) -> tuple[str, ...]:
+        """The axes beside dp along which a parameter's gradient is added up."""
+        return beside_dp(each.sums_over(parameter) for each in self.features.values())
+
+    def group_of(self, grid: Grid, parameter: nn.Parameter) -> AxisGroup:
+        """The ranks over which a parameter's gradient is added up."""
+        return grid.line_of_dp(*self.axes_of_sums(parameter))
 
     def __getitem__(self, kind: type[F]) -> F:
         found = self.features[kind]
@@ -136,4 +145,11 @@ class Feature:
 
 F = TypeVar("F", bound=Feature)
 
-__all__ = ["Build", "Feature", "Grid", "Options"]
+
+def beside_dp(axes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """All of these axes but dp, in one order on all ranks."""
+    found = {axis for each in axes for axis in each}
+    return tuple(axis for axis in AXES if axis in found and axis != "dp")
+
+
+__all__ = ["Build", "Feature", "Grid", "Options", "beside_dp"]

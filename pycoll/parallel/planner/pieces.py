@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from pycoll.parallel.build import apply_all, group_of
+from pycoll.parallel.build import apply_all
 from pycoll.parallel.core.batches import as_call
 from pycoll.parallel.core.losses import of_whole
 from pycoll.parallel.core.mesh_sizes import AXES
@@ -212,7 +212,7 @@ def _sorted(build: Build, blocks: str | None, events: list[Operator | Sent], not
         number = next((i for of, i in names.items() if name.startswith(f"{of}.")), None)
         own = share.lasting[_outside(build, name, blocks) if number is None else number]
         if parameter.requires_grad:
-            axes = tuple(group_of(build, whole_mesh, parameter).axis.split("+"))
+            axes = tuple(build.group_of(whole_mesh, parameter).axis.split("+"))
             main = main_dtype(parameter.dtype).itemsize
             of = axes, parameter.dtype.itemsize, main
             own.weights[of] = own.weights.get(of, 0) + parameter.numel()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pycoll.errors import UsageError
-from pycoll.parallel.build import apply_all, group_of
+from pycoll.parallel.build import apply_all
 from pycoll.parallel.core.batches import as_call
 from pycoll.parallel.core.ledger import AxisGroup
 from pycoll.parallel.core.losses import of_whole
@@ -145,7 +145,7 @@ def memory(
             others = (range(sizes[axis]) for axis in ("pp", "dp", "cp"))
             for stage, replica, part in itertools.product(*others):
                 place = {"pp": stage, "dp": replica, "ep": expert, "cp": part, "tp": rank}
-                ranks_of = partial(group_of, build, MetaMesh(sizes, place))
+                ranks_of = partial(build.group_of, MetaMesh(sizes, place))
                 weights, groups = stages.parameters(stage), stages.groups(stage)
                 kept_always = _lasting(
                     weights, ranks_of, build[Zero].share_of, zero, groups, bucket_mb, moments

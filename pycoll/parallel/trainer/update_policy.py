@@ -105,7 +105,7 @@ class UpdatePolicy:
         """Takes the place of `step` where a scaler skips one: all ranks do, so nothing moves."""
 
 
-class PerMicrobatch(UpdatePolicy):
+class WithinStep(UpdatePolicy):
     """Schedules without a flush: the optimizer steps after a few microbatches, in `model.step`.
 
     A gradient is that of the mean over one microbatch of all replicas, the i-th parts of their
@@ -210,4 +210,4 @@ class PerMicrobatch(UpdatePolicy):
         """Does nothing: `model.step` has stepped."""
 
 
-__all__ = ["PerMicrobatch", "UpdatePolicy"]
+__all__ = ["UpdatePolicy", "WithinStep"]

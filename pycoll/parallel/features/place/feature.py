@@ -77,7 +77,7 @@ class _Elsewhere:
 
 
 class PlaceParallel(Feature):
-    """ModulePlaces modules on ranks.
+    """Places modules on ranks.
 
     Attributes:
         placed: The placed model; None: nothing is placed, or pp is 1.
