@@ -255,7 +255,9 @@ class Communicator(ElasticMethods):
             on_device: Whether the arrays are on this rank's device.
 
         Returns:
-            The choice, its reason, and the expected times of all candidates: docs/selection.md.
+            The choice, its reason, the expected times of all candidates, and for ranks that are
+            pinned to CPUs the domain (L3, NUMA node, socket) in which the messages of each round
+            stay: docs/selection.md.
 
         Raises:
             UsageError: The collective is unknown, or nothing has run on this rank's device yet.
@@ -264,7 +266,12 @@ class Communicator(ElasticMethods):
         nbytes = whole_number(nbytes, "nbytes", 0, (1 << 63) - 1)
         root = whole_number(root, "root", 0, self.size - 1)
         mapped, on_device = flag(mapped, "mapped"), flag(on_device, "on_device")
-        return self._explain(collective, nbytes, root, mapped, on_device)
+        choice = self._explain(collective, nbytes, root, mapped, on_device)
+        if on_device:
+            return choice
+        from pycoll.topology.crossing import explain_domains
+
+        return choice + explain_domains(self, collective, root, choice)
 
     def flight_record(self, *, all_ranks: bool = False) -> list[dict[str, Any]]:
         """Returns the last operations of this rank, or of every rank: at most 1,024 of each.

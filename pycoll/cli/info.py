@@ -18,6 +18,10 @@ EPILOG = """[bold]Examples[/bold]
 
   pycoll info --env  # environment variables: values, defaults, what they do
 
+  pycoll info --host  # cores per L3, NUMA node and socket
+
+  pycoll info --host -o host.toml  # for pycoll simulate -t host.toml
+
   torchrun --nnodes 2 --nproc-per-node 4 ... -m pycoll info --cluster
 
   mpiexec -hosts a,b,c -n 12 pycoll info --cluster --plot cluster.svg
@@ -34,6 +38,20 @@ def info(
             "Run it on every rank, under the job's launcher.",
         ),
     ] = False,
+    of_host: Annotated[
+        bool,
+        typer.Option("--host", help="Show this machine's cores by L3, NUMA node and socket."),
+    ] = False,
+    sysfs: Annotated[
+        Path | None,
+        typer.Option(
+            "--sysfs", help="With --host, a copy of another machine's /sys/devices/system."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", help="With --host, write it as a topology for simulate: .toml."),
+    ] = None,
     env: Annotated[
         bool, typer.Option("--env", help="Show the environment variables that pycoll reads.")
     ] = False,
@@ -50,6 +68,12 @@ def info(
         from pycoll.errors import UsageError
 
         raise UsageError("--plot needs --cluster: it draws the links of a cluster")
+    if of_host:
+        return _host(as_json, sysfs, out)
+    if sysfs is not None or out is not None:
+        from pycoll.errors import UsageError
+
+        raise UsageError("--sysfs and -o need --host: they read and write the domains of a host")
     if env:
         return _environment(as_json)
     facts = _facts()
@@ -61,6 +85,24 @@ def info(
     width = max(map(len, facts))
     for name, value in facts.items():
         typer.echo(f"{name:<{width}}  {_text(value)}")
+
+
+def _host(as_json: bool, sysfs: Path | None, out: Path | None) -> None:
+    """Prints the domains of this machine's usable cores, or of all cores of a copied sysfs."""
+    from pycoll import topology
+
+    own = os.sched_getaffinity(0)
+    host = topology.read_host(sysfs) if sysfs else topology.read_host(cpus=own)
+    if as_json:
+        import dataclasses
+        import json
+
+        typer.echo(json.dumps(dataclasses.asdict(host), indent=2))
+    else:
+        typer.echo(host.describe())
+    if out is not None:
+        out.write_text(topology.dumps(host.topology()))
+        typer.echo(f"wrote {out}", err=True)
 
 
 def _environment(as_json: bool) -> None:

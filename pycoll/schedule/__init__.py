@@ -17,13 +17,16 @@ Your own algorithm is a generator of moves:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pycoll import _core
-from pycoll.arguments import short_name, shown, whole_number
+from pycoll.arguments import flag, short_name, shown, whole_number
 from pycoll.errors import UsageError
+from pycoll.schedule import levels as _levels
 from pycoll.schedule.algorithm_info import AlgorithmInfo
 from pycoll.schedule.move import Move, copy, reduce
 from pycoll.schedule.proof import Proof, ScheduleError
@@ -45,6 +48,7 @@ __all__ = [
     "info",
     "reduce",
     "register",
+    "register_levels",
 ]
 
 Generator = Callable[[int, int], Iterable[Move]]
@@ -100,6 +104,47 @@ def register(
         return generate
 
     return decorate
+
+
+def register_levels(name: str, sizes: Sequence[int], *, split: bool = True) -> list[str]:
+    """Makes schedules for domains inside domains algorithms, usable as `algorithm=name`.
+
+    Args:
+        name: name of the algorithm, for all its collectives.
+        sizes: members of a unit, for each level from the inside out: (8, 8, 2) is 8 ranks to an L3,
+            8 L3s to a socket, 2 sockets; `topology.read_host().sizes` has those of a machine.
+        split: each level reduces and gathers a part of the payload on each member, for large
+            payloads. False: one member of each unit has it all, for small ones.
+
+    Returns:
+        The collectives: all_reduce, reduce and broadcast; with `split` also reduce_scatter and
+        all_gather. reduce and broadcast are the same in both forms.
+
+    Raises:
+        UsageError: sizes is not a sequence of positive numbers, or the name is a built-in one's.
+
+    Cost: none; building the schedule is proportional to its moves.
+    Source: XHC (Katevenis et al., Cluster 2022) and Open MPI's coll/acoll for one member of each
+        unit; BlueConnect (M. Cho et al., MLSys 2019) for parts; see pycoll/schedule/levels.py.
+    """
+    sizes = _levels.check_sizes(sizes)
+    split = flag(split, "split")
+
+    def add(collective: str) -> None:
+        def generate(n: int, root: int) -> Iterable[Move]:
+            if n != math.prod(sizes):
+                raise UsageError(f"{name}: levels of {sizes} are {math.prod(sizes)} ranks, not {n}")
+            return _levels.moves_of(collective, sizes, root, split)
+
+        chunks = functools.partial(_levels.num_chunks_of, collective, split=split)
+        register(collective, name, num_chunks=chunks, cost=_levels.COST, source=_levels.SOURCE)(
+            generate
+        )
+
+    collectives = list(_levels.COLLECTIVES[split])
+    for collective in collectives:
+        add(collective)
+    return collectives
 
 
 def build(collective: str, algorithm: str, n: int, root: int = 0) -> Schedule:
