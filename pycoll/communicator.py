@@ -409,9 +409,14 @@ def _close_owner_ports(ports: list[OwnerPort]) -> None:
     ports.clear()
 
 
+def open_communicators() -> list[Communicator]:
+    """Communicators of this process that are not closed."""
+    return [comm for comm in _open if not comm.closed]
+
+
 @atexit.register
 def _close_all() -> None:
-    left_open = [comm for comm in _open if not comm.closed]
+    left_open = open_communicators()
     for comm in left_open:
         comm.close()
     if left_open and threading.active_count() > 1:

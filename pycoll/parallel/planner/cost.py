@@ -6,7 +6,8 @@ collectives take the time of the network.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,9 +22,10 @@ from pycoll.parallel.planner import bounds
 from pycoll.parallel.planner.blocks import Shortened, shorten
 from pycoll.parallel.planner.layouts import Layout
 from pycoll.parallel.planner.network import ALGORITHMS, Network
-from pycoll.parallel.planner.pieces import Pieces, Share, measure
+from pycoll.parallel.planner.pieces import Pieces, Share, check_traceable, measure
 from pycoll.parallel.planner.sizes import Cut, Sizes
-from pycoll.parallel.planner.step import Prediction, Step, cut_stages, lasting_bytes
+from pycoll.parallel.planner.step import Prediction, Stage, Step, cut_stages, lasting_bytes
+from pycoll.parallel.planner.workers import Workers, usable_workers
 from pycoll.topology import Topology
 
 
@@ -62,13 +64,17 @@ class CostModel:
     overlap: bool = True
     prefetch: bool = False
     even: bool = False
-    _pieces: dict[Any, Pieces | UsageError] = field(default_factory=dict)
+    _pieces: dict[tuple[Cut, int], Pieces | UsageError] = field(default_factory=dict)
+    _networks: dict[tuple[int, ...], Network] = field(default_factory=dict)
+    _stages: dict[Any, tuple[list[Stage], list[float] | None]] = field(default_factory=dict)
     _passes: dict[Any, bounds.Passes] = field(default_factory=dict)
     _sizes: Sizes = field(default_factory=Sizes)
     _short: Shortened = field(init=False)
+    _workers: Workers[tuple[Cut, int], Share] = field(init=False)
 
     def __post_init__(self) -> None:
         self._short = shorten(self.model, self.blocks)
+        self._workers = Workers(self._trace, 0)
 
     @property
     def batch(self) -> int:
@@ -85,12 +91,10 @@ class CostModel:
         Raises:
             UsageError: The model cannot be shared out like this.
         """
-        size = self.batch // layout.replicas // layout.microbatches
-        part = layout.tp, layout.cp, layout.ep
-        key = (size, *part, layout.sequence_parallel, layout.recompute)
+        key = self._share_of(layout)
         if key not in self._pieces:
             try:
-                self._pieces[key] = self._measured(layout, size)
+                self._pieces[key] = self._measured(layout, key[1])
             except UsageError as error:
                 self._pieces[key] = error
         found = self._pieces[key]
@@ -109,28 +113,53 @@ class CostModel:
 
         return replace_tensors(batch, Tensor, part)
 
+    def check(self) -> None:
+        """Checks that the model runs without values.
+
+        Raises:
+            UsageError: It does not; the message names the last operator.
+        """
+        check_traceable(self._short.model, self.sample(1))
+
+    @contextmanager
+    def workers(self) -> Iterator[None]:
+        """Within it other processes trace the shares that layouts are expected to need."""
+        with Workers(self._trace, usable_workers()) as self._workers:
+            yield
+
+    def expect(self, layouts: Iterable[Layout]) -> None:
+        """Says whose pieces will be asked for next, in this order; `workers` trace them ahead."""
+        asked = (key for key in map(self._share_of, layouts) if key not in self._pieces)
+        self._workers.expect(self._sizes.expected(asked))
+
+    def _share_of(self, layout: Layout) -> tuple[Cut, int]:
+        """How the model is cut, and the samples of a microbatch."""
+        options = layout.sequence_parallel, layout.recompute
+        size = self.batch // layout.replicas // layout.microbatches
+        return Cut(layout.tp, layout.cp, layout.ep, *options), size
+
     def _measured(self, layout: Layout, size: int) -> Pieces:
+        cut, _ = self._share_of(layout)
+        share = self._sizes.share(cut, size, lambda: self._workers.take((cut, size)))
+        device = self.cluster.device
+        assert device is not None
+        return share.pieces(self._short.kinds, device)
+
+    def _trace(self, share: tuple[Cut, int]) -> Share:
+        cut, size = share
         options = Options(
             tp=self.tp,
             pp=self.blocks,
             schedule="1f1b",
             zero=0,
-            sequence_parallel=layout.sequence_parallel,
-            recompute=layout.recompute,
+            sequence_parallel=cut.sequence_parallel,
+            recompute=cut.recompute,
             costs=None,
             precision=self.precision,
         )
-        sizes = {axis: getattr(layout, axis) for axis in ("tp", "cp", "ep")}
-        cut = Cut(**sizes, sequence_parallel=layout.sequence_parallel, recompute=layout.recompute)
-
-        def trace() -> Share:
-            x, y = self.sample(size), self._part(self.y, size)
-            return measure(self._short, x, options, sizes, y=y, loss=self.loss)
-
-        share = self._sizes.share(cut, size, trace)
-        device = self.cluster.device
-        assert device is not None
-        return share.pieces(self._short.kinds, device)
+        sizes = {"tp": cut.tp, "cp": cut.cp, "ep": cut.ep}
+        x, y = self.sample(size), self._part(self.y, size)
+        return measure(self._short, x, options, sizes, y=y, loss=self.loss)
 
     def predict(self, layout: Layout) -> Prediction:
         """Predicts the cost of a step.
@@ -153,7 +182,7 @@ class CostModel:
             pieces = self.pieces(without)
         except UsageError:  # it may be allowed with cp
             return 0.0, 0.0
-        network, device = Network(self.cluster, layout.sizes, self.algorithms), self.cluster.device
+        network, device = self._network(layout), self.cluster.device
         assert device is not None
         key = id(pieces), layout.cp
         if key not in self._passes:
@@ -173,15 +202,29 @@ class CostModel:
         step = self._step(layout)
         return bounds.least_s(step), bounds.least_bytes(step)
 
+    def _network(self, layout: Layout) -> Network:
+        sizes = layout.sizes
+        key = tuple(sizes.values())
+        if key not in self._networks:
+            self._networks[key] = Network(self.cluster, sizes, self.algorithms)
+        return self._networks[key]
+
     def _step(self, layout: Layout) -> Step:
-        pieces = self.pieces(layout)
-        network = Network(self.cluster, layout.sizes, self.algorithms)
+        pieces, network = self.pieces(layout), self._network(layout)
+        key = id(pieces), id(network), layout.schedule
+        if key not in self._stages:
+            self._stages[key] = self._cut(pieces, layout, network)
+        return Step(self, layout, network, pieces.hidden, *self._stages[key])
+
+    def _cut(
+        self, pieces: Pieces, layout: Layout, network: Network
+    ) -> tuple[list[Stage], list[float] | None]:
         stages, costs = cut_stages(pieces, layout, network, even=self.even)
         if not self.overlap and layout.pp > 1:
             message_s = network.message_s(pieces.hidden, "pp")
             for stage in {id(stage): stage for stage in stages}.values():
                 stage.wait_for(message_s)
-        return Step(self, layout, network, pieces.hidden, stages, costs)
+        return stages, costs
 
 
 __all__ = ["CostModel"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 
 from pycoll.errors import UsageError
 from pycoll.parallel.planner.cost import CostModel
@@ -140,11 +141,14 @@ class LayoutSpace:
             layouts: The layouts; None: all.
         """
         waiting: list[tuple[float, int, Layout, bool]] = []
-        for number, layout in enumerate(self.points() if layouts is None else layouts):
+        points = self.points() if layouts is None else layouts
+        self.model.expect(replace(of, cp=1) for of in points if of not in self.bounds)
+        for number, layout in enumerate(points):
             if layout not in self.bounds and layout not in self.known:
                 self.bounds[layout] = self.model.untraced_bound(layout)
             if self.bounds.get(layout, (0.0, 0.0))[1] <= self.limit:
                 waiting.append((self.bounds.get(layout, (0.0, 0.0))[0], number, layout, False))
+        self.model.expect(layout for _, _, layout, _ in sorted(waiting))
         heapq.heapify(waiting)
         while waiting:
             bound_s, number, layout, is_traced = heapq.heappop(waiting)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pycoll.parallel.core.devices import HostClock
 from pycoll.parallel.core.mesh import Mesh
-from pycoll.parallel.planner.trace import counter_of
+from pycoll.parallel.planner.operators import counter_of
 
 _AHEAD_S = 0.1  # a rank runs ahead of its device by at most this time
 

@@ -7,7 +7,7 @@ shapes cost the same, so one of each kind is traced.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,20 +58,26 @@ class Piece:
     weights: dict[tuple[tuple[str, ...], int, int], int] = field(default_factory=dict)
     operators: Counter[tuple[str, int, int]] = field(default_factory=Counter)
 
-    def add(self, event: Operator | Sent, device: Device) -> None:
-        """Adds an operator or a collective."""
-        is_forward = event.part == "forward"
-        if isinstance(event, Sent):
-            calls = self.forward_calls if is_forward else self.backward_calls
-            calls[event.axis, event.collective, event.nbytes] += 1
-            return
-        self.operators[event.name, event.flops, event.nbytes] += 1
-        seconds = device.seconds(event.flops, event.nbytes)
-        self.flops += event.flops
-        if is_forward:
-            self.forward_s += seconds
-        else:
-            self.backward_s += seconds
+    def add(self, events: Sequence[Operator | Sent], device: Device) -> None:
+        """Adds operators and collectives; an object that is listed repeatedly costs little."""
+        counts = Counter(map(id, events))
+        forward_s, backward_s = dict[int, float](), dict[int, float]()
+        for key, event in {id(event): event for event in events}.items():
+            is_forward = event.part == "forward"
+            if isinstance(event, Sent):
+                calls = self.forward_calls if is_forward else self.backward_calls
+                calls[event.axis, event.collective, event.nbytes] += counts[key]
+                continue
+            self.operators[event.name, event.flops, event.nbytes] += counts[key]
+            self.flops += counts[key] * event.flops
+            spent = forward_s if is_forward else backward_s
+            spent[key] = device.seconds(event.flops, event.nbytes)
+        # In the order of the events: sums do not depend on which of them are one object.
+        for key in map(id, events):
+            if key in forward_s:
+                self.forward_s += forward_s[key]
+            elif key in backward_s:
+                self.backward_s += backward_s[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +119,7 @@ class Share:
         for key, events in self.events.items():
             lasting = self.lasting[key]
             found[key] = Piece(kept=self.kept[key], frozen=lasting.frozen, weights=lasting.weights)
-            for event in events:
-                found[key].add(event, device)
+            found[key].add(events, device)
         return Pieces(found[FIRST], [found[kind] for kind in kinds], found[LAST], self.hidden)
 
 
@@ -197,8 +202,11 @@ def _sorted(build: Build, blocks: str | None, events: list[Operator | Sent], not
     )
     names = {f"{blocks}.{i}": i for i in range(count)}
     seen = {True: False, False: False}  # whether a block has run, in forward and in backward
+    numbers: dict[int, int | None] = {}  # by event: equal steps of a ring are one object
     for event in events:
-        number = next((names[name] for name in event.layers if name in names), None)
+        if id(event) not in numbers:
+            numbers[id(event)] = next((names[of] for of in event.layers if of in names), None)
+        number = numbers[id(event)]
         is_forward = event.part == "forward"
         if number is not None:
             seen[is_forward] = True

@@ -21,7 +21,6 @@ from pycoll.parallel.planner.flops import refuse_parts
 from pycoll.parallel.planner.layout_space import KEPT, LayoutSpace
 from pycoll.parallel.planner.layouts import Choices, Layout
 from pycoll.parallel.planner.network import ALGORITHMS
-from pycoll.parallel.planner.pieces import check_traceable
 from pycoll.parallel.planner.probe import measured_s, options_of
 from pycoll.parallel.planner.reasons import gigabytes, table_of, why_not
 from pycoll.parallel.planner.search import search_of
@@ -167,8 +166,8 @@ def plan(
             too small or has no device; the message says what would fit.
 
     Cost: a quarter of a second for each size of tp, cp and microbatch that bounds do not rule out,
-        and a millisecond for each layout; two minutes for twelve thousand layouts of GPT-3 on one
-        core of a busy machine.
+        in forked processes, one for each core, if this one has no threads, communicators or
+        devices; and a millisecond for each layout.
     Source: docs/planning.md lists the papers.
     """
     refuse_parts(model, "plan")
@@ -207,8 +206,8 @@ def plan(
         prefetch=prefetch,
         even=even,
     )
-    with without_values():
-        check_traceable(model, model_costs.sample(1))
+    with without_values(), model_costs.workers():
+        model_costs.check()
         space = LayoutSpace(model_costs, world, limit, choices or Choices())
         found = run(space, seed=seed) if search == "mcmc" else run(space)
         if found is None:
@@ -221,7 +220,7 @@ def plan(
             model, x, of, y=y, loss=loss, moments=moments, arguments=arguments
         )
     best[:probe] = sorted(best[:probe], key=lambda of: measured[of.layout])
-    with without_values():
+    with without_values(), model_costs.workers():
         why = why_not(space, best[0])
     return Plan(model, best, why, arguments, placed, limit, space.tried, measured)
 

@@ -6,7 +6,7 @@ one sample is no basis: with dimensions of length 1 torch copies less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,16 +62,39 @@ class Sizes:
         Cost: that of `trace`; milliseconds if two other sizes of the cut have been traced.
         """
         traced = self._traced.setdefault(cut, {})
-        made, is_even = None, self._is_even.get(cut.kind)
-        known = [of for of in sorted(traced) if of >= _LEAST]
-        if size >= _LEAST and len(known) > 1 and is_even is not False:
-            made = between(traced, (known[0], known[-1]), size)
+        is_even = self._is_even.get(cut.kind)
+        two = _two(traced, size) if is_even is not False else None
+        made = between(traced, two, size) if two else None
         if made is not None and is_even:
             return made
         traced[size] = trace()
         if made is not None:
             self._is_even[cut.kind] = made == traced[size]
         return traced[size]
+
+    def expected(self, asked: Iterable[tuple[Cut, int]]) -> Iterator[tuple[Cut, int]]:
+        """Yields those of the shares asked for that will be traced, if costs turn out to be even.
+
+        Args:
+            asked: Cuts and numbers of samples, in the order of the calls of `share`.
+        """
+        traced = {cut: set(of) for cut, of in self._traced.items()}
+        is_even = dict(self._is_even)
+        for cut, size in asked:
+            known = traced.setdefault(cut, set())
+            two = _two(known, size) if is_even.get(cut.kind) is not False else None
+            if size in known or (two and is_even.get(cut.kind)):
+                continue
+            yield cut, size
+            known.add(size)
+            if two:
+                is_even[cut.kind] = True
+
+
+def _two(traced: Iterable[int], size: int) -> tuple[int, int] | None:
+    """The traced numbers of samples from which the share of another number can be made."""
+    known = [of for of in sorted(traced) if of >= _LEAST]
+    return (known[0], known[-1]) if size >= _LEAST and len(known) > 1 else None
 
 
 def between(traced: Mapping[int, Share], two: tuple[int, int], size: int) -> Share | None:

@@ -92,7 +92,8 @@ def cut_stages(
     count = layout.pp * pipeline.generator(layout.schedule).default_stages
     if even and len(pieces.blocks) % count:
         raise UsageError(f"plan: {len(pieces.blocks)} blocks do not divide among {count} stages")
-    known = {id(piece): cost(piece) for piece in pieces.blocks}
+    each = {id(piece): piece for piece in pieces.blocks}
+    known = {key: cost(piece) for key, piece in each.items()}
     costs = [known[id(piece)] for piece in pieces.blocks]
     if not even:
         costs[0] += cost(pieces.first)

@@ -5,7 +5,6 @@ Invariant: an operator is recorded once, in the pass that runs it. A view moves 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,47 +12,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
 from pycoll.errors import UsageError
 from pycoll.parallel.core.batches import as_call
 from pycoll.parallel.core.ledger import Ledger
 from pycoll.parallel.core.specs import replace, tensors_in
+from pycoll.parallel.planner.operators import (
+    counter_of,
+    is_composite,
+    moves_nothing,
+    returns_tensors,
+)
 
-# Operators that read and write nothing.
-_FREE = {
-    *(torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.new_empty),
-    *(torch.ops.aten.empty_strided, torch.ops.aten.new_empty_strided),
-    *(torch.ops.aten._unsafe_view, torch.ops.aten.detach),
-}
-
-
-def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """Two products for each head; causal attention counts as full attention."""
-    pairs = query.shape[:-1].numel() * key.shape[-2]
-    return 2 * pairs * (query.shape[-1] + value.shape[-1])
-
-
-def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """The products of the forward pass count twice; what the kernel computes again does not."""
-    return 2 * _attention(query, key, value)
-
-
-# Number of operations, by operator; torch has no formula for attention on a CPU.
-_COUNTS: dict[Any, Callable[..., int]] = {
-    **flop_registry,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-}
+_DEVICE = torch.ops.prim.device.default
 PASSES = ("forward", "backward", "recomputed")
-
-
-def counter_of(func: Any) -> Callable[..., int] | None:
-    """The function that counts the operations of an operator's call; None: it has none."""
-    return _COUNTS.get(getattr(func, "_overloadpacket", None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,37 +112,26 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # asked for more often than all operators together
         packet = getattr(func, "_overloadpacket", None)
-        if packet is None or not _returns_tensors(func):
+        if packet is None or not returns_tensors(func):
             return func(*args, **kwargs)
-        if packet not in _COUNTS and hasattr(func, "decompose"):
+        if is_composite(func):
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
         result = func(*args, **kwargs)
-        if _is_view(func) or packet in _FREE:
+        if moves_nothing(func):
             return result
-        counted = _COUNTS.get(packet)
+        counted = counter_of(func)
         count = counted(*args, **kwargs, out_val=result) if counted else 0
         tensors = [*tensors_in([args, kwargs]), *tensors_in(result)]
         self.trace.events.append(
             Operator(str(packet), self.layers(), self.part(), count, _nbytes(tensors))
         )
         return result
-
-
-@functools.cache
-def _returns_tensors(func: Any) -> bool:
-    """Whether an operator returns tensors, and not only a shape or a device."""
-    return any("Tensor" in str(one.type) for one in func._schema.returns)
-
-
-@functools.cache
-def _is_view(func: Any) -> bool:
-    """Whether an operator returns another view of its input."""
-    returns = func._schema.returns
-    return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
 
 
 def _nbytes(tensors: list[Tensor]) -> int:
@@ -289,7 +253,6 @@ __all__ = [
     "Sent",
     "Trace",
     "TracedLedger",
-    "counter_of",
     "like",
     "record",
     "without_values",

@@ -31,9 +31,9 @@ def piece(device, width: int, tokens: float, tp: int, *, again: bool) -> Piece:
     made.weights = {(("dp", "cp"), 4, 4): 12 * width**2 // tp}
     for part, products in (("forward", 1), ("backward", 2), *[("backward", 1)] * again):
         flops, nbytes = 24 * tokens * width**2 // tp, 40 * tokens * width // tp
-        made.add(Operator("aten.mm", frozenset(), part, products * flops, nbytes), device)
-        for _ in range(2):
-            made.add(Sent("tp", "all_reduce", frozenset(), part, int(4 * tokens * width)), device)
+        product = Operator("aten.mm", frozenset(), part, products * flops, nbytes)
+        reduced = Sent("tp", "all_reduce", frozenset(), part, int(4 * tokens * width))
+        made.add([product, reduced, reduced], device)
     return made
 
 

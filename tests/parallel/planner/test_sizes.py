@@ -80,3 +80,21 @@ def test_shares_are_traced_until_one_was_made_as_it_is_traced():
         for size in (1, 2, 4, 8, 16, 32):
             assert sizes.share(cut, size, partial(trace, size, power)) == share(size**power)
         assert asked == traced
+
+
+def test_shares_expected_to_be_traced_are_those_that_even_costs_need():
+    cuts = [Cut(tp, 1, 1, False, None) for tp in (2, 4)]
+    asked = [(cut, size) for cut in cuts for size in (1, 2, 4, 8, 16)]
+    sizes, traced = Sizes(), []
+
+    def trace(cut: Cut, size: int) -> Share:
+        traced.append((cut, size))
+        return share(size)
+
+    for cut, size in asked[:1]:
+        sizes.share(cut, size, partial(trace, cut, size))
+    expected = list(sizes.expected(asked))
+    for cut, size in asked[1:]:
+        sizes.share(cut, size, partial(trace, cut, size))
+    assert expected == traced[1:]
+    assert traced == [*asked[:4], *asked[5:8]]
