@@ -54,7 +54,13 @@ def test_example_prints_what_the_document_says(code, output, tmp_path):
 @pytest.mark.pure
 def test_there_are_examples():
     names = {"README.md-0", "parallel.md-0", "parallel.md-1", "parallel.md-2", "replicas.md-0"}
-    names |= {"map_reduce.md-0", "schedule.md-0", "simulation.md-0", "hogwild.md-0"}
+    names |= {
+        "map_reduce.md-0",
+        "schedule.md-0",
+        "simulation.md-0",
+        "hogwild.md-0",
+        "planning.md-0",
+    }
     assert {param.id for param in EXAMPLES} == names
 
 

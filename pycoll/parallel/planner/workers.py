@@ -29,12 +29,13 @@ _AHEAD = 4  # values of each worker that may wait until they are taken
 def usable_workers() -> int:
     """Number of processes that may be forked: one for each core, if there are several.
 
-    0 where a fork is not safe: beside other threads, communicators, torch's process groups, or
-    devices, whose threads and connections a child would share.
+    0 where a fork is not safe: beside other threads, communicators with other ranks, torch's
+    process groups, or devices, whose threads and connections a child would share.
     """
     cores = len(os.sched_getaffinity(0))
     groups = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if cores == 1 or threading.active_count() > 1 or groups or open_communicators():
+    others = any(comm.size > 1 for comm in open_communicators())
+    if cores == 1 or threading.active_count() > 1 or groups or others:
         return 0
     return 0 if torch.cuda.device_count() else cores
 

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -83,7 +84,7 @@ def test_processes_with_threads_communicators_or_devices_do_not_fork(monkeypatch
         (os, "sched_getaffinity", {0}),
         (threading, "active_count", 2),
         (torch.cuda, "device_count", 1),
-        (workers, "open_communicators", [None]),
+        (workers, "open_communicators", [SimpleNamespace(size=2)]),
         (torch.distributed, "is_initialized", True),
     ):
         with monkeypatch.context() as changed:
