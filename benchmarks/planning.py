@@ -7,9 +7,10 @@ python benchmarks/planning.py --quick
 With `sleep`, arithmetic takes the time of a device that is slower than this machine, and ranks
 sleep meanwhile (pycoll.parallel.planner.paced), so 8 ranks need no 8 cores; with `real`, ranks
 compute, and there are no more of them than cores. Collectives, messages and the optimizer are real
-in both. Links, and for `real` the rates of a core, are calibrated on as many ranks just before.
-A layout's time is the least of its steps, each of which is that of its slowest rank: other
-processes only add to it.
+in both. Links are calibrated on as many ranks just before. A layout's time is the least of its
+steps, each of which is that of its slowest rank: other processes only add to it. With `real`, the
+speed of a core changes within minutes, so it is calibrated before and after each layout, the
+prediction is the mean of both, and the time is the median of the steps.
 """
 
 from __future__ import annotations
@@ -108,14 +109,18 @@ def measure(
     x = torch.randint(size.vocab, (size.samples, size.context))
     model = GPT(size)
     for layout in layouts:
-        if layout.world not in clusters:
+        if layout.world not in clusters or compute == "real":
             clusters[layout.world] = _cluster(compute, layout.world, rate)
         of = predict(model, x, layout, clusters[layout.world])
         around = {"around": lambda mesh: Paced(rate, mesh)} if compute == "sleep" else {}
         times = step_times(
             model, x, of, y=x, loss=pc.cross_entropy, steps=steps, arguments=ARGUMENTS, **around
         )
-        yield Row(compute, layout, of.seconds, min(times), times)
+        if compute == "real":
+            after = predict(model, x, layout, _cluster(compute, layout.world, rate))
+            yield Row(compute, layout, (of.seconds + after.seconds) / 2, median(times), times)
+        else:
+            yield Row(compute, layout, of.seconds, min(times), times)
 
 
 def predict(model: GPT, x: torch.Tensor, layout: Layout, cluster: Topology) -> Prediction:

@@ -17,7 +17,7 @@ class Device:
     Args:
         name: for titles.
         flops_per_s: operations per second at most; a multiplication and an addition are two.
-        attained: part of `flops_per_s` that large matrix products attain, 0 to 1.
+        attained: part of `flops_per_s` that matrix products of models attain, 0 to 1.
         memory_bytes_per_s: bytes read and written per second.
         capacity_bytes: memory of the device; None is unknown.
         operator_s: time that each operator adds, in seconds: its call and its start.

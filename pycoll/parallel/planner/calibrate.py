@@ -5,24 +5,49 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from pycoll.bench.fit import Fit, fit_links
 from pycoll.communicator import Communicator
 from pycoll.launch import run_ranks
+from pycoll.parallel.planner.estimate import estimate
 from pycoll.topology import Device, Level, Topology
 
 _SIDE = 768  # of the matrices
 _MOVED = 1 << 25  # bytes of the array that is read and written
 _SIZES = tuple(1 << k for k in range(10, 24, 2))
+_WIDTH, _HEADS, _BATCH = 256, 8, (4, 128, 256)  # of the block of a transformer
+
+
+class _Block(nn.Module):
+    """A block of a transformer, whose operators are those of most models: products and others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(_WIDTH) for _ in range(2))
+        self.qkv, self.out = nn.Linear(_WIDTH, 3 * _WIDTH), nn.Linear(_WIDTH, _WIDTH)
+        self.up, self.down = nn.Linear(_WIDTH, 4 * _WIDTH), nn.Linear(4 * _WIDTH, _WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.qkv(self.norms[0](x)).unflatten(-1, (3, _HEADS, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = heads
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
 
 
 def calibrate(num_ranks: int = 2, *, repeats: int = 9) -> Topology:
     """Measures this machine: one thread of each rank, all ranks at the same time.
+
+    Large products, a large array and many small operators give the rates of the device. Operators
+    of a model attain a part of them: that part is measured with a training step of a block of a
+    transformer, and both rates are scaled by it.
 
     Args:
         num_ranks: Number of ranks.
@@ -37,15 +62,19 @@ def calibrate(num_ranks: int = 2, *, repeats: int = 9) -> Topology:
     Cost: a few seconds.
     """
     found = run_ranks(_rank, num_ranks, repeats)
-    rates = [statistics.median(of[i] for of in found) for i in range(3)]
+    flops_per_s, memory_bytes_per_s, operator_s, step_s = (
+        statistics.median(of[i] for of in found) for i in range(4)
+    )
     device = Device(
         name="this machine, one thread a rank",
-        flops_per_s=rates[0],
-        memory_bytes_per_s=rates[1],
-        operator_s=rates[2],
+        flops_per_s=flops_per_s,
+        memory_bytes_per_s=memory_bytes_per_s,
+        operator_s=operator_s,
         capacity_bytes=_memory() // num_ranks,
     )
-    link: Fit | None = found[0][3]
+    attained = min(1.0, estimate(_Block(), torch.zeros(_BATCH), device).seconds / step_s)
+    device = replace(device, attained=attained, memory_bytes_per_s=memory_bytes_per_s * attained)
+    link: Fit | None = found[0][4]
     level = Level(
         name="host",
         size=num_ranks,
@@ -68,6 +97,7 @@ def write(cluster: Topology, path: str | Path) -> None:
         "[device]",
         f'name = "{device.name}"',
         f"compute_gflop_per_s = {device.flops_per_s / 1e9:.6g}",
+        f"attained = {device.attained:.6g}",
         f"memory_gb_per_s = {device.memory_bytes_per_s / 1e9:.6g}",
         f"operator_us = {device.operator_s * 1e6:.6g}",
         *([f"capacity_gb = {size / 1e9:.6g}"] if (size := device.capacity_bytes) else []),
@@ -88,7 +118,7 @@ def _memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _rank(comm: Communicator, repeats: int) -> tuple[float, float, float, Fit | None]:
+def _rank(comm: Communicator, repeats: int) -> tuple[float, float, float, float, Fit | None]:
     torch.set_num_threads(1)
     a = torch.rand(_SIDE, _SIDE)
     out = torch.empty(_SIDE, _SIDE)
@@ -102,7 +132,13 @@ def _rank(comm: Communicator, repeats: int) -> tuple[float, float, float, Fit | 
             small.mul(2.0)
 
     call_s = _median(few, comm, repeats) / 100
-    rates = 2 * _SIDE**3 / product_s, 2 * _MOVED / moved_s, call_s
+    block, batch = _Block(), torch.rand(_BATCH)
+
+    def step() -> None:
+        block(batch).sum().backward()
+
+    step_s = _median(step, comm, repeats)
+    rates = 2 * _SIDE**3 / product_s, 2 * _MOVED / moved_s, call_s, step_s
     if comm.size == 1:
         return *rates, None
     rows = []
