@@ -75,6 +75,17 @@ def no_table_and_no_rules_of_the_user(tmp_path_factory: pytest.TempPathFactory) 
         yield
 
 
+@pytest.fixture
+def registered_schedules_are_forgotten() -> Iterator[None]:
+    """For tests that register algorithms of their own."""
+    from pycoll import schedule
+
+    before = dict(schedule._registered)
+    yield
+    schedule._registered.clear()
+    schedule._registered.update(before)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def freed_memory_is_given_back() -> Iterator[None]:
     yield

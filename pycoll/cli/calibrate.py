@@ -27,13 +27,15 @@ def calibrate(
 
     The result is a cluster of one host with a device; `pycoll plan` and `pycoll flops` read it.
     """
-    from pycoll.parallel.planner import calibrate as calibration
+    from pycoll.parallel.planner.calibrate import calibrate as measure
+    from pycoll.topology import dumps
 
-    found = calibration.calibrate(n)
+    found = measure(n)
     device, level = found.device, found.levels[0]
     assert device is not None
     typer.echo(
-        f"a rank: {device.flops_per_s / 1e9:.3g} GFLOP/s, memory "
+        f"a rank: {device.flops_per_s / 1e9:.3g} GFLOP/s, of which a model's block attains "
+        f"{device.attained:.0%}; memory "
         f"{format_rate(device.memory_bytes_per_s)}, an operator "
         f"{format_seconds(device.operator_s)}"
     )
@@ -43,5 +45,5 @@ def calibrate(
             f"{format_rate(level.link_bytes_per_s)}"
         )
     if out is not None:
-        calibration.write(found, out)
+        out.write_text(dumps(found), encoding="utf-8")
         typer.echo(f"wrote {out}", err=True)

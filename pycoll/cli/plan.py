@@ -98,12 +98,14 @@ def parse_gigabytes(text: str) -> int:
 def _calibrated(world: int, folder: Path) -> Path:
     from dataclasses import replace
 
-    from pycoll.parallel.planner.calibrate import calibrate, write
+    from pycoll.parallel.planner.calibrate import calibrate
+    from pycoll.topology import dumps
 
     typer.echo("pycoll plan: calibrates this machine", err=True)
     measured = calibrate(2)
     path = folder / "machine.toml"
-    write(replace(measured, levels=(replace(measured.levels[0], size=max(world, 2)),)), path)
+    larger = replace(measured, levels=(replace(measured.levels[0], size=max(world, 2)),))
+    path.write_text(dumps(larger), encoding="utf-8")
     return path
 
 

@@ -93,8 +93,8 @@ def parallelize(
         tp: The layers to share out over the axis tp: styles by patterns of layer names.
         pp: Name of the list of blocks that the axis pp cuts, such as "blocks"; the axis cp cuts
             the sequence at the first of these blocks.
-        schedule: Name of a pipeline schedule of `pycoll.parallel.pipeline`. "pipedream" steps
-            the optimizer within `model.step`, once for each microbatch.
+        schedule: Name of a pipeline schedule of `pycoll.parallel.pipeline`. "pipedream" and its
+            variants step the optimizer within `model.step`, after one or a few microbatches.
         zero: What the replicas shard: 0 nothing, 1 the optimizer's state, 2 also gradients,
             3 also parameters.
         sequence_parallel: Also share out the activations between the layers that tp shares.

@@ -9,10 +9,10 @@ __all__ = ["dumps"]
 
 
 def dumps(topology: Topology) -> str:
-    """Formats a topology of levels and costs of ranks; loads() gives an equal one.
+    """Formats a topology of levels, costs of ranks and a device; loads() gives one like it.
 
     Args:
-        topology: without stragglers, jitter, device and pair matrices.
+        topology: without stragglers, jitter and pair matrices.
 
     Returns:
         The text of a TOML file.
@@ -20,12 +20,24 @@ def dumps(topology: Topology) -> str:
     Raises:
         UsageError: the topology has one of these.
     """
-    if topology.stragglers or topology.jitter != Jitter() or topology.device is not None:
-        raise UsageError("dumps: stragglers, jitter and devices are not written")
-    quoted = topology.name.replace("\\", "\\\\").replace('"', '\\"')
-    lines = [f'name = "{quoted}"', "", "[ranks]", f"overhead_s = {topology.overhead_s!r}"]
+    if topology.stragglers or topology.jitter != Jitter():
+        raise UsageError("dumps: stragglers and jitter are not written")
+    lines = [f"name = {_quoted(topology.name)}", ""]
+    lines += ["[ranks]", f"overhead_s = {topology.overhead_s!r}"]
     if topology.gamma_s_per_byte > 0:
         lines.append(f"reduce_gb_per_s = {1e-9 / topology.gamma_s_per_byte!r}")
+    if (device := topology.device) is not None:
+        lines += [
+            "",
+            "[device]",
+            f"name = {_quoted(device.name)}",
+            f"compute_gflop_per_s = {device.flops_per_s / 1e9!r}",
+            f"attained = {device.attained!r}",
+            f"memory_gb_per_s = {device.memory_bytes_per_s / 1e9!r}",
+            f"operator_s = {device.operator_s!r}",
+        ]
+        if device.capacity_bytes is not None:
+            lines.append(f"capacity_gb = {device.capacity_bytes / 1e9!r}")
     for level in topology.levels:
         if level.pair_bytes_per_s or level.pair_latency_s:
             raise UsageError(f"dumps: the pair matrices of level {level.name!r} are not written")
@@ -41,3 +53,8 @@ def dumps(topology: Topology) -> str:
             f"carries_outside = {str(level.carries_outside).lower()}",
         ]
     return "\n".join([*lines, ""])
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -13,21 +13,13 @@ from pycoll import schedule
 from pycoll.errors import UsageError
 from pycoll.schedule import levels
 
-pytestmark = pytest.mark.pure
+pytestmark = [pytest.mark.pure, pytest.mark.usefixtures("registered_schedules_are_forgotten")]
 
 SIZES = [(1,), (2,), (5,), (2, 2), (3, 2), (2, 3), (1, 4), (2, 1, 2), (2, 2, 2), (3, 2, 2)]
 SERVERS = [(8, 8, 2), (8, 2, 4, 2), (56, 2), (14, 4, 2), (8, 9)]
 FORMS = [(split, name) for split, rows in levels.COLLECTIVES.items() for name in rows]
 ROOTED = ("reduce", "broadcast")
 of_forms = each_case("split, collective", FORMS)
-
-
-@pytest.fixture(autouse=True)
-def _forget_registered():
-    before = dict(schedule._registered)
-    yield
-    schedule._registered.clear()
-    schedule._registered.update(before)
 
 
 def built(collective, sizes, split=True, root=0):

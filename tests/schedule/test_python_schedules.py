@@ -10,15 +10,7 @@ from pycoll import _core, schedule
 from pycoll.errors import Error, UsageError
 from pycoll.schedule import Move, copy, reduce
 
-pytestmark = pytest.mark.pure
-
-
-@pytest.fixture(autouse=True)
-def _forget_registered():
-    before = dict(schedule._registered)
-    yield
-    schedule._registered.clear()
-    schedule._registered.update(before)
+pytestmark = [pytest.mark.pure, pytest.mark.usefixtures("registered_schedules_are_forgotten")]
 
 
 def register_chain(name="up_down", num_chunks=2):

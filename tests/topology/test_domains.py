@@ -11,6 +11,8 @@ import pycoll
 from pycoll import schedule, topology
 from pycoll.topology import crossing, sysfs
 
+pytestmark = pytest.mark.usefixtures("registered_schedules_are_forgotten")
+
 NBYTES = 1 << 20
 # One thread for each core: fewer files.
 SERVERS = {"epyc nps1": EPYC_NPS1, "epyc nps4": EPYC_NPS4, "spr snc4": SPR_SNC4}
@@ -23,14 +25,6 @@ def hosts(tmp_path_factory):
         name: topology.read_host(write(folder / name, replace(of, threads=1)))
         for name, of in SERVERS.items()
     }
-
-
-@pytest.fixture(autouse=True)
-def _forget_registered():
-    before = dict(schedule._registered)
-    yield
-    schedule._registered.clear()
-    schedule._registered.update(before)
 
 
 def sent_between_sockets(result):

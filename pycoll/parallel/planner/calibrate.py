@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,32 +84,6 @@ def calibrate(num_ranks: int = 2, *, repeats: int = 9) -> Topology:
     return Topology(levels=(level,), name="this host", device=device, gamma_s_per_byte=gamma)
 
 
-def write(cluster: Topology, path: str | Path) -> None:
-    """Writes a calibrated cluster as a TOML file that `topology.load` reads."""
-    device, level = cluster.device, cluster.levels[0]
-    assert device is not None
-    reduces = cluster.gamma_s_per_byte
-    lines = [
-        f'name = "{cluster.name}"',
-        *(["", "[ranks]", f"reduce_gb_per_s = {1e-9 / reduces:.6g}"] if reduces > 0 else []),
-        "",
-        "[device]",
-        f'name = "{device.name}"',
-        f"compute_gflop_per_s = {device.flops_per_s / 1e9:.6g}",
-        f"attained = {device.attained:.6g}",
-        f"memory_gb_per_s = {device.memory_bytes_per_s / 1e9:.6g}",
-        f"operator_us = {device.operator_s * 1e6:.6g}",
-        *([f"capacity_gb = {size / 1e9:.6g}"] if (size := device.capacity_bytes) else []),
-        "",
-        "[[level]]",
-        f'name = "{level.name}"',
-        f"size = {level.size}",
-        f"link_gb_per_s = {level.link_bytes_per_s / 1e9:.6g}",
-        f"latency_us = {level.latency_s * 1e6:.6g}",
-    ]
-    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
 def _memory() -> int:
     """Bytes of memory of this host."""
     import os
@@ -166,4 +139,4 @@ def _median(call: Callable[[], Any], comm: Communicator, repeats: int) -> float:
     return statistics.median(times[2:])
 
 
-__all__ = ["calibrate", "write"]
+__all__ = ["calibrate"]

@@ -166,8 +166,8 @@ def plan(
             too small or has no device; the message says what would fit.
 
     Cost: a quarter of a second for each size of tp, cp and microbatch that bounds do not rule out,
-        in forked processes, one for each core, if this one has no threads, communicators or
-        devices; and a millisecond for each layout.
+        in forked processes, one for each core, if this one has no other threads, communicators
+        with other ranks, or devices; and a millisecond for each layout.
     Source: docs/planning.md lists the papers.
     """
     refuse_parts(model, "plan")

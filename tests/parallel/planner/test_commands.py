@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from pycoll import UsageError, topology
-from pycoll.parallel.planner.calibrate import write
+from pycoll import parallel as pc
+from pycoll.parallel.planner import calibrate
 from pycoll.topology import Device
 
 pytestmark = pytest.mark.pure
@@ -40,15 +42,31 @@ def test_commands_stop_a_script_at_its_first_step(tmp_path):
 
 
 def test_a_written_cluster_has_its_device(tmp_path):
-    device = Device(name="chip", flops_per_s=2e12, memory_bytes_per_s=3e10, operator_s=5e-6)
+    device = Device(
+        name='a "chip"',
+        flops_per_s=2e12,
+        memory_bytes_per_s=3e10,
+        attained=0.75,
+        operator_s=5e-6,
+        capacity_bytes=8 * 10**9,
+    )
     level = topology.Level(name="host", size=4, link_bytes_per_s=1e9, latency_s=1e-6)
     cluster = topology.Topology(levels=(level,), name="four", device=device, gamma_s_per_byte=1e-9)
-    write(cluster, tmp_path / "four.toml")
+    (tmp_path / "four.toml").write_text(topology.dumps(cluster))
     found = topology.load(tmp_path / "four.toml")
-    assert found.levels == cluster.levels and found.name == "four" and found.device is not None
+    assert found.levels == cluster.levels and found.name == "four" and found.device == device
     assert found.gamma_s_per_byte == pytest.approx(1e-9)
-    assert found.device.flops_per_s == pytest.approx(2e12)
-    assert found.device.operator_s == pytest.approx(5e-6)
+
+
+def test_calibrated_rates_are_what_a_block_attains(monkeypatch):
+    """The estimate of the block's step is then the measured one, if operators start at once."""
+    step_s = 0.2
+    monkeypatch.setattr(calibrate, "run_ranks", lambda *_: [(1e11, 1e10, 0.0, step_s, None)] * 2)
+    device = calibrate.calibrate(2).device
+    assert 0 < device.attained < 1
+    assert device.flops_per_s == 1e11 and device.memory_bytes_per_s == 1e10 * device.attained
+    found = pc.estimate(calibrate._Block(), torch.zeros(calibrate._BATCH), device)
+    assert found.seconds == pytest.approx(step_s)
 
 
 def test_a_device_of_a_file_has_units_and_positive_rates():

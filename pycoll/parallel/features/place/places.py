@@ -22,7 +22,7 @@ class ModulePlaces:
     """
 
     def __init__(self, model: nn.Module, place: Mapping[str, int], world: int) -> None:
-        """ModulePlaces the modules of a model.
+        """Places the modules of a model.
 
         Args:
             model: The model, before it changes.

@@ -127,17 +127,23 @@ def peak_versions(order: Sequence[Action], versions: Sequence[int] = ()) -> int:
     empty: each microbatch uses the newest one at its forward.
     """
     users = Counter(versions[a.microbatch] for a in order if versions and a.kind is Kind.F)
-    peak = newest = 0
+    newest = 0
+    peak = kept = int(users[newest] > 0)
     used: dict[tuple[int, int], int] = {}
     for action in order:
         place = action.stage, action.microbatch
         if action.kind is Kind.F:
             used[place] = versions[action.microbatch] if versions else newest
+            kept += not users[used[place]]
             users[used[place]] += not versions
         elif action.kind in (Kind.B, Kind.W):
-            users[used.pop(place)] -= 1
-        newest += action.kind is Kind.U
-        peak = max(peak, sum(number > 0 and of <= newest for of, number in users.items()))
+            version = used.pop(place)
+            users[version] -= 1
+            kept -= not users[version]
+        elif action.kind is Kind.U:
+            newest += 1
+            kept += users[newest] > 0
+        peak = max(peak, kept)
     return peak
 
 
