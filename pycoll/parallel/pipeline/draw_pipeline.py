@@ -217,7 +217,9 @@ class _Drawing:
         if self._schedule.stages_per_rank > 1:
             notes.append("lighter: a rank's later stages")
         if Kind.U in kinds:
-            notes.append("weights are updated at the end of each backward")
+            few = self._schedule.per_update
+            last = "each backward" if few == 1 else f"every {few} backwards"
+            notes.append(f"weights are updated at the end of {last}")
         notes.append("numbers are microbatches")
         self._canvas.text(x, y, "; ".join(notes), 8.5, MUTED)
 

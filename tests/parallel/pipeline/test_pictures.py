@@ -46,6 +46,8 @@ def test_every_schedule_is_drawn_and_always_the_same_in_every_style(tmp_path):
     for name in pipeline.names():
         svg = draw_pipeline(pipeline.build(name, 2, 3), format="svg")
         assert svg.startswith("<?xml") and name in svg
+        every = {"pipedream_2bw": "every 2 backwards", "pipedream": "each backward"}
+        assert f"updated at the end of {every.get(name, '')}" in svg or name not in every
     schedule = pipeline.build("interleaved_1f1b", 3, 3)
     for style in STYLES:
         drawn = [draw_pipeline(schedule, style=style, until=4, format="svg") for _ in range(2)]
