@@ -55,16 +55,19 @@ def explain_domains(comm: Any, collective: str, root: int, choice: str) -> str:
         choice: the text of the core, whose first line names the algorithm.
 
     Returns:
-        The line with its '\\n'; empty for one rank, or an algorithm without a schedule.
+        The line with its '\\n'; empty for one rank, a closed communicator, or an algorithm without
+        a schedule.
 
     Cost: builds the schedule and reads sysfs: milliseconds, at 256 ranks up to a second.
     """
+    if comm.size == 1 or comm.closed:
+        return ""
     name = choice.splitlines()[0].partition(" ranks: ")[2].rpartition(" over ")[0]
     ranks = comm._ranks()
     of_process = collections.Counter(rank["pid"] for rank in ranks)
     cpus_of_rank = [_cpus(rank, of_process[rank["pid"]] > 1) for rank in ranks]
     moves = _moves(collective, name.rpartition("/")[0], cpus_of_rank, root)
-    if comm.size == 1 or moves is None:
+    if moves is None:
         return ""
     here = [cpus for cpus in cpus_of_rank if cpus is not None]
     try:
@@ -121,8 +124,8 @@ def _cpus(rank: dict[str, Any], shares_process: bool) -> Collection[int] | None:
 
     A rank that is a thread may be any thread of its process, so those of all threads count.
     """
-    if rank["state"] == "here" and not rank["pid"]:
-        return None
+    if rank["state"] != "absent" and not rank["pid"]:
+        return None  # also if it has left: ranks of this host leave their pid
     try:
         if not shares_process:
             return os.sched_getaffinity(rank["thread_id"]) if rank["thread_id"] else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import numpy as np
 import pytest
@@ -33,6 +34,20 @@ def test_hierarchical_is_chosen_and_sends_the_bytes_of_the_formula(two):
     texts, sent_by_rank = two.run_jobs([explanation, sent], 2)
     assert all("hierarchical" in chosen(text) for text in texts), texts[0]
     assert not differences_from_formulas(list(sent_by_rank[::2]), 2)
+
+
+def explanation_without_others(comm: Comm) -> str:
+    if comm.rank:
+        comm.close()
+        return ""
+    while any(one["state"] == "here" for one in comm._ranks()[1:]):
+        time.sleep(0.01)
+    return explanation(comm)
+
+
+def test_ranks_that_have_left_are_on_their_hosts_in_an_explanation(two):
+    (texts,) = two.run_jobs([explanation_without_others], 2)
+    assert "hierarchical" in chosen(texts[0]) and " inside network" in texts[0]
 
 
 def test_table_measured_on_one_host_says_nothing_of_several(two, tmp_path, monkeypatch):
