@@ -24,17 +24,11 @@ TESTS ?= tests
 START := $(shell date +%s)
 
 # $(call pytest,markers,options): runs the tests, and prints the seconds of set-up and of the tests.
-# Those without ranks use a core, and the others mostly wait for each other, so they run beside them.
-# Status 5 of pytest: no test has these markers.
 define pytest
-@begin=$$(date +%s); log=$$(mktemp); \
-$(BIN)/python -m pytest -q -p no:cacheprovider -m "pure and ($(1))" $(2) $(TESTS) > $$log 2>&1 & pure=$$!; \
-$(BIN)/python -m pytest -m "not pure and ($(1))" $(2) $(TESTS); status=$$?; \
-wait $$pure; pure=$$?; \
-echo; echo "tests without ranks:"; cat $$log; rm -f $$log; \
+@begin=$$(date +%s); \
+$(BIN)/python -m pytest -m "$(1)" $(2) $(TESTS); status=$$?; \
 echo "make $@: $$((begin - $(START))) s of set-up"; \
 echo "make $@: $$(($$(date +%s) - begin)) s of tests"; \
-if [ $$pure -ne 5 ] && { [ $$pure -ne 0 ] || [ $$status -eq 5 ]; }; then status=$$pure; fi; \
 exit $$status
 endef
 

@@ -93,11 +93,8 @@ def freed_memory_is_given_back() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_is_left_at_the_end(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No process, and no file in /dev/shm of ours.
-
-    Tests without ranks make no such file; `make test` runs them beside others, which do.
-    """
+def nothing_is_left_at_the_end() -> Iterator[None]:
+    """No process, and no file in /dev/shm of ours."""
     files, children = shared_memory_files(), child_processes()
     yield
     deadline = time.monotonic() + 20
@@ -105,6 +102,5 @@ def nothing_is_left_at_the_end(request: pytest.FixtureRequest) -> Iterator[None]
         time.sleep(0.05)
     left = {pid: line for pid, line in child_processes().items() if pid not in children}
     assert not left, f"processes are left: {left}"
-    is_pure = all(item.get_closest_marker("pure") for item in request.session.items)
-    new_files = set() if is_pure else shared_memory_files() - files
+    new_files = shared_memory_files() - files
     assert not new_files, f"files are left in /dev/shm: {new_files}"
