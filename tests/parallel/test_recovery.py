@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -114,6 +116,37 @@ def test_ranks_that_are_killed_change_nothing(ranks, dies_at, options, left):
             assert_alike(outcome, alone[0])
             _, steps, size = outcome
             assert size == left and steps - STEPS in ((0,) if len(options) == 0 else (0, 1, 2))
+
+
+@pytest.mark.parametrize("replicas", ["ps", "gossip:graph=complete,mode=adpsgd"])
+def test_replicas_leave_the_old_ranks_without_waiting_for_them(replicas):
+    """Neither a garbage collection nor a thread of rank 0 waits for what rank 1 has left behind."""
+
+    def work(comm: Comm) -> tuple[int, int]:
+        def build_replicas(mesh: pc.Mesh) -> dict[str, Any]:
+            if mesh.world.size == 2 and mesh.world.rank == 0:
+                gc.collect()
+            model = pc.parallelize(nn.Linear(5, 3), mesh, replicas=replicas)
+            optimizer = pc.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+            return {"model": model, "optimizer": optimizer}
+
+        def train(job: pc.Job) -> tuple[int, int]:
+            while job.commits < STEPS:
+                job.model.step(torch.ones(2, 5), torch.ones(2, 3), loss=nn.functional.mse_loss)
+                if comm.rank == 2 and job.commits == 3:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                job.optimizer.step()
+                job.commit()
+            answering = sum("answer" in thread.name for thread in threading.enumerate())
+            job.optimizer.close()
+            return job.commits, answering
+
+        return pc.elastic(build_replicas, train, comm=comm)
+
+    outcomes = end(start(work, 3, timeout_s=5.0))
+    assert outcomes[2] == KILLED
+    assert [commits for commits, _ in outcomes[:2]] == [STEPS] * 2
+    assert sum(answering for _, answering in outcomes[:2]) == (1 if replicas == "ps" else 2)
 
 
 def test_new_ranks_come_also_after_rank_0_has_ended():

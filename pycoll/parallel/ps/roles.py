@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pycoll import threads
 from pycoll.communicator import Communicator
-from pycoll.errors import Error, PeerDiedError
+from pycoll.errors import Error, PeerDiedError, UsageError
 from pycoll.parallel.core.ledger import Ledger
 from pycoll.parallel.ps.messages import Kind, Link, Message, RemoteLink, failed, receive, send
 from pycoll.parallel.ps.server import Server
@@ -47,6 +48,7 @@ class Answering:
         self.server = server
         self._of_workers: list[threading.Thread] = []
         self._of_servers: list[threading.Thread] = []
+        self._pairs: list[Communicator] = []
         self._failure: Exception | None = None
 
     def answer_worker(self, comm: Communicator, worker: int = -1) -> None:
@@ -61,6 +63,7 @@ class Answering:
         self, of: list[threading.Thread], comm: Communicator, worker: int, other_server: int
     ) -> None:
         comm.timeout_s = FOREVER_S
+        self._pairs.append(comm)
         thread = threading.Thread(
             target=self._answer_all, args=(comm, worker, other_server), daemon=True
         )
@@ -94,6 +97,12 @@ class Answering:
             self._failure = error
             kind = type(error).__name__
             return failed(Error(f"server {self.server.number} failed with {kind}: {error}"))
+
+    def abort(self, reason: str) -> None:
+        """Stops to answer: ranks that wait for an answer raise an error with the reason."""
+        for pair in self._pairs:
+            with suppress(UsageError):  # its thread has closed it
+                pair.abort(reason)
 
     def wait_for_workers(self) -> None:
         """Waits until all workers have left or died, also those that come meanwhile."""

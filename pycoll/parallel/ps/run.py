@@ -40,6 +40,7 @@ class Job:
     worker: Worker | None
     server: Server | None
     _answering: Answering | None = None
+    _asking: list[Communicator] = field(default_factory=list)
     _doors: list[threading.Thread] = field(default_factory=list)
     _has_ended: threading.Event = field(default_factory=threading.Event)
 
@@ -63,6 +64,19 @@ class Job:
         if self.worker is not None:
             self.worker.close()
         self.serve()
+
+    def abort(self, reason: str) -> None:
+        """Leaves at once: ranks that wait for this one raise an error. Not collective.
+
+        Args:
+            reason: For that error.
+        """
+        self._has_ended.set()
+        if self._answering is not None:
+            self._answering.abort(reason)
+        for pair in self._asking:
+            if not pair.closed:
+                pair.abort(reason)
 
     def listen(self, address: str) -> None:
         """Lets workers come later: they join a pair with this rank at an address."""
@@ -128,7 +142,7 @@ def start(
         )
     to_servers, from_workers = pairs(comm, roles.works_with)
     to_copies, from_originals = pairs(comm, roles.copies_to)
-    job = Job(None, server)
+    job = Job(None, server, _asking=[*to_servers.values(), *to_copies.values()])
     if server is not None:
         server.connect(links_of(to_copies, roles, comm.rank, None, server.ledger))
         job._answering = answering = Answering(server)

@@ -170,10 +170,14 @@ class Copies:
             copies |= cut(body, self._heard[peer])
         return copies, works
 
-    def close(self) -> None:
-        """Ends the messages."""
+    def close(self, reason: str) -> None:
+        """Ends the messages.
+
+        Args:
+            reason: For the error of ranks that wait for one.
+        """
         if self._messages is not None:
-            self._messages.abort("the training continues on other ranks")
+            self._messages.abort(reason)
             self._messages.close()
 
     @property

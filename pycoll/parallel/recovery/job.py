@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from pycoll.parallel.trainer.training_state import description, held_state, inst
 from pycoll.parallel.trainer.weight_average import EMA
 
 Build = Callable[[Mesh], Mapping[str, Any]]
+GOES_ON = "the training continues on other ranks"
 
 
 class NewRanks(BaseException):
@@ -57,7 +59,7 @@ class Job:
         door: Door | None,
         most: int | None,
     ) -> None:
-        """Builds the objects, and gives them the state that the ranks have. Collective.
+        """Builds the objects; `begin` follows. Collective.
 
         Args:
             base: The ranks.
@@ -71,7 +73,6 @@ class Job:
 
         Raises:
             UsageError: `build` returned something else than it must.
-            Error: The ranks have too few copies of the state.
         """
         self.mesh, self.commits = mesh, 0
         self.restart_s, self.failed_s = laps.seconds, laps.began_s
@@ -83,10 +84,21 @@ class Job:
             name: one for name, one in self._objects.items() if name not in ("model", "optimizer")
         }
         self._trainer = trainer_of(self._model)
+        self._num_copies, self._at_end = copies, ExitStack()
+        if self._optimizer is not None:
+            self._at_end.callback(self._optimizer.abort, GOES_ON)
         laps.end("build")
+
+    def begin(self, laps: Laps) -> None:
+        """Gives the objects the state that the ranks have, and copies it. Collective.
+
+        Raises:
+            Error: The ranks have too few copies of the state.
+        """
         holdings = self._restore()
         laps.end("restore")
-        self._copies = Copies(mesh.world, holdings, copies)
+        self._copies = Copies(self.mesh.world, holdings, self._num_copies)
+        self._at_end.callback(self._copies.close, GOES_ON)
         self._can_hold = (
             self._optimizer is not None
             and self._copies.are_everywhere
@@ -185,8 +197,8 @@ class Job:
         self._base.barrier()
 
     def close(self) -> None:
-        """Ends the transfers of copies."""
-        self._copies.close()
+        """Ends what ranks exchange in the background; a rank that waits for it raises an error."""
+        self._at_end.close()
 
     def _before_change(self) -> None:
         self._snapshots.before_change(holds_next=self._holds_next)
@@ -254,4 +266,4 @@ def _checked(built: Any) -> dict[str, Any]:
     return dict(built)
 
 
-__all__ = ["Build", "Job", "NewRanks"]
+__all__ = ["GOES_ON", "Build", "Job", "NewRanks"]

@@ -16,7 +16,7 @@ from pycoll.parallel.core.devices import agreed_device
 from pycoll.parallel.core.mesh import Mesh, replace_world, world
 from pycoll.parallel.core.mesh_sizes import parse_sizes
 from pycoll.parallel.recovery.doors import addresses_in, agreed_address, joined, opened
-from pycoll.parallel.recovery.job import Build, Job, NewRanks
+from pycoll.parallel.recovery.job import GOES_ON, Build, Job, NewRanks
 from pycoll.parallel.recovery.laps import Laps
 from pycoll.parallel.recovery.sizes import sizes_for
 from pycoll.parallel.recovery.snapshots import Snapshots
@@ -108,6 +108,7 @@ def elastic(
             on = Mesh(base, sizes, agreed_device(device, base), virtual_replicas)
             laps.end("mesh")
             job = Job(base, on, build, snapshots, laps, copies=copies, door=door, most=most)
+            job.begin(laps)
             if news and base.rank == 0:
                 _say(f"{news}; on after {laps.total_s():.3f} s: {_of(job)}")
             result = train(job)
@@ -147,7 +148,7 @@ def _leave(on: Mesh | None, job: Job | None) -> None:
     if job is not None:
         job.close()
     if on is not None:
-        on.abort("the training continues on other ranks")
+        on.abort(GOES_ON)
 
 
 def _survivors(base: Communicator, error: Error, least: int, *, needs_death: bool) -> Communicator:

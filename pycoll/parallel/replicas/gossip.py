@@ -100,6 +100,11 @@ class Gossip(ReplicaOptimizer):
         else:
             self._neighbors.close()
 
+    def abort(self, reason: str) -> None:
+        """See ReplicaOptimizer."""
+        if isinstance(self._mixing, Pairwise):
+            self._mixing.abort(reason)
+
 
 def gossip(
     optimizer: optim.Optimizer,

@@ -109,6 +109,13 @@ class ReplicaOptimizer(optim.Optimizer, ABC):
         weights.read(mine)
         weights.write(self.mean(mine))
 
+    def abort(self, reason: str) -> None:
+        """Ends what replicas exchange in the background, without waiting. Not collective.
+
+        Args:
+            reason: For the error of the other ranks.
+        """
+
     @torch.no_grad()
     def consensus_distance(self) -> float:
         """The root mean square over the replicas of the distance of their weights from the mean.

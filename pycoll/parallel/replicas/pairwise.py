@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -68,7 +68,7 @@ class Pairwise:
             threads.start(self._thread, "the thread that answers neighbors")
             self._is_started = True
             # Neighbors may still ask while this rank's script ends.
-            self._at_exit = weakref.finalize(self._thread, self.close)
+            atexit.register(self.close)
         update()
         self._weights.read(self._after)
         with self._alone():
@@ -93,7 +93,7 @@ class Pairwise:
     def close(self) -> None:
         """See Mixing."""
         if self._is_started:
-            self._at_exit.detach()
+            atexit.unregister(self.close)
             self._sent[-1] = 1
             for peer in self._choices:
                 self._send(self._sent, peer, self._questions)
@@ -104,6 +104,15 @@ class Pairwise:
         self._check()
         self._questions.close()
         self._neighbors.close()
+
+    def abort(self, reason: str) -> None:
+        """Stops to answer: neighbors that wait raise an error with the reason."""
+        if self._is_started:
+            atexit.unregister(self.close)
+            self._is_started = False
+        for comm in (self._answers, self._questions):
+            if not comm.closed:
+                comm.abort(reason)
 
     def _average(self, peer: int) -> None:
         times = self._neighbors.times.message()

@@ -262,6 +262,16 @@ class Optimizer(optim.Optimizer):
         if of_replicas is not None:
             of_replicas()
 
+    def abort(self, reason: str) -> None:
+        """Ends what replicas exchange in the background, without waiting. Not collective.
+
+        Args:
+            reason: For the error of ranks that wait for this one.
+        """
+        of_replicas: Any = getattr(self.inner, "abort", None)
+        if of_replicas is not None:
+            of_replicas(reason)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients; `step` does this too."""
         self.trainer.clear()
