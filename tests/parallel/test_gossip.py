@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 import time
 from collections import Counter
 
@@ -16,7 +17,9 @@ from torch import nn
 import pycoll
 from pycoll import UsageError
 from pycoll import parallel as pc
+from pycoll.parallel.core.lateness import PARTS
 from pycoll.parallel.core.ledger import AxisGroup
+from pycoll.parallel.replicas.times import NeighborTimes
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
 
@@ -208,3 +211,25 @@ def test_pairs_do_not_wait_for_a_slow_neighbor():
     assert found[0][0] >= 0.9
     assert min(took_s for took_s, _ in found[1:]) < 0.7 * found[0][0]
     assert all(distance < 1 for _, distance in found), found
+
+
+def merge_all(times: NeighborTimes, messages: torch.Tensor) -> None:
+    for message in messages:
+        times.merge(message)
+
+
+def test_times_are_read_while_another_thread_merges():
+    """torch's nonzero wrote past its end when a thread merged meanwhile."""
+    size, parts = 1000, len(PARTS)
+    for _ in range(30):
+        times = NeighborTimes(0, size)
+        coming = torch.ones(20, size, 1 + parts, dtype=torch.float64).cumsum(0)
+        for turn, message in enumerate(coming):
+            message[50 * (turn + 1) :] = 0
+        merging = threading.Thread(target=merge_all, args=(times, coming))
+        merging.start()
+        while merging.is_alive():
+            late = times.late
+            assert late is None or late.rank < size
+        merging.join()
+        assert torch.equal(times.message()[:, 0], coming.amax(0)[:, 0])

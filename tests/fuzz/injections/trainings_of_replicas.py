@@ -83,7 +83,7 @@ def train(comm: Comm | None, case: Disturbed, address: str, board: Board) -> See
         return {"model": model, "optimizer": optimizer, "loader": pc.loader(Points(), 12, mesh)}
 
     def loop(job: pc.Job) -> Seen:
-        weight = dict(job.model.named_parameters())["weight"]
+        weight = dict(job.model.named_parameters())["weight"].detach()
         while job.commits < STEPS:
             for x, y in job.loader:
                 began_s = time.monotonic()
@@ -116,6 +116,8 @@ def wrong(case: Disturbed, seen: Seen) -> str:
             return f"commit {number} follows {last}"
         made[number] = size
         last = number
+    if not seen.commits:  # a new rank that the last commit has taken in
+        return ""
     number, _, least, most = seen.commits[-1]
     if number != STEPS:
         return f"the last commit is {number}"
