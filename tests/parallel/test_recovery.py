@@ -146,7 +146,7 @@ def test_replicas_leave_the_old_ranks_without_waiting_for_them(replicas):
     outcomes = end(start(work, 3, timeout_s=5.0))
     assert outcomes[2] == KILLED
     assert [commits for commits, _ in outcomes[:2]] == [STEPS] * 2
-    assert sum(answering for _, answering in outcomes[:2]) == (1 if replicas == "ps" else 2)
+    assert max(answering for _, answering in outcomes[:2]) == 1  # none of the old ranks
 
 
 def test_new_ranks_come_also_after_rank_0_has_ended():

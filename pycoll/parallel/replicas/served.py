@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import inspect
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -60,9 +60,9 @@ class Served(ReplicaOptimizer):
                 ledger=self.group.ledger,
                 **self._options,
             )
-            # Other replicas may still ask while this rank's script ends. Not a finalizer: a garbage
-            # collection must not wait for other ranks.
-            atexit.register(self._job.close)
+            # Other replicas may still ask after this one's last use of the optimizer. Where ranks
+            # do not end alike, `abort` comes first: a garbage collection would wait for them.
+            self._at_end = weakref.finalize(self, self._job.close)
         worker = self._job.worker
         assert worker is not None
         if not self._tables:
@@ -102,13 +102,12 @@ class Served(ReplicaOptimizer):
     def close(self) -> None:
         """Leaves; a replica that is a server answers the others until they have left, too."""
         if self._job is not None:
-            atexit.unregister(self._job.close)
             self._job.close()
 
     def abort(self, reason: str) -> None:
         """See ReplicaOptimizer."""
         if self._job is not None:
-            atexit.unregister(self._job.close)
+            self._at_end.detach()
             self._job.abort(reason)
             self._job = None
 
