@@ -213,6 +213,32 @@ def test_copies_never_reuse_the_memory_of_a_held_state():
         assert copy.data_ptr() != weights.data_ptr()
 
 
+class Failed:
+    """A transfer from a rank that has died."""
+
+    def done(self) -> bool:
+        return True
+
+    def exception(self) -> Exception:
+        return pycoll.PeerDiedError("rank 0 ended", 0)
+
+    def wait(self) -> None:
+        raise self.exception()
+
+
+def test_nothing_waits_for_transfers_of_a_state_that_was_lost():
+    state = [held(torch.ones(3))]
+    comm = pycoll.init()
+    snapshots, copies = Snapshots(), Copies(comm, [(holding(state), 0)], 1)
+    for number in (0, 1):
+        snapshots.take(number, state, {}, copies)
+    snapshots._newest.transfers.append(Failed())
+    with pytest.raises(pycoll.PeerDiedError):
+        snapshots.settle()
+    assert snapshots.restore(comm, {"w"}, None).number == 0
+    snapshots.settle()
+
+
 @pytest.mark.parametrize("count", [5, (1 << 16) + 3])
 def test_copied_equals_the_piece(count):
     for dtype in (torch.bfloat16, torch.float64, torch.int64):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import pycoll
@@ -155,3 +156,36 @@ def test_wrong_switches_are_refused_by_name(replicas, text):
 
     with pytest.raises(UsageError, match=text):
         pycoll.run_ranks(attempt, 2, threads=True, timeout_s=20)
+
+
+def trained_apart(comm, replicas: str, folder, first: int, last: int) -> list[torch.Tensor]:
+    """Weights after steps `first` to `last` of identical batches; loads and saves in `folder`."""
+    torch.manual_seed(0)
+    mesh = pc.mesh(comm=comm)
+    model = pc.parallelize(nn.Linear(5, 400).double(), mesh, replicas=replicas)
+    optimizer = pc.optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+    if first:
+        pc.load(folder, model, optimizer)
+    for step in range(first, last):
+        x = torch.randn(4, 5, generator=torch.Generator().manual_seed(step)).double()
+        model.step(x, torch.arange(4), loss=nn.functional.cross_entropy)
+        optimizer.step()
+    with optimizer.mean_weights():
+        pc.save(folder, model, optimizer)
+        pc.save_pretrained(model, folder / "weights")
+        found = [p.detach().clone() for p in model.parameters()]
+    optimizer.close()
+    mesh.close()
+    return found
+
+
+@pytest.mark.parametrize("replicas", ["ps:servers=2", "local:steps=3"])
+def test_two_replicas_are_saved_and_three_continue_with_outer_steps_and_servers(replicas, tmp_path):
+    """What outer optimizers and servers keep is saved, too; each replica wrote before."""
+    expected = pycoll.run_ranks(trained_apart, 2, replicas, tmp_path / "whole", 0, 8)[0]
+    pycoll.run_ranks(trained_apart, 2, replicas, tmp_path / "parts", 0, 5)
+    found = pycoll.run_ranks(trained_apart, 3, replicas, tmp_path / "parts", 5, 8)[2]
+    written = load_file(tmp_path / "parts" / "weights" / "model.safetensors")
+    for wanted, weights, name in zip(expected, found, ("weight", "bias"), strict=True):
+        assert torch.allclose(wanted, weights, rtol=0, atol=1e-12)
+        assert torch.equal(weights, written[name])

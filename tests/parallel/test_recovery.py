@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -118,35 +120,87 @@ def test_ranks_that_are_killed_change_nothing(ranks, dies_at, options, left):
             assert size == left and steps - STEPS in ((0,) if len(options) == 0 else (0, 1, 2))
 
 
-@pytest.mark.parametrize("replicas", ["ps", "gossip:graph=complete,mode=adpsgd"])
-def test_replicas_leave_the_old_ranks_without_waiting_for_them(replicas):
-    """Neither a garbage collection nor a thread of rank 0 waits for what rank 1 has left behind."""
+def dies_while_copying(comm: Comm, take: int) -> tuple[dict[str, list[Any]], int, int]:
+    """Rank 0 says how much it copies to another rank, and ends before it does."""
+    send, takes = pycoll.Communicator.send, itertools.count()
 
-    def work(comm: Comm) -> tuple[int, int]:
-        def build_replicas(mesh: pc.Mesh) -> dict[str, Any]:
-            if mesh.world.size == 2 and mesh.world.rank == 0:
-                gc.collect()
-            model = pc.parallelize(nn.Linear(5, 3), mesh, replicas=replicas)
-            optimizer = pc.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-            return {"model": model, "optimizer": optimizer}
+    def send_or_die(comm: Comm, x: Any, *args: Any, **options: Any) -> Any:
+        is_body = isinstance(x, torch.Tensor)
+        if is_body and next(takes) == take and former == 0:
+            time.sleep(0.05)  # what was sent before has arrived
+            os.kill(os.getpid(), signal.SIGKILL)
+        return send(comm, x, *args, **options)
 
-        def train(job: pc.Job) -> tuple[int, int]:
-            while job.commits < STEPS:
-                job.model.step(torch.ones(2, 5), torch.ones(2, 3), loss=nn.functional.mse_loss)
-                if comm.rank == 2 and job.commits == 3:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                job.optimizer.step()
-                job.commit()
-            answering = sum("answer" in thread.name for thread in threading.enumerate())
-            job.optimizer.close()
-            return job.commits, answering
+    former = comm.rank
+    pycoll.Communicator.send = send_or_die
+    return trained(comm, {}, zero=1)
 
-        return pc.elastic(build_replicas, train, comm=comm)
 
-    outcomes = end(start(work, 3, timeout_s=5.0))
+@pytest.mark.parametrize("take", [1, 4])
+def test_rank_that_ends_before_it_has_sent_its_copies(take):
+    """The others drop the copies that they wait for; they waited for each other before."""
+    outcomes = end(start(dies_while_copying, 4, take, timeout_s=5.0))
+    (alone,) = end(start(trained, 1, {}))
+    assert outcomes[0] == KILLED
+    for outcome in outcomes[1:]:
+        assert_alike(outcome, alone[0])
+
+
+STEPPED_APART = ["ps:servers=2", "local:steps=3", "gossip:mode=adpsgd"]
+
+
+def optimized(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def layer() -> nn.Module:
+    """Servers have it as several keys."""
+    torch.manual_seed(0)
+    return nn.Linear(5, 400).double()
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Identical on all ranks, so that any number of replicas has the same mean gradient."""
+    points = Points()
+    return tuple(map(torch.stack, zip(*(points[4 * step + i] for i in range(4)), strict=True)))
+
+
+def apart(comm: Comm, replicas: str, dies_at: int) -> tuple[int, int, list[Any]]:
+    """The commits, the threads that answer other ranks, and the weights at the end."""
+
+    def build(mesh: pc.Mesh) -> dict[str, Any]:
+        if mesh.world.size == 2 and mesh.world.rank == 0:
+            gc.collect()
+        model = pc.parallelize(layer(), mesh, replicas=replicas)
+        return {"model": model, "optimizer": pc.optimizer(optimized(model))}
+
+    def train(job: pc.Job) -> tuple[int, int, list[Any]]:
+        while job.commits < STEPS:
+            job.model.step(*batch(job.commits), loss=nn.functional.cross_entropy)
+            if comm.rank == 2 and job.commits == dies_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            job.optimizer.step()
+            job.commit()
+        answering = sum("answer" in thread.name for thread in threading.enumerate())
+        weights = [p.tolist() for p in job.model.parameters()]
+        job.optimizer.close()
+        return job.commits, answering, weights
+
+    return pc.elastic(build, train, comm=comm)
+
+
+@pytest.mark.parametrize("replicas", STEPPED_APART)
+def test_replicas_go_on_apart_with_the_state_of_their_optimizers(replicas):
+    """Nor does a garbage collection of rank 0 wait for what rank 1 has left behind."""
+    outcomes = end(start(apart, 3, replicas, 3, timeout_s=5.0))
+    undisturbed, *_ = end(start(apart, 3, replicas, STEPS, timeout_s=5.0))
     assert outcomes[2] == KILLED
-    assert [commits for commits, _ in outcomes[:2]] == [STEPS] * 2
-    assert max(answering for _, answering in outcomes[:2]) == 1  # none of the old ranks
+    for commits, answering, weights in outcomes[:2]:
+        assert commits == STEPS
+        assert answering <= 1  # none for the old ranks
+        for found, expected in zip(weights, undisturbed[2], strict=True):
+            error = np.abs(np.array(found) - np.array(expected))
+            assert error.max() <= 1e-12 or "adpsgd" in replicas
 
 
 def test_new_ranks_come_also_after_rank_0_has_ended():

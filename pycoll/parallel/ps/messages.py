@@ -39,6 +39,8 @@ class Kind(enum.IntEnum):
     FAILED = 13  # answer: an error; body: its text
     UNKNOWN_KEYS = 14  # answer: the digest is not known any more, send the keys
     RESTORE = 15  # to a new holder of a copy: the whole shard
+    TAKE_STATE = 16  # answer: the state of the optimizers of the parts that the server decides on
+    PUT_STATE = 17  # first state of the optimizers of all parts that the server has
 
 
 _FIELDS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from pycoll.parallel.core import structures
 from pycoll.parallel.ps.asking import Servers
 from pycoll.parallel.ps.keys import HashRing, Layout, Table
 from pycoll.parallel.ps.messages import Kind, Message, json_body
+from pycoll.parallel.ps.optimizer_state import State, assembled, of_parts
+from pycoll.parallel.ps.snapshot import pack, unpack
 from pycoll.parallel.ps.tables import DenseTable, Embedding, SparseTable
 
 
@@ -36,7 +38,12 @@ class Registration(ABC):
         """Rows of a sparse table."""
 
     def register(
-        self, model: nn.Module | Iterable[Tensor], name: str = "model", *, rate: float | None = None
+        self,
+        model: nn.Module | Iterable[Tensor],
+        name: str = "model",
+        *,
+        rate: float | None = None,
+        state: Mapping[Tensor, Mapping[str, Any]] | None = None,
     ) -> DenseTable:
         """Gives a model's weights to the servers; those of worker 0 are the first ones.
 
@@ -47,6 +54,8 @@ class Registration(ABC):
             name: Name of the table.
             rate: Learning rate sent with each push, in place of the server's; it may be changed as
                 the result's `rate`.
+            state: The `state` of an optimizer of torch, from which the servers' optimizers
+                continue; that of worker 0 counts.
 
         Returns:
             The table.
@@ -61,6 +70,8 @@ class Registration(ABC):
         made.rate = float("nan") if rate is None else rate
         self._announce(made.table)
         if self.number == 0:
+            if state:  # before the weights, for which gradients wait
+                self._send_state(made.table, made.layout, made.as_rows(state))
             self._send_first(made.table, made.layout, made.weights())
         self._tables.append(made)
         return made
@@ -110,6 +121,30 @@ class Registration(ABC):
         """A layer that looks up the rows of a new `table`, with the options of `table`."""
         return Embedding(self.table(name, rows, dim, **options), self.pull_rows)
 
+    def optimizer_state(self, of: DenseTable) -> dict[Tensor, State]:
+        """The state of the servers' optimizers, as the `state` of an optimizer of torch.
+
+        Returns:
+            By parameter and key, such as "exp_avg". Empty before the first step, and for optimizers
+            without a state.
+
+        Raises:
+            PeerDiedError: Servers have died, and their keys have no other copy.
+
+        Cost: a header to each server, and the state, which Adam has twice the size of the weights.
+        """
+        table, layout = of.table, of.layout
+
+        def make() -> dict[int, Message]:
+            servers = {part.server(self._servers.dead) for part in layout.parts}
+            question = self._question(Kind.TAKE_STATE, table)
+            return {server: question() for server in sorted(servers)}
+
+        parts: dict[int, State] = {}
+        for server, answer in self._servers.ask_until_all_live(make).items():
+            parts |= unpack(answer.body, f"server {server}")
+        return of.of_parameters(assembled(table, layout, parts))
+
     def _question(self, kind: Kind, table: Table) -> Callable[[], Message]:
         return lambda: Message(
             kind, table.number, worker=self.number, clock=self.steps, number=self._num_pushes
@@ -124,12 +159,25 @@ class Registration(ABC):
         )
 
     def _send_first(self, table: Table, layout: Layout, values: Tensor) -> None:
+        def body(server: int) -> Tensor:
+            rows = torch.from_numpy(layout.rows_of(layout.held_by(server)))
+            return values[rows].view(-1).view(torch.uint8)
+
+        self._send_to_holders(Kind.INIT, table, body)
+
+    def _send_state(self, table: Table, layout: Layout, state: State) -> None:
+        def body(server: int) -> Tensor:
+            return pack(of_parts(layout, layout.held_by(server), state))
+
+        self._send_to_holders(Kind.PUT_STATE, table, body)
+
+    def _send_to_holders(self, kind: Kind, table: Table, body: Callable[[int], Tensor]) -> None:
+        """Sends each living server what `body` makes for it."""
+
         def make() -> dict[int, Message]:
-            questions = {}
-            for server in self._servers.living:
-                rows = torch.from_numpy(layout.rows_of(layout.held_by(server)))
-                questions[server] = self._question(Kind.INIT, table)()
-                questions[server].body = values[rows].view(-1).view(torch.uint8)
+            questions = {server: self._question(kind, table)() for server in self._servers.living}
+            for server, question in questions.items():
+                question.body = body(server)
             return questions
 
         self._servers.ask_until_all_live(make)

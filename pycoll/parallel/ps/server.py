@@ -26,6 +26,7 @@ from pycoll.parallel.ps.messages import (
 )
 from pycoll.parallel.ps.optimizers import MakeOptimizer
 from pycoll.parallel.ps.shard import Gradient, Shard
+from pycoll.parallel.ps.snapshot import pack, unpack
 from pycoll.parallel.ps.updates import Updates
 
 
@@ -121,6 +122,19 @@ class Server:
         values = self._tables.values(message, sum(sizes))
         for shard, rows in zip(shards, values.split(sizes), strict=True):
             shard.put(rows)
+        return Message(Kind.ANSWER)
+
+    def _take_state(self, message: Message) -> Message:
+        self._updates.copies.check_deaths(message)
+        held = self._tables.of(message)
+        parts = held.layout.decided_by(self.number, message.dead)
+        found = {part: held.shard(part).optimizer_state() for part in parts}
+        return Message(Kind.ANSWER, body=pack(found))
+
+    def _put_state(self, message: Message) -> Message:
+        held = self._tables.of(message)
+        for part, state in unpack(message.body, f"worker {message.worker}").items():
+            held.shard(part).put_optimizer_state(state)
         return Message(Kind.ANSWER)
 
     def _pull(self, message: Message) -> Message:
@@ -265,6 +279,8 @@ _ANSWERS = {
     Kind.COPY: Server._take_copy,
     Kind.APPLY: Server._apply,
     Kind.RESTORE: Server._restore,
+    Kind.TAKE_STATE: Server._take_state,
+    Kind.PUT_STATE: Server._put_state,
 }
 _OF_SERVERS = (Kind.COPY, Kind.APPLY, Kind.RESTORE)  # questions of other servers
 

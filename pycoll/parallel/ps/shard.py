@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pycoll.parallel.core.random import normal
 from pycoll.parallel.ps.keys import Part, Table
 from pycoll.parallel.ps.messages import DROP, HOLD, Message
+from pycoll.parallel.ps.optimizer_state import State
 from pycoll.parallel.ps.optimizers import MakeOptimizer
 from pycoll.parallel.ps.snapshot import pack, unpack
 
@@ -94,6 +95,18 @@ class Shard:
         if held:
             self._step(self._mean([gradient for _, gradient in held]))
         self._go_to(version)
+
+    def optimizer_state(self) -> State:
+        """A copy of what the optimizer keeps of the rows; empty before its first step."""
+        with self.lock:
+            found = self.optimizer.state.get(self.values, {})
+            return {key: x.clone() for key, x in found.items() if isinstance(x, Tensor)}
+
+    def put_optimizer_state(self, state: State) -> None:
+        """Continues from what `optimizer_state` returned."""
+        with self.lock:
+            groups = self.optimizer.state_dict()["param_groups"]
+            self.optimizer.load_state_dict({"state": {0: state}, "param_groups": groups})
 
     def state(self) -> Tensor:
         """All that another holder needs to go on, as bytes; the caller holds the lock."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from pycoll.errors import UsageError
 from pycoll.parallel.core.devices import CPU
 from pycoll.parallel.ps.keys import HashRing, Layout, Table
+from pycoll.parallel.ps.optimizer_state import State
 from pycoll.parallel.replicas.weights import Weights
 
 BLOCK = 1024  # weights of a model in one key
@@ -55,6 +57,36 @@ class DenseTable:
         if self._on_device is not None:
             flat.copy_(self.pulled.view(-1))
         self._weights.write(flat)
+
+    def of_parameters(self, state: State) -> dict[Tensor, State]:
+        """A state of the table's optimizer as one of torch has it, for each parameter."""
+        sizes = [p.numel() for p in self._parameters]
+        found: dict[Tensor, State] = {p: {} for p in self._parameters if state}
+        for key, value in state.items():
+            if value.dim() == 0:
+                for p in self._parameters:
+                    found[p][key] = value.clone()
+                continue
+            parts = value.view(-1)[: sum(sizes)].split(sizes)
+            for p, part in zip(self._parameters, parts, strict=True):
+                found[p][key] = part.view_as(p).to(p.device, copy=True)
+        return found
+
+    def as_rows(self, found: Mapping[Tensor, Mapping[str, Any]]) -> State:
+        """The inverse of `of_parameters`; zeros for parameters of which nothing is found."""
+        learned = [(p, found.get(p, {})) for p in self._parameters]
+        state: State = {}
+        for p, of_one in learned:
+            for key, value in of_one.items():
+                if not isinstance(value, Tensor) or key in state:
+                    continue
+                if value.dim() == 0 and (p.dim() or key == "step"):
+                    state[key] = value.cpu()
+                    continue
+                flat = torch.zeros(self.table.rows * BLOCK, dtype=self.table.dtype)
+                Weights(other.get(key, torch.zeros_like(q)) for q, other in learned).read(flat)
+                state[key] = flat.view(self.table.rows, BLOCK)
+        return state
 
     def take_gradient(self) -> tuple[Tensor, Tensor]:
         """All rows, and their gradients, on the CPU; those of the parameters are then None."""

@@ -157,6 +157,8 @@ class Snapshots:
         Cost: an all_gather; each piece that a rank lacks is sent to all ranks; memory of all the
             tensors that this rank needs.
         """
+        if not self._newest.is_whole():  # its transfers have failed: nothing may wait for them
+            self._newest = Generation()
         own = {one.number: one for one in (self._newest, self._older) if one.is_whole()}
         pieces_of = {number: one.all_pieces() for number, one in own.items()}
         found = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn, optim
@@ -12,6 +13,9 @@ from pycoll.parallel.core.ledger import AxisGroup, Started
 from pycoll.parallel.replicas.compression import Compressor, ErrorFeedback, compressor_of
 from pycoll.parallel.replicas.optimizer import ReplicaOptimizer
 from pycoll.parallel.replicas.weights import Weights
+
+_OUTER = "outer "
+_OUTER_STEP = _OUTER + "step"
 
 
 class Fragment:
@@ -37,6 +41,25 @@ class Fragment:
         self._at_start = torch.empty_like(self._common)
         self._messages: Tensor | None = None
         self._started: Started | None = None
+
+    def read_outer(self, vectors: dict[str, Tensor]) -> None:
+        """Copies the common weights, and what the outer optimizer keeps of them, to vectors.
+
+        Args:
+            vectors: Of all weights, by name; those that are missing are made.
+        """
+        state = {"weights": self._common.detach(), **self._outer.state.get(self._common, {})}
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.shape == self._common.shape:
+                whole = vectors.setdefault(key, torch.zeros_like(vectors["weights"]))
+                whole[self.place] = value
+
+    @torch.no_grad()
+    def write_outer(self, vectors: dict[str, Tensor]) -> None:
+        """The inverse of `read_outer`."""
+        found = {key: vector[self.place].clone() for key, vector in vectors.items()}
+        self._common.copy_(found.pop("weights"))
+        self._outer.state[self._common].update(found)
 
     @property
     def is_exchanging(self) -> bool:
@@ -76,7 +99,11 @@ class Fragment:
 
 
 class LocalSteps(ReplicaOptimizer):
-    """Steps this replica alone; every `steps` steps, the mean change of all is stepped."""
+    """Steps this replica alone; every `steps` steps, the mean change of all is stepped.
+
+    What belongs to the outer steps is copied to the inner optimizer's state, with names that begin
+    with "outer ", where it may be saved, until the next step. The first step continues from there.
+    """
 
     def __init__(
         self,
@@ -105,6 +132,7 @@ class LocalSteps(ReplicaOptimizer):
         weights = self.weights()
         if not self._fragments:
             self._make_fragments(weights)
+        self._forget_outer()
         self.inner.step()
         self._step_idx += 1
         due = [(self._step_idx - self._turn(i)) % self._num_steps for i in self._turns()]
@@ -134,6 +162,51 @@ class LocalSteps(ReplicaOptimizer):
             Fragment(slice(a, b), vector, self.group, self._make_outer, self._compressor)
             for a, b in zip(ends[:-1], ends[1:], strict=True)
         ]
+        self._continue_outer(weights)
+
+    @contextmanager
+    def mean_weights(self) -> Iterator[None]:
+        """See ReplicaOptimizer."""
+        with super().mean_weights():
+            self._show_outer()
+            yield
+
+    def meet(self) -> None:
+        """See ReplicaOptimizer."""
+        super().meet()
+        self._show_outer()
+
+    def _show_outer(self) -> None:
+        """Copies the state of the outer steps to that of the inner optimizer."""
+        weights = self.weights()
+        vectors = {"weights": weights.new()}
+        for fragment in self._fragments:
+            fragment.read_outer(vectors)
+        for key, vector in vectors.items() if self._fragments else ():
+            values = [torch.empty_like(p) for p in weights.tensors]
+            Weights(values).write(vector)
+            for p, value in zip(weights.tensors, values, strict=True):
+                self.state[p][_OUTER + key] = value.detach()
+                self.state[p][_OUTER_STEP] = torch.tensor(float(self._step_idx))
+
+    def _continue_outer(self, weights: Weights) -> None:
+        """Takes over what `_show_outer` has copied, here or before a restart."""
+        first = self.state.get(weights.tensors[0], {})
+        if _OUTER_STEP not in first:
+            return
+        self._step_idx = int(first[_OUTER_STEP])
+        vectors = {}
+        for key in first:
+            if key.startswith(_OUTER) and key != _OUTER_STEP:
+                vectors[key.removeprefix(_OUTER)] = vector = weights.new()
+                Weights(self.state[p][key] for p in weights.tensors).read(vector)
+        for fragment in self._fragments:
+            fragment.write_outer(vectors)
+
+    def _forget_outer(self) -> None:
+        for of_one in self.state.values():
+            for key in [key for key in of_one if key.startswith(_OUTER)]:
+                del of_one[key]
 
 
 def diloco(

@@ -27,7 +27,8 @@ class Served(ReplicaOptimizer):
 
     Some or all replicas are servers, too. They step by an optimizer of the inner one's class and
     options, one for each of its groups; learning rates travel with each push, so schedulers of the
-    inner optimizer work. The state of the inner optimizer stays empty.
+    inner optimizer work. The servers have the optimizers' state. It is copied to the inner
+    optimizer where it may be saved, until the next step, and servers begin with what is there.
     """
 
     def __init__(
@@ -61,13 +62,13 @@ class Served(ReplicaOptimizer):
                 **self._options,
             )
             # Other replicas may still ask after this one's last use of the optimizer. Where ranks
-            # do not end alike, `abort` comes first: a garbage collection would wait for them.
+            # end at different times, `abort` comes first: a garbage collection would wait for them.
             self._at_end = weakref.finalize(self, self._job.close)
         worker = self._job.worker
         assert worker is not None
         if not self._tables:
             self._tables = [
-                worker.register(group["params"], f"group {i}")
+                worker.register(group["params"], f"group {i}", state=self.state)
                 for i, group in enumerate(self.param_groups)
             ]
         return worker
@@ -75,6 +76,7 @@ class Served(ReplicaOptimizer):
     def step_and_exchange(self) -> None:
         """See ReplicaOptimizer."""
         worker = self.worker
+        self.state.clear()
         for table, group in zip(self._tables, self.param_groups, strict=True):
             table.rate = group["lr"]
         worker.push()
@@ -84,16 +86,14 @@ class Served(ReplicaOptimizer):
     @contextmanager
     def mean_weights(self) -> Iterator[None]:
         """Within, the replica has the servers' weights of this moment; it keeps them."""
-        with torch.no_grad():
-            self.worker.pull()
+        self._pull()
         yield
 
-    @torch.no_grad()
     def meet(self) -> None:
         """Gives all replicas the servers' weights after all their pushes. See ReplicaOptimizer."""
-        worker = self.worker
+        _ = self.worker
         self.group.comm.barrier()
-        worker.pull()
+        self._pull()
 
     def report(self) -> Report:
         """What servers and this replica have counted; after the first step, before `close`."""
@@ -110,6 +110,14 @@ class Served(ReplicaOptimizer):
             self._at_end.detach()
             self._job.abort(reason)
             self._job = None
+
+    @torch.no_grad()
+    def _pull(self) -> None:
+        """Pulls the weights, and the state of the servers' optimizers."""
+        self.worker.pull()
+        self.state.clear()
+        for table in self._tables:
+            self.state.update(self.worker.optimizer_state(table))
 
 
 def _maker(inner: optim.Optimizer, group: dict[str, Any]) -> MakeOptimizer:

@@ -96,7 +96,7 @@ def save_in_background(
     """
     trainer, objects = trainer_of(model), state or {}
     trainer.finish_saving()
-    world = trainer.mesh.world
+    world = trainer.mesh.whole.world
     folder = Path(folder)
     final = folder / _STEP.format(trainer.step_idx)
     making = folder / f".making-{final.name}"
@@ -109,7 +109,8 @@ def save_in_background(
     if problem := gather_objects(problem, world)[0]:
         raise SystemError(f"save: rank 0 could not make {making}: {problem}")
     index = description(trainer, optimizer, objects) | {"mesh": trainer.mesh.sizes, "extra": extra}
-    owned = [held for held in held_state(trainer, optimizer, objects) if held.owned]
+    state_here = held_state(trainer, optimizer, objects) if trainer.mesh.writes_files else ()
+    owned = [held for held in state_here if held.owned]
     copies = {held.name: held.flat.to("cpu", copy=True) for held in owned}
     places = {held.name: held.place.as_json() for held in owned}
     name = f"rank-{world.rank:05d}.safetensors"

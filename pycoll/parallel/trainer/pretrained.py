@@ -226,7 +226,7 @@ def save_pretrained(
     from safetensors.torch import save_file
 
     trainer, folder, rename = trainer_of(model), Path(folder), rename or (lambda name: name)
-    world = trainer.mesh.world
+    is_first = trainer.mesh.whole.world.rank == 0
     shards = _in_files(trainer, max_bytes)
     places: dict[str, str] = {}
     buffers = {name: buffer.detach().clone() for name, buffer in persistent_buffers(model)}
@@ -236,16 +236,16 @@ def save_pretrained(
         if i == 0:
             tensors |= buffers
         file = _ONE if len(shards) == 1 else f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
-        if world.rank == 0:
+        if is_first:
             folder.mkdir(parents=True, exist_ok=True)
             named = {rename(name): tensor.contiguous() for name, tensor in tensors.items()}
             save_file(named, folder / file, metadata={"format": "pt"})
             places |= dict.fromkeys(named, file)
             total += sum(tensor.nbytes for tensor in named.values())
-    if world.rank == 0 and len(shards) > 1:
+    if is_first and len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": places}
         (folder / _INDEX).write_text(json.dumps(index, indent=1) + "\n")
-    world.barrier()
+    trainer.mesh.whole.world.barrier()
 
 
 def _in_files(trainer: Trainer, max_bytes: int) -> list[list[str]]:

@@ -6,6 +6,7 @@ first. So at each commit the weights say whether an acknowledged update is lost 
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,11 @@ class Disturbed:
     ways: str
     faults: tuple[Fault, ...]
 
+    @property
+    def momentum(self) -> float:
+        """That of the servers, where all replicas make a step together."""
+        return 0.5 if self.ways.startswith("ps") and "async" not in self.ways else 0.0
+
 
 @dataclass
 class Seen:
@@ -79,7 +85,9 @@ def train(comm: Comm | None, case: Disturbed, address: str, board: Board) -> See
 
     def build(mesh: pc.Mesh) -> dict[str, Any]:
         model = pc.parallelize(Counter(), mesh, replicas=case.ways)
-        optimizer = pc.optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+        optimizer = pc.optimizer(
+            torch.optim.SGD(model.parameters(), lr=1.0, momentum=case.momentum)
+        )
         return {"model": model, "optimizer": optimizer, "loader": pc.loader(Points(), 12, mesh)}
 
     def loop(job: pc.Job) -> Seen:
@@ -122,7 +130,8 @@ def wrong(case: Disturbed, seen: Seen) -> str:
     if number != STEPS:
         return f"the last commit is {number}"
     if "async" not in case.ways:
-        expected = float(STEPS)
+        steps = itertools.accumulate([1.0] * STEPS, lambda speed, g: case.momentum * speed + g)
+        expected = sum(steps)
     elif min(made) == 1:
         expected = float(sum(made.values()))  # each push is an update
     else:
