@@ -408,9 +408,13 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key,
     return all[static_cast<size_t>(2 * a + 1)] < all[static_cast<size_t>(2 * b + 1)];
   });
   const std::string id = std::to_string(split) + "-" + std::to_string(color);
-  return std::make_unique<Communicator>(
-      transport_->make_subgroup(members, id, Deadline::after_s(timeout_s_, interrupt)), timeout_s_,
-      inputs_);
+  // A member whose sum of the colors failed, unlike this rank's, does not come.
+  const auto watch = [this] {
+    if (load_acquire(segment_.failure_word()) != 0) raise_failure();
+  };
+  const Deadline deadline = Deadline::after_s(timeout_s_, std::move(interrupt)).with(watch);
+  return std::make_unique<Communicator>(transport_->make_subgroup(members, id, deadline),
+                                        timeout_s_, inputs_);
 }
 
 void Communicator::add_schedule(const Schedule& schedule) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -177,6 +178,22 @@ def test_death_within_split_is_told_with_its_rank_in_the_communicator_that_is_sp
         others = [outcomes[rank] for rank in (0, 2, 3)]
         assert [rank for rank, _ in others] == [1, 1, 1], others
         assert max(took_s for _, took_s in others) < 1, others
+
+
+def test_split_ends_at_once_when_a_member_cannot_come_and_gives_up():
+    def work(comm: Comm) -> float:
+        comm.barrier()
+        if comm.rank == 1:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, 4096))
+            with pytest.raises(pycoll.SystemError):
+                comm.split(0)
+            comm.abort("rank 1 cannot split")
+        start = time.monotonic()
+        with pytest.raises(AbortedError, match="rank 1 cannot split"):
+            comm.split(0)
+        return time.monotonic() - start
+
+    assert max(run_ranks(work, 3, timeout_s=20)) < 5
 
 
 @on_ranks(3)
