@@ -36,7 +36,6 @@ class Mesh:
     Attributes:
         world: The communicator of all ranks of the mesh, in grid order.
         coordinates: This rank's place along each axis, `{"pp": 0, "dp": 1, "ep": 0, ...}`.
-        whole: The mesh that this one is a replica of (`one_replica`); else this mesh.
         ledger: Counts what the trainers send along the axes.
         virtual_replicas: Number of parts of each batch; 0: one for each replica.
     """
@@ -49,7 +48,7 @@ class Mesh:
         virtual_replicas: int = 0,
     ) -> None:
         self._device, self.virtual_replicas = device, virtual_replicas
-        self.whole = self
+        self._whole: Mesh | None = None
         if virtual_replicas:
             world.deterministic = True  # so that tp, too, adds up in one order
         self._sizes = {axis: sizes[axis] for axis in AXES}
@@ -136,8 +135,13 @@ class Mesh:
         """
         others = self.comm(*(axis for axis in AXES if axis != "dp"))
         mesh = Mesh(others, {**self._sizes, "dp": 1}, self._device, self.virtual_replicas)
-        mesh.ledger, mesh.whole = self.ledger, self
+        mesh.ledger, mesh._whole = self.ledger, self
         return mesh
+
+    @property
+    def whole(self) -> Mesh:
+        """The mesh that this one is a replica of (`one_replica`); else this mesh."""
+        return self._whole or self
 
     @property
     def writes_files(self) -> bool:
@@ -146,7 +150,7 @@ class Mesh:
         Replicas that share a mesh share the files out; of those that have a mesh each, the first
         one writes.
         """
-        return self.whole is self or self.whole.rank("dp") == 0
+        return self._whole is None or self._whole.rank("dp") == 0
 
     def rank(self, axis: str) -> int:
         """This rank's place along an axis."""

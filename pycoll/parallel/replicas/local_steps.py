@@ -169,7 +169,10 @@ class LocalSteps(ReplicaOptimizer):
         """See ReplicaOptimizer."""
         with super().mean_weights():
             self._show_outer()
-            yield
+            try:
+                yield
+            finally:
+                self._forget_outer()
 
     def meet(self) -> None:
         """See ReplicaOptimizer."""
