@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from pycoll.chaos.notes import Note
-from pycoll.parallel.recovery.job import Job, NewRanks
+from pycoll.parallel.recovery.job import Job
 from pycoll.parallel.trainer.gather_full import whole_weights
 
 
@@ -32,8 +32,8 @@ def digest(job: Job) -> str:
 def watch(pipe: int) -> None:
     """Notes each set of ranks, each commit, and the weights at the end."""
     patched: Any = Job
-    build, commit, finish = patched.__init__, patched.commit, patched.finish
-    commits = False  # whether a commit runs, which also finishes before new ranks come in
+    begin, take_in, finish = patched.begin, patched._take_in, patched.finish
+    takes_in = False  # whether new ranks come in, before which the job finishes, too
 
     def note(job: Job, what: str, text: str = "") -> None:
         world = job.mesh.world
@@ -42,31 +42,29 @@ def watch(pipe: int) -> None:
         )
         os.write(pipe, written.to_line())  # short enough to be written at once
 
-    @functools.wraps(build)
-    def noted_build(job: Job, *args: Any, **options: Any) -> None:
-        build(job, *args, **options)
+    @functools.wraps(begin)
+    def noted_begin(job: Job, *args: Any) -> None:
+        begin(job, *args)
         note(job, "built")
 
-    @functools.wraps(commit)
-    def noted_commit(job: Job) -> None:
-        nonlocal commits
-        commits = True
-        try:
-            commit(job)
-        except NewRanks:
-            note(job, "committed")
-            raise
-        finally:
-            commits = False
+    @functools.wraps(take_in)
+    def noted_take_in(job: Job) -> None:
+        """The end of `commit` and of `update`."""
+        nonlocal takes_in
         note(job, "committed")
+        takes_in = True
+        try:
+            take_in(job)
+        finally:
+            takes_in = False
 
     @functools.wraps(finish)
     def noted_finish(job: Job) -> None:
         finish(job)
-        if not commits:
+        if not takes_in:
             note(job, "finished", digest(job))
 
-    patched.__init__, patched.commit, patched.finish = noted_build, noted_commit, noted_finish
+    patched.begin, patched._take_in, patched.finish = noted_begin, noted_take_in, noted_finish
 
 
 def main() -> None:
