@@ -213,6 +213,27 @@ def test_pairs_do_not_wait_for_a_slow_neighbor():
     assert all(distance < 1 for _, distance in found), found
 
 
+def test_pairs_that_are_aborted_leave_no_thread():
+    """Nobody ends the exchange, as when ranks come and the others go on in a new world."""
+
+    def work(comm) -> int:
+        weight = nn.Parameter(torch.ones(3))
+        graph, group = pc.graph.ring(comm.size), AxisGroup.over(comm, "replicas")
+        optimizer = pc.gossip(torch.optim.SGD([weight], lr=0.0), graph, "adpsgd", group=group)
+        optimizer.step()
+        comm.barrier()
+        optimizer.abort("others go on")
+        end_s = time.monotonic() + 5
+        while left := sum("answer" in one.name for one in threading.enumerate()):
+            if time.monotonic() > end_s:
+                break
+            time.sleep(0.01)
+        comm.barrier()
+        return left
+
+    assert pycoll.run_ranks(work, 2, timeout_s=20) == [0, 0]
+
+
 def merge_all(times: NeighborTimes, messages: torch.Tensor) -> None:
     for message in messages:
         times.merge(message)

@@ -76,7 +76,8 @@ class DenseTable:
         """The inverse of `of_parameters`; zeros for parameters of which nothing is found."""
         learned = [(p, found.get(p, {})) for p in self._parameters]
         state: State = {}
-        for p, of_one in learned:
+        # Where a parameter has dimensions, a number for all weights cannot be taken for its own.
+        for p, of_one in sorted(learned, key=lambda one: one[0].dim() == 0):
             for key, value in of_one.items():
                 if not isinstance(value, Tensor) or key in state:
                     continue

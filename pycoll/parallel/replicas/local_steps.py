@@ -207,6 +207,8 @@ class LocalSteps(ReplicaOptimizer):
             fragment.write_outer(vectors)
 
     def _forget_outer(self) -> None:
+        if _OUTER_STEP not in next(iter(self.state.values()), {}):  # in most steps
+            return
         for of_one in self.state.values():
             for key in [key for key in of_one if key.startswith(_OUTER)]:
                 del of_one[key]
