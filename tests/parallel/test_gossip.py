@@ -214,7 +214,7 @@ def test_pairs_do_not_wait_for_a_slow_neighbor():
 
 
 def test_pairs_that_are_aborted_leave_no_thread():
-    """Nobody ends the exchange, as when ranks come and the others go on in a new world."""
+    """As when new ranks come: the old exchange stops, although no rank has ended."""
 
     def work(comm) -> int:
         weight = nn.Parameter(torch.ones(3))
