@@ -676,6 +676,7 @@ def _reduce_copy(
     divisor: int = 1,
     streaming: bool = False,
     first_to_peer: int | None = None,
+    past_caches: bool = False,
 ) -> None:
     """
     dsts <- reduce(srcs), all contiguous buffers of one size, read as elements of dtype.

@@ -66,6 +66,7 @@ WRONG = {
     "PYCOLL_SILENCE_S": "soon",
     "PYCOLL_REGISTER_AFTER": "1.5",
     "PYCOLL_PEER_MEMORY": "2",
+    "PYCOLL_PEER_STORES": "fast",
     "PYCOLL_ISA": "mmx",
     "PYCOLL_DEVICE_LINKS": "none",
 }

@@ -38,7 +38,7 @@ DType dtype_from_name(const std::string& name) {
 
 void reduce_copy(const std::vector<py::buffer>& srcs, const std::vector<py::buffer>& dsts,
                  const std::string& dtype_text, const std::string& op_text, int64_t divisor,
-                 bool streaming, std::optional<int> first_to_peer) {
+                 bool streaming, std::optional<int> first_to_peer, bool past_caches) {
   const DType dtype = dtype_from_name(dtype_text);
   const Op op = op_from_name(op_text);
   if (srcs.empty() || dsts.empty() || divisor < 1) {
@@ -60,9 +60,12 @@ void reduce_copy(const std::vector<py::buffer>& srcs, const std::vector<py::buff
     operands.push_back(view.ptr);
   }
   const auto num_dsts = static_cast<int>(dsts.size());
-  reduce_copy_fn(dtype, op)({operands.data(), static_cast<int>(srcs.size()),
-                             operands.data() + srcs.size(), num_dsts, nbytes / dtype_size(dtype),
-                             divisor, streaming, first_to_peer.value_or(num_dsts)});
+  PeerStores stores(past_caches ? PeerStores::Way::kPastCaches : PeerStores::Way::kCached);
+  const std::vector<PeerStores*> stores_of_peers(dsts.size(), &stores);
+  reduce_copy_fn(dtype,
+                 op)({operands.data(), static_cast<int>(srcs.size()), operands.data() + srcs.size(),
+                      num_dsts, nbytes / dtype_size(dtype), divisor, streaming,
+                      first_to_peer.value_or(num_dsts), stores_of_peers.data()});
 }
 
 /// dst <- src * factor.
@@ -122,7 +125,7 @@ void bind_reduce(py::module_& m) {
         "dst <- src * factor, the first half of premul.");
   m.def("_reduce_copy", &reduce_copy, py::arg("srcs"), py::arg("dsts"), py::arg("dtype"),
         py::arg("op"), py::arg("divisor") = 1, py::arg("streaming") = false,
-        py::arg("first_to_peer") = py::none(),
+        py::arg("first_to_peer") = py::none(), py::arg("past_caches") = false,
         "dsts <- reduce(srcs), all contiguous buffers of one size, read as elements of dtype.");
   m.def(
       "_copy_bytes",

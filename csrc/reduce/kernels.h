@@ -56,6 +56,23 @@ template <bool streaming>
   if (i != nbytes) whole.store(dst + nbytes - kVectorBytes, last);
 }
 
+/// Writes a block that another core reads next. True if it went past the caches, and no fence has
+/// followed.
+[[gnu::always_inline]] inline bool write_to_peer(char* dst, const char* src, size_t nbytes,
+                                                 PeerStores* stores) {
+  const PeerStores::Turn turn = stores == nullptr ? PeerStores::Turn{} : stores->next(nbytes);
+  if (turn.past_caches) {
+    copy<true>(dst, src, nbytes);
+    if (turn.timed) streaming_fence();
+  } else if (kStringMoves && nbytes >= kMinStringMoveBytes) {
+    string_move(dst, src, nbytes);
+  } else {
+    copy<false>(dst, src, nbytes);
+  }
+  if (turn.timed) stores->took(turn, nbytes);
+  return turn.past_caches;
+}
+
 /// One kernel, for elements of `lanes_per_element` lanes of `dtype`, combined by Combiner.
 template <DType dtype, class Combiner, size_t lanes_per_element = 1>
 struct Reduce {
@@ -131,6 +148,7 @@ struct Reduce {
     args.count *= lanes_per_element;
     constexpr size_t kBlock = kBlockBytes / sizeof(Storage);
     const bool is_copy = args.num_srcs == 1 && args.divisor == 1;
+    bool past_caches = args.streaming;
     alignas(64) char buffer[kBlockBytes];
     // Streamed blocks end at line boundaries: a line that is written partly past the caches and
     // partly through them costs more than ten whole lines.
@@ -145,7 +163,8 @@ struct Reduce {
       if (is_copy) {
         result = static_cast<const char*>(args.srcs[0]) + offset;
       } else {
-        const bool to_peer = kStringMoves && args.first_to_peer == 0;
+        const bool to_peer =
+            (kStringMoves || args.peer_stores != nullptr) && args.first_to_peer == 0;
         char* const out = args.streaming || to_peer ? buffer : first;
         reduce(args, begin, count, out);
         result = out;
@@ -155,14 +174,14 @@ struct Reduce {
         if (dst == result) continue;
         if (d == 0 && args.streaming) {
           copy<true>(dst, result, nbytes);
-        } else if (kStringMoves && d >= args.first_to_peer && nbytes >= kMinStringMoveBytes) {
-          string_move(dst, result, nbytes);
+        } else if (d >= args.first_to_peer) {
+          past_caches |= write_to_peer(dst, result, nbytes, args.stores_of(d));
         } else {
           copy<false>(dst, result, nbytes);
         }
       }
     }
-    if (args.streaming) streaming_fence();
+    if (past_caches) streaming_fence();
   }
 };
 

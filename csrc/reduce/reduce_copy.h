@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/peer_stores.h"
 #include "reduce/dtypes.h"
 #include "reduce/ops.h"
 
@@ -26,6 +27,11 @@ struct ReduceCopyArgs {
       divisor;  // 1: no division. Otherwise divides the results before rounding (avg, final step)
   bool streaming;  // dsts[0] is large and not read soon: non-temporal stores are allowed there
   int first_to_peer = num_dsts;  // another core reads the destinations from this one on next
+  PeerStores* const* peer_stores = nullptr;  // of these; null: through the caches
+
+  [[gnu::always_inline]] PeerStores* stores_of(int dst) const {
+    return peer_stores == nullptr ? nullptr : peer_stores[dst - first_to_peer];
+  }
 };
 
 using ReduceCopyFn = void (*)(const ReduceCopyArgs& args);
@@ -48,7 +54,7 @@ const char* reduce_copy_isa();
 
 /// dst <- src for any bytes, with the same kernels (streaming as above).
 void copy_bytes(void* dst, const void* src, size_t nbytes, bool streaming);
-/// Like copy_bytes(), for a dst that another core reads next.
-void copy_to_peer(void* dst, const void* src, size_t nbytes);
+/// Like copy_bytes(), for a dst that another core reads next. `stores`: null is through the caches.
+void copy_to_peer(void* dst, const void* src, size_t nbytes, PeerStores* stores);
 
 }  // namespace pycoll

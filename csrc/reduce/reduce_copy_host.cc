@@ -89,9 +89,14 @@ void copy_bytes(void* dst, const void* src, size_t nbytes, bool streaming) {
   chosen().kernels->copy_bytes(dst, src, nbytes, streaming);
 }
 
-void copy_to_peer(void* dst, const void* src, size_t nbytes) {
-  if (kStringMoves && nbytes >= kMinStringMoveBytes) return string_move(dst, src, nbytes);
-  copy_bytes(dst, src, nbytes, false);
+void copy_to_peer(void* dst, const void* src, size_t nbytes, PeerStores* stores) {
+  const PeerStores::Turn turn = stores == nullptr ? PeerStores::Turn{} : stores->next(nbytes);
+  if (!turn.past_caches && kStringMoves && nbytes >= kMinStringMoveBytes) {
+    string_move(dst, src, nbytes);
+  } else {
+    copy_bytes(dst, src, nbytes, turn.past_caches);
+  }
+  if (turn.timed) stores->took(turn, nbytes);
 }
 
 }  // namespace pycoll

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "algorithms/table/registry.h"
+#include "base/peer_stores.h"
 #include "executor/cpu/cpu_target.h"
 #include "executor/interpret_together.h"
 #include "plan/plan.h"
@@ -132,7 +133,31 @@ void run_case(const Case& c) {
   for (std::thread& rank : ranks) rank.join();
 }
 
+/// Writes blocks that take so many ticks per byte.
+void write_blocks(PeerStores& stores, uint64_t cached, uint64_t past) {
+  constexpr size_t kBytes = 8192;
+  for (uint32_t i = 0; i < 4 * PeerStores::kPeriod; ++i) {
+    const PeerStores::Turn turn = stores.next(kBytes);
+    if (!turn.timed) continue;
+    // A third of the measurements are interrupted.
+    const uint64_t late = i % 3 == 0 ? 100 * kBytes : 0;
+    stores.took(turn, kBytes, turn.start + (turn.past_caches ? past : cached) * kBytes + late);
+  }
+}
+
+void check_peer_stores() {
+  PeerStores stores(PeerStores::Way::kMeasured);
+  write_blocks(stores, 2, 1);
+  expect(!stores.past_caches(), "twice as slow is not worth a reader's misses");
+  write_blocks(stores, 10, 1);
+  expect(stores.past_caches(), "slow lines are written past the caches");
+  expect(!stores.next(PeerStores::kMinBytes - 1).past_caches, "short blocks stay in the caches");
+  write_blocks(stores, 1, 2);
+  expect(!stores.past_caches(), "the cores share a cache again");
+}
+
 int check(const std::vector<int>& worlds) {
+  check_peer_stores();
   int num_cases = 0;
   for (const int num_ranks : worlds) {
     for (const AlgorithmInfo& algorithm : algorithms()) {

@@ -69,6 +69,7 @@ def run(
     streaming: bool = False,
     offsets: Sequence[int] = (0,),
     first_to_peer: int | None = None,
+    past_caches: bool = False,
 ) -> Array:
     """reduce_copy, operand i at offsets[i % len] bytes; all dsts must agree, all guards hold."""
     offset = [offsets[i % len(offsets)] for i in range(len(srcs) + num_dsts)]
@@ -83,6 +84,7 @@ def run(
         divisor,
         streaming,
         first_to_peer,
+        past_caches,
     )
     first = to_operands[0].bytes
     for operand in to_operands:
@@ -132,8 +134,12 @@ def test_reduce_copy_to_peers_equals_oracle(dtype: str) -> None:
     for count in (0, 1, 511, 8193, 70001):
         srcs = [random_values(rng, dtype, count) for _ in range(3)]
         how = ((1, False, 0), (2, False, 1), (2, True, 1), (3, True, 1), (3, False, 0))
-        offsets = [rng.integers(0, 64, 5).tolist() for _ in how]
-        check_sums(dtype, srcs, *((a, b, o, c) for (a, b, c), o in zip(how, offsets, strict=True)))
+        for past_caches in (False, True):
+            offsets = [rng.integers(0, 64, 5).tolist() for _ in how]
+            arguments = (
+                (*of[:2], at, of[2], past_caches) for of, at in zip(how, offsets, strict=True)
+            )
+            check_sums(dtype, srcs, *arguments)
 
 
 @each_case("divisor", [2, 3, 7, 255, 256, 1000])

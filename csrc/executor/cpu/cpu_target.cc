@@ -50,27 +50,30 @@ void CpuTarget::reduce_copy(const ProgramView& program, const OneStep& phase) {
       },
       [&] { srcs[num_srcs++] = operands.local_src; });
   if (operands.local_dst != nullptr) dsts[num_dsts++] = operands.local_dst;
+  PeerStores* stores[kMaxPeers];
+  int num_stores = 0;
   for_each_destination(program, *links_, *operands.step, [&](SendEnd& link, int) {
     dsts[num_dsts++] = link.slot();
+    stores[num_stores++] = &link.stores();
     return true;
   });
-  combine(srcs, num_srcs, dsts, num_dsts, operands);
+  combine(srcs, num_srcs, dsts, num_dsts, operands, stores);
 }
 
 void CpuTarget::combine(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
-                        const StepOperands& operands) {
+                        const StepOperands& operands, PeerStores* const* stores) {
   const size_t count = static_cast<size_t>(operands.count);
   const bool stays = operands.local_dst != nullptr;  // true for the first destination only
   const bool streaming = arithmetic_.streaming && stays;
   if (num_srcs == 1 && num_dsts == 1) {
     const size_t nbytes = count * arithmetic_.element_size;
     stays ? copy_bytes(dsts[0], srcs[0], nbytes, streaming)
-          : copy_to_peer(dsts[0], srcs[0], nbytes);
+          : copy_to_peer(dsts[0], srcs[0], nbytes, stores == nullptr ? nullptr : stores[0]);
     return;
   }
   arithmetic_.reduce_copy({srcs, num_srcs, dsts, num_dsts, count,
                            operands.step->has(kFinal) ? arithmetic_.divisor : 1, streaming,
-                           stays ? 1 : 0});
+                           stays ? 1 : 0, stores});
 }
 
 void CpuTarget::begin(const BufferExchange& exchange, const Payload& payload,

@@ -122,8 +122,9 @@ class CpuTarget {
   size_t num_bytes(const StepOperands& operands) const {
     return static_cast<size_t>(operands.count) * arithmetic_.element_size;
   }
+  /// `stores`: of the destinations that are not local, or null.
   void combine(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
-               const StepOperands& operands);
+               const StepOperands& operands, PeerStores* const* stores = nullptr);
   void combine_past_caches(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
                            const StepOperands& operands);
   std::byte* stage(int index);

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/peer_stores.h"
 #include "base/prefetch.h"
 
 namespace pycoll {
@@ -114,6 +115,8 @@ class SendEnd {
            static_cast<uint64_t>(memory_.num_slots);
   }
   std::byte* slot() const { return memory_.slots + index() * memory_.slot_bytes; }
+  /// How the slots are written.
+  PeerStores& stores() { return stores_; }
   /// Sequence number of the message being written: 1, 2, ...
   uint64_t sequence() const { return posted_ + 1; }
   /// Makes the slot's bytes and its mark visible: pairs with RecvEnd::has_full_slot.
@@ -126,6 +129,7 @@ class SendEnd {
   /// Prefetches the first lines of the next slot for writing, since its last reader still shares
   /// them, while this rank waits for something else. Affects time only.
   void warm_next(int64_t nbytes) const {
+    if (stores_.past_caches()) return;
     const int64_t wanted = nbytes < kMaxWarmBytes ? nbytes : kMaxWarmBytes;
     for (int64_t at = 0; at < wanted; at += 64) prefetch_for_write(slot() + at);
   }
@@ -138,6 +142,7 @@ class SendEnd {
   RingMemory memory_;
   uint64_t posted_ = 0;
   uint64_t released_ = 0;  // slowest head at the last check
+  PeerStores stores_;
 };
 
 /// A reader's end. Private to the reading rank.
