@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -112,25 +113,35 @@ def _rank(comm: Communicator, repeats: int) -> tuple[float, float, float, float,
 
     step_s = _median(step, comm, repeats)
     rates = 2 * _SIDE**3 / product_s, 2 * _MOVED / moved_s, call_s, step_s
-    if comm.size == 1:
-        return *rates, None
+    return *rates, _links(comm, repeats) if comm.size > 1 else None
+
+
+def _links(comm: Communicator, repeats: int) -> Fit:
+    """The links between ranks, by collectives of tensors that have just been written.
+
+    Activations are such tensors: no rank knows them from an earlier call.
+    """
     rows = []
     for nbytes in _SIZES:
-        array = np.zeros(nbytes // 4, np.float32)
-        whole = np.zeros(nbytes // 4 // comm.size * comm.size, np.float32)
-        part = whole[: len(whole) // comm.size].copy()
-        for name, call in (
-            ("all_reduce", lambda array=array: comm.all_reduce(array)),
-            ("all_gather", lambda part=part: comm.all_gather(part)),
-        ):
-            rows.append((name, nbytes, _median(call, comm, repeats)))
-    return *rates, fit_links(rows, comm.size)
+        count = nbytes // 4 // comm.size * comm.size
+        whole, part = torch.zeros(count), torch.zeros(count // comm.size)
+        for name, x in (("all_reduce", whole), ("all_gather", part)):
+            call = functools.partial(getattr(comm, name), x)
+            write = functools.partial(x.add_, 1.0)
+            rows.append((name, nbytes, _median(call, comm, repeats, before=write)))
+    return fit_links(rows, comm.size)
 
 
-def _median(call: Callable[[], Any], comm: Communicator, repeats: int) -> float:
-    """Median seconds of a call on the slowest rank."""
+def _median(
+    call: Callable[[], Any],
+    comm: Communicator,
+    repeats: int,
+    before: Callable[[], Any] = lambda: None,
+) -> float:
+    """Median seconds of a call on the slowest rank; `before` is not timed."""
     times = []
     for _ in range(repeats + 2):
+        before()
         comm.barrier()
         start = time.perf_counter()
         call()
