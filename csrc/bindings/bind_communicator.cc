@@ -140,7 +140,7 @@ void bind_communicator(py::module_& m) {
             o.core().check_alive_here(ranks);
           },
           "Raises PeerDiedError if one of the ranks is a process of this host that has ended.")
-      .def("_announce_deaths", [](CommunicatorObject& o) { o.core().announce_deaths(); })
+      .def("_announce_deaths", [](CommunicatorObject& o) { return o.core().announce_deaths(); })
       .def("_abort",
            [](CommunicatorObject& o, const std::string& reason) { o.core().abort(reason); })
       .def("close",

@@ -139,8 +139,9 @@ class Communicator {
   }
 
   /// Breaks the communicator if a rank has ended, for a caller that leaves it because of that:
-  /// another rank may wait here for the caller, and not for the rank that ended.
-  void announce_deaths();
+  /// another rank may wait here for the caller, and not for the rank that ended. Returns the ranks
+  /// of this host that have ended: not those behind a lost connection, which may live.
+  std::vector<int> announce_deaths();
 
   /// Ends all pending operations of all ranks with AbortedError, and breaks the communicator. May
   /// be called by any thread.

@@ -211,6 +211,7 @@ std::vector<Failure> PointToPoint::find_ended_peers() {
   }
   std::vector<Failure> ends(num_ranks);
   bool has_left = false;
+  Look look = Look::kEarly;  // at the first one, which in most waits is the only one
   const auto look_at = [&](size_t index) {
     const auto peer = static_cast<int>(index);
     Failure& end = ends[index];
@@ -219,7 +220,7 @@ std::vector<Failure> PointToPoint::find_ended_peers() {
     if (transport_.has_left(peer)) {
       end.code = FailureCode::kPeerLeft;
       has_left = has_left || is_awaited[index];
-    } else if (const std::optional<int> signal = transport_.ended_by(peer)) {
+    } else if (const auto signal = transport_.ended_by(peer, std::exchange(look, Look::kQuick))) {
       end.code = FailureCode::kPeerDied;
       end.signal = static_cast<uint8_t>(*signal);
     }

@@ -90,11 +90,9 @@ class HostsTransport final : public Transport {
     return is_here(peer) ? Transport::has_left(peer) : proxy_.has_left(peer);
   }
 
-  std::optional<int> ended_by(int peer) override {
+  std::optional<int> ended_by(int peer, Look look) override {
     if (is_here(peer)) {
-      const int pidfd = group_.pidfds[static_cast<size_t>(host_rank(peer))]->get();
-      if (!process_ended(pidfd)) return std::nullopt;
-      return exit_signal(pidfd);
+      return pycoll::ended_by(group_.pidfds[static_cast<size_t>(host_rank(peer))]->get(), look);
     }
     switch (proxy_.state_of(peer)) {
       case HostLinks::Peer::kGone:

@@ -89,7 +89,7 @@ class LocalTransport final : public Transport {
   bool shares_address_space() const override { return true; }
   pid_t pid(int) const override { return ::getpid(); }
   // A thread cannot end without its process; one that leaves says so in its RankControl.
-  std::optional<int> ended_by(int) override { return std::nullopt; }
+  std::optional<int> ended_by(int, Look) override { return std::nullopt; }
 
   std::unique_ptr<Transport> make_subgroup(std::span<const int> members, const std::string& id,
                                            const Deadline&) override {

@@ -57,10 +57,8 @@ class ShmTransport final : public Transport {
   bool shares_address_space() const override { return false; }
   pid_t pid(int peer) const override { return group_.pids[static_cast<size_t>(peer)]; }
 
-  std::optional<int> ended_by(int peer) override {
-    const int pidfd = group_.pidfds[static_cast<size_t>(peer)]->get();
-    if (!process_ended(pidfd)) return std::nullopt;
-    return exit_signal(pidfd);
+  std::optional<int> ended_by(int peer, Look look) override {
+    return pycoll::ended_by(group_.pidfds[static_cast<size_t>(peer)]->get(), look);
   }
 
   std::unique_ptr<Transport> make_subgroup(std::span<const int> members, const std::string& id,

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "bootstrap/join/host_table.h"
 #include "bootstrap/local/local_group.h"
+#include "bootstrap/local/process_info.h"
 #include "transport/memory/heap.h"
 #include "transport/net/wire.h"
 #include "transport/ring/segment.h"
@@ -35,19 +36,19 @@ class Transport {
   /// The pid of `peer` in the pid namespace of this process; 0 if it has none here.
   virtual pid_t pid(int peer) const = 0;
   /// The signal that ended the process of `peer`; 0 if it ended for an unknown reason; nothing
-  /// while it lives. For a peer on another host, one of the constants below. May make system calls,
-  /// so only slow waits call it.
+  /// while it lives. For a peer on another host, one of the constants below. Makes system calls, so
+  /// only slow waits call it.
   static constexpr int kDoesNotRead = 252;   // the peer, so its connection was closed
   static constexpr int kInvalidFrame = 253;  // the peer sent one, so its connection was closed
   static constexpr int kConnectionLost = 254;
   static constexpr int kSilent = 255;
-  virtual std::optional<int> ended_by(int peer) = 0;
+  virtual std::optional<int> ended_by(int peer, Look look) = 0;
   /// Whether `peer` has left and everything that it sent to this rank has arrived.
   virtual bool has_left(int peer) { return load_acquire(segment().control(peer).state) == 2; }
   /// Raises PeerDiedError if the process of one of `ranks` has ended. May make system calls.
   void check_alive(std::span<const int> ranks) {
     for (const int rank : ranks) {
-      const std::optional<int> signal = ended_by(rank);
+      const std::optional<int> signal = ended_by(rank, Look::kQuick);
       if (!signal) continue;
       const bool is_known = *signal != 0 && *signal < kDoesNotRead;
       throw PeerDiedError(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -50,6 +50,8 @@ class Agreement:
         value: What this rank contributes: nothing, or an op and a number.
         timeout_s: Seconds in which live ranks must connect.
         silence_s: Seconds after which a rank that does not answer is lost; 0: `timeout_s`.
+        deaths: Returns ranks of this host whose processes have ended. The kernel keeps their ports
+            open until it has freed their memory.
     """
 
     name = ""  # of the method, for errors
@@ -62,7 +64,9 @@ class Agreement:
         value: tuple[str, int] | None,
         timeout_s: float,
         silence_s: float,
+        deaths: Callable[[], Iterable[int]] = tuple,
     ) -> None:
+        self._deaths = deaths
         self._port = port
         self._topic = topic
         self._value = value
@@ -134,6 +138,8 @@ class Agreement:
         last_seen = asyncio.get_running_loop().time()
         waits_s = waits_between_attempts_s()
         while True:
+            if self._has_died(peer):
+                return None
             if (link := await self.connect(peer)) is not None:
                 last_seen = asyncio.get_running_loop().time()
                 with contextlib.suppress(*BROKEN):
@@ -144,6 +150,11 @@ class Agreement:
                 self._lost.add(peer)
                 return None
             await asyncio.sleep(next(waits_s))
+
+    def _has_died(self, peer: int) -> bool:
+        """Looks for deaths on this host, and records them."""
+        self._ended.update(self._deaths())
+        return peer in self._ended
 
     async def connect(self, peer: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         """Connects to the rank's port; records the rank as ended if its host refuses."""
@@ -254,7 +265,7 @@ class Agreement:
     async def _probe(self, peer: int) -> None:
         """Checks repeatedly whether the rank's process is alive."""
         last_seen, waits_s = asyncio.get_running_loop().time(), waits_between_attempts_s()
-        while peer not in self._ended:
+        while not self._has_died(peer):
             if (link := await self.connect(peer)) is not None:
                 link[1].close()
                 last_seen = asyncio.get_running_loop().time()
@@ -263,6 +274,7 @@ class Agreement:
                 self._lost.add(peer)
             self._server.changed.set()
             await asyncio.sleep(next(waits_s))
+        self._server.changed.set()
 
     async def tell(self, outcome: Outcome) -> None:
         """Sends the decision to the ranks that have connected, and disconnects them."""
@@ -281,15 +293,21 @@ class ShrinkAgreement(Agreement):
             and returns its port.
         timeout_s: Seconds in which live ranks must connect.
         silence_s: Seconds after which a rank that does not answer is lost; 0: `timeout_s`.
+        deaths: Returns ranks of this host whose processes have ended.
     """
 
     name = "shrink"
     why_late = ", or this rank was late and they formed a world without it"
 
     def __init__(
-        self, port: OwnerPort, serve: Callable[[str], int], timeout_s: float, silence_s: float
+        self,
+        port: OwnerPort,
+        serve: Callable[[str], int],
+        timeout_s: float,
+        silence_s: float,
+        deaths: Callable[[], Iterable[int]] = tuple,
     ) -> None:
-        super().__init__(port, "shrink", None, timeout_s, silence_s)
+        super().__init__(port, "shrink", None, timeout_s, silence_s, deaths)
         self._serve = serve
 
     def decide(self, members: dict[int, Any]) -> Outcome:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import mmap
 import os
+import select
 import signal
 import socket
 import threading
@@ -57,6 +59,27 @@ def test_shrink_after_kill_gives_the_others_in_order():
         for new, rank in enumerate(left):
             assert outcomes[rank] == (new, left, [float(each) for each in left])
         assert all(outcomes[rank] == "killed by SIGKILL" for rank in dying)
+
+
+def test_rank_has_ended_before_the_kernel_has_freed_its_memory():
+    """Freeing 600 MB takes tens of milliseconds; the others are a world of their own by then."""
+
+    def work(comm: Comm) -> bool | None:
+        pids = comm.all_gather(np.array([os.getpid()])).ravel()
+        pidfd = os.pidfd_open(int(pids[1]))
+        comm.barrier()
+        if comm.rank == 1:
+            memory = mmap.mmap(-1, 600 << 20, flags=mmap.MAP_PRIVATE)  # in pages of 4 KiB
+            memory[:: mmap.PAGESIZE] = bytes(len(memory) // mmap.PAGESIZE)
+            os.kill(os.getpid(), signal.SIGKILL)
+        assert "rank 1 was ended by signal 9 (Killed)" in str(until_error(comm))
+        new = comm.shrink()
+        new.barrier()
+        has_been_freed = bool(select.select([pidfd], [], [], 0)[0])
+        os.close(pidfd)
+        return has_been_freed
+
+    assert end(start(work, 3))[::2] == [False, False]
 
 
 def test_shrink_ends_waits_for_its_caller():

@@ -46,7 +46,7 @@ class RankZero final : public Transport {
   std::shared_ptr<SharedHeap> heap() override { return nullptr; }
   bool shares_address_space() const override { return false; }
   pid_t pid(int) const override { return 0; }
-  std::optional<int> ended_by(int) override { return std::nullopt; }
+  std::optional<int> ended_by(int, Look) override { return std::nullopt; }
   std::unique_ptr<Transport> make_subgroup(std::span<const int>, const std::string&,
                                            const Deadline&) override {
     return nullptr;

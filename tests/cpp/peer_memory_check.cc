@@ -38,7 +38,7 @@ class TwoProcesses final : public Transport {
   std::shared_ptr<SharedHeap> heap() override { return nullptr; }
   bool shares_address_space() const override { return false; }
   pid_t pid(int peer) const override { return peer == rank_ ? ::getpid() : other_; }
-  std::optional<int> ended_by(int) override { return std::nullopt; }
+  std::optional<int> ended_by(int, Look) override { return std::nullopt; }
   std::unique_ptr<Transport> make_subgroup(std::span<const int>, const std::string&,
                                            const Deadline&) override {
     return nullptr;

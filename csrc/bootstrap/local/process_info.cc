@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -52,24 +53,62 @@ pid_t pid_of(int pidfd) {
   return -1;
 }
 
-/// The wait status of a process that has ended but was not reaped.
-std::optional<int> wait_status_of_zombie(int pidfd) {
-  const pid_t pid = pid_of(pidfd);
-  if (pid <= 0) return {};
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+std::string folder_of(pid_t pid) { return "/proc/" + std::to_string(pid); }
+
+/// Fields of the file "stat" of a process or thread.
+struct Stat {
+  char state = 0;
+  uint64_t flags = 0;
+  int wait_status = 0;
+};
+std::optional<Stat> read_stat(const std::string& folder) {
+  std::ifstream file(folder + "/stat");
   std::string line;
   std::getline(file, line);
   // The command's name, in parentheses, may hold anything; the 50 fields after it are plain.
   const size_t name_end = line.rfind(')');
   if (name_end == std::string::npos) return {};
   std::istringstream fields(line.substr(name_end + 1));
-  std::string state;
+  Stat stat;
   std::string field;
-  fields >> state;
-  for (int i = 0; i < 49; ++i) fields >> field;
+  fields >> stat.state;
+  for (int i = 0; i < 5; ++i) fields >> field;
+  fields >> stat.flags;
+  for (int i = 0; i < 42; ++i) fields >> field;
+  fields >> stat.wait_status;
+  return fields ? std::optional(stat) : std::nullopt;
+}
+
+/// The wait status of a process that has ended but was not reaped.
+std::optional<int> wait_status_of_zombie(int pidfd) {
+  const pid_t pid = pid_of(pidfd);
+  if (pid <= 0) return {};
+  const std::optional<Stat> stat = read_stat(folder_of(pid));
   // The pid may have been reused before the file was read; this check rules that out.
-  if (!fields || state != "Z" || pid_of(pidfd) != pid) return {};
-  return std::stoi(field);
+  if (!stat || stat->state != 'Z' || pid_of(pidfd) != pid) return {};
+  return stat->wait_status;
+}
+
+/// The wait status of a process all of whose threads have begun to end, so that none runs its code
+/// again. A status of 0 may not have been set yet, and gives nothing.
+std::optional<int> wait_status_of_ending(int pidfd) {
+  constexpr uint64_t kExiting = 4;  // PF_EXITING of the kernel
+  const pid_t pid = pid_of(pidfd);
+  if (pid <= 0) return {};
+  const std::optional<Stat> first = read_stat(folder_of(pid));
+  if (!first || (first->flags & kExiting) == 0 || first->wait_status == 0) return {};
+  std::error_code error;
+  std::filesystem::directory_iterator thread(folder_of(pid) + "/task", error);
+  for (; !error && thread != end(thread); thread.increment(error)) {
+    const std::optional<Stat> stat = read_stat(thread->path());
+    if (stat && (stat->flags & kExiting) == 0) return {};
+  }
+  if (error || pid_of(pidfd) != pid) return {};
+  return first->wait_status;
+}
+
+int signal_of(std::optional<int> wait_status) {
+  return wait_status && WIFSIGNALED(*wait_status) ? WTERMSIG(*wait_status) : 0;
 }
 
 }  // namespace
@@ -107,7 +146,14 @@ std::optional<int> end_of(pid_t pid) {
 int exit_signal(int pidfd) {
   std::optional<int> status = wait_status_of_zombie(pidfd);
   if (!status) status = wait_status_of_reaped(pidfd);
-  return status && WIFSIGNALED(*status) ? WTERMSIG(*status) : 0;
+  return signal_of(status);
+}
+
+std::optional<int> ended_by(int pidfd, Look look) {
+  if (process_ended(pidfd)) return exit_signal(pidfd);
+  if (look == Look::kQuick) return std::nullopt;
+  const std::optional<int> status = wait_status_of_ending(pidfd);
+  return status ? std::optional(signal_of(status)) : std::nullopt;
 }
 
 int num_usable_cores(std::span<const pid_t> pids) {

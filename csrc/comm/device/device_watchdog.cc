@@ -165,7 +165,7 @@ void DeviceWatchdog::look_for_ended_peers() {
       // A rank waits for its own kernels before it leaves, so only later operations still need it.
       if (load_acquire(control.sequence) >= newest_) continue;
       failure.code = FailureCode::kPeerLeft;
-    } else if (const std::optional<int> signal = transport_.ended_by(rank)) {
+    } else if (const std::optional<int> signal = transport_.ended_by(rank, Look::kQuick)) {
       failure.code = FailureCode::kPeerDied;
       failure.signal = static_cast<uint8_t>(*signal);
     } else {

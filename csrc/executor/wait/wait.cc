@@ -18,6 +18,7 @@ namespace pycoll {
 namespace {
 
 constexpr int64_t kTroublePeriodNs = 500'000;  // between two checks for trouble
+constexpr int64_t kEarlyPeriodNs = 2'000'000;  // between two early looks at the awaited rank
 constexpr int64_t kInterruptPeriodNs = 20'000'000;
 constexpr int kMinSpins = 20;         // under a microsecond
 constexpr int kCrowdedSpins = 4;      // of ranks that outnumber the cores (decision 0092)
@@ -110,17 +111,19 @@ bool Waiter::look_for_trouble(bool (*ready)(void*), void* context, const WaitSit
   // A rank that made another call may never send the expected message.
   if (!peers_agree()) return true;
   if (proxy_ != nullptr) ask_hosts(site);
+  const int64_t now = now_ns();
+  const Look look = now < next_early_ns_ ? Look::kQuick : Look::kEarly;
+  if (look == Look::kEarly) next_early_ns_ = now + kEarlyPeriodNs;
   const bool has_left = transport_.has_left(site.peer);
   if (has_left && find_death(/*at_all=*/true, failure)) {  // which may be why that rank left
     if (ready(context)) return false;
   } else if (has_left) {
     // If it left because of a death, that process may not have ended for this rank yet.
-    const int64_t now = now_ns();
     if (left_ns_ == 0) left_ns_ = now;
     if (now - left_ns_ < kEndingNs || ready(context)) return false;
     failure.code = FailureCode::kPeerLeft;
     failure.culprit = static_cast<uint16_t>(site.peer);
-  } else if (const std::optional<int> signal = transport_.ended_by(site.peer)) {
+  } else if (const std::optional<int> signal = transport_.ended_by(site.peer, look)) {
     if (ready(context)) return false;
     failure.code = FailureCode::kPeerDied;
     failure.culprit = static_cast<uint16_t>(site.peer);
@@ -155,7 +158,8 @@ bool Waiter::find_death(bool at_all, Failure& failure) {
     next_watched_ = (next_watched_ + 1) % n;
     const int rank = next_watched_;
     if (rank == rank_ || transport_.has_left(rank)) continue;
-    const std::optional<int> signal = transport_.ended_by(rank);
+    const std::optional<int> signal =
+        transport_.ended_by(rank, at_all ? Look::kEarly : Look::kQuick);
     if (!signal) continue;
     CallRecord record;
     const bool has_moved_on = load_acquire(segment_.control(rank).sequence) > sequence_;

@@ -133,7 +133,8 @@ class Waiter {
   bool slow_ = false;                         // this operation had a slow wait
   Deadline deadline_ = Deadline::after_s(0);  // of this operation; valid once it is slow
   unsigned num_looks_ = 0;
-  int next_watched_ = 0;  // by find_death()
+  int next_watched_ = 0;       // by find_death()
+  int64_t next_early_ns_ = 0;  // the next early look at the awaited rank
   int64_t left_ns_ = 0;   // when this operation's wait first found that the awaited rank had left
   int64_t asked_ns_ = 0;  // when remote ranks were last asked for their status
   int64_t credit_asked_ns_ = 0;

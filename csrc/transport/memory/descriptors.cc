@@ -29,7 +29,7 @@ struct Address {
 void raise_missing(Transport& transport, const std::vector<bool>& came, const Deadline& deadline) {
   for (int rank = 0; rank < transport.num_ranks(); ++rank) {
     if (came[static_cast<size_t>(rank)]) continue;
-    if (const std::optional<int> signal = transport.ended_by(rank)) {
+    if (const std::optional<int> signal = transport.ended_by(rank, Look::kQuick)) {
       throw PeerDiedError("the process of rank " + std::to_string(rank) +
                               " ended while the ranks exchanged handles of device memory",
                           rank, *signal);
@@ -62,7 +62,7 @@ std::vector<Fd> pass_descriptors(Transport& transport, int own, const AllGather&
     const Fd socket = connect_at(addresses[peer].name());
     if (!socket || !send_packet(socket.get(), rank_text(self), {own})) {
       // A rank that has ended is reported below, by all ranks that wait for its descriptor.
-      if (!transport.ended_by(static_cast<int>(peer))) {
+      if (!transport.ended_by(static_cast<int>(peer), Look::kQuick)) {
         throw_system_error("passing a handle of device memory to rank " + std::to_string(peer));
       }
     }
