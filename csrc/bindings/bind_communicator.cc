@@ -137,10 +137,10 @@ void bind_communicator(py::module_& m) {
       .def(
           "_check_alive",
           [](CommunicatorObject& o, const std::vector<int>& ranks) {
-            o.core().check_alive_here(ranks);
+            o.core().check_alive_here(ranks, Look::kEarly);
           },
           "Raises PeerDiedError if one of the ranks is a process of this host that has ended.")
-      .def("_announce_deaths", [](CommunicatorObject& o) { return o.core().announce_deaths(); })
+      .def("_announce_deaths", [](CommunicatorObject& o) { o.core().announce_deaths(); })
       .def("_abort",
            [](CommunicatorObject& o, const std::string& reason) { o.core().abort(reason); })
       .def("close",

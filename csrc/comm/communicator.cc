@@ -220,24 +220,18 @@ void Communicator::abort(std::string_view reason) {
   revoke(reason);
 }
 
-std::vector<int> Communicator::announce_deaths() {
+void Communicator::announce_deaths() {
   check_open();
-  std::vector<int> ended;
-  bool is_announced = false;
   for (int rank = 0; rank < num_ranks_; ++rank) {
-    if (rank == rank_) continue;
+    if (rank == rank_ || transport_->has_left(rank)) continue;
     const std::optional<int> signal = transport_->ended_by(rank, Look::kEarly);
     if (!signal) continue;
-    if (*signal < Transport::kDoesNotRead) ended.push_back(rank);
-    if (is_announced || transport_->has_left(rank)) continue;
-    is_announced = true;
     const Failure death{.code = FailureCode::kPeerDied,
                         .signal = static_cast<uint8_t>(*signal),
                         .reporter = static_cast<uint16_t>(rank_),
                         .culprit = static_cast<uint16_t>(rank)};
-    proxy_ == nullptr ? segment_.fail(death) : proxy_->fail(death);
+    return proxy_ == nullptr ? segment_.fail(death) : proxy_->fail(death);
   }
-  return ended;
 }
 
 void Communicator::revoke(std::string_view reason) {

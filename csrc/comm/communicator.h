@@ -131,17 +131,18 @@ class Communicator {
 
   /// Raises PeerDiedError if one of `ranks` is a process of this host that has ended. Ranks of
   /// other hosts may live although their links are lost.
-  void check_alive_here(std::span<const int> ranks) {
+  void check_alive_here(std::span<const int> ranks, Look look = Look::kQuick) {
     check_open();
     for (const int rank : ranks) {
-      if (transport_->host_number(rank) == host_number_) transport_->check_alive({&rank, 1});
+      if (transport_->host_number(rank) == host_number_) {
+        transport_->check_alive({&rank, 1}, look);
+      }
     }
   }
 
   /// Breaks the communicator if a rank has ended, for a caller that leaves it because of that:
-  /// another rank may wait here for the caller, and not for the rank that ended. Returns the ranks
-  /// of this host that have ended: not those behind a lost connection, which may live.
-  std::vector<int> announce_deaths();
+  /// another rank may wait here for the caller, and not for the rank that ended.
+  void announce_deaths();
 
   /// Ends all pending operations of all ranks with AbortedError, and breaks the communicator. May
   /// be called by any thread.

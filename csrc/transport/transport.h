@@ -46,9 +46,9 @@ class Transport {
   /// Whether `peer` has left and everything that it sent to this rank has arrived.
   virtual bool has_left(int peer) { return load_acquire(segment().control(peer).state) == 2; }
   /// Raises PeerDiedError if the process of one of `ranks` has ended. May make system calls.
-  void check_alive(std::span<const int> ranks) {
+  void check_alive(std::span<const int> ranks, Look look = Look::kQuick) {
     for (const int rank : ranks) {
-      const std::optional<int> signal = ended_by(rank, Look::kQuick);
+      const std::optional<int> signal = ended_by(rank, look);
       if (!signal) continue;
       const bool is_known = *signal != 0 && *signal < kDoesNotRead;
       throw PeerDiedError(

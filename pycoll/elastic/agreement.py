@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -50,8 +50,8 @@ class Agreement:
         value: What this rank contributes: nothing, or an op and a number.
         timeout_s: Seconds in which live ranks must connect.
         silence_s: Seconds after which a rank that does not answer is lost; 0: `timeout_s`.
-        deaths: Returns ranks of this host whose processes have ended. The kernel keeps their ports
-            open until it has freed their memory.
+        has_died: Whether a rank is a process of this host that has ended. The kernel keeps its port
+            open until it has freed its memory.
     """
 
     name = ""  # of the method, for errors
@@ -64,9 +64,9 @@ class Agreement:
         value: tuple[str, int] | None,
         timeout_s: float,
         silence_s: float,
-        deaths: Callable[[], Iterable[int]] = tuple,
+        has_died: Callable[[int], bool] = lambda rank: False,
     ) -> None:
-        self._deaths = deaths
+        self._has_died_here = has_died
         self._port = port
         self._topic = topic
         self._value = value
@@ -152,8 +152,9 @@ class Agreement:
             await asyncio.sleep(next(waits_s))
 
     def _has_died(self, peer: int) -> bool:
-        """Looks for deaths on this host, and records them."""
-        self._ended.update(self._deaths())
+        """Whether the rank has ended; looks on this host, and records it."""
+        if peer not in self._ended and self._has_died_here(peer):
+            self._ended.add(peer)
         return peer in self._ended
 
     async def connect(self, peer: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
@@ -293,7 +294,7 @@ class ShrinkAgreement(Agreement):
             and returns its port.
         timeout_s: Seconds in which live ranks must connect.
         silence_s: Seconds after which a rank that does not answer is lost; 0: `timeout_s`.
-        deaths: Returns ranks of this host whose processes have ended.
+        has_died: Whether a rank is a process of this host that has ended.
     """
 
     name = "shrink"
@@ -305,9 +306,9 @@ class ShrinkAgreement(Agreement):
         serve: Callable[[str], int],
         timeout_s: float,
         silence_s: float,
-        deaths: Callable[[], Iterable[int]] = tuple,
+        has_died: Callable[[int], bool] = lambda rank: False,
     ) -> None:
-        super().__init__(port, "shrink", None, timeout_s, silence_s, deaths)
+        super().__init__(port, "shrink", None, timeout_s, silence_s, has_died)
         self._serve = serve
 
     def decide(self, members: dict[int, Any]) -> Outcome:

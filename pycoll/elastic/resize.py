@@ -42,12 +42,15 @@ def shrink(comm: Communicator, timeout_s: float | None) -> Communicator:
     end = time.monotonic() + timeout_s
     silence_s = float(environment.read("PYCOLL_SILENCE_S") or 5)
     port, left_s = owner_port_of(comm, "shrink"), timeout_s
+    comm._announce_deaths()
 
-    def deaths() -> list[int]:
-        ended = set(comm._announce_deaths())
-        return [rank for rank, origin in enumerate(port.origin) if origin in ended]
+    def has_died(rank: int) -> bool:
+        try:
+            comm._check_alive([port.origin[rank]])
+        except PeerDiedError:
+            return True
+        return False
 
-    deaths()
     with contextlib.ExitStack() as stack:
 
         def serve(token: str, host: str) -> int:
@@ -57,7 +60,7 @@ def shrink(comm: Communicator, timeout_s: float | None) -> Communicator:
 
         while True:
             token = port.secret.hex()
-            agreement = ShrinkAgreement(port, partial(serve, token), left_s, silence_s, deaths)
+            agreement = ShrinkAgreement(port, partial(serve, token), left_s, silence_s, has_died)
             verdict = port.server.run(agreement.verdict())
             # If a member ends before all have connected, some ranks may already use the new world.
             # So the next agreement, of this call or of theirs, is among its members.

@@ -64,7 +64,7 @@ def test_shrink_after_kill_gives_the_others_in_order():
 def test_rank_has_ended_before_the_kernel_has_freed_its_memory():
     """Freeing 600 MB takes tens of milliseconds; the others have seen the death by then."""
 
-    def work(comm: Comm) -> bool | None:
+    def work(comm: Comm) -> bool:
         pids = comm.all_gather(np.array([os.getpid()])).ravel()
         pidfd = os.pidfd_open(int(pids[1]))
         comm.barrier()
