@@ -102,7 +102,7 @@ class Ledger:
                 self.spans.append((name, track, start_ns, end_ns))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class AxisGroup:
     """The ranks along an axis through this rank; counts what they exchange.
 
@@ -126,6 +126,10 @@ class AxisGroup:
     ) -> AxisGroup:
         """A group of other ranks than those of an axis, with transfers of its own."""
         return cls(axis, comm, ledger or Ledger(), Transfers(comm), device)
+
+    def go_on_with(self, comm: Communicator) -> None:
+        """Takes another communicator, such as one of the ranks that are left."""
+        self.comm, self.transfers = comm, Transfers(comm)
 
     @property
     def rank(self) -> int:

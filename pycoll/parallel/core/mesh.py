@@ -64,6 +64,8 @@ class Mesh:
             self._comms[axis,] = self._comms[alone]
         self.ledger = Ledger(clock=clock_of(device))
         self._transfers: dict[tuple[str, ...], Transfers] = {}
+        self._lines: dict[tuple[str, ...], AxisGroup] = {}
+        self._broken: list[Communicator] = []
 
     @property
     def device(self) -> torch.device:
@@ -84,9 +86,11 @@ class Mesh:
 
     def line(self, *axes: str) -> AxisGroup:
         """Like `comm`, as an AxisGroup that counts its collectives in `ledger`."""
-        return AxisGroup(
-            "+".join(axes), self.comm(*axes), self.ledger, self.transfers(*axes), self._device
-        )
+        if axes not in self._lines:
+            self._lines[axes] = AxisGroup(
+                "+".join(axes), self.comm(*axes), self.ledger, self.transfers(*axes), self._device
+            )
+        return self._lines[axes]
 
     def transfers(self, *axes: str) -> Transfers:
         """Moves tensors between the ranks of `comm(*axes)`."""
@@ -177,6 +181,27 @@ class Mesh:
         several = [axis for axis in AXES if self._sizes[axis] > 1] or ["dp"]
         return ", ".join(f"{axis} {self.coordinates[axis]}" for axis in several)
 
+    def go_on_with(self, left: Communicator, reason: str) -> None:
+        """Lets the lines of replicas, and of all ranks, have only those that are left. Collective.
+
+        For the rest of a step on a mesh of dp and pp. Groups of other axes stay broken.
+
+        Args:
+            left: The ranks that are left.
+            reason: For the error of ranks that wait in a communicator of the axes.
+        """
+        self._break(reason)
+        self.world = left
+        for key, color in (("dp",), self.rank("pp")), (AXES, 0):
+            if key in self._comms:
+                self._broken.append(self._comms[key])
+            comm = left.split(color)
+            assert comm is not None
+            self._comms[key] = comm
+            for axes, line in self._lines.items():
+                if self._key(axes) == key:
+                    line.go_on_with(comm)
+
     def abort(self, reason: str) -> None:
         """Breaks the communicators of the axes, so that no rank waits in one, and closes them.
 
@@ -185,21 +210,25 @@ class Mesh:
         Args:
             reason: For the error of the other ranks.
         """
-        for comm in self._comms.values():
-            if not comm.closed:
-                comm.abort(reason)
+        self._break(reason)
         self.close()
 
     def close(self) -> None:
         """Closes the communicators of the axes; the world communicator stays open."""
         for transfers in self._transfers.values():
             transfers.close()
-        for comm in {id(comm): comm for comm in self._comms.values()}.values():
+        every = (*self._comms.values(), *self._broken)
+        for comm in {id(comm): comm for comm in every}.values():
             comm.close()
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{axis}={size}" for axis, size in self._sizes.items())
         return f"<Mesh {sizes}, rank {self.world.rank} of {self.world.size}>"
+
+    def _break(self, reason: str) -> None:
+        for comm in self._comms.values():
+            if not comm.closed and comm.size > 1:
+                comm.abort(reason)
 
     def _split(self, *axes: str) -> Communicator:
         others = [self.coordinates[name] if name not in axes else 0 for name in AXES]

@@ -16,6 +16,8 @@ from pycoll.parallel.core.mesh import Mesh
 from pycoll.parallel.recovery.copies import Copies, holding
 from pycoll.parallel.recovery.laps import Laps
 from pycoll.parallel.recovery.snapshots import Snapshots
+from pycoll.parallel.recovery.survivors import GOES_ON
+from pycoll.parallel.recovery.takeover import Takeover
 from pycoll.parallel.trainer.optimizers import Optimizer
 from pycoll.parallel.trainer.owner import trainer_of
 from pycoll.parallel.trainer.saved_objects import RNG, Objects
@@ -23,7 +25,6 @@ from pycoll.parallel.trainer.training_state import description, held_state, inst
 from pycoll.parallel.trainer.weight_average import EMA
 
 Build = Callable[[Mesh], Mapping[str, Any]]
-GOES_ON = "the training continues on other ranks"
 
 
 class NewRanks(BaseException):
@@ -43,7 +44,8 @@ class Job:
         mesh: The ranks.
         commits: Number of commits since the training began, on any ranks.
         restart_s: Seconds of the parts of the start or restart that led to this job: "shrink" or
-            "grow", "mesh", "build", "restore" and "copies".
+            "grow", "mesh", "build", "restore" and "copies"; "takeover" and "rest of the step", if
+            other replicas finished the step.
         failed_s: When it began, on CLOCK_MONOTONIC.
     """
 
@@ -87,6 +89,8 @@ class Job:
         self._num_copies, self._at_end = copies, ExitStack()
         if self._optimizer is not None:
             self._at_end.callback(self._optimizer.abort, GOES_ON)
+        is_possible = self._trainer.mesh is mesh and Takeover.is_possible(self._trainer)
+        self._takeover = Takeover(base, self._trainer) if is_possible else None
         laps.end("build")
 
     def begin(self, laps: Laps) -> None:
@@ -114,6 +118,8 @@ class Job:
             self._snapshots.hold(self._number, self._held, self._described())
         else:
             self._take()
+            if self._snapshots.needs_copies:
+                self.finish()
         laps.end("copies")
 
     def __getattr__(self, name: str) -> Any:
@@ -141,6 +147,10 @@ class Job:
         self.commits += 1
         if self._optimizer is not None:
             self._optimizer.meet()
+        if self.has_taken_over:
+            assert self._takeover is not None
+            self._snapshots.hold_part(self._number + 1, self._held, self._described())
+            raise self._takeover.regrouped()
         self._meet()
         self._take()
         self._take_in()
@@ -185,6 +195,16 @@ class Job:
         self._meet()
         self._take_in()
         return norm
+
+    @property
+    def base(self) -> Communicator:
+        """The ranks; within a step from which some have ended, those that are left."""
+        return self._base if self._takeover is None else self._takeover.base
+
+    @property
+    def has_taken_over(self) -> bool:
+        """Whether the running step goes on without ranks that have ended."""
+        return self._takeover is not None and self._takeover.has_finished
 
     @property
     def num_waiting(self) -> int:
@@ -266,4 +286,4 @@ def _checked(built: Any) -> dict[str, Any]:
     return dict(built)
 
 
-__all__ = ["GOES_ON", "Build", "Job", "NewRanks"]
+__all__ = ["Build", "Job", "NewRanks"]

@@ -16,12 +16,11 @@ from pycoll.parallel.core.devices import agreed_device
 from pycoll.parallel.core.mesh import Mesh, replace_world, world
 from pycoll.parallel.core.mesh_sizes import parse_sizes
 from pycoll.parallel.recovery.doors import addresses_in, agreed_address, joined, opened
-from pycoll.parallel.recovery.job import GOES_ON, Build, Job, NewRanks
+from pycoll.parallel.recovery.job import Build, Job, NewRanks
 from pycoll.parallel.recovery.laps import Laps
 from pycoll.parallel.recovery.sizes import sizes_for
 from pycoll.parallel.recovery.snapshots import Snapshots
-
-_LOST = (PeerDiedError, AbortedError, TimeoutError)  # what a call raises when another rank is gone
+from pycoll.parallel.recovery.survivors import GOES_ON, LOST, Regrouped, survivors
 
 
 def elastic(
@@ -121,10 +120,17 @@ def elastic(
             _leave(on, job)
             base = _grown(base, new.number, addresses, timeout_s, door, least)
             laps.end("grow")
-        except _LOST as error:
+        except Regrouped as change:
+            laps, news = change.laps, change.news
+            _leave(on, job)
+            if change.final is not None:
+                raise change.final from None
+            base = _enough(change.left, base.size, least, news)
+        except LOST as error:
             laps, news = Laps(), str(error).split(";")[0]
             _leave(on, job)
-            base = _survivors(base, error, least, needs_death=True)
+            needs_death = job is None or not job.has_taken_over
+            base = _survivors(job.base if job else base, error, least, needs_death=needs_death)
             laps.end("shrink")
         finally:
             if door is not None:
@@ -152,20 +158,16 @@ def _leave(on: Mesh | None, job: Job | None) -> None:
 
 
 def _survivors(base: Communicator, error: Error, least: int, *, needs_death: bool) -> Communicator:
-    """The ranks that are left.
+    """The ranks that are left, of which this one was not in the passes of a step."""
+    left, _ = survivors(base, error, None, needs_death=needs_death)
+    return _enough(left, base.size, least, str(error))
 
-    If all are, the error is raised again, unless some rank took another one for dead, or not
-    `needs_death`: a rank was late, or gave up.
-    """
-    size = base.size
-    left = base.shrink()
-    goes_on = isinstance(error, PeerDiedError) or not needs_death
-    if left.size == size and not left.agree(goes_on, "max"):
-        raise error
+
+def _enough(left: Communicator, before: int, least: int, news: str) -> Communicator:
     if left.size < least:
         raise PeerDiedError(
-            f"elastic: {left.size} of {size} ranks are left, and least={least}: {error}"
-        ) from error
+            f"elastic: {left.size} of {before} ranks are left, and least={least}: {news}"
+        )
     return left
 
 

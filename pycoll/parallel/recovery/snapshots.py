@@ -43,7 +43,8 @@ class Generation:
         pieces: Flat copies.
         described: What there is beside tensors.
         transfers: Copies that are on their way.
-        in_use: Returns the rest of the state, which is in use and whole; None: all are copies.
+        in_use: Returns the rest of the state, which is in use; None: all are copies.
+        is_alone: This rank has the whole state.
     """
 
     number: int = _EMPTY
@@ -51,6 +52,7 @@ class Generation:
     described: dict[str, Any] = field(default_factory=dict)
     transfers: list[Work] = field(default_factory=list)
     in_use: State | None = None
+    is_alone: bool = False
 
     def is_whole(self) -> bool:
         """Whether this rank has all of its copies."""
@@ -74,6 +76,11 @@ class Snapshots:
     def __init__(self) -> None:
         self._newest, self._older = Generation(), Generation()
         self.number, self.holds = _EMPTY, False
+
+    @property
+    def needs_copies(self) -> bool:
+        """Whether the generation before the newest one is in use: it ends with the next step."""
+        return self._older.in_use is not None
 
     def settle(self) -> None:
         """Waits until this rank has all copies of the newest generation.
@@ -121,8 +128,21 @@ class Snapshots:
             for held in state()
             if held.of.startswith("buffer:")
         }
-        self._newest = Generation(number, buffers, described, in_use=state)
+        self._newest = Generation(number, buffers, described, in_use=state, is_alone=True)
         self._older, self.number, self.holds = Generation(), number, True
+
+    def hold_part(self, number: int, state: State, described: dict[str, Any]) -> None:
+        """Makes the state in use the newest generation, of which each rank has a part.
+
+        The one before stays. `restore` follows: until then no rank may end, or that one is used.
+
+        Args:
+            number: The number of this generation, identical on all ranks.
+            state: Returns what this rank holds.
+            described: What there is beside tensors.
+        """
+        self._newest, self._older = Generation(number, {}, described, in_use=state), self._newest
+        self.number, self.holds = number, False
 
     def before_change(self, *, holds_next: bool) -> None:
         """Ends generations in use, because the optimizer is about to change the state.
@@ -161,10 +181,7 @@ class Snapshots:
             self._newest = Generation()
         own = {one.number: one for one in (self._newest, self._older) if one.is_whole()}
         pieces_of = {number: one.all_pieces() for number, one in own.items()}
-        found = {
-            number: [one.in_use is not None, listed(pieces_of[number])]
-            for number, one in own.items()
-        }
+        found = {number: [one.is_alone, listed(pieces_of[number])] for number, one in own.items()}
         gathered = gather_objects([self.number, found, mine], comm)
         infos = [info for _, info, _ in gathered]
         of_ranks = [one for *_, one in gathered]

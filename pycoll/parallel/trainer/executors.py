@@ -6,10 +6,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 from torch import nn
 
+from pycoll.communicator import Communicator
 from pycoll.errors import UsageError
 from pycoll.parallel import pipeline
 from pycoll.parallel.core.batches import as_call, num_samples
@@ -17,6 +19,7 @@ from pycoll.parallel.core.ledger import Ledger
 from pycoll.parallel.core.losses import Loss, numbers
 from pycoll.parallel.core.mesh import Mesh
 from pycoll.parallel.core.positions import Positions
+from pycoll.parallel.core.transfers import Transfers
 from pycoll.parallel.features.data.reducer import Reducer
 from pycoll.parallel.trainer.update_policy import UpdatePolicy
 
@@ -165,6 +168,7 @@ class Pipelined:
         *,
         needs_barrier: bool,
         split_backward: bool,
+        ranks: Communicator | None = None,
     ) -> None:
         """Makes the runtime.
 
@@ -178,7 +182,19 @@ class Pipelined:
             policy: Updates a stage after each of its microbatches, for schedules without a flush.
             needs_barrier: All replicas run as many microbatches.
             split_backward: Whether gradients of inputs may be computed before those of weights.
+            ranks: The ranks of the pipeline; None: those along pp.
         """
+        self._on = partial(
+            Pipelined,
+            cut,
+            schedule,
+            mesh,
+            reducer,
+            positions,
+            policy,
+            needs_barrier=needs_barrier,
+            split_backward=split_backward,
+        )
         self._cut, self._mesh, self._reducer = cut, mesh, reducer
         self._positions, self._policy = positions, policy
         self.runs_empty = needs_barrier and not policy.steps_within
@@ -196,8 +212,8 @@ class Pipelined:
         self._runtime = pipeline.PipelineRuntime(
             cut,
             schedule.name,
-            mesh.comm("pp"),
-            transfers=mesh.transfers("pp"),
+            ranks or mesh.comm("pp"),
+            transfers=mesh.transfers("pp") if ranks is None else Transfers(ranks),
             device=str(mesh.device),
             clock=mesh.ledger.clock,
             on_microbatch=self._move,
@@ -206,6 +222,10 @@ class Pipelined:
             update=self._update if steps else None,
             split_backward=split_backward,
         )
+
+    def on(self, ranks: Communicator) -> Pipelined:
+        """The same stages in a pipeline of other ranks, in the order of the stages."""
+        return self._on(ranks=ranks)
 
     @property
     def stands_in(self) -> bool:

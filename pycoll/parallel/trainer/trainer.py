@@ -66,6 +66,7 @@ class Trainer:
         busy_s: Seconds in which this rank worked in the last step, for each of `PARTS`.
         ended_ns: When the last step ended, on CLOCK_MONOTONIC; 0 before the first one.
         finish_saving: Waits for a checkpoint that is being written.
+        run: Passes a share of a batch through the model, as `Passes.run` does.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Trainer:
         self.busy_s, self.ended_ns = [0.0] * len(PARTS), 0
         self._samples = mesh.line_of_dp("ep")
         self._passes = Passes(executor, policy, reducer, mesh.dealing())
+        self.run = self._passes.run
         self._settled = False
         self._sums, self._count = self._passes.no_losses(), 0
 
@@ -163,7 +165,7 @@ class Trainer:
         losses = self.policy.loss(scaled(self._losses(loss), scale))
         with self.within_step():
             share = Share(x, y, microbatches, first_sample, num_all)
-            sums, ran = self._passes.run(share, losses, reduce=self.syncing)
+            sums, ran = self.run(share, losses, reduce=self.syncing)
         self._sums += sums
         self._count += ran.count
         total, count = (
