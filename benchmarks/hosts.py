@@ -27,6 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "hosts"), str(ROOT / "tests" / "comm")]
 
+from delayed import DelayedNetwork  # noqa: E402
 from namespaces import Network  # noqa: E402
 from report import us  # noqa: E402
 
@@ -197,6 +198,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--per-host", type=int, default=1)
     parser.add_argument("--rate", help="rate of each host's link, as for tc: 1gbit")
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="of each packet, one way")
     parser.add_argument("--collectives", default="all_reduce", help=",".join(COLLECTIVES))
     parser.add_argument("--min-bytes", type=int, default=4)
     parser.add_argument("--max-bytes", type=int, default=64 << 20)
@@ -215,7 +217,9 @@ def main() -> None:
         print(tables(Record.load(given.table)))
         return
     beside = f", started by {given.mpi}" if given.mpi else ""
-    where = f"{given.hosts} hosts x {given.per_host} ranks, {given.rate}{beside}"
+    delay = f", {given.delay_ms:g} ms" if given.delay_ms else ""
+    each = f"{given.per_host} rank{'s' * (given.per_host > 1)}"
+    where = f"{given.hosts} hosts x {each}, {given.rate}{delay}{beside}"
     facts = {"question": "all_reduce between hosts", "machine": machine()}
     record = Record.open(given.json, facts)
     has = {(case.collective, case.nbytes) for case in record.rows if case.where == where}
@@ -229,8 +233,10 @@ def main() -> None:
         work = Work(missing, where, 0.004 if given.rate else 0, given.seconds)
         # So that `timeout` leaves no namespaces and no ranks behind.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
-        network = Network(given.hosts)
+        network = (DelayedNetwork if given.delay_ms else Network)(given.hosts)
         try:
+            if isinstance(network, DelayedNetwork):
+                network.set_delay(given.delay_ms / 1e3)
             network.set_rate(given.rate)
             measured = (run_under_mpi if given.mpi else run_under_torchrun)(given, network, work)
         finally:

@@ -110,6 +110,7 @@ class Job:
             and not any(isinstance(one, RNG) for one in self._others.values())
         )
         self._number, self._num_new, self._holds_next = -1, 0, False
+        self._was_in_use = False  # the newest generation of any rank, when they met
         if self._optimizer is not None:
             self._optimizer.before_change = self._before_change
         self._meet()
@@ -118,8 +119,8 @@ class Job:
             self._snapshots.hold(self._number, self._held, self._described())
         else:
             self._take()
-            if self._snapshots.needs_copies:
-                self.finish()
+            if self._was_in_use and not self._can_hold:
+                self.finish()  # before it ends, all ranks must have the copies that are sent
         laps.end("copies")
 
     def __getattr__(self, name: str) -> Any:
@@ -226,12 +227,13 @@ class Job:
     def _meet(self) -> None:
         """Waits until all ranks have all copies, and agrees on the next number. Collective."""
         self._snapshots.settle()
-        waiting = np.array([self.num_waiting, self._snapshots.number], np.int64)
+        snapshots = self._snapshots
+        waiting = np.array([self.num_waiting, snapshots.number, snapshots.is_in_use], np.int64)
         self._base.all_reduce(waiting, "max")
         self._num_new = int(waiting[0])
         if self._most is not None:
             self._num_new = min(self._num_new, max(self._most - self._base.size, 0))
-        self._number = int(waiting[1])
+        self._number, self._was_in_use = int(waiting[1]), bool(waiting[2])
 
     def _take(self) -> None:
         """Copies the state, after `_meet`."""

@@ -78,9 +78,9 @@ class Snapshots:
         self.number, self.holds = _EMPTY, False
 
     @property
-    def needs_copies(self) -> bool:
-        """Whether the generation before the newest one is in use: it ends with the next step."""
-        return self._older.in_use is not None
+    def is_in_use(self) -> bool:
+        """Whether the newest generation is in use: it ends with the optimizer's next step."""
+        return self._newest.in_use is not None
 
     def settle(self) -> None:
         """Waits until this rank has all copies of the newest generation.
