@@ -1,7 +1,7 @@
 """What a step costs in which a rank of a pipeline is killed, and what readiness for it costs.
 
 python benchmarks/takeover.py
-python benchmarks/takeover.py --dp 4 --pp 2 --microbatches 8 --kills 30 --json takeover.json
+python benchmarks/takeover.py --dp 4 --pp 2 --kills 30 --json takeover.json
 python benchmarks/takeover.py --kills 0 --rounds 40
 
 Ranks are killed at random moments of a step: once where other replicas take its work over, and once
