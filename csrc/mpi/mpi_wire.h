@@ -46,7 +46,7 @@ class MpiWire final : public Wire {
 
  private:
   static constexpr size_t kMessageBytes = sizeof(FrameHeader) + kMaxPayloadBytes;
-  static constexpr size_t kNumPosted = 8;  // receives for each peer: 1 MiB
+  static constexpr size_t kNumPosted = 8;  // receives for each peer: 2 MiB
   static constexpr uint16_t kGoodbye = 1;  // FrameHeader::spare: nothing comes after it
 
   static constexpr size_t kSmallBytes = 4096;  // messages up to this size have such memory

@@ -11,9 +11,15 @@ namespace pycoll {
 namespace {
 
 constexpr int64_t kSlotBytes = 128 << 10;
+constexpr int64_t kSlotBytesBetweenHosts = 256 << 10;  // where each host has one rank
 // Time to find, check and post one slot, on server cores of 2023.
 constexpr double kSlotS = 40e-9;
 constexpr double kSpareWork = 0.25;
+
+int64_t slot_bytes_of(const HostLevel& hosts) {
+  const bool one_per_host = hosts.num_hosts > 1 && hosts.ranks_per_host() == 1;
+  return one_per_host ? kSlotBytesBetweenHosts : kSlotBytes;
+}
 
 /// Stands for a long message of many equal tiles: four of them show the steady state.
 struct Sample {
@@ -23,9 +29,9 @@ struct Sample {
   int64_t num_tiles;
   double scale;
 
-  Sample(const Program& program, int64_t message_nbytes)
+  Sample(const Program& program, int64_t message_nbytes, int64_t slot_bytes)
       : pieces(program.num_chunks / program.num_blocks),
-        tile_bytes(kSlotBytes * pieces / std::max(program.max_range, 1)),
+        tile_bytes(slot_bytes * pieces / std::max(program.max_range, 1)),
         nbytes(std::min(message_nbytes, 4 * tile_bytes * program.blocks_per_payload)),
         num_tiles(std::max<int64_t>(1, (nbytes + tile_bytes * program.blocks_per_payload - 1) /
                                            (tile_bytes * program.blocks_per_payload))),
@@ -187,7 +193,7 @@ std::vector<Program> lower_for(const Schedule& schedule, int64_t nbytes, const H
   const bool multicast = hosts.num_hosts == 1;
   std::vector<Program> programs = lower(schedule, {.multicast = multicast});
   const Program& first = programs.front();
-  const Sample sample(first, nbytes);
+  const Sample sample(first, nbytes, slot_bytes_of(hosts));
   if (nbytes <= sample.tile_bytes * first.blocks_per_payload) return programs;
   const bool join_blocks = first.max_range <= sample.pieces;
   const bool join_chunks = hosts.num_hosts == 1 || first.max_range == 1;
@@ -199,7 +205,7 @@ std::vector<Program> lower_for(const Schedule& schedule, int64_t nbytes, const H
 double estimate_s(const std::vector<Program>& programs, int64_t nbytes, const LinkCost& cost,
                   int num_cores, const HostLevel& hosts) {
   const Program& first = programs.front();
-  const Sample sample(first, nbytes);
+  const Sample sample(first, nbytes, slot_bytes_of(hosts));
   const double chunk_nbytes = static_cast<double>(sample.nbytes) / first.blocks_per_payload /
                               static_cast<double>(sample.pieces * sample.num_tiles);
   const Walk walk(programs, chunk_nbytes, sample.num_tiles, cost, hosts);

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <set>
 #include <vector>
 
 #include "base/error.h"
@@ -49,8 +50,8 @@ class HostsTransport final : public Transport {
         members_(std::move(members)),
         num_ranks_(static_cast<int>(members_.size())),
         group_(form(deadline, std::move(known))),
-        mapping_(group_.memory.get(), SegmentLayout::for_ranks(num_ranks_).total_bytes),
-        segment_(mapping_.base(), num_ranks_),
+        mapping_(group_.memory.get(), layout().total_bytes),
+        segment_(mapping_.base(), num_ranks_, layout().one_per_host),
         proxy_(session_->host_links, segment_, rank, members_, remote_ranks(), hash_name(name_)) {
     segment_.set_proxy(&proxy_);
     proxy_.say_joined();
@@ -158,10 +159,16 @@ class HostsTransport final : public Transport {
     return remote;
   }
 
+  SegmentLayout layout() const {
+    std::set<int> hosts;
+    for (const int member : members_) hosts.insert(world_host(member));
+    return SegmentLayout::for_ranks(num_ranks_, hosts.size() == members_.size());
+  }
+
   /// Creates or maps the memory shared with the other ranks of this host.
   LocalGroup form(const Deadline& deadline, Pidfds known) {
     check_num_ranks(num_ranks_);
-    const SegmentLayout layout = SegmentLayout::for_ranks(num_ranks_);
+    const SegmentLayout layout = this->layout();
     int num_here = 0;
     for (int rank = 0; rank < num_ranks_; ++rank) num_here += is_here(rank);
     // Identical on all hosts, so that all ranks choose the same algorithm.

@@ -46,12 +46,12 @@ struct FrameHeader {
 static_assert(sizeof(FrameHeader) == 56);
 
 /// Largest payload: a slot of a ring, or the largest message of a mailbox.
-inline constexpr size_t kMaxPayloadBytes = 128 << 10;
+inline constexpr size_t kMaxPayloadBytes = 256 << 10;
 /// Largest payload of kAsk, kTell and kFailure.
 inline constexpr size_t kMaxStateBytes = 64 << 10;
 inline constexpr size_t kMailboxLineBytes = 64;
 /// Memory for the frames that one peer does not read; a wire ends the link when it is used up. A
-/// correct peer's credits stop this rank far earlier: each communicator has at most 2 MiB of
+/// correct peer's credits stop this rank far earlier: each communicator has at most 3 MiB of
 /// unread slots and 4,096 unread messages.
 inline constexpr size_t kMaxUnsentBytes = size_t{256} << 20;
 

@@ -44,13 +44,15 @@ Failure Failure::unpack(uint64_t word) {
           static_cast<uint16_t>(word >> 48)};
 }
 
-SegmentLayout SegmentLayout::for_ranks(int num_ranks) {
+SegmentLayout SegmentLayout::for_ranks(int num_ranks, bool one_per_host) {
   SegmentLayout layout;
   layout.num_ranks = num_ranks;
+  layout.one_per_host = one_per_host;
   const auto n = static_cast<size_t>(num_ranks);
   // Slots that fit into a core's L2 cache together with the user's tile; smaller for large worlds,
   // which have n squared rings.
-  layout.slot_bytes[static_cast<int>(ProtocolKind::kSimple)] = n <= 16 ? 128 << 10 : 32 << 10;
+  const size_t simple_bytes = one_per_host ? 256 << 10 : 128 << 10;
+  layout.slot_bytes[static_cast<int>(ProtocolKind::kSimple)] = n <= 16 ? simple_bytes : 32 << 10;
   layout.slot_bytes[static_cast<int>(ProtocolKind::kLL)] = n <= 16 ? 8 << 10 : 4 << 10;
   layout.controls = kPage;
   layout.records = layout.controls + round_up(n * sizeof(RankControl), kPage);
@@ -147,6 +149,7 @@ void Segment::introduce(std::string_view name) const {
   store_relaxed(to.version, SegmentHeader::kVersion);
   store_relaxed(to.num_ranks, static_cast<uint64_t>(num_ranks()));
   store_relaxed(to.total_bytes, layout_.total_bytes);
+  store_relaxed(to.one_per_host, uint64_t{layout_.one_per_host});
   if (claim(to.name_claim, 1)) {
     const size_t size = std::min(name.size(), SegmentHeader::kMaxName);
     std::memcpy(to.name, name.data(), size);

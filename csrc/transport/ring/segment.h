@@ -66,13 +66,14 @@ struct SegmentHeader {
   static constexpr uint64_t kMagic = 0x6c6c6f63'79702121;  // "!!pycoll"
   // Version of the segment and of the frames between hosts. Raise it with each change: ranks with
   // different versions refuse to form a world.
-  static constexpr uint64_t kVersion = 7;
+  static constexpr uint64_t kVersion = 8;
   static constexpr size_t kMaxName = 512;
 
   uint64_t magic = 0;
   uint64_t version = 0;
   uint64_t num_ranks = 0;
   uint64_t total_bytes = 0;
+  uint64_t one_per_host = 0;  // 1: each host has one rank
   // A moment on both clocks, from which readers convert ticks to time. The rank that claims
   // `tick_claim` writes it.
   uint64_t tick_claim = 0;
@@ -128,12 +129,15 @@ struct SegmentSettings {
 };
 
 struct SegmentLayout {
-  static SegmentLayout for_ranks(int num_ranks);
+  /// `one_per_host`: all ranks are on different hosts. Slots then need not stay in a cache that
+  /// ranks share, and are larger, so that they fill a link for longer than a flight takes.
+  static SegmentLayout for_ranks(int num_ranks, bool one_per_host = false);
   /// Names the layouts of all sizes: SegmentHeader::kVersion, and a digest of sizes and offsets,
   /// which notices a change without a new version. Identical on all machines.
   static std::string name();
 
   int num_ranks = 1;
+  bool one_per_host = false;
   int num_slots = kMaxSlots;
   size_t slot_bytes[kNumSlotProtocols] = {};
   size_t total_bytes = 0;
@@ -159,8 +163,8 @@ class Segment {
   static constexpr size_t kSettingsBytes = size_t{1} << 20;
   static constexpr size_t kMaxSettingsText = kSettingsBytes - sizeof(SegmentSettings);
 
-  Segment(std::byte* base, int num_ranks)
-      : base_(base), layout_(SegmentLayout::for_ranks(num_ranks)) {}
+  Segment(std::byte* base, int num_ranks, bool one_per_host = false)
+      : base_(base), layout_(SegmentLayout::for_ranks(num_ranks, one_per_host)) {}
 
   const SegmentLayout& layout() const { return layout_; }
   int num_ranks() const { return layout_.num_ranks; }
