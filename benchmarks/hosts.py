@@ -190,7 +190,26 @@ def tables(record: Record) -> str:
         case = rows[0].case
         if case.collective == "all_reduce":
             runs.setdefault(case.where, []).append(rows)
-    return "\n\n".join(f"**{where}**\n\n{table(messages)}" for where, messages in runs.items())
+    alone = {where: runs.pop(where) for where in list(runs) if "started by" not in where}
+    made = [f"**{where}**\n\n{table(messages)}" for where, messages in runs.items()]
+    return "\n\n".join(([overview(alone)] if alone else []) + made)
+
+
+def overview(runs: dict[str, list[list[Row]]]) -> str:
+    """Markdown of all runs beside Gloo: us, and how many times as long Gloo takes."""
+    sizes = sorted({rows[0].case.nbytes for messages in runs.values() for rows in messages})
+    out = [["Bytes", *runs], ["---"] * (1 + len(runs))]
+    out += [[format_nbytes(nbytes)] for nbytes in sizes] + [["geometric mean"]]
+    for messages in runs.values():
+        lines = {rows[0].case.nbytes: by_library(rows) for rows in messages}
+        ratios: list[float] = []
+        for cells, nbytes in zip(out[2:], sizes, strict=False):
+            if nbytes in lines:
+                one, other = us(lines[nbytes]["pycoll"]), us(lines[nbytes]["gloo"])
+                ratios.append(other / one)
+            cells.append(f"{one:.0f}, {other / one:.2f}" if nbytes in lines else "")
+        out[-1].append(f"{statistics.geometric_mean(ratios):.2f}")
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in out)
 
 
 def main() -> None:
