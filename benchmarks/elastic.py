@@ -155,6 +155,28 @@ def killed(comm: pycoll.Communicator, zero: int, end: str, victim: int) -> Seen:
     return Seen(gap_s - step_s, parts_s)
 
 
+Turn = Callable[[], Any]
+
+
+def take_turns(
+    comm: pycoll.Communicator, turn: int, times: tuple[list[float], list[float]], *calls: Turn
+) -> None:
+    """Adds the seconds of two calls; each is first in every other turn: caches differ."""
+    for which in (0, 1)[:: 1 if turn % 2 else -1]:
+        comm.barrier()
+        began_s = time.monotonic()
+        calls[which]()
+        comm.barrier()
+        times[which].append(time.monotonic() - began_s)
+
+
+def more_s(times: tuple[list[float], list[float]]) -> tuple[float, float]:
+    """Medians after the warm-up: seconds of the first call, and what the second takes more."""
+    first, second = (of[WARMUP:] for of in times)
+    pairs = zip(first, second, strict=True)
+    return statistics.median(first), statistics.median(b - a for a, b in pairs)
+
+
 def in_turns(
     comm: pycoll.Communicator, model: str, zero: int, end: str, rounds: int
 ) -> tuple[list[float], list[float]]:
@@ -166,19 +188,16 @@ def in_turns(
         plain = task.build(job.mesh, zero)
         batches = zip(plain["loader"], job.loader, strict=True)
         for batch, of_job in batches:
-            # What runs second finds other caches: each of the two is first in every other round.
-            for commits in (False, True)[:: 1 if job.commits % 2 else -1]:
-                x, y = of_job if commits else batch
-                comm.barrier()
-                began_s = time.monotonic()
-                if commits:
-                    job.model.step(x, y, loss=task.loss)
-                    ended(job, end)
-                else:
-                    plain["model"].step(x, y, loss=task.loss)
-                    plain["optimizer"].step()
-                comm.barrier()
-                times[commits].append(time.monotonic() - began_s)
+
+            def plain_step() -> None:
+                plain["model"].step(*batch, loss=task.loss)  # noqa: B023
+                plain["optimizer"].step()
+
+            def step() -> None:
+                job.model.step(*of_job, loss=task.loss)  # noqa: B023
+                ended(job, end)
+
+            take_turns(comm, job.commits, times, plain_step, step)
             if job.commits == WARMUP + rounds:
                 return
 
@@ -230,10 +249,7 @@ def stalls(ranks: int, zero: int, end: str, kills: int) -> Stalls:
 
 def cost(model: str, zero: int, end: str, rounds: int) -> Cost:
     """Trains on two ranks, without a fault."""
-    plain_s, elastic_s = pycoll.run_ranks(in_turns, 2, model, zero, end, rounds)[0]
-    step_s = statistics.median(plain_s[WARMUP:])
-    pairs = zip(plain_s[WARMUP:], elastic_s[WARMUP:], strict=True)
-    commit_s = statistics.median(b - a for a, b in pairs)
+    step_s, commit_s = more_s(pycoll.run_ranks(in_turns, 2, model, zero, end, rounds)[0])
     return Cost(model, zero, end, rounds, 1e3 * step_s, 1e3 * commit_s, commit_s / step_s)
 
 

@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "hosts"), str(ROOT / "tests" / "comm")]
 
-from delayed import DelayedNetwork  # noqa: E402
+from delayed import DelayedNetwork, why_not_delayed  # noqa: E402
 from namespaces import Network  # noqa: E402
 from report import us  # noqa: E402
 
@@ -249,6 +249,8 @@ def main() -> None:
     wanted = [(case.collective, case.nbytes) for case in cases]
     missing = [message for message in wanted if message not in has]
     if missing:
+        if given.delay_ms and (why := why_not_delayed()):
+            raise SystemExit(f"hosts.py: --delay-ms: {why}")
         work = Work(missing, where, 0.004 if given.rate else 0, given.seconds)
         # So that `timeout` leaves no namespaces and no ranks behind.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))

@@ -24,7 +24,7 @@ from typing import Annotated, Any
 import torch
 import torch._dynamo  # torch's optimizers import it: once, before ranks are forked
 import typer
-from elastic import Texts, gpt_loss
+from elastic import WARMUP, Texts, gpt_loss, more_s, take_turns
 from torch import Tensor, nn
 from trainer_variants import GPT, Size
 
@@ -34,10 +34,10 @@ from pycoll.bench.record import write_results
 from pycoll.parallel.pipeline.sleeping import SleepingStage
 from pycoll.parallel.recovery.takeover import Takeover
 
-STEPS, DIES_AT = 8, 5
+DIES_AT = 5  # commits
+LAPS = ("shrink", "takeover", "rest of the step")
 PASS_S = 0.01  # of a microbatch in a stage: forward; backward takes twice as long
 SAMPLES = 8  # of a replica: one in a microbatch
-WARMUP = 3  # rounds
 SIZE = Size(samples=8)
 
 
@@ -119,9 +119,6 @@ def disturbed(
     return usual_s, ends_s[DIES_AT] - begins_s[DIES_AT], "takeover" in parts
 
 
-LAPS = ("shrink", "takeover", "rest of the step")
-
-
 def in_turns(comm: pycoll.Communicator, pp: int, rounds: int) -> tuple[list[float], list[float]]:
     """Seconds of steps of two trainers that take turns, without and with readiness."""
     torch.set_num_threads(1)
@@ -138,15 +135,16 @@ def in_turns(comm: pycoll.Communicator, pp: int, rounds: int) -> tuple[list[floa
         plain = made(job.mesh)
         batches = enumerate(zip(plain["loader"], job.loader, strict=True))
         for i, (batch, of_job) in batches:
-            for ready in (False, True)[:: 1 if i % 2 else -1]:
-                x, y = of_job if ready else batch
-                model = job.model if ready else plain["model"]
-                comm.barrier()
-                began_s = time.monotonic()
-                model.step(x, y, loss=gpt_loss, microbatches=4)
-                (job.optimizer if ready else plain["optimizer"]).step()
-                comm.barrier()
-                times[ready].append(time.monotonic() - began_s)
+
+            def plain_step() -> None:
+                plain["model"].step(*batch, loss=gpt_loss, microbatches=4)  # noqa: B023
+                plain["optimizer"].step()
+
+            def step() -> None:
+                job.model.step(*of_job, loss=gpt_loss, microbatches=4)  # noqa: B023
+                job.optimizer.step()
+
+            take_turns(comm, i, times, plain_step, step)
             if i == WARMUP + rounds:
                 return
 
@@ -202,11 +200,8 @@ def steps(dp: int, pp: int, takes_over: bool, kills: int, seed: int) -> Step:
 
 def price(dp: int, pp: int, rounds: int) -> Price:
     """Trains without a fault."""
-    plain_s, ready_s = pycoll.run_ranks(in_turns, dp * pp, pp, rounds)[0]
-    step_s = statistics.median(plain_s[WARMUP:])
-    pairs = zip(plain_s[WARMUP:], ready_s[WARMUP:], strict=True)
-    more_s = statistics.median(b - a for a, b in pairs)
-    return Price(dp, pp, rounds, 1e3 * step_s, 1e3 * more_s, more_s / step_s)
+    step_s, ready_s = more_s(pycoll.run_ranks(in_turns, dp * pp, pp, rounds)[0])
+    return Price(dp, pp, rounds, 1e3 * step_s, 1e3 * ready_s, ready_s / step_s)
 
 
 def main(

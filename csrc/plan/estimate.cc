@@ -4,21 +4,20 @@
 #include <bit>
 #include <deque>
 
+#include "base/slot_bytes.h"
 #include "plan/plan.h"
 #include "schedule/lower.h"
 
 namespace pycoll {
 namespace {
 
-constexpr int64_t kSlotBytes = 128 << 10;
-constexpr int64_t kSlotBytesBetweenHosts = 256 << 10;  // where each host has one rank
 // Time to find, check and post one slot, on server cores of 2023.
 constexpr double kSlotS = 40e-9;
 constexpr double kSpareWork = 0.25;
 
 int64_t slot_bytes_of(const HostLevel& hosts) {
   const bool one_per_host = hosts.num_hosts > 1 && hosts.ranks_per_host() == 1;
-  return one_per_host ? kSlotBytesBetweenHosts : kSlotBytes;
+  return static_cast<int64_t>(one_per_host ? kSlotBytesBetweenHosts : kSlotBytes);
 }
 
 /// Stands for a long message of many equal tiles: four of them show the steady state.

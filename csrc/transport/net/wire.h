@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "base/protocol_kind.h"
+#include "base/slot_bytes.h"
 
 namespace pycoll {
 
@@ -46,7 +47,7 @@ struct FrameHeader {
 static_assert(sizeof(FrameHeader) == 56);
 
 /// Largest payload: a slot of a ring, or the largest message of a mailbox.
-inline constexpr size_t kMaxPayloadBytes = 256 << 10;
+inline constexpr size_t kMaxPayloadBytes = kSlotBytesBetweenHosts;
 /// Largest payload of kAsk, kTell and kFailure.
 inline constexpr size_t kMaxStateBytes = 64 << 10;
 inline constexpr size_t kMailboxLineBytes = 64;

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/pages.h"
+#include "base/slot_bytes.h"
 #include "transport/proxy/proxy.h"
 
 namespace pycoll {
@@ -49,9 +50,8 @@ SegmentLayout SegmentLayout::for_ranks(int num_ranks, bool one_per_host) {
   layout.num_ranks = num_ranks;
   layout.one_per_host = one_per_host;
   const auto n = static_cast<size_t>(num_ranks);
-  // Slots that fit into a core's L2 cache together with the user's tile; smaller for large worlds,
-  // which have n squared rings.
-  const size_t simple_bytes = one_per_host ? 256 << 10 : 128 << 10;
+  // Smaller for large worlds, which have n squared rings.
+  const size_t simple_bytes = one_per_host ? kSlotBytesBetweenHosts : kSlotBytes;
   layout.slot_bytes[static_cast<int>(ProtocolKind::kSimple)] = n <= 16 ? simple_bytes : 32 << 10;
   layout.slot_bytes[static_cast<int>(ProtocolKind::kLL)] = n <= 16 ? 8 << 10 : 4 << 10;
   layout.controls = kPage;
@@ -84,8 +84,7 @@ std::string SegmentLayout::name() {
         sizeof(MailboxReaderState), sizeof(FrameHeader), kMaxPayloadBytes}) {
     add(size);
   }
-  for (const int num_ranks : {2, kMaxRanks}) {
-    const SegmentLayout layout = for_ranks(num_ranks);
+  for (const auto& layout : {for_ranks(2), for_ranks(2, true), for_ranks(kMaxRanks)}) {
     for (const size_t bytes : layout.slot_bytes) add(bytes);
     for (const size_t offset : {layout.controls, layout.records, layout.names, layout.exchanges,
                                 layout.flags, layout.slots, layout.settings, layout.message_records,
