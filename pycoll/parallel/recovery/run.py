@@ -42,8 +42,8 @@ def elastic(
 
     When ranks end, the others agree on who is left, make a mesh of their number, call `build`
     again, give its objects the state of the last commit, and call `train` again. The step that was
-    running is repeated, and the one before it if a rank had not yet all its copies. New ranks come
-    in between two steps.
+    running is repeated, and the one before it if a rank had not yet all its copies; a pipeline's
+    step is finished by other replicas, if there are some. New ranks come in between two steps.
 
     Args:
         build: Called with a mesh; returns a dict with "model", from `pc.parallelize`, "optimizer",
