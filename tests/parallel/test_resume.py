@@ -84,10 +84,12 @@ def assert_goes_on(sizes, options, folder, victim=1) -> None:
     expected = run_ranks(train, 2, sizes, options, None)
     with pytest.raises(PeerDiedError):
         run_ranks(train, 2, sizes, options, folder, victim)
-    assert 0 < len(checkpoints(folder)) <= 2  # the one of step 6, unless its thread was too late
+    # The thread may not have written that of step 6, or not have removed that of step 2 after it.
+    assert 0 < len(checkpoints(folder)) <= 3
     resumed = run_ranks(train, 2, sizes, options, folder)
     for one, other in zip(expected, resumed, strict=True):
         assert_same_bits(one, other)
+    assert len(checkpoints(folder)) == 2
 
 
 def test_a_killed_job_goes_on_with_the_bits_of_the_uninterrupted_one(tmp_path):

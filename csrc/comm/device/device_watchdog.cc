@@ -48,6 +48,7 @@ void DeviceWatchdog::run() {
 void DeviceWatchdog::look() {
   const std::lock_guard lock(look_mutex_);
   const uint64_t over = waits_ == nullptr ? 0 : waits_->over();
+  if (waits_ != nullptr) waits_->watch();
   if (load_acquire(segment_.failure_word()) == 0) {
     good_ = std::max(good_, over);
     look_at_waits();

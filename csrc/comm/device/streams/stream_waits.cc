@@ -12,7 +12,9 @@ StreamWaits::StreamWaits(Transport& transport, const Device& device, const AllGa
       rank_(transport.rank()),
       window_(DeviceWindow::of_cpu_memory(transport, device, kNumWords * sizeof(uint64_t), gather,
                                           deadline)),
-      words_(reinterpret_cast<uint64_t*>(window_->cpu_at(rank_))) {}
+      words_(reinterpret_cast<uint64_t*>(window_->cpu_at(rank_))) {
+  store_release(words_[kWatched], 1);
+}
 
 void StreamWaits::write(int word, uint64_t value) {
   ops_.push_back({DeviceWordOp::Kind::kWrite, 0, word_of(rank_, word), value});
@@ -36,11 +38,14 @@ void StreamWaits::exchange(const DeviceLaunch& launch, int word) {
 
 void StreamWaits::begin(const DeviceLaunch& launch, DeviceStream stream) {
   ops_.clear();
+  // kWatched first for is_still(), and again after kDigest for watch(): a watchdog that sets it in
+  // between would take the operation before for the last one. kOperation after kDigest for over().
   write(kWatched, 0);
-  write(kOperation, launch.operation);
   write(kTimeoutNs, static_cast<uint64_t>(launch.timeout_ns));
   write(kStep, 0);
   write(kDigest, launch.digest);
+  write(kOperation, launch.operation);
+  write(kWatched, 0);
   exchange(launch, kReady);
   device_.queue_words(ops_, stream);
 }
@@ -85,25 +90,29 @@ DeviceError StreamWaits::error_of(const Wait& wait, DeviceFailure code) const {
   return error;
 }
 
-bool StreamWaits::look(DeviceError* error) {
-  const int64_t now = now_ns();
+void StreamWaits::watch() {
   if (load_acquire(words_[kWatched]) == 0) {
     store_release(words_[kWatched], 1);
-    since_ns_ = now;
-    return false;
+    since_ns_ = now_ns();
+    is_good_ = false;
   }
+  was_over_ = load_acquire(words_[kDigest]) == 0;
+}
+
+bool StreamWaits::look(DeviceError* error) {
+  is_good_ = is_good_ || was_over_;
   const auto timeout_ns = static_cast<int64_t>(load_acquire(words_[kTimeoutNs]));
   const Wait wait = wait_now();
   if (wait.peer < 0 || wait.digest == 0) return false;
   const bool other_call = wait.found != 0;
-  if ((!other_call && now - since_ns_ <= timeout_ns) || !is_still(wait)) return false;
+  if ((!other_call && now_ns() - since_ns_ <= timeout_ns) || !is_still(wait)) return false;
   *error = error_of(wait, other_call ? DeviceFailure::kMismatch : DeviceFailure::kTimeout);
   return true;
 }
 
 bool StreamWaits::release(DeviceError* error) {
   const Wait wait = wait_now();
-  if (wait.digest == 0 && load_acquire(words_[kWatched]) != 0) return false;
+  if (wait.digest == 0 && is_good_) return false;
   *error = error_of(wait, DeviceFailure::kAborted);
   if (wait.digest == 0) return true;
   for (int word = kNumOwnWords; word < kNumWords; ++word) store_release(words_[word], wait.digest);

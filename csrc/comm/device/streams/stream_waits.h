@@ -11,8 +11,10 @@
 //
 // A stream's wait has no deadline and sees no failure. The watchdog keeps the deadline, and ends
 // the waits of a broken communicator: it writes the awaited words itself. The stream then goes on,
-// and tells its peers "done" although it has done nothing. So an operation is known to be good only
-// if it was over when the communicator was still whole; the watchdog keeps its number.
+// and tells its peers "done" although it has done nothing. Their streams go on too, before their
+// own watchdogs have looked. So an operation is known to be good only if it was over when the
+// communicator was still whole. The watchdog therefore calls watch() before it looks for a failure,
+// and look() if there is none.
 #pragma once
 
 #include <cstdint>
@@ -38,11 +40,14 @@ class StreamWaits {
   void end(const DeviceLaunch& launch, DeviceStream stream);
 
   // --- for the watchdog's thread
-  /// Sets `*error` and returns true if an operation is under way and is late, or if a peer has
-  /// called another one.
+  /// Notes whether the operation that began last is over.
+  void watch();
+  /// In a communicator that was whole after watch(): an operation that was over is good. Sets
+  /// `*error` and returns true if an operation is under way and is late, or if a peer has called
+  /// another one.
   bool look(DeviceError* error);
   /// Ends all waits of the operation that is under way, in a broken communicator. Returns false if
-  /// none has begun since the last look(), else sets `*error` to what the last one waited for.
+  /// the operation that began last is good, else sets `*error` to what it waited for.
   bool release(DeviceError* error);
   /// Number of the operation that began last.
   uint64_t operation() const { return load_acquire(words_[kOperation]); }
@@ -56,7 +61,7 @@ class StreamWaits {
   // The words of a rank: those with which its streams tell its watchdog what they do, and two for
   // each peer.
   enum Word : int {
-    kWatched,  // cleared when an operation begins, and set when the watchdog looks
+    kWatched,  // cleared when an operation begins, and set by watch()
     kOperation,
     kTimeoutNs,
     kPeers,   // bit r: the stream waits for rank r; 0 between the waits
@@ -90,7 +95,10 @@ class StreamWaits {
   const int rank_;
   const std::unique_ptr<DeviceWindow> window_;
   uint64_t* const words_;  // of this rank, for the CPU
-  int64_t since_ns_ = 0;   // when the watchdog first saw the operation
+  // Of the operation that the watchdog saw last.
+  int64_t since_ns_ = 0;   // when it was first seen
+  bool was_over_ = false;  // in the last watch()
+  bool is_good_ = true;    // was over in a whole communicator; true before the first
   Ops ops_;                // of the current call
 };
 
