@@ -95,7 +95,7 @@ class StreamWaits {
   const int rank_;
   const std::unique_ptr<DeviceWindow> window_;
   uint64_t* const words_;  // of this rank, for the CPU
-  // Of the operation that the watchdog saw last.
+  // The next three are of the operation that the watchdog saw last.
   int64_t since_ns_ = 0;   // when it was first seen
   bool was_over_ = false;  // in the last watch()
   bool is_good_ = true;    // was over in a whole communicator; true before the first
