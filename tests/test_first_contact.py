@@ -67,6 +67,7 @@ WRONG = {
     "PYCOLL_REGISTER_AFTER": "1.5",
     "PYCOLL_PEER_MEMORY": "2",
     "PYCOLL_PEER_STORES": "fast",
+    "PYCOLL_PEER_LOADS": "1",
     "PYCOLL_ISA": "mmx",
     "PYCOLL_DEVICE_LINKS": "none",
 }

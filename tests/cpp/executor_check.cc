@@ -13,6 +13,7 @@
 #include "algorithms/table/registry.h"
 #include "base/peer_stores.h"
 #include "executor/cpu/cpu_target.h"
+#include "executor/cpu/peer_loads.h"
 #include "executor/interpret_together.h"
 #include "plan/plan.h"
 #include "reduce/element.h"
@@ -156,8 +157,25 @@ void check_peer_stores() {
   expect(!stores.past_caches(), "the cores share a cache again");
 }
 
+void check_peer_loads() {
+  const auto transport = make_local_transport(make_local_world(3), 0);
+  PeerLoads loads(transport->segment(), 0, 3, PeerLoads::Way::kMeasured);
+  const auto write_lines = [&loads](int peer, uint64_t kept, uint64_t returned) {
+    for (int i = 0; i < 3; ++i) loads.took(peer, kept, returned);
+  };
+  write_lines(1, 700, 900);
+  expect(!loads.wants_lines(), "lines are kept where they are written faster");
+  write_lines(2, 2700, 1200);
+  expect(loads.wants_lines(), "one peer that shares no cache is enough");
+  loads.took(2, 700, 900);
+  expect(loads.wants_lines(), "one measurement of three may be wrong");
+  write_lines(2, 700, 900);
+  expect(!loads.wants_lines(), "the cores share a cache again");
+}
+
 int check(const std::vector<int>& worlds) {
   check_peer_stores();
+  check_peer_loads();
   int num_cases = 0;
   for (const int num_ranks : worlds) {
     for (const AlgorithmInfo& algorithm : algorithms()) {

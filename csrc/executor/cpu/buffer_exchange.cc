@@ -15,7 +15,8 @@ BufferExchange::BufferExchange(Transport& transport, Waiter& waiter, PeerMemory&
       heap_(transport.heap().get()),
       rank_(transport.rank()),
       num_ranks_(transport.num_ranks()),
-      peers_(static_cast<size_t>(num_ranks_)) {}
+      peers_(static_cast<size_t>(num_ranks_)),
+      loads_(segment_, rank_, num_ranks_) {}
 
 bool BufferExchange::in_heap(const Buffer& buffer) const {
   return heap_ != nullptr && heap_->contains(buffer.data, buffer.nbytes);
@@ -43,7 +44,7 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool wi
   own.digest = waiter_.digest();
   own.flags = (flags_of(input) & flags_of(output)) | (input.data == output.data ? kInPlace : 0u) |
               (reads_processes_ ? kReadsProcesses : 0u) |
-              (!threads && heap_ == nullptr ? kNoHeap : 0u);
+              (!threads && heap_ == nullptr ? kNoHeap : 0u) | (loads_.enter() ? kWantsLines : 0u);
   own.number = number_;
   segment_.exchange(rank_).entered[parity].write(own);
   ring_bells();
@@ -68,7 +69,8 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool wi
     if (seen.digest != waiter_.digest()) return waiter_.mismatch(rank);
     all &= seen.flags;
     any |= seen.flags;
-    peers_[static_cast<size_t>(rank)] = {seen.input, seen.output, transport_.pid(rank)};
+    peers_[static_cast<size_t>(rank)] = {seen.input, seen.output, transport_.pid(rank),
+                                         (seen.flags & kWantsLines) != 0};
   }
   if (has_moved_on) return true;
   // A rank that gave up has taken its buffers away, or waits for those that entered before.
@@ -82,6 +84,7 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool wi
   in_place_ = (any & kInPlace) != 0;
   if ((all & kMappedBuffers) != 0 && (any & kNoHeap) == 0) {
     reach_ = Reach::kMapped;
+    loads_.entered();
     for (PeerBuffers& peer : peers_) {
       if (threads) continue;
       peer.input = reinterpret_cast<uint64_t>(heap_->at(peer.input));

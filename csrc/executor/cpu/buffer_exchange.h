@@ -8,6 +8,7 @@
 
 #include <vector>
 
+#include "executor/cpu/peer_loads.h"
 #include "executor/wait/wait.h"
 #include "transport/memory/peer_memory.h"
 #include "transport/transport.h"
@@ -28,6 +29,7 @@ struct PeerBuffers {
   uint64_t input = 0;
   uint64_t output = 0;
   pid_t pid = 0;
+  bool wants_lines = false;  // that were only read: PeerLoads
 };
 
 class BufferExchange {
@@ -48,6 +50,8 @@ class BufferExchange {
   bool in_place() const { return in_place_; }
   /// Buffers of the last exchange, by rank.
   const std::vector<PeerBuffers>& peers() const { return peers_; }
+
+  const PeerLoads& loads() const { return loads_; }
 
   /// Announces that this rank's output has its results and waits for those of all others. Returns
   /// false when a wait failed.
@@ -84,6 +88,7 @@ class BufferExchange {
   Reach reach_ = Reach::kNone;
   bool in_place_ = false;
   std::vector<PeerBuffers> peers_;
+  PeerLoads loads_;
 };
 
 }  // namespace pycoll

@@ -128,6 +128,7 @@ bool CpuTarget::combine_in_place(const ProgramView& program, const StepOperands&
   const auto nbytes = static_cast<size_t>(operands.count) * arithmetic_.element_size;
   const bool mapped = exchange_->reach() == Reach::kMapped;
   const void* srcs[kMaxPeers + 1];
+  int owners[kMaxPeers + 1];  // of the sources
   void* dsts[kMaxPeers + 1];
   int num_srcs = 0;
   int num_dsts = 0;
@@ -141,6 +142,7 @@ bool CpuTarget::combine_in_place(const ProgramView& program, const StepOperands&
         const uint64_t at =
             buffers.input + offset_in(BufferKind::kInput, place.peer_src_index, operands);
         if (mapped) {
+          owners[num_srcs] = peer;
           srcs[num_srcs++] = reinterpret_cast<const void*>(at);
           return true;
         }
@@ -148,7 +150,10 @@ bool CpuTarget::combine_in_place(const ProgramView& program, const StepOperands&
         srcs[num_srcs++] = to;
         return read_process(buffers.pid, at, to, nbytes) || process_memory_failed(peer, operands);
       },
-      [&] { srcs[num_srcs++] = operands.local_src; });
+      [&] {
+        owners[num_srcs] = -1;
+        srcs[num_srcs++] = operands.local_src;
+      });
   if (!came) return false;
   if (mapped) {
     for_each_peer(program, step.dst_peers, [&](int peer) {
@@ -158,15 +163,52 @@ bool CpuTarget::combine_in_place(const ProgramView& program, const StepOperands&
       dsts[num_dsts++] = reinterpret_cast<void*>(at);
       return true;
     });
-    if (arithmetic_.streaming) {
-      combine_past_caches(srcs, num_srcs, dsts, num_dsts, operands);
-    } else {
-      combine(srcs, num_srcs, dsts, num_dsts, operands);
-    }
+    combine_mapped(srcs, owners, num_srcs, dsts, num_dsts, operands);
     return true;
   }
   if (!only_takes && num_dsts != 0) combine(srcs, num_srcs, dsts, num_dsts, operands);
   return true;
+}
+
+void CpuTarget::combine_mapped(const void* const* srcs, int* owners, int num_srcs,
+                               void* const* dsts, int num_dsts, const StepOperands& operands) {
+  const auto combine_block = [&](const void* const* from, void* const* to,
+                                 const StepOperands& block) {
+    arithmetic_.streaming ? combine_past_caches(from, num_srcs, to, num_dsts, block)
+                          : combine(from, num_srcs, to, num_dsts, block);
+  };
+  bool returns_lines = false;
+  for (int i = 0; i < num_srcs; ++i) {
+    const bool only_read = std::find(dsts, dsts + num_dsts, srcs[i]) == dsts + num_dsts;
+    if (owners[i] < 0) continue;
+    if (!only_read || !exchange_->peers()[static_cast<size_t>(owners[i])].wants_lines) {
+      owners[i] = -1;
+    }
+    returns_lines = returns_lines || owners[i] >= 0;
+  }
+  if (!returns_lines) return combine_block(srcs, dsts, operands);
+
+  const auto element_size = static_cast<int64_t>(arithmetic_.element_size);
+  const int64_t block_count = static_cast<int64_t>(PeerLoads::kBlockBytes) / element_size;
+  const void* from[kMaxPeers + 1];
+  void* to[kMaxPeers + 1];
+  bool is_new[kMaxPeers + 1];
+  for (int64_t at = 0; at < operands.count; at += block_count) {
+    StepOperands block = operands;
+    block.count = std::min(block_count, operands.count - at);
+    const size_t nbytes = num_bytes(block);
+    for (int i = 0; i < num_srcs; ++i) {
+      const auto* src = static_cast<const std::byte*>(srcs[i]) + at * element_size;
+      from[i] = src;
+      is_new[i] = owners[i] >= 0 && nbytes >= PeerLoads::kMinBytes &&
+                  exchange_->loads().is_new(owners[i], src, nbytes);
+    }
+    for (int i = 0; i < num_dsts; ++i) to[i] = static_cast<std::byte*>(dsts[i]) + at * element_size;
+    combine_block(from, to, block);
+    for (int i = 0; i < num_srcs; ++i) {
+      if (is_new[i]) PeerLoads::give_back(static_cast<const std::byte*>(from[i]), nbytes);
+    }
+  }
 }
 
 bool CpuTarget::read_result(const ProgramView& program, const StepOperands& operands) {

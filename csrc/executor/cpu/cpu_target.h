@@ -125,6 +125,10 @@ class CpuTarget {
   /// `stores`: of the destinations that are not local, or null.
   void combine(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
                const StepOperands& operands, PeerStores* const* stores = nullptr);
+  /// Combines arrays of several ranks, and returns lines that were only read to the ranks
+  /// `owners` (-1: this rank) that want them. Changes `owners`.
+  void combine_mapped(const void* const* srcs, int* owners, int num_srcs, void* const* dsts,
+                      int num_dsts, const StepOperands& operands);
   void combine_past_caches(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
                            const StepOperands& operands);
   std::byte* stage(int index);

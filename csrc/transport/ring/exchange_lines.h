@@ -19,6 +19,7 @@ enum ExchangeFlags : uint32_t {
   kInPlace = 4,         // input and output are the same memory
   kReadsProcesses = 8,  // this rank can read the memory of all peers' processes
   kNoHeap = 16,         // this rank cannot reach the heap
+  kWantsLines = 32,     // peers return lines that they have only read (executor/cpu/peer_loads.h)
 };
 
 struct alignas(kFlagBytes) ExchangeLine {
@@ -52,12 +53,24 @@ struct alignas(kFlagBytes) ExchangeLine {
 };
 static_assert(sizeof(ExchangeLine) == kFlagBytes);
 
+struct alignas(64) CacheLine {
+  uint64_t value = 0;
+};
+
+/// Lines that a rank writes and one peer reads, to measure what the rank's next writes take.
+struct alignas(kFlagBytes) TrialLines {
+  static constexpr int kNumLines = 64;
+  CacheLine kept[kNumLines];
+  CacheLine returned[kNumLines];
+};
+
 /// One rank's lines.
 struct ExchangeMemory {
   ExchangeLine entered[2];  // by number % 2
   FlagLine results;         // number of the last exchange whose results this rank's output has
   FlagLine done;            // number of the last exchange that this rank has finished
   FlagLine outside;         // number of the last exchange that this rank has left unfinished
+  TrialLines trial;
 };
 
 }  // namespace pycoll

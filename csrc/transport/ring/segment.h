@@ -66,7 +66,7 @@ struct SegmentHeader {
   static constexpr uint64_t kMagic = 0x6c6c6f63'79702121;  // "!!pycoll"
   // Version of the segment and of the frames between hosts. Raise it with each change: ranks with
   // different versions refuse to form a world.
-  static constexpr uint64_t kVersion = 8;
+  static constexpr uint64_t kVersion = 9;
   static constexpr size_t kMaxName = 512;
 
   uint64_t magic = 0;

@@ -1,0 +1,140 @@
+#include "executor/cpu/peer_loads.h"
+
+#include "base/environment.h"
+#include "base/ticks.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+namespace pycoll {
+namespace {
+
+#if defined(__x86_64__)
+
+bool has_flush() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned kFlushOpt = 1u << 23;
+  return has_steady_counter() && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
+         (b & kFlushOpt) != 0;
+}
+
+/// After all accesses before it.
+uint64_t ticks_now() {
+  _mm_mfence();
+  _mm_lfence();
+  return __rdtsc();
+}
+
+void flush(const std::byte* line) { asm volatile("clflushopt %0" : : "m"(*line) : "memory"); }
+
+#else
+
+bool has_flush() { return false; }
+uint64_t ticks_now() { return 0; }
+void flush(const std::byte*) {}
+
+#endif
+
+uint64_t ticks_of_load(const std::byte* line) {
+  const uint64_t start = ticks_now();
+  const auto loaded = *static_cast<const volatile std::byte*>(line);
+  (void)loaded;
+  return ticks_now() - start;
+}
+
+}  // namespace
+
+PeerLoads::Way PeerLoads::default_way() {
+  const auto asked = env_text("PYCOLL_PEER_LOADS");
+  if (!asked || *asked == "measured") return Way::kMeasured;
+  return *asked == "kept" ? Way::kKept : Way::kReturned;
+}
+
+PeerLoads::PeerLoads(Segment& segment, int rank, int num_ranks, Way way)
+    : segment_(segment),
+      rank_(rank),
+      num_ranks_(num_ranks),
+      measures_(way == Way::kMeasured && has_flush() && num_ranks > 1),
+      wants_lines_(way == Way::kReturned && has_flush()),
+      peers_(static_cast<size_t>(num_ranks)) {}
+
+int PeerLoads::reader_of(int owner) const {
+  const auto round = static_cast<int>(count_ / kPeriod % static_cast<uint32_t>(num_ranks_ - 1));
+  return (owner + 1 + round) % num_ranks_;
+}
+
+void PeerLoads::write_lines(CacheLine* lines) const {
+  for (int i = 0; i < TrialLines::kNumLines; ++i) store_relaxed(lines[i].value, count_);
+}
+
+bool PeerLoads::enter() {
+  const uint32_t turn = count_ % kPeriod;
+  if (!measures_ || turn < kTurn || turn > kTurn + 1) return wants_lines_;
+  TrialLines& own = segment_.exchange(rank_).trial;
+  if (turn == kTurn) {
+    write_lines(own.kept);
+    write_lines(own.returned);
+    is_armed_ = true;
+  } else if (is_armed_) {
+    is_armed_ = false;
+    const uint64_t start = ticks_now();
+    write_lines(own.kept);
+    const uint64_t middle = ticks_now();
+    write_lines(own.returned);
+    took(reader_of(rank_), middle - start, ticks_now() - middle);
+  }
+  return wants_lines_;
+}
+
+void PeerLoads::entered() {
+  if (measures_ && count_ % kPeriod == kTurn) [[unlikely]] {
+    for (int owner = 0; owner < num_ranks_; ++owner) {
+      if (owner == rank_ || reader_of(owner) != rank_) continue;
+      const TrialLines& lines = segment_.exchange(owner).trial;
+      const auto* line = reinterpret_cast<const std::byte*>(lines.kept + TrialLines::kNumLines / 2);
+      Peer& peer = peers_[static_cast<size_t>(owner)];
+      peer.changed.add(ticks_of_load(line));
+      peer.unchanged.add(ticks_of_load(line));
+      for (const CacheLine& line : lines.kept) (void)load_relaxed(line.value);
+      for (const CacheLine& line : lines.returned) (void)load_relaxed(line.value);
+      for (const CacheLine& line : lines.returned) flush(reinterpret_cast<const std::byte*>(&line));
+    }
+  }
+  ++count_;
+}
+
+void PeerLoads::took(int peer, uint64_t kept, uint64_t returned) {
+  Peer& of = peers_[static_cast<size_t>(peer)];
+  of.kept.add(kept);
+  of.returned.add(returned);
+  wants_lines_ = false;
+  for (const Peer& each : peers_) {
+    wants_lines_ = wants_lines_ || static_cast<float>(each.kept.get()) >
+                                       kMargin * static_cast<float>(each.returned.get());
+  }
+}
+
+bool PeerLoads::is_new(int owner, const std::byte* src, size_t nbytes) const {
+  if (!measures_) return true;
+  const Peer& peer = peers_[static_cast<size_t>(owner)];
+  const uint64_t changed = peer.changed.get();
+  if (changed == 0) return false;  // not measured yet
+  return ticks_of_load(src + nbytes / 2) > (changed + peer.unchanged.get()) / 2;
+}
+
+void PeerLoads::give_back(const std::byte* src, size_t nbytes) {
+  const auto address = reinterpret_cast<uintptr_t>(src);
+  constexpr uintptr_t kLine = sizeof(CacheLine);
+  constexpr uintptr_t kPair = 2 * kLine;  // the CPU prefetches, and evicts, pairs of lines
+  const auto flush_lines = [](uintptr_t from, uintptr_t to) {
+    for (; from < to; from += kLine) flush(reinterpret_cast<const std::byte*>(from));
+  };
+  // Lines that are only partly in the block stay, too.
+  const uintptr_t middle = (address + nbytes / 2) / kPair * kPair;
+  flush_lines((address + kLine - 1) / kLine * kLine, middle);
+  flush_lines(middle + kPair, (address + nbytes) / kLine * kLine);
+}
+
+}  // namespace pycoll

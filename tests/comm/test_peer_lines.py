@@ -1,0 +1,60 @@
+"""How ranks write and read each other's lines is measured; the bytes are the same in each way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pycoll
+from pycoll import run_ranks
+
+pytestmark = pytest.mark.ranks
+
+ALGORITHMS = ("ring/simple", "tree/simple", "one_shot/simple", "two_shot/simple")
+COUNT = 300_007  # of f32: several slots, and a part of a line at the end
+PERIOD = 256  # operations between two measurements of a rank's writes (peer_loads.h)
+
+
+def reduced(comm: pycoll.Communicator) -> list[str]:
+    """The algorithms with a wrong result."""
+    comm.register_after = 0  # registered arrays have no slots
+    ranks = [np.random.default_rng(rank).random(COUNT, np.float32) for rank in range(comm.size)]
+    wrong = []
+    for algorithm in ALGORITHMS:
+        for _ in range(3):
+            out = comm.all_reduce(ranks[comm.rank].copy(), algorithm=algorithm)
+            if not np.allclose(out, sum(ranks), rtol=1e-6):
+                wrong.append(algorithm)
+    parts = comm.all_gather(ranks[comm.rank], algorithm="ring/simple")
+    return wrong if np.array_equal(parts.ravel(), np.concatenate(ranks)) else [*wrong, "gather"]
+
+
+@pytest.mark.parametrize("stores", ["cached", "memory", "measured"])
+def test_collectives_are_right_with_each_way_to_write(stores, monkeypatch):
+    monkeypatch.setenv("PYCOLL_PEER_STORES", stores)
+    assert run_ranks(reduced, 3) == [[]] * 3
+
+
+def reduced_in_registered_arrays(comm: pycoll.Communicator) -> list[str]:
+    """The steps with a wrong result. Arrays are rewritten in every second step."""
+    n, wrong = comm.size, []
+    for count, shift in ((COUNT, 1), (4099, 0)):  # a block of which lines are returned, and more
+        x, out, all_x = (comm.empty(count * k + shift, "f32")[shift:] for k in (1, 1, n))
+        for step in range(2 * PERIOD if count < COUNT else 12):
+            if step % 2 == 0:
+                x[:] = np.arange(count) % 1009 + step + comm.rank
+            expected = (np.arange(count) % 1009 + step - step % 2) * n + n * (n - 1) / 2
+            comm.all_reduce(x, out=out, algorithm="two_shot/direct")
+            if not np.array_equal(out, expected):
+                wrong.append(f"all_reduce {count} {step}")
+            comm.all_gather(x, out=all_x, algorithm="all_pairs/direct")
+            parts = all_x.reshape(n, count)
+            if not np.array_equal(parts[-1] - parts[0], np.full(count, n - 1)):
+                wrong.append(f"all_gather {count} {step}")
+    return wrong
+
+
+@pytest.mark.parametrize("loads", ["kept", "returned", "measured"])
+def test_arrays_are_right_with_lines_that_readers_keep_or_return(loads, monkeypatch):
+    monkeypatch.setenv("PYCOLL_PEER_LOADS", loads)
+    assert run_ranks(reduced_in_registered_arrays, 3) == [[]] * 3
