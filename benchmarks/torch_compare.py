@@ -2,8 +2,9 @@
 
 Both backends are groups of the same ranks. In each round both have a turn of one block of calls, so
 that a slow spell of the machine falls on both. A time is that of the slowest rank, the median over
-rounds. `comm` is the core without torch: the difference is the cost of the torch layer. `pycoll`
-reduces one tensor repeatedly, as training does; in `pycoll once` tensors are never registered.
+rounds. `comm` is the core without torch, and `torch` is torch without a collective (its backend
+"fake"): what `pycoll` takes beyond both is the cost of the backend. `pycoll` reduces one tensor
+repeatedly, as training does; in `pycoll once` tensors are never registered.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # noqa: F401  the backend "fake"
 import typer
 
 import pycoll
@@ -48,6 +50,7 @@ def measure_size(
     own = backend.allocate_tensor(nbytes // 4, dtype=torch.float32, device=cpu).zero_()
     calls = {
         "comm": lambda: comm.all_reduce(new),
+        "torch": lambda: dist.all_reduce(new, group=groups["torch"]),
         "pycoll": lambda: dist.all_reduce(x, group=groups["pycoll"]),
         "pycoll once": lambda: dist.all_reduce(new, group=groups["pycoll once"]),
         "gloo": lambda: dist.all_reduce(new, group=groups["gloo"]),
@@ -106,6 +109,7 @@ def work(
         "pycoll once": dist.new_group(backend="pycoll", pg_options=never),
     }
     check(groups, comm.rank, comm.size)
+    groups["torch"] = dist.new_group(backend="fake")
     rows = [row for size in sizes for row in measure_size(comm, groups, size, rounds)]
     step_ms = {}
     if ddp:

@@ -122,6 +122,8 @@ def of_speed(path: Path) -> str:
         "pycoll": "pycoll",
         "pycoll once": "tensor not seen before",
         "allocate_tensor": "`allocate_tensor`",
+        "comm": "`comm.all_reduce`",
+        "torch": "torch alone",
     }
     facts = record.facts["machine"]
     text = (
