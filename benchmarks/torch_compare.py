@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
-import torch.testing._internal.distributed.fake_pg  # noqa: F401  the backend "fake"
+import torch.testing._internal.distributed.fake_pg  # the backend "fake"
 import typer
 
 import pycoll
