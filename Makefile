@@ -37,6 +37,8 @@ endef
 demo: $(VENV)/demo build
 	$(BIN)/python examples/demo.py --out out
 
+# Tests fork their ranks; with large pages a fork copies half as much.
+test: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
 test: $(VENV)/test test-programs
 	$(call pytest,not slow and not soak and not timing)
 

@@ -230,9 +230,10 @@ def shown_libraries(lines: Lines) -> list[str]:
 
 
 def ordered(groups: Iterable[Group]) -> list[Group]:
-    """all_reduce first, f32 before bf16, few ranks before many: as they come in the record."""
+    """all_reduce first, f32 before bf16, rewritten arrays last, else as they come in the record."""
     return sorted(
-        groups, key=lambda group: (group.collective != "all_reduce", group.dtype != "f32")
+        groups,
+        key=lambda group: (group.collective != "all_reduce", group.dtype != "f32", group.rewritten),
     )
 
 

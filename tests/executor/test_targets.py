@@ -71,7 +71,7 @@ def build_checks(kind: str, dtypes: str, probe: Path) -> Path:
 
 def test_checks_are_right(tmp_path):
     folder = build_checks("plain", "all", tmp_path)
-    few_frames = ["frame_check", 600]
+    few_frames = ["frame_check", 300]
     # What fixed programs are is decided by the compiler: a sanitizer would see nothing new.
     programs = [*ON_HOST[:-1], few_frames, *ON_DEVICES, ["fixed_program_check"]]
     assert_clean(folder, programs, at_once=2)

@@ -197,11 +197,11 @@ def test_rank_that_never_comes_to_a_call_is_named(two):
     def job(comm: Comm) -> None:
         comm.barrier()
         if comm.rank == 2:
-            time.sleep(3.5)
+            time.sleep(2.5)
             return
         comm.all_reduce(np.ones(3))
 
-    outcomes = two.run(job, 2, timeout_s="2")
+    outcomes = two.run(job, 2, timeout_s="1.5")
     for rank in (0, 1, 3):
         assert outcomes[rank].error == "TimeoutError", outcomes[rank]
         assert "rank 2 has not entered it: it finished #1, barrier" in outcomes[rank].text
