@@ -159,6 +159,7 @@ def test_run_elastic_starts_a_rank_that_ended_again(script, tmp_path: Path):
     assert said in err
 
 
+@pytest.mark.slow
 def test_run_elastic_ends_when_the_training_ends_or_too_few_ranks_are_left(script, tmp_path: Path):
     path, done = script(ELASTIC), str(tmp_path / "done")
     _, err = run("run", "--elastic", "2:2", "--grace", "0.1", path, done, status=3)

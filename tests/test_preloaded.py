@@ -101,15 +101,19 @@ def test_script_sees_the_same_whether_ranks_are_forked_or_not(folder):
     assert sum(line.endswith("of a thread") for line in forked[0]) == 3
 
 
-def test_script_ends_the_same_whether_ranks_are_forked_or_not(folder):
-    """Ten launches: four seconds."""
-    ways = {"7": 7, "a text": 1, "raise": 1, "kill": 128 + signal.SIGKILL,
-            "interrupt": 128 + signal.SIGINT}  # fmt: skip
-    for way, status in ways.items():
-        _, forked, imports = folder.run(ENDS, way, status=status)
-        _, executed, _ = folder.run(ENDS, way, status=status, options=("--no-preload",))
-        assert forked == executed, way
-        assert imports == 1
+ENDINGS = {"7": 7, "kill": 128 + signal.SIGKILL}
+MORE_ENDINGS = {"a text": 1, "raise": 1, "interrupt": 128 + signal.SIGINT}
+
+
+@pytest.mark.parametrize(
+    ("way", "status"),
+    [*ENDINGS.items(), *(pytest.param(*e, marks=pytest.mark.slow) for e in MORE_ENDINGS.items())],
+)
+def test_script_ends_the_same_whether_ranks_are_forked_or_not(folder, way, status):
+    _, forked, imports = folder.run(ENDS, way, status=status)
+    _, executed, _ = folder.run(ENDS, way, status=status, options=("--no-preload",))
+    assert forked == executed
+    assert imports == 1
 
 
 def test_ranks_that_are_forked_draw_different_numbers(folder):

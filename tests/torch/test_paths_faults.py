@@ -40,7 +40,7 @@ def train(victim: int, number: int, clock: Path) -> tuple[str, str, float]:
     raise AssertionError("the loop ended")
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_rank_that_is_killed_or_stopped_is_named_by_the_others(victim, number, tmp_path):
     pid = tmp_path / "pid"
