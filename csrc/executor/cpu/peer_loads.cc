@@ -93,12 +93,13 @@ void PeerLoads::entered() {
     for (int owner = 0; owner < num_ranks_; ++owner) {
       if (owner == rank_ || reader_of(owner) != rank_) continue;
       const TrialLines& lines = segment_.exchange(owner).trial;
-      const auto* line = reinterpret_cast<const std::byte*>(lines.kept + TrialLines::kNumLines / 2);
+      const CacheLine* const middle = lines.kept + TrialLines::kNumLines / 2;
       Peer& peer = peers_[static_cast<size_t>(owner)];
-      peer.changed.add(ticks_of_load(line));
-      peer.unchanged.add(ticks_of_load(line));
+      peer.changed.add(ticks_of_load(reinterpret_cast<const std::byte*>(middle)));
+      peer.unchanged.add(ticks_of_load(reinterpret_cast<const std::byte*>(middle)));
       for (const CacheLine& line : lines.kept) (void)load_relaxed(line.value);
       for (const CacheLine& line : lines.returned) (void)load_relaxed(line.value);
+      // Not together with the loads: that of a line may prefetch its flushed neighbour.
       for (const CacheLine& line : lines.returned) flush(reinterpret_cast<const std::byte*>(&line));
     }
   }

@@ -28,8 +28,8 @@ class PeerLoads {
 
   /// Call it before this rank enters an exchange. Returns whether its peers are to return lines.
   bool enter();
-  /// Call it when all ranks have entered an operation on mapped arrays: reads the lines of the rank
-  /// whose measurement is this rank's turn.
+  /// Call it when all ranks have entered an operation on mapped arrays. From time to time it reads
+  /// the lines of a rank that measures.
   void entered();
 
   /// Whether the owner has written the middle of a block after this rank's last access. Loads it.
@@ -81,7 +81,7 @@ class PeerLoads {
   const int num_ranks_;
   const bool measures_;
   bool wants_lines_;
-  bool is_armed_ = false;  // the lines have been read since this rank wrote them
+  bool is_armed_ = false;  // a peer reads this rank's lines, and the next write is timed
   uint32_t count_ = 0;     // operations on mapped arrays: equal on all ranks
   std::vector<Peer> peers_;
 };
