@@ -27,7 +27,7 @@ class PeerStores {
   /// memory waits longer for the first line.
   [[gnu::always_inline]] Turn next(size_t nbytes) {
     if (nbytes < kMinBytes) return {};
-    if (measures_ && ++count_ % kPeriod <= 1) [[unlikely]]
+    if (measures_ && ++count_ % (past_caches_ ? kPeriod : kCachedPeriod) <= 1) [[unlikely]]
       return timed_turn();
     return {past_caches_};
   }
@@ -39,16 +39,19 @@ class PeerStores {
   bool past_caches() const { return past_caches_; }
 
   static constexpr size_t kMinBytes = 4096;
-  static constexpr uint32_t kPeriod = 512;  // blocks; the slow way takes a hundredth of the time
+  // In blocks. The other way is tried once in each period: the slow one takes a thirtieth of the time.
+  static constexpr uint32_t kPeriod = 256;
+  // The caches are timed more often while they are in use: they may become ten times slower.
+  static constexpr uint32_t kCachedPeriod = 32;
 
  private:
   // By the first measurement all slots have been touched, which is slow in a way of its own.
-  static constexpr uint32_t kFirst = kPeriod - 160;
+  static constexpr uint32_t kFirst = kPeriod - 96;
   // The reader takes longer for what it does not find in a cache, which is not measured here.
   static constexpr float kMargin = 2.5F;
 
   static Way default_way();
-  /// The other way in its turn, and the chosen one behind it.
+  /// The other way where a period begins, else the chosen one.
   Turn timed_turn() const;
 
   bool past_caches_;

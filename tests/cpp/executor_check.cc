@@ -135,9 +135,10 @@ void run_case(const Case& c) {
 }
 
 /// Writes blocks that take so many ticks per byte.
-void write_blocks(PeerStores& stores, uint64_t cached, uint64_t past) {
+void write_blocks(PeerStores& stores, uint64_t cached, uint64_t past,
+                  uint32_t num_blocks = 4 * PeerStores::kPeriod) {
   constexpr size_t kBytes = 8192;
-  for (uint32_t i = 0; i < 4 * PeerStores::kPeriod; ++i) {
+  for (uint32_t i = 0; i < num_blocks; ++i) {
     const PeerStores::Turn turn = stores.next(kBytes);
     if (!turn.timed) continue;
     // A third of the measurements are interrupted.
@@ -155,6 +156,8 @@ void check_peer_stores() {
   expect(!stores.next(PeerStores::kMinBytes - 1).past_caches, "short blocks stay in the caches");
   write_blocks(stores, 1, 2);
   expect(!stores.past_caches(), "the cores share a cache again");
+  write_blocks(stores, 10, 1, 2 * PeerStores::kCachedPeriod);
+  expect(stores.past_caches(), "slow caches are soon left");
 }
 
 void check_peer_loads() {
