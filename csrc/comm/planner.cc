@@ -122,6 +122,14 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
     plan.copies_arrays = !links_.all_mapped && (best.tabled_s == 0 || is_direct(best.protocol)) &&
                          is_direct(plan.of(Reach::kMapped, true)->protocol) &&
                          pays_to_copy(wanted.collective, wanted.nbytes);
+    // Not where results could differ in their last bits, since the calls that use slots differ
+    // between runs.
+    const PlannedCall& direct = *plan.of(Reach::kMapped, true);
+    const bool same_bits = num_ranks_ == 2 || (direct.plan.order == Order::kFlat &&
+                                               plan.slots->plan.order == Order::kFlat);
+    plan.slots_if_far = plan.copies_arrays && rule == nullptr && best.tabled_s == 0 && same_bits &&
+                        !selector_.topology().oversubscribed() &&
+                        pays_to_use_slots_if_far(wanted.nbytes);
   } catch (const UsageError& error) {
     if (rule == nullptr) throw;
     throw UsageError("rule '" + rule->text + "' of PYCOLL_ALGO: " + error.what());
@@ -369,6 +377,10 @@ std::string Planner::describe_arrays(const PlanKey& wanted, const CallPlan& plan
   if (plan.copies_arrays) {
     text += "  arrays that are not mapped are copied to mapped memory: " +
             name_of(*plan.of(Reach::kMapped, true)) + " in place\n";
+  }
+  if (plan.slots_if_far) {
+    text += "  where the ranks' cores are measured to share no cache: " + name_of(*plan.slots) +
+            ", through slots\n";
   }
   return text + "  else: " + name_of(*plan.slots) + ", through slots\n";
 }

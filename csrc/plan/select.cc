@@ -70,6 +70,11 @@ bool pays_to_copy(Collective collective, int64_t nbytes) {
   return collective == Collective::kAllReduce && nbytes < kMaxCopiedBytes;
 }
 
+bool pays_to_use_slots_if_far(int64_t nbytes) {
+  constexpr int64_t kMaxBytes = 64 << 10;
+  return nbytes < kMaxBytes;
+}
+
 Selector::Selector(Topology topology, std::shared_ptr<const SelectionInputs> inputs)
     : topology_(std::move(topology)), inputs_(std::move(inputs)) {
   for (const Arrays arrays : kAllArrays) {

@@ -37,6 +37,8 @@ bool is_candidate(ProtocolKind protocol, int64_t nbytes);
 /// call names `direct`: two copies within the caches then cost less than slots, and than reading
 /// another process's memory (decision 0091).
 bool pays_to_copy(Collective collective, int64_t nbytes);
+/// Whether slots take less time than that where the ranks' cores share no cache (decision 0107).
+bool pays_to_use_slots_if_far(int64_t nbytes);
 
 /// Settings of a communicator, fixed before its first call and equal on all ranks.
 struct SelectionInputs {

@@ -55,7 +55,7 @@ def test_all_reduce_registered_at_any_offset_is_direct_and_right(comm):
             np.testing.assert_array_equal(out, expected)
             comm.all_reduce(x)
             np.testing.assert_array_equal(x, expected)
-        if x.nbytes >= 16 << 10:
+        if x.nbytes >= 64 << 10:  # smaller ones use slots where the cores share no cache
             assert all(r["algorithm"].endswith("/direct") for r in comm.flight_record()[-4:])
 
 

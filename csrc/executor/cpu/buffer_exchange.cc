@@ -49,6 +49,7 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool wi
   segment_.exchange(rank_).entered[parity].write(own);
   ring_bells();
   reach_ = Reach::kNone;
+  is_far_ = false;
   // Ranks that do wait see the reason, or see that this rank has moved on.
   if (!with_processes && (own.flags & kMappedBuffers) == 0) return true;
 
@@ -84,6 +85,7 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool wi
   in_place_ = (any & kInPlace) != 0;
   if ((all & kMappedBuffers) != 0 && (any & kNoHeap) == 0) {
     reach_ = Reach::kMapped;
+    is_far_ = (any & kWantsLines) != 0;
     loads_.entered();
     for (PeerBuffers& peer : peers_) {
       if (threads) continue;

@@ -48,6 +48,9 @@ class BufferExchange {
   Reach reach() const { return reach_; }
   /// True when some rank's input and output are the same memory.
   bool in_place() const { return in_place_; }
+  /// True when the reach is kMapped and some rank measures that its core shares no cache with that
+  /// of a peer (PeerLoads).
+  bool is_far() const { return is_far_; }
   /// Buffers of the last exchange, by rank.
   const std::vector<PeerBuffers>& peers() const { return peers_; }
 
@@ -87,6 +90,7 @@ class BufferExchange {
   bool reads_processes_ = false;
   Reach reach_ = Reach::kNone;
   bool in_place_ = false;
+  bool is_far_ = false;
   std::vector<PeerBuffers> peers_;
   PeerLoads loads_;
 };
