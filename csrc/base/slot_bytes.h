@@ -10,5 +10,8 @@ inline constexpr size_t kSlotBytes = 128 << 10;
 /// Where each host has one rank: no ranks share a cache, and a link has to be full for longer than
 /// a flight takes.
 inline constexpr size_t kSlotBytesBetweenHosts = 256 << 10;
+/// Bytes of messages that a rank reads from all its peers before a slot's lines are written again:
+/// four times an L2 cache, so that they have left the reader's (decision 0108).
+inline constexpr size_t kBytesBetweenWrites = 4 << 20;
 
 }  // namespace pycoll

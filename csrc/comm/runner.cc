@@ -124,13 +124,21 @@ bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {
         arithmetic.element_size);
     ok = run<LowLatency>(planned.plan, payload);
   } else {
-    cpu_.begin(simple_links_, arithmetic);
     payload.tile_count = tile_count(planned.plan, static_cast<int64_t>(simple_links_.slot_bytes),
                                     arithmetic.element_size);
+    cpu_.begin(simple_links_, arithmetic, messages_take_turns(call, payload));
     ok = run<Simple>(planned.plan, payload);
   }
   if (ok) copy_blocks(payload, planned.plan.placement.after, arithmetic.element_size);
   return ok;
+}
+
+bool Runner::messages_take_turns(const Call& call, const Payload& payload) const {
+  const Segment& segment = transport_.segment();
+  // Several tiles go through the whole ring in one call. Ranks with counts of their own do not know
+  // those of the others, and a proxy does not know the sizes of messages.
+  return payload.count <= payload.tile_count && call.send_counts == nullptr &&
+         segment.proxy() == nullptr && num_ranks_ <= segment.num_cores();
 }
 
 template <class Protocol>

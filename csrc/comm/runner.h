@@ -43,6 +43,9 @@ class Runner {
 
   template <class Protocol>
   bool run(const Plan& plan, const Payload& payload);
+  /// Whether the call's messages take turns in their slots (RingMemory::place): where ranks share
+  /// no core, so that lines leave a reader's cache by other ranks' reads alone. Equal on all ranks.
+  bool messages_take_turns(const Call& call, const Payload& payload) const;
   Payload payload_of(const Call& call, const Plan& plan);
   void set_block_counts(const Call& call, Payload& payload);
   static void copy_blocks(const Payload& payload, const std::vector<BlockCopy>& copies,

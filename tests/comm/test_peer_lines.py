@@ -58,3 +58,30 @@ def reduced_in_registered_arrays(comm: pycoll.Communicator) -> list[str]:
 def test_arrays_are_right_with_lines_that_readers_keep_or_return(loads, monkeypatch):
     monkeypatch.setenv("PYCOLL_PEER_LOADS", loads)
     assert run_ranks(reduced_in_registered_arrays, 3) == [[]] * 3
+
+
+def reduced_by_messages_of_any_size(comm: pycoll.Communicator) -> list[str]:
+    """The calls with a wrong result, of many more messages than slots, small and large in turn."""
+    comm.register_after = 0  # registered arrays have no slots
+    sizes = np.random.default_rng(0).integers(1, 40_000, 150)  # the same on all ranks
+    wrong = []
+    for call, count in enumerate(map(int, sizes)):
+        name = ("one_shot/simple", "two_shot/simple", "ring/simple", "tree/simple")[call % 4]
+        x = (np.arange(count) % 1009 + comm.rank + call).astype(np.float32)
+        expected = comm.size * (x - comm.rank) + comm.size * (comm.size - 1) / 2
+        if not np.array_equal(comm.all_reduce(x.copy(), algorithm=name), expected):
+            wrong.append(f"{name} {count}")
+        parts = comm.all_gather(x, algorithm="ring/simple").reshape(comm.size, count)
+        if not all(np.array_equal(parts[r], x - comm.rank + r) for r in range(comm.size)):
+            wrong.append(f"all_gather {count}")
+        send = [count // 2 if call % 3 else 0 for _ in range(comm.size)]  # counts of its own
+        got = comm.all_to_all(x[: sum(send)].copy(), send_counts=send, recv_counts=send)
+        if len(got) != sum(send):
+            wrong.append(f"all_to_all {count}")
+    return wrong
+
+
+@pytest.mark.parametrize("checks_data", ["0", "1"])
+def test_messages_that_take_turns_in_slots_are_right(checks_data, monkeypatch):
+    monkeypatch.setenv("PYCOLL_CHECK_DATA", checks_data)  # checksums stand behind the bytes
+    assert run_ranks(reduced_by_messages_of_any_size, 2) == [[]] * 2

@@ -299,7 +299,7 @@ class FrameWorld {
         for (const auto& [from, to] : {std::pair{0, peer}, std::pair{peer, 0}}) {
           const RingMemory ring = segment_.ring(static_cast<ProtocolKind>(kind), from, to);
           const size_t slots = static_cast<size_t>(ring.slots - memory_.base());
-          set(slots, slots + static_cast<size_t>(ring.num_slots) * ring.slot_bytes, kBoth);
+          set(slots, slots + static_cast<size_t>(ring.num_slots) * ring.stride_bytes, kBoth);
         }
       }
       for (const auto& [from, to] : {std::pair{0, peer}, std::pair{peer, 0}}) {

@@ -45,7 +45,7 @@ void CpuTarget::reduce_copy(const ProgramView& program, const OneStep& phase) {
   for_each_source(
       program, *links_, operands,
       [&](RecvEnd& link, int) {
-        srcs[num_srcs++] = link.slot();
+        srcs[num_srcs++] = place_in(link, operands);
         return true;
       },
       [&] { srcs[num_srcs++] = operands.local_src; });
@@ -53,7 +53,7 @@ void CpuTarget::reduce_copy(const ProgramView& program, const OneStep& phase) {
   PeerStores* stores[kMaxPeers];
   int num_stores = 0;
   for_each_destination(program, *links_, *operands.step, [&](SendEnd& link, int) {
-    dsts[num_dsts++] = link.slot();
+    dsts[num_dsts++] = place_in(link, operands);
     stores[num_stores++] = &link.stores();
     return true;
   });

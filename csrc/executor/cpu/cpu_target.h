@@ -35,9 +35,12 @@ class CpuTarget {
 
   CpuTarget(Segment& segment, Waiter& waiter, int num_ranks);
 
-  void begin(Links& links, const CpuArithmetic& arithmetic) {
+  /// `take_turns`: the messages of `simple` take turns in their slots (RingMemory::place). Equal on
+  /// all ranks.
+  void begin(Links& links, const CpuArithmetic& arithmetic, bool take_turns = false) {
     links_ = &links;
     arithmetic_ = arithmetic;
+    take_turns_ = take_turns;
   }
   /// Starts an operation of the protocol direct, with the results of the exchange.
   void begin(const BufferExchange& exchange, const Payload& payload,
@@ -74,17 +77,21 @@ class CpuTarget {
   /// The bulk arithmetic of a `simple` step: combines slots and local chunks into slots and local
   /// chunks.
   void reduce_copy(const ProgramView& program, const OneStep& phase);
+  /// Where the message of a `simple` step is in its slot.
+  auto place_in(auto& link, const StepOperands& operands) const {
+    return take_turns_ ? link.place(num_bytes(operands) + links_->checksum_bytes) : link.slot();
+  }
   /// Writes the checksum of a slot that a `simple` step has filled.
   void add_checksum(SendEnd& link, const StepOperands& operands) {
     if (links_->checksum_bytes != 0) [[unlikely]]
-      seal(link.slot(), num_bytes(operands));
+      seal(place_in(link, operands), num_bytes(operands));
   }
   /// Whether a full slot has the checksum that its writer gave it; otherwise breaks the
   /// communicator.
   bool has_checksum(const RecvEnd& link, int peer, const StepOperands& operands) {
     if (links_->checksum_bytes == 0) [[likely]]
       return true;
-    return is_intact(link.slot(), num_bytes(operands)) || waiter_.corrupted(peer);
+    return is_intact(place_in(link, operands), num_bytes(operands)) || waiter_.corrupted(peer);
   }
   /// Records a completed step and wakes the ranks that it may have unblocked.
   void on_post(const ProgramView& program, const OneStep& phase) {
@@ -136,6 +143,7 @@ class CpuTarget {
   bool process_memory_failed(int peer, const StepOperands& operands);
 
   Links* links_ = nullptr;
+  bool take_turns_ = false;
   const BufferExchange* exchange_ = nullptr;
   const Payload* payload_ = nullptr;
   CpuArithmetic arithmetic_;

@@ -8,14 +8,6 @@
 #include "transport/ring/line.h"
 
 namespace pycoll {
-namespace {
-
-std::byte* slot_of(const RingMemory& ring, uint64_t index) {
-  return ring.slots + index % static_cast<uint64_t>(ring.num_slots) * ring.slot_bytes;
-}
-
-}  // namespace
-
 Proxy::Proxy(std::shared_ptr<HostLinks> host_links, Segment& segment, int rank,
              std::vector<int> members, const RankSet& remote, uint64_t group)
     : host_links_(std::move(host_links)),
@@ -111,7 +103,7 @@ void Proxy::on_post(ProtocolKind protocol, int peer, int64_t nbytes, uint32_t ma
   const std::lock_guard lock(host_links_->mutex());
   Link& to = link(peer);
   const auto kind = static_cast<size_t>(protocol);
-  const std::byte* payload = slot_of(to.out[kind], to.posted[kind]++);
+  const std::byte* payload = to.out[kind].slot(to.posted[kind]++);
   FrameHeader header;
   header.kind = FrameKind::kSlot;
   header.protocol = static_cast<uint8_t>(kind);

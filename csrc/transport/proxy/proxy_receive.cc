@@ -90,7 +90,7 @@ bool Proxy::place_slot(int peer, const FrameHeader& header, std::vector<std::byt
       index - head >= static_cast<uint64_t>(ring.num_slots) || header.nbytes > ring.slot_bytes) {
     return false;
   }
-  std::byte* to = ring.slots + index % static_cast<uint64_t>(ring.num_slots) * ring.slot_bytes;
+  std::byte* to = ring.slot(index);
   if (static_cast<ProtocolKind>(header.protocol) == ProtocolKind::kLL) {
     const size_t num_lines = (header.nbytes + CpuLine::kPayloadBytes - 1) / CpuLine::kPayloadBytes;
     if (num_lines * sizeof(CpuLine) > ring.slot_bytes) return false;
@@ -107,7 +107,7 @@ void Proxy::unload_slot(int peer, const FrameHeader& header, const std::vector<s
   const uint64_t index = from.received[header.protocol]++;
   const uint64_t slot = index % static_cast<uint64_t>(ring.num_slots);
   if (static_cast<ProtocolKind>(header.protocol) == ProtocolKind::kLL) {
-    auto* line = reinterpret_cast<CpuLine*>(ring.slots + slot * ring.slot_bytes);
+    auto* line = reinterpret_cast<CpuLine*>(ring.slot(index));
     const uint64_t flag = CpuLine::flag_of(index + 1, header.mark);
     for (size_t at = 0; at < header.nbytes; at += CpuLine::kPayloadBytes, ++line) {
       std::memcpy(line->payload, staged.data() + at,

@@ -1,10 +1,12 @@
 #include "transport/ring/segment.h"
 
 #include <linux/futex.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <climits>
 #include <cstdio>
 #include <cstring>
@@ -52,8 +54,17 @@ SegmentLayout SegmentLayout::for_ranks(int num_ranks, bool one_per_host) {
   const auto n = static_cast<size_t>(num_ranks);
   // Smaller for large worlds, which have n squared rings.
   const size_t simple_bytes = one_per_host ? kSlotBytesBetweenHosts : kSlotBytes;
-  layout.slot_bytes[static_cast<int>(ProtocolKind::kSimple)] = n <= 16 ? simple_bytes : 32 << 10;
-  layout.slot_bytes[static_cast<int>(ProtocolKind::kLL)] = n <= 16 ? 8 << 10 : 4 << 10;
+  constexpr auto kSimple = static_cast<size_t>(ProtocolKind::kSimple);
+  constexpr auto kLL = static_cast<size_t>(ProtocolKind::kLL);
+  layout.slot_bytes[kSimple] = n <= 16 ? simple_bytes : 32 << 10;
+  layout.slot_bytes[kLL] = n <= 16 ? 8 << 10 : 4 << 10;
+  if (n <= 16 && !one_per_host) {
+    layout.turn_bytes[kSimple] =
+        std::bit_floor(kBytesBetweenWrites / kMaxSlots / std::max<size_t>(n - 1, 1));
+  }
+  for (size_t kind = 0; kind < kNumSlotProtocols; ++kind) {
+    layout.stride_bytes[kind] = std::max(layout.slot_bytes[kind], layout.turn_bytes[kind]);
+  }
   layout.controls = kPage;
   layout.records = layout.controls + round_up(n * sizeof(RankControl), kPage);
   layout.names = layout.records + n * RecordRing::kBytes;
@@ -63,7 +74,7 @@ SegmentLayout SegmentLayout::for_ranks(int num_ranks, bool one_per_host) {
                                              flag_lines_per_ring(num_ranks) * sizeof(FlagLine),
                                          kPage);
   layout.total_bytes = layout.slots;
-  for (size_t bytes : layout.slot_bytes) {
+  for (size_t bytes : layout.stride_bytes) {
     layout.total_bytes += n * n * static_cast<size_t>(layout.num_slots) * bytes;
   }
   layout.settings = layout.total_bytes;
@@ -86,6 +97,7 @@ std::string SegmentLayout::name() {
   }
   for (const auto& layout : {for_ranks(2), for_ranks(2, true), for_ranks(kMaxRanks)}) {
     for (const size_t bytes : layout.slot_bytes) add(bytes);
+    for (const size_t bytes : layout.turn_bytes) add(bytes);
     for (const size_t offset : {layout.controls, layout.records, layout.names, layout.exchanges,
                                 layout.flags, layout.slots, layout.settings, layout.message_records,
                                 layout.message_ends, layout.mailboxes, layout.total_bytes}) {
@@ -122,9 +134,11 @@ RingMemory Segment::ring(ProtocolKind protocol, int src, int dst) const {
   RingMemory memory;
   memory.num_slots = layout_.num_slots;
   memory.slot_bytes = layout_.slot_bytes[kind];
-  memory.slots = base_ + layout_.slots + pair * memory.num_slots * memory.slot_bytes;
+  memory.stride_bytes = layout_.stride_bytes[kind];
+  memory.turn_bytes = layout_.turn_bytes[kind];
+  memory.slots = base_ + layout_.slots + pair * memory.num_slots * memory.stride_bytes;
   if (protocol == ProtocolKind::kLL) {
-    memory.slots += n * n * static_cast<size_t>(layout_.num_slots) * layout_.slot_bytes[0];
+    memory.slots += n * n * static_cast<size_t>(layout_.num_slots) * layout_.stride_bytes[0];
   }
   auto* lines = reinterpret_cast<FlagLine*>(base_ + layout_.flags) +
                 (kind * n * n + pair) * flag_lines_per_ring(layout_.num_ranks);
@@ -132,6 +146,13 @@ RingMemory Segment::ring(ProtocolKind protocol, int src, int dst) const {
   memory.heads = lines + 1;
   memory.num_heads = 1;
   return memory;
+}
+
+void RingMemory::allocate_turns() const {
+  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older libc headers lack
+  for (uint64_t i = 0; i < static_cast<uint64_t>(num_slots); ++i) {
+    ::madvise(slot(i), turn_bytes, kPopulateWrite);  // where it fails, messages wait for pages
+  }
 }
 
 RecordRing Segment::records(int rank) const {

@@ -66,7 +66,7 @@ struct SegmentHeader {
   static constexpr uint64_t kMagic = 0x6c6c6f63'79702121;  // "!!pycoll"
   // Version of the segment and of the frames between hosts. Raise it with each change: ranks with
   // different versions refuse to form a world.
-  static constexpr uint64_t kVersion = 9;
+  static constexpr uint64_t kVersion = 10;
   static constexpr size_t kMaxName = 512;
 
   uint64_t magic = 0;
@@ -140,6 +140,8 @@ struct SegmentLayout {
   bool one_per_host = false;
   int num_slots = kMaxSlots;
   size_t slot_bytes[kNumSlotProtocols] = {};
+  size_t stride_bytes[kNumSlotProtocols] = {};  // RingMemory
+  size_t turn_bytes[kNumSlotProtocols] = {};
   size_t total_bytes = 0;
 
   // Byte offsets from the start of the mapping.

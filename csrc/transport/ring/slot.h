@@ -9,6 +9,7 @@
 #pragma once
 
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -20,6 +21,7 @@ namespace pycoll {
 // Two cache lines: the adjacent-line prefetcher of x86 pairs them, so one flag must own both.
 inline constexpr size_t kFlagBytes = 128;
 inline constexpr int kMaxSlots = 8;
+inline constexpr size_t kMinTurnBytes = 4096;  // RingMemory::place
 
 inline uint64_t load_acquire(const uint64_t& word) {
   return std::atomic_ref<uint64_t>(const_cast<uint64_t&>(word)).load(std::memory_order_acquire);
@@ -85,11 +87,32 @@ inline void set_mark(FlagLine& line, uint64_t index, uint32_t mark) {
 /// The addresses of a ring in shared memory.
 struct RingMemory {
   std::byte* slots = nullptr;
-  size_t slot_bytes = 0;
+  size_t slot_bytes = 0;    // of a message, at most
+  size_t stride_bytes = 0;  // from slot to slot
+  size_t turn_bytes = 0;    // of a slot, in which small messages take turns; a power of two, or 0
   int num_slots = 0;
   FlagLine* tail = nullptr;   // one
   FlagLine* heads = nullptr;  // one per reader
   int num_heads = 1;
+
+  /// The slot of the message after `count` others.
+  std::byte* slot(uint64_t count) const {
+    return slots + count % static_cast<uint64_t>(num_slots) * stride_bytes;
+  }
+  /// Where in its slot a message of `nbytes` begins: further on in each round of the ring, since a
+  /// line is written faster when it has left its reader's cache (decision 0108). Few lines take as
+  /// long in either place.
+  std::byte* place(uint64_t count, size_t nbytes) const {
+    const uint64_t round = count / static_cast<uint64_t>(num_slots);
+    const size_t at = takes_turns(nbytes) ? round * std::bit_ceil(nbytes) & (turn_bytes - 1) : 0;
+    return slot(count) + at;
+  }
+  bool takes_turns(size_t nbytes) const {
+    return nbytes >= kMinTurnBytes && nbytes <= turn_bytes / 2;
+  }
+  /// Has the system allocate all pages in which messages take turns: page by page, each of the
+  /// first thousand messages would wait for one.
+  void allocate_turns() const;
 };
 
 /// The writer's end. Private to the writing rank.
@@ -114,7 +137,14 @@ class SendEnd {
     return posted_ - load_acquire(memory_.heads[reader].value) <
            static_cast<uint64_t>(memory_.num_slots);
   }
-  std::byte* slot() const { return memory_.slots + index() * memory_.slot_bytes; }
+  std::byte* slot() const { return memory_.slot(posted_); }
+  std::byte* place(size_t nbytes) {
+    if (!has_turns_ && memory_.takes_turns(nbytes)) [[unlikely]] {
+      memory_.allocate_turns();
+      has_turns_ = true;
+    }
+    return memory_.place(posted_, nbytes);
+  }
   /// How the slots are written.
   PeerStores& stores() { return stores_; }
   /// Sequence number of the message being written: 1, 2, ...
@@ -126,12 +156,13 @@ class SendEnd {
   }
   /// As post(), for bytes that carry their own flags (ll): there is nothing to make visible.
   void post_in_band() { ++posted_; }
-  /// Prefetches the first lines of the next slot for writing, since its last reader still shares
-  /// them, while this rank waits for something else. Affects time only.
+  /// Prefetches the first lines of the next message of this size for writing, since their last
+  /// reader still shares them, while this rank waits for something else. Affects time only.
   void warm_next(int64_t nbytes) const {
     if (stores_.past_caches()) return;
     const int64_t wanted = nbytes < kMaxWarmBytes ? nbytes : kMaxWarmBytes;
-    for (int64_t at = 0; at < wanted; at += 64) prefetch_for_write(slot() + at);
+    const std::byte* const next = memory_.place(posted_, static_cast<size_t>(nbytes));
+    for (int64_t at = 0; at < wanted; at += 64) prefetch_for_write(next + at);
   }
 
  private:
@@ -142,6 +173,7 @@ class SendEnd {
   RingMemory memory_;
   uint64_t posted_ = 0;
   uint64_t released_ = 0;  // slowest head at the last check
+  bool has_turns_ = false;
   PeerStores stores_;
 };
 
@@ -157,7 +189,8 @@ class RecvEnd {
     seen_ = load_acquire(memory_.tail->value);
     return seen_ > released_;
   }
-  const std::byte* slot() const { return memory_.slots + index() * memory_.slot_bytes; }
+  const std::byte* slot() const { return memory_.slot(released_); }
+  const std::byte* place(size_t nbytes) const { return memory_.place(released_, nbytes); }
   uint64_t sequence() const { return released_ + 1; }
   uint32_t mark() const {
     return std::atomic_ref<uint32_t>(memory_.tail->marks[index()]).load(std::memory_order_relaxed);
