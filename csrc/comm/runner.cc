@@ -19,6 +19,10 @@ constexpr int64_t kDirectStreamingBytes = int64_t{6} << 20;
 // The same threshold for copying a rank's own block, which no other rank reads.
 constexpr int64_t kBlockStreamingBytes = int64_t{8} << 20;
 
+// Messages of calls that move fewer bytes take turns in the slots. Larger calls use the whole ring
+// anyway, and are slower with a larger one.
+constexpr int64_t kMaxTurnBytes = int64_t{1} << 20;
+
 /// Elements of all blocks that `index_of`, a column of the table of collectives, puts in a buffer.
 int64_t count_blocks(const Call& call, int rank, int num_ranks,
                      int (*index_of)(const BlockAt& at)) {
@@ -126,19 +130,20 @@ bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {
   } else {
     payload.tile_count = tile_count(planned.plan, static_cast<int64_t>(simple_links_.slot_bytes),
                                     arithmetic.element_size);
-    cpu_.begin(simple_links_, arithmetic, messages_take_turns(call, payload));
+    cpu_.begin(simple_links_, arithmetic, messages_take_turns(call, nbytes));
     ok = run<Simple>(planned.plan, payload);
   }
   if (ok) copy_blocks(payload, planned.plan.placement.after, arithmetic.element_size);
   return ok;
 }
 
-bool Runner::messages_take_turns(const Call& call, const Payload& payload) const {
+bool Runner::messages_take_turns(const Call& call, int64_t nbytes) const {
   const Segment& segment = transport_.segment();
-  // Several tiles go through the whole ring in one call. Ranks with counts of their own do not know
-  // those of the others, and a proxy does not know the sizes of messages.
-  return payload.count <= payload.tile_count && call.send_counts == nullptr &&
-         segment.proxy() == nullptr && num_ranks_ <= segment.num_cores();
+  const int64_t moved = call.collective == Collective::kAllReduce ? 2 * nbytes : nbytes;
+  // Ranks with counts of their own do not know those of the others, and a proxy does not know the
+  // sizes of messages.
+  return moved < kMaxTurnBytes && call.send_counts == nullptr && segment.proxy() == nullptr &&
+         num_ranks_ <= segment.num_cores();
 }
 
 template <class Protocol>

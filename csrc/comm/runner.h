@@ -45,7 +45,7 @@ class Runner {
   bool run(const Plan& plan, const Payload& payload);
   /// Whether the call's messages take turns in their slots (RingMemory::place): where ranks share
   /// no core, so that lines leave a reader's cache by other ranks' reads alone. Equal on all ranks.
-  bool messages_take_turns(const Call& call, const Payload& payload) const;
+  bool messages_take_turns(const Call& call, int64_t nbytes) const;
   Payload payload_of(const Call& call, const Plan& plan);
   void set_block_counts(const Call& call, Payload& payload);
   static void copy_blocks(const Payload& payload, const std::vector<BlockCopy>& copies,

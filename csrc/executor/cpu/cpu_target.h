@@ -79,7 +79,7 @@ class CpuTarget {
   void reduce_copy(const ProgramView& program, const OneStep& phase);
   /// Where the message of a `simple` step is in its slot.
   auto place_in(auto& link, const StepOperands& operands) const {
-    return take_turns_ ? link.place(num_bytes(operands) + links_->checksum_bytes) : link.slot();
+    return link.place(num_bytes(operands) + links_->checksum_bytes, take_turns_);
   }
   /// Writes the checksum of a slot that a `simple` step has filled.
   void add_checksum(SendEnd& link, const StepOperands& operands) {

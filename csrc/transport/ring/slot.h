@@ -138,7 +138,10 @@ class SendEnd {
            static_cast<uint64_t>(memory_.num_slots);
   }
   std::byte* slot() const { return memory_.slot(posted_); }
-  std::byte* place(size_t nbytes) {
+  /// Where a message of `nbytes` begins, in a call whose messages take turns or not.
+  std::byte* place(size_t nbytes, bool take_turns) {
+    take_turns_ = take_turns;
+    if (!take_turns) return slot();
     if (!has_turns_ && memory_.takes_turns(nbytes)) [[unlikely]] {
       memory_.allocate_turns();
       has_turns_ = true;
@@ -161,7 +164,8 @@ class SendEnd {
   void warm_next(int64_t nbytes) const {
     if (stores_.past_caches()) return;
     const int64_t wanted = nbytes < kMaxWarmBytes ? nbytes : kMaxWarmBytes;
-    const std::byte* const next = memory_.place(posted_, static_cast<size_t>(nbytes));
+    const std::byte* const next =
+        take_turns_ ? memory_.place(posted_, static_cast<size_t>(nbytes)) : slot();
     for (int64_t at = 0; at < wanted; at += 64) prefetch_for_write(next + at);
   }
 
@@ -173,7 +177,8 @@ class SendEnd {
   RingMemory memory_;
   uint64_t posted_ = 0;
   uint64_t released_ = 0;  // slowest head at the last check
-  bool has_turns_ = false;
+  bool has_turns_ = false;   // their pages are allocated
+  bool take_turns_ = false;  // in the last call
   PeerStores stores_;
 };
 
@@ -190,7 +195,10 @@ class RecvEnd {
     return seen_ > released_;
   }
   const std::byte* slot() const { return memory_.slot(released_); }
-  const std::byte* place(size_t nbytes) const { return memory_.place(released_, nbytes); }
+  /// As SendEnd::place().
+  const std::byte* place(size_t nbytes, bool take_turns) const {
+    return take_turns ? memory_.place(released_, nbytes) : slot();
+  }
   uint64_t sequence() const { return released_ + 1; }
   uint32_t mark() const {
     return std::atomic_ref<uint32_t>(memory_.tail->marks[index()]).load(std::memory_order_relaxed);
