@@ -176,7 +176,7 @@ class SendEnd {
 
   RingMemory memory_;
   uint64_t posted_ = 0;
-  uint64_t released_ = 0;  // slowest head at the last check
+  uint64_t released_ = 0;    // slowest head at the last check
   bool has_turns_ = false;   // their pages are allocated
   bool take_turns_ = false;  // in the last call
   PeerStores stores_;
