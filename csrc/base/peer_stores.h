@@ -39,7 +39,8 @@ class PeerStores {
   bool past_caches() const { return past_caches_; }
 
   static constexpr size_t kMinBytes = 4096;
-  // In blocks. The other way is tried once in each period: the slow one takes a thirtieth of the time.
+  // In blocks. The other way is tried once in each period: the slow one takes a thirtieth of the
+  // time.
   static constexpr uint32_t kPeriod = 256;
   // The caches are timed more often while they are in use: they may become ten times slower.
   static constexpr uint32_t kCachedPeriod = 32;

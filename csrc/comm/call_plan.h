@@ -34,7 +34,7 @@ struct CallPlan {
   bool uses_processes = false;     // a plan is direct through the kernel (Reach::kProcess)
   bool copies_arrays = false;      // plain arrays are copied to where peers access them
   bool slots_if_far = false;       // slots are faster where the ranks' cores share no cache
-  int num_far_calls = 0;           // so many next calls use slots for that; equal on all ranks
+  int num_far_calls = 0;           // the next calls, which use slots for that; equal on all ranks
   int64_t num_calls = 0;
 
   PlannedCall* of(Reach reach, bool in_place) const {

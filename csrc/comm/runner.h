@@ -43,8 +43,8 @@ class Runner {
 
   template <class Protocol>
   bool run(const Plan& plan, const Payload& payload);
-  /// Whether the call's messages take turns in their slots (RingMemory::place): where ranks share
-  /// no core, so that lines leave a reader's cache by other ranks' reads alone. Equal on all ranks.
+  /// Whether the call's messages take turns in their slots (RingMemory::place); equal on all ranks.
+  /// Where ranks share a core, and its L2 cache, nothing is gained.
   bool messages_take_turns(const Call& call, int64_t nbytes) const;
   Payload payload_of(const Call& call, const Plan& plan);
   void set_block_counts(const Call& call, Payload& payload);
