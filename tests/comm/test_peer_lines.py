@@ -74,9 +74,11 @@ def reduced_by_messages_of_any_size(comm: pycoll.Communicator) -> list[str]:
         parts = comm.all_gather(x, algorithm="ring/simple").reshape(comm.size, count)
         if not all(np.array_equal(parts[r], x - comm.rank + r) for r in range(comm.size)):
             wrong.append(f"all_gather {count}")
-        send = [count // 2 if call % 3 else 0 for _ in range(comm.size)]  # counts of its own
+        block = count // comm.size
+        send = [block] * comm.size  # each rank knows its own counts only
         got = comm.all_to_all(x[: sum(send)].copy(), send_counts=send, recv_counts=send)
-        if len(got) != sum(send):
+        mine = x[comm.rank * block :][:block] - comm.rank
+        if not np.array_equal(got, np.concatenate([mine + r for r in range(comm.size)])):
             wrong.append(f"all_to_all {count}")
     return wrong
 
