@@ -92,12 +92,16 @@ void bind_local_group(py::module_& m) {
   m.def(
       "form_local_group",
       [](const std::string& name, int rank, int num_ranks, size_t shared_bytes,
-         const std::string& token, double timeout_s) {
-        return form_local_group(name, rank, num_ranks, shared_bytes, token,
-                                interruptible_deadline(timeout_s));
+         const std::string& token, double timeout_s, const CommunicatorObject* old,
+         const std::vector<int>& members) {
+        Deadline deadline = interruptible_deadline(timeout_s);
+        if (old != nullptr) deadline = deadline.with(watch_of(*old, members));
+        return form_local_group(name, rank, num_ranks, shared_bytes, token, deadline);
       },
       py::arg("name"), py::arg("rank"), py::arg("num_ranks"), py::arg("shared_bytes"),
-      py::arg("token"), py::arg("timeout_s"), ReleaseGil());
+      py::arg("token"), py::arg("timeout_s"), py::arg("old") = nullptr,
+      py::arg("members") = std::vector<int>(), ReleaseGil(),
+      "Forms it; PeerDiedError if one of `members` of `old` ends meanwhile.");
 }
 
 Store& open_store(Session& session) {

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from worlds import end, start
 
 import pycoll
+from pycoll._core import bootstrap
 from pycoll.elastic.owner_port import Address, Quorum, host_and_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(60)]
@@ -149,6 +150,27 @@ def test_rank_that_ends_within_grow_is_named_by_all(victim):
 
     outcomes = end(start(work, 3))
     assert [outcomes[rank] for rank in range(3) if rank != victim] == [victim] * 2
+
+
+def test_newcomer_hears_of_the_death_of_a_member():
+    """It does not know the members' processes; rank 0, which watches them, tells it."""
+    name = f"{os.getpid()}-newcomer"
+
+    def form(rank: int, **watched: Any) -> tuple[int, int, str]:
+        with pytest.raises(pycoll.PeerDiedError) as raised:
+            bootstrap.form_local_group(name, rank, 3, 4096, "secret", 10, **watched)
+        return raised.value.rank, raised.value.signal, str(raised.value)
+
+    def work(comm: Comm) -> tuple[int, int, str]:
+        if comm.rank == 0:
+            return form(0, old=comm, members=[0, 1])
+        time.sleep(0.3)  # until the others are connected; this rank never joins
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    processes = start(work, 2) + start(form, 0, 2)
+    of_member, _, of_newcomer = end(processes)
+    assert of_newcomer == of_member
+    assert of_newcomer[:2] == (1, signal.SIGKILL)
 
 
 def num_descriptors() -> int:

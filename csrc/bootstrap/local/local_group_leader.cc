@@ -72,7 +72,7 @@ void LocalGroupLeader::gather(const Deadline& deadline) {
     }
     const int64_t remaining_ns = deadline.remaining_ns();
     const int num_ready = poll_fds(fds, std::min(remaining_ns, kInterruptCheckNs));
-    deadline.check_interrupt();
+    check_interrupt(deadline);
     if (num_ready == 0 && remaining_ns <= 0) fail(timeout_after(deadline.timeout_s()));
 
     const size_t first_pending = 1 + joiners_.size();
@@ -151,7 +151,7 @@ void LocalGroupLeader::hear_joiner(int rank, const Deadline& deadline) {
     // An empty packet: the rank has left. Ranks send no malformed packets.
   }
   const GroupFailure death = death_of(rank);
-  deadline.check_interrupt();  // a caller that watches the processes knows the rank's own number
+  check_interrupt(deadline);  // a caller that watches the processes knows the rank's own number
   fail(death);
 }
 
@@ -232,10 +232,24 @@ void LocalGroupLeader::blame_ended() {
         .signal = signal});
 }
 
-void LocalGroupLeader::fail(const GroupFailure& failure) {
-  for (const Joiner& joiner : joiners_) {
-    if (joiner.socket) send_packet(joiner.socket.get(), failure.to_bytes(), {});
+void LocalGroupLeader::check_interrupt(const Deadline& deadline) {
+  try {
+    deadline.check_interrupt();
+  } catch (const PeerDiedError& death) {
+    fail({.kind = GroupFailure::Kind::kPeerDied,
+          .text = death.what(),
+          .rank = death.rank(),
+          .signal = death.signal()});
   }
+}
+
+void LocalGroupLeader::fail(const GroupFailure& failure) {
+  const std::string packet = failure.to_bytes();
+  for (const Joiner& joiner : joiners_) {
+    if (joiner.socket) send_packet(joiner.socket.get(), packet, {});
+  }
+  accept_pending();
+  for (const PendingPeer& peer : pending_) send_packet(peer.socket.get(), packet, {});
   failure.raise();
 }
 

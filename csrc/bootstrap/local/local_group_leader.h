@@ -48,6 +48,10 @@ class LocalGroupLeader {
   GroupFailure death_of(int rank) const;
   /// Fails if the missing ranks can only be processes that ended before they said their rank.
   void blame_ended();
+  /// Tells the others of a death that only this rank's caller watches for: a newcomer to the group
+  /// does not know the processes of its members.
+  void check_interrupt(const Deadline& deadline);
+  /// Raises the failure on all ranks that have connected.
   [[noreturn]] void fail(const GroupFailure& failure);
 
   const int num_ranks_;
