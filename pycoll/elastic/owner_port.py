@@ -7,6 +7,7 @@ process has ended, whatever the rank is doing.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import hmac
@@ -21,7 +22,7 @@ from pycoll import _core, environment
 from pycoll.arguments import shown
 from pycoll.elastic.messages import BROKEN, checked_text, whole
 from pycoll.elastic.port_server import PortServer
-from pycoll.errors import SystemError, UsageError
+from pycoll.errors import PeerDiedError, SystemError, UsageError
 
 if TYPE_CHECKING:
     from pycoll.communicator import Communicator
@@ -209,7 +210,11 @@ def owner_port_of(comm: Communicator, method: str) -> OwnerPort:
 
 
 def exchange_through(store: Any, rank: int, size: int) -> Callable[[str, str, float], list[bytes]]:
-    """Exchange function for `open_owner_port`, through a store that the ranks share."""
+    """Exchange function for `open_owner_port`, through a store that the ranks share.
+
+    If a rank ends meanwhile, it raises PeerDiedError on all other ranks or on none of them: on none
+    once rank 0 has set all ranks' texts.
+    """
 
     def exchange(topic: str, own: str, timeout_s: float) -> list[bytes]:
         store.set(f"{topic}/{rank}", own)
@@ -217,11 +222,13 @@ def exchange_through(store: Any, rank: int, size: int) -> Callable[[str, str, fl
         if rank == 0:
             texts = [store.get(f"{topic}/{r}", timeout_s).decode() for r in range(size)]
             store.set(f"{topic}s", json.dumps(texts))
-            for peer in range(1, size):
-                store.get(f"{topic}/known/{peer}", timeout_s)
+            with contextlib.suppress(PeerDiedError):
+                for peer in range(1, size):
+                    store.get(f"{topic}/known/{peer}", timeout_s)
         else:
             texts = json.loads(store.get(f"{topic}s", timeout_s))
-            store.set(f"{topic}/known/{rank}", "")
+            with contextlib.suppress(PeerDiedError):
+                store.set(f"{topic}/known/{rank}", "")
         return [text.encode() for text in texts]
 
     return exchange

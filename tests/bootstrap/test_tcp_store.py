@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
@@ -346,6 +347,23 @@ def test_stop_with_linger_ends_although_a_client_stays(server):
     assert 0.3 <= time.monotonic() - start < 10
     with pytest.raises(errors.PeerDiedError):
         store.get("key", 5)
+
+
+def test_after_a_death_what_was_set_is_found_and_nothing_more_can_be_set():
+    """So a key that rank 0 sets last is found by all ranks or by none."""
+    server = bootstrap.TcpStoreServer("127.0.0.1", 0, "secret", reports_deaths=True)
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.stop)
+        first, second = (
+            stack.enter_context(contextlib.closing(connect(server, rank))) for rank in range(2)
+        )
+        first.set("before", "x")
+        second.report_death(2, "rank 2 ended")
+        assert second.get("before", 10) == b"x"
+        for act in (lambda: first.set("after", "y"), lambda: second.get("after", 10)):
+            with pytest.raises(errors.PeerDiedError, match="rank 2 ended") as raised:
+                act()
+            assert raised.value.rank == 2
 
 
 def test_ctrl_c_ends_a_get(ranks, server):

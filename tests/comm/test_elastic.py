@@ -152,6 +152,28 @@ def test_rank_that_ends_within_grow_is_named_by_all(victim):
     assert [outcomes[rank] for rank in range(3) if rank != victim] == [victim] * 2
 
 
+def test_rank_that_ends_when_the_grown_world_is_complete_leaves_the_others_in_it():
+    """Rank 0 waits until all know the addresses; the others do not wait for the victim any more."""
+    where = address()
+
+    def end_when_all_know(store: Any, rank: int, _: int) -> Callable[..., None]:
+        def exchange(topic: str, own: str, timeout_s: float) -> None:
+            store.set(f"{topic}/{rank}", own)
+            store.get(f"{topic}s", timeout_s)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        return exchange
+
+    def work(comm: Comm) -> list[int]:
+        if comm.rank == 1:
+            with mock.patch("pycoll.elastic.resize.exchange_through", end_when_all_know):
+                comm.grow(1, where, 10)
+        return comm.grow(1, where, 10).shrink(10).former_ranks
+
+    processes = start(work, 3) + start(lambda: pycoll.join(where, 10).shrink(10).former_ranks, 0)
+    assert end(processes) == [[0, 2, 3], "killed by SIGKILL", [0, 2, 3], [0, 2, 3]]
+
+
 def test_newcomer_hears_of_the_death_of_a_member():
     """It does not know the members' processes; rank 0, which watches them, tells it."""
     name = f"{os.getpid()}-newcomer"

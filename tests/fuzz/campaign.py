@@ -24,7 +24,7 @@ import numpy as np
 injections.add_test_folders()
 
 REPORT_EVERY_S = 10.0
-MAX_TEXT = 3000
+MAX_TEXT = 30000
 
 
 class Tally:

@@ -295,6 +295,11 @@ void TcpStoreServer::handle_request(StoreConnection& connection, const std::stri
   if (kind == StoreFrame::kSet) {
     const std::string value(reader.text());
     reader.expect_end();
+    if (death_) {
+      // Else a rank that asks later would go on, and those that were told of the death would not.
+      connection.out += death_frame(number);
+      return;
+    }
     const auto num_waiting = static_cast<size_t>(
         std::count_if(connections_.begin(), connections_.end(),
                       [&key](const auto& one) { return one->wait && one->wait->key == key; }));
