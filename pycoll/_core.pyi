@@ -532,6 +532,7 @@ class Predictor:
         self,
         cases: collections.abc.Sequence[tuple[str, str, int]],
         protocol: str,
+        arrays: str,
         n: int,
         cores: int,
     ) -> None: ...

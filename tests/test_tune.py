@@ -95,7 +95,9 @@ def test_fit_finds_the_costs_that_the_times_were_made_with():
             for protocol, costs in true.items():
                 if (name, protocol) == ("tree", "direct"):
                     continue  # passes partial sums on
-                predictor = _core.Predictor([("all_reduce", name, nbytes)], protocol, 2, 2)
+                predictor = _core.Predictor(
+                    [("all_reduce", name, nbytes)], protocol, "mapped", 2, 2
+                )
                 times[f"{name}/{protocol}"] = predictor.times(*costs)
         sizes.append(tuning.Measured("all_reduce", "mapped", nbytes, times))
     for row in tuning.fit_costs(sizes, 2, 2, DATE):
@@ -105,9 +107,20 @@ def test_fit_finds_the_costs_that_the_times_were_made_with():
                 name, protocol = candidate.split("/")
                 if protocol == row.protocol:
                     predictor = _core.Predictor(
-                        [("all_reduce", name, measured.nbytes)], protocol, 2, 2
+                        [("all_reduce", name, measured.nbytes)], protocol, "mapped", 2, 2
                     )
                     assert predictor.times(*fitted) == [pytest.approx(time_s, rel=0.1)]
+
+
+def test_other_processes_arrays_are_read_only_in_predictions_too():
+    """Rank 1 reads the whole broadcast; in mapped arrays, rank 0 writes half of it."""
+    times = {}
+    for arrays in ("plain", "mapped"):
+        message = ("broadcast", "scatter_all_gather", 1 << 24)
+        predictor = _core.Predictor([message], "direct", arrays, 2, 2)
+        (times[arrays],) = predictor.times(0, 1e-10, 0)
+    assert times["plain"] == pytest.approx((1 + 0.25 / 2) * 1e-10 * (1 << 24), rel=1e-3)
+    assert times["mapped"] == pytest.approx((1 + 0.25) / 2 * 1e-10 * (1 << 24), rel=1e-3)
 
 
 # The command.

@@ -55,10 +55,11 @@ std::vector<std::string> choices(const std::string& collective, int64_t nbytes) 
 /// Simulates a fixed list of messages under several sets of costs.
 class Predictor {
  public:
-  /// `cases`: collective, algorithm, nbytes; all by one protocol.
+  /// `cases`: collective, algorithm, nbytes; all by one protocol, with one kind of arrays.
   Predictor(const std::vector<std::tuple<std::string, std::string, int64_t>>& cases,
-            const std::string& protocol, int num_ranks, int num_cores)
+            const std::string& protocol, const std::string& arrays, int num_ranks, int num_cores)
       : num_cores_(num_cores) {
+    const Writes writes = writes_of(arrays_from_name(arrays));
     const bool direct = protocol_from_name(protocol) == ProtocolKind::kDirect;
     for (const auto& [collective, algorithm, nbytes] : cases) {
       const AlgorithmInfo& row = find_algorithm(collective_from_name(collective), algorithm);
@@ -66,7 +67,7 @@ class Predictor {
       const int blocks = info(row.collective).blocks_per_payload(num_ranks);
       Message message{{}, {}, nbytes, static_cast<double>(nbytes) / blocks};
       if (direct) {
-        message.work = direct_work(schedule);
+        message.work = direct_work(schedule, writes);
       } else {
         message.programs = lower_for(schedule, nbytes);
       }
@@ -174,8 +175,8 @@ void bind_tuning(py::module_& m) {
   m.def("choices", &choices, py::arg("collective"), py::arg("nbytes"));
   py::class_<Predictor>(m, "Predictor", "Simulates the same messages under several costs.")
       .def(py::init<const std::vector<std::tuple<std::string, std::string, int64_t>>&,
-                    const std::string&, int, int>(),
-           py::arg("cases"), py::arg("protocol"), py::arg("n"), py::arg("cores"))
+                    const std::string&, const std::string&, int, int>(),
+           py::arg("cases"), py::arg("protocol"), py::arg("arrays"), py::arg("n"), py::arg("cores"))
       .def("times", &Predictor::times, py::arg("alpha"), py::arg("beta"), py::arg("gamma"));
   m.def(
       "builtin_cost",

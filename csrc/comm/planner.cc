@@ -35,9 +35,8 @@ bool is_built_in(Collective collective, std::string_view name) {
   });
 }
 
-/// Memory of another process is read only, so that a rank that is late changes nothing in it.
 Writes writes_of(Reach reach) {
-  return reach == Reach::kProcess ? Writes::kOwnOnly : Writes::kPeers;
+  return writes_of(reach == Reach::kProcess ? Arrays::kPlain : Arrays::kMapped);
 }
 
 std::string title_of(Collective collective, std::string_view name) {

@@ -13,8 +13,10 @@ namespace {
 // Results of at least this size are written around the caches, which avoids reading output lines
 // before they are overwritten. For smaller ones the caches are faster.
 constexpr int64_t kStreamingBytes = int64_t{32} << 20;
+// The same threshold for bytes that go through slots and are not reduced.
+constexpr int64_t kMovedStreamingBytes = int64_t{16} << 20;
 // The same threshold for direct plans, in which the rank that has a result writes it to the
-// outputs.
+// outputs. A broadcast has one input and fits the caches longer: kStreamingBytes.
 constexpr int64_t kDirectStreamingBytes = int64_t{6} << 20;
 // The same threshold for copying a rank's own block, which no other rank reads.
 constexpr int64_t kBlockStreamingBytes = int64_t{8} << 20;
@@ -102,7 +104,9 @@ std::optional<bool> Runner::run_on_buffers(const Call& call, int64_t nbytes, con
     payload.tile_count = std::max<int64_t>(
         tile_count(planned->plan, Direct::kStageBytes, static_cast<size_t>(element_size)), 1);
   }
-  cpu_.begin(exchange_, payload, arithmetic_of(call, nbytes, kDirectStreamingBytes));
+  const bool one_input = call.collective == Collective::kBroadcast;
+  cpu_.begin(exchange_, payload,
+             arithmetic_of(call, nbytes, one_input ? kStreamingBytes : kDirectStreamingBytes));
   copy_blocks(payload, planned->plan.placement.before, static_cast<size_t>(element_size));
   if (payload.count != 0 && !interpret<Direct>(cpu_, planned->plan.view(), payload)) return false;
   if (planned->has_results &&
@@ -118,7 +122,9 @@ std::optional<bool> Runner::run_on_buffers(const Call& call, int64_t nbytes, con
 
 bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {
   Payload payload = payload_of(call, planned.plan);
-  const CpuArithmetic arithmetic = arithmetic_of(call, nbytes, kStreamingBytes);
+  const bool has_op = info(call.collective).has_op;
+  const CpuArithmetic arithmetic =
+      arithmetic_of(call, nbytes, has_op ? kStreamingBytes : kMovedStreamingBytes);
   copy_blocks(payload, planned.plan.placement.before, arithmetic.element_size);
   bool ok;
   if (planned.protocol == ProtocolKind::kLL) {
@@ -223,7 +229,10 @@ CpuArithmetic Runner::arithmetic_of(const Call& call, int64_t nbytes,
   arithmetic.element_size = dtype_size(call.dtype);
   arithmetic.reduce_copy = reduce_copy_fn(call.dtype, call.op);
   arithmetic.divisor = call.op == Op::kAvg ? num_ranks_ : 1;
-  arithmetic.streaming = call.output != call.input && nbytes >= streaming_bytes;
+  // Lines of an output that are read as inputs first are in the caches. A broadcast has no such
+  // lines: its root writes none of its own.
+  const bool reads_outputs = call.output == call.input && call.collective != Collective::kBroadcast;
+  arithmetic.streaming = !reads_outputs && nbytes >= streaming_bytes;
   return arithmetic;
 }
 

@@ -122,8 +122,7 @@ class DirectPlanner {
     return ok;
   }
 
-  static DirectWork work_of(const Plan& plan) {
-    DirectWork work;
+  static void add_work(const Plan& plan, DirectWork& work) {
     for (const Step& step : plan.program.steps) {
       const int num_remote = std::popcount(step.src_peers) + std::popcount(step.dst_peers);
       const int num_srcs = std::popcount(step.src_peers) + (step.has(kReadLocal) ? 1 : 0);
@@ -132,7 +131,6 @@ class DirectPlanner {
       work.remote += num_remote * blocks;
       work.combined += std::max(0, num_srcs - 1) * blocks;
     }
-    return work;
   }
 
  private:
@@ -306,14 +304,15 @@ std::optional<DirectPlan> make_direct_plan(const Schedule& schedule, int rank, W
   return mine;
 }
 
-std::vector<DirectWork> direct_work(const Schedule& schedule) {
-  DirectPlanner planner(schedule);
+std::vector<DirectWork> direct_work(const Schedule& schedule, Writes writes) {
+  DirectPlanner planner(schedule, writes);
   if (!planner.classify()) return {};
   std::vector<DirectWork> work;
   for (int rank = 0; rank < schedule.num_ranks; ++rank) {
     const std::optional<DirectPlan> direct = planner.plan_of(rank);
     if (!direct) return {};
-    work.push_back(DirectPlanner::work_of(direct->plan));
+    DirectPlanner::add_work(direct->plan, work.emplace_back());
+    if (direct->has_results) DirectPlanner::add_work(direct->results, work.back());
   }
   return work;
 }

@@ -12,6 +12,7 @@
 
 #include <optional>
 
+#include "base/arrays.h"
 #include "plan/plan.h"
 
 namespace pycoll {
@@ -26,6 +27,11 @@ struct BufferRef {
 
 /// The memory that the ranks of a direct plan write.
 enum class Writes : uint8_t { kPeers, kOwnOnly };
+
+/// Memory of another process is read only, so that a rank that is late changes nothing in it.
+inline Writes writes_of(Arrays arrays) {
+  return arrays == Arrays::kPlain ? Writes::kOwnOnly : Writes::kPeers;
+}
 
 struct DirectPlan {
   Plan plan;
@@ -51,6 +57,6 @@ std::optional<DirectPlan> make_direct_plan(const Schedule& schedule, int rank,
                                            Writes writes = Writes::kPeers);
 
 /// Work by rank, computed without a proof, to compare schedules. Empty when there is no plan.
-std::vector<DirectWork> direct_work(const Schedule& schedule);
+std::vector<DirectWork> direct_work(const Schedule& schedule, Writes writes);
 
 }  // namespace pycoll

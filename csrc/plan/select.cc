@@ -160,7 +160,8 @@ std::vector<Candidate> Selector::simulate(Collective collective, int64_t nbytes,
       Candidate candidate{schedule.algorithm, protocol, 0, 0};
       if (is_direct(protocol) && !one_host) continue;
       if (is_direct(protocol)) {
-        const std::vector<DirectWork> work = direct_work(schedule);
+        const std::vector<DirectWork> work =
+            direct_work(schedule, topology_.of_devices ? Writes::kPeers : writes_of(arrays));
         if (work.empty()) continue;
         const double block_nbytes =
             static_cast<double>(nbytes) / info(collective).blocks_per_payload(topology_.num_ranks);

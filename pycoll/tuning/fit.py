@@ -55,7 +55,7 @@ def fit_costs(
 def _fit(
     protocol: str, arrays: str, rows: list[tuple[str, str, int, float]], n: int, cores: int
 ) -> tuple[float, float, float]:
-    predictor = _core.Predictor([row[:3] for row in rows], protocol, n, cores)
+    predictor = _core.Predictor([row[:3] for row in rows], protocol, arrays, n, cores)
 
     def error(costs: tuple[float, float, float]) -> float:
         simulated = predictor.times(*costs)
