@@ -22,7 +22,7 @@ constexpr int64_t kDirectStreamingBytes = int64_t{6} << 20;
 constexpr int64_t kBlockStreamingBytes = int64_t{8} << 20;
 
 // Messages of calls that move fewer bytes take turns in the slots. Larger calls use the whole ring
-// anyway, and are slower with a larger one.
+// anyway, and most are slower with a larger one.
 constexpr int64_t kMaxTurnBytes = int64_t{1} << 20;
 
 /// Elements of all blocks that `index_of`, a column of the table of collectives, puts in a buffer.
@@ -146,10 +146,13 @@ bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {
 bool Runner::messages_take_turns(const Call& call, int64_t nbytes) const {
   const Segment& segment = transport_.segment();
   const int64_t moved = call.collective == Collective::kAllReduce ? 2 * nbytes : nbytes;
+  // A reader that writes past its caches would keep the whole ring in them otherwise.
+  const bool reader_keeps_ring =
+      call.collective == Collective::kBroadcast && nbytes >= kMovedStreamingBytes;
   // Ranks with counts of their own do not know those of the others, and a proxy does not know the
   // sizes of messages.
-  return moved < kMaxTurnBytes && call.send_counts == nullptr && segment.proxy() == nullptr &&
-         num_ranks_ <= segment.num_cores();
+  return (moved < kMaxTurnBytes || reader_keeps_ring) && call.send_counts == nullptr &&
+         segment.proxy() == nullptr && num_ranks_ <= segment.num_cores();
 }
 
 template <class Protocol>
