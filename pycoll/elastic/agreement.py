@@ -229,18 +229,18 @@ class Agreement:
     async def _gather(self) -> Outcome:
         probes = [asyncio.create_task(self._probe(rank)) for rank in self.higher]
         try:
-            while self._seconds_left() > 0 and self._missing():
+            while (missing := self._missing()) and self._seconds_left() > 0:
                 self._server.changed.clear()
                 with contextlib.suppress(asyncio.TimeoutError):
                     wait_s = min(0.5, self._seconds_left())
                     await asyncio.wait_for(self._server.changed.wait(), wait_s)
+            # Before other tasks run: a member that ends now counts, and would be missing later.
+            joined = self._server.members(self._topic)
+            members = {self._port.rank: self._value} | {r: m.value for r, m in joined.items()}
         finally:
             await cancel(probes)
-        missing = self._missing()
         if missing and (outcome := self.decide_without(missing)) is not None:
             return outcome
-        joined = self._server.members(self._topic)
-        members = {self._port.rank: self._value} | {r: m.value for r, m in joined.items()}
         await self.check_majority(set(members))
         return self.decide(dict(sorted(members.items())))
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
 from worlds import end, start
 
 import pycoll
-from pycoll.elastic.port_server import write_message
+from pycoll.elastic.port_server import cancel, write_message
 from pycoll.elastic.value_agreement import ValueAgreement
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(60)]
@@ -124,6 +126,28 @@ def agree_late(comm: Comm, late: int) -> list[str]:
 
 
 @pytest.mark.slow
+def test_rank_that_ends_after_all_have_come_counts():
+    """The coordinator has seen that no rank is missing: the death does not make one late."""
+
+    def work(comm: Comm) -> list[int]:
+        pids = comm.all_gather(np.array([os.getpid()])).ravel()
+
+        async def cancel_once_it_has_gone(tasks: list[asyncio.Task[None]]) -> None:
+            os.kill(int(pids[2]), signal.SIGKILL)
+            end_s = time.monotonic() + 10
+            while 2 in port.server.members(topic) and time.monotonic() < end_s:
+                await asyncio.sleep(0.001)
+            await cancel(tasks)
+
+        if comm.rank != 0:
+            return [comm.agree(comm.rank, "max")]
+        port, topic = comm._owner_ports[-1], "agree 1"
+        with mock.patch("pycoll.elastic.agreement.cancel", cancel_once_it_has_gone):
+            return [comm.agree(comm.rank, "max")]
+
+    assert end(start(work, 3)) == [[2], [2], KILLED]
+
+
 def test_all_ranks_time_out_when_one_calls_too_late():
     outcomes = end(start(agree_late, 3, 2))
     text = "agree: rank 2 did not call it within 0.2 s, but still runs: it is computing"
