@@ -125,7 +125,6 @@ def agree_late(comm: Comm, late: int) -> list[str]:
     return found
 
 
-@pytest.mark.slow
 def test_rank_that_ends_after_all_have_come_counts():
     """The coordinator has seen that no rank is missing: the death does not make one late."""
 
@@ -148,6 +147,7 @@ def test_rank_that_ends_after_all_have_come_counts():
     assert end(start(work, 3)) == [[2], [2], KILLED]
 
 
+@pytest.mark.slow
 def test_all_ranks_time_out_when_one_calls_too_late():
     outcomes = end(start(agree_late, 3, 2))
     text = "agree: rank 2 did not call it within 0.2 s, but still runs: it is computing"

@@ -183,10 +183,17 @@ def test_newcomer_hears_of_the_death_of_a_member():
             bootstrap.form_local_group(name, rank, 3, 4096, "secret", 10, **watched)
         return raised.value.rank, raised.value.signal, str(raised.value)
 
+    def num_sockets() -> int:
+        lines = Path("/proc/net/unix").read_text().splitlines()
+        return sum(line.endswith(f" @pycoll-{name}") for line in lines)
+
     def work(comm: Comm) -> tuple[int, int, str]:
         if comm.rank == 0:
             return form(0, old=comm, members=[0, 1])
-        time.sleep(0.3)  # until the others are connected; this rank never joins
+        end_s = time.monotonic() + 10
+        # The leader listens, and the newcomer has connected; this rank never joins.
+        while num_sockets() < 2 and time.monotonic() < end_s:
+            time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGKILL)
 
     processes = start(work, 2) + start(form, 0, 2)
