@@ -60,7 +60,7 @@ template <bool streaming>
 /// followed.
 [[gnu::always_inline]] inline bool write_to_peer(char* dst, const char* src, size_t nbytes,
                                                  PeerStores* stores) {
-  const PeerStores::Turn turn = stores == nullptr ? PeerStores::Turn{} : stores->next(nbytes);
+  const PeerStores::Turn turn = stores == nullptr ? PeerStores::Turn{} : stores->next(dst, nbytes);
   if (turn.past_caches) {
     copy<true>(dst, src, nbytes);
     if (turn.timed) streaming_fence();

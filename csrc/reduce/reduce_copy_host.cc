@@ -90,7 +90,7 @@ void copy_bytes(void* dst, const void* src, size_t nbytes, bool streaming) {
 }
 
 void copy_to_peer(void* dst, const void* src, size_t nbytes, PeerStores* stores) {
-  const PeerStores::Turn turn = stores == nullptr ? PeerStores::Turn{} : stores->next(nbytes);
+  const PeerStores::Turn turn = stores == nullptr ? PeerStores::Turn{} : stores->next(dst, nbytes);
   if (!turn.past_caches && kStringMoves && nbytes >= kMinStringMoveBytes) {
     string_move(dst, src, nbytes);
   } else {

@@ -134,29 +134,46 @@ void run_case(const Case& c) {
   for (std::thread& rank : ranks) rank.join();
 }
 
-/// Writes blocks that take so many ticks per byte.
-void write_blocks(PeerStores& stores, uint64_t cached, uint64_t past,
+/// Writes blocks of a ring of 8 slots that take so many ticks per byte; through the caches, `alone`
+/// if the slot was written past them last.
+void write_blocks(PeerStores& stores, uint64_t cached, uint64_t past, uint64_t alone,
                   uint32_t num_blocks = 4 * PeerStores::kPeriod) {
   constexpr size_t kBytes = 8192;
-  for (uint32_t i = 0; i < num_blocks; ++i) {
-    const PeerStores::Turn turn = stores.next(kBytes);
+  constexpr uint32_t kSlots = 8;
+  static char slots[kSlots];
+  static bool was_past[kSlots];
+  static uint32_t i = 0;
+  for (const uint32_t end = i + num_blocks; i != end; ++i) {
+    bool& was = was_past[i % kSlots];
+    const PeerStores::Turn turn = stores.next(&slots[i % kSlots], kBytes);
+    const uint64_t through = was ? alone : cached;
+    was = turn.past_caches;
     if (!turn.timed) continue;
     // A third of the measurements are interrupted.
     const uint64_t late = i % 3 == 0 ? 100 * kBytes : 0;
-    stores.took(turn, kBytes, turn.start + (turn.past_caches ? past : cached) * kBytes + late);
+    stores.took(turn, kBytes, turn.start + (turn.past_caches ? past : through) * kBytes + late);
   }
 }
 
 void check_peer_stores() {
   PeerStores stores(PeerStores::Way::kMeasured);
-  write_blocks(stores, 2, 1);
+  write_blocks(stores, 2, 1, 2);
   expect(!stores.past_caches(), "twice as slow is not worth a reader's misses");
-  write_blocks(stores, 10, 1);
+  write_blocks(stores, 10, 1, 10);
   expect(stores.past_caches(), "slow lines are written past the caches");
-  expect(!stores.next(PeerStores::kMinBytes - 1).past_caches, "short blocks stay in the caches");
-  write_blocks(stores, 1, 2);
+  char slot = 0;
+  expect(!stores.next(&slot, PeerStores::kMinBytes - 1).past_caches,
+         "short blocks stay in the caches");
+  write_blocks(stores, 10, 1, 5, 64 * PeerStores::kPeriod);
+  expect(stores.past_caches(), "a trial shows that the caches are still slow");
+  write_blocks(stores, 1, 1, 5, 64 * PeerStores::kPeriod);
   expect(!stores.past_caches(), "the cores share a cache again");
-  write_blocks(stores, 10, 1, 2 * PeerStores::kCachedPeriod);
+  write_blocks(stores, 5, 1, 5, PeerStores::kCachedPeriod);
+  expect(!stores.past_caches(), "lines that the reader is about to drop");
+  write_blocks(stores, 5, 1, 5);
+  expect(stores.past_caches(), "it does not drop them");
+  write_blocks(stores, 1, 1, 1, 64 * PeerStores::kPeriod);
+  write_blocks(stores, 10, 1, 10, 2 * PeerStores::kCachedPeriod);
   expect(stores.past_caches(), "slow caches are soon left");
 }
 
