@@ -39,7 +39,8 @@ PeerStores::Turn PeerStores::special_turn(const void* dst) {
     return {false, true, now_ticks(), ends ? Trial::kEnds : Trial::kGoesOn};
   }
   // The first two blocks of a period are timed.
-  const bool tries_other = count_ % kPeriod == 0;
+  const bool tries_other = count_ % kPeriod == 0 || asked_;
+  asked_ = false;
   next_special_ = tries_other || count_ % kCachedPeriod == 0 ? count_ + 1 : next_period();
   if (!past_caches_ || !tries_other) return {past_caches_ || tries_other, true, now_ticks()};
   if (pause_left_ != 0) {

@@ -43,6 +43,13 @@ class PeerStores {
   void took(const Turn& turn, size_t nbytes);
   /// As took(), at a given time.
   void took(const Turn& turn, size_t nbytes, uint64_t end);
+  /// Begins a trial of the caches with the next block, if writes go past them.
+  void try_caches() {
+    if (!past_caches_ || !measures_ || trial_ != nullptr) return;
+    pause_left_ = 0;
+    asked_ = true;
+    next_special_ = count_ + 1;
+  }
   /// Whether most writes go past the caches.
   bool past_caches() const { return past_caches_; }
 
@@ -83,6 +90,7 @@ class PeerStores {
   uint32_t trial_began_ = 0;     // value of `count_`
   uint32_t pause_ = 0;           // periods
   uint32_t pause_left_ = 0;
+  bool asked_ = false;     // for a trial
   uint32_t num_slow_ = 0;  // turns in a row
   // Ticks per byte of the last two turns through the caches, and past them. The faster one counts:
   // the kernel may interrupt any of them.

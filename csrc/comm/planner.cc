@@ -129,6 +129,8 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
     plan.slots_if_far = plan.copies_arrays && rule == nullptr && best.tabled_s == 0 && same_bits &&
                         !selector_.topology().oversubscribed() &&
                         pays_to_use_slots_if_far(wanted.nbytes);
+    plan.slots_if_near = plan.uses_processes && rule == nullptr && best.tabled_s == 0 &&
+                         pays_to_use_slots_if_near(wanted.collective, wanted.nbytes);
   } catch (const UsageError& error) {
     if (rule == nullptr) throw;
     throw UsageError("rule '" + rule->text + "' of PYCOLL_ALGO: " + error.what());
@@ -379,6 +381,10 @@ std::string Planner::describe_arrays(const PlanKey& wanted, const CallPlan& plan
   }
   if (plan.slots_if_far) {
     text += "  where the ranks' cores are measured to share no cache: " + name_of(*plan.slots) +
+            ", through slots\n";
+  }
+  if (plan.slots_if_near) {
+    text += "  while no rank writes slots past its caches: " + name_of(*plan.slots) +
             ", through slots\n";
   }
   return text + "  else: " + name_of(*plan.slots) + ", through slots\n";

@@ -25,6 +25,10 @@ constexpr int64_t kBlockStreamingBytes = int64_t{8} << 20;
 // anyway, and most are slower with a larger one.
 constexpr int64_t kMaxTurnBytes = int64_t{1} << 20;
 
+// While slots are slower than the kernel's copies, one call in so many uses them nevertheless, to
+// measure again how they are written.
+constexpr int kCallsOfKernel = 32;
+
 /// Elements of all blocks that `index_of`, a column of the table of collectives, puts in a buffer.
 int64_t count_blocks(const Call& call, int rank, int num_ranks,
                      int (*index_of)(const BlockAt& at)) {
@@ -63,7 +67,7 @@ Runner::Runner(Transport& transport, Waiter& waiter, PeerMemory& peer_memory, si
       buffers_(transport),
       exchange_(transport, waiter, peer_memory) {}
 
-std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const CallPlan& plan,
+std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, CallPlan& plan,
                                        PlannedCall*& planned) {
   const auto given = [&call](const void* data, int64_t count) {
     return ReachableBuffers::Given{static_cast<std::byte*>(const_cast<void*>(data)),
@@ -80,10 +84,18 @@ std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, const C
   return done;
 }
 
-std::optional<bool> Runner::run_on_buffers(const Call& call, int64_t nbytes, const CallPlan& plan,
+bool Runner::prefers_slots(CallPlan& plan) {
+  if (!exchange_.past_caches()) return true;
+  if (++plan.num_past_caches % kCallsOfKernel != 0) return false;
+  simple_links_.try_caches();
+  return true;
+}
+
+std::optional<bool> Runner::run_on_buffers(const Call& call, int64_t nbytes, CallPlan& plan,
                                            PlannedCall*& planned) {
   const auto element_size = static_cast<int64_t>(dtype_size(call.dtype));
-  if (!exchange_.exchange(buffers_.input_buffer(), buffers_.output_buffer(), plan.uses_processes)) {
+  if (!exchange_.exchange(buffers_.input_buffer(), buffers_.output_buffer(), plan.uses_processes,
+                          plan.slots_if_near && simple_links_.past_caches())) {
     return false;
   }
   const Reach reach = exchange_.reach();
@@ -95,6 +107,7 @@ std::optional<bool> Runner::run_on_buffers(const Call& call, int64_t nbytes, con
                                           : ": the ranks cannot all access each other's arrays: "
                                             "make them with comm.empty()"));
   }
+  if (reach == Reach::kProcess && plan.slots_if_near && prefers_slots(plan)) planned = plan.slots;
   if (planned->protocol != ProtocolKind::kDirect) return std::nullopt;
   Payload payload = payload_of(call, planned->plan);
   payload.buffers[static_cast<int>(BufferKind::kInput)] = buffers_.input();

@@ -23,7 +23,7 @@ class Runner {
   /// it is direct; returns nullopt if it needs slots. Raises UsageError on all ranks if the buffers
   /// do not allow the named algorithm. When it fails, no other rank can access the buffers any
   /// more.
-  std::optional<bool> run_direct(const Call& call, int64_t nbytes, const CallPlan& plan,
+  std::optional<bool> run_direct(const Call& call, int64_t nbytes, CallPlan& plan,
                                  PlannedCall*& planned);
   /// Runs a plan through slots. Like run_direct(), returns false if a wait failed; the waiter has
   /// the failure.
@@ -38,8 +38,10 @@ class Runner {
   const Ledger& ledger() const { return cpu_.ledger(); }
 
  private:
-  std::optional<bool> run_on_buffers(const Call& call, int64_t nbytes, const CallPlan& plan,
+  std::optional<bool> run_on_buffers(const Call& call, int64_t nbytes, CallPlan& plan,
                                      PlannedCall*& planned);
+  /// Whether a call that could use the kernel's copies uses slots; equal on all ranks.
+  bool prefers_slots(CallPlan& plan);
 
   template <class Protocol>
   bool run(const Plan& plan, const Payload& payload);

@@ -75,6 +75,11 @@ bool pays_to_use_slots_if_far(int64_t nbytes) {
   return nbytes < kMaxBytes;
 }
 
+bool pays_to_use_slots_if_near(Collective collective, int64_t nbytes) {
+  constexpr int64_t kMinBytes = 16 << 20;
+  return !info(collective).has_op && nbytes >= kMinBytes;
+}
+
 Selector::Selector(Topology topology, std::shared_ptr<const SelectionInputs> inputs)
     : topology_(std::move(topology)), inputs_(std::move(inputs)) {
   for (const Arrays arrays : kAllArrays) {

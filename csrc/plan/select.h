@@ -39,6 +39,9 @@ bool is_candidate(ProtocolKind protocol, int64_t nbytes);
 bool pays_to_copy(Collective collective, int64_t nbytes);
 /// Whether slots take less time than that where the ranks' cores share no cache (decision 0107).
 bool pays_to_use_slots_if_far(int64_t nbytes);
+/// Whether slots that are written through the caches take less time than the kernel's copies of
+/// plain arrays, and others more (decision 0110).
+bool pays_to_use_slots_if_near(Collective collective, int64_t nbytes);
 
 /// Settings of a communicator, fixed before its first call and equal on all ranks.
 struct SelectionInputs {

@@ -34,7 +34,8 @@ uint64_t BufferExchange::say(const Buffer& buffer) const {
   return reinterpret_cast<uint64_t>(buffer.data);
 }
 
-bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool with_processes) {
+bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool with_processes,
+                              bool past_caches) {
   ++number_;
   const size_t parity = number_ % 2;
   ExchangeLine own;
@@ -44,7 +45,8 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool wi
   own.digest = waiter_.digest();
   own.flags = (flags_of(input) & flags_of(output)) | (input.data == output.data ? kInPlace : 0u) |
               (reads_processes_ ? kReadsProcesses : 0u) |
-              (!threads && heap_ == nullptr ? kNoHeap : 0u) | (loads_.enter() ? kWantsLines : 0u);
+              (!threads && heap_ == nullptr ? kNoHeap : 0u) | (loads_.enter() ? kWantsLines : 0u) |
+              (past_caches ? kPastCaches : 0u);
   own.number = number_;
   segment_.exchange(rank_).entered[parity].write(own);
   ring_bells();
@@ -80,9 +82,10 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool wi
     // In the first exchange, the ranks find out what the system allows; then they exchange again.
     probed_ = true;
     reads_processes_ = can_use_processes();
-    return exchange(input, output, with_processes);
+    return exchange(input, output, with_processes, past_caches);
   }
   in_place_ = (any & kInPlace) != 0;
+  past_caches_ = (any & kPastCaches) != 0;
   if ((all & kMappedBuffers) != 0 && (any & kNoHeap) == 0) {
     reach_ = Reach::kMapped;
     is_far_ = (any & kWantsLines) != 0;

@@ -42,8 +42,9 @@ class BufferExchange {
   };
   /// Publishes both buffers to the peers and waits for theirs. A rank whose own buffers already
   /// rule out direct access does not wait. `with_processes` also allows Reach::kProcess; it must be
-  /// equal on all ranks. Returns false when a wait failed.
-  bool exchange(const Buffer& input, const Buffer& output, bool with_processes);
+  /// equal on all ranks. `past_caches`: whether this rank writes slots past its caches. Returns
+  /// false when a wait failed.
+  bool exchange(const Buffer& input, const Buffer& output, bool with_processes, bool past_caches);
   /// Reach found by the last exchange; equal on all ranks.
   Reach reach() const { return reach_; }
   /// True when some rank's input and output are the same memory.
@@ -51,6 +52,8 @@ class BufferExchange {
   /// True when the reach is kMapped and some rank measures that its core shares no cache with that
   /// of a peer (PeerLoads).
   bool is_far() const { return is_far_; }
+  /// True when some rank writes slots past its caches; equal on all ranks that wait.
+  bool past_caches() const { return past_caches_; }
   /// Buffers of the last exchange, by rank.
   const std::vector<PeerBuffers>& peers() const { return peers_; }
 
@@ -91,6 +94,7 @@ class BufferExchange {
   Reach reach_ = Reach::kNone;
   bool in_place_ = false;
   bool is_far_ = false;
+  bool past_caches_ = false;
   std::vector<PeerBuffers> peers_;
   PeerLoads loads_;
 };

@@ -20,6 +20,7 @@ enum ExchangeFlags : uint32_t {
   kReadsProcesses = 8,  // this rank can read the memory of all peers' processes
   kNoHeap = 16,         // this rank cannot reach the heap
   kWantsLines = 32,     // peers return lines that they have only read (executor/cpu/peer_loads.h)
+  kPastCaches = 64,     // this rank writes slots past its caches (base/peer_stores.h)
 };
 
 struct alignas(kFlagBytes) ExchangeLine {
