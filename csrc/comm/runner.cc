@@ -25,6 +25,10 @@ constexpr int64_t kBlockStreamingBytes = int64_t{8} << 20;
 // anyway, and most are slower with a larger one.
 constexpr int64_t kMaxTurnBytes = int64_t{1} << 20;
 
+// Bytes of all messages that all ranks' rings hold at once where ranks share cores, and with them
+// their caches.
+constexpr int64_t kCrowdedRingBytes = int64_t{2} << 20;
+
 // While slots are slower than the kernel's copies, one call in so many uses them nevertheless, to
 // measure again how they are written.
 constexpr int kCallsOfKernel = 32;
@@ -149,23 +153,39 @@ bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {
   } else {
     payload.tile_count = tile_count(planned.plan, static_cast<int64_t>(simple_links_.slot_bytes),
                                     arithmetic.element_size);
-    cpu_.begin(simple_links_, arithmetic, messages_take_turns(call, nbytes));
+    cpu_.begin(simple_links_, arithmetic, slot_use_of(call, nbytes, planned.plan));
     ok = run<Simple>(planned.plan, payload);
   }
   if (ok) copy_blocks(payload, planned.plan.placement.after, arithmetic.element_size);
   return ok;
 }
 
-bool Runner::messages_take_turns(const Call& call, int64_t nbytes) const {
+SlotUse Runner::slot_use_of(const Call& call, int64_t nbytes, const Plan& plan) const {
   const Segment& segment = transport_.segment();
+  SlotUse use{static_cast<uint64_t>(segment.layout().num_slots)};
+  if (segment.proxy() != nullptr) return use;  // a proxy does not know how calls use the slots
+  if (num_ranks_ > segment.num_cores()) {
+    // The least power of two that is safe, and more as long as all rings fit.
+    const int64_t block_bytes = nbytes / info(call.collective).blocks_per_payload(num_ranks_);
+    const int64_t message_bytes =
+        std::min(block_bytes * plan.program.max_range / plan.placement.num_pieces,
+                 static_cast<int64_t>(simple_links_.slot_bytes));
+    const int64_t layer_bytes = plan.num_rings * message_bytes;
+    uint64_t num_slots = std::bit_ceil(static_cast<uint64_t>(std::max(plan.min_slots, 2)));
+    while (num_slots < use.num_slots &&
+           2 * static_cast<int64_t>(num_slots) * layer_bytes <= kCrowdedRingBytes) {
+      num_slots *= 2;
+    }
+    use.num_slots = std::min(use.num_slots, num_slots);
+    return use;
+  }
   const int64_t moved = call.collective == Collective::kAllReduce ? 2 * nbytes : nbytes;
   // A reader that writes past its caches would keep the whole ring in them otherwise.
   const bool reader_keeps_ring =
       call.collective == Collective::kBroadcast && nbytes >= kMovedStreamingBytes;
-  // Ranks with counts of their own do not know those of the others, and a proxy does not know the
-  // sizes of messages.
-  return (moved < kMaxTurnBytes || reader_keeps_ring) && call.send_counts == nullptr &&
-         segment.proxy() == nullptr && num_ranks_ <= segment.num_cores();
+  // Ranks with counts of their own do not know those of the others.
+  use.take_turns = (moved < kMaxTurnBytes || reader_keeps_ring) && call.send_counts == nullptr;
+  return use;
 }
 
 template <class Protocol>

@@ -45,9 +45,11 @@ class Runner {
 
   template <class Protocol>
   bool run(const Plan& plan, const Payload& payload);
-  /// Whether the call's messages take turns in their slots (RingMemory::place); equal on all ranks.
-  /// Where ranks share a core, and its L2 cache, nothing is gained.
-  bool messages_take_turns(const Call& call, int64_t nbytes) const;
+  /// How a call through `simple` uses its slots. Where each rank has a core, small messages take
+  /// turns in all of them, so that lines have left the reader's cache when they are written again
+  /// (decision 0108). Where ranks share a core, and its caches, they use so few slots that lines
+  /// are still there (decision 0111).
+  SlotUse slot_use_of(const Call& call, int64_t nbytes, const Plan& plan) const;
   Payload payload_of(const Call& call, const Plan& plan);
   void set_block_counts(const Call& call, Payload& payload);
   static void copy_blocks(const Payload& payload, const std::vector<BlockCopy>& copies,

@@ -72,6 +72,16 @@ PYCOLL_HD bool for_each_source(const ProgramView& program, auto& links,
 // single thread serves all links; in a block, thread i serves the links of peer i, so that the
 // latencies of their flags overlap.
 
+/// Whether a link has a slot for the next message of the call.
+template <class Target, class Link>
+PYCOLL_HD bool has_credit(const Target& target, Link& link) {
+  if constexpr (requires { target.slot_use(); }) {
+    return link.has_free_slot(target.slot_use());
+  } else {
+    return link.has_free_slot();
+  }
+}
+
 template <class Target, class Phase>
 PYCOLL_HD bool wait_for_credits(Target& target, const ProgramView& program, const Phase& phase) {
   const auto site = [](int peer, const StepOperands& operands) {
@@ -82,7 +92,7 @@ PYCOLL_HD bool wait_for_credits(Target& target, const ProgramView& program, cons
     const Step& step = *phase[0].step;
     if (step.dst_peers != 0 && step.has(kMulticastDst)) {
       auto& link = links.send_multicast;
-      if (link.has_free_slot()) return true;
+      if (has_credit(target, link)) return true;
       // Checks one reader at a time, because the wait and its error must name the reader that holds
       // the slot. All other ranks are peers here, so this rank's position is its rank.
       const bool ready = for_each_peer(program, step.dst_peers, [&](int peer) {
@@ -90,13 +100,13 @@ PYCOLL_HD bool wait_for_credits(Target& target, const ProgramView& program, cons
         return target.spin_until([&link, reader] { return link.has_free_slot_of(reader); },
                                  site(peer, phase[0]));
       });
-      return ready && link.has_free_slot();
+      return ready && has_credit(target, link);
     }
   }
   return target.for_own_peers(
       program, phase, &Step::dst_peers, [&](int peer, const StepOperands& operands) {
         auto& link = links.send[static_cast<size_t>(peer)];
-        return target.spin_until([&link] { return link.has_free_slot(); }, site(peer, operands));
+        return target.spin_until([&] { return has_credit(target, link); }, site(peer, operands));
       });
 }
 

@@ -1,6 +1,7 @@
 #include "plan/plan.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/error.h"
 #include "schedule/lower.h"
@@ -21,6 +22,21 @@ bool can_join_blocks(const Schedule& schedule, const std::vector<Program>& progr
     spans_blocks = spans_blocks || placement->spans_blocks;
   }
   return spans_blocks;
+}
+
+/// Rings of all ranks that carry messages: one for each pair of writer and reader, and one for each
+/// writer to all.
+int64_t count_rings(const std::vector<Program>& programs) {
+  int64_t num_rings = 0;
+  for (const Program& program : programs) {
+    uint64_t readers = 0;
+    bool multicast = false;
+    for (const Step& step : program.steps) {
+      step.has(kMulticastDst) ? multicast = true : readers |= step.dst_peers;
+    }
+    num_rings += std::popcount(readers) + (multicast ? 1 : 0);
+  }
+  return num_rings;
 }
 
 }  // namespace
@@ -52,6 +68,7 @@ Plan make_plan(const Schedule& schedule, int rank, const PlanOptions& options) {
   plan.collective = schedule.collective;
   plan.algorithm = schedule.algorithm;
   plan.programs_hash = hash_programs(programs);
+  plan.num_rings = count_rings(programs);
   plan.program = std::move(programs[static_cast<size_t>(rank)]);
   plan.min_slots = min_slots;
   plan.order = order;

@@ -20,6 +20,7 @@ struct Plan {
   Program program;              // of this rank
   Placement placement;          // of its local chunks
   int min_slots = 0;            // proved; the transport's links have at least as many
+  int64_t num_rings = 0;        // that carry messages, of all ranks
   Order order = Order::kOther;  // proved, of its reductions
   bool spans_blocks = false;    // a range of some rank holds several blocks: payloads of one tile
   uint64_t programs_hash = 0;   // hash_programs() of all ranks' programs

@@ -235,7 +235,7 @@ class FrameWorld {
         proxy_->released(protocol, peer);
       }
       SendEnd& writer = writers_[peer][kind];
-      if (!writer.has_free_slot()) continue;
+      if (!writer.has_free_slot({})) continue;
       if (protocol == ProtocolKind::kSimple) {
         writer.post(1);
       } else {

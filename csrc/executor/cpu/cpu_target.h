@@ -35,18 +35,17 @@ class CpuTarget {
 
   CpuTarget(Segment& segment, Waiter& waiter, int num_ranks);
 
-  /// `take_turns`: the messages of `simple` take turns in their slots (RingMemory::place). Equal on
-  /// all ranks.
-  void begin(Links& links, const CpuArithmetic& arithmetic, bool take_turns = false) {
+  void begin(Links& links, const CpuArithmetic& arithmetic, const SlotUse& slot_use = {}) {
     links_ = &links;
     arithmetic_ = arithmetic;
-    take_turns_ = take_turns;
+    slot_use_ = slot_use;
   }
   /// Starts an operation of the protocol direct, with the results of the exchange.
   void begin(const BufferExchange& exchange, const Payload& payload,
              const CpuArithmetic& arithmetic);
 
   Links& links() { return *links_; }
+  const SlotUse& slot_use() const { return slot_use_; }
   size_t element_size() const { return arithmetic_.element_size; }
   uint32_t digest() const { return waiter_.digest(); }
   bool mismatch(int peer, int) { return waiter_.mismatch(peer); }
@@ -79,7 +78,7 @@ class CpuTarget {
   void reduce_copy(const ProgramView& program, const OneStep& phase);
   /// Where the message of a `simple` step is in its slot.
   auto place_in(auto& link, const StepOperands& operands) const {
-    return link.place(num_bytes(operands) + links_->checksum_bytes, take_turns_);
+    return link.place(num_bytes(operands) + links_->checksum_bytes, slot_use_);
   }
   /// Writes the checksum of a slot that a `simple` step has filled.
   void add_checksum(SendEnd& link, const StepOperands& operands) {
@@ -143,7 +142,7 @@ class CpuTarget {
   bool process_memory_failed(int peer, const StepOperands& operands);
 
   Links* links_ = nullptr;
-  bool take_turns_ = false;
+  SlotUse slot_use_;
   const BufferExchange* exchange_ = nullptr;
   const Payload* payload_ = nullptr;
   CpuArithmetic arithmetic_;

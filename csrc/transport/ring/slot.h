@@ -3,7 +3,8 @@
 // A ring carries messages from one writer to one reader (a link) or to all other ranks (multicast).
 // Invariants (docs/memory_model.md has the argument):
 //   - only the writer advances `tail`, only reader i advances `heads[i]`; both only grow;
-//   - slot k % num_slots is written only when every head has passed k - num_slots (a credit);
+//   - message k is written to slot k % num_slots only when every head has passed k - num_slots (a
+//     credit); a call may use fewer slots of its rings (SlotUse);
 //   - bytes written before `tail` is released are read only after `tail` is acquired, and bytes
 //     read before a head is released are overwritten only after that head is acquired.
 #pragma once
@@ -84,6 +85,12 @@ inline void set_mark(FlagLine& line, uint64_t index, uint32_t mark) {
   std::atomic_ref<uint32_t>(line.marks[index]).store(mark, std::memory_order_relaxed);
 }
 
+/// How a call uses the slots of its rings: equal on all ranks.
+struct SlotUse {
+  uint64_t num_slots = kMaxSlots;  // the first so many; a power of two
+  bool take_turns = false;         // small messages begin at other places in each round
+};
+
 /// The addresses of a ring in shared memory.
 struct RingMemory {
   std::byte* slots = nullptr;
@@ -95,10 +102,11 @@ struct RingMemory {
   FlagLine* heads = nullptr;  // one per reader
   int num_heads = 1;
 
-  /// The slot of the message after `count` others.
-  std::byte* slot(uint64_t count) const {
-    return slots + count % static_cast<uint64_t>(num_slots) * stride_bytes;
+  /// The slot of the message after `count` others, in a call that uses so many slots.
+  std::byte* slot(uint64_t count, uint64_t num_used) const {
+    return slots + count % num_used * stride_bytes;
   }
+  std::byte* slot(uint64_t count) const { return slot(count, static_cast<uint64_t>(num_slots)); }
   /// Where in its slot a message of `nbytes` begins: further on in each round of the ring, since a
   /// line is written faster when it has left its reader's cache (decision 0108). Few lines take as
   /// long in either place.
@@ -121,27 +129,28 @@ class SendEnd {
   SendEnd() = default;
   explicit SendEnd(const RingMemory& memory) : memory_(memory) {}
 
-  /// Checks for a credit. Pairs with RecvEnd::release, so that the readers' loads are over.
-  bool has_free_slot() {
-    if (posted_ - released_ < static_cast<uint64_t>(memory_.num_slots)) return true;
+  /// Checks for a credit in a call that uses the slots so. Pairs with RecvEnd::release, so that the
+  /// readers' loads are over.
+  bool has_free_slot(const SlotUse& use) {
+    if (use.num_slots != num_used_) change_use(use);
+    if (is_free(released_)) return true;
     uint64_t slowest = posted_;
     for (int i = 0; i < memory_.num_heads; ++i) {
       const uint64_t head = load_acquire(memory_.heads[i].value);
       if (head < slowest) slowest = head;
     }
     released_ = slowest;
-    return posted_ - released_ < static_cast<uint64_t>(memory_.num_slots);
+    return is_free(released_);
   }
-  /// As has_free_slot(), for one reader, regardless of the others.
+  /// As has_free_slot(), which comes first, for one reader, regardless of the others.
   bool has_free_slot_of(int reader) const {
-    return posted_ - load_acquire(memory_.heads[reader].value) <
-           static_cast<uint64_t>(memory_.num_slots);
+    return is_free(load_acquire(memory_.heads[reader].value));
   }
-  std::byte* slot() const { return memory_.slot(posted_); }
-  /// Where a message of `nbytes` begins, in a call whose messages take turns or not.
-  std::byte* place(size_t nbytes, bool take_turns) {
-    take_turns_ = take_turns;
-    if (!take_turns) return slot();
+  std::byte* slot() const { return memory_.slot(posted_, num_used_); }
+  /// Where a message of `nbytes` begins; after has_free_slot().
+  std::byte* place(size_t nbytes, const SlotUse& use) {
+    take_turns_ = use.take_turns;
+    if (!take_turns_) return slot();
     if (!has_turns_ && memory_.takes_turns(nbytes)) [[unlikely]] {
       memory_.allocate_turns();
       has_turns_ = true;
@@ -172,11 +181,23 @@ class SendEnd {
  private:
   static constexpr int64_t kMaxWarmBytes = 16384;
 
+  /// Where a call uses more slots than the one before it, messages of the latter may be in any of
+  /// them: all have to be released first. Where it uses fewer, an unreleased message k is in a slot
+  /// of another number modulo `num_used_` than the next one.
+  void change_use(const SlotUse& use) {
+    if (use.num_slots > num_used_) drained_ = posted_;
+    num_used_ = use.num_slots;
+  }
+  bool is_free(uint64_t released) const {
+    return posted_ - released < num_used_ && released >= drained_;
+  }
   size_t index() const { return posted_ % static_cast<uint64_t>(memory_.num_slots); }
 
   RingMemory memory_;
   uint64_t posted_ = 0;
-  uint64_t released_ = 0;    // slowest head at the last check
+  uint64_t released_ = 0;  // slowest head at the last check
+  uint64_t num_used_ = kMaxSlots;
+  uint64_t drained_ = 0;     // messages that are released before the next one is written
   bool has_turns_ = false;   // their pages are allocated
   bool take_turns_ = false;  // in the last call
   PeerStores stores_;
@@ -196,8 +217,9 @@ class RecvEnd {
   }
   const std::byte* slot() const { return memory_.slot(released_); }
   /// As SendEnd::place().
-  const std::byte* place(size_t nbytes, bool take_turns) const {
-    return take_turns ? memory_.place(released_, nbytes) : slot();
+  const std::byte* place(size_t nbytes, const SlotUse& use) const {
+    return use.take_turns ? memory_.place(released_, nbytes)
+                          : memory_.slot(released_, use.num_slots);
   }
   uint64_t sequence() const { return released_ + 1; }
   uint32_t mark() const {
