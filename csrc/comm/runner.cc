@@ -25,9 +25,11 @@ constexpr int64_t kBlockStreamingBytes = int64_t{8} << 20;
 // anyway, and most are slower with a larger one.
 constexpr int64_t kMaxTurnBytes = int64_t{1} << 20;
 
-// Bytes of all messages that all ranks' rings hold at once where ranks share cores, and with them
-// their caches.
+// Where ranks share cores, and with them their caches: bytes of all ranks' messages that may be in
+// rings at once. With one slot, a writer waits for its reader after each message, so two may take
+// more.
 constexpr int64_t kCrowdedRingBytes = int64_t{2} << 20;
+constexpr int64_t kTwoSlotsBytes = int64_t{8} << 20;
 
 // While slots are slower than the kernel's copies, one call in so many uses them nevertheless, to
 // measure again how they are written.
@@ -165,17 +167,17 @@ SlotUse Runner::slot_use_of(const Call& call, int64_t nbytes, const Plan& plan) 
   SlotUse use{static_cast<uint64_t>(segment.layout().num_slots)};
   if (segment.proxy() != nullptr) return use;  // a proxy does not know how calls use the slots
   if (num_ranks_ > segment.num_cores()) {
-    // The least power of two that is safe, and more as long as all rings fit.
     const int64_t block_bytes = nbytes / info(call.collective).blocks_per_payload(num_ranks_);
     const int64_t message_bytes =
         std::min(block_bytes * plan.program.max_range / plan.placement.num_pieces,
                  static_cast<int64_t>(simple_links_.slot_bytes));
-    const int64_t layer_bytes = plan.num_rings * message_bytes;
-    uint64_t num_slots = std::bit_ceil(static_cast<uint64_t>(std::max(plan.min_slots, 2)));
-    while (num_slots < use.num_slots &&
-           2 * static_cast<int64_t>(num_slots) * layer_bytes <= kCrowdedRingBytes) {
-      num_slots *= 2;
-    }
+    // The least power of two that is safe, and more as long as all rings fit.
+    auto num_slots = std::bit_ceil(static_cast<uint64_t>(plan.min_slots));
+    const auto fit = [&] {
+      return 2 * static_cast<int64_t>(num_slots) * plan.num_rings * message_bytes <=
+             (num_slots == 1 ? kTwoSlotsBytes : kCrowdedRingBytes);
+    };
+    while (num_slots < use.num_slots && fit()) num_slots *= 2;
     use.num_slots = std::min(use.num_slots, num_slots);
     return use;
   }
