@@ -27,9 +27,10 @@ constexpr int64_t kMaxTurnBytes = int64_t{1} << 20;
 
 // Where ranks share cores, and with them their caches: bytes of all ranks' messages that may be in
 // rings at once. With one slot, a writer waits for its reader after each message, so two may take
-// more.
-constexpr int64_t kCrowdedRingBytes = int64_t{2} << 20;
+// more. Towards a root, and from it, ranks run ahead, which many slots allow.
+constexpr int64_t kCrowdedRingBytes = int64_t{3} << 20;
 constexpr int64_t kTwoSlotsBytes = int64_t{8} << 20;
+constexpr int64_t kRootedRingBytes = int64_t{16} << 20;
 
 // While slots are slower than the kernel's copies, one call in so many uses them nevertheless, to
 // measure again how they are written.
@@ -174,8 +175,10 @@ SlotUse Runner::slot_use_of(const Call& call, int64_t nbytes, const Plan& plan) 
     // The least power of two that is safe, and more as long as all rings fit.
     auto num_slots = std::bit_ceil(static_cast<uint64_t>(plan.min_slots));
     const auto fit = [&] {
-      return 2 * static_cast<int64_t>(num_slots) * plan.num_rings * message_bytes <=
-             (num_slots == 1 ? kTwoSlotsBytes : kCrowdedRingBytes);
+      const int64_t most = info(call.collective).has_root ? kRootedRingBytes
+                           : num_slots == 1               ? kTwoSlotsBytes
+                                                          : kCrowdedRingBytes;
+      return 2 * static_cast<int64_t>(num_slots) * plan.num_rings * message_bytes <= most;
     };
     while (num_slots < use.num_slots && fit()) num_slots *= 2;
     use.num_slots = std::min(use.num_slots, num_slots);

@@ -3,6 +3,7 @@
 // device_check.
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -22,7 +23,7 @@ namespace pycoll {
 namespace {
 
 constexpr double kTimeoutS = 60;
-constexpr int kNumRepeats = 3;  // slots wrap, and nothing is left over between operations
+constexpr int kNumRepeats = 7;  // slots wrap, and nothing is left over between operations
 
 std::atomic<int> num_failures{0};
 
@@ -57,13 +58,13 @@ struct Case {
 
 template <class Protocol, DType dtype, Op op>
 bool run_host(Segment& segment, Waiter& waiter, Links& links, const Plan& plan, Payload payload,
-              int num_ranks, int num_together) {
+              int num_ranks, int num_together, uint64_t num_slots) {
   CpuTarget host(segment, waiter, num_ranks);
   CpuArithmetic arithmetic;
   arithmetic.element_size = dtype_size(dtype);
   arithmetic.reduce_copy = reduce_copy_fn(dtype, op);
   arithmetic.divisor = op == Op::kAvg ? num_ranks : 1;
-  host.begin(links, arithmetic);
+  host.begin(links, arithmetic, {.num_slots = num_slots});
   if (num_together == 1) return interpret<Protocol>(host, plan.view(), payload);
   return interpret_together<Protocol>(host, plan.view(), payload, num_together);
 }
@@ -100,12 +101,17 @@ void run_rank(const Case& c, std::shared_ptr<LocalWorld> world, int rank) {
     if (!plan.placement.before.empty()) {
       std::memcpy(output.data(), input.data(), input.size() * sizeof(Storage));
     }
-    // One tile after another, several together, and as many as the slots allow.
-    const int most = transport->segment().layout().num_slots / plan.min_slots;
-    const int num_together = repeat == kNumRepeats ? most : std::min(repeat, most);
+    // One tile after another, several together, and as many as the slots allow; then in as few
+    // slots as are safe, and in others.
+    const auto all = static_cast<uint64_t>(transport->segment().layout().num_slots);
+    const int most = static_cast<int>(all) / plan.min_slots;
+    const int num_together = repeat > 3 ? 1 : repeat == 3 ? most : std::min(repeat, most);
+    const auto fewest = std::bit_ceil(static_cast<uint64_t>(plan.min_slots));
+    const bool few = c.protocol == ProtocolKind::kSimple && repeat > 3 && repeat % 2 == 0;
+    const uint64_t num_slots = few ? std::min(all, fewest * (repeat == 6 ? 2 : 1)) : all;
     waiter.begin(static_cast<uint64_t>(repeat), 1, kTimeoutS, {});
     const bool ok = run_host<Protocol, dtype, op>(transport->segment(), waiter, links, plan,
-                                                  payload, c.num_ranks, num_together);
+                                                  payload, c.num_ranks, num_together, num_slots);
     expect(ok, name + " did not end");
     if (!ok) return;
     for (int64_t i = 0; i < c.count; ++i) {
