@@ -36,8 +36,8 @@ struct CallPlan {
   bool slots_if_far = false;       // slots are faster where the ranks' cores share no cache
   int num_far_calls = 0;           // the next calls, which use slots for that; equal on all ranks
   bool slots_if_near = false;      // slots are faster than the kernel's copies while no rank writes
-                               // them past its caches
-  int num_past_caches = 0;  // calls in which one did; equal on all ranks
+                                   // them past its caches
+  int num_past_caches = 0;         // calls in which one did; equal on all ranks
   int64_t num_calls = 0;
 
   PlannedCall* of(Reach reach, bool in_place) const {

@@ -52,10 +52,13 @@ void MpiWire::say_goodbye() {
 /// Reads and discards messages until the peer's goodbye. True if it has come or can never come.
 bool MpiWire::has_heard_goodbye(Link& link) {
   for (int i = 0; link.open && i < kMaxLastWords; ++i) {
-    int is_here = link.next_bytes != 0;
-    MPI_Request& request = link.requests[link.next];
-    if (is_here == 0 && api_.Test(&request, &is_here, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
-    if (is_here == 0) return false;
+    if (link.next_bytes == 0) {
+      int is_here = 0;
+      MPI_Status status;
+      if (api_.Test(&link.requests[link.next], &is_here, &status) != MPI_SUCCESS) break;
+      if (is_here == 0) return false;
+      note_next(link, status);
+    }
     FrameHeader header;
     if (link.next_bytes >= sizeof(header)) {
       std::memcpy(&header, link.posted[link.next].bytes, sizeof(header));
