@@ -65,7 +65,7 @@ class PeerStores {
   // The reader takes longer for what it does not find in a cache, which is not measured here.
   static constexpr float kMargin = 2.5F;
   // Where the cores share a cache, writes through the caches take at most this many times as long
-  // (measured: 5, for lines that only the reader's cache has; 11 to 19 where they share none).
+  // (measured: up to 6, for lines that only the reader's cache has; 8 to 19 where they share none).
   static constexpr float kFarMargin = 7;
   // Turns in a row that have to be slower by less than that before the caches are left: the reader
   // may be about to drop the lines.

@@ -119,3 +119,8 @@ def test_large_moves_use_slots_while_these_are_written_through_the_caches(stores
     else:
         # One in 32 looks whether the caches are faster again.
         assert [call for call, name in enumerate(ran) if name == "simple"] == [31]
+
+
+def test_scatter_does_not_follow_the_links():
+    texts = run_ranks(lambda comm: comm.explain("scatter", 16 << 20), 4)
+    assert all("while no rank writes slots past its caches" not in text for text in texts)
