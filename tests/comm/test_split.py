@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -123,11 +124,17 @@ def test_split_used_and_closed_gives_everything_back(comm):
     for i in range(40):  # everything that is made only once
         use_part(comm, i)
     before = count_resources(comm)
+    resident_kib = [before.pop("resident KiB")]
     for i in range(200):
         use_part(comm, i)
-    after = count_resources(comm)
-    assert after.pop("resident KiB") <= before.pop("resident KiB") + SLACK_KIB
-    assert after == before
+        if i % 50 == 49:
+            after = count_resources(comm)
+            resident_kib.append(after.pop("resident KiB"))
+            assert after == before
+    # A leak grows in each stretch. A heap that other tests have used may grow at once, and by whole
+    # huge pages where the kernel makes them by itself.
+    assert min(b - a for a, b in pairwise(resident_kib)) <= SLACK_KIB / 4
+    assert max(resident_kib) <= resident_kib[0] + 8 * SLACK_KIB
 
 
 @on_ranks(3, own=True)
