@@ -62,7 +62,7 @@ inline constexpr EnvVariable kEnvironment[] = {
      "measured cached memory"},
     {"PYCOLL_PEER_LOADS", EnvType::kChoice, "measured",
      "What ranks do with lines of peers' arrays that they have only read.",
-     "measured kept returned"},
+     "measured kept returned claimed"},
     {"PYCOLL_REGISTER_AFTER", EnvType::kNumber, "8",
      "Uses of an array before it is registered automatically; 0: never.", "", 0, 1e6},
     {"PYCOLL_PEER_MEMORY", EnvType::kFlag, "1",

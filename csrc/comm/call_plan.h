@@ -16,10 +16,12 @@ struct PlannedCall {
   Plan results;              // direct with Writes::kOwnOnly: runs once all ranks have run `plan`
   bool has_results = false;  // on some rank
   ProtocolKind protocol = ProtocolKind::kSimple;
-  std::vector<BufferRef> given;  // direct: what peers read and write here, for the ledger
-  bool in_place_allowed = true;  // input and output may be the same memory
-  uint16_t name_id = 0;          // of algorithm/protocol in this rank's records; 0: not written yet
-  uint32_t name_hash = 0;        // of the name and all ranks' programs; equal on all ranks
+  std::vector<BufferRef> given;   // direct: what peers read and write here, for the ledger
+  bool in_place_allowed = true;   // input and output may be the same memory
+  bool has_sole_readers = false;  // direct: of what peers read here
+  PeerLoads::Claims claims;       // direct: whether owners write their arrays between calls
+  uint16_t name_id = 0;    // of algorithm/protocol in this rank's records; 0: not written yet
+  uint32_t name_hash = 0;  // of the name and all ranks' programs; equal on all ranks
   int64_t num_calls = 0;
   double measured_s = 0;  // running mean of the timed calls; 0: none yet
 };

@@ -268,6 +268,7 @@ PlannedCall* Planner::direct_plan(const PlanKey& wanted, std::string_view name,
     planned->has_results = direct->has_results;
     planned->given = std::move(direct->given);
     planned->in_place_allowed = direct->in_place_allowed;
+    planned->has_sole_readers = direct->has_sole_readers;
   }
   return direct_plans_.emplace(std::move(key), std::move(planned)).first->second.get();
 }

@@ -21,6 +21,10 @@ constexpr int64_t kDirectStreamingBytes = int64_t{6} << 20;
 // The same threshold for copying a rank's own block, which no other rank reads.
 constexpr int64_t kBlockStreamingBytes = int64_t{8} << 20;
 
+// Larger calls claim lines of their peers' arrays only where cores share no cache: elsewhere the
+// lines leave the reader's cache by themselves before they are written again.
+constexpr int64_t kMaxClaimedBytes = int64_t{1} << 20;
+
 // Messages of calls that move fewer bytes take turns in the slots. Larger calls use the whole ring
 // anyway, and most are slower with a larger one.
 constexpr int64_t kMaxTurnBytes = int64_t{1} << 20;
@@ -31,6 +35,10 @@ constexpr int64_t kMaxTurnBytes = int64_t{1} << 20;
 constexpr int64_t kCrowdedRingBytes = int64_t{3} << 20;
 constexpr int64_t kTwoSlotsBytes = int64_t{8} << 20;
 constexpr int64_t kRootedRingBytes = int64_t{16} << 20;
+
+// Tiles in flight of a call in which each rank sends to all others and receives from all. More than
+// half of a ring's slots would have its writer wait for its reader.
+constexpr int kTilesOfExchange = 4;
 
 // While slots are slower than the kernel's copies, one call in so many uses them nevertheless, to
 // measure again how they are written.
@@ -125,8 +133,11 @@ std::optional<bool> Runner::run_on_buffers(const Call& call, int64_t nbytes, Cal
         tile_count(planned->plan, Direct::kStageBytes, static_cast<size_t>(element_size)), 1);
   }
   const bool one_input = call.collective == Collective::kBroadcast;
+  const bool claims = planned->has_sole_readers && exchange_.may_claim() &&
+                      (nbytes <= kMaxClaimedBytes || exchange_.is_far());
   cpu_.begin(exchange_, payload,
-             arithmetic_of(call, nbytes, one_input ? kStreamingBytes : kDirectStreamingBytes));
+             arithmetic_of(call, nbytes, one_input ? kStreamingBytes : kDirectStreamingBytes),
+             claims ? &planned->claims : nullptr);
   copy_blocks(payload, planned->plan.placement.before, static_cast<size_t>(element_size));
   if (payload.count != 0 && !interpret<Direct>(cpu_, planned->plan.view(), payload)) return false;
   if (planned->has_results &&
@@ -152,12 +163,12 @@ bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {
     payload.tile_count = tile_count(
         planned.plan, LowLatency::payload_bytes<CpuTarget::LineBatch>(ll_links_.slot_bytes),
         arithmetic.element_size);
-    ok = run<LowLatency>(planned.plan, payload);
+    ok = run<LowLatency>(call, planned.plan, payload);
   } else {
     payload.tile_count = tile_count(planned.plan, static_cast<int64_t>(simple_links_.slot_bytes),
                                     arithmetic.element_size);
     cpu_.begin(simple_links_, arithmetic, slot_use_of(call, nbytes, planned.plan));
-    ok = run<Simple>(planned.plan, payload);
+    ok = run<Simple>(call, planned.plan, payload);
   }
   if (ok) copy_blocks(payload, planned.plan.placement.after, arithmetic.element_size);
   return ok;
@@ -193,13 +204,24 @@ SlotUse Runner::slot_use_of(const Call& call, int64_t nbytes, const Plan& plan) 
   return use;
 }
 
-template <class Protocol>
-bool Runner::run(const Plan& plan, const Payload& payload) {
+int Runner::num_tiles_together(const Call& call, const Plan& plan) const {
   const Segment& segment = transport_.segment();
+  const CollectiveInfo& row = info(call.collective);
+  int num_tiles = 1;
+  if (segment.proxy() != nullptr) {
+    num_tiles = kTilesTogether;
+  } else if (num_ranks_ <= segment.num_cores() && row.blocks != Blocks::kOne && !row.has_root) {
+    num_tiles = kTilesOfExchange;
+  }
+  return plan.min_slots * num_tiles <= segment.layout().num_slots ? num_tiles : 1;
+}
+
+template <class Protocol>
+bool Runner::run(const Call& call, const Plan& plan, const Payload& payload) {
   // All ranks decide the same, from values that are identical on all ranks.
-  if (segment.proxy() != nullptr && payload.count > payload.tile_count &&
-      plan.min_slots * kTilesTogether <= segment.layout().num_slots) {
-    return interpret_together<Protocol>(cpu_, plan.view(), payload, kTilesTogether);
+  if (const int num_tiles = num_tiles_together(call, plan);
+      num_tiles > 1 && payload.count > payload.tile_count) {
+    return interpret_together<Protocol>(cpu_, plan.view(), payload, num_tiles);
   }
   return interpret<Protocol>(cpu_, plan.view(), payload);
 }

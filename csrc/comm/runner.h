@@ -44,7 +44,11 @@ class Runner {
   bool prefers_slots(CallPlan& plan);
 
   template <class Protocol>
-  bool run(const Plan& plan, const Payload& payload);
+  bool run(const Call& call, const Plan& plan, const Payload& payload);
+  /// How many tiles of a call are in flight at once (interpret_together): between hosts some, to
+  /// hide latency; on a host some where a rank would otherwise send and receive in turn, since a
+  /// core copies faster when it first writes several slots and then reads several (decision 0112).
+  int num_tiles_together(const Call& call, const Plan& plan) const;
   /// How a call through `simple` uses its slots. Where each rank has a core, small messages take
   /// turns in all of them, so that lines have left the reader's cache when they are written again
   /// (decision 0108). Where ranks share a core, and its caches, they use so few slots that lines

@@ -1,4 +1,4 @@
-// The interpreter with several tiles in flight, for links between hosts.
+// The interpreter with several tiles in flight.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@ namespace pycoll {
 
 /// Like interpret(), with `num_together` tiles in flight: each step runs for all of them before the
 /// next step, so while the messages of one tile travel, those of the other tiles are sent. This
-/// suits links whose latency is long compared with the work of their ranks. Both ends of a link
-/// must use the same number.
+/// suits links whose latency is long compared with the work of their ranks, and ranks that would
+/// write one message and read one in turn. Both ends of a link must use the same number.
 ///
 /// Needs `num_together` times the slots with which the program is proved. The messages of a step
 /// are then equivalent to one message that takes `num_together` slots. The programs are a Kahn

@@ -122,6 +122,23 @@ class DirectPlanner {
     return ok;
   }
 
+  bool has_sole_readers() const {
+    std::map<std::pair<int, int>, int> reader;  // by rank and chunk
+    bool ok = true;
+    for (int rank = 0; rank < schedule_.num_ranks; ++rank) {
+      for (const Step& step : kept_steps(rank)) {
+        for_each_chunk(step, [&](int chunk) {
+          const auto read = [&](int where) {
+            ok = reader.insert({{where, chunk}, rank}).first->second == rank && ok;
+          };
+          if (step.has(kReadLocal)) read(rank);
+          for_each(program(rank), step.src_peers, read);
+        });
+      }
+    }
+    return ok;
+  }
+
   static void add_work(const Plan& plan, DirectWork& work) {
     for (const Step& step : plan.program.steps) {
       const int num_remote = std::popcount(step.src_peers) + std::popcount(step.dst_peers);
@@ -301,6 +318,7 @@ std::optional<DirectPlan> make_direct_plan(const Schedule& schedule, int rank, W
     if (other == rank) mine = std::move(direct);
   }
   mine->in_place_allowed = planner.in_place_allowed();
+  mine->has_sole_readers = planner.has_sole_readers();
   return mine;
 }
 

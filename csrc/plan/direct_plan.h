@@ -41,6 +41,8 @@ struct DirectPlan {
   std::vector<BufferRef> given;  // for the ledger
   // True when no rank reads what another one writes, even if inputs and outputs share memory.
   bool in_place_allowed = false;
+  // True when each chunk of an input that another rank reads has no other reader, nor its owner.
+  bool has_sole_readers = false;
 };
 
 /// The work of one rank in a direct plan, in blocks.

@@ -155,6 +155,10 @@ std::vector<Candidate> Selector::simulate(Collective collective, int64_t nbytes,
                                           const Rule* rule) const {
   std::vector<Candidate> candidates;
   const bool one_host = topology_.hosts.num_hosts == 1;
+  // The input of an all_to_all is as large as its output, and fills the caches as well. Ranks that
+  // share a core use few slots, which stay there.
+  const bool fills_twice = collective == Collective::kAllToAll && !topology_.oversubscribed();
+  const int64_t touched = fills_twice ? 2 * nbytes : nbytes;
   for (const Schedule& schedule : schedules_for(collective, rule)) {
     std::vector<Program> programs;
     for (const ProtocolKind protocol : topology_.protocols()) {
@@ -164,7 +168,7 @@ std::vector<Candidate> Selector::simulate(Collective collective, int64_t nbytes,
       if (!may_use(protocol)) continue;
       if (!asked && !preferred && !is_candidate(protocol, nbytes)) continue;
       if (protocol == ProtocolKind::kCopy && info(collective).has_op) continue;
-      const LinkCost cost = topology_.cost_of(arrays, protocol, nbytes);
+      const LinkCost cost = topology_.cost_of(arrays, protocol, touched);
       Candidate candidate{schedule.algorithm, protocol, 0, 0};
       if (is_direct(protocol) && !one_host) continue;
       if (is_direct(protocol)) {

@@ -54,8 +54,8 @@ def reduced_in_registered_arrays(comm: pycoll.Communicator) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("loads", ["kept", "returned", "measured"])
-def test_arrays_are_right_with_lines_that_readers_keep_or_return(loads, monkeypatch):
+@pytest.mark.parametrize("loads", ["kept", "returned", "claimed", "measured"])
+def test_arrays_are_right_with_lines_that_readers_keep_return_or_claim(loads, monkeypatch):
     monkeypatch.setenv("PYCOLL_PEER_LOADS", loads)
     assert run_ranks(reduced_in_registered_arrays, 3) == [[]] * 3
 

@@ -58,6 +58,9 @@ class BufferExchange {
   const std::vector<PeerBuffers>& peers() const { return peers_; }
 
   const PeerLoads& loads() const { return loads_; }
+  /// Whether this rank may write its peers' inputs (as they are). An array of a thread may be in
+  /// memory that is read-only; those of processes are in the heap.
+  bool may_claim() const { return loads_.claims() && !transport_.shares_address_space(); }
 
   /// Announces that this rank's output has its results and waits for those of all others. Returns
   /// false when a wait failed.

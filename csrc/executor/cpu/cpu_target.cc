@@ -77,8 +77,10 @@ void CpuTarget::combine(const void* const* srcs, int num_srcs, void* const* dsts
 }
 
 void CpuTarget::begin(const BufferExchange& exchange, const Payload& payload,
-                      const CpuArithmetic& arithmetic) {
+                      const CpuArithmetic& arithmetic, PeerLoads::Claims* claims) {
   exchange_ = &exchange;
+  claims_ = claims;
+  looks_ = claims != nullptr && claims->begin_call();
   payload_ = &payload;
   arithmetic_ = arithmetic;
   if (exchange.reach() == Reach::kProcess && stages_ == nullptr) {
@@ -181,18 +183,23 @@ void CpuTarget::combine_mapped(const void* const* srcs, int* owners, int num_src
   for (int i = 0; i < num_srcs; ++i) {
     const bool only_read = std::find(dsts, dsts + num_dsts, srcs[i]) == dsts + num_dsts;
     if (owners[i] < 0) continue;
-    if (!only_read || !exchange_->peers()[static_cast<size_t>(owners[i])].wants_lines) {
+    if (!only_read ||
+        (claims_ == nullptr && !exchange_->peers()[static_cast<size_t>(owners[i])].wants_lines)) {
       owners[i] = -1;
     }
     returns_lines = returns_lines || owners[i] >= 0;
   }
-  if (!returns_lines) return combine_block(srcs, dsts, operands);
+  const bool claims = claims_ != nullptr;
+  if (!returns_lines || (claims && !claims_lines(srcs, owners, num_srcs, num_bytes(operands)))) {
+    return combine_block(srcs, dsts, operands);
+  }
 
   const auto element_size = static_cast<int64_t>(arithmetic_.element_size);
-  const int64_t block_count = static_cast<int64_t>(PeerLoads::kBlockBytes) / element_size;
+  const size_t block_bytes = claims ? PeerLoads::kClaimedBytes : PeerLoads::kBlockBytes;
+  const int64_t block_count = static_cast<int64_t>(block_bytes) / element_size;
   const void* from[kMaxPeers + 1];
   void* to[kMaxPeers + 1];
-  bool is_new[kMaxPeers + 1];
+  bool returns[kMaxPeers + 1];
   for (int64_t at = 0; at < operands.count; at += block_count) {
     StepOperands block = operands;
     block.count = std::min(block_count, operands.count - at);
@@ -200,15 +207,28 @@ void CpuTarget::combine_mapped(const void* const* srcs, int* owners, int num_src
     for (int i = 0; i < num_srcs; ++i) {
       const auto* src = static_cast<const std::byte*>(srcs[i]) + at * element_size;
       from[i] = src;
-      is_new[i] = owners[i] >= 0 && nbytes >= PeerLoads::kMinBytes &&
-                  exchange_->loads().is_new(owners[i], src, nbytes);
+      returns[i] =
+          owners[i] >= 0 && (claims || (nbytes >= PeerLoads::kMinBytes &&
+                                        exchange_->loads().is_new(owners[i], src, nbytes)));
     }
     for (int i = 0; i < num_dsts; ++i) to[i] = static_cast<std::byte*>(dsts[i]) + at * element_size;
     combine_block(from, to, block);
     for (int i = 0; i < num_srcs; ++i) {
-      if (is_new[i]) PeerLoads::give_back(static_cast<const std::byte*>(from[i]), nbytes);
+      auto* const src = static_cast<std::byte*>(const_cast<void*>(from[i]));
+      if (returns[i]) claims ? PeerLoads::claim(src, nbytes) : PeerLoads::give_back(src, nbytes);
     }
   }
+}
+
+bool CpuTarget::claims_lines(const void* const* srcs, const int* owners, int num_srcs,
+                             size_t nbytes) {
+  for (int i = 0; i < num_srcs && looks_; ++i) {
+    if (owners[i] < 0) continue;
+    claims_->is_rewritten =
+        exchange_->loads().is_rewritten(owners[i], static_cast<const std::byte*>(srcs[i]), nbytes);
+    looks_ = false;
+  }
+  return claims_->is_rewritten;
 }
 
 bool CpuTarget::read_result(const ProgramView& program, const StepOperands& operands) {

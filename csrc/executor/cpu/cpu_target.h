@@ -41,8 +41,10 @@ class CpuTarget {
     slot_use_ = slot_use;
   }
   /// Starts an operation of the protocol direct, with the results of the exchange.
+  /// `claims`: of the plan, if this rank is the only reader of what it reads of its peers' inputs,
+  /// and may claim it; else null.
   void begin(const BufferExchange& exchange, const Payload& payload,
-             const CpuArithmetic& arithmetic);
+             const CpuArithmetic& arithmetic, PeerLoads::Claims* claims);
 
   Links& links() { return *links_; }
   const SlotUse& slot_use() const { return slot_use_; }
@@ -135,6 +137,8 @@ class CpuTarget {
   /// `owners` (-1: this rank) that want them. Changes `owners`.
   void combine_mapped(const void* const* srcs, int* owners, int num_srcs, void* const* dsts,
                       int num_dsts, const StepOperands& operands);
+  /// Whether lines of the sources of `owners` are to be claimed. In some calls it looks.
+  bool claims_lines(const void* const* srcs, const int* owners, int num_srcs, size_t nbytes);
   void combine_past_caches(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
                            const StepOperands& operands);
   std::byte* stage(int index);
@@ -144,6 +148,8 @@ class CpuTarget {
   Links* links_ = nullptr;
   SlotUse slot_use_;
   const BufferExchange* exchange_ = nullptr;
+  PeerLoads::Claims* claims_ = nullptr;
+  bool looks_ = false;  // whether arrays are rewritten, in this call
   const Payload* payload_ = nullptr;
   CpuArithmetic arithmetic_;
   std::unique_ptr<std::byte[]> stages_;  // bytes read from other processes, one stage per source

@@ -49,6 +49,7 @@ uint64_t ticks_of_load(const std::byte* line) {
 PeerLoads::Way PeerLoads::default_way() {
   const auto asked = env_text("PYCOLL_PEER_LOADS");
   if (!asked || *asked == "measured") return Way::kMeasured;
+  if (*asked == "claimed") return Way::kClaimed;
   return *asked == "kept" ? Way::kKept : Way::kReturned;
 }
 
@@ -57,6 +58,7 @@ PeerLoads::PeerLoads(Segment& segment, int rank, int num_ranks, Way way)
       rank_(rank),
       num_ranks_(num_ranks),
       measures_(way == Way::kMeasured && has_flush() && num_ranks > 1),
+      claims_(measures_ || way == Way::kClaimed),
       wants_lines_(way == Way::kReturned && has_flush()),
       peers_(static_cast<size_t>(num_ranks)) {}
 
@@ -136,6 +138,17 @@ void PeerLoads::give_back(const std::byte* src, size_t nbytes) {
   const uintptr_t middle = (address + nbytes / 2) / kPair * kPair;
   flush_lines((address + kLine - 1) / kLine * kLine, middle);
   flush_lines(middle + kPair, (address + nbytes) / kLine * kLine);
+}
+
+void PeerLoads::claim(std::byte* src, size_t nbytes) {
+  constexpr uintptr_t kLine = sizeof(CacheLine);
+  const auto begin = reinterpret_cast<uintptr_t>(src);
+  // Only words that are wholly in the block: what is beside it is not the owner's to give.
+  for (uintptr_t at = (begin + 7) / 8 * 8; at + 8 <= begin + nbytes;
+       at = (at / kLine + 1) * kLine) {
+    uint64_t& word = *reinterpret_cast<uint64_t*>(at);
+    store_relaxed(word, load_relaxed(word));
+  }
 }
 
 }  // namespace pycoll

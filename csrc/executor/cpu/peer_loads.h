@@ -1,13 +1,17 @@
 // What a rank does with the lines of a peer's array that it has only read.
 //
-// They stay in the reader's cache, and the owner's next write of each takes it from there. Where
-// the two cores share no cache, this is several times slower than a write to memory, and slower
-// than the collective; where they share one, the lines are best left where they are (decision
-// 0106). So each owner measures it: now and then it writes a few lines that a peer has read and
-// kept, and as many that the peer has returned, that is flushed to memory. It then asks its peers,
-// in the exchange, for what is faster. A reader does not return lines that the owner has not
-// written since the last call. It sees that by the time in which a line comes, and therefore keeps
-// one of each block: in the middle, where it is not prefetched with the block before.
+// They stay in the reader's cache, and the owner has them, too. Its next write of each has to wait
+// until the reader has dropped it: five times as long as a write of a line that the reader has
+// changed, which is the reader's alone. So a reader may
+//   - claim lines: it writes a word of each as it is (decision 0113). This needs an array that the
+//     reader may write, and that no other rank reads;
+//   - return lines: it flushes them to memory (decision 0106). That pays only where the two cores
+//     share no cache. So each owner measures it: now and then it writes a few lines that a peer has
+//     read and kept, and as many that the peer has returned, and asks its peers, in the exchange,
+//     for what is faster.
+// Neither pays for lines that the owner has not written since the last call. A reader sees that by
+// the time in which a line comes. It keeps one of each block that it returns: in the middle, where
+// it is not prefetched with the block before.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +26,18 @@ namespace pycoll {
 
 class PeerLoads {
  public:
-  enum class Way : uint8_t { kMeasured, kKept, kReturned };
+  enum class Way : uint8_t { kMeasured, kKept, kReturned, kClaimed };
+
+  /// What the calls of one plan have found: whether owners write their arrays between calls.
+  struct Claims {
+    uint32_t num_calls = 0;
+    bool is_rewritten = false;
+
+    /// Counts a call. Some of them look: a prime number, since a program may use its arrays in
+    /// turn.
+    bool begin_call() { return num_calls++ % kLookPeriod == kLookPeriod - 1; }
+    static constexpr uint32_t kLookPeriod = 13;
+  };
 
   PeerLoads(Segment& segment, int rank, int num_ranks, Way way = default_way());
 
@@ -37,13 +52,23 @@ class PeerLoads {
   /// Returns the lines of a block, except those in the middle.
   static void give_back(const std::byte* src, size_t nbytes);
 
+  /// Whether lines are claimed that may be.
+  bool claims() const { return claims_; }
+  /// Whether the owner writes its array between calls; `src` is a part of it. Loads it.
+  bool is_rewritten(int owner, const std::byte* src, size_t nbytes) const {
+    return is_new(owner, src, std::min(nbytes, kClaimedBytes));
+  }
+  /// Writes a word of each line of a block as it is. Such lines are the reader's alone.
+  static void claim(std::byte* src, size_t nbytes);
+
   /// Notes what an owner's writes of lines took: those that `peer` has kept, and returned.
   void took(int peer, uint64_t kept, uint64_t returned);
   bool wants_lines() const { return wants_lines_; }
 
-  static constexpr size_t kMinBytes = 4096;         // of a block whose lines are returned
-  static constexpr size_t kBlockBytes = 128 << 10;  // a block is still in L2 when it is returned
-  static constexpr uint32_t kPeriod = 256;          // operations
+  static constexpr size_t kMinBytes = 4096;          // of a block whose lines are returned
+  static constexpr size_t kBlockBytes = 128 << 10;   // a block is still in L2 when it is returned
+  static constexpr size_t kClaimedBytes = 16 << 10;  // and in L1 when it is claimed
+  static constexpr uint32_t kPeriod = 256;           // operations
 
  private:
   // The first measurement comes early, but not in the first touch of the lines.
@@ -80,6 +105,7 @@ class PeerLoads {
   const int rank_;
   const int num_ranks_;
   const bool measures_;
+  const bool claims_;
   bool wants_lines_;
   bool is_armed_ = false;  // a peer reads this rank's lines, and the next write is timed
   uint32_t count_ = 0;     // operations on mapped arrays: equal on all ranks
