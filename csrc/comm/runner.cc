@@ -23,7 +23,7 @@ constexpr int64_t kBlockStreamingBytes = int64_t{8} << 20;
 
 // Larger calls claim lines of their peers' arrays only where cores share no cache: elsewhere the
 // lines leave the reader's cache by themselves before they are written again.
-constexpr int64_t kMaxClaimedBytes = int64_t{1} << 20;
+constexpr int64_t kMaxClaimedBytes = 512 << 10;
 
 // Messages of calls that move fewer bytes take turns in the slots. Larger calls use the whole ring
 // anyway, and most are slower with a larger one.
@@ -199,6 +199,7 @@ SlotUse Runner::slot_use_of(const Call& call, int64_t nbytes, const Plan& plan) 
   // A reader that writes past its caches would keep the whole ring in them otherwise.
   const bool reader_keeps_ring =
       call.collective == Collective::kBroadcast && nbytes >= kMovedStreamingBytes;
+  use.claim_lines = true;
   // Ranks with counts of their own do not know those of the others.
   use.take_turns = (moved < kMaxTurnBytes || reader_keeps_ring) && call.send_counts == nullptr;
   return use;

@@ -49,10 +49,11 @@ class Runner {
   /// hide latency; on a host some where a rank would otherwise send and receive in turn, since a
   /// core copies faster when it first writes several slots and then reads several (decision 0112).
   int num_tiles_together(const Call& call, const Plan& plan) const;
-  /// How a call through `simple` uses its slots. Where each rank has a core, small messages take
-  /// turns in all of them, so that lines have left the reader's cache when they are written again
-  /// (decision 0108). Where ranks share a core, and its caches, they use so few slots that lines
-  /// are still there (decision 0111).
+  /// How a call through `simple` uses its slots. Where each rank has a core, lines should not be in
+  /// the caches of both ranks when they are written again: readers claim those of the smallest
+  /// messages (decision 0113), and others take turns in all slots (decision 0108). Where ranks
+  /// share a core, and its caches, they use so few slots that lines are still there (decision
+  /// 0111).
   SlotUse slot_use_of(const Call& call, int64_t nbytes, const Plan& plan) const;
   Payload payload_of(const Call& call, const Plan& plan);
   void set_block_counts(const Call& call, Payload& payload);

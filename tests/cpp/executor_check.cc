@@ -1,6 +1,8 @@
 // Runs every all-reduce algorithm with both protocols on CpuTarget, ranks as threads, and compares
 // with an oracle. Built plain and under sanitizers; `executor_check [n ...]`. Devices:
 // device_check.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -16,8 +18,10 @@
 #include "executor/cpu/cpu_target.h"
 #include "executor/cpu/peer_loads.h"
 #include "executor/interpret_together.h"
+#include "plan/direct_plan.h"
 #include "plan/plan.h"
 #include "reduce/element.h"
+#include "transport/ring/claim_lines.h"
 
 namespace pycoll {
 namespace {
@@ -199,7 +203,43 @@ void check_peer_loads() {
   expect(!loads.wants_lines(), "the cores share a cache again");
 }
 
+/// Claims bytes that end, and that begin, beside a page that nobody may touch.
+void check_claim_lines() {
+  constexpr size_t kPage = 4096;
+  auto* const pages = static_cast<std::byte*>(
+      ::mmap(nullptr, 3 * kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  std::byte* const page = pages + kPage;
+  ::mprotect(page, kPage, PROT_READ | PROT_WRITE);
+  for (size_t i = 0; i < kPage; ++i) page[i] = static_cast<std::byte>(i * 7);
+  for (size_t nbytes = 0; nbytes < 300; ++nbytes) {
+    claim_lines(page, nbytes);
+    claim_lines(page + kPage - nbytes, nbytes);
+  }
+  bool is_same = true;
+  for (size_t i = 0; i < kPage; ++i) is_same = is_same && page[i] == static_cast<std::byte>(i * 7);
+  expect(is_same, "claimed bytes stay as they are");
+  ::munmap(pages, 3 * kPage);
+}
+
+void check_sole_readers() {
+  const auto has_sole_readers = [](Collective collective, const char* name, int num_ranks) {
+    for (const AlgorithmInfo& algorithm : algorithms()) {
+      if (algorithm.collective != collective || std::string(algorithm.name) != name) continue;
+      const auto direct = make_direct_plan(algorithm.generate(num_ranks, 0), 0);
+      return direct && direct->has_sole_readers;
+    }
+    return false;
+  };
+  expect(has_sole_readers(Collective::kAllReduce, "two_shot", 3), "each part has one reader");
+  expect(has_sole_readers(Collective::kReduceScatter, "all_pairs", 3), "each block has one reader");
+  expect(has_sole_readers(Collective::kAllToAll, "pairwise", 3), "each block has one reader");
+  expect(!has_sole_readers(Collective::kAllReduce, "one_shot", 2),
+         "the owner reads its input, too");
+}
+
 int check(const std::vector<int>& worlds) {
+  check_claim_lines();
+  check_sole_readers();
   check_peer_stores();
   check_peer_loads();
   int num_cases = 0;

@@ -8,6 +8,7 @@
 #include "executor/cpu/cpu_direct.h"
 #include "transport/memory/process_memory.h"
 #include "transport/proxy/proxy.h"
+#include "transport/ring/claim_lines.h"
 
 namespace pycoll {
 
@@ -58,6 +59,15 @@ void CpuTarget::reduce_copy(const ProgramView& program, const OneStep& phase) {
     return true;
   });
   combine(srcs, num_srcs, dsts, num_dsts, operands, stores);
+  const size_t nbytes = num_bytes(operands);
+  if (!slot_use_.claim_lines || nbytes < kMinClaimedMessage || nbytes > kMaxClaimedMessage ||
+      operands.step->has(kMulticastSrc)) {
+    return;
+  }
+  for (int i = 0; i < num_srcs; ++i) {
+    if (srcs[i] == operands.local_src) continue;
+    claim_lines(static_cast<std::byte*>(const_cast<void*>(srcs[i])), nbytes);
+  }
 }
 
 void CpuTarget::combine(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
@@ -215,7 +225,7 @@ void CpuTarget::combine_mapped(const void* const* srcs, int* owners, int num_src
     combine_block(from, to, block);
     for (int i = 0; i < num_srcs; ++i) {
       auto* const src = static_cast<std::byte*>(const_cast<void*>(from[i]));
-      if (returns[i]) claims ? PeerLoads::claim(src, nbytes) : PeerLoads::give_back(src, nbytes);
+      if (returns[i]) claims ? claim_lines(src, nbytes) : PeerLoads::give_back(src, nbytes);
     }
   }
 }

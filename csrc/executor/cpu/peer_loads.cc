@@ -140,15 +140,4 @@ void PeerLoads::give_back(const std::byte* src, size_t nbytes) {
   flush_lines(middle + kPair, (address + nbytes) / kLine * kLine);
 }
 
-void PeerLoads::claim(std::byte* src, size_t nbytes) {
-  constexpr uintptr_t kLine = sizeof(CacheLine);
-  const auto begin = reinterpret_cast<uintptr_t>(src);
-  // Only words that are wholly in the block: what is beside it is not the owner's to give.
-  for (uintptr_t at = (begin + 7) / 8 * 8; at + 8 <= begin + nbytes;
-       at = (at / kLine + 1) * kLine) {
-    uint64_t& word = *reinterpret_cast<uint64_t*>(at);
-    store_relaxed(word, load_relaxed(word));
-  }
-}
-
 }  // namespace pycoll

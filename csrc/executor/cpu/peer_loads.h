@@ -3,8 +3,9 @@
 // They stay in the reader's cache, and the owner has them, too. Its next write of each has to wait
 // until the reader has dropped it: five times as long as a write of a line that the reader has
 // changed, which is the reader's alone. So a reader may
-//   - claim lines: it writes a word of each as it is (decision 0113). This needs an array that the
-//     reader may write, and that no other rank reads;
+//   - claim lines (transport/ring/claim_lines.h, decision 0113). This needs an array that the
+//   reader may
+//     write, and that no other rank reads;
 //   - return lines: it flushes them to memory (decision 0106). That pays only where the two cores
 //     share no cache. So each owner measures it: now and then it writes a few lines that a peer has
 //     read and kept, and as many that the peer has returned, and asks its peers, in the exchange,
@@ -58,8 +59,6 @@ class PeerLoads {
   bool is_rewritten(int owner, const std::byte* src, size_t nbytes) const {
     return is_new(owner, src, std::min(nbytes, kClaimedBytes));
   }
-  /// Writes a word of each line of a block as it is. Such lines are the reader's alone.
-  static void claim(std::byte* src, size_t nbytes);
 
   /// Notes what an owner's writes of lines took: those that `peer` has kept, and returned.
   void took(int peer, uint64_t kept, uint64_t returned);

@@ -22,7 +22,11 @@ namespace pycoll {
 // Two cache lines: the adjacent-line prefetcher of x86 pairs them, so one flag must own both.
 inline constexpr size_t kFlagBytes = 128;
 inline constexpr int kMaxSlots = 8;
-inline constexpr size_t kMinTurnBytes = 4096;  // RingMemory::place
+// Of messages whose lines their only reader claims (SlotUse). Larger ones take turns in their
+// slots, or are written past the caches. The reader's next message waits for the stores that claim
+// a smaller one.
+inline constexpr size_t kMinClaimedMessage = 512;
+inline constexpr size_t kMaxClaimedMessage = 8192;
 
 inline uint64_t load_acquire(const uint64_t& word) {
   return std::atomic_ref<uint64_t>(const_cast<uint64_t&>(word)).load(std::memory_order_acquire);
@@ -89,6 +93,7 @@ inline void set_mark(FlagLine& line, uint64_t index, uint32_t mark) {
 struct SlotUse {
   uint64_t num_slots = kMaxSlots;  // the first so many; a power of two
   bool take_turns = false;         // small messages begin at other places in each round
+  bool claim_lines = false;  // readers claim those of smaller ones (transport/ring/claim_lines.h)
 };
 
 /// The addresses of a ring in shared memory.
@@ -116,7 +121,7 @@ struct RingMemory {
     return slot(count) + at;
   }
   bool takes_turns(size_t nbytes) const {
-    return nbytes >= kMinTurnBytes && nbytes <= turn_bytes / 2;
+    return nbytes > kMaxClaimedMessage && nbytes <= turn_bytes / 2;
   }
   /// Has the system allocate all pages in which messages take turns: page by page, each of the
   /// first thousand messages would wait for one.
