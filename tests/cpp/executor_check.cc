@@ -203,7 +203,7 @@ void check_peer_loads() {
   expect(!loads.wants_lines(), "the cores share a cache again");
 }
 
-/// Claims bytes that end, and that begin, beside a page that nobody may touch.
+/// Claims bytes beside pages that may not be touched, on either side.
 void check_claim_lines() {
   constexpr size_t kPage = 4096;
   auto* const pages = static_cast<std::byte*>(

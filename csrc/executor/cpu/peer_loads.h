@@ -4,8 +4,7 @@
 // until the reader has dropped it: five times as long as a write of a line that the reader has
 // changed, which is the reader's alone. So a reader may
 //   - claim lines (transport/ring/claim_lines.h, decision 0113). This needs an array that the
-//   reader may
-//     write, and that no other rank reads;
+//     reader may write, and that no other rank reads;
 //   - return lines: it flushes them to memory (decision 0106). That pays only where the two cores
 //     share no cache. So each owner measures it: now and then it writes a few lines that a peer has
 //     read and kept, and as many that the peer has returned, and asks its peers, in the exchange,
@@ -34,8 +33,7 @@ class PeerLoads {
     uint32_t num_calls = 0;
     bool is_rewritten = false;
 
-    /// Counts a call. Some of them look: a prime number, since a program may use its arrays in
-    /// turn.
+    /// Counts a call. Every 13th looks: a prime number, since a program may use arrays in turn.
     bool begin_call() { return num_calls++ % kLookPeriod == kLookPeriod - 1; }
     static constexpr uint32_t kLookPeriod = 13;
   };

@@ -22,9 +22,9 @@ namespace pycoll {
 // Two cache lines: the adjacent-line prefetcher of x86 pairs them, so one flag must own both.
 inline constexpr size_t kFlagBytes = 128;
 inline constexpr int kMaxSlots = 8;
-// Of messages whose lines their only reader claims (SlotUse). Larger ones take turns in their
-// slots, or are written past the caches. The reader's next message waits for the stores that claim
-// a smaller one.
+// Sizes of messages whose lines their only reader claims (SlotUse). Larger messages take turns in
+// their slots, or are written past the caches. Claims of smaller ones would delay the reader's own
+// next message.
 inline constexpr size_t kMinClaimedMessage = 512;
 inline constexpr size_t kMaxClaimedMessage = 8192;
 
