@@ -122,18 +122,23 @@ class DirectPlanner {
     return ok;
   }
 
-  bool has_sole_readers() const {
-    std::map<std::pair<int, int>, int> reader;  // by rank and chunk
+  /// Notes which ranks' inputs a rank reads, by rank and chunk: peers', its own, and that in copies
+  /// outside the program. False when another rank reads one of these chunks, too.
+  bool note_reads(int rank, const Plan& plan, std::map<std::pair<int, int>, int>& reader) const {
     bool ok = true;
-    for (int rank = 0; rank < schedule_.num_ranks; ++rank) {
-      for (const Step& step : kept_steps(rank)) {
-        for_each_chunk(step, [&](int chunk) {
-          const auto read = [&](int where) {
-            ok = reader.insert({{where, chunk}, rank}).first->second == rank && ok;
-          };
-          if (step.has(kReadLocal)) read(rank);
-          for_each(program(rank), step.src_peers, read);
-        });
+    const auto note = [&](int owner, int chunk) {
+      ok = reader.insert({{owner, chunk}, rank}).first->second == rank && ok;
+    };
+    for (const Step& step : plan.program.steps) {
+      for_each_chunk(step, [&](int chunk) {
+        if (step.has(kReadLocal)) note(rank, chunk);
+        for_each(plan.program, step.src_peers, [&](int peer) { note(peer, chunk); });
+      });
+    }
+    const int pieces = schedule_.pieces_per_block();
+    for (const auto* copies : {&plan.placement.before, &plan.placement.after}) {
+      for (const BlockCopy& copy : *copies) {
+        for (int piece = 0; piece < pieces; ++piece) note(rank, copy.block * pieces + piece);
       }
     }
     return ok;
@@ -311,14 +316,17 @@ std::optional<DirectPlan> make_direct_plan(const Schedule& schedule, int rank, W
   planner.prove();
   if (!planner.classify()) return std::nullopt;
   std::optional<DirectPlan> mine;
+  std::map<std::pair<int, int>, int> reader;
+  bool has_sole_readers = true;
   // All ranks must compute the same answer.
   for (int other = 0; other < schedule.num_ranks; ++other) {
     std::optional<DirectPlan> direct = planner.plan_of(other);
     if (!direct) return std::nullopt;
+    has_sole_readers = planner.note_reads(other, direct->plan, reader) && has_sole_readers;
     if (other == rank) mine = std::move(direct);
   }
   mine->in_place_allowed = planner.in_place_allowed();
-  mine->has_sole_readers = planner.has_sole_readers();
+  mine->has_sole_readers = has_sole_readers;
   return mine;
 }
 

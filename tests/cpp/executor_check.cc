@@ -233,6 +233,7 @@ void check_sole_readers() {
   expect(has_sole_readers(Collective::kAllReduce, "two_shot", 3), "each part has one reader");
   expect(has_sole_readers(Collective::kReduceScatter, "all_pairs", 3), "each block has one reader");
   expect(has_sole_readers(Collective::kAllToAll, "pairwise", 3), "each block has one reader");
+  expect(!has_sole_readers(Collective::kAllGather, "ring", 2), "the owner copies its input, too");
   expect(!has_sole_readers(Collective::kAllReduce, "one_shot", 2),
          "the owner reads its input, too");
 }

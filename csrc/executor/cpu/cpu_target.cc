@@ -90,7 +90,7 @@ void CpuTarget::begin(const BufferExchange& exchange, const Payload& payload,
                       const CpuArithmetic& arithmetic, PeerLoads::Claims* claims) {
   exchange_ = &exchange;
   claims_ = claims;
-  looks_ = claims != nullptr && claims->begin_call();
+  if (claims != nullptr) claims_turn_ = claims->begin_call();
   payload_ = &payload;
   arithmetic_ = arithmetic;
   if (exchange.reach() == Reach::kProcess && stages_ == nullptr) {
@@ -232,13 +232,14 @@ void CpuTarget::combine_mapped(const void* const* srcs, int* owners, int num_src
 
 bool CpuTarget::claims_lines(const void* const* srcs, const int* owners, int num_srcs,
                              size_t nbytes) {
-  for (int i = 0; i < num_srcs && looks_; ++i) {
+  using Turn = PeerLoads::Claims::Turn;
+  for (int i = 0; i < num_srcs && claims_turn_ == Turn::kLook; ++i) {
     if (owners[i] < 0) continue;
-    claims_->is_rewritten =
-        exchange_->loads().is_rewritten(owners[i], static_cast<const std::byte*>(srcs[i]), nbytes);
-    looks_ = false;
+    claims_->found(
+        exchange_->loads().is_rewritten(owners[i], static_cast<const std::byte*>(srcs[i]), nbytes));
+    claims_turn_ = Turn::kFollow;
   }
-  return claims_->is_rewritten;
+  return claims_turn_ != Turn::kPause && claims_->is_rewritten();
 }
 
 bool CpuTarget::read_result(const ProgramView& program, const StepOperands& operands) {

@@ -149,7 +149,7 @@ class CpuTarget {
   SlotUse slot_use_;
   const BufferExchange* exchange_ = nullptr;
   PeerLoads::Claims* claims_ = nullptr;
-  bool looks_ = false;  // whether arrays are rewritten, in this call
+  PeerLoads::Claims::Turn claims_turn_{};  // of this call
   const Payload* payload_ = nullptr;
   CpuArithmetic arithmetic_;
   std::unique_ptr<std::byte[]> stages_;  // bytes read from other processes, one stage per source

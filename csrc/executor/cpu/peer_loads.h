@@ -29,13 +29,25 @@ class PeerLoads {
   enum class Way : uint8_t { kMeasured, kKept, kReturned, kClaimed };
 
   /// What the calls of one plan have found: whether owners write their arrays between calls.
-  struct Claims {
-    uint32_t num_calls = 0;
-    bool is_rewritten = false;
+  class Claims {
+   public:
+    enum class Turn : uint8_t { kFollow, kPause, kLook };
 
-    /// Counts a call. Every 13th looks: a prime number, since a program may use arrays in turn.
-    bool begin_call() { return num_calls++ % kLookPeriod == kLookPeriod - 1; }
-    static constexpr uint32_t kLookPeriod = 13;
+    /// What the next call does. It looks once in a period: a prime number, since a program may use
+    /// arrays in turn. The call before that claims nothing: a claimed line that its owner has only
+    /// read would look as if it were new.
+    Turn begin_call() {
+      const uint32_t turn = num_calls_++ % kPeriod;
+      return turn == kLookTurn ? Turn::kLook : turn == kLookTurn - 1 ? Turn::kPause : Turn::kFollow;
+    }
+    bool is_rewritten() const { return is_rewritten_; }
+    void found(bool is_rewritten) { is_rewritten_ = is_rewritten; }
+
+   private:
+    static constexpr uint32_t kPeriod = 31;
+    static constexpr uint32_t kLookTurn = 5;
+    uint32_t num_calls_ = 0;
+    bool is_rewritten_ = false;
   };
 
   PeerLoads(Segment& segment, int rank, int num_ranks, Way way = default_way());
