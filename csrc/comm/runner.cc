@@ -21,8 +21,8 @@ constexpr int64_t kDirectStreamingBytes = int64_t{6} << 20;
 // The same threshold for copying a rank's own block, which no other rank reads.
 constexpr int64_t kBlockStreamingBytes = int64_t{8} << 20;
 
-// Larger calls claim lines of their peers' arrays only where cores share no cache: elsewhere the
-// lines leave the reader's cache by themselves before they are written again.
+// Where cores share a cache, larger calls claim no lines of their peers' arrays: these leave the
+// reader's cache by themselves before they are written again.
 constexpr int64_t kMaxClaimedBytes = 512 << 10;
 
 // Messages of calls that move fewer bytes take turns in the slots. Larger calls use the whole ring
@@ -106,6 +106,11 @@ bool Runner::prefers_slots(CallPlan& plan) {
   return true;
 }
 
+bool Runner::pays_to_claim_arrays(int64_t nbytes) const {
+  return exchange_.is_far() ? num_ranks_ <= transport_.segment().num_cores()
+                            : nbytes <= kMaxClaimedBytes;
+}
+
 std::optional<bool> Runner::run_on_buffers(const Call& call, int64_t nbytes, CallPlan& plan,
                                            PlannedCall*& planned) {
   const auto element_size = static_cast<int64_t>(dtype_size(call.dtype));
@@ -133,8 +138,8 @@ std::optional<bool> Runner::run_on_buffers(const Call& call, int64_t nbytes, Cal
         tile_count(planned->plan, Direct::kStageBytes, static_cast<size_t>(element_size)), 1);
   }
   const bool one_input = call.collective == Collective::kBroadcast;
-  const bool claims = planned->has_sole_readers && exchange_.may_claim() &&
-                      (nbytes <= kMaxClaimedBytes || exchange_.is_far());
+  const bool claims =
+      planned->has_sole_readers && exchange_.may_claim() && pays_to_claim_arrays(nbytes);
   cpu_.begin(exchange_, payload,
              arithmetic_of(call, nbytes, one_input ? kStreamingBytes : kDirectStreamingBytes),
              claims ? &planned->claims : nullptr);

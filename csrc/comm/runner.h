@@ -40,6 +40,9 @@ class Runner {
  private:
   std::optional<bool> run_on_buffers(const Call& call, int64_t nbytes, CallPlan& plan,
                                      PlannedCall*& planned);
+  /// Whether claims of lines of peers' arrays are faster than what else there is. Where cores share
+  /// no cache and ranks outnumber them, returned lines are (decision 0113).
+  bool pays_to_claim_arrays(int64_t nbytes) const;
   /// Whether a call that could use the kernel's copies uses slots; equal on all ranks.
   bool prefers_slots(CallPlan& plan);
 
