@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -38,9 +40,10 @@ def test_collectives_are_right_with_each_way_to_write(stores, monkeypatch):
 def reduced_in_registered_arrays(comm: pycoll.Communicator) -> list[str]:
     """The steps with a wrong result. Arrays are rewritten in every second step."""
     n, wrong = comm.size, []
-    for count, shift in ((COUNT, 1), (4099, 0)):  # a block of which lines are returned, and more
+    # Blocks of which lines are returned, and more; blocks of which they are claimed; periods.
+    for count, shift, steps in ((COUNT, 1, 12), (COUNT // 3, 1, 12), (4099, 0, 2 * PERIOD)):
         x, out, all_x = (comm.empty(count * k + shift, "f32")[shift:] for k in (1, 1, n))
-        for step in range(2 * PERIOD if count < COUNT else 12):
+        for step in range(steps):
             if step % 2 == 0:
                 x[:] = np.arange(count) % 1009 + step + comm.rank
             expected = (np.arange(count) % 1009 + step - step % 2) * n + n * (n - 1) / 2
@@ -124,3 +127,16 @@ def test_large_moves_use_slots_while_these_are_written_through_the_caches(stores
 def test_scatter_does_not_follow_the_links():
     texts = run_ranks(lambda comm: comm.explain("scatter", 16 << 20), 4)
     assert all("while no rank writes slots past its caches" not in text for text in texts)
+
+
+def test_an_all_to_all_leaves_the_slots_at_half_the_size():
+    """Its input fills the caches as its output does (decision 0112)."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("where ranks share a core, the choice is another one")
+
+    def choices(comm: pycoll.Communicator) -> list[str]:
+        names = ("all_to_all", "all_gather")
+        return [comm.explain(name, 4 << 20).splitlines()[0].split(": ")[1] for name in names]
+
+    texts = run_ranks(choices, 2)
+    assert texts == [["pairwise/direct over shm", "ring/simple over shm"]] * 2

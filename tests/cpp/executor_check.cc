@@ -238,9 +238,24 @@ void check_sole_readers() {
          "the owner reads its input, too");
 }
 
+void check_claims() {
+  using Turn = PeerLoads::Claims::Turn;
+  PeerLoads::Claims claims;
+  int num_looks = 0;
+  Turn before = Turn::kFollow;
+  for (int call = 0; call < 62; ++call) {
+    const Turn turn = claims.begin_call();
+    if (turn == Turn::kLook) ++num_looks;
+    expect((turn == Turn::kLook) == (before == Turn::kPause), "a pause comes before each look");
+    before = turn;
+  }
+  expect(num_looks == 2, "one call in 31 looks");
+}
+
 int check(const std::vector<int>& worlds) {
   check_claim_lines();
   check_sole_readers();
+  check_claims();
   check_peer_stores();
   check_peer_loads();
   int num_cases = 0;
