@@ -21,9 +21,9 @@ constexpr int64_t kDirectStreamingBytes = int64_t{6} << 20;
 // The same threshold for copying a rank's own block, which no other rank reads.
 constexpr int64_t kBlockStreamingBytes = int64_t{8} << 20;
 
-// Where cores share a cache, larger calls claim no lines of their peers' arrays: these leave the
-// reader's cache by themselves before they are written again.
-constexpr int64_t kMaxClaimedBytes = 512 << 10;
+// Where cores share a cache, calls claim no lines of their peers' arrays if those of the ranks of
+// one core exceed this: they leave the reader's cache by themselves before they are written again.
+constexpr int64_t kMaxClaimedBytes = 1 << 20;
 
 // Messages of calls that move fewer bytes take turns in the slots. Larger calls use the whole ring
 // anyway, and most are slower with a larger one.
@@ -107,15 +107,17 @@ bool Runner::prefers_slots(CallPlan& plan) {
 }
 
 bool Runner::pays_to_claim_arrays(int64_t nbytes) const {
-  return exchange_.is_far() ? num_ranks_ <= transport_.segment().num_cores()
-                            : nbytes <= kMaxClaimedBytes;
+  const int num_cores = transport_.segment().num_cores();
+  return exchange_.is_far()
+             ? num_ranks_ <= num_cores
+             : nbytes * std::max(num_ranks_, num_cores) <= kMaxClaimedBytes * num_cores;
 }
 
 std::optional<bool> Runner::run_on_buffers(const Call& call, int64_t nbytes, CallPlan& plan,
                                            PlannedCall*& planned) {
   const auto element_size = static_cast<int64_t>(dtype_size(call.dtype));
-  if (!exchange_.exchange(buffers_.input_buffer(), buffers_.output_buffer(), plan.uses_processes,
-                          plan.slots_if_near && simple_links_.past_caches())) {
+  if (!exchange_.exchange(buffers_.input_buffer(), buffers_.output_buffer(), nbytes,
+                          plan.uses_processes, plan.slots_if_near && simple_links_.past_caches())) {
     return false;
   }
   const Reach reach = exchange_.reach();

@@ -250,6 +250,22 @@ void check_claims() {
     before = turn;
   }
   expect(num_looks == 2, "one call in 31 looks");
+
+  const auto calls_until_look = [&claims] {
+    int num_calls = 1;
+    while (claims.begin_call() != Turn::kLook) ++num_calls;
+    return num_calls;
+  };
+  calls_until_look();
+  claims.found(true);
+  expect(!claims.is_rewritten(), "one look may be wrong");
+  expect(calls_until_look() == 2, "the next look comes at once");
+  claims.found(true);
+  expect(claims.is_rewritten() && calls_until_look() == 31, "two looks agree");
+  claims.found(false);
+  calls_until_look();
+  claims.found(true);
+  expect(claims.is_rewritten(), "a look that contradicts was wrong");
 }
 
 int check(const std::vector<int>& worlds) {

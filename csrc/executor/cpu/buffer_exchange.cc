@@ -34,8 +34,8 @@ uint64_t BufferExchange::say(const Buffer& buffer) const {
   return reinterpret_cast<uint64_t>(buffer.data);
 }
 
-bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool with_processes,
-                              bool past_caches) {
+bool BufferExchange::exchange(const Buffer& input, const Buffer& output, int64_t nbytes,
+                              bool with_processes, bool past_caches) {
   ++number_;
   const size_t parity = number_ % 2;
   ExchangeLine own;
@@ -82,14 +82,14 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, bool wi
     // In the first exchange, the ranks find out what the system allows; then they exchange again.
     probed_ = true;
     reads_processes_ = can_use_processes();
-    return exchange(input, output, with_processes, past_caches);
+    return exchange(input, output, nbytes, with_processes, past_caches);
   }
   in_place_ = (any & kInPlace) != 0;
   past_caches_ = (any & kPastCaches) != 0;
   if ((all & kMappedBuffers) != 0 && (any & kNoHeap) == 0) {
     reach_ = Reach::kMapped;
     is_far_ = (any & kWantsLines) != 0;
-    loads_.entered();
+    loads_.entered(nbytes);
     for (PeerBuffers& peer : peers_) {
       if (threads) continue;
       peer.input = reinterpret_cast<uint64_t>(heap_->at(peer.input));

@@ -41,10 +41,11 @@ class BufferExchange {
     size_t nbytes;  // 0: the rank has none
   };
   /// Publishes both buffers to the peers and waits for theirs. A rank whose own buffers already
-  /// rule out direct access does not wait. `with_processes` also allows Reach::kProcess; it must be
-  /// equal on all ranks. `past_caches`: whether this rank writes slots past its caches. Returns
-  /// false when a wait failed.
-  bool exchange(const Buffer& input, const Buffer& output, bool with_processes, bool past_caches);
+  /// rule out direct access does not wait. `nbytes` are those of the operation, and
+  /// `with_processes` also allows Reach::kProcess; both must be equal on all ranks. `past_caches`:
+  /// whether this rank writes slots past its caches. Returns false when a wait failed.
+  bool exchange(const Buffer& input, const Buffer& output, int64_t nbytes, bool with_processes,
+                bool past_caches);
   /// Reach found by the last exchange; equal on all ranks.
   Reach reach() const { return reach_; }
   /// True when some rank's input and output are the same memory.

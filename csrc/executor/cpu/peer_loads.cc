@@ -63,49 +63,55 @@ PeerLoads::PeerLoads(Segment& segment, int rank, int num_ranks, Way way)
       peers_(static_cast<size_t>(num_ranks)) {}
 
 int PeerLoads::reader_of(int owner) const {
-  const auto round = static_cast<int>(count_ / kPeriod % static_cast<uint32_t>(num_ranks_ - 1));
+  const auto round = static_cast<int>(num_trials_ % static_cast<uint32_t>(num_ranks_ - 1));
   return (owner + 1 + round) % num_ranks_;
 }
 
 void PeerLoads::write_lines(CacheLine* lines) const {
-  for (int i = 0; i < TrialLines::kNumLines; ++i) store_relaxed(lines[i].value, count_);
+  for (int i = 0; i < TrialLines::kNumLines; ++i) store_relaxed(lines[i].value, num_trials_);
 }
 
 bool PeerLoads::enter() {
-  const uint32_t turn = count_ % kPeriod;
-  if (!measures_ || turn < kTurn || turn > kTurn + 1) return wants_lines_;
+  if (!is_armed_ && !is_trial_) [[likely]]
+    return wants_lines_;
   TrialLines& own = segment_.exchange(rank_).trial;
-  if (turn == kTurn) {
-    write_lines(own.kept);
-    write_lines(own.returned);
-    is_armed_ = true;
-  } else if (is_armed_) {
+  if (is_armed_) {
     is_armed_ = false;
     const uint64_t start = ticks_now();
     write_lines(own.kept);
     const uint64_t middle = ticks_now();
     write_lines(own.returned);
     took(reader_of(rank_), middle - start, ticks_now() - middle);
+    ++num_trials_;
+  } else {
+    write_lines(own.kept);
+    write_lines(own.returned);
   }
   return wants_lines_;
 }
 
-void PeerLoads::entered() {
-  if (measures_ && count_ % kPeriod == kTurn) [[unlikely]] {
-    for (int owner = 0; owner < num_ranks_; ++owner) {
-      if (owner == rank_ || reader_of(owner) != rank_) continue;
-      const TrialLines& lines = segment_.exchange(owner).trial;
-      const CacheLine* const middle = lines.kept + TrialLines::kNumLines / 2;
-      Peer& peer = peers_[static_cast<size_t>(owner)];
-      peer.changed.add(ticks_of_load(reinterpret_cast<const std::byte*>(middle)));
-      peer.unchanged.add(ticks_of_load(reinterpret_cast<const std::byte*>(middle)));
-      for (const CacheLine& line : lines.kept) (void)load_relaxed(line.value);
-      for (const CacheLine& line : lines.returned) (void)load_relaxed(line.value);
-      // Not together with the loads: that of a line may prefetch its flushed neighbour.
-      for (const CacheLine& line : lines.returned) flush(reinterpret_cast<const std::byte*>(&line));
-    }
+void PeerLoads::entered(int64_t nbytes) {
+  if (!measures_) return;
+  if (!is_trial_) [[likely]] {
+    until_trial_ -= 1 + nbytes / kBytesOfOne;
+    is_trial_ = until_trial_ <= 0;
+    return;
   }
-  ++count_;
+  is_trial_ = false;
+  is_armed_ = true;
+  until_trial_ = kBetweenTrials;
+  for (int owner = 0; owner < num_ranks_; ++owner) {
+    if (owner == rank_ || reader_of(owner) != rank_) continue;
+    const TrialLines& lines = segment_.exchange(owner).trial;
+    const CacheLine* const middle = lines.kept + TrialLines::kNumLines / 2;
+    Peer& peer = peers_[static_cast<size_t>(owner)];
+    peer.changed.add(ticks_of_load(reinterpret_cast<const std::byte*>(middle)));
+    peer.unchanged.add(ticks_of_load(reinterpret_cast<const std::byte*>(middle)));
+    for (const CacheLine& line : lines.kept) (void)load_relaxed(line.value);
+    for (const CacheLine& line : lines.returned) (void)load_relaxed(line.value);
+    // Not together with the loads: that of a line may prefetch its flushed neighbour.
+    for (const CacheLine& line : lines.returned) flush(reinterpret_cast<const std::byte*>(&line));
+  }
 }
 
 void PeerLoads::took(int peer, uint64_t kept, uint64_t returned) {
@@ -124,7 +130,8 @@ bool PeerLoads::is_new(int owner, const std::byte* src, size_t nbytes) const {
   const Peer& peer = peers_[static_cast<size_t>(owner)];
   const uint64_t changed = peer.changed.get();
   if (changed == 0) return false;  // not measured yet
-  return ticks_of_load(src + nbytes / 2) > (changed + peer.unchanged.get()) / 2;
+  // A new line of a large array comes from L3, a little sooner than from the owner's cache.
+  return ticks_of_load(src + nbytes / 2) > (changed + 2 * peer.unchanged.get()) / 3;
 }
 
 void PeerLoads::give_back(const std::byte* src, size_t nbytes) {

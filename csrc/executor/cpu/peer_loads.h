@@ -41,22 +41,32 @@ class PeerLoads {
       return turn == kLookTurn ? Turn::kLook : turn == kLookTurn - 1 ? Turn::kPause : Turn::kFollow;
     }
     bool is_rewritten() const { return is_rewritten_; }
-    void found(bool is_rewritten) { is_rewritten_ = is_rewritten; }
+    /// What a look has found. Near, a load of a new line takes hardly longer than that of an old
+    /// one. So a look that contradicts those before it counts if another, two calls later, agrees.
+    void found(bool is_rewritten) {
+      is_doubted_ = is_rewritten != is_rewritten_ && !is_doubted_;
+      if (is_doubted_) {
+        num_calls_ = kLookTurn - 1;
+      } else {
+        is_rewritten_ = is_rewritten;
+      }
+    }
 
    private:
     static constexpr uint32_t kPeriod = 31;
     static constexpr uint32_t kLookTurn = 5;
     uint32_t num_calls_ = 0;
     bool is_rewritten_ = false;
+    bool is_doubted_ = false;
   };
 
   PeerLoads(Segment& segment, int rank, int num_ranks, Way way = default_way());
 
   /// Call it before this rank enters an exchange. Returns whether its peers are to return lines.
   bool enter();
-  /// Call it when all ranks have entered an operation on mapped arrays. From time to time it reads
-  /// the lines of a rank that measures.
-  void entered();
+  /// Call it when all ranks have entered an operation on mapped arrays of `nbytes`, which is equal
+  /// on all ranks. In a trial it reads the lines of a rank that measures.
+  void entered(int64_t nbytes);
 
   /// Whether the owner has written the middle of a block after this rank's last access. Loads it.
   bool is_new(int owner, const std::byte* src, size_t nbytes) const;
@@ -77,11 +87,13 @@ class PeerLoads {
   static constexpr size_t kMinBytes = 4096;          // of a block whose lines are returned
   static constexpr size_t kBlockBytes = 128 << 10;   // a block is still in L2 when it is returned
   static constexpr size_t kClaimedBytes = 16 << 10;  // and in L1 when it is claimed
-  static constexpr uint32_t kPeriod = 256;           // operations
 
  private:
-  // The first measurement comes early, but not in the first touch of the lines.
-  static constexpr uint32_t kTurn = 8;
+  // Cores may become far, or near, within a second, so fewer operations are between two trials if
+  // they are large: 15 of 16 MiB. A trial after one costs 45 us, since the lines have left L2.
+  static constexpr int64_t kBetweenTrials = 256;   // operations
+  static constexpr int64_t kBytesOfOne = 1 << 20;  // count as one more operation
+  static constexpr int64_t kBeforeFirst = 8;       // the first touches of the lines are not timed
   // The reader's own time is not measured here. Where cores share a cache, lines that were kept are
   // written faster than returned ones; where they do not, two to three times as slowly.
   static constexpr float kMargin = 1.25F;
@@ -116,8 +128,11 @@ class PeerLoads {
   const bool measures_;
   const bool claims_;
   bool wants_lines_;
-  bool is_armed_ = false;  // a peer reads this rank's lines, and the next write is timed
-  uint32_t count_ = 0;     // operations on mapped arrays: equal on all ranks
+  bool is_armed_ = false;  // a peer has read this rank's lines, and the next write is timed
+  // Equal on all ranks:
+  bool is_trial_ = false;  // in the next operation on mapped arrays
+  int64_t until_trial_ = kBeforeFirst;
+  uint32_t num_trials_ = 0;
   std::vector<Peer> peers_;
 };
 
