@@ -239,25 +239,29 @@ void check_sole_readers() {
 }
 
 void check_claims() {
-  using Turn = PeerLoads::Claims::Turn;
   PeerLoads::Claims claims;
   int num_looks = 0;
-  Turn before = Turn::kFollow;
+  bool left_block = false;
   for (int call = 0; call < 62; ++call) {
-    const Turn turn = claims.begin_call();
-    if (turn == Turn::kLook) ++num_looks;
-    expect((turn == Turn::kLook) == (before == Turn::kPause), "a pause comes before each look");
-    before = turn;
+    claims.begin_call();
+    if (claims.looks()) ++num_looks;
+    expect(claims.looks() == left_block, "a call that claims less comes before each look");
+    left_block = claims.leaves_block();
+    expect(!claims.leaves_block(), "only the first block is left");
   }
   expect(num_looks == 2, "one call in 31 looks");
 
   const auto calls_until_look = [&claims] {
-    int num_calls = 1;
-    while (claims.begin_call() != Turn::kLook) ++num_calls;
+    int num_calls = 0;
+    do {
+      claims.begin_call();
+      ++num_calls;
+    } while (!claims.looks());
     return num_calls;
   };
   calls_until_look();
   claims.found(true);
+  expect(!claims.looks(), "a call looks once");
   expect(!claims.is_rewritten(), "one look may be wrong");
   expect(calls_until_look() == 2, "the next look comes at once");
   claims.found(true);

@@ -90,7 +90,7 @@ void CpuTarget::begin(const BufferExchange& exchange, const Payload& payload,
                       const CpuArithmetic& arithmetic, PeerLoads::Claims* claims) {
   exchange_ = &exchange;
   claims_ = claims;
-  if (claims != nullptr) claims_turn_ = claims->begin_call();
+  if (claims != nullptr) claims->begin_call();
   payload_ = &payload;
   arithmetic_ = arithmetic;
   if (exchange.reach() == Reach::kProcess && stages_ == nullptr) {
@@ -200,9 +200,11 @@ void CpuTarget::combine_mapped(const void* const* srcs, int* owners, int num_src
     returns_lines = returns_lines || owners[i] >= 0;
   }
   const bool claims = claims_ != nullptr;
-  if (!returns_lines || (claims && !claims_lines(srcs, owners, num_srcs, num_bytes(operands)))) {
+  if (claims && returns_lines) look_at_lines(srcs, owners, num_srcs, num_bytes(operands));
+  if (!returns_lines || (claims && !claims_->is_rewritten())) {
     return combine_block(srcs, dsts, operands);
   }
+  const bool leaves_first = claims && claims_->leaves_block();
 
   const auto element_size = static_cast<int64_t>(arithmetic_.element_size);
   const size_t block_bytes = claims ? PeerLoads::kClaimedBytes : PeerLoads::kBlockBytes;
@@ -218,8 +220,9 @@ void CpuTarget::combine_mapped(const void* const* srcs, int* owners, int num_src
       const auto* src = static_cast<const std::byte*>(srcs[i]) + at * element_size;
       from[i] = src;
       returns[i] =
-          owners[i] >= 0 && (claims || (nbytes >= PeerLoads::kMinBytes &&
-                                        exchange_->loads().is_new(owners[i], src, nbytes)));
+          owners[i] >= 0 && (claims ? at != 0 || !leaves_first
+                                    : nbytes >= PeerLoads::kMinBytes &&
+                                          exchange_->loads().is_new(owners[i], src, nbytes));
     }
     for (int i = 0; i < num_dsts; ++i) to[i] = static_cast<std::byte*>(dsts[i]) + at * element_size;
     combine_block(from, to, block);
@@ -230,16 +233,12 @@ void CpuTarget::combine_mapped(const void* const* srcs, int* owners, int num_src
   }
 }
 
-bool CpuTarget::claims_lines(const void* const* srcs, const int* owners, int num_srcs,
-                             size_t nbytes) {
-  using Turn = PeerLoads::Claims::Turn;
-  for (int i = 0; i < num_srcs && claims_turn_ == Turn::kLook; ++i) {
-    if (owners[i] < 0) continue;
-    claims_->found(
-        exchange_->loads().is_rewritten(owners[i], static_cast<const std::byte*>(srcs[i]), nbytes));
-    claims_turn_ = Turn::kFollow;
-  }
-  return claims_turn_ != Turn::kPause && claims_->is_rewritten();
+void CpuTarget::look_at_lines(const void* const* srcs, const int* owners, int num_srcs,
+                              size_t nbytes) {
+  if (!claims_->looks()) return;
+  const auto first = std::find_if(owners, owners + num_srcs, [](int owner) { return owner >= 0; });
+  const auto* const src = static_cast<const std::byte*>(srcs[first - owners]);
+  claims_->found(exchange_->loads().is_rewritten(*first, src, nbytes));
 }
 
 bool CpuTarget::read_result(const ProgramView& program, const StepOperands& operands) {

@@ -137,8 +137,8 @@ class CpuTarget {
   /// `owners` (-1: this rank) that want them. Changes `owners`.
   void combine_mapped(const void* const* srcs, int* owners, int num_srcs, void* const* dsts,
                       int num_dsts, const StepOperands& operands);
-  /// Whether lines of the sources of `owners` are to be claimed. In some calls it looks.
-  bool claims_lines(const void* const* srcs, const int* owners, int num_srcs, size_t nbytes);
+  /// In some calls, looks whether the first source of those with owners has been written.
+  void look_at_lines(const void* const* srcs, const int* owners, int num_srcs, size_t nbytes);
   void combine_past_caches(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
                            const StepOperands& operands);
   std::byte* stage(int index);
@@ -149,7 +149,6 @@ class CpuTarget {
   SlotUse slot_use_;
   const BufferExchange* exchange_ = nullptr;
   PeerLoads::Claims* claims_ = nullptr;
-  PeerLoads::Claims::Turn claims_turn_{};  // of this call
   const Payload* payload_ = nullptr;
   CpuArithmetic arithmetic_;
   std::unique_ptr<std::byte[]> stages_;  // bytes read from other processes, one stage per source

@@ -31,19 +31,21 @@ class PeerLoads {
   /// What the calls of one plan have found: whether owners write their arrays between calls.
   class Claims {
    public:
-    enum class Turn : uint8_t { kFollow, kPause, kLook };
-
-    /// What the next call does. It looks once in a period: a prime number, since a program may use
-    /// arrays in turn. The call before that claims nothing: a claimed line that its owner has only
-    /// read would look as if it were new.
-    Turn begin_call() {
+    /// A call looks once in a period: a prime number, since a program may use arrays in turn.
+    void begin_call() {
       const uint32_t turn = num_calls_++ % kPeriod;
-      return turn == kLookTurn ? Turn::kLook : turn == kLookTurn - 1 ? Turn::kPause : Turn::kFollow;
+      looks_ = turn == kLookTurn;
+      leaves_block_ = turn == kLookTurn - 1;
     }
+    bool looks() const { return looks_; }
+    /// Whether the first block is not claimed, for the look of the next call: a claimed line that
+    /// its owner has only read would look as if it were new.
+    bool leaves_block() { return std::exchange(leaves_block_, false); }
     bool is_rewritten() const { return is_rewritten_; }
     /// What a look has found. Near, a load of a new line takes hardly longer than that of an old
     /// one. So a look that contradicts those before it counts if another, two calls later, agrees.
     void found(bool is_rewritten) {
+      looks_ = false;
       is_doubted_ = is_rewritten != is_rewritten_ && !is_doubted_;
       if (is_doubted_) {
         num_calls_ = kLookTurn - 1;
@@ -56,6 +58,8 @@ class PeerLoads {
     static constexpr uint32_t kPeriod = 31;
     static constexpr uint32_t kLookTurn = 5;
     uint32_t num_calls_ = 0;
+    bool looks_ = false;
+    bool leaves_block_ = false;
     bool is_rewritten_ = false;
     bool is_doubted_ = false;
   };
@@ -84,9 +88,9 @@ class PeerLoads {
   void took(int peer, uint64_t kept, uint64_t returned);
   bool wants_lines() const { return wants_lines_; }
 
-  static constexpr size_t kMinBytes = 4096;          // of a block whose lines are returned
-  static constexpr size_t kBlockBytes = 128 << 10;   // a block is still in L2 when it is returned
-  static constexpr size_t kClaimedBytes = 16 << 10;  // and in L1 when it is claimed
+  static constexpr size_t kMinBytes = 4096;         // of a block whose lines are returned
+  static constexpr size_t kBlockBytes = 128 << 10;  // a block is still in L2 when it is returned
+  static constexpr size_t kClaimedBytes = 4096;     // claims of a block run beside the next loads
 
  private:
   // Cores may become far, or near, within a second, so fewer operations are between two trials if
