@@ -35,13 +35,38 @@ struct Conversion<DType::kBF16> {
   static PYCOLL_LANE_FN WithLane<uint16_t, F> store(F x) {
     return convert_lanes<uint16_t>(round(x));
   }
-  /// Rounds to nearest even: adds just under half of the last kept place, one more if that is odd.
   template <class F>
   static PYCOLL_LANE_FN Bits<F> round(F x) {
+    return rounded_in_place(x) >> 16;
+  }
+
+  // Two stored elements share 32 bits, and each becomes an f32 there: this takes half as long as
+  // the conversion of lanes in their order, which moves each lane to another place.
+
+  /// Loads the elements with even index and those with odd index.
+  template <class F>
+  static PYCOLL_LANE_FN void load_pair(Bits<F> pairs, F& even, F& odd) {
+    even = bits_as<F>(pairs << 16);
+    odd = bits_as<F>(pairs & 0xffff0000u);
+  }
+  template <class F>
+  static PYCOLL_LANE_FN Bits<F> store_pair(F even, F odd) {
+    return rounded_in_place(even) >> 16 | (rounded_in_place(odd) & 0xffff0000u);
+  }
+
+ private:
+  /// Rounds to nearest even: adds just under half of the last kept place, one more if that is odd.
+  /// The result is in the high half.
+  template <class F>
+  static PYCOLL_LANE_FN Bits<F> rounded_in_place(F x) {
     const Bits<F> bits = bits_as<Bits<F>>(x);
-    return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return bits + 0x7fffu + ((bits >> 16) & 1u);
   }
 };
+
+/// Whether the elements of two accumulators are converted together (load_pair, store_pair).
+template <class Traits, class F>
+concept ConvertsPairs = requires(F x) { Traits::load_pair(Bits<F>{}, x, x); };
 
 /// Floats of 8 or 16 bits with subnormals. The highest exponent means infinity and NaN; in dtypes
 /// without infinities it is an ordinary exponent, and only the code of all ones is NaN.

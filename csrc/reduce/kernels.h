@@ -89,22 +89,48 @@ struct Reduce {
                                           Access access, size_t ahead = 0) {
     const size_t offset = begin * sizeof(Storage);
     AccLanes acc[num_vectors];
-    const auto load = [&](int src_idx, int v) {
-      const char* src = static_cast<const char*>(args.srcs[src_idx]) + offset;
-      if constexpr (num_vectors > 1) prefetch_for_read(src + v * sizeof(StorageLanes) + ahead);
-      return Traits::load(access.template load<StorageLanes>(src + v * sizeof(StorageLanes)));
-    };
-#pragma GCC unroll 8
-    for (int v = 0; v < num_vectors; ++v) acc[v] = load(0, v);
+    load(static_cast<const char*>(args.srcs[0]) + offset, access, ahead, acc);
     for (int k = 1; k < args.num_srcs; ++k) {
+      AccLanes next[num_vectors];
+      load(static_cast<const char*>(args.srcs[k]) + offset, access, ahead, next);
 #pragma GCC unroll 8
-      for (int v = 0; v < num_vectors; ++v) acc[v] = Combiner::apply(acc[v], load(k, v));
+      for (int v = 0; v < num_vectors; ++v) acc[v] = Combiner::apply(acc[v], next[v]);
     }
+    if constexpr (kFloating<Acc>) {
+#pragma GCC unroll 8
+      for (int v = 0; v < num_vectors; ++v) acc[v] = finish(acc[v], args.divisor);
+    }
+    store(out, access, ahead, acc);
+  }
+
+  /// Loads adjacent vectors; with ConvertsPairs, each two of them have even and odd elements.
+  template <int num_vectors, class Access>
+  [[gnu::always_inline]] static void load(const char* src, Access access, size_t ahead,
+                                          AccLanes (&to)[num_vectors]) {
 #pragma GCC unroll 8
     for (int v = 0; v < num_vectors; ++v) {
-      if constexpr (kFloating<Acc>) acc[v] = finish(acc[v], args.divisor);
-      if constexpr (num_vectors > 1) prefetch_for_write(out + v * sizeof(StorageLanes) + ahead);
-      access.store(out + v * sizeof(StorageLanes), Traits::store(acc[v]));
+      const char* const from = src + v * sizeof(StorageLanes);
+      if (num_vectors > 1 && v * sizeof(StorageLanes) % 64 == 0) prefetch_for_read(from + ahead);
+      if constexpr (num_vectors % 2 == 0 && ConvertsPairs<Traits, AccLanes>) {
+        if (v % 2 == 0)
+          Traits::load_pair(access.template load<Bits<AccLanes>>(from), to[v], to[v + 1]);
+      } else {
+        to[v] = Traits::load(access.template load<StorageLanes>(from));
+      }
+    }
+  }
+  template <int num_vectors, class Access>
+  [[gnu::always_inline]] static void store(char* out, Access access, size_t ahead,
+                                           const AccLanes (&from)[num_vectors]) {
+#pragma GCC unroll 8
+    for (int v = 0; v < num_vectors; ++v) {
+      char* const to = out + v * sizeof(StorageLanes);
+      if (num_vectors > 1 && v * sizeof(StorageLanes) % 64 == 0) prefetch_for_write(to + ahead);
+      if constexpr (num_vectors % 2 == 0 && ConvertsPairs<Traits, AccLanes>) {
+        if (v % 2 == 0) access.store(to, Traits::store_pair(from[v], from[v + 1]));
+      } else {
+        access.store(to, Traits::store(from[v]));
+      }
     }
   }
 
