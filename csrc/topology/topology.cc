@@ -24,7 +24,7 @@ Topology shared_memory_topology(int num_ranks, int num_cores) {
       simple = {turn_s, 38e-12, 2e-12};
       ll = {1.13 * turn_s, 99e-12, 4e-12};
       direct =
-          mapped ? LinkCost{1.75 * turn_s, 16e-12, 1e-12} : LinkCost{4.8 * turn_s, 68e-12, 13e-12};
+          mapped ? LinkCost{1.2 * turn_s, 16e-12, 1e-12} : LinkCost{4.8 * turn_s, 68e-12, 13e-12};
     } else {
       // A compromise for two kinds of machines: cores that share a cache (simple: 36e-12), and
       // cores that do not (55e-12).
