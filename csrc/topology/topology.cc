@@ -13,7 +13,7 @@ Topology shared_memory_topology(int num_ranks, int num_cores) {
   // ranks per core.
   const bool crowded = topology.oversubscribed();
   const double ranks_per_core = static_cast<double>(num_ranks) / num_cores;
-  const double turn_s = 0.3e-6 * ranks_per_core * std::min(ranks_per_core / 2, 2.0);
+  const double turn_s = 0.3e-6 * ranks_per_core * std::clamp(ranks_per_core / 2, 1.0, 2.0);
   for (const Arrays arrays : kAllArrays) {
     LinkCost& simple = topology.cost(arrays, ProtocolKind::kSimple);
     LinkCost& ll = topology.cost(arrays, ProtocolKind::kLL);
