@@ -11,6 +11,16 @@
 #include "transport/ring/claim_lines.h"
 
 namespace pycoll {
+namespace {
+
+/// By how much the first of several blocks is shorter than the others, so that it ends at a line
+/// boundary of its destination: a line that is written partly past the caches and partly through
+/// them costs more than ten whole lines.
+int64_t bytes_past_line(const void* dst) {
+  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(dst) % kFlagBytes);
+}
+
+}  // namespace
 
 CpuTarget::CpuTarget(Segment& segment, Waiter& waiter, int num_ranks)
     : segment_(segment),
@@ -104,10 +114,7 @@ void CpuTarget::combine_past_caches(const void* const* srcs, int num_srcs, void*
   constexpr int64_t kBlockBytes = 8192;
   alignas(64) std::byte result[kBlockBytes];
   const auto element_size = static_cast<int64_t>(arithmetic_.element_size);
-  // The first block ends at a line boundary of the first destination: a line that is written partly
-  // past the caches and partly through them costs more than ten whole lines.
-  const auto past_line = static_cast<int64_t>(reinterpret_cast<uintptr_t>(dsts[0]) % kFlagBytes);
-  int64_t block_count = (kBlockBytes - past_line) / element_size;
+  int64_t block_count = (kBlockBytes - bytes_past_line(dsts[0])) / element_size;
   const void* from[kMaxPeers + 1] = {};
   for (int64_t at = 0; at < operands.count;
        at += block_count, block_count = kBlockBytes / element_size) {
@@ -212,9 +219,10 @@ void CpuTarget::combine_mapped(const void* const* srcs, int* owners, int num_src
   const void* from[kMaxPeers + 1];
   void* to[kMaxPeers + 1];
   bool returns[kMaxPeers + 1];
-  for (int64_t at = 0; at < operands.count; at += block_count) {
+  int64_t count = block_count - bytes_past_line(dsts[0]) / element_size;
+  for (int64_t at = 0; at < operands.count; at += count, count = block_count) {
     StepOperands block = operands;
-    block.count = std::min(block_count, operands.count - at);
+    block.count = std::min(count, operands.count - at);
     const size_t nbytes = num_bytes(block);
     for (int i = 0; i < num_srcs; ++i) {
       const auto* src = static_cast<const std::byte*>(srcs[i]) + at * element_size;
