@@ -432,7 +432,7 @@ std::string Planner::explain(const PlanKey& wanted, Arrays arrays, std::string_v
   if (topology.oversubscribed()) {
     text += "  " + std::to_string(num_ranks_) + " ranks share " +
             std::to_string(topology.num_cores) +
-            " cores: the simulation adds a scheduler time slice to each message\n";
+            " cores: the simulation adds a scheduler time slice to each wait\n";
   }
   return text;
 }

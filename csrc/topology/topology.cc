@@ -10,7 +10,7 @@ Topology shared_memory_topology(int num_ranks, int num_cores) {
   topology.num_cores = num_cores;
   // Fitted (pycoll.tuning.fit_costs) to five collectives of 4 KiB to 4 MiB with 2 and 4 ranks on 2
   // cores. On oversubscribed cores alpha is a turn of the scheduler, which grows with the number of
-  // ranks per core.
+  // ranks per core; that of direct was fitted to 3 to 8 ranks (decision 0115).
   const bool crowded = topology.oversubscribed();
   const double ranks_per_core = static_cast<double>(num_ranks) / num_cores;
   const double turn_s = 0.3e-6 * ranks_per_core * std::clamp(ranks_per_core / 2, 1.0, 2.0);

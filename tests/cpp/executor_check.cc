@@ -203,6 +203,34 @@ void check_peer_loads() {
   expect(!loads.wants_lines(), "the cores share a cache again");
 }
 
+/// How many operations of `nbytes` are from the first trial to the second. Trials are numbered in
+/// the lines that they write.
+int operations_between_trials(int64_t nbytes) {
+  const auto transport = make_local_transport(make_local_world(2), 0);
+  PeerLoads loads(transport->segment(), 0, 2, PeerLoads::Way::kMeasured);
+  uint64_t& number = transport->segment().exchange(0).trial.kept[0].value;
+  number = 2;  // of no trial here
+  int first = 0;
+  for (int count = 1; count < 1000; ++count) {
+    loads.enter();
+    loads.entered(nbytes);
+    if (first == 0 && number == 0) {
+      first = count;
+      loads.enter();  // ends the trial
+    }
+    if (first != 0 && number == 1) return count - first;
+  }
+  return 0;
+}
+
+void check_trials() {
+  const auto transport = make_local_transport(make_local_world(2), 0);
+  // Without a measurement (no clflushopt, or no steady counter) there are no trials.
+  if (!PeerLoads(transport->segment(), 0, 2, PeerLoads::Way::kMeasured).claims()) return;
+  expect(operations_between_trials(4096) == 257, "small operations are seldom measured");
+  expect(operations_between_trials(int64_t{16} << 20) == 17, "large ones more often");
+}
+
 /// Claims bytes beside pages that may not be touched, on either side.
 void check_claim_lines() {
   constexpr size_t kPage = 4096;
@@ -278,6 +306,7 @@ int check(const std::vector<int>& worlds) {
   check_claims();
   check_peer_stores();
   check_peer_loads();
+  check_trials();
   int num_cases = 0;
   for (const int num_ranks : worlds) {
     for (const AlgorithmInfo& algorithm : algorithms()) {
