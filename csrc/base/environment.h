@@ -55,6 +55,8 @@ inline constexpr EnvVariable kEnvironment[] = {
     // Selection of algorithms, and where their bytes go.
     {"PYCOLL_ALGO", EnvType::kText, "tuning table, else cost model",
      "Rules of selection, such as all_reduce:ring:0-64k (docs/selection.md)."},
+    {"PYCOLL_ONLINE_TUNING", EnvType::kFlag, "1",
+     "0: calls do not try several plans to find the fastest (docs/selection.md)."},
     {"PYCOLL_ISA", EnvType::kChoice, "the best one of the CPU",
      "Highest instruction set that reductions may use.", "generic avx2 avx512"},
     {"PYCOLL_PEER_STORES", EnvType::kChoice, "measured",

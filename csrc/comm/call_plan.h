@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/protocol_kind.h"
+#include "comm/tuning/tuned_plans.h"
 #include "executor/cpu/buffer_exchange.h"
 #include "plan/direct_plan.h"
 
@@ -37,10 +38,9 @@ struct CallPlan {
   bool copies_arrays = false;      // plain arrays are copied to where peers access them
   bool slots_if_far = false;       // slots are faster where the ranks' cores share no cache
   int num_far_calls = 0;           // the next calls, which use slots for that; equal on all ranks
-  bool slots_if_near = false;      // slots are faster than the kernel's copies while no rank writes
-                                   // them past its caches
-  int num_past_caches = 0;         // calls in which one did; equal on all ranks
   int64_t num_calls = 0;
+  TunedPlans
+      tuned;  // plans for plain arrays, of which calls find the fastest; if none, `at` decides
 
   PlannedCall* of(Reach reach, bool in_place) const {
     return at[static_cast<size_t>(reach)][in_place ? 1 : 0];

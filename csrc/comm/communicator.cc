@@ -356,6 +356,7 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
     if (planned != plan.slots) recorder_.runs(*planned);
   }
   bool ok = done ? *done : runner_.run_slots(plain, nbytes, *planned);
+  plan.tuned.end();
   // Such a rank may not have seen a mismatch in any message or wait.
   if (ok && Recorder::may_leave_early(call, rank_, num_ranks_)) ok = waiter_.peers_agree();
   if (proxy_ != nullptr) [[unlikely]]

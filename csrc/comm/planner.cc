@@ -39,6 +39,22 @@ Writes writes_of(Reach reach) {
   return writes_of(reach == Reach::kProcess ? Arrays::kPlain : Arrays::kMapped);
 }
 
+// Calls of so many bytes take milliseconds: few of them try other plans.
+constexpr int64_t kLongBytes = int64_t{16} << 20;
+
+OnlineTuning::Pace pace_of(const PlanKey& wanted, bool oversubscribed) {
+  OnlineTuning::Pace pace;
+  if (wanted.nbytes >= kLongBytes) {
+    pace.num_spans = 3;
+    pace.calls_before = 1;
+  } else if (info(wanted.collective).has_root) {
+    pace.calls_of_span = 4;  // the root may leave a call before others enter it, so calls overlap
+  }
+  // Times depend on how the kernel has placed the ranks.
+  if (oversubscribed) pace.margin = 0.85;
+  return pace;
+}
+
 std::string title_of(Collective collective, std::string_view name) {
   return std::string(info(schedule_of(collective)).name) + " algorithm " + std::string(name);
 }
@@ -129,14 +145,63 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
     plan.slots_if_far = plan.copies_arrays && rule == nullptr && best.tabled_s == 0 && same_bits &&
                         !selector_.topology().oversubscribed() &&
                         pays_to_use_slots_if_far(wanted.nbytes);
-    plan.slots_if_near = plan.uses_processes && rule == nullptr && best.tabled_s == 0 &&
-                         pays_to_use_slots_if_near(wanted.collective, wanted.nbytes);
+    if (rule == nullptr && best.tabled_s == 0 && !links_.all_mapped && !plan.slots_if_far &&
+        selector_.tunes(schedule_of(wanted.collective), wanted.nbytes)) {
+      plan.tuned = TunedPlans(
+          tuned_plans(wanted, plan, plain, rank_candidates(wanted, Arrays::kMapped, rule)),
+          pace_of(wanted, selector_.topology().oversubscribed()));
+    }
   } catch (const UsageError& error) {
     if (rule == nullptr) throw;
     throw UsageError("rule '" + rule->text + "' of PYCOLL_ALGO: " + error.what());
   }
   if (!plan.exchanges_buffers) fill();  // the ranks do not know each other's arrays
   return plan;
+}
+
+std::vector<TunedPlan> Planner::tuned_plans(const PlanKey& wanted, const CallPlan& plan,
+                                            const Ranking& plain, const Ranking& mapped) {
+  const int max_of_reach = wanted.nbytes < kLongBytes ? 3 : 1;
+  constexpr double kMaxTimes = 2;  // the predicted time of the reach's best plan
+  const bool reduces = info(wanted.collective).has_op && num_ranks_ > 2;
+  std::vector<std::pair<int, TunedPlan>> plans;  // by place among those of its reach
+  const auto add = [&](Reach reach, const Ranking& ranking) {
+    int num = 0;
+    double first_s = 0;
+    double last_s = 0;
+    for (const Candidate& candidate : ranking.candidates) {
+      if (is_direct(candidate.protocol) != (reach != Reach::kNone)) continue;
+      // Algorithms with equal times make the same moves, as several do with two ranks.
+      if (candidate.predicted_s == last_s) continue;
+      PlannedCall* const planned =
+          reach == Reach::kNone
+              ? &slots_plan(wanted, candidate.algorithm, candidate.protocol)
+              : direct_plan(wanted, candidate.algorithm, candidate.protocol, writes_of(reach));
+      if (planned == nullptr || planned->plan.order > wanted.order) continue;
+      // Input and output share one copy.
+      if (reach == Reach::kMapped && !planned->in_place_allowed) continue;
+      // Which call runs which plan differs between runs. Their results must not.
+      if (reduces && planned->plan.order != Order::kFlat) continue;
+      last_s = candidate.predicted_s;
+      if (num == 0) first_s = last_s;
+      if (last_s > kMaxTimes * first_s) return;
+      plans.push_back({num, {planned, reach}});
+      if (++num == max_of_reach) return;
+    }
+  };
+  add(Reach::kNone, plain);
+  if (plan.copies_arrays) add(Reach::kMapped, mapped);
+  add(Reach::kProcess, plain);
+  const PlannedCall* const chosen =
+      plan.of(plan.copies_arrays ? Reach::kMapped : Reach::kProcess, true);
+  const auto order = [chosen](const auto& ranked) {
+    return ranked.second.planned == chosen ? -1 : ranked.first;
+  };
+  std::stable_sort(plans.begin(), plans.end(),
+                   [&](const auto& a, const auto& b) { return order(a) < order(b); });
+  std::vector<TunedPlan> sorted;
+  for (const auto& [place, tuned] : plans) sorted.push_back(tuned);
+  return sorted;
 }
 
 PlannedCall* Planner::first_that_can(const PlanKey& wanted, const Ranking& ranking, bool direct,
@@ -341,11 +406,13 @@ bool Planner::knows(Collective collective, std::string_view name, int root) cons
 
 namespace {
 
-std::string microseconds(double s) {
+std::string three_digits(double value) {
   char text[32];
-  std::snprintf(text, sizeof(text), "%.3g us", s * 1e6);
+  std::snprintf(text, sizeof(text), "%.3g", value);
   return text;
 }
+
+std::string microseconds(double s) { return three_digits(s * 1e6) + " us"; }
 
 std::string name_of(const PlannedCall& planned) {
   return planned.plan.algorithm + "/" + protocol_name(planned.protocol);
@@ -355,6 +422,23 @@ std::string names_of(const CallPlan& plan, Reach reach) {
   const std::string out_of_place = name_of(*plan.of(reach, false));
   const std::string in_place = name_of(*plan.of(reach, true));
   return out_of_place == in_place ? in_place : out_of_place + ", or " + in_place + " in place";
+}
+
+/// The plans that calls try, and what they took.
+std::string text_of(const TunedPlans& tuned) {
+  constexpr const char* kHow[kNumReaches] = {"through slots", "on copies",
+                                             "by the kernel's copies"};
+  std::string text;
+  for (size_t i = 0; i < tuned.plans().size(); ++i) {
+    const auto& [planned, reach] = tuned.plans()[i];
+    const double us_per_mib = tuned.ns_per_byte(i) * (1 << 20) * 1e-3;
+    char line[128];
+    std::snprintf(line, sizeof(line), "    %-26s %-22s %12s\n", name_of(*planned).c_str(),
+                  kHow[static_cast<size_t>(reach)],
+                  us_per_mib > 0 ? (three_digits(us_per_mib) + " us/MiB").c_str() : "not yet");
+    text += line;
+  }
+  return text;
 }
 
 }  // namespace
@@ -372,11 +456,14 @@ std::string Planner::describe_arrays(const PlanKey& wanted, const CallPlan& plan
   std::string text =
       "  if all arrays of all ranks are mapped (comm.empty()): " + names_of(plan, Reach::kMapped) +
       ", " + why(Arrays::kMapped) + "\n";
-  if (plan.uses_processes) {
+  if (plan.tuned.is_on()) {
+    text += "  if not all are, calls try these plans in turn, and use the fastest; measured:\n" +
+            text_of(plan.tuned);
+  } else if (plan.uses_processes) {
     text += "  if none is, and processes may read each other's memory: " +
             names_of(plan, Reach::kProcess) + ", " + why(Arrays::kPlain) + "\n";
   }
-  if (plan.copies_arrays) {
+  if (plan.copies_arrays && !plan.tuned.is_on()) {
     text += "  arrays that are not mapped are copied to mapped memory: " +
             name_of(*plan.of(Reach::kMapped, true)) + " in place\n";
   }
@@ -384,19 +471,18 @@ std::string Planner::describe_arrays(const PlanKey& wanted, const CallPlan& plan
     text += "  where the ranks' cores are measured to share no cache: " + name_of(*plan.slots) +
             ", through slots\n";
   }
-  if (plan.slots_if_near) {
-    text += "  while no rank writes slots past its caches: " + name_of(*plan.slots) +
-            ", through slots\n";
-  }
   return text + "  else: " + name_of(*plan.slots) + ", through slots\n";
 }
 
 std::string Planner::explain(const PlanKey& wanted, Arrays arrays, std::string_view transport) {
   const CallPlan& plan = find(wanted);
-  const bool copied = plan.copies_arrays && arrays == Arrays::kPlain;
+  const bool tuned = plan.tuned.is_on() && arrays == Arrays::kPlain;
+  const bool copied = tuned ? plan.tuned.best().reach == Reach::kMapped
+                            : plan.copies_arrays && arrays == Arrays::kPlain;
   if (links_.all_mapped || copied) arrays = Arrays::kMapped;
   const PlannedCall& planned =
-      *plan.of(arrays == Arrays::kMapped ? Reach::kMapped : Reach::kProcess, copied);
+      tuned ? *plan.tuned.best().planned
+            : *plan.of(arrays == Arrays::kMapped ? Reach::kMapped : Reach::kProcess, copied);
   const Topology& topology = selector_.topology();
   const CollectiveInfo& row =
       info(wanted.collective == Collective::kBarrier ? Collective::kAllReduce : wanted.collective);

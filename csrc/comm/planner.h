@@ -68,6 +68,9 @@ class Planner {
   Ranking rank_candidates(const PlanKey& wanted, Arrays arrays, const Rule* rule) const;
   PlannedCall* first_that_can(const PlanKey& wanted, const Ranking& ranking, bool direct,
                               bool in_place, Writes writes = Writes::kPeers);
+  /// Plans for plain arrays that calls try, the one that `plan` has chosen first.
+  std::vector<TunedPlan> tuned_plans(const PlanKey& wanted, const CallPlan& plan,
+                                     const Ranking& plain, const Ranking& mapped);
   PlannedCall& slots_plan(const PlanKey& wanted, std::string_view name, ProtocolKind protocol);
   PlannedCall* direct_plan(const PlanKey& wanted, std::string_view name, ProtocolKind protocol,
                            Writes writes);

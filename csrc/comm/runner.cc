@@ -40,10 +40,6 @@ constexpr int64_t kRootedRingBytes = int64_t{16} << 20;
 // half of a ring's slots would have its writer wait for its reader.
 constexpr int kTilesOfExchange = 4;
 
-// While slots are slower than the kernel's copies, one call in so many uses them nevertheless, to
-// measure again how they are written.
-constexpr int kCallsOfKernel = 32;
-
 /// Elements of all blocks that `index_of`, a column of the table of collectives, puts in a buffer.
 int64_t count_blocks(const Call& call, int rank, int num_ranks,
                      int (*index_of)(const BlockAt& at)) {
@@ -88,8 +84,13 @@ std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, CallPla
     return ReachableBuffers::Given{static_cast<std::byte*>(const_cast<void*>(data)),
                                    static_cast<size_t>(count) * dtype_size(call.dtype)};
   };
+  bool copies = plan.copies_arrays;
+  if (plan.tuned.is_on()) {
+    plan.tuned.begin(nbytes);
+    copies = plan.tuned.wanted().reach == Reach::kMapped;
+  }
   buffers_.find(given(call.input, input_count(call, rank_, num_ranks_)),
-                given(call.output, output_count(call, rank_, num_ranks_)), plan.copies_arrays);
+                given(call.output, output_count(call, rank_, num_ranks_)), copies);
   const std::optional<bool> done = run_on_buffers(call, nbytes, plan, planned);
   if (!done || !*done) exchange_.stay_outside();
   if (done && !*done) {
@@ -99,11 +100,37 @@ std::optional<bool> Runner::run_direct(const Call& call, int64_t nbytes, CallPla
   return done;
 }
 
-bool Runner::prefers_slots(CallPlan& plan) {
-  if (!exchange_.past_caches()) return true;
-  if (++plan.num_past_caches % kCallsOfKernel != 0) return false;
-  simple_links_.try_caches();
+bool Runner::exchange_buffers(CallPlan& plan, int64_t nbytes) {
+  TunedPlans& tuned = plan.tuned;
+  const bool all_wait = tuned.is_on()
+                            ? tuned.exchanges_times() || tuned.wanted().reach == Reach::kProcess
+                            : plan.uses_processes;
+  if (!exchange_.exchange(buffers_.input_buffer(), buffers_.output_buffer(), nbytes, all_wait,
+                          tuned.is_on() ? tuned.times() : OperationTimes{})) {
+    return false;
+  }
+  if (tuned.is_on()) tuned.heard(exchange_.latest());
   return true;
+}
+
+PlannedCall* Runner::tuned_plan(CallPlan& plan) {
+  TunedPlans& tuned = plan.tuned;
+  const auto& [wanted, wanted_reach] = tuned.wanted();
+  const Reach reach = exchange_.reach();
+  // Slots are for all arrays, and what is mapped needs no other way.
+  const bool runs =
+      wanted_reach == Reach::kNone
+          ? reach != Reach::kMapped
+          : reach == wanted_reach && (!exchange_.in_place() || wanted->in_place_allowed);
+  if (!runs) {
+    tuned.misses();
+    return reach == Reach::kMapped ? plan.of(reach, exchange_.in_place()) : plan.slots;
+  }
+  // While another plan was the best, no call has seen whether slots are fast in the caches again.
+  if (tuned.turn().starts && wanted_reach == Reach::kNone && tuned.best().reach != Reach::kNone) {
+    simple_links_.try_caches();
+  }
+  return wanted;
 }
 
 bool Runner::pays_to_claim_arrays(int64_t nbytes) const {
@@ -116,10 +143,7 @@ bool Runner::pays_to_claim_arrays(int64_t nbytes) const {
 std::optional<bool> Runner::run_on_buffers(const Call& call, int64_t nbytes, CallPlan& plan,
                                            PlannedCall*& planned) {
   const auto element_size = static_cast<int64_t>(dtype_size(call.dtype));
-  if (!exchange_.exchange(buffers_.input_buffer(), buffers_.output_buffer(), nbytes,
-                          plan.uses_processes, plan.slots_if_near && simple_links_.past_caches())) {
-    return false;
-  }
+  if (!exchange_buffers(plan, nbytes)) return false;
   const Reach reach = exchange_.reach();
   planned = plan.of(reach, exchange_.in_place());
   if (planned == nullptr) {
@@ -129,8 +153,15 @@ std::optional<bool> Runner::run_on_buffers(const Call& call, int64_t nbytes, Cal
                                           : ": the ranks cannot all access each other's arrays: "
                                             "make them with comm.empty()"));
   }
-  if (reach == Reach::kProcess && plan.slots_if_near && prefers_slots(plan)) planned = plan.slots;
-  if (planned->protocol != ProtocolKind::kDirect) return std::nullopt;
+  if (plan.tuned.is_on()) planned = tuned_plan(plan);
+  if (planned->protocol != ProtocolKind::kDirect) {
+    // No rank may write its line of the exchange again before all have read this one.
+    if (plan.tuned.is_on() && plan.tuned.exchanges_times()) {
+      if (!exchange_.await_readers()) return false;
+      plan.tuned.starts_work();
+    }
+    return std::nullopt;
+  }
   Payload payload = payload_of(call, planned->plan);
   payload.buffers[static_cast<int>(BufferKind::kInput)] = buffers_.input();
   payload.buffers[static_cast<int>(BufferKind::kOutput)] = buffers_.output();

@@ -43,8 +43,10 @@ class Runner {
   /// Whether claims of lines of peers' arrays are faster than what else there is. Where cores share
   /// no cache and ranks outnumber them, returned lines are (decision 0113).
   bool pays_to_claim_arrays(int64_t nbytes) const;
-  /// Whether a call that could use the kernel's copies uses slots; equal on all ranks.
-  bool prefers_slots(CallPlan& plan);
+  /// Exchanges the places of the call's buffers, and also times if plans are being tuned.
+  bool exchange_buffers(CallPlan& plan, int64_t nbytes);
+  /// The plan of this turn, or slots where these arrays do not allow it.
+  PlannedCall* tuned_plan(CallPlan& plan);
 
   template <class Protocol>
   bool run(const Call& call, const Plan& plan, const Payload& payload);

@@ -44,6 +44,7 @@ Settings Settings::read() {
   Settings settings;
   settings.rules = env_text(kRulesVariable).value_or("");
   settings.checks_data = env_flag("PYCOLL_CHECK_DATA");
+  settings.tunes_online = env_flag("PYCOLL_ONLINE_TUNING");
   const std::string path = tuning_table_path();
   if (path.empty()) {
     settings.table_note = "none, neither PYCOLL_CACHE_DIR, XDG_CACHE_HOME nor HOME is set";
@@ -72,8 +73,9 @@ Settings Settings::read() {
 
 std::string Settings::to_bytes() const {
   char header[kHeaderBytes] = {};
-  std::snprintf(header, sizeof(header), "%zu %zu %zu %.9g %.9g %d", rules.size(), table.size(),
-                table_note.size(), network.alpha_s, network.beta_s_per_byte, checks_data ? 1 : 0);
+  std::snprintf(header, sizeof(header), "%zu %zu %zu %.9g %.9g %d %d", rules.size(), table.size(),
+                table_note.size(), network.alpha_s, network.beta_s_per_byte, checks_data ? 1 : 0,
+                tunes_online ? 1 : 0);
   return std::string(header, sizeof(header)) + rules + table + table_note;
 }
 
@@ -81,15 +83,17 @@ Settings Settings::from_bytes(std::string_view bytes) {
   Settings settings;
   size_t sizes[3] = {};
   int checks_data = 0;
+  int tunes_online = 1;
   if (bytes.size() < kHeaderBytes ||
-      std::sscanf(bytes.data(), "%zu %zu %zu %lf %lf %d", &sizes[0], &sizes[1], &sizes[2],
-                  &settings.network.alpha_s, &settings.network.beta_s_per_byte,
-                  &checks_data) != 6 ||
+      std::sscanf(bytes.data(), "%zu %zu %zu %lf %lf %d %d", &sizes[0], &sizes[1], &sizes[2],
+                  &settings.network.alpha_s, &settings.network.beta_s_per_byte, &checks_data,
+                  &tunes_online) != 7 ||
       bytes.size() - kHeaderBytes != sizes[0] + sizes[1] + sizes[2]) {
     return settings;  // the world was made without settings
   }
   bytes.remove_prefix(kHeaderBytes);
   settings.checks_data = checks_data != 0;
+  settings.tunes_online = tunes_online != 0;
   settings.rules = bytes.substr(0, sizes[0]);
   settings.table = bytes.substr(sizes[0], sizes[1]);
   settings.table_note = bytes.substr(sizes[0] + sizes[1]);
@@ -103,6 +107,7 @@ std::shared_ptr<const SelectionInputs> Settings::parse() const {
   inputs->table_note = table_note;
   inputs->network = network;
   inputs->checks_data = checks_data;
+  inputs->tunes_online = tunes_online;
   return inputs;
 }
 

@@ -17,6 +17,7 @@ struct Settings {
   std::string table_note;    // the table's path, or why there is none
   NetworkCost network;       // between hosts, as measured when the ranks met
   bool checks_data = false;  // PYCOLL_CHECK_DATA
+  bool tunes_online = true;  // PYCOLL_ONLINE_TUNING
 
   /// Reads the settings from the environment and the file system. Raises nothing: `table_note` has
   /// the table's problem, and every rank raises the rules' errors in parse().

@@ -24,13 +24,7 @@ struct Links {
     }
   }
 
-  /// Whether slots of some link are written past the caches.
-  bool past_caches() {
-    bool any = send_multicast.stores().past_caches();
-    for (SendEnd& link : send) any = any || link.stores().past_caches();
-    return any;
-  }
-  /// Such links try the caches with their next slot.
+  /// Links that write slots past the caches try the caches with their next slot.
   void try_caches() {
     send_multicast.stores().try_caches();
     for (SendEnd& link : send) link.stores().try_caches();

@@ -75,14 +75,6 @@ bool pays_to_use_slots_if_far(int64_t nbytes) {
   return nbytes < kMaxBytes;
 }
 
-bool pays_to_use_slots_if_near(Collective collective, int64_t nbytes) {
-  constexpr int64_t kMinBytes = 16 << 20;
-  // Not scatter, which took 1.3 to 2 times as long through slots.
-  const bool moves_all =
-      collective == Collective::kAllGather || collective == Collective::kAllToAll;
-  return moves_all && nbytes >= kMinBytes;
-}
-
 Selector::Selector(Topology topology, std::shared_ptr<const SelectionInputs> inputs)
     : topology_(std::move(topology)), inputs_(std::move(inputs)) {
   for (const Arrays arrays : kAllArrays) {
@@ -102,6 +94,12 @@ ProtocolKind Selector::default_protocol(int64_t nbytes) const {
   constexpr int64_t kLowLatencyBytes = 8 << 10;
   return nbytes <= kLowLatencyBytes && may_use(ProtocolKind::kLL) ? ProtocolKind::kLL
                                                                   : ProtocolKind::kSimple;
+}
+
+bool Selector::tunes(Collective collective, int64_t nbytes) const {
+  constexpr int64_t kMinBytes = 16 << 10;
+  return inputs_->tunes_online && nbytes >= kMinBytes &&
+         !(topology_.oversubscribed() && info(collective).has_root);
 }
 
 Ranking Selector::rank(Collective collective, int64_t nbytes, Arrays arrays,

@@ -39,9 +39,6 @@ bool is_candidate(ProtocolKind protocol, int64_t nbytes);
 bool pays_to_copy(Collective collective, int64_t nbytes);
 /// Whether slots take less time than that where the ranks' cores share no cache (decision 0107).
 bool pays_to_use_slots_if_far(int64_t nbytes);
-/// Whether slots that are written through the caches take less time than the kernel's copies of
-/// plain arrays, and others more (decision 0110).
-bool pays_to_use_slots_if_near(Collective collective, int64_t nbytes);
 
 /// Settings of a communicator, fixed before its first call and equal on all ranks.
 struct SelectionInputs {
@@ -51,6 +48,7 @@ struct SelectionInputs {
   NetworkCost network;     // between hosts
   // All bytes between ranks have checksums (base/checksum.h), so only `simple` may carry them.
   bool checks_data = false;
+  bool tunes_online = true;  // calls try several plans (decision 0116)
 };
 
 /// Candidates, best first. The caller takes the first that it can run: not every candidate reduces
@@ -72,6 +70,10 @@ class Selector {
   bool may_use(ProtocolKind protocol) const {
     return !inputs_->checks_data || protocol == ProtocolKind::kSimple;
   }
+
+  /// Whether calls of so many bytes, whose plans have been simulated only, try several of them.
+  /// Where ranks share cores, calls that some ranks leave early are too short to be compared.
+  bool tunes(Collective collective, int64_t nbytes) const;
 
   /// Ranks the candidates for messages of `nbytes` in such arrays, by `rule` unless it is null. The
   /// root does not matter, since all links have equal costs.

@@ -92,43 +92,6 @@ def test_messages_that_take_turns_in_slots_are_right(checks_data, monkeypatch):
     assert run_ranks(reduced_by_messages_of_any_size, 2) == [[]] * 2
 
 
-def gathered_by(comm: pycoll.Communicator) -> list[str]:
-    """The protocols of 40 calls on plain arrays of 16 MiB in all, whose bytes are checked."""
-    comm.register_after = 0
-    x = np.empty((16 << 20) // 4 // comm.size, np.float32)
-    out = np.empty((comm.size, x.size), np.float32)
-    protocols = []
-    for call in range(40):
-        x[:] = 2 * call + comm.rank
-        comm.all_gather(x, out)
-        assert all((out[rank] == 2 * call + rank).all() for rank in range(comm.size)), call
-        protocols.append(comm.flight_record()[-1]["algorithm"].split("/")[1])
-    text = comm.explain("all_gather", 16 << 20)
-    if "read each other's memory: " in text:
-        assert "while no rank writes slots past its caches: ring/simple" in text
-    return protocols
-
-
-@pytest.mark.parametrize("stores", ["cached", "memory"])
-def test_large_moves_use_slots_while_these_are_written_through_the_caches(stores, monkeypatch):
-    """Some 2 s: 40 calls of 16 MiB, and their checks."""
-    monkeypatch.setenv("PYCOLL_PEER_STORES", stores)
-    ran, others = run_ranks(gathered_by, 2)
-    assert ran == others
-    if stores == "cached":
-        assert set(ran) == {"simple"}
-    elif "direct" not in ran:
-        pytest.skip("this system does not let processes read each other's memory")
-    else:
-        # One in 32 looks whether the caches are faster again.
-        assert [call for call, name in enumerate(ran) if name == "simple"] == [31]
-
-
-def test_scatter_does_not_follow_the_links():
-    texts = run_ranks(lambda comm: comm.explain("scatter", 16 << 20), 4)
-    assert all("while no rank writes slots past its caches" not in text for text in texts)
-
-
 def test_an_all_to_all_leaves_the_slots_at_half_the_size():
     """Its input fills the caches as its output does (decision 0112)."""
     if len(os.sched_getaffinity(0)) < 2:

@@ -1,5 +1,6 @@
 // Drives communicators whose ranks are threads: blocking and queued calls, splits, and every way in
-// which a communicator breaks while others use it. Built plain and under sanitizers.
+// which a communicator breaks while others use it. Also drives the choice among plans that calls
+// try. Built plain and under sanitizers.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -10,6 +11,7 @@
 
 #include "base/error.h"
 #include "comm/communicator.h"
+#include "comm/tuning/online_tuning.h"
 
 namespace pycoll {
 namespace {
@@ -113,7 +115,55 @@ void close_with_pending_work(Communicator& comm) {
   }
 }
 
+/// Makes calls whose plans take such times, 0 if a plan cannot run, and returns how many run each
+/// plan. One call in seven is interrupted.
+std::vector<int> tune(OnlineTuning& tuning, const std::vector<double>& times, int num_calls) {
+  std::vector<int> num(times.size());
+  double ended = 0;
+  for (int i = 0; i < num_calls; ++i) {
+    const OnlineTuning::Turn turn = tuning.next();
+    if (turn.follows && ended > 0) tuning.took(ended);
+    const double late = i % 7 == 0 ? 100 : 1;
+    if (turn.ends) ended = times[static_cast<size_t>(turn.plan)] * late;
+    ++num[static_cast<size_t>(turn.plan)];
+  }
+  return num;
+}
+
+void check_online_tuning() {
+  OnlineTuning tuning(3, {});
+  std::vector<int> num = tune(tuning, {3, 2, 4}, 2000);
+  expect(tuning.best() == 1 && num[1] > 1700, "most calls run the fastest plan");
+  expect(num[2] > 0 && num[2] < 60, "a plan that loses clearly is tried seldom");
+  expect(tuning.ns_per_byte(1) == 2 && tuning.ns_per_byte(2) == 4, "the median is what counts");
+  num = tune(tuning, {3, 2, 1}, 8000);
+  expect(tuning.best() == 2 && num[2] > 3000, "another plan becomes the fastest");
+  num = tune(tuning, {1, 5, 5}, 3000);
+  expect(tuning.best() == 0 && num[0] > 1500, "the machine has changed, so all plans are tried");
+  num = tune(tuning, {1, 0.99, 5}, 3000);
+  expect(tuning.best() == 0, "a plan that is hardly faster changes nothing");
+
+  OnlineTuning without(2, {});
+  tune(without, {0, 1}, 100);
+  expect(without.best() == 1, "a plan that cannot run is left");
+  num = tune(without, {0, 1}, 10000);
+  expect(num[0] < 100, "and tried seldom");
+
+  OnlineTuning in_spans(2, {.num_spans = 3, .calls_of_span = 4});
+  int num_timed = 0;
+  int num_ended = 0;
+  for (int i = 0; i < 1000; ++i) {
+    const OnlineTuning::Turn turn = in_spans.next();
+    expect(!turn.follows || num_ended > 0, "no time before the first span");
+    num_timed += turn.timed ? 1 : 0;
+    num_ended += turn.ends ? 1 : 0;
+  }
+  expect(num_ended > 10 && num_timed == 4 * num_ended, "spans have four calls each");
+  expect(!OnlineTuning().is_on() && !OnlineTuning(1, {}).is_on(), "nothing to choose from");
+}
+
 void check() {
+  check_online_tuning();
   for (const int n : {1, 2, 3, 4}) on_ranks(n, kTimeoutS, use_communicator);
   for (const int n : {2, 3, 4}) {
     for (int repeat = 0; repeat < kNumRepeats; ++repeat) {

@@ -5,7 +5,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 namespace pycoll {
+namespace {
+
+/// The later of two times; 0 if one is 0, which is no time.
+uint64_t later(uint64_t a, uint64_t b) { return a == 0 || b == 0 ? 0 : std::max(a, b); }
+
+}  // namespace
 
 BufferExchange::BufferExchange(Transport& transport, Waiter& waiter, PeerMemory& peer_memory)
     : transport_(transport),
@@ -35,7 +43,7 @@ uint64_t BufferExchange::say(const Buffer& buffer) const {
 }
 
 bool BufferExchange::exchange(const Buffer& input, const Buffer& output, int64_t nbytes,
-                              bool with_processes, bool past_caches) {
+                              bool with_processes, const OperationTimes& times) {
   ++number_;
   const size_t parity = number_ % 2;
   ExchangeLine own;
@@ -45,18 +53,21 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, int64_t
   own.digest = waiter_.digest();
   own.flags = (flags_of(input) & flags_of(output)) | (input.data == output.data ? kInPlace : 0u) |
               (reads_processes_ ? kReadsProcesses : 0u) |
-              (!threads && heap_ == nullptr ? kNoHeap : 0u) | (loads_.enter() ? kWantsLines : 0u) |
-              (past_caches ? kPastCaches : 0u);
+              (!threads && heap_ == nullptr ? kNoHeap : 0u) | (loads_.enter() ? kWantsLines : 0u);
+  own.entered_ns = times.entered_ns;
+  own.left_ns = times.left_ns;
   own.number = number_;
   segment_.exchange(rank_).entered[parity].write(own);
   ring_bells();
   reach_ = Reach::kNone;
   is_far_ = false;
+  latest_ = {};
   // Ranks that do wait see the reason, or see that this rank has moved on.
   if (!with_processes && (own.flags & kMappedBuffers) == 0) return true;
 
   uint64_t all = ~uint64_t{0};
   uint64_t any = 0;
+  OperationTimes latest = times;
   bool has_moved_on = false;
   for (int rank = 0; rank < num_ranks_; ++rank) {
     const ExchangeLine& line = segment_.exchange(rank).entered[parity];
@@ -72,6 +83,7 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, int64_t
     if (seen.digest != waiter_.digest()) return waiter_.mismatch(rank);
     all &= seen.flags;
     any |= seen.flags;
+    latest = {later(latest.entered_ns, seen.entered_ns), later(latest.left_ns, seen.left_ns)};
     peers_[static_cast<size_t>(rank)] = {seen.input, seen.output, transport_.pid(rank),
                                          (seen.flags & kWantsLines) != 0};
   }
@@ -82,10 +94,10 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, int64_t
     // In the first exchange, the ranks find out what the system allows; then they exchange again.
     probed_ = true;
     reads_processes_ = can_use_processes();
-    return exchange(input, output, nbytes, with_processes, past_caches);
+    return exchange(input, output, nbytes, with_processes, times);
   }
   in_place_ = (any & kInPlace) != 0;
-  past_caches_ = (any & kPastCaches) != 0;
+  latest_ = latest;
   if ((all & kMappedBuffers) != 0 && (any & kNoHeap) == 0) {
     reach_ = Reach::kMapped;
     is_far_ = (any & kWantsLines) != 0;

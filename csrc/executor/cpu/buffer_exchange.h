@@ -23,6 +23,12 @@ enum class Reach : uint8_t {
 };
 inline constexpr int kNumReaches = 3;
 
+/// The time of an operation, from when its last rank enters to when its last rank leaves.
+struct OperationTimes {
+  uint64_t entered_ns = 0;
+  uint64_t left_ns = 0;  // of the operation before; 0: its time does not count
+};
+
 /// A peer's buffers: pointers in this process if the reach is kMapped, addresses in the peer's
 /// process if it is kProcess.
 struct PeerBuffers {
@@ -42,10 +48,10 @@ class BufferExchange {
   };
   /// Publishes both buffers to the peers and waits for theirs. A rank whose own buffers already
   /// rule out direct access does not wait. `nbytes` are those of the operation, and
-  /// `with_processes` also allows Reach::kProcess; both must be equal on all ranks. `past_caches`:
-  /// whether this rank writes slots past its caches. Returns false when a wait failed.
+  /// `with_processes` also allows Reach::kProcess; both must be equal on all ranks. `times` are
+  /// those of this rank. Returns false when a wait failed.
   bool exchange(const Buffer& input, const Buffer& output, int64_t nbytes, bool with_processes,
-                bool past_caches);
+                const OperationTimes& times = {});
   /// Reach found by the last exchange; equal on all ranks.
   Reach reach() const { return reach_; }
   /// True when some rank's input and output are the same memory.
@@ -53,8 +59,9 @@ class BufferExchange {
   /// True when the reach is kMapped and some rank measures that its core shares no cache with that
   /// of a peer (PeerLoads).
   bool is_far() const { return is_far_; }
-  /// True when some rank writes slots past its caches; equal on all ranks that wait.
-  bool past_caches() const { return past_caches_; }
+  /// The latest times of all ranks in the last exchange; 0 where a rank has said 0. Equal on all
+  /// ranks if all have waited.
+  const OperationTimes& latest() const { return latest_; }
   /// Buffers of the last exchange, by rank.
   const std::vector<PeerBuffers>& peers() const { return peers_; }
 
@@ -66,6 +73,9 @@ class BufferExchange {
   /// Announces that this rank's output has its results and waits for those of all others. Returns
   /// false when a wait failed.
   bool await_results() { return await_all(&ExchangeMemory::results); }
+  /// Waits until all ranks have read what this rank has published. Not in an operation that also
+  /// calls await_results(). Returns false when a wait failed.
+  bool await_readers() { return await_all(&ExchangeMemory::results); }
   /// Announces that this rank is done and waits for all others. Returns false when a wait failed,
   /// or when the communicator broke before all were done: a rank that had given up may have changed
   /// the buffers that this rank was reading.
@@ -98,7 +108,7 @@ class BufferExchange {
   Reach reach_ = Reach::kNone;
   bool in_place_ = false;
   bool is_far_ = false;
-  bool past_caches_ = false;
+  OperationTimes latest_;
   std::vector<PeerBuffers> peers_;
   PeerLoads loads_;
 };

@@ -20,7 +20,6 @@ enum ExchangeFlags : uint32_t {
   kReadsProcesses = 8,  // this rank can read the memory of all peers' processes
   kNoHeap = 16,         // this rank cannot reach the heap
   kWantsLines = 32,     // peers return lines that they have only read (executor/cpu/peer_loads.h)
-  kPastCaches = 64,     // this rank writes slots past its caches (base/peer_stores.h)
 };
 
 struct alignas(kFlagBytes) ExchangeLine {
@@ -29,6 +28,8 @@ struct alignas(kFlagBytes) ExchangeLine {
   uint64_t output = 0;
   uint64_t digest = 0;
   uint64_t flags = 0;
+  uint64_t entered_ns = 0;  // by the clock of the host, if the ranks compare their times
+  uint64_t left_ns = 0;     // of the operation before; 0: its time does not count
 
   /// Writes `said` into this line. A reader that reads one of its words and then the number again
   /// sees that the number has changed: each store releases that of the number.
@@ -38,6 +39,8 @@ struct alignas(kFlagBytes) ExchangeLine {
     store_release(output, said.output);
     store_release(digest, said.digest);
     store_release(flags, said.flags);
+    store_release(entered_ns, said.entered_ns);
+    store_release(left_ns, said.left_ns);
     store_release(number, said.number);
   }
   /// Reads this line. If a later exchange was written meanwhile, the number is higher than before
@@ -48,6 +51,8 @@ struct alignas(kFlagBytes) ExchangeLine {
     seen.output = load_acquire(output);
     seen.digest = load_acquire(digest);
     seen.flags = load_acquire(flags);
+    seen.entered_ns = load_acquire(entered_ns);
+    seen.left_ns = load_acquire(left_ns);
     seen.number = load_relaxed(number);
     return seen;
   }
@@ -68,9 +73,10 @@ struct alignas(kFlagBytes) TrialLines {
 /// One rank's lines.
 struct ExchangeMemory {
   ExchangeLine entered[2];  // by number % 2
-  FlagLine results;         // number of the last exchange whose results this rank's output has
-  FlagLine done;            // number of the last exchange that this rank has finished
-  FlagLine outside;         // number of the last exchange that this rank has left unfinished
+  // Number of the last exchange whose results this rank's output has, or that it has only read.
+  FlagLine results;
+  FlagLine done;     // number of the last exchange that this rank has finished
+  FlagLine outside;  // number of the last exchange that this rank has left unfinished
   TrialLines trial;
 };
 

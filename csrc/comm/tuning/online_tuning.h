@@ -1,0 +1,91 @@
+// Tuning while a program runs: now and then the plan that is in use competes with another one, and
+// the faster of the two is used from then on.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace pycoll {
+
+/// Decides which of a few plans each call runs, from the times of earlier calls (decision 0116).
+/// All ranks make the same calls and hand over the same times, so all decide the same.
+///
+/// In a trial, some spans of calls run the best plan so far, and as many run another one. The first
+/// calls of that one do not count: each plan leaves arrays and slots in other caches. Medians are
+/// compared, since the kernel interrupts some calls. Between trials, all calls run the best plan.
+/// The other plans take turns in trials, and one that has lost clearly skips some.
+class OnlineTuning {
+ public:
+  struct Pace {
+    int num_spans = 5;  // of each plan in a trial; at most kMaxSpans
+    int calls_of_span = 1;
+    int calls_before = 2;  // of the other plan, which do not count
+    double margin = 0.96;  // another plan is better if it takes less than this part of the time
+  };
+  static constexpr int kMaxPlans = 9;
+  static constexpr int kMaxSpans = 5;
+  // Calls before the first trial, and the most between two trials. The pause grows by a quarter
+  // after each trial that changes nothing.
+  static constexpr int kMinPause = 16;
+  static constexpr int kMaxPause = 256;
+  // Trials that a plan skips at most.
+  static constexpr int kMaxSkipped = 15;
+
+  struct Turn {
+    int plan = 0;
+    bool timed = false;    // the call is part of a span
+    bool starts = false;   // it is the first call of a span
+    bool ends = false;     // it is the last one
+    bool follows = false;  // it follows the end of a span, whose time can be handed over
+  };
+
+  /// With one plan or none there is nothing to tune. The first one is expected to be the best.
+  OnlineTuning() = default;
+  OnlineTuning(int num_plans, const Pace& pace) : num_plans_(num_plans), pace_(pace) {}
+  bool is_on() const { return num_plans_ > 1; }
+
+  /// Begins the next call.
+  Turn next();
+  /// Hands over the time of the last span, per byte. A span whose time is not handed over does not
+  /// count.
+  void took(double ns_per_byte);
+
+  /// The plan of calls between trials.
+  int best() const { return best_; }
+  /// The plan's time in its last trial; 0: none yet.
+  double ns_per_byte(int plan) const { return plans_[static_cast<size_t>(plan)].ns_per_byte; }
+
+ private:
+  struct Plan {
+    double ns_per_byte = 0;
+    int skips = 0;  // trials to skip after its last clear loss
+    int skips_left = 0;
+  };
+  struct Times {
+    std::array<double, kMaxSpans> of_span{};
+    int num = 0;
+  };
+
+  int calls_of_trial() const {
+    return 2 * pace_.num_spans * pace_.calls_of_span + pace_.calls_before;
+  }
+  void begin_trial();
+  void end_trial();
+  /// The median of a side's spans; 0: most of them have handed over no time.
+  double median(int side);
+
+  int num_plans_ = 0;
+  Pace pace_;
+  std::array<Plan, kMaxPlans> plans_;
+  int best_ = 0;
+  int other_ = 0;  // plan of this trial or the last one
+  std::array<Times, 2> times_;
+  int pause_ = kMinPause;
+  int calls_left_ = kMinPause;  // until the next trial
+  int num_calls_ = -1;          // of the trial; -1: none is under way
+  bool last_ends_ = false;      // the last call ended a span
+  int side_ = 0;                // of the current span: 0 for the best plan, 1 for the other one
+  int ended_side_ = 0;          // of the span whose time can be handed over
+};
+
+}  // namespace pycoll

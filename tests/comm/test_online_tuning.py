@@ -1,0 +1,107 @@
+"""Calls on plain arrays try several plans; each gives the same bytes, and all ranks run the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pycoll
+from pycoll import run_ranks
+
+pytestmark = pytest.mark.ranks
+
+CALLS = 120  # some trials of each plan, as they come sooner at the start
+COUNT = 24 * 1024  # of f32 in a payload: 96 KiB
+
+
+def blocks(comm: pycoll.Communicator, name: str, call: int) -> tuple[list, np.ndarray | None]:
+    """Arguments of a call whose values depend on its number, and the wanted output."""
+    n, rank = comm.size, comm.rank
+    part = COUNT // n
+    base = np.arange(COUNT, dtype=np.float32) % 101 + call
+    total = base * n + sum(range(n))
+    mine = slice(rank * part, (rank + 1) * part)
+    match name:
+        case "all_reduce":
+            return [base + rank, "sum"], total
+        case "reduce_scatter":
+            return [(base + rank).reshape(n, part), "sum"], total[mine]
+        case "all_gather":
+            return [base[mine].copy()], base.reshape(n, part)
+        case "all_to_all":
+            wanted = np.stack([base[mine] + peer for peer in range(n)])
+            return [(base + rank).reshape(n, part)], wanted
+        case "broadcast":
+            return [base if rank == 0 else np.zeros_like(base), 0], base
+        case "reduce":
+            return [base + rank, 0, "sum"], total if rank == 0 else None
+    raise AssertionError(name)
+
+
+def tuned(comm: pycoll.Communicator, names: list[str]) -> tuple[list[str], list[list[str]]]:
+    """What was wrong, and the algorithm of each call. Calls of different collectives alternate, and
+    in one of eight the arrays of a rank are registered ones."""
+    comm.register_after = 0
+    wrong, ran = [], []
+    for call in range(CALLS):
+        row = []
+        for name in names:
+            arguments, wanted = blocks(comm, name, call)
+            if call % 8 == 7 and (call % 16 == 7 or comm.rank == 0):
+                registered = comm.empty(arguments[0].shape, np.float32)
+                registered[:] = arguments[0]
+                arguments[0] = registered
+            out = getattr(comm, name)(*arguments)
+            if wanted is not None and not np.array_equal(np.ravel(out), np.ravel(wanted)):
+                wrong.append(f"{name}, call {call}")
+            row.append(comm.flight_record()[-1]["algorithm"])
+        ran.append(row)
+    return wrong, ran
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_plans_give_the_same_bytes(size):
+    """Some 1.5 and 3 s: six collectives, 120 calls each."""
+    names = ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce"]
+    results = run_ranks(tuned, size, names)
+    assert [wrong for wrong, _ in results] == [[]] * size
+    assert all(ran == results[0][1] for _, ran in results), "ranks ran different plans"
+    # Others have one plan only where processes may not read each other's memory.
+    assert len({row[0] for row in results[0][1]}) > 1, "all_reduce has tried nothing"
+
+
+def explained(comm: pycoll.Communicator, nbytes: int) -> tuple[str, str]:
+    comm.register_after = 0
+    before = comm.explain("all_gather", nbytes)
+    x = np.ones(nbytes // 4 // comm.size, np.float32)
+    for _ in range(CALLS):
+        comm.all_gather(x)
+    return before, comm.explain("all_gather", nbytes)
+
+
+def test_explain_shows_what_calls_have_measured():
+    (before, after), (_, other) = run_ranks(explained, 2, 64 << 10)
+    assert "calls try these plans in turn" in before and "not yet" in before
+    assert "by the kernel's copies" in before and "through slots" in before
+    assert " us/MiB" in after
+    tried = [line for line in after.splitlines() if line.endswith(" us/MiB")]
+    assert tried == [line for line in other.splitlines() if line.endswith(" us/MiB")]
+
+
+def test_nothing_is_tried_where_that_is_switched_off(monkeypatch):
+    monkeypatch.setenv("PYCOLL_ONLINE_TUNING", "0")
+    (before, after), _ = run_ranks(explained, 2, 64 << 10)
+    assert "calls try" not in before + after
+
+
+def test_a_plan_that_the_system_does_not_allow_is_left(monkeypatch):
+    monkeypatch.setenv("PYCOLL_PEER_MEMORY", "0")
+    results = run_ranks(tuned, 2, ["all_gather", "all_reduce"])
+    assert [wrong for wrong, _ in results] == [[]] * 2
+    assert {row[0].split("/")[1] for row in results[0][1][: CALLS // 2] if row} >= {"simple"}
+
+
+def test_small_messages_are_not_tuned():
+    for nbytes in (4, 8 << 10):
+        (before, _), _ = run_ranks(explained, 2, nbytes)
+        assert "calls try" not in before
