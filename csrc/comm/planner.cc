@@ -39,14 +39,15 @@ Writes writes_of(Reach reach) {
   return writes_of(reach == Reach::kProcess ? Arrays::kPlain : Arrays::kMapped);
 }
 
-// Calls of so many bytes take milliseconds: few of them try other plans.
-constexpr int64_t kLongBytes = int64_t{16} << 20;
+/// Whether calls take so long that few of them should try other plans.
+bool is_long(const Ranking& plain) { return plain.candidates.front().predicted_s > 1e-3; }
 
-OnlineTuning::Pace pace_of(const PlanKey& wanted, bool oversubscribed) {
+OnlineTuning::Pace pace_of(const PlanKey& wanted, const Ranking& plain, bool oversubscribed) {
   OnlineTuning::Pace pace;
-  if (wanted.nbytes >= kLongBytes) {
+  if (is_long(plain)) {
     pace.num_spans = 3;
     pace.calls_before = 1;
+    pace.min_pause = 32;
   } else if (info(wanted.collective).has_root) {
     pace.calls_of_span = 4;  // the root may leave a call before others enter it, so calls overlap
   }
@@ -149,7 +150,7 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
         selector_.tunes(schedule_of(wanted.collective), wanted.nbytes)) {
       plan.tuned = TunedPlans(
           tuned_plans(wanted, plan, plain, rank_candidates(wanted, Arrays::kMapped, rule)),
-          pace_of(wanted, selector_.topology().oversubscribed()));
+          pace_of(wanted, plain, selector_.topology().oversubscribed()));
     }
   } catch (const UsageError& error) {
     if (rule == nullptr) throw;
@@ -161,7 +162,7 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
 
 std::vector<TunedPlan> Planner::tuned_plans(const PlanKey& wanted, const CallPlan& plan,
                                             const Ranking& plain, const Ranking& mapped) {
-  const int max_of_reach = wanted.nbytes < kLongBytes ? 3 : 1;
+  const int max_of_reach = is_long(plain) ? 1 : 3;
   constexpr double kMaxTimes = 2;  // the predicted time of the reach's best plan
   const bool reduces = info(wanted.collective).has_op && num_ranks_ > 2;
   std::vector<std::pair<int, TunedPlan>> plans;  // by place among those of its reach

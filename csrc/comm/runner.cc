@@ -21,6 +21,10 @@ constexpr int64_t kDirectStreamingBytes = int64_t{6} << 20;
 // The same threshold for copying a rank's own block, which no other rank reads.
 constexpr int64_t kBlockStreamingBytes = int64_t{8} << 20;
 
+// The same threshold where ranks share cores, for the outputs of the ranks of one core, which share
+// its caches.
+constexpr int64_t kCrowdedStreamingBytes = int64_t{16} << 20;
+
 // Where cores share a cache, calls claim no lines of their peers' arrays if those of the ranks of
 // one core exceed this: they leave the reader's cache by themselves before they are written again.
 constexpr int64_t kMaxClaimedBytes = 1 << 20;
@@ -334,8 +338,16 @@ CpuArithmetic Runner::arithmetic_of(const Call& call, int64_t nbytes,
   // Lines of an output that are read as inputs first are in the caches. A broadcast has no such
   // lines: its root writes none of its own.
   const bool reads_outputs = call.output == call.input && call.collective != Collective::kBroadcast;
-  arithmetic.streaming = !reads_outputs && nbytes >= streaming_bytes;
+  arithmetic.streaming = !reads_outputs && (nbytes >= streaming_bytes || fills_shared_caches(call));
   return arithmetic;
+}
+
+bool Runner::fills_shared_caches(const Call& call) const {
+  const int num_cores = transport_.segment().num_cores();
+  if (num_ranks_ <= num_cores || info(call.collective).has_root) return false;
+  const int64_t output_bytes =
+      output_count(call, rank_, num_ranks_) * static_cast<int64_t>(dtype_size(call.dtype));
+  return output_bytes * num_ranks_ >= kCrowdedStreamingBytes * num_cores;
 }
 
 void Runner::account(const Payload& payload, const PlannedCall& direct) {

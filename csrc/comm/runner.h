@@ -65,6 +65,8 @@ class Runner {
   static void copy_blocks(const Payload& payload, const std::vector<BlockCopy>& copies,
                           size_t element_size);
   CpuArithmetic arithmetic_of(const Call& call, int64_t nbytes, int64_t streaming_bytes) const;
+  /// Whether ranks outnumber cores, and the outputs of a core's ranks do not fit its caches.
+  bool fills_shared_caches(const Call& call) const;
   void account(const Payload& payload, const PlannedCall& direct);
 
   Transport& transport_;

@@ -1,4 +1,4 @@
-"""Calls on plain arrays try several plans; each gives the same bytes, and all ranks run the same."""
+"""Calls on plain arrays try several plans: on all ranks the same, and with the same bytes."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ void OnlineTuning::end_trial() {
   }
   if (of_other < of_best * pace_.margin) {
     best_ = other_;
-    pause_ = calls_left_ = kMinPause;
+    pause_ = calls_left_ = pace_.min_pause;
   }
 }
 

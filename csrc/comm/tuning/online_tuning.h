@@ -20,13 +20,14 @@ class OnlineTuning {
     int num_spans = 5;  // of each plan in a trial; at most kMaxSpans
     int calls_of_span = 1;
     int calls_before = 2;  // of the other plan, which do not count
+    // Calls before the first trial. The pause grows by a quarter after each trial that changes
+    // nothing.
+    int min_pause = 16;
     double margin = 0.96;  // another plan is better if it takes less than this part of the time
   };
   static constexpr int kMaxPlans = 9;
   static constexpr int kMaxSpans = 5;
-  // Calls before the first trial, and the most between two trials. The pause grows by a quarter
-  // after each trial that changes nothing.
-  static constexpr int kMinPause = 16;
+  // The most calls between two trials.
   static constexpr int kMaxPause = 256;
   // Trials that a plan skips at most.
   static constexpr int kMaxSkipped = 15;
@@ -41,7 +42,8 @@ class OnlineTuning {
 
   /// With one plan or none there is nothing to tune. The first one is expected to be the best.
   OnlineTuning() = default;
-  OnlineTuning(int num_plans, const Pace& pace) : num_plans_(num_plans), pace_(pace) {}
+  OnlineTuning(int num_plans, const Pace& pace)
+      : num_plans_(num_plans), pace_(pace), pause_(pace.min_pause), calls_left_(pace.min_pause) {}
   bool is_on() const { return num_plans_ > 1; }
 
   /// Begins the next call.
@@ -80,12 +82,12 @@ class OnlineTuning {
   int best_ = 0;
   int other_ = 0;  // plan of this trial or the last one
   std::array<Times, 2> times_;
-  int pause_ = kMinPause;
-  int calls_left_ = kMinPause;  // until the next trial
-  int num_calls_ = -1;          // of the trial; -1: none is under way
-  bool last_ends_ = false;      // the last call ended a span
-  int side_ = 0;                // of the current span: 0 for the best plan, 1 for the other one
-  int ended_side_ = 0;          // of the span whose time can be handed over
+  int pause_ = 0;
+  int calls_left_ = 0;      // until the next trial
+  int num_calls_ = -1;      // of the trial; -1: none is under way
+  bool last_ends_ = false;  // the last call ended a span
+  int side_ = 0;            // of the current span: 0 for the best plan, 1 for the other one
+  int ended_side_ = 0;      // of the span whose time can be handed over
 };
 
 }  // namespace pycoll
