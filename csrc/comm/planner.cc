@@ -41,7 +41,7 @@ Writes writes_of(Reach reach) {
 /// Whether calls take so long that few of them should try other plans.
 bool is_long(const Ranking& plain) { return plain.candidates.front().predicted_s > 1e-3; }
 
-OnlineTuning::Pace pace_of(const PlanKey& wanted, const Ranking& plain, bool oversubscribed) {
+OnlineTuning::Pace pace_of(const PlanKey& wanted, const Ranking& plain) {
   OnlineTuning::Pace pace;
   if (is_long(plain)) {
     pace.num_spans = 3;
@@ -50,8 +50,6 @@ OnlineTuning::Pace pace_of(const PlanKey& wanted, const Ranking& plain, bool ove
   } else if (info(wanted.collective).has_root) {
     pace.calls_of_span = 4;  // the root may leave a call before others enter it, so calls overlap
   }
-  // Times depend on how the kernel has placed the ranks.
-  if (oversubscribed) pace.margin = 0.85;
   return pace;
 }
 
@@ -146,10 +144,10 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
                         !selector_.topology().oversubscribed() &&
                         pays_to_use_slots_if_far(wanted.nbytes);
     if (rule == nullptr && best.tabled_s == 0 && !links_.all_mapped && !plan.slots_if_far &&
-        selector_.tunes(schedule_of(wanted.collective), wanted.nbytes)) {
+        selector_.tunes(wanted.nbytes)) {
       plan.tuned = TunedPlans(
           tuned_plans(wanted, plan, plain, rank_candidates(wanted, Arrays::kMapped, rule)),
-          pace_of(wanted, plain, selector_.topology().oversubscribed()));
+          pace_of(wanted, plain));
     }
   } catch (const UsageError& error) {
     if (rule == nullptr) throw;
@@ -197,6 +195,10 @@ std::vector<TunedPlan> Planner::tuned_plans(const PlanKey& wanted, const CallPla
   const auto order = [chosen](const auto& ranked) {
     return ranked.second.planned == chosen ? -1 : ranked.first;
   };
+  // The expected best one may sum in an order of its own. Then there is nothing to compare it with.
+  if (std::none_of(plans.begin(), plans.end(), [&](const auto& p) { return order(p) < 0; })) {
+    return {};
+  }
   std::stable_sort(plans.begin(), plans.end(),
                    [&](const auto& a, const auto& b) { return order(a) < order(b); });
   std::vector<TunedPlan> sorted;

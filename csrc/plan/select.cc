@@ -96,10 +96,9 @@ ProtocolKind Selector::default_protocol(int64_t nbytes) const {
                                                                   : ProtocolKind::kSimple;
 }
 
-bool Selector::tunes(Collective collective, int64_t nbytes) const {
+bool Selector::tunes(int64_t nbytes) const {
   constexpr int64_t kMinBytes = 16 << 10;
-  return inputs_->tunes_online && nbytes >= kMinBytes &&
-         !(topology_.oversubscribed() && info(collective).has_root);
+  return inputs_->tunes_online && nbytes >= kMinBytes && !topology_.oversubscribed();
 }
 
 Ranking Selector::rank(Collective collective, int64_t nbytes, Arrays arrays,

@@ -71,9 +71,10 @@ class Selector {
     return !inputs_->checks_data || protocol == ProtocolKind::kSimple;
   }
 
-  /// Whether calls of so many bytes, whose plans have been simulated only, try several of them.
-  /// Where ranks share cores, calls that some ranks leave early are too short to be compared.
-  bool tunes(Collective collective, int64_t nbytes) const;
+  /// Whether calls of so many bytes, whose plans have only been simulated, try several of them. Not
+  /// where ranks share cores: trials have all ranks wait for each other, which takes turns of
+  /// cores.
+  bool tunes(int64_t nbytes) const;
 
   /// Ranks the candidates for messages of `nbytes` in such arrays, by `rule` unless it is null. The
   /// root does not matter, since all links have equal costs.

@@ -5,6 +5,8 @@
 namespace pycoll {
 namespace {
 
+// Another plan is better if it takes less than this part of the time.
+constexpr double kMargin = 0.96;
 // A plan that takes so many times the time of the best one has lost clearly.
 constexpr double kClearLoss = 1.25;
 // If the best plan takes so many times as long as in the trial before, or as little of it, the
@@ -87,7 +89,7 @@ void OnlineTuning::end_trial() {
     other.skips = of_other < of_best * kClearLoss ? 0 : std::min(2 * other.skips + 1, kMaxSkipped);
     other.skips_left = other.skips;
   }
-  if (of_other < of_best * pace_.margin) {
+  if (of_other < of_best * kMargin) {
     best_ = other_;
     pause_ = calls_left_ = pace_.min_pause;
   }

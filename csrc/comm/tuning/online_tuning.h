@@ -23,7 +23,6 @@ class OnlineTuning {
     // Calls before the first trial. The pause grows by a quarter after each trial that changes
     // nothing.
     int min_pause = 16;
-    double margin = 0.96;  // another plan is better if it takes less than this part of the time
   };
   static constexpr int kMaxPlans = 9;
   static constexpr int kMaxSpans = 5;
