@@ -39,8 +39,8 @@ struct CallPlan {
   bool slots_if_far = false;       // slots are faster where the ranks' cores share no cache
   int num_far_calls = 0;           // the next calls, which use slots for that; equal on all ranks
   int64_t num_calls = 0;
-  TunedPlans
-      tuned;  // plans for plain arrays, of which calls find the fastest; if none, `at` decides
+  /// Plans for plain arrays, of which calls find the fastest. If there are none, `at` decides.
+  TunedPlans tuned;
 
   PlannedCall* of(Reach reach, bool in_place) const {
     return at[static_cast<size_t>(reach)][in_place ? 1 : 0];

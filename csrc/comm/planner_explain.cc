@@ -93,7 +93,8 @@ std::string Planner::explain(const PlanKey& wanted, Arrays arrays, std::string_v
   std::string text = std::string(info(wanted.collective).name) + " of " +
                      std::to_string(wanted.nbytes) + " bytes on " + std::to_string(num_ranks_) +
                      " ranks: " + name_of(planned) + " over " + std::string(transport) + "\n";
-  text += "  chosen " + ranking.why + "\n";
+  const bool by_times = tuned && plan.tuned.best().planned != plan.tuned.plans().front().planned;
+  text += "  chosen " + (by_times ? "by the times of calls" : ranking.why) + "\n";
   text += describe_arrays(wanted, plan);
   text += is_direct(planned.protocol)
               ? std::string("  proved: runs without intermediate copies\n")

@@ -66,15 +66,15 @@ def tuned(comm: pycoll.Communicator, names: list[str]) -> tuple[list[str], list[
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_all_plans_give_the_same_bytes(size):
-    """Some 1.5 and 3 s: six collectives, 120 calls each."""
+    """Some 1.5 s: six collectives, 120 calls each."""
+    if size > len(os.sched_getaffinity(0)):
+        pytest.skip("ranks that share cores try nothing")
     names = ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce"]
     results = run_ranks(tuned, size, names)
     assert [wrong for wrong, _ in results] == [[]] * size
     assert all(ran == results[0][1] for _, ran in results), "ranks ran different plans"
-    # Not where ranks share cores. Others have one plan only where processes may not read each
-    # other's memory.
-    if size <= len(os.sched_getaffinity(0)):
-        assert len({row[0] for row in results[0][1]}) > 1, "all_reduce has tried nothing"
+    # Others have one plan only where processes may not read each other's memory.
+    assert len({row[0] for row in results[0][1]}) > 1, "all_reduce has tried nothing"
 
 
 def explained(comm: pycoll.Communicator, nbytes: int) -> tuple[str, str]:
@@ -106,7 +106,8 @@ def test_a_plan_that_the_system_does_not_allow_is_left(monkeypatch):
     monkeypatch.setenv("PYCOLL_PEER_MEMORY", "0")
     results = run_ranks(tuned, 2, ["all_gather", "all_reduce"])
     assert [wrong for wrong, _ in results] == [[]] * 2
-    assert {row[0].split("/")[1] for row in results[0][1][: CALLS // 2] if row} >= {"simple"}
+    plain = [row[0] for call, row in enumerate(results[0][1]) if call % 8 != 7]
+    assert {name.split("/")[1] for name in plain} == {"simple"}
 
 
 def test_small_messages_are_not_tuned():
