@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "executor/cpu/cpu_direct.h"
@@ -154,6 +155,11 @@ bool CpuTarget::combine_in_place(const ProgramView& program, const StepOperands&
   if (operands.local_dst != nullptr) dsts[num_dsts++] = operands.local_dst;
   const bool only_takes = !mapped && operands.local_src == nullptr &&
                           operands.local_dst != nullptr && std::has_single_bit(step.src_peers);
+  // The first source from another process is copied to where the result goes, which saves a stage's
+  // lines. Not if this rank's own source is there, or if results are written past the caches.
+  bool takes_to_result = !mapped && operands.local_dst != nullptr &&
+                         operands.local_dst != operands.local_src &&
+                         (only_takes || !arithmetic_.streaming);
   const bool came = visit_sources(
       program, operands,
       [&](int peer) {
@@ -165,7 +171,8 @@ bool CpuTarget::combine_in_place(const ProgramView& program, const StepOperands&
           srcs[num_srcs++] = reinterpret_cast<const void*>(at);
           return true;
         }
-        std::byte* to = only_takes ? operands.local_dst : stage(num_srcs);
+        std::byte* to =
+            std::exchange(takes_to_result, false) ? operands.local_dst : stage(num_srcs);
         srcs[num_srcs++] = to;
         return read_process(buffers.pid, at, to, nbytes) || process_memory_failed(peer, operands);
       },
