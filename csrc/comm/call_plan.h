@@ -27,6 +27,11 @@ struct PlannedCall {
   double measured_s = 0;  // running mean of the timed calls; 0: none yet
 };
 
+/// What direct plans that reach arrays so may write.
+inline Writes writes_of(Reach reach) {
+  return writes_of(reach == Reach::kProcess ? Arrays::kPlain : Arrays::kMapped);
+}
+
 struct CallPlan {
   /// The plan through slots, which works for all arrays.
   PlannedCall* slots = nullptr;

@@ -34,25 +34,6 @@ bool is_built_in(Collective collective, std::string_view name) {
   });
 }
 
-Writes writes_of(Reach reach) {
-  return writes_of(reach == Reach::kProcess ? Arrays::kPlain : Arrays::kMapped);
-}
-
-/// Whether calls take so long that few of them should try other plans.
-bool is_long(const Ranking& plain) { return plain.candidates.front().predicted_s > 1e-3; }
-
-OnlineTuning::Pace pace_of(const PlanKey& wanted, const Ranking& plain) {
-  OnlineTuning::Pace pace;
-  if (is_long(plain)) {
-    pace.num_spans = 3;
-    pace.calls_before = 1;
-    pace.min_pause = 32;
-  } else if (info(wanted.collective).has_root) {
-    pace.calls_of_span = 4;  // the root may leave a call before others enter it, so calls overlap
-  }
-  return pace;
-}
-
 std::string title_of(Collective collective, std::string_view name) {
   return std::string(info(schedule_of(collective)).name) + " algorithm " + std::string(name);
 }
@@ -145,9 +126,7 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
                         pays_to_use_slots_if_far(wanted.nbytes);
     if (rule == nullptr && best.tabled_s == 0 && !links_.all_mapped && !plan.slots_if_far &&
         selector_.tunes(wanted.nbytes)) {
-      plan.tuned = TunedPlans(
-          tuned_plans(wanted, plan, plain, rank_candidates(wanted, Arrays::kMapped, rule)),
-          pace_of(wanted, plain));
+      plan.tuned = tune(wanted, plan, plain, rank_candidates(wanted, Arrays::kMapped, rule));
     }
   } catch (const UsageError& error) {
     if (rule == nullptr) throw;
@@ -155,55 +134,6 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
   }
   if (!plan.exchanges_buffers) fill();  // the ranks do not know each other's arrays
   return plan;
-}
-
-std::vector<TunedPlan> Planner::tuned_plans(const PlanKey& wanted, const CallPlan& plan,
-                                            const Ranking& plain, const Ranking& mapped) {
-  const int max_of_reach = is_long(plain) ? 1 : 3;
-  constexpr double kMaxTimes = 2;  // the predicted time of the reach's best plan
-  const bool reduces = info(wanted.collective).has_op && num_ranks_ > 2;
-  std::vector<std::pair<int, TunedPlan>> plans;  // by place among those of its reach
-  const auto add = [&](Reach reach, const Ranking& ranking) {
-    int num = 0;
-    double first_s = 0;
-    double last_s = 0;
-    for (const Candidate& candidate : ranking.candidates) {
-      if (is_direct(candidate.protocol) != (reach != Reach::kNone)) continue;
-      // Algorithms with equal times make the same moves, as several do with two ranks.
-      if (candidate.predicted_s == last_s) continue;
-      PlannedCall* const planned =
-          reach == Reach::kNone
-              ? &slots_plan(wanted, candidate.algorithm, candidate.protocol)
-              : direct_plan(wanted, candidate.algorithm, candidate.protocol, writes_of(reach));
-      if (planned == nullptr || planned->plan.order > wanted.order) continue;
-      // Input and output share one copy.
-      if (reach == Reach::kMapped && !planned->in_place_allowed) continue;
-      // Which call runs which plan differs between runs. Their results must not.
-      if (reduces && planned->plan.order != Order::kFlat) continue;
-      last_s = candidate.predicted_s;
-      if (num == 0) first_s = last_s;
-      if (last_s > kMaxTimes * first_s) return;
-      plans.push_back({num, {planned, reach}});
-      if (++num == max_of_reach) return;
-    }
-  };
-  add(Reach::kNone, plain);
-  if (plan.copies_arrays) add(Reach::kMapped, mapped);
-  add(Reach::kProcess, plain);
-  const PlannedCall* const chosen =
-      plan.of(plan.copies_arrays ? Reach::kMapped : Reach::kProcess, true);
-  const auto order = [chosen](const auto& ranked) {
-    return ranked.second.planned == chosen ? -1 : ranked.first;
-  };
-  // The expected best one may sum in an order of its own. Then there is nothing to compare it with.
-  if (std::none_of(plans.begin(), plans.end(), [&](const auto& p) { return order(p) < 0; })) {
-    return {};
-  }
-  std::stable_sort(plans.begin(), plans.end(),
-                   [&](const auto& a, const auto& b) { return order(a) < order(b); });
-  std::vector<TunedPlan> sorted;
-  for (const auto& [place, tuned] : plans) sorted.push_back(tuned);
-  return sorted;
 }
 
 PlannedCall* Planner::first_that_can(const PlanKey& wanted, const Ranking& ranking, bool direct,

@@ -69,8 +69,12 @@ class Planner {
   PlannedCall* first_that_can(const PlanKey& wanted, const Ranking& ranking, bool direct,
                               bool in_place, Writes writes = Writes::kPeers);
   /// Plans for plain arrays that calls try, the one that `plan` has chosen first.
-  std::vector<TunedPlan> tuned_plans(const PlanKey& wanted, const CallPlan& plan,
-                                     const Ranking& plain, const Ranking& mapped);
+  TunedPlans tune(const PlanKey& wanted, const CallPlan& plan, const Ranking& plain,
+                  const Ranking& mapped);
+  /// The first plans of a ranking that reach arrays so, if they are not expected to take much
+  /// longer than the best one.
+  std::vector<TunedPlan> plans_to_try(const PlanKey& wanted, Reach reach, const Ranking& ranking,
+                                      int max_plans);
   PlannedCall& slots_plan(const PlanKey& wanted, std::string_view name, ProtocolKind protocol);
   PlannedCall* direct_plan(const PlanKey& wanted, std::string_view name, ProtocolKind protocol,
                            Writes writes);

@@ -1,0 +1,85 @@
+// Planner::tune(): which plans the calls of one kind try.
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "comm/planner.h"
+
+namespace pycoll {
+namespace {
+
+/// Whether calls take so long that few of them should try other plans.
+bool is_long(const Ranking& plain) { return plain.candidates.front().predicted_s > 1e-3; }
+
+OnlineTuning::Pace pace_of(const PlanKey& wanted, const Ranking& plain) {
+  OnlineTuning::Pace pace;
+  if (is_long(plain)) {
+    pace.num_spans = 3;
+    pace.calls_before = 1;
+    pace.min_pause = 32;
+  } else if (info(wanted.collective).has_root) {
+    pace.calls_of_span = 4;  // the root may leave a call before others enter it, so calls overlap
+  }
+  return pace;
+}
+
+}  // namespace
+
+std::vector<TunedPlan> Planner::plans_to_try(const PlanKey& wanted, Reach reach,
+                                             const Ranking& ranking, int max_plans) {
+  constexpr double kMaxTimes = 2;  // the predicted time of the best plan
+  const bool sums_of_many = info(wanted.collective).has_op && num_ranks_ > 2;
+  std::vector<TunedPlan> plans;
+  double first_s = 0;
+  double last_s = 0;
+  for (const Candidate& candidate : ranking.candidates) {
+    if (is_direct(candidate.protocol) != (reach != Reach::kNone)) continue;
+    // Algorithms with equal times make the same moves, as several do with two ranks.
+    if (candidate.predicted_s == last_s) continue;
+    PlannedCall* const planned =
+        reach == Reach::kNone
+            ? &slots_plan(wanted, candidate.algorithm, candidate.protocol)
+            : direct_plan(wanted, candidate.algorithm, candidate.protocol, writes_of(reach));
+    if (planned == nullptr || planned->plan.order > wanted.order) continue;
+    // Input and output share one copy.
+    if (reach == Reach::kMapped && !planned->in_place_allowed) continue;
+    // Which call runs which plan differs between runs. Their results must not.
+    if (sums_of_many && planned->plan.order != Order::kFlat) continue;
+    last_s = candidate.predicted_s;
+    if (plans.empty()) first_s = last_s;
+    if (last_s > kMaxTimes * first_s) break;
+    plans.push_back({planned, reach});
+    if (static_cast<int>(plans.size()) == max_plans) break;
+  }
+  return plans;
+}
+
+TunedPlans Planner::tune(const PlanKey& wanted, const CallPlan& plan, const Ranking& plain,
+                         const Ranking& mapped) {
+  const int max_plans = is_long(plain) ? 1 : 3;   // of each reach
+  std::vector<std::pair<int, TunedPlan>> ranked;  // by place among those of its reach
+  const PlannedCall* const chosen =
+      plan.of(plan.copies_arrays ? Reach::kMapped : Reach::kProcess, true);
+  bool has_chosen = false;
+  const auto add = [&](Reach reach, const Ranking& ranking) {
+    int place = 0;
+    for (const TunedPlan& tuned : plans_to_try(wanted, reach, ranking, max_plans)) {
+      const bool is_chosen = tuned.planned == chosen;
+      has_chosen = has_chosen || is_chosen;
+      ranked.push_back({is_chosen ? -1 : place, tuned});
+      ++place;
+    }
+  };
+  add(Reach::kNone, plain);
+  if (plan.copies_arrays) add(Reach::kMapped, mapped);
+  add(Reach::kProcess, plain);
+  // The expected best one may sum in an order of its own. Then there is nothing to compare it with.
+  if (!has_chosen) return {};
+  std::stable_sort(ranked.begin(), ranked.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<TunedPlan> plans;
+  for (const auto& [place, tuned] : ranked) plans.push_back(tuned);
+  return TunedPlans(std::move(plans), pace_of(wanted, plain));
+}
+
+}  // namespace pycoll
