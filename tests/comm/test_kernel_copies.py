@@ -50,6 +50,9 @@ def sums(comm: Comm) -> str:
         comm.reduce_scatter(x.reshape(n, BLOCK), "sum", out, algorithm="all_pairs/direct")
         np.testing.assert_array_equal(out, total[mine])
         np.testing.assert_array_equal(x, base + rank)
+        x = (base + rank).reshape(n, BLOCK)
+        comm.reduce_scatter(x, "sum", x[rank], algorithm="all_pairs/direct")
+        np.testing.assert_array_equal(x[rank], total[mine])
     return ""
 
 
