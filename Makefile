@@ -2,6 +2,7 @@
 # make test: sets everything up and tests.   make test-slow: the slower tests.   Both are what CI runs.
 # make soak [SOAK_MINUTES=M]: long random programs, repeated faults, and tests that compare times.
 # make test TESTS=tests/comm: one folder of them; also for test-slow and soak.
+# TEST_WORKERS=N: so many test files at a time, 2 unless told; 0: one test after the other.
 # make bench: compares with gloo, DeepSpeed and MPI.   make benchmarks: builds the C++ programs.
 # make cuda: builds the library for GPUs (needs nvcc).
 # make gpu-check [PART=build|test|bench]: builds, tests and measures on a GPU, with PYTHON as it is.
@@ -20,8 +21,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 INSTALL := PATH="$(abspath $(BIN)):$$PATH" PYCOLL_BUILD_DIR=build/cmake $(PIP) --no-build-isolation
 
 SOAK_MINUTES ?= 10
+TEST_WORKERS ?= 2
 TESTS ?= tests
 START := $(shell date +%s)
+
+# A file of tests stays with one worker: its ranks are started once.
+WORKERS = --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder \
+          --max-worker-restart 0
 
 # $(call pytest,markers,options): runs the tests, and prints the seconds of set-up and of the tests.
 define pytest
@@ -40,10 +46,10 @@ demo: $(VENV)/demo build
 # Tests fork their ranks; with large pages a fork copies half as much.
 test: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
 test: $(VENV)/test test-programs
-	$(call pytest,not slow and not soak and not timing)
+	$(call pytest,not slow and not soak and not timing,$(WORKERS))
 
 test-slow: $(VENV)/test $(VENV)/frameworks build
-	$(call pytest,slow and not soak and not timing)
+	$(call pytest,slow and not soak and not timing,$(WORKERS))
 
 soak: export PYCOLL_SOAK_MINUTES = $(SOAK_MINUTES)
 soak: $(VENV)/test $(VENV)/frameworks build

@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import fcntl
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -48,6 +50,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         slower = any(item.get_closest_marker(tier) for tier in TIERS)
         if slower and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(300))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """With several workers (`-n`), a test marked `alone` runs while no other test does."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    folder = item.config.rootpath / ".pytest_cache"
+    folder.mkdir(exist_ok=True)
+    how = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
+    with open(folder / "next", "w") as turn, open(folder / "running", "w") as room:
+        # Only the holder of the turn may ask for the room, so a test that needs it alone gets it.
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        fcntl.flock(room, how)
+        fcntl.flock(turn, fcntl.LOCK_UN)
+        return (yield)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -98,9 +116,12 @@ def nothing_is_left_at_the_end() -> Iterator[None]:
     files, children = shared_memory_files(), child_processes()
     yield
     deadline = time.monotonic() + 20
-    while child_processes().keys() - children.keys() and time.monotonic() < deadline:
+    # Another worker may still run a test, whose files go away with it.
+    while time.monotonic() < deadline:
+        left = {pid: line for pid, line in child_processes().items() if pid not in children}
+        new_files = shared_memory_files() - files
+        if not left and not new_files:
+            break
         time.sleep(0.05)
-    left = {pid: line for pid, line in child_processes().items() if pid not in children}
     assert not left, f"processes are left: {left}"
-    new_files = shared_memory_files() - files
     assert not new_files, f"files are left in /dev/shm: {new_files}"

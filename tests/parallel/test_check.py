@@ -139,6 +139,7 @@ for x, y in pc.shard([(torch.ones(batch, 4), torch.ones(batch, 4))] * 9, mesh):
 """
 
 
+@pytest.mark.alone
 def test_scale_divides_steps_into_computing_and_waiting_and_runs_one_rank_alone(script, tmp_path):
     """A sample takes 5 ms, and rank 1 20 ms more: rank 0 waits for it. Three worlds: 2 s."""
     Path(script).write_text(SLEEPING)

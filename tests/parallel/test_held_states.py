@@ -205,12 +205,13 @@ def test_held_state_ends_when_it_changes():
 def test_copies_never_reuse_the_memory_of_a_held_state():
     weights = torch.ones(3)
     state = [held(weights)]
-    snapshots, copies = Snapshots(), Copies(pycoll.init(), [(holding(state), 0)], 1)
-    snapshots.hold(0, lambda: state, {})
-    for number in (1, 2):
-        snapshots.take(number, state, {}, copies)
-        (copy,) = snapshots._newest.pieces.values()
-        assert copy.data_ptr() != weights.data_ptr()
+    with pycoll.init() as comm:
+        snapshots, copies = Snapshots(), Copies(comm, [(holding(state), 0)], 1)
+        snapshots.hold(0, lambda: state, {})
+        for number in (1, 2):
+            snapshots.take(number, state, {}, copies)
+            (copy,) = snapshots._newest.pieces.values()
+            assert copy.data_ptr() != weights.data_ptr()
 
 
 class Failed:
@@ -228,15 +229,15 @@ class Failed:
 
 def test_nothing_waits_for_transfers_of_a_state_that_was_lost():
     state = [held(torch.ones(3))]
-    comm = pycoll.init()
-    snapshots, copies = Snapshots(), Copies(comm, [(holding(state), 0)], 1)
-    for number in (0, 1):
-        snapshots.take(number, state, {}, copies)
-    snapshots._newest.transfers.append(Failed())
-    with pytest.raises(pycoll.PeerDiedError):
+    with pycoll.init() as comm:
+        snapshots, copies = Snapshots(), Copies(comm, [(holding(state), 0)], 1)
+        for number in (0, 1):
+            snapshots.take(number, state, {}, copies)
+        snapshots._newest.transfers.append(Failed())
+        with pytest.raises(pycoll.PeerDiedError):
+            snapshots.settle()
+        assert snapshots.restore(comm, {"w"}, None).number == 0
         snapshots.settle()
-    assert snapshots.restore(comm, {"w"}, None).number == 0
-    snapshots.settle()
 
 
 @pytest.mark.parametrize("count", [5, (1 << 16) + 3])

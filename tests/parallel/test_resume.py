@@ -55,8 +55,8 @@ def train(comm, sizes, options, folder: Path | None, victim: int | None = None):
     for _ in range(loader.epoch, EPOCHS):
         for x, y in loader:
             if step == KILLED_AT and comm.rank == victim:
-                signal.setitimer(signal.ITIMER_REAL, 0.002)  # in the midst of the step
                 signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+                signal.setitimer(signal.ITIMER_REAL, 0.002)  # in the midst of the step
             drawn.append(random.random())
             model.step(x, y, loss=pc.cross_entropy)
             optimizer.step()

@@ -70,6 +70,7 @@ def descended(job, worker, begun, killed, back):
     return model.weight.detach().flatten().tolist(), begun
 
 
+@pytest.mark.alone  # six processes that import torch, and one of them twice
 def test_servers_and_workers_train_as_one_process_and_a_worker_returns(cluster, tmp_path):
     role = pycoll.ray.Role
     roles = {"server": role(2, num_cpus=0.5), "worker": role(4, num_cpus=0.5)}
