@@ -45,7 +45,9 @@ num_tests: collections.Counter[str] = collections.Counter()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives the tests of the slower tiers five minutes each, unless they have a timeout."""
+    """Tests marked `first` come first. Those of the slower tiers have five minutes each, unless
+    they have a timeout."""
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
     for item in items:
         slower = any(item.get_closest_marker(tier) for tier in TIERS)
         if slower and not item.get_closest_marker("timeout"):

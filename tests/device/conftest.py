@@ -61,6 +61,11 @@ def two_devices(library: str) -> Iterator[None]:
         yield
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if "kind" in getattr(item, "fixturenames", ()):
+        item.add_marker("first")
+
+
 def has_used_a_device() -> bool:
     """Whether this process has opened the emulated device, or a GPU's context."""
     if "_device_threads.so" in Path("/proc/self/maps").read_text():

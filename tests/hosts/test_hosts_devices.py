@@ -140,6 +140,7 @@ def test_rank_that_is_gone_is_named(two, library):
     assert all("rank 3" in text for text in said[:3]), said
 
 
+@pytest.mark.first
 @pytest.mark.slow  # builds an extension of torch, once
 @pytest.mark.torch
 def test_torch_groups_give_the_bits_of_the_cpu(two, library, monkeypatch):
@@ -177,6 +178,7 @@ def test_torch_groups_give_the_bits_of_the_cpu(two, library, monkeypatch):
     values(two.outcomes(two.start_world(job, [0, 0, 1, 1], PYCOLL_DEVICE_LIBRARY=library), 300))
 
 
+@pytest.mark.first
 @pytest.mark.slow  # builds an extension of torch, once
 @pytest.mark.torch
 def test_gossip_gives_the_bits_of_the_cpu(two, library, monkeypatch):
