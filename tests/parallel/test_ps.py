@@ -426,6 +426,31 @@ def test_filter_of_keys_sends_them_once_and_again_after_a_death():
     assert torch.equal(worker.pull_rows(table, rows), first)
 
 
+@pytest.mark.parametrize("first", [3.0, None])
+def test_first_pull_of_rows_waits_for_worker_0(first):
+    """Worker 1 registers, pulls and pushes before worker 0 has registered: nothing is lost."""
+    early, zero = World(2, 2, optimizer=pc.ps.SGD(1.0)).workers[::-1]
+    rows, pulled = torch.arange(9), []
+
+    def pull_and_push():
+        table = early.table("t", 9, 1, dtype=torch.float64)
+        values = early.pull_rows(table, rows)
+        pulled.append(values.detach().clone())
+        values.grad = torch.ones_like(values)
+        table.leaves.append((rows, values))
+        early.push()
+
+    thread = threading.Thread(target=pull_and_push)
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive() and not pulled
+    values = None if first is None else torch.full((9, 1), first)
+    table = zero.table("t", 9, 1, dtype=torch.float64, values=values)
+    thread.join()
+    assert (pulled[0] == (first or 0.0)).all()
+    assert (zero.pull_rows(table, rows) == (first or 0.0) - 1.0).all()
+
+
 def test_filter_of_significance_sends_sums_that_have_grown():
     world = World(1, 1, optimizer=pc.ps.SGD(1.0), filters=lambda: [pc.ps.Significance(0.25)])
     (worker,) = world.workers

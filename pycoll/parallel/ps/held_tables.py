@@ -91,10 +91,9 @@ class HeldTables:
         layout = Layout(table, self._ring)
         make = optimizer_for(self._optimizer, table.name)
         shards = {i: Shard(table, layout.parts[i], make) for i in layout.held_by(self._server)}
-        for shard in shards.values():
-            if table.std:
-                shard.put(first_values(table, shard.part, self._seed))
-            shard.is_ready = table.sparse
+        if table.std:
+            for shard in shards.values():
+                shard.set(first_values(table, shard.part, self._seed))
         return HeldTable(table, layout, shards)
 
     def restore(self, message: Message) -> None:

@@ -68,7 +68,7 @@ class Registration(ABC):
         parameters = model.parameters() if isinstance(model, nn.Module) else model
         made = DenseTable(len(self._tables), name, parameters, self._ring)
         made.rate = float("nan") if rate is None else rate
-        self._announce(made.table)
+        self._announce(made.table, has_values=True)
         if self.number == 0:
             if state:  # before the weights, for which gradients wait
                 self._send_state(made.table, made.layout, made.as_rows(state))
@@ -95,7 +95,8 @@ class Registration(ABC):
             dtype: A floating dtype.
             std: Standard deviation of the first values, by place, whatever the servers are; 0:
                 zeros.
-            values: First values instead, [rows, dim], on any device; worker 0 sends them.
+            values: First values instead, [rows, dim], on any device. Worker 0 sends them; what
+                other workers pass is not used, and the first pull of each waits for them.
 
         Returns:
             The table, for `Worker.pull_rows`.
@@ -110,7 +111,7 @@ class Registration(ABC):
             )
         table = Table(len(self._tables), name, rows, dim, dtype, std=std)
         made = SparseTable(table, Layout(table, self._ring))
-        self._announce(table)
+        self._announce(table, has_values=values is not None)
         if values is not None and self.number == 0:
             first = values.detach().to("cpu", dtype).reshape(rows, dim)
             self._send_first(table, made.layout, first)
@@ -150,10 +151,11 @@ class Registration(ABC):
             kind, table.number, worker=self.number, clock=self.steps, number=self._num_pushes
         )
 
-    def _announce(self, table: Table) -> None:
+    def _announce(self, table: Table, has_values: bool) -> None:
+        """Registers a table; with `has_values`, worker 0 sends its first values afterwards."""
         fields = {name: getattr(table, name) for name in Table.__slots__}
         fields["dtype"] = structures.dtype_name(table.dtype)
-        body = json_body(fields)
+        body = json_body({"table": fields, "has_values": has_values})
         self._servers.all(
             lambda: Message(Kind.REGISTER, table.number, worker=self.number, body=body)
         )

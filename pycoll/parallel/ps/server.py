@@ -111,8 +111,12 @@ class Server:
 
     def _register(self, message: Message) -> Message:
         asked = json_of(message, "a worker")
-        asked["dtype"] = structures.dtype_of(asked["dtype"])
-        self._tables.register(Table(**asked), message.worker)
+        fields = asked["table"]
+        fields["dtype"] = structures.dtype_of(fields["dtype"])
+        self._tables.register(Table(**fields), message.worker)
+        if message.worker == 0 and not asked["has_values"]:
+            for shard in self._tables.of(message).shards.values():
+                shard.begin()
         return Message(Kind.ANSWER)
 
     def _init(self, message: Message) -> Message:
@@ -121,7 +125,8 @@ class Server:
         sizes = [len(shard.values) for shard in shards]
         values = self._tables.values(message, sum(sizes))
         for shard, rows in zip(shards, values.split(sizes), strict=True):
-            shard.put(rows)
+            shard.set(rows)
+            shard.begin()
         return Message(Kind.ANSWER)
 
     def _take_state(self, message: Message) -> Message:

@@ -67,10 +67,14 @@ class Shard:
         self.holders = set(part.owners)
 
     @torch.no_grad()
-    def put(self, values: Tensor) -> None:
-        """Sets all rows, [rows, dim]; the first values."""
+    def set(self, values: Tensor) -> None:
+        """Sets all rows, [rows, dim]."""
         with self.lock:
             self.values.copy_(values)
+
+    def begin(self) -> None:
+        """The rows have their first values: workers may pull and push them."""
+        with self.lock:
             self.is_ready = True
             self.changed.notify_all()
 
@@ -137,7 +141,8 @@ class Shard:
             for step, of in found["held"].items()
         }
         self.holders = set(found["holders"])
-        self.put(found["values"])
+        self.set(found["values"])
+        self.begin()
 
     def _go_to(self, version: int) -> None:
         self.version = version
