@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -28,6 +29,17 @@ def _one_thread_of_torch() -> None:
 
 
 os.register_at_fork(after_in_child=_one_thread_of_torch)
+
+
+# Folders of commands while they run.
+OF_COMMANDS = ("pycoll-check-", "pycoll-plan-", "pycoll-scale-")
+
+
+def pycoll_files() -> set[str]:
+    """Files named pycoll in /dev/shm and in the folder for temporary files."""
+    folders = ("/dev/shm", tempfile.gettempdir())
+    names = {name for folder in folders for name in os.listdir(folder)}
+    return {name for name in names if "pycoll" in name and not name.startswith(OF_COMMANDS)}
 
 
 def shared_memory_files() -> set[str]:

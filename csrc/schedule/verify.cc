@@ -23,7 +23,7 @@ std::string place_text(const Program& program, size_t step_idx) {
          " (round " + std::to_string(step.round) + ", " + explain_step(program, step) + ")";
 }
 
-std::string chunks_text(const ChunkRange& chunks) {
+std::string interval_text(const ChunkRange& chunks) {
   return "chunks [" + std::to_string(chunks.first) + ", " + std::to_string(chunks.end()) + ")";
 }
 
@@ -250,9 +250,9 @@ class Machine {
     Message message = std::move(link.front());
     link.pop_front();
     if (message.chunks != step.chunks()) {
-      throw Refuted{here(program) + " expects " + chunks_text(step.chunks()) + " from rank " +
+      throw Refuted{here(program) + " expects " + interval_text(step.chunks()) + " from rank " +
                     std::to_string(peer) + ", but the link's next message holds " +
-                    chunks_text(message.chunks)};
+                    interval_text(message.chunks)};
     }
     return std::move(message.values);
   }
@@ -316,7 +316,7 @@ class Machine {
       if (link.empty()) continue;
       const auto [is_ring, src, dst] = key;
       throw Refuted{"rank " + std::to_string(dst) + " never reads " +
-                    chunks_text(link.front().chunks) + " that rank " + std::to_string(src) +
+                    interval_text(link.front().chunks) + " that rank " + std::to_string(src) +
                     " sends to it"};
     }
   }

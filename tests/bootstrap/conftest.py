@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import pickle
 import socket
@@ -115,7 +114,6 @@ def server() -> Iterator[bootstrap.TcpStoreServer]:
 @pytest.fixture(autouse=True)
 def no_litter() -> Iterator[None]:
     """No test here leaves a descriptor behind."""
-    gc.collect()  # else a collection during the test may close what earlier tests left
     num_fds = num_open_fds()
     yield
     assert num_open_fds() == num_fds

@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from collections.abc import Mapping
@@ -17,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import child_pids, wait_for_pids, wait_until_gone
-from worlds import Comm, on_ranks
+from processes import child_pids, pycoll_files, wait_for_pids, wait_until_gone
+from worlds import Comm, impatient, on_ranks
 
 import pycoll
 from pycoll import AbortedError, Error, PeerDiedError, TimeoutError, UsageError, run_ranks
@@ -40,9 +39,7 @@ def start(script: str, env: Mapping[str, str] | None = None) -> subprocess.Popen
 
 def litter() -> tuple[set[str], set[int]]:
     """Files named pycoll in /dev/shm and in the folder for temporary files; child processes."""
-    folders = ("/dev/shm", tempfile.gettempdir())
-    files = {name for folder in folders for name in os.listdir(folder) if "pycoll" in name.lower()}
-    return files, child_pids()
+    return pycoll_files(), child_pids()
 
 
 @pytest.mark.parametrize(("victim", "count"), [(0, 1), (2, 1000), (3, 100_000), (0, 4_000_000)])
@@ -120,7 +117,7 @@ def test_rank_that_never_calls_is_named_by_all_in_time(count, threads):
         with pytest.raises(AbortedError, match="timed out"):  # and no timeout of its own
             comm.all_reduce(x)
 
-    run_ranks(work, 4, threads=threads, timeout_s=0.4)
+    run_ranks(impatient(work, 0.4), 4, threads=threads)
 
 
 @pytest.mark.slow
@@ -235,7 +232,7 @@ def test_stopped_rank_is_a_timeout():
         os.kill(int(pids[1]), signal.SIGCONT)
         return str(caught.value)
 
-    texts = run_ranks(work, 3, timeout_s=0.4)
+    texts = run_ranks(impatient(work, 0.4), 3)
     assert texts[1] == "went on"
     assert "rank 1 has not entered it" in texts[0]
     assert "rank 1 has not entered it" in texts[2]
@@ -263,7 +260,7 @@ def test_rank_stopped_within_an_operation_is_named_by_ranks_that_wait_for_its_ne
             os.waitpid(child, 0)
         return str(caught.value)
 
-    texts = run_ranks(work, 5, timeout_s=0.4)
+    texts = run_ranks(impatient(work, 0.4), 5)
     for rank in (0, 1, 3, 4):
         assert re.search(
             "rank 2 (holds (it|them) up|has not entered)|waiting for rank 2", texts[rank]

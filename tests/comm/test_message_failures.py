@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from worlds import Comm, on_ranks, run
+from worlds import Comm, impatient, on_ranks, run
 
 from pycoll import AbortedError, CollectiveMismatchError, Error, PeerDiedError, run_ranks
 from pycoll import TimeoutError as PycollTimeoutError
@@ -73,7 +73,7 @@ def test_send_timeout_of_a_large_message_names_the_peer(asynchronous, threads):
                 comm.send(x, 1)
         return str(caught.value)
 
-    text = run_ranks(work, 2, threads=threads, timeout_s=0.5)[0]
+    text = run_ranks(impatient(work, 0.5), 2, threads=threads)[0]
     assert text.startswith("send(100000 f32, tag 0, to rank 1): rank 0 of 2 waited 0.5 s: no recei")
 
 

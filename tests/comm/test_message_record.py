@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from worlds import Comm, on_ranks
+from worlds import Comm, impatient, on_ranks
 
 from pycoll import AbortedError, PeerDiedError, run_ranks
 from pycoll import TimeoutError as PycollTimeoutError
@@ -106,7 +106,7 @@ def test_timeout_of_an_asynchronous_send_is_named_by_calls_that_fail_after_it(th
             sent.wait()
         return str(caught.value), str(own.value)
 
-    texts = run_ranks(work, 3, threads=threads, timeout_s=1)
+    texts = run_ranks(impatient(work, 1), 3, threads=threads)
     for late, _ in texts:
         assert "cannot go on: rank 1's send(25000 f32, tag 7, to rank 0), called at " in late
         assert f"test_message_record.py:{line_of('# here: ' + 'too late')} in" in late
@@ -149,7 +149,7 @@ def test_failed_message_dumps_the_record_and_trace_shows_it(tmp_path, monkeypatc
             comm.send(x, 0, 4)
             time.sleep(1.6)
 
-    run_ranks(work, 2, timeout_s=1)
+    run_ranks(impatient(work, 1), 2)
     (file,) = (tmp_path / "flight").glob("*-rank_0.json")
     found = json.loads(file.read_text())
     names = [entry["profiling_name"] for entry in found["entries"]]

@@ -107,6 +107,18 @@ def run(fn: Callable[..., Any], n: int, *args: Any, kind: str = "processes") -> 
         raise
 
 
+def impatient(fn: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
+    """`fn(comm, ...)` with a short timeout, which begins when the ranks have met: that takes longer
+    on a busy machine."""
+
+    @functools.wraps(fn)
+    def run(comm: Comm, *args: Any) -> Any:
+        comm.timeout_s = timeout_s
+        return fn(comm, *args)
+
+    return run
+
+
 def on_ranks(
     *both: int,
     processes: Sequence[int] = (),
@@ -115,6 +127,7 @@ def on_ranks(
     own: bool = False,
     needs: str = "",
     env: dict[str, str] | None = None,
+    timeout_s: float = 0.0,
     **options: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Makes a test of a function of a communicator; its other parameters are fixtures.
@@ -128,26 +141,29 @@ def on_ranks(
         own: starts ranks for this test alone: it changes or inspects their process.
         needs: a module without which the test is skipped; implies `own`.
         env: environment variables of the ranks; implies `own`.
+        timeout_s: that of the ranks' waits, if it is not 0; see `impatient`; implies `own`.
         **options: of `pycoll.run_ranks`; implies `own`.
     """
     worlds = [(n, "processes") for n in (*both, *processes)]
     worlds += [(n, "threads") for n in (*both, *threads)] + [(n, "parts") for n in parts]
 
     def make(fn: Callable[..., Any]) -> Callable[..., None]:
+        work = impatient(fn, timeout_s) if timeout_s else fn
+
         def test(**fixtures: Any) -> None:
             if needs:
                 pytest.importorskip(needs, reason=f"needs {needs}")
             failures = []
             for n, kind in worlds:
                 try:
-                    if not (own or needs or env or options):
+                    if not (own or needs or env or timeout_s or options):
                         run(test, n, *fixtures.values(), kind=kind)
                         continue
                     with pytest.MonkeyPatch.context() as patch:
                         for name, value in (env or {}).items():
                             patch.setenv(name, value)
                         is_local = kind == "threads"
-                        pycoll.run_ranks(fn, n, *fixtures.values(), threads=is_local, **options)
+                        pycoll.run_ranks(work, n, *fixtures.values(), threads=is_local, **options)
                 except Exception as error:
                     cause = error.__cause__ or error
                     failures.append(f"{n} {kind}: {type(error).__name__}: {cause}")

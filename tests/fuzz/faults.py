@@ -7,7 +7,6 @@ import gc
 import mmap
 import os
 import signal
-import tempfile
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 from joining import joins_late
-from processes import child_pids
+from processes import child_pids, pycoll_files
 
 import pycoll
 from pycoll import run_ranks
@@ -259,9 +258,7 @@ def judge(fault: Fault, outcomes: list[Seen | Exception], fault_s: float) -> tup
 
 def resources() -> tuple[set[str], set[int], int]:
     """Files with our name, children, and how many descriptors are open."""
-    folders = ("/dev/shm", tempfile.gettempdir())
-    files = {name for folder in folders for name in os.listdir(folder) if "pycoll" in name.lower()}
-    return files, child_pids(), len(os.listdir("/proc/self/fd"))
+    return pycoll_files(), child_pids(), len(os.listdir("/proc/self/fd"))
 
 
 def left_over(before: tuple[set[str], set[int], int]) -> str:

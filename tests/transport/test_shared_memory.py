@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import pycoll_files
 
 import pycoll
 from pycoll import run_ranks
@@ -40,12 +40,11 @@ def open_memfds() -> list[str]:
 
 
 def test_memory_is_in_no_file_system():
-    before = {folder: set(os.listdir(folder)) for folder in ("/dev/shm", tempfile.gettempdir())}
+    before = pycoll_files()
 
     def work(comm: pycoll.Communicator) -> None:
         comm.all_reduce(np.ones(100_000))
-        new = {name for folder, names in before.items() for name in set(os.listdir(folder)) - names}
-        assert not [name for name in new if "pycoll" in name]
+        assert not pycoll_files() - before
         comm.barrier()
         # The memory has no name in any file system; `pycoll doctor` finds it here.
         assert open_memfds() and all(name.startswith("/memfd:pycoll") for name in open_memfds())

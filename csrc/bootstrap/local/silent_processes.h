@@ -23,7 +23,7 @@ class SilentProcesses {
 
   /// Adds a process that has closed its connection.
   void add(pid_t pid) {
-    if (leaving_.size() < kMax) leaving_.push_back({pid, now_ns() + kEndingNs});
+    if (leaving_.size() < kMax) leaving_.push_back({pid, now_ns() + kMayEndNs});
   }
   /// Whether one of them may end: it closes its sockets a moment before.
   bool may_end() const { return !leaving_.empty(); }
@@ -39,7 +39,7 @@ class SilentProcesses {
 
  private:
   static constexpr size_t kMax = 64;
-  static constexpr int64_t kEndingNs = 1'000'000'000;
+  static constexpr int64_t kMayEndNs = 1'000'000'000;
 
   struct Leaving {
     pid_t pid;

@@ -94,7 +94,7 @@ void DeviceWatchdog::end_waits() {
 }
 
 bool DeviceWatchdog::ends_waits() const {
-  return waits_ != nullptr && broken_ns_ != 0 && now_ns() - broken_ns_ < kEndingNs;
+  return waits_ != nullptr && broken_ns_ != 0 && now_ns() - broken_ns_ < kShortPausesNs;
 }
 
 DeviceError DeviceWatchdog::error() const {

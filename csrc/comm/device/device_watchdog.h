@@ -39,7 +39,7 @@ class DeviceWatchdog {
  private:
   static constexpr auto kPeriod = std::chrono::microseconds(5000);
   // While waits of queued operations end one after another, the thread pauses for shorter times.
-  static constexpr int64_t kEndingNs = 1'000'000'000;
+  static constexpr int64_t kShortPausesNs = 1'000'000'000;
 
   void run();
   bool ends_waits() const;
