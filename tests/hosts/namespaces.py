@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import os
 import pickle
 import re
@@ -81,6 +82,9 @@ def values(outcomes: Sequence[Outcome]) -> list[Any]:
     return [one.value for one in outcomes]
 
 
+_numbers = itertools.count()
+
+
 @dataclass
 class Network:
     """`n` hosts: host i has address 10.77.0.(i + 1)."""
@@ -90,7 +94,7 @@ class Network:
 
     def __post_init__(self) -> None:
         self._remove_stale()
-        self.name += f"n{self.n}"
+        self.name += f"n{next(_numbers)}"  # a process may have several
         self._children: dict[int, int] = {}  # pid -> pipe
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
