@@ -186,6 +186,17 @@ def test_between_two_measured_sizes_the_nearer_one_counts_more():
 
 
 @pytest.mark.ranks
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) > 4, reason="8 ranks do not share cores twice")
+def test_large_broadcasts_of_ranks_that_share_cores_use_slots():
+    """The root's array is then read from memory once, and not by each rank."""
+    found = [
+        choice(n=8, nbytes=mib << 20, collective="broadcast", mapped=True, threads=False)
+        for mib in (8, 16)
+    ]
+    assert found == ["star/direct", "star/simple"]
+
+
+@pytest.mark.ranks
 def test_mapped_and_plain_arrays_have_rows_of_their_own():
     nbytes = 1 << 20
     rows = {

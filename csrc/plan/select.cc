@@ -11,6 +11,9 @@
 namespace pycoll {
 namespace {
 
+// How much longer bytes of an array take that each rank reads from memory.
+constexpr double kFromMemory = 3;
+
 std::string size_text(int64_t nbytes) {
   constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB"};
   size_t unit = 0;
@@ -148,6 +151,13 @@ std::vector<Schedule> Selector::schedules_for(Collective collective, const Rule*
   return schedules;
 }
 
+bool Selector::reads_from_memory(Collective collective, int64_t nbytes) const {
+  constexpr int64_t kMinBytes = int64_t{100} << 20;  // 8 ranks: 16 MiB, 4: 34
+  return collective == Collective::kBroadcast && !topology_.of_devices &&
+         topology_.num_ranks >= 2 * topology_.num_cores &&
+         (topology_.num_ranks - 1) * nbytes >= kMinBytes;
+}
+
 std::vector<Candidate> Selector::simulate(Collective collective, int64_t nbytes, Arrays arrays,
                                           const Rule* rule) const {
   std::vector<Candidate> candidates;
@@ -165,7 +175,10 @@ std::vector<Candidate> Selector::simulate(Collective collective, int64_t nbytes,
       if (!may_use(protocol)) continue;
       if (!asked && !preferred && !is_candidate(protocol, nbytes)) continue;
       if (protocol == ProtocolKind::kCopy && info(collective).has_op) continue;
-      const LinkCost cost = topology_.cost_of(arrays, protocol, touched);
+      LinkCost cost = topology_.cost_of(arrays, protocol, touched);
+      if (is_direct(protocol) && reads_from_memory(collective, nbytes)) {
+        cost.beta_s_per_byte *= kFromMemory;
+      }
       Candidate candidate{schedule.algorithm, protocol, 0, 0};
       if (is_direct(protocol) && !one_host) continue;
       if (is_direct(protocol)) {

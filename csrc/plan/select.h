@@ -86,6 +86,9 @@ class Selector {
   std::vector<Schedule> schedules_for(Collective collective, const Rule* rule) const;
   std::vector<Candidate> simulate(Collective collective, int64_t nbytes, Arrays arrays,
                                   const Rule* rule) const;
+  /// Whether several ranks of each core read the root's array from memory, each at another time.
+  /// What comes through slots is read from there once, and stays in the caches for all ranks.
+  bool reads_from_memory(Collective collective, int64_t nbytes) const;
   /// Sets tabled_s and returns where the times are from.
   std::string look_up(Collective collective, int64_t nbytes, Arrays arrays,
                       std::vector<Candidate>& candidates) const;
