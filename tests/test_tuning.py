@@ -186,7 +186,9 @@ def test_between_two_measured_sizes_the_nearer_one_counts_more():
 
 
 @pytest.mark.ranks
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) > 4, reason="8 ranks do not share cores twice")
+@pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) > 4, reason="with so many cores, 8 ranks do not share each one"
+)
 def test_large_broadcasts_of_ranks_that_share_cores_use_slots():
     """The root's array is then read from memory once, and not by each rank."""
     found = [
