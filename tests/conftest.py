@@ -5,9 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
-import fcntl
 import gc
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -53,22 +51,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         slower = any(item.get_closest_marker(tier) for tier in TIERS)
         if slower and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(300))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """With several workers (`-n`), a test marked `alone` runs while no other test does."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return (yield)
-    folder = item.config.rootpath / ".pytest_cache"
-    folder.mkdir(exist_ok=True)
-    how = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
-    with open(folder / "next", "w") as turn, open(folder / "running", "w") as room:
-        # Only the holder of the turn may ask for the room, so a test that needs it alone gets it.
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        fcntl.flock(room, how)
-        fcntl.flock(turn, fcntl.LOCK_UN)
-        return (yield)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

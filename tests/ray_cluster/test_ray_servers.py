@@ -70,7 +70,7 @@ def descended(job, worker, begun, killed, back):
     return model.weight.detach().flatten().tolist(), begun
 
 
-@pytest.mark.alone  # six processes that import torch, and one of them twice
+@pytest.mark.timeout(600)  # six processes that import torch, and one of them twice
 def test_servers_and_workers_train_as_one_process_and_a_worker_returns(cluster, tmp_path):
     role = pycoll.ray.Role
     roles = {"server": role(2, num_cpus=0.5), "worker": role(4, num_cpus=0.5)}
@@ -78,7 +78,7 @@ def test_servers_and_workers_train_as_one_process_and_a_worker_returns(cluster, 
     back = str(tmp_path / "back")
     sync = {"servers": 2, "mode": "sync", "optimizer": pc.ps.SGD(RATE)}
     with pycoll.ray.start(roles, strategy="SPREAD", max_restarts=-1) as world:
-        found = world.run(functions, sync, -1, back, timeout_s=100)
+        found = world.run(functions, sync, -1, back, timeout_s=240)
     weights = np.zeros(3)
     for step in range(STEPS):
         weights -= RATE * np.mean([weights - np.arange(3) - a - step for a in range(2, 6)], 0)
@@ -86,7 +86,7 @@ def test_servers_and_workers_train_as_one_process_and_a_worker_returns(cluster, 
         assert np.allclose(of_worker, weights, rtol=0, atol=1e-10)
 
     with pycoll.ray.start(roles, strategy="SPREAD", max_restarts=-1) as world:
-        found = world.run(functions, {**sync, "mode": "async"}, 4, back, timeout_s=100)
+        found = world.run(functions, {**sync, "mode": "async"}, 4, back, timeout_s=240)
     assert [begun for _, begun in found[2:]] == [0, 0, KILLED_AT, 0]
     for of_worker, _ in found[2:]:  # the mean target of the last steps, at some staleness
         assert np.all(np.abs(np.subtract(of_worker, weights)) < 5)
