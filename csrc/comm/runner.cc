@@ -13,10 +13,10 @@ namespace {
 // Results of at least this size are written around the caches, which avoids reading output lines
 // before they are overwritten. For smaller ones the caches are faster.
 constexpr int64_t kStreamingBytes = int64_t{32} << 20;
-// The same threshold for bytes that go through slots and are not reduced.
+// The same threshold for bytes that go through slots and are not reduced, and for broadcasts.
 constexpr int64_t kMovedStreamingBytes = int64_t{16} << 20;
 // The same threshold for direct plans, in which the rank that has a result writes it to the
-// outputs. A broadcast has one input and fits the caches longer: kStreamingBytes.
+// outputs. A broadcast has one input and fits the caches longer: kMovedStreamingBytes.
 constexpr int64_t kDirectStreamingBytes = int64_t{6} << 20;
 // The same threshold for copying a rank's own block, which no other rank reads.
 constexpr int64_t kBlockStreamingBytes = int64_t{8} << 20;
@@ -178,7 +178,7 @@ std::optional<bool> Runner::run_on_buffers(const Call& call, int64_t nbytes, Cal
   const bool claims =
       planned->has_sole_readers && exchange_.may_claim() && pays_to_claim_arrays(nbytes);
   cpu_.begin(exchange_, payload,
-             arithmetic_of(call, nbytes, one_input ? kStreamingBytes : kDirectStreamingBytes),
+             arithmetic_of(call, nbytes, one_input ? kMovedStreamingBytes : kDirectStreamingBytes),
              claims ? &planned->claims : nullptr);
   copy_blocks(payload, planned->plan.placement.before, static_cast<size_t>(element_size));
   if (payload.count != 0 && !interpret<Direct>(cpu_, planned->plan.view(), payload)) return false;
@@ -344,7 +344,9 @@ CpuArithmetic Runner::arithmetic_of(const Call& call, int64_t nbytes,
 
 bool Runner::fills_shared_caches(const Call& call) const {
   const int num_cores = transport_.segment().num_cores();
-  if (num_ranks_ <= num_cores || info(call.collective).has_root) return false;
+  const bool all_have_outputs =
+      !info(call.collective).has_root || call.collective == Collective::kBroadcast;
+  if (num_ranks_ <= num_cores || !all_have_outputs) return false;
   const int64_t output_bytes =
       output_count(call, rank_, num_ranks_) * static_cast<int64_t>(dtype_size(call.dtype));
   return output_bytes * num_ranks_ >= kCrowdedStreamingBytes * num_cores;
