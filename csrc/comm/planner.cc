@@ -125,7 +125,7 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
                         !selector_.topology().oversubscribed() &&
                         pays_to_use_slots_if_far(wanted.nbytes);
     if (rule == nullptr && best.tabled_s == 0 && !links_.all_mapped && !plan.slots_if_far &&
-        selector_.tunes(wanted.nbytes)) {
+        selector_.tunes(wanted.collective, wanted.nbytes)) {
       plan.tuned = tune(wanted, plan, plain, rank_candidates(wanted, Arrays::kMapped, rule));
     }
   } catch (const UsageError& error) {

@@ -99,9 +99,13 @@ ProtocolKind Selector::default_protocol(int64_t nbytes) const {
                                                                   : ProtocolKind::kSimple;
 }
 
-bool Selector::tunes(int64_t nbytes) const {
+bool Selector::tunes(Collective collective, int64_t nbytes) const {
   constexpr int64_t kMinBytes = 16 << 10;
-  return inputs_->tunes_online && nbytes >= kMinBytes && !topology_.oversubscribed();
+  constexpr int64_t kMinCrowdedBytes = 128 << 10;
+  if (!inputs_->tunes_online) return false;
+  return topology_.oversubscribed()
+             ? collective == Collective::kAllToAll && nbytes >= kMinCrowdedBytes
+             : nbytes >= kMinBytes;
 }
 
 Ranking Selector::rank(Collective collective, int64_t nbytes, Arrays arrays,

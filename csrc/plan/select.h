@@ -71,10 +71,10 @@ class Selector {
     return !inputs_->checks_data || protocol == ProtocolKind::kSimple;
   }
 
-  /// Whether calls of so many bytes, whose plans have only been simulated, try several of them. Not
-  /// where ranks share cores: trials have all ranks wait for each other, which takes turns of
-  /// cores.
-  bool tunes(int64_t nbytes) const;
+  /// Whether calls of so many bytes, whose plans have only been simulated, try several of them.
+  /// Where ranks share cores, only all_to_all: no slot has several readers there, so copies without
+  /// slots may pay. Trials have all ranks wait for each other, which takes turns of cores.
+  bool tunes(Collective collective, int64_t nbytes) const;
 
   /// Ranks the candidates for messages of `nbytes` in such arrays, by `rule` unless it is null. The
   /// root does not matter, since all links have equal costs.

@@ -16,7 +16,7 @@ needs_cores = pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2, reason="ranks that share a core try nothing"
 )
 CALLS = 120  # some trials of each plan, as they come sooner at the start
-COUNT = 24 * 1024  # of f32 in a payload: 96 KiB
+COUNT = 48 * 1024  # of f32 in a payload: 192 KiB, where ranks that share cores try all_to_alls, too
 
 
 def blocks(comm: pycoll.Communicator, name: str, call: int) -> tuple[list, np.ndarray | None]:
@@ -67,12 +67,12 @@ def tuned(comm: pycoll.Communicator, names: list[str]) -> tuple[list[str], list[
 @pytest.mark.parametrize("size", [2, 3])
 def test_all_plans_give_the_same_bytes(size):
     """Some 1.5 s: six collectives, 120 calls each."""
-    if size > len(os.sched_getaffinity(0)):
-        pytest.skip("ranks that share cores try nothing")
     names = ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce"]
     results = run_ranks(tuned, size, names)
     assert [wrong for wrong, _ in results] == [[]] * size
     assert all(ran == results[0][1] for _, ran in results), "ranks ran different plans"
+    if size > len(os.sched_getaffinity(0)):
+        return  # only all_to_all tries others, where processes may read each other's memory
     # Others have one plan only where processes may not read each other's memory.
     assert len({row[0] for row in results[0][1]}) > 1, "all_reduce has tried nothing"
 

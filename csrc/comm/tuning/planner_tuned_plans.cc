@@ -8,15 +8,12 @@
 namespace pycoll {
 namespace {
 
-/// Whether calls take so long that few of them should try other plans.
-bool is_long(const Ranking& plain) { return plain.candidates.front().predicted_s > 1e-3; }
-
-OnlineTuning::Pace pace_of(const PlanKey& wanted, const Ranking& plain) {
+OnlineTuning::Pace pace_of(const PlanKey& wanted, bool tries_few) {
   OnlineTuning::Pace pace;
-  if (is_long(plain)) {
+  if (tries_few) {
     pace.num_spans = 3;
     pace.calls_before = 1;
-    pace.min_pause = 32;
+    pace.min_pause = 8;
   } else if (info(wanted.collective).has_root) {
     pace.calls_of_span = 4;  // the root may leave a call before others enter it, so calls overlap
   }
@@ -56,7 +53,10 @@ std::vector<TunedPlan> Planner::plans_to_try(const PlanKey& wanted, Reach reach,
 
 TunedPlans Planner::tune(const PlanKey& wanted, const CallPlan& plan, const Ranking& plain,
                          const Ranking& mapped) {
-  const int max_plans = is_long(plain) ? 1 : 3;   // of each reach
+  // Calls that take long, and trials of ranks that share cores, try one plan of each reach, soon.
+  const bool tries_few =
+      plain.candidates.front().predicted_s > 1e-3 || selector_.topology().oversubscribed();
+  const int max_plans = tries_few ? 1 : 3;        // of each reach
   std::vector<std::pair<int, TunedPlan>> ranked;  // by place among those of its reach
   const PlannedCall* const chosen =
       plan.of(plan.copies_arrays ? Reach::kMapped : Reach::kProcess, true);
@@ -79,7 +79,7 @@ TunedPlans Planner::tune(const PlanKey& wanted, const CallPlan& plan, const Rank
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<TunedPlan> plans;
   for (const auto& [place, tuned] : ranked) plans.push_back(tuned);
-  return TunedPlans(std::move(plans), pace_of(wanted, plain));
+  return TunedPlans(std::move(plans), pace_of(wanted, tries_few));
 }
 
 }  // namespace pycoll
