@@ -62,10 +62,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One size of a table: the floor, if it was measured, and every library's timing."""
+    """One size of a table: the floors that were measured, and every library's timing."""
 
     floor_us: float | None
     timings: dict[str, Timing]
+    floor_new_us: float | None = None  # of new arrays
 
 
 Lines = dict[int, Line]  # by size of the message, bytes
@@ -78,9 +79,10 @@ def grouped(record: Record) -> dict[Group, Lines]:
     groups: dict[Group, Lines] = {}
     for rows in record.messages():
         case = rows[0].case
-        floor_us = floor.us(case.collective, case.num_ranks, case.nbytes) if floor else None
+        message = case.collective, case.num_ranks, case.nbytes
         timings = {row.case.library: row.timing for row in rows}
-        groups.setdefault(Group.of(case), {})[case.nbytes] = Line(floor_us, timings)
+        line = Line(floor.us(*message), timings, floor.us_new(*message)) if floor else None
+        groups.setdefault(Group.of(case), {})[case.nbytes] = line or Line(None, timings)
     return groups
 
 
@@ -105,9 +107,10 @@ def ratio(line: Line, ours: str, peers: Iterable[str] = PEERS) -> float | None:
 
 def of_floor(line: Line, ours: str) -> float | None:
     """Our speed as a share of what the machine can do."""
-    if line.floor_us is None or ours not in line.timings:
+    floor_us = line.floor_new_us if ours == "pycoll_new" else line.floor_us
+    if floor_us is None or ours not in line.timings:
         return None
-    return line.floor_us / us(line.timings[ours])
+    return floor_us / us(line.timings[ours])
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,14 +252,18 @@ def markdown(group: Group, lines: Lines, cores: int) -> str:
     ours = [name for name in OURS if name in shown]
     ranks = f"{group.n} ranks" + f" on {cores} cores" * (group.n > cores)
     head = [ranks, *(TITLES[name] for name in shown), "p99: pycoll, best peer"]
-    head += [f"best / {TITLES[name]}" for name in ours] + ["floor / pycoll"]
+    bounded = ["pycoll"]
+    if any(of_floor(line, "pycoll_new") is not None for line in lines.values()):
+        bounded.append("pycoll_new")
+    head += [f"best / {TITLES[name]}" for name in ours]
+    head += [f"floor / {TITLES[name]}" for name in bounded]
     out = ["| " + " | ".join(head) + " |", "|" + "---:|" * len(head)]
     for nbytes, line in sorted(lines.items()):
         cells = [format_nbytes(nbytes)]
         cells += [time_name(us(line.timings[k])) if k in line.timings else "-" for k in shown]
         cells.append(f"{p99_name(line, 'pycoll')}, {p99_name(line, best_peer(line.timings))}")
         cells += [ratio_name(ratio(line, name)) for name in ours]
-        cells.append(ratio_name(of_floor(line, "pycoll")))
+        cells += [ratio_name(of_floor(line, name)) for name in bounded]
         out.append("| " + " | ".join(cells) + " |")
     for name in OURS:
         summary = Summary.of(lines, name)

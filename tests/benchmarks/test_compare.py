@@ -28,7 +28,7 @@ ALL_REDUCE = Group("all_reduce", "f32", 2)
 
 def a_floor() -> Floor:
     times = {1024: 1.0, 4096: 2.0}
-    return Floor(0.5, {loop: times for loop, _ in LOOPS.values()})
+    return Floor(0.5, {loop: times for loop, _ in LOOPS.values()}, {"broadcast": times})
 
 
 @pure
@@ -39,6 +39,9 @@ def test_floor_is_flight_and_the_time_of_the_bytes_of_one_core():
     assert floor.us("all_reduce", 2, 5120) == 2.0  # half way between two measured sizes
     assert floor.us("all_reduce", 4, 8192) == 4.5  # beyond them, at the largest one's rate
     assert floor.us("broadcast", 2, 1024) == 1.0
+    assert floor.us_new("broadcast", 2, 2560) == 1.5
+    assert floor.us_new("broadcast", 4, 2560) is None  # measured for two ranks,
+    assert floor.us_new("broadcast", 2, 512) is None  # and for large messages
     assert Floor.of_record(json.loads(json.dumps(floor.as_record()))) == floor
 
 

@@ -1,0 +1,303 @@
+// The floor of collectives on new arrays, measured: the fastest way that is known to move bytes
+// between two processes that do not reach each other's memory, without what a library adds.
+//
+// Two processes, each pinned to its core, with arrays of their own. A collective moves its bytes
+// by the kernel (process_vm_readv), once, or through a ring of slots in shared memory, twice, with
+// messages of several sizes, of which one or four are ahead of the reader. The fastest way counts.
+// Usage: floor_new CORE CORE; prints JSON: us by collective and bytes.
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr size_t kMinBytes = size_t{64} << 10;
+constexpr size_t kMaxBytes = size_t{64} << 20;
+constexpr size_t kStageBytes = size_t{128} << 10;  // of the kernel's copies that are added
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kNumSlots = 8;
+constexpr size_t kMaxMessage = size_t{128} << 10;
+constexpr int kRounds = 10;
+constexpr size_t kBytesOfRound = size_t{16} << 20;
+constexpr size_t kBytesOnHugePages = size_t{4} << 20;  // NumPy asks for them from here on
+
+/// A count that one process writes and the other one reads.
+struct alignas(128) Count {
+  std::atomic<uint64_t> value{0};
+  void store(uint64_t to) { value.store(to, std::memory_order_release); }
+  void wait(uint64_t at_least) const {
+    while (value.load(std::memory_order_acquire) < at_least) {
+    }
+  }
+};
+
+/// Messages of one process.
+struct Ring {
+  Count posted;
+  Count released;
+  std::byte slots[kNumSlots][kMaxMessage];
+};
+
+struct Shared {
+  Count entered[2];
+  Count read[2];
+  Ring rings[2][2];  // by writer; all_reduce has a second one
+  struct {
+    pid_t pid;
+    std::byte *in, *out;
+  } of[2];
+  double us;
+};
+
+/// Memory that begins at a huge page, and has them where NumPy would ask for them.
+std::byte* new_pages(size_t num_bytes, int sharing) {
+  void* const mapped =
+      mmap(nullptr, num_bytes + kHugePage, PROT_READ | PROT_WRITE, sharing | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) {
+    std::perror("floor_new: mmap");
+    std::exit(1);
+  }
+  const auto address = (reinterpret_cast<uintptr_t>(mapped) + kHugePage - 1) & ~(kHugePage - 1);
+  madvise(reinterpret_cast<void*>(address), num_bytes,
+          num_bytes >= kBytesOnHugePages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  std::memset(reinterpret_cast<void*>(address), 0, num_bytes);
+  return reinterpret_cast<std::byte*>(address);
+}
+
+void add(std::byte* to, const std::byte* a, const std::byte* b, size_t nbytes) {
+  auto* const sum = reinterpret_cast<float*>(to);
+  const auto* const x = reinterpret_cast<const float*>(a);
+  const auto* const y = reinterpret_cast<const float*>(b);
+#pragma GCC ivdep
+  for (size_t i = 0; i < nbytes / sizeof(float); ++i) sum[i] = x[i] + y[i];
+}
+
+/// One of the two processes.
+class Rank {
+ public:
+  Rank(Shared& shared, int rank) : shared_(shared), rank_(rank) {
+    stage_ = new_pages(kStageBytes, MAP_PRIVATE);
+  }
+
+  /// Begins messages of another size. The arrays of the last one are not given back.
+  void make_arrays(size_t nbytes) {
+    in_ = new_pages(nbytes, MAP_PRIVATE);
+    out_ = new_pages(nbytes, MAP_PRIVATE);
+    shared_.of[rank_] = {getpid(), in_, out_};
+    meet();
+  }
+
+  void meet() {
+    shared_.entered[rank_].store(++meetings_);
+    shared_.entered[1 - rank_].wait(meetings_);
+  }
+
+  void by_kernel(const std::string& collective, size_t nbytes, bool sums_all) {
+    const size_t half = nbytes / 2;
+    if (collective == "all_reduce") {
+      // Each sums a half and takes the other one, unless both sum all.
+      if (sums_all) return take(shared_.of[1 - rank_].in, in_, 0, nbytes);
+      take(shared_.of[1 - rank_].in, in_, half * rank_, half);
+      take(shared_.of[1 - rank_].out, nullptr, half * (1 - rank_), half);
+    } else if (collective == "reduce_scatter") {
+      take(shared_.of[1 - rank_].in, in_, half * rank_, half);
+    } else if (collective == "broadcast") {
+      take(shared_.of[0].in, nullptr, 0, rank_ == 0 ? 0 : nbytes);
+    } else {
+      std::memcpy(out_ + half * rank_, in_ + half * rank_, half);
+      take(shared_.of[1 - rank_].in, nullptr, half * (1 - rank_), half);
+    }
+  }
+
+  void by_ring(const std::string& collective, size_t nbytes, size_t message, size_t ahead) {
+    const size_t half = nbytes / 2;
+    if (collective == "all_reduce") {
+      sum_by_ring(half, message);
+    } else if (collective == "reduce_scatter") {
+      exchange(half, in_ + half * rank_, message, ahead);
+    } else if (collective == "broadcast") {
+      for (size_t at = 0; at < nbytes; at += message) {
+        if (rank_ == 0) {
+          post(0, in_ + at, message);
+        } else {
+          std::memcpy(out_ + at, next(0), message);
+          release(0);
+        }
+      }
+    } else {
+      std::memcpy(out_ + half * rank_, in_ + half * rank_, half);
+      exchange(half, nullptr, message, ahead);
+    }
+  }
+
+ private:
+  /// Bytes of the peer, at the same place of its array, to the output, added to `own` unless null.
+  void take(std::byte* from, const std::byte* own, size_t at, size_t nbytes) {
+    meet();
+    const size_t block = own == nullptr ? nbytes : std::min(nbytes, kStageBytes);
+    for (const size_t end = at + nbytes; at < end; at += block) {
+      std::byte* const to = own == nullptr ? out_ + at : stage_;
+      const iovec mine{to, block};
+      const iovec theirs{from + at, block};
+      if (process_vm_readv(shared_.of[1 - rank_].pid, &mine, 1, &theirs, 1, 0) !=
+          static_cast<ssize_t>(block)) {
+        std::perror("floor_new: process_vm_readv");
+        std::_Exit(1);
+      }
+      if (own != nullptr) add(out_ + at, own + at, stage_, block);
+    }
+    shared_.read[rank_].store(++reads_);
+    shared_.read[1 - rank_].wait(reads_);
+  }
+
+  std::byte* free_slot(int ring) {
+    Ring& mine = shared_.rings[rank_][ring];
+    if (posts_[ring] >= kNumSlots) mine.released.wait(posts_[ring] - kNumSlots + 1);
+    return mine.slots[posts_[ring] % kNumSlots];
+  }
+  void posted(int ring) { shared_.rings[rank_][ring].posted.store(++posts_[ring]); }
+  void post(int ring, const std::byte* from, size_t nbytes) {
+    std::memcpy(free_slot(ring), from, nbytes);
+    posted(ring);
+  }
+  const std::byte* next(int ring) {
+    const Ring& theirs = shared_.rings[1 - rank_][ring];
+    theirs.posted.wait(taken_[ring] + 1);
+    return theirs.slots[taken_[ring] % kNumSlots];
+  }
+  void release(int ring) { shared_.rings[1 - rank_][ring].released.store(++taken_[ring]); }
+
+  void exchange(size_t nbytes, const std::byte* own, size_t message, size_t ahead) {
+    const size_t num = nbytes / message;
+    for (size_t i = 0; i < num + ahead; ++i) {
+      if (i < num) post(0, in_ + i * message, message);
+      if (i < ahead) continue;
+      const size_t at = (i - ahead) * message;
+      const std::byte* const came = next(0);
+      own == nullptr ? (void)std::memcpy(out_ + at, came, message)
+                     : add(out_ + at, own + at, came, message);
+      release(0);
+    }
+  }
+
+  /// Sums of this rank's half go to the peer through the second ring, message by message.
+  void sum_by_ring(size_t half, size_t message) {
+    const size_t num = half / message;
+    std::byte* const sums = out_ + half * rank_;
+    std::byte* const others = out_ + half * (1 - rank_);
+    for (size_t i = 0; i < num + 2; ++i) {
+      if (i < num) post(0, in_ + half * (1 - rank_) + i * message, message);
+      if (i >= 1 && i <= num) {
+        const size_t at = (i - 1) * message;
+        add(sums + at, in_ + half * rank_ + at, next(0), message);
+        release(0);
+        post(1, sums + at, message);
+      }
+      if (i >= 2) {
+        std::memcpy(others + (i - 2) * message, next(1), message);
+        release(1);
+      }
+    }
+  }
+
+  Shared& shared_;
+  const int rank_;
+  std::byte *in_ = nullptr, *out_ = nullptr, *stage_;
+  uint64_t meetings_ = 0;
+  uint64_t reads_ = 0;
+  uint64_t posts_[2] = {};
+  uint64_t taken_[2] = {};
+};
+
+/// Microseconds of a call, in the second of ten rounds by their speed, as floor.cc takes it.
+template <class Call>
+double measure(Rank& rank, size_t nbytes, Call&& call) {
+  const size_t num_calls = std::clamp<size_t>(kBytesOfRound / nbytes, 3, 200);
+  std::vector<double> rounds;
+  for (int round = 0; round < kRounds; ++round) {
+    rank.meet();
+    const auto start = std::chrono::steady_clock::now();
+    for (size_t i = 0; i < num_calls; ++i) call();
+    rank.meet();
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
+    rounds.push_back(took.count() / static_cast<double>(num_calls));
+  }
+  std::sort(rounds.begin(), rounds.end());
+  return rounds[kRounds / 10];
+}
+
+void run(Shared& shared, int index) {
+  Rank rank(shared, index);
+  const bool prints = index == 0;
+  const char* before = "{";
+  for (const std::string name :
+       {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"}) {
+    if (prints) std::printf("%s\"%s\": {", before, name.c_str());
+    before = "";
+    for (size_t nbytes = kMinBytes; nbytes <= kMaxBytes; nbytes *= 4) {
+      rank.make_arrays(nbytes);
+      double best = measure(rank, nbytes, [&] { rank.by_kernel(name, nbytes, false); });
+      if (name == "all_reduce") {
+        best = std::min(best, measure(rank, nbytes, [&] { rank.by_kernel(name, nbytes, true); }));
+      }
+      for (size_t message = size_t{8} << 10; message <= std::min(kMaxMessage, nbytes / 2);
+           message *= 2) {
+        for (const size_t ahead : {size_t{0}, size_t{4}}) {
+          const double us =
+              measure(rank, nbytes, [&] { rank.by_ring(name, nbytes, message, ahead); });
+          best = std::min(best, us);
+        }
+      }
+      if (prints) {
+        std::printf("%s\"%zu\": %.2f", before, nbytes, best);
+      }
+      before = ", ";
+    }
+    if (prints) std::printf("}");
+    before = ", ";
+  }
+  if (prints) std::printf("}\n");
+}
+
+void pin_to(int core) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(core, &set);
+  if (sched_setaffinity(0, sizeof set, &set) == 0) return;
+  std::fprintf(stderr, "floor_new: cannot use core %d: choose a core of taskset -p\n", core);
+  std::_Exit(1);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    std::fprintf(stderr, "usage: floor_new CORE CORE\n");
+    return 2;
+  }
+  auto& shared = *new (new_pages(sizeof(Shared), MAP_SHARED)) Shared;
+  const pid_t child = fork();
+  prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+  const int index = child == 0 ? 1 : 0;
+  if (index == 1) prctl(PR_SET_PDEATHSIG, SIGKILL);
+  pin_to(std::atoi(argv[1 + index]));
+  run(shared, index);
+  if (index == 1) std::_Exit(0);
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status == 0 ? 0 : 1;
+}
