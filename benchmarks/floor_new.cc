@@ -22,6 +22,9 @@
 #include <cstring>
 #include <string>
 #include <vector>
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -86,6 +89,21 @@ void add(std::byte* to, const std::byte* a, const std::byte* b, size_t nbytes) {
   for (size_t i = 0; i < nbytes / sizeof(float); ++i) sum[i] = x[i] + y[i];
 }
 
+/// A rank's own block, which no other rank reads: past the caches if it is large.
+void copy_own(std::byte* to, const std::byte* from, size_t nbytes) {
+#ifdef __SSE2__
+  constexpr size_t kStreamedBytes = size_t{8} << 20;
+  if (nbytes >= kStreamedBytes) {
+    for (size_t at = 0; at < nbytes; at += sizeof(__m128i)) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + at),
+                       _mm_load_si128(reinterpret_cast<const __m128i*>(from + at)));
+    }
+    return _mm_sfence();
+  }
+#endif
+  std::memcpy(to, from, nbytes);
+}
+
 /// One of the two processes.
 class Rank {
  public:
@@ -118,7 +136,7 @@ class Rank {
     } else if (collective == "broadcast") {
       take(shared_.of[0].in, nullptr, 0, rank_ == 0 ? 0 : nbytes);
     } else {
-      std::memcpy(out_ + half * rank_, in_ + half * rank_, half);
+      copy_own(out_ + half * rank_, in_ + half * rank_, half);
       take(shared_.of[1 - rank_].in, nullptr, half * (1 - rank_), half);
     }
   }
@@ -139,7 +157,7 @@ class Rank {
         }
       }
     } else {
-      std::memcpy(out_ + half * rank_, in_ + half * rank_, half);
+      copy_own(out_ + half * rank_, in_ + half * rank_, half);
       exchange(half, nullptr, message, ahead);
     }
   }
