@@ -71,6 +71,14 @@ def test_run_prefix_marks_every_line_of_both_streams(script):
     assert sorted(err.splitlines()) == ["[0] a", "[0] b", "[1] a", "[1] b"]
 
 
+@pytest.mark.parametrize("command", [["run"], ["check", "--mesh", "dp=2"], ["flops"], ["chaos"]])
+def test_command_of_a_script_says_what_is_not_one(command):
+    assert "lost.py: no such file" in invoke(*command, "lost.py", status=2)
+    for python in ("python", "/usr/bin/python3.11"):
+        said = invoke(*command, python, "train.py", status=2)
+        assert "each rank starts Python by itself" in said and "train.py" in said
+
+
 def test_run_status_is_that_of_the_first_rank_that_fails(script):
     path = script(
         "import os, sys, time\nif os.environ['RANK'] == '2': sys.exit(7)\ntime.sleep(1000)\n"

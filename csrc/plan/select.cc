@@ -156,7 +156,7 @@ std::vector<Schedule> Selector::schedules_for(Collective collective, const Rule*
 }
 
 bool Selector::reads_from_memory(Collective collective, int64_t nbytes) const {
-  constexpr int64_t kMinBytes = int64_t{28} << 20;  // 8 ranks: 4 MiB, 4: 10
+  constexpr int64_t kMinBytes = int64_t{28} << 20;  // 8 ranks: 4 MiB, 4: 16
   return collective == Collective::kBroadcast && !topology_.of_devices &&
          topology_.num_ranks >= 2 * topology_.num_cores &&
          (topology_.num_ranks - 1) * nbytes >= kMinBytes;

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pycoll.cli.common import FAILED
+from pycoll.cli.common import FAILED, ScriptArgument
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -19,9 +19,7 @@ EPILOG = """[bold]Examples[/bold]
 
 
 def chaos(
-    command: Annotated[
-        list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="A script with pc.elastic.")
-    ],
+    command: ScriptArgument,
     seed: Annotated[int, typer.Option(help="Chooses the faults; the same again for a seed.")] = 1,
     faults: Annotated[
         str,
@@ -45,9 +43,10 @@ def chaos(
 ) -> None:
     """Run an elastic training twice, without and with faults, and compare the two.
 
-    The second run gets faults at commits and on ranks that follow from the seed; ranks that end
-    are started again. Steps, stalls and weights are those that `job.commit()` of pc.elastic sees.
-    Exit with 1 if a run fails, or more than one committed step is repeated.
+    The script must use pc.elastic. The second run gets faults at commits and on ranks that follow
+    from the seed; ranks that end are started again. Steps, stalls and weights are those that
+    `job.commit()` of pc.elastic sees. Exit with 1 if a run fails, or more than one committed step
+    is repeated.
     """
     from pycoll.chaos.faults import FAULTS
     from pycoll.chaos.notes import summary_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pycoll.cli.common import FAILED
+from pycoll.cli.common import FAILED, ScriptArgument
 from pycoll.errors import Error, UsageError
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ CONTEXT = {"allow_interspersed_args": True, "ignore_unknown_options": True}
 
 
 def check(
-    command: Annotated[
-        list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.")
-    ],
+    command: ScriptArgument,
     mesh: Annotated[str, typer.Option(help="The mesh, such as dp=2,tp=2,pp=2.")],
     tolerance: Annotated[
         float, typer.Option(help="Largest allowed difference of a loss or an element.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,6 +33,33 @@ ModulesOption = Annotated[
         "--module",
         "-m",
         help="A Python file that registers algorithms. May be given several times.",
+    ),
+]
+
+
+def check_script(command: list[str]) -> list[str]:
+    """Returns the command, whose first word is the path of a script.
+
+    Raises:
+        UsageError: it is Python itself, as mpiexec would have it, or does not exist.
+    """
+    script = command[0]
+    if re.fullmatch(r"python[\d.]*", Path(script).name):
+        raise UsageError(
+            f"{script}: each rank starts Python by itself, so the script comes first: "
+            f"{' '.join(command[1:]) or 'train.py'}"
+        )
+    if script != "-" and not Path(script).exists():
+        raise UsageError(f"{script}: no such file, expected a Python script")
+    return command
+
+
+ScriptArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SCRIPT [ARGS]...",
+        help="The script and its arguments.",
+        callback=check_script,
     ),
 ]
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pycoll.cli.common import ScriptArgument
 from pycoll.errors import Error, UsageError
 
 PLAN_EPILOG = """[bold]Examples[/bold]
@@ -28,16 +29,13 @@ FLOPS_EPILOG = """[bold]Examples[/bold]
   pycoll flops train.py --batch 8 --cluster examples/topologies/a100_hosts.toml
 """
 CONTEXT = {"allow_interspersed_args": True, "ignore_unknown_options": True}
-Command = Annotated[
-    list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.")
-]
 Cluster = Annotated[
     Path | None, typer.Option(help="TOML file of a cluster with a table \\[device].")
 ]
 
 
 def plan(
-    command: Command,
+    command: ScriptArgument,
     world: Annotated[int, typer.Option(help="Number of ranks.", min=1)],
     cluster: Cluster = None,
     memory: Annotated[
@@ -72,7 +70,7 @@ def plan(
 
 
 def flops(
-    command: Command,
+    command: ScriptArgument,
     cluster: Cluster = None,
     depth: Annotated[int, typer.Option(help="Parts of the names of layers.", min=1)] = 2,
 ) -> None:

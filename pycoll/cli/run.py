@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from pycoll.cli.common import check_script
+
 EPILOG = """[bold]Examples[/bold]
 
   pycoll run -n 4 train.py --epochs 3
@@ -128,6 +130,8 @@ def run(
                 "PYCOLL_JOIN=1 and the same PYCOLL_ELASTIC and PYCOLL_TOKEN"
             )
         extra["PYCOLL_ELASTIC"] = os.environ.get("PYCOLL_ELASTIC") or free_address("127.0.0.1")
+    if not module and hosts is None:
+        check_script(command)
     n = 2 if n is None else n
     if n > 1 and "OMP_NUM_THREADS" not in os.environ:
         extra["OMP_NUM_THREADS"] = "1"

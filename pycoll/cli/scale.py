@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pycoll.cli.common import console, new_table
+from pycoll.cli.common import check_script, console, new_table
 from pycoll.errors import Error, UsageError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def scale(
     if times is not None:
         found = _known_times(times)
     else:
-        found = _run_all(command or [], n, axis, steps, strong is False)
+        found = _run_all(check_script(command or []), n, axis, steps, strong is False)
     from pycoll.parallel.tools.scaling_report import report
 
     result = report(found, strong)

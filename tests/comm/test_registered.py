@@ -261,3 +261,19 @@ def test_broadcast_that_both_ends_move_is_right(comm):
             np.testing.assert_array_equal(x, root + np.arange(1 << 20) % 5)
     chosen = comm.explain("broadcast", 16 << 20, mapped=True).splitlines()[0]
     assert "scatter_all_gather/direct" in chosen
+
+
+@on_ranks(processes=[4])
+def test_broadcasts_of_ranks_that_share_cores_are_right(comm):
+    """With 2 cores, 8 MiB are written past the caches, and 16 MiB go through slots. The arrays
+    begin within a line. Two seconds: 4 ranks and large arrays."""
+    for count in (2 << 20, 4 << 20):
+        x = comm.empty(count + 3, np.float32)[3:]
+        for root in (0, 3):
+            x[:] = np.arange(count) % 1009 + comm.rank
+            comm.broadcast(x, root)
+            np.testing.assert_array_equal(x, np.arange(count, dtype=np.float32) % 1009 + root)
+    if len(os.sched_getaffinity(0)) == 2:
+        chosen = [comm.explain("broadcast", mib << 20, mapped=True) for mib in (8, 16)]
+        assert "star/direct" in chosen[0].splitlines()[0]
+        assert "/simple" in chosen[1].splitlines()[0]
