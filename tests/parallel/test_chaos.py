@@ -66,9 +66,9 @@ def test_command_says_what_faults_cost(tmp_path: Path):
 
 
 def test_command_refuses_unknown_faults():
-    _, err = run("chaos", "--faults", "kill,flood", "train.py", status=2)
+    _, err = run("chaos", "--faults", "kill,flood", __file__, status=2)
     assert "'flood' is none of kill" in err
-    _, err = run("chaos", "--faults", "kill,partition", "train.py", status=2)
+    _, err = run("chaos", "--faults", "kill,partition", __file__, status=2)
     assert "partition needs several hosts" in " ".join(err.split())
 
 
