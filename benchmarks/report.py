@@ -81,8 +81,9 @@ def grouped(record: Record) -> dict[Group, Lines]:
         case = rows[0].case
         message = case.collective, case.num_ranks, case.nbytes
         timings = {row.case.library: row.timing for row in rows}
-        line = Line(floor.us(*message), timings, floor.us_new(*message)) if floor else None
-        groups.setdefault(Group.of(case), {})[case.nbytes] = line or Line(None, timings)
+        floor_us = floor.us(*message) if floor else None
+        line = Line(floor_us, timings, floor.us_new(*message) if floor else None)
+        groups.setdefault(Group.of(case), {})[case.nbytes] = line
     return groups
 
 

@@ -79,6 +79,10 @@ def test_report_ratio_is_that_to_the_fastest_peer():
     assert Summary.of(LINES, "pycoll", ("impi",)).ratios == pytest.approx({4: 2, MIB: 9})
     assert "| 1 MiB | 10 | 90 | 80 | 10, 80 | 8.00 | 0.50 |" in markdown(ALL_REDUCE, LINES, 2)
     assert "| 2 ranks on 1 cores |" in markdown(ALL_REDUCE, LINES, 1)
+    of_new = Line(5.0, line(None, pycoll=10.0, pycoll_new=20.0).timings, floor_new_us=16.0)
+    table = markdown(ALL_REDUCE, {MIB: of_new}, 2)
+    assert "| floor / pycoll | floor / pycoll, new arrays |" in table
+    assert "| 0.50 | 0.80 |" in table
 
 
 @pure
