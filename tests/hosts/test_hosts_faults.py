@@ -46,8 +46,10 @@ def resources() -> tuple[int, int, float]:
 def back_to_normal(before: tuple[int, int, float]) -> None:
     """Threads may take a moment to go."""
     end = time.monotonic() + 5
-    while (now := resources())[:2] > before[:2] and time.monotonic() < end:
+    now = resources()
+    while (now[0] > before[0] or now[1] > before[1]) and time.monotonic() < end:
         time.sleep(0.05)
+        now = resources()
     assert now[0] <= before[0] and now[1] <= before[1], (before, now)
     assert now[2] < before[2] + 16, (before, now)
 
