@@ -55,11 +55,11 @@ def test_shared_layers_have_the_scales_of_one_process():
 
 @pytest.mark.slow  # four trainings of a GPT
 def test_fp8_has_the_curve_of_bf16_on_every_layout():
-    """30 steps; seen: 0.06 % from bf16, and 0.03 % from one process."""
-    expected = run_ranks(curve, 1, {}, "bf16", 30)[0][0]
-    alone = run_ranks(curve, 1, {}, "fp8", 30)[0][0]
+    """20 steps; seen: 0.03 % from bf16, and 0.03 % from one process."""
+    expected = run_ranks(curve, 1, {}, "bf16", 20)[0][0]
+    alone = run_ranks(curve, 1, {}, "fp8", 20)[0][0]
     assert 0 < off(expected, alone) < 0.005
-    cases = [(2, {"dp": 2}, "fp8", 30), (2, {"tp": 2}, "fp8", 30)]
+    cases = [(2, {"dp": 2}, "fp8", 20), (2, {"tp": 2}, "fp8", 20)]
     for case, of_ranks in zip(cases, in_one_world(curve, cases), strict=True):
         for losses, _, stepped, _ in of_ranks:
             assert off(expected, losses) < 0.005 and off(alone, losses) < 0.002, case

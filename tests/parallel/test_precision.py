@@ -74,7 +74,6 @@ def test_bf16_has_the_curve_of_float32_on_every_layout():
     expected = run_ranks(curve, 1, {}, "fp32", 200)[0][0]
     alone = run_ranks(curve, 1, {}, "bf16", 200)[0][0]
     assert expected[-1] < expected[0] / 2
-    cases = [(1, {}, "bf16", 200)]
     layouts = [
         ({"dp": 2}, {}),
         ({"dp": 2}, {"zero": 3}),
@@ -84,8 +83,7 @@ def test_bf16_has_the_curve_of_float32_on_every_layout():
     ]
     found = {"alone": alone}
     for sizes, options in layouts:
-        cases = run_ranks(curve, 2, sizes, "bf16", 200, **options)
-        found[f"{sizes} {options}"] = cases[0][0]
+        found[f"{sizes} {options}"] = run_ranks(curve, 2, sizes, "bf16", 200, **options)[0][0]
     errors = {name: (off(expected, losses), off(alone, losses)) for name, losses in found.items()}
     print(errors)
     assert all(of_float32 < 0.01 and of_one < 0.01 for of_float32, of_one in errors.values()), (
