@@ -113,15 +113,16 @@ def test_ranks_agree_whenever_coordinators_die():
 
 
 def agree_late(comm: Comm, late: int) -> list[str]:
+    comm.barrier()  # the start of the processes does not count
     if comm.rank == late:
-        time.sleep(0.5)  # alive, but it calls after the deadline
+        time.sleep(1.5)  # alive, but it calls after the deadline
     found = []
     for _ in range(2):
         try:
-            found.append(str(comm.agree(1, timeout_s=0.2 if comm.rank != late else 5)))
+            found.append(str(comm.agree(1, timeout_s=1 if comm.rank != late else 5)))
         except pycoll.TimeoutError as error:
             found.append(str(error))
-        time.sleep(0 if comm.rank == late else 0.6)
+        time.sleep(0 if comm.rank == late else 1)
     return found
 
 
@@ -149,8 +150,9 @@ def test_rank_that_ends_after_all_have_come_counts():
 
 @pytest.mark.slow
 def test_all_ranks_time_out_when_one_calls_too_late():
+    """Slow: a deadline that ranks in time meet on a busy machine, too."""
     outcomes = end(start(agree_late, 3, 2))
-    text = "agree: rank 2 did not call it within 0.2 s, but still runs: it is computing"
+    text = "agree: rank 2 did not call it within 1 s, but still runs: it is computing"
     assert [found[0] for found in outcomes] == [text] * 3
     assert [found[1] for found in outcomes] == ["1"] * 3  # calls still meet
 
