@@ -70,7 +70,7 @@ class Probe final : public FrameSink {
     FrameHeader header;
     header.nbytes = static_cast<uint32_t>(nbytes);
     header.more = more;
-    wire_.send(peer_, header, bytes_.data(), /*keep=*/false);
+    wire_.send(peer_, header, bytes_.data(), Rest::stays());
   }
   void await() {
     for (has_come_ = false; !has_come_;) move();

@@ -129,7 +129,7 @@ void MpiWire::give_back(Outgoing message) {
   if (is_kept) spares_.push_back(std::move(message));
 }
 
-void MpiWire::send(int peer, const FrameHeader& header, const void* payload, bool) {
+void MpiWire::send(int peer, const FrameHeader& header, const void* payload, Rest) {
   const std::lock_guard lock(shared_.mutex);
   Link& link = *links_[static_cast<size_t>(peer)];
   if (is_over() || !link.open || link.failed >= 0) return;

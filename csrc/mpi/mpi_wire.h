@@ -24,7 +24,7 @@ class MpiWire final : public Wire {
   ~MpiWire() override;
 
   std::string_view name() const override { return "mpi"; }
-  void send(int peer, const FrameHeader& header, const void* payload, bool keep) override;
+  void send(int peer, const FrameHeader& header, const void* payload, Rest rest) override;
   bool poll(FrameSink& sink, int first) override;
   void wait(int64_t ns) override;
   void pause(int64_t ns) override;

@@ -44,7 +44,7 @@ void MpiWire::say_goodbye() {
   FrameHeader goodbye;
   goodbye.spare = kGoodbye;
   for (Link* link : present_) {
-    if (link->open && link->failed < 0) send(link->peer, goodbye, nullptr, false);
+    if (link->open && link->failed < 0) send(link->peer, goodbye, nullptr, Rest::stays());
   }
   said_goodbye_ = true;
 }

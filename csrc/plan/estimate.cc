@@ -118,7 +118,9 @@ class Walk {
         if (queue.empty()) {
           ready = false;
         } else {
-          start_s = std::max(start_s, queue.front());
+          // A message of another host is copied while it arrives.
+          const double copy_s = hosts_.is_remote(src, rank) ? copy_s_of(step) : 0;
+          start_s = std::max(start_s, queue.front() - copy_s);
         }
       });
       if (!ready) return;
@@ -127,18 +129,30 @@ class Walk {
     }
   }
 
+  /// The time of a core for copying a message into the kernel, or out of it.
+  double copy_s_of(const Step& step) const {
+    return chunk_nbytes_ * step.num_chunks * hosts_.copy_s_per_byte;
+  }
+
   void take(size_t rank, const Step& step, double start_s) {
     const double nbytes = chunk_nbytes_ * step.num_chunks;
     const int num_links = std::popcount(step.src_peers);
     const int num_srcs = num_links + (step.has(kReadLocal) ? 1 : 0);
     const int num_dsts = std::popcount(step.dst_peers);
     const int num_writes = step.has(kMulticastDst) ? std::min(num_dsts, 1) : num_dsts;
-    int num_remote = 0;
-    for_each_peer(rank, step.src_peers | step.dst_peers,
-                  [&](size_t peer) { num_remote += hosts_.is_remote(rank, peer) ? 1 : 0; });
-    const double busy_s = num_remote * (hosts_.message_s + nbytes * hosts_.copy_s_per_byte) +
+    int num_remote_srcs = 0;
+    int num_remote_dsts = 0;
+    for_each_peer(rank, step.src_peers,
+                  [&](size_t peer) { num_remote_srcs += hosts_.is_remote(rank, peer) ? 1 : 0; });
+    for_each_peer(rank, step.dst_peers,
+                  [&](size_t peer) { num_remote_dsts += hosts_.is_remote(rank, peer) ? 1 : 0; });
+    const int num_remote = num_remote_srcs + num_remote_dsts;
+    // A proxy sends what is in a local buffer from there.
+    const bool sends_in_place = step.src_peers == 0 || step.has(kWriteLocal);
+    const int num_slots = num_links + num_writes - (sends_in_place ? num_remote_dsts : 0);
+    const double busy_s = num_remote * (hosts_.message_s + copy_s_of(step)) +
                           (num_links + num_writes) * kSlotS +
-                          nbytes * ((num_links + num_writes) * cost_.beta_s_per_byte / 2 +
+                          nbytes * (num_slots * cost_.beta_s_per_byte / 2 +
                                     std::max(0, num_srcs - 1) * cost_.gamma_s_per_byte);
     const double waits = start_s > ranks_[rank].free_s ? 1 : num_links > 0 ? kNoWait : 0;
     work_s_ += busy_s + waits * cost_.alpha_s;
@@ -148,7 +162,9 @@ class Walk {
                   [&](size_t src) { messages(src, rank, step.has(kMulticastSrc)).pop_front(); });
     for_each_peer(rank, step.dst_peers, [&](size_t dst) {
       const double there_s =
-          hosts_.is_remote(rank, dst) ? cross(rank, dst, end_s, nbytes) : end_s + cost_.alpha_s;
+          hosts_.is_remote(rank, dst)
+              ? std::max(end_s + hosts_.alpha_s, cross(rank, dst, end_s - copy_s_of(step), nbytes))
+              : end_s + cost_.alpha_s;
       messages(rank, dst, step.has(kMulticastDst)).push_back(there_s);
       if (!is_due_[dst]) {
         is_due_[dst] = true;
@@ -157,7 +173,7 @@ class Walk {
     });
   }
 
-  /// The time from which a message that is sent to another host at `at_s` can be read.
+  /// The time at which a message has arrived whose sending to another host begins at `at_s`.
   double cross(size_t src, size_t dst, double at_s, double nbytes) {
     double& sent_s = sent_s_[static_cast<size_t>(hosts_.host_of[src])];
     double& received_s = received_s_[static_cast<size_t>(hosts_.host_of[dst])];
@@ -211,9 +227,17 @@ double estimate_s(const std::vector<Program>& programs, int64_t nbytes, const Li
   const Sample sample(first, nbytes, slot_bytes_of(hosts));
   const double chunk_nbytes = static_cast<double>(sample.nbytes) / first.blocks_per_payload /
                               static_cast<double>(sample.pieces * sample.num_tiles);
-  const Walk walk(programs, chunk_nbytes, sample.num_tiles, cost, hosts);
-  const int num_ranks = static_cast<int>(programs.size());
-  return add_other_work(walk.longest_s(), walk.work_s(), num_ranks, num_cores) * sample.scale;
+  const auto time_s = [&](int64_t num_tiles) {
+    const Walk walk(programs, chunk_nbytes, num_tiles, cost, hosts);
+    const int num_ranks = static_cast<int>(programs.size());
+    return add_other_work(walk.longest_s(), walk.work_s(), num_ranks, num_cores);
+  };
+  const double sample_s = time_s(sample.num_tiles);
+  if (sample.scale == 1.0 || hosts.num_hosts == 1) return sample_s * sample.scale;
+  // Between hosts the first tiles take longer, since they fill the links.
+  const int64_t half = sample.num_tiles / 2;
+  return sample_s + (sample.scale - 1) * static_cast<double>(sample.num_tiles) *
+                        (sample_s - time_s(half)) / static_cast<double>(half);
 }
 
 double estimate_direct_s(const std::vector<DirectWork>& work, double block_nbytes,

@@ -50,6 +50,31 @@ inline std::string send_unread(FrameWorld& world) {
   const bool is_full = world.state_of(1) == HostLinks::Peer::kFull && nbytes > kMaxUnsentBytes / 2;
   return is_full ? stays(world, 2) : "after " + std::to_string(nbytes >> 20) + " MiB: no end";
 }
+/// Sends slots to rank 1, which reads them late, and changes each payload at once. A socket takes
+/// the first ones, a part of another one, and no more.
+inline std::string send_changing(FrameWorld& world, bool to_memory) {
+  constexpr size_t kBytes = 64 << 10;
+  constexpr int kNumFrames = 8;
+  world.network().received(1);  // what the world has sent by itself
+  std::vector<std::byte> payload(kBytes);
+  std::vector<std::byte> memory(kNumFrames * kBytes);
+  for (int i = 0; i < kNumFrames; ++i) {
+    payload.assign(kBytes, std::byte(i));
+    world.send_slot(1, payload, to_memory ? Rest::copied_to(&memory[i * kBytes]) : Rest::copied());
+    payload.assign(kBytes, std::byte{0xff});
+  }
+  std::string bytes;
+  for (std::string more; !(more = world.network().received(1)).empty(); world.step()) bytes += more;
+  constexpr size_t kFrameBytes = sizeof(FrameHeader) + kBytes;
+  if (bytes.size() != kNumFrames * kFrameBytes) return std::to_string(bytes.size()) + " bytes";
+  for (int i = 0; i < kNumFrames; ++i) {
+    const std::string sent(kBytes, static_cast<char>(i));
+    if (bytes.compare(i * kFrameBytes + sizeof(FrameHeader), kBytes, sent) != 0) {
+      return "frame " + std::to_string(i) + " has changed";
+    }
+  }
+  return stays(world, 1);
+}
 /// Announces the large message from rank 1 and returns how rank 0 wants its parts.
 inline FrameSender::Pull begin_parts(FrameSender& sender, size_t nbytes) {
   sender.send(sender.announce(nbytes, 2));
@@ -60,6 +85,10 @@ inline const std::vector<Attack>& attacks() {
   using World = FrameWorld;
   using Sender = FrameSender;
   static const std::vector<Attack> all = {
+      {"payloads that change while the link keeps copies",
+       [](World& world, Sender&, Sender&) { return send_changing(world, /*to_memory=*/false); }},
+      {"payloads that change while their slots keep copies",
+       [](World& world, Sender&, Sender&) { return send_changing(world, /*to_memory=*/true); }},
       {"unknown kind",
        [](World& world, Sender& one, Sender&) {
          one.send(one.frame(static_cast<FrameKind>(99)));

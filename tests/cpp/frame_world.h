@@ -198,13 +198,16 @@ class FrameWorld {
   }
   /// Sends a frame to `peer` that its link copies; returns its size.
   size_t send_copy(int peer, size_t nbytes) {
-    const std::lock_guard lock(host_links_->mutex());
     copied_.resize(nbytes);
+    send_slot(peer, copied_, Rest::copied());
+    return nbytes;
+  }
+  void send_slot(int peer, const std::vector<std::byte>& payload, Rest rest) {
+    const std::lock_guard lock(host_links_->mutex());
     FrameHeader header;
     header.kind = FrameKind::kSlot;
-    header.nbytes = static_cast<uint32_t>(nbytes);
-    host_links_->send(peer, header, copied_.data(), /*keep=*/true);
-    return nbytes;
+    header.nbytes = static_cast<uint32_t>(payload.size());
+    host_links_->send(peer, header, payload.data(), rest);
   }
   /// Posts another send, of bytes that belong to this object.
   void post_extra_send(int peer, size_t nbytes) {

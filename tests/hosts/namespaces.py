@@ -148,6 +148,12 @@ class Network:
                     tc(space, "qdisc", "add", "dev", link, "root", "tbf", "rate", rate,
                        "burst", burst, "latency", "50ms")  # fmt: skip
 
+    def set_send_buffers(self, nbytes: int) -> None:
+        """What the kernel takes at most of a connection's unsent bytes, for new connections."""
+        for host in range(self.n):
+            set_it = f"echo 4096 16384 {nbytes} > /proc/sys/net/ipv4/tcp_wmem"
+            ip("netns", "exec", self.namespace(host), "sh", "-c", set_it)
+
     def _queues(self, host: int) -> list[tuple[str, str]]:
         """Namespaces and interfaces of the queues at a host's port."""
         return [(self.namespace(host), "eth0"), (self.switch, f"port{host}")]

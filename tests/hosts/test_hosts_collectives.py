@@ -70,6 +70,25 @@ def test_four_hosts_run_what_pycoll_chooses(four):
     four.run_jobs([every_collective])
 
 
+def changing_broadcasts(comm: Comm) -> list[list[float]]:
+    """Rank 0 changes its array at once, although the link has taken only a part of it."""
+    x, seen = np.empty(1 << 18, np.float32), []
+    for number in range(4):
+        x[:] = number
+        comm.broadcast(x, 0)
+        seen.append(np.unique(x).tolist())
+        x[:] = -1
+    return seen
+
+
+def test_array_may_change_while_its_link_still_sends_it(two):
+    two.set_send_buffers(32 << 10)
+    try:
+        assert two.run_jobs([changing_broadcasts]) == [([[0], [1], [2], [3]],) * 2]
+    finally:
+        two.set_send_buffers(4 << 20)
+
+
 def test_hosts_may_have_different_numbers_of_ranks_in_any_order(two):
     """Ranks 0 and 2 on one host, 1, 3 and 4 on the other."""
 

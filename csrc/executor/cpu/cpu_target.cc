@@ -34,9 +34,10 @@ void CpuTarget::on_post_to_hosts(const ProgramView& program, const StepOperands&
   const Step& step = *operands.step;
   const ProtocolKind protocol = links_->protocol;
   const auto nbytes = static_cast<int64_t>(num_bytes(operands) + links_->checksum_bytes);
+  const std::byte* const sent = sent_from(operands);
   for_each_peer(program, step.dst_peers, [&](int peer) {
     if (proxy_->is_remote(peer)) {
-      proxy_->on_post(protocol, peer, nbytes, waiter_.digest(), waiter_.sequence());
+      proxy_->on_post(protocol, peer, nbytes, waiter_.digest(), waiter_.sequence(), sent);
     } else {
       segment_.ring_bell(peer);
     }
@@ -64,11 +65,14 @@ void CpuTarget::reduce_copy(const ProgramView& program, const OneStep& phase) {
   if (operands.local_dst != nullptr) dsts[num_dsts++] = operands.local_dst;
   PeerStores* stores[kMaxPeers];
   int num_stores = 0;
-  for_each_destination(program, *links_, *operands.step, [&](SendEnd& link, int) {
+  const bool sends_in_place = sent_from(operands) != nullptr;
+  for_each_destination(program, *links_, *operands.step, [&](SendEnd& link, int peer) {
+    if (sends_in_place && proxy_->is_remote(peer)) return true;
     dsts[num_dsts++] = place_in(link, operands);
     stores[num_stores++] = &link.stores();
     return true;
   });
+  if (num_dsts == 0) return;
   combine(srcs, num_srcs, dsts, num_dsts, operands, stores);
   const size_t nbytes = num_bytes(operands);
   if (!slot_use_.claim_lines || nbytes < kMinClaimedMessage || nbytes > kMaxClaimedMessage ||

@@ -127,6 +127,15 @@ class CpuTarget {
   Proxy* proxy_;  // null: all ranks are on this host
   Waiter& waiter_;
   void on_post_to_hosts(const ProgramView& program, const StepOperands& operands);
+  /// Where the bytes are that a `simple` step sends to ranks of other hosts, if not in a slot.
+  const std::byte* sent_from(const StepOperands& operands) const {
+    if (proxy_ == nullptr || links_->protocol != ProtocolKind::kSimple ||
+        links_->checksum_bytes != 0) {
+      return nullptr;
+    }
+    if (operands.local_dst != nullptr) return operands.local_dst;
+    return operands.step->src_peers == 0 ? operands.local_src : nullptr;
+  }
   size_t num_bytes(const StepOperands& operands) const {
     return static_cast<size_t>(operands.count) * arithmetic_.element_size;
   }

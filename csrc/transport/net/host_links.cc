@@ -77,11 +77,11 @@ void HostLinks::flush(int64_t end_ns) {
   }
 }
 
-void HostLinks::send(int peer, const FrameHeader& header, const void* payload, bool keep) {
+void HostLinks::send(int peer, const FrameHeader& header, const void* payload, Rest rest) {
   const bool is_state = header.kind == FrameKind::kAsk || header.kind == FrameKind::kTell;
   if (is_state && wire_->num_unsent(peer) >= kManyUnsentFrames) return;
   spoken_[static_cast<size_t>(peer)] = true;
-  wire_->send(peer, header, payload, keep);
+  wire_->send(peer, header, payload, rest);
 }
 
 void HostLinks::poll(int first) {
@@ -198,7 +198,7 @@ void HostLinks::look_after(int64_t now) {
     if (silence_ns <= 0) continue;
     if (now - spoken_ns_[at] >= std::min<int64_t>(silence_ns / 5, 1'000'000'000)) {
       spoken_ns_[at] = now;
-      wire_->send(peer, {}, nullptr, false);
+      wire_->send(peer, {}, nullptr, Rest::stays());
     }
     if (now - heard_ns_[at] >= silence_ns) {
       states_[at] = Peer::kSilent;

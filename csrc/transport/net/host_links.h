@@ -45,7 +45,7 @@ class HostLinks final : private FrameSink {
   /// Detaches the proxy: afterwards nothing uses it or the memory [begin, end). Its unsent frames
   /// are still sent; the last proxy waits for that, for at most kLingerNs.
   void remove(Proxy& proxy, const std::byte* begin, const std::byte* end);
-  void send(int peer, const FrameHeader& header, const void* payload, bool keep);
+  void send(int peer, const FrameHeader& header, const void* payload, Rest rest);
   /// Closes the link to a rank that has sent something invalid.
   void reject(int peer);
 

@@ -65,7 +65,7 @@ TcpWire::TcpWire(std::vector<Channel> channels) : epoll_(::epoll_create1(EPOLL_C
 
 TcpWire::~TcpWire() = default;
 
-void TcpWire::send(int peer, const FrameHeader& header, const void* payload, bool keep) {
+void TcpWire::send(int peer, const FrameHeader& header, const void* payload, Rest rest) {
   Link& link = *links_[static_cast<size_t>(peer)];
   if (!link.channel || link.failed >= 0) return;
   Unsent frame{header, static_cast<const std::byte*>(payload), nullptr, 0};
@@ -81,24 +81,29 @@ void TcpWire::send(int peer, const FrameHeader& header, const void* payload, boo
     }
     if (frame.sent == frame.size()) return;
   }
-  if (link.unsent_memory + sizeof(frame) + (keep ? header.nbytes : 0) > kMaxUnsentBytes) {
+  const bool owns = rest.is_copied && rest.memory == nullptr;
+  if (link.unsent_memory + sizeof(frame) + (owns ? header.nbytes : 0) > kMaxUnsentBytes) {
     link.failed = EDQUOT;
     has_full_link_ = true;
     return;
   }
   link.unsent_memory += sizeof(frame);
-  if (keep && header.nbytes != 0) this->keep(link, frame);
+  if (rest.is_copied && header.nbytes != 0) keep(link, frame, rest.memory);
   link.unsent.push_back(std::move(frame));
   ++num_unsent_;
   want_output(link, true);
 }
 
-/// Copies the payload.
-void TcpWire::keep(Link& link, Unsent& frame) {
-  frame.own.reset(new std::byte[frame.header.nbytes]);
-  std::memcpy(frame.own.get(), frame.payload, frame.header.nbytes);
-  frame.payload = frame.own.get();
-  link.unsent_memory += frame.header.nbytes;
+/// Copies the unsent part of the payload; `memory` null: to memory of the wire.
+void TcpWire::keep(Link& link, Unsent& frame, std::byte* memory) {
+  if (memory == nullptr) {
+    frame.own.reset(new std::byte[frame.header.nbytes]);
+    memory = frame.own.get();
+    link.unsent_memory += frame.header.nbytes;
+  }
+  const size_t at = std::max(frame.sent, sizeof(FrameHeader)) - sizeof(FrameHeader);
+  std::memcpy(memory + at, frame.payload + at, frame.header.nbytes - at);
+  frame.payload = memory;
 }
 
 size_t TcpWire::num_unsent(int peer) const {
@@ -328,7 +333,7 @@ void TcpWire::let_go(const std::byte* begin, const std::byte* end) {
     }
     for (Unsent& frame : link->unsent) {
       if (frame.own != nullptr || frame.payload < begin || frame.payload >= end) continue;
-      keep(*link, frame);
+      keep(*link, frame, nullptr);
     }
   }
 }

@@ -20,7 +20,7 @@ class TcpWire final : public Wire {
   ~TcpWire() override;
 
   std::string_view name() const override { return "tcp"; }
-  void send(int peer, const FrameHeader& header, const void* payload, bool keep) override;
+  void send(int peer, const FrameHeader& header, const void* payload, Rest rest) override;
   bool poll(FrameSink& sink, int first) override;
   void wait(int64_t ns) override;
   void pause(int64_t ns) override;
@@ -43,7 +43,7 @@ class TcpWire final : public Wire {
   };
   struct Link;
 
-  void keep(Link& link, Unsent& frame);
+  void keep(Link& link, Unsent& frame, std::byte* memory);
   bool flush(Link& link);
   bool read(Link& link, FrameSink& sink);
   bool take(Link& link, size_t nbytes, size_t direct_bytes, FrameSink& sink);

@@ -100,15 +100,26 @@ class FrameSink {
   virtual void lost(int peer, int error) = 0;
 };
 
+/// What becomes of the part of a payload that cannot be sent at once.
+struct Rest {
+  /// The caller leaves it unchanged until the peer has it, which it learns by other means.
+  static constexpr Rest stays() { return {}; }
+  /// The wire copies it.
+  static constexpr Rest copied() { return {true, nullptr}; }
+  /// The wire copies it to the same place in this memory, which then stays.
+  static constexpr Rest copied_to(std::byte* memory) { return {true, memory}; }
+
+  bool is_copied = false;
+  std::byte* memory = nullptr;  // null: the wire's own
+};
+
 class Wire {
  public:
   virtual ~Wire() = default;
   virtual std::string_view name() const = 0;
 
-  /// Sends as much as possible at once and leaves the rest to poll(). The caller leaves the payload
-  /// unchanged until the peer has it, which it learns by other means, or sets `keep` to have it
-  /// copied. Does nothing for a lost peer.
-  virtual void send(int peer, const FrameHeader& header, const void* payload, bool keep) = 0;
+  /// Sends as much as possible at once and leaves the rest to poll(). Does nothing for a lost peer.
+  virtual void send(int peer, const FrameHeader& header, const void* payload, Rest rest) = 0;
   /// Sends waiting frames and receives frames, first from `first` if it is a rank. True if anything
   /// moved.
   virtual bool poll(FrameSink& sink, int first) = 0;

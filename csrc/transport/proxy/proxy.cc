@@ -67,21 +67,21 @@ void Proxy::close() {
 
 // Sending.
 
-void Proxy::send(int peer, FrameHeader header, const void* payload, bool keep) {
+void Proxy::send(int peer, FrameHeader header, const void* payload, Rest rest) {
   Link& to = link(peer);
   header.group = group_;
   for (int kind = 0; kind < kNumSlotProtocols; ++kind) {
     to.told[kind] = load_acquire(to.in[kind].heads[0].value);
     header.heads[kind] = static_cast<uint32_t>(to.told[kind]);
   }
-  host_links_->send(members_[static_cast<size_t>(peer)], header, payload, keep);
+  host_links_->send(members_[static_cast<size_t>(peer)], header, payload, rest);
 }
 
 void Proxy::send_bytes(int peer, FrameKind kind, const std::string& bytes) {
   FrameHeader header;
   header.kind = kind;
   header.nbytes = static_cast<uint32_t>(bytes.size());
-  send(peer, header, bytes.data(), /*keep=*/true);
+  send(peer, header, bytes.data(), Rest::copied());
 }
 
 void Proxy::say_joined() {
@@ -99,11 +99,12 @@ std::vector<int> Proxy::missing() const {
   return ranks;
 }
 
-void Proxy::on_post(ProtocolKind protocol, int peer, int64_t nbytes, uint32_t mark, uint64_t call) {
+void Proxy::on_post(ProtocolKind protocol, int peer, int64_t nbytes, uint32_t mark, uint64_t call,
+                    const std::byte* payload) {
   const std::lock_guard lock(host_links_->mutex());
   Link& to = link(peer);
   const auto kind = static_cast<size_t>(protocol);
-  const std::byte* payload = to.out[kind].slot(to.posted[kind]++);
+  std::byte* const slot = to.out[kind].slot(to.posted[kind]++);
   FrameHeader header;
   header.kind = FrameKind::kSlot;
   header.protocol = static_cast<uint8_t>(kind);
@@ -111,17 +112,17 @@ void Proxy::on_post(ProtocolKind protocol, int peer, int64_t nbytes, uint32_t ma
   header.mark = mark;
   header.call = static_cast<uint32_t>(call);
   header.sequence = static_cast<uint32_t>(to.posted[kind]);
-  const bool packs = protocol == ProtocolKind::kLL;
-  if (packs) {
+  if (payload != nullptr) return send(peer, header, payload, Rest::copied_to(slot));
+  if (protocol == ProtocolKind::kLL) {
     // The receiver's proxy writes new flags into the lines.
-    const auto* line = reinterpret_cast<const CpuLine*>(payload);
+    const auto* line = reinterpret_cast<const CpuLine*>(slot);
     const auto size = static_cast<size_t>(nbytes);
     for (size_t at = 0; at < size; at += CpuLine::kPayloadBytes, ++line) {
       std::memcpy(packed_.data() + at, line->payload, std::min(CpuLine::kPayloadBytes, size - at));
     }
-    payload = packed_.data();
+    return send(peer, header, packed_.data(), Rest::copied());
   }
-  send(peer, header, payload, /*keep=*/packs);
+  send(peer, header, slot, Rest::stays());
 }
 
 void Proxy::released(ProtocolKind protocol, int peer) {
@@ -161,7 +162,7 @@ void Proxy::ship_messages(int peer) {
     if (header->kind == MessageKind::kEager) {
       to.shipped_eager_bytes += MailboxWriter::eager_cost(header->nbytes);
     }
-    send(peer, frame, header, /*keep=*/false);
+    send(peer, frame, header, Rest::stays());
   }
 }
 
@@ -178,7 +179,7 @@ void Proxy::tell_mail(int peer) {
   frame.kind = FrameKind::kMail;
   frame.word = from.told_head = head;
   frame.more = from.told_delivered = delivered;
-  send(peer, frame, nullptr, false);
+  send(peer, frame, nullptr, Rest::stays());
 }
 
 void Proxy::tell_failure() {

@@ -36,8 +36,10 @@ class Proxy {
 
   // For the thread that runs an operation; may be called while the background thread works.
 
-  /// A message of `nbytes` was posted for `peer`, in the call with this number.
-  void on_post(ProtocolKind protocol, int peer, int64_t nbytes, uint32_t mark, uint64_t call);
+  /// A message of `nbytes` was posted for `peer`, in the call with this number. `payload`: where
+  /// its bytes are, if its slot has not been filled; they may change when this returns.
+  void on_post(ProtocolKind protocol, int peer, int64_t nbytes, uint32_t mark, uint64_t call,
+               const std::byte* payload = nullptr);
   /// A message of `peer` was read.
   void released(ProtocolKind protocol, int peer);
   /// Sends `peer` what it may wait for: this rank's messages, its end, a failure.
@@ -108,7 +110,7 @@ class Proxy {
     const auto at = static_cast<size_t>(world_peer);
     return at < ranks_.size() && is_remote(ranks_[at]) ? ranks_[at] : -1;
   }
-  void send(int peer, FrameHeader header, const void* payload, bool keep);
+  void send(int peer, FrameHeader header, const void* payload, Rest rest);
   void send_bytes(int peer, FrameKind kind, const std::string& bytes);
   void ship_messages(int peer);
   void tell_mail(int peer);
