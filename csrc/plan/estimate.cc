@@ -147,12 +147,12 @@ class Walk {
     for_each_peer(rank, step.dst_peers,
                   [&](size_t peer) { num_remote_dsts += hosts_.is_remote(rank, peer) ? 1 : 0; });
     const int num_remote = num_remote_srcs + num_remote_dsts;
-    // A proxy sends what is in a local buffer from there.
+    // A proxy sends what is in a local buffer from there. (Not with ll, whose messages are short.)
     const bool sends_in_place = step.src_peers == 0 || step.has(kWriteLocal);
-    const int num_slots = num_links + num_writes - (sends_in_place ? num_remote_dsts : 0);
+    const int num_copies = num_links + num_writes - (sends_in_place ? num_remote_dsts : 0);
     const double busy_s = num_remote * (hosts_.message_s + copy_s_of(step)) +
                           (num_links + num_writes) * kSlotS +
-                          nbytes * (num_slots * cost_.beta_s_per_byte / 2 +
+                          nbytes * (num_copies * cost_.beta_s_per_byte / 2 +
                                     std::max(0, num_srcs - 1) * cost_.gamma_s_per_byte);
     const double waits = start_s > ranks_[rank].free_s ? 1 : num_links > 0 ? kNoWait : 0;
     work_s_ += busy_s + waits * cost_.alpha_s;

@@ -9,9 +9,10 @@
 // added to the longest chain of steps. Otherwise a quarter of a rank's mean work is added, since
 // calls follow each other.
 //
-// Between hosts a message also costs both ranks some instructions and a copy. It then waits until
-// its host's port has sent the messages before it and the receiver's port has received those before
-// it, at beta per byte each, and can be read alpha later.
+// Between hosts a message also costs both ranks some instructions and a copy; what a rank has in a
+// local buffer it sends without a slot. The message waits until its host's port has sent the
+// messages before it and the receiver's port has received those before it, at beta per byte each,
+// and can be read alpha later. Copies and the transfer of one message overlap.
 //
 // Without slots (plan/direct_plan.h) a rank is busy for b*beta per b bytes of a peer that it reads
 // or writes, and waits for alpha twice: at the exchange and at the exit.

@@ -89,7 +89,9 @@ void CpuTarget::combine(const void* const* srcs, int num_srcs, void* const* dsts
                         const StepOperands& operands, PeerStores* const* stores) {
   const size_t count = static_cast<size_t>(operands.count);
   const bool stays = operands.local_dst != nullptr;  // true for the first destination only
-  const bool streaming = arithmetic_.streaming && stays;
+  // A proxy sends what it finds in the caches faster.
+  const bool is_sent = proxy_ != nullptr && operands.step->dst_peers != 0;
+  const bool streaming = arithmetic_.streaming && stays && !is_sent;
   if (num_srcs == 1 && num_dsts == 1) {
     const size_t nbytes = count * arithmetic_.element_size;
     stays ? copy_bytes(dsts[0], srcs[0], nbytes, streaming)
