@@ -1,4 +1,4 @@
-// How processes end.
+// How processes and joins end.
 #pragma once
 
 #include <cstdint>
@@ -9,5 +9,9 @@ namespace pycoll {
 /// busy machine by milliseconds. A rank whose peer has left waits so long for the death of another
 /// rank to show before it takes the peer's leaving for the cause.
 inline constexpr int64_t kEndingNs = 50'000'000;
+
+/// After a failed join, how long the rank that knows the reason tells it, and how long the other
+/// ranks try to learn it.
+inline constexpr double kLastWordSeconds = 2;
 
 }  // namespace pycoll

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "transport/proxy/proxy.h"
 #include "transport/ring/segment.h"
 
 namespace pycoll {
@@ -15,7 +16,9 @@ struct Links {
     const int n = segment.num_ranks();
     for (int peer = 0; peer < n; ++peer) {
       send.emplace_back(segment.ring(protocol, rank, peer));
-      recv.emplace_back(segment.ring(protocol, peer, rank), 0);
+      RingMemory from = segment.ring(protocol, peer, rank);
+      if (const Proxy* proxy = segment.proxy()) from.elsewhere = proxy->elsewhere(protocol, peer);
+      recv.emplace_back(from, 0);
       // A multicast ring is the link of a rank to itself, with one head per other rank.
       RingMemory ring = segment.ring(protocol, peer, peer);
       ring.num_heads = n - 1;

@@ -17,9 +17,6 @@
 namespace pycoll {
 namespace {
 
-/// How long a failed rank 0 keeps its store running, so that the other ranks can read why.
-constexpr double kLastWordSeconds = 2;
-
 Joined init_alone(double timeout_s) {
   return {std::make_unique<Communicator>(make_local_transport(make_world(1), 0), timeout_s),
           Session()};

@@ -2,6 +2,7 @@
 // all. It uses point-to-point messages, so that rank 0 can name the missing ranks.
 #include <cstring>
 
+#include "base/ending.h"
 #include "bootstrap/join/joining.h"
 #include "bootstrap/join/serialize.h"
 #include "mpi/runtime.h"
@@ -12,7 +13,6 @@ namespace {
 // Tags that differ from those of a wire over the same communicator (mpi_wire.cc).
 constexpr int kSizeTag = 30'001;
 constexpr int kBytesTag = 30'002;
-constexpr double kLastWordSeconds = 2;
 /// Largest value of one rank.
 constexpr size_t kMaxValueBytes = size_t{16} << 20;
 

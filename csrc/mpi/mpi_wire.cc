@@ -26,9 +26,12 @@ MpiWire::MpiWire(std::shared_ptr<Comm> comm, const std::vector<int>& peers)
   const std::lock_guard lock(shared_.mutex);
   links_.resize(static_cast<size_t>(comm_->size()));
   for (const int peer : peers) {
-    // Not initialized, so that memory without messages uses no pages.
-    links_[static_cast<size_t>(peer)] = std::make_unique_for_overwrite<Link>();
+    links_[static_cast<size_t>(peer)] = std::make_unique<Link>();
     Link& link = *links_[static_cast<size_t>(peer)];
+    // Not initialized, so that memory without messages uses no pages.
+    for (auto& memory : link.posted) {
+      memory = std::make_unique_for_overwrite<std::byte[]>(kMessageBytes);
+    }
     link.peer = peer;
     present_.push_back(&link);
     for (size_t at = 0; at < kNumPosted; ++at) post(link, at);
@@ -74,7 +77,7 @@ void MpiWire::remove(size_t at) {
 }
 
 void MpiWire::post(Link& link, size_t at) {
-  const int code = api_.Irecv(link.posted[at].bytes, kMessageBytes, MPI_BYTE, link.peer, kTag,
+  const int code = api_.Irecv(link.posted[at].get(), kMessageBytes, MPI_BYTE, link.peer, kTag,
                               comm_->get(), &link.requests[at]);
   if (code == MPI_SUCCESS) return;
   link.requests[at] = MPI_REQUEST_NULL;
@@ -179,7 +182,7 @@ bool MpiWire::poll(FrameSink& sink, int) {
 /// testing for them now would delay this one.
 bool MpiWire::take(Link& link, FrameSink& sink) {
   if (link.next_bytes == 0) return false;
-  const std::byte* from = link.posted[link.next].bytes;
+  const std::byte* from = link.posted[link.next].get();
   FrameHeader header;
   const bool has_header = link.next_bytes >= sizeof(header);
   if (has_header) std::memcpy(&header, from, sizeof(header));
@@ -195,7 +198,10 @@ bool MpiWire::take(Link& link, FrameSink& sink) {
     return true;
   }
   if (header.kind == FrameKind::kFailure) shared_.saw_failure = true;
-  for (int part = 0; part < parts.num_parts; ++part) {
+  const bool is_swapped =
+      header.nbytes >= kSwappedBytes &&
+      sink.swap_memory(link.peer, header, link.posted[link.next], kMessageBytes, from);
+  for (int part = 0; part < parts.num_parts && !is_swapped; ++part) {
     if (parts.nbytes[part] != 0) std::memcpy(parts.data[part], from, parts.nbytes[part]);
     from += parts.nbytes[part];
   }

@@ -1,9 +1,10 @@
 // Sends frames as MPI messages: one message for each frame, with header and payload.
 //
-// Frames are copied into and out of the wire's own memory, so that MPI never holds memory that its
-// owner may need back, and receives are posted before messages come. Sending from and receiving
-// into the rings, with a second message for the payload, was measured to be slower: that message
-// must wait until its receive is posted. Compiled once for each ABI.
+// Frames are in the wire's own memory, so that MPI never holds memory that its owner may need back,
+// and receives are posted before messages come. What is sent is copied into it; the sink swaps the
+// memory of a long frame that has come for other memory (FrameSink::swap_memory). Sending from and
+// receiving into the rings, with a second message for the payload, was measured to be slower: that
+// message must wait until its receive is posted. Compiled once for each ABI.
 #pragma once
 
 #include <array>
@@ -49,12 +50,10 @@ class MpiWire final : public Wire {
   static constexpr size_t kNumPosted = 8;  // receives for each peer: 2 MiB
   static constexpr uint16_t kGoodbye = 1;  // FrameHeader::spare: nothing comes after it
 
-  static constexpr size_t kSmallBytes = 4096;  // messages up to this size have such memory
-  static constexpr size_t kMaxSpares = 64;     // large ones that are kept for reuse
+  static constexpr size_t kSmallBytes = 4096;     // messages up to this size have such memory
+  static constexpr size_t kSwappedBytes = 16384;  // smaller payloads are copied
+  static constexpr size_t kMaxSpares = 64;        // large ones that are kept for reuse
 
-  struct Message {
-    std::byte bytes[kMessageBytes];
-  };
   /// Memory of a message that is being sent: kSmallBytes or kMessageBytes.
   struct Outgoing {
     std::unique_ptr<std::byte[]> bytes;
@@ -66,7 +65,7 @@ class MpiWire final : public Wire {
     int failed = -1;          // error that the next poll reports; -1: none
     size_t num_sends = 0;     // active requests
     size_t unsent_bytes = 0;  // their memory
-    std::array<Message, kNumPosted> posted;
+    std::array<std::unique_ptr<std::byte[]>, kNumPosted> posted;  // of kMessageBytes
     std::array<MPI_Request, kNumPosted> requests;
     size_t next = 0;        // index in `posted` of the next message
     size_t next_bytes = 0;  // its length once it has come; else 0

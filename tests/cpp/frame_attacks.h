@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "executor/links.h"
 #include "frame_sender.h"
 
 namespace pycoll {
@@ -72,6 +73,31 @@ inline std::string send_changing(FrameWorld& world, bool to_memory) {
     if (bytes.compare(i * kFrameBytes + sizeof(FrameHeader), kBytes, sent) != 0) {
       return "frame " + std::to_string(i) + " has changed";
     }
+  }
+  return stays(world, 1);
+}
+/// Sends slots, long and short ones in turn, and reads them, some at a time.
+inline std::string send_slots(FrameWorld& world, FrameSender& one) {
+  constexpr size_t kLong = 50'000;
+  constexpr int kUnread = 5;
+  Links links(world.segment(), 0, ProtocolKind::kSimple);
+  RecvEnd& reader = links.recv[1];
+  std::vector<std::string> sent;
+  for (int i = 0; i < 4 * kMaxSlots; ++i) {
+    Frame frame = one.slot(ProtocolKind::kSimple, i % 3 == 0 ? 100 : kLong);
+    frame.payload.assign(frame.payload.size(), static_cast<char>('a' + i % 26));
+    sent.push_back(frame.payload);
+    one.send(frame);
+    if (sent.size() < kUnread) continue;
+    for (const std::string& payload : sent) {
+      if (!reader.has_full_slot()) return "no slot has come before " + std::to_string(i);
+      if (std::memcmp(reader.place(payload.size(), {}), payload.data(), payload.size()) != 0) {
+        return "a slot before " + std::to_string(i) + " has other bytes";
+      }
+      reader.release();
+      world.proxy()->released(ProtocolKind::kSimple, 1);
+    }
+    sent.clear();
   }
   return stays(world, 1);
 }
@@ -419,6 +445,11 @@ inline const std::vector<Attack>& attacks() {
          one.send(frame);
          return closes(world, 1);
        }},
+      {"slots that are read late",
+       [](World& world, Sender& one, Sender&) { return send_slots(world, one); }},
+      {"slots over MPI that are read late",
+       [](World& world, Sender& one, Sender&) { return send_slots(world, one); },
+       /*over_mpi=*/true},
       {"frames that a rank does not read",
        [](World& world, Sender&, Sender&) { return send_unread(world); }},
       {"frames over MPI that a rank does not read",

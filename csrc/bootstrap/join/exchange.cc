@@ -1,5 +1,6 @@
 #include "bootstrap/join/exchange.h"
 
+#include "base/ending.h"
 #include "bootstrap/join/serialize.h"
 
 namespace pycoll {
@@ -28,7 +29,6 @@ std::vector<std::string> StoreExchange::operator()(const std::string& topic,
 }
 
 void StoreExchange::settle_error() {
-  constexpr double kLastWordSeconds = 2;
   const auto key = [](int rank) { return "hosts/error/" + std::to_string(rank); };
   const Deadline end = Deadline::after_s(kLastWordSeconds);
   try {

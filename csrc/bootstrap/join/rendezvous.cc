@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/ending.h"
 #include "base/error.h"
 #include "bootstrap/join/joining.h"
 #include "bootstrap/join/serialize.h"
@@ -11,10 +12,6 @@
 
 namespace pycoll {
 namespace {
-
-/// After a failure, how long rank 0 keeps serving so that other ranks can read the reason, and how
-/// long those try to read it.
-constexpr double kLastWordSeconds = 2;
 
 /// Ranks whose arrivals share a key: one bit for each.
 constexpr int kRanksPerKey = 60;

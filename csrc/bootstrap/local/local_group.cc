@@ -22,9 +22,6 @@
 namespace pycoll {
 namespace {
 
-/// How long the leader may take to report the missing ranks.
-constexpr double kLastWordSeconds = 2;
-
 PeerDiedError leader_is_gone(const Deadline& deadline) {
   // Rank 0 may have left because another rank has ended.
   for (const int64_t end = now_ns() + kEndingNs; now_ns() < end; ::usleep(1000)) {

@@ -134,6 +134,13 @@ bool HostLinks::place(int peer, const FrameHeader& header, PayloadParts* parts) 
   }
 }
 
+bool HostLinks::swap_memory(int peer, const FrameHeader& header,
+                            std::unique_ptr<std::byte[]>& memory, size_t nbytes,
+                            const std::byte* payload) {
+  Proxy* const proxy = placed_[static_cast<size_t>(peer)];
+  return proxy != nullptr && proxy->swap_memory(peer, header, memory, nbytes, payload);
+}
+
 bool HostLinks::arrived(int peer, const FrameHeader& header) {
   const auto at = static_cast<size_t>(peer);
   try {

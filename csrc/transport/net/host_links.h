@@ -68,6 +68,8 @@ class HostLinks final : private FrameSink {
 
  private:
   bool place(int peer, const FrameHeader& header, PayloadParts* parts) override;
+  bool swap_memory(int peer, const FrameHeader& header, std::unique_ptr<std::byte[]>& memory,
+                   size_t nbytes, const std::byte* payload) override;
   bool arrived(int peer, const FrameHeader& header) override;
   void lost(int peer, int error) override;
   bool add_early_join(int peer, uint64_t group);

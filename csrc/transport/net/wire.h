@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string_view>
 
 #include "base/protocol_kind.h"
@@ -92,6 +93,13 @@ class FrameSink {
   virtual ~FrameSink() = default;
   /// Sets the parts for the payload of a frame. False if the header is invalid.
   virtual bool place(int peer, const FrameHeader& header, PayloadParts* parts) = 0;
+  /// For wires that have the payload of a placed frame in memory of their own, [memory, nbytes):
+  /// the sink keeps this memory, and gives other memory of this size. False: the wire copies.
+  virtual bool swap_memory(int /*peer*/, const FrameHeader& /*header*/,
+                           std::unique_ptr<std::byte[]>& /*memory*/, size_t /*nbytes*/,
+                           const std::byte* /*payload*/) {
+    return false;
+  }
   /// Called once the whole frame has arrived. False if its payload is invalid.
   virtual bool arrived(int peer, const FrameHeader& header) = 0;
   /// Called when `peer` sends no more frames; `error` is an errno, or 0 for an orderly end. EPROTO:

@@ -51,6 +51,10 @@ class Proxy {
   void nap(int64_t ns, bool (*ready)(void*) = nullptr, void* context = nullptr) {
     host_links_->nap(ns, ready, context);
   }
+  /// Where messages of `peer` are that are not in their slots (RingMemory::elsewhere).
+  const std::byte* const* elsewhere(ProtocolKind protocol, int peer) const {
+    return protocol == ProtocolKind::kSimple && is_remote(peer) ? link(peer).elsewhere : nullptr;
+  }
   /// At the end of a call: leaves its unsent frames to the background thread.
   void flush_remaining() { host_links_->flush_remaining(); }
   /// Asks `peer` (-1: all) for its state in that operation, and sends this rank's.
@@ -79,6 +83,9 @@ class Proxy {
   /// False if the frame is invalid. Writes nothing.
   bool place(int world_peer, const FrameHeader& header, std::vector<std::byte>& staged,
              PayloadParts* parts);
+  /// Call after place() of the same frame, as FrameSink::swap_memory().
+  bool swap_memory(int world_peer, const FrameHeader& header, std::unique_ptr<std::byte[]>& memory,
+                   size_t nbytes, const std::byte* payload);
   /// Call after place() of the same frame. False if the payload is invalid.
   bool arrived(int world_peer, const FrameHeader& header, std::vector<std::byte>& staged);
   /// Breaks the communicator, if the rank whose link has been closed is a member.
@@ -91,6 +98,9 @@ class Proxy {
     uint64_t posted[kNumSlotProtocols] = {};
     uint64_t received[kNumSlotProtocols] = {};
     uint64_t told[kNumSlotProtocols] = {};  // released messages that the peer knows of
+    // Memory of the wire that contains the last message of each slot of in[kSimple]; null: none.
+    std::unique_ptr<std::byte[]> swapped[kMaxSlots];
+    const std::byte* elsewhere[kMaxSlots] = {};
     MailboxMemory mail_out;
     MailboxMemory mail_in;
     uint64_t shipped = 0;              // lines

@@ -1,6 +1,7 @@
 // The receiving half of the proxy: frames from remote ranks.
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "transport/proxy/proxy.h"
 #include "transport/proxy/state_snapshot.h"
@@ -96,8 +97,27 @@ bool Proxy::place_slot(int peer, const FrameHeader& header, std::vector<std::byt
     if (num_lines * sizeof(CpuLine) > ring.slot_bytes) return false;
     staged.resize(std::max<size_t>(staged.size(), header.nbytes));
     to = staged.data();
+  } else {
+    from.elsewhere[index % static_cast<uint64_t>(ring.num_slots)] = nullptr;
   }
   *parts = {1, {to}, {header.nbytes}};
+  return true;
+}
+
+bool Proxy::swap_memory(int world_peer, const FrameHeader& header,
+                        std::unique_ptr<std::byte[]>& memory, size_t nbytes,
+                        const std::byte* payload) {
+  if (header.kind != FrameKind::kSlot ||
+      static_cast<ProtocolKind>(header.protocol) != ProtocolKind::kSimple) {
+    return false;
+  }
+  Link& from = link(remote_member(world_peer));
+  const RingMemory& ring = from.in[header.protocol];
+  const uint64_t slot = from.received[header.protocol] % static_cast<uint64_t>(ring.num_slots);
+  if (from.swapped[slot] == nullptr) from.swapped[slot].reset(new (std::nothrow) std::byte[nbytes]);
+  if (from.swapped[slot] == nullptr) return false;
+  from.swapped[slot].swap(memory);  // its reader has released the slot
+  from.elsewhere[slot] = payload;
   return true;
 }
 

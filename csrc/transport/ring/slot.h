@@ -106,6 +106,8 @@ struct RingMemory {
   FlagLine* tail = nullptr;   // one
   FlagLine* heads = nullptr;  // one per reader
   int num_heads = 1;
+  // By slot: where its message is, if not there. Null: all are in their slots.
+  const std::byte* const* elsewhere = nullptr;
 
   /// The slot of the message after `count` others, in a call that uses so many slots.
   std::byte* slot(uint64_t count, uint64_t num_used) const {
@@ -223,6 +225,8 @@ class RecvEnd {
   const std::byte* slot() const { return memory_.slot(released_); }
   /// As SendEnd::place().
   const std::byte* place(size_t nbytes, const SlotUse& use) const {
+    if (memory_.elsewhere != nullptr && memory_.elsewhere[index()] != nullptr) [[unlikely]]
+      return memory_.elsewhere[index()];
     return use.take_turns ? memory_.place(released_, nbytes)
                           : memory_.slot(released_, use.num_slots);
   }
