@@ -98,7 +98,7 @@ class Proxy {
     uint64_t posted[kNumSlotProtocols] = {};
     uint64_t received[kNumSlotProtocols] = {};
     uint64_t told[kNumSlotProtocols] = {};  // released messages that the peer knows of
-    // Memory of the wire that contains the last message of each slot of in[kSimple]; null: none.
+    // Memory that the wire has given for messages of in[kSimple], by slot; null: none.
     std::unique_ptr<std::byte[]> swapped[kMaxSlots];
     const std::byte* elsewhere[kMaxSlots] = {};
     MailboxMemory mail_out;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "transport/proxy/proxy.h"
 #include "transport/proxy/state_snapshot.h"
@@ -113,11 +114,18 @@ bool Proxy::swap_memory(int world_peer, const FrameHeader& header,
   }
   Link& from = link(remote_member(world_peer));
   const RingMemory& ring = from.in[header.protocol];
-  const uint64_t slot = from.received[header.protocol] % static_cast<uint64_t>(ring.num_slots);
-  if (from.swapped[slot] == nullptr) from.swapped[slot].reset(new (std::nothrow) std::byte[nbytes]);
-  if (from.swapped[slot] == nullptr) return false;
-  from.swapped[slot].swap(memory);  // its reader has released the slot
-  from.elsewhere[slot] = payload;
+  const auto num_slots = static_cast<uint64_t>(ring.num_slots);
+  const uint64_t index = from.received[header.protocol];
+  const uint64_t head = load_acquire(ring.heads[0].value);
+  // Any message that its reader has released gives its memory: a reader that keeps up needs little.
+  std::unique_ptr<std::byte[]> spare;
+  for (uint64_t at = index - std::min(index, num_slots); at < head && spare == nullptr; ++at) {
+    spare = std::move(from.swapped[at % num_slots]);
+  }
+  if (spare == nullptr) spare.reset(new (std::nothrow) std::byte[nbytes]);
+  if (spare == nullptr) return false;
+  from.swapped[index % num_slots] = std::exchange(memory, std::move(spare));
+  from.elsewhere[index % num_slots] = payload;
   return true;
 }
 
