@@ -1,6 +1,7 @@
 // How a rank writes memory that another core reads next.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -27,9 +28,15 @@ class PeerStores {
     const void* dst = nullptr;  // of a trial's first block
   };
 
-  /// `way`: the only one, or by measurement.
-  explicit PeerStores(Way way = default_way())
-      : past_caches_(way == Way::kPastCaches), measures_(way == Way::kMeasured) {}
+  /// `way`: the only one, or by measurement. `bytes_of_round`: so many are written before a line is
+  /// written again.
+  explicit PeerStores(Way way = default_way(), size_t bytes_of_round = kMinRoundBytes)
+      : blocks_of_round_(static_cast<uint32_t>(std::max(bytes_of_round, kMinRoundBytes) >> 13)),
+        past_caches_(way == Way::kPastCaches),
+        measures_(way == Way::kMeasured) {}
+
+  /// The way that PYCOLL_PEER_STORES asks for.
+  static Way default_way();
 
   /// How the next block, of `nbytes` at `dst`, is to be written. Short ones stay in the caches: a
   /// reader of memory waits longer for the first line.
@@ -54,6 +61,7 @@ class PeerStores {
   bool past_caches() const { return past_caches_; }
 
   static constexpr size_t kMinBytes = 4096;
+  static constexpr size_t kMinRoundBytes = 1 << 20;
   // In blocks. The other way is tried once in each period.
   static constexpr uint32_t kPeriod = 256;
   // The caches are timed more often while they are in use: they may become ten times slower.
@@ -65,23 +73,24 @@ class PeerStores {
   // The reader takes longer for what it does not find in a cache, which is not measured here.
   static constexpr float kMargin = 2.5F;
   // Where the cores share a cache, writes through the caches take at most this many times as long
-  // (measured: up to 6, for lines that only the reader's cache has; 8 to 19 where they share none).
-  static constexpr float kFarMargin = 7;
-  // Turns in a row that have to be slower by less than that before the caches are left: the reader
-  // may be about to drop the lines.
-  static constexpr uint32_t kSlowTurns = 8;
-  // In blocks: the longest trial, which is a round of the ring's 1 MiB, and the time between two
-  // looks whether it is hopeless.
-  static constexpr uint32_t kMaxTrial = 160;
+  // (measured: up to 6 for lines that only the reader's cache has, up to 8.3 for lines that are in
+  // no cache; 8 to 19 where they share none).
+  static constexpr float kFarMargin = 9;
+  // In blocks: the time between two looks whether a trial is hopeless.
   static constexpr uint32_t kTrialPeriod = 16;
   // Periods without a trial: twice as many after each trial that shows the caches to be slower.
   static constexpr uint32_t kMaxPause = 16;
 
-  static Way default_way();
   Turn special_turn(const void* dst);
   uint32_t next_period() const;
+  /// Turns in a row that have to be slower by less than kFarMargin before the caches are left: those
+  /// of a round. The reader may be about to drop the lines, or they have been in no cache.
+  uint32_t slow_turns() const { return 2 * blocks_of_round_ / kCachedPeriod; }
+  /// Blocks of the longest trial: a round, and some more.
+  uint32_t max_trial() const { return blocks_of_round_ + blocks_of_round_ / 4; }
   void took_in_trial(const Turn& turn, float ticks_per_byte);
 
+  uint32_t blocks_of_round_;  // of 8 KiB
   bool past_caches_;
   bool measures_;
   uint32_t count_ = kFirst;  // blocks

@@ -38,7 +38,7 @@ DType dtype_from_name(const std::string& name) {
 
 void reduce_copy(const std::vector<py::buffer>& srcs, const std::vector<py::buffer>& dsts,
                  const std::string& dtype_text, const std::string& op_text, int64_t divisor,
-                 bool streaming, std::optional<int> first_to_peer, bool past_caches) {
+                 int num_streaming, std::optional<int> first_to_peer, bool past_caches) {
   const DType dtype = dtype_from_name(dtype_text);
   const Op op = op_from_name(op_text);
   if (srcs.empty() || dsts.empty() || divisor < 1) {
@@ -64,7 +64,7 @@ void reduce_copy(const std::vector<py::buffer>& srcs, const std::vector<py::buff
   const std::vector<PeerStores*> stores_of_peers(dsts.size(), &stores);
   reduce_copy_fn(dtype,
                  op)({operands.data(), static_cast<int>(srcs.size()), operands.data() + srcs.size(),
-                      num_dsts, nbytes / dtype_size(dtype), divisor, streaming,
+                      num_dsts, nbytes / dtype_size(dtype), divisor, num_streaming,
                       first_to_peer.value_or(num_dsts), stores_of_peers.data()});
 }
 
@@ -124,7 +124,7 @@ void bind_reduce(py::module_& m) {
   m.def("_scale", &scale, py::arg("dst"), py::arg("src"), py::arg("dtype"), py::arg("factor"),
         "dst <- src * factor, the first half of premul.");
   m.def("_reduce_copy", &reduce_copy, py::arg("srcs"), py::arg("dsts"), py::arg("dtype"),
-        py::arg("op"), py::arg("divisor") = 1, py::arg("streaming") = false,
+        py::arg("op"), py::arg("divisor") = 1, py::arg("num_streaming") = 0,
         py::arg("first_to_peer") = py::none(), py::arg("past_caches") = false,
         "dsts <- reduce(srcs), all contiguous buffers of one size, read as elements of dtype.");
   m.def(

@@ -30,11 +30,11 @@ std::string text_of(const TunedPlans& tuned) {
                                              "by the kernel's copies"};
   std::string text;
   for (size_t i = 0; i < tuned.plans().size(); ++i) {
-    const auto& [planned, reach] = tuned.plans()[i];
+    const TunedPlan& plan = tuned.plans()[i];
     const double us_per_mib = tuned.ns_per_byte(i) * (1 << 20) * 1e-3;
     char line[128];
-    std::snprintf(line, sizeof(line), "    %-26s %-22s %12s\n", name_of(*planned).c_str(),
-                  kHow[static_cast<size_t>(reach)],
+    std::snprintf(line, sizeof(line), "    %-26s %-22s %12s\n", name_of(*plan.planned).c_str(),
+                  kHow[static_cast<size_t>(plan.reach)],
                   us_per_mib > 0 ? (three_digits(us_per_mib) + " us/MiB").c_str() : "not yet");
     text += line;
   }

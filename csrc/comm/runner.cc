@@ -119,7 +119,8 @@ bool Runner::exchange_buffers(CallPlan& plan, int64_t nbytes) {
 
 PlannedCall* Runner::tuned_plan(CallPlan& plan) {
   TunedPlans& tuned = plan.tuned;
-  const auto& [wanted, wanted_reach] = tuned.wanted();
+  PlannedCall* const wanted = tuned.wanted().planned;
+  const Reach wanted_reach = tuned.wanted().reach;
   const Reach reach = exchange_.reach();
   // Slots are for all arrays, and what is mapped needs no other way.
   const bool runs =
@@ -131,7 +132,7 @@ PlannedCall* Runner::tuned_plan(CallPlan& plan) {
     return reach == Reach::kMapped ? plan.of(reach, exchange_.in_place()) : plan.slots;
   }
   // While another plan was the best, no call has seen whether slots are fast in the caches again.
-  if (tuned.turn().starts && wanted_reach == Reach::kNone && tuned.best().reach != Reach::kNone) {
+  if (tuned.turn().begins && wanted_reach == Reach::kNone && tuned.best().reach != Reach::kNone) {
     simple_links_.try_caches();
   }
   return wanted;

@@ -174,11 +174,12 @@ struct Reduce {
     args.count *= lanes_per_element;
     constexpr size_t kBlock = kBlockBytes / sizeof(Storage);
     const bool is_copy = args.num_srcs == 1 && args.divisor == 1;
-    bool past_caches = args.streaming;
+    const bool streaming = args.num_streaming != 0;
+    bool past_caches = streaming;
     alignas(64) char buffer[kBlockBytes];
     // Streamed blocks end at line boundaries: a line that is written partly past the caches and
     // partly through them costs more than ten whole lines.
-    const size_t past_line = args.streaming ? reinterpret_cast<uintptr_t>(args.dsts[0]) % 64 : 0;
+    const size_t past_line = streaming ? reinterpret_cast<uintptr_t>(args.dsts[0]) % 64 : 0;
     size_t block = kBlock - past_line / sizeof(Storage);
     for (size_t begin = 0; begin < args.count; begin += block, block = kBlock) {
       const size_t count = args.count - begin < block ? args.count - begin : block;
@@ -191,14 +192,14 @@ struct Reduce {
       } else {
         const bool to_peer =
             (kStringMoves || args.peer_stores != nullptr) && args.first_to_peer == 0;
-        char* const out = args.streaming || to_peer ? buffer : first;
+        char* const out = streaming || to_peer ? buffer : first;
         reduce(args, begin, count, out);
         result = out;
       }
       for (int d = 0; d < args.num_dsts; ++d) {
         char* const dst = static_cast<char*>(args.dsts[d]) + offset;
         if (dst == result) continue;
-        if (d == 0 && args.streaming) {
+        if (d < args.num_streaming) {
           copy<true>(dst, result, nbytes);
         } else if (d >= args.first_to_peer) {
           past_caches |= write_to_peer(dst, result, nbytes, args.stores_of(d));

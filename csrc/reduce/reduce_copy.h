@@ -25,7 +25,8 @@ struct ReduceCopyArgs {
   size_t count;  // elements
   int64_t
       divisor;  // 1: no division. Otherwise divides the results before rounding (avg, final step)
-  bool streaming;  // dsts[0] is large and not read soon: non-temporal stores are allowed there
+  int num_streaming;  // so many of the first dsts are large and not read soon: non-temporal stores
+                      // are allowed there
   int first_to_peer = num_dsts;  // another core reads the destinations from this one on next
   PeerStores* const* peer_stores = nullptr;  // of these; null: through the caches
 

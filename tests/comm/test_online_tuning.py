@@ -89,7 +89,7 @@ def explained(comm: pycoll.Communicator, nbytes: int) -> tuple[str, str]:
 
 @needs_cores
 def test_explain_shows_what_calls_have_measured():
-    (before, after), (_, other) = run_ranks(explained, 2, 64 << 10)
+    (before, after), (_, other) = run_ranks(explained, 2, 256 << 10)
     assert "calls try these plans in turn" in before and "not yet" in before
     assert "by the kernel's copies" in before and "through slots" in before
     assert " us/MiB" in after

@@ -159,6 +159,23 @@ void check_online_tuning() {
     num_ended += turn.ends ? 1 : 0;
   }
   expect(num_ended > 10 && num_timed == 4 * num_ended, "spans have four calls each");
+
+  OnlineTuning warmed(2, {.num_spans = 1});
+  warmed.warms_up(1, 30);
+  int num_warm = 0;
+  int num_begun = 0;
+  for (int i = 0; i < 60; ++i) {
+    const OnlineTuning::Turn turn = warmed.next();
+    num_begun += turn.begins ? 1 : 0;
+    if (turn.plan == 1 && !turn.timed) ++num_warm;
+  }
+  expect(num_begun == 1 && num_warm == 30, "calls that find cold slots do not count");
+  OnlineTuning best_warmed(2, {.num_spans = 1});
+  best_warmed.warms_up(0, 50);
+  for (int i = 0; i < 50; ++i) {
+    expect(!best_warmed.next().timed, "nor do those of the plan that is used first");
+  }
+  expect(best_warmed.next().timed, "the first trial follows them");
   expect(!OnlineTuning().is_on() && !OnlineTuning(1, {}).is_on(), "nothing to choose from");
 }
 

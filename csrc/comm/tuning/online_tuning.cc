@@ -15,6 +15,11 @@ constexpr double kChange = 1.5;
 
 }  // namespace
 
+void OnlineTuning::warms_up(int plan, int num_calls) {
+  plans_[static_cast<size_t>(plan)].calls_before = num_calls;
+  if (plan == best_) calls_left_ = std::max(calls_left_, num_calls);
+}
+
 OnlineTuning::Turn OnlineTuning::next() {
   Turn turn;
   turn.follows = last_ends_;
@@ -28,7 +33,8 @@ OnlineTuning::Turn OnlineTuning::next() {
   const int of_best = pace_.num_spans * pace_.calls_of_span;
   side_ = num_calls_ < of_best ? 0 : 1;
   if (side_ == 1) turn.plan = other_;
-  const int counted = side_ == 0 ? num_calls_ : num_calls_ - of_best - pace_.calls_before;
+  turn.begins = num_calls_ == of_best;
+  const int counted = side_ == 0 ? num_calls_ : num_calls_ - of_best - calls_before();
   ++num_calls_;
   if (counted < 0) return turn;
   turn.timed = true;
@@ -71,7 +77,7 @@ void OnlineTuning::end_trial() {
   const double of_other = median(1);
   const double before = best.ns_per_byte;
   pause_ = std::min(pause_ + pause_ / 4, kMaxPause);
-  calls_left_ = pause_;
+  calls_left_ = std::max(pause_, 4 * calls_before());
   if (of_best == 0 && of_other == 0) return;  // other arrays, which are not tuned
   if (of_other == 0) {
     other.skips = other.skips_left = kMaxSkipped;  // the system or the arrays do not allow it

@@ -2,6 +2,7 @@
 // the faster of the two is used from then on.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -33,6 +34,7 @@ class OnlineTuning {
 
   struct Turn {
     int plan = 0;
+    bool begins = false;   // the call is the first one of another plan in a trial
     bool timed = false;    // the call is part of a span
     bool starts = false;   // it is the first call of a span
     bool ends = false;     // it is the last one
@@ -44,6 +46,8 @@ class OnlineTuning {
   OnlineTuning(int num_plans, const Pace& pace)
       : num_plans_(num_plans), pace_(pace), pause_(pace.min_pause), calls_left_(pace.min_pause) {}
   bool is_on() const { return num_plans_ > 1; }
+  /// Before the first call: so many calls of this plan do not count, more than those of the pace.
+  void warms_up(int plan, int num_calls);
 
   /// Begins the next call.
   Turn next();
@@ -59,6 +63,7 @@ class OnlineTuning {
  private:
   struct Plan {
     double ns_per_byte = 0;
+    int calls_before = 0;  // as in Pace, if there are more
     int skips = 0;  // trials to skip after its last clear loss
     int skips_left = 0;
   };
@@ -67,9 +72,10 @@ class OnlineTuning {
     int num = 0;
   };
 
-  int calls_of_trial() const {
-    return 2 * pace_.num_spans * pace_.calls_of_span + pace_.calls_before;
+  int calls_before() const {
+    return std::max(pace_.calls_before, plans_[static_cast<size_t>(other_)].calls_before);
   }
+  int calls_of_trial() const { return 2 * pace_.num_spans * pace_.calls_of_span + calls_before(); }
   void begin_trial();
   void end_trial();
   /// The median of a side's spans; 0: most of them have handed over no time.

@@ -18,6 +18,7 @@ struct TunedPlan {
   PlannedCall* planned = nullptr;
   // kNone: through slots; kMapped: the arrays are copied to mapped memory; kProcess: by the kernel.
   Reach reach = Reach::kNone;
+  int calls_before = 0;  // so many calls after other plans take longer than later ones
 };
 
 /// A call is begin(), heard() once the ranks have exchanged their times, starts_work() if it uses
@@ -28,7 +29,11 @@ class TunedPlans {
   TunedPlans() = default;
   /// `plans`: the one that is expected to be best first.
   TunedPlans(std::vector<TunedPlan> plans, const OnlineTuning::Pace& pace)
-      : plans_(std::move(plans)), tuning_(static_cast<int>(plans_.size()), pace) {}
+      : plans_(std::move(plans)), tuning_(static_cast<int>(plans_.size()), pace) {
+    for (size_t i = 0; i < plans_.size(); ++i) {
+      tuning_.warms_up(static_cast<int>(i), plans_[i].calls_before);
+    }
+  }
 
   bool is_on() const { return tuning_.is_on(); }
   const std::vector<TunedPlan>& plans() const { return plans_; }

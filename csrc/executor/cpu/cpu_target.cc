@@ -73,7 +73,10 @@ void CpuTarget::reduce_copy(const ProgramView& program, const OneStep& phase) {
     return true;
   });
   if (num_dsts == 0) return;
-  combine(srcs, num_srcs, dsts, num_dsts, operands, stores);
+  // A proxy sends what it finds in the caches faster.
+  const bool is_sent = proxy_ != nullptr && operands.step->dst_peers != 0;
+  combine(srcs, num_srcs, dsts, num_dsts, operands, 
+          arithmetic_.streaming && operands.local_dst != nullptr && !is_sent ? 1 : 0, stores);
   const size_t nbytes = num_bytes(operands);
   if (!slot_use_.claim_lines || nbytes < kMinClaimedMessage || nbytes > kMaxClaimedMessage ||
       operands.step->has(kMulticastSrc)) {
@@ -86,21 +89,20 @@ void CpuTarget::reduce_copy(const ProgramView& program, const OneStep& phase) {
 }
 
 void CpuTarget::combine(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
-                        const StepOperands& operands, PeerStores* const* stores) {
+                        const StepOperands& operands, int num_streaming,
+                        PeerStores* const* stores) {
   const size_t count = static_cast<size_t>(operands.count);
-  const bool stays = operands.local_dst != nullptr;  // true for the first destination only
-  // A proxy sends what it finds in the caches faster.
-  const bool is_sent = proxy_ != nullptr && operands.step->dst_peers != 0;
-  const bool streaming = arithmetic_.streaming && stays && !is_sent;
+  const int num_local = operands.local_dst != nullptr ? 1 : 0;
   if (num_srcs == 1 && num_dsts == 1) {
     const size_t nbytes = count * arithmetic_.element_size;
-    stays ? copy_bytes(dsts[0], srcs[0], nbytes, streaming)
-          : copy_to_peer(dsts[0], srcs[0], nbytes, stores == nullptr ? nullptr : stores[0]);
+    num_local + num_streaming != 0
+        ? copy_bytes(dsts[0], srcs[0], nbytes, num_streaming != 0)
+        : copy_to_peer(dsts[0], srcs[0], nbytes, stores == nullptr ? nullptr : stores[0]);
     return;
   }
   arithmetic_.reduce_copy({srcs, num_srcs, dsts, num_dsts, count,
-                           operands.step->has(kFinal) ? arithmetic_.divisor : 1, streaming,
-                           stays ? 1 : 0, stores});
+                           operands.step->has(kFinal) ? arithmetic_.divisor : 1, num_streaming,
+                           std::max(num_local, num_streaming), stores});
 }
 
 void CpuTarget::begin(const BufferExchange& exchange, const Payload& payload,
@@ -112,35 +114,6 @@ void CpuTarget::begin(const BufferExchange& exchange, const Payload& payload,
   arithmetic_ = arithmetic;
   if (exchange.reach() == Reach::kProcess && stages_ == nullptr) {
     stages_.reset(new std::byte[(exchange.peers().size() + 1) * Direct::kStageBytes]);
-  }
-}
-
-void CpuTarget::combine_past_caches(const void* const* srcs, int num_srcs, void* const* dsts,
-                                    int num_dsts, const StepOperands& operands) {
-  // Each block's result is computed once, in L1, and written from there to every destination.
-  constexpr int64_t kBlockBytes = 8192;
-  alignas(64) std::byte result[kBlockBytes];
-  const auto element_size = static_cast<int64_t>(arithmetic_.element_size);
-  int64_t block_count = (kBlockBytes - bytes_past_line(dsts[0])) / element_size;
-  const void* from[kMaxPeers + 1] = {};
-  for (int64_t at = 0; at < operands.count;
-       at += block_count, block_count = kBlockBytes / element_size) {
-    StepOperands block = operands;
-    block.count = std::min(block_count, operands.count - at);
-    for (int i = 0; i < num_srcs; ++i) {
-      from[i] = static_cast<const std::byte*>(srcs[i]) + at * element_size;
-    }
-    const void* made = from[0];
-    if (num_srcs > 1) {
-      void* const out = result;
-      arithmetic_.reduce_copy({from, num_srcs, &out, 1, static_cast<size_t>(block.count),
-                               operands.step->has(kFinal) ? arithmetic_.divisor : 1, false});
-      made = result;
-    }
-    for (int i = 0; i < num_dsts; ++i) {
-      copy_bytes(static_cast<std::byte*>(dsts[i]) + at * element_size, made,
-                 static_cast<size_t>(block.count * element_size), true);
-    }
   }
 }
 
@@ -198,7 +171,9 @@ bool CpuTarget::combine_in_place(const ProgramView& program, const StepOperands&
     combine_mapped(srcs, owners, num_srcs, dsts, num_dsts, operands);
     return true;
   }
-  if (!only_takes && num_dsts != 0) combine(srcs, num_srcs, dsts, num_dsts, operands);
+  if (!only_takes && num_dsts != 0) {
+    combine(srcs, num_srcs, dsts, num_dsts, operands, arithmetic_.streaming ? num_dsts : 0);
+  }
   return true;
 }
 
@@ -206,8 +181,7 @@ void CpuTarget::combine_mapped(const void* const* srcs, int* owners, int num_src
                                void* const* dsts, int num_dsts, const StepOperands& operands) {
   const auto combine_block = [&](const void* const* from, void* const* to,
                                  const StepOperands& block) {
-    arithmetic_.streaming ? combine_past_caches(from, num_srcs, to, num_dsts, block)
-                          : combine(from, num_srcs, to, num_dsts, block);
+    combine(from, num_srcs, to, num_dsts, block, arithmetic_.streaming ? num_dsts : 0);
   };
   bool returns_lines = false;
   for (int i = 0; i < num_srcs; ++i) {

@@ -89,7 +89,7 @@ class CpuTarget {
   }
   /// Whether a full slot has the checksum that its writer gave it; otherwise breaks the
   /// communicator.
-  bool has_checksum(const RecvEnd& link, int peer, const StepOperands& operands) {
+  bool has_checksum(RecvEnd& link, int peer, const StepOperands& operands) {
     if (links_->checksum_bytes == 0) [[likely]]
       return true;
     return is_intact(place_in(link, operands), num_bytes(operands)) || waiter_.corrupted(peer);
@@ -139,17 +139,17 @@ class CpuTarget {
   size_t num_bytes(const StepOperands& operands) const {
     return static_cast<size_t>(operands.count) * arithmetic_.element_size;
   }
-  /// `stores`: of the destinations that are not local, or null.
+  /// The first `num_streaming` destinations may be written past the caches. `stores`: of the
+  /// destinations that are not local, or null.
   void combine(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
-               const StepOperands& operands, PeerStores* const* stores = nullptr);
+               const StepOperands& operands, int num_streaming,
+               PeerStores* const* stores = nullptr);
   /// Combines arrays of several ranks, and returns lines that were only read to the ranks
   /// `owners` (-1: this rank) that want them. Changes `owners`.
   void combine_mapped(const void* const* srcs, int* owners, int num_srcs, void* const* dsts,
                       int num_dsts, const StepOperands& operands);
   /// In some calls, looks whether the first source of those with owners has been written.
   void look_at_lines(const void* const* srcs, const int* owners, int num_srcs, size_t nbytes);
-  void combine_past_caches(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
-                           const StepOperands& operands);
   std::byte* stage(int index);
   uint64_t offset_in(BufferKind buffer, int32_t index, const StepOperands& operands) const;
   bool process_memory_failed(int peer, const StepOperands& operands);

@@ -148,7 +148,7 @@ RingMemory Segment::ring(ProtocolKind protocol, int src, int dst) const {
   return memory;
 }
 
-void RingMemory::allocate_turns() const {
+void RingMemory::map_turns() const {
   constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older libc headers lack
   for (uint64_t i = 0; i < static_cast<uint64_t>(num_slots); ++i) {
     ::madvise(slot(i), turn_bytes, kPopulateWrite);  // where it fails, messages wait for pages

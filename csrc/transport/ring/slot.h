@@ -122,19 +122,22 @@ struct RingMemory {
     const size_t at = takes_turns(nbytes) ? round * std::bit_ceil(nbytes) & (turn_bytes - 1) : 0;
     return slot(count) + at;
   }
+  /// Bytes of messages that take turns before a line is written again.
+  size_t round_bytes() const { return static_cast<size_t>(num_slots) * turn_bytes; }
   bool takes_turns(size_t nbytes) const {
     return nbytes > kMaxClaimedMessage && nbytes <= turn_bytes / 2;
   }
-  /// Has the system allocate all pages in which messages take turns: page by page, each of the
-  /// first thousand messages would wait for one.
-  void allocate_turns() const;
+  /// Has the system allocate all pages in which messages take turns, and map them for this rank:
+  /// page by page, each of the first thousand messages would wait for one at both ends.
+  void map_turns() const;
 };
 
 /// The writer's end. Private to the writing rank.
 class SendEnd {
  public:
   SendEnd() = default;
-  explicit SendEnd(const RingMemory& memory) : memory_(memory) {}
+  explicit SendEnd(const RingMemory& memory)
+      : memory_(memory), stores_(PeerStores::default_way(), memory.round_bytes()) {}
 
   /// Checks for a credit in a call that uses the slots so. Pairs with RecvEnd::release, so that the
   /// readers' loads are over.
@@ -159,7 +162,7 @@ class SendEnd {
     take_turns_ = use.take_turns;
     if (!take_turns_) return slot();
     if (!has_turns_ && memory_.takes_turns(nbytes)) [[unlikely]] {
-      memory_.allocate_turns();
+      memory_.map_turns();
       has_turns_ = true;
     }
     return memory_.place(posted_, nbytes);
@@ -205,7 +208,7 @@ class SendEnd {
   uint64_t released_ = 0;  // slowest head at the last check
   uint64_t num_used_ = kMaxSlots;
   uint64_t drained_ = 0;     // messages that are released before the next one is written
-  bool has_turns_ = false;   // their pages are allocated
+  bool has_turns_ = false;   // their pages are mapped
   bool take_turns_ = false;  // in the last call
   PeerStores stores_;
 };
@@ -224,11 +227,15 @@ class RecvEnd {
   }
   const std::byte* slot() const { return memory_.slot(released_); }
   /// As SendEnd::place().
-  const std::byte* place(size_t nbytes, const SlotUse& use) const {
+  const std::byte* place(size_t nbytes, const SlotUse& use) {
     if (memory_.elsewhere != nullptr && memory_.elsewhere[index()] != nullptr) [[unlikely]]
       return memory_.elsewhere[index()];
-    return use.take_turns ? memory_.place(released_, nbytes)
-                          : memory_.slot(released_, use.num_slots);
+    if (!use.take_turns) return memory_.slot(released_, use.num_slots);
+    if (!has_turns_ && memory_.takes_turns(nbytes)) [[unlikely]] {
+      memory_.map_turns();
+      has_turns_ = true;
+    }
+    return memory_.place(released_, nbytes);
   }
   uint64_t sequence() const { return released_ + 1; }
   uint32_t mark() const {
@@ -243,7 +250,8 @@ class RecvEnd {
   RingMemory memory_;
   int reader_ = 0;
   uint64_t released_ = 0;
-  uint64_t seen_ = 0;  // tail at the last check
+  uint64_t seen_ = 0;       // tail at the last check
+  bool has_turns_ = false;  // their pages are mapped
 };
 
 }  // namespace pycoll
