@@ -76,8 +76,11 @@ void OnlineTuning::end_trial() {
   const double of_best = median(0);
   const double of_other = median(1);
   const double before = best.ns_per_byte;
-  pause_ = std::min(pause_ + pause_ / 4, kMaxPause);
-  calls_left_ = std::max(pause_, 4 * calls_before());
+  const auto pause_for = [&](int num_calls) {
+    pause_ = num_calls;
+    calls_left_ = std::max(pause_, 4 * calls_before());
+  };
+  pause_for(std::min(2 * pause_, kMaxPause));
   if (of_best == 0 && of_other == 0) return;  // other arrays, which are not tuned
   if (of_other == 0) {
     other.skips = other.skips_left = kMaxSkipped;  // the system or the arrays do not allow it
@@ -91,13 +94,14 @@ void OnlineTuning::end_trial() {
   best.ns_per_byte = of_best;
   if (before > 0 && (of_best > before * kChange || of_best * kChange < before)) {
     for (Plan& plan : plans_) plan.skips = plan.skips_left = 0;
+    pause_for(std::max(pause_ / 8, pace_.min_pause));
   } else {
     other.skips = of_other < of_best * kClearLoss ? 0 : std::min(2 * other.skips + 1, kMaxSkipped);
     other.skips_left = other.skips;
   }
   if (of_other < of_best * kMargin) {
     best_ = other_;
-    pause_ = calls_left_ = pace_.min_pause;
+    pause_for(pace_.min_pause);
   }
 }
 

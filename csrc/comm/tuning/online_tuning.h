@@ -21,7 +21,7 @@ class OnlineTuning {
     int num_spans = 5;  // of each plan in a trial; at most kMaxSpans
     int calls_of_span = 1;
     int calls_before = 2;  // of the other plan, which do not count
-    // Calls before the first trial. The pause grows by a quarter after each trial that changes
+    // Calls before the first trial. The pause is twice as long after each trial that changes
     // nothing.
     int min_pause = 16;
   };
