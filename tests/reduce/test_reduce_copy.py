@@ -66,7 +66,7 @@ def run(
     op: str,
     divisor: int = 1,
     num_dsts: int = 1,
-    streaming: bool = False,
+    num_streaming: int = 0,
     offsets: Sequence[int] = (0,),
     first_to_peer: int | None = None,
     past_caches: bool = False,
@@ -82,7 +82,7 @@ def run(
         dtype,
         op,
         divisor,
-        streaming,
+        num_streaming,
         first_to_peer,
         past_caches,
     )
@@ -125,7 +125,7 @@ def test_reduce_copy_streaming_equals_oracle(dtype: str) -> None:
     for count in (0, 1, 100, 8191, 8193, 70001):
         srcs = [random_values(rng, dtype, count) for _ in range(3)]
         anywhere = rng.integers(0, 64, 5).tolist()
-        check_sums(dtype, srcs, (1, True, [0]), (3, True, [16]), (3, True, anywhere))
+        check_sums(dtype, srcs, (1, 1, [0]), (3, 1, [16]), (3, 2, anywhere), (3, 3, anywhere))
 
 
 @each_case("dtype", DTYPES)
@@ -152,9 +152,9 @@ def test_reduce_copy_divisor_divides_before_rounding(dtype: str, divisor: int) -
         assert_same_bits(got, oracle(srcs[:num_srcs], dtype, "avg", divisor), f"{num_srcs=}")
 
 
-@each_case("streaming", [False, True])
+@each_case("num_streaming", [0, 1, 2])
 @each_case("dtype", DTYPES)
-def test_reduce_copy_destination_is_a_source_equals_oracle(dtype: str, streaming: bool) -> None:
+def test_reduce_copy_destination_is_a_source_equals_oracle(dtype: str, num_streaming: int) -> None:
     rng = np.random.default_rng(11)
     for count in (1, 65, 4099, 20000):
         for num_srcs in (1, 2, 5):
@@ -166,7 +166,7 @@ def test_reduce_copy_destination_is_a_source_equals_oracle(dtype: str, streaming
                 dsts = [Operand(values[0], 48).bytes, Operand(values[0], 0).bytes]
                 dsts[position] = operands[alias].bytes
                 srcs = [operand.bytes for operand in operands]
-                _core._reduce_copy(srcs, dsts, dtype, "sum", 1, streaming)
+                _core._reduce_copy(srcs, dsts, dtype, "sum", 1, num_streaming)
                 context = f"{count=} {num_srcs=} {alias=} {position=}"
                 for dst in dsts:
                     np.testing.assert_array_equal(dst, expected, err_msg=context)
