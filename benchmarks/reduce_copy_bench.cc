@@ -63,7 +63,7 @@ class Bench {
     for (int i = 0; i < num_srcs; ++i) srcs[i] = srcs_[i]->get();
     void* const dst = dst_.get();
     const auto reduce = pycoll::reduce_copy_fn(dtype, pycoll::Op::kSum);
-    const pycoll::ReduceCopyArgs args{srcs, num_srcs, &dst, 1, nbytes / dtype_size(dtype),
+    const pycoll::ReduceCopyArgs args{srcs, num_srcs,         &dst, 1, nbytes / dtype_size(dtype),
                                       1,    streaming ? 1 : 0};
     return median_ns(nbytes, [&] { reduce(args); });
   }

@@ -63,7 +63,8 @@ void PeerStores::took(const Turn& turn, size_t nbytes, uint64_t end) {
   if (cached == 0 || past == 0) return;
   const bool is_slow = past * kMargin < cached;
   if (!turn.past_caches) num_slow_ = is_slow ? num_slow_ + 1 : 0;
-  past_caches_ = is_slow && (past_caches_ || num_slow_ >= slow_turns() || past * kFarMargin < cached);
+  past_caches_ =
+      is_slow && (past_caches_ || num_slow_ >= slow_turns() || past * kFarMargin < cached);
 }
 
 /// A trial goes on until its first block is written again, unless the caches are hopeless.

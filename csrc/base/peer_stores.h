@@ -83,8 +83,8 @@ class PeerStores {
 
   Turn special_turn(const void* dst);
   uint32_t next_period() const;
-  /// Turns in a row that have to be slower by less than kFarMargin before the caches are left: those
-  /// of a round. The reader may be about to drop the lines, or they have been in no cache.
+  /// Turns in a row that have to be slower by less than kFarMargin before the caches are left:
+  /// those of a round. The reader may be about to drop the lines, or they have been in no cache.
   uint32_t slow_turns() const { return 2 * blocks_of_round_ / kCachedPeriod; }
   /// Blocks of the longest trial: a round, and some more.
   uint32_t max_trial() const { return blocks_of_round_ + blocks_of_round_ / 4; }

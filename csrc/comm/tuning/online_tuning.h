@@ -64,7 +64,7 @@ class OnlineTuning {
   struct Plan {
     double ns_per_byte = 0;
     int calls_before = 0;  // as in Pace, if there are more
-    int skips = 0;  // trials to skip after its last clear loss
+    int skips = 0;         // trials to skip after its last clear loss
     int skips_left = 0;
   };
   struct Times {

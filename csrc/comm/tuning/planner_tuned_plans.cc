@@ -21,14 +21,13 @@ OnlineTuning::Pace pace_of(const PlanKey& wanted, bool tries_few) {
   return pace;
 }
 
-/// Calls in which messages use all lines of their slots (decision 0108). Lines that no call has used
-/// for a while have left the caches.
+/// Calls in which messages use all lines of their slots (decision 0108). Lines that no call has
+/// used for a while have left the caches.
 int calls_of_round(int64_t nbytes) {
   constexpr int64_t kMostCalls = 128;
   // Each rank sends at least half of the payload.
-  return static_cast<int>(
-      std::min(2 * static_cast<int64_t>(kBytesBetweenWrites) / std::max(nbytes, int64_t{1}),
-               kMostCalls));
+  return static_cast<int>(std::min(
+      2 * static_cast<int64_t>(kBytesBetweenWrites) / std::max(nbytes, int64_t{1}), kMostCalls));
 }
 
 }  // namespace
@@ -90,7 +89,8 @@ TunedPlans Planner::tune(const PlanKey& wanted, const CallPlan& plan, const Rank
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<TunedPlan> plans;
   for (auto [place, tuned] : ranked) {
-    if (!tries_few && tuned.reach == Reach::kNone) tuned.calls_before = calls_of_round(wanted.nbytes);
+    if (!tries_few && tuned.reach == Reach::kNone)
+      tuned.calls_before = calls_of_round(wanted.nbytes);
     plans.push_back(tuned);
   }
   return TunedPlans(std::move(plans), pace_of(wanted, tries_few));
