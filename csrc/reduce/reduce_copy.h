@@ -53,7 +53,7 @@ ScaleFn scale_fn(DType dtype);
 /// Name of the instruction set in use: "avx512", "avx2" or "generic".
 const char* reduce_copy_isa();
 
-/// dst <- src for any bytes, with the same kernels (streaming as above).
+/// dst <- src for any bytes, with the same kernels; streaming: non-temporal stores are allowed.
 void copy_bytes(void* dst, const void* src, size_t nbytes, bool streaming);
 /// Like copy_bytes(), for a dst that another core reads next. `stores`: null is through the caches.
 void copy_to_peer(void* dst, const void* src, size_t nbytes, PeerStores* stores);

@@ -185,6 +185,12 @@ void check_peer_stores() {
   write_blocks(stores, 1, 1, 1, 64 * PeerStores::kPeriod);
   write_blocks(stores, 10, 1, 10, 2 * PeerStores::kCachedPeriod);
   expect(stores.past_caches(), "slow caches are soon left");
+
+  PeerStores of_long_rounds(PeerStores::Way::kMeasured, size_t{4} << 20);
+  write_blocks(of_long_rounds, 5, 1, 5, 480);
+  expect(!of_long_rounds.past_caches(), "lines of less than a round that are in no cache");
+  write_blocks(of_long_rounds, 5, 1, 5);
+  expect(of_long_rounds.past_caches(), "a whole round was slow");
 }
 
 void check_peer_loads() {

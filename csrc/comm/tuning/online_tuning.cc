@@ -12,6 +12,8 @@ constexpr double kClearLoss = 1.25;
 // If the best plan takes so many times as long as in the trial before, or as little of it, the
 // machine has changed, and earlier losses count no longer.
 constexpr double kChange = 1.5;
+// A pause has at least so many calls for each one that did not count in the trial before.
+constexpr int kPausePerCall = 4;
 
 }  // namespace
 
@@ -78,7 +80,7 @@ void OnlineTuning::end_trial() {
   const double before = best.ns_per_byte;
   const auto pause_for = [&](int num_calls) {
     pause_ = num_calls;
-    calls_left_ = std::max(pause_, 4 * calls_before());
+    calls_left_ = std::max(pause_, kPausePerCall * calls_before());
   };
   pause_for(std::min(2 * pause_, kMaxPause));
   if (of_best == 0 && of_other == 0) return;  // other arrays, which are not tuned

@@ -92,17 +92,17 @@ void CpuTarget::combine(const void* const* srcs, int num_srcs, void* const* dsts
                         const StepOperands& operands, int num_streaming,
                         PeerStores* const* stores) {
   const size_t count = static_cast<size_t>(operands.count);
-  const int num_local = operands.local_dst != nullptr ? 1 : 0;
+  const int first_to_peer = std::max(operands.local_dst != nullptr ? 1 : 0, num_streaming);
   if (num_srcs == 1 && num_dsts == 1) {
     const size_t nbytes = count * arithmetic_.element_size;
-    num_local + num_streaming != 0
+    first_to_peer != 0
         ? copy_bytes(dsts[0], srcs[0], nbytes, num_streaming != 0)
         : copy_to_peer(dsts[0], srcs[0], nbytes, stores == nullptr ? nullptr : stores[0]);
     return;
   }
   arithmetic_.reduce_copy({srcs, num_srcs, dsts, num_dsts, count,
                            operands.step->has(kFinal) ? arithmetic_.divisor : 1, num_streaming,
-                           std::max(num_local, num_streaming), stores});
+                           first_to_peer, stores});
 }
 
 void CpuTarget::begin(const BufferExchange& exchange, const Payload& payload,
