@@ -51,6 +51,12 @@ void check_private(const std::byte* begin, const std::byte* end) {
   if (at < last) throw UsageError("x cannot be registered: part of its memory is not mapped");
 }
 
+/// Writes nothing if the bytes are there already. Their lines then stay in the caches of the cores
+/// that read them or wrote them last.
+void update(std::byte* to, const std::byte* from, size_t nbytes) {
+  if (std::memcmp(to, from, nbytes) != 0) std::memcpy(to, from, nbytes);
+}
+
 }  // namespace
 
 RegisteredArray::RegisteredArray(SharedHeap& heap, std::byte* data, size_t nbytes)
@@ -102,7 +108,7 @@ void RegisteredArray::for_edges(const std::byte* p, size_t nbytes, Copy copy) co
 
 void RegisteredArray::copy_edges_in(const std::byte* p, size_t nbytes) const {
   for_edges(p, nbytes,
-            [this](ptrdiff_t at, size_t size) { std::memcpy(heap_at_ + at, data_ + at, size); });
+            [this](ptrdiff_t at, size_t size) { update(heap_at_ + at, data_ + at, size); });
 }
 
 void RegisteredArray::copy_edges_out(std::byte* p, size_t nbytes) const {
