@@ -19,7 +19,10 @@ constexpr size_t kBlockBytes = 8192;
 /// Prefetch distance in bytes. Hardware prefetchers stop at page borders and fetch no lines from
 /// another core, which every reused slot needs: at 16 MiB the hints make an all_reduce a fifth
 /// faster. For short operands they would mostly fetch lines past the end.
-inline size_t prefetch_distance(size_t nbytes) { return nbytes < kBlockBytes ? 0 : 2048; }
+constexpr size_t kPrefetchDistance = 2048;
+inline size_t prefetch_distance(size_t nbytes) {
+  return nbytes < kBlockBytes ? 0 : kPrefetchDistance;
+}
 
 using ByteVector = Vector<uint8_t, kVectorBytes>;
 
@@ -73,6 +76,12 @@ template <bool streaming>
   return turn.past_caches;
 }
 
+/// A range of lanes: `end` is not part of it.
+struct Lanes {
+  size_t begin = 0;
+  size_t end = 0;
+};
+
 /// One kernel, for elements of `lanes_per_element` lanes of `dtype`, combined by Combiner.
 template <DType dtype, class Combiner, size_t lanes_per_element = 1>
 struct Reduce {
@@ -83,10 +92,11 @@ struct Reduce {
   using StorageLanes = Vector<Storage, kNumLanes>;
   using AccLanes = Vector<Acc, kNumLanes>;
 
-  /// Reduces num_vectors adjacent vectors of every source in registers, in one pass for any fan-in.
-  template <int num_vectors, class Access>
-  [[gnu::always_inline]] static void step(const ReduceCopyArgs& args, size_t begin, char* out,
-                                          Access access, size_t ahead = 0) {
+  /// Reduces num_vectors adjacent vectors of every source in registers, in one pass for any fan-in,
+  /// and passes the result to `write`.
+  template <int num_vectors, class Access, class Write>
+  [[gnu::always_inline]] static void step(const ReduceCopyArgs& args, size_t begin, Access access,
+                                          size_t ahead, Write write) {
     const size_t offset = begin * sizeof(Storage);
     AccLanes acc[num_vectors];
     load(static_cast<const char*>(args.srcs[0]) + offset, access, ahead, acc);
@@ -100,7 +110,13 @@ struct Reduce {
 #pragma GCC unroll 8
       for (int v = 0; v < num_vectors; ++v) acc[v] = finish(acc[v], args.divisor);
     }
-    store(out, access, ahead, acc);
+    write(acc);
+  }
+  template <int num_vectors, class Access>
+  [[gnu::always_inline]] static void step_to(char* out, const ReduceCopyArgs& args, size_t begin,
+                                             Access access, size_t ahead = 0) {
+    step<num_vectors>(args, begin, access, ahead,
+                      [&](const auto& acc) { store(out, access, ahead, acc); });
   }
 
   /// Loads adjacent vectors; with ConvertsPairs, each two of them have even and odd elements.
@@ -125,7 +141,9 @@ struct Reduce {
 #pragma GCC unroll 8
     for (int v = 0; v < num_vectors; ++v) {
       char* const to = out + v * sizeof(StorageLanes);
-      if (num_vectors > 1 && v * sizeof(StorageLanes) % 64 == 0) prefetch_for_write(to + ahead);
+      if (num_vectors > 1 && !Access::kPastCaches && v * sizeof(StorageLanes) % 64 == 0) {
+        prefetch_for_write(to + ahead);
+      }
       if constexpr (num_vectors % 2 == 0 && ConvertsPairs<Traits, AccLanes>) {
         if (v % 2 == 0) access.store(to, Traits::store_pair(from[v], from[v + 1]));
       } else {
@@ -138,7 +156,7 @@ struct Reduce {
   static void reduce(const ReduceCopyArgs& args, size_t begin, size_t count, char* out) {
     size_t i = 0;
     const auto part = [&](size_t num) {
-      step<1>(args, begin + i, out + i * sizeof(Storage), Partial(num * sizeof(Storage)));
+      step_to<1>(out + i * sizeof(Storage), args, begin + i, Partial(num * sizeof(Storage)));
       i += num;
     };
     if (count >= 4 * kNumLanes) {
@@ -147,16 +165,39 @@ struct Reduce {
       if (head != 0) part(head);
       const size_t ahead = prefetch_distance(count * sizeof(Storage));
       for (; i + 4 * kNumLanes <= count; i += 4 * kNumLanes) {
-        step<4>(args, begin + i, out + i * sizeof(Storage), Whole{}, ahead);
+        step_to<4>(out + i * sizeof(Storage), args, begin + i, Whole{}, ahead);
       }
     }
     for (; i + kNumLanes <= count; i += kNumLanes) {
-      step<1>(args, begin + i, out + i * sizeof(Storage), Whole{});
+      step_to<1>(out + i * sizeof(Storage), args, begin + i, Whole{});
     }
     if (i < count) part(count - i);
     if constexpr (!kFloating<Acc>) {
       if (args.divisor != 1) divide_all(out, count, args.divisor);
     }
+  }
+
+  /// Writes lines of the result past the caches to all destinations, from the registers, as far as
+  /// all of them begin a line at the same element. Returns the range of lanes that it has written.
+  static Lanes reduce_past_caches(const ReduceCopyArgs& args) {
+    if (!kFloating<Acc> && args.divisor != 1) return {};
+    char* const first = static_cast<char*>(args.dsts[0]);
+    const size_t head = misalignment(first, 64);
+    if (head % (lanes_per_element * sizeof(Storage)) != 0) return {};
+    for (int d = 1; d < args.num_dsts; ++d) {
+      if (misalignment(static_cast<char*>(args.dsts[d]), 64) != head) return {};
+    }
+    const size_t before = head / sizeof(Storage);
+    const size_t begin = before < args.count ? before : args.count;
+    size_t i = begin;
+    for (; i + 4 * kNumLanes <= args.count; i += 4 * kNumLanes) {
+      step<4>(args, i, Whole{}, kPrefetchDistance, [&](const auto& acc) {
+        for (int d = 0; d < args.num_dsts; ++d) {
+          store(static_cast<char*>(args.dsts[d]) + i * sizeof(Storage), PastCaches{}, 0, acc);
+        }
+      });
+    }
+    return {begin, i};
   }
 
   /// Divides stored integers, which are their own accumulators.
@@ -169,25 +210,24 @@ struct Reduce {
     }
   }
 
-  static void run(const ReduceCopyArgs& caller_args) {
-    ReduceCopyArgs args = caller_args;  // a local copy, which no store can change
-    args.count *= lanes_per_element;
+  /// Writes lanes [begin, end) of the result block by block. True if some went past the caches.
+  static bool run_blocks(const ReduceCopyArgs& args, size_t begin, size_t end) {
     constexpr size_t kBlock = kBlockBytes / sizeof(Storage);
-    const bool is_copy = args.num_srcs == 1 && args.divisor == 1;
     const bool streaming = args.num_streaming != 0;
     bool past_caches = streaming;
     alignas(64) char buffer[kBlockBytes];
     // Streamed blocks end at line boundaries: a line that is written partly past the caches and
     // partly through them costs more than ten whole lines.
-    const size_t past_line = streaming ? reinterpret_cast<uintptr_t>(args.dsts[0]) % 64 : 0;
+    const size_t past_line =
+        streaming ? (reinterpret_cast<uintptr_t>(args.dsts[0]) + begin * sizeof(Storage)) % 64 : 0;
     size_t block = kBlock - past_line / sizeof(Storage);
-    for (size_t begin = 0; begin < args.count; begin += block, block = kBlock) {
-      const size_t count = args.count - begin < block ? args.count - begin : block;
+    for (; begin < end; begin += block, block = kBlock) {
+      const size_t count = end - begin < block ? end - begin : block;
       const size_t offset = begin * sizeof(Storage);
       const size_t nbytes = count * sizeof(Storage);
       char* const first = static_cast<char*>(args.dsts[0]) + offset;
       const char* result;
-      if (is_copy) {
+      if (is_copy(args)) {
         result = static_cast<const char*>(args.srcs[0]) + offset;
       } else {
         const bool to_peer =
@@ -208,6 +248,22 @@ struct Reduce {
         }
       }
     }
+    return past_caches;
+  }
+
+  static bool is_copy(const ReduceCopyArgs& args) { return args.num_srcs == 1 && args.divisor == 1; }
+
+  static void run(const ReduceCopyArgs& caller_args) {
+    ReduceCopyArgs args = caller_args;  // a local copy, which no store can change
+    args.count *= lanes_per_element;
+    Lanes streamed;
+    if constexpr (sizeof(StorageLanes) >= PastCaches::kMinBytes) {
+      if (args.num_streaming == args.num_dsts && !is_copy(args)) {
+        streamed = reduce_past_caches(args);
+      }
+    }
+    bool past_caches = run_blocks(args, 0, streamed.begin);
+    past_caches |= run_blocks(args, streamed.end, args.count);
     if (past_caches) streaming_fence();
   }
 };

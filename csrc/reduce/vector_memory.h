@@ -16,6 +16,7 @@ constexpr size_t kVectorBytes = PYCOLL_VECTOR_BYTES;
 
 /// A whole vector.
 struct Whole {
+  static constexpr bool kPastCaches = false;
   template <class V>
   [[gnu::always_inline]] V load(const char* src) const {
     V v;
@@ -33,6 +34,7 @@ struct Whole {
 
 class Partial {
  public:
+  static constexpr bool kPastCaches = false;
   explicit Partial(size_t nbytes) : mask_((uint64_t{1} << nbytes) - 1) {}
 
   template <class V>
@@ -74,6 +76,7 @@ template <size_t size>
 
 class Partial {
  public:
+  static constexpr bool kPastCaches = false;
   explicit Partial(size_t nbytes) : nbytes_(nbytes) {}
 
   template <class V>
@@ -108,6 +111,16 @@ template <class V>
   Whole{}.store(dst, v);
 #endif
 }
+
+/// Whole aligned vectors, written past the caches.
+struct PastCaches {
+  static constexpr bool kPastCaches = true;
+  static constexpr size_t kMinBytes = 16;  // of a vector
+  template <class V>
+  [[gnu::always_inline]] void store(char* dst, V v) const {
+    store_streaming(dst, v);
+  }
+};
 
 /// Orders non-temporal stores before every later store, so that a flag may be set after it.
 inline void streaming_fence() {

@@ -281,7 +281,7 @@ void check_claims() {
     if (claims.looks()) ++num_looks;
     expect(claims.looks() == left_block, "a call that claims less comes before each look");
     left_block = claims.leaves_block();
-    expect(!claims.leaves_block(), "only the first block is left");
+    expect(!claims.leaves_block(), "only one block is left");
   }
   expect(num_looks == 2, "one call in 31 looks");
 

@@ -198,11 +198,12 @@ void CpuTarget::combine_mapped(const void* const* srcs, int* owners, int num_src
   if (!returns_lines || (claims && !claims_->is_rewritten())) {
     return combine_block(srcs, dsts, operands);
   }
-  const bool leaves_first = claims && claims_->leaves_block();
+  const bool leaves_last = claims && claims_->leaves_block();
 
   const auto element_size = static_cast<int64_t>(arithmetic_.element_size);
   const size_t block_bytes = claims ? PeerLoads::kClaimedBytes : PeerLoads::kBlockBytes;
   const int64_t block_count = static_cast<int64_t>(block_bytes) / element_size;
+  const int64_t claimed_count = operands.count - (leaves_last ? block_count : 0);
   const void* from[kMaxPeers + 1];
   void* to[kMaxPeers + 1];
   bool returns[kMaxPeers + 1];
@@ -215,7 +216,7 @@ void CpuTarget::combine_mapped(const void* const* srcs, int* owners, int num_src
       const auto* src = static_cast<const std::byte*>(srcs[i]) + at * element_size;
       from[i] = src;
       returns[i] =
-          owners[i] >= 0 && (claims ? at != 0 || !leaves_first
+          owners[i] >= 0 && (claims ? at + block.count <= claimed_count
                                     : nbytes >= PeerLoads::kMinBytes &&
                                           exchange_->loads().is_new(owners[i], src, nbytes));
     }

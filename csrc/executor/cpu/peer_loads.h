@@ -38,7 +38,7 @@ class PeerLoads {
       leaves_block_ = turn == kLookTurn - 1;
     }
     bool looks() const { return looks_; }
-    /// Whether the first block is not claimed, for the look of the next call: a claimed line that
+    /// Whether the last block is not claimed, for the look of the next call: a claimed line that
     /// its owner has only read would look as if it were new.
     bool leaves_block() { return std::exchange(leaves_block_, false); }
     bool is_rewritten() const { return is_rewritten_; }
@@ -79,9 +79,11 @@ class PeerLoads {
 
   /// Whether lines are claimed that may be.
   bool claims() const { return claims_; }
-  /// Whether the owner writes its array between calls; `src` is a part of it. Loads it.
+  /// Whether the owner writes its array between calls; `src` is a part of it. Loads a line of its
+  /// last block, which this rank has read last: if it is old, it is still in this rank's cache.
   bool is_rewritten(int owner, const std::byte* src, size_t nbytes) const {
-    return is_new(owner, src, std::min(nbytes, kClaimedBytes));
+    const size_t block = std::min(nbytes, kClaimedBytes);
+    return is_new(owner, src + (nbytes - block), block);
   }
 
   /// Notes what an owner's writes of lines took: those that `peer` has kept, and returned.
