@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from floor import measure_floor
+from floor import FLOORS, FloorJob
 from jobs import Job, UnsupportedError
 from measure import FULL, QUICK, measure_row
 from peers import LIBRARIES, PeerError, install
@@ -75,7 +75,7 @@ class Run:
     effort: Effort
     progress: Progress
     failures: dict[str, int] = field(default_factory=dict)
-    jobs: dict[str, Job] = field(default_factory=dict)
+    jobs: dict[str, Job | FloorJob] = field(default_factory=dict)
 
     def note(self, what: str, message: str) -> None:
         """Something that a reader of the record must know."""
@@ -100,8 +100,19 @@ class Run:
             used |= LIBRARIES[name].settings(n)
             self.record.facts["libraries"].setdefault(str(n), {})[name] = used
 
+    def start_floors(self, n: int) -> None:
+        """Starts the programs that measure the floors, unless they failed before."""
+        for name in FLOORS:
+            if f"{name} {n}" not in self.failures:
+                try:
+                    self.jobs[name] = FloorJob(name, BENCH_DIR)
+                except PeerError as error:
+                    self.failed(name, n, str(error))
+
     def left_out(self, name: str, case: Case, error: PeerError | UnsupportedError) -> None:
         """Notes once that a library lacks a case, and each time that it failed."""
+        if isinstance(error, UnsupportedError) and name in FLOORS:
+            return
         if isinstance(error, PeerError):
             self.failed(name, case.num_ranks, str(error))
             return
@@ -130,6 +141,7 @@ class Run:
                 if case.num_ranks != n:
                     self.stop()
                     n = case.num_ranks
+                    self.start_floors(n)
                 for name in self.names:
                     if name not in self.jobs:
                         self.start(name, n)
@@ -260,7 +272,6 @@ def main(
         "started_at": started_at.isoformat(timespec="seconds"),
         "took_s": 0.0,
         "machine": before,
-        "floor": None,
         "libraries": {},
         "notes": {},
     }
@@ -279,11 +290,6 @@ def main(
         )
     missing = dict(prepare([name for name in names if LIBRARIES[name].packages]))
     record.facts["notes"] |= missing
-    try:
-        record.facts["floor"] = record.facts["floor"] or measure_floor(BENCH_DIR).as_record()
-    except RuntimeError as error:
-        console.print(f"[red]no floor:[/] {escape(str(error))}")
-
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     able = [name for name in names if name not in missing]
     with Progress(

@@ -4,7 +4,11 @@
 // Two threads, each pinned to its core, run the innermost loop of a collective at the same time:
 // read one or two sources, write the sum to one or two destinations, all in memory that both reach.
 // This is an all_reduce (2 sources, 2 destinations) or a broadcast (1 and 1) without everything
-// that a library adds. Usage: floor CORE CORE; prints JSON.
+// that a library adds.
+//
+// Usage: floor CORE CORE. Each line of the input, "2to2 BYTES", asks for a measurement with so many
+// bytes of each operand for each core; the answer is a line with its time in us. Between requests
+// it sleeps.
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -16,6 +20,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <thread>
 #include <vector>
 #ifdef __AVX__
@@ -24,13 +29,17 @@
 
 namespace {
 
-constexpr size_t kMinBytes = size_t{2} << 10;  // per core
+// Per core. Times of less or more are those of these sizes, in proportion.
+constexpr size_t kMinBytes = size_t{2} << 10;
 constexpr size_t kMaxBytes = size_t{32} << 20;
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr int kFlightsPerSample = 200;
-constexpr int kFlightSamples = 100;
+constexpr int kFlightsPerSample = 100;
+constexpr int kFlightSamples = 9;
 constexpr int kPlaces =
     16;  // A line's home in the shared cache, hence its flight, depends on its address.
+constexpr int kMinPasses = 3;
+constexpr int kMaxPasses = 200;
+constexpr double kPassesUs = 1000;  // for all passes of one way
 
 // Each flag has a cache line (and the neighbour that is prefetched with it) to itself.
 struct Flags {
@@ -61,17 +70,17 @@ void wait_for(const std::atomic<uint64_t>& flag, uint64_t value) {
   }
 }
 
-// The value that a tenth of the samples do not exceed: a floor is what the cores can do when
-// nothing else runs, but not the luckiest sample.
 template <typename T>
-T fastest_tenth(std::vector<T> values) {
-  const auto at = values.begin() + values.size() / 10;
+T median(std::vector<T> values) {
+  const auto at = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), at, values.end());
   return *at;
 }
 
 // One-way time of a cache line in ns: half of a round trip.
 double flight_ns(int first_core, int second_core, Flags& flags) {
+  flags.ping.store(0, std::memory_order_relaxed);
+  flags.pong.store(0, std::memory_order_relaxed);
   constexpr uint64_t kTrips = uint64_t{kFlightsPerSample} * kFlightSamples;
   std::thread echo([&] {
     pin_to(second_core);
@@ -92,10 +101,11 @@ double flight_ns(int first_core, int second_core, Flags& flags) {
     samples.push_back(double(now_ns() - start_ns) / kFlightsPerSample / 2);
   }
   echo.join();
-  return fastest_tenth(samples);
+  return median(samples);
 }
 
-// Memory in huge pages where the system gives them on request, as NumPy asks for large arrays.
+// Memory in huge pages where the system gives them on request, as NumPy asks for large arrays. It
+// holds numbers: a Zen 5 writes lines of zeros past its caches in half the time of others.
 float* new_pages(size_t num_bytes) {
   void* const mapped = mmap(nullptr, num_bytes + kHugePage, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -106,7 +116,7 @@ float* new_pages(size_t num_bytes) {
   const auto address = (reinterpret_cast<uintptr_t>(mapped) + kHugePage - 1) & ~(kHugePage - 1);
   void* const aligned = reinterpret_cast<void*>(address);
   madvise(aligned, num_bytes, MADV_HUGEPAGE);
-  std::memset(aligned, 0, num_bytes);
+  std::memset(aligned, 1, num_bytes);
   return static_cast<float*>(aligned);
 }
 
@@ -155,53 +165,63 @@ struct Buffers {
   float* dsts[2] = {new_pages(2 * kMaxBytes), new_pages(2 * kMaxBytes)};
 };
 
-// Time in us until both cores have done their parts, begun together.
-template <int num_srcs, int num_dsts, bool streaming>
-double pass_us(const int (&cores)[2], const Buffers& buffers, size_t num_bytes) {
-  const int num_samples = num_bytes <= (size_t{512} << 10) ? 401 : 41;
-  std::vector<int64_t> core_ns[2];
+using Loop = void (*)(float* const* srcs, float* const* dsts, size_t num_bytes);
+
+// Median time in us until both cores have done their parts, begun together.
+double pass_us(Loop loop, const int (&cores)[2], const Buffers& buffers, size_t num_bytes) {
   Flags flags;
-  const auto part = [&](int which, int sample) {
+  constexpr uint64_t kEnd = ~uint64_t{0};
+  std::atomic<int64_t> second_ns{0};
+  const auto part_ns = [&](int which) {
     float *srcs[2], *dsts[2];
     for (int i = 0; i < 2; ++i) {
       srcs[i] = buffers.srcs[i] + which * num_bytes / sizeof(float);
       dsts[i] = buffers.dsts[i] + which * num_bytes / sizeof(float);
     }
-    // One starts with the flag, the other when it sees it.
-    if (which == 0) flags.ping.store(sample, std::memory_order_release);
-    if (which == 1) wait_for(flags.ping, sample);
     const int64_t start_ns = now_ns();
-    reduce_copy<num_srcs, num_dsts, streaming>(srcs, dsts, num_bytes);
-    core_ns[which].push_back(now_ns() - start_ns);
-    if (which == 1) flags.pong.store(sample, std::memory_order_release);
-    if (which == 0) wait_for(flags.pong, sample);
+    loop(srcs, dsts, num_bytes);
+    return now_ns() - start_ns;
   };
   std::thread second([&] {
     pin_to(cores[1]);
-    for (int sample = 1; sample <= num_samples; ++sample) part(1, sample);
+    for (uint64_t pass = 1;; ++pass) {
+      uint64_t begun = 0;
+      while (begun < pass) begun = flags.ping.load(std::memory_order_acquire);
+      if (begun == kEnd) return;
+      second_ns.store(part_ns(1), std::memory_order_relaxed);
+      flags.pong.store(pass, std::memory_order_release);
+    }
   });
   pin_to(cores[0]);
-  for (int sample = 1; sample <= num_samples; ++sample) part(0, sample);
-  second.join();
-  std::vector<int64_t> slower_ns;
-  for (int i = 0; i < num_samples; ++i) {
-    slower_ns.push_back(std::max(core_ns[0][i], core_ns[1][i]));
+  uint64_t passes = 0;
+  const auto pass_ns = [&] {
+    flags.ping.store(++passes, std::memory_order_release);
+    const int64_t first_ns = part_ns(0);
+    wait_for(flags.pong, passes);
+    return std::max(first_ns, second_ns.load(std::memory_order_relaxed));
+  };
+  pass_ns();  // brings the buffers into the caches
+  const auto num_passes = static_cast<int>(kPassesUs * 1e3 / static_cast<double>(pass_ns() + 1));
+  std::vector<int64_t> samples_ns;
+  for (int i = std::clamp(num_passes, kMinPasses, kMaxPasses); i > 0; --i) {
+    samples_ns.push_back(pass_ns());
   }
-  return fastest_tenth(slower_ns) / 1e3;
+  flags.ping.store(kEnd, std::memory_order_release);
+  second.join();
+  return static_cast<double>(median(samples_ns)) / 1e3;
 }
 
-// With ordinary or with streaming stores, whichever is faster at this size.
+struct NamedLoop {
+  const char* name;
+  Loop ordinary;
+  Loop streaming;
+};
 template <int num_srcs, int num_dsts>
-void print_passes(const int (&cores)[2], const Buffers& buffers, bool last) {
-  std::printf("\"%dto%d\": {", num_srcs, num_dsts);
-  for (size_t num_bytes = kMinBytes; num_bytes <= kMaxBytes; num_bytes *= 4) {
-    const double ordinary_us = pass_us<num_srcs, num_dsts, false>(cores, buffers, num_bytes);
-    const double streaming_us = pass_us<num_srcs, num_dsts, true>(cores, buffers, num_bytes);
-    std::printf("%s\"%zu\": %.3f", num_bytes == kMinBytes ? "" : ", ", num_bytes,
-                std::min(ordinary_us, streaming_us));
-  }
-  std::printf("}%s", last ? "" : ", ");
+constexpr NamedLoop named(const char* name) {
+  return {name, reduce_copy<num_srcs, num_dsts, false>, reduce_copy<num_srcs, num_dsts, true>};
 }
+constexpr NamedLoop kLoops[] = {named<1, 1>("1to1"), named<1, 2>("1to2"), named<2, 1>("2to1"),
+                                named<2, 2>("2to2")};
 
 }  // namespace
 
@@ -211,16 +231,29 @@ int main(int argc, char** argv) {
     return 2;
   }
   const int cores[2] = {std::atoi(argv[1]), std::atoi(argv[2])};
-  std::vector<Flags> places(kPlaces);
-  double best_flight_ns = flight_ns(cores[0], cores[1], places[0]);
-  for (int i = 1; i < kPlaces; ++i) {
-    best_flight_ns = std::min(best_flight_ns, flight_ns(cores[0], cores[1], places[i]));
-  }
-  std::printf("{\"flight_ns\": %.1f, \"both_cores_us\": {", best_flight_ns);
   const Buffers buffers;
-  print_passes<1, 1>(cores, buffers, false);
-  print_passes<1, 2>(cores, buffers, false);
-  print_passes<2, 1>(cores, buffers, false);
-  print_passes<2, 2>(cores, buffers, true);
-  std::printf("}}\n");
+  std::vector<Flags> places(kPlaces);
+  const auto flight_of = [&](Flags& place) { return flight_ns(cores[0], cores[1], place); };
+  std::vector<double> flights_ns;
+  for (Flags& place : places) flights_ns.push_back(flight_of(place));
+  Flags& nearest = places[static_cast<size_t>(
+      std::min_element(flights_ns.begin(), flights_ns.end()) - flights_ns.begin())];
+
+  char name[8];
+  size_t num_bytes = 0;
+  while (std::scanf("%7s %zu", name, &num_bytes) == 2) {
+    const auto* const loop =
+        std::find_if(std::begin(kLoops), std::end(kLoops),
+                     [&](const NamedLoop& each) { return each.name == std::string(name); });
+    if (loop == std::end(kLoops)) {
+      std::fprintf(stderr, "floor: no loop %s\n", name);
+      return 2;
+    }
+    const size_t measured = std::clamp(num_bytes, kMinBytes, kMaxBytes) / 64 * 64;
+    const double us = std::min(pass_us(loop->ordinary, cores, buffers, measured),
+                               pass_us(loop->streaming, cores, buffers, measured));
+    const double share = static_cast<double>(num_bytes) / static_cast<double>(measured);
+    std::printf("%.4f\n", flight_of(nearest) / 1e3 + us * share);
+    std::fflush(stdout);
+  }
 }

@@ -1,4 +1,4 @@
-"""The floor: the time that no collective of one host can beat, from what floor.cc measures.
+"""The floor: the time that no collective of one host can beat, measured beside the libraries.
 
 Every input must be read and every output written, by however many cores there are, and nothing can
 be done before one cache line has flown from core to core:
@@ -11,18 +11,22 @@ does. Waiting, synchronising more than once, calling, and switching between rank
 
 Ranks do not reach each other's new arrays, so bytes are copied by the kernel or twice. For 2 ranks,
 floor_new.cc measures the fastest way to do that between two processes that do nothing else.
+
+Both take turns like the libraries, since what two cores can do changes from minute to minute.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import select
 import subprocess
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-SOURCE, SOURCE_NEW = (Path(__file__).with_name(name) for name in ("floor.cc", "floor_new.cc"))
+from jobs import OWN_GROUP, STOP_TIMEOUT_S, TURN_TIMEOUT_S, UnsupportedError
+from peers import PeerError
+
+from pycoll.bench.case import Case
 
 # The loop of each collective, and how many bytes of each of its operands all cores together pass
 # over, in messages of n ranks. In all: read inputs plus written outputs, each once.
@@ -33,89 +37,103 @@ LOOPS = {
     "all_to_all": ("1to1", lambda n: n),  # n read, n written
     "broadcast": ("1to1", lambda n: n - 1),  # the root has it already; n - 1 written
 }
+NEW_NBYTES = 64 << 10  # the smallest message of new arrays, and what all are multiples of
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """The speed of two cores of this machine.
-
-    Attributes:
-        flight_us: One-way time of a cache line from core to core.
-        both_cores_us: By loop ("2to2": two sources, two destinations), then by the bytes of each
-            operand that a core passes over: the time until both cores are done.
-        new_us: Times of new arrays of 2 ranks, by collective and bytes. Empty: not measured.
-    """
-
-    flight_us: float
-    both_cores_us: dict[str, dict[int, float]]
-    new_us: dict[str, dict[int, float]] = field(default_factory=dict)
-
-    def us(self, collective: str, n: int, nbytes: int) -> float:
-        """The floor of a message of nbytes among n ranks."""
-        loop, messages = LOOPS[collective]
-        return self.flight_us + between(self.both_cores_us[loop], messages(n) * nbytes / 2)
-
-    def us_new(self, collective: str, n: int, nbytes: int) -> float | None:
-        """The floor if the arrays are new; None: it was not measured for such messages."""
-        times_us = self.new_us.get(collective, {}) if n == 2 else {}
-        return between(times_us, nbytes) if times_us and nbytes >= min(times_us) else None
-
-    def as_record(self) -> dict[str, Any]:
-        """For the JSON file."""
-        return asdict(self)
-
-    @staticmethod
-    def of_record(record: dict[str, Any]) -> Floor:
-        """From the JSON file. Older ones have no times of new arrays."""
-        both, new = (by_bytes(record.get(name, {})) for name in ("both_cores_us", "new_us"))
-        return Floor(record["flight_us"], both, new)
+def loop_request(case: Case) -> str:
+    """What floor.cc is asked for: a loop, and the bytes of each operand for each of two cores."""
+    loop, messages = LOOPS[case.collective]
+    return f"{loop} {max(1, round(messages(case.num_ranks) * case.nbytes / 2))}"
 
 
-def by_bytes(stored: dict[str, dict[str, float]]) -> dict[str, dict[int, float]]:
-    return {name: {int(k): us for k, us in times.items()} for name, times in stored.items()}
-
-
-def between(times_us: dict[int, float], nbytes: float) -> float:
-    """The time at nbytes: linear between measured sizes; beyond them, at the nearest one's rate."""
-    sizes = sorted(times_us)
-    if nbytes <= sizes[0]:
-        return times_us[sizes[0]] * nbytes / sizes[0]
-    for low, high in zip(sizes, sizes[1:], strict=False):
-        if nbytes <= high:
-            share = (nbytes - low) / (high - low)
-            return times_us[low] + share * (times_us[high] - times_us[low])
-    return times_us[sizes[-1]] * nbytes / sizes[-1]
-
-
-def measure_floor(bench_dir: Path) -> Floor:
-    """Compiles floor.cc and floor_new.cc with g++ (or $CXX) and runs them on the first two cores
-    allowed, for some 50 s.
+def new_request(case: Case) -> str:
+    """What floor_new.cc is asked for.
 
     Raises:
-        RuntimeError: There is one core only, no compiler, or a program failed.
+        UnsupportedError: It measures other numbers of ranks and smaller messages not at all.
     """
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        raise RuntimeError("the floor needs two cores; this process may use one")
+    if case.num_ranks != 2 or case.nbytes % NEW_NBYTES != 0:
+        raise UnsupportedError("the floor of new arrays is measured for 2 ranks, from 64 KiB on")
+    return f"{case.collective} {case.nbytes}"
+
+
+# By the name in the record: the program and its requests.
+FLOORS = {"floor": ("floor.cc", loop_request), "floor_new": ("floor_new.cc", new_request)}
+
+
+class FloorJob:
+    """A program that takes turns as a library does. See jobs.Job.
+
+    Raises:
+        PeerError: There is one core only, no compiler, or the program cannot be compiled.
+    """
+
+    def __init__(self, name: str, bench_dir: Path) -> None:
+        source, self._request_of = FLOORS[name]
+        self.name, self._request = name, ""
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) < 2:
+            raise PeerError(f"{name}: needs two cores, and this process may use one")
+        binary = compiled(Path(__file__).with_name(source), bench_dir)
+        self._process = subprocess.Popen(
+            [binary, *map(str, cores[:2])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            **OWN_GROUP,
+        )
+
+    def prepare(self, case: Case) -> None:
+        """Notes the message.
+
+        Raises:
+            UnsupportedError: This floor is not measured for it.
+        """
+        self._request = self._request_of(case)
+
+    def check(self) -> None:
+        """Nothing: it has no result."""
+
+    def time_blocks(self, warmup: int, num_calls: int, num_blocks: int) -> list[float]:
+        """Seconds of so many calls, once for each block."""
+        return [num_calls * self._measure_us() * 1e-6 for _ in range(num_blocks)]
+
+    def _measure_us(self) -> float:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(OSError):
+            self._process.stdin.write(self._request + "\n")
+            self._process.stdin.flush()
+        answered = select.select([self._process.stdout], [], [], TURN_TIMEOUT_S)[0]
+        answer = self._process.stdout.readline() if answered else ""
+        if not answer:
+            raise PeerError(f"{self.name}: no answer to {self._request!r}")
+        return float(answer)
+
+    def stop(self) -> None:
+        """Ends the program."""
+        with suppress(OSError):
+            self._process.communicate(timeout=STOP_TIMEOUT_S)
+        self._process.kill()
+        self._process.wait()
+
+
+def compiled(source: Path, bench_dir: Path) -> Path:
+    """Compiles a program with g++ (or $CXX), once for each state of its source.
+
+    Raises:
+        PeerError: It cannot be compiled.
+    """
+    binary = bench_dir / source.stem
+    if binary.exists() and binary.stat().st_mtime > source.stat().st_mtime:
+        return binary
     bench_dir.mkdir(parents=True, exist_ok=True)
-    measured, new = (
-        measured_by(source, bench_dir / source.stem, cores[:2]) for source in (SOURCE, SOURCE_NEW)
-    )
-    return Floor.of_record(measured | {"flight_us": measured["flight_ns"] / 1e3, "new_us": new})
-
-
-def measured_by(source: Path, binary: Path, cores: list[int]) -> dict[str, Any]:
-    """The JSON that a program prints."""
     flags = ["-std=c++20", "-O3", "-march=native", "-pthread"]
-    compile_ = [os.environ.get("CXX", "g++"), *flags, str(source), "-o", str(binary)]
-    printed = ""
-    for command in (compile_, [str(binary), *map(str, cores)]):
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-        except FileNotFoundError as error:
-            raise RuntimeError(f"{command[0]} not found: install g++, or set CXX") from error
-        except subprocess.SubprocessError as error:
-            stderr = getattr(error, "stderr", "") or ""
-            raise RuntimeError(f"{' '.join(command)} failed: {error}\n{stderr}") from error
-        printed = done.stdout
-    return json.loads(printed)
+    command = [os.environ.get("CXX", "g++"), *flags, str(source), "-o", str(binary)]
+    try:
+        subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    except FileNotFoundError as error:
+        raise PeerError(f"{command[0]} not found: install g++, or set CXX") from error
+    except subprocess.SubprocessError as error:
+        stderr = getattr(error, "stderr", "") or ""
+        raise PeerError(f"{' '.join(command)} failed: {error}\n{stderr}") from error
+    return binary

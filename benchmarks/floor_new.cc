@@ -4,7 +4,10 @@
 // Two processes, each pinned to its core, with arrays of their own. A collective moves its bytes
 // by the kernel (process_vm_readv), once, or through a ring of slots in shared memory, twice, with
 // messages of several sizes, of which one or four are ahead of the reader. The fastest way counts.
-// Usage: floor_new CORE CORE; prints JSON: us by collective and bytes.
+//
+// Usage: floor_new CORE CORE. Each line of the input, "all_reduce BYTES", asks for a measurement;
+// the answer is a line with its time in us. The first request of several equal ones finds the
+// fastest way, which the others measure. Between requests both processes sleep.
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -20,8 +23,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 #ifdef __SSE2__
 #include <immintrin.h>
@@ -29,14 +32,14 @@
 
 namespace {
 
-constexpr size_t kMinBytes = size_t{64} << 10;
-constexpr size_t kMaxBytes = size_t{64} << 20;
+constexpr size_t kMaxBytes = size_t{64} << 20;     // more take as long, in proportion
 constexpr size_t kStageBytes = size_t{128} << 10;  // of the kernel's copies that are added
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kNumSlots = 8;
 constexpr size_t kMaxMessage = size_t{128} << 10;
-constexpr int kRounds = 10;
+constexpr int kRounds = 3;
 constexpr size_t kBytesOfRound = size_t{16} << 20;
+constexpr size_t kMaxCalls = 200;                      // of a round
 constexpr size_t kBytesOnHugePages = size_t{4} << 20;  // NumPy asks for them from here on
 
 /// A count that one process writes and the other one reads.
@@ -65,6 +68,7 @@ struct Shared {
     std::byte *in, *out;
     bool may_read;
   } of[2];
+  size_t fastest;  // of the ways of the request
 };
 
 /// Memory that begins at a huge page.
@@ -79,11 +83,12 @@ std::byte* new_pages(size_t num_bytes, int sharing) {
   return reinterpret_cast<std::byte*>(address);
 }
 
-/// Makes an array of it, in huge pages where NumPy would ask for them.
+/// Makes an array of it, in huge pages where NumPy would ask for them. It holds numbers: a Zen 5
+/// writes lines of zeros past its caches in half the time of others.
 void make_array(std::byte* memory, size_t num_bytes) {
   madvise(memory, kMaxBytes, MADV_DONTNEED);
   madvise(memory, num_bytes, num_bytes >= kBytesOnHugePages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-  std::memset(memory, 0, num_bytes);
+  std::memset(memory, 1, num_bytes);
 }
 
 void add(std::byte* to, const std::byte* a, const std::byte* b, size_t nbytes) {
@@ -114,7 +119,7 @@ class Rank {
  public:
   Rank(Shared& shared, int rank) : shared_(shared), rank_(rank) {
     shared.of[rank] = {getpid(), in_, out_, false};
-    make_arrays(kMinBytes);
+    make_arrays(kHugePage);
   }
 
   /// Begins messages of another size.
@@ -258,52 +263,87 @@ class Rank {
   uint64_t taken_[2] = {};
 };
 
-/// Microseconds of a call, in the second of ten rounds by their speed, as floor.cc takes it.
-template <class Call>
-double measure(Rank& rank, size_t nbytes, Call&& call) {
-  const size_t num_calls = std::clamp<size_t>(kBytesOfRound / nbytes, 3, 200);
+/// How a collective moves its bytes.
+struct Way {
+  bool by_kernel = false;
+  bool sums_all = false;
+  size_t message = 0;
+  size_t ahead = 0;
+};
+
+std::vector<Way> ways_of(const std::string& collective, size_t nbytes, bool may_read) {
+  const bool sums_twice = collective == "all_reduce";
+  std::vector<Way> ways;
+  if (may_read) ways.push_back({.by_kernel = true});
+  if (may_read && sums_twice) ways.push_back({.by_kernel = true, .sums_all = true});
+  for (size_t message = size_t{8} << 10; message <= std::min(kMaxMessage, nbytes / 2);
+       message *= 2) {
+    ways.push_back({.message = message});
+    if (!sums_twice) ways.push_back({.message = message, .ahead = 4});
+  }
+  return ways;
+}
+
+/// A collective and its bytes.
+struct Request {
+  char collective[16] = "";
+  size_t nbytes = 0;
+};
+
+/// Median of the rounds' times of a call, in us.
+double measure(Rank& rank, const Request& request, const Way& way) {
+  const size_t num_calls = std::clamp<size_t>(kBytesOfRound / request.nbytes, 3, kMaxCalls);
   std::vector<double> rounds;
   for (int round = 0; round < kRounds; ++round) {
     rank.meet();
     const auto start = std::chrono::steady_clock::now();
-    for (size_t i = 0; i < num_calls; ++i) call();
+    for (size_t i = 0; i < num_calls; ++i) {
+      way.by_kernel ? rank.by_kernel(request.collective, request.nbytes, way.sums_all)
+                    : rank.by_ring(request.collective, request.nbytes, way.message, way.ahead);
+    }
     rank.meet();
     const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
     rounds.push_back(took.count() / static_cast<double>(num_calls));
   }
   std::sort(rounds.begin(), rounds.end());
-  return rounds[kRounds / 10];
+  return rounds[kRounds / 2];
 }
 
-/// Microseconds of a collective in the fastest way.
-double fastest(Rank& rank, const std::string& name, size_t nbytes, bool may_read) {
-  double best = std::numeric_limits<double>::infinity();
-  const auto add_way = [&](auto&& way) { best = std::min(best, measure(rank, nbytes, way)); };
-  const bool sums_twice = name == "all_reduce";
-  if (may_read) add_way([&] { rank.by_kernel(name, nbytes, false); });
-  if (may_read && sums_twice) add_way([&] { rank.by_kernel(name, nbytes, true); });
-  for (size_t message = size_t{8} << 10; message <= std::min(kMaxMessage, nbytes / 2);
-       message *= 2) {
-    add_way([&] { rank.by_ring(name, nbytes, message, 0); });
-    if (!sums_twice) add_way([&] { rank.by_ring(name, nbytes, message, 4); });
+/// The way that rank 0 has found to be the fastest.
+Way fastest(Rank& rank, Shared& shared, int index, const Request& request) {
+  const std::vector<Way> ways = ways_of(request.collective, request.nbytes, rank.may_read());
+  std::vector<double> took_us;
+  for (const Way& way : ways) took_us.push_back(measure(rank, request, way));
+  if (index == 0) {
+    shared.fastest =
+        static_cast<size_t>(std::min_element(took_us.begin(), took_us.end()) - took_us.begin());
   }
-  return best;
+  rank.meet();
+  return ways[shared.fastest];
 }
 
-void run(Shared& shared, int index) {
+/// Rank 0 reads the requests from the standard input, and rank 1 from rank 0.
+void run(Shared& shared, int index, int from_rank_0, int to_rank_1) {
   Rank rank(shared, index);
-  const bool may_read = rank.may_read();
-  std::string json;
-  for (const std::string name :
-       {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"}) {
-    json += (json.empty() ? "{\"" : "}, \"") + name + "\": {";
-    for (size_t nbytes = kMinBytes; nbytes <= kMaxBytes; nbytes *= 4) {
-      rank.make_arrays(nbytes);
-      json += (nbytes == kMinBytes ? "\"" : ", \"") + std::to_string(nbytes) +
-              "\": " + std::to_string(fastest(rank, name, nbytes, may_read));
+  Request last;
+  Way way;
+  for (Request request;; last = request) {
+    if (index == 0) {
+      if (std::scanf("%15s %zu", request.collective, &request.nbytes) != 2) return;
+      if (write(to_rank_1, &request, sizeof request) != sizeof request) std::_Exit(1);
+    } else if (read(from_rank_0, &request, sizeof request) != sizeof request) {
+      return;
     }
+    const size_t wanted = std::exchange(request.nbytes, std::min(request.nbytes, kMaxBytes));
+    if (std::strcmp(request.collective, last.collective) != 0 || request.nbytes != last.nbytes) {
+      rank.make_arrays(request.nbytes);
+      way = fastest(rank, shared, index, request);
+    }
+    const double us = measure(rank, request, way);
+    if (index != 0) continue;
+    std::printf("%.3f\n", us * static_cast<double>(wanted) / static_cast<double>(request.nbytes));
+    std::fflush(stdout);
   }
-  if (index == 0) std::printf("%s}}\n", json.c_str());
 }
 
 void pin_to(int core) {
@@ -323,13 +363,20 @@ int main(int argc, char** argv) {
     return 2;
   }
   auto& shared = *new (new_pages(sizeof(Shared), MAP_SHARED)) Shared;
+  int requests[2];
+  if (pipe(requests) != 0) {
+    std::perror("floor_new: pipe");
+    return 1;
+  }
   const pid_t child = fork();
   prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
   const int index = child == 0 ? 1 : 0;
   if (index == 1) prctl(PR_SET_PDEATHSIG, SIGKILL);
   pin_to(std::atoi(argv[1 + index]));
-  run(shared, index);
+  close(requests[index == 1 ? 1 : 0]);
+  run(shared, index, requests[0], requests[1]);
   if (index == 1) std::_Exit(0);
+  close(requests[1]);
   int status = 0;
   waitpid(child, &status, 0);
   return status == 0 ? 0 : 1;

@@ -1,4 +1,4 @@
-"""One message of the comparison: every library's turns, interleaved."""
+"""One message of the comparison: the turns of every library and of the floors, interleaved."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from floor import FloorJob
 from jobs import Job, UnsupportedError
 from peers import PeerError
 
@@ -18,7 +19,7 @@ FULL, QUICK = Effort(40, rounds=8, limit_s=8.0), Effort(20, rounds=4, limit_s=4.
 
 
 def measure_row(
-    jobs: dict[str, Job],
+    jobs: dict[str, Job | FloorJob],
     case: Case,
     effort: Effort,
     failed: Callable[[str, PeerError | UnsupportedError], None],
@@ -29,7 +30,7 @@ def measure_row(
     stopped and leaves `jobs`; one that has no such collective does not.
     """
 
-    def attempt(name: str, act: Callable[[Job], Any]) -> Any:
+    def attempt(name: str, act: Callable[[Job | FloorJob], Any]) -> Any:
         try:
             return act(jobs[name])
         except UnsupportedError as reason:
@@ -39,7 +40,7 @@ def measure_row(
             failed(name, error)
         raise LeftOut
 
-    def can(name: str, *acts: Callable[[Job], Any]) -> bool:
+    def can(name: str, *acts: Callable[[Job | FloorJob], Any]) -> bool:
         try:
             for act in acts:
                 attempt(name, act)
@@ -52,7 +53,7 @@ def measure_row(
         warmup = num_calls if num_blocks > 1 else 0
         return attempt(name, lambda job: job.time_blocks(warmup, num_calls, num_blocks))
 
-    def warm_up(job: Job) -> None:
+    def warm_up(job: Job | FloorJob) -> None:
         job.time_blocks(WARMUP, 1, 1)
 
     begin = (lambda job: job.prepare(case), lambda job: job.check(), warm_up)

@@ -37,7 +37,7 @@ def draw_case(panel: Any, group: Group, lines: Lines) -> None:
         style = {"linewidth": 1.3, "zorder": 3, "label": TITLES[name]} | STYLES[name]
         medians = [us(timing) for _, timing in timings]
         panel.plot([nbytes for nbytes, _ in timings], medians, markersize=4, **style)
-    floors = [(b, lines[b].floor_us) for b in sizes if lines[b].floor_us]
+    floors = [(b, lines[b].floor_us()) for b in sizes if lines[b].floor_us()]
     if floors:
         panel.plot(*zip(*floors, strict=True), label="floor", color="grey", ls="--", zorder=2)
     format_panel(panel)

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from floor import Floor
-
 from pycoll.bench.case import Case
 from pycoll.bench.record import Record
 from pycoll.bench.timing import Timing
@@ -62,11 +60,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One size of a table: the floors that were measured, and every library's timing."""
+    """One size of a table: the timings of every library, and of the floors that were measured."""
 
-    floor_us: float | None
     timings: dict[str, Timing]
-    floor_new_us: float | None = None  # of new arrays
+
+    def floor_us(self, name: str = "floor") -> float | None:
+        """Median of a floor in us; "floor_new" is that of new arrays."""
+        return us(self.timings[name]) if name in self.timings else None
 
 
 Lines = dict[int, Line]  # by size of the message, bytes
@@ -74,15 +74,10 @@ Lines = dict[int, Line]  # by size of the message, bytes
 
 def grouped(record: Record) -> dict[Group, Lines]:
     """The tables of a record."""
-    stored = record.facts.get("floor")
-    floor = Floor.of_record(stored) if stored else None
     groups: dict[Group, Lines] = {}
     for rows in record.messages():
         case = rows[0].case
-        message = case.collective, case.num_ranks, case.nbytes
-        timings = {row.case.library: row.timing for row in rows}
-        floor_us = floor.us(*message) if floor else None
-        line = Line(floor_us, timings, floor.us_new(*message) if floor else None)
+        line = Line({row.case.library: row.timing for row in rows})
         groups.setdefault(Group.of(case), {})[case.nbytes] = line
     return groups
 
@@ -108,7 +103,7 @@ def ratio(line: Line, ours: str, peers: Iterable[str] = PEERS) -> float | None:
 
 def of_floor(line: Line, ours: str) -> float | None:
     """Our speed as a share of what the machine can do."""
-    floor_us = line.floor_new_us if ours == "pycoll_new" else line.floor_us
+    floor_us = line.floor_us("floor_new" if ours == "pycoll_new" else "floor")
     if floor_us is None or ours not in line.timings:
         return None
     return floor_us / us(line.timings[ours])

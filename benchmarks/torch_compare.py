@@ -46,8 +46,8 @@ def measure_size(
 ) -> list[Row]:
     cpu = torch.device("cpu")
     backend = groups["pycoll"]._get_backend(cpu)
-    x, new = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4)
-    own = backend.allocate_tensor(nbytes // 4, dtype=torch.float32, device=cpu).zero_()
+    x, new = torch.ones(nbytes // 4), torch.ones(nbytes // 4)  # zeros may be faster
+    own = backend.allocate_tensor(nbytes // 4, dtype=torch.float32, device=cpu).fill_(1)
     calls = {
         "comm": lambda: comm.all_reduce(new),
         "torch": lambda: dist.all_reduce(new, group=groups["torch"]),

@@ -50,9 +50,7 @@ class Rank:
         """Compares one call with the exact result; returns the error, or None."""
         assert self.case is not None and self.prepared is not None
         self.prepared.run(self.case, self.library.rank)
-        wrong = self.case.why_wrong(self.library.rank, self.prepared.got)
-        self.prepared.reset()
-        return wrong
+        return self.case.why_wrong(self.library.rank, self.prepared.got)
 
     def time_blocks(self, warmup: int, num_calls: int, num_blocks: int) -> list[float]:
         """Seconds of each block, on this rank."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.bench.arithmetic import SMALL, STORAGE
+from pycoll.bench.arithmetic import SMALL, STORAGE, narrow
 from pycoll.bench.case import Case
 
 Call = Callable[[], object]
@@ -34,13 +34,17 @@ class Prepared:
     got: np.ndarray
 
     def timed(self, case: Case) -> Call:
-        """What is timed: the call, after writing zeros to its input if the case asks for that."""
+        """What is timed: the call, after writing ones to its input if the case asks for that.
+
+        Without that, an input has what `run` wrote, or if it is the output, too, what sums have
+        made of it: in the end infinity. Zeros would not do: some CPUs write them faster.
+        """
         if not case.rewritten:
             return self.call
-        call, given = self.call, self.given
+        call, given, one = self.call, self.given, narrow(np.ones(1), case.dtype)[0]
 
         def rewrite_and_call() -> None:
-            given.fill(0)
+            given.fill(one)
             call()
 
         return rewrite_and_call
@@ -49,10 +53,6 @@ class Prepared:
         """One call on the inputs that the case defines."""
         self.given[:] = case.inputs(rank)
         self.call()
-
-    def reset(self) -> None:
-        """Sums in place of anything but 0 would grow to infinity."""
-        self.given[:] = 0
 
 
 class Mpi:

@@ -95,7 +95,6 @@ def measure_message(
                 chosen[name] = adapters[name].comm.flight_record()[-1]["algorithm"]
             wrong = case.wrong_elements(comm.rank, ready.got).size
             num_wrong[name] += int(agree(comm, wrong, "sum"))
-            ready.reset()
 
     check()
     calls = {name: ready.call for name, ready in prepared.items()}

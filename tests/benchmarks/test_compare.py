@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("typer")
 from compare import COLLECTIVES, DTYPES, Run, cases_of, chosen_groups
-from floor import LOOPS, Floor
+from floor import FLOORS, LOOPS, FloorJob, loop_request, new_request
 from jobs import Job, UnsupportedError
 from measure import QUICK, measure_row
 from peers import LIBRARIES, PeerError
@@ -26,23 +26,46 @@ pure = pytest.mark.pure
 ALL_REDUCE = Group("all_reduce", "f32", 2)
 
 
-def a_floor() -> Floor:
-    times = {1024: 1.0, 4096: 2.0}
-    return Floor(0.5, {loop: times for loop, _ in LOOPS.values()}, {"broadcast": times})
-
-
 @pure
-def test_floor_is_flight_and_the_time_of_the_bytes_of_one_core():
-    floor = a_floor()
+def test_floor_asks_for_the_bytes_that_each_of_two_cores_passes_over():
     assert set(LOOPS) == set(COLLECTIVES)
-    assert floor.us("all_reduce", 2, 2048) == 1.5  # each core half of every operand
-    assert floor.us("all_reduce", 2, 5120) == 2.0  # half way between two measured sizes
-    assert floor.us("all_reduce", 4, 8192) == 4.5  # beyond them, at the largest one's rate
-    assert floor.us("broadcast", 2, 1024) == 1.0
-    assert floor.us_new("broadcast", 2, 2560) == 1.5
-    assert floor.us_new("broadcast", 4, 2560) is None  # measured for two ranks,
-    assert floor.us_new("broadcast", 2, 512) is None  # and for large messages
-    assert Floor.of_record(json.loads(json.dumps(floor.as_record()))) == floor
+    asked = {
+        ("all_reduce", 2): "2to2 65536",  # each core half of every operand
+        ("all_reduce", 8): "2to2 262144",
+        ("all_to_all", 2): "1to1 131072",
+        ("broadcast", 4): "1to1 196608",
+    }
+    for (collective, n), request in asked.items():
+        assert loop_request(Case.of_size(collective, "f32", n, 128 << 10)) == request
+    assert new_request(Case.of_size("broadcast", "f32", 2, MIB)) == "broadcast 1048576"
+    for n, nbytes in ((4, MIB), (2, 4096)):
+        with pytest.raises(UnsupportedError, match="2 ranks, from 64 KiB"):
+            new_request(Case.of_size("broadcast", "f32", n, nbytes))
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", FLOORS)
+def test_floor_takes_turns_as_a_library_does(name, tmp_path):  # 3 s: compiles the program
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("the floor needs two cores")
+    job = FloorJob(name, tmp_path)
+    try:
+        job.prepare(Case.of_size("all_reduce", "f32", 2, 64 << 10))
+        few_s, more_s = job.time_blocks(0, 1, 2), job.time_blocks(0, 1000, 1)
+        assert len(few_s) == 2 and 0 < min(few_s) < more_s[0]
+        job._process.kill()
+        with pytest.raises(PeerError, match=f"{name}: no answer"):
+            job.time_blocks(0, 1, 1)
+    finally:
+        job.stop()
+
+
+@pytest.mark.ranks
+def test_floor_that_cannot_be_compiled_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(PeerError, match="no-such-compiler not found: install g"):
+        FloorJob("floor", tmp_path)
 
 
 @pure
@@ -57,16 +80,14 @@ def test_sizes_hold_one_element_of_every_rank():
     assert {(g.collective, g.n) for g in every} >= {("all_reduce", 8), ("all_to_all", 2)}
 
 
-def line(floor_us: float | None, **times_us: float) -> Line:
-    return Line(
-        floor_us, {name: Timing(us / 1e6, us / 1e6, us / 1e6, 20) for name, us in times_us.items()}
-    )
+def line(**times_us: float) -> Line:
+    return Line({name: Timing(us / 1e6, us / 1e6, us / 1e6, 20) for name, us in times_us.items()})
 
 
 LINES = {
-    4: line(0.5, pycoll=1, impi=2, gloo=9),
-    MIB: line(5.0, pycoll=10, impi=90, gloo=80),
-    64 * MIB: line(None, pycoll=10, gloo=20),
+    4: line(floor=0.5, pycoll=1, impi=2, gloo=9),
+    MIB: line(floor=5.0, pycoll=10, impi=90, gloo=80),
+    64 * MIB: line(pycoll=10, gloo=20),
 }
 
 
@@ -79,7 +100,7 @@ def test_report_ratio_is_that_to_the_fastest_peer():
     assert Summary.of(LINES, "pycoll", ("impi",)).ratios == pytest.approx({4: 2, MIB: 9})
     assert "| 1 MiB | 10 | 90 | 80 | 10, 80 | 8.00 | 0.50 |" in markdown(ALL_REDUCE, LINES, 2)
     assert "| 2 ranks on 1 cores |" in markdown(ALL_REDUCE, LINES, 1)
-    of_new = Line(5.0, line(None, pycoll=10.0, pycoll_new=20.0).timings, floor_new_us=16.0)
+    of_new = line(floor=5.0, floor_new=16.0, pycoll=10.0, pycoll_new=20.0)
     table = markdown(ALL_REDUCE, {MIB: of_new}, 2)
     assert "| floor / pycoll | floor / pycoll, new arrays |" in table
     assert "| 0.50 | 0.80 |" in table
@@ -136,6 +157,7 @@ def test_measure_row_a_library_that_fails_is_stopped_and_left_out():
 @pure
 def test_run_stopped_in_the_middle_measures_the_rest_when_started_again(tmp_path, monkeypatch):
     monkeypatch.setattr("compare.Job", FakeJob)
+    monkeypatch.setattr("compare.FLOORS", {})
     plan = cases_of(ALL_REDUCE, [4, 16], 4, 0) + cases_of(Group("all_gather", "f32", 2), [8], 4, 0)
     facts = {"question": 1, "machine": {}, "notes": {}, "libraries": {}, "took_s": 0.0}
     measured = []
