@@ -11,6 +11,8 @@ extern const bool kStringMoves;
 
 /// The size from which a string move is worth its start-up time.
 inline constexpr size_t kMinStringMoveBytes = 1024;
+/// And for data that another core has written.
+inline constexpr size_t kMinStringReadBytes = 128 << 10;
 
 /// Copies with `rep movsb`, which writes whole lines without first fetching the other core's data.
 /// Between cores that share no cache it takes half the time of vector stores; between cores that

@@ -16,6 +16,10 @@ namespace {
 /// computed once, in L1, and copied from there.
 constexpr size_t kBlockBytes = 8192;
 
+/// A result and its copy in a slot, by a string move: the longer the move, the faster (decision
+/// 0018).
+constexpr size_t kStringBlockBytes = 128 << 10;
+
 /// Prefetch distance in bytes. Hardware prefetchers stop at page borders and fetch no lines from
 /// another core, which every reused slot needs: at 16 MiB the hints make an all_reduce a fifth
 /// faster. For short operands they would mostly fetch lines past the end.
@@ -212,16 +216,18 @@ struct Reduce {
 
   /// Writes lanes [begin, end) of the result block by block. True if some went past the caches.
   static bool run_blocks(const ReduceCopyArgs& args, size_t begin, size_t end) {
-    constexpr size_t kBlock = kBlockBytes / sizeof(Storage);
     const bool streaming = args.num_streaming != 0;
+    const bool string_moves = kStringMoves && !streaming && args.peer_stores != nullptr &&
+                              args.num_dsts == 2 && args.first_to_peer == 1;
+    const size_t whole_block = (string_moves ? kStringBlockBytes : kBlockBytes) / sizeof(Storage);
     bool past_caches = streaming;
     alignas(64) char buffer[kBlockBytes];
     // Streamed blocks end at line boundaries: a line that is written partly past the caches and
     // partly through them costs more than ten whole lines.
     const size_t past_line =
         streaming ? (reinterpret_cast<uintptr_t>(args.dsts[0]) + begin * sizeof(Storage)) % 64 : 0;
-    size_t block = kBlock - past_line / sizeof(Storage);
-    for (; begin < end; begin += block, block = kBlock) {
+    size_t block = whole_block - past_line / sizeof(Storage);
+    for (; begin < end; begin += block, block = whole_block) {
       const size_t count = end - begin < block ? end - begin : block;
       const size_t offset = begin * sizeof(Storage);
       const size_t nbytes = count * sizeof(Storage);
@@ -251,7 +257,9 @@ struct Reduce {
     return past_caches;
   }
 
-  static bool is_copy(const ReduceCopyArgs& args) { return args.num_srcs == 1 && args.divisor == 1; }
+  static bool is_copy(const ReduceCopyArgs& args) {
+    return args.num_srcs == 1 && args.divisor == 1;
+  }
 
   static void run(const ReduceCopyArgs& caller_args) {
     ReduceCopyArgs args = caller_args;  // a local copy, which no store can change

@@ -89,6 +89,14 @@ void copy_bytes(void* dst, const void* src, size_t nbytes, bool streaming) {
   chosen().kernels->copy_bytes(dst, src, nbytes, streaming);
 }
 
+void copy_from_peer(void* dst, const void* src, size_t nbytes, bool streaming) {
+  if (!streaming && kStringMoves && nbytes >= kMinStringReadBytes) {
+    string_move(dst, src, nbytes);
+  } else {
+    copy_bytes(dst, src, nbytes, streaming);
+  }
+}
+
 void copy_to_peer(void* dst, const void* src, size_t nbytes, PeerStores* stores) {
   const PeerStores::Turn turn = stores == nullptr ? PeerStores::Turn{} : stores->next(dst, nbytes);
   if (!turn.past_caches && kStringMoves && nbytes >= kMinStringMoveBytes) {

@@ -96,7 +96,7 @@ void CpuTarget::combine(const void* const* srcs, int num_srcs, void* const* dsts
   if (num_srcs == 1 && num_dsts == 1) {
     const size_t nbytes = count * arithmetic_.element_size;
     first_to_peer != 0
-        ? copy_bytes(dsts[0], srcs[0], nbytes, num_streaming != 0)
+        ? copy_from_peer(dsts[0], srcs[0], nbytes, num_streaming != 0)
         : copy_to_peer(dsts[0], srcs[0], nbytes, stores == nullptr ? nullptr : stores[0]);
     return;
   }
