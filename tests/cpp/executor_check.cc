@@ -275,13 +275,13 @@ void check_sole_readers() {
 void check_claims() {
   PeerLoads::Claims claims;
   int num_looks = 0;
-  bool left_block = false;
+  bool left_end = false;
   for (int call = 0; call < 62; ++call) {
     claims.begin_call();
     if (claims.looks()) ++num_looks;
-    expect(claims.looks() == left_block, "a call that claims less comes before each look");
-    left_block = claims.leaves_block();
-    expect(!claims.leaves_block(), "only one block is left");
+    expect(claims.looks() == left_end, "a call that claims less comes before each look");
+    left_end = claims.leaves_end();
+    expect(!claims.leaves_end(), "the end is left only once");
   }
   expect(num_looks == 2, "one call in 31 looks");
 

@@ -198,12 +198,13 @@ void CpuTarget::combine_mapped(const void* const* srcs, int* owners, int num_src
   if (!returns_lines || (claims && !claims_->is_rewritten())) {
     return combine_block(srcs, dsts, operands);
   }
-  const bool leaves_last = claims && claims_->leaves_block();
+  const bool leaves_end = claims && claims_->leaves_end();
 
   const auto element_size = static_cast<int64_t>(arithmetic_.element_size);
   const size_t block_bytes = claims ? PeerLoads::kClaimedBytes : PeerLoads::kBlockBytes;
   const int64_t block_count = static_cast<int64_t>(block_bytes) / element_size;
-  const int64_t claimed_count = operands.count - (leaves_last ? block_count : 0);
+  constexpr auto kLeftBytes = static_cast<int64_t>(PeerLoads::kLookedAtBytes);
+  const int64_t claimed_count = operands.count - (leaves_end ? kLeftBytes / element_size : 0);
   const void* from[kMaxPeers + 1];
   void* to[kMaxPeers + 1];
   bool returns[kMaxPeers + 1];

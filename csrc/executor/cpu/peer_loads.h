@@ -35,12 +35,12 @@ class PeerLoads {
     void begin_call() {
       const uint32_t turn = num_calls_++ % kPeriod;
       looks_ = turn == kLookTurn;
-      leaves_block_ = turn == kLookTurn - 1;
+      leaves_end_ = turn == kLookTurn - 1;
     }
     bool looks() const { return looks_; }
-    /// Whether the last block is not claimed, for the look of the next call: a claimed line that
+    /// Whether the last blocks are not claimed, for the look of the next call: a claimed line that
     /// its owner has only read would look as if it were new.
-    bool leaves_block() { return std::exchange(leaves_block_, false); }
+    bool leaves_end() { return std::exchange(leaves_end_, false); }
     bool is_rewritten() const { return is_rewritten_; }
     /// What a look has found. Near, a load of a new line takes hardly longer than that of an old
     /// one. So a look that contradicts those before it counts if another, two calls later, agrees.
@@ -59,7 +59,7 @@ class PeerLoads {
     static constexpr uint32_t kLookTurn = 5;
     uint32_t num_calls_ = 0;
     bool looks_ = false;
-    bool leaves_block_ = false;
+    bool leaves_end_ = false;
     bool is_rewritten_ = false;
     bool is_doubted_ = false;
   };
@@ -79,11 +79,12 @@ class PeerLoads {
 
   /// Whether lines are claimed that may be.
   bool claims() const { return claims_; }
-  /// Whether the owner writes its array between calls; `src` is a part of it. Loads a line of its
-  /// last block, which this rank has read last: if it is old, it is still in this rank's cache.
+  /// Whether the owner writes its array between calls; `src` is a part of it. Loads a line near the
+  /// end, which this rank has read last: if it is old, it is still in this rank's cache. Not of the
+  /// last page, which may be an edge, whose copy is not written if it is equal.
   bool is_rewritten(int owner, const std::byte* src, size_t nbytes) const {
-    const size_t block = std::min(nbytes, kClaimedBytes);
-    return is_new(owner, src + (nbytes - block), block);
+    const size_t looked_at = std::min(nbytes, kLookedAtBytes);
+    return is_new(owner, src + (nbytes - looked_at), looked_at / 2);
   }
 
   /// Notes what an owner's writes of lines took: those that `peer` has kept, and returned.
@@ -93,6 +94,7 @@ class PeerLoads {
   static constexpr size_t kMinBytes = 4096;         // of a block whose lines are returned
   static constexpr size_t kBlockBytes = 128 << 10;  // a block is still in L2 when it is returned
   static constexpr size_t kClaimedBytes = 4096;     // claims of a block run beside the next loads
+  static constexpr size_t kLookedAtBytes = 2 * kClaimedBytes;  // at the end of a part
 
  private:
   // Cores may become far, or near, within a second, so fewer operations are between two trials if
