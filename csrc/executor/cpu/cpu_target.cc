@@ -187,7 +187,7 @@ void CpuTarget::combine_mapped(const void* const* srcs, int* owners, int num_src
   for (int i = 0; i < num_srcs; ++i) {
     const bool only_read = std::find(dsts, dsts + num_dsts, srcs[i]) == dsts + num_dsts;
     if (owners[i] < 0) continue;
-    if (!only_read ||
+    if (!only_read || num_bytes(operands) > PeerLoads::kMaxBytes ||
         (claims_ == nullptr && !exchange_->peers()[static_cast<size_t>(owners[i])].wants_lines)) {
       owners[i] = -1;
     }

@@ -91,7 +91,9 @@ class PeerLoads {
   void took(int peer, uint64_t kept, uint64_t returned);
   bool wants_lines() const { return wants_lines_; }
 
-  static constexpr size_t kMinBytes = 4096;         // of a block whose lines are returned
+  static constexpr size_t kMinBytes = 4096;  // of a block whose lines are returned
+  // Of a larger part, most lines have left the reader's caches by themselves.
+  static constexpr size_t kMaxBytes = 16 << 20;
   static constexpr size_t kBlockBytes = 128 << 10;  // a block is still in L2 when it is returned
   static constexpr size_t kClaimedBytes = 4096;     // claims of a block run beside the next loads
   static constexpr size_t kLookedAtBytes = 2 * kClaimedBytes;  // at the end of a part
