@@ -92,7 +92,7 @@ class PeerLoads {
   bool wants_lines() const { return wants_lines_; }
 
   static constexpr size_t kMinBytes = 4096;  // of a block whose lines are returned
-  // Of a larger part, most lines have left the reader's caches by themselves.
+  // Most lines of a larger part have left the reader's caches by themselves.
   static constexpr size_t kMaxBytes = 16 << 20;
   static constexpr size_t kBlockBytes = 128 << 10;  // a block is still in L2 when it is returned
   static constexpr size_t kClaimedBytes = 4096;     // claims of a block run beside the next loads
