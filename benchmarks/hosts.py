@@ -126,8 +126,12 @@ def mpi_rank_main(work: Work) -> list[dict[str, Any]]:
 
 def run_under_mpi(given: argparse.Namespace, network: Network, work: Work) -> list[dict[str, Any]]:
     import mpi_kit
+    from _pytest.outcomes import Skipped
 
-    mpi = mpi_kit.need(given.mpi)
+    try:
+        mpi = mpi_kit.need(given.mpi)
+    except Skipped as reason:
+        raise SystemExit(f"hosts.py: --mpi: {reason}") from None
     words = [sys.executable, str(Path(__file__).resolve()), "--as-rank", json.dumps(asdict(work))]
     job = mpi_kit.mpiexec(mpi, network, given.per_host, words, 900)
     lines = [line for line in job.text.splitlines() if line.startswith("ROWS ")]
