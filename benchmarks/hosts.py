@@ -126,11 +126,11 @@ def mpi_rank_main(work: Work) -> list[dict[str, Any]]:
 
 def run_under_mpi(given: argparse.Namespace, network: Network, work: Work) -> list[dict[str, Any]]:
     import mpi_kit
-    from _pytest.outcomes import Skipped
+    import pytest
 
     try:
         mpi = mpi_kit.need(given.mpi)
-    except Skipped as reason:
+    except pytest.skip.Exception as reason:
         raise SystemExit(f"hosts.py: --mpi: {reason}") from None
     words = [sys.executable, str(Path(__file__).resolve()), "--as-rank", json.dumps(asdict(work))]
     job = mpi_kit.mpiexec(mpi, network, given.per_host, words, 900)

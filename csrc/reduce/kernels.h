@@ -270,7 +270,7 @@ struct Reduce {
         streamed = reduce_past_caches(args);
       }
     }
-    bool past_caches = run_blocks(args, 0, streamed.begin);
+    bool past_caches = streamed.begin != 0 && run_blocks(args, 0, streamed.begin);
     past_caches |= run_blocks(args, streamed.end, args.count);
     if (past_caches) streaming_fence();
   }
