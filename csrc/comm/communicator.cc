@@ -21,8 +21,6 @@ namespace {
 
 // One of this many calls of a plan is timed for explain().
 constexpr int64_t kTimedEvery = 16;
-// Calls through slots from one exchange, which shows that the ranks are far, to the next.
-constexpr int kFarCalls = 31;
 // An all_to_all with counts is planned as if its payload had this size.
 constexpr int64_t kUnevenBytes = int64_t{1} << 20;
 
@@ -352,7 +350,7 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
     --plan.num_far_calls;
   } else if (plan.exchanges_buffers && call.collective != Collective::kBarrier) {
     done = runner_.run_direct(plain, nbytes, plan, planned);
-    if (plan.slots_if_far && runner_.is_far()) plan.num_far_calls = kFarCalls;
+    if (plan.slots_if_far) plan.num_far_calls = runner_.num_far_calls(nbytes);
     if (planned != plan.slots) recorder_.runs(*planned);
   }
   bool ok = done ? *done : runner_.run_slots(plain, nbytes, *planned);

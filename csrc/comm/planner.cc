@@ -113,7 +113,10 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
     }
     // A table's times of `direct` are of copies where they pay, so where it has some, it decides.
     const Candidate& best = plain.candidates.front();
-    plan.copies_arrays = !links_.all_mapped && (best.tabled_s == 0 || is_direct(best.protocol)) &&
+    const bool slots_are_slower =
+        best.tabled_s == 0 ? rule != nullptr || pays_to_copy_in_place_of_slots(wanted.nbytes)
+                           : is_direct(best.protocol);
+    plan.copies_arrays = !links_.all_mapped && slots_are_slower &&
                          is_direct(plan.of(Reach::kMapped, true)->protocol) &&
                          pays_to_copy(wanted.collective, wanted.nbytes);
     // Not where results could differ in their last bits, since the calls that use slots differ
@@ -121,9 +124,9 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
     const PlannedCall& direct = *plan.of(Reach::kMapped, true);
     const bool same_bits = num_ranks_ == 2 || (direct.plan.order == Order::kFlat &&
                                                plan.slots->plan.order == Order::kFlat);
-    plan.slots_if_far = plan.copies_arrays && rule == nullptr && best.tabled_s == 0 && same_bits &&
-                        !selector_.topology().oversubscribed() &&
-                        pays_to_use_slots_if_far(wanted.nbytes);
+    plan.slots_if_far = !links_.all_mapped && is_direct(direct.protocol) && rule == nullptr &&
+                        best.tabled_s == 0 && same_bits && !selector_.topology().oversubscribed() &&
+                        pays_to_use_slots_if_far(wanted.collective, wanted.nbytes);
     if (rule == nullptr && best.tabled_s == 0 && !links_.all_mapped && !plan.slots_if_far &&
         selector_.tunes(wanted.collective, wanted.nbytes)) {
       plan.tuned = tune(wanted, plan, plain, rank_candidates(wanted, Arrays::kMapped, rule));

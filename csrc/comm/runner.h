@@ -29,8 +29,9 @@ class Runner {
   /// the failure.
   bool run_slots(const Call& call, int64_t nbytes, PlannedCall& planned);
 
-  /// Whether the last exchange has found that ranks' cores share no cache; equal on all ranks.
-  bool is_far() const { return exchange_.is_far(); }
+  /// How many of the next calls like the last one run through slots at once, since ranks' cores
+  /// share no cache (decision 0107); equal on all ranks.
+  int num_far_calls(int64_t nbytes);
 
   /// Gives up the shared heap. No operation is under way, and none follows.
   void release() { buffers_.release(); }

@@ -73,9 +73,14 @@ bool pays_to_copy(Collective collective, int64_t nbytes) {
   return collective == Collective::kAllReduce && nbytes < kMaxCopiedBytes;
 }
 
-bool pays_to_use_slots_if_far(int64_t nbytes) {
+bool pays_to_copy_in_place_of_slots(int64_t nbytes) {
+  constexpr int64_t kMinCopiedBytes = 8 << 10;
+  return nbytes >= kMinCopiedBytes;
+}
+
+bool pays_to_use_slots_if_far(Collective collective, int64_t nbytes) {
   constexpr int64_t kMaxBytes = 64 << 10;
-  return nbytes < kMaxBytes;
+  return collective == Collective::kAllReduce && nbytes < kMaxBytes;
 }
 
 Selector::Selector(Topology topology, std::shared_ptr<const SelectionInputs> inputs)

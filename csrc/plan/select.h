@@ -34,11 +34,14 @@ bool is_candidate(Collective collective, std::string_view algorithm);
 /// Whether the protocol may be worthwhile for messages of `nbytes`.
 bool is_candidate(ProtocolKind protocol, int64_t nbytes);
 /// Whether plain arrays are copied to where peers access them if mapped ones run directly, or if a
-/// call names `direct`: two copies within the caches then cost less than slots, and than reading
-/// another process's memory (decision 0091).
+/// call names `direct`: two copies within the caches then cost less than reading another process's
+/// memory (decision 0091).
 bool pays_to_copy(Collective collective, int64_t nbytes);
-/// Whether slots take less time than that where the ranks' cores share no cache (decision 0107).
-bool pays_to_use_slots_if_far(int64_t nbytes);
+/// Whether that is also faster than slots.
+bool pays_to_copy_in_place_of_slots(int64_t nbytes);
+/// Whether slots take less time than mapped arrays where the ranks' cores share no cache (decision
+/// 0107).
+bool pays_to_use_slots_if_far(Collective collective, int64_t nbytes);
 
 /// Settings of a communicator, fixed before its first call and equal on all ranks.
 struct SelectionInputs {

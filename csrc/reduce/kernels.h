@@ -175,7 +175,13 @@ struct Reduce {
     for (; i + kNumLanes <= count; i += kNumLanes) {
       step_to<1>(out + i * sizeof(Storage), args, begin + i, Whole{});
     }
-    if (i < count) part(count - i);
+    if (i < count && count < kNumLanes) {
+      part(count);
+    } else if (i < count) {
+      const size_t last = count - kNumLanes;
+      step_to<1>(out + last * sizeof(Storage), args, begin + last,
+                 LastBytes((count - i) * sizeof(Storage)));
+    }
     if constexpr (!kFloating<Acc>) {
       if (args.divisor != 1) divide_all(out, count, args.divisor);
     }

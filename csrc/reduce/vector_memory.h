@@ -96,6 +96,39 @@ class Partial {
 
 #endif
 
+/// A whole vector of which only the last nbytes are written. Nothing past its end is accessed; a
+/// Partial load of the last line of a slot takes the line behind it from the writer, though it
+/// reads no byte of it.
+class LastBytes {
+ public:
+  static constexpr bool kPastCaches = false;
+  explicit LastBytes(size_t nbytes) : nbytes_(nbytes) {}
+
+  template <class V>
+  [[gnu::always_inline]] V load(const char* src) const {
+    return Whole{}.load<V>(src);
+  }
+  template <class V>
+  [[gnu::always_inline]] void store(char* dst, V v) const {
+    const size_t before = sizeof(V) - nbytes_;
+#if PYCOLL_VECTOR_BYTES == 64
+    const uint64_t mask = ~uint64_t{0} << before;
+    if constexpr (sizeof(V) == 64) {
+      _mm512_mask_storeu_epi8(dst, mask, (__m512i)v);
+    } else if constexpr (sizeof(V) == 32) {
+      _mm256_mask_storeu_epi8(dst, static_cast<__mmask32>(mask), (__m256i)v);
+    } else {
+      _mm_mask_storeu_epi8(dst, static_cast<__mmask16>(mask), (__m128i)v);
+    }
+#else
+    copy_below<sizeof(V)>(dst + before, reinterpret_cast<const char*>(&v) + before, nbytes_);
+#endif
+  }
+
+ private:
+  size_t nbytes_;
+};
+
 /// Stores past the caches; dst is aligned to the vector.
 template <class V>
 [[gnu::always_inline]] inline void store_streaming(char* dst, V v) {

@@ -67,7 +67,7 @@ def test_small_arrays_use_slots_where_the_cores_share_no_cache(comm):
     comm.register_after = 0
     plain, mapped = np.empty(5000, np.float32), comm.empty(5000, np.float32)
     x = plain if comm.rank == 0 else mapped
-    for nbytes, direct_calls in ((20_000, 2), (4096, 2), (64 << 10, 64)):
+    for nbytes, direct_calls in ((20_000, 2), (8192, 2), (64 << 10, 64)):
         x = np.empty(nbytes // 4, np.float32) if nbytes > x.nbytes else x[: nbytes // 4]
         ran = []
         for call in range(64):
@@ -78,6 +78,12 @@ def test_small_arrays_use_slots_where_the_cores_share_no_cache(comm):
         # Each of them shows that the cores are still far.
         assert ran.count("direct") == direct_calls, ran
         assert set(ran) <= {"direct", "simple"}
+    for nbytes, direct_calls in ((20_000, 64), (8192, 2)):  # in mapped arrays of both ranks
+        ran = []
+        for _ in range(64):
+            comm.all_reduce(mapped[: nbytes // 4])
+            ran.append(last_protocol(comm))
+        assert ran.count("direct") == direct_calls, ran
     x = np.ones(1024, np.float32)
     for _ in range(2):
         comm.all_reduce(x, algorithm="two_shot/direct")

@@ -197,21 +197,25 @@ void check_peer_loads() {
   const auto transport = make_local_transport(make_local_world(3), 0);
   PeerLoads loads(transport->segment(), 0, 3, PeerLoads::Way::kMeasured);
   const auto write_lines = [&loads](int peer, uint64_t kept, uint64_t returned) {
-    for (int i = 0; i < 3; ++i) loads.took(peer, kept, returned);
+    for (int i = 0; i < 7; ++i) loads.took(peer, kept, returned);
   };
   write_lines(1, 700, 900);
   expect(!loads.wants_lines(), "lines are kept where they are written faster");
   write_lines(2, 2700, 1200);
   expect(loads.wants_lines(), "one peer that shares no cache is enough");
-  loads.took(2, 700, 900);
-  expect(loads.wants_lines(), "one measurement of three may be wrong");
+  for (int i = 0; i < 3; ++i) loads.took(2, 700, 900);
+  expect(loads.wants_lines(), "three measurements of seven may be wrong");
+  write_lines(2, 1100, 900);
+  expect(loads.wants_lines(), "what was found last has the doubt");
   write_lines(2, 700, 900);
   expect(!loads.wants_lines(), "the cores share a cache again");
+  write_lines(2, 1100, 900);
+  expect(!loads.wants_lines(), "here, too");
 }
 
 /// How many operations of `nbytes` are from the first trial to the second. Trials are numbered in
 /// the lines that they write.
-int operations_between_trials(int64_t nbytes) {
+int operations_between_trials(int64_t nbytes, int num_left_out = 0) {
   const auto transport = make_local_transport(make_local_world(2), 0);
   PeerLoads loads(transport->segment(), 0, 2, PeerLoads::Way::kMeasured);
   uint64_t& number = transport->segment().exchange(0).trial.kept[0].value;
@@ -220,6 +224,7 @@ int operations_between_trials(int64_t nbytes) {
   for (int count = 1; count < 1000; ++count) {
     loads.enter();
     loads.entered(nbytes);
+    loads.left_out(num_left_out);
     if (first == 0 && number == 0) {
       first = count;
       loads.enter();  // ends the trial
@@ -235,6 +240,7 @@ void check_trials() {
   if (!PeerLoads(transport->segment(), 0, 2, PeerLoads::Way::kMeasured).claims()) return;
   expect(operations_between_trials(4096) == 257, "small operations are seldom measured");
   expect(operations_between_trials(int64_t{16} << 20) == 17, "large ones more often");
+  expect(operations_between_trials(4096, 31) == 9, "those without an exchange count, too");
 }
 
 /// Claims bytes beside pages that may not be touched, on either side.

@@ -118,11 +118,10 @@ void PeerLoads::took(int peer, uint64_t kept, uint64_t returned) {
   Peer& of = peers_[static_cast<size_t>(peer)];
   of.kept.add(kept);
   of.returned.add(returned);
-  wants_lines_ = false;
-  for (const Peer& each : peers_) {
-    wants_lines_ = wants_lines_ || static_cast<float>(each.kept.get()) >
-                                       kMargin * static_cast<float>(each.returned.get());
-  }
+  const float margin = wants_lines_ ? kMarginToKeep : kMarginToReturn;
+  wants_lines_ = std::any_of(peers_.begin(), peers_.end(), [margin](const Peer& each) {
+    return static_cast<float>(each.kept.get()) > margin * static_cast<float>(each.returned.get());
+  });
 }
 
 bool PeerLoads::is_new(int owner, const std::byte* src, size_t nbytes) const {

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -71,6 +72,8 @@ class PeerLoads {
   /// Call it when all ranks have entered an operation on mapped arrays of `nbytes`, which is equal
   /// on all ranks. In a trial it reads the lines of a rank that measures.
   void entered(int64_t nbytes);
+  /// Counts operations without an exchange, of which all ranks have equally many, as entered ones.
+  void left_out(int64_t num_operations) { until_trial_ -= num_operations; }
 
   /// Whether the owner has written the middle of a block after this rank's last access. Loads it.
   bool is_new(int owner, const std::byte* src, size_t nbytes) const;
@@ -105,20 +108,29 @@ class PeerLoads {
   static constexpr int64_t kBytesOfOne = 1 << 20;  // count as one more operation
   static constexpr int64_t kBeforeFirst = 8;       // the first touches of the lines are not timed
   // The reader's own time is not measured here. Where cores share a cache, lines that were kept are
-  // written faster than returned ones; where they do not, two to three times as slowly.
-  static constexpr float kMargin = 1.25F;
+  // written faster than returned ones; where they do not, 1.8 to 3 times as slowly. A single
+  // measurement may take twice as long as another, so what was found last has the doubt.
+  static constexpr float kMarginToKeep = 1.15F;
+  static constexpr float kMarginToReturn = 1.4F;
 
-  /// The median of the last three measurements: the kernel interrupts some, and a line may have
-  /// been prefetched. 0 before the first one.
-  struct Median {
-    uint64_t last[3] = {0, 0, 0};
+  /// The median of the last measurements: the kernel interrupts some, and a line may have been
+  /// prefetched. 0 before the first one.
+  class Median {
+   public:
     void add(uint64_t took) {
-      if (last[0] == 0) last[1] = last[2] = took;
-      last[2] = std::exchange(last[1], std::exchange(last[0], took));
+      if (median_ == 0) last_.fill(took);
+      last_[num_++ % last_.size()] = took;
+      std::array<uint64_t, kNumLast> sorted = last_;
+      std::nth_element(sorted.begin(), sorted.begin() + kNumLast / 2, sorted.end());
+      median_ = sorted[kNumLast / 2];
     }
-    uint64_t get() const {
-      return std::max(std::min(last[0], last[1]), std::min(std::max(last[0], last[1]), last[2]));
-    }
+    uint64_t get() const { return median_; }
+
+   private:
+    static constexpr int kNumLast = 7;
+    std::array<uint64_t, kNumLast> last_ = {};
+    size_t num_ = 0;
+    uint64_t median_ = 0;
   };
   struct Peer {
     Median kept;  // ticks of this rank's writes
