@@ -17,6 +17,8 @@ PYCOLL_HD inline int64_t chunk_start(int64_t count, int32_t num_chunks, int64_t 
   if (product >> 32 == 0) return static_cast<uint32_t>(product) / divisor;
   return static_cast<int64_t>(product / divisor);
 #else
+  int64_t product = 0;
+  if (!__builtin_mul_overflow(chunk, count, &product)) return product / num_chunks;
   return static_cast<int64_t>(static_cast<__int128>(chunk) * count / num_chunks);
 #endif
 }
