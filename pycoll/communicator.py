@@ -41,9 +41,9 @@ class Communicator(ElasticMethods):
     started and waited for by several. After an error it is broken: every further call raises, and a
     new communicator can be made. As a context manager it closes itself at the end.
 
-    The attribute `register_after` is the number of times that a NumPy array of 16 KiB or more is
-    passed to collectives before it is registered automatically (docs/decisions/0023); 32 times as
-    many where the message has less than 64 KiB. The default is PYCOLL_REGISTER_AFTER, else 8; 0 means never. `split` and
+    The attribute `register_after` is the number of times that a NumPy array (of 16 KiB or more, for
+    a message of 64 KiB or more) is passed to collectives before it is registered automatically
+    (docs/decisions/0023). The default is PYCOLL_REGISTER_AFTER, else 8; 0 means never. `split` and
     `group` copy it to new communicators. It may differ between ranks.
 
     The attribute `deterministic` is the default of the collectives' argument `deterministic`.

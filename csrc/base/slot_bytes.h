@@ -13,5 +13,7 @@ inline constexpr size_t kSlotBytesBetweenHosts = 256 << 10;
 /// Bytes of messages that a rank reads from all its peers before a slot's lines are written again:
 /// four times an L2 cache, so that they have left the reader's (decision 0108).
 inline constexpr size_t kBytesBetweenWrites = 4 << 20;
+/// Places of messages that two ranks trade: those of the tiles that are in flight at once.
+inline constexpr int kTradedPlaces = 4;
 
 }  // namespace pycoll

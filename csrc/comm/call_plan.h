@@ -41,8 +41,6 @@ struct CallPlan {
   bool exchanges_buffers = false;  // a plan is direct, so the ranks exchange their arrays' places
   bool uses_processes = false;     // a plan is direct through the kernel (Reach::kProcess)
   bool copies_arrays = false;      // plain arrays are copied to where peers access them
-  bool slots_if_far = false;       // slots are faster where the ranks' cores share no cache
-  int num_far_calls = 0;           // the next calls, which use slots for that; equal on all ranks
   int64_t num_calls = 0;
   /// Plans for plain arrays, of which calls find the fastest. If there are none, `at` decides.
   TunedPlans tuned;

@@ -346,11 +346,8 @@ void Communicator::perform(const Call& call, const OnSlow& on_slow) {
   const int64_t start = timed ? now_ns() : 0;
   if (&plain != &call) plain_call_.scale_input(call);
   std::optional<bool> done;
-  if (plan.num_far_calls > 0) {
-    --plan.num_far_calls;
-  } else if (plan.exchanges_buffers && call.collective != Collective::kBarrier) {
+  if (plan.exchanges_buffers && call.collective != Collective::kBarrier) {
     done = runner_.run_direct(plain, nbytes, plan, planned);
-    if (plan.slots_if_far) plan.num_far_calls = runner_.num_far_calls(nbytes);
     if (planned != plan.slots) recorder_.runs(*planned);
   }
   bool ok = done ? *done : runner_.run_slots(plain, nbytes, *planned);

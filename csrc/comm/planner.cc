@@ -98,10 +98,17 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
     }
     fill();
     if (num_ranks_ == 1 || !links_.one_host) return plan;
+    const Ranking mapped = rank_candidates(wanted, Arrays::kMapped, rule);
+    const Candidate& best = plain.candidates.front();
+    const bool chosen_by_simulation = rule == nullptr && best.tabled_s == 0;
+    const bool trades = selector_.topology().trades_places() && !links_.all_mapped;
+    if (chosen_by_simulation && mapped.candidates.front().tabled_s == 0 && trades &&
+        pays_to_use_traded_slots(wanted.nbytes)) {
+      return plan;
+    }
     for (const Reach reach : {Reach::kMapped, Reach::kProcess}) {
       if (reach == Reach::kProcess && links_.all_mapped) continue;
-      const Ranking ranking =
-          reach == Reach::kMapped ? rank_candidates(wanted, Arrays::kMapped, rule) : plain;
+      const Ranking& ranking = reach == Reach::kMapped ? mapped : plain;
       for (const bool in_place : {false, true}) {
         PlannedCall* first =
             first_that_can(wanted, ranking, /*direct=*/true, in_place, writes_of(reach));
@@ -112,24 +119,15 @@ CallPlan Planner::choose(const PlanKey& wanted, const Rule* rule) {
       }
     }
     // A table's times of `direct` are of copies where they pay, so where it has some, it decides.
-    const Candidate& best = plain.candidates.front();
-    const bool slots_are_slower =
-        best.tabled_s == 0 ? rule != nullptr || pays_to_copy_in_place_of_slots(wanted.nbytes)
-                           : is_direct(best.protocol);
+    const bool slots_are_slower = chosen_by_simulation ? !trades
+                                  : best.tabled_s != 0 ? is_direct(best.protocol)
+                                                       : true;
     plan.copies_arrays = !links_.all_mapped && slots_are_slower &&
                          is_direct(plan.of(Reach::kMapped, true)->protocol) &&
                          pays_to_copy(wanted.collective, wanted.nbytes);
-    // Not where results could differ in their last bits, since the calls that use slots differ
-    // between runs.
-    const PlannedCall& direct = *plan.of(Reach::kMapped, true);
-    const bool same_bits = num_ranks_ == 2 || (direct.plan.order == Order::kFlat &&
-                                               plan.slots->plan.order == Order::kFlat);
-    plan.slots_if_far = !links_.all_mapped && is_direct(direct.protocol) && rule == nullptr &&
-                        best.tabled_s == 0 && same_bits && !selector_.topology().oversubscribed() &&
-                        pays_to_use_slots_if_far(wanted.collective, wanted.nbytes);
-    if (rule == nullptr && best.tabled_s == 0 && !links_.all_mapped && !plan.slots_if_far &&
+    if (chosen_by_simulation && !links_.all_mapped &&
         selector_.tunes(wanted.collective, wanted.nbytes)) {
-      plan.tuned = tune(wanted, plan, plain, rank_candidates(wanted, Arrays::kMapped, rule));
+      plan.tuned = tune(wanted, plan, plain, mapped);
     }
   } catch (const UsageError& error) {
     if (rule == nullptr) throw;

@@ -67,10 +67,6 @@ std::string Planner::describe_arrays(const PlanKey& wanted, const CallPlan& plan
     text += "  arrays that are not mapped are copied to mapped memory: " +
             name_of(*plan.of(Reach::kMapped, true)) + " in place\n";
   }
-  if (plan.slots_if_far) {
-    text += "  where the ranks' cores are measured to share no cache: " + name_of(*plan.slots) +
-            ", through slots\n";
-  }
   return text + "  else: " + name_of(*plan.slots) + ", through slots\n";
 }
 

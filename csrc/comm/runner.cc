@@ -43,11 +43,6 @@ constexpr int64_t kRootedRingBytes = int64_t{16} << 20;
 // Tiles in flight of a call in which each rank sends to all others and receives from all. More than
 // half of a ring's slots would have its writer wait for its reader.
 constexpr int kTilesOfExchange = 4;
-// Where cores share no cache, mapped arrays of at least this size are reached directly unless they
-// are rewritten; slots take 1.3 to 2.6 times as long.
-constexpr int64_t kMinDirectIfFar = 16 << 10;
-// Calls through slots, because cores share no cache, until the next one that looks again.
-constexpr int kFarCalls = 31;
 
 /// Elements of all blocks that `index_of`, a column of the table of collectives, puts in a buffer.
 int64_t count_blocks(const Call& call, int rank, int num_ranks,
@@ -114,12 +109,10 @@ bool Runner::exchange_buffers(CallPlan& plan, int64_t nbytes) {
   const bool all_wait = tuned.is_on()
                             ? tuned.exchanges_times() || tuned.wanted().reach == Reach::kProcess
                             : plan.uses_processes;
-  BufferExchange::Entry entry{nbytes, all_wait, false, {}};
-  const PlannedCall* const out_of_place = plan.of(Reach::kMapped, false);
-  entry.rewritten =
-      buffers_.is_copied() || (out_of_place != nullptr && out_of_place->claims.is_rewritten());
-  if (tuned.is_on()) entry.times = tuned.times();
-  if (!exchange_.exchange(buffers_.input_buffer(), buffers_.output_buffer(), entry)) return false;
+  if (!exchange_.exchange(buffers_.input_buffer(), buffers_.output_buffer(), nbytes, all_wait,
+                          tuned.is_on() ? tuned.times() : OperationTimes{})) {
+    return false;
+  }
   if (tuned.is_on()) tuned.heard(exchange_.latest());
   return true;
 }
@@ -143,13 +136,6 @@ PlannedCall* Runner::tuned_plan(CallPlan& plan) {
     simple_links_.try_caches();
   }
   return wanted;
-}
-
-int Runner::num_far_calls(int64_t nbytes) {
-  if (!exchange_.is_far()) return 0;
-  if (nbytes >= kMinDirectIfFar && !exchange_.is_rewritten()) return 0;
-  exchange_.leave_out(kFarCalls);
-  return kFarCalls;
 }
 
 bool Runner::pays_to_claim_arrays(int64_t nbytes) const {
@@ -224,14 +210,15 @@ bool Runner::run_slots(const Call& call, int64_t nbytes, PlannedCall& planned) {
   } else {
     payload.tile_count = tile_count(planned.plan, static_cast<int64_t>(simple_links_.slot_bytes),
                                     arithmetic.element_size);
-    cpu_.begin(simple_links_, arithmetic, slot_use_of(call, nbytes, planned.plan));
+    cpu_.begin(simple_links_, arithmetic, slot_use_of(call, nbytes, planned.plan, payload));
     ok = run<Simple>(call, planned.plan, payload);
   }
   if (ok) copy_blocks(payload, planned.plan.placement.after, arithmetic.element_size);
   return ok;
 }
 
-SlotUse Runner::slot_use_of(const Call& call, int64_t nbytes, const Plan& plan) const {
+SlotUse Runner::slot_use_of(const Call& call, int64_t nbytes, const Plan& plan,
+                            const Payload& payload) const {
   const Segment& segment = transport_.segment();
   SlotUse use{static_cast<uint64_t>(segment.layout().num_slots)};
   if (segment.proxy() != nullptr) return use;  // a proxy does not know how calls use the slots
@@ -252,13 +239,20 @@ SlotUse Runner::slot_use_of(const Call& call, int64_t nbytes, const Plan& plan) 
     use.num_slots = std::min(use.num_slots, num_slots);
     return use;
   }
+  if (payload.block_counts == nullptr &&
+      may_trade_places(plan, payload.count, payload.tile_count, num_tiles_together(call, plan))) {
+    use.places = Places::kTraded;
+    return use;
+  }
   const int64_t moved = call.collective == Collective::kAllReduce ? 2 * nbytes : nbytes;
   // A reader that writes past its caches would keep the whole ring in them otherwise.
   const bool reader_keeps_ring =
       call.collective == Collective::kBroadcast && nbytes >= kMovedStreamingBytes;
   use.claim_lines = true;
   // Ranks with counts of their own do not know those of the others.
-  use.take_turns = (moved < kMaxTurnBytes || reader_keeps_ring) && call.send_counts == nullptr;
+  if ((moved < kMaxTurnBytes || reader_keeps_ring) && call.send_counts == nullptr) {
+    use.places = Places::kTurns;
+  }
   return use;
 }
 

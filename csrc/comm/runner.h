@@ -29,10 +29,6 @@ class Runner {
   /// the failure.
   bool run_slots(const Call& call, int64_t nbytes, PlannedCall& planned);
 
-  /// How many of the next calls like the last one run through slots at once, since ranks' cores
-  /// share no cache (decision 0107); equal on all ranks.
-  int num_far_calls(int64_t nbytes);
-
   /// Gives up the shared heap. No operation is under way, and none follows.
   void release() { buffers_.release(); }
 
@@ -56,11 +52,13 @@ class Runner {
   /// core copies faster when it first writes several slots and then reads several (decision 0112).
   int num_tiles_together(const Call& call, const Plan& plan) const;
   /// How a call through `simple` uses its slots. Where each rank has a core, lines should not be in
-  /// the caches of both ranks when they are written again: readers claim those of the smallest
-  /// messages (decision 0113), and others take turns in all slots (decision 0108). Where ranks
+  /// the caches of both ranks when they are written again: two ranks trade places (decision 0122);
+  /// else readers claim lines of the smallest messages (decision 0113), and others take turns in
+  /// all slots (decision 0108). Where ranks
   /// share a core, and its caches, they use so few slots that lines are still there (decision
   /// 0111).
-  SlotUse slot_use_of(const Call& call, int64_t nbytes, const Plan& plan) const;
+  SlotUse slot_use_of(const Call& call, int64_t nbytes, const Plan& plan,
+                      const Payload& payload) const;
   Payload payload_of(const Call& call, const Plan& plan);
   void set_block_counts(const Call& call, Payload& payload);
   static void copy_blocks(const Payload& payload, const std::vector<BlockCopy>& copies,

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "base/error.h"
+#include "base/slot_bytes.h"
 #include "schedule/lower.h"
 #include "schedule/verify.h"
 
@@ -39,6 +40,20 @@ int64_t count_rings(const std::vector<Program>& programs) {
   return num_rings;
 }
 
+int trade_depth(const std::vector<Program>& programs) {
+  if (programs.size() != 2) return 0;
+  int depth = 0;
+  for (const Program& program : programs) {
+    int num_ahead = 0;  // messages sent, less those read
+    for (const Step& step : program.steps) {
+      num_ahead += std::popcount(step.dst_peers) - std::popcount(step.src_peers);
+      depth = std::max(depth, num_ahead);
+    }
+    if (num_ahead != 0) return 0;
+  }
+  return depth;
+}
+
 }  // namespace
 
 Plan make_plan(const Schedule& schedule, int rank, const PlanOptions& options) {
@@ -69,12 +84,20 @@ Plan make_plan(const Schedule& schedule, int rank, const PlanOptions& options) {
   plan.algorithm = schedule.algorithm;
   plan.programs_hash = hash_programs(programs);
   plan.num_rings = count_rings(programs);
+  plan.trade_depth = trade_depth(programs);
   plan.program = std::move(programs[static_cast<size_t>(rank)]);
   plan.min_slots = min_slots;
   plan.order = order;
   plan.spans_blocks = spans_blocks;
   plan.placement = *place_chunks(schedule, plan.program);
   return plan;
+}
+
+bool may_trade_places(const Plan& plan, int64_t count, int64_t tile_count, int num_together) {
+  const int64_t last_tile = count % tile_count;
+  const int64_t least = last_tile != 0 ? last_tile : tile_count;
+  const int depth = plan.trade_depth * (count > tile_count ? num_together : 1);
+  return depth != 0 && depth <= kTradedPlaces && least >= plan.placement.num_pieces;
 }
 
 uint64_t hash_programs(const std::vector<Program>& programs) {

@@ -17,9 +17,12 @@ namespace pycoll {
 struct Plan {
   Collective collective = Collective::kAllReduce;
   std::string algorithm;
-  Program program;              // of this rank
-  Placement placement;          // of its local chunks
-  int min_slots = 0;            // proved; the transport's links have at least as many
+  Program program;      // of this rank
+  Placement placement;  // of its local chunks
+  int min_slots = 0;    // proved; the transport's links have at least as many
+  // If there are two ranks, which send each other equally many messages in each tile: the most that
+  // one has sent beyond those it has read, with that of the same step. Else 0.
+  int trade_depth = 0;
   int64_t num_rings = 0;        // that carry messages, of all ranks
   Order order = Order::kOther;  // proved, of its reductions
   bool spans_blocks = false;    // a range of some rank holds several blocks: payloads of one tile
@@ -52,6 +55,11 @@ uint64_t hash_programs(const std::vector<Program>& programs);
 /// Tiles in flight at once where ranks are on several hosts (interpret_together): enough to hide
 /// latency, few enough to leave free slots.
 inline constexpr int kTilesTogether = 2;
+
+/// Whether two ranks may trade the places of messages in a call of blocks of `count` elements, with
+/// so many tiles in flight: none of its messages is empty, and when a rank writes one, it has read
+/// the one that was there (transport/ring/traded_places.h).
+bool may_trade_places(const Plan& plan, int64_t count, int64_t tile_count, int num_together);
 
 /// Elements of one block in one tile: as many as let the longest chunk range of any step fit a
 /// slot's payload.

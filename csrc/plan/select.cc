@@ -73,14 +73,9 @@ bool pays_to_copy(Collective collective, int64_t nbytes) {
   return collective == Collective::kAllReduce && nbytes < kMaxCopiedBytes;
 }
 
-bool pays_to_copy_in_place_of_slots(int64_t nbytes) {
-  constexpr int64_t kMinCopiedBytes = 8 << 10;
-  return nbytes >= kMinCopiedBytes;
-}
-
-bool pays_to_use_slots_if_far(Collective collective, int64_t nbytes) {
-  constexpr int64_t kMaxBytes = 64 << 10;
-  return collective == Collective::kAllReduce && nbytes < kMaxBytes;
+bool pays_to_use_traded_slots(int64_t nbytes) {
+  constexpr int64_t kMinDirectBytes = 16 << 10;
+  return nbytes < kMinDirectBytes;
 }
 
 Selector::Selector(Topology topology, std::shared_ptr<const SelectionInputs> inputs)

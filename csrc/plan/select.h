@@ -37,11 +37,8 @@ bool is_candidate(ProtocolKind protocol, int64_t nbytes);
 /// call names `direct`: two copies within the caches then cost less than reading another process's
 /// memory (decision 0091).
 bool pays_to_copy(Collective collective, int64_t nbytes);
-/// Whether that is also faster than slots.
-bool pays_to_copy_in_place_of_slots(int64_t nbytes);
-/// Whether slots take less time than mapped arrays where the ranks' cores share no cache (decision
-/// 0107).
-bool pays_to_use_slots_if_far(Collective collective, int64_t nbytes);
+/// Whether slots are as fast as mapped arrays where ranks trade places, without an exchange.
+bool pays_to_use_traded_slots(int64_t nbytes);
 
 /// Settings of a communicator, fixed before its first call and equal on all ranks.
 struct SelectionInputs {

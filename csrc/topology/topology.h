@@ -69,6 +69,10 @@ struct Topology {
 
   /// True when ranks outnumber cores, so that a waiting rank takes the core of a working one.
   bool oversubscribed() const { return num_ranks > num_cores; }
+  /// True when the ranks write messages where they have read others (decision 0122).
+  bool trades_places() const {
+    return num_ranks == 2 && !oversubscribed() && !of_devices && hosts.num_hosts == 1;
+  }
 };
 
 /// Ranks that share one host's memory, with constants measured on server cores of 2023. The order

@@ -19,7 +19,6 @@ from pycoll import UsageError, run_ranks
 pytestmark = pytest.mark.ranks
 
 COUNT = 1 << 18  # of float32: 1 MiB
-SMALL_COUNT = 1 << 12  # 16 KiB, the smallest message whose arrays move
 USES = 8
 processes = on_ranks(processes=[2])
 own_processes = on_ranks(processes=[2], own=True)
@@ -60,18 +59,6 @@ def test_array_moves_once_and_keeps_address_and_values(comm):
             comm.all_reduce(x)
             before[offset : offset + COUNT] = 2 * before[offset : offset + COUNT] + 1
             np.testing.assert_array_equal(whole, before)
-
-
-@processes
-def test_array_of_a_small_message_moves_later(comm):
-    x = np.ones(SMALL_COUNT, np.float32)
-    pass_often(comm, x, 32 * USES - 1)
-    assert not is_shared(x)
-    pass_often(comm, x, 1)
-    assert is_shared(x) and (x == 1).all()
-    smaller = np.ones(SMALL_COUNT - 1, np.float32)
-    pass_often(comm, smaller, 32 * USES + 1)
-    assert not is_shared(smaller)
 
 
 def shared_kib() -> int:

@@ -34,9 +34,9 @@ void note_arrays(const Invocation& in) {
   if (registration_cache == nullptr || !registration_cache->wants(in.nbytes)) [[likely]]
     return;
   const Operands& operands = in.operands;
-  if (operands.x) registration_cache->note(*in.object.comm, *operands.x, in.nbytes);
+  if (operands.x) registration_cache->note(*in.object.comm, *operands.x);
   if (operands.out && in.args[Arg::kOut] != nullptr) {
-    registration_cache->note(*in.object.comm, *operands.out, in.nbytes);
+    registration_cache->note(*in.object.comm, *operands.out);
   }
 }
 

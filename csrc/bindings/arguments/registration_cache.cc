@@ -132,8 +132,7 @@ class FollowingAllocator {
 RegistrationCache::RegistrationCache()
     : after_(static_cast<int>(env_number("PYCOLL_REGISTER_AFTER"))) {}
 
-RegistrationCache::Seen& RegistrationCache::find(const PyObject* owner, const ArrayView& view,
-                                                 int after) {
+RegistrationCache::Seen& RegistrationCache::find(const PyObject* owner, const ArrayView& view) {
   // Two candidate entries, so that x and out of a loop never evict each other.
   const uint64_t hash = reinterpret_cast<uintptr_t>(view.data) * 0x9e3779b97f4a7c15;
   Seen& first = seen_[(hash >> 32) % kNumSeen];
@@ -145,20 +144,20 @@ RegistrationCache::Seen& RegistrationCache::find(const PyObject* owner, const Ar
     }
   }
   Seen& seen = first.last_use <= second.last_use ? first : second;
-  seen = {owner, view.data, view.nbytes(), 0, after, {}, ++now_};
+  seen = {owner, view.data, view.nbytes(), 0, after_, {}, ++now_};
   return seen;
 }
 
-void RegistrationCache::count(Communicator& comm, const ArrayView& view, int after) {
+void RegistrationCache::count(Communicator& comm, const ArrayView& view) {
   PyObject* const owner = numpy_owner(view.numpy());
   if (owner == nullptr) return;
-  Seen& seen = find(owner, view, after);
+  Seen& seen = find(owner, view);
   ++seen.num_uses;
   if (seen.num_uses < seen.wanted) return;
   if (seen.num_uses > seen.wanted) {
     if (!seen.array.expired()) return;
     // The address now belongs to another array.
-    seen.wanted = seen.num_uses > seen.wanted + after ? after : 2 * seen.wanted;
+    seen.wanted = seen.num_uses > seen.wanted + after_ ? after_ : 2 * seen.wanted;
     seen.num_uses = 1;
     return;
   }

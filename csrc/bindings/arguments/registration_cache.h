@@ -26,16 +26,13 @@ class RegistrationCache {
   bool wants(int64_t payload_bytes) const { return payload_bytes >= kMinPayload && after_ != 0; }
   /// Counts one use. Called just before an operation begins, while no other operation uses its
   /// arrays.
-  void note(Communicator& comm, const ArrayView& view, int64_t payload_bytes) {
-    if (view.nbytes() < kMinBytes || view.numpy() == nullptr) return;
-    count(comm, view, payload_bytes < kSmallPayload ? kUsesOfSmall * after_ : after_);
+  void note(Communicator& comm, const ArrayView& view) {
+    if (view.nbytes() >= kMinBytes && view.numpy() != nullptr) count(comm, view);
   }
 
  private:
-  static constexpr int64_t kMinPayload = 16 << 10;
-  // To move a small array costs as much as a hundred messages save.
-  static constexpr int64_t kSmallPayload = 64 << 10;
-  static constexpr int kUsesOfSmall = 32;
+  // Below this size, moving an array pays only after it has been passed hundreds of times.
+  static constexpr int64_t kMinPayload = 64 << 10;
   static constexpr int64_t kMinBytes = 16 << 10;  // smallest part that peers access without a copy
   static constexpr size_t kNumSeen = 256;
 
@@ -52,8 +49,8 @@ class RegistrationCache {
     uint64_t last_use = 0;             // by now_
   };
 
-  void count(Communicator& comm, const ArrayView& view, int after);
-  Seen& find(const PyObject* owner, const ArrayView& view, int after);
+  void count(Communicator& comm, const ArrayView& view);
+  Seen& find(const PyObject* owner, const ArrayView& view);
 
   int after_;
   std::array<Seen, kNumSeen> seen_;

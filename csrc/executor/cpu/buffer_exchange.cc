@@ -42,7 +42,8 @@ uint64_t BufferExchange::say(const Buffer& buffer) const {
   return reinterpret_cast<uint64_t>(buffer.data);
 }
 
-bool BufferExchange::exchange(const Buffer& input, const Buffer& output, const Entry& entry) {
+bool BufferExchange::exchange(const Buffer& input, const Buffer& output, int64_t nbytes,
+                              bool with_processes, const OperationTimes& times) {
   ++number_;
   const size_t parity = number_ % 2;
   ExchangeLine own;
@@ -52,22 +53,21 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, const E
   own.digest = waiter_.digest();
   own.flags = (flags_of(input) & flags_of(output)) | (input.data == output.data ? kInPlace : 0u) |
               (reads_processes_ ? kReadsProcesses : 0u) |
-              (!threads && heap_ == nullptr ? kNoHeap : 0u) | (loads_.enter() ? kWantsLines : 0u) |
-              (entry.rewritten ? kRewritten : 0u);
-  own.entered_ns = entry.times.entered_ns;
-  own.left_ns = entry.times.left_ns;
+              (!threads && heap_ == nullptr ? kNoHeap : 0u) | (loads_.enter() ? kWantsLines : 0u);
+  own.entered_ns = times.entered_ns;
+  own.left_ns = times.left_ns;
   own.number = number_;
   segment_.exchange(rank_).entered[parity].write(own);
   ring_bells();
   reach_ = Reach::kNone;
-  is_far_ = is_rewritten_ = false;
+  is_far_ = false;
   latest_ = {};
   // Ranks that do wait see the reason, or see that this rank has moved on.
-  if (!entry.with_processes && (own.flags & kMappedBuffers) == 0) return true;
+  if (!with_processes && (own.flags & kMappedBuffers) == 0) return true;
 
   uint64_t all = ~uint64_t{0};
   uint64_t any = 0;
-  OperationTimes latest = entry.times;
+  OperationTimes latest = times;
   bool has_moved_on = false;
   for (int rank = 0; rank < num_ranks_; ++rank) {
     const ExchangeLine& line = segment_.exchange(rank).entered[parity];
@@ -90,25 +90,24 @@ bool BufferExchange::exchange(const Buffer& input, const Buffer& output, const E
   if (has_moved_on) return true;
   // A rank that gave up has taken its buffers away, or waits for those that entered before.
   if (!waiter_.is_whole()) return false;
-  if (!probed_ && entry.with_processes) {
+  if (!probed_ && with_processes) {
     // In the first exchange, the ranks find out what the system allows; then they exchange again.
     probed_ = true;
     reads_processes_ = can_use_processes();
-    return exchange(input, output, entry);
+    return exchange(input, output, nbytes, with_processes, times);
   }
   in_place_ = (any & kInPlace) != 0;
   latest_ = latest;
   if ((all & kMappedBuffers) != 0 && (any & kNoHeap) == 0) {
     reach_ = Reach::kMapped;
     is_far_ = (any & kWantsLines) != 0;
-    is_rewritten_ = (any & kRewritten) != 0;
-    loads_.entered(entry.nbytes);
+    loads_.entered(nbytes);
     for (PeerBuffers& peer : peers_) {
       if (threads) continue;
       peer.input = reinterpret_cast<uint64_t>(heap_->at(peer.input));
       peer.output = reinterpret_cast<uint64_t>(heap_->at(peer.output));
     }
-  } else if (entry.with_processes && (all & kProcessBuffers) != 0 && (all & kReadsProcesses) != 0) {
+  } else if (with_processes && (all & kProcessBuffers) != 0 && (all & kReadsProcesses) != 0) {
     reach_ = Reach::kProcess;
   }
   return true;

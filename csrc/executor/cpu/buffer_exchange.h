@@ -46,16 +46,12 @@ class BufferExchange {
     const void* data;
     size_t nbytes;  // 0: the rank has none
   };
-  /// What a rank says of an operation.
-  struct Entry {
-    int64_t nbytes;               // equal on all ranks
-    bool with_processes = false;  // also allows Reach::kProcess; equal on all ranks
-    bool rewritten = false;       // arrays that this rank reads are written between calls
-    OperationTimes times;         // of this rank
-  };
   /// Publishes both buffers to the peers and waits for theirs. A rank whose own buffers already
-  /// rule out direct access does not wait. Returns false when a wait failed.
-  bool exchange(const Buffer& input, const Buffer& output, const Entry& entry);
+  /// rule out direct access does not wait. `nbytes` are those of the operation, and
+  /// `with_processes` also allows Reach::kProcess; both must be equal on all ranks. `times` are
+  /// those of this rank. Returns false when a wait failed.
+  bool exchange(const Buffer& input, const Buffer& output, int64_t nbytes, bool with_processes,
+                const OperationTimes& times = {});
   /// Reach found by the last exchange; equal on all ranks.
   Reach reach() const { return reach_; }
   /// True when some rank's input and output are the same memory.
@@ -63,10 +59,6 @@ class BufferExchange {
   /// True when the reach is kMapped and some rank measures that its core shares no cache with that
   /// of a peer (PeerLoads).
   bool is_far() const { return is_far_; }
-  /// True when the reach is kMapped and some rank has said that arrays are rewritten.
-  bool is_rewritten() const { return is_rewritten_; }
-  /// The next operations have no exchange, on all ranks.
-  void leave_out(int64_t num_operations) { loads_.left_out(num_operations); }
   /// The latest times of all ranks in the last exchange; 0 where a rank has said 0. Equal on all
   /// ranks if all have waited.
   const OperationTimes& latest() const { return latest_; }
@@ -116,7 +108,6 @@ class BufferExchange {
   Reach reach_ = Reach::kNone;
   bool in_place_ = false;
   bool is_far_ = false;
-  bool is_rewritten_ = false;
   OperationTimes latest_;
   std::vector<PeerBuffers> peers_;
   PeerLoads loads_;

@@ -76,7 +76,8 @@ void CpuTarget::reduce_copy(const ProgramView& program, const OneStep& phase) {
   // A proxy sends what it finds in the caches faster.
   const bool is_sent = proxy_ != nullptr && operands.step->dst_peers != 0;
   combine(srcs, num_srcs, dsts, num_dsts, operands,
-          arithmetic_.streaming && operands.local_dst != nullptr && !is_sent ? 1 : 0, stores);
+          arithmetic_.streaming && operands.local_dst != nullptr && !is_sent ? 1 : 0,
+          trades_places() ? nullptr : stores);
   const size_t nbytes = num_bytes(operands);
   if (!slot_use_.claim_lines || nbytes < kMinClaimedMessage || nbytes > kMaxClaimedMessage ||
       operands.step->has(kMulticastSrc)) {

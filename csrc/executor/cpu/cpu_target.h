@@ -39,6 +39,7 @@ class CpuTarget {
     links_ = &links;
     arithmetic_ = arithmetic;
     slot_use_ = slot_use;
+    if (trades_places()) links.begin_trading_call();
   }
   /// Starts an operation of the protocol direct, with the results of the exchange.
   /// `claims`: of the plan, if this rank is the only reader of what it reads of its peers' inputs,
@@ -48,6 +49,7 @@ class CpuTarget {
 
   Links& links() { return *links_; }
   const SlotUse& slot_use() const { return slot_use_; }
+  bool trades_places() const { return slot_use_.places == Places::kTraded; }
   size_t element_size() const { return arithmetic_.element_size; }
   uint32_t digest() const { return waiter_.digest(); }
   bool mismatch(int peer, int) { return waiter_.mismatch(peer); }
@@ -79,8 +81,13 @@ class CpuTarget {
   /// chunks.
   void reduce_copy(const ProgramView& program, const OneStep& phase);
   /// Where the message of a `simple` step is in its slot.
-  auto place_in(auto& link, const StepOperands& operands) const {
-    return link.place(num_bytes(operands) + links_->checksum_bytes, slot_use_);
+  std::byte* place_in(SendEnd& link, const StepOperands& operands) const {
+    return trades_places() ? links_->traded.of(link)
+                           : link.place(num_bytes(operands) + links_->checksum_bytes);
+  }
+  const std::byte* place_in(RecvEnd& link, const StepOperands& operands) const {
+    return trades_places() ? links_->traded.of(link)
+                           : link.place(num_bytes(operands) + links_->checksum_bytes, slot_use_);
   }
   /// Writes the checksum of a slot that a `simple` step has filled.
   void add_checksum(SendEnd& link, const StepOperands& operands) {

@@ -72,8 +72,6 @@ class PeerLoads {
   /// Call it when all ranks have entered an operation on mapped arrays of `nbytes`, which is equal
   /// on all ranks. In a trial it reads the lines of a rank that measures.
   void entered(int64_t nbytes);
-  /// Counts operations without an exchange, of which all ranks have equally many, as entered ones.
-  void left_out(int64_t num_operations) { until_trial_ -= num_operations; }
 
   /// Whether the owner has written the middle of a block after this rank's last access. Loads it.
   bool is_new(int owner, const std::byte* src, size_t nbytes) const;

@@ -25,8 +25,6 @@ class ReachableBuffers {
   /// access both where they are, one copy in the shared heap stands for both (decision 0091).
   void find(const Given& input, const Given& output, bool copies);
 
-  /// Whether a copy stands for them, which each call writes.
-  bool is_copied() const { return is_copied_; }
   std::byte* input() const { return input_.mapped; }
   std::byte* output() const { return output_.mapped; }
   BufferExchange::Buffer input_buffer() const { return {input_.mapped, input_.nbytes}; }

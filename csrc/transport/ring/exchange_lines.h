@@ -20,7 +20,6 @@ enum ExchangeFlags : uint32_t {
   kReadsProcesses = 8,  // this rank can read the memory of all peers' processes
   kNoHeap = 16,         // this rank cannot reach the heap
   kWantsLines = 32,     // peers return lines that they have only read (executor/cpu/peer_loads.h)
-  kRewritten = 64,      // arrays that this rank reads are written between calls
 };
 
 struct alignas(kFlagBytes) ExchangeLine {

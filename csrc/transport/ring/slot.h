@@ -4,7 +4,8 @@
 // Invariants (docs/memory_model.md has the argument):
 //   - only the writer advances `tail`, only reader i advances `heads[i]`; both only grow;
 //   - message k is written to slot k % num_slots only when every head has passed k - num_slots (a
-//     credit); a call may use fewer slots of its rings (SlotUse);
+//     credit); a call may use fewer slots of its rings (SlotUse), or places that both directions of
+//     a link share (traded_places.h);
 //   - bytes written before `tail` is released are read only after `tail` is acquired, and bytes
 //     read before a head is released are overwritten only after that head is acquired.
 #pragma once
@@ -89,11 +90,18 @@ inline void set_mark(FlagLine& line, uint64_t index, uint32_t mark) {
   std::atomic_ref<uint32_t>(line.marks[index]).store(mark, std::memory_order_relaxed);
 }
 
+/// Where messages are.
+enum class Places : uint8_t {
+  kStart,   // at the start of their slots
+  kTurns,   // small ones begin further on in each round of the ring
+  kTraded,  // where this rank has read the peer's messages (transport/ring/traded_places.h)
+};
+
 /// How a call uses the slots of its rings: equal on all ranks.
 struct SlotUse {
   uint64_t num_slots = kMaxSlots;  // the first so many; a power of two
-  bool take_turns = false;         // small messages begin at other places in each round
-  bool claim_lines = false;  // readers claim those of smaller ones (transport/ring/claim_lines.h)
+  Places places = Places::kStart;
+  bool claim_lines = false;  // readers claim those of small ones (transport/ring/claim_lines.h)
 };
 
 /// The addresses of a ring in shared memory.
@@ -143,6 +151,7 @@ class SendEnd {
   /// readers' loads are over.
   bool has_free_slot(const SlotUse& use) {
     if (use.num_slots != num_used_) change_use(use);
+    places_ = use.places;
     if (is_free(released_)) return true;
     uint64_t slowest = posted_;
     for (int i = 0; i < memory_.num_heads; ++i) {
@@ -158,9 +167,8 @@ class SendEnd {
   }
   std::byte* slot() const { return memory_.slot(posted_, num_used_); }
   /// Where a message of `nbytes` begins; after has_free_slot().
-  std::byte* place(size_t nbytes, const SlotUse& use) {
-    take_turns_ = use.take_turns;
-    if (!take_turns_) return slot();
+  std::byte* place(size_t nbytes) {
+    if (places_ != Places::kTurns) return slot();
     if (!has_turns_ && memory_.takes_turns(nbytes)) [[unlikely]] {
       memory_.map_turns();
       has_turns_ = true;
@@ -181,10 +189,10 @@ class SendEnd {
   /// Prefetches the first lines of the next message of this size for writing, since their last
   /// reader still shares them, while this rank waits for something else. Affects time only.
   void warm_next(int64_t nbytes) const {
-    if (stores_.past_caches()) return;
+    if (stores_.past_caches() || places_ == Places::kTraded) return;
     const int64_t wanted = nbytes < kMaxWarmBytes ? nbytes : kMaxWarmBytes;
     const std::byte* const next =
-        take_turns_ ? memory_.place(posted_, static_cast<size_t>(nbytes)) : slot();
+        places_ == Places::kTurns ? memory_.place(posted_, static_cast<size_t>(nbytes)) : slot();
     for (int64_t at = 0; at < wanted; at += 64) prefetch_for_write(next + at);
   }
 
@@ -207,9 +215,9 @@ class SendEnd {
   uint64_t posted_ = 0;
   uint64_t released_ = 0;  // slowest head at the last check
   uint64_t num_used_ = kMaxSlots;
-  uint64_t drained_ = 0;     // messages that are released before the next one is written
-  bool has_turns_ = false;   // their pages are mapped
-  bool take_turns_ = false;  // in the last call
+  uint64_t drained_ = 0;    // messages that are released before the next one is written
+  bool has_turns_ = false;  // their pages are mapped
+  Places places_ = Places::kStart;
   PeerStores stores_;
 };
 
@@ -230,7 +238,7 @@ class RecvEnd {
   const std::byte* place(size_t nbytes, const SlotUse& use) {
     if (memory_.elsewhere != nullptr && memory_.elsewhere[index()] != nullptr) [[unlikely]]
       return memory_.elsewhere[index()];
-    if (!use.take_turns) return memory_.slot(released_, use.num_slots);
+    if (use.places != Places::kTurns) return memory_.slot(released_, use.num_slots);
     if (!has_turns_ && memory_.takes_turns(nbytes)) [[unlikely]] {
       memory_.map_turns();
       has_turns_ = true;
