@@ -3,7 +3,8 @@
 //
 // Two processes, each pinned to its core, with arrays of their own. A collective moves its bytes
 // by the kernel (process_vm_readv), once, or through a ring of slots in shared memory, twice, with
-// messages of several sizes, of which one or four are ahead of the reader. The fastest way counts.
+// messages of several sizes, of which one or four are ahead of the reader, into slots of a ring or
+// where a process has read its peer's messages (decision 0122). The fastest way counts.
 //
 // Usage: floor_new CORE CORE. Each line of the input, "all_reduce BYTES", asks for a measurement;
 // the answer is a line with its time in us. The first request of several equal ones finds the
@@ -144,6 +145,16 @@ class Rank {
     shared_.entered[1 - rank_].wait(meetings_);
   }
 
+  /// How the following messages are placed: in the slots of a ring, or, unless `num_traded` is 0,
+  /// in so many places that both processes use in turn.
+  void place_messages(uint64_t num_traded) {
+    num_traded_ = num_traded;
+    for (int ring = 0; ring < 2; ++ring) {
+      posts_before_[ring] = posts_[ring];
+      taken_before_[ring] = taken_[ring];
+    }
+  }
+
   void by_kernel(const std::string& collective, size_t nbytes, bool sums_all) {
     const size_t half = nbytes / 2;
     if (collective == "all_reduce") {
@@ -205,7 +216,13 @@ class Rank {
   std::byte* free_slot(int ring) {
     Ring& mine = shared_.rings[rank_][ring];
     if (posts_[ring] >= kNumSlots) mine.released.wait(posts_[ring] - kNumSlots + 1);
-    return mine.slots[posts_[ring] % kNumSlots];
+    return place(ring, rank_, posts_[ring] - posts_before_[ring]);
+  }
+  std::byte* place(int ring, int writer, uint64_t count) {
+    if (num_traded_ == 0) return shared_.rings[writer][ring].slots[count % kNumSlots];
+    const uint64_t round = count / num_traded_;
+    return shared_.rings[(static_cast<uint64_t>(writer) + round) % 2][ring]
+        .slots[count % num_traded_];
   }
   void posted(int ring) { shared_.rings[rank_][ring].posted.store(++posts_[ring]); }
   void post(int ring, const std::byte* from, size_t nbytes) {
@@ -215,7 +232,7 @@ class Rank {
   const std::byte* next(int ring) {
     const Ring& theirs = shared_.rings[1 - rank_][ring];
     theirs.posted.wait(taken_[ring] + 1);
-    return theirs.slots[taken_[ring] % kNumSlots];
+    return place(ring, 1 - rank_, taken_[ring] - taken_before_[ring]);
   }
   void release(int ring) { shared_.rings[1 - rank_][ring].released.store(++taken_[ring]); }
 
@@ -261,6 +278,9 @@ class Rank {
   uint64_t reads_ = 0;
   uint64_t posts_[2] = {};
   uint64_t taken_[2] = {};
+  uint64_t posts_before_[2] = {};
+  uint64_t taken_before_[2] = {};
+  uint64_t num_traded_ = 0;
 };
 
 /// How a collective moves its bytes.
@@ -269,6 +289,7 @@ struct Way {
   bool sums_all = false;
   size_t message = 0;
   size_t ahead = 0;
+  uint64_t num_traded = 0;  // places
 };
 
 std::vector<Way> ways_of(const std::string& collective, size_t nbytes, bool may_read) {
@@ -280,6 +301,9 @@ std::vector<Way> ways_of(const std::string& collective, size_t nbytes, bool may_
        message *= 2) {
     ways.push_back({.message = message});
     if (!sums_twice) ways.push_back({.message = message, .ahead = 4});
+    if (collective == "broadcast") continue;
+    ways.push_back({.message = message, .num_traded = 4});
+    if (!sums_twice) ways.push_back({.message = message, .ahead = 4, .num_traded = kNumSlots});
   }
   return ways;
 }
@@ -294,6 +318,8 @@ struct Request {
 double measure(Rank& rank, const Request& request, const Way& way) {
   const size_t num_calls = std::clamp<size_t>(kBytesOfRound / request.nbytes, 3, kMaxCalls);
   std::vector<double> rounds;
+  rank.meet();
+  rank.place_messages(way.num_traded);
   for (int round = 0; round < kRounds; ++round) {
     rank.meet();
     const auto start = std::chrono::steady_clock::now();

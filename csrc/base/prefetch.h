@@ -4,7 +4,9 @@
 namespace pycoll {
 
 /// Fetches the cache line for reading.
-inline void prefetch_for_read(const void* line) { __builtin_prefetch(line, 0); }
+[[gnu::always_inline]] inline void prefetch_for_read(const void* line) {
+  __builtin_prefetch(line, 0);
+}
 
 /// Fetches the cache line for writing and invalidates it on all other cores. Without the hint a
 /// store asks for ownership when it retires, and the store buffer fills while a few stores wait.

@@ -20,10 +20,9 @@ constexpr size_t kBlockBytes = 8192;
 /// 0018).
 constexpr size_t kStringBlockBytes = 128 << 10;
 
-/// Prefetch distance in bytes. Hardware prefetchers stop at page borders and fetch no lines from
-/// another core, which every reused slot needs: at 16 MiB the hints make an all_reduce a fifth
-/// faster. For short operands they would mostly fetch lines past the end.
-constexpr size_t kPrefetchDistance = 2048;
+/// Prefetch distance in bytes of what is written, and copied. For short operands the hints would
+/// mostly fetch lines past the end.
+constexpr size_t kPrefetchDistance = kReadAhead;
 inline size_t prefetch_distance(size_t nbytes) {
   return nbytes < kBlockBytes ? 0 : kPrefetchDistance;
 }
@@ -51,7 +50,7 @@ template <bool streaming>
   if (i != 0) whole.store(dst, first);
 #pragma GCC unroll 4
   for (; i + kVectorBytes <= nbytes; i += kVectorBytes) {
-    prefetch_for_read(src + i + ahead);
+    if (ahead != 0) prefetch_for_read(src + i + ahead);
     if constexpr (!streaming) prefetch_for_write(dst + i + ahead);
     const ByteVector v = whole.load<ByteVector>(src + i);
     if constexpr (streaming) {
@@ -98,6 +97,7 @@ struct Reduce {
 
   /// Reduces num_vectors adjacent vectors of every source in registers, in one pass for any fan-in,
   /// and passes the result to `write`.
+  /// `ahead`: what is prefetched, bytes from here; 0: nothing.
   template <int num_vectors, class Access, class Write>
   [[gnu::always_inline]] static void step(const ReduceCopyArgs& args, size_t begin, Access access,
                                           size_t ahead, Write write) {
@@ -118,19 +118,25 @@ struct Reduce {
   }
   template <int num_vectors, class Access>
   [[gnu::always_inline]] static void step_to(char* out, const ReduceCopyArgs& args, size_t begin,
-                                             Access access, size_t ahead = 0) {
-    step<num_vectors>(args, begin, access, ahead,
-                      [&](const auto& acc) { store(out, access, ahead, acc); });
+                                             Access access, size_t read_ahead = 0,
+                                             size_t write_ahead = 0) {
+    step<num_vectors>(args, begin, access, read_ahead,
+                      [&](const auto& acc) { store(out, access, write_ahead, acc); });
   }
 
   /// Loads adjacent vectors; with ConvertsPairs, each two of them have even and odd elements.
   template <int num_vectors, class Access>
   [[gnu::always_inline]] static void load(const char* src, Access access, size_t ahead,
                                           AccLanes (&to)[num_vectors]) {
+    if (num_vectors > 1 && ahead != 0) {
+#pragma GCC unroll 8
+      for (size_t at = 0; at < num_vectors * sizeof(StorageLanes); at += 64) {
+        prefetch_for_read(src + at + ahead);
+      }
+    }
 #pragma GCC unroll 8
     for (int v = 0; v < num_vectors; ++v) {
       const char* const from = src + v * sizeof(StorageLanes);
-      if (num_vectors > 1 && v * sizeof(StorageLanes) % 64 == 0) prefetch_for_read(from + ahead);
       if constexpr (num_vectors % 2 == 0 && ConvertsPairs<Traits, AccLanes>) {
         if (v % 2 == 0)
           Traits::load_pair(access.template load<Bits<AccLanes>>(from), to[v], to[v + 1]);
@@ -169,7 +175,7 @@ struct Reduce {
       if (head != 0) part(head);
       const size_t ahead = prefetch_distance(count * sizeof(Storage));
       for (; i + 4 * kNumLanes <= count; i += 4 * kNumLanes) {
-        step_to<4>(out + i * sizeof(Storage), args, begin + i, Whole{}, ahead);
+        step_to<4>(out + i * sizeof(Storage), args, begin + i, Whole{}, args.read_ahead, ahead);
       }
     }
     for (; i + kNumLanes <= count; i += kNumLanes) {
@@ -201,7 +207,7 @@ struct Reduce {
     const size_t begin = before < args.count ? before : args.count;
     size_t i = begin;
     for (; i + 4 * kNumLanes <= args.count; i += 4 * kNumLanes) {
-      step<4>(args, i, Whole{}, kPrefetchDistance, [&](const auto& acc) {
+      step<4>(args, i, Whole{}, 0, [&](const auto& acc) {
         for (int d = 0; d < args.num_dsts; ++d) {
           store(static_cast<char*>(args.dsts[d]) + i * sizeof(Storage), PastCaches{}, 0, acc);
         }

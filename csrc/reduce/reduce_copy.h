@@ -29,11 +29,17 @@ struct ReduceCopyArgs {
                       // are allowed there
   int first_to_peer = num_dsts;  // another core reads the destinations from this one on next
   PeerStores* const* peer_stores = nullptr;  // of these; null: through the caches
+  // Lines of sources that peers have just written, which are in other caches, are fetched so many
+  // bytes before they are used. 0: not at all, which is faster for lines of the own cache.
+  size_t read_ahead = 0;
 
   [[gnu::always_inline]] PeerStores* stores_of(int dst) const {
     return peer_stores == nullptr ? nullptr : peer_stores[dst - first_to_peer];
   }
 };
+
+/// Hardware prefetchers stop at page borders and fetch few lines from other cores (decision 0123).
+inline constexpr size_t kReadAhead = 2048;
 
 using ReduceCopyFn = void (*)(const ReduceCopyArgs& args);
 

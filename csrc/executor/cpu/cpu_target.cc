@@ -14,6 +14,8 @@
 namespace pycoll {
 namespace {
 
+constexpr size_t kMinReadAheadBytes = 4 * kReadAhead;  // of a message
+
 /// By how much the first of several blocks is shorter than the others, so that it ends at a line
 /// boundary of its destination: a line that is written partly past the caches and partly through
 /// them costs more than ten whole lines.
@@ -73,12 +75,12 @@ void CpuTarget::reduce_copy(const ProgramView& program, const OneStep& phase) {
     return true;
   });
   if (num_dsts == 0) return;
+  const size_t nbytes = num_bytes(operands);
   // A proxy sends what it finds in the caches faster.
   const bool is_sent = proxy_ != nullptr && operands.step->dst_peers != 0;
   combine(srcs, num_srcs, dsts, num_dsts, operands,
           arithmetic_.streaming && operands.local_dst != nullptr && !is_sent ? 1 : 0,
-          trades_places() ? nullptr : stores);
-  const size_t nbytes = num_bytes(operands);
+          nbytes >= kMinReadAheadBytes ? kReadAhead : 0, trades_places() ? nullptr : stores);
   if (!slot_use_.claim_lines || nbytes < kMinClaimedMessage || nbytes > kMaxClaimedMessage ||
       operands.step->has(kMulticastSrc)) {
     return;
@@ -90,7 +92,7 @@ void CpuTarget::reduce_copy(const ProgramView& program, const OneStep& phase) {
 }
 
 void CpuTarget::combine(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
-                        const StepOperands& operands, int num_streaming,
+                        const StepOperands& operands, int num_streaming, size_t read_ahead,
                         PeerStores* const* stores) {
   const size_t count = static_cast<size_t>(operands.count);
   const int first_to_peer = std::max(operands.local_dst != nullptr ? 1 : 0, num_streaming);
@@ -103,7 +105,7 @@ void CpuTarget::combine(const void* const* srcs, int num_srcs, void* const* dsts
   }
   arithmetic_.reduce_copy({srcs, num_srcs, dsts, num_dsts, count,
                            operands.step->has(kFinal) ? arithmetic_.divisor : 1, num_streaming,
-                           first_to_peer, stores});
+                           first_to_peer, stores, read_ahead});
 }
 
 void CpuTarget::begin(const BufferExchange& exchange, const Payload& payload,
@@ -181,8 +183,8 @@ bool CpuTarget::combine_in_place(const ProgramView& program, const StepOperands&
 void CpuTarget::combine_mapped(const void* const* srcs, int* owners, int num_srcs,
                                void* const* dsts, int num_dsts, const StepOperands& operands) {
   const auto combine_block = [&](const void* const* from, void* const* to,
-                                 const StepOperands& block) {
-    combine(from, num_srcs, to, num_dsts, block, arithmetic_.streaming ? num_dsts : 0);
+                                 const StepOperands& block, size_t read_ahead) {
+    combine(from, num_srcs, to, num_dsts, block, arithmetic_.streaming ? num_dsts : 0, read_ahead);
   };
   bool returns_lines = false;
   for (int i = 0; i < num_srcs; ++i) {
@@ -197,7 +199,7 @@ void CpuTarget::combine_mapped(const void* const* srcs, int* owners, int num_src
   const bool claims = claims_ != nullptr;
   if (claims && returns_lines) look_at_lines(srcs, owners, num_srcs, num_bytes(operands));
   if (!returns_lines || (claims && !claims_->is_rewritten())) {
-    return combine_block(srcs, dsts, operands);
+    return combine_block(srcs, dsts, operands, 0);
   }
   const bool leaves_end = claims && claims_->leaves_end();
 
@@ -223,7 +225,8 @@ void CpuTarget::combine_mapped(const void* const* srcs, int* owners, int num_src
                                           exchange_->loads().is_new(owners[i], src, nbytes));
     }
     for (int i = 0; i < num_dsts; ++i) to[i] = static_cast<std::byte*>(dsts[i]) + at * element_size;
-    combine_block(from, to, block);
+    const bool is_last = at + block.count == operands.count;
+    combine_block(from, to, block, claims && !is_last ? kReadAhead : 0);
     for (int i = 0; i < num_srcs; ++i) {
       auto* const src = static_cast<std::byte*>(const_cast<void*>(from[i]));
       if (returns[i]) claims ? claim_lines(src, nbytes) : PeerLoads::give_back(src, nbytes);

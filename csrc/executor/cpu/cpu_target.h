@@ -149,7 +149,7 @@ class CpuTarget {
   /// The first `num_streaming` destinations may be written past the caches. `stores`: of the
   /// destinations that are not local, or null.
   void combine(const void* const* srcs, int num_srcs, void* const* dsts, int num_dsts,
-               const StepOperands& operands, int num_streaming,
+               const StepOperands& operands, int num_streaming, size_t read_ahead = 0,
                PeerStores* const* stores = nullptr);
   /// Combines arrays of several ranks, and returns lines that were only read to the ranks
   /// `owners` (-1: this rank) that want them. Changes `owners`.
