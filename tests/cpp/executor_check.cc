@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
@@ -220,6 +221,33 @@ void check_peer_loads() {
   expect(!loads.wants_lines(), "here, too");
 }
 
+/// In calls with different numbers of messages, no rank writes where its own message was last.
+void check_traded_places() {
+  const auto world = make_local_world(2);
+  const auto of_0 = make_local_transport(world, 0);
+  const auto of_1 = make_local_transport(world, 1);
+  Links links[] = {{of_0->segment(), 0, ProtocolKind::kSimple},
+                   {of_1->segment(), 1, ProtocolKind::kSimple}};
+  std::map<const std::byte*, size_t> last_writer;
+  for (const int num_messages : {1, 3, 6, 4, 4, 5, 2, 8, 7, 12, 1, 1, 9, 4}) {
+    for (Links& own : links) own.begin_trading_call();
+    for (int message = 0; message < num_messages; ++message) {
+      for (size_t rank = 0; rank < 2; ++rank) {
+        SendEnd& send = links[rank].send[1 - rank];
+        RecvEnd& recv = links[1 - rank].recv[rank];
+        const std::byte* const place = links[rank].traded.of(send);
+        expect(place == links[1 - rank].traded.of(recv), "both ends find the same place");
+        const auto found = last_writer.find(place);
+        expect(found == last_writer.end() || found->second != rank, "a place may be unread");
+        last_writer[place] = rank;
+        send.post_in_band();
+        recv.release();
+      }
+    }
+  }
+  expect(last_writer.size() == 2 * kTradedPlaces, "all places are used");
+}
+
 /// How many operations of `nbytes` are from the first trial to the second. Trials are numbered in
 /// the lines that they write.
 int operations_between_trials(int64_t nbytes) {
@@ -323,6 +351,7 @@ int check(const std::vector<int>& worlds) {
   check_claims();
   check_peer_stores();
   check_peer_loads();
+  check_traded_places();
   check_trials();
   int num_cases = 0;
   for (const int num_ranks : worlds) {

@@ -11,14 +11,16 @@
 namespace pycoll {
 
 /// Where two ranks that send each other equally many messages write them: in two banks of places,
-/// which they trade after each call, and after each round of places. So a rank writes a message to
-/// where it has read one before. It has those lines in its own cache already, while those that it
-/// has written itself are in its peer's (decision 0122).
+/// which they trade after each round of kTradedPlaces messages. So a rank writes a message to where
+/// it has read one before. It has those lines in its own cache already, while those that it has
+/// written itself are in its peer's (decision 0122).
 ///
 /// Flags, marks and credits are those of the two rings. They cannot show whether a place is free,
-/// but this rank's own reads do: before message c of a call is written, it has read the peer's
-/// message c - kTradedPlaces of the same call, which was there, and all messages of earlier calls.
-/// A call trades only where that holds in the ranks' programs (may_trade_places() in plan/plan.h).
+/// but this rank's own reads do. Messages are numbered through all calls that trade. The place of
+/// message c had the peer's message c - kTradedPlaces, which this rank has read: it has read all
+/// messages of earlier calls, and a call trades only where its program has read it, too
+/// (may_trade_places() in plan/plan.h). Before that, it had message c - 2 kTradedPlaces of this
+/// rank, which the peer had read before it wrote its own, for the same reason.
 class TradedPlaces {
  public:
   TradedPlaces() = default;
@@ -29,8 +31,8 @@ class TradedPlaces {
 
   /// Call it before each call that trades places. Such calls are the same on both ranks.
   void begin_call(const SendEnd& send, const RecvEnd& recv) {
-    turn_ += num_rounds_;
-    num_rounds_ = 0;
+    num_before_ += num_of_call_;
+    num_of_call_ = 0;
     sent_before_ = send.sequence();
     read_before_ = recv.sequence();
   }
@@ -40,15 +42,16 @@ class TradedPlaces {
 
  private:
   std::byte* place(uint64_t writer, uint64_t count) {
-    const uint64_t round = count / kTradedPlaces;
-    num_rounds_ = std::max(num_rounds_, round + 1);
-    return banks_[(turn_ + round + writer) % 2] + count % kTradedPlaces * place_bytes_;
+    num_of_call_ = std::max(num_of_call_, count + 1);
+    const uint64_t number = num_before_ + count;
+    const uint64_t round = number / kTradedPlaces;
+    return banks_[(round + writer) % 2] + number % kTradedPlaces * place_bytes_;
   }
 
   std::byte* banks_[2] = {nullptr, nullptr};
   size_t place_bytes_ = 0;
-  uint64_t turn_ = 0;
-  uint64_t num_rounds_ = 0;  // of this call
+  uint64_t num_before_ = 0;   // messages of earlier calls, in each direction
+  uint64_t num_of_call_ = 0;  // so far
   uint64_t sent_before_ = 0;
   uint64_t read_before_ = 0;
 };
