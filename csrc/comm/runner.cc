@@ -334,8 +334,7 @@ void Runner::copy_blocks(const Payload& payload, const std::vector<BlockCopy>& c
     std::byte* to = address(copy.to, copy.to_index);
     if (from == to) continue;
     const int64_t nbytes = payload.count_of(copy.block) * element_size;
-    // Large blocks by a string move, as if a peer had written them.
-    copy_from_peer(to, from, static_cast<size_t>(nbytes), nbytes >= kBlockStreamingBytes);
+    copy_bytes(to, from, static_cast<size_t>(nbytes), nbytes >= kBlockStreamingBytes);
   }
 }
 

@@ -94,10 +94,13 @@ Plan make_plan(const Schedule& schedule, int rank, const PlanOptions& options) {
 }
 
 bool may_trade_places(const Plan& plan, int64_t count, int64_t tile_count, int num_together) {
+  if (plan.trade_depth == 0) return false;
+  if (count <= tile_count) {
+    return plan.trade_depth <= kTradedPlaces && count >= plan.placement.num_pieces;
+  }
   const int64_t last_tile = count % tile_count;
   const int64_t least = last_tile != 0 ? last_tile : tile_count;
-  const int depth = plan.trade_depth * (count > tile_count ? num_together : 1);
-  return depth != 0 && depth <= kTradedPlaces && least >= plan.placement.num_pieces;
+  return plan.trade_depth * num_together <= kTradedPlaces && least >= plan.placement.num_pieces;
 }
 
 uint64_t hash_programs(const std::vector<Program>& programs) {

@@ -32,6 +32,18 @@ struct Whole {
 // Partial: the first nbytes of a vector; the rest is neither read (zeros instead) nor written.
 #if PYCOLL_VECTOR_BYTES == 64
 
+/// Stores the bytes of a vector that `mask` names.
+template <class V>
+[[gnu::always_inline]] inline void store_bytes(char* dst, uint64_t mask, V v) {
+  if constexpr (sizeof(V) == 64) {
+    _mm512_mask_storeu_epi8(dst, mask, (__m512i)v);
+  } else if constexpr (sizeof(V) == 32) {
+    _mm256_mask_storeu_epi8(dst, static_cast<__mmask32>(mask), (__m256i)v);
+  } else {
+    _mm_mask_storeu_epi8(dst, static_cast<__mmask16>(mask), (__m128i)v);
+  }
+}
+
 class Partial {
  public:
   static constexpr bool kPastCaches = false;
@@ -49,13 +61,7 @@ class Partial {
   }
   template <class V>
   [[gnu::always_inline]] void store(char* dst, V v) const {
-    if constexpr (sizeof(V) == 64) {
-      _mm512_mask_storeu_epi8(dst, mask_, (__m512i)v);
-    } else if constexpr (sizeof(V) == 32) {
-      _mm256_mask_storeu_epi8(dst, mask_, (__m256i)v);
-    } else {
-      _mm_mask_storeu_epi8(dst, mask_, (__m128i)v);
-    }
+    store_bytes(dst, mask_, v);
   }
 
  private:
@@ -112,14 +118,7 @@ class LastBytes {
   [[gnu::always_inline]] void store(char* dst, V v) const {
     const size_t before = sizeof(V) - nbytes_;
 #if PYCOLL_VECTOR_BYTES == 64
-    const uint64_t mask = ~uint64_t{0} << before;
-    if constexpr (sizeof(V) == 64) {
-      _mm512_mask_storeu_epi8(dst, mask, (__m512i)v);
-    } else if constexpr (sizeof(V) == 32) {
-      _mm256_mask_storeu_epi8(dst, static_cast<__mmask32>(mask), (__m256i)v);
-    } else {
-      _mm_mask_storeu_epi8(dst, static_cast<__mmask16>(mask), (__m128i)v);
-    }
+    store_bytes(dst, ~uint64_t{0} << before, v);
 #else
     copy_below<sizeof(V)>(dst + before, reinterpret_cast<const char*>(&v) + before, nbytes_);
 #endif

@@ -67,6 +67,22 @@ def test_rule_for_slots_copies_no_arrays(comm):
     assert last_protocol(comm) == "simple"
 
 
+@on_ranks(processes=[2])
+def test_calls_that_name_direct_copy_small_plain_arrays(comm):
+    for nbytes in (1024, 20_000):
+        comm.all_reduce(np.ones(nbytes // 4, np.float32), algorithm="two_shot/direct")
+        assert last_protocol(comm) == "direct"
+
+
+@on_ranks(processes=[2])
+def test_small_mapped_arrays_use_slots_where_each_rank_has_a_core(comm):
+    for nbytes in (8 << 10, 32 << 10):
+        comm.all_reduce(comm.empty(nbytes // 4, np.float32))
+        has_cores = len(os.sched_getaffinity(0)) > 1
+        expected = "simple" if has_cores and nbytes < 16 << 10 else "direct"
+        assert last_protocol(comm) == expected, nbytes
+
+
 @on_ranks(processes=[2, 3])
 def test_explain_says_which_arrays_are_copied(comm):
     text = comm.explain("all_reduce", 32 << 10)
