@@ -37,8 +37,8 @@ _INT32 = (-(1 << 31), (1 << 31) - 1)
 class Communicator(ElasticMethods):
     """The ranks that take part in collectives. Made by `init`, `split` and `run_ranks`.
 
-    A communicator is used by one thread at a time; only messages with `async_op=True` may be
-    started and waited for by several. After an error it is broken: every further call raises, and a
+    A communicator is used by one thread at a time; beside it, other threads may start messages with
+    `async_op=True` and wait for them. After an error it is broken: every further call raises, and a
     new communicator can be made. As a context manager it closes itself at the end.
 
     The attribute `register_after` is the number of times that a NumPy array (of 16 KiB or more, for

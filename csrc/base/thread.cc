@@ -1,8 +1,12 @@
 #include "base/thread.h"
 
+#include <linux/membarrier.h>
 #include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <exception>
 #include <memory>
 #include <system_error>
@@ -45,6 +49,19 @@ std::thread start_thread(std::string what, std::function<void()> body, ReportErr
                       advice_for(error.code().value()));
   }
 }
+
+void fence_other_threads() {
+  const auto barrier = [](int command) { return ::syscall(SYS_membarrier, command, 0, 0) == 0; };
+  // Microseconds; for all processes it is milliseconds.
+  if (barrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) &&
+      barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED)) {
+    return;
+  }
+  // Where the system forbids the call, stores reach other cores long before the nap ends.
+  if (!barrier(MEMBARRIER_CMD_GLOBAL)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+bool is_main_thread() { return ::syscall(SYS_gettid) == ::getpid(); }
 
 BlockedSignals::BlockedSignals() {
   sigset_t all;

@@ -60,6 +60,8 @@ class PointToPoint {
   class Lock;
   class Waiting;
 
+  bool enter_alone();
+  void share();
   bool step(MessageOp& op);
   bool look_for_trouble();
   bool find_failure(MessageOp& op, int64_t now, const std::vector<Failure>& ends,
@@ -88,6 +90,7 @@ class PointToPoint {
   std::mutex mutex_;  // guards engine_, once has_thread_ is set
   MessageEngine engine_;
   std::atomic<bool> has_thread_{false};
+  uint64_t is_inside_ = 0;           // 1: a thread uses engine_ without mutex_
   std::atomic<int> num_waiting_{0};  // waiting threads, which progress all messages
   std::atomic<bool> closed_{false};
   std::atomic<int64_t> left_ns_{0};  // when an awaited peer was first seen to have left

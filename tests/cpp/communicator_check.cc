@@ -115,6 +115,35 @@ void close_with_pending_work(Communicator& comm) {
   }
 }
 
+MessageOp message(bool is_send, int peer, std::vector<int64_t>& x) {
+  MessageOp op;
+  op.is_send = is_send;
+  op.peer = peer;
+  op.dtype = DType::kI64;
+  op.data = reinterpret_cast<std::byte*>(x.data());
+  op.nbytes = x.size() * sizeof(int64_t);
+  return op;
+}
+
+/// A thread waits in the first receive when another one starts the first asynchronous send.
+void receive_beside_a_send(Communicator& comm) {
+  const int peer = 1 - comm.rank();
+  std::vector<int64_t> given(10'000, comm.rank());
+  std::vector<int64_t> got(given.size(), -1);
+  PointToPoint& messages = comm.messages();
+  std::thread receiver([&] {
+    MessageOp receive = message(false, peer, got);
+    messages.run(receive, {});
+  });
+  std::this_thread::yield();
+  const auto send = std::make_shared<MessageOp>(message(true, peer, given));
+  messages.start(send);
+  while (!messages.wait(*send, 1)) {
+  }
+  receiver.join();
+  expect(got.back() == peer, "a receive beside an asynchronous send");
+}
+
 /// Makes calls whose plans take such times, 0 if a plan cannot run, and returns how many run each
 /// plan. One call in seven is interrupted.
 std::vector<int> tune(OnlineTuning& tuning, const std::vector<double>& times, int num_calls) {
@@ -181,6 +210,9 @@ void check_online_tuning() {
 
 void check() {
   check_online_tuning();
+  for (int repeat = 0; repeat < kNumRepeats; ++repeat) {
+    on_ranks(2, kTimeoutS, receive_beside_a_send);
+  }
   for (const int n : {1, 2, 3, 4}) on_ranks(n, kTimeoutS, use_communicator);
   for (const int n : {2, 3, 4}) {
     for (int repeat = 0; repeat < kNumRepeats; ++repeat) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -116,6 +118,21 @@ def test_profiler_sees_operations_under_their_names(rank, n):
         dist.barrier()
     names = {event.name for event in prof.events()}
     assert {"pycoll:all_reduce", "pycoll:all_gather", "pycoll:barrier"} <= names, names
+
+
+@on_ranks(2)
+def test_event_of_the_profiler_ends_before_those_who_wait_for_a_future_go_on(rank, n):
+    """A profiler that stops then frees the event. Sleeps for 0.6 s."""
+    if rank == 1:
+        time.sleep(0.1)  # so that rank 0 waits, and its callback runs at the end
+        dist.all_reduce(torch.ones(2))
+        return
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+        work.get_future().then(lambda _: time.sleep(0.5)).wait()
+        work.wait()
+    (event,) = (event for event in prof.events() if event.name == "pycoll:all_reduce")
+    assert event.time_range.elapsed_us() < 400_000, event
 
 
 def test_completion_hook_and_sequence_numbers_see_every_operation(capfd):

@@ -1,11 +1,10 @@
 #include "executor/cpu/buffer_exchange.h"
 
-#include <linux/membarrier.h>
 #include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
+
+#include "base/thread.h"
 
 namespace pycoll {
 namespace {
@@ -139,7 +138,7 @@ void BufferExchange::await_absence() {
   waiter_.let_go();
   // A rank writes that it has entered, then reads the failure word. After this barrier either it
   // has seen the failure, or this rank sees that it has entered.
-  ::syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0);
+  fence_other_threads();
   for (int rank = 0; rank < num_ranks_; ++rank) {
     const ExchangeMemory& peer = segment_.exchange(rank);
     const auto is_inside = [&] {

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <string>
+#include <utility>
 
 namespace pycoll::torch_backend {
 namespace {
@@ -111,6 +112,8 @@ void PycollWork::end(std::exception_ptr exception) {
     const std::lock_guard lock(mutex_);
     if (over_) return;  // two threads that poll a device may both see the end
     finished = std::chrono::steady_clock::now();
+    // First, since a profiler that stops at the end of this operation takes its events away.
+    if (recordFunctionEndCallback_) std::exchange(recordFunctionEndCallback_, nullptr)();
     exception_ = std::move(exception);
     over_ = true;
     future = future_;
@@ -124,10 +127,6 @@ void PycollWork::end(std::exception_ptr exception) {
   {
     const std::lock_guard lock(mutex_);
     completed_ = true;
-    if (recordFunctionEndCallback_) {
-      recordFunctionEndCallback_();
-      recordFunctionEndCallback_ = nullptr;
-    }
   }
   cv_.notify_all();
   if (pending != nullptr) pending->end(kind);

@@ -71,6 +71,12 @@ inline void fence_behind_reads() {
 inline void store_then_fence(uint64_t& word, uint64_t value) {
   std::atomic_ref<uint64_t>(word).exchange(value, std::memory_order_seq_cst);
 }
+/// Stores `value`. Later loads may be earlier than the store, until another thread of the process
+/// calls fence_other_threads().
+inline void store_unfenced(uint64_t& word, uint64_t value) {
+  store_relaxed(word, value);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+}
 /// Sets `word` to `value` if it is 0; true on success. Otherwise acquires the winner's release.
 inline bool claim(uint64_t& word, uint64_t value) {
   uint64_t expected = 0;
@@ -147,20 +153,21 @@ class SendEnd {
   explicit SendEnd(const RingMemory& memory)
       : memory_(memory), stores_(PeerStores::default_way(), memory.round_bytes()) {}
 
-  /// Checks for a credit in a call that uses the slots so. Pairs with RecvEnd::release, so that the
-  /// readers' loads are over.
-  bool has_free_slot(const SlotUse& use) {
+  /// Checks for so many credits in a call that uses the slots so. Pairs with RecvEnd::release, so
+  /// that the readers' loads are over.
+  bool has_free_slots(const SlotUse& use, uint64_t count) {
     if (use.num_slots != num_used_) change_use(use);
     places_ = use.places;
-    if (is_free(released_)) return true;
+    if (is_free(released_, count)) return true;
     uint64_t slowest = posted_;
     for (int i = 0; i < memory_.num_heads; ++i) {
       const uint64_t head = load_acquire(memory_.heads[i].value);
       if (head < slowest) slowest = head;
     }
     released_ = slowest;
-    return is_free(released_);
+    return is_free(released_, count);
   }
+  bool has_free_slot(const SlotUse& use) { return has_free_slots(use, 1); }
   /// As has_free_slot(), which comes first, for one reader, regardless of the others.
   bool has_free_slot_of(int reader) const {
     return is_free(load_acquire(memory_.heads[reader].value));
@@ -206,8 +213,8 @@ class SendEnd {
     if (use.num_slots > num_used_) drained_ = posted_;
     num_used_ = use.num_slots;
   }
-  bool is_free(uint64_t released) const {
-    return posted_ - released < num_used_ && released >= drained_;
+  bool is_free(uint64_t released, uint64_t count = 1) const {
+    return posted_ - released + count <= num_used_ && released >= drained_;
   }
   size_t index() const { return posted_ % static_cast<uint64_t>(memory_.num_slots); }
 
