@@ -32,10 +32,7 @@ CommunicatorObject wrap(std::unique_ptr<Communicator> comm) {
   CommunicatorObject object;
   object.ranks_are_threads = comm->transport_name() == "local";
   if (!object.ranks_are_threads) object.registration_cache = std::make_unique<RegistrationCache>();
-  comm->set_interrupted([] {
-    const py::gil_scoped_acquire gil;
-    return PyErr_CheckSignals() != 0;
-  });
+  comm->set_interrupted(signal_handlers_raise);
   comm->set_algorithm_source(
       [num_ranks = comm->size()](Collective collective, std::string_view name, int root) {
         const py::gil_scoped_acquire gil;

@@ -22,7 +22,7 @@ from pycoll.launch.processes import RankProcess, World, describe_exit, device_qu
 from pycoll.threads import start as start_thread
 
 _GRACE_S = 5.0  # after the first failure, for the other ranks to report their own
-_LEAVE_S = 0.5  # time for rank threads to notice that their communicators are closed
+_LEAVE_S = 1.0  # time for rank threads to notice that their communicators are closed
 _DEFAULT_TIMEOUT_S = 60.0
 
 
@@ -305,32 +305,41 @@ class _Threads:
         comms = local_communicators(self._n, **_init_options(self._timeout_s))
         outcomes: list[Any] = [None] * self._n
 
+        # Not told from Thread.join: one that a KeyboardInterrupt has ended takes a running thread
+        # for an ended one (Python 3.11).
+        ended = [threading.Event() for _ in range(self._n)]
+
         def rank_main(rank: int) -> None:
             try:
                 with comms[rank] as comm:
                     outcomes[rank] = _Success(self._call(comm))
             except BaseException as error:
                 outcomes[rank] = self._failure(rank, error)
+            finally:
+                ended[rank].set()
 
         # Daemon threads, so that the process can end after a KeyboardInterrupt.
         ranks = [
             threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}", daemon=True)
             for rank in range(self._n)
         ]
+        num_started = 0
         try:
             for thread in ranks:
                 start_thread(thread, f"the thread of {thread.name}")
-            for thread in ranks:
-                thread.join()
+                num_started += 1
+            for event in ended:
+                event.wait()
         except BaseException:
             for comm in comms:
                 comm.close()
             # A thread that returns from the core while the interpreter ends aborts the process.
             deadline = time.monotonic() + _LEAVE_S
-            for thread in ranks:
-                if thread.is_alive():
-                    thread.join(max(0.0, deadline - time.monotonic()))
+            for event in ended[:num_started]:
+                event.wait(max(0.0, deadline - time.monotonic()))
             raise
+        for thread in ranks:
+            thread.join()
         return outcomes
 
     def _failure(self, rank: int, error: BaseException) -> _Failure:
